@@ -1,0 +1,41 @@
+"""vLLM plugin: `quantization="ascend_quant"`, found through the entry-point group `vllm.general_plugins`.
+
+config.py    which layer gets which method, and the options a user may set
+linear.py    linear layers, moe.py fused experts, plain.py what stays in its dtype
+attach.py    the whole model: every parameter becomes resident, model.load_weights becomes a refit
+loading.py   the one hook: every copy into a resident parameter, whichever of vLLM's loaders makes it
+versions.py  what differs between vLLM versions, and the few places where vLLM offers no hook
+"""
+
+from ascend_quant.refit import Refit, RefitError
+
+__all__ = ["refit_of", "register"]
+
+NAME = "ascend_quant"
+
+
+def register() -> None:
+    """Called by vLLM in every one of its processes; harmless when repeated."""
+    from vllm.model_executor.layers import quantization
+
+    from ascend_quant.integrations.vllm import versions
+    from ascend_quant.integrations.vllm.config import AscendQuantConfig
+
+    if NAME not in quantization.QUANTIZATION_METHODS:
+        quantization.register_quantization_config(NAME)(AscendQuantConfig)
+    versions.install()
+
+
+def refit_of(model: object) -> Refit:
+    """The refit state of a vLLM model that runs with `quantization="ascend_quant"`.
+
+    Raises:
+        RefitError: the model was built without it.
+    """
+    refit = getattr(model, "ascend_quant_refit", None)
+    if refit is None:
+        raise RefitError(
+            f"{type(model).__name__} was not built by the ascend_quant plugin; start the engine with "
+            f'quantization="{NAME}" (and check that ascend-quant is installed where the engine runs)'
+        )
+    return refit

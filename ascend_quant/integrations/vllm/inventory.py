@@ -1,0 +1,121 @@
+"""What a vLLM model is made of: its resident parameters, with the checkpoint names of their rows.
+
+Layers that the model built without a quantization config are given methods that keep nothing derived from their
+weights; layers that would keep something derived all the same are refused.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+
+from ascend_quant.integrations.vllm.moe import Int8ExpertsMethod, PlainExpertsMethod
+from ascend_quant.integrations.vllm.plain import PlainEmbeddingMethod, PlainLinearMethod
+from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER, AttentionLayer
+from ascend_quant.resident import QuantizedWeight, RefitError, ResidentWeight
+
+OURS = (PlainLinearMethod, PlainEmbeddingMethod, Int8ExpertsMethod, PlainExpertsMethod)
+PLAIN = {UnquantizedLinearMethod: PlainLinearMethod, UnquantizedEmbeddingMethod: PlainEmbeddingMethod}
+ROTARY = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+
+
+def make_plain(model: nn.Module) -> None:
+    """Give unquantized layers our plain methods.
+
+    Raises:
+        RefitError: naming a layer that would keep tensors derived from its weights.
+    """
+    from ascend_quant.integrations.vllm.linear import Int8LinearMethod
+
+    for name, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        if type(method) in PLAIN:
+            module.quant_method = PLAIN[type(method)]()
+        elif method is not None and not isinstance(method, (*OURS, Int8LinearMethod, AttentionLayer)):
+            if isinstance(module, (LinearBase, VocabParallelEmbedding, EXPERTS_LAYER)):
+                _refuse(name, module, f"it computes with {type(method).__name__}")
+        if callable(getattr(module, "process_weights_after_loading", None)) and type(module) is not AttentionLayer:
+            _refuse(name, module, "it derives tensors from its weights after loading, which would go stale")
+
+
+def _refuse(name: str, module: nn.Module, why: str) -> None:
+    raise RefitError(f"layer {name!r} of type {type(module).__name__} cannot be served by ascend_quant: {why}")
+
+
+def residents_of(model: nn.Module) -> dict[str, ResidentWeight]:
+    """Every parameter of the model once (tied ones under their first name); scales belong to their codes."""
+    residents: dict[str, ResidentWeight] = {}
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        parameters = dict(module.named_parameters(recurse=False))
+        for leaf, parameter in parameters.items():
+            if id(parameter) in seen or leaf.removesuffix("_scale") + "_scale" == leaf and leaf[:-6] in parameters:
+                continue
+            seen.add(id(parameter))
+            name = f"{prefix}.{leaf}" if prefix else leaf
+            residents[name] = _resident(name, leaf, module, parameters, model)
+    return residents
+
+
+def _resident(name: str, leaf: str, module: nn.Module, parameters: dict, model: nn.Module) -> ResidentWeight:
+    parts = list(_parts(name, leaf, module, getattr(model, "packed_modules_mapping", {})))
+    data = parameters[leaf].data
+    scale = parameters.get(f"{leaf}_scale")
+    if scale is None:
+        return ResidentWeight(name, data, parts, padded=isinstance(module, VocabParallelEmbedding))
+    return QuantizedWeight(name, data, scale.data, _whole_length(leaf, module, data.shape[-1]), parts)
+
+
+def _whole_length(leaf: str, module: nn.Module, length: int) -> int:
+    """K of the unsharded weight."""
+    if isinstance(module, LinearBase):
+        return module.whole_input_size
+    parallel = module.moe_config.moe_parallel_config
+    return length * parallel.tp_size if leaf == "w2_weight" else length
+
+
+def _parts(name: str, leaf: str, module: nn.Module, packed: dict[str, list[str]]) -> Iterator[tuple[str, int]]:
+    """(checkpoint name, rows) of each tensor that a parameter is put together from."""
+    if isinstance(module, EXPERTS_LAYER) and leaf in ("w13_weight", "w2_weight"):
+        yield from _expert_parts(name.rsplit(".", 1)[0], leaf, module)
+        return
+    layer = name.removesuffix(f".{leaf}")
+    owner, _, layer_leaf = layer.rpartition(".")
+    sizes = getattr(module, "output_partition_sizes", [])
+    shards = packed.get(layer_leaf, [])
+    if isinstance(module, LinearBase) and len(sizes) == len(shards) > 1:
+        yield from ((f"{owner}.{shard}.{leaf}", size) for shard, size in zip(shards, sizes, strict=True))
+
+
+def _expert_parts(layer: str, leaf: str, module: nn.Module) -> Iterator[tuple[str, int]]:
+    base = getattr(module, "layer_name", layer)
+    expert_map = getattr(module, "expert_map", None)
+    weight = getattr(module, leaf)
+    count, rows = weight.shape[:2]
+    experts = range(count) if expert_map is None else (expert_map >= 0).nonzero().view(-1).tolist()
+    for expert in experts:
+        if leaf == "w2_weight":
+            yield f"{base}.{expert}.down_proj.weight", rows
+        else:
+            yield f"{base}.{expert}.gate_proj.weight", rows // 2
+            yield f"{base}.{expert}.up_proj.weight", rows // 2
+
+
+def skipped_names(model: nn.Module, vllm_config: VllmConfig) -> Callable[[str], bool]:
+    """Tells which checkpoint names vLLM leaves out on purpose on this rank."""
+    config = vllm_config.model_config.hf_config.get_text_config()
+    tied = bool(getattr(config, "tie_word_embeddings", False))
+    experts = 0
+    if vllm_config.parallel_config.enable_expert_parallel:
+        experts = max((layer.moe_config.num_experts for layer in model.modules() if isinstance(layer, EXPERTS_LAYER)), default=0)
+
+    def skipped(name: str) -> bool:
+        if name.endswith(ROTARY) or (tied and name.startswith("lm_head.")):
+            return True
+        expert = re.search(r"\.experts\.(\d+)\.", name)
+        return expert is not None and int(expert[1]) < experts
+
+    return skipped

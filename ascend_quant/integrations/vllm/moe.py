@@ -1,0 +1,96 @@
+"""Fused experts, in int8 or in their own dtype: SwiGLU, routed by vLLM, computed from the resident parameters.
+
+w13 holds each expert's gate rows, then its up rows; w2 its down projection.
+"""
+
+import torch
+from vllm.model_executor.utils import set_weight_attrs
+
+from ascend_quant.integrations.vllm.plain import after_loading
+from ascend_quant.integrations.vllm.versions import ExpertsMethodBase, has_routing_kernel, select_experts
+from ascend_quant.kernels import kernels_for
+from ascend_quant.resident import RefitError
+
+
+class _ExpertsMethod(ExpertsMethodBase):
+    def __init__(self, moe, prefix: str):  # noqa: ANN001 (FusedMoEConfig, whose home moves between versions)
+        super().__init__(moe)
+        refuse_unservable(moe, prefix)
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs,
+    ) -> None:
+        shapes = {
+            "w13_weight": (num_experts, 2 * intermediate_size_per_partition, hidden_size),
+            "w2_weight": (num_experts, hidden_size, intermediate_size_per_partition),
+        }
+        for name, shape in shapes.items():
+            self._create(layer, name, shape, params_dtype, extra_weight_attrs)
+
+    def _create(self, layer, name, shape, params_dtype, attributes) -> None:  # noqa: ANN001
+        weight = torch.nn.Parameter(torch.zeros(shape, dtype=params_dtype), requires_grad=False)
+        layer.register_parameter(name, weight)
+        set_weight_attrs(weight, attributes)
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        after_loading(layer)
+
+    def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> None:
+        return None
+
+    @property
+    def is_monolithic(self) -> bool:
+        """True: vLLM hands over router logits instead of routed ids."""
+        return not has_routing_kernel()
+
+    def apply_monolithic(self, layer, x, router_logits, *rest, **rest_by_name):  # noqa: ANN001, ANN201
+        return self.apply(layer, x, *select_experts(layer, x, router_logits))
+
+
+class Int8ExpertsMethod(_ExpertsMethod):
+    """Resident codes (E, N, K) int8 and scales (E, N, 1) float32 of w13 and w2."""
+
+    def _create(self, layer, name, shape, params_dtype, attributes) -> None:  # noqa: ANN001
+        super()._create(layer, name, shape, torch.int8, attributes)
+        scale = torch.nn.Parameter(torch.zeros(*shape[:2], 1, dtype=torch.float32), requires_grad=False)
+        layer.register_parameter(f"{name}_scale", scale)
+
+    def apply(self, layer, x, topk_weights, topk_ids, *shared, **shared_by_name):  # noqa: ANN001, ANN201
+        return kernels_for(x.device).experts(
+            x,
+            topk_weights,
+            local_ids(layer, topk_ids),
+            layer.w13_weight,
+            layer.w13_weight_scale.squeeze(-1),
+            layer.w2_weight,
+            layer.w2_weight_scale.squeeze(-1),
+        )
+
+
+class PlainExpertsMethod(_ExpertsMethod):
+    """Experts that keep their dtype (vLLM's own CPU experts keep packed copies, see plain.py)."""
+
+    def apply(self, layer, x, topk_weights, topk_ids, *shared, **shared_by_name):  # noqa: ANN001, ANN201
+        experts = local_ids(layer, topk_ids)
+        return kernels_for(x.device).plain_experts(x, topk_weights, experts, layer.w13_weight, layer.w2_weight)
+
+
+def local_ids(layer: torch.nn.Module, topk_ids: torch.Tensor) -> torch.Tensor:
+    """Routed expert ids as indices into this rank's experts; -1 for the experts of other ranks."""
+    expert_map = getattr(layer, "expert_map", None)
+    return topk_ids if expert_map is None else expert_map[topk_ids]
+
+
+def refuse_unservable(moe, prefix: str) -> None:  # noqa: ANN001
+    """Raise RefitError for a kind of experts whose arithmetic these methods do not have."""
+    activation = str(getattr(getattr(moe, "activation", "silu"), "value", getattr(moe, "activation", "silu")))
+    if activation != "silu":
+        raise RefitError(f"{prefix}: experts with activation {activation!r} cannot be served; only 'silu' (SwiGLU)")
+    if getattr(moe, "has_bias", False):
+        raise RefitError(f"{prefix}: experts with biases cannot be served by ascend_quant")

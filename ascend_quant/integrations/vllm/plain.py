@@ -1,0 +1,33 @@
+"""Layers that keep their dtype: embeddings, lm_head, routers, ignored layers, everything under scheme `bf16`.
+
+vLLM's own methods pack weights for the CPU after loading: the packed copy goes stale on the next refit, and the
+original is thrown away. These methods compute from the resident parameter itself.
+"""
+
+import torch
+import torch.nn.functional as F
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+
+class _FromResident:
+    """Compute from `layer.weight`; keep nothing derived from it."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        after_loading(layer)
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return F.linear(x, layer.weight, bias)
+
+
+class PlainLinearMethod(_FromResident, UnquantizedLinearMethod):
+    """A linear layer that is not quantized."""
+
+
+class PlainEmbeddingMethod(_FromResident, UnquantizedEmbeddingMethod):
+    """An embedding or a language-model head."""
+
+
+def after_loading(layer: torch.nn.Module) -> None:
+    """vLLM's post-load hook, once a layer: the first call settles the whole model, the rest find nothing to do."""
+    layer.ascend_quant_settle()

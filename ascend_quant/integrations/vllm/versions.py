@@ -1,0 +1,163 @@
+"""What differs between vLLM versions, found by looking, never by version number; and where vLLM has no hook.
+
+Named wrappers, each with its reason:
+| wrapper            | why                                                                    | vLLM          |
+|--------------------|------------------------------------------------------------------------|---------------|
+| attach_to_models   | nothing tells a plugin of the whole model between construction and load | 0.10.1 - 0.32 |
+| reload_in_place    | layerwise reload replaces parameters by meta tensors and buffers shards | 0.23 - 0.32   |
+| refuse_requests    | an error in a forward pass ends the engine; refuse at the door instead  | 0.23 - 0.32   |
+"""
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+
+import torch
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase as ExpertsMethodBase
+from vllm.model_executor.model_loader import base_loader
+
+from ascend_quant.refit import Refit
+
+try:  # vLLM >= 0.28 holds the experts' weights in a layer of their own
+    from vllm.model_executor.layers.fused_moe import RoutedExperts as EXPERTS_LAYER
+except ImportError:
+    from vllm.model_executor.layers.fused_moe import FusedMoE as EXPERTS_LAYER
+
+try:
+    from vllm.model_executor.layers.attention import Attention as AttentionLayer
+except ImportError:  # vLLM 0.10
+    from vllm.attention import Attention as AttentionLayer
+
+try:  # routing in torch ops, part of vLLM's CPU experts
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import select_experts as _select_experts
+except ImportError:
+    from vllm.model_executor.layers.fused_moe.cpu_fused_moe import select_experts as _select_experts
+
+__all__ = ["EXPERTS_LAYER", "AttentionLayer", "ExpertsMethodBase", "has_routing_kernel", "install", "select_experts"]
+
+MARK = "ascend_quant_wrapper"
+
+
+def install() -> None:
+    """Put the wrappers in place, once a process."""
+    if getattr(base_loader.initialize_model, MARK, False):
+        return
+    attach_to_models()
+    reload_in_place()
+    refuse_requests()
+
+
+def has_routing_kernel() -> bool:
+    """Whether this build has vLLM's top-k routing kernel (CPU builds do not)."""
+    return hasattr(torch.ops._moe_C, "topk_softmax")
+
+
+def select_experts(
+    layer: torch.nn.Module, x: torch.Tensor, router_logits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Routing weights and expert ids (M, T) with vLLM's own torch ops, from float32 logits."""
+    return _select_experts(
+        hidden_states=x,
+        router_logits=router_logits.float(),
+        top_k=layer.top_k,
+        use_grouped_topk=layer.use_grouped_topk,
+        renormalize=layer.renormalize,
+        topk_group=layer.topk_group,
+        num_expert_group=layer.num_expert_group,
+        custom_routing_function=layer.custom_routing_function,
+        scoring_func=layer.scoring_func,
+        e_score_correction_bias=layer.e_score_correction_bias,
+    )
+
+
+def attach_to_models() -> None:
+    """Attach to every model that is built with our quantization config."""
+
+    def make(original: Callable) -> Callable:
+        def initialize_model(vllm_config, *args, **kwargs):  # noqa: ANN001, ANN202
+            from ascend_quant.integrations.vllm.attach import attach
+            from ascend_quant.integrations.vllm.config import AscendQuantConfig
+
+            model = original(vllm_config, *args, **kwargs)
+            if isinstance(vllm_config.quant_config, AscendQuantConfig):
+                attach(model, vllm_config)
+            return model
+
+        return initialize_model
+
+    replace_everywhere(base_loader.initialize_model, make)
+
+
+def reload_in_place() -> None:
+    """reload_weights and the weight-update API open and close a refit instead of vLLM's layerwise reload.
+
+    Our residents take shards in place; layerwise reload would move them to the meta device, keep every shard until
+    its layer is complete, and (with reused bucket buffers) replay overwritten bytes.
+    """
+    try:
+        from vllm.model_executor.model_loader import reload
+    except ImportError:  # before layerwise reload: reload_weights is a plain load_weights
+        return
+
+    def make_initialize(original: Callable) -> Callable:
+        def initialize_layerwise_reload(model, *args, **kwargs):  # noqa: ANN001, ANN202
+            refit = _refit(model)
+            return original(model, *args, **kwargs) if refit is None else refit.open()
+
+        return initialize_layerwise_reload
+
+    def make_finalize(original: Callable) -> Callable:
+        def finalize_layerwise_reload(model, *args, **kwargs):  # noqa: ANN001, ANN202
+            refit = _refit(model)
+            return original(model, *args, **kwargs) if refit is None else refit.close()
+
+        return finalize_layerwise_reload
+
+    replace_everywhere(reload.initialize_layerwise_reload, make_initialize)
+    replace_everywhere(reload.finalize_layerwise_reload, make_finalize)
+
+
+def refuse_requests() -> None:
+    """Turn a request away while the engine may not serve; the engine lives on and heals with the next refit.
+
+    Works where the worker shares the engine core's process (one rank). With several ranks the worker's own refusal
+    in compute_logits ends the engine, which is as safe but needs a restart.
+    """
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    # engine core in a process of its own: the request finishes with an error
+    _check_first(EngineCore, "preprocess_add_request")
+    # engine core in the caller's process: the caller gets the error, before the engine has noted the request
+    _check_first(LLMEngine, "add_request")
+
+
+def _check_first(owner: type, name: str) -> None:
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+
+    @wraps(original)
+    def method(self, *args, **kwargs):  # noqa: ANN001, ANN202
+        model: object = self
+        for attribute in ("model_executor", "driver_worker", "worker", "model_runner", "model"):
+            model = getattr(model, attribute, None)
+        refit = _refit(model)
+        if refit is not None:
+            refit.require_servable()
+        return original(self, *args, **kwargs)
+
+    setattr(owner, name, method)
+
+
+def replace_everywhere(original: Callable, make: Callable[[Callable], Callable]) -> None:
+    """Replace a vLLM function in its own module and in those that have imported it by name already."""
+    wrapper = wraps(original)(make(original))
+    setattr(wrapper, MARK, True)
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "vllm" and getattr(module, original.__name__, None) is original:
+            setattr(module, original.__name__, wrapper)
+
+
+def _refit(model: object) -> Refit | None:
+    return getattr(model, "ascend_quant_refit", None)

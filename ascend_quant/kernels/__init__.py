@@ -1,0 +1,29 @@
+"""The oracle's functions, fast, one module per device, all with the same signatures.
+
+quantize_into(source, codes, scale, absmax)   rows of a weight, straight into resident rows
+matmul(x, codes, scale, bias)                 the W8A8 linear layer
+experts(x, weight, expert, w13, .., w2, ..)   the W8A8 mixture of experts
+digest(values)                                fingerprint of a tensor's bytes
+"""
+
+from importlib import import_module
+from types import ModuleType
+
+import torch
+
+_MODULES = {"cpu": "ascend_quant.kernels.cpu"}
+
+
+class NoKernels(RuntimeError):
+    """This version has no kernels for a device."""
+
+
+def kernels_for(device: torch.device) -> ModuleType:
+    """The kernel module of `device`.
+
+    Raises:
+        NoKernels: naming the devices that this version serves.
+    """
+    if device.type not in _MODULES:
+        raise NoKernels(f"no int8 kernels for device {str(device)!r}; this version serves: {', '.join(_MODULES)}")
+    return import_module(_MODULES[device.type])

@@ -1,0 +1,115 @@
+"""CPU kernels: the oracle in chunks of rows, with torch's int8 matrix product.
+
+Chunks keep the float32 work space small and in cache: 256 rows of a 172 MiB shard need 24 MiB, not 778 MiB.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from ascend_quant import oracle
+
+ROWS = 256
+ELEMENTS = 1 << 20
+
+
+def quantize_into(
+    source_NK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, absmax_N: torch.Tensor | None = None
+) -> tuple[int, int]:
+    """Quantize a weight's rows into resident rows.
+
+    Args:
+        source_NK: float (N, K), any strides.
+        codes_NK: int8 (N, K) view of the resident codes, written in place.
+        scale_N: float32 (N) view of the resident scales, written in place.
+        absmax_N: see `oracle.quantize_rows`.
+
+    Returns:
+        How many elements were not finite, and how many codes changed.
+    """
+    nonfinite = changed = 0
+    for start in range(0, source_NK.shape[0], ROWS):
+        rows = slice(start, start + ROWS)
+        source = source_NK[rows]
+        codes, scale = oracle.quantize_weight(source, None if absmax_N is None else absmax_N[rows])
+        if not torch.isfinite(scale).all():
+            nonfinite += int((~torch.isfinite(source)).sum())
+        changed += int((codes != codes_NK[rows]).sum())
+        codes_NK[rows].copy_(codes)
+        scale_N[rows].copy_(scale)
+    return nonfinite, changed
+
+
+def absmax_rows(values: torch.Tensor) -> torch.Tensor:
+    """Largest magnitude of each row (..., K) -> (...), float32, after rounding to BF16."""
+    return values.to(torch.bfloat16).abs().amax(dim=-1).float()
+
+
+def matmul(
+    x: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The W8A8 product of `oracle.matmul` for x (..., K), in x's dtype."""
+    x_codes_MK, x_scale_M = oracle.quantize_rows(x.reshape(-1, x.shape[-1]))
+    out_MN = _scaled_product(x_codes_MK, x_scale_M, codes_NK, scale_N)
+    if bias_N is not None:
+        out_MN = out_MN + bias_N.float()
+    return out_MN.to(x.dtype).view(*x.shape[:-1], codes_NK.shape[0])
+
+
+def experts(
+    x_MK: torch.Tensor,
+    weight_MT: torch.Tensor,
+    expert_MT: torch.Tensor,
+    w13_codes_ENK: torch.Tensor,
+    w13_scale_EN: torch.Tensor,
+    w2_codes_EKN: torch.Tensor,
+    w2_scale_EK: torch.Tensor,
+) -> torch.Tensor:
+    """The mixture of `oracle.experts`, in x's dtype; each token is quantized once for all its experts."""
+    out_MK = torch.zeros(x_MK.shape, dtype=torch.float32, device=x_MK.device)
+    x_codes_MK, x_scale_M = oracle.quantize_rows(x_MK)
+    for expert in range(w13_codes_ENK.shape[0]):
+        token, slot = (expert_MT == expert).nonzero(as_tuple=True)
+        if token.numel() == 0:
+            continue
+        gate_up = _scaled_product(x_codes_MK[token], x_scale_M[token], w13_codes_ENK[expert], w13_scale_EN[expert])
+        gate, up = gate_up.chunk(2, dim=-1)
+        hidden_codes, hidden_scale = oracle.quantize_rows(F.silu(gate) * up)
+        down = _scaled_product(hidden_codes, hidden_scale, w2_codes_EKN[expert], w2_scale_EK[expert])
+        out_MK.index_add_(0, token, down * weight_MT[token, slot].float().unsqueeze(-1))
+    return out_MK.to(x_MK.dtype)
+
+
+def digest(values: torch.Tensor) -> int:
+    """`oracle.digest` in chunks: a chunk's sum, shifted to its first index, is part of the whole's sum."""
+    bits = oracle.as_integers(values)
+    total = 0
+    for start in range(0, bits.numel(), ELEMENTS):
+        part = bits[start : start + ELEMENTS].to(torch.int64)
+        total += int((part * oracle.digest_weights(start, part.numel(), part.device)).sum())
+    return total % 2**64
+
+
+def _scaled_product(
+    x_codes_MK: torch.Tensor, x_scale_M: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor
+) -> torch.Tensor:
+    sum_MN = torch._int_mm(x_codes_MK, codes_NK.t())
+    return sum_MN.float() * x_scale_M.unsqueeze(-1) * scale_N
+
+
+def plain_experts(
+    x_MK: torch.Tensor,
+    weight_MT: torch.Tensor,
+    expert_MT: torch.Tensor,
+    w13_ENK: torch.Tensor,
+    w2_EKN: torch.Tensor,
+) -> torch.Tensor:
+    """The mixture of experts without quantization, each product in x's dtype, summed in float32."""
+    out_MK = torch.zeros(x_MK.shape, dtype=torch.float32, device=x_MK.device)
+    for expert in range(w13_ENK.shape[0]):
+        token, slot = (expert_MT == expert).nonzero(as_tuple=True)
+        if token.numel() == 0:
+            continue
+        gate, up = F.linear(x_MK[token], w13_ENK[expert]).chunk(2, dim=-1)
+        down = F.linear(F.silu(gate) * up, w2_EKN[expert])
+        out_MK.index_add_(0, token, down.float() * weight_MT[token, slot].float().unsqueeze(-1))
+    return out_MK.to(x_MK.dtype)
