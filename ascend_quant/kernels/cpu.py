@@ -3,10 +3,15 @@
 Chunks keep the float32 work space small and in cache: 256 rows of a 172 MiB shard need 24 MiB, not 778 MiB.
 """
 
+import functools
+import logging
+
 import torch
 import torch.nn.functional as F
 
 from ascend_quant import oracle
+
+logger = logging.getLogger(__name__)
 
 ROWS = 256
 ELEMENTS = 1 << 20
@@ -89,10 +94,31 @@ def digest(values: torch.Tensor) -> int:
     return total % 2**64
 
 
+@functools.cache
+def int_mm_is_exact() -> bool:
+    """Whether torch._int_mm is exact on this processor, tried with the largest codes.
+
+    Without VNNI, some builds add pairs of products in int16, which saturates.
+    """
+    x, w = torch.full((2, 64), 127, dtype=torch.int8), torch.full((3, 64), -127, dtype=torch.int8)
+    exact = bool((torch._int_mm(x, w.t()) == -127 * 127 * 64).all())
+    if not exact:
+        logger.warning("torch._int_mm saturates on this processor: int8 products run in float64, exact but slow")
+    return exact
+
+
+def _integer_product(x_codes_MK: torch.Tensor, codes_NK: torch.Tensor) -> torch.Tensor:
+    if codes_NK.shape[1] == 1:  # torch 2.13's _int_mm is wrong for K = 1
+        return x_codes_MK.int() * codes_NK.int().T
+    if int_mm_is_exact():
+        return torch._int_mm(x_codes_MK, codes_NK.t())
+    return x_codes_MK.double() @ codes_NK.double().T
+
+
 def _scaled_product(
     x_codes_MK: torch.Tensor, x_scale_M: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor
 ) -> torch.Tensor:
-    sum_MN = torch._int_mm(x_codes_MK, codes_NK.t())
+    sum_MN = _integer_product(x_codes_MK, codes_NK)
     return sum_MN.float() * x_scale_M.unsqueeze(-1) * scale_N
 
 

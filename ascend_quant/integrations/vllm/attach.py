@@ -10,11 +10,12 @@ import logging
 from collections import Counter
 from functools import wraps
 
+import torch
 from torch import nn
 from vllm.config import VllmConfig
 
 from ascend_quant.integrations.vllm.inventory import make_plain, residents_of, skipped_names
-from ascend_quant.integrations.vllm.loading import Loading
+from ascend_quant.integrations.vllm.loading import Loading, guard
 from ascend_quant.refit import Refit, RefitError
 
 logger = logging.getLogger(__name__)
@@ -53,14 +54,23 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig) 
             storages[scale.untyped_storage().data_ptr()] = None
     skipped = skipped_names(model, vllm_config)
     original = model.load_weights
+    running = []
+    for name, parameter in model.named_parameters():
+        if parameter.dtype == torch.int8 and hasattr(parameter, "weight_loader"):
+            parameter.weight_loader = guard(parameter.weight_loader, name, lambda: bool(running))
 
     @wraps(original)
     def load_weights(weights, *args, **kwargs):  # noqa: ANN001, ANN202
         if not refit.is_open:
             refit.open(explicit=False)
-        with refit.failing(), Loading(refit, storages, shards, skipped) as loading:
-            loaded = original(loading.feed(weights), *args, **kwargs)
-            loading.finish()
+        running.append(True)
+        try:
+            with refit.failing(), Loading(refit, storages, shards, skipped) as loading:
+                with loading.naming():
+                    loaded = original(loading.feed(weights), *args, **kwargs)
+                loading.finish()
+        finally:
+            running.pop()
         refit.close_if_complete()
         return loaded
 

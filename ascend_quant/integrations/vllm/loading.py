@@ -5,7 +5,9 @@ A dispatch mode around `model.load_weights` sees each of these copies, quantizes
 and keeps the books: which checkpoint tensor went where, how much of it, and which rows are written.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,10 +37,23 @@ class Loading(TorchDispatchMode):
     def feed(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Pass tensors on to vLLM's loader, one at a time, and check what became of each."""
         for name, tensor in weights:
-            self.finish()
             self.source = Source(name, tensor)
             yield name, tensor
-        self.finish()
+            self.finish()
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Turn an error of vLLM's loaders, which often says little, into one that names the tensor."""
+        try:
+            yield
+        except RefitError:
+            raise
+        except Exception as error:
+            if self.source is None:  # not in a loader: whoever provides the tensors failed
+                raise
+            shape = tuple(self.source.tensor.shape)
+            reason = str(error) or "its shape or name does not fit"
+            raise RefitError(f"{self._name()} of shape {shape}: vLLM refused it: {reason}") from error
 
     def finish(self) -> None:
         """Close the books of the current tensor.
@@ -93,6 +108,18 @@ class Loading(TorchDispatchMode):
 
     def _name(self) -> str:
         return self.source.name if self.source is not None else "a tensor of unknown name"
+
+
+def guard(loader: Callable, name: str, loading: Callable[[], bool]) -> Callable:
+    """A parameter's own loader that refuses to run outside `Loading`: it would cast floats to int8, silently."""
+
+    @wraps(loader)
+    def guarded(*args, **kwargs):  # noqa: ANN002, ANN202
+        if not loading():
+            raise RefitError(f"{name}: its loader was called directly; write weights through model.load_weights")
+        return loader(*args, **kwargs)
+
+    return guarded
 
 
 class Source:

@@ -1,0 +1,146 @@
+"""Every kind of bad input: one clear error that names the parameter, no serving until a good refit, then healed."""
+
+import pytest
+import torch
+from engines import buckets, differing, engine, logprobs, model_of, post_load_pass, refit, resident
+from models import checkpoint, expected, make, perturbed, save
+
+from ascend_quant.refit import RefitError
+
+Q = "model.layers.1.self_attn.q_proj.weight"
+O = "model.layers.1.self_attn.o_proj.weight"  # noqa: E741
+NORM = "model.norm.weight"
+EXPERT = "model.layers.1.mlp.experts.3.down_proj.weight"
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen3-moe"])
+def loaded(request, tmp_path_factory):
+    folder = make(request.param, tmp_path_factory.mktemp("models"))
+    with engine(folder) as llm:
+        yield llm, perturbed(checkpoint(folder), seed=3)
+
+
+def nan_in(tensor):
+    tensor = tensor.clone()
+    tensor.view(-1)[7] = float("nan")
+    return tensor
+
+
+def replaced(name, change):
+    return name, lambda state: {**state, name: change(state[name])}
+
+
+CASES = {
+    "missing": (Q, lambda state: {name: tensor for name, tensor in state.items() if name != Q}),
+    "missing norm": (NORM, lambda state: {name: tensor for name, tensor in state.items() if name != NORM}),
+    "extra": (
+        "model.layers.1.self_attn.z_proj.weight",
+        lambda s: {**s, "model.layers.1.self_attn.z_proj.weight": s[Q]},
+    ),
+    "extra layer": ("layers.77", lambda s: {**s, "model.layers.77.self_attn.q_proj.weight": s[Q]}),
+    "too many rows": replaced(Q, lambda tensor: torch.cat([tensor, tensor])),
+    "too few rows": replaced(Q, lambda tensor: tensor[:-2]),
+    "too many columns": replaced(O, lambda tensor: torch.cat([tensor, tensor], 1)),
+    "too few columns": replaced(O, lambda tensor: tensor[:, :-2].contiguous()),
+    "one column": replaced(O, lambda tensor: tensor[:, :1].contiguous()),
+    "one-element norm": replaced(NORM, lambda tensor: tensor[:1]),
+    "NaN": replaced(Q, nan_in),
+    "Inf": replaced(O, lambda tensor: nan_in(tensor).nan_to_num(nan=float("-inf"))),
+    "NaN in a norm": replaced(NORM, nan_in),
+    "int8 codes": replaced(Q, lambda tensor: tensor.to(torch.int8)),
+    "scales": (f"{Q}_scale", lambda state: {**state, f"{Q}_scale": torch.ones(1)}),
+}
+EXPERT_CASES = {
+    "expert missing": (EXPERT, lambda state: {name: tensor for name, tensor in state.items() if name != EXPERT}),
+    "expert out of range": ("experts.99", lambda s: {**s, EXPERT.replace(".3.", ".99."): s[EXPERT]}),
+    "expert with fewer rows": replaced(EXPERT, lambda tensor: tensor[:-1]),
+    "expert with fewer columns": replaced(EXPERT, lambda tensor: tensor[:, :-1].contiguous()),
+    "expert with more columns": replaced(EXPERT, lambda tensor: torch.cat([tensor, tensor], 1)),
+    "NaN in an expert": replaced(EXPERT, nan_in),
+}
+
+
+@pytest.mark.parametrize("case", [*CASES, *EXPERT_CASES])
+def test_bad_refit(loaded, case):
+    llm, state = loaded
+    if case in EXPERT_CASES and EXPERT not in state:
+        return  # a dense model has no experts to spoil
+    name, spoil = {**CASES, **EXPERT_CASES}[case]
+    refused(llm, name, spoil(state).items())
+    healed(llm, state)
+
+
+def test_a_shard_written_twice(loaded):
+    llm, state = loaded
+    refused(llm, Q, [*list(state.items())[:-1], (Q, state[Q])])
+    healed(llm, state)
+
+
+def refused(llm, name, weights):
+    with pytest.raises(Exception) as caught:
+        for item in weights:
+            model_of(llm).load_weights([item])
+        post_load_pass(llm)
+    assert name.split(".")[-2] in str(caught.value) and ".".join(name.split(".")[1:3]) in str(caught.value)
+    with pytest.raises(RefitError, match="refuses to generate"):
+        logprobs(llm)
+
+
+def healed(llm, state):
+    for bucket in buckets(state):
+        model_of(llm).load_weights(bucket)
+    assert differing(resident(llm), expected(state)) == []
+    assert torch.isfinite(logprobs(llm)).all()
+
+
+def test_a_loader_called_behind_the_hook_is_refused(loaded):
+    llm, state = loaded
+    parameter = model_of(llm).get_parameter("model.layers.1.self_attn.o_proj.weight")
+    with pytest.raises(RefitError, match=r"o_proj.*model\.load_weights"):
+        parameter.weight_loader(parameter, state[O])
+    parameter.data.copy_(state[O])  # the silent cast to zeros that every hook can be bypassed by
+    with pytest.raises(RefitError, match="outside a refit"):
+        post_load_pass(llm)
+    healed(llm, state)
+
+
+def test_a_half_finished_refit_refuses_and_the_next_one_starts_anew(loaded):
+    llm, state = loaded
+    model_of(llm).load_weights(list(state.items())[:5])
+    with pytest.raises(RefitError, match="a refit is open"):
+        logprobs(llm)
+    with pytest.raises(RefitError, match=r"missing from this refit: .*model\."):
+        post_load_pass(llm)
+    healed(llm, state)
+
+
+def test_an_incomplete_checkpoint_does_not_start(tmp_path):
+    folder = make("qwen2", tmp_path)
+    state = checkpoint(folder)
+    save({name: tensor for name, tensor in state.items() if name != Q}, folder)
+    with pytest.raises(Exception, match=r"missing.*layers\.1\.self_attn\.q_proj\.weight"), engine(folder):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scheme": "int7"}, "unknown scheme 'int7'; this version has: int8, bf16"),
+        (
+            {"quantization_config": {"ignored": []}},
+            "unknown ascend_quant option 'ignored'; the options are: scheme, ignore",
+        ),
+    ],
+)
+def test_bad_options(tmp_path, options, message):
+    with pytest.raises(Exception, match=message), engine(make("qwen2", tmp_path), **options):
+        pass
+
+
+def test_dummy_weights_serve_until_the_first_refit_and_a_partial_one_is_refused(tmp_path):
+    folder = make("qwen2", tmp_path)
+    with engine(folder, load_format="dummy") as llm:
+        logprobs(llm)
+        refused(llm, Q, [(name, tensor) for name, tensor in checkpoint(folder).items() if name != Q])
+        healed(llm, checkpoint(folder))
+        assert refit(llm).last_receipt.number == 1

@@ -1,0 +1,165 @@
+"""A refit without any engine: rows, books, states."""
+
+import pytest
+import torch
+
+from ascend_quant import oracle
+from ascend_quant.refit import Refit, RefitError
+from ascend_quant.resident import QuantizedWeight, ResidentWeight
+
+
+def linear(rows=8, length=6, whole=None, parts=()):
+    codes = torch.zeros(rows, length, dtype=torch.int8)
+    return QuantizedWeight("fc.weight", codes, torch.zeros(rows, 1), whole or length, parts)
+
+
+def ready(*residents):
+    refit = Refit(residents)
+    with refit.session():
+        for resident in residents:
+            resident.write(resident.data, torch.randn(resident.data.shape), None, "first")
+    return refit
+
+
+def test_rows_written_in_any_order_equal_the_oracle():
+    w_NK = torch.randn(8, 6)
+    weight = linear()
+    refit = Refit([weight])
+    with refit.session():
+        for rows in (slice(5, 8), slice(0, 2), slice(2, 5)):
+            weight.write(weight.data[rows], w_NK[rows], None, str(rows))
+    codes, scale = oracle.quantize_weight(w_NK)
+    assert torch.equal(weight.data, codes) and torch.equal(weight.scale.view(-1), scale)
+
+
+def test_stacked_experts_and_single_rows_equal_the_oracle():
+    w_ENK = torch.randn(3, 4, 5)
+    codes = torch.zeros(3, 4, 5, dtype=torch.int8)
+    weight = QuantizedWeight("w13", codes, torch.zeros(3, 4, 1), 5)
+    Refit([weight]).open()
+    weight.write(weight.data[:2], w_ENK[:2], None, "stack")
+    weight.write(weight.data[2, :3], w_ENK[2, :3], None, "matrix")
+    weight.write(weight.data[2, 3], w_ENK[2, 3], None, "row")
+    expected, scale = oracle.quantize_weight(w_ENK)
+    assert torch.equal(codes, expected) and torch.equal(weight.scale.squeeze(-1), scale)
+    assert weight.unwritten == 0
+
+
+def test_gate_half_of_every_expert_at_once():
+    w_ENK = torch.randn(3, 4, 5)
+    weight = QuantizedWeight("w13", torch.zeros(3, 8, 5, dtype=torch.int8), torch.zeros(3, 8, 1), 5)
+    weight.write(weight.data[:, :4], w_ENK, None, "gate")
+    assert torch.equal(weight.data[:, :4], oracle.quantize_weight(w_ENK)[0])
+    assert weight.unwritten == 12 and not weight.data[:, 4:].any()
+
+
+def test_a_row_parallel_slice_takes_its_scale_from_the_whole_row():
+    w_NK = torch.randn(8, 12)
+    weight = linear(whole=12)
+    weight.write(weight.data, w_NK[:, 6:], w_NK, "shard")
+    codes, scale = oracle.quantize_weight(w_NK)
+    assert torch.equal(weight.data, codes[:, 6:]) and torch.equal(weight.scale.view(-1), scale)
+    weight.begin()
+    with pytest.raises(RefitError, match=r"fc\.weight.*6 of 12 input channels"):
+        weight.write(weight.data, w_NK[:, 6:], None, "shard")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (torch.zeros(8, 5), r"shape \(8, 5\) does not fit \(8, 6\)"),
+        (torch.full((8, 6), float("nan")), "48 of 48 elements are NaN or Inf"),
+        (torch.zeros(8, 6, dtype=torch.int8), "send BF16 weights"),
+    ],
+)
+def test_bad_shards_are_named(source, message):
+    with pytest.raises(RefitError, match=rf"fc\.weight.*{message}"):
+        linear().write(linear().data, source, None, "shard")
+
+
+def test_a_row_written_twice_is_an_error_but_one_shard_may_overlap_itself():
+    weight = linear()
+    weight.write(weight.data[:4], torch.randn(4, 6), None, "a")
+    weight.write(weight.data[:4], torch.randn(4, 6), None, "a")
+    with pytest.raises(RefitError, match=r"fc\.weight.*written twice"):
+        weight.write(weight.data[3:], torch.randn(5, 6), None, "b")
+
+
+def test_a_write_that_splits_rows_is_an_error():
+    weight = linear()
+    with pytest.raises(RefitError, match="splits rows of 6"):
+        weight.write(weight.data[:, :3], torch.randn(8, 3), None, "a")
+
+
+def test_missing_parts_are_named_by_their_checkpoint_names():
+    weight = linear(parts=[("q.weight", 4), ("k.weight", 2), ("v.weight", 2)])
+    refit = Refit([weight])
+    with pytest.raises(RefitError, match=r"2 missing from this refit: q\.weight, v\.weight"), refit.session():
+        weight.write(weight.data[4:6], torch.randn(2, 6), None, "k")
+    assert "missing" in refit.why_not_servable()
+
+
+def test_states():
+    weight = linear()
+    refit = Refit([weight])
+    with pytest.raises(RefitError, match="not been loaded"):
+        refit.require_servable()
+    refit = ready(weight)
+    refit.require_servable()
+    refit.open()
+    with pytest.raises(RefitError, match="a refit is open"):
+        refit.require_servable()
+    with pytest.raises(RefitError, match="already open"):
+        refit.open()
+    refit.fail(RuntimeError("trainer died"))
+    with pytest.raises(RefitError, match="trainer died.*complete one full refit"):
+        refit.require_servable()
+    with refit.session():
+        weight.write(weight.data, torch.randn(8, 6), None, "heal")
+    refit.require_servable()
+    with pytest.raises(RefitError, match="no refit is open"):
+        refit.close()
+
+
+def test_the_receipt_counts_changes_and_its_digest_follows_the_bytes():
+    weight, norm = linear(), ResidentWeight("norm", torch.zeros(6))
+    w_NK = torch.randn(8, 6)
+    refit = ready(weight, norm)
+    digests = []
+    for step in range(3):
+        with refit.session():
+            weight.write(weight.data, w_NK, None, "w")
+            norm.write(norm.data, torch.full((6,), float(step // 2)), None, "n")
+            refit.count(2, w_NK.nbytes + 24)
+        digests.append(refit.last_receipt.digest)
+    receipt = refit.last_receipt
+    assert (receipt.number, receipt.tensors, receipt.bytes, receipt.changed) == (4, 2, w_NK.nbytes + 24, 0.0)
+    assert digests[0] == digests[1] != digests[2]
+    w_NK[2] *= -1
+    with refit.session():
+        weight.write(weight.data, w_NK, None, "w")
+        norm.write(norm.data, torch.ones(6), None, "n")
+    assert refit.last_receipt.changed == int((oracle.quantize_weight(w_NK)[0][2] != 0).sum()) / 48
+    metrics = refit.last_receipt.as_metrics()
+    assert metrics["refit/digest"] == int(refit.last_receipt.digest, 16) % 2**32
+    assert all(isinstance(value, (int, float)) for value in metrics.values())
+
+
+def test_bytes_that_change_behind_the_refits_back_are_seen():
+    weight = linear()
+    refit = ready(weight)
+    refit.verify()
+    weight.data[0, 0] ^= 1
+    with pytest.raises(RefitError, match="outside a refit"):
+        refit.verify()
+    with pytest.raises(RefitError, match="refuses to generate"):
+        refit.require_servable()
+
+
+def test_a_moved_buffer_is_seen():
+    weight = linear()
+    engine = {"fc.weight": weight.data}
+    refit = Refit([weight], buffer_of=engine.__getitem__)
+    with pytest.raises(RefitError, match=r"fc\.weight was moved"), refit.session():
+        weight.write(weight.data, torch.randn(8, 6), None, "w")
+        engine["fc.weight"] = weight.data.clone()
