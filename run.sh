@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# The one entry. ./run.sh help
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+VENV=$(realpath -m "${VENV:-$ROOT/.venv}")
+LOCK=$(realpath -m "${ASCEND_QUANT_LOCK:-$ROOT/docker/locks/cpu.txt}")
+readonly ROOT VENV LOCK
+
+declare -rA FOLDER=([unit]=unit [engine]=engine [npu]=npu_host [cluster]=cluster [images]=images)
+readonly GROUPS_IN_ORDER=(unit engine npu cluster images)
+
+usage() {
+  cat <<'EOF'
+usage: ./run.sh COMMAND [ARGUMENTS]
+
+  demo [..]                     RL on a laptop with an engine re-quantized in place every step (demo --help: options)
+  test [GROUP ..] [-- ARGS ..]  run tests; groups: unit engine npu cluster images all (no group: all); ARGS go to pytest
+  lint                          the checks that CI runs: format, lint, shell scripts, YAML
+  setup                         make the environment only
+  help                          this text
+
+planned, not in this version: train doctor bench images
+
+Every command but help first makes the environment from the lock: Python 3.11 and gcc are needed, nothing else.
+It is made once, and again when the lock changes.
+
+  VENV=DIR                where it is made (default: .venv beside run.sh)
+  ASCEND_QUANT_LOCK=FILE  another lock (default: docker/locks/cpu.txt); give it a VENV of its own
+EOF
+}
+
+die() {
+  printf 'run.sh: %s\n' "$@" >&2
+  exit 2
+}
+
+set_up() {
+  "$ROOT/docker/locks/install.sh" "$VENV" "$LOCK"
+  export VENV PATH="$VENV/bin:$PATH"
+}
+
+offline() { # nothing here may fetch a model or phone home, unless the caller says so
+  export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
+  export TRANSFORMERS_OFFLINE=${TRANSFORMERS_OFFLINE:-1}
+  export DO_NOT_TRACK=${DO_NOT_TRACK:-1}
+  export VLLM_NO_USAGE_STATS=${VLLM_NO_USAGE_STATS:-1}
+  export RAY_USAGE_STATS_ENABLED=${RAY_USAGE_STATS_ENABLED:-0}
+  export WANDB_MODE=${WANDB_MODE:-offline}
+  export TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-false}
+}
+
+has_tests() { [[ -d $1 && -n $(find "$1" -name 'test_*.py' -print -quit) ]]; }
+
+run_pytest() { # run_pytest FOLDERS.. ARGS..: one run, so that its last line counts every test
+  local code=0
+  cd "$ROOT"
+  "$VENV/bin/python" -m pytest "$@" || code=$?
+  if ((code == 5)); then echo "run.sh: no test was run: does a filter leave any?" >&2; fi
+  return "$code"
+}
+
+run_tests() {
+  local group folders=()
+  local -A chosen=()
+  while (($#)) && [[ $1 != -- ]]; do
+    if [[ $1 == all ]]; then
+      for group in "${GROUPS_IN_ORDER[@]}"; do chosen[$group]=1; done
+    elif [[ -n ${FOLDER[$1]:-} ]]; then
+      chosen[$1]=1
+    else
+      die "no test group '$1'. Groups: ${GROUPS_IN_ORDER[*]} all. Arguments for pytest come after --"
+    fi
+    shift
+  done
+  if (($#)); then shift; fi # the --
+  for group in "${GROUPS_IN_ORDER[@]}"; do
+    if ((${#chosen[@]})) && [[ -z ${chosen[$group]:-} ]]; then continue; fi
+    if has_tests "$ROOT/tests/${FOLDER[$group]}"; then
+      folders+=("tests/${FOLDER[$group]}")
+    else
+      echo "run.sh: test group $group: planned, not in this version; skipped" >&2
+    fi
+  done
+  ((${#folders[@]})) || die "none of these groups has tests in this version"
+  set_up
+  offline
+  run_pytest "${folders[@]}" "$@"
+}
+
+run_demo() {
+  set_up
+  offline
+  exec "$VENV/bin/python" -m launch demo "$@"
+}
+
+run_lint() {
+  set_up
+  cd "$ROOT"
+  exec pre-commit run --all-files --show-diff-on-failure
+}
+
+main() {
+  local command=${1:-help}
+  if (($#)); then shift; fi
+  case $command in
+  demo) run_demo "$@" ;;
+  test) run_tests "$@" ;;
+  lint) run_lint ;;
+  setup) set_up ;;
+  help | -h | --help) usage ;;
+  train | doctor | bench | images) die "$command: planned: not in this version" ;;
+  *) die "no command '$command'. Commands: demo test lint setup help (planned: train doctor bench images)" ;;
+  esac
+}
+
+main "$@"
