@@ -30,9 +30,7 @@ class ResidentWeight:
 
     codes = 0  # elements that are quantized codes
 
-    def __init__(
-        self, name: str, data: torch.Tensor, parts: Sequence[tuple[str, int]] = (), padded: bool = False
-    ):
+    def __init__(self, name: str, data: torch.Tensor, parts: Sequence[tuple[str, int]] = (), padded: bool = False):
         self.name, self.data, self.padded = name, data, padded
         self.row_length = data.shape[-1] if data.dim() > 1 else 1
         self.parts = list(parts) or [(name, data.numel() // max(self.row_length, 1))]
@@ -103,9 +101,7 @@ class ResidentWeight:
             return []
         written = self._written.view(-1)
         sizes = [rows for _, rows in self.parts]
-        return [
-            part for (part, _), rows in zip(self.parts, written.split(sizes), strict=True) if not bool(rows.all())
-        ]
+        return [part for (part, _), rows in zip(self.parts, written.split(sizes), strict=True) if not bool(rows.all())]
 
     def tensors(self) -> list[torch.Tensor]:
         """The buffers whose bytes the digest covers."""
@@ -153,8 +149,10 @@ class QuantizedWeight(ResidentWeight):
         absmax = None
         if source.shape[-1] != self.whole_length:
             if whole is None or whole.shape[-1] != self.whole_length:
-                raise RefitError(f"{self.name}: a slice of {source.shape[-1]} of {self.whole_length} input channels "
-                                 "came without the rest of its rows, which its scale needs; send whole tensors")  # fmt: skip
+                raise RefitError(
+                    f"{self.name}: a slice of {source.shape[-1]} of {self.whole_length} input channels came without "
+                    "the rest of its rows, which its scale needs; send whole tensors"
+                )
             absmax = kernels.absmax_rows(whole)
         nonfinite = 0
         for source_NK, codes_NK, scale_N, absmax_N in _matrices(source, view, self.rows(view, self.scale), absmax):
@@ -164,7 +162,7 @@ class QuantizedWeight(ResidentWeight):
         return nonfinite
 
 
-def _matrices(source, codes, scale, absmax):  # noqa: ANN001, ANN202
+def _matrices(source, codes, scale, absmax):
     """Split stacks of matrices into (N, K) pieces; one row becomes a matrix of one row."""
     if source.dim() == 1:
         yield source[None], codes[None], scale[None], None if absmax is None else absmax[None]

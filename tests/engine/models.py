@@ -43,14 +43,26 @@ KINDS = {
     "llama-odd": (
         LlamaForCausalLM,
         LlamaConfig,
-        {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 173},
+        {
+            "hidden_size": 96,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "intermediate_size": 173,
+        },
     ),
     "qwen3-moe": (
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig,
-        {"head_dim": 32, "moe_intermediate_size": 72, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True},
+        {
+            "head_dim": 32,
+            "moe_intermediate_size": 72,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        },
     ),
-}  # fmt: skip
+}
 
 
 def make(kind: str, folder: Path, seed: int = 0, **overrides) -> Path:

@@ -37,7 +37,14 @@ def test_quantize_into_counts_what_is_not_finite():
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 9), st.integers(1, 40), st.integers(1, 70), st.sampled_from(DTYPES), st.booleans(), st.integers(0, 999))
+@given(
+    st.integers(0, 9),
+    st.integers(1, 40),
+    st.integers(1, 70),
+    st.sampled_from(DTYPES),
+    st.booleans(),
+    st.integers(0, 999),
+)
 def test_matmul_equals_the_oracle(tokens, rows, length, dtype, with_bias, seed):
     x = torch.randn(tokens, length, generator=torch.Generator().manual_seed(seed)).to(dtype)
     codes, scale = oracle.quantize_weight(random((rows, length), torch.bfloat16, seed))
@@ -75,5 +82,5 @@ def test_digest_in_chunks_equals_the_oracle(monkeypatch):
 
 
 def test_a_device_without_kernels_is_named():
-    with pytest.raises(NoKernels, match="'meta'.*cpu"):
+    with pytest.raises(NoKernels, match=r"'meta'.*cpu"):
         kernels_for(torch.device("meta"))

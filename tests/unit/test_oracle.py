@@ -79,7 +79,8 @@ def test_matmul_equals_the_product_of_the_dequantized_in_float64():
     x_codes, x_scale = oracle.quantize_rows(x_MK)
     left = x_codes.numpy().astype(np.float64) * x_scale.numpy().astype(np.float64)[:, None]
     right = codes.numpy().astype(np.float64) * scale.numpy().astype(np.float64)[:, None]
-    np.testing.assert_allclose(oracle.matmul(x_MK, codes, scale, bias_N).numpy(), left @ right.T + bias_N.numpy(), rtol=1e-5, atol=1e-6)  # fmt: skip
+    expected = left @ right.T + bias_N.numpy()
+    np.testing.assert_allclose(oracle.matmul(x_MK, codes, scale, bias_N).numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_digest_is_python_integer_arithmetic_and_sees_every_element():

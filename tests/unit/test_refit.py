@@ -112,7 +112,7 @@ def test_states():
     with pytest.raises(RefitError, match="already open"):
         refit.open()
     refit.fail(RuntimeError("trainer died"))
-    with pytest.raises(RefitError, match="trainer died.*complete one full refit"):
+    with pytest.raises(RefitError, match=r"trainer died.*complete one full refit"):
         refit.require_servable()
     with refit.session():
         weight.write(weight.data, torch.randn(8, 6), None, "heal")

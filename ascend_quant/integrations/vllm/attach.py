@@ -60,7 +60,7 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig) 
             parameter.weight_loader = guard(parameter.weight_loader, name, lambda: bool(running))
 
     @wraps(original)
-    def load_weights(weights, *args, **kwargs):  # noqa: ANN001, ANN202
+    def load_weights(weights, *args, **kwargs):
         if not refit.is_open:
             refit.open(explicit=False)
         running.append(True)
@@ -83,7 +83,7 @@ def _take_compute_logits(model: nn.Module, refit: Refit) -> None:
     original = model.compute_logits
 
     @wraps(original)
-    def compute_logits(*args, **kwargs):  # noqa: ANN002, ANN202
+    def compute_logits(*args, **kwargs):
         refit.require_servable()
         return original(*args, **kwargs)
 

@@ -12,12 +12,14 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
+from ascend_quant.integrations.vllm.linear import Int8LinearMethod
 from ascend_quant.integrations.vllm.moe import Int8ExpertsMethod, PlainExpertsMethod
 from ascend_quant.integrations.vllm.plain import PlainEmbeddingMethod, PlainLinearMethod
 from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER, AttentionLayer
 from ascend_quant.resident import QuantizedWeight, RefitError, ResidentWeight
 
-OURS = (PlainLinearMethod, PlainEmbeddingMethod, Int8ExpertsMethod, PlainExpertsMethod)
+LAYERS = (LinearBase, VocabParallelEmbedding, EXPERTS_LAYER)
+OURS = (Int8LinearMethod, PlainLinearMethod, PlainEmbeddingMethod, Int8ExpertsMethod, PlainExpertsMethod)
 PLAIN = {UnquantizedLinearMethod: PlainLinearMethod, UnquantizedEmbeddingMethod: PlainEmbeddingMethod}
 ROTARY = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
@@ -28,16 +30,13 @@ def make_plain(model: nn.Module) -> None:
     Raises:
         RefitError: naming a layer that would keep tensors derived from its weights.
     """
-    from ascend_quant.integrations.vllm.linear import Int8LinearMethod
-
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
         if type(method) in PLAIN:
             module.quant_method = PLAIN[type(method)]()
-        elif method is not None and not isinstance(method, (*OURS, Int8LinearMethod, AttentionLayer)):
-            if isinstance(module, (LinearBase, VocabParallelEmbedding, EXPERTS_LAYER)):
-                _refuse(name, module, f"it computes with {type(method).__name__}")
-        if callable(getattr(module, "process_weights_after_loading", None)) and type(module) is not AttentionLayer:
+        elif isinstance(module, LAYERS) and not isinstance(method, OURS):
+            _refuse(name, module, f"it computes with {type(method).__name__}")
+        if hasattr(module, "process_weights_after_loading") and type(module) is not AttentionLayer:
             _refuse(name, module, "it derives tensors from its weights after loading, which would go stale")
 
 
@@ -52,12 +51,16 @@ def residents_of(model: nn.Module) -> dict[str, ResidentWeight]:
     for prefix, module in model.named_modules():
         parameters = dict(module.named_parameters(recurse=False))
         for leaf, parameter in parameters.items():
-            if id(parameter) in seen or leaf.removesuffix("_scale") + "_scale" == leaf and leaf[:-6] in parameters:
+            if id(parameter) in seen or _is_scale(leaf, parameters):
                 continue
             seen.add(id(parameter))
             name = f"{prefix}.{leaf}" if prefix else leaf
             residents[name] = _resident(name, leaf, module, parameters, model)
     return residents
+
+
+def _is_scale(leaf: str, parameters: dict) -> bool:
+    return leaf.endswith("_scale") and leaf.removesuffix("_scale") in parameters
 
 
 def _resident(name: str, leaf: str, module: nn.Module, parameters: dict, model: nn.Module) -> ResidentWeight:
@@ -110,7 +113,9 @@ def skipped_names(model: nn.Module, vllm_config: VllmConfig) -> Callable[[str], 
     tied = bool(getattr(config, "tie_word_embeddings", False))
     experts = 0
     if vllm_config.parallel_config.enable_expert_parallel:
-        experts = max((layer.moe_config.num_experts for layer in model.modules() if isinstance(layer, EXPERTS_LAYER)), default=0)
+        experts = max(
+            (layer.moe_config.num_experts for layer in model.modules() if isinstance(layer, EXPERTS_LAYER)), default=0
+        )
 
     def skipped(name: str) -> bool:
         if name.endswith(ROTARY) or (tied and name.startswith("lm_head.")):

@@ -29,7 +29,7 @@ class Loading(TorchDispatchMode):
         skipped: tells whether vLLM leaves a checkpoint name out on purpose.
     """
 
-    def __init__(self, refit: Refit, residents: dict[int, ResidentWeight | None], shards: int, skipped):  # noqa: ANN001
+    def __init__(self, refit: Refit, residents: dict[int, ResidentWeight | None], shards: int, skipped):
         super().__init__()
         self.refit, self.residents, self.shards, self.skipped = refit, residents, shards, skipped
         self.source: Source | None = None
@@ -77,7 +77,7 @@ class Loading(TorchDispatchMode):
             )
         self.refit.count(1, source.tensor.nbytes)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is COPY or func in FILL:
             target = args[0]
             key = target.untyped_storage().data_ptr()
@@ -85,22 +85,24 @@ class Loading(TorchDispatchMode):
                 self._write(func, self.residents[key], target, args)
                 return target
             if func is COPY and target.dtype == torch.int8 and args[1].is_floating_point():
-                raise RefitError(f"{self._name()}: a float tensor is being cast into an int8 buffer that is not resident")
+                raise RefitError(
+                    f"{self._name()}: a float tensor is being cast into an int8 buffer that is not resident"
+                )
         return func(*args, **(kwargs or {}))
 
-    def _write(self, func, resident: ResidentWeight | None, target: torch.Tensor, args) -> None:  # noqa: ANN001
+    def _write(self, func, resident: ResidentWeight | None, target: torch.Tensor, args) -> None:
         if resident is None:
             raise RefitError(f"{self._name()}: scales are computed by the engine; send BF16 weights alone")
         try:
             if func is COPY:
                 shard = args[1]
                 whole = None if self.source is None else self.source.whole_rows(shard)
-                resident.write(target, shard, whole, self.source)
+                resident.write(target, shard, whole, self.source and self.source.key)
                 if self.source is not None:
                     self.source.taken += shard.numel()
                     self.source.padded |= resident.padded
             else:
-                resident.fill(target, args[1] if len(args) > 1 else 0, self.source)
+                resident.fill(target, args[1] if len(args) > 1 else 0, self.source and self.source.key)
         except RefitError as error:
             if str(error).startswith(f"{self._name()}:"):
                 raise
@@ -114,7 +116,7 @@ def guard(loader: Callable, name: str, loading: Callable[[], bool]) -> Callable:
     """A parameter's own loader that refuses to run outside `Loading`: it would cast floats to int8, silently."""
 
     @wraps(loader)
-    def guarded(*args, **kwargs):  # noqa: ANN002, ANN202
+    def guarded(*args, **kwargs):
         if not loading():
             raise RefitError(f"{name}: its loader was called directly; write weights through model.load_weights")
         return loader(*args, **kwargs)
@@ -127,6 +129,7 @@ class Source:
 
     def __init__(self, name: str, tensor: torch.Tensor):
         self.name, self.tensor, self.taken, self.padded = name, tensor, 0, False
+        self.key = object()  # outlives the tensor, whose memory the sender reclaims
 
     def whole_rows(self, shard: torch.Tensor) -> torch.Tensor | None:
         """The complete rows of this tensor that `shard`, a view of it, is a slice of; None if it is no such view."""

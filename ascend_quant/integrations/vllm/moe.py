@@ -7,13 +7,13 @@ import torch
 from vllm.model_executor.utils import set_weight_attrs
 
 from ascend_quant.integrations.vllm.plain import after_loading
-from ascend_quant.integrations.vllm.versions import ExpertsMethodBase, has_routing_kernel, select_experts
+from ascend_quant.integrations.vllm.versions import ExpertsMethodBase, routes_by_itself, select_experts
 from ascend_quant.kernels import kernels_for
 from ascend_quant.resident import RefitError
 
 
 class _ExpertsMethod(ExpertsMethodBase):
-    def __init__(self, moe, prefix: str):  # noqa: ANN001 (FusedMoEConfig, whose home moves between versions)
+    def __init__(self, moe, prefix: str):
         super().__init__(moe)
         refuse_unservable(moe, prefix)
 
@@ -33,7 +33,7 @@ class _ExpertsMethod(ExpertsMethodBase):
         for name, shape in shapes.items():
             self._create(layer, name, shape, params_dtype, extra_weight_attrs)
 
-    def _create(self, layer, name, shape, params_dtype, attributes) -> None:  # noqa: ANN001
+    def _create(self, layer, name, shape, params_dtype, attributes) -> None:
         weight = torch.nn.Parameter(torch.zeros(shape, dtype=params_dtype), requires_grad=False)
         layer.register_parameter(name, weight)
         set_weight_attrs(weight, attributes)
@@ -47,21 +47,21 @@ class _ExpertsMethod(ExpertsMethodBase):
     @property
     def is_monolithic(self) -> bool:
         """True: vLLM hands over router logits instead of routed ids."""
-        return not has_routing_kernel()
+        return not routes_by_itself()
 
-    def apply_monolithic(self, layer, x, router_logits, *rest, **rest_by_name):  # noqa: ANN001, ANN201
+    def apply_monolithic(self, layer, x, router_logits, *rest, **rest_by_name):
         return self.apply(layer, x, *select_experts(layer, x, router_logits))
 
 
 class Int8ExpertsMethod(_ExpertsMethod):
     """Resident codes (E, N, K) int8 and scales (E, N, 1) float32 of w13 and w2."""
 
-    def _create(self, layer, name, shape, params_dtype, attributes) -> None:  # noqa: ANN001
+    def _create(self, layer, name, shape, params_dtype, attributes) -> None:
         super()._create(layer, name, shape, torch.int8, attributes)
         scale = torch.nn.Parameter(torch.zeros(*shape[:2], 1, dtype=torch.float32), requires_grad=False)
         layer.register_parameter(f"{name}_scale", scale)
 
-    def apply(self, layer, x, topk_weights, topk_ids, *shared, **shared_by_name):  # noqa: ANN001, ANN201
+    def apply(self, layer, x, topk_weights, topk_ids, *shared, **shared_by_name):
         return kernels_for(x.device).experts(
             x,
             topk_weights,
@@ -76,7 +76,7 @@ class Int8ExpertsMethod(_ExpertsMethod):
 class PlainExpertsMethod(_ExpertsMethod):
     """Experts that keep their dtype (vLLM's own CPU experts keep packed copies, see plain.py)."""
 
-    def apply(self, layer, x, topk_weights, topk_ids, *shared, **shared_by_name):  # noqa: ANN001, ANN201
+    def apply(self, layer, x, topk_weights, topk_ids, *shared, **shared_by_name):
         experts = local_ids(layer, topk_ids)
         return kernels_for(x.device).plain_experts(x, topk_weights, experts, layer.w13_weight, layer.w2_weight)
 
@@ -87,7 +87,7 @@ def local_ids(layer: torch.nn.Module, topk_ids: torch.Tensor) -> torch.Tensor:
     return topk_ids if expert_map is None else expert_map[topk_ids]
 
 
-def refuse_unservable(moe, prefix: str) -> None:  # noqa: ANN001
+def refuse_unservable(moe, prefix: str) -> None:
     """Raise RefitError for a kind of experts whose arithmetic these methods do not have."""
     activation = str(getattr(getattr(moe, "activation", "silu"), "value", getattr(moe, "activation", "silu")))
     if activation != "silu":

@@ -28,12 +28,15 @@ try:
 except ImportError:  # vLLM 0.10
     from vllm.attention import Attention as AttentionLayer
 
-try:  # routing in torch ops, part of vLLM's CPU experts
+try:  # vLLM 0.28: routing in torch ops, inside its CPU experts
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import select_experts as _select_experts
 except ImportError:
-    from vllm.model_executor.layers.fused_moe.cpu_fused_moe import select_experts as _select_experts
+    try:  # before 0.28
+        from vllm.model_executor.layers.fused_moe.cpu_fused_moe import select_experts as _select_experts
+    except ImportError:  # vLLM 0.32 has a CPU router of its own
+        _select_experts = None
 
-__all__ = ["EXPERTS_LAYER", "AttentionLayer", "ExpertsMethodBase", "has_routing_kernel", "install", "select_experts"]
+__all__ = ["EXPERTS_LAYER", "AttentionLayer", "ExpertsMethodBase", "install", "routes_by_itself", "select_experts"]
 
 MARK = "ascend_quant_wrapper"
 
@@ -47,9 +50,9 @@ def install() -> None:
     refuse_requests()
 
 
-def has_routing_kernel() -> bool:
-    """Whether this build has vLLM's top-k routing kernel (CPU builds do not)."""
-    return hasattr(torch.ops._moe_C, "topk_softmax")
+def routes_by_itself() -> bool:
+    """Whether vLLM hands routed ids to the experts; CPU builds before 0.32 lack the kernel for it."""
+    return _select_experts is None or hasattr(torch.ops._moe_C, "topk_softmax")
 
 
 def select_experts(
@@ -74,7 +77,7 @@ def attach_to_models() -> None:
     """Attach to every model that is built with our quantization config."""
 
     def make(original: Callable) -> Callable:
-        def initialize_model(vllm_config, *args, **kwargs):  # noqa: ANN001, ANN202
+        def initialize_model(vllm_config, *args, **kwargs):
             from ascend_quant.integrations.vllm.attach import attach
             from ascend_quant.integrations.vllm.config import AscendQuantConfig
 
@@ -100,14 +103,14 @@ def reload_in_place() -> None:
         return
 
     def make_initialize(original: Callable) -> Callable:
-        def initialize_layerwise_reload(model, *args, **kwargs):  # noqa: ANN001, ANN202
+        def initialize_layerwise_reload(model, *args, **kwargs):
             refit = _refit(model)
             return original(model, *args, **kwargs) if refit is None else refit.open()
 
         return initialize_layerwise_reload
 
     def make_finalize(original: Callable) -> Callable:
-        def finalize_layerwise_reload(model, *args, **kwargs):  # noqa: ANN001, ANN202
+        def finalize_layerwise_reload(model, *args, **kwargs):
             refit = _refit(model)
             return original(model, *args, **kwargs) if refit is None else refit.close()
 
@@ -138,7 +141,7 @@ def _check_first(owner: type, name: str) -> None:
         return
 
     @wraps(original)
-    def method(self, *args, **kwargs):  # noqa: ANN001, ANN202
+    def method(self, *args, **kwargs):
         model: object = self
         for attribute in ("model_executor", "driver_worker", "worker", "model_runner", "model"):
             model = getattr(model, attribute, None)

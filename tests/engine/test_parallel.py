@@ -1,0 +1,66 @@
+"""Two ranks hold the slices of what one rank holds: tensor parallel (dense, MoE) and expert parallel."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from models import checkpoint, expected, make
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module", params=[("qwen2-tied", "tp"), ("qwen3-moe", "tp"), ("qwen3-moe", "ep")])
+def two_ranks(request, tmp_path_factory):
+    kind, parallel = request.param
+    folder = tmp_path_factory.mktemp("models")
+    first, second = make(kind, folder, seed=0), make(kind, folder, seed=1)
+    out = folder / "dump.pt"
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    command = [sys.executable, str(HERE / "tp_dump.py"), str(out), str(first), str(second), "2", parallel]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    return torch.load(out), first, second, parallel
+
+
+def test_ranks_hold_slices_after_load_and_refit(two_ranks):
+    result, first, second, parallel = two_ranks
+    for moment, folder in (("loaded", first), ("refitted", second)):
+        whole = expected(checkpoint(folder))
+        for rank, held in enumerate(result[moment]):
+            held = {name.replace(".routed_experts", ""): tensor for name, tensor in held.items()}
+            assert held.keys() == whole.keys()
+            for name, tensor in held.items():
+                assert torch.equal(tensor, own_part(name, whole[name], rank, parallel)), (moment, rank, name)
+    assert all(count >= len(checkpoint(second)) // 2 for count in result["tensors"])
+
+
+def test_ranks_generate_and_refuse(two_ranks):
+    result = two_ranks[0]
+    assert torch.isfinite(result["logprobs"]).all()
+    assert all("q_proj" in message and "is not what the model expects" in message for message in result["refused"])
+
+
+def own_part(name: str, tensor: torch.Tensor, rank: int, parallel: str) -> torch.Tensor:
+    """What rank `rank` of two holds of a whole tensor, by Megatron's rules."""
+    is_scale = name.endswith("_scale")
+    if "w13_weight" in name or "w2_weight" in name:
+        if parallel == "ep":
+            return tensor.chunk(2)[rank]
+        if "w13" in name:
+            return torch.cat([half.chunk(2, dim=1)[rank] for half in tensor.chunk(2, dim=1)], dim=1)
+        return tensor if is_scale else tensor.chunk(2, dim=2)[rank]
+    if "qkv_proj" in name:
+        q, k, v = tensor.split([tensor.shape[0] // 2, tensor.shape[0] // 4, tensor.shape[0] // 4])
+        return torch.cat([part.chunk(2)[rank] for part in (q, k, v)])
+    if "gate_up_proj" in name:
+        return torch.cat([half.chunk(2)[rank] for half in tensor.chunk(2)])
+    if "o_proj" in name or "down_proj" in name:
+        return tensor if is_scale else tensor.chunk(2, dim=1)[rank]
+    if "embed_tokens" in name or "lm_head" in name:
+        padded = torch.zeros(64, tensor.shape[1], dtype=tensor.dtype)
+        padded[: len(tensor)] = tensor
+        return padded.chunk(2)[rank]
+    return tensor

@@ -1,0 +1,95 @@
+"""What the plugin quantizes, what it leaves alone, what it refuses to serve."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from engines import differing, engine, logprobs, model_of, refit, resident
+from models import checkpoint, expected, fused, make, perturbed
+
+from ascend_quant.integrations.vllm import refit_of
+from ascend_quant.integrations.vllm.inventory import make_plain
+from ascend_quant.integrations.vllm.moe import refuse_unservable
+from ascend_quant.refit import RefitError
+
+
+def dtypes(llm):
+    return {name.replace(".routed_experts", ""): p.dtype for name, p in model_of(llm).named_parameters()}
+
+
+def test_embeddings_norms_routers_and_head_keep_their_dtype(tmp_path):
+    with engine(make("qwen3-moe", tmp_path)) as llm:
+        plain = {name for name, dtype in dtypes(llm).items() if dtype == torch.bfloat16}
+    layers = {f"model.layers.{i}.{leaf}.weight" for i in range(2) for leaf in (
+        "mlp.gate", "self_attn.q_norm", "self_attn.k_norm", "input_layernorm", "post_attention_layernorm")}  # fmt: skip
+    assert plain == {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"} | layers
+
+
+def test_ignored_layers_keep_their_dtype_and_are_refitted(tmp_path):
+    folder = make("qwen3-moe", tmp_path)
+    ignore = [
+        "model.layers.0.self_attn.o_proj",
+        r"re:.*layers\.1\.self_attn\.[qkv]_proj",
+        r"re:.*layers\.1\.mlp\.experts",
+    ]
+    with engine(folder, quantization_config={"ignore": ignore}) as llm:
+        found = dtypes(llm)
+        assert found["model.layers.0.self_attn.o_proj.weight"] == torch.bfloat16
+        assert found["model.layers.1.self_attn.qkv_proj.weight"] == torch.bfloat16
+        assert found["model.layers.1.mlp.experts.w13_weight"] == torch.bfloat16
+        assert found["model.layers.0.mlp.experts.w13_weight"] == torch.int8
+        assert found["model.layers.0.self_attn.qkv_proj.weight"] == torch.int8
+        state = perturbed(checkpoint(folder), seed=1)
+        model_of(llm).load_weights(state.items())
+        held, plain, coded = resident(llm), fused(state), expected(state)
+        want = {name: plain[name] if found[name] == torch.bfloat16 else coded[name] for name in held}
+        assert differing(held, want) == []
+        assert torch.isfinite(logprobs(llm)).all()
+
+
+@pytest.mark.parametrize("kind", ["qwen2-tied", "qwen3-moe"])
+def test_scheme_bf16_is_refitted_in_place_without_quantization(kind, tmp_path):
+    folder = make(kind, tmp_path)
+    with engine(folder, "bf16") as llm:
+        before = logprobs(llm)
+        state = perturbed(checkpoint(folder), seed=1)
+        model_of(llm).load_weights(state.items())
+        assert differing(resident(llm), fused(state)) == []
+        after = logprobs(llm)
+        assert not torch.equal(before, after)
+        assert refit(llm).last_receipt.changed == 0
+    other = make(kind, tmp_path, seed=5)
+    with engine(other, "bf16") as llm:
+        model_of(llm).load_weights(state.items())
+        assert torch.equal(logprobs(llm), after)
+
+
+@pytest.mark.parametrize(
+    ("moe", "message"),
+    [
+        ({"activation": "gelu", "has_bias": False}, r"mlp\.experts.*activation 'gelu'"),
+        ({"activation": "silu", "has_bias": True}, r"mlp\.experts.*biases"),
+    ],
+)
+def test_experts_that_are_not_plain_swiglu_are_refused(moe, message):
+    with pytest.raises(RefitError, match=message):
+        refuse_unservable(SimpleNamespace(**moe), "model.layers.0.mlp.experts")
+
+
+def test_layers_that_derive_tensors_from_their_weights_are_refused():
+    """As multi-head latent attention does (W_UK_T, W_UV), which vLLM's CPU build cannot load everywhere."""
+
+    class Derives(torch.nn.Module):
+        def process_weights_after_loading(self, dtype):
+            raise AssertionError("not reached")
+
+    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Identity(), Derives()])})
+    with pytest.raises(RefitError, match=r"layer 'layers\.1' of type Derives cannot be served.*go stale"):
+        make_plain(model)
+
+
+def test_a_model_without_the_plugin_is_named():
+    with pytest.raises(
+        RefitError, match=r'Linear was not built by the ascend_quant plugin.*quantization="ascend_quant"'
+    ):
+        refit_of(torch.nn.Linear(1, 1))

@@ -1,0 +1,81 @@
+"""Run an engine on RANKS ranks in processes of their own and dump what each rank holds: tp_dump.py OUT FOLDER RANKS.
+
+Not a test: test_parallel.py starts it, because an engine of several ranks wants a main process of its own.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+
+def dump(worker):
+    return {name: parameter.detach().clone() for name, parameter in worker.model_runner.model.named_parameters()}
+
+
+def push(worker, path: str, expert_parallel: bool):
+    """A refit in buckets, from the worker's own process as verl's extension does it."""
+    from engines import buckets
+    from models import checkpoint, stacked
+
+    from ascend_quant.integrations.vllm import refit_of
+
+    model = worker.model_runner.model
+    state = checkpoint(Path(path))
+    at_start = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    receipts = []
+    for sent in (state, stacked(state)):
+        with refit_of(model).session():
+            for bucket in buckets(sent):
+                model.load_weights(bucket)
+        receipts.append(refit_of(model).last_receipt)
+    assert receipts[0].digest == receipts[1].digest, "per-expert and stacked tensors differ"
+    assert at_start == {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    return receipts[0].tensors
+
+
+def refuse(worker, path: str):
+    """A tensor with twice the rows: each rank would quietly take its part of the first half."""
+    from models import checkpoint
+
+    name = "model.layers.1.self_attn.q_proj.weight"
+    tensor = checkpoint(Path(path))[name]
+    try:
+        worker.model_runner.model.load_weights([(name, torch.cat([tensor, tensor]))])
+    except Exception as error:
+        return str(error)
+    return "accepted"
+
+
+def main(out: str, folder: str, refit_from: str, ranks: int, expert_parallel: bool) -> None:
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_ALLOW_INSECURE_SERIALIZATION="1")
+    from vllm import LLM
+
+    llm = LLM(
+        folder,
+        dtype="bfloat16",
+        enforce_eager=True,
+        max_model_len=64,
+        max_num_seqs=8,
+        quantization="ascend_quant",
+        tensor_parallel_size=ranks,
+        enable_expert_parallel=expert_parallel,
+        distributed_executor_backend="mp",
+    )
+    from engines import logprobs
+
+    loaded = llm.collective_rpc(dump)
+    tensors = llm.collective_rpc(push, args=(refit_from, expert_parallel))
+    result = {
+        "loaded": loaded,
+        "tensors": tensors,
+        "refitted": llm.collective_rpc(dump),
+        "logprobs": logprobs(llm),
+        "refused": llm.collective_rpc(refuse, args=(refit_from,)),
+    }
+    torch.save(result, out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5] == "ep")
