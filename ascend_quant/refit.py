@@ -26,6 +26,11 @@ logger = logging.getLogger(__name__)
 SHOWN = 8  # names that one message lists
 
 
+def refusal(why: str) -> str:
+    """What a caller is told by an engine that may not serve."""
+    return f"this engine refuses to generate: {why}; complete one full refit to heal it"
+
+
 @dataclass(frozen=True)
 class Receipt:
     """What one refit did.
@@ -82,7 +87,7 @@ class Refit:
     def require_servable(self) -> None:
         """Raise RefitError unless the last refit closed cleanly."""
         if why := self.why_not_servable():
-            raise RefitError(f"this engine refuses to generate: {why}; complete one full refit to heal it")
+            raise RefitError(refusal(why))
 
     @contextmanager
     def session(self) -> Iterator["Refit"]:

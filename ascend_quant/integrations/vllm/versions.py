@@ -16,7 +16,8 @@ import torch
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase as ExpertsMethodBase
 from vllm.model_executor.model_loader import base_loader
 
-from ascend_quant.refit import Refit
+from ascend_quant.integrations.vllm import NAME
+from ascend_quant.refit import Refit, RefitError, refusal
 
 try:  # vLLM >= 0.28 holds the experts' weights in a layer of their own
     from vllm.model_executor.layers.fused_moe import RoutedExperts as EXPERTS_LAYER
@@ -123,16 +124,38 @@ def reload_in_place() -> None:
 def refuse_requests() -> None:
     """Turn a request away while the engine may not serve; the engine lives on and heals with the next refit.
 
-    Works where the worker shares the engine core's process (one rank). With several ranks the worker's own refusal
-    in compute_logits ends the engine, which is as safe but needs a restart.
+    Weights reach the workers through `EngineCore.collective_rpc`; after each such call the core asks them once
+    whether they may serve. A worker in the caller's own process is asked directly, at every request.
     """
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    _ask_afterwards(EngineCore)
     # engine core in a process of its own: the request finishes with an error
     _check_first(EngineCore, "preprocess_add_request")
     # engine core in the caller's process: the caller gets the error, before the engine has noted the request
     _check_first(LLMEngine, "add_request")
+
+
+def refusal_of_worker(worker: object) -> str | None:
+    """Why this worker may not serve; runs on every worker."""
+    refit = _refit(getattr(getattr(worker, "model_runner", None), "model", None))
+    return None if refit is None else refit.why_not_servable()
+
+
+def _ask_afterwards(engine_core: type) -> None:
+    original = engine_core.collective_rpc
+
+    @wraps(original)
+    def collective_rpc(self, *args, **kwargs):  # noqa: ANN001, ANN202
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if getattr(self.vllm_config.quant_config, "get_name", str)() == NAME:
+                answers = self.model_executor.collective_rpc(refusal_of_worker)
+                self.ascend_quant_refusal = next((answer for answer in answers if answer), None)
+
+    engine_core.collective_rpc = collective_rpc
 
 
 def _check_first(owner: type, name: str) -> None:
@@ -141,13 +164,15 @@ def _check_first(owner: type, name: str) -> None:
         return
 
     @wraps(original)
-    def method(self, *args, **kwargs):
-        model: object = self
-        for attribute in ("model_executor", "driver_worker", "worker", "model_runner", "model"):
-            model = getattr(model, attribute, None)
-        refit = _refit(model)
-        if refit is not None:
-            refit.require_servable()
+    def method(self, *args, **kwargs):  # noqa: ANN001, ANN202
+        driver = getattr(getattr(self, "model_executor", None), "driver_worker", None)
+        worker = getattr(driver, "worker", None)
+        if worker is None:
+            why = getattr(self, "ascend_quant_refusal", None)
+        else:
+            why = refusal_of_worker(worker)
+        if why is not None:
+            raise RefitError(refusal(why))
         return original(self, *args, **kwargs)
 
     setattr(owner, name, method)
