@@ -3,7 +3,6 @@
 Chunks keep the float32 work space small and in cache: 256 rows of a 172 MiB shard need 24 MiB, not 778 MiB.
 """
 
-import functools
 import logging
 
 import torch
@@ -94,7 +93,6 @@ def digest(values: torch.Tensor) -> int:
     return total % 2**64
 
 
-@functools.cache
 def int_mm_is_exact() -> bool:
     """Whether torch._int_mm is exact on this processor, tried with the largest codes.
 
@@ -107,10 +105,13 @@ def int_mm_is_exact() -> bool:
     return exact
 
 
+INT_MM_IS_EXACT = int_mm_is_exact()  # once, at import: torch.compile traces what calls it
+
+
 def _integer_product(x_codes_MK: torch.Tensor, codes_NK: torch.Tensor) -> torch.Tensor:
     if codes_NK.shape[1] == 1:  # torch 2.13's _int_mm is wrong for K = 1
         return x_codes_MK.int() * codes_NK.int().T
-    if int_mm_is_exact():
+    if INT_MM_IS_EXACT:
         return torch._int_mm(x_codes_MK, codes_NK.t())
     return x_codes_MK.double() @ codes_NK.double().T
 

@@ -22,7 +22,9 @@ def main(folder: str, out: str) -> None:
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_ALLOW_INSECURE_SERIALIZATION="1")
     from vllm import LLM, SamplingParams
 
-    llm = LLM(folder, dtype="bfloat16", enforce_eager=True, max_model_len=64, max_num_seqs=8, quantization="ascend_quant")
+    llm = LLM(
+        folder, dtype="bfloat16", enforce_eager=True, max_model_len=64, max_num_seqs=8, quantization="ascend_quant"
+    )
 
     def finish():
         (answer,) = llm.generate([{"prompt_token_ids": [3, 4, 5]}], SamplingParams(max_tokens=4, ignore_eos=True))

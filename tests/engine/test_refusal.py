@@ -12,11 +12,12 @@ HERE = Path(__file__).parent
 
 
 def test_a_bad_refit_refuses_requests_without_ending_the_engine(tmp_path):
-    command = [sys.executable, str(HERE / "separate_core.py"), str(make("qwen2", tmp_path)), str(tmp_path / "seen.json")]
+    seen = tmp_path / "seen.json"
+    command = [sys.executable, str(HERE / "separate_core.py"), str(make("qwen2", tmp_path)), str(seen)]
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
-    found = json.loads((tmp_path / "seen.json").read_text())
+    found = json.loads(seen.read_text())
     assert "o_proj" in found["error"] and "1 of 16384 elements are NaN" in found["error"]
     assert found["refused"] == [["error", 0], ["error", 0]]
     assert found["at start"] == found["healed"] == ["length", 4]

@@ -84,3 +84,10 @@ def test_digest_in_chunks_equals_the_oracle(monkeypatch):
 def test_a_device_without_kernels_is_named():
     with pytest.raises(NoKernels, match=r"'meta'.*cpu"):
         kernels_for(torch.device("meta"))
+
+
+def test_products_are_exact_where_int_mm_is_not_trusted(monkeypatch):
+    monkeypatch.setattr(cpu, "INT_MM_IS_EXACT", False)
+    codes, scale = oracle.quantize_weight(torch.randn(9, 300))
+    x = torch.randn(4, 300)
+    assert torch.equal(cpu.matmul(x, codes, scale), oracle.matmul(x, codes, scale))

@@ -28,9 +28,10 @@ class Int8LinearMethod(LinearMethodBase):
         layer.register_parameter("weight_scale", torch.nn.Parameter(scale, requires_grad=False))
         set_weight_attrs(layer.weight, {"input_dim": 1, "output_dim": 0, **extra_weight_attrs})
         layer.whole_input_size = input_size
+        self.matmul = kernels_for(codes.device).matmul  # found here: torch.compile cannot trace the search
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         after_loading(layer)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return kernels_for(x.device).matmul(x, layer.weight, layer.weight_scale.view(-1), bias)
+        return self.matmul(x, layer.weight, layer.weight_scale.view(-1), bias)

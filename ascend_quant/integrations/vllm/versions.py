@@ -146,14 +146,23 @@ def refusal_of_worker(worker: object) -> str | None:
 def _ask_afterwards(engine_core: type) -> None:
     original = engine_core.collective_rpc
 
+    def ask(core) -> None:
+        if getattr(core.vllm_config.quant_config, "get_name", str)() == NAME:
+            answers = core.model_executor.collective_rpc(refusal_of_worker)
+            core.ascend_quant_refusal = next((answer for answer in answers if answer), None)
+
     @wraps(original)
-    def collective_rpc(self, *args, **kwargs):  # noqa: ANN001, ANN202
+    def collective_rpc(self, *args, **kwargs):
         try:
-            return original(self, *args, **kwargs)
-        finally:
-            if getattr(self.vllm_config.quant_config, "get_name", str)() == NAME:
-                answers = self.model_executor.collective_rpc(refusal_of_worker)
-                self.ascend_quant_refusal = next((answer for answer in answers if answer), None)
+            result = original(self, *args, **kwargs)
+        except Exception as error:
+            if self.vllm_config.parallel_config.world_size == 1:
+                ask(self)
+            else:  # vLLM stops reading at the first rank that fails: the others' answers now lag one call behind
+                self.ascend_quant_refusal = f"a call to its ranks failed ({error}); restart the engine"
+            raise
+        ask(self)
+        return result
 
     engine_core.collective_rpc = collective_rpc
 
@@ -164,13 +173,10 @@ def _check_first(owner: type, name: str) -> None:
         return
 
     @wraps(original)
-    def method(self, *args, **kwargs):  # noqa: ANN001, ANN202
+    def method(self, *args, **kwargs):
         driver = getattr(getattr(self, "model_executor", None), "driver_worker", None)
         worker = getattr(driver, "worker", None)
-        if worker is None:
-            why = getattr(self, "ascend_quant_refusal", None)
-        else:
-            why = refusal_of_worker(worker)
+        why = getattr(self, "ascend_quant_refusal", None) if worker is None else refusal_of_worker(worker)
         if why is not None:
             raise RefitError(refusal(why))
         return original(self, *args, **kwargs)

@@ -1,0 +1,10 @@
+"""verl adapter: int8 rollouts in verl's GRPO/PPO, every step's refit checked and logged.
+
+    python -m ascend_quant.integrations.verl.main_ppo actor_rollout_ref.rollout.quantization=ascend_quant ...
+
+plugin.py     loaded by every `import verl`: the cpu platform (platform.py) and the deviations (versions.py)
+main_ppo.py   the run's entry, runner.py its task runner, settings.py what its configuration asks for
+replica.py    the engine's server, trainer.py the trainer, both with the refits' receipts (receipts.py)
+worker.py     the weight sync inside the engine's workers, receiver.py its transport
+leftovers.py  what killed runs leave behind
+"""

@@ -1,0 +1,34 @@
+"""python -m ascend_quant.integrations.verl.main_ppo <overrides>: verl.trainer.main_ppo, with refits and receipts.
+
+All settings are verl's. Refits are on when the rollout's quantization is ascend_quant.
+"""
+
+from typing import Any
+
+import hydra
+from verl.trainer.main_ppo import run_ppo
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
+from verl.utils.device import auto_set_device
+
+from ascend_quant.integrations.verl import settings
+from ascend_quant.integrations.verl.leftovers import remove_leftovers
+from ascend_quant.integrations.verl.runner import TaskRunner
+
+
+@hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)
+def main(config: Any) -> None:
+    auto_set_device(config)
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    if not config.trainer.use_v1:
+        raise ValueError(
+            "trainer.use_v1=False selects verl's deprecated trainer, which cannot log refits: leave it True"
+        )
+    if settings.wants_refits(config):
+        settings.check(config)
+    remove_leftovers()
+    run_ppo(config, task_runner_class=TaskRunner)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""What verl loads at the end of `import verl`, in every process (entry-point group `verl.plugins`).
+
+verl logs a plugin's exception at debug level and goes on; a half-applied plugin shows up much later as something
+else, so it is logged here as an error first.
+"""
+
+import logging
+
+logger = logging.getLogger(__name__)
+
+try:
+    from ascend_quant.integrations.verl import platform, versions
+
+    platform.register()
+    versions.apply()
+except Exception:
+    logger.exception("the verl plugin `ascend_quant` could not be applied; this process runs verl without it")
+    raise

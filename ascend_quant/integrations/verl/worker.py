@@ -1,0 +1,97 @@
+"""The vLLM worker's side of a weight sync under verl: one refit session around the buckets of one sync.
+
+Named to vLLM as `worker_extension_cls`. For a model that the vLLM plugin did not build (quantization is not
+ascend_quant) and for LoRA adapters, everything is verl's own.
+"""
+
+import contextlib
+import logging
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from verl.utils.device import get_device_name
+from verl.workers.rollout.vllm_rollout.utils import monkey_patch_compute_logits, vLLMColocateWorkerExtension
+
+from ascend_quant.integrations.verl.receiver import DrainingReceiver
+from ascend_quant.integrations.verl.settings import QUANTIZATION
+from ascend_quant.integrations.vllm import refit_of
+from ascend_quant.refit import RefitError
+
+logger = logging.getLogger(__name__)
+
+
+class RefitWorkerExtension(vLLMColocateWorkerExtension):
+    def monkey_patch_model(self, vocab_size: int, banned_token_ids: list[int] | None = None) -> None:
+        if not self._built_by_plugin():
+            logger.warning("quantization is not %s: this engine uses verl's own weight sync", QUANTIZATION)
+            return super().monkey_patch_model(vocab_size, banned_token_ids)
+        # verl also rebinds the experts' weight loaders here, which would bypass the plugin's
+        for model in self._iter_all_models():
+            refit_of(model)  # raises where there is none, before any weight is sent
+            monkey_patch_compute_logits(model, vocab_size, banned_token_ids)
+
+    def update_weights_from_ipc(
+        self, peft_config: dict | None = None, base_sync_done: bool = False, use_shm: bool = False
+    ) -> None:
+        if not self._built_by_plugin() or (peft_config and base_sync_done):
+            return super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
+        if self.device is None:  # as verl does: vLLM leaves it unset on some platforms
+            self.device = torch.device(f"{get_device_name()}:{self.local_rank}")
+
+        receiver = DrainingReceiver(self._get_zmq_handle(), self.device, use_shm)
+        attempts = FirstError()
+        with contextlib.ExitStack() as sessions:
+            for model in self._iter_all_models():
+                attempts.run(lambda model=model: sessions.enter_context(refit_of(model).session()))
+            receiver.receive_weights(
+                # verl's own way from a bucket to model.load_weights: it knows LoRA's names and the MTP drafter
+                lambda weights, is_last: attempts.run(
+                    lambda: self._update_weights(weights, peft_config, base_sync_done)
+                )
+            )
+            attempts.raise_it()
+
+    def refit_receipt(self) -> dict[str, float] | None:
+        """The last complete refit's metrics, for collective_rpc; None where there are no refits."""
+        if not self._built_by_plugin():
+            return None
+        receipt = refit_of(self.model_runner.model).last_receipt
+        return None if receipt is None else receipt.as_metrics()
+
+    def _built_by_plugin(self) -> bool:
+        config = self.model_runner.vllm_config.quant_config
+        return config is not None and config.get_name() == QUANTIZATION
+
+
+class FirstError:
+    """Runs steps until one fails, and keeps that error's text.
+
+    Not its traceback, which holds views of the sender's shared memory: while somebody keeps the error, a log record
+    for one, that memory could not be closed.
+    """
+
+    def __init__(self) -> None:
+        self._text: str | None = None
+
+    def run(self, step: Callable[[], Any]) -> None:
+        if self._text is not None:
+            return
+        try:
+            step()
+        except Exception as error:
+            why = traceback.format_exc()
+            logger.error("the weight sync failed; its remaining buckets are acknowledged but not loaded\n%s", why)
+            self._text = str(error) if isinstance(error, RefitError) else f"{type(error).__name__}: {error}"
+            _drop_tracebacks(error)
+
+    def raise_it(self) -> None:
+        if self._text is not None:
+            raise RefitError(f"weight sync failed: {self._text}")
+
+
+def _drop_tracebacks(error: BaseException | None) -> None:
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

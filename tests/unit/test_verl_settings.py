@@ -1,0 +1,69 @@
+"""What a configuration asks for, and the one clear error when it cannot be had."""
+
+import pytest
+
+pytest.importorskip("omegaconf", reason="the verl adapter needs verl")
+
+from omegaconf import OmegaConf
+
+from ascend_quant.integrations.verl import settings
+from ascend_quant.refit import RefitError
+
+
+def config(model="org/model", **rollout):
+    rollout = {"name": "vllm", "quantization": None, "engine_kwargs": {}, **rollout}
+    return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {"path": str(model)}}})
+
+
+@pytest.mark.parametrize(
+    "rollout",
+    [
+        {"quantization": "ascend_quant"},
+        {"engine_kwargs": {"vllm": {"quantization": "ascend_quant"}}},
+        {"engine_kwargs": {"vllm": {"hf_overrides": {"quantization_config": {"quant_method": "ascend_quant"}}}}},
+    ],
+)
+def test_wants_refits(rollout):
+    assert settings.wants_refits(config(**rollout))
+
+
+@pytest.mark.parametrize("rollout", [{}, {"quantization": "fp8"}, {"engine_kwargs": {"vllm": {"seed": 1}}}])
+def test_leaves_other_runs_to_verl(rollout):
+    assert not settings.wants_refits(config(**rollout))
+
+
+def test_a_run_that_can_have_refits_passes(tmp_path, monkeypatch):
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    (tmp_path / "config.json").touch()
+    settings.check(config())
+    settings.check(config(model=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("rollout", "words"),
+    [
+        ({"name": "sglang"}, "needs rollout.name=vllm"),
+        ({"disaggregation": {"enabled": True}}, "disaggregation is not supported"),
+    ],
+)
+def test_unsupported_rollouts(rollout, words):
+    with pytest.raises(RefitError, match=words):
+        settings.check(config(**rollout))
+
+
+def test_plugin_left_out(monkeypatch):
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    with pytest.raises(RefitError, match="leaves out ascend_quant"):
+        settings.check(config())
+
+
+def test_plugin_not_installed(monkeypatch):
+    monkeypatch.setattr(settings, "entry_points", lambda group: [])
+    with pytest.raises(RefitError, match="pip"):
+        settings.check(config())
+
+
+def test_model_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    with pytest.raises(RefitError, match=r"no config\.json"):
+        settings.check(config(model=tmp_path))
