@@ -7,7 +7,7 @@ Both know which of their rows the running refit has written, so a missing or twi
 Rows run along every dimension but the last: a (E, N, K) stack of experts has E * N rows of K elements.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -112,9 +112,7 @@ class ResidentWeight:
         return sum(kernels_for(tensor.device).digest(tensor) * (2 * i + 1) for i, tensor in enumerate(self.tensors()))
 
     def _store(self, view: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None) -> int:
-        nonfinite = int((~torch.isfinite(source)).sum()) if source.is_floating_point() else 0
-        view.copy_(source)
-        return nonfinite
+        return kernels_for(view.device).copy_into(source, view)
 
 
 class QuantizedWeight(ResidentWeight):
@@ -145,29 +143,28 @@ class QuantizedWeight(ResidentWeight):
     def _store(self, view: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None) -> int:
         if not source.is_floating_point():
             raise RefitError(f"{self.name}: got {source.dtype}; send BF16 weights, the engine quantizes them itself")
-        kernels = kernels_for(view.device)
-        absmax = None
-        if source.shape[-1] != self.whole_length:
-            if whole is None or whole.shape[-1] != self.whole_length:
-                raise RefitError(
-                    f"{self.name}: a slice of {source.shape[-1]} of {self.whole_length} input channels came without "
-                    "the rest of its rows, which its scale needs; send whole tensors"
-                )
-            absmax = kernels.absmax_rows(whole)
+        if source.shape[-1] == self.whole_length:
+            whole = None
+        elif whole is None or whole.shape[-1] != self.whole_length:
+            raise RefitError(
+                f"{self.name}: a slice of {source.shape[-1]} of {self.whole_length} input channels came without "
+                "the rest of its rows, which its scale needs; send whole tensors"
+            )
+        quantize_into = kernels_for(view.device).quantize_into
         nonfinite = 0
-        for source_NK, codes_NK, scale_N, absmax_N in _matrices(source, view, self.rows(view, self.scale), absmax):
-            bad, changed = kernels.quantize_into(source_NK, codes_NK, scale_N, absmax_N)
+        for part in _matrices(source, view, self.rows(view, self.scale), whole):
+            bad, changed = quantize_into(*part)
             nonfinite += bad
             self.changed += changed
         return nonfinite
 
 
-def _matrices(source, codes, scale, absmax):
+def _matrices(source: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, whole: torch.Tensor | None) -> Iterator:
     """Split stacks of matrices into (N, K) pieces; one row becomes a matrix of one row."""
     if source.dim() == 1:
-        yield source[None], codes[None], scale[None], None if absmax is None else absmax[None]
+        yield source[None], codes[None], scale[None], None if whole is None else whole[None]
     elif source.dim() == 2:
-        yield source, codes, scale, absmax
+        yield source, codes, scale, whole
     else:
         for i in range(source.shape[0]):
-            yield from _matrices(source[i], codes[i], scale[i], None if absmax is None else absmax[i])
+            yield from _matrices(source[i], codes[i], scale[i], None if whole is None else whole[i])

@@ -1,8 +1,10 @@
 """The oracle's functions, fast, one module per device, all with the same signatures.
 
-quantize_into(source, codes, scale, absmax)   rows of a weight, straight into resident rows
+quantize_into(source, codes, scale, whole)    rows of a weight, straight into resident rows
+copy_into(source, target)                     a weight that keeps its dtype
 matmul(x, codes, scale, bias)                 the W8A8 linear layer
 experts(x, weight, expert, w13, .., w2, ..)   the W8A8 mixture of experts
+plain_experts(x, weight, expert, w13, w2)     the same without quantization
 digest(values)                                fingerprint of a tensor's bytes
 """
 

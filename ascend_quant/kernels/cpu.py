@@ -17,7 +17,7 @@ ELEMENTS = 1 << 20
 
 
 def quantize_into(
-    source_NK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, absmax_N: torch.Tensor | None = None
+    source_NK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, whole_NL: torch.Tensor | None = None
 ) -> tuple[int, int]:
     """Quantize a weight's rows into resident rows.
 
@@ -25,7 +25,7 @@ def quantize_into(
         source_NK: float (N, K), any strides.
         codes_NK: int8 (N, K) view of the resident codes, written in place.
         scale_N: float32 (N) view of the resident scales, written in place.
-        absmax_N: see `oracle.quantize_rows`.
+        whole_NL: the rows that `source_NK` is a slice of (L > K), which the scales are taken from.
 
     Returns:
         How many elements were not finite, and how many codes changed.
@@ -33,19 +33,32 @@ def quantize_into(
     nonfinite = changed = 0
     for start in range(0, source_NK.shape[0], ROWS):
         rows = slice(start, start + ROWS)
-        source = source_NK[rows]
-        codes, scale = oracle.quantize_weight(source, None if absmax_N is None else absmax_N[rows])
+        absmax = None if whole_NL is None else whole_NL[rows].to(torch.bfloat16).float().abs().amax(dim=-1)
+        codes, scale = oracle.quantize_weight(source_NK[rows], absmax)
         if not torch.isfinite(scale).all():
-            nonfinite += int((~torch.isfinite(source)).sum())
+            nonfinite += count_nonfinite(source_NK[rows])
         changed += int((codes != codes_NK[rows]).sum())
         codes_NK[rows].copy_(codes)
         scale_N[rows].copy_(scale)
     return nonfinite, changed
 
 
-def absmax_rows(values: torch.Tensor) -> torch.Tensor:
-    """Largest magnitude of each row (..., K) -> (...), float32, after rounding to BF16."""
-    return values.to(torch.bfloat16).abs().amax(dim=-1).float()
+def copy_into(source: torch.Tensor, target: torch.Tensor) -> int:
+    """Copy into a resident view of the same shape, in its dtype; returns how many elements were not finite."""
+    if source.dim() == 0:
+        source, target = source[None], target[None]
+    step = max(1, ELEMENTS * source.shape[0] // max(1, source.numel()))
+    nonfinite = 0
+    for start in range(0, source.shape[0], step):
+        part = slice(start, start + step)
+        nonfinite += count_nonfinite(source[part])
+        target[part].copy_(source[part])
+    return nonfinite
+
+
+def count_nonfinite(values: torch.Tensor) -> int:
+    """How many elements are NaN or Inf."""
+    return int((~torch.isfinite(values)).sum())
 
 
 def matmul(

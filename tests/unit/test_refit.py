@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ascend_quant import oracle
+from ascend_quant.kernels import cpu
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.resident import QuantizedWeight, ResidentWeight
 
@@ -163,3 +165,32 @@ def test_a_moved_buffer_is_seen():
     with pytest.raises(RefitError, match=r"fc\.weight was moved"), refit.session():
         weight.write(weight.data, torch.randn(8, 6), None, "w")
         engine["fc.weight"] = weight.data.clone()
+
+
+class LargestTensor(TorchDispatchMode):
+    """The largest tensor that any operation makes (views are not new)."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor) and not func.is_view and tensor is not args[0]:
+                self.bytes = max(self.bytes, tensor.nbytes)
+        return out
+
+
+@pytest.mark.parametrize("kind", ["whole", "slice", "plain"])
+def test_extra_memory_does_not_grow_with_the_weight(kind, monkeypatch):
+    monkeypatch.setattr(cpu, "ROWS", 16)
+    monkeypatch.setattr(cpu, "ELEMENTS", 1 << 12)
+    peaks = []
+    for rows in (512, 2048):
+        source = torch.randn(rows, 128).to(torch.bfloat16)
+        part = source[:, 32:96] if kind == "slice" else source
+        plain = ResidentWeight("embed", torch.zeros(rows, 128, dtype=torch.bfloat16))
+        weight = plain if kind == "plain" else linear(rows, part.shape[1], whole=128)
+        with LargestTensor() as largest, Refit([weight]).session():
+            weight.write(weight.data, part, source, "w")
+        peaks.append(largest.bytes)
+    assert peaks[0] == peaks[1] < source.nbytes / 8
