@@ -1,0 +1,46 @@
+"""The commands of `run.sh`."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def commands() -> None:
+    """INT8 rollouts for reinforcement learning: re-quantized in place after every training step."""
+
+
+@app.command()
+def demo(
+    arms: Annotated[str, typer.Option(help="Rollouts to compare, with commas: bf16, int8.")] = "bf16,int8",
+    steps: Annotated[int | None, typer.Option(help="Training steps of each arm.  [default: the recipe's]")] = None,
+    rollout_is: Annotated[str, typer.Option(help="Importance sampling level: token or sequence.")] = "token",
+    seed: Annotated[int, typer.Option(help="Seeds the weights, the data and the sampling.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder of the result.  [default: runs/<time>]")] = None,
+    model: Annotated[str, typer.Option(help="qwen2 or qwen3-moe.")] = "qwen2",
+) -> None:
+    """Train a tiny model with verl and vLLM on this CPU, with BF16 and with INT8 rollouts, and compare."""
+    from launch.demo import options
+    from launch.demo.errors import DemoError
+    from launch.demo.run import run_demo
+
+    try:
+        chosen = options.choices(arms, steps, rollout_is, seed, model)
+    except options.OptionError as error:
+        stop(str(error), code=2)
+    folder = (out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
+    try:
+        run_demo(chosen, folder, Console())
+    except DemoError as error:
+        stop(str(error), code=1)
+
+
+def stop(message: str, code: int) -> None:
+    """End with a message on stderr."""
+    typer.echo(message, err=True)
+    raise typer.Exit(code)

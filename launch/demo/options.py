@@ -1,0 +1,30 @@
+"""Checking the demo's options: one line says which value is wrong and which are right."""
+
+from launch.demo.model import MODELS
+from launch.demo.recipe import ARMS, IMPORTANCE_SAMPLING, Choices, load_recipe
+
+
+class OptionError(ValueError):
+    """A bad option; the message is one line for the user."""
+
+
+def choices(arms: str, steps: int | None, rollout_is: str, seed: int, model: str) -> Choices:
+    """The checked options; `steps` defaults to the recipe's."""
+    names = tuple(name.strip() for name in arms.split(","))
+    for name in names:
+        one_of("--arms", name, ARMS)
+    if len(set(names)) < len(names):
+        raise OptionError(f"--arms {arms!r}: names an arm twice; give each of {', '.join(ARMS)} at most once")
+    steps = load_recipe()["steps"] if steps is None else steps
+    if steps < 1:
+        raise OptionError(f"--steps {steps}: at least 1 is needed")
+    if seed < 0:
+        raise OptionError(f"--seed {seed}: 0 or more is needed")
+    one_of("--rollout-is", rollout_is, IMPORTANCE_SAMPLING)
+    one_of("--model", model, MODELS)
+    return Choices(names, steps, rollout_is, seed, model)
+
+
+def one_of(option: str, value: str, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise OptionError(f"{option} {value!r}: choose from {', '.join(valid)}")

@@ -1,0 +1,27 @@
+"""report.png: four small panels by step, both arms in each."""
+
+from pathlib import Path
+from typing import Any
+
+PANELS = (
+    ("reward", "reward (exact answers)", "linear"),
+    ("k3_kl", "mismatch KL (k3), trainer against rollout", "log"),
+    ("ess", "effective sample size (of 1)", "linear"),
+    ("refit_seconds", "refit time (s)", "linear"),
+)
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Draw the report's arms into one PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    for axes, (field, title, scale) in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
+        for arm in report["arms"]:
+            steps = [step["step"] for step in arm["steps"]]
+            axes.plot(steps, [step[field] for step in arm["steps"]], marker=".", label=arm["name"])
+        axes.set(title=title, xlabel="step", yscale=scale)
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(title="rollout")
+    figure.suptitle(f"{report['task']}, {report['model']}, seed {report['seed']}, {report['hardware']['cpu']}")
+    figure.savefig(path, dpi=120)

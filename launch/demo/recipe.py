@@ -1,0 +1,69 @@
+"""From configs/recipes/demo.yaml and one arm's choices to the override arguments of verl's command line."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RECIPE = Path(__file__).parents[2] / "configs" / "recipes" / "demo.yaml"
+ARMS = ("bf16", "int8")  # an arm is named after the scheme of its rollout weights
+IMPORTANCE_SAMPLING = ("token", "sequence")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user chose, for all arms."""
+
+    arms: tuple[str, ...]
+    steps: int
+    rollout_is: str
+    seed: int
+    model: str
+
+
+def load_recipe() -> dict[str, Any]:
+    """The recipe file: `steps` and `verl`."""
+    import yaml
+
+    return yaml.safe_load(RECIPE.read_text())
+
+
+def prompts_a_step() -> int:
+    """How many prompts the data file must hold for each step."""
+    return load_recipe()["verl"]["data"]["train_batch_size"]
+
+
+def overrides(choices: Choices, scheme: str, out: Path, ray_folder: Path) -> list[str]:
+    """All override arguments of one arm; `++` sets a key whether verl's defaults have it or not."""
+    tree = dict(flatten(load_recipe()["verl"])) | this_run(choices, scheme, out, ray_folder)
+    return [f"++{key}={json.dumps(value)}" for key, value in tree.items()]
+
+
+def this_run(choices: Choices, scheme: str, out: Path, ray_folder: Path) -> dict[str, Any]:
+    """The keys that no file can know."""
+    vllm = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+    data = str(out / "prompts.parquet")
+    return {
+        "actor_rollout_ref.model.path": str(out / "start"),
+        "actor_rollout_ref.rollout.seed": choices.seed,
+        f"{vllm}.hf_overrides.quantization_config.scheme": scheme,
+        "algorithm.rollout_correction.rollout_is": choices.rollout_is,
+        "data.seed": choices.seed,
+        "data.train_files": data,
+        "data.val_files": data,
+        "hydra.run.dir": str(out / scheme),
+        "ray_kwargs.ray_init._temp_dir": str(ray_folder),
+        "reward.custom_reward_function.path": str(Path(__file__).with_name("reward.py")),
+        "trainer.default_local_dir": str(out / scheme / "checkpoints"),
+        "trainer.total_training_steps": choices.steps,
+    }
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """{"a": {"b": 1}} -> ("a.b", 1)."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

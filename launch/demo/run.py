@@ -1,0 +1,79 @@
+"""The demo from beginning to end: model and data, warm-up, one verl run for each arm, report."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from launch.demo.plot import draw
+from launch.demo.processes import own_memory_bytes
+from launch.demo.recipe import Choices, prompts_a_step
+from launch.demo.report import build_report, summary, write_report
+from launch.demo.task import DESCRIPTION, write_parquet
+from launch.demo.training import train_arm
+
+
+def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
+    """Run everything, leave report.json and report.png in `out`, and return the report."""
+    started = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    write_parquet(out / "prompts.parquet", choices.steps * prompts_a_step(), choices.seed)
+    with progress(console) as bars:
+        warm_up(choices, out, bars)
+        peak = max([own_memory_bytes(), *(run_arm(choices, scheme, out, bars) for scheme in choices.arms)])
+    report = build_report(choices, out, DESCRIPTION, peak, time.monotonic() - started)
+    write_report(report, out / "report.json")
+    draw(report, out / "report.png")
+    console.print(table(report))
+    console.print(f"{report['seconds'] / 60:.1f} min, peak memory {report['hardware']['peak_memory_gib']} GiB")
+    console.print(f"report: {out / 'report.json'} and report.png", soft_wrap=True)
+    return report
+
+
+def progress(console: Console) -> Progress:
+    """Bars with the time left."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def warm_up(choices: Choices, out: Path, bars: Progress) -> None:
+    """Make the common start of all arms."""
+    from launch.demo.warmup import UPDATES, make_start
+
+    bar = bars.add_task("warm-up", total=UPDATES)
+    accuracy = make_start(choices.model, choices.seed, out / "start", lambda done: bars.update(bar, completed=done))
+    bars.update(bar, description=f"warm-up: {accuracy:.0%} right")
+
+
+def run_arm(choices: Choices, scheme: str, out: Path, bars: Progress) -> int:
+    """Train one arm under a bar of its own; returns its peak memory."""
+    bar = bars.add_task(f"{scheme}: verl starts, about 80 s", total=choices.steps)
+    return train_arm(
+        choices, scheme, out, lambda done: bars.update(bar, description=f"{scheme}: training", completed=done)
+    )
+
+
+def table(report: dict[str, Any]) -> Table:
+    """One row for each arm."""
+    columns = ("rollout", "reward", "k3_kl mean", "ESS min", "refit ms", "step s")
+    result = Table(*columns, title=f"{report['task']} ({report['model']}, {report['rollout_is']}-level TIS)")
+    for arm in report["arms"]:
+        numbers = summary(arm)
+        result.add_row(
+            arm["name"],
+            f"{numbers['start_reward']:.3f} -> {numbers['final_reward']:.3f}",
+            f"{numbers['k3_kl_mean']:.2e}",
+            f"{numbers['ess_min']:.4f}",
+            f"{numbers['refit_ms_median']:.0f}",
+            f"{numbers['step_s_median']:.1f}",
+        )
+    return result

@@ -1,0 +1,75 @@
+"""One arm: verl's GRPO in processes of its own, watched through the metrics it writes.
+
+verl may hang instead of failing when one of its workers dies, so a run without a new step for too long is ended.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launch.demo.errors import DemoError
+from launch.demo.logs import last_errors
+from launch.demo.metrics import read_lines
+from launch.demo.processes import ProcessTree, own_memory_bytes
+from launch.demo.recipe import Choices, overrides
+from launch.environment import environment
+
+FIRST_STEP_SECONDS = 600  # includes starting Ray, verl and vLLM: about 80 s on two idle cores
+NEXT_STEP_SECONDS = 180
+POLL_SECONDS = 0.5
+MEMORY_EVERY = 4  # polls
+
+
+def train_arm(choices: Choices, scheme: str, out: Path, on_steps: Callable[[int], None]) -> int:
+    """Run one arm to its last step and return the peak memory in bytes."""
+    folder = out / scheme
+    folder.mkdir(parents=True, exist_ok=True)
+    log, metrics = folder / "verl.log", folder / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)  # an earlier run's steps are not this one's
+    ray_folder = Path(tempfile.mkdtemp(prefix="aq-"))  # Ray's sockets need a short path
+    command = [sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo"]
+    command += overrides(choices, scheme, out, ray_folder)
+    variables = environment("cpu", os.environ) | {"VERL_FILE_LOGGER_PATH": str(metrics)}
+    with log.open("wb") as output:
+        verl = subprocess.Popen(
+            command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    tree = ProcessTree(verl.pid)
+    try:
+        return watch(verl, tree, choices.steps, metrics, log, on_steps)
+    finally:
+        tree.end()
+        verl.wait()
+        shutil.rmtree(ray_folder, ignore_errors=True)
+
+
+def watch(
+    verl: subprocess.Popen, tree: ProcessTree, steps: int, metrics: Path, log: Path, on_steps: Callable[[int], None]
+) -> int:
+    """Follow the metrics until verl ends; raise if it fails, stalls or ends early."""
+    peak, done, polls, last_news = 0, 0, 0, time.monotonic()
+    while verl.poll() is None:
+        time.sleep(POLL_SECONDS)
+        if polls % MEMORY_EVERY == 0:
+            tree.look()
+            peak = max(peak, tree.memory_bytes() + own_memory_bytes())
+        polls += 1
+        logged = len(read_lines(metrics))
+        if logged > done:
+            done, last_news = logged, time.monotonic()
+            on_steps(done)
+        allowed = NEXT_STEP_SECONDS if done else FIRST_STEP_SECONDS
+        if time.monotonic() - last_news > allowed:
+            raise DemoError(f"no step after {done} of {steps} for {allowed} s; {last_errors(log)}")
+    on_steps(len(read_lines(metrics)))
+    if verl.returncode or len(read_lines(metrics)) < steps:
+        raise DemoError(
+            f"verl ended with code {verl.returncode} after {len(read_lines(metrics))} of {steps} steps; "
+            f"{last_errors(log)}"
+        )
+    return peak

@@ -1,0 +1,343 @@
+"""The demo without verl: its task, tokenizer, warm-up arithmetic, recipe, options, watching and report."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from launch.cli import app
+from launch.demo import logs, recipe, report, task, tokenizer, training
+from launch.demo.errors import DemoError
+from launch.demo.metrics import read_lines
+from launch.demo.options import OptionError, choices
+from launch.demo.processes import ProcessTree
+from launch.demo.reward import compute_score
+from launch.environment import STACKS, environment
+
+CHOICES = recipe.Choices(("bf16", "int8"), 7, "token", 3, "qwen2")
+
+
+@pytest.mark.parametrize(
+    ("said", "reward"), [("12", 1.0), ("012", 0.0), ("1", 0.0), ("12 ", 0.0), ("", 0.0), ("122", 0.0)]
+)
+def test_reward_is_exact(said, reward):
+    assert compute_score("addition", said, "12", extra_info={"index": 0}) == reward
+
+
+def test_problems_are_all_sums_with_the_difference_as_mistake():
+    problems = {problem.prompt: problem for problem in task.all_problems()}
+    assert len(problems) == 100
+    assert (problems["7+5="].answer, problems["7+5="].mistake) == ("12", "2")
+    for prompt, problem in problems.items():
+        assert int(problem.answer) == sum(map(int, prompt[:-1].split("+")))
+
+
+def test_parquet_asks_every_problem_once_a_round(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    task.write_parquet(tmp_path / "a.parquet", 250, seed=1)
+    task.write_parquet(tmp_path / "b.parquet", 250, seed=1)
+    rows = pandas.read_parquet(tmp_path / "a.parquet")
+    prompts = [row[0]["content"] for row in rows["prompt"]]
+    assert len(prompts) == 250
+    assert len(set(prompts[:100])) == len(set(prompts[100:200])) == 100
+    assert prompts[:100] != prompts[100:200]
+    assert rows["reward_model"][0]["ground_truth"] == str(sum(map(int, prompts[0][:-1].split("+"))))
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+
+
+def test_tokenizer_round_trip_through_a_qwen2_checkpoint(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from launch.demo.model import build_model
+
+    model = build_model("qwen2", seed=0)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_tokenizer(tmp_path)
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert len(loaded) == len(tokenizer.VOCABULARY) == model.config.vocab_size
+    assert loaded.decode(loaded.encode("12+7=")) == "12+7="
+    assert [len(loaded.encode(text)) for text in ("12+7=", "\n", " ", "<|im_end|>")] == [5, 1, 1, 1]
+    assert loaded.eos_token == "<|im_end|>"
+    message = [{"role": "user", "content": "3+4="}]
+    assert loaded.apply_chat_template(message, tokenize=False, add_generation_prompt=True) == "3+4="
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3-moe"])
+def test_model_depends_on_the_seed_alone(name):
+    pytest.importorskip("transformers")
+    import torch
+
+    from launch.demo.model import build_model
+
+    first, again, other = (build_model(name, seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+def test_sampled_accuracy_is_the_probability_of_the_whole_answer():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from launch.demo import warmup
+    from launch.demo.model import build_model
+
+    model = build_model("qwen2", seed=0)
+    accuracy = warmup.sampled_accuracy(model, warmup.encode([("7+5=", "12"), ("3+4=", "7")]))
+    expected = 0.0
+    for prompt, answer in (("7+5=", "12"), ("3+4=", "7")):
+        ids, probability = tokenizer.build_tokenizer().encode(prompt), 1.0
+        for token in [*tokenizer.build_tokenizer().encode(answer), tokenizer.VOCABULARY[tokenizer.END]]:
+            with torch.no_grad():
+                probability *= model(input_ids=torch.tensor([ids])).logits[0, -1].softmax(-1)[token].item()
+            ids = [*ids, token]
+        expected += probability / 2
+    assert accuracy == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_warm_up_outside_the_band_is_refused():
+    pytest.importorskip("torch")
+    from launch.demo.warmup import check_band
+
+    check_band(0.5)
+    with pytest.raises(DemoError, match=r"0\.72.*--seed"):
+        check_band(0.72)
+
+
+def test_overrides_of_one_arm(tmp_path):
+    lines = recipe.overrides(CHOICES, "int8", tmp_path, Path("/tmp/ray"))
+    values = dict(line.removeprefix("++").split("=", 1) for line in lines)
+    assert len(values) == len(lines)
+    vllm = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+    assert values[f"{vllm}.quantization"] == values[f"{vllm}.hf_overrides.quantization_config.quant_method"]
+    assert values[f"{vllm}.hf_overrides.quantization_config.scheme"] == '"int8"'
+    assert values["trainer.total_training_steps"] == "7"
+    assert values["algorithm.rollout_correction.rollout_is"] == '"token"'
+    assert values["actor_rollout_ref.rollout.calculate_log_probs"] == "true"
+    assert Path(json.loads(values["reward.custom_reward_function.path"])).is_file()
+
+
+def test_arms_differ_in_the_scheme_and_their_folder_only(tmp_path):
+    bf16, int8 = (set(recipe.overrides(CHOICES, scheme, tmp_path, Path("/tmp/ray"))) for scheme in CHOICES.arms)
+    keys = {line.split("=")[0].rsplit(".", 1)[-1] for line in bf16 ^ int8}
+    assert keys == {"scheme", "dir", "default_local_dir"}
+
+
+def test_recipe_holds_a_whole_answer_and_divides_into_mini_batches():
+    verl = recipe.load_recipe()["verl"]
+    actor, rollout = verl["actor_rollout_ref"]["actor"], verl["actor_rollout_ref"]["rollout"]
+    longest = max(len(problem.answer) for problem in task.all_problems())
+    assert verl["data"]["max_response_length"] > longest
+    assert verl["data"]["train_batch_size"] % actor["ppo_mini_batch_size"] == 0
+    assert actor["ppo_mini_batch_size"] * rollout["n"] % actor["ppo_micro_batch_size_per_gpu"] == 0
+
+
+def test_environment_lets_the_user_win():
+    result = environment("cpu", {"OMP_NUM_THREADS": "4", "HOME": "/home/me"})
+    assert (result["OMP_NUM_THREADS"], result["HOME"], result["VERL_PLATFORM"]) == ("4", "/home/me", "cpu")
+    assert all(variable.why for variables in STACKS.values() for variable in variables)
+    with pytest.raises(ValueError, match=r"'tpu'.*cpu"):
+        environment("tpu", {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--arms", "int8,int9"], "--arms 'int9': choose from bf16, int8"),
+        (["--arms", ""], "--arms '': choose from bf16, int8"),
+        (["--arms", "int8,int8"], "--arms 'int8,int8': names an arm twice"),
+        (["--rollout-is", "word"], "--rollout-is 'word': choose from token, sequence"),
+        (["--model", "llama"], "--model 'llama': choose from qwen2, qwen3-moe"),
+        (["--steps", "0"], "--steps 0: at least 1 is needed"),
+        (["--seed", "-1"], "--seed -1: 0 or more is needed"),
+    ],
+)
+def test_bad_options_give_one_line(arguments, said):
+    result = CliRunner().invoke(app, ["demo", *arguments])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_steps_default_to_the_recipe():
+    assert choices("bf16", None, "token", 0, "qwen2").steps == recipe.load_recipe()["steps"]
+    with pytest.raises(OptionError):
+        choices("fp8", None, "token", 0, "qwen2")
+
+
+def metrics_line(step: int, reward: float, kl: float, ess: float, seconds: float, refit: float) -> str:
+    data = {
+        "critic/rewards/mean": reward,
+        "rollout_corr/k3_kl": kl,
+        "rollout_corr/rollout_is_mean": 1.0,
+        "rollout_corr/rollout_is_max": 1.5,
+        "rollout_corr/rollout_is_eff_sample_size": ess,
+        "timing_s/step": seconds,
+        "timing_s/update_weights": refit,
+        "refit/tensors": 27,
+        "refit/digest": 5 + step,
+    }
+    return json.dumps({"step": step, "data": data}) + "\n"
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """The folder of a finished demo of seven steps, with hand-written metrics."""
+    rewards = {"bf16": (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0), "int8": (0.5, 0.5, 0.5, 0.5, 0.75, 1.0, 1.0)}
+    for arm, values in rewards.items():
+        (tmp_path / arm).mkdir()
+        lines = [
+            metrics_line(i + 1, r, 1e-4 * (i + 1), 1 - i / 100, 2.0 + i, 0.01 * (i + 1)) for i, r in enumerate(values)
+        ]
+        (tmp_path / arm / "metrics.jsonl").write_text("".join(lines))
+    return tmp_path
+
+
+def test_report_of_hand_written_metrics(finished):
+    result = report.build_report(CHOICES, finished, "adding", peak_memory=3 << 30, seconds=61.25)
+    bf16, int8 = result["arms"]
+    assert (bf16["name"], int8["scheme"]) == ("bf16", "int8")
+    assert bf16["final_reward"] == pytest.approx((0.7 + 0.8 + 0.9 + 1.0 + 1.0) / 5)
+    assert int8["final_reward"] == pytest.approx(0.75)
+    assert bf16["steps"][1] == {
+        "step": 2,
+        "reward": 0.6,
+        "k3_kl": 2e-4,
+        "is_mean": 1.0,
+        "is_max": 1.5,
+        "ess": 0.99,
+        "step_seconds": 3.0,
+        "refit_seconds": 0.02,
+    }
+    assert [receipt["digest"] for receipt in int8["receipts"]] == list(range(6, 13))
+    assert result["hardware"]["peak_memory_gib"] == 3.0
+    assert result["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert report.summary(bf16) == pytest.approx(
+        {
+            "start_reward": 0.5,
+            "final_reward": 0.88,
+            "k3_kl_mean": 4e-4,
+            "ess_min": 0.94,
+            "refit_ms_median": 40.0,
+            "step_s_median": 5.0,
+        }
+    )
+
+
+def test_report_and_plot_are_files(finished):
+    pytest.importorskip("matplotlib")
+    from launch.demo.plot import draw
+
+    result = report.build_report(CHOICES, finished, "adding", 0, 1.0)
+    report.write_report(result, finished / "report.json")
+    draw(result, finished / "report.png")
+    assert json.loads((finished / "report.json").read_text()) == result
+    assert (finished / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_half_written_line_waits_for_the_next_look(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert read_lines(path) == []
+    path.write_text(metrics_line(1, 0.5, 0, 1, 1, 1) + metrics_line(2, 0.5, 0, 1, 1, 1)[:40])
+    assert [line["step"] for line in read_lines(path)] == [1]
+
+
+def test_a_missing_metric_is_named(tmp_path):
+    (tmp_path / "bf16").mkdir()
+    line = metrics_line(1, 0.5, 0, 1, 1, 1).replace("rollout_corr/k3_kl", "rollout_corr/k4_kl")
+    (tmp_path / "bf16" / "metrics.jsonl").write_text(line)
+    with pytest.raises(DemoError, match=r"step 1 has no rollout_corr/k3_kl"):
+        report.arm_report("bf16", tmp_path / "bf16" / "metrics.jsonl")
+
+
+def test_last_errors_are_found_among_ray_prefixes(tmp_path):
+    log = tmp_path / "verl.log"
+    log.write_text(
+        "ValueError in a sentence is no error line? it is\n"
+        "\x1b[36m(WorkerDict pid=12, ip=1.2.3.4)\x1b[0m   File 'x.py', line 3\n"
+        "\x1b[36m(WorkerDict pid=12, ip=1.2.3.4)\x1b[0m ascend_quant.refit.RefitError: layer 3 is missing\n"
+        * 2
+        + "bye\n"
+    )
+    said = logs.last_errors(log)
+    assert said.count("ascend_quant.refit.RefitError: layer 3 is missing") == 1
+    assert "File" not in said and str(log) in said
+    log.write_text("one\ntwo\n")
+    assert "  two" in logs.last_errors(log)
+
+
+def run_watch(tmp_path, code: str, steps: int = 2) -> tuple[subprocess.Popen, ProcessTree, list[int]]:
+    """Watch a Python process that stands in for verl."""
+    log, seen = tmp_path / "verl.log", []
+    with log.open("wb") as output:
+        verl = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=tmp_path, stdout=output, stderr=output, start_new_session=True
+        )
+    tree = ProcessTree(verl.pid)
+    try:
+        training.watch(verl, tree, steps, tmp_path / "metrics.jsonl", log, seen.append)
+    finally:
+        tree.end()
+        verl.wait()
+    return verl, tree, seen
+
+
+def writer(lines: list[str]) -> str:
+    return f"open('metrics.jsonl', 'w').write({''.join(lines)!r})"
+
+
+def test_watch_counts_the_steps(tmp_path):
+    lines = [metrics_line(step, 0.5, 0, 1, 1, 1) for step in (1, 2)]
+    assert run_watch(tmp_path, writer(lines))[2][-1] == 2
+
+
+def test_watch_reports_a_failure_with_its_reason(tmp_path):
+    with pytest.raises(DemoError, match=r"code 1 after 0 of 2 steps(.|\n)*ZeroDivisionError(.|\n)*verl.log"):
+        run_watch(tmp_path, "1/0")
+
+
+def test_watch_reports_an_early_end(tmp_path):
+    with pytest.raises(DemoError, match=r"code 0 after 1 of 2 steps"):
+        run_watch(tmp_path, writer([metrics_line(1, 0.5, 0, 1, 1, 1)]))
+
+
+def test_watch_ends_a_stalled_run_and_all_it_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "FIRST_STEP_SECONDS", 2)
+    child = "import time; time.sleep(600)"
+    code = (
+        "import subprocess, sys, time\n"
+        f"p = subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)\n"
+        "open('child', 'w').write(str(p.pid))\ntime.sleep(600)"
+    )
+    with pytest.raises(DemoError, match=r"no step after 0 of 2 for 2 s"):
+        run_watch(tmp_path, code)
+    assert not alive(int((tmp_path / "child").read_text()))
+
+
+def alive(pid: int) -> bool:
+    """Whether the process still runs; a zombie nobody has waited for does not."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_the_tree_remembers_an_orphan():
+    code = (
+        "import subprocess, sys, time\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True,"
+        " stdout=subprocess.DEVNULL)\n"
+        "print(p.pid, flush=True)\nsys.stdin.read()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    tree, orphan = ProcessTree(parent.pid), int(parent.stdout.readline())
+    tree.look()
+    assert tree.memory_bytes() > 0
+    parent.communicate()
+    assert alive(orphan)
+    tree.end()
+    deadline = time.monotonic() + 10
+    while alive(orphan) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(orphan)
+    assert alive(os.getpid())
