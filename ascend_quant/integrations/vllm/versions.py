@@ -1,11 +1,11 @@
 """What differs between vLLM versions, found by looking, never by version number; and where vLLM has no hook.
 
-Named wrappers, each with its reason:
-| wrapper            | why                                                                    | vLLM          |
-|--------------------|------------------------------------------------------------------------|---------------|
-| attach_to_models   | nothing tells a plugin of the whole model between construction and load | 0.10.1 - 0.32 |
-| reload_in_place    | layerwise reload replaces parameters by meta tensors and buffers shards | 0.23 - 0.32   |
-| refuse_requests    | an error in a forward pass ends the engine; refuse at the door instead  | 0.23 - 0.32   |
+Named wrappers, each with its reason. All have run on vLLM 0.28 and 0.32; older APIs are probed for, not yet run.
+| wrapper          | why                                                                     |
+|------------------|-------------------------------------------------------------------------|
+| attach_to_models | nothing tells a plugin of the whole model between construction and load |
+| reload_in_place  | layerwise reload replaces parameters by meta tensors and buffers shards |
+| refuse_requests  | an error in a forward pass ends the engine; refuse at the door instead  |
 """
 
 import sys
