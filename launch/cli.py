@@ -29,11 +29,12 @@ def demo(
     from launch.demo.errors import DemoError
     from launch.demo.run import run_demo
 
+    folder = (out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     try:
         chosen = options.choices(arms, steps, rollout_is, seed, model)
+        options.check_folder(folder)
     except options.OptionError as error:
         stop(str(error), code=2)
-    folder = (out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     try:
         run_demo(chosen, folder, Console())
     except DemoError as error:

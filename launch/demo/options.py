@@ -1,5 +1,7 @@
 """Checking the demo's options: one line says which value is wrong and which are right."""
 
+from pathlib import Path
+
 from launch.demo.model import MODELS
 from launch.demo.recipe import ARMS, IMPORTANCE_SAMPLING, Choices, load_recipe
 
@@ -23,6 +25,14 @@ def choices(arms: str, steps: int | None, rollout_is: str, seed: int, model: str
     one_of("--rollout-is", rollout_is, IMPORTANCE_SAMPLING)
     one_of("--model", model, MODELS)
     return Choices(names, steps, rollout_is, seed, model)
+
+
+def check_folder(out: Path) -> None:
+    """A result must not be mixed with another's."""
+    if out.exists() and not out.is_dir():
+        raise OptionError(f"--out {str(out)!r}: is a file; give a folder")
+    if earlier := [name for name in (*ARMS, "report.json") if (out / name).exists()]:
+        raise OptionError(f"--out {str(out)!r}: holds {earlier[0]} of an earlier run; give another folder or remove it")
 
 
 def one_of(option: str, value: str, valid: tuple[str, ...]) -> None:

@@ -341,3 +341,29 @@ def test_the_tree_remembers_an_orphan():
         time.sleep(0.1)
     assert not alive(orphan)
     assert alive(os.getpid())
+
+
+def test_shared_memory_of_killed_members_is_removed():
+    code = (
+        "import sys, multiprocessing.shared_memory as m\n"
+        "s = m.SharedMemory(create=True, size=64)\nprint(s.name, flush=True)\nsys.stdin.read()"
+    )
+    ours, foreign = (
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    )
+    tree = ProcessTree(ours.pid)
+    segment, other = (Path("/dev/shm", process.stdout.readline().strip()) for process in (ours, foreign))
+    assert segment.exists() and other.exists()
+    tree.look()
+    tree.end()
+    assert not segment.exists() and other.exists()
+    foreign.communicate()
+
+
+def test_a_folder_with_an_earlier_run_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "int8").mkdir()
+    for out, message in ((tmp_path / "file", "is a file"), (tmp_path, "holds int8 of an earlier run")):
+        result = CliRunner().invoke(app, ["demo", "--out", str(out)])
+        assert result.exit_code == 2 and message in result.stderr
