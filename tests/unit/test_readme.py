@@ -1,7 +1,9 @@
 """The two READMEs say the same: code, tables' figures and links are equal, headings match one to one."""
 
+import json
 import re
 from pathlib import Path
+from statistics import fmean, median
 
 ROOT = Path(__file__).parents[2]
 ENGLISH, CHINESE = ((ROOT / name).read_text() for name in ("README.md", "README.zh.md"))
@@ -25,6 +27,29 @@ def test_tables_have_the_same_figures():
         return [re.findall(r"\d+(?:\.\d+)*", line) for line in text.splitlines() if line.startswith("|")]
 
     assert figures(ENGLISH) == figures(CHINESE)
+
+
+def test_demo_figures_are_those_of_the_run_in_the_picture():
+    run = json.loads((ROOT / "docs/demo.json").read_text())
+    for arm in run["arms"]:
+        steps = arm["steps"]
+        row = [
+            arm["name"],
+            f"{steps[0]['reward']:.2f}",
+            f"{arm['final_reward']:.3f}",
+            f"{fmean(step['k3_kl'] for step in steps):.1e}",
+            f"{min(step['ess'] for step in steps):.4f}",
+            f"{1000 * median(step['refit_seconds'] for step in steps):.0f}",
+            f"{median(step['step_seconds'] for step in steps):.1f}",
+        ]
+        for text in (ENGLISH, CHINESE):
+            assert f"| {' | '.join(row)} |" in text
+    for figure in (
+        f"{run['seconds'] / 60:.1f}",
+        f"{run['hardware']['peak_memory_gib']:.1f} GiB",
+        run["hardware"]["cpu"],
+    ):
+        assert figure in ENGLISH and figure in CHINESE
 
 
 def test_linked_files_exist():
