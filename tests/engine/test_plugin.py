@@ -25,6 +25,14 @@ def test_embeddings_norms_routers_and_head_keep_their_dtype(tmp_path):
     assert plain == {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"} | layers
 
 
+def test_the_scheme_and_each_receipt_are_logged(tmp_path, caplog):
+    folder = make("qwen2", tmp_path)
+    with caplog.at_level("INFO", logger="ascend_quant"), engine(folder) as llm:
+        model_of(llm).load_weights(checkpoint(folder).items())
+        assert "scheme int8 (W8A8" in caplog.text and "8 int8 parameters" in caplog.text
+        assert refit(llm).last_receipt.digest in caplog.text and "number=2" in caplog.text
+
+
 def test_ignored_layers_keep_their_dtype_and_are_refitted(tmp_path):
     folder = make("qwen3-moe", tmp_path)
     ignore = [

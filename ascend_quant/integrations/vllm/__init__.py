@@ -7,6 +7,8 @@ loading.py   the one hook: every copy into a resident parameter, whichever of vL
 versions.py  what differs between vLLM versions, and the few places where vLLM offers no hook
 """
 
+import logging
+
 from ascend_quant.refit import Refit, RefitError
 
 __all__ = ["refit_of", "register"]
@@ -24,6 +26,16 @@ def register() -> None:
     if NAME not in quantization.QUANTIZATION_METHODS:
         quantization.register_quantization_config(NAME)(AscendQuantConfig)
     versions.install()
+    log_with_vllm()
+
+
+def log_with_vllm() -> None:
+    """Show our lines (the scheme at start, a receipt a refit) where vLLM shows its own, from the same level on."""
+    ours, theirs = logging.getLogger(NAME), logging.getLogger("vllm")
+    if ours.level == logging.NOTSET:
+        ours.setLevel(theirs.getEffectiveLevel())
+    for handler in theirs.handlers:
+        ours.addHandler(handler)  # adds each once
 
 
 def refit_of(model: object) -> Refit:

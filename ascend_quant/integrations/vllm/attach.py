@@ -38,7 +38,9 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     _take_compute_logits(model, refit)
     _take_post_load_pass(model, refit, dummy=str(vllm_config.load_config.load_format) == "dummy")
     kinds = Counter("int8" if resident.codes else "plain" for resident in refit.residents)
-    logger.info("ascend_quant: %d int8 parameters, %d in their own dtype", kinds["int8"], kinds["plain"])
+    scheme = vllm_config.quant_config.scheme
+    text = "scheme %s (%s): %d int8 parameters, %d in their own dtype"
+    logger.info(text, scheme.name, scheme.summary, kinds["int8"], kinds["plain"])
     return refit
 
 
