@@ -99,11 +99,12 @@ class Refit:
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """An exception inside fails the refit and goes on."""
+        """An exception inside fails the refit, once, and goes on."""
         try:
             yield
         except BaseException as error:
-            self.fail(error)
+            if self._state != "failed":
+                self.fail(error)
             raise
 
     def open(self, explicit: bool = True) -> None:

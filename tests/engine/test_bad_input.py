@@ -62,17 +62,17 @@ EXPERT_CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_bad_refit(loaded, case):
-    llm, state = loaded
-    name, spoil = CASES[case]
-    refused(llm, name, spoil(state).items())
-    healed(llm, state)
+    refused_then_healed(loaded, *CASES[case])
 
 
 @pytest.mark.parametrize("loaded", ["qwen3-moe"], indirect=True)
 @pytest.mark.parametrize("case", EXPERT_CASES)
 def test_bad_expert(loaded, case):
+    refused_then_healed(loaded, *EXPERT_CASES[case])
+
+
+def refused_then_healed(loaded, name, spoil):
     llm, state = loaded
-    name, spoil = EXPERT_CASES[case]
     refused(llm, name, spoil(state).items())
     healed(llm, state)
 

@@ -7,7 +7,8 @@ import torch
 from engines import differing, engine, logprobs, model_of, refit, resident
 from models import checkpoint, expected, fused, make, perturbed
 
-from ascend_quant.integrations.vllm import refit_of
+from ascend_quant.integrations.vllm import refit_of, versions
+from ascend_quant.integrations.vllm.config import AscendQuantConfig
 from ascend_quant.integrations.vllm.inventory import make_plain
 from ascend_quant.integrations.vllm.moe import refuse_unservable
 from ascend_quant.refit import RefitError
@@ -115,3 +116,24 @@ def test_a_model_without_the_plugin_is_named():
         RefitError, match=r'Linear was not built by the ascend_quant plugin.*quantization="ascend_quant"'
     ):
         refit_of(torch.nn.Linear(1, 1))
+
+
+def core_class(quant_config):
+    """An engine core of two ranks whose workers fail."""
+
+    class Core:
+        vllm_config = SimpleNamespace(quant_config=quant_config, parallel_config=SimpleNamespace(world_size=2))
+
+        def collective_rpc(self, method):
+            raise ValueError(f"{method} failed")
+
+    versions._ask_afterwards(Core)
+    return Core
+
+
+@pytest.mark.parametrize(("quant_config", "refuses"), [(None, False), (AscendQuantConfig(), True)])
+def test_a_failed_call_on_several_ranks_stops_our_engines_only(quant_config, refuses):
+    core = core_class(quant_config)()
+    with pytest.raises(ValueError, match="push failed"):
+        core.collective_rpc("push")
+    assert ("restart the engine" in getattr(core, "ascend_quant_refusal", "")) == refuses

@@ -194,3 +194,10 @@ def test_extra_memory_does_not_grow_with_the_weight(kind, monkeypatch):
             weight.write(weight.data, part, source, "w")
         peaks.append(largest.bytes)
     assert peaks[0] == peaks[1] < source.nbytes / 8
+
+
+def test_a_failure_is_logged_once(caplog):
+    refit = Refit([linear(parts=[("q.weight", 8)])])
+    with pytest.raises(RefitError, match=r"q\.weight"), refit.session():
+        pass
+    assert [record.levelname for record in caplog.records] == ["ERROR"]

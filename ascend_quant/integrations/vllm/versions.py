@@ -8,6 +8,7 @@ Named wrappers, each with its reason. All have run on vLLM 0.28 and 0.32; older 
 | refuse_requests  | an error in a forward pass ends the engine; refuse at the door instead  |
 """
 
+import logging
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -38,6 +39,8 @@ except ImportError:
         _select_experts = None
 
 __all__ = ["EXPERTS_LAYER", "AttentionLayer", "ExpertsMethodBase", "install", "routes_by_itself", "select_experts"]
+
+logger = logging.getLogger(__name__)
 
 MARK = "ascend_quant_wrapper"
 
@@ -147,12 +150,13 @@ def _ask_afterwards(engine_core: type) -> None:
     original = engine_core.collective_rpc
 
     def ask(core) -> None:
-        if getattr(core.vllm_config.quant_config, "get_name", str)() == NAME:
-            answers = core.model_executor.collective_rpc(refusal_of_worker)
-            core.ascend_quant_refusal = next((answer for answer in answers if answer), None)
+        answers = core.model_executor.collective_rpc(refusal_of_worker)
+        core.ascend_quant_refusal = next((answer for answer in answers if answer), None)
 
     @wraps(original)
     def collective_rpc(self, *args, **kwargs):
+        if getattr(self.vllm_config.quant_config, "get_name", str)() != NAME:  # not our engine: not our business
+            return original(self, *args, **kwargs)
         try:
             result = original(self, *args, **kwargs)
         except Exception as error:
@@ -170,6 +174,7 @@ def _ask_afterwards(engine_core: type) -> None:
 def _check_first(owner: type, name: str) -> None:
     original = getattr(owner, name, None)
     if original is None:
+        logger.warning("this vLLM has no %s.%s: bad weights are refused in compute_logits only", owner.__name__, name)
         return
 
     @wraps(original)
