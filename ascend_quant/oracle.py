@@ -1,20 +1,24 @@
-"""The definition of `int8` (W8A8) in plain PyTorch, float32, on any device. Kernels must agree with it.
+"""The definition of the schemes in plain PyTorch, float32, on any device. Kernels must agree with it.
 
-Weights and activations use one symmetric rule, row by row over the reduction dimension K:
+One symmetric rule; what shares a scale is a row over the reduction dimension K, a tensor, or a 128x128 block:
 
-    scale = absmax / 127                              (float32)
-    code  = round_half_even(value / scale), clamped to [-127, 127]
-    scale == 0  (a zero row, or one below 127 * the smallest float32)  ->  every code is 0
+    int8:  scale = absmax / 127  (float32)      code = round_half_even(value / scale), clamped to [-127, 127]
+    fp8:   scale = absmax / 448  (float32)      code = value / scale, clamped to [-448, 448], as float8_e4m3fn
+    scale == 0  (only zeros, or below the smallest float32 that the division leaves)  ->  every code is 0
 
 Weights are rounded to BF16 first (trainers send float32 sometimes; the engine would round as well).
 
 Shape suffixes: E experts, M tokens, N output channels, K input channels, T experts per token.
 """
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 
 INT8_MAX = 127
+FP8_MAX = 448  # the largest float8_e4m3fn
+BLOCK = 128
 
 
 def quantize_rows(values: torch.Tensor, absmax: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,7 +35,7 @@ def quantize_rows(values: torch.Tensor, absmax: torch.Tensor | None = None) -> t
     values = values.float()
     if absmax is None:
         absmax = values.abs().amax(dim=-1)
-    scale = absmax.float() / INT8_MAX
+    scale = _divided(absmax, INT8_MAX)
     ratio = torch.where(scale.unsqueeze(-1) == 0, torch.zeros_like(values), values / scale.unsqueeze(-1))
     return ratio.round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8), scale
 
@@ -39,6 +43,42 @@ def quantize_rows(values: torch.Tensor, absmax: torch.Tensor | None = None) -> t
 def quantize_weight(w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes (..., N, K) and scales (..., N) of a weight, after rounding it to BF16."""
     return quantize_rows(w_NK.to(torch.bfloat16), absmax_N)
+
+
+def quantize_fp8_rows(w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """float8_e4m3fn codes (..., N, K) and float32 scales (..., N) of a weight, after rounding it to BF16."""
+    values = w_NK.to(torch.bfloat16).float()
+    absmax_N = values.abs().amax(dim=-1) if absmax_N is None else absmax_N
+    return _fp8(values, absmax_N.unsqueeze(-1)), _divided(absmax_N, FP8_MAX)
+
+
+def quantize_fp8_tensor(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (N, K) and one scale (): see `quantize_fp8_rows`."""
+    values = w_NK.to(torch.bfloat16).float()
+    return _fp8(values, values.abs().amax()), _divided(values.abs().amax(), FP8_MAX)
+
+
+def quantize_fp8_blocks(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (N, K) and scales (ceil(N / 128), ceil(K / 128)), one a 128x128 block; the last ones may be smaller."""
+    values = w_NK.to(torch.bfloat16).float()
+    rows, columns = values.shape
+    padded = F.pad(values, (0, -columns % BLOCK, 0, -rows % BLOCK))
+    blocks = padded.view(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // BLOCK, BLOCK)
+    absmax = blocks.abs().amax(dim=(1, 3))
+    whole = absmax.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:rows, :columns]
+    return _fp8(values, whole), _divided(absmax, FP8_MAX)
+
+
+def _divided(absmax: torch.Tensor, largest: int) -> torch.Tensor:
+    """absmax / largest, correctly rounded: by a Python number, torch on CUDA multiplies with its reciprocal."""
+    absmax = absmax.float()
+    return absmax / torch.full_like(absmax, largest)
+
+
+def _fp8(values: torch.Tensor, absmax: torch.Tensor) -> torch.Tensor:
+    scale = _divided(absmax, FP8_MAX)
+    ratio = torch.where(scale == 0, torch.zeros_like(values), values / scale)
+    return ratio.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
 
 
 def dequantize(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -88,25 +128,48 @@ def experts(
     return out_MK
 
 
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # 2**64 / golden ratio, as a signed 64-bit integer
+COLUMN_STEP = 0x3C6EF372  # even, so that 1 + c * COLUMN_STEP is odd
+ROW_SEEDS = (0x9E3779B1, 0x85EBCA77)
+LANE = 2**32
 
 
-def digest(values: torch.Tensor) -> int:
-    """A 64-bit fingerprint of a tensor's bytes, the same on every device.
+def digest(values: torch.Tensor, first_row: int = 0, first_column: int = 0) -> int:
+    """A 64-bit fingerprint of a tensor's bytes, the same on every device: two sums modulo 2**32, side by side.
 
-    With v_i the i-th element's bits as a signed integer: the sum of v_i * weight(i) modulo 2**64. Sums of parts,
-    each with its own first index, add up to the whole; any single changed element changes it.
+    Rows run along every dimension but the last (a vector is a column). With v_rc an element's bits as a signed
+    integer, sum k (k = 0 the low one) is that of v_rc * a(c) * b_k(r), every a and b odd. Any single changed element
+    changes both sums; and they are bilinear: parts, each with its own first row and column, add up to the whole in
+    any order (`add_digests`).
     """
     bits = as_integers(values).to(torch.int64)
-    return int((bits * digest_weights(0, bits.numel(), bits.device)).sum().item()) % 2**64
+    columns = values.shape[-1] if values.dim() > 1 else 1
+    bits = bits.view(-1, columns) if bits.numel() else bits.view(0, 1)
+    rows = (bits * column_weights(first_column, bits.shape[1], bits.device)).sum(dim=1) % LANE
+    return sum(
+        int((rows * row_weights(first_row, rows.numel(), rows.device, seed) % LANE).sum()) % LANE << 32 * k
+        for k, seed in enumerate(ROW_SEEDS)
+    )
 
 
-def digest_weights(first: int, count: int, device: torch.device) -> torch.Tensor:
-    """weight(i) = i * 2**64 / golden ratio, made odd (Knuth, The Art of Computer Programming 3, section 6.4)."""
-    return torch.arange(first, first + count, dtype=torch.int64, device=device) * _GOLDEN | 1
+def add_digests(*digests: int, weights: Iterable[int] | None = None) -> int:
+    """The sum of digests, lane by lane, each times its weight (1 if none are given)."""
+    pairs = list(zip(digests, weights or (1,) * len(digests), strict=True))
+    low, high = (sum((one >> shift) % LANE * weight for one, weight in pairs) % LANE for shift in (0, 32))
+    return low + (high << 32)
+
+
+def column_weights(first: int, count: int, device: torch.device) -> torch.Tensor:
+    """a(c) = 1 + c * COLUMN_STEP modulo 2**32, as int64 in [0, 2**32)."""
+    return (torch.arange(first, first + count, dtype=torch.int64, device=device) * COLUMN_STEP + 1) % LANE
+
+
+def row_weights(first: int, count: int, device: torch.device, seed: int) -> torch.Tensor:
+    """b(r): r times an odd seed, its halves mixed, made odd; as int64 in [0, 2**32)."""
+    product = torch.arange(first, first + count, dtype=torch.int64, device=device) * seed % LANE
+    return (product ^ product >> 16) * 0x7FEB352D % LANE | 1
 
 
 def as_integers(values: torch.Tensor) -> torch.Tensor:
     """The elements' bits as one flat tensor of signed integers of the same width."""
     flat = values.detach().contiguous().view(-1)
-    return flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    return flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[flat.element_size()])

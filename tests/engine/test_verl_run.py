@@ -172,6 +172,7 @@ def test_every_step_has_its_receipt(folder):
     assert len({step["refit/digest"] for step in steps}) == STEPS
     for step in steps:
         assert step["refit/nonfinite"] == 0 and step["refit/milliseconds"] > 0
+        assert step["refit/proved"] == step["refit/tensors"]
         assert 0 < step["refit/changed"] <= 1
         assert step[ESS] > 0.8
 

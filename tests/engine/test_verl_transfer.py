@@ -27,8 +27,9 @@ SENDER = """
 import asyncio, importlib.util, sys, time
 from multiprocessing import resource_tracker
 from pathlib import Path
-import verl
+import torch, verl
 from safetensors.torch import load_file
+from ascend_quant.proof import sending
 
 # verl's file by its path: its package would import vLLM, which a trainer needs and a sender does not
 source = Path(verl.__file__).parent / "workers/rollout/vllm_rollout/bucketed_weight_transfer.py"
@@ -54,10 +55,21 @@ def weights():
         sent += tensor.nbytes
         yield name, tensor
 
+def journey(stream):
+    for i, (name, tensor) in enumerate(stream):
+        if i == 20 and mode in ("flip", "lose"):
+            print(mode, name, flush=True)
+            if mode == "lose":
+                continue
+            tensor = tensor.clone()
+            tensor.view(torch.uint8).view(-1)[-2] ^= 1  # the last bit of the last element
+        yield name, tensor
+
 print("ready", flush=True)
 for line in sys.stdin:
     mode, handle, checkpoint = line.split()
-    asyncio.run(Sender(handle, bucket_size_mb=1, use_shm=True).async_send_weights(weights()))
+    stream = weights() if mode == "bare" else journey(sending(weights()))
+    asyncio.run(Sender(handle, bucket_size_mb=1, use_shm=True).async_send_weights(stream))
     print("sent", flush=True)
 """
 
@@ -200,7 +212,40 @@ def test_a_good_sync_lands(engine, handle, sender, checkpoints):
     first, other, again = receipts
     assert first["refit/digest"] == again["refit/digest"] != other["refit/digest"]
     assert other["refit/changed"] > 0.9 and other["refit/nonfinite"] == 0
+    assert other["refit/proved"] == other["refit/tensors"] == 4 * 12 + 3
     assert len(generate(engine)) == 4
+
+
+@pytest.mark.parametrize(("mode", "fault"), [("flip", "has other values than were sent"), ("lose", "is missing")])
+def test_what_changes_on_the_way_fails_the_sync(engine, handle, sender, checkpoints, mode, fault):
+    sender.send(handle, checkpoints[1], mode)
+    with pytest.raises(RefitError, match="weight sync failed: 1 of 51 parameters did not arrive") as error:
+        receive(engine)
+    segment = sender.expect("segment")
+    assert f"{sender.expect(mode)} {fault}" in str(error.value)
+    sender.expect("sent")
+    assert nothing_left(handle, segment)
+    with pytest.raises(Exception, match="refuses to generate"):
+        generate(engine)
+
+
+def test_weights_without_digests_fail_a_sync_that_wants_a_proof(engine, handle, sender, checkpoints, monkeypatch):
+    from ascend_quant.integrations.verl.worker import RefitWorkerExtension
+
+    sender.send(handle, checkpoints[1], "bare")
+    with pytest.raises(RefitError, match="never came"):
+        receive(engine)
+    sender.expect("segment")
+    sender.expect("sent")
+    with pytest.raises(Exception, match="refuses to generate"):
+        generate(engine)
+
+    monkeypatch.setattr(RefitWorkerExtension, "refit_wants_proof", False)
+    sender.send(handle, checkpoints[1], "bare")
+    healed = receive(engine)
+    sender.expect("segment")
+    sender.expect("sent")
+    assert healed["refit/proved"] == 0 and len(generate(engine)) == 4
 
 
 def test_a_nan_fails_the_sync_and_leaves_no_sender_waiting(engine, handle, sender, checkpoints):

@@ -6,13 +6,14 @@ from ascend_quant.integrations.verl.receipts import merge
 from ascend_quant.refit import RefitError
 
 
-def receipt(digest, milliseconds=1.0, nonfinite=0, changed=0.5, tensors=10):
+def receipt(digest, milliseconds=1.0, nonfinite=0, changed=0.5, tensors=10, proved=10):
     values = dict(tensors=tensors, bytes=20, milliseconds=milliseconds, nonfinite=nonfinite, changed=changed)
+    values["proved"] = proved
     return {f"refit/{name}": value for name, value in {**values, "digest": digest}.items()}
 
 
 def test_merges_ranks_and_replicas():
-    first = [receipt(7, milliseconds=3.0, changed=0.2), receipt(8, nonfinite=1, tensors=99)]
+    first = [receipt(7, milliseconds=3.0, changed=0.2), receipt(8, nonfinite=1, tensors=99, proved=9)]
     second = [receipt(7, milliseconds=9.0, changed=0.2), receipt(8, nonfinite=2)]
     assert merge([first, second]) == {
         "refit/tensors": 10,
@@ -20,6 +21,7 @@ def test_merges_ranks_and_replicas():
         "refit/milliseconds": 9.0,
         "refit/nonfinite": 3,
         "refit/changed": pytest.approx(0.35),
+        "refit/proved": 9,
         "refit/digest": 7,
     }
 

@@ -44,11 +44,25 @@ def test_a_run_that_can_have_refits_passes(tmp_path, monkeypatch):
     [
         ({"name": "sglang"}, "needs rollout.name=vllm"),
         ({"disaggregation": {"enabled": True}}, "disaggregation is not supported"),
+        ({"checkpoint_engine": {"backend": "delta_sharded"}}, "backend=delta_sharded patches BF16"),
+        ({"quantization": "fp8"}, "rollout.quantization=fp8, but another setting asks for ascend_quant"),
+        ({"engine_kwargs": {"vllm": {"quantization": "fp8"}}}, "rollout.engine_kwargs.vllm.quantization=fp8"),
+        ({"engine_kwargs": {"ascend_quant": {"prove": True}}}, "unknown option .*ascend_quant.prove; .* are: proof"),
+        ({"engine_kwargs": {"ascend_quant": {"proof": "maybe"}}}, "proof='maybe' is neither"),
     ],
 )
 def test_unsupported_rollouts(rollout, words):
     with pytest.raises(RefitError, match=words):
         settings.check(config(**rollout))
+
+
+@pytest.mark.parametrize(
+    ("engine_kwargs", "wanted"),
+    [({}, True), (None, True), ({"ascend_quant": {}}, True), ({"ascend_quant": {"proof": False}}, False)],
+)
+def test_the_proof_is_on_unless_switched_off(engine_kwargs, wanted):
+    rollout = config(engine_kwargs=engine_kwargs).actor_rollout_ref.rollout
+    assert settings.wants_proof(rollout) is wanted
 
 
 def test_plugin_left_out(monkeypatch):

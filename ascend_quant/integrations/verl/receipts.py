@@ -14,6 +14,7 @@ def merge(replicas: list[list[Receipt | None]]) -> Receipt:
         **receipts[0],
         "refit/milliseconds": max(receipt["refit/milliseconds"] for receipt in receipts),
         "refit/nonfinite": sum(receipt["refit/nonfinite"] for receipt in receipts),
+        "refit/proved": min(receipt["refit/proved"] for receipt in receipts),
         "refit/changed": sum(receipt["refit/changed"] for receipt in receipts) / len(receipts),
     }
 

@@ -6,7 +6,8 @@ import ray
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from ascend_quant.integrations.verl.leftovers import remove_leftovers
-from ascend_quant.integrations.verl.settings import QUANTIZATION
+from ascend_quant.integrations.verl.settings import QUANTIZATION, wants_proof
+from ascend_quant.integrations.vllm import log_with_vllm
 
 
 class RefitHttpServer(vLLMHttpServer):
@@ -16,10 +17,12 @@ class RefitHttpServer(vLLMHttpServer):
 
     def _post_init(self, cuda_visible_devices: str) -> None:
         super()._post_init(cuda_visible_devices)
+        log_with_vllm()  # vLLM's server raises the root logger's level to ERROR (through its SageMaker support)
         remove_leftovers()  # on this node; the run's own transfers start only when all servers are up
 
     def _get_worker_extension_cls(self) -> str:
-        return "ascend_quant.integrations.verl.worker.RefitWorkerExtension"
+        extension = "RefitWorkerExtension" if wants_proof(self.config) else "UnprovedWorkerExtension"
+        return f"ascend_quant.integrations.verl.worker.{extension}"
 
     def _apply_quantization(self) -> tuple[str | None, dict[str, Any]]:
         if self.config.quantization == QUANTIZATION:

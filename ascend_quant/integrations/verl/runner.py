@@ -28,10 +28,10 @@ def use_refits(trainer_mode: str) -> None:
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     from ascend_quant.integrations.verl.replica import load
-    from ascend_quant.integrations.verl.trainer import with_refit_metrics
+    from ascend_quant.integrations.verl.trainer import with_refits
 
     RolloutReplicaRegistry.register("vllm", load)
-    versions.replace_trainer(trainer_mode, with_refit_metrics(get_trainer_cls(trainer_mode)))
+    versions.replace_trainer(trainer_mode, with_refits(get_trainer_cls(trainer_mode)))
 
 
 TaskRunner = ray.remote(RefitTaskRunner)

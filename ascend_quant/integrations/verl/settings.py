@@ -8,14 +8,46 @@ from ascend_quant.integrations.vllm import NAME as QUANTIZATION
 from ascend_quant.refit import RefitError
 
 PLUGIN_GROUP = "vllm.general_plugins"
+OPTIONS = ("proof",)  # of rollout.engine_kwargs.ascend_quant
 
 
 def wants_refits(config: Any) -> bool:
     """Whether the run's rollout engine is to be built by our vLLM plugin."""
-    rollout = config.actor_rollout_ref.rollout
+    return QUANTIZATION in _quantizations(config.actor_rollout_ref.rollout).values()
+
+
+def _quantizations(rollout: Any) -> dict[str, str]:
+    """The quantizations that the settings name, by the setting that names each."""
     engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
     overrides = (engine.get("hf_overrides") or {}).get("quantization_config") or {}
-    return QUANTIZATION in (rollout.get("quantization"), engine.get("quantization"), overrides.get("quant_method"))
+    named = {
+        "rollout.quantization": rollout.get("quantization"),
+        "rollout.engine_kwargs.vllm.quantization": engine.get("quantization"),
+        "rollout.engine_kwargs.vllm.hf_overrides.quantization_config.quant_method": overrides.get("quant_method"),
+    }
+    return {setting: name for setting, name in named.items() if name is not None}
+
+
+def wants_proof(rollout: Any) -> bool:
+    """Whether what the trainer sends is to be proved (see `ascend_quant.proof`); on unless switched off with
+
+    +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.proof=False
+
+    Args:
+        rollout: verl's rollout settings, as the trainer and the engine's server have them.
+
+    Raises:
+        RefitError: an option that does not exist, or a value that is neither True nor False.
+    """
+    options = (rollout.get("engine_kwargs") or {}).get(QUANTIZATION) or {}
+    if unknown := [name for name in options if name not in OPTIONS]:
+        raise RefitError(
+            f"unknown option rollout.engine_kwargs.{QUANTIZATION}.{unknown[0]}; the options are: {', '.join(OPTIONS)}"
+        )
+    proof = options.get("proof", True)
+    if not isinstance(proof, bool):
+        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.proof={proof!r} is neither True nor False")
+    return proof
 
 
 def check(config: Any) -> None:
@@ -25,8 +57,17 @@ def check(config: Any) -> None:
         raise RefitError(
             f"rollout.name={rollout.name} cannot refit: quantization {QUANTIZATION} needs rollout.name=vllm"
         )
+    for setting, name in _quantizations(rollout).items():
+        if name != QUANTIZATION:
+            raise RefitError(f"{setting}={name}, but another setting asks for {QUANTIZATION}: leave one of them out")
     if (rollout.get("disaggregation") or {}).get("enabled"):
         raise RefitError(f"rollout.disaggregation is not supported with quantization {QUANTIZATION}: set it to false")
+    if (rollout.get("checkpoint_engine") or {}).get("backend") == "delta_sharded":
+        raise RefitError(
+            "rollout.checkpoint_engine.backend=delta_sharded patches BF16 weights in place, and there are none with "
+            f"quantization {QUANTIZATION}: choose another backend (naive, nccl, ...)"
+        )
+    wants_proof(rollout)  # raises if it cannot be told
     if not any(point.name == QUANTIZATION for point in entry_points(group=PLUGIN_GROUP)):
         raise RefitError(
             f"vLLM cannot find the plugin {QUANTIZATION}: install this project with pip in the engine's environment"

@@ -1,5 +1,7 @@
 """The vLLM worker's side of a weight sync under verl: one refit session around the buckets of one sync.
 
+What arrives is compared with what the trainer says that it has sent, before the session closes.
+
 Named to vLLM as `worker_extension_cls`. For a model that the vLLM plugin did not build (quantization is not
 ascend_quant) and for LoRA adapters, everything is verl's own.
 """
@@ -17,12 +19,16 @@ from verl.workers.rollout.vllm_rollout.utils import monkey_patch_compute_logits,
 from ascend_quant.integrations.verl.receiver import DrainingReceiver
 from ascend_quant.integrations.verl.settings import QUANTIZATION
 from ascend_quant.integrations.vllm import refit_of
+from ascend_quant.proof import Receiving
 from ascend_quant.refit import RefitError
 
 logger = logging.getLogger(__name__)
 
 
 class RefitWorkerExtension(vLLMColocateWorkerExtension):
+    refit_wants_proof = True
+    refit_proved = 0  # how many parameters the last sync proved
+
     def monkey_patch_model(self, vocab_size: int, banned_token_ids: list[int] | None = None) -> None:
         if not self._built_by_plugin():
             logger.warning("quantization is not %s: this engine uses verl's own weight sync", QUANTIZATION)
@@ -41,16 +47,20 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
             self.device = torch.device(f"{get_device_name()}:{self.local_rank}")
 
         receiver = DrainingReceiver(self._get_zmq_handle(), self.device, use_shm)
-        attempts = FirstError()
+        attempts, proof = FirstError(), Receiving(self.refit_wants_proof)
+
+        def load(weights: list[tuple[str, torch.Tensor]]) -> None:
+            # verl's own way from a bucket to model.load_weights: it knows LoRA's names and the MTP drafter
+            self._update_weights(proof.take(weights), peft_config, base_sync_done)
+
+        def prove() -> None:
+            self.refit_proved = proof.prove()
+
         with contextlib.ExitStack() as sessions:
             for model in self._iter_all_models():
                 attempts.run(lambda model=model: sessions.enter_context(refit_of(model).session()))
-            receiver.receive_weights(
-                # verl's own way from a bucket to model.load_weights: it knows LoRA's names and the MTP drafter
-                lambda weights, is_last: attempts.run(
-                    lambda: self._update_weights(weights, peft_config, base_sync_done)
-                )
-            )
+            receiver.receive_weights(lambda weights, is_last: attempts.run(lambda: load(weights)))
+            attempts.run(prove)
             attempts.raise_it()
 
     def refit_receipt(self) -> dict[str, float] | None:
@@ -58,11 +68,17 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         if not self._built_by_plugin():
             return None
         receipt = refit_of(self.model_runner.model).last_receipt
-        return None if receipt is None else receipt.as_metrics()
+        return None if receipt is None else {**receipt.as_metrics(), "refit/proved": self.refit_proved}
 
     def _built_by_plugin(self) -> bool:
         config = self.model_runner.vllm_config.quant_config
         return config is not None and config.get_name() == QUANTIZATION
+
+
+class UnprovedWorkerExtension(RefitWorkerExtension):
+    """Named to vLLM when the proof is switched off, and the trainer sends no digests."""
+
+    refit_wants_proof = False
 
 
 class FirstError:

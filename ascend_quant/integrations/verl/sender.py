@@ -1,0 +1,45 @@
+"""The trainer's side of the proof: verl's actor worker, whose weights are followed by their digests.
+
+The weights are wrapped where the training engine hands them out, before any transport: what colocated engines get
+through shared memory or IPC, and what distant ones get through a checkpoint engine first, is proved alike.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from verl.workers.engine_workers import TrainingWorker
+
+from ascend_quant.proof import sending
+
+
+class ProvingTrainingWorker(TrainingWorker):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.engine.get_per_tensor_param = with_digests(self.engine.get_per_tensor_param)
+
+
+class SendsDigests:
+    """Mixed in before verl's actor worker class."""
+
+    actor_worker_cls = ProvingTrainingWorker
+
+
+def sends_digests(worker_class: type) -> type:
+    return type(f"Proving{worker_class.__name__}", (SendsDigests, worker_class), {})
+
+
+def with_digests(get_weights: Callable) -> Callable:
+    """verl's `get_per_tensor_param`, returning weights and the LoRA settings, with the digests behind the weights.
+
+    Adapters alone go without: they are verl's own business on both sides.
+    """
+
+    @functools.wraps(get_weights)
+    def get_proved_weights(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        weights, peft_config = get_weights(*args, **kwargs)
+        if peft_config and kwargs.get("base_sync_done"):
+            return weights, peft_config
+        return sending(weights), peft_config
+
+    return get_proved_weights

@@ -1,0 +1,108 @@
+"""What a kernel is asked to do, the same words on every device: a batch of moves, and what it counts meanwhile.
+
+A `Move` says where the rows of one matrix go. Its source is given beside it, as any tensor whose memory holds the
+matrix: a plan keeps the move and gives it next step's tensor.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from ascend_quant.oracle import LANE
+
+SAMPLE = 64  # every 64th row of a resident tensor is compared with its former codes: reading all would cost a third more
+
+
+@dataclass(eq=False)
+class Move:
+    """Rows of one source matrix into rows of one resident tensor.
+
+    Attributes:
+        target_NK: the resident rows, last stride 1: int8 or float8_e4m3fn codes, or the source's values.
+        scale: float32, written with the codes: (N) one a row, () one a tensor, (N/128, K/128) one a block; None where
+            the target holds plain values.
+        first_row: index of the first row in the whole resident tensor.
+        weight: odd factor of the tensor in the digest of all residents, below 2**32.
+        offset, row_stride, column_stride: of the matrix within the source tensor, in elements.
+        whole: (offset, L) of the complete rows of L elements that the matrix is a slice of, whose largest magnitude
+            sets the scale; None if the matrix holds them itself.
+    """
+
+    target_NK: torch.Tensor
+    scale: torch.Tensor | None = None
+    first_row: int = 0
+    weight: int = 1
+    offset: int = 0
+    row_stride: int = 0
+    column_stride: int = 1
+    whole: tuple[int, int] | None = None
+    prepared: object = field(default=None, repr=False)  # the kernel module's own notes on the target
+
+    @classmethod
+    def of(cls, source_NK: torch.Tensor, target_NK: torch.Tensor, scale: torch.Tensor | None = None, **more) -> "Move":
+        """A move whose source tensor is the matrix itself."""
+        return cls(target_NK, scale, row_stride=source_NK.stride(0), column_stride=source_NK.stride(1), **more)
+
+    def matrix(self, source: torch.Tensor) -> torch.Tensor:
+        """(N, K): the matrix within `source`."""
+        return self._view(source, self.offset, self.target_NK.shape[1])
+
+    def whole_rows(self, source: torch.Tensor) -> torch.Tensor | None:
+        """(N, L): the complete rows within `source`."""
+        return None if self.whole is None else self._view(source, *self.whole)
+
+    def _view(self, source: torch.Tensor, offset: int, columns: int) -> torch.Tensor:
+        strides = (self.row_stride, self.column_stride)
+        return source.as_strided((self.target_NK.shape[0], columns), strides, source.storage_offset() + offset)
+
+
+class Job(NamedTuple):
+    """One move of a batch: which tensor it takes this time, and where that tensor's bad elements are counted."""
+
+    move: Move
+    source: torch.Tensor
+    slot: int = 0
+
+
+class Counters:
+    """What the kernels count during one refit, kept on the device and read once.
+
+    Attributes:
+        totals: int64 (SPREAD, 3) changed codes and both sums of the digest, spread so that programs do not queue up.
+        bad: blocks of int64 (BLOCK), non-finite elements of each source tensor.
+    """
+
+    SPREAD, BLOCK = 64, 4096
+
+    def __init__(self, device: torch.device):
+        self.totals = torch.zeros(self.SPREAD, 3, dtype=torch.int64, device=device)
+        self.bad: list[torch.Tensor] = []
+        self.slots = 0
+
+    def new_slot(self) -> int:
+        """The next source tensor's number."""
+        if self.slots == len(self.bad) * self.BLOCK:
+            self.bad.append(torch.zeros(self.BLOCK, dtype=torch.int64, device=self.totals.device))
+        self.slots += 1
+        return self.slots - 1
+
+    def bad_of(self, slot: int) -> torch.Tensor:
+        """The counter of one source tensor, a view of one element."""
+        return self.bad[slot // self.BLOCK][slot % self.BLOCK]
+
+    def read(self) -> tuple[int, int, dict[int, int]]:
+        """Changed codes, the digest, and the non-finite elements by slot; waits for the device once if all is well."""
+        sums = torch.cat([self.totals.sum(0), *(block.sum().view(1) for block in self.bad)]).tolist()
+        changed, low, high, *bad = sums
+        found = {}
+        for i, block in enumerate(self.bad):
+            if bad[i]:
+                found |= {i * self.BLOCK + j: n for j, n in enumerate(block.tolist()) if n}
+        return changed, low % LANE + (high % LANE << 32), found
+
+
+def sampled(first_row: int, rows: int) -> slice:
+    """Which of `rows` rows, the first being row `first_row` of its tensor, are compared with their former codes."""
+    return slice(-first_row % SAMPLE, rows, SAMPLE)

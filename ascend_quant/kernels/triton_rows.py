@@ -1,0 +1,407 @@
+"""Triton kernels that write many matrices in one launch, one program a few rows, each element read once.
+
+A launch takes a table with one entry a matrix (`FIELDS` numbers) and the number of its first tile; a program finds
+its matrix by bisection. What is the same for a whole launch (kind, K, dtypes, alignment) is compiled in.
+
+The codes equal IEEE division. `x / scale` is replaced by one multiplication with a reciprocal that is nudged off every
+tie: see `_reciprocal`. Rows whose scale is denormal divide.
+"""
+
+import triton
+import triton.language as tl
+
+from ascend_quant import oracle
+
+FIELDS = 12
+SOURCE, ROW_STRIDE, COLUMN_STRIDE, ROWS_OF, TARGET, TARGET_STRIDE, SCALE, BAD, FIRST_ROW, WEIGHT, WHOLE, FIRST_COLUMN = (
+    tl.constexpr(i) for i in range(FIELDS)
+)
+ENTRY = tl.constexpr(FIELDS)
+COLUMN_STEP, ROW_MIX = tl.constexpr(oracle.COLUMN_STEP), tl.constexpr(0x7FEB352D)
+LOW_SEED, HIGH_SEED = (tl.constexpr(seed - 2**32) for seed in oracle.ROW_SEEDS)  # as signed 32-bit integers
+INT8_MAX, FP8_MAX = tl.constexpr(oracle.INT8_MAX), tl.constexpr(oracle.FP8_MAX)
+BLOCK = tl.constexpr(oracle.BLOCK)
+INF_BITS = tl.constexpr(0x7F800000)
+MAGIC, MAGIC_BITS = tl.constexpr(12582912.0), tl.constexpr(0x4B400000)  # 1.5 * 2**23: adding it rounds half to even
+FP8_MAGIC, FP8_MAGIC_BITS = tl.constexpr(16384.0), tl.constexpr(0x46800000)  # 2**14, whose last bit is 2**-9
+FP8_NORMAL_BITS = tl.constexpr(0x3C800000)  # 2**-6
+SMALLEST_NORMAL = tl.constexpr(2.0**-126)
+NUDGE_UP, NUDGE_DOWN = tl.constexpr(1 + 2.0**-20), tl.constexpr(1 - 2.0**-20)
+
+
+@triton.jit
+def write_rows(
+    table,
+    starts,
+    pieces,
+    totals,
+    KIND: tl.constexpr,  # int8 | fp8 (a scale a row) | fp8_tensor (scale known) | copy | digest
+    SOURCE_TYPE: tl.constexpr,
+    TARGET_TYPE: tl.constexpr,
+    K: tl.constexpr,
+    L: tl.constexpr,  # length of the whole rows; 0 where the matrix holds them
+    WIDTH: tl.constexpr,  # a row is walked in steps of WIDTH, twice: the second time it is in the cache
+    ROWS: tl.constexpr,  # at a time
+    REPEAT: tl.constexpr,
+    ALIGNED: tl.constexpr,  # every address and row stride a multiple of 16 bytes, columns adjacent
+    RECEIPT: tl.constexpr,
+    SPREAD: tl.constexpr,
+    SAMPLE: tl.constexpr,
+):
+    STEP: tl.constexpr = (WIDTH * COLUMN_STEP + 0x80000000) % 0x100000000 - 0x80000000  # in 32 bits
+    tile = tl.program_id(0)
+    piece = _find(starts, pieces, tile)
+    entry = table + piece * ENTRY
+    source = tl.load(entry + SOURCE).to(tl.pointer_type(SOURCE_TYPE))
+    target = tl.load(entry + TARGET).to(tl.pointer_type(TARGET_TYPE))
+    row_stride, target_stride = tl.load(entry + ROW_STRIDE), tl.load(entry + TARGET_STRIDE)
+    if ALIGNED:
+        column_stride = 1
+        source, target = tl.multiple_of(source, 16), tl.multiple_of(target, 16)
+        row_stride, target_stride = tl.multiple_of(row_stride, 16), tl.multiple_of(target_stride, 16)
+    else:
+        column_stride = tl.load(entry + COLUMN_STRIDE)
+    count, first_row, first_column = tl.load(entry + ROWS_OF), tl.load(entry + FIRST_ROW), tl.load(entry + FIRST_COLUMN)
+    scale_address = tl.load(entry + SCALE).to(tl.pointer_type(tl.float32))
+    start = (tile - tl.load(starts + piece)).to(tl.int64) * (ROWS * REPEAT)
+    columns = tl.arange(0, WIDTH)
+    weight = _column_weight(first_column + columns)
+    changed = tl.zeros((1,), tl.int32)
+    low_R, high_R = tl.zeros((ROWS,), tl.int32), tl.zeros((ROWS,), tl.int32)
+    for step in range(REPEAT):
+        rows = start + step * ROWS + tl.arange(0, ROWS)
+        valid = rows < count
+        at = source + rows[:, None] * row_stride
+        scale, factor = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
+        if KIND != "digest" and KIND != "copy":
+            if L > 0:
+                whole = tl.load(entry + WHOLE).to(tl.pointer_type(SOURCE_TYPE)) + rows[:, None] * row_stride
+                absmax = _largest(whole, column_stride, valid, L, WIDTH, ROWS)
+            else:
+                absmax = _largest(at, column_stride, valid, K, WIDTH, ROWS)
+            _report(absmax, entry, at, column_stride, valid, K, WIDTH)
+            if KIND == "fp8_tensor":
+                scale = tl.load(scale_address + rows * 0, mask=valid, other=1.0)
+            else:
+                scale = _scale(absmax, KIND)
+                tl.store(scale_address + rows, scale, mask=valid)
+            if KIND == "int8":
+                factor = _reciprocal(absmax, scale)
+
+        to = target + rows[:, None] * target_stride
+        if RECEIPT and KIND != "copy" and KIND != "digest":
+            compared = valid & ((first_row + rows) % SAMPLE == 0)
+            if tl.max(compared.to(tl.int32), 0) > 0:  # before they are overwritten
+                changed += _changed(at, to, column_stride, compared, scale, K, WIDTH, KIND)
+        # sum of v(c) * a(c), with c = i * WIDTH + j: a is linear, so two plain sums over i do
+        plain, by_step = tl.zeros((ROWS, WIDTH), tl.int32), tl.zeros((ROWS, WIDTH), tl.int32)
+        top = tl.zeros((ROWS, WIDTH), tl.float32)
+        divide = KIND == "int8" and tl.min(factor, 0) == 0  # some row has a denormal scale
+        if divide:
+            for first in tl.range(0, K, WIDTH, loop_unroll_factor=1):
+                bits = _divided(_rounded(_part(at, column_stride, valid, first + columns, K)), scale)
+                _store(to, bits.to(tl.int8), valid, first + columns, K)
+                plain += bits
+                by_step += bits * (first // WIDTH)
+        else:
+            for first in tl.static_range(0, K, WIDTH):
+                part = _part(at, column_stride, valid, first + columns, K)
+                if KIND == "copy":
+                    top = tl.maximum(top, tl.abs(_float(part)), propagate_nan=tl.PropagateNan.ALL)
+                value, bits = _converted(part, scale, factor, KIND, TARGET_TYPE)
+                if KIND != "digest":
+                    _store(to, value, valid, first + columns, K)
+                if RECEIPT:
+                    plain += bits.to(tl.int32)
+                    by_step += bits.to(tl.int32) * (first // WIDTH)
+        if KIND == "copy":
+            _report(tl.max(_magnitude(top), 1), entry, at, column_stride, valid, K, WIDTH)
+        if RECEIPT:
+            sum_R = tl.sum(plain * weight[None, :] + by_step * STEP, 1)
+            scale_bits = 3 * tl.where(valid, scale.to(tl.int32, bitcast=True), 0)
+            if KIND == "int8" or KIND == "fp8":
+                sum_R += scale_bits
+            if KIND == "fp8_tensor":
+                sum_R += tl.where(rows == 0, scale_bits, 0)
+            low_R += sum_R * _row_weight(first_row + rows, LOW_SEED)
+            high_R += sum_R * _row_weight(first_row + rows, HIGH_SEED)
+    if RECEIPT:
+        low, high = tl.sum(low_R.to(tl.int64), 0), tl.sum(high_R.to(tl.int64), 0)
+        _account(totals, entry, tile, changed, low, high, KIND, SPREAD)
+
+
+@triton.jit
+def write_blocks(
+    table,
+    starts,
+    pieces,
+    totals,
+    SOURCE_TYPE: tl.constexpr,
+    K: tl.constexpr,
+    RECEIPT: tl.constexpr,
+    SPREAD: tl.constexpr,
+    SAMPLE: tl.constexpr,
+):
+    """fp8 with a scale a 128x128 block: one program a block."""
+    across: tl.constexpr = (K + BLOCK - 1) // BLOCK
+    tile = tl.program_id(0)
+    piece = _find(starts, pieces, tile)
+    entry = table + piece * ENTRY
+    block = (tile - tl.load(starts + piece)).to(tl.int64)
+    down, left = block // across, block % across * BLOCK
+    rows = down * BLOCK + tl.arange(0, BLOCK)
+    columns = left + tl.arange(0, BLOCK)
+    valid = rows < tl.load(entry + ROWS_OF)
+    inside = valid[:, None] & (columns < K)[None, :]
+    source = tl.load(entry + SOURCE).to(tl.pointer_type(SOURCE_TYPE))
+    at = rows[:, None] * tl.load(entry + ROW_STRIDE) + columns[None, :] * tl.load(entry + COLUMN_STRIDE)
+    part = tl.load(source + at, mask=inside, other=0.0)
+    top = tl.max(tl.max(_magnitude(_rounded(part)), 1), 0)
+    if top >= INF_BITS:
+        bad = tl.sum(tl.sum((_magnitude(_float(part)) >= INF_BITS).to(tl.int64), 1), 0)
+        tl.atomic_add(tl.load(entry + BAD).to(tl.pointer_type(tl.int64)), bad, sem="relaxed")
+    scale = _scale(top, "fp8")
+    first_row = tl.load(entry + FIRST_ROW)
+    tl.store(tl.load(entry + SCALE).to(tl.pointer_type(tl.float32)) + block, scale)
+    codes = _fp8(_rounded(part), scale)
+    to = tl.load(entry + TARGET).to(tl.pointer_type(tl.int8)) + rows[:, None] * tl.load(entry + TARGET_STRIDE)
+    to += columns[None, :]
+    if RECEIPT:
+        old = tl.load(to, mask=inside & ((first_row + rows) % SAMPLE == 0)[:, None], other=0)
+        differs = inside & ((first_row + rows) % SAMPLE == 0)[:, None] & (old != codes)
+        d_R = tl.sum(_weighted(codes, columns), 1)
+        bits = 3 * scale.to(tl.int32, bitcast=True) * _column_weight(left // BLOCK)
+        row, down = first_row + rows, first_row // BLOCK + down
+        low = tl.sum((d_R * _row_weight(row, LOW_SEED)).to(tl.int64), 0) + bits * _row_weight(down, LOW_SEED)
+        high = tl.sum((d_R * _row_weight(row, HIGH_SEED)).to(tl.int64), 0) + bits * _row_weight(down, HIGH_SEED)
+        _account(totals, entry, tile, tl.sum(tl.sum(differs.to(tl.int32), 1), 0), low, high, "fp8", SPREAD)
+    tl.store(to, codes, mask=inside)
+
+
+@triton.jit
+def find_tops(
+    table, starts, pieces, SOURCE_TYPE: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr
+):
+    """The largest magnitude of each matrix into its scale's place, as the bits of a float32 (which must be 0 first)."""
+    tile = tl.program_id(0)
+    piece = _find(starts, pieces, tile)
+    entry = table + piece * ENTRY
+    rows = (tile - tl.load(starts + piece)).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    source = tl.load(entry + SOURCE).to(tl.pointer_type(SOURCE_TYPE)) + rows[:, None] * tl.load(entry + ROW_STRIDE)
+    valid = rows < tl.load(entry + ROWS_OF)
+    top = _largest(source, tl.load(entry + COLUMN_STRIDE), valid, K, WIDTH, ROWS)
+    tl.atomic_max(tl.load(entry + SCALE).to(tl.pointer_type(tl.int32)), tl.max(top, 0), sem="relaxed")
+
+
+@triton.jit
+def tops_to_scales(table, pieces, WIDTH: tl.constexpr):
+    """Turn what `find_tops` left into scales."""
+    piece = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    inside = piece < pieces
+    at = tl.load(table + piece * ENTRY + SCALE, mask=inside, other=0).to(tl.pointer_type(tl.float32))
+    top = tl.load(at, mask=inside, other=0.0)
+    tl.store(at, _scale(top.to(tl.int32, bitcast=True), "fp8"), mask=inside)
+
+
+@triton.jit
+def _find(starts, pieces, tile):
+    """Which piece a tile belongs to: the last whose first tile is not behind it."""
+    low = tile * 0
+    high = low + pieces
+    while high - low > 1:
+        middle = (low + high) // 2
+        before = tl.load(starts + middle) <= tile
+        low = tl.where(before, middle, low)
+        high = tl.where(before, high, middle)
+    return low
+
+
+@triton.jit
+def _part(at, column_stride, valid, columns, K: tl.constexpr, AGAIN: tl.constexpr = "evict_first"):
+    """Elements of some rows; AGAIN is "evict_last" where they will be read once more, so that the cache keeps them."""
+    inside = valid[:, None] & (columns < K)[None, :]
+    return tl.load(at + columns[None, :] * column_stride, mask=inside, other=0.0, eviction_policy=AGAIN)
+
+
+@triton.jit
+def _magnitude(values):
+    """|x| as the bits of a float32: as integers they compare like the values, with NaN above Inf above the rest."""
+    return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _largest(at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """Each row's largest magnitude after rounding to BF16, as bits."""
+    top = tl.zeros((ROWS, WIDTH), tl.float32)
+    for first in tl.static_range(0, K, WIDTH):
+        part = _part(at, column_stride, valid, first + tl.arange(0, WIDTH), K, "evict_last")
+        top = tl.maximum(top, tl.abs(_rounded(part)), propagate_nan=tl.PropagateNan.ALL)
+    return tl.max(_magnitude(top), 1)
+
+
+@triton.jit
+def _report(absmax, entry, at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr):
+    """Count what is not finite, if a row's largest magnitude says that there is something."""
+    if tl.max(absmax, 0) >= INF_BITS:
+        counter = tl.load(entry + BAD).to(tl.pointer_type(tl.int64))
+        tl.atomic_add(counter, _bad(at, column_stride, valid, K, WIDTH), sem="relaxed")
+
+
+@triton.jit
+def _bad(at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr):
+    """How many elements are not finite; at least 1, for one that is elsewhere in the whole row."""
+    count = tl.zeros((1,), tl.int64)
+    for first in tl.range(0, K, WIDTH, loop_unroll_factor=1):
+        part = _part(at, column_stride, valid, first + tl.arange(0, WIDTH), K)
+        count += tl.sum(tl.sum((_magnitude(_float(part)) >= INF_BITS).to(tl.int64), 1), 0)
+    return tl.max(tl.maximum(count, 1), 0)
+
+
+@triton.jit
+def _float(part):
+    """The same values as float32; in integers for BF16, whose denormals Triton's interpreter gets wrong."""
+    if part.dtype == tl.bfloat16:
+        return (part.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return part.to(tl.float32)
+
+
+@triton.jit
+def _rounded(part):
+    """float32 values rounded to BF16, half to even (the interpreter's own cast cuts off); NaN and Inf stay."""
+    values = _float(part)
+    if part.dtype != tl.bfloat16:
+        bits = values.to(tl.int32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+        values = tl.where((bits & 0x7FFFFFFF) > INF_BITS, bits, rounded).to(tl.float32, bitcast=True)
+    return values
+
+
+@triton.jit
+def _scale(bits, KIND: tl.constexpr):
+    """absmax / 127 (or 448) as float32, correctly rounded.
+
+    The float64 product is off by less than 2**-52 of itself, and the quotient of a BF16 number (8 bits) by 127 or 448
+    is never that close to the middle between two float32 numbers unless it is one of them.
+    """
+    absmax = bits.to(tl.float32, bitcast=True).to(tl.float64)
+    if KIND == "int8":
+        scale = absmax * (1.0 / INT8_MAX)
+    else:
+        scale = absmax * (1.0 / FP8_MAX)
+    return scale.to(tl.float32)
+
+
+@triton.jit
+def _reciprocal(bits, scale):
+    """A factor f with round(x * f) = round_half_even(fl(x / scale)) for every BF16 |x| <= absmax.
+
+    127 x / absmax is a tie k + 1/2 only if absmax is 254 * 2**n, whose scale is a power of two and f exact, or if
+    |x| = absmax / 2; every other x is at least 1/510 of itself away from one. For that x the correctly rounded
+    quotient is 63.5 or more just if absmax / scale >= 127 - 2**-18, and f is moved to its side by 2**-20: more than
+    all rounding errors (that of the fast division among them), far less than 1/510.
+    """
+    wide = scale.to(tl.float64)
+    up = bits.to(tl.float32, bitcast=True).to(tl.float64) - 127.0 * wide >= wide * -(2.0**-18)
+    plain = 1.0 / scale
+    nudged = plain * tl.where(up, NUDGE_UP, NUDGE_DOWN)
+    power_of_two = (scale.to(tl.int32, bitcast=True) & 0x7FFFFF) == 0
+    factor = tl.where(scale < SMALLEST_NORMAL, 0.0, tl.where(power_of_two, plain, nudged))
+    return tl.where(scale == 0, 1.0, factor)
+
+
+@triton.jit
+def _divided(x, scale):
+    """int8 codes by division, as int32."""
+    ratio = tl.div_rn(x, tl.where(scale == 0, 1.0, scale)[:, None])
+    ratio = tl.minimum(tl.maximum(ratio, -INT8_MAX * 1.0), INT8_MAX * 1.0)
+    return (ratio + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
+
+
+@triton.jit
+def _changed(at, to, column_stride, rows, scale, K: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
+    """How many codes of these rows are about to change."""
+    count = tl.zeros((1,), tl.int32)
+    for first in tl.range(0, K, WIDTH, loop_unroll_factor=1):
+        columns = first + tl.arange(0, WIDTH)
+        x = _rounded(_part(at, column_stride, rows, columns, K))
+        new = _divided(x, scale).to(tl.int8) if KIND == "int8" else _fp8(x, scale[:, None])
+        inside = rows[:, None] & (columns < K)[None, :]
+        old = tl.load(to + columns[None, :], mask=inside, other=0)
+        count += tl.sum(tl.sum((inside & (old != new)).to(tl.int32), 1), 0)
+    return count
+
+
+@triton.jit
+def _store(to, values, valid, columns, K: tl.constexpr):
+    tl.store(to + columns[None, :], values, mask=valid[:, None] & (columns < K)[None, :], cache_modifier=".cs")
+
+
+@triton.jit
+def _fp8(x, scale):
+    """float8_e4m3fn codes, as the int8 with their bits; `scale` broadcasts against x."""
+    ratio = tl.where(scale == 0, 0.0, tl.div_rn(x, tl.where(scale == 0, 1.0, scale)))
+    ratio = tl.minimum(tl.maximum(ratio, -FP8_MAX * 1.0), FP8_MAX * 1.0)
+    bits = ratio.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - ((127 - 7) << 3)
+    denormal = (tl.abs(ratio) + FP8_MAGIC).to(tl.int32, bitcast=True) - FP8_MAGIC_BITS
+    code = tl.where(magnitude < FP8_NORMAL_BITS, denormal, normal) | ((bits >> 24) & 0x80)
+    return code.to(tl.int8)
+
+
+@triton.jit
+def _column_weight(columns):
+    """a(c) of `oracle.digest`, int32."""
+    return columns.to(tl.int32) * COLUMN_STEP + 1
+
+
+@triton.jit
+def _row_weight(rows, SEED: tl.constexpr):
+    """b(r) of `oracle.digest`, int32."""
+    product = rows.to(tl.int32) * SEED
+    return (product ^ ((product >> 16) & 0xFFFF)) * ROW_MIX | 1
+
+
+@triton.jit
+def _weighted(bits, columns):
+    return bits.to(tl.int32) * _column_weight(columns)[None, :]
+
+
+@triton.jit
+def _converted(part, scale, factor, KIND: tl.constexpr, TARGET_TYPE: tl.constexpr):
+    """What is stored, and its bits as integers."""
+    if KIND == "int8":
+        bits = (_rounded(part) * factor[:, None] + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
+        value = bits.to(tl.int8)
+    elif KIND == "copy" or KIND == "digest":
+        value = part.to(TARGET_TYPE)
+        bits = _bits(value, TARGET_TYPE)
+    else:
+        value = _fp8(_rounded(part), scale[:, None])
+        bits = value
+    return value, bits
+
+
+@triton.jit
+def _bits(value, TYPE: tl.constexpr):
+    if TYPE.primitive_bitwidth == 32:
+        return value.to(tl.int32, bitcast=True)
+    elif TYPE.primitive_bitwidth == 16:
+        return value.to(tl.int16, bitcast=True)
+    else:
+        return value.to(tl.int8, bitcast=True)
+
+
+@triton.jit
+def _account(totals, entry, tile, changed, low, high, KIND: tl.constexpr, SPREAD: tl.constexpr):
+    """Add a program's findings to the refit's; of a digest alone, to its own two places."""
+    one = tl.arange(0, 1)
+    weight = tl.load(entry + WEIGHT)
+    if KIND == "digest":
+        place = tl.load(entry + TARGET).to(tl.pointer_type(tl.int64))
+    else:
+        tl.atomic_add(totals + tile % SPREAD * 3 + one, changed.to(tl.int64), sem="relaxed")
+        place = totals + tile % SPREAD * 3 + 1
+    tl.atomic_add(place + one, low * weight, sem="relaxed")
+    tl.atomic_add(place + 1 + one, high * weight, sem="relaxed")
