@@ -6,6 +6,10 @@
 
 Only a ready engine may serve: while a refit is open, or after one that failed, its weights are a mixture of
 two steps. The next complete refit heals it. Nothing here knows vLLM; engines feed `Refit` through adapters.
+
+Writes are collected in a batch and started by `flush`; on an accelerator nothing waits for them before `close`.
+A tensor whose way was learnt in an earlier refit is placed by plan (`place`), any other by the engine's loader
+(`write`, `record`).
 """
 
 import logging
@@ -17,7 +21,12 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from ascend_quant.resident import RefitError, ResidentWeight
+from ascend_quant.batch import Batch, RefitError
+from ascend_quant.kernels import kernels_for
+from ascend_quant.kernels.moves import Move
+from ascend_quant.oracle import add_digests
+from ascend_quant.plan import Entry
+from ascend_quant.resident import ResidentWeight
 
 __all__ = ["Receipt", "Refit", "RefitError"]
 
@@ -40,7 +49,8 @@ class Receipt:
         tensors, bytes: received from the trainer or the checkpoint.
         milliseconds: from open to close.
         nonfinite: NaN and Inf elements seen; 0 in every receipt, since a refit that meets one fails.
-        changed: fraction of quantized codes that differ from the previous refit's (0 if nothing is quantized).
+        changed: fraction of the quantized codes of every 64th row that differ from the previous refit's (0 if nothing
+            is quantized): reading all former codes would cost a third of the refit.
         digest: fingerprint of all resident bytes, 16 hex digits (see `oracle.digest`).
     """
 
@@ -62,17 +72,27 @@ class Refit:
     """The refit state of one engine worker.
 
     Args:
-        residents: every parameter of the model, each once.
+        residents: every parameter of the model, each once, all on one device.
         buffer_of: the engine's present buffer of a parameter, to see that none was replaced.
+        plans: whether a tensor goes the same way in every refit (not so where experts move between ranks).
     """
 
-    def __init__(self, residents: Sequence[ResidentWeight], buffer_of: Callable[[str], torch.Tensor] | None = None):
+    def __init__(
+        self,
+        residents: Sequence[ResidentWeight],
+        buffer_of: Callable[[str], torch.Tensor] | None = None,
+        plans: bool = True,
+    ):
         self.residents = list(residents)
         self._buffer_of = buffer_of or {resident.name: resident.data for resident in residents}.__getitem__
         self.last_receipt: Receipt | None = None
         self._state = "loading"
         self._why = "its weights have not been loaded yet"
         self._explicit = False
+        self._asleep: int | None = None
+        self._plans = plans
+        self.plan: dict[str, Entry] = {}
+        self.batch: Batch | None = None
         self._started = 0.0
         self._tensors = self._bytes = self._count = 0
 
@@ -82,6 +102,8 @@ class Refit:
 
     def why_not_servable(self) -> str | None:
         """Why the engine must not generate now; None when it may."""
+        if self._asleep is not None:
+            return f"it sleeps (level {self._asleep}); wake it up"
         return None if self._state == "ready" else self._why
 
     def require_servable(self) -> None:
@@ -109,10 +131,14 @@ class Refit:
 
     def open(self, explicit: bool = True) -> None:
         """Begin a refit. An implicit one (a bare load_weights call) closes by itself once it is complete."""
+        if self._asleep is not None:
+            raise RefitError("this engine sleeps: its weights are not in memory; wake up its weights, then refit")
         if self.is_open and self._explicit:
             raise RefitError("a refit is already open on this engine; close it before opening the next")
         for resident in self.residents:
             resident.begin()
+        self.batch = Batch(self.residents[0].data.device)
+        self._by_plan, self._entries = bool(self.plan), {}
         self._state, self._why, self._explicit = "open", "a refit is open", explicit
         self._started = time.perf_counter()
         self._tensors = self._bytes = 0
@@ -122,8 +148,77 @@ class Refit:
         self._tensors += tensors
         self._bytes += nbytes
 
+    def place(self, name: str, tensor: torch.Tensor) -> bool:
+        """Queue a tensor's writes by plan; False if the engine's loader must take it.
+
+        Raises:
+            RefitError: the plan has seen the name in this refit already.
+        """
+        if not self._by_plan:
+            return False
+        entry = self.plan.get(name)
+        if entry is None:
+            self._leave_plan(name)
+            return False
+        if name in self._entries:
+            raise RefitError(f"{name}: sent twice in one refit; send every tensor once")
+        if not entry.fits(tensor):
+            return False
+        self._entries[name] = entry
+        if entry.moves:
+            slot = self.batch.new_source(name, tensor.numel())
+            for resident, move in entry.moves:
+                self.batch.add(move, tensor, slot)
+                resident.unwritten -= move.rows
+            self.count(1, tensor.nbytes)
+        return True
+
+    def write(
+        self,
+        slot: int,
+        resident: ResidentWeight,
+        view: torch.Tensor,
+        shard: torch.Tensor,
+        whole: torch.Tensor | None = None,
+        base: torch.Tensor | None = None,
+    ) -> list[Move]:
+        """Queue the writes of `shard` into `view`, whole rows of `resident`.
+
+        Args:
+            slot: from `batch.new_source`, one a tensor: two tensors may not write the same rows.
+            whole: the complete rows that `shard` is a slice of, if it is one.
+            base: the tensor that `shard` is a view of, which the moves shall be relative to.
+
+        Raises:
+            RefitError: see `ResidentWeight.moves`.
+        """
+        base = shard if base is None else base
+        moves = resident.moves(view, shard, whole, slot, base)
+        for move in moves:
+            self.batch.add(move, base, slot)
+        return moves
+
+    def record(self, name: str, entry: Entry) -> None:
+        """Note where a loader put a tensor, for the plan of the next refits."""
+        self._entries[name] = entry
+
+    def flush(self) -> None:
+        """Start the queued writes; their sources may be overwritten once the device's stream has passed this point."""
+        self.batch.flush()
+
+    def _leave_plan(self, name: str) -> None:
+        """Go on without the plan, whose rows are marked first, so that none is written twice unnoticed."""
+        logger.info("%s is not in the plan of the last refit: the rest of this one goes through the loaders", name)
+        self._by_plan = False
+        for entry in self._entries.values():
+            if not entry.by_loader:
+                for resident, move in entry.moves:
+                    resident.mark(move)
+
     def missing(self) -> list[str]:
         """Checkpoint names of what this refit has not written yet."""
+        if self._by_plan:
+            return [name for name, entry in self.plan.items() if not entry.is_matched_by(self._entries.get(name))]
         return [part for resident in self.residents for part in resident.missing()]
 
     def close_if_complete(self) -> None:
@@ -147,14 +242,21 @@ class Refit:
         if not self.is_open:
             raise RefitError("no refit is open on this engine; open one first")
         with self.failing():
-            if missing := self.missing():
+            self.flush()
+            changed, digest = self.batch.finish()
+            if any(resident.unwritten for resident in self.residents):
+                missing = self.missing()
                 more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
                 raise RefitError(f"{len(missing)} missing from this refit: {', '.join(missing[:SHOWN])}{more}")
             for resident in self.residents:
                 if self._buffer_of(resident.name).data_ptr() != resident.data.data_ptr():
                     raise RefitError(f"{resident.name} was moved to another buffer; captured graphs read the old one")
+            if any(resident.recount for resident in self.residents):
+                digest = int(self.digest(), 16)
         self._count += 1
-        self.last_receipt = self._receipt()
+        self.last_receipt = self._receipt(changed, digest)
+        self.batch = None
+        self.plan = self._entries if self._plans else {}
         self._state = "ready"
         logger.info("%s", self.last_receipt)
         return self.last_receipt
@@ -162,16 +264,39 @@ class Refit:
     def fail(self, error: BaseException) -> None:
         """Mark the refit as failed: the engine refuses to generate until the next complete one."""
         self._state, self._why = "failed", f"its last refit failed ({error})"
+        self.batch = None  # with it the references to the sender's memory
         logger.error("refit failed, the engine refuses to generate: %s", error)
 
     def accept_dummy(self) -> None:
         """Serve whatever is in the buffers: the user asked for dummy weights."""
         self._state = "ready"
 
+    def slept(self, level: int) -> None:
+        """The engine went to sleep: its weights are in host memory (level 1) or gone (level 2)."""
+        if self.is_open:
+            self.fail(RefitError("the engine went to sleep while the refit was open"))
+        self._asleep = max(level, self._asleep or 0)
+
+    def woke(self, tags: Sequence[str] | None) -> None:
+        """The engine woke up, its weights too if `tags` is None or names them.
+
+        Raises:
+            RefitError: the weights are not those that went to sleep.
+        """
+        if self._asleep is None or (tags is not None and "weights" not in tags):
+            return
+        level, self._asleep = self._asleep, None
+        if level > 1:
+            self._state, self._why = "failed", f"sleep level {level} discarded its weights"
+        else:
+            self.verify()
+
     def digest(self) -> str:
-        """Fingerprint of all resident bytes, 16 hex digits."""
-        total = sum(resident.digest() * (2 * zlib.crc32(resident.name.encode()) + 1) for resident in self.residents)
-        return f"{total % 2**64:016x}"
+        """Fingerprint of all resident bytes, read back: 16 hex digits."""
+        pairs = [pair for resident in self.residents for pair in resident.tensors() if pair[0].numel()]
+        kernels = kernels_for(self.residents[0].data.device)
+        found = kernels.digests([tensor for tensor, _ in pairs]).tolist()
+        return f"{add_digests(*(number % 2**64 for number in found), weights=[weight for _, weight in pairs]):016x}"
 
     def verify(self) -> None:
         """Check that the resident bytes are those of the last receipt.
@@ -183,10 +308,8 @@ class Refit:
             with self.failing():
                 raise RefitError("resident weights changed outside a refit; write them through model.load_weights")
 
-    def _receipt(self) -> Receipt:
-        codes = sum(resident.codes for resident in self.residents)
-        changed = sum(resident.changed for resident in self.residents if resident.codes)
-        digest = self.digest()
+    def _receipt(self, changed: int, digest: int) -> Receipt:
+        compared = sum(resident.sampled for resident in self.residents)
         milliseconds = 1e3 * (time.perf_counter() - self._started)
-        fraction = changed / codes if codes else 0.0
-        return Receipt(self._count, self._tensors, self._bytes, milliseconds, 0, fraction, digest)
+        fraction = changed / compared if compared else 0.0
+        return Receipt(self._count, self._tensors, self._bytes, milliseconds, 0, fraction, f"{digest:016x}")

@@ -2,20 +2,20 @@
 
 `ResidentWeight` is one parameter that stays in its dtype (norms, embeddings, biases, routers).
 `QuantizedWeight` is one whose rows are quantized on the way in (a linear layer, or a stack of experts).
-Both know which of their rows the running refit has written, so a missing or twice-written shard is seen.
+Both know which of their rows the running refit has written, so a missing or twice-written shard is seen. They turn a
+shard into moves; the kernels carry these out.
 
 Rows run along every dimension but the last: a (E, N, K) stack of experts has E * N rows of K elements.
 """
 
+import zlib
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from ascend_quant.kernels import kernels_for
-
-
-class RefitError(RuntimeError):
-    """A refit that cannot be trusted; the message names the parameter and what to do."""
+from ascend_quant.batch import RefitError
+from ascend_quant.kernels.moves import SAMPLE, Move
+from ascend_quant.oracle import LANE
 
 
 class ResidentWeight:
@@ -26,53 +26,78 @@ class ResidentWeight:
         data: its buffer, contiguous; any shape. A vector counts as rows of one element.
         parts: (checkpoint name, rows) in the order of the rows, to name what is missing; by default one part.
         padded: whether the buffer has more rows than the checkpoint (a vocabulary rounded up for sharding).
+
+    Attributes:
+        recount: whether the running refit wrote rows in a way that its digest must be read back from the buffers.
     """
 
     codes = 0  # elements that are quantized codes
+    sampled = 0  # those of them that are compared with the former ones
 
     def __init__(self, name: str, data: torch.Tensor, parts: Sequence[tuple[str, int]] = (), padded: bool = False):
         self.name, self.data, self.padded = name, data, padded
+        self.weight = (2 * zlib.crc32(name.encode()) + 1) % LANE
         self.row_length = data.shape[-1] if data.dim() > 1 else 1
-        self.parts = list(parts) or [(name, data.numel() // max(self.row_length, 1))]
-        self.changed = 0
-        self._written = torch.zeros(data.shape[:-1] if data.dim() > 1 else data.shape, dtype=torch.bool)
-        self._writer: object = None
-        self.unwritten = self._written.numel()
+        self.row_count = data.numel() // max(self.row_length, 1)
+        self.parts = list(parts) or [(name, self.row_count)]
+        self._mask: torch.Tensor | None = None
+        self.begin()
 
     def begin(self) -> None:
         """Forget which rows are written."""
-        self._written.zero_()
-        self._writer = None
-        self.unwritten = self._written.numel()
-        self.changed = 0
+        self._mask = None  # made when it is needed: a refit by plan does without
+        self._writer: int | None = None
+        self.unwritten = self.row_count
+        self.recount = False
 
-    def write(self, view: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None, writer: object) -> None:
-        """Put `source` into `view`, a view of this buffer made of whole rows.
+    def moves(
+        self,
+        view: torch.Tensor,
+        shard: torch.Tensor,
+        whole: torch.Tensor | None,
+        writer: int,
+        base: torch.Tensor,
+    ) -> list[Move]:
+        """How `shard` gets into `view`, a view of this buffer made of whole rows; its rows count as written.
 
         Args:
-            whole: the complete rows that `source` is a slice of along the last dimension, if it is one.
-            writer: identifies the shard, so that its own parts may overlap but two shards may not.
+            whole: the complete rows that `shard` is a slice of along the last dimension, if it is one.
+            writer: identifies the tensor, so that its own parts may overlap but two tensors may not.
+            base: the tensor that the moves are relative to.
 
         Raises:
-            RefitError: wrong shape, NaN or Inf, or rows that another shard wrote in this refit.
+            RefitError: wrong shape or dtype, or rows that another tensor wrote in this refit.
         """
-        if view.shape != source.shape:
-            raise RefitError(f"{self.name}: a shard of shape {tuple(source.shape)} does not fit {tuple(view.shape)}")
-        written = self.rows(view, self._written)
-        if written.any() and self._writer is not writer:
-            raise RefitError(f"{self.name}: rows written twice in one refit; send every tensor once")
-        nonfinite = self._store(view, source, whole)
-        if nonfinite:
-            raise RefitError(f"{self.name}: {nonfinite} of {source.numel()} elements are NaN or Inf")
+        if view.shape != shard.shape:
+            raise RefitError(f"{self.name}: a shard of shape {tuple(shard.shape)} does not fit {tuple(view.shape)}")
+        written = self.rows(view, self._written())
+        if written.any():
+            if self._writer != writer:
+                raise RefitError(f"{self.name}: rows written twice in one refit; send every tensor once")
+            self.recount = True
+        whole = self._checked(shard, whole)
+        pieces = self._pieces(shard, view, whole)
+        result = [self._move(*piece, base.storage_offset()) for piece in pieces]
         self._mark(written, writer)
+        return result
 
-    def fill(self, view: torch.Tensor, value: float, writer: object) -> None:
+    def fill(self, view: torch.Tensor, value: float, writer: int) -> None:
         """Set the rows of `view`, which no shard carries (padding of a vocabulary), to a constant."""
         if view.numel():
             view.fill_(value)
-            self._mark(self.rows(view, self._written), writer)
+            self.recount |= value != 0  # the digest of zeros is zero
+            self._mark(self.rows(view, self._written()), writer)
 
-    def _mark(self, written: torch.Tensor, writer: object) -> None:
+    def mark(self, move: Move) -> None:
+        """Note which rows a plan wrote, before a loader writes others."""
+        self._written().view(-1)[move.first_row : move.first_row + move.rows] = True
+
+    def _written(self) -> torch.Tensor:
+        if self._mask is None:
+            self._mask = torch.zeros(self.data.shape[:-1] if self.data.dim() > 1 else self.data.shape, dtype=torch.bool)
+        return self._mask
+
+    def _mark(self, written: torch.Tensor, writer: int) -> None:
         self.unwritten -= written.numel() - int(written.sum())
         written.fill_(True)
         self._writer = writer
@@ -96,23 +121,41 @@ class ResidentWeight:
         return per_row.view(-1).as_strided(shape, [stride // length for stride in strides], offset // length)
 
     def missing(self) -> list[str]:
-        """The checkpoint names of the parts that this refit has not written whole."""
+        """The checkpoint names of the parts that this refit has not written whole, as far as its loaders tell."""
         if self.unwritten == 0:
             return []
-        written = self._written.view(-1)
+        written = self._written().view(-1)
         sizes = [rows for _, rows in self.parts]
         return [part for (part, _), rows in zip(self.parts, written.split(sizes), strict=True) if not bool(rows.all())]
 
-    def tensors(self) -> list[torch.Tensor]:
-        """The buffers whose bytes the digest covers."""
-        return [self.data]
+    def tensors(self) -> list[tuple[torch.Tensor, int]]:
+        """The buffers whose bytes the digest covers, each with its weight in the digest of all residents."""
+        return [(self.data, self.weight)]
 
-    def digest(self) -> int:
-        """64-bit fingerprint of the resident bytes."""
-        return sum(kernels_for(tensor.device).digest(tensor) * (2 * i + 1) for i, tensor in enumerate(self.tensors()))
+    def _checked(self, shard: torch.Tensor, whole: torch.Tensor | None) -> torch.Tensor | None:
+        """The whole rows, if the scale needs them."""
+        return None
 
-    def _store(self, view: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None) -> int:
-        return kernels_for(view.device).copy_into(source, view)
+    def _scale_of(self, view: torch.Tensor) -> torch.Tensor | None:
+        return None
+
+    def _pieces(self, shard: torch.Tensor, view: torch.Tensor, whole: torch.Tensor | None) -> Iterator[tuple]:
+        """Matrices (source, target, scale, whole) whose target rows follow each other."""
+        if self.data.dim() < 2:  # a vector is a column
+            shard, view = shard.unsqueeze(-1), view.unsqueeze(-1)
+        yield from _matrices(shard, view, self._scale_of(view), whole, self.row_length)
+
+    def _move(self, source_NK, target_NK, scale_N, whole_NL, origin: int) -> Move:
+        return Move(
+            target_NK,
+            scale_N,
+            first_row=(target_NK.storage_offset() - self.data.storage_offset()) // max(self.row_length, 1),
+            weight=self.weight,
+            offset=source_NK.storage_offset() - origin,
+            row_stride=source_NK.stride(0),
+            column_stride=source_NK.stride(1),
+            whole=None if whole_NL is None else (whole_NL.storage_offset() - origin, whole_NL.shape[1]),
+        )
 
 
 class QuantizedWeight(ResidentWeight):
@@ -136,35 +179,42 @@ class QuantizedWeight(ResidentWeight):
         self.scale = scale
         self.whole_length = whole_length
         self.codes = codes.numel()
+        self.sampled = -(-self.row_count // SAMPLE) * self.row_length
 
-    def tensors(self) -> list[torch.Tensor]:
-        return [self.data, self.scale]
+    def tensors(self) -> list[tuple[torch.Tensor, int]]:
+        return [(self.data, self.weight), (self.scale.view(-1), 3 * self.weight % LANE)]
 
-    def _store(self, view: torch.Tensor, source: torch.Tensor, whole: torch.Tensor | None) -> int:
-        if not source.is_floating_point():
-            raise RefitError(f"{self.name}: got {source.dtype}; send BF16 weights, the engine quantizes them itself")
-        if source.shape[-1] == self.whole_length:
-            whole = None
-        elif whole is None or whole.shape[-1] != self.whole_length:
+    def _scale_of(self, view: torch.Tensor) -> torch.Tensor:
+        return self.rows(view, self.scale)
+
+    def _checked(self, shard: torch.Tensor, whole: torch.Tensor | None) -> torch.Tensor | None:
+        if not shard.is_floating_point():
+            raise RefitError(f"{self.name}: got {shard.dtype}; send BF16 weights, the engine quantizes them itself")
+        if shard.shape[-1] == self.whole_length:
+            return None
+        if whole is None or whole.shape[-1] != self.whole_length:
             raise RefitError(
-                f"{self.name}: a slice of {source.shape[-1]} of {self.whole_length} input channels came without "
+                f"{self.name}: a slice of {shard.shape[-1]} of {self.whole_length} input channels came without "
                 "the rest of its rows, which its scale needs; send whole tensors"
             )
-        quantize_into = kernels_for(view.device).quantize_into
-        nonfinite = 0
-        for part in _matrices(source, view, self.rows(view, self.scale), whole):
-            bad, changed = quantize_into(*part)
-            nonfinite += bad
-            self.changed += changed
-        return nonfinite
+        return whole
 
 
-def _matrices(source: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, whole: torch.Tensor | None) -> Iterator:
-    """Split stacks of matrices into (N, K) pieces; one row becomes a matrix of one row."""
-    if source.dim() == 1:
-        yield source[None], codes[None], scale[None], None if whole is None else whole[None]
-    elif source.dim() == 2:
-        yield source, codes, scale, whole
+def _matrices(source, target, scale, whole, length: int) -> Iterator[tuple]:
+    """Split stacks of matrices into as few (N, K) pieces as their strides allow; one row is a matrix of one row."""
+    tensors = (source, target, scale, whole)
+    if target.dim() == 1:
+        yield tuple(None if tensor is None else tensor[None] for tensor in tensors)
+    elif target.dim() == 2 and (target.shape[0] == 1 or target.stride(0) == length):
+        yield tensors
+    elif target.dim() == 3 and all(tensor is None or _flattens(tensor) for tensor in (source, target, whole)):
+        flat = [None if tensor is None else tensor.flatten(0, 1) for tensor in (source, target, scale, whole)]
+        yield from _matrices(*flat, length)
     else:
-        for i in range(source.shape[0]):
-            yield from _matrices(source[i], codes[i], scale[i], None if whole is None else whole[i])
+        for i in range(target.shape[0]):
+            yield from _matrices(*(None if tensor is None else tensor[i] for tensor in tensors), length)
+
+
+def _flattens(tensor: torch.Tensor) -> bool:
+    """Whether the first two dimensions are one, as far as addresses go."""
+    return tensor.stride(0) == tensor.shape[1] * tensor.stride(1)

@@ -1,11 +1,11 @@
 """The oracle's functions, fast, one module per device, all with the same signatures.
 
-quantize_into(source, codes, scale, whole)    rows of a weight, straight into resident rows
-copy_into(source, target)                     a weight that keeps its dtype
+write(batch, counters)                        moves of a refit: rows quantized or copied into resident rows, counted
+digests(tensors), digest(values)              fingerprints of tensors' bytes
 matmul(x, codes, scale, bias)                 the W8A8 linear layer
 experts(x, weight, expert, w13, .., w2, ..)   the W8A8 mixture of experts
 plain_experts(x, weight, expert, w13, w2)     the same without quantization
-digest(values)                                fingerprint of a tensor's bytes
+READS_ARE_FREE                                whether a look at the counters costs no waiting
 """
 
 from importlib import import_module
@@ -13,7 +13,7 @@ from types import ModuleType
 
 import torch
 
-_MODULES = {"cpu": "ascend_quant.kernels.cpu"}
+_MODULES = {"cpu": "ascend_quant.kernels.cpu", "cuda": "ascend_quant.kernels.cuda"}
 
 
 class NoKernels(RuntimeError):

@@ -4,61 +4,112 @@ Chunks keep the float32 work space small and in cache: 256 rows of a 172 MiB sha
 """
 
 import logging
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
 from ascend_quant import oracle
+from ascend_quant.kernels.moves import Counters, Job, Move, as_matrix, sampled
 
 logger = logging.getLogger(__name__)
+
+READS_ARE_FREE = True
 
 ROWS = 256
 ELEMENTS = 1 << 20
 
 
-def quantize_into(
-    source_NK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, whole_NL: torch.Tensor | None = None
-) -> tuple[int, int]:
-    """Quantize a weight's rows into resident rows.
+def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> None:
+    """Carry out a batch of moves, a few rows at a time.
 
     Args:
-        source_NK: float (N, K), any strides.
-        codes_NK: int8 (N, K) view of the resident codes, written in place.
-        scale_N: float32 (N) view of the resident scales, written in place.
-        whole_NL: the rows that `source_NK` is a slice of (L > K), which the scales are taken from.
-
-    Returns:
-        How many elements were not finite, and how many codes changed.
+        receipt: whether changed codes and the digest are counted; non-finite elements always are.
     """
-    nonfinite = changed = 0
-    for start in range(0, source_NK.shape[0], ROWS):
-        rows = slice(start, start + ROWS)
-        absmax = None if whole_NL is None else whole_NL[rows].to(torch.bfloat16).float().abs().amax(dim=-1)
-        codes, scale = oracle.quantize_weight(source_NK[rows], absmax)
-        if not torch.isfinite(scale).all():
-            nonfinite += count_nonfinite(source_NK[rows])
-        changed += int((codes != codes_NK[rows]).sum())
-        codes_NK[rows].copy_(codes)
-        scale_N[rows].copy_(scale)
-    return nonfinite, changed
+    for move, source, slot in batch:
+        matrix, whole = move.matrix(source), move.whole_rows(source)
+        rows_at_once = ROWS if move.scale is not None else max(1, ELEMENTS // max(1, matrix.shape[1]))
+        tensor_absmax = _absmax(matrix).max() if move.scale is not None and move.scale.dim() == 0 else None
+        for start in range(0, matrix.shape[0], rows_at_once):
+            rows = slice(start, start + rows_at_once)
+            part, whole_part = matrix[rows], None if whole is None else whole[rows]
+            counters.bad_of(slot).add_(_bad(part, whole_part))
+            absmax = _absmax(whole_part) if whole is not None else tensor_absmax
+            values, scale = _converted(part, absmax, move)
+            if receipt:
+                _account(values, scale, start, move, counters)
+            move.target_NK[rows].copy_(values)
+            if scale is not None:
+                _rows_of_scale(move, start, len(part)).copy_(scale)
 
 
-def copy_into(source: torch.Tensor, target: torch.Tensor) -> int:
-    """Copy into a resident view of the same shape, in its dtype; returns how many elements were not finite."""
-    if source.dim() == 0:
-        source, target = source[None], target[None]
-    step = max(1, ELEMENTS * source.shape[0] // max(1, source.numel()))
-    nonfinite = 0
-    for start in range(0, source.shape[0], step):
-        part = slice(start, start + step)
-        nonfinite += count_nonfinite(source[part])
-        target[part].copy_(source[part])
-    return nonfinite
+def _absmax(values: torch.Tensor) -> torch.Tensor:
+    return values.to(torch.bfloat16).float().abs().amax(dim=-1)
 
 
-def count_nonfinite(values: torch.Tensor) -> int:
-    """How many elements are NaN or Inf."""
-    return int((~torch.isfinite(values)).sum())
+def _bad(part: torch.Tensor, whole: torch.Tensor | None) -> int:
+    """How many elements are not finite; at least 1 for one elsewhere in the whole rows, which spoils the scale."""
+    bad = int((~torch.isfinite(part)).sum())
+    return bad if bad or whole is None else int(not torch.isfinite(whole).all())
+
+
+def _converted(part: torch.Tensor, absmax: torch.Tensor | None, move: Move) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if move.scale is None:
+        return part.to(move.target_NK.dtype), None
+    if move.target_NK.dtype == torch.int8:
+        return oracle.quantize_weight(part, absmax)
+    if move.scale.dim() == 2:
+        return oracle.quantize_fp8_blocks(part)
+    codes, scale = oracle.quantize_fp8_rows(part, None if absmax is None else absmax.expand(part.shape[0]))
+    return codes, scale if move.scale.dim() else scale[0]
+
+
+def _rows_of_scale(move: Move, start: int, count: int) -> torch.Tensor:
+    if move.scale.dim() == 0:
+        return move.scale
+    per = oracle.BLOCK if move.scale.dim() == 2 else 1
+    return move.scale[start // per : -(-(start + count) // per)]
+
+
+def _account(values: torch.Tensor, scale: torch.Tensor | None, start: int, move: Move, counters: Counters) -> None:
+    """Count the changed codes and the digest of rows that are about to be written."""
+    first = move.first_row + start
+    low_high = _sums(values, first)
+    if scale is not None:
+        compared = sampled(first, len(values))
+        old = move.target_NK[start : start + len(values)][compared].view(torch.int8)
+        counters.totals[0, 0] += (old != values[compared].view(torch.int8)).sum()
+        if scale.dim() or start == 0:
+            per = oracle.BLOCK if scale.dim() == 2 else 1
+            low_high += 3 * _sums(scale if scale.dim() == 2 else scale.view(-1, 1), first // per if scale.dim() else 0)
+    counters.totals[0, 1:] += low_high * move.weight % oracle.LANE
+
+
+def _sums(values_NK: torch.Tensor, first_row: int, first_column: int = 0) -> torch.Tensor:
+    """Both sums of `oracle.digest`, int64 in [0, 2**32)."""
+    bits_NK = oracle.as_integers(values_NK).view(values_NK.shape).to(torch.int64)
+    sum_N = (bits_NK * oracle.column_weights(first_column, bits_NK.shape[1], bits_NK.device)).sum(1) % oracle.LANE
+    rows = (oracle.row_weights(first_row, len(sum_N), sum_N.device, seed) for seed in oracle.ROW_SEEDS)
+    return torch.stack([(sum_N * row_N % oracle.LANE).sum() for row_N in rows]) % oracle.LANE
+
+
+def digests(
+    tensors: Sequence[torch.Tensor], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
+) -> torch.Tensor:
+    """`oracle.digest` of each tensor as int64 (its 64 bits), a few rows at a time."""
+    found = torch.zeros(len(tensors), 2, dtype=torch.int64)
+    for i, tensor in enumerate(tensors):
+        matrix = as_matrix(tensor.detach())
+        step = max(1, ELEMENTS // max(1, matrix.shape[1]))
+        for start in range(0, matrix.shape[0], step):
+            first = (first_rows[i] if first_rows else 0) + start
+            found[i] += _sums(matrix[start : start + step], first, first_columns[i] if first_columns else 0)
+    return found[:, 0] % oracle.LANE + (found[:, 1] << 32)
+
+
+def digest(values: torch.Tensor) -> int:
+    """`oracle.digest`."""
+    return int(digests([values])) % 2**64
 
 
 def matmul(
@@ -94,16 +145,6 @@ def experts(
         down = _scaled_product(hidden_codes, hidden_scale, w2_codes_EKN[expert], w2_scale_EK[expert])
         out_MK.index_add_(0, token, down * weight_MT[token, slot].float().unsqueeze(-1))
     return out_MK.to(x_MK.dtype)
-
-
-def digest(values: torch.Tensor) -> int:
-    """`oracle.digest` in chunks: a chunk's sum, shifted to its first index, is part of the whole's sum."""
-    bits = oracle.as_integers(values)
-    total = 0
-    for start in range(0, bits.numel(), ELEMENTS):
-        part = bits[start : start + ELEMENTS].to(torch.int64)
-        total += int((part * oracle.digest_weights(start, part.numel(), part.device)).sum())
-    return total % 2**64
 
 
 def int_mm_is_exact() -> bool:

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from ascend_quant import oracle
 from ascend_quant.kernels import triton_rows as rows_kernels
-from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move
+from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move, as_matrix
 
 READS_ARE_FREE = False  # reading a counter waits for the device
 
@@ -87,13 +87,6 @@ def digests(
 def digest(values: torch.Tensor) -> int:
     """`oracle.digest`; waits for the device."""
     return int(digests([values])) % 2**64
-
-
-def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
-    """Rows along every dimension but the last; a vector is a column."""
-    if tensor.dim() < 2:
-        return tensor.reshape(-1, 1)
-    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
 
 
 def _uploaded(job: Job) -> Iterator[Job]:

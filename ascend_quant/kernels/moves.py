@@ -45,6 +45,9 @@ class Move:
         """A move whose source tensor is the matrix itself."""
         return cls(target_NK, scale, row_stride=source_NK.stride(0), column_stride=source_NK.stride(1), **more)
 
+    def __post_init__(self) -> None:
+        self.rows = self.target_NK.shape[0]
+
     def matrix(self, source: torch.Tensor) -> torch.Tensor:
         """(N, K): the matrix within `source`."""
         return self._view(source, self.offset, self.target_NK.shape[1])
@@ -106,3 +109,10 @@ class Counters:
 def sampled(first_row: int, rows: int) -> slice:
     """Which of `rows` rows, the first being row `first_row` of its tensor, are compared with their former codes."""
     return slice(-first_row % SAMPLE, rows, SAMPLE)
+
+
+def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """Rows along every dimension but the last; a vector is a column."""
+    if tensor.dim() < 2:
+        return tensor.reshape(-1, 1)
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])

@@ -101,7 +101,7 @@ install_packages() {
   pip_install --require-hashes -r "$MARK/bootstrap.txt" || die "pip could not update itself"
   say "torch, CPU build (about 200 MB)"
   install_torch
-  say "$(grep -cE '^[A-Za-z0-9]' "$LOCK") pinned packages from $(basename "$LOCK") (about 600 MB; a minute or two)"
+  say "$(grep -cE '^[A-Za-z0-9]' "$LOCK") pinned packages from $(basename "$LOCK") (about 800 MB; a minute or two)"
   pip_install --require-hashes --no-build-isolation -r "$LOCK" || die "the lock could not be installed: see $LOG"
   wanted_lock >"$MARK/lock"
 }

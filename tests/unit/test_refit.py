@@ -15,11 +15,22 @@ def linear(rows=8, length=6, whole=None, parts=()):
     return QuantizedWeight("fc.weight", codes, torch.zeros(rows, 1), whole or length, parts)
 
 
+def put(refit, resident, view, shard, whole=None, name="w"):
+    refit.write(refit.batch.new_source(name, shard.numel()), resident, view, shard, whole)
+    refit.flush()
+
+
+def opened(*residents):
+    refit = Refit(residents)
+    refit.open()
+    return refit
+
+
 def ready(*residents):
     refit = Refit(residents)
     with refit.session():
         for resident in residents:
-            resident.write(resident.data, torch.randn(resident.data.shape), None, "first")
+            put(refit, resident, resident.data, torch.randn(resident.data.shape))
     return refit
 
 
@@ -29,7 +40,7 @@ def test_rows_written_in_any_order_equal_the_oracle():
     refit = Refit([weight])
     with refit.session():
         for rows in (slice(5, 8), slice(0, 2), slice(2, 5)):
-            weight.write(weight.data[rows], w_NK[rows], None, str(rows))
+            put(refit, weight, weight.data[rows], w_NK[rows])
     codes, scale = oracle.quantize_weight(w_NK)
     assert torch.equal(weight.data, codes) and torch.equal(weight.scale.view(-1), scale)
 
@@ -38,10 +49,10 @@ def test_stacked_experts_and_single_rows_equal_the_oracle():
     w_ENK = torch.randn(3, 4, 5)
     codes = torch.zeros(3, 4, 5, dtype=torch.int8)
     weight = QuantizedWeight("w13", codes, torch.zeros(3, 4, 1), 5)
-    Refit([weight]).open()
-    weight.write(weight.data[:2], w_ENK[:2], None, "stack")
-    weight.write(weight.data[2, :3], w_ENK[2, :3], None, "matrix")
-    weight.write(weight.data[2, 3], w_ENK[2, 3], None, "row")
+    refit = opened(weight)
+    put(refit, weight, weight.data[:2], w_ENK[:2])
+    put(refit, weight, weight.data[2, :3], w_ENK[2, :3])
+    put(refit, weight, weight.data[2, 3], w_ENK[2, 3])
     expected, scale = oracle.quantize_weight(w_ENK)
     assert torch.equal(codes, expected) and torch.equal(weight.scale.squeeze(-1), scale)
     assert weight.unwritten == 0
@@ -50,7 +61,7 @@ def test_stacked_experts_and_single_rows_equal_the_oracle():
 def test_gate_half_of_every_expert_at_once():
     w_ENK = torch.randn(3, 4, 5)
     weight = QuantizedWeight("w13", torch.zeros(3, 8, 5, dtype=torch.int8), torch.zeros(3, 8, 1), 5)
-    weight.write(weight.data[:, :4], w_ENK, None, "gate")
+    put(opened(weight), weight, weight.data[:, :4], w_ENK)
     assert torch.equal(weight.data[:, :4], oracle.quantize_weight(w_ENK)[0])
     assert weight.unwritten == 12 and not weight.data[:, 4:].any()
 
@@ -58,12 +69,14 @@ def test_gate_half_of_every_expert_at_once():
 def test_a_row_parallel_slice_takes_its_scale_from_the_whole_row():
     w_NK = torch.randn(8, 12)
     weight = linear(whole=12)
-    weight.write(weight.data, w_NK[:, 6:], w_NK, "shard")
+    refit = opened(weight)
+    put(refit, weight, weight.data, w_NK[:, 6:], w_NK)
     codes, scale = oracle.quantize_weight(w_NK)
     assert torch.equal(weight.data, codes[:, 6:]) and torch.equal(weight.scale.view(-1), scale)
-    weight.begin()
+    refit.close()
+    refit.open()
     with pytest.raises(RefitError, match=r"fc\.weight.*6 of 12 input channels"):
-        weight.write(weight.data, w_NK[:, 6:], None, "shard")
+        put(refit, weight, weight.data, w_NK[:, 6:])
 
 
 @pytest.mark.parametrize(
@@ -75,29 +88,34 @@ def test_a_row_parallel_slice_takes_its_scale_from_the_whole_row():
     ],
 )
 def test_bad_shards_are_named(source, message):
+    weight = linear()
     with pytest.raises(RefitError, match=rf"fc\.weight.*{message}"):
-        linear().write(linear().data, source, None, "shard")
+        put(opened(weight), weight, weight.data, source, name="fc.weight")
 
 
 def test_a_row_written_twice_is_an_error_but_one_shard_may_overlap_itself():
     weight = linear()
-    weight.write(weight.data[:4], torch.randn(4, 6), None, "a")
-    weight.write(weight.data[:4], torch.randn(4, 6), None, "a")
+    refit = opened(weight)
+    slot = refit.batch.new_source("a", 54)
+    refit.write(slot, weight, weight.data[:4], torch.randn(4, 6))
+    refit.write(slot, weight, weight.data[:5], torch.randn(5, 6))
     with pytest.raises(RefitError, match=r"fc\.weight.*written twice"):
-        weight.write(weight.data[3:], torch.randn(5, 6), None, "b")
+        put(refit, weight, weight.data[3:], torch.randn(5, 6))
+    put(refit, weight, weight.data[5:], torch.randn(3, 6))
+    assert refit.close().digest == refit.digest()  # though rows were written twice
 
 
 def test_a_write_that_splits_rows_is_an_error():
     weight = linear()
     with pytest.raises(RefitError, match="splits rows of 6"):
-        weight.write(weight.data[:, :3], torch.randn(8, 3), None, "a")
+        put(opened(weight), weight, weight.data[:, :3], torch.randn(8, 3))
 
 
 def test_missing_parts_are_named_by_their_checkpoint_names():
     weight = linear(parts=[("q.weight", 4), ("k.weight", 2), ("v.weight", 2)])
     refit = Refit([weight])
     with pytest.raises(RefitError, match=r"2 missing from this refit: q\.weight, v\.weight"), refit.session():
-        weight.write(weight.data[4:6], torch.randn(2, 6), None, "k")
+        put(refit, weight, weight.data[4:6], torch.randn(2, 6))
     assert "missing" in refit.why_not_servable()
 
 
@@ -117,7 +135,7 @@ def test_states():
     with pytest.raises(RefitError, match=r"trainer died.*complete one full refit"):
         refit.require_servable()
     with refit.session():
-        weight.write(weight.data, torch.randn(8, 6), None, "heal")
+        put(refit, weight, weight.data, torch.randn(8, 6))
     refit.require_servable()
     with pytest.raises(RefitError, match="no refit is open"):
         refit.close()
@@ -130,18 +148,20 @@ def test_the_receipt_counts_changes_and_its_digest_follows_the_bytes():
     digests = []
     for step in range(3):
         with refit.session():
-            weight.write(weight.data, w_NK, None, "w")
-            norm.write(norm.data, torch.full((6,), float(step // 2)), None, "n")
+            put(refit, weight, weight.data, w_NK)
+            put(refit, norm, norm.data, torch.full((6,), float(step // 2)))
             refit.count(2, w_NK.nbytes + 24)
         digests.append(refit.last_receipt.digest)
     receipt = refit.last_receipt
     assert (receipt.number, receipt.tensors, receipt.bytes, receipt.changed) == (4, 2, w_NK.nbytes + 24, 0.0)
     assert digests[0] == digests[1] != digests[2]
-    w_NK[2] *= -1
+    assert refit.last_receipt.digest == refit.digest()
+    w_NK[0] *= -1
+    w_NK[3] *= -1  # not a sampled row
     with refit.session():
-        weight.write(weight.data, w_NK, None, "w")
-        norm.write(norm.data, torch.ones(6), None, "n")
-    assert refit.last_receipt.changed == int((oracle.quantize_weight(w_NK)[0][2] != 0).sum()) / 48
+        put(refit, weight, weight.data, w_NK)
+        put(refit, norm, norm.data, torch.ones(6))
+    assert refit.last_receipt.changed == int((oracle.quantize_weight(w_NK)[0][0] != 0).sum()) / 6
     metrics = refit.last_receipt.as_metrics()
     assert metrics["refit/digest"] == int(refit.last_receipt.digest, 16) % 2**32
     assert all(isinstance(value, (int, float)) for value in metrics.values())
@@ -163,7 +183,7 @@ def test_a_moved_buffer_is_seen():
     engine = {"fc.weight": weight.data}
     refit = Refit([weight], buffer_of=engine.__getitem__)
     with pytest.raises(RefitError, match=r"fc\.weight was moved"), refit.session():
-        weight.write(weight.data, torch.randn(8, 6), None, "w")
+        put(refit, weight, weight.data, torch.randn(8, 6))
         engine["fc.weight"] = weight.data.clone()
 
 
@@ -190,8 +210,8 @@ def test_extra_memory_does_not_grow_with_the_weight(kind, monkeypatch):
         part = source[:, 32:96] if kind == "slice" else source
         plain = ResidentWeight("embed", torch.zeros(rows, 128, dtype=torch.bfloat16))
         weight = plain if kind == "plain" else linear(rows, part.shape[1], whole=128)
-        with LargestTensor() as largest, Refit([weight]).session():
-            weight.write(weight.data, part, source, "w")
+        with LargestTensor() as largest, Refit([weight]).session() as refit:
+            put(refit, weight, weight.data, part, source)
         peaks.append(largest.bytes)
     assert peaks[0] == peaks[1] < source.nbytes / 8
 

@@ -32,7 +32,9 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
         raise RefitError(f"pipeline_parallel_size={parallel.pipeline_parallel_size}: ascend_quant serves 1 only")
     make_plain(model)
     residents = residents_of(model)
-    refit = Refit(list(residents.values()), buffer_of=model.get_parameter)
+    # experts that move between ranks (EPLB) have no lasting place
+    plans = not getattr(parallel, "enable_eplb", False)
+    refit = Refit(list(residents.values()), buffer_of=model.get_parameter, plans=plans)
     model.ascend_quant_refit = refit
     _take_load_weights(model, refit, vllm_config)
     _take_compute_logits(model, refit)
@@ -52,7 +54,7 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig) 
     storages = {}
     for resident in refit.residents:
         storages[resident.data.untyped_storage().data_ptr()] = resident
-        for scale in resident.tensors()[1:]:
+        for scale, _ in resident.tensors()[1:]:
             storages[scale.untyped_storage().data_ptr()] = None
     skipped = skipped_names(model, vllm_config)
     original = model.load_weights
@@ -67,10 +69,12 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig) 
             refit.open(explicit=False)
         running.append(True)
         try:
-            with refit.failing(), Loading(refit, storages, shards, skipped) as loading:
-                with loading.naming():
-                    loaded = original(loading.feed(weights), *args, **kwargs)
-                loading.finish()
+            with refit.failing():
+                with Loading(refit, storages, shards, skipped, kept=isinstance(weights, (list, tuple))) as loading:
+                    with loading.naming():
+                        loaded = original(loading.feed(weights), *args, **kwargs)
+                    loading.finish()
+                refit.flush()
         finally:
             running.pop()
         refit.close_if_complete()

@@ -1,8 +1,9 @@
 """The one hook: while weights load, every copy into a resident parameter passes through here.
 
 vLLM has dozens of loaders (fused, sharded, per expert, stacked). All of them end in `parameter_view.copy_(shard)`.
-A dispatch mode around `model.load_weights` sees each of these copies, quantizes where the destination holds codes,
-and keeps the books: which checkpoint tensor went where, how much of it, and which rows are written.
+A dispatch mode around `model.load_weights` sees each of these copies, makes it a write of the refit instead, and keeps
+the books: which checkpoint tensor went where, how much of it, and which rows are written. What it learns is the plan
+by which later refits pass the loaders by.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,8 +13,9 @@ from functools import wraps
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ascend_quant.refit import Refit
-from ascend_quant.resident import RefitError, ResidentWeight
+from ascend_quant.plan import Entry
+from ascend_quant.refit import Refit, RefitError
+from ascend_quant.resident import ResidentWeight
 
 COPY = torch.ops.aten.copy_.default
 FILL = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
@@ -23,23 +25,35 @@ class Loading(TorchDispatchMode):
     """Active during one `model.load_weights` call.
 
     Args:
-        refit: where tensors are counted.
+        refit: where tensors are placed, written and counted.
         residents: resident parameters by storage address; a scale's storage maps to None (never loaded).
         shards: over how many ranks a tensor may be split.
         skipped: tells whether vLLM leaves a checkpoint name out on purpose.
+        kept: whether the caller keeps all tensors as they are until the call returns (it handed over a list, not a
+            generator, which may reuse a buffer): then their writes are started together, at the end.
     """
 
-    def __init__(self, refit: Refit, residents: dict[int, ResidentWeight | None], shards: int, skipped):
+    def __init__(self, refit: Refit, residents: dict[int, ResidentWeight | None], shards: int, skipped, kept: bool):
         super().__init__()
-        self.refit, self.residents, self.shards, self.skipped = refit, residents, shards, skipped
+        self.refit, self.residents, self.shards, self.skipped, self.kept = refit, residents, shards, skipped, kept
         self.source: Source | None = None
+        self._flushing = False
 
     def feed(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Pass tensors on to vLLM's loader, one at a time, and check what became of each."""
+        """Place tensors by plan; pass the others on to vLLM's loader, one at a time, and check what became of each."""
         for name, tensor in weights:
-            self.source = Source(name, tensor)
-            yield name, tensor
-            self.finish()
+            if not self.refit.place(name, tensor):
+                self.source = Source(name, tensor, self.refit.batch.new_source(name, tensor.numel()))
+                yield name, tensor
+                self.finish()
+            if not self.kept:
+                self._flush()
+
+    def _flush(self) -> None:
+        """Start the refit's writes, which are not a loader's and pass this mode."""
+        self._flushing = True
+        self.refit.flush()
+        self._flushing = False
 
     @contextmanager
     def naming(self) -> Iterator[None]:
@@ -67,6 +81,7 @@ class Loading(TorchDispatchMode):
         if source.taken == 0:
             if not self.skipped(source.name):
                 raise RefitError(f"extra tensor {source.name}: this model has no place for it")
+            self.refit.record(source.name, source.entry)
             return
         whole = source.tensor.numel()
         # Sharded: this rank took whole/shards of it, or a multiple where ranks hold copies (key/value heads).
@@ -76,9 +91,10 @@ class Loading(TorchDispatchMode):
                 f"{source.taken} of its {whole} elements found a place"
             )
         self.refit.count(1, source.tensor.nbytes)
+        self.refit.record(source.name, source.entry)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is COPY or func in FILL:
+        if not self._flushing and (func is COPY or func in FILL):
             target = args[0]
             key = target.untyped_storage().data_ptr()
             if key in self.residents and target.numel():
@@ -93,20 +109,33 @@ class Loading(TorchDispatchMode):
     def _write(self, func, resident: ResidentWeight | None, target: torch.Tensor, args) -> None:
         if resident is None:
             raise RefitError(f"{self._name()}: scales are computed by the engine; send BF16 weights alone")
+        if self.source is None:
+            raise RefitError("a loader wrote a resident weight before it was given any tensor")
         try:
             if func is COPY:
-                shard = args[1]
-                whole = None if self.source is None else self.source.whole_rows(shard)
-                resident.write(target, shard, whole, self.source and self.source.key)
-                if self.source is not None:
-                    self.source.taken += shard.numel()
-                    self.source.padded |= resident.padded
+                self._copy(resident, target, args[1])
             else:
-                resident.fill(target, args[1] if len(args) > 1 else 0, self.source and self.source.key)
+                resident.fill(target, args[1] if len(args) > 1 else 0, self.source.slot)
+                self.source.entry.by_loader = True  # which fills what no tensor holds
         except RefitError as error:
             if str(error).startswith(f"{self._name()}:"):
                 raise
             raise RefitError(f"{self._name()} -> {error}") from error
+
+    def _copy(self, resident: ResidentWeight, target: torch.Tensor, shard: torch.Tensor) -> None:
+        source = self.source
+        own = source.holds(shard)
+        base = source.tensor if own else shard
+        whole = source.whole_rows(shard) if own else None
+        moves = self.refit.write(source.slot, resident, target, shard, whole, base)
+        source.taken += shard.numel()
+        source.padded |= resident.padded
+        if own and source.tensor.is_contiguous():
+            source.entry.moves += [(resident, move) for move in moves]
+        else:
+            source.entry.by_loader = True
+        if not own:
+            self._flush()  # a loader's own tensor lives until it returns
 
     def _name(self) -> str:
         return self.source.name if self.source is not None else "a tensor of unknown name"
@@ -127,14 +156,20 @@ def guard(loader: Callable, name: str, loading: Callable[[], bool]) -> Callable:
 class Source:
     """One tensor of the checkpoint or the trainer, and how much of it has found a place."""
 
-    def __init__(self, name: str, tensor: torch.Tensor):
-        self.name, self.tensor, self.taken, self.padded = name, tensor, 0, False
-        self.key = object()  # outlives the tensor, whose memory the sender reclaims
+    def __init__(self, name: str, tensor: torch.Tensor, slot: int):
+        self.name, self.tensor, self.slot, self.taken, self.padded = name, tensor, slot, 0, False
+        self.entry = Entry(tensor.shape)
+
+    def holds(self, shard: torch.Tensor) -> bool:
+        """Whether `shard` is a view of this tensor."""
+        mine = self.tensor
+        same = shard.dtype == mine.dtype and shard.device == mine.device
+        return same and shard.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
 
     def whole_rows(self, shard: torch.Tensor) -> torch.Tensor | None:
-        """The complete rows of this tensor that `shard`, a view of it, is a slice of; None if it is no such view."""
+        """The complete rows of this tensor that `shard`, a view of it, is a slice of; None if there are no such."""
         tensor = self.tensor
-        if shard.dim() == 0 or shard.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
+        if shard.dim() == 0:
             return None
         along = [d for d in range(tensor.dim()) if tensor.stride(d) == shard.stride(-1) and tensor.shape[d] > 1]
         if not along:

@@ -15,6 +15,7 @@ from ascend_quant.resident import RefitError
 class _ExpertsMethod(ExpertsMethodBase):
     def __init__(self, moe, prefix: str):
         super().__init__(moe)
+        self.prefix = prefix
         refuse_unservable(moe, prefix)
 
     def create_weights(
@@ -26,6 +27,8 @@ class _ExpertsMethod(ExpertsMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs,
     ) -> None:
+        if getattr(layer, "apply_router_weight_on_input", False):
+            raise RefitError(f"{self.prefix}: experts whose routing weights scale their inputs cannot be served")
         shapes = {
             "w13_weight": (num_experts, 2 * intermediate_size_per_partition, hidden_size),
             "w2_weight": (num_experts, hidden_size, intermediate_size_per_partition),
@@ -65,11 +68,12 @@ class Int8ExpertsMethod(_ExpertsMethod):
         return kernels_for(x.device).experts(
             x,
             topk_weights,
-            local_ids(layer, topk_ids),
+            topk_ids,
             layer.w13_weight,
             layer.w13_weight_scale.squeeze(-1),
             layer.w2_weight,
             layer.w2_weight_scale.squeeze(-1),
+            layer.expert_map,
         )
 
 
@@ -77,20 +81,17 @@ class PlainExpertsMethod(_ExpertsMethod):
     """Experts that keep their dtype (vLLM's own CPU experts keep packed copies, see plain.py)."""
 
     def apply(self, layer, x, topk_weights, topk_ids, *shared, **shared_by_name):
-        experts = local_ids(layer, topk_ids)
-        return kernels_for(x.device).plain_experts(x, topk_weights, experts, layer.w13_weight, layer.w2_weight)
-
-
-def local_ids(layer: torch.nn.Module, topk_ids: torch.Tensor) -> torch.Tensor:
-    """Routed expert ids as indices into this rank's experts; -1 for the experts of other ranks."""
-    expert_map = getattr(layer, "expert_map", None)
-    return topk_ids if expert_map is None else expert_map[topk_ids]
+        return kernels_for(x.device).plain_experts(
+            x, topk_weights, topk_ids, layer.w13_weight, layer.w2_weight, layer.expert_map
+        )
 
 
 def refuse_unservable(moe, prefix: str) -> None:
     """Raise RefitError for a kind of experts whose arithmetic these methods do not have."""
     activation = str(getattr(getattr(moe, "activation", "silu"), "value", getattr(moe, "activation", "silu")))
-    if activation != "silu":
+    if activation != "silu" or not getattr(moe, "is_act_and_mul", True):
         raise RefitError(f"{prefix}: experts with activation {activation!r} cannot be served; only 'silu' (SwiGLU)")
+    if getattr(moe, "swiglu_limit", None):
+        raise RefitError(f"{prefix}: experts with swiglu_limit={moe.swiglu_limit} cannot be served by ascend_quant")
     if getattr(moe, "has_bias", False):
         raise RefitError(f"{prefix}: experts with biases cannot be served by ascend_quant")

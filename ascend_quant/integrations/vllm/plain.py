@@ -1,13 +1,16 @@
 """Layers that keep their dtype: embeddings, lm_head, routers, ignored layers, everything under scheme `bf16`.
 
 vLLM's own methods pack weights for the CPU after loading: the packed copy goes stale on the next refit, and the
-original is thrown away. These methods compute from the resident parameter itself.
+original is thrown away. These methods compute from the resident parameter itself, with vLLM's own product where it
+packs nothing.
 """
 
 import torch
 import torch.nn.functional as F
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+from ascend_quant.integrations.vllm.versions import PACKS_PLAIN_WEIGHTS
 
 
 class _FromResident:
@@ -17,7 +20,7 @@ class _FromResident:
         after_loading(layer)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return F.linear(x, layer.weight, bias)
+        return F.linear(x, layer.weight, bias) if PACKS_PLAIN_WEIGHTS else super().apply(layer, x, bias)
 
 
 class PlainLinearMethod(_FromResident, UnquantizedLinearMethod):

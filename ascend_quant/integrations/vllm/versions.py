@@ -1,21 +1,26 @@
 """What differs between vLLM versions, found by looking, never by version number; and where vLLM has no hook.
 
-Named wrappers, each with its reason. All have run on vLLM 0.28 and 0.32; older APIs are probed for, not yet run.
+Named wrappers, each with its reason. All have run on vLLM 0.28 and 0.32, but follow_sleep with stand-ins only (CPU
+workers do not sleep); older APIs are probed for, not yet run.
 | wrapper          | why                                                                     |
 |------------------|-------------------------------------------------------------------------|
 | attach_to_models | nothing tells a plugin of the whole model between construction and load |
 | reload_in_place  | layerwise reload replaces parameters by meta tensors and buffers shards |
 | refuse_requests  | an error in a forward pass ends the engine; refuse at the door instead  |
+| follow_sleep     | sleep mode unmaps the residents, level 2 forgets their bytes            |
 """
 
 import logging
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import wraps
 
 import torch
+from vllm import _custom_ops  # noqa: F401  loads vLLM's kernels, one of which is looked for below
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase as ExpertsMethodBase
 from vllm.model_executor.model_loader import base_loader
+from vllm.platforms import current_platform
 
 from ascend_quant.integrations.vllm import NAME
 from ascend_quant.refit import Refit, RefitError, refusal
@@ -30,15 +35,29 @@ try:
 except ImportError:  # vLLM 0.10
     from vllm.attention import Attention as AttentionLayer
 
-try:  # vLLM 0.28: routing in torch ops, inside its CPU experts
-    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import select_experts as _select_experts
-except ImportError:
-    try:  # before 0.28
-        from vllm.model_executor.layers.fused_moe.cpu_fused_moe import select_experts as _select_experts
-    except ImportError:  # vLLM 0.32 has a CPU router of its own
-        _select_experts = None
+# On CPUs vLLM's own unquantized layers pack their weights and throw the originals away; elsewhere they keep nothing.
+PACKS_PLAIN_WEIGHTS = current_platform.is_cpu()
 
-__all__ = ["EXPERTS_LAYER", "AttentionLayer", "ExpertsMethodBase", "install", "routes_by_itself", "select_experts"]
+if hasattr(torch.ops._moe_C, "topk_softmax"):
+    _select_experts = None
+else:  # CPU builds before 0.32 lack the kernel of vLLM's router
+    try:  # vLLM 0.28: routing in torch ops, inside its CPU experts
+        from vllm.model_executor.layers.fused_moe.experts.cpu_moe import select_experts as _select_experts
+    except ImportError:
+        try:  # before 0.28
+            from vllm.model_executor.layers.fused_moe.cpu_fused_moe import select_experts as _select_experts
+        except ImportError:  # vLLM 0.32 has a CPU router of its own
+            _select_experts = None
+
+__all__ = [
+    "EXPERTS_LAYER",
+    "PACKS_PLAIN_WEIGHTS",
+    "AttentionLayer",
+    "ExpertsMethodBase",
+    "install",
+    "routes_by_itself",
+    "select_experts",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +74,8 @@ def install() -> None:
 
 
 def routes_by_itself() -> bool:
-    """Whether vLLM hands routed ids to the experts; CPU builds before 0.32 lack the kernel for it."""
-    return _select_experts is None or hasattr(torch.ops._moe_C, "topk_softmax")
+    """Whether vLLM hands routed ids to the experts."""
+    return _select_experts is None
 
 
 def select_experts(
@@ -88,6 +107,7 @@ def attach_to_models() -> None:
             model = original(vllm_config, *args, **kwargs)
             if isinstance(vllm_config.quant_config, AscendQuantConfig):
                 attach(model, vllm_config)
+                follow_sleep()
             return model
 
         return initialize_model
@@ -127,8 +147,9 @@ def reload_in_place() -> None:
 def refuse_requests() -> None:
     """Turn a request away while the engine may not serve; the engine lives on and heals with the next refit.
 
-    Weights reach the workers through `EngineCore.collective_rpc`; after each such call the core asks them once
-    whether they may serve. A worker in the caller's own process is asked directly, at every request.
+    Weights reach the workers through `EngineCore.collective_rpc`, and leave them in sleep and come back in wake_up;
+    after each such call the core asks them once whether they may serve. A worker in the caller's own process is asked
+    directly, at every request.
     """
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -142,33 +163,43 @@ def refuse_requests() -> None:
 
 def refusal_of_worker(worker: object) -> str | None:
     """Why this worker may not serve; runs on every worker."""
-    refit = _refit(getattr(getattr(worker, "model_runner", None), "model", None))
+    refit = _refit_of_worker(worker)
     return None if refit is None else refit.why_not_servable()
 
 
 def _ask_afterwards(engine_core: type) -> None:
-    original = engine_core.collective_rpc
+    for name in ("collective_rpc", "sleep", "wake_up"):
+        if hasattr(engine_core, name):
+            setattr(engine_core, name, _asking(getattr(engine_core, name)))
 
-    def ask(core) -> None:
-        answers = core.model_executor.collective_rpc(refusal_of_worker)
-        core.ascend_quant_refusal = next((answer for answer in answers if answer), None)
 
+def _asking(original: Callable) -> Callable:
     @wraps(original)
-    def collective_rpc(self, *args, **kwargs):
+    def method(self, *args, **kwargs):
         if getattr(self.vllm_config.quant_config, "get_name", str)() != NAME:  # not our engine: not our business
             return original(self, *args, **kwargs)
         try:
             result = original(self, *args, **kwargs)
         except Exception as error:
-            if self.vllm_config.parallel_config.world_size == 1:
-                ask(self)
-            else:  # vLLM stops reading at the first rank that fails: the others' answers now lag one call behind
-                self.ascend_quant_refusal = f"a call to its ranks failed ({error}); restart the engine"
+            _ask(self, error)
             raise
-        ask(self)
+        if isinstance(result, Future):  # sleep, once the running requests have ended
+            result.add_done_callback(lambda done: _ask(self, done.exception()))
+        else:
+            _ask(self, None)
         return result
 
-    engine_core.collective_rpc = collective_rpc
+    return method
+
+
+def _ask(core, error: BaseException | None) -> None:
+    """Note whether the workers may serve after a call, which raised `error` if that is not None."""
+    if error is not None and core.vllm_config.parallel_config.world_size > 1:
+        # vLLM stops reading at the first rank that fails: the others' answers now lag one call behind
+        core.ascend_quant_refusal = f"a call to its ranks failed ({error}); restart the engine"
+        return
+    answers = core.model_executor.collective_rpc(refusal_of_worker)
+    core.ascend_quant_refusal = next((answer for answer in answers if answer), None)
 
 
 def _check_first(owner: type, name: str) -> None:
@@ -189,6 +220,34 @@ def _check_first(owner: type, name: str) -> None:
     setattr(owner, name, method)
 
 
+def follow_sleep() -> None:
+    """Tell the refit when the memory of its residents goes and comes.
+
+    Asleep, their addresses are unmapped: a kernel that touches them ends the process. Level 1 brings the bytes back,
+    level 2 does not. Put in place with our first model, when a GPU worker's module is loaded if the engine has such
+    workers; CPU workers ignore sleep in methods of their own, which stay as they are.
+    """
+    worker_class = getattr(sys.modules.get("vllm.v1.worker.gpu_worker"), "Worker", None)
+    sleep, wake_up = (getattr(worker_class, name, None) for name in ("sleep", "wake_up"))
+    if sleep is None or wake_up is None or hasattr(sleep, MARK):
+        return
+
+    @wraps(sleep)
+    def sleep_and_tell(self, level: int = 1) -> None:
+        sleep(self, level)
+        if (refit := _refit_of_worker(self)) is not None:
+            refit.slept(level)
+
+    @wraps(wake_up)
+    def wake_up_and_tell(self, tags: list[str] | None = None) -> None:
+        wake_up(self, tags)
+        if (refit := _refit_of_worker(self)) is not None:
+            refit.woke(tags)
+
+    setattr(sleep_and_tell, MARK, True)
+    worker_class.sleep, worker_class.wake_up = sleep_and_tell, wake_up_and_tell
+
+
 def replace_everywhere(original: Callable, make: Callable[[Callable], Callable]) -> None:
     """Replace a vLLM function in its own module and in those that have imported it by name already."""
     wrapper = wraps(original)(make(original))
@@ -196,6 +255,10 @@ def replace_everywhere(original: Callable, make: Callable[[Callable], Callable])
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "vllm" and getattr(module, original.__name__, None) is original:
             setattr(module, original.__name__, wrapper)
+
+
+def _refit_of_worker(worker: object) -> Refit | None:
+    return _refit(getattr(getattr(worker, "model_runner", None), "model", None))
 
 
 def _refit(model: object) -> Refit | None:

@@ -1,0 +1,92 @@
+"""Part "kernels": all weight matrices of a model quantized into resident buffers, by us and by others."""
+
+from collections.abc import Sequence
+
+import torch
+
+from ascend_quant import oracle
+from ascend_quant.kernels import kernels_for
+from ascend_quant.kernels.moves import Counters
+from benchmarks import check, methods
+from benchmarks.arithmetic import Copy
+from benchmarks.matrices import BYTES, Matrix, elements, matrices_of, that_fits
+from benchmarks.tasks import Task
+from benchmarks.timing import compare
+
+SEED = 1
+COPIED = {"cuda": 4 << 30, "cpu": 64 << 20}  # bytes of one copy: far more than any cache holds
+CHECKED = 16  # matrices that are compared with the oracle, at most
+FP8_ORACLE = {
+    "fp8": oracle.quantize_fp8_rows,
+    "fp8_tensor": oracle.quantize_fp8_tensor,
+    "fp8_blocks": oracle.quantize_fp8_blocks,
+}
+
+
+def run(task: Task) -> dict:
+    """Check ours against the oracle, time everything, check again."""
+    device = torch.device(task.device)
+    copy = Copy(device, COPIED[device.type])
+    model = that_fits(task.cut_model(), device)
+    matrices = matrices_of(model, device, SEED)
+    some = sample(matrices)
+    faults = int8_faults(some, device) + fp8_faults(some, device)
+    moved = BYTES * elements(model)
+    calls = {
+        "copy": copy.of(2 * len(copy.source)),
+        "copy of the same bytes": copy.of(moved),
+        **methods.ours(matrices, device),
+        **methods.competitors(matrices),
+        **methods.fp8(matrices, device),
+    }
+    samples = compare(calls, device, task.rounds)
+    return {
+        "layers": model.layers,
+        "matrices": len(matrices),
+        "elements": elements(model),
+        "bytes": moved,
+        "copied": 2 * len(copy.source),
+        "samples": {name: vars(figures) for name, figures in samples.items()},
+        "faults": faults + int8_faults(some, device),
+        "checked": len(some),
+    }
+
+
+def sample(matrices: Sequence[Matrix]) -> list[Matrix]:
+    """A few, the first and the last layer's among them."""
+    half = CHECKED // 2
+    return list(matrices) if len(matrices) <= CHECKED else [*matrices[:half], *matrices[-half:]]
+
+
+def int8_faults(matrices: Sequence[Matrix], device: torch.device) -> list[str]:
+    """Write into poisoned buffers; whose codes, scales or digest differ from the oracle's."""
+    jobs, counters = methods.int8_jobs(matrices), Counters(device)
+    methods.number(jobs, counters)
+    for matrix in matrices:
+        matrix.codes.fill_(-128)
+        matrix.scale.fill_(-1)
+    kernels_for(device).write(jobs, counters)
+    _, digest, bad = counters.read()
+    faults = [f"{m.name}: not the oracle's bytes" for m in matrices if not check.same(m.source, m.codes, m.scale)]
+    if bad:
+        faults.append(f"{len(bad)} matrices are said to have NaN or Inf, none has")
+    pairs = [pair for matrix in matrices for pair in matrix.resident.tensors()]
+    expected = oracle.add_digests(*(oracle.digest(t) for t, _ in pairs), weights=[weight for _, weight in pairs])
+    if digest != expected:
+        faults.append(f"digest {digest:016x}, by the oracle {expected:016x}")
+    return faults
+
+
+def fp8_faults(matrices: Sequence[Matrix], device: torch.device) -> list[str]:
+    """The same for each fp8 kind, without the digest."""
+    faults = []
+    for kind, quantize in FP8_ORACLE.items():
+        jobs, counters = methods.fp8_jobs(kind, matrices), Counters(device)
+        methods.number(jobs, counters)
+        kernels_for(device).write(jobs, counters)
+        for matrix, job in zip(matrices, jobs, strict=True):
+            codes, scale = quantize(matrix.source)
+            same_codes = torch.equal(codes.view(torch.int8), matrix.codes)
+            if not (same_codes and torch.equal(scale, job.move.scale)):
+                faults.append(f"{matrix.name}: not the oracle's {kind} bytes")
+    return faults

@@ -1,0 +1,93 @@
+"""Everything that part "kernels" times, over the same matrices: ours in its forms, the competitors, the floor."""
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+
+import torch
+
+from ascend_quant.kernels import kernels_for
+from ascend_quant.kernels.moves import Counters, Job, Move
+from ascend_quant.plan import Entry
+from ascend_quant.refit import Refit
+from benchmarks import arithmetic
+from benchmarks.matrices import Matrix
+
+Call = Callable[[], object]
+FP8 = ("fp8", "fp8_tensor", "fp8_blocks")
+BLOCK = 128
+
+
+def competitors(matrices: Sequence[Matrix]) -> dict[str, Call]:
+    """By the names of the report."""
+    calls = {"FlashRL": arithmetic.frozen_scales(matrices), "vLLM online": arithmetic.online(matrices)}
+    if find_spec("vllm") is not None:
+        calls["vLLM scaled_int8_quant + copy"] = arithmetic.vllm_quant_and_copy(matrices)
+        calls["vLLM in place"] = arithmetic.vllm_in_place(matrices)
+    return calls
+
+
+def ours(matrices: Sequence[Matrix], device: torch.device) -> dict[str, Call]:
+    """The kernels with and without the receipt's counting, their moves prepared; and a whole refit by plan."""
+    jobs, counters = int8_jobs(matrices), Counters(device)
+    write = kernels_for(device).write
+    number(jobs, counters)
+    return {
+        "ours": lambda: write(jobs, counters),
+        "ours, no receipt": lambda: write(jobs, counters, receipt=False),
+        "ours, refit by plan": refit_by_plan(matrices),
+    }
+
+
+def fp8(matrices: Sequence[Matrix], device: torch.device) -> dict[str, Call]:
+    """The fp8 kernels, one call a kind; they overwrite the int8 codes."""
+    calls = {}
+    for kind in FP8:
+        jobs, counters = fp8_jobs(kind, matrices), Counters(device)
+        number(jobs, counters)
+        calls[f"ours, {kind}"] = lambda jobs=jobs, counters=counters: kernels_for(device).write(jobs, counters)
+    return calls
+
+
+def int8_jobs(matrices: Sequence[Matrix]) -> list[Job]:
+    """One job a matrix."""
+    return [Job(move_of(matrix), matrix.source) for matrix in matrices]
+
+
+def move_of(matrix: Matrix) -> Move:
+    """All of a matrix into its resident buffers."""
+    return Move.of(matrix.source, matrix.codes, matrix.scale, weight=matrix.resident.weight)
+
+
+def fp8_jobs(kind: str, matrices: Sequence[Matrix]) -> list[Job]:
+    """The same for an fp8 kind, into the bytes of the int8 codes and scales of its own."""
+    jobs = []
+    for matrix in matrices:
+        codes, scale = matrix.codes.view(torch.float8_e4m3fn), fp8_scale(kind, matrix)
+        jobs.append(Job(Move.of(matrix.source, codes, scale, weight=matrix.resident.weight), matrix.source))
+    return jobs
+
+
+def fp8_scale(kind: str, matrix: Matrix) -> torch.Tensor:
+    """A buffer for the scales: one a row, one a tensor, or one a block."""
+    rows, columns = matrix.source.shape
+    shape = {"fp8": (rows,), "fp8_tensor": (), "fp8_blocks": (-(-rows // BLOCK), -(-columns // BLOCK))}[kind]
+    return torch.empty(shape, device=matrix.source.device)
+
+
+def number(jobs: list[Job], counters: Counters) -> None:
+    """Give each job a counter of its own for bad elements."""
+    jobs[:] = [job._replace(slot=counters.new_slot()) for job in jobs]
+
+
+def refit_by_plan(matrices: Sequence[Matrix]) -> Call:
+    """What an engine does with a refit whose plan is known, from open to receipt; it waits for the device."""
+    refit = Refit([matrix.resident for matrix in matrices])
+    refit.plan = {m.name: Entry(m.source.shape, [(m.resident, move_of(m))]) for m in matrices}
+
+    def run() -> None:
+        with refit.session():
+            for matrix in matrices:
+                if not refit.place(matrix.name, matrix.source):
+                    raise RuntimeError(f"{matrix.name} is not in the plan that it was put in: a bug of the benchmark")
+
+    return run
