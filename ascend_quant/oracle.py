@@ -136,14 +136,12 @@ LANE = 2**32
 def digest(values: torch.Tensor, first_row: int = 0, first_column: int = 0) -> int:
     """A 64-bit fingerprint of a tensor's bytes, the same on every device: two sums modulo 2**32, side by side.
 
-    Rows run along every dimension but the last (a vector is a column). With v_rc an element's bits as a signed
-    integer, sum k (k = 0 the low one) is that of v_rc * a(c) * b_k(r), every a and b odd. Any single changed element
+    Rows run along every dimension but the last (a vector is a column); elements of 8 bytes count as two columns. With
+    v_rc an element's bits as a signed integer, sum k (k = 0 the low one) is that of v_rc * a(c) * b_k(r), every a and b odd. Any single changed element
     changes both sums; and they are bilinear: parts, each with its own first row and column, add up to the whole in
     any order (`add_digests`).
     """
-    bits = as_integers(values).to(torch.int64)
-    columns = values.shape[-1] if values.dim() > 1 else 1
-    bits = bits.view(-1, columns) if bits.numel() else bits.view(0, 1)
+    bits = as_integers(as_matrix(values)).to(torch.int64)
     rows = (bits * column_weights(first_column, bits.shape[1], bits.device)).sum(dim=1) % LANE
     return sum(
         int((rows * row_weights(first_row, rows.numel(), rows.device, seed) % LANE).sum()) % LANE << 32 * k
@@ -169,7 +167,16 @@ def row_weights(first: int, count: int, device: torch.device, seed: int) -> torc
     return (product ^ product >> 16) * 0x7FEB352D % LANE | 1
 
 
-def as_integers(values: torch.Tensor) -> torch.Tensor:
-    """The elements' bits as one flat tensor of signed integers of the same width."""
-    flat = values.detach().contiguous().view(-1)
-    return flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[flat.element_size()])
+def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """Rows along every dimension but the last; a vector is a column."""
+    tensor = tensor.detach()
+    if tensor.dim() < 2:
+        return tensor.reshape(-1, 1)
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
+
+
+def as_integers(matrix: torch.Tensor) -> torch.Tensor:
+    """The elements' bits as signed integers of the same width; 8 bytes as two integers of 4."""
+    if matrix.element_size() == 8:
+        matrix = matrix.contiguous()
+    return matrix.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}[matrix.element_size()])

@@ -27,6 +27,12 @@ class Entry:
     moves: list[tuple[ResidentWeight, Move]] = field(default_factory=list)
     by_loader: bool = False
 
+    def add(self, resident: ResidentWeight, move: Move) -> None:
+        """Note a move, joined to the last one if it goes on there: a stack of experts becomes one."""
+        if self.moves and self.moves[-1][0] is resident and self.moves[-1][1].followed_by(move):
+            move = self.moves.pop()[1].joined(move)
+        self.moves.append((resident, move))
+
     def is_matched_by(self, other: "Entry | None") -> bool:
         """Whether another refit's entry of the same name wrote as much."""
         if other is None:

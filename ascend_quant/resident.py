@@ -94,7 +94,8 @@ class ResidentWeight:
 
     def _written(self) -> torch.Tensor:
         if self._mask is None:
-            self._mask = torch.zeros(self.data.shape[:-1] if self.data.dim() > 1 else self.data.shape, dtype=torch.bool)
+            shape = self.data.shape[:-1] if self.data.dim() > 1 else self.data.shape
+            self._mask = torch.zeros(shape, dtype=torch.bool, device="cpu")  # vLLM loads under a default device
         return self._mask
 
     def _mark(self, written: torch.Tensor, writer: int) -> None:

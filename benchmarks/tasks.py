@@ -1,4 +1,4 @@
-"""One measurement to make, and the process that makes it: each has the device's memory to itself."""
+"""One measurement to make, and the process that makes it: each has the device to itself."""
 
 import contextlib
 import json
@@ -18,7 +18,6 @@ SHOWN = 4000  # characters of a failed process's last words
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in the process that is measured
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -77,7 +76,7 @@ def carry_out(task: Task, seconds: float) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         asked, answer, log = (Path(folder) / name for name in ("task.json", "result.json", "log.txt"))
         asked.write_text(json.dumps(asdict(task)))
-        command = [sys.executable, "-m", "benchmarks.tasks", str(asked), str(answer)]
+        command = [sys.executable, "-m", "benchmarks.child", str(asked), str(answer)]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": path}
         start = time.perf_counter()
@@ -103,18 +102,3 @@ def _wait(process: subprocess.Popen, seconds: float) -> str:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def main(asked: str, answer: str) -> None:
-    """The process: carry out the task of one file, write the result to another."""
-    from importlib import import_module
-
-    task = Task(**json.loads(Path(asked).read_text()))
-    result = import_module(f"benchmarks.{task.part}").run(task)
-    partial = Path(answer).with_suffix(".partial")
-    partial.write_text(json.dumps(result))
-    partial.rename(answer)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

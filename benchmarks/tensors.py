@@ -8,7 +8,7 @@ from benchmarks.models import Model
 
 BUCKET = 512 << 20  # bytes that a trainer sends at a time
 NOISE = 1 << 24  # random numbers that a training step draws; they serve every tensor
-STEP = 0.01  # how far a training step moves a weight, in standard deviations of its tensor
+STEP = 0.001  # how far a training step moves a weight, in standard deviations of its tensor
 
 NamedTensor = tuple[str, torch.Tensor]
 

@@ -49,7 +49,7 @@ def compare(methods: Mapping[str, Callable[[], object]], device: torch.device, r
 
 def rotated(items: list, turn: int) -> list:
     """The same items, another one first in every turn."""
-    start = turn % len(items)
+    start = turn % max(len(items), 1)
     return items[start:] + items[:start]
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ascend_quant import oracle
-from ascend_quant.kernels.moves import Counters, Job, Move, as_matrix, sampled
+from ascend_quant.kernels.moves import Counters, Job, Move, sampled
 
 logger = logging.getLogger(__name__)
 
@@ -28,29 +28,35 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
     """
     for move, source, slot in batch:
         matrix, whole = move.matrix(source), move.whole_rows(source)
-        rows_at_once = ROWS if move.scale is not None else max(1, ELEMENTS // max(1, matrix.shape[1]))
-        tensor_absmax = _absmax(matrix).max() if move.scale is not None and move.scale.dim() == 0 else None
-        for start in range(0, matrix.shape[0], rows_at_once):
-            rows = slice(start, start + rows_at_once)
-            part, whole_part = matrix[rows], None if whole is None else whole[rows]
-            counters.bad_of(slot).add_(_bad(part, whole_part))
-            absmax = _absmax(whole_part) if whole is not None else tensor_absmax
-            values, scale = _converted(part, absmax, move)
+        if matrix.numel() == 0:
+            continue
+        whole = matrix if whole is None else whole
+        rows_at_once = ROWS if move.scale is not None else max(1, ELEMENTS // matrix.shape[1])
+        chunks = [slice(start, start + rows_at_once) for start in range(0, matrix.shape[0], rows_at_once)]
+        one_scale = move.scale is not None and move.scale.dim() == 0
+        tensor_absmax = torch.stack([_absmax(whole[rows]).max() for rows in chunks]).max() if one_scale else None
+        for rows in chunks:
+            part, absmax = matrix[rows], None if move.scale is None else _absmax(whole[rows])
+            values, scale = _converted(part, tensor_absmax if one_scale else absmax, move)
+            counters.bad_of(slot).add_(_bad(part, values if absmax is None else absmax))
             if receipt:
-                _account(values, scale, start, move, counters)
+                _account(values, scale, rows.start, move, counters)
             move.target_NK[rows].copy_(values)
             if scale is not None:
-                _rows_of_scale(move, start, len(part)).copy_(scale)
+                _rows_of_scale(move, rows.start, len(part)).copy_(scale)
 
 
 def _absmax(values: torch.Tensor) -> torch.Tensor:
     return values.to(torch.bfloat16).float().abs().amax(dim=-1)
 
 
-def _bad(part: torch.Tensor, whole: torch.Tensor | None) -> int:
-    """How many elements are not finite; at least 1 for one elsewhere in the whole rows, which spoils the scale."""
+def _bad(part: torch.Tensor, seen: torch.Tensor) -> int:
+    """How many elements are not finite.
+
+    At least 1 if that shows in what is seen of them: after rounding, or elsewhere in the whole rows.
+    """
     bad = int((~torch.isfinite(part)).sum())
-    return bad if bad or whole is None else int(not torch.isfinite(whole).all())
+    return bad or int(not torch.isfinite(seen).all())
 
 
 def _converted(part: torch.Tensor, absmax: torch.Tensor | None, move: Move) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -87,7 +93,7 @@ def _account(values: torch.Tensor, scale: torch.Tensor | None, start: int, move:
 
 def _sums(values_NK: torch.Tensor, first_row: int, first_column: int = 0) -> torch.Tensor:
     """Both sums of `oracle.digest`, int64 in [0, 2**32)."""
-    bits_NK = oracle.as_integers(values_NK).view(values_NK.shape).to(torch.int64)
+    bits_NK = oracle.as_integers(values_NK).to(torch.int64)
     sum_N = (bits_NK * oracle.column_weights(first_column, bits_NK.shape[1], bits_NK.device)).sum(1) % oracle.LANE
     rows = (oracle.row_weights(first_row, len(sum_N), sum_N.device, seed) for seed in oracle.ROW_SEEDS)
     return torch.stack([(sum_N * row_N % oracle.LANE).sum() for row_N in rows]) % oracle.LANE
@@ -99,7 +105,7 @@ def digests(
     """`oracle.digest` of each tensor as int64 (its 64 bits), a few rows at a time."""
     found = torch.zeros(len(tensors), 2, dtype=torch.int64)
     for i, tensor in enumerate(tensors):
-        matrix = as_matrix(tensor.detach())
+        matrix = oracle.as_matrix(tensor)
         step = max(1, ELEMENTS // max(1, matrix.shape[1]))
         for start in range(0, matrix.shape[0], step):
             first = (first_rows[i] if first_rows else 0) + start
@@ -131,8 +137,15 @@ def experts(
     w13_scale_EN: torch.Tensor,
     w2_codes_EKN: torch.Tensor,
     w2_scale_EK: torch.Tensor,
+    local_G: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The mixture of `oracle.experts`, in x's dtype; each token is quantized once for all its experts."""
+    """The mixture of `oracle.experts`, in x's dtype; each token is quantized once for all its experts.
+
+    Args:
+        expert_MT: experts that the router chose, below E, or below G where `local_G` is given.
+        local_G: int32, the index into E of each of the model's G experts, -1 for those of other ranks.
+    """
+    expert_MT = expert_MT if local_G is None else local_G[expert_MT]
     out_MK = torch.zeros(x_MK.shape, dtype=torch.float32, device=x_MK.device)
     x_codes_MK, x_scale_M = oracle.quantize_rows(x_MK)
     for expert in range(w13_codes_ENK.shape[0]):
@@ -183,8 +196,10 @@ def plain_experts(
     expert_MT: torch.Tensor,
     w13_ENK: torch.Tensor,
     w2_EKN: torch.Tensor,
+    local_G: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The mixture of experts without quantization, each product in x's dtype, summed in float32."""
+    """The mixture of experts without quantization, each product in x's dtype, summed in float32; see `experts`."""
+    expert_MT = expert_MT if local_G is None else local_G[expert_MT]
     out_MK = torch.zeros(x_MK.shape, dtype=torch.float32, device=x_MK.device)
     for expert in range(w13_ENK.shape[0]):
         token, slot = (expert_MT == expert).nonzero(as_tuple=True)

@@ -15,7 +15,10 @@ import triton.language as tl
 
 from ascend_quant import oracle
 from ascend_quant.kernels import triton_rows as rows_kernels
-from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move, as_matrix
+from ascend_quant.kernels.cuda_serving import experts, matmul, plain_experts
+from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move
+
+__all__ = ["READS_ARE_FREE", "digest", "digests", "experts", "matmul", "plain_experts", "write"]
 
 READS_ARE_FREE = False  # reading a counter waits for the device
 
@@ -25,6 +28,8 @@ TYPES = {
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
     torch.float32: tl.float32,
+    torch.int32: tl.int32,
+    torch.int16: tl.int16,
     torch.int8: tl.int8,
     torch.float8_e4m3fn: tl.int8,  # stored and digested as bytes
 }
@@ -69,8 +74,9 @@ def digests(
     """`oracle.digest` of each tensor as int64 (its 64 bits), on their device; one launch a dtype and row length."""
     sums = torch.zeros(len(tensors), 2, dtype=torch.int64, device=tensors[0].device if tensors else None)
     groups: dict[Group, list[tuple[int, ...]]] = defaultdict(list)
-    for i, tensor in enumerate(tensors):
-        matrix = as_matrix(tensor.detach())
+    # some are copies, which must live until the launch
+    matrices = [oracle.as_integers(oracle.as_matrix(tensor)) for tensor in tensors]
+    for i, matrix in enumerate(matrices):
         if matrix.numel() == 0:
             continue
         first = (first_rows[i] if first_rows else 0, first_columns[i] if first_columns else 0)
@@ -90,17 +96,19 @@ def digest(values: torch.Tensor) -> int:
 
 
 def _uploaded(job: Job) -> Iterator[Job]:
-    """The same from host memory, a few rows at a time."""
+    """The same from host memory, a few rows at a time (all at once where they share one scale)."""
     move, device = job.move, job.move.target_NK.device
     matrix = move.matrix(job.source)
     whole = matrix if move.whole is None else move.whole_rows(job.source)
     behind = 0 if move.whole is None else (move.offset - move.whole[0]) // move.column_stride
-    step = max(1, UPLOAD // max(1, whole.shape[1] * whole.element_size()))
-    for start in range(0, matrix.shape[0], step):
+    kind = None if move.scale is None else move.scale.dim()
+    per_scale = {0: move.rows, 2: oracle.BLOCK}.get(kind, 1)
+    step = max(1, UPLOAD // max(1, whole.shape[1] * whole.element_size()) // per_scale) * per_scale
+    for start in range(0, move.rows, step):
         part = slice(start, start + step)
         rows = whole[part].to(device)
-        more = {} if move.whole is None else {"offset": behind, "whole": (0, whole.shape[1])}
-        scale = move.scale[part] if move.scale is not None and move.scale.dim() == 1 else move.scale
+        more = {} if move.whole is None else {"offset": behind * rows.stride(1), "whole": (0, whole.shape[1])}
+        scale = move.scale[start // per_scale : -(-(start + len(rows)) // per_scale)] if kind else move.scale
         target = move.target_NK[part]
         moved = Move.of(rows, target, scale, first_row=move.first_row + start, weight=move.weight, **more)
         yield Job(moved, rows, job.slot)
@@ -113,9 +121,11 @@ def _entry(job: Job, counters: Counters) -> tuple[Group, tuple[int, ...]]:
     kind, target, length, aligned, fields = move.prepared
     size = source.element_size()
     address = source.data_ptr() + move.offset * size
-    aligned = aligned and move.row_stride * size % 16 == 0 and address % 16 == 0
-    whole_address = source.data_ptr() + move.whole[0] * size if move.whole else 0
-    group = Group(kind, source.dtype, target, length, move.whole[1] if move.whole else 0, aligned)
+    whole, whole_length = move.whole or (0, 0)
+    whole_address = source.data_ptr() + whole * size if whole_length else 0
+    numbers = (address, move.row_stride * size, whole_address, whole_length)
+    aligned = aligned and not any(number % 16 for number in numbers)
+    group = Group(kind, source.dtype, target, length, whole_length, aligned)
     bad = counters.bad[job.slot // Counters.BLOCK].data_ptr() + 8 * (job.slot % Counters.BLOCK)
     entry = (address, move.row_stride, move.column_stride, *fields[:4], bad, *fields[4:], whole_address, 0)
     return group, entry

@@ -5,7 +5,7 @@ matrix: a plan keeps the move and gives it next step's tensor.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -47,6 +47,21 @@ class Move:
 
     def __post_init__(self) -> None:
         self.rows = self.target_NK.shape[0]
+
+    def followed_by(self, other: "Move") -> bool:
+        """Whether another move of the same tensor goes on where this one ends, here and there."""
+        behind = self.rows * self.row_stride
+        whole = self.whole and (self.whole[0] + behind, self.whole[1])
+        mine = (self.first_row + self.rows, self.offset + behind, self.row_stride, self.column_stride, whole)
+        theirs = (other.first_row, other.offset, other.row_stride, other.column_stride, other.whole)
+        return mine == theirs and self.target_NK.is_contiguous() and self.target_NK.shape[1] == other.target_NK.shape[1]
+
+    def joined(self, other: "Move") -> "Move":
+        """This move and the one that follows it as one."""
+        rows = self.rows + other.rows
+        target_NK = self.target_NK.as_strided((rows, self.target_NK.shape[1]), self.target_NK.stride())
+        scale = None if self.scale is None else self.scale.as_strided((rows,), self.scale.stride())
+        return replace(self, target_NK=target_NK, scale=scale, prepared=None)
 
     def matrix(self, source: torch.Tensor) -> torch.Tensor:
         """(N, K): the matrix within `source`."""
@@ -109,10 +124,3 @@ class Counters:
 def sampled(first_row: int, rows: int) -> slice:
     """Which of `rows` rows, the first being row `first_row` of its tensor, are compared with their former codes."""
     return slice(-first_row % SAMPLE, rows, SAMPLE)
-
-
-def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
-    """Rows along every dimension but the last; a vector is a column."""
-    if tensor.dim() < 2:
-        return tensor.reshape(-1, 1)
-    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])

@@ -29,7 +29,7 @@ SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 NUDGE_UP, NUDGE_DOWN = tl.constexpr(1 + 2.0**-20), tl.constexpr(1 - 2.0**-20)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces"])
 def write_rows(
     table,
     starts,
@@ -75,8 +75,10 @@ def write_rows(
         scale, factor = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
         if KIND != "digest" and KIND != "copy":
             if L > 0:
-                whole = tl.load(entry + WHOLE).to(tl.pointer_type(SOURCE_TYPE)) + rows[:, None] * row_stride
-                absmax = _largest(whole, column_stride, valid, L, WIDTH, ROWS)
+                whole = tl.load(entry + WHOLE).to(tl.pointer_type(SOURCE_TYPE))
+                if ALIGNED:
+                    whole = tl.multiple_of(whole, 16)
+                absmax = _largest(whole + rows[:, None] * row_stride, column_stride, valid, L, WIDTH, ROWS)
             else:
                 absmax = _largest(at, column_stride, valid, K, WIDTH, ROWS)
             _report(absmax, entry, at, column_stride, valid, K, WIDTH)
@@ -99,13 +101,13 @@ def write_rows(
         divide = KIND == "int8" and tl.min(factor, 0) == 0  # some row has a denormal scale
         if divide:
             for first in tl.range(0, K, WIDTH, loop_unroll_factor=1):
-                bits = _divided(_rounded(_part(at, column_stride, valid, first + columns, K)), scale)
+                bits = _divided(_rounded(_part(at, column_stride, valid, first + columns, K, "evict_first")), scale)
                 _store(to, bits.to(tl.int8), valid, first + columns, K)
                 plain += bits
                 by_step += bits * (first // WIDTH)
         else:
             for first in tl.static_range(0, K, WIDTH):
-                part = _part(at, column_stride, valid, first + columns, K)
+                part = _part(at, column_stride, valid, first + columns, K, "evict_first")
                 if KIND == "copy":
                     top = tl.maximum(top, tl.abs(_float(part)), propagate_nan=tl.PropagateNan.ALL)
                 value, bits = _converted(part, scale, factor, KIND, TARGET_TYPE)
@@ -130,7 +132,7 @@ def write_rows(
         _account(totals, entry, tile, changed, low, high, KIND, SPREAD)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces"])
 def write_blocks(
     table,
     starts,
@@ -178,7 +180,7 @@ def write_blocks(
     tl.store(to, codes, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces"])
 def find_tops(
     table, starts, pieces, SOURCE_TYPE: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr
 ):
@@ -193,7 +195,7 @@ def find_tops(
     tl.atomic_max(tl.load(entry + SCALE).to(tl.pointer_type(tl.int32)), tl.max(top, 0), sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces"])
 def tops_to_scales(table, pieces, WIDTH: tl.constexpr):
     """Turn what `find_tops` left into scales."""
     piece = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
@@ -217,7 +219,7 @@ def _find(starts, pieces, tile):
 
 
 @triton.jit
-def _part(at, column_stride, valid, columns, K: tl.constexpr, AGAIN: tl.constexpr = "evict_first"):
+def _part(at, column_stride, valid, columns, K: tl.constexpr, AGAIN: tl.constexpr):
     """Elements of some rows; AGAIN is "evict_last" where they will be read once more, so that the cache keeps them."""
     inside = valid[:, None] & (columns < K)[None, :]
     return tl.load(at + columns[None, :] * column_stride, mask=inside, other=0.0, eviction_policy=AGAIN)
@@ -252,7 +254,7 @@ def _bad(at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr):
     """How many elements are not finite; at least 1, for one that is elsewhere in the whole row."""
     count = tl.zeros((1,), tl.int64)
     for first in tl.range(0, K, WIDTH, loop_unroll_factor=1):
-        part = _part(at, column_stride, valid, first + tl.arange(0, WIDTH), K)
+        part = _part(at, column_stride, valid, first + tl.arange(0, WIDTH), K, "evict_first")
         count += tl.sum(tl.sum((_magnitude(_float(part)) >= INF_BITS).to(tl.int64), 1), 0)
     return tl.max(tl.maximum(count, 1), 0)
 
@@ -324,7 +326,7 @@ def _changed(at, to, column_stride, rows, scale, K: tl.constexpr, WIDTH: tl.cons
     count = tl.zeros((1,), tl.int32)
     for first in tl.range(0, K, WIDTH, loop_unroll_factor=1):
         columns = first + tl.arange(0, WIDTH)
-        x = _rounded(_part(at, column_stride, rows, columns, K))
+        x = _rounded(_part(at, column_stride, rows, columns, K, "evict_first"))
         new = _divided(x, scale).to(tl.int8) if KIND == "int8" else _fp8(x, scale[:, None])
         inside = rows[:, None] & (columns < K)[None, :]
         old = tl.load(to + columns[None, :], mask=inside, other=0)

@@ -9,12 +9,14 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 import ascend_quant.kernels
 
-SWAPPED = re.compile(r"(triton|ascend_quant\.kernels\.(cuda|triton_)\w*)(?!\._C)(\.|$)")  # the C extension loads once
+PACKAGE = ascend_quant.kernels
+SWAPPED = re.compile(r"triton(?!\._C)(\.|$)|ascend_quant\.kernels\.(cuda|triton)_?")  # a C extension loads once
 
 
 class Kernels(NamedTuple):
@@ -42,7 +44,7 @@ def cuda() -> Iterator[Kernels]:
     if torch.cuda.is_available():
         yield Kernels(importlib.import_module("ascend_quant.kernels.cuda"), torch.device("cuda"))
     else:
-        with interpreter():
+        with interpreter(), np.errstate(all="ignore"):  # it computes with numpy
             yield Kernels(importlib.import_module("ascend_quant.kernels.cuda"), torch.device("cpu"), interpreted=True)
 
 
@@ -62,8 +64,8 @@ def interpreter() -> Iterator[None]:
             _taken_out()
             for name, module in before.items():
                 sys.modules[name] = module
-                if name.startswith(ascend_quant.kernels.__name__):  # `from package import module` reads the attribute
-                    setattr(ascend_quant.kernels, name.rpartition(".")[2], module)
+                if name.startswith(PACKAGE.__name__):  # `from package import module` reads the attribute
+                    setattr(PACKAGE, name.rpartition(".")[2], module)
 
 
 def _taken_out() -> dict[str, ModuleType]:
@@ -71,5 +73,6 @@ def _taken_out() -> dict[str, ModuleType]:
     found = {name: module for name, module in sys.modules.items() if SWAPPED.match(name)}
     for name in found:
         del sys.modules[name]
-        vars(ascend_quant.kernels).pop(name.rpartition(".")[2], None)
+        if name.startswith(PACKAGE.__name__):
+            vars(PACKAGE).pop(name.rpartition(".")[2], None)
     return found

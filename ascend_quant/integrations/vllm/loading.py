@@ -13,6 +13,7 @@ from functools import wraps
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ascend_quant.integrations.vllm.versions import per_expert
 from ascend_quant.plan import Entry
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.resident import ResidentWeight
@@ -44,7 +45,7 @@ class Loading(TorchDispatchMode):
         for name, tensor in weights:
             if not self.refit.place(name, tensor):
                 self.source = Source(name, tensor, self.refit.batch.new_source(name, tensor.numel()))
-                yield name, tensor
+                yield from per_expert(name, tensor)
                 self.finish()
             if not self.kept:
                 self._flush()
@@ -131,7 +132,8 @@ class Loading(TorchDispatchMode):
         source.taken += shard.numel()
         source.padded |= resident.padded
         if own and source.tensor.is_contiguous():
-            source.entry.moves += [(resident, move) for move in moves]
+            for move in moves:
+                source.entry.add(resident, move)
         else:
             source.entry.by_loader = True
         if not own:

@@ -12,7 +12,7 @@ workers do not sleep); older APIs are probed for, not yet run.
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import wraps
 
@@ -35,6 +35,9 @@ try:
 except ImportError:  # vLLM 0.10
     from vllm.attention import Attention as AttentionLayer
 
+# Where the experts are a layer of their own, their loader takes (E, N, K) stacks too.
+TAKES_STACKED = EXPERTS_LAYER.__name__ != "FusedMoE"
+
 # On CPUs vLLM's own unquantized layers pack their weights and throw the originals away; elsewhere they keep nothing.
 PACKS_PLAIN_WEIGHTS = current_platform.is_cpu()
 
@@ -55,6 +58,7 @@ __all__ = [
     "AttentionLayer",
     "ExpertsMethodBase",
     "install",
+    "per_expert",
     "routes_by_itself",
     "select_experts",
 ]
@@ -94,6 +98,26 @@ def select_experts(
         scoring_func=layer.scoring_func,
         e_score_correction_bias=layer.e_score_correction_bias,
     )
+
+
+def per_expert(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor as this vLLM's loaders take it: before 0.28 they know experts one by one only.
+
+    Args:
+        tensor: a stack of experts is (E, 2 * intermediate, hidden) for gate_up_proj, (E, hidden, intermediate) for
+            down_proj.
+    """
+    layer, _, leaf = name.rpartition(".experts.")
+    if TAKES_STACKED or tensor.dim() != 3 or leaf not in ("gate_up_proj", "down_proj"):
+        yield name, tensor
+        return
+    for expert, matrix_NK in enumerate(tensor):
+        if leaf == "down_proj":
+            yield f"{layer}.experts.{expert}.down_proj.weight", matrix_NK
+        else:
+            gate, up = matrix_NK.chunk(2)
+            yield f"{layer}.experts.{expert}.gate_proj.weight", gate
+            yield f"{layer}.experts.{expert}.up_proj.weight", up
 
 
 def attach_to_models() -> None:

@@ -1,0 +1,95 @@
+"""The bars of the issue, and what this run measured beside each.
+
+A bar is judged on the hardware and the shapes it was set for: a GPU, a model that people train, all of its layers.
+Elsewhere the figure is shown all the same.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.models import get_model
+from benchmarks.rows import Row, copy_rate, rows_of
+from benchmarks.tasks import Outcome
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar.
+
+    Attributes:
+        text: what is measured.
+        target: what it should be, in words.
+        value: what it is.
+        met: None where it is not judged.
+    """
+
+    text: str
+    target: str
+    value: float
+    met: bool | None
+
+
+def bars_of(outcomes: Sequence[Outcome]) -> list[Bar]:
+    """Every bar that this run has figures for."""
+    figures = {(row.part, row.model, row.method): row for row in rows_of(outcomes)}
+    judged = bool(outcomes) and all(o.task.device == "cuda" and _is_whole(o) for o in outcomes)
+    found = [*_kernels(figures, copy_rate(outcomes)), *_engine(figures), *_ranks(figures)]
+    return [Bar(text, target, value, met if judged else None) for text, target, value, met in found]
+
+
+def _is_whole(outcome: Outcome) -> bool:
+    model = get_model(outcome.task.model)
+    layers = (outcome.result or {}).get("layers", outcome.task.layers or model.layers)
+    return outcome.task.part == "graphs" or (model.real and layers == model.layers)
+
+
+Found = Iterator[tuple[str, str, float, bool]]
+
+
+def _at_least(text: str, least: float, value: float) -> tuple[str, str, float, bool]:
+    return text, f">= {least:g}", value, value >= least
+
+
+def _at_most(text: str, most: float, value: float) -> tuple[str, str, float, bool]:
+    return text, f"<= {most:g}", value, value <= most
+
+
+def _kernels(figures: dict[tuple, Row], copied: float | None) -> Found:
+    for (part, model, method), ours in figures.items():
+        if part != "kernels" or method != "ours":
+            continue
+
+        def times(other: str, ours: Row = ours, model: str = model) -> float | None:
+            row = figures.get(("kernels", model, other))
+            return row and row.ms["median"] / ours.ms["median"]
+
+        yield _at_least(f"{model}: quantizing to int8, of a copy's bandwidth", 0.85, ours.rate / copied)
+        yield _at_least(f"{model}: times FlashRL's speed", 10, times("FlashRL"))
+        if (in_place := times("vLLM in place")) is not None:
+            yield _at_least(f"{model}: times the speed of vLLM's in-place kernel", 1, in_place)
+        yield _at_most(f"{model}: time with the receipt, of that without", 1.1, 1 / times("ours, no receipt"))
+
+
+def _engine(figures: dict[tuple, Row]) -> Found:
+    def later(model: str, words: str) -> Row | None:
+        return figures.get(("engine", model, f"int8: {words}"))
+
+    small, large = later("qwen2.5-7b", "load_weights"), later("qwen2.5-32b", "load_weights")
+    if small:
+        yield _at_most("qwen2.5-7b: load_weights, ms", 20, small.ms["median"])
+        if small.extra_bytes is not None:
+            yield _at_most("qwen2.5-7b: extra device memory, MiB", 64, small.extra_bytes / MIB)
+    if small and large:
+        yield _at_most("qwen2.5-32b: time a byte, of qwen2.5-7b's", 1.15, small.rate / large.rate)
+    for words, most in (("512 MB buckets", 250), ("load_weights, stacked experts", 80)):
+        if row := later("qwen3-30b-a3b", words):
+            yield _at_most(f"qwen3-30b-a3b: {words}, ms", most, row.ms["median"])
+
+
+def _ranks(figures: dict[tuple, Row]) -> Found:
+    for (part, model, method), row in figures.items():
+        one = figures.get(("ranks", model, f"1 GPU: {method.partition(': ')[2]}"))
+        if part == "ranks" and one is not None and row is not one:
+            yield _at_most(f"{model}: {method}, of one GPU's time", 0.6, row.ms["median"] / one.ms["median"])

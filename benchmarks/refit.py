@@ -1,0 +1,100 @@
+"""python -m benchmarks.refit: what a refit costs, beside the alternatives, in one run."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from benchmarks import engine, graphs, report
+from benchmarks.models import MODELS, get_model
+from benchmarks.tasks import Outcome, Task, carry_out
+
+PARTS = ("kernels", "engine", "graphs", "ranks")
+MODEL = {"cuda": "qwen2.5-7b", "cpu": "tiny"}
+SECONDS = 600  # of one task
+LEFT_OUT = {"cpu": ("fp8", "graphs")}  # what vLLM has for GPUs alone
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    model: Annotated[str, typer.Option(help=f"With commas: {', '.join(MODELS)}.  [default: by device]")] = "",
+    layers: Annotated[int | None, typer.Option(help="Cut the models to so many layers.  [default: all]")] = None,
+    parts: Annotated[str, typer.Option(help=f"With commas: {', '.join(PARTS)}.")] = "kernels,engine",
+    schemes: Annotated[str, typer.Option(help="Of part engine, with commas.")] = ",".join(engine.SCHEMES),
+    rounds: Annotated[int, typer.Option(min=1, help="How often each method is timed.")] = 7,
+    tensor_parallel: Annotated[int, typer.Option(min=2, help="GPUs of part ranks.")] = 2,
+    expert_parallel: Annotated[bool, typer.Option(help="Part ranks: deal experts out whole.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Where every sample goes; written after each step.")] = None,
+) -> None:
+    """Measure refits and their alternatives on the same tensors; ends with 1 if bytes or answers are wrong."""
+    chosen = {
+        "--device": _choices("--device", device, tuple(MODEL))[:1],
+        "--model": _choices("--model", model or MODEL.get(device, ""), tuple(MODELS)),
+        "--parts": _choices("--parts", parts, PARTS),
+        "--schemes": _choices("--schemes", schemes, tuple(engine.SCHEMES)),
+    }
+    if chosen["--parts"] != ["kernels"] and find_spec("vllm") is None:
+        raise typer.BadParameter("vLLM is not installed: only --parts kernels does without", param_hint="--parts")
+    shared = {"device": device, "layers": layers, "rounds": rounds}
+    tasks = [
+        Task(part, name, **shared, **more)
+        for name in chosen["--model"]
+        for part in chosen["--parts"]
+        for more in _alternatives(part, device, chosen["--schemes"], tensor_parallel, expert_parallel)
+    ]
+    for name in chosen["--model"]:
+        try:
+            get_model(name).cut(layers)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--layers") from None
+    outcomes = _carry_out(tasks, device, json)
+    report.show(outcomes, report.console())
+    raise typer.Exit(bool(report.faults_of(outcomes)))
+
+
+def _choices(option: str, said: str, known: tuple[str, ...]) -> list[str]:
+    """Words with commas between them, each of them a known one."""
+    words = [word.strip() for word in said.split(",") if word.strip()]
+    unknown = [word for word in words if word not in known]
+    if unknown or not words:
+        wrong = f"{unknown[0]!r} is none of" if unknown else "say one of"
+        raise typer.BadParameter(f"{wrong}: {', '.join(known)}", param_hint=option)
+    return words
+
+
+def _alternatives(part: str, device: str, schemes: list[str], ranks: int, expert_parallel: bool) -> Iterator[dict]:
+    """What a part is measured for, one process each."""
+    if part == "ranks":
+        yield {}
+        yield {"ranks": ranks, "expert_parallel": expert_parallel}
+        return
+    variants = {"kernels": [""], "engine": schemes, "graphs": list(graphs.WAYS)}[part]
+    yield from ({"variant": variant} for variant in variants if variant not in LEFT_OUT.get(device, ()))
+
+
+def _carry_out(tasks: list[Task], device: str, json: Path | None) -> list[Outcome]:
+    """One after the other, a line each; what is known so far is written after each."""
+    outcomes = []
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    out = report.console()
+    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
+        shown = progress.add_task("")
+        for number, task in enumerate(tasks, 1):
+            progress.update(shown, description=f"{number} of {len(tasks)}: {task.title()}")
+            outcome = carry_out(task, SECONDS)
+            outcomes.append(outcome)
+            ending = "failed" if outcome.result is None else "done"
+            out.print(f"{number} of {len(tasks)}: {task.title()}: {ending} in {outcome.seconds:.0f} s")
+            if json is not None:
+                report.write_json(json, device, outcomes)
+    return outcomes
+
+
+if __name__ == "__main__":
+    app()

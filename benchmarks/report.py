@@ -1,0 +1,116 @@
+"""A run as JSON for machines and as tables for people; and whether its checks hold."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from benchmarks import graphs
+from benchmarks.bars import Bar, bars_of
+from benchmarks.machine import hardware, versions
+from benchmarks.rows import Row, copy_rate, rows_of
+from benchmarks.tasks import Outcome
+
+FORMAT = 1
+WIDTH = 150  # of a table that no terminal limits
+MIB = 1 << 20
+
+
+def console() -> Console:
+    """Where tables go."""
+    return Console() if sys.stdout.isatty() else Console(width=WIDTH)
+
+
+def faults_of(outcomes: Sequence[Outcome]) -> list[str]:
+    """Everything that is wrong: tasks that failed, bytes that differ, answers that differ."""
+    faults = []
+    for outcome in outcomes:
+        title = outcome.task.title()
+        faults += [outcome.error] if outcome.result is None else []
+        faults += [f"{title}: {fault}" for fault in (outcome.result or {}).get("faults", ())]
+    for other, eager in _pairs(outcomes):
+        faults += [f"{other.task.title()}: {fault}" for fault in graphs.differences(eager.result, other.result)]
+    return faults
+
+
+def _pairs(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
+    """Each engine that is not eager, with the eager one of its model."""
+    done = [outcome for outcome in outcomes if outcome.task.part == "graphs" and outcome.result]
+    eager = {outcome.task.model: outcome for outcome in done if outcome.task.variant == "eager"}
+    return [(o, eager[o.task.model]) for o in done if o.task.variant != "eager" and o.task.model in eager]
+
+
+def write_json(path: Path, device: str, outcomes: Sequence[Outcome]) -> None:
+    """Everything, every sample included; whole or not at all."""
+    content = {
+        "format": FORMAT,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "hardware": hardware(device),
+        "versions": versions(),
+        "copy_bytes_per_second": copy_rate(outcomes),
+        "rows": [{**asdict(row), "bytes_per_second": row.rate} for row in rows_of(outcomes)],
+        "bars": [asdict(bar) for bar in bars_of(outcomes)],
+        "faults": faults_of(outcomes),
+        "outcomes": [asdict(outcome) for outcome in outcomes],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n")
+    partial.replace(path)
+
+
+def show(outcomes: Sequence[Outcome], out: Console) -> None:
+    """The figures, the bars, and last what is wrong."""
+    if rows := rows_of(outcomes):
+        out.print(_figures(rows, copy_rate(outcomes)))
+    for other, eager in _pairs(outcomes):
+        far = graphs.largest_difference(eager.result, other.result)
+        out.print(f"{other.task.title()}: log-probabilities of first tokens within {far:.3f} of the eager engine's")
+    for outcome in outcomes:
+        for way, why in (outcome.result or {}).get("refused", {}).items():
+            out.print(f"{outcome.task.title()}: {way} is refused: {escape(why)}", soft_wrap=True)
+        _show_receipt(outcome, out)
+    if bars := bars_of(outcomes):
+        out.print(_bars(bars))
+    for fault in faults_of(outcomes):
+        out.print(f"[red]wrong:[/red] {escape(fault)}", soft_wrap=True)
+
+
+def _show_receipt(outcome: Outcome, out: Console) -> None:
+    """The last refit's of an engine."""
+    samples = (outcome.result or {}).get("samples", {}) if outcome.task.part == "engine" else {}
+    receipts = [taken[-1]["receipt"] for taken in samples.values() if taken and "receipt" in taken[-1]]
+    if receipts:
+        out.print(f"{outcome.task.title()}: receipt {max(receipts, key=lambda r: r['number'])}", soft_wrap=True)
+
+
+def _figures(rows: Sequence[Row], copied: float | None) -> Table:
+    table = Table(title="Refits: medians of several rounds")
+    for heading in ("model", "method"):
+        table.add_column(heading)
+    for heading in ("ms", "low - high", "host ms", "GB/s", "of a copy", "extra MiB"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        spread = f"{row.ms['low']:.2f} - {row.ms['high']:.2f}"
+        ratio = f"{row.rate / copied:.3f}" if copied else "-"
+        extra = "-" if row.extra_bytes is None else f"{row.extra_bytes / MIB:.1f}"
+        times = f"{row.ms['median']:.2f}", spread, f"{row.host_ms['median']:.2f}"
+        table.add_row(row.model, row.method, *times, f"{row.rate / 1e9:.0f}", ratio, extra)
+    return table
+
+
+def _bars(bars: Sequence[Bar]) -> Table:
+    table = Table(title="The bars (judged on a GPU, with whole models)")
+    for heading in ("what", "bar", "measured", ""):
+        table.add_column(heading, justify="right" if heading in ("bar", "measured") else "left")
+    words = {True: "[green]met[/green]", False: "[red]missed[/red]", None: "not judged"}
+    for bar in bars:
+        table.add_row(bar.text, bar.target, f"{bar.value:.3g}", words[bar.met])
+    return table

@@ -1,0 +1,124 @@
+"""What runs inside vLLM's workers: the trainer's tensors on the worker's own device, pushed into its model.
+
+vLLM is given `Extension` as `worker_extension_cls`; `collective_rpc("bench", ..)` reaches a `Trainer`.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
+
+import torch
+from vllm.distributed import get_tensor_model_parallel_rank, get_world_group
+
+from ascend_quant.integrations.vllm import refit_of, register
+from benchmarks import check
+from benchmarks.layout import Rank, layout
+from benchmarks.tasks import Task
+from benchmarks.tensors import Weights, buckets, total_bytes
+from benchmarks.timing import once, wait
+
+SEED = 1
+
+register()  # where the package lies in PYTHONPATH alone, vLLM's processes do not find it by its entry point
+
+
+class Extension:
+    """Methods that vLLM adds to its worker class."""
+
+    def bench_start(self, task: Task) -> None:
+        """Make the trainer; its tensors are there afterwards."""
+        self.bench_trainer = Trainer(self.model_runner, task)
+
+    def bench(self, method: str, *args):
+        """Call one of the trainer's methods."""
+        return getattr(self.bench_trainer, method)(*args)
+
+
+class Trainer:
+    """Sends a model's weights to the engine it lives in.
+
+    Args:
+        runner: vLLM's model runner.
+    """
+
+    def __init__(self, runner, task: Task):
+        self.runner, self.engine, self.model = runner, runner.get_model(), task.cut_model()
+        self.rank = Rank(get_tensor_model_parallel_rank(), task.ranks, task.expert_parallel)
+        self.device = next(self.engine.parameters()).device
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.weights = Weights(self.model, self.device, SEED)
+        self.named = self.weights.named()
+        self.addresses = self._addresses()
+
+    def facts(self) -> dict:
+        """How much travels, and what the engine makes of it."""
+        held = {parameter.data_ptr(): parameter.nbytes for parameter in self.engine.parameters()}
+        sent = total_bytes(self.named)
+        return {"tensors": len(self.named), "bytes": sent, "moved": sent + sum(held.values())}
+
+    def draw(self, seed: int) -> None:
+        """Other weights altogether."""
+        self.weights.draw(seed)
+
+    def sync(self, way: str, step: bool = True) -> dict:
+        """One weight sync, timed; by default after a training step.
+
+        Args:
+            way: bare, session, reload, loaders or stacked: see the methods of those names.
+        """
+        if step:
+            self.weights.step()
+        call = getattr(self, f"_{way}")()
+        wait(self.device)
+        get_world_group().barrier()
+        with torch.no_grad():
+            result = asdict(once(call, self.device))
+        refit = getattr(self.engine, "ascend_quant_refit", None)
+        return result if refit is None else {**result, "receipt": asdict(refit.last_receipt)}
+
+    def _bare(self) -> Callable[[], object]:
+        """model.load_weights with all tensors at once; ours goes by plan from the second time on."""
+        return lambda: self.engine.load_weights(self.named)
+
+    def _session(self) -> Callable[[], object]:
+        """In buckets, as verl's worker does; for ours, inside one session."""
+        parts = list(buckets(self.named))
+        ours = hasattr(self.engine, "ascend_quant_refit")
+
+        def run() -> None:
+            with refit_of(self.engine).session() if ours else nullcontext():
+                for part in parts:
+                    self.engine.load_weights(part)
+
+        return run
+
+    def _reload(self) -> Callable[[], object]:
+        """vLLM's reload_weights, from a generator."""
+        return lambda: self.runner.reload_weights(weights_iterator=iter(self.named))
+
+    def _loaders(self) -> Callable[[], object]:
+        """As the first refit: without a plan, every tensor goes through vLLM's loaders."""
+        refit_of(self.engine).plan = {}
+        return self._bare()
+
+    def _stacked(self) -> Callable[[], object]:
+        """As `bare`, a layer's experts as two tensors of three dimensions."""
+        stacked = self.weights.stacked()
+        return lambda: self.engine.load_weights(stacked)
+
+    def faults(self) -> list[str]:
+        """What the engine holds otherwise than the oracle would, in three layers and outside; what has moved."""
+        layers = sorted({0, self.model.layers // 2, self.model.layers - 1})
+        # vLLM 0.28 holds experts' weights in a layer of their own
+        parameters = {name.replace(".routed_experts", ""): p.data for name, p in self.engine.named_parameters()}
+        faults = check.differing(parameters, dict(self.named), layout(self.model, layers, self.rank))
+        before, now = self.addresses, self._addresses()
+        faults += [f"{name} has moved" for name, address in before.items() if now.get(name) != address]
+        refit = refit_of(self.engine)
+        if refit.digest() != refit.last_receipt.digest:
+            faults.append(f"the resident bytes' digest is {refit.digest()}, the receipt's {refit.last_receipt.digest}")
+        return faults
+
+    def _addresses(self) -> dict[str, int]:
+        return {name: parameter.data_ptr() for name, parameter in self.engine.named_parameters()}

@@ -1,0 +1,241 @@
+"""Moves with awkward values in awkward places, and what the oracle makes of them.
+
+A case is built on the CPU from a few numbers, as flat buffers; tests put these on the device and compare them whole,
+so that a write beside the target shows. Gaps of a source hold NaN, so that reading one shows too.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from hypothesis import strategies as st
+
+from ascend_quant import oracle
+from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+QUANTIZED = ("int8", "fp8", "fp8_tensor", "fp8_blocks")  # kinds
+COPIES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}  # kinds that are plain copies
+KINDS = (*QUANTIZED, *COPIES)
+LAYOUTS = ("plain", "aligned", "shifted", "every second", "transposed", "columns", "columns transposed")
+LARGEST = 3.3895313892515355e38  # of BF16
+
+
+def awkward_values(rows: int, columns: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """(rows, columns): each row of some kind that a kernel may get wrong; finite, after rounding to BF16 too."""
+    generator = torch.Generator().manual_seed(seed)
+    result = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+    for row in result:
+        kind, power = (int(torch.randint(n, (), generator=generator)) for n in (9, 200))
+        sign = row.sign()
+        if kind == 0:
+            row.copy_(0.0 * sign)  # and -0.0
+        elif kind == 1:  # denormal BF16 numbers
+            row.copy_(sign * torch.randint(0, 128, row.shape, generator=generator) * 2.0**-133)
+        elif kind == 2:  # about where scales become denormal
+            row.copy_(row.clamp(-1, 1) * 2.1 * 127 * 2.0**-127)
+        elif kind == 3:
+            row.copy_(row.clamp(-1, 1) * LARGEST)
+        elif kind == 4:  # ties between two codes: the scale is a power of two
+            row.copy_(sign * torch.randint(0, 255, row.shape, generator=generator))
+            row[0] = 254
+            row.mul_(2.0 ** (power - 100))
+        elif kind == 5:  # half of the largest, whose quotient is 63.5 give or take the scale's rounding
+            row.copy_(torch.where(row > 0.5, 1.0, 0.5) * sign * row[0].to(torch.bfloat16))
+        elif kind == 6:
+            row.mul_(10.0 ** (power / 10 - 10))
+    if dtype == torch.float16:
+        return result.clamp(-65504, 65504).to(dtype)
+    result = result.clamp(-LARGEST, LARGEST).to(torch.bfloat16)
+    if dtype == torch.float32:  # low halves about the middle between two BF16 numbers
+        lows = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)
+        low = lows[torch.randint(0, len(lows), result.shape, generator=generator)]
+        high = result.float().view(torch.int32)
+        low[(high & 0x7FFF0000 == 0x7F7F0000) | (result == 0)] = 0  # neither to Inf nor zeros to something
+        result = (high | low).view(torch.float32)
+    return result
+
+
+@dataclass
+class Case:
+    """One move, whose source is `values` (or columns of it) laid out in some way.
+
+    Attributes:
+        columns: which of the values' columns are the matrix; all of them are its whole rows.
+        origin: whether the source tensor begins before the matrix, as that of a plan does.
+        scale_before: what the scale's place holds before.
+    """
+
+    kind: str
+    values: torch.Tensor
+    layout: str = "plain"
+    columns: slice = field(default_factory=lambda: slice(None))
+    first_row: int = 0
+    weight: int = 1
+    gap: int = 0
+    origin: bool = False
+    scale_before: float = 7.0
+
+    def __post_init__(self) -> None:
+        self.matrix = self.values[:, self.columns]
+        self.codes, self.scale = self._by_oracle()
+        rows, columns = self.matrix.shape
+        bits = oracle.as_integers(self.codes)
+        bits = bits ^ (torch.arange(1, rows * columns + 1) * 4 % 5 % 2).to(bits.dtype)  # two of five elements differ
+        old = bits.view(self.codes.dtype).view(self.codes.shape)
+        self.strides = (columns + self.gap, 1)
+        self.place = 2 * self.strides[0] + self.gap // 2  # between guard rows
+        self.before = torch.full(((rows + 4) * self.strides[0],), 77).to(self.codes.dtype)
+        self._view(self.before).copy_(old)
+        self.after = self.before.clone()
+        self._view(self.after).copy_(self.codes)
+
+    def _view(self, flat: torch.Tensor) -> torch.Tensor:
+        return flat.as_strided(self.codes.shape, self.strides, self.place)
+
+    def _by_oracle(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if self.kind in COPIES:
+            return self.matrix.to(COPIES[self.kind]), None
+        absmax = self.values.to(torch.bfloat16).float().abs().amax(-1)
+        return {
+            "int8": lambda: oracle.quantize_weight(self.matrix, absmax),
+            "fp8": lambda: oracle.quantize_fp8_rows(self.matrix, absmax),
+            "fp8_tensor": lambda: oracle.quantize_fp8_tensor(self.matrix),
+            "fp8_blocks": lambda: oracle.quantize_fp8_blocks(self.matrix),
+        }[self.kind]()
+
+    def prepare(self, device: torch.device, slot: int) -> Job:
+        """The job, with all its memory on `device`."""
+        rows, length = self.values.shape
+        strides, skipped = {
+            "plain": ((length, 1), 0),
+            "aligned": (((length + 31) // 16 * 16, 1), 32),
+            "shifted": ((length + 5, 1), 3),
+            "every second": ((2 * length, 1), 16),
+            "transposed": ((1, rows), 0),
+            "columns": ((length, 1), 1),
+            "columns transposed": ((1, rows + 3), 5),
+        }[self.layout]
+        flat = torch.full((skipped + (rows - 1) * strides[0] + (length - 1) * strides[1] + 9,), float("nan"))
+        flat = flat.to(self.values.dtype)
+        flat.as_strided(self.values.shape, strides, skipped).copy_(self.values)
+        source = flat.to(device)[0 if self.origin else skipped :]
+        first = skipped if self.origin else 0
+        self.target_buffer = self.before.to(device, copy=True)
+        self.scale_buffer = self.target_scale = None
+        if self.scale is not None:
+            self.scale_buffer = torch.full((self.scale.numel() + 4,), self.scale_before, device=device)
+            self.target_scale = self.scale_buffer[2:-2].view(self.scale.shape)
+        move = Move(
+            self._view(self.target_buffer),
+            self.target_scale,
+            self.first_row,
+            self.weight,
+            offset=first + (self.columns.start or 0) * strides[1],
+            row_stride=strides[0],
+            column_stride=strides[1],
+            whole=None if self.matrix.shape == self.values.shape else (first, length),
+        )
+        return Job(move, source, slot)
+
+    def check_written(self) -> None:
+        """Every byte is as the oracle says, or as it was."""
+        assert_same(self.target_buffer, self.after)
+        if self.scale is not None:
+            assert_same(self.target_scale, self.scale)
+            guards = self.scale_buffer[[0, 1, -2, -1]].cpu()
+            assert_same(guards, torch.full((4,), self.scale_before))
+
+    def changed(self) -> int:
+        """Codes that differ, counted one by one, in the rows that are compared."""
+        if self.scale is None:
+            return 0
+        old, new = self._view(self.before).view(torch.int8).tolist(), self.codes.view(torch.int8).tolist()
+        return sum(
+            a != b
+            for row in range(len(old))
+            if (self.first_row + row) % SAMPLE == 0
+            for a, b in zip(old[row], new[row], strict=True)
+        )
+
+    def digest(self) -> int:
+        """The codes' digest, and that of the scales 3 times, times the tensor's weight."""
+        found, weights = [oracle.digest(self.codes.view(torch.int8), self.first_row)], [self.weight]
+        if self.scale is None:
+            found = [oracle.digest(self.codes, self.first_row)]
+        else:
+            per = oracle.BLOCK if self.scale.dim() == 2 else 1
+            found.append(oracle.digest(self.scale, self.first_row // per))
+            weights.append(3 * self.weight)
+        return oracle.add_digests(*found, weights=weights)
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """The same bytes."""
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    differs = (oracle.as_integers(found.cpu()) != oracle.as_integers(expected)).nonzero().flatten().tolist()
+    assert not differs, f"{len(differs)} of {expected.numel()} elements differ, first {differs[:5]}"
+
+
+def new_counters(device: torch.device, slots: int) -> Counters:
+    """Counters with some slots."""
+    counters = Counters(device)
+    for _ in range(slots):
+        counters.new_slot()
+    return counters
+
+
+def written(kernels, cases: list[Case], receipt: bool = True) -> Counters:
+    """Write the cases in one batch, each in the slot of its place, and check the bytes."""
+    counters = new_counters(kernels.device, len(cases))
+    kernels.module.write([case.prepare(kernels.device, i) for i, case in enumerate(cases)], counters, receipt)
+    for case in cases:
+        case.check_written()
+    return counters
+
+
+def check(kernels, cases: list[Case]) -> None:
+    """Write the cases in one batch and check bytes, counters and digest."""
+    counters = written(kernels, cases)
+    changed, digest, bad = counters.read()
+    assert bad == {}
+    assert changed == sum(case.changed() for case in cases)
+    assert digest == oracle.add_digests(*(case.digest() for case in cases))
+
+
+LENGTHS = (1, 2, 7, 16, 33, 48, 100, 128, 255, 256, 300, 700)
+LONG = (1000, 1280, 3001)
+
+
+@st.composite
+def cases(draw) -> Case:
+    """Any case of moderate size."""
+    kind = draw(st.sampled_from(KINDS))
+    rows, length = draw(
+        st.tuples(st.integers(1, 40), st.sampled_from(LENGTHS[:6]))
+        | st.tuples(st.integers(1, 9), st.sampled_from(LENGTHS))
+        | st.tuples(st.integers(1, 2), st.sampled_from(LONG))
+    )
+    if kind == "fp8_blocks":
+        rows *= draw(st.sampled_from([1, 16]))
+    layout = draw(st.sampled_from(LAYOUTS))
+    columns = slice(None)
+    if layout.startswith("columns") and kind in ("int8", "fp8", *COPIES):
+        start = draw(st.integers(0, length - 1))
+        columns = slice(start, draw(st.integers(start + 1, length)))
+    first_rows = (0, 1, 63, 100, 2**31 - 3, 2**33 + 60)
+    if kind == "fp8_tensor":
+        first_rows = (0,)
+    elif kind == "fp8_blocks":
+        first_rows = (0, 128, 2**31)
+    values = awkward_values(rows, length, draw(st.sampled_from(DTYPES)), draw(st.integers(0, 2**31)))
+    return Case(
+        kind,
+        values.clamp(-6e4, 6e4) if kind == "fp16" else values,
+        layout,
+        columns,
+        draw(st.sampled_from(first_rows)),
+        draw(st.integers(0, 2**31 - 1)) * 2 + 1,
+        draw(st.sampled_from((0, 1, 16))),
+        draw(st.booleans()),
+        draw(st.sampled_from((0.0, -1.0, 7.0, 1e30, float("nan")))),
+    )

@@ -1,0 +1,150 @@
+"""`write` of every kernel module against the oracle, bit for bit."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from move_cases import DTYPES, KINDS, QUANTIZED, Case, awkward_values, cases, check, new_counters, written
+
+from ascend_quant import oracle
+from ascend_quant.kernels.moves import Counters, Job, Move
+
+LENGTHS = (1, 255, 256, 257, 1024, 1025, 2560, 2561, 8192, 8193, 32768, 32769, 65535, 65536)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(cases(), min_size=1, max_size=3))
+def test_a_batch_of_moves_equals_the_oracle(kernels, batch):
+    check(kernels, batch)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_rows_of_any_length_equal_the_oracle(kernels, length):
+    kind = ("int8", "fp8_tensor", "bf16", "fp8")[LENGTHS.index(length) % 4]
+    values = awkward_values(3, length, DTYPES[length % 3], length)
+    layout, first_row = "shifted" if length % 2 else "aligned", 0 if kind == "fp8_tensor" else 63
+    check(kernels, [Case(kind, values, layout, first_row=first_row, weight=2**32 - 1)])
+
+
+def test_many_moves_of_few_rows_are_told_apart(kernels):
+    def case(i):
+        values = awkward_values(1 + i * i % 7, (16, 24)[i % 2], torch.bfloat16, i)
+        return Case(("int8", "fp8_tensor")[i % 3 == 0], values, first_row=0 if i % 3 == 0 else 7 * i, weight=2 * i + 1)
+
+    check(kernels, [case(i) for i in range(50)])
+
+
+def test_rows_beyond_what_one_program_takes(kernels):
+    check(kernels, [Case("int8", awkward_values(600, 3, torch.float32, 1), "transposed", first_row=60)])
+    check(kernels, [Case("bf16", awkward_values(9000, 1, torch.float32, 2), first_row=5)])
+
+
+def test_every_bf16_magnitude_gets_the_oracles_scale(kernels):
+    values = torch.arange(0x7F80, dtype=torch.int16).view(torch.bfloat16).view(-1, 1)
+    check(kernels, [Case("int8", values), Case("fp8", values)])
+    some = values[::501]
+    check(kernels, [Case("fp8_tensor", one.view(1, 1)) for one in some])
+    check(kernels, [Case("fp8_blocks", some.view(-1, 1, 1).expand(-1, 128, 2).reshape(-1, 2))])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_receipt_the_same_bytes_are_written_and_nothing_is_counted(kernels, kind):
+    counters = written(kernels, [Case(kind, awkward_values(150, 20, torch.float16, 3))], receipt=False)
+    assert counters.read() == (0, 0, {})
+
+
+def test_a_move_takes_another_source_each_time(kernels):
+    case = Case("int8", awkward_values(20, 32, torch.bfloat16, 0))
+    move = case.prepare(kernels.device, 0).move
+    for i, dtype in enumerate((torch.bfloat16, torch.float32, torch.float16, torch.bfloat16)):
+        values = awkward_values(20, 32, dtype, i)
+        flat = torch.cat([torch.zeros(i, dtype=dtype), values.flatten()])
+        source = flat.to(kernels.device)[i:].view(20, 32)  # off the alignment of the one before
+        kernels.module.write([Job(move, source)], new_counters(kernels.device, 1))
+        codes, scale = oracle.quantize_weight(values)
+        assert torch.equal(move.target_NK.cpu(), codes) and torch.equal(move.scale.cpu(), scale)
+
+
+def test_a_move_of_no_rows_does_nothing(kernels):
+    dtype = torch.float8_e4m3fn
+    moves = [Move(torch.empty(0, 8, dtype=torch.int8, device=kernels.device), torch.empty(0, device=kernels.device))]
+    moves += [Move(torch.empty(0, 8, dtype=dtype, device=kernels.device), torch.ones((), device=kernels.device))]
+    moves += [Move(torch.empty(0, 8, device=kernels.device))]
+    counters = new_counters(kernels.device, 1)
+    kernels.module.write([Job(move, torch.empty(0, 8, device=kernels.device)) for move in moves], counters)
+    assert counters.read() == (0, 0, {})
+    assert moves[1].scale == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_is_counted_by_source(kernels, kind, dtype):
+    sources = [torch.randn(150, 40, generator=torch.Generator().manual_seed(seed)).to(dtype) for seed in range(3)]
+    for row, column, bad in ((3, 4, math.nan), (100, 0, math.inf), (100, 39, -math.inf), (149, 7, -math.nan)):
+        sources[1][row, column] = bad
+    sources[2][64, 39] = math.inf
+    jobs = [Case(kind, values, weight=1).prepare(kernels.device, slot) for slot, values in enumerate(sources)]
+    counters = new_counters(kernels.device, 3)
+    kernels.module.write(jobs, counters)
+    assert counters.read()[2] == {1: 4, 2: 1}
+    counters = new_counters(kernels.device, 3)
+    kernels.module.write(jobs, counters, receipt=False)
+    assert counters.read()[2] == {1: 4, 2: 1}
+    if kind in ("int8", "fp8"):  # the other rows are as ever
+        target, scale = jobs[1].move.target_NK, jobs[1].move.scale
+        good = [row for row in range(150) if row not in (3, 100, 149)]
+        expected = Case(kind, sources[1][good])
+        assert torch.equal(target[good].cpu().view(torch.int8), expected.codes.view(torch.int8))
+        assert torch.equal(scale[good].cpu(), expected.scale)
+        assert not torch.isfinite(scale[[3, 100, 149]]).any()
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_a_refit_heals_what_one_with_nan_left(kernels, kind):
+    bad = awkward_values(10, 20, torch.bfloat16, 0)
+    bad[5, 5] = math.nan
+    case = Case(kind, awkward_values(10, 20, torch.bfloat16, 1))
+    move = case.prepare(kernels.device, 0).move
+    for values in (bad, case.values):
+        counters = new_counters(kernels.device, 1)
+        kernels.module.write([Job(move, values.to(kernels.device).clone())], counters)
+    case.check_written()
+    assert counters.read()[1:] == (case.digest(), {})
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8", "fp8_tensor", "fp8_blocks", "bf16", "fp16"])
+def test_a_float32_that_becomes_infinite_on_the_way_is_counted(kernels, kind):
+    values = torch.ones(5, 6)
+    values[2, 3] = 3.4e38
+    counters = new_counters(kernels.device, 1)
+    kernels.module.write([Case(kind, values).prepare(kernels.device, 0)], counters)
+    assert counters.read()[2] == {0: 1}
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_what_is_not_finite_elsewhere_in_the_whole_rows_is_seen(kernels, kind):
+    values = torch.ones(5, 6)
+    values[2, 3] = math.nan
+    counters = new_counters(kernels.device, 2)
+    here, there = (Case(kind, values, columns=columns) for columns in (slice(2, 5), slice(0, 2)))
+    kernels.module.write([here.prepare(kernels.device, 0), there.prepare(kernels.device, 1)], counters)
+    assert counters.read()[2] == {0: 1, 1: 1}
+
+
+def test_more_sources_than_one_block_of_counters(kernels):
+    slots = Counters.BLOCK + 2
+    counters = new_counters(kernels.device, slots)
+    source = torch.full((1, 1), math.inf, device=kernels.device)
+    move = Move(torch.zeros(1, 1, device=kernels.device), row_stride=1)
+    kernels.module.write([Job(move, source, slot) for slot in (0, slots - 1, slots - 1)], counters)
+    assert counters.read()[2] == {0: 1, slots - 1: 2}
+
+
+def test_cuda_names_what_it_has_no_kernel_for(cuda):
+    long, wide = torch.zeros(1, 65537, device=cuda.device), torch.zeros(2, 2, device=cuda.device, dtype=torch.float64)
+    with pytest.raises(ValueError, match="65537"):
+        cuda.module.write([Job(Move.of(long, long.clone()), long)], new_counters(cuda.device, 1))
+    with pytest.raises(ValueError, match="float64"):
+        cuda.module.write([Job(Move.of(wide, wide.clone()), wide)], new_counters(cuda.device, 1))
