@@ -72,16 +72,16 @@ class Copy:
     """
 
     def __init__(self, device: torch.device, nbytes: int):
-        self.source = torch.randint(0, 127, (nbytes,), dtype=torch.uint8, device=device)
+        self.source = torch.empty(nbytes // 8, dtype=torch.int64, device=device).random_()
         self.target = torch.empty_like(self.source)
 
     def of(self, moved: int) -> Callable[[], None]:
         """Copies that read and write `moved` bytes together, through the whole buffer again and again."""
-        full, rest = divmod(moved // 2, len(self.source))
+        full, rest = divmod(moved // 2, self.source.nbytes)
 
         def run() -> None:
             for _ in range(full):
                 self.target.copy_(self.source)
-            self.target[:rest].copy_(self.source[:rest])
+            self.target[: rest // 8].copy_(self.source[: rest // 8])
 
         return run

@@ -37,8 +37,9 @@ SETTINGS = {
 @contextmanager
 def started(task: Task, scheme: str, **options) -> Iterator:
     """A vLLM engine that holds a trainer with the model's tensors on each of its devices."""
-    import benchmarks.worker  # noqa: F401  registers our plugin
     from vllm import LLM
+
+    import benchmarks.worker  # noqa: F401  registers our plugin
 
     with tempfile.TemporaryDirectory(prefix="model-") as folder:
         task.cut_model().write_config(Path(folder))

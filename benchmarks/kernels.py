@@ -33,7 +33,7 @@ def run(task: Task) -> dict:
     faults = int8_faults(some, device) + fp8_faults(some, device)
     moved = BYTES * elements(model)
     calls = {
-        "copy": copy.of(2 * len(copy.source)),
+        "copy": copy.of(2 * copy.source.nbytes),
         "copy of the same bytes": copy.of(moved),
         **methods.ours(matrices, device),
         **methods.competitors(matrices),
@@ -45,7 +45,7 @@ def run(task: Task) -> dict:
         "matrices": len(matrices),
         "elements": elements(model),
         "bytes": moved,
-        "copied": 2 * len(copy.source),
+        "copied": 2 * copy.source.nbytes,
         "samples": {name: vars(figures) for name, figures in samples.items()},
         "faults": faults + int8_faults(some, device),
         "checked": len(some),
@@ -64,7 +64,7 @@ def int8_faults(matrices: Sequence[Matrix], device: torch.device) -> list[str]:
     methods.number(jobs, counters)
     for matrix in matrices:
         matrix.codes.fill_(-128)
-        matrix.scale.fill_(-1)
+        matrix.scale.fill_(methods.POISON)
     kernels_for(device).write(jobs, counters)
     _, digest, bad = counters.read()
     faults = [f"{m.name}: not the oracle's bytes" for m in matrices if not check.same(m.source, m.codes, m.scale)]
@@ -83,6 +83,8 @@ def fp8_faults(matrices: Sequence[Matrix], device: torch.device) -> list[str]:
     for kind, quantize in FP8_ORACLE.items():
         jobs, counters = methods.fp8_jobs(kind, matrices), Counters(device)
         methods.number(jobs, counters)
+        for matrix in matrices:
+            matrix.codes.fill_(-128)
         kernels_for(device).write(jobs, counters)
         for matrix, job in zip(matrices, jobs, strict=True):
             codes, scale = quantize(matrix.source)

@@ -15,6 +15,7 @@ from benchmarks.matrices import Matrix
 Call = Callable[[], object]
 FP8 = ("fp8", "fp8_tensor", "fp8_blocks")
 BLOCK = 128
+POISON = 3e38  # what buffers hold before they are written
 
 
 def competitors(matrices: Sequence[Matrix]) -> dict[str, Call]:
@@ -71,7 +72,7 @@ def fp8_scale(kind: str, matrix: Matrix) -> torch.Tensor:
     """A buffer for the scales: one a row, one a tensor, or one a block."""
     rows, columns = matrix.source.shape
     shape = {"fp8": (rows,), "fp8_tensor": (), "fp8_blocks": (-(-rows // BLOCK), -(-columns // BLOCK))}[kind]
-    return torch.empty(shape, device=matrix.source.device)
+    return torch.full(shape, POISON, device=matrix.source.device)
 
 
 def number(jobs: list[Job], counters: Counters) -> None:

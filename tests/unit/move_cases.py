@@ -80,8 +80,8 @@ class Case:
         self.codes, self.scale = self._by_oracle()
         rows, columns = self.matrix.shape
         bits = oracle.as_integers(self.codes)
-        bits = bits ^ (torch.arange(1, rows * columns + 1) * 4 % 5 % 2).to(bits.dtype)  # two of five elements differ
-        old = bits.view(self.codes.dtype).view(self.codes.shape)
+        differing = torch.arange(1, rows * columns + 1).view(rows, columns) * 4 % 5 % 2  # two of five elements
+        old = (bits ^ differing.to(bits.dtype)).view(self.codes.dtype)
         self.strides = (columns + self.gap, 1)
         self.place = 2 * self.strides[0] + self.gap // 2  # between guard rows
         self.before = torch.full(((rows + 4) * self.strides[0],), 77).to(self.codes.dtype)
@@ -159,10 +159,8 @@ class Case:
 
     def digest(self) -> int:
         """The codes' digest, and that of the scales 3 times, times the tensor's weight."""
-        found, weights = [oracle.digest(self.codes.view(torch.int8), self.first_row)], [self.weight]
-        if self.scale is None:
-            found = [oracle.digest(self.codes, self.first_row)]
-        else:
+        found, weights = [oracle.digest(self.codes, self.first_row)], [self.weight]
+        if self.scale is not None:
             per = oracle.BLOCK if self.scale.dim() == 2 else 1
             found.append(oracle.digest(self.scale, self.first_row // per))
             weights.append(3 * self.weight)
@@ -172,7 +170,7 @@ class Case:
 def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
     """The same bytes."""
     assert found.dtype == expected.dtype and found.shape == expected.shape
-    differs = (oracle.as_integers(found.cpu()) != oracle.as_integers(expected)).nonzero().flatten().tolist()
+    differs = (oracle.as_integers(found.cpu()) != oracle.as_integers(expected)).nonzero().tolist()
     assert not differs, f"{len(differs)} of {expected.numel()} elements differ, first {differs[:5]}"
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ascend_quant import oracle
@@ -221,3 +223,89 @@ def test_a_failure_is_logged_once(caplog):
     with pytest.raises(RefitError, match=r"q\.weight"), refit.session():
         pass
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_a_sleeping_engine_is_not_refitted_and_serves_again_only_with_its_own_bytes():
+    weight = linear()
+    refit = ready(weight)
+    refit.slept(1)
+    with pytest.raises(RefitError, match="sleeps"):
+        refit.open()
+    with pytest.raises(RefitError, match=r"sleeps \(level 1\); wake it up"):
+        refit.require_servable()
+    refit.woke(["kv_cache"])
+    assert refit.why_not_servable()
+    refit.woke(None)
+    refit.require_servable()
+    refit.slept(1)
+    weight.data[0, 0] ^= 1  # what came back is not what went
+    refit.woke(["weights"])
+    with pytest.raises(RefitError, match="outside a refit"):
+        refit.require_servable()
+
+
+def test_level_2_sleep_needs_a_complete_refit():
+    weight = linear()
+    refit = ready(weight)
+    for level in (2, 1):  # a second, lighter sleep brings nothing back
+        refit.slept(level)
+    refit.woke(["weights"])
+    with pytest.raises(RefitError, match=r"sleep level 2 discarded its weights.*complete one full refit"):
+        refit.require_servable()
+    with refit.session():
+        put(refit, weight, weight.data, torch.randn(8, 6))
+    refit.require_servable()
+
+
+def test_sleep_in_the_middle_of_a_refit_fails_it():
+    weight = linear()
+    refit = ready(weight)
+    refit.open()
+    refit.slept(1)
+    refit.woke(None)
+    with pytest.raises(RefitError, match="went to sleep while the refit was open"):
+        refit.require_servable()
+
+
+class Interrupted(Exception):
+    pass
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_interrupted_anywhere_it_refuses_until_a_complete_refit(data):
+    """An exception at any call that a refit makes, in the books or in the kernels."""
+    weights = [linear(), ResidentWeight("norm", torch.zeros(6)), ResidentWeight("embed", torch.zeros(16, 4))]
+    refit = ready(*weights)
+    sources = [torch.randn(weight.data.shape) for weight in weights]
+    whole = _calls(refit, weights, sources, None)
+    assert refit.why_not_servable() is None
+    stop_at = data.draw(st.integers(0, whole - 1))
+    with pytest.raises(Interrupted):
+        _calls(refit, weights, [source * 2 for source in sources], stop_at)
+    assert "its last refit failed" in refit.why_not_servable()
+    _calls(refit, weights, sources, None)
+    assert refit.why_not_servable() is None
+    for weight, source in zip(weights, sources, strict=True):
+        assert torch.equal(weight.data, oracle.quantize_weight(source)[0] if weight.codes else source)
+
+
+class Interrupting(TorchDispatchMode):
+    """Counts torch operations and raises at one of them."""
+
+    def __init__(self, stop_at):
+        super().__init__()
+        self.calls, self.stop_at = 0, stop_at
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self.calls == self.stop_at:
+            raise Interrupted
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _calls(refit, weights, sources, stop_at) -> int:
+    with refit.session(), Interrupting(stop_at) as mode:
+        for weight, source in zip(weights, sources, strict=True):
+            put(refit, weight, weight.data, source)
+    return mode.calls
