@@ -16,11 +16,12 @@ usage: ./run.sh COMMAND [ARGUMENTS]
 
   demo [..]                     RL on a laptop with an engine re-quantized in place every step (demo --help: options)
   test [GROUP ..] [-- ARGS ..]  run tests; groups: unit engine npu cluster images all (no group: all); ARGS go to pytest
+  bench refit [..]              what a refit costs beside the alternatives, on this CPU (bench refit --help: options)
   lint                          the checks that CI runs: format, lint, shell scripts, YAML
   setup                         make the environment only
   help                          this text
 
-planned, not in this version: train doctor bench images
+planned, not in this version: train doctor images
 
 Every command but help first makes the environment from the lock: Python 3.11 and gcc are needed, nothing else.
 It is made once, and again when the lock changes.
@@ -94,6 +95,15 @@ run_demo() {
   exec "$VENV/bin/python" -m launch demo "$@"
 }
 
+run_bench() {
+  [[ ${1:-} == refit ]] || die "bench: say which: refit (./run.sh bench refit --help: options)"
+  shift
+  set_up
+  offline
+  export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" # benchmarks/ is not part of the installed package
+  exec "$VENV/bin/python" -m benchmarks.refit --device cpu "$@"
+}
+
 run_lint() {
   set_up
   cd "$ROOT"
@@ -106,11 +116,12 @@ main() {
   case $command in
   demo) run_demo "$@" ;;
   test) run_tests "$@" ;;
+  bench) run_bench "$@" ;;
   lint) run_lint ;;
   setup) set_up ;;
   help | -h | --help) usage ;;
-  train | doctor | bench | images) die "$command: planned: not in this version" ;;
-  *) die "no command '$command'. Commands: demo test lint setup help (planned: train doctor bench images)" ;;
+  train | doctor | images) die "$command: planned: not in this version" ;;
+  *) die "no command '$command'. Commands: demo test bench lint setup help (planned: train doctor images)" ;;
   esac
 }
 

@@ -84,6 +84,10 @@ class Refit:
         plans: bool = True,
     ):
         self.residents = list(residents)
+        devices = {str(resident.data.device): resident.name for resident in self.residents}
+        if len(devices) > 1:
+            where = ", ".join(f"{name} on {device}" for device, name in devices.items())
+            raise RefitError(f"the weights are on several devices ({where}); turn weight offloading off")
         self._buffer_of = buffer_of or {resident.name: resident.data for resident in residents}.__getitem__
         self.last_receipt: Receipt | None = None
         self._state = "loading"

@@ -1,16 +1,16 @@
 """What a refit costs, measured beside the alternatives in one run: python -m benchmarks.refit --help.
 
 refit.py       the command: starts each part in a process of its own, collects, compares with the bars
-tasks.py       one measurement to make, and how a process is started for it
+tasks.py       one measurement to make, and how a process (child.py) is started for it
 kernels.py     part "kernels": the quantization alone, over all weight matrices of a model
 engine.py      part "engine": weight syncs of real vLLM engines
 graphs.py      part "graphs": a refit under captured CUDA graphs, compared with an eager engine
 ranks.py       part "ranks": the same sync over several GPUs
 worker.py      what the last three run inside vLLM's workers
 models.py      shapes, names and configs of the models; tensors.py their weights, as a trainer holds them
-arithmetic.py  the competitors' arithmetic; methods.py everything that part "kernels" times
+matrices.py    the weight matrices of part "kernels"; methods.py all that it times; arithmetic.py the competitors
 layout.py      which rows of the engine each of the trainer's tensors ends in; check.py the oracle's bytes there
 timing.py      samples, medians, spread, rotated order
-report.py      rows and bars, as a table and as JSON; machine.py the hardware and the versions
+report.py      rows.py's figures and bars.py's bars, as tables and as JSON; machine.py the hardware and the versions
 results/       dated results
 """

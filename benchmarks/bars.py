@@ -83,13 +83,13 @@ def _engine(figures: dict[tuple, Row]) -> Found:
             yield _at_most("qwen2.5-7b: extra device memory, MiB", 64, small.extra_bytes / MIB)
     if small and large:
         yield _at_most("qwen2.5-32b: time a byte, of qwen2.5-7b's", 1.15, small.rate / large.rate)
-    for words, most in (("512 MB buckets", 250), ("load_weights, stacked experts", 80)):
+    for words, most in (("512 MiB buckets", 250), ("load_weights, stacked experts", 80)):
         if row := later("qwen3-30b-a3b", words):
             yield _at_most(f"qwen3-30b-a3b: {words}, ms", most, row.ms["median"])
 
 
 def _ranks(figures: dict[tuple, Row]) -> Found:
     for (part, model, method), row in figures.items():
-        one = figures.get(("ranks", model, f"1 GPU: {method.partition(': ')[2]}"))
+        one = figures.get(("ranks", model, f"1 rank: {method.partition(': ')[2]}"))
         if part == "ranks" and one is not None and row is not one:
-            yield _at_most(f"{model}: {method}, of one GPU's time", 0.6, row.ms["median"] / one.ms["median"])
+            yield _at_most(f"{model}: {method}, of one rank's time", 0.6, row.ms["median"] / one.ms["median"])

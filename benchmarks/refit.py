@@ -28,7 +28,7 @@ def main(
     parts: Annotated[str, typer.Option(help=f"With commas: {', '.join(PARTS)}.")] = "kernels,engine",
     schemes: Annotated[str, typer.Option(help="Of part engine, with commas.")] = ",".join(engine.SCHEMES),
     rounds: Annotated[int, typer.Option(min=1, help="How often each method is timed.")] = 7,
-    tensor_parallel: Annotated[int, typer.Option(min=2, help="GPUs of part ranks.")] = 2,
+    tensor_parallel: Annotated[int, typer.Option(min=2, help="Ranks (GPUs) of part ranks.")] = 2,
     expert_parallel: Annotated[bool, typer.Option(help="Part ranks: deal experts out whole.")] = False,
     json: Annotated[Path | None, typer.Option(help="Where every sample goes; written after each step.")] = None,
 ) -> None:

@@ -8,7 +8,7 @@ from benchmarks.timing import summary
 
 WORDS = {
     "bare": "load_weights",
-    "session": "512 MB buckets",
+    "session": "512 MiB buckets",
     "reload": "reload_weights",
     "loaders": "load_weights, no plan",
     "stacked": "load_weights, stacked experts",
@@ -71,7 +71,7 @@ def _engine(outcome: Outcome) -> Iterator[Row]:
 def _ranks(outcome: Outcome) -> Iterator[Row]:
     """A sync takes as long as the slowest rank."""
     task, moved = outcome.task, max(facts["moved"] for facts in outcome.result["facts"])
-    who = f"{task.ranks} GPU{'s' if task.ranks > 1 else ''}{', experts dealt out' if task.expert_parallel else ''}"
+    who = f"{task.ranks} rank{'s' if task.ranks > 1 else ''}{', experts dealt out' if task.expert_parallel else ''}"
     for way, rounds in outcome.result["samples"].items():
         slowest = [max(ranks, key=lambda sample: sample["ms"]) for ranks in rounds]
         yield _row("ranks", task.model, f"{who}: {WORDS[way]}", slowest, moved)

@@ -52,8 +52,9 @@ class Task:
 
     def title(self) -> str:
         """For a line of progress."""
-        ranks = f"{self.ranks} GPUs" if self.ranks > 1 else ""
-        return " ".join(word for word in (self.model, self.part, self.variant, ranks) if word)
+        ranks = f"{self.ranks} ranks" if self.ranks > 1 else ""
+        dealt = "with experts dealt out" if self.expert_parallel else ""
+        return " ".join(word for word in (self.model, self.part, self.variant, ranks, dealt) if word)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def carry_out(task: Task, seconds: float) -> Outcome:
         start = time.perf_counter()
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                command, stdout=output, stderr=subprocess.STDOUT, env=environment, preexec_fn=os.setpgrp
             )
             ending = _wait(process, seconds)
         taken = time.perf_counter() - start

@@ -166,10 +166,12 @@ def _launch(group: Group, entries: list[tuple[int, ...]], totals: torch.Tensor, 
     if group.kind == "fp8_blocks":
         tiles = -(-rows // oracle.BLOCK) * -(-group.length // oracle.BLOCK)
         arguments, count = _upload(table, tiles, totals)
-        rows_kernels.write_blocks[(count,)](*arguments, totals, source, group.length, **common, num_warps=8)
+        rows_kernels.write_blocks[(count,)](
+            *arguments, totals, source, group.length, group.aligned, **common, num_warps=8
+        )
         return
     if group.kind == "fp8_tensor":
-        _find_scales(table, rows, source, group.length, totals)
+        _find_scales(table, rows, source, group, totals)
     width, at_once, repeat, warps, registers = tiling(group.length)
     arguments, count = _upload(table, -(-rows // (at_once * repeat)), totals)
     rows_kernels.write_rows[(count,)](
@@ -190,13 +192,17 @@ def _launch(group: Group, entries: list[tuple[int, ...]], totals: torch.Tensor, 
     )
 
 
-def _find_scales(table: np.ndarray, rows: np.ndarray, source: tl.dtype, length: int, totals: torch.Tensor) -> None:
+def _find_scales(table: np.ndarray, rows: np.ndarray, source: tl.dtype, group: Group, totals: torch.Tensor) -> None:
     """fp8_tensor: one pass over the sources for the largest magnitudes, before the pass that writes."""
-    arguments, count = _upload(table, -(-rows // 16), totals)
-    width = min(1024, triton.next_power_of_2(length))
-    rows_kernels.find_tops[(count,)](*arguments, source, length, width, 16, num_warps=8)
-    pieces = len(table)
-    rows_kernels.tops_to_scales[(triton.cdiv(pieces, 128),)](arguments[0], pieces, 128)
+    width, _, _, warps, registers = tiling(group.length)
+    at_once = max(1, 2048 // width) if group.length <= 256 else 1
+    arguments, count = _upload(table, -(-rows // at_once), totals)
+    pieces, few = len(table), (triton.cdiv(len(table), 128),)
+    rows_kernels.tops_to_scales[few](arguments[0], pieces, 128, True)
+    rows_kernels.find_tops[(count,)](
+        *arguments, source, group.length, width, at_once, group.aligned, num_warps=warps, maxnreg=registers
+    )
+    rows_kernels.tops_to_scales[few](arguments[0], pieces, 128, False)
 
 
 def _upload(table: np.ndarray, tiles: np.ndarray, like: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], int]:

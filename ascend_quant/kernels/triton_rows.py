@@ -52,15 +52,7 @@ def write_rows(
     tile = tl.program_id(0)
     piece = _find(starts, pieces, tile)
     entry = table + piece * ENTRY
-    source = tl.load(entry + SOURCE).to(tl.pointer_type(SOURCE_TYPE))
-    target = tl.load(entry + TARGET).to(tl.pointer_type(TARGET_TYPE))
-    row_stride, target_stride = tl.load(entry + ROW_STRIDE), tl.load(entry + TARGET_STRIDE)
-    if ALIGNED:
-        column_stride = 1
-        source, target = tl.multiple_of(source, 16), tl.multiple_of(target, 16)
-        row_stride, target_stride = tl.multiple_of(row_stride, 16), tl.multiple_of(target_stride, 16)
-    else:
-        column_stride = tl.load(entry + COLUMN_STRIDE)
+    source, target, row_stride, target_stride, column_stride = _places(entry, SOURCE_TYPE, TARGET_TYPE, ALIGNED)
     count, first_row, first_column = tl.load(entry + ROWS_OF), tl.load(entry + FIRST_ROW), tl.load(entry + FIRST_COLUMN)
     scale_address = tl.load(entry + SCALE).to(tl.pointer_type(tl.float32))
     start = (tile - tl.load(starts + piece)).to(tl.int64) * (ROWS * REPEAT)
@@ -140,6 +132,7 @@ def write_blocks(
     totals,
     SOURCE_TYPE: tl.constexpr,
     K: tl.constexpr,
+    ALIGNED: tl.constexpr,
     RECEIPT: tl.constexpr,
     SPREAD: tl.constexpr,
     SAMPLE: tl.constexpr,
@@ -155,9 +148,8 @@ def write_blocks(
     columns = left + tl.arange(0, BLOCK)
     valid = rows < tl.load(entry + ROWS_OF)
     inside = valid[:, None] & (columns < K)[None, :]
-    source = tl.load(entry + SOURCE).to(tl.pointer_type(SOURCE_TYPE))
-    at = rows[:, None] * tl.load(entry + ROW_STRIDE) + columns[None, :] * tl.load(entry + COLUMN_STRIDE)
-    part = tl.load(source + at, mask=inside, other=0.0)
+    source, target, row_stride, target_stride, column_stride = _places(entry, SOURCE_TYPE, tl.int8, ALIGNED)
+    part = _part(source + rows[:, None] * row_stride, column_stride, valid, columns, K, "evict_first")
     top = tl.max(tl.max(_magnitude(_rounded(part)), 1), 0)
     if top >= INF_BITS:
         bad = tl.sum(tl.sum((_magnitude(_float(part)) >= INF_BITS).to(tl.int64), 1), 0)
@@ -166,8 +158,7 @@ def write_blocks(
     first_row = tl.load(entry + FIRST_ROW)
     tl.store(tl.load(entry + SCALE).to(tl.pointer_type(tl.float32)) + block, scale)
     codes = _fp8(_rounded(part), scale)
-    to = tl.load(entry + TARGET).to(tl.pointer_type(tl.int8)) + rows[:, None] * tl.load(entry + TARGET_STRIDE)
-    to += columns[None, :]
+    to = target + rows[:, None] * target_stride + columns[None, :]
     if RECEIPT:
         old = tl.load(to, mask=inside & ((first_row + rows) % SAMPLE == 0)[:, None], other=0)
         differs = inside & ((first_row + rows) % SAMPLE == 0)[:, None] & (old != codes)
@@ -182,27 +173,51 @@ def write_blocks(
 
 @triton.jit(do_not_specialize=["pieces"])
 def find_tops(
-    table, starts, pieces, SOURCE_TYPE: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr
+    table,
+    starts,
+    pieces,
+    SOURCE_TYPE: tl.constexpr,
+    K: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):
     """The largest magnitude of each matrix into its scale's place, as the bits of a float32 (which must be 0 first)."""
     tile = tl.program_id(0)
     piece = _find(starts, pieces, tile)
     entry = table + piece * ENTRY
     rows = (tile - tl.load(starts + piece)).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    source = tl.load(entry + SOURCE).to(tl.pointer_type(SOURCE_TYPE)) + rows[:, None] * tl.load(entry + ROW_STRIDE)
     valid = rows < tl.load(entry + ROWS_OF)
-    top = _largest(source, tl.load(entry + COLUMN_STRIDE), valid, K, WIDTH, ROWS)
+    source, target, row_stride, target_stride, column_stride = _places(entry, SOURCE_TYPE, tl.int8, ALIGNED)
+    top = _largest(source + rows[:, None] * row_stride, column_stride, valid, K, WIDTH, ROWS)
     tl.atomic_max(tl.load(entry + SCALE).to(tl.pointer_type(tl.int32)), tl.max(top, 0), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["pieces"])
-def tops_to_scales(table, pieces, WIDTH: tl.constexpr):
-    """Turn what `find_tops` left into scales."""
+def tops_to_scales(table, pieces, WIDTH: tl.constexpr, CLEAR: tl.constexpr):
+    """Turn what `find_tops` left into scales; or clear their places for it."""
     piece = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = piece < pieces
     at = tl.load(table + piece * ENTRY + SCALE, mask=inside, other=0).to(tl.pointer_type(tl.float32))
-    top = tl.load(at, mask=inside, other=0.0)
+    top = tl.zeros((WIDTH,), tl.float32)
+    if not CLEAR:
+        top = tl.load(at, mask=inside, other=0.0)
     tl.store(at, _scale(top.to(tl.int32, bitcast=True), "fp8"), mask=inside)
+
+
+@triton.jit
+def _places(entry, SOURCE_TYPE: tl.constexpr, TARGET_TYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """Addresses and strides of an entry's source and target; aligned ones are read and written 16 bytes at a time."""
+    source = tl.load(entry + SOURCE).to(tl.pointer_type(SOURCE_TYPE))
+    target = tl.load(entry + TARGET).to(tl.pointer_type(TARGET_TYPE))
+    row_stride, target_stride = tl.load(entry + ROW_STRIDE), tl.load(entry + TARGET_STRIDE)
+    if ALIGNED:
+        column_stride = 1
+        source, target = tl.multiple_of(source, 16), tl.multiple_of(target, 16)
+        row_stride, target_stride = tl.multiple_of(row_stride, 16), tl.multiple_of(target_stride, 16)
+    else:
+        column_stride = tl.load(entry + COLUMN_STRIDE)
+    return source, target, row_stride, target_stride, column_stride
 
 
 @triton.jit

@@ -4,9 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_modules import Kernels
+from move_cases import KINDS, Case, awkward_values, check, new_counters
 
 from ascend_quant import oracle
 from ascend_quant.kernels import NoKernels, cpu, kernels_for
+from ascend_quant.kernels.moves import Job, Move
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -16,24 +19,24 @@ def random(shape, dtype, seed):
     return (torch.randn(shape, generator=generator) * 10 ** torch.randn(shape[0], 1, generator=generator)).to(dtype)
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.integers(1, 600), st.integers(1, 70), st.sampled_from(DTYPES), st.booleans(), st.integers(0, 2**31))
-def test_quantize_into_equals_the_oracle(rows, length, dtype, transposed, seed):
-    source = random((length, rows), dtype, seed).T if transposed else random((rows, length), dtype, seed)
-    buffer = torch.full((rows + 4, length), 77, dtype=torch.int8)
-    scales = torch.full((rows + 4,), -1.0)
-    expected, expected_scale = oracle.quantize_weight(source)
-    nonfinite, changed = cpu.quantize_into(source, buffer[2:-2], scales[2:-2])
-    assert torch.equal(buffer[2:-2], expected) and torch.equal(scales[2:-2], expected_scale)
-    assert nonfinite == 0 and changed == int((expected != 77).sum())
-    assert (buffer[:2] == 77).all() and (buffer[-2:] == 77).all()
-    assert cpu.quantize_into(source, buffer[2:-2], scales[2:-2]) == (0, 0)
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_of_rows_add_up(monkeypatch, kind):
+    monkeypatch.setattr(cpu, "ELEMENTS", 7)  # of copies; 256 rows of what is quantized
+    values = awkward_values(600, 3, torch.bfloat16, 0)
+    first_row = 128 if kind == "fp8_blocks" else 3
+    case = Case(kind, values.clamp(-6e4, 6e4) if kind == "fp16" else values, first_row=first_row, weight=5)
+    check(Kernels(cpu, torch.device("cpu")), [case])
 
 
-def test_quantize_into_counts_what_is_not_finite():
-    source = torch.randn(600, 9)
-    source[3, 4], source[599, 0], source[599, 1] = float("nan"), float("inf"), -float("inf")
-    assert cpu.quantize_into(source, torch.zeros(600, 9, dtype=torch.int8), torch.zeros(600))[0] == 3
+def test_one_scale_of_a_slice_comes_from_the_whole_rows():
+    whole = torch.randn(300, 6, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    whole[299, 5] = 1000  # in the last chunk, outside the slice
+    codes, scale = torch.zeros(300, 2, dtype=torch.float8_e4m3fn), torch.zeros(())
+    move = Move(codes, scale, offset=1, row_stride=6, whole=(0, 6))
+    cpu.write([Job(move, whole)], new_counters(torch.device("cpu"), 1))
+    expected, expected_scale = oracle.quantize_fp8_tensor(whole)
+    assert torch.equal(scale, expected_scale)
+    assert torch.equal(codes.view(torch.int8), expected[:, 1:3].view(torch.int8))
 
 
 @settings(deadline=None, max_examples=60)
@@ -72,6 +75,19 @@ def test_experts_equal_the_oracle_and_skip_other_ranks(dtype):
     one_hot = torch.zeros(11, 2)
     one_hot[token, 0] = 1
     torch.testing.assert_close(oracle.experts(x, one_hot, expert, *w13, *w2)[token], alone[0])
+
+
+def test_experts_of_the_whole_model_are_looked_up():
+    x, weight = torch.randn(6, 16), torch.rand(6, 2)
+    expert = torch.tensor([[0, 1], [2, 3], [4, 5], [5, 0], [1, 4], [3, 2]])
+    local = torch.tensor([-1, 2, 0, -1, 1, -1], dtype=torch.int32)  # three of six are here
+    w13, w2 = torch.randn(3, 2 * 8, 16), torch.randn(3, 16, 8)
+    quantized = (*oracle.quantize_weight(w13), *oracle.quantize_weight(w2))
+    expected = oracle.experts(x, weight, local[expert], *quantized)
+    assert torch.equal(cpu.experts(x, weight, expert, *quantized, local), expected)
+    plain = cpu.plain_experts(x, weight, local[expert], w13, w2)
+    assert torch.equal(cpu.plain_experts(x, weight, expert, w13, w2, local), plain)
+    assert plain[2].abs().max() > 0 and not plain[3].any()  # token 3 goes to others
 
 
 def test_digest_in_chunks_equals_the_oracle(monkeypatch):

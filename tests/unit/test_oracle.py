@@ -1,5 +1,6 @@
 """The oracle against the rule, computed independently with exact rationals and with numpy."""
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from ascend_quant import oracle
 
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 127.0, 63.5, 0.5, 1.5, 2.5, -2.5, 1e-38, -1e-40, 3.3e38, -3.3e38, 1e-45]
 
 
@@ -83,12 +85,213 @@ def test_matmul_equals_the_product_of_the_dequantized_in_float64():
     np.testing.assert_allclose(oracle.matmul(x_MK, codes, scale, bias_N).numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_digest_is_python_integer_arithmetic_and_sees_every_element():
-    values = torch.randint(-128, 128, (37,), dtype=torch.int8)
-    golden = 0x9E3779B97F4A7C15
-    expected = sum(v * ((i * golden) % 2**64 | 1) for i, v in enumerate(values.tolist())) % 2**64
-    assert oracle.digest(values) == expected
-    for i in range(values.numel()):
-        other = values.clone()
-        other[i] ^= 1
-        assert oracle.digest(other) != expected
+def nearest_float32(value: Fraction) -> float:
+    """The float32 next to a positive rational, halves to even, denormals included."""
+    exponent = max(value.numerator.bit_length() - value.denominator.bit_length() - 24, -149)
+    while exponent > -149 and value / Fraction(2) ** exponent < 2**23:
+        exponent -= 1
+    while value / Fraction(2) ** exponent >= 2**24:
+        exponent += 1
+    return math.ldexp(round(value / Fraction(2) ** exponent), exponent)  # round() of a Fraction: halves to even
+
+
+@pytest.mark.parametrize("largest", [127, 448])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_scales_are_correctly_rounded_quotients(largest, device):
+    """Of every BF16 magnitude. By a Python number, torch on CUDA would multiply with its rounded reciprocal."""
+    absmax = torch.arange(1, 0x7F80, dtype=torch.int16).view(torch.bfloat16)
+    expected = [nearest_float32(Fraction(value) / largest) for value in absmax.tolist()]
+    assert oracle._divided(absmax.to(device), largest).tolist() == expected
+
+
+E4M3FN = [  # the values of the 256 codes, by the definition: 4 bits of exponent (bias 7), 3 of mantissa, no infinity
+    (-1) ** (code >> 7)
+    * (Fraction(8 + code % 8, 8) * Fraction(2) ** (code // 8 % 16 - 7) if code // 8 % 16 else Fraction(code % 8, 2**9))
+    for code in range(256)
+]
+NAN = (0x7F, 0xFF)
+
+
+def fp8_code(value: float, scale: float) -> int:
+    """The code next to the float32 quotient, halves to the even code, at most 448; by trying them all."""
+    if scale == 0:
+        return 0
+    with np.errstate(all="ignore"):
+        quotient = float(np.float32(value) / np.float32(scale))
+    negative = math.copysign(1, quotient) < 0
+    bounded = min(Fraction(448), abs(Fraction(quotient)))
+    magnitude = min(range(0x7F), key=lambda code: (abs(E4M3FN[code] - bounded), code % 2))
+    return magnitude + 128 * negative
+
+
+def fp8_bits(codes):
+    """Codes as numbers from 0 to 255."""
+    assert codes.dtype == torch.float8_e4m3fn
+    return codes.view(torch.uint8).tolist()
+
+
+def test_the_table_of_fp8_is_torchs():
+    codes = torch.arange(256, dtype=torch.uint8)
+    numbers = codes.view(torch.float8_e4m3fn).float().tolist()
+    assert [i for i, number in enumerate(numbers) if math.isnan(number)] == list(NAN)
+    assert all(Fraction(number) == E4M3FN[i] for i, number in enumerate(numbers) if i not in NAN)
+    assert max(value for i, value in enumerate(E4M3FN) if i not in NAN) == oracle.FP8_MAX == 448
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.sampled_from(SPECIAL) | st.floats(-1e4, 1e4, width=32), min_size=1, max_size=30))
+def test_fp8_rows_follow_the_rule(values):
+    row = torch.tensor([values]).to(torch.bfloat16)
+    codes, scale = oracle.quantize_fp8_rows(torch.tensor([values]))
+    absmax = row.float().abs().max().item()
+    assert scale.tolist() == [nearest_float32(Fraction(absmax) / 448) if absmax else 0.0]
+    assert fp8_bits(codes) == [[fp8_code(value, scale.item()) for value in row[0].tolist()]]
+
+
+def test_fp8_halves_go_to_the_even_code_and_small_values_to_denormals():
+    middles = [(E4M3FN[code] + E4M3FN[code + 1]) / 2 for code in range(0x7E)]
+    small = [value for value in middles if Fraction(float(torch.tensor(float(value)).bfloat16())) == value]
+    assert len(small) == len(middles)  # all are BF16 numbers, and with 448 among them the scale is 1
+    row = torch.tensor([[448.0, *map(float, middles), *(-float(value) for value in middles)]])
+    codes, scale = oracle.quantize_fp8_rows(row)
+    assert scale.tolist() == [1.0]
+    even = [code + code % 2 for code in range(0x7E)]
+    assert fp8_bits(codes) == [[0x7E, *even, *(code + 128 for code in even)]]
+
+
+def test_fp8_quotients_above_448_saturate():
+    whole = torch.tensor([[1.0, -1.0, 0.5]])
+    codes, _ = oracle.quantize_fp8_rows(whole, torch.tensor([0.25]))  # a smaller largest, as if it were cut off
+    assert fp8_bits(codes) == [[0x7E, 0xFE, 0x7E]]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (128, 128), (129, 127), (300, 200), (5, 400)])
+def test_fp8_blocks_and_tensors_are_the_rule_on_their_own_elements(shape):
+    generator = torch.Generator().manual_seed(0)
+    w_NK = torch.randn(shape, generator=generator) * 10 ** torch.randn(shape[0], 1, generator=generator)
+    codes, scale = oracle.quantize_fp8_blocks(w_NK)
+    assert scale.shape == (math.ceil(shape[0] / 128), math.ceil(shape[1] / 128))
+    for i in range(scale.shape[0]):
+        for j in range(scale.shape[1]):
+            rows, columns = slice(128 * i, 128 * i + 128), slice(128 * j, 128 * j + 128)
+            block = w_NK[rows, columns].flatten()
+            expected, expected_scale = oracle.quantize_fp8_rows(block[None])
+            assert torch.equal(scale[i, j], expected_scale[0])
+            assert fp8_bits(codes[rows, columns].flatten()) == fp8_bits(expected[0])
+    codes, scale = oracle.quantize_fp8_tensor(w_NK)
+    expected, expected_scale = oracle.quantize_fp8_rows(w_NK.flatten()[None])
+    assert scale.shape == () and torch.equal(scale, expected_scale[0])
+    assert fp8_bits(codes.flatten()) == fp8_bits(expected[0])
+
+
+def test_fp8_zeros_and_what_is_not_finite():
+    zeros = torch.tensor([[0.0, -0.0]])
+    for quantize in (oracle.quantize_fp8_rows, oracle.quantize_fp8_tensor, oracle.quantize_fp8_blocks):
+        codes, scale = quantize(zeros)
+        assert not scale.any() and fp8_bits(codes) == [[0, 0]]
+        for bad in (math.nan, math.inf, -math.inf):
+            assert not torch.isfinite(quantize(torch.tensor([[1.0, bad]]))[1]).any()
+
+
+DIGEST_DTYPES = [torch.int8, torch.bfloat16, torch.float32, torch.int64]
+
+
+def python_digest(rows, first_row=0, first_column=0):
+    """The definition in Python's integers, for rows of integers."""
+
+    def row_weight(row, seed):
+        product = row * seed % 2**32
+        return (product ^ (product >> 16)) * 0x7FEB352D % 2**32 | 1
+
+    low, high = (
+        sum(
+            value * (1 + (first_column + c) * 0x3C6EF372) * row_weight(first_row + r, seed)
+            for r, row in enumerate(rows)
+            for c, value in enumerate(row)
+        )
+        % 2**32
+        for seed in (0x9E3779B1, 0x85EBCA77)
+    )
+    return high << 32 | low
+
+
+def python_rows(tensor):
+    """A tensor's bytes as rows of signed integers: a vector is a column; 8 bytes are two integers."""
+    columns = tensor.shape[-1] if tensor.dim() > 1 else 1
+    width = min(tensor.element_size(), 4)
+    raw = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    numbers = [int.from_bytes(raw[i : i + width], "little", signed=True) for i in range(0, len(raw), width)]
+    per_row = columns * tensor.element_size() // width
+    return [numbers[i : i + per_row] for i in range(0, len(numbers), per_row)]
+
+
+def any_bits(shape, dtype, seed):
+    size = math.prod(shape) * dtype.itemsize
+    bits = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return bits.view(dtype).view(shape)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.integers(1, 7), max_size=3),
+    st.sampled_from(DIGEST_DTYPES),
+    st.sampled_from([0, 3, 2**31, 2**40 + 1]),
+    st.sampled_from([0, 5, 2**33]),
+    st.integers(0, 2**31),
+)
+def test_digest_is_python_integer_arithmetic(shape, dtype, first_row, first_column, seed):
+    values = any_bits(shape, dtype, seed)
+    expected = python_digest(python_rows(values), first_row, first_column)
+    assert oracle.digest(values, first_row, first_column) == expected
+    assert 0 <= expected < 2**64
+
+
+def test_the_digest_of_nothing_is_0():
+    assert oracle.digest(torch.empty(0, 5)) == oracle.digest(torch.empty(0)) == oracle.add_digests() == 0
+
+
+@pytest.mark.parametrize("dtype", DIGEST_DTYPES)
+def test_both_halves_of_a_digest_see_every_changed_bit(dtype):
+    values = any_bits((5, 7), dtype, 1)
+    digest = oracle.digest(values)
+    raw = values.flatten().view(torch.uint8)
+    for i in range(raw.numel()):
+        for bit in range(8):
+            raw[i] ^= 1 << bit
+            other = oracle.digest(values)
+            assert other % 2**32 != digest % 2**32 and other >> 32 != digest >> 32
+            raw[i] ^= 1 << bit
+    assert oracle.digest(values) == digest
+
+
+def test_a_digest_sees_elements_that_change_places():
+    values = torch.arange(30, dtype=torch.int32).view(5, 6)
+    others = [values.flip(0), values.flip(1), values.roll(1, 0), values.roll(1, 1), values.view(6, 5), values.view(-1)]
+    assert len({oracle.digest(other) for other in (values, *others)}) == 7
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(2, 9), st.integers(2, 9), st.sampled_from(DIGEST_DTYPES[:3]), st.data())
+def test_digests_of_parts_add_up_in_any_order(rows, columns, dtype, data):
+    whole = any_bits((rows, columns), dtype, 7)
+    row, column = data.draw(st.integers(1, rows - 1)), data.draw(st.integers(1, columns - 1))
+    parts = [
+        oracle.digest(whole[:row, :column]),
+        oracle.digest(whole[:row, column:], 0, column),
+        oracle.digest(whole[row:, :column], row),
+        oracle.digest(whole[row:, column:], row, column),
+    ]
+    assert oracle.add_digests(*data.draw(st.permutations(parts))) == oracle.digest(whole)
+
+
+def test_added_digests_are_weighted_half_by_half():
+    found = [0xFFFFFFFF_00000001, 0x00000002_FFFFFFFF]
+    assert oracle.add_digests(*found) == 0x00000001_00000000
+    assert oracle.add_digests(*found, weights=[2, 3]) == (
+        (2 * 0xFFFFFFFF + 6) % 2**32 << 32 | (2 + 3 * 0xFFFFFFFF) % 2**32
+    )
+
+
+def test_the_digest_of_a_multiple_is_the_multiple_of_the_digest():
+    values = any_bits((6, 5), torch.int8, 3).to(torch.int32)
+    assert oracle.digest(values * 9) == oracle.add_digests(oracle.digest(values), weights=[9])

@@ -35,6 +35,7 @@ class _ExpertsMethod(ExpertsMethodBase):
         }
         for name, shape in shapes.items():
             self._create(layer, name, shape, params_dtype, extra_weight_attrs)
+        self.kernels = kernels_for(layer.w13_weight.device)  # found here: torch.compile cannot trace the search
 
     def _create(self, layer, name, shape, params_dtype, attributes) -> None:
         weight = torch.nn.Parameter(torch.zeros(shape, dtype=params_dtype), requires_grad=False)
@@ -65,7 +66,7 @@ class Int8ExpertsMethod(_ExpertsMethod):
         layer.register_parameter(f"{name}_scale", scale)
 
     def apply(self, layer, x, topk_weights, topk_ids, *shared, **shared_by_name):
-        return kernels_for(x.device).experts(
+        return self.kernels.experts(
             x,
             topk_weights,
             topk_ids,
@@ -81,7 +82,7 @@ class PlainExpertsMethod(_ExpertsMethod):
     """Experts that keep their dtype (vLLM's own CPU experts keep packed copies, see plain.py)."""
 
     def apply(self, layer, x, topk_weights, topk_ids, *shared, **shared_by_name):
-        return kernels_for(x.device).plain_experts(
+        return self.kernels.plain_experts(
             x, topk_weights, topk_ids, layer.w13_weight, layer.w2_weight, layer.expert_map
         )
 

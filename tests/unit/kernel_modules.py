@@ -1,0 +1,53 @@
+"""A kernel module with its device, and the import of Triton's kernels where there is no GPU."""
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from ascend_quant import kernels
+
+SWAPPED = re.compile(r"triton(?!\._C)(\.|$)|ascend_quant\.kernels\.(cuda|triton_\w+)$")  # a C extension loads once
+
+
+class Kernels(NamedTuple):
+    """A kernel module, where its tensors are, and whether it runs in Triton's interpreter."""
+
+    module: ModuleType
+    device: torch.device
+    interpreted: bool = False
+
+
+@contextmanager
+def interpreter() -> Iterator[None]:
+    """Imports of Triton and of our kernels inside are fresh ones, in its interpreter; afterwards all is as before.
+
+    Triton decides at import whether its functions are interpreted, those of its own library (tl.sum) among them, and
+    torch.compile or an engine in this process may have imported it before, or will afterwards.
+    """
+    before = _taken_out()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        try:
+            yield
+        finally:
+            _taken_out()
+            for name, module in before.items():
+                sys.modules[name] = module
+                if name.startswith(kernels.__name__):  # `from package import module` reads the attribute
+                    setattr(kernels, name.rpartition(".")[2], module)
+
+
+def _taken_out() -> dict[str, ModuleType]:
+    """The imported modules that are swapped, which are then as if they had never been imported."""
+    found = {name: module for name, module in sys.modules.items() if SWAPPED.match(name)}
+    for name in found:
+        del sys.modules[name]
+        if name.startswith(kernels.__name__):
+            vars(kernels).pop(name.rpartition(".")[2], None)
+    return found
