@@ -13,6 +13,9 @@ class RefitError(RuntimeError):
     """A refit that cannot be trusted; the message names the parameter and what to do."""
 
 
+EARLY = 1 << 30  # bytes that wait before a device is given work although more is to come
+
+
 class Batch:
     """Jobs that wait, and the counters of those that are done.
 
@@ -24,6 +27,7 @@ class Batch:
         self.kernels = kernels_for(device)
         self.counters = Counters(device)
         self._jobs: list[Job] = []
+        self._bytes = 0
         self._sources: list[tuple[str, int]] = []
 
     def new_source(self, name: str, elements: int) -> int:
@@ -33,11 +37,17 @@ class Batch:
 
     def add(self, move: Move, source: torch.Tensor, slot: int) -> None:
         self._jobs.append(Job(move, source, slot))
+        self._bytes += source.nbytes
+
+    @property
+    def is_much(self) -> bool:
+        """Whether so much waits that the device should begin."""
+        return self._bytes > EARLY
 
     def flush(self) -> None:
         """Start all waiting writes; where reading a counter costs nothing, check them at once."""
         if self._jobs:
-            jobs, self._jobs = self._jobs, []
+            jobs, self._jobs, self._bytes = self._jobs, [], 0
             self.kernels.write(jobs, self.counters)
             if self.kernels.READS_ARE_FREE:
                 self.finish()

@@ -27,6 +27,11 @@ class Entry:
     moves: list[tuple[ResidentWeight, Move]] = field(default_factory=list)
     by_loader: bool = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether this rank has no use for the tensor."""
+        return not self.moves and not self.by_loader
+
     def add(self, resident: ResidentWeight, move: Move) -> None:
         """Note a move, joined to the last one if it goes on there: a stack of experts becomes one."""
         if self.moves and self.moves[-1][0] is resident and self.moves[-1][1].followed_by(move):
@@ -36,7 +41,7 @@ class Entry:
     def is_matched_by(self, other: "Entry | None") -> bool:
         """Whether another refit's entry of the same name wrote as much."""
         if other is None:
-            return not self.moves and not self.by_loader
+            return self.is_idle
         return sum(move.rows for _, move in other.moves) >= sum(move.rows for _, move in self.moves)
 
     def fits(self, tensor: torch.Tensor) -> bool:

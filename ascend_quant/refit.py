@@ -166,15 +166,18 @@ class Refit:
             return False
         if name in self._entries:
             raise RefitError(f"{name}: sent twice in one refit; send every tensor once")
+        if entry.is_idle:
+            self._entries[name] = entry
+            return True
         if not entry.fits(tensor):
             return False
         self._entries[name] = entry
-        if entry.moves:
-            slot = self.batch.new_source(name, tensor.numel())
-            for resident, move in entry.moves:
-                self.batch.add(move, tensor, slot)
-                resident.unwritten -= move.rows
-            self.count(1, tensor.nbytes)
+        slot = self.batch.new_source(name, tensor.numel())
+        for resident, move in entry.moves:
+            self.batch.add(move, tensor, slot)
+            resident.unwritten -= move.rows
+        self._tensors += 1
+        self._bytes += tensor.nbytes
         return True
 
     def write(

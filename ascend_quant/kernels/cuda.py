@@ -22,6 +22,9 @@ __all__ = ["READS_ARE_FREE", "digest", "digests", "experts", "matmul", "plain_ex
 
 READS_ARE_FREE = False  # reading a counter waits for the device
 
+(SOURCE, ROW_STRIDE, COLUMN_STRIDE, ROWS_OF, TARGET, TARGET_STRIDE, SCALE, BAD, FIRST_ROW, WEIGHT, WHOLE, _) = range(
+    rows_kernels.FIELDS
+)  # of a launch's table, as in triton_rows.py
 LONGEST_ROW = 65536
 UPLOAD = 32 << 20  # bytes of host memory that travel at a time
 TYPES = {
@@ -35,6 +38,9 @@ TYPES = {
 }
 
 
+_KNOWN: dict["Group", "Group"] = {}  # so that equal groups are one object
+
+
 class Group(NamedTuple):
     """What one launch has in common."""
 
@@ -44,6 +50,20 @@ class Group(NamedTuple):
     length: int
     whole: int
     aligned: bool
+
+
+class Note(NamedTuple):
+    """What is known of a move before its source is: kept with the move, since a plan meets it in every refit.
+
+    Attributes:
+        dtype, on_host: of the sources that this note is for.
+        entry: the move's line of the launch's table as bytes, with offsets in place of the source's addresses.
+    """
+
+    dtype: torch.dtype
+    on_host: bool
+    group: Group
+    entry: bytes
 
 
 def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> None:
@@ -56,16 +76,31 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
     Raises:
         ValueError: rows longer than 65,536 elements, or a dtype without a kernel.
     """
-    groups: dict[Group, list[tuple[int, ...]]] = defaultdict(list)
+    groups: dict[Group, tuple[list[bytes], list[int], list[int]]] = {}
+    group, waiting = None, None
     for job in batch:
-        if job.source.device != job.move.target_NK.device:
+        move, source, slot = job
+        note = move.prepared
+        if note is None or note.dtype is not source.dtype:
+            note = move.prepared = _note(move, source.dtype)
+        if source.is_cpu is not note.on_host:
             for part in _uploaded(job):
                 write([part], counters, receipt)
-        elif job.move.target_NK.numel():
-            group, entry = _entry(job, counters)
-            groups[group].append(entry)
-    for group, entries in groups.items():
-        _launch(group, entries, counters.totals, receipt)
+            continue
+        if note.group is not group:
+            group = note.group
+            waiting = groups.setdefault(group, ([], [], []))
+        waiting[0].append(note.entry)
+        waiting[1].append(source.data_ptr())
+        waiting[2].append(slot)
+    bad = np.array([block.data_ptr() for block in counters.bad], dtype=np.int64)
+    for group, (entries, addresses, slots) in groups.items():
+        table = np.frombuffer(b"".join(entries), dtype=np.int64).reshape(-1, rows_kernels.FIELDS).copy()
+        table[:, SOURCE] += addresses
+        table[:, WHOLE] += addresses
+        table[:, BAD] = bad[np.array(slots) // Counters.BLOCK] + np.array(slots) % Counters.BLOCK * 8
+        for part, rows in _by_alignment(group, table):
+            _launch(part, rows, counters.totals, receipt)
 
 
 def digests(
@@ -86,7 +121,7 @@ def digests(
         entry = (source, *matrix.stride(), matrix.shape[0], address, 0, 0, 0, first[0], 1, 0, first[1])
         groups[group].append(entry)
     for group, entries in groups.items():
-        _launch(group, entries, sums, True)
+        _launch(group, np.array(entries, dtype=np.int64), sums, True)
     return sums[:, 0] % oracle.LANE + (sums[:, 1] << 32)
 
 
@@ -114,41 +149,36 @@ def _uploaded(job: Job) -> Iterator[Job]:
         yield Job(moved, rows, job.slot)
 
 
-def _entry(job: Job, counters: Counters) -> tuple[Group, tuple[int, ...]]:
-    move, source = job.move, job.source
-    if move.prepared is None:
-        move.prepared = _prepare(move)
-    kind, target, length, aligned, fields = move.prepared
-    size = source.element_size()
-    address = source.data_ptr() + move.offset * size
-    whole, whole_length = move.whole or (0, 0)
-    whole_address = source.data_ptr() + whole * size if whole_length else 0
-    numbers = (address, move.row_stride * size, whole_address, whole_length)
-    aligned = aligned and not any(number % 16 for number in numbers)
-    group = Group(kind, source.dtype, target, length, whole_length, aligned)
-    bad = counters.bad[job.slot // Counters.BLOCK].data_ptr() + 8 * (job.slot % Counters.BLOCK)
-    entry = (address, move.row_stride, move.column_stride, *fields[:4], bad, *fields[4:], whole_address, 0)
-    return group, entry
-
-
-def _prepare(move: Move) -> tuple:
-    """What an entry holds of the target: it never moves, so a plan needs to ask only once."""
-    target, scale = move.target_NK, move.scale
+def _note(move: Move, dtype: torch.dtype) -> Note:
+    target, scale, size = move.target_NK, move.scale, dtype.itemsize
     rows, length = target.shape
+    if length > LONGEST_ROW:
+        raise ValueError(f"rows of {length} elements: the CUDA kernels take at most {LONGEST_ROW}")
     kind = "copy"
     if scale is not None:
         kind = "int8" if target.dtype == torch.int8 else ("fp8_tensor", "fp8", "fp8_blocks")[scale.dim()]
-    if length > LONGEST_ROW:
-        raise ValueError(f"rows of {length} elements: the CUDA kernels take at most {LONGEST_ROW}")
-    aligned = (
-        move.column_stride == 1
-        and target.data_ptr() % 16 == 0
-        and target.stride(0) * target.element_size() % 16 == 0
-        and length % 16 == 0
-    )
-    scale_address = 0 if scale is None else scale.data_ptr()
-    fields = (rows, target.data_ptr(), target.stride(0), scale_address, move.first_row, move.weight)
-    return kind, target.dtype, length, aligned, fields
+    whole, whole_length = move.whole or (0, 0)
+    sixteens = (target.data_ptr(), target.stride(0) * target.element_size(), move.row_stride * size, whole_length)
+    aligned = move.column_stride == 1 and not any(number % 16 for number in (*sixteens, length))
+    entry = np.zeros(rows_kernels.FIELDS, dtype=np.int64)
+    entry[[SOURCE, WHOLE]] = move.offset * size, whole * size
+    entry[[ROW_STRIDE, COLUMN_STRIDE, ROWS_OF]] = move.row_stride, move.column_stride, rows
+    entry[[TARGET, TARGET_STRIDE]] = target.data_ptr(), target.stride(0)
+    entry[[SCALE, FIRST_ROW, WEIGHT]] = 0 if scale is None else scale.data_ptr(), move.first_row, move.weight
+    group = Group(kind, dtype, target.dtype, length, whole_length, aligned)
+    return Note(dtype, target.is_cpu, _KNOWN.setdefault(group, group), entry.tobytes())
+
+
+def _by_alignment(group: Group, table: np.ndarray) -> Iterator[tuple[Group, np.ndarray]]:
+    """The group, with those of its sources apart that do not begin at a multiple of 16 bytes."""
+    if not group.aligned:
+        yield group, table
+        return
+    fine = (table[:, SOURCE] % 16 == 0) & (table[:, WHOLE] % 16 == 0 if group.whole else True)
+    if fine.any():
+        yield group, table[fine]
+    if not fine.all():
+        yield group._replace(aligned=False), table[~fine]
 
 
 def _aligned(matrix: torch.Tensor, address: int) -> bool:
@@ -156,11 +186,12 @@ def _aligned(matrix: torch.Tensor, address: int) -> bool:
     return matrix.stride(1) == 1 and address % 16 == 0 and row % 16 == 0 and matrix.shape[1] % 16 == 0
 
 
-def _launch(group: Group, entries: list[tuple[int, ...]], totals: torch.Tensor, receipt: bool) -> None:
+def _launch(group: Group, table: np.ndarray, totals: torch.Tensor, receipt: bool) -> None:
     if group.source not in TYPES or group.target not in TYPES:
         raise ValueError(f"no CUDA kernel takes {group.source} to {group.target}")
-    table = np.array(entries, dtype=np.int64)
-    rows = table[:, rows_kernels.ROWS_OF.value]
+    rows = table[:, ROWS_OF]
+    if not rows.any():
+        return
     source, target = TYPES[group.source], TYPES[group.target]
     common = {"RECEIPT": receipt, "SPREAD": Counters.SPREAD, "SAMPLE": SAMPLE}
     if group.kind == "fp8_blocks":

@@ -8,6 +8,7 @@ Runs once a model, between its construction and its first load. From then on
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from functools import wraps
 
 import torch
@@ -34,7 +35,7 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     residents = residents_of(model)
     # experts that move between ranks (EPLB) have no lasting place
     plans = not getattr(parallel, "enable_eplb", False)
-    refit = Refit(list(residents.values()), buffer_of=model.get_parameter, plans=plans)
+    refit = Refit(list(residents.values()), buffer_of=_buffers_of(model), plans=plans)
     model.ascend_quant_refit = refit
     _take_load_weights(model, refit, vllm_config)
     _take_compute_logits(model, refit)
@@ -44,6 +45,21 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     text = "scheme %s (%s): %d int8 parameters, %d in their own dtype"
     logger.info(text, scheme.name, scheme.summary, kinds["int8"], kinds["plain"])
     return refit
+
+
+def _buffers_of(model: nn.Module) -> Callable[[str], torch.Tensor]:
+    """`model.get_parameter`, without walking through the model for each name of each refit."""
+    places = {
+        f"{prefix}.{leaf}" if prefix else leaf: (module, leaf)
+        for prefix, module in model.named_modules()
+        for leaf, _ in module.named_parameters(recurse=False)
+    }
+
+    def buffer_of(name: str) -> torch.Tensor:
+        module, leaf = places[name]
+        return getattr(module, leaf)
+
+    return buffer_of
 
 
 def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig) -> None:

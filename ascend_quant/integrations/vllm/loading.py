@@ -47,7 +47,7 @@ class Loading(TorchDispatchMode):
                 self.source = Source(name, tensor, self.refit.batch.new_source(name, tensor.numel()))
                 yield from per_expert(name, tensor)
                 self.finish()
-            if not self.kept:
+            if not self.kept or self.refit.batch.is_much:
                 self._flush()
 
     def _flush(self) -> None:

@@ -1,0 +1,76 @@
+"""Moves that go on where another ends are joined to one that does the same."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from move_cases import new_counters
+
+from ascend_quant import oracle
+from ascend_quant.kernels import cpu
+from ascend_quant.kernels.moves import Job, Move, sampled
+
+K = 8
+
+
+def parts(codes, scale, cuts, whole=None):
+    """Moves of consecutive rows of one source, which lies 3 rows further down in it, in columns 2 and on."""
+    return [
+        Move(codes[a:b], scale[a:b], a, 5, (a + 3) * 20 + 2, 20, 1, None if whole is None else ((a + 3) * 20, 20))
+        for a, b in pairwise(cuts)
+    ]
+
+
+@pytest.mark.parametrize("whole", [None, 20])
+@pytest.mark.parametrize("cuts", [(0, 9), (0, 4, 9), (0, 1, 2, 3, 9), (0, 8, 9)])
+def test_joined_moves_write_what_their_parts_would(cuts, whole):
+    codes, scale = torch.zeros(9, K, dtype=torch.int8), torch.zeros(9)
+    move, *others = parts(codes, scale, cuts, whole)
+    for other in others:
+        assert move.followed_by(other)
+        move = move.joined(other)
+    source = torch.randn(14, 20, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    counters = new_counters(torch.device("cpu"), 1)
+    cpu.write([Job(move, source)], counters)
+    absmax = source[3:12].float().abs().amax(-1) if whole else None
+    expected, expected_scale = oracle.quantize_weight(source[3:12, 2 : 2 + K], absmax)
+    assert torch.equal(codes, expected) and torch.equal(scale, expected_scale)
+    digests = oracle.digest(expected), oracle.digest(expected_scale)
+    assert counters.read()[1] == oracle.add_digests(*digests, weights=[5, 15])
+
+
+def test_single_rows_whatever_their_stride_are_joined_in_their_own_place():
+    codes, scale = torch.zeros(2, 4, K, dtype=torch.int8), torch.zeros(2, 4)
+    first, second = (Move(codes[:1, i], scale[:1, i], i, 1, i * K, K) for i in (1, 2))  # rows of stride 4 * K
+    assert first.followed_by(second)
+    source = torch.randn(3, K, generator=torch.Generator().manual_seed(0))
+    cpu.write([Job(first.joined(second), source)], new_counters(torch.device("cpu"), 1))
+    expected, expected_scale = oracle.quantize_weight(source[1:])
+    assert torch.equal(codes[0, 1:3], expected) and torch.equal(scale[0, 1:3], expected_scale)
+    assert not codes[1].any() and not codes[0, [0, 3]].any() and not scale[1].any()
+
+
+def test_what_does_not_go_on_is_not_joined():
+    codes, scale = torch.zeros(9, K, dtype=torch.int8), torch.zeros(9)
+    first, second = parts(codes, scale, (0, 4, 9), whole=20)
+    assert first.followed_by(second) and not second.followed_by(first)
+    change = {"first_row": 5, "offset": second.offset + 1, "row_stride": 21, "column_stride": 2, "whole": None}
+    for name, value in change.items():
+        assert not first.followed_by(replace(second, **{name: value})), name
+    assert not first.followed_by(replace(second, target_NK=codes[4:, :4]))
+    wide = torch.zeros(9, 2 * K, dtype=torch.int8)
+    assert not replace(first, target_NK=wide[:4, :K]).followed_by(replace(second, target_NK=wide[4:, :K]))
+
+
+@pytest.mark.parametrize("scale", [torch.zeros(()), torch.zeros(1, 1)])
+def test_moves_that_do_not_have_a_scale_a_row_are_not_joined(scale):
+    codes = torch.zeros(256, K, dtype=torch.float8_e4m3fn)
+    first, second = (Move(codes[a : a + 128], scale, a, 1, a * K, K) for a in (0, 128))
+    assert not first.followed_by(second)
+
+
+@pytest.mark.parametrize(("first_row", "rows"), [(0, 1), (1, 63), (1, 64), (63, 2), (64, 130), (2**33 + 1, 200)])
+def test_every_64th_row_of_the_tensor_is_sampled(first_row, rows):
+    expected = [row for row in range(rows) if (first_row + row) % 64 == 0]
+    assert list(range(rows))[sampled(first_row, rows)] == expected
