@@ -178,5 +178,5 @@ def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
 def as_integers(matrix: torch.Tensor) -> torch.Tensor:
     """The elements' bits as signed integers of the same width; 8 bytes as two integers of 4."""
     if matrix.element_size() == 8:
-        matrix = matrix.contiguous()
+        matrix = matrix.clone(memory_format=torch.contiguous_format)
     return matrix.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}[matrix.element_size()])

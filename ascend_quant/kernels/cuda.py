@@ -225,13 +225,16 @@ def _launch(group: Group, table: np.ndarray, totals: torch.Tensor, receipt: bool
 
 def _find_scales(table: np.ndarray, rows: np.ndarray, source: tl.dtype, group: Group, totals: torch.Tensor) -> None:
     """fp8_tensor: one pass over the sources for the largest magnitudes, before the pass that writes."""
-    width, _, _, warps, registers = tiling(group.length)
-    at_once = max(1, 2048 // width) if group.length <= 256 else 1
+    length = group.whole or group.length
+    width, at_once, _, warps, registers = tiling(length)
+    if group.whole:  # read these instead
+        table = table.copy()
+        table[:, SOURCE] = table[:, WHOLE]
     arguments, count = _upload(table, -(-rows // at_once), totals)
     pieces, few = len(table), (triton.cdiv(len(table), 128),)
     rows_kernels.tops_to_scales[few](arguments[0], pieces, 128, True)
     rows_kernels.find_tops[(count,)](
-        *arguments, source, group.length, width, at_once, group.aligned, num_warps=warps, maxnreg=registers
+        *arguments, source, length, width, at_once, group.aligned, num_warps=warps, maxnreg=registers
     )
     rows_kernels.tops_to_scales[few](arguments[0], pieces, 128, False)
 

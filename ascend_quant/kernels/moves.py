@@ -52,15 +52,16 @@ class Move:
         """Whether another move of the same tensor goes on where this one ends, here and there."""
         behind = self.rows * self.row_stride
         whole = self.whole and (self.whole[0] + behind, self.whole[1])
-        mine = (self.first_row + self.rows, self.offset + behind, self.row_stride, self.column_stride, whole)
-        theirs = (other.first_row, other.offset, other.row_stride, other.column_stride, other.whole)
-        return mine == theirs and self.target_NK.is_contiguous() and self.target_NK.shape[1] == other.target_NK.shape[1]
+        strides, others = (self.row_stride, self.column_stride), (other.row_stride, other.column_stride)
+        mine = (self.first_row + self.rows, self.offset + behind, strides, whole, self.target_NK.shape[1])
+        theirs = (other.first_row, other.offset, others, other.whole, other.target_NK.shape[1])
+        return mine == theirs and (self.scale is None or self.scale.dim() == 1)
 
     def joined(self, other: "Move") -> "Move":
-        """This move and the one that follows it as one."""
-        rows = self.rows + other.rows
-        target_NK = self.target_NK.as_strided((rows, self.target_NK.shape[1]), self.target_NK.stride())
-        scale = None if self.scale is None else self.scale.as_strided((rows,), self.scale.stride())
+        """This move and the one that follows it as one; a resident's rows, and their scales, lie side by side."""
+        rows, length = self.rows + other.rows, self.target_NK.shape[1]
+        target_NK = self.target_NK.as_strided((rows, length), (length, 1))
+        scale = None if self.scale is None else self.scale.as_strided((rows,), (1,))
         return replace(self, target_NK=target_NK, scale=scale, prepared=None)
 
     def matrix(self, source: torch.Tensor) -> torch.Tensor:

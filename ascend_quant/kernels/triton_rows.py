@@ -73,7 +73,7 @@ def write_rows(
                 absmax = _largest(whole + rows[:, None] * row_stride, column_stride, valid, L, WIDTH, ROWS)
             else:
                 absmax = _largest(at, column_stride, valid, K, WIDTH, ROWS)
-            _report(absmax, entry, at, column_stride, valid, K, WIDTH)
+            _report(absmax, entry, at, column_stride, valid, K, WIDTH, tl.bfloat16)
             if KIND == "fp8_tensor":
                 scale = tl.load(scale_address + rows * 0, mask=valid, other=1.0)
             else:
@@ -100,25 +100,26 @@ def write_rows(
         else:
             for first in tl.static_range(0, K, WIDTH):
                 part = _part(at, column_stride, valid, first + columns, K, "evict_first")
-                if KIND == "copy":
-                    top = tl.maximum(top, tl.abs(_float(part)), propagate_nan=tl.PropagateNan.ALL)
                 value, bits = _converted(part, scale, factor, KIND, TARGET_TYPE)
+                if KIND == "copy":
+                    top = tl.maximum(top, tl.abs(_float(value)), propagate_nan=tl.PropagateNan.ALL)
                 if KIND != "digest":
                     _store(to, value, valid, first + columns, K)
                 if RECEIPT:
                     plain += bits.to(tl.int32)
                     by_step += bits.to(tl.int32) * (first // WIDTH)
         if KIND == "copy":
-            _report(tl.max(_magnitude(top), 1), entry, at, column_stride, valid, K, WIDTH)
+            _report(tl.max(_magnitude(top), 1), entry, at, column_stride, valid, K, WIDTH, TARGET_TYPE)
         if RECEIPT:
             sum_R = tl.sum(plain * weight[None, :] + by_step * STEP, 1)
             scale_bits = 3 * tl.where(valid, scale.to(tl.int32, bitcast=True), 0)
             if KIND == "int8" or KIND == "fp8":
                 sum_R += scale_bits
-            if KIND == "fp8_tensor":
-                sum_R += tl.where(rows == 0, scale_bits, 0)
             low_R += sum_R * _row_weight(first_row + rows, LOW_SEED)
             high_R += sum_R * _row_weight(first_row + rows, HIGH_SEED)
+            if KIND == "fp8_tensor":  # one scale, in row 0 of its own tensor, where the weights are 1
+                low_R += tl.where(rows == 0, scale_bits, 0)
+                high_R += tl.where(rows == 0, scale_bits, 0)
     if RECEIPT:
         low, high = tl.sum(low_R.to(tl.int64), 0), tl.sum(high_R.to(tl.int64), 0)
         _account(totals, entry, tile, changed, low, high, KIND, SPREAD)
@@ -152,7 +153,7 @@ def write_blocks(
     part = _part(source + rows[:, None] * row_stride, column_stride, valid, columns, K, "evict_first")
     top = tl.max(tl.max(_magnitude(_rounded(part)), 1), 0)
     if top >= INF_BITS:
-        bad = tl.sum(tl.sum((_magnitude(_float(part)) >= INF_BITS).to(tl.int64), 1), 0)
+        bad = tl.sum(tl.sum((_magnitude(_rounded(part)) >= INF_BITS).to(tl.int64), 1), 0)
         tl.atomic_add(tl.load(entry + BAD).to(tl.pointer_type(tl.int64)), bad, sem="relaxed")
     scale = _scale(top, "fp8")
     first_row = tl.load(entry + FIRST_ROW)
@@ -257,20 +258,20 @@ def _largest(at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr, ROW
 
 
 @triton.jit
-def _report(absmax, entry, at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr):
-    """Count what is not finite, if a row's largest magnitude says that there is something."""
+def _report(absmax, entry, at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr, TYPE: tl.constexpr):
+    """Count what is not finite as TYPE, if a row's largest magnitude says that there is something."""
     if tl.max(absmax, 0) >= INF_BITS:
         counter = tl.load(entry + BAD).to(tl.pointer_type(tl.int64))
-        tl.atomic_add(counter, _bad(at, column_stride, valid, K, WIDTH), sem="relaxed")
+        tl.atomic_add(counter, _bad(at, column_stride, valid, K, WIDTH, TYPE), sem="relaxed")
 
 
 @triton.jit
-def _bad(at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr):
-    """How many elements are not finite; at least 1, for one that is elsewhere in the whole row."""
+def _bad(at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr, TYPE: tl.constexpr):
+    """How many elements are not finite as TYPE; at least 1, for one that is elsewhere in the whole row."""
     count = tl.zeros((1,), tl.int64)
     for first in tl.range(0, K, WIDTH, loop_unroll_factor=1):
         part = _part(at, column_stride, valid, first + tl.arange(0, WIDTH), K, "evict_first")
-        count += tl.sum(tl.sum((_magnitude(_float(part)) >= INF_BITS).to(tl.int64), 1), 0)
+        count += tl.sum(tl.sum((_magnitude(_float(_cast(part, TYPE))) >= INF_BITS).to(tl.int64), 1), 0)
     return tl.max(tl.maximum(count, 1), 0)
 
 
@@ -392,12 +393,23 @@ def _converted(part, scale, factor, KIND: tl.constexpr, TARGET_TYPE: tl.constexp
         bits = (_rounded(part) * factor[:, None] + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
         value = bits.to(tl.int8)
     elif KIND == "copy" or KIND == "digest":
-        value = part.to(TARGET_TYPE)
+        value = _cast(part, TARGET_TYPE)
         bits = _bits(value, TARGET_TYPE)
     else:
         value = _fp8(_rounded(part), scale[:, None])
         bits = value
     return value, bits
+
+
+@triton.jit
+def _cast(part, TYPE: tl.constexpr):
+    """To another dtype; to and from BF16 in integers, see `_float` and `_rounded`."""
+    if part.dtype == TYPE:
+        return part
+    elif TYPE == tl.bfloat16:
+        return (_rounded(part).to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        return _float(part).to(TYPE)
 
 
 @triton.jit

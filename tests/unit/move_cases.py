@@ -16,7 +16,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 QUANTIZED = ("int8", "fp8", "fp8_tensor", "fp8_blocks")  # kinds
 COPIES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}  # kinds that are plain copies
 KINDS = (*QUANTIZED, *COPIES)
-LAYOUTS = ("plain", "aligned", "shifted", "every second", "transposed", "columns", "columns transposed")
+LAYOUTS = ("plain", "aligned", "shifted", "every second", "sparse", "transposed", "columns", "columns transposed")
 LARGEST = 3.3895313892515355e38  # of BF16
 
 
@@ -114,6 +114,7 @@ class Case:
             "aligned": (((length + 31) // 16 * 16, 1), 32),
             "shifted": ((length + 5, 1), 3),
             "every second": ((2 * length, 1), 16),
+            "sparse": (((2 * length + 15) // 16 * 16, 2), 0),
             "transposed": ((1, rows), 0),
             "columns": ((length, 1), 1),
             "columns transposed": ((1, rows + 3), 5),

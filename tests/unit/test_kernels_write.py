@@ -31,7 +31,8 @@ def test_rows_of_any_length_equal_the_oracle(kernels, length):
 def test_many_moves_of_few_rows_are_told_apart(kernels):
     def case(i):
         values = awkward_values(1 + i * i % 7, (16, 24)[i % 2], torch.bfloat16, i)
-        return Case(("int8", "fp8_tensor")[i % 3 == 0], values, first_row=7 * i, weight=2 * i + 1)
+        kind, layout = ("int8", "fp8_tensor")[i % 3 == 0], ("plain", "sparse")[i % 5 == 1]
+        return Case(kind, values, layout, first_row=7 * i, weight=2 * i + 1)
 
     check(kernels, [case(i) for i in range(50)])
 
@@ -47,6 +48,14 @@ def test_every_bf16_magnitude_gets_the_oracles_scale(kernels):
     some = values[::2003]
     check(kernels, [Case("fp8_tensor", one.view(1, 1)) for one in some])
     check(kernels, [Case("fp8_blocks", some.view(-1, 1, 1).expand(-1, 128, 2).reshape(-1, 2))])
+
+
+def test_one_scale_of_a_slice_comes_from_the_whole_rows(kernels):
+    whole = torch.randn(300, 6, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    whole[299, 5] = 1000  # outside the slice
+    case = Case("fp8_tensor", whole, columns=slice(1, 3))
+    check(kernels, [case])
+    assert case.scale == oracle.quantize_fp8_tensor(whole)[1] > 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,14 +106,20 @@ def test_a_move_takes_another_source_each_time(kernels):
 
 
 def test_a_move_of_no_rows_does_nothing(kernels):
-    dtype = torch.float8_e4m3fn
-    moves = [Move(torch.empty(0, 8, dtype=torch.int8, device=kernels.device), torch.empty(0, device=kernels.device))]
-    moves += [Move(torch.empty(0, 8, dtype=dtype, device=kernels.device), torch.ones((), device=kernels.device))]
-    moves += [Move(torch.empty(0, 8, device=kernels.device))]
+    def empty(dtype, scale):
+        target = torch.empty(0, 8, dtype=dtype, device=kernels.device)
+        return Job(Move(target, scale), torch.empty(0, 8, device=kernels.device))
+
+    untouched = torch.ones((), device=kernels.device)
+    jobs = [empty(torch.int8, torch.empty(0, device=kernels.device)), empty(torch.float8_e4m3fn, untouched)]
+    jobs.append(empty(torch.float32, None))
     counters = new_counters(kernels.device, 1)
-    kernels.module.write([Job(move, torch.empty(0, 8, device=kernels.device)) for move in moves], counters)
-    assert counters.read() == (0, 0, {})
-    assert moves[1].scale == 1
+    kernels.module.write(jobs, counters)
+    assert counters.read() == (0, 0, {}) and untouched == 1
+    cases = [Case(kind, torch.ones(2, 8)) for kind in ("int8", "fp32")]
+    kernels.module.write([*jobs, *(case.prepare(kernels.device, 0) for case in cases), *jobs], counters)
+    for case in cases:
+        case.check_written()
 
 
 @pytest.mark.parametrize("kind", KINDS)

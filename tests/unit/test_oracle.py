@@ -246,6 +246,12 @@ def test_digest_is_python_integer_arithmetic(shape, dtype, first_row, first_colu
     assert 0 <= expected < 2**64
 
 
+@pytest.mark.parametrize("dtype", DIGEST_DTYPES)
+def test_the_digest_does_not_depend_on_strides(dtype):
+    for values in (any_bits((6, 5), dtype, 1).T, any_bits((1, 5), dtype, 2).T, any_bits((9, 4), dtype, 3)[::2, 1:3]):
+        assert oracle.digest(values) == oracle.digest(values.clone(memory_format=torch.contiguous_format))
+
+
 def test_the_digest_of_nothing_is_0():
     assert oracle.digest(torch.empty(0, 5)) == oracle.digest(torch.empty(0)) == oracle.add_digests() == 0
 
