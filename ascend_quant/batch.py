@@ -13,7 +13,7 @@ class RefitError(RuntimeError):
     """A refit that cannot be trusted; the message names the parameter and what to do."""
 
 
-EARLY = 1 << 30  # bytes that wait before a device is given work although more is to come
+EARLY = 4 << 30  # bytes that wait before a device is given work although more is to come
 
 
 class Batch:

@@ -55,7 +55,8 @@ class Move:
         strides, others = (self.row_stride, self.column_stride), (other.row_stride, other.column_stride)
         mine = (self.first_row + self.rows, self.offset + behind, strides, whole, self.target_NK.shape[1])
         theirs = (other.first_row, other.offset, others, other.whole, other.target_NK.shape[1])
-        return mine == theirs and (self.scale is None or self.scale.dim() == 1)
+        dense = all(move.rows == 1 or move.target_NK.stride(0) == mine[-1] for move in (self, other))
+        return mine == theirs and dense and (self.scale is None or self.scale.dim() == 1)
 
     def joined(self, other: "Move") -> "Move":
         """This move and the one that follows it as one; a resident's rows, and their scales, lie side by side."""

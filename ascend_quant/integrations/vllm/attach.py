@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from functools import wraps
+from itertools import chain
 
 import torch
 from torch import nn
@@ -87,8 +88,10 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig) 
         try:
             with refit.failing():
                 with Loading(refit, storages, shards, skipped, kept=isinstance(weights, (list, tuple))) as loading:
+                    rest = loading.feed(weights)
                     with loading.naming():
-                        loaded = original(loading.feed(weights), *args, **kwargs)
+                        first = next(rest, None)  # what a plan knows never reaches vLLM
+                        loaded = set() if first is None else original(chain([first], rest), *args, **kwargs)
                     loading.finish()
                 refit.flush()
         finally:
