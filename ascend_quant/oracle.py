@@ -136,10 +136,10 @@ LANE = 2**32
 def digest(values: torch.Tensor, first_row: int = 0, first_column: int = 0) -> int:
     """A 64-bit fingerprint of a tensor's bytes, the same on every device: two sums modulo 2**32, side by side.
 
-    Rows run along every dimension but the last (a vector is a column); elements of 8 bytes count as two columns. With
-    v_rc an element's bits as a signed integer, sum k (k = 0 the low one) is that of v_rc * a(c) * b_k(r), every a and b odd. Any single changed element
-    changes both sums; and they are bilinear: parts, each with its own first row and column, add up to the whole in
-    any order (`add_digests`).
+    Rows run along every dimension but the last (a vector is a column); elements of 8 bytes count as two columns.
+    With v_rc an element's bits as a signed integer, sum k (k = 0 the low one) is that of v_rc * a(c) * b_k(r), every
+    a and b odd. Any single changed element changes both sums; and they are bilinear: parts, each with its own first
+    row and column, add up to the whole in any order (`add_digests`).
     """
     bits = as_integers(as_matrix(values)).to(torch.int64)
     rows = (bits * column_weights(first_column, bits.shape[1], bits.device)).sum(dim=1) % LANE

@@ -14,7 +14,6 @@ A tensor whose way was learnt in an earlier refit is placed by plan (`place`), a
 
 import logging
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass

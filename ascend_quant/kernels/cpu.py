@@ -38,7 +38,7 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
         for rows in chunks:
             part, absmax = matrix[rows], None if move.scale is None else _absmax(whole[rows])
             values, scale = _converted(part, tensor_absmax if one_scale else absmax, move)
-            counters.bad_of(slot).add_(_bad(part, values if absmax is None else absmax))
+            counters.bad_of(slot).add_(_bad(values) if absmax is None else _bad(part.to(torch.bfloat16), absmax))
             if receipt:
                 _account(values, scale, rows.start, move, counters)
             move.target_NK[rows].copy_(values)
@@ -50,13 +50,10 @@ def _absmax(values: torch.Tensor) -> torch.Tensor:
     return values.to(torch.bfloat16).float().abs().amax(dim=-1)
 
 
-def _bad(part: torch.Tensor, seen: torch.Tensor) -> int:
-    """How many elements are not finite.
-
-    At least 1 if that shows in what is seen of them: after rounding, or elsewhere in the whole rows.
-    """
-    bad = int((~torch.isfinite(part)).sum())
-    return bad or int(not torch.isfinite(seen).all())
+def _bad(rounded: torch.Tensor, absmax: torch.Tensor | None = None) -> int:
+    """How many elements are not finite; at least 1 if one is elsewhere in the whole rows, which spoils their absmax."""
+    bad = int((~torch.isfinite(rounded)).sum())
+    return bad or int(absmax is not None and not torch.isfinite(absmax).all())
 
 
 def _converted(part: torch.Tensor, absmax: torch.Tensor | None, move: Move) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -4,7 +4,6 @@ A `Move` says where the rows of one matrix go. Its source is given beside it, as
 matrix: a plan keeps the move and gives it next step's tensor.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -12,7 +11,9 @@ import torch
 
 from ascend_quant.oracle import LANE
 
-SAMPLE = 64  # every 64th row of a resident tensor is compared with its former codes: reading all would cost a third more
+SAMPLE = (
+    64  # every 64th row of a resident tensor is compared with its former codes: reading all would cost a third more
+)
 
 
 @dataclass(eq=False)

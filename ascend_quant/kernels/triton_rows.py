@@ -13,9 +13,20 @@ import triton.language as tl
 from ascend_quant import oracle
 
 FIELDS = 12
-SOURCE, ROW_STRIDE, COLUMN_STRIDE, ROWS_OF, TARGET, TARGET_STRIDE, SCALE, BAD, FIRST_ROW, WEIGHT, WHOLE, FIRST_COLUMN = (
-    tl.constexpr(i) for i in range(FIELDS)
-)
+(
+    SOURCE,
+    ROW_STRIDE,
+    COLUMN_STRIDE,
+    ROWS_OF,
+    TARGET,
+    TARGET_STRIDE,
+    SCALE,
+    BAD,
+    FIRST_ROW,
+    WEIGHT,
+    WHOLE,
+    FIRST_COLUMN,
+) = (tl.constexpr(i) for i in range(FIELDS))
 ENTRY = tl.constexpr(FIELDS)
 COLUMN_STEP, ROW_MIX = tl.constexpr(oracle.COLUMN_STEP), tl.constexpr(0x7FEB352D)
 LOW_SEED, HIGH_SEED = (tl.constexpr(seed - 2**32) for seed in oracle.ROW_SEEDS)  # as signed 32-bit integers
@@ -189,7 +200,7 @@ def find_tops(
     entry = table + piece * ENTRY
     rows = (tile - tl.load(starts + piece)).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     valid = rows < tl.load(entry + ROWS_OF)
-    source, target, row_stride, target_stride, column_stride = _places(entry, SOURCE_TYPE, tl.int8, ALIGNED)
+    source, _, row_stride, _, column_stride = _places(entry, SOURCE_TYPE, tl.int8, ALIGNED)
     top = _largest(source + rows[:, None] * row_stride, column_stride, valid, K, WIDTH, ROWS)
     tl.atomic_max(tl.load(entry + SCALE).to(tl.pointer_type(tl.int32)), tl.max(top, 0), sem="relaxed")
 
@@ -303,11 +314,8 @@ def _scale(bits, KIND: tl.constexpr):
     is never that close to the middle between two float32 numbers unless it is one of them.
     """
     absmax = bits.to(tl.float32, bitcast=True).to(tl.float64)
-    if KIND == "int8":
-        scale = absmax * (1.0 / INT8_MAX)
-    else:
-        scale = absmax * (1.0 / FP8_MAX)
-    return scale.to(tl.float32)
+    factor: tl.constexpr = 1.0 / INT8_MAX if KIND == "int8" else 1.0 / FP8_MAX
+    return (absmax * factor).to(tl.float32)
 
 
 @triton.jit
@@ -406,7 +414,7 @@ def _cast(part, TYPE: tl.constexpr):
     """To another dtype; to and from BF16 in integers, see `_float` and `_rounded`."""
     if part.dtype == TYPE:
         return part
-    elif TYPE == tl.bfloat16:
+    elif tl.bfloat16 == TYPE:
         return (_rounded(part).to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     else:
         return _float(part).to(TYPE)

@@ -1,4 +1,4 @@
-"""The plan learnt in one refit leads the next ones to the same bytes as vLLM's loaders, and knows what it does not know."""
+"""A plan learnt in one refit leads the next ones to the bytes of vLLM's loaders, and knows what it does not know."""
 
 import pytest
 import torch
@@ -106,7 +106,10 @@ def test_faults_are_named_as_without_a_plan(loaded):
     cases = {
         "twice": ([*first.items(), (name, first[name])], f"{name}: sent twice"),
         "missing": ([item for item in first.items() if item[0] != name], f"1 missing from this refit: {name}"),
-        "extra": ([*first.items(), ("model.layers.9.mlp.down_proj.weight", first[name])], "model.layers.9.mlp.down_proj"),
+        "extra": (
+            [*first.items(), ("model.layers.9.mlp.down_proj.weight", first[name])],
+            "model.layers.9.mlp.down_proj",
+        ),
         "NaN": ([*first.items()][:-1] + [(n, t * float("nan")) for n, t in [*first.items()][-1:]], "elements are NaN"),
         "fewer rows": ([(n, t[:-1] if n == name else t) for n, t in first.items()], name),
     }

@@ -15,8 +15,9 @@ def test_triton_is_as_before_afterwards():
     kind = type(triton.language.sum)
     with interpreter():
         inside = import_module("triton")
-        assert inside is not triton and type(inside.language.sum) is not kind
-        assert type(import_module(ours).write_rows) is type(inside.language.sum)
+        assert inside is not triton
+        for function in (inside.language.sum, import_module(ours).write_rows):
+            assert type(function).__name__ == "InterpretedFunction"
     assert import_module("triton") is triton and type(triton.language.sum) is kind
     assert import_module(ours) is before and import_module("ascend_quant.kernels").triton_rows is before
     assert "TRITON_INTERPRET" not in os.environ
