@@ -51,7 +51,7 @@ def write_json(path: Path, device: str, outcomes: Sequence[Outcome]) -> None:
     content = {
         "format": FORMAT,
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": sys.argv,
+        "command": ["python", "-m", "benchmarks.refit", *sys.argv[1:]],
         "hardware": hardware(device),
         "versions": versions(),
         "copy_bytes_per_second": copy_rate(outcomes),

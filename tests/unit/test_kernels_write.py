@@ -160,11 +160,12 @@ def test_a_refit_heals_what_one_with_nan_left(kernels, kind):
 
 @pytest.mark.parametrize("kind", ["int8", "fp8", "fp8_tensor", "fp8_blocks", "bf16", "fp16"])
 def test_a_float32_that_becomes_infinite_on_the_way_is_counted(kernels, kind):
-    values = torch.ones(5, 6)
-    values[2, 3] = 3.4e38
-    counters = new_counters(kernels.device, 1)
-    kernels.module.write([Case(kind, values).prepare(kernels.device, 0)], counters)
-    assert counters.read()[2] == {0: 1}
+    one, three = torch.ones(5, 6), torch.ones(5, 6)
+    one[2, 3] = 3.4e38
+    three[2, 3], three[2, 5], three[4, 0] = 3.4e38, math.nan, -3.4e38
+    counters = new_counters(kernels.device, 2)
+    kernels.module.write([Case(kind, x).prepare(kernels.device, i) for i, x in enumerate((one, three))], counters)
+    assert counters.read()[2] == {0: 1, 1: 3}
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8", "fp8_tensor"])
