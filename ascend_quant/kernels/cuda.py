@@ -99,8 +99,9 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
         table[:, SOURCE] += addresses
         table[:, WHOLE] += addresses
         table[:, BAD] = bad[np.array(slots) // Counters.BLOCK] + np.array(slots) % Counters.BLOCK * 8
-        for part, rows in _by_alignment(group, table):
-            _launch(part, rows, counters.totals, receipt)
+        with torch.cuda.device_of(counters.totals):
+            for part, rows in _by_alignment(group, table):
+                _launch(part, rows, counters.totals, receipt)
 
 
 def digests(
@@ -120,8 +121,9 @@ def digests(
         address = sums.data_ptr() + 16 * i
         entry = (source, *matrix.stride(), matrix.shape[0], address, 0, 0, 0, first[0], 1, 0, first[1])
         groups[group].append(entry)
-    for group, entries in groups.items():
-        _launch(group, np.array(entries, dtype=np.int64), sums, True)
+    with torch.cuda.device_of(sums):
+        for group, entries in groups.items():
+            _launch(group, np.array(entries, dtype=np.int64), sums, True)
     return sums[:, 0] % oracle.LANE + (sums[:, 1] << 32)
 
 
@@ -137,7 +139,7 @@ def _uploaded(job: Job) -> Iterator[Job]:
     whole = matrix if move.whole is None else move.whole_rows(job.source)
     behind = 0 if move.whole is None else (move.offset - move.whole[0]) // move.column_stride
     kind = None if move.scale is None else move.scale.dim()
-    per_scale = {0: move.rows, 2: oracle.BLOCK}.get(kind, 1)
+    per_scale = {0: max(1, move.rows), 2: oracle.BLOCK}.get(kind, 1)
     step = max(1, UPLOAD // max(1, whole.shape[1] * whole.element_size()) // per_scale) * per_scale
     for start in range(0, move.rows, step):
         part = slice(start, start + step)
@@ -154,6 +156,8 @@ def _note(move: Move, dtype: torch.dtype) -> Note:
     rows, length = target.shape
     if length > LONGEST_ROW:
         raise ValueError(f"rows of {length} elements: the CUDA kernels take at most {LONGEST_ROW}")
+    if scale is not None and scale.dim() == 2 and move.first_row % oracle.BLOCK:
+        raise ValueError(f"blocks of {oracle.BLOCK} rows cannot begin at row {move.first_row}")
     kind = "copy"
     if scale is not None:
         kind = "int8" if target.dtype == torch.int8 else ("fp8_tensor", "fp8", "fp8_blocks")[scale.dim()]

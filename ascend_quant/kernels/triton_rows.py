@@ -325,11 +325,11 @@ def _reciprocal(bits, scale):
     127 x / absmax is a tie k + 1/2 only if absmax is 254 * 2**n, whose scale is a power of two and f exact, or if
     |x| = absmax / 2; every other x is at least 1/510 of itself away from one. For that x the correctly rounded
     quotient is 63.5 or more just if absmax / scale >= 127 - 2**-18, and f is moved to its side by 2**-20: more than
-    all rounding errors (that of the fast division among them), far less than 1/510.
+    all rounding errors, far less than 1/510.
     """
     wide = scale.to(tl.float64)
     up = bits.to(tl.float32, bitcast=True).to(tl.float64) - 127.0 * wide >= wide * -(2.0**-18)
-    plain = 1.0 / scale
+    plain = tl.div_rn(1.0, scale)
     nudged = plain * tl.where(up, NUDGE_UP, NUDGE_DOWN)
     power_of_two = (scale.to(tl.int32, bitcast=True) & 0x7FFFFF) == 0
     factor = tl.where(scale < SMALLEST_NORMAL, 0.0, tl.where(power_of_two, plain, nudged))
