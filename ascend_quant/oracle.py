@@ -130,6 +130,7 @@ def experts(
 
 COLUMN_STEP = 0x3C6EF372  # even, so that 1 + c * COLUMN_STEP is odd
 ROW_SEEDS = (0x9E3779B1, 0x85EBCA77)
+ROW_MIX = 0x7FEB352D
 LANE = 2**32
 
 
@@ -164,7 +165,7 @@ def column_weights(first: int, count: int, device: torch.device) -> torch.Tensor
 def row_weights(first: int, count: int, device: torch.device, seed: int) -> torch.Tensor:
     """b(r): r times an odd seed, its halves mixed, made odd; as int64 in [0, 2**32)."""
     product = torch.arange(first, first + count, dtype=torch.int64, device=device) * seed % LANE
-    return (product ^ product >> 16) * 0x7FEB352D % LANE | 1
+    return (product ^ product >> 16) * ROW_MIX % LANE | 1
 
 
 def as_matrix(tensor: torch.Tensor) -> torch.Tensor:

@@ -71,15 +71,15 @@ class ResidentWeight:
         """
         if view.shape != shard.shape:
             raise RefitError(f"{self.name}: a shard of shape {tuple(shard.shape)} does not fit {tuple(view.shape)}")
-        written = self._written()[self._numbers(view)]
-        if written.any():
+        numbers = self._numbers(view)
+        if self._written()[numbers].any():
             if self._writer != writer:
                 raise RefitError(f"{self.name}: rows written twice in one refit; send every tensor once")
             self.recount = True
         whole = self._checked(shard, whole)
         pieces = self._pieces(shard, view, whole)
         result = [self._move(*piece, base.storage_offset()) for piece in pieces]
-        self._mark(view, writer)
+        self._mark(numbers, writer)
         return result
 
     def fill(self, view: torch.Tensor, value: float, writer: int) -> None:
@@ -87,7 +87,7 @@ class ResidentWeight:
         if view.numel():
             view.fill_(value)
             self.recount |= value != 0  # the digest of zeros is zero
-            self._mark(view, writer)
+            self._mark(self._numbers(view), writer)
 
     def mark(self, move: Move) -> None:
         """Note which rows a plan wrote, before a loader writes others."""
@@ -99,10 +99,9 @@ class ResidentWeight:
             self._mask = np.zeros(self.row_count, dtype=bool)
         return self._mask
 
-    def _mark(self, view: torch.Tensor, writer: int) -> None:
-        numbers, mask = self._numbers(view), self._written()
-        rows = view.numel() // max(self.row_length, 1)
-        self.unwritten -= rows - int(np.count_nonzero(mask[numbers]))
+    def _mark(self, numbers: slice | np.ndarray, writer: int) -> None:
+        mask = self._written()
+        self.unwritten -= int(np.count_nonzero(~mask[numbers]))
         mask[numbers] = True
         self._writer = writer
 

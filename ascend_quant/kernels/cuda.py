@@ -22,9 +22,12 @@ __all__ = ["READS_ARE_FREE", "digest", "digests", "experts", "matmul", "plain_ex
 
 READS_ARE_FREE = False  # reading a counter waits for the device
 
-(SOURCE, ROW_STRIDE, COLUMN_STRIDE, ROWS_OF, TARGET, TARGET_STRIDE, SCALE, BAD, FIRST_ROW, WEIGHT, WHOLE, _) = range(
-    rows_kernels.FIELDS
-)  # of a launch's table, as in triton_rows.py
+# columns of a launch's table
+SOURCE, WHOLE = rows_kernels.SOURCE.value, rows_kernels.WHOLE.value
+ROW_STRIDE, COLUMN_STRIDE = rows_kernels.ROW_STRIDE.value, rows_kernels.COLUMN_STRIDE.value
+TARGET, TARGET_STRIDE, SCALE = rows_kernels.TARGET.value, rows_kernels.TARGET_STRIDE.value, rows_kernels.SCALE.value
+ROWS_OF, FIRST_ROW = rows_kernels.ROWS_OF.value, rows_kernels.FIRST_ROW.value
+BAD, WEIGHT = rows_kernels.BAD.value, rows_kernels.WEIGHT.value
 LONGEST_ROW = 65536
 UPLOAD = 32 << 20  # bytes of host memory that travel at a time
 TYPES = {

@@ -11,9 +11,8 @@ import torch
 
 from ascend_quant.oracle import LANE
 
-SAMPLE = (
-    64  # every 64th row of a resident tensor is compared with its former codes: reading all would cost a third more
-)
+# Every 64th row of a resident tensor is compared with its former codes: reading all would cost a third more.
+SAMPLE = 64
 
 
 @dataclass(eq=False)

@@ -28,7 +28,7 @@ FIELDS = 12
     FIRST_COLUMN,
 ) = (tl.constexpr(i) for i in range(FIELDS))
 ENTRY = tl.constexpr(FIELDS)
-COLUMN_STEP, ROW_MIX = tl.constexpr(oracle.COLUMN_STEP), tl.constexpr(0x7FEB352D)
+COLUMN_STEP, ROW_MIX = tl.constexpr(oracle.COLUMN_STEP), tl.constexpr(oracle.ROW_MIX)
 LOW_SEED, HIGH_SEED = (tl.constexpr(seed - 2**32) for seed in oracle.ROW_SEEDS)  # as signed 32-bit integers
 INT8_MAX, FP8_MAX = tl.constexpr(oracle.INT8_MAX), tl.constexpr(oracle.FP8_MAX)
 BLOCK = tl.constexpr(oracle.BLOCK)
