@@ -3,17 +3,16 @@
 A source tensor must stay as it is until its writes are flushed; who owns it decides when that is.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from ascend_quant.kernels import kernels_for
-from ascend_quant.kernels.moves import Counters, Job, Move
+from ascend_quant.kernels.moves import Counters, Job
 
 
 class RefitError(RuntimeError):
     """A refit that cannot be trusted; the message names the parameter and what to do."""
-
-
-EARLY = 4 << 30  # bytes that wait before a device is given work although more is to come
 
 
 class Batch:
@@ -27,27 +26,20 @@ class Batch:
         self.kernels = kernels_for(device)
         self.counters = Counters(device)
         self._jobs: list[Job] = []
-        self._bytes = 0
         self._sources: list[tuple[str, int]] = []
 
-    def new_source(self, name: str, elements: int) -> int:
-        """A number for the tensor called `name`, under which its bad elements are counted."""
-        self._sources.append((name, elements))
-        return self.counters.new_slot()
+    def new_sources(self, sources: Sequence[tuple[str, int]]) -> int:
+        """A number for the first of these tensors (name, elements), under which its bad elements are counted."""
+        self._sources += sources
+        return self.counters.new_slots(len(sources))
 
-    def add(self, move: Move, source: torch.Tensor, slot: int) -> None:
-        self._jobs.append(Job(move, source, slot))
-        self._bytes += source.nbytes
-
-    @property
-    def is_much(self) -> bool:
-        """Whether so much waits that the device should begin."""
-        return self._bytes > EARLY
+    def add(self, job: Job) -> None:
+        self._jobs.append(job)
 
     def flush(self) -> None:
         """Start all waiting writes; where reading a counter costs nothing, check them at once."""
         if self._jobs:
-            jobs, self._jobs, self._bytes = self._jobs, [], 0
+            jobs, self._jobs = self._jobs, []
             self.kernels.write(jobs, self.counters)
             if self.kernels.READS_ARE_FREE:
                 self.finish()

@@ -5,12 +5,29 @@ is where it goes every time; so later refits look its moves up by name. What can
 rearranged the tensor first, padding) keeps going through the loader.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from ascend_quant.kernels.moves import Move
+from ascend_quant.batch import RefitError
+from ascend_quant.kernels.moves import Move, Moves
 from ascend_quant.resident import ResidentWeight
+
+NamedTensor = tuple[str, torch.Tensor]
+
+TOGETHER = 512  # tensors of a list that are placed before the device begins with them
+
+
+def together(weights: Iterable[NamedTensor]) -> Iterator[Sequence[NamedTensor]]:
+    """Groups of tensors that stay as they are until all of them are written: a generator may reuse a buffer."""
+    if isinstance(weights, (list, tuple)):
+        for start in range(0, len(weights), TOGETHER):
+            yield weights[start : start + TOGETHER]
+    else:
+        for pair in weights:
+            yield [pair]
 
 
 @dataclass(eq=False)
@@ -48,3 +65,85 @@ class Entry:
         """Whether the moves tell where this tensor goes."""
         known = not self.by_loader and tensor.shape == self.shape
         return known and tensor.is_contiguous() and tensor.is_floating_point()
+
+
+class Call:
+    """What is to be done with tensors that came together: looked up once a call, not once a tensor.
+
+    Args:
+        weights: the tensors, each name once.
+        entries: of their names, at least.
+
+    Attributes:
+        names: of all tensors.
+        taken: positions of the tensors that this rank has a use for; `sources` are their names and sizes.
+        rest: positions of those that the loader must take.
+        entries: of all but these.
+        moves: what is done with the taken ones; `rows` tells how many rows of which resident that writes.
+        tensors, bytes: how much is written by the moves.
+    """
+
+    def __init__(self, weights: Sequence[NamedTensor], entries: Mapping[str, Entry]):
+        self.names = [name for name, _ in weights]
+        self.entries = {name: entries[name] for name in self.names}
+        self.taken = [i for i, name in enumerate(self.names) if not self.entries[name].is_idle]
+        self.sources = [(self.names[i], weights[i][1].numel()) for i in self.taken]
+        self.rest, self.moves, self.rows = [], Moves([], []), Counter()
+        self.tensors = self.bytes = 0
+        for take, i in enumerate(self.taken):
+            name, tensor = weights[i]
+            if self.entries[name].fits(tensor):
+                self._add(self.entries[name], take)
+                self.tensors += 1
+                self.bytes += tensor.nbytes
+            else:
+                self.rest.append(i)
+                del self.entries[name]
+        self._facts = self._facts_of(weights)
+
+    def _add(self, entry: Entry, take: int) -> None:
+        for resident, move in entry.moves:
+            self.moves.moves.append(move)
+            self.moves.takes.append(take)
+            self.rows[resident] += move.rows
+
+    def is_for(self, weights: Sequence[NamedTensor]) -> bool:
+        """Whether these are the same names, and tensors like those that this call was made for."""
+        return [name for name, _ in weights] == self.names and self._facts_of(weights) == self._facts
+
+    def _facts_of(self, weights: Sequence[NamedTensor]) -> list[tuple]:
+        tensors = [weights[i][1] for i in self.taken]
+        return [(tensor.shape, tensor.dtype, tensor.is_cpu, tensor.is_contiguous()) for tensor in tensors]
+
+
+class Plan:
+    """What became of each tensor of the last refit, by name.
+
+    Args:
+        entries: all of them; empty where nothing is known.
+    """
+
+    def __init__(self, entries: Mapping[str, Entry] | None = None):
+        self.entries = entries or {}
+        self._calls: dict[str, Call] = {}  # by the first name
+
+    def call(self, weights: Sequence[NamedTensor]) -> Call | None:
+        """What is to be done with tensors that came together; None if one of them is unknown.
+
+        Raises:
+            RefitError: one came twice.
+        """
+        first = weights[0][0]
+        call = self._calls.get(first)
+        if call is None or not call.is_for(weights):
+            names = Counter(name for name, _ in weights)
+            if not names.keys() <= self.entries.keys():
+                return None
+            if len(names) < len(weights):
+                raise sent_twice(names.most_common(1)[0][0])
+            call = self._calls[first] = Call(weights, self.entries)
+        return call
+
+
+def sent_twice(name: str) -> RefitError:
+    return RefitError(f"{name}: sent twice in one refit; send every tensor once")

@@ -22,9 +22,9 @@ import torch
 
 from ascend_quant.batch import Batch, RefitError
 from ascend_quant.kernels import kernels_for
-from ascend_quant.kernels.moves import Move
+from ascend_quant.kernels.moves import Job, Move
 from ascend_quant.oracle import add_digests
-from ascend_quant.plan import Entry
+from ascend_quant.plan import Entry, NamedTensor, Plan, sent_twice
 from ascend_quant.resident import ResidentWeight
 
 __all__ = ["Receipt", "Refit", "RefitError"]
@@ -94,7 +94,7 @@ class Refit:
         self._explicit = False
         self._asleep: int | None = None
         self._plans = plans
-        self.plan: dict[str, Entry] = {}
+        self.plan = Plan()
         self.batch: Batch | None = None
         self._started = 0.0
         self._tensors = self._bytes = self._count = 0
@@ -141,7 +141,7 @@ class Refit:
         for resident in self.residents:
             resident.begin()
         self.batch = Batch(self.residents[0].data.device)
-        self._by_plan, self._entries = bool(self.plan), {}
+        self._by_plan, self._entries = bool(self.plan.entries), {}
         self._state, self._why, self._explicit = "open", "a refit is open", explicit
         self._started = time.perf_counter()
         self._tensors = self._bytes = 0
@@ -151,33 +151,27 @@ class Refit:
         self._tensors += tensors
         self._bytes += nbytes
 
-    def place(self, name: str, tensor: torch.Tensor) -> bool:
-        """Queue a tensor's writes by plan; False if the engine's loader must take it.
+    def place(self, weights: Sequence[NamedTensor]) -> Sequence[NamedTensor]:
+        """Queue the writes of tensors that came together by plan; returns those that the engine's loader must take.
 
         Raises:
-            RefitError: the plan has seen the name in this refit already.
+            RefitError: a name has been seen in this refit already.
         """
         if not self._by_plan:
-            return False
-        entry = self.plan.get(name)
-        if entry is None:
-            self._leave_plan(name)
-            return False
-        if name in self._entries:
-            raise RefitError(f"{name}: sent twice in one refit; send every tensor once")
-        if entry.is_idle:
-            self._entries[name] = entry
-            return True
-        if not entry.fits(tensor):
-            return False
-        self._entries[name] = entry
-        slot = self.batch.new_source(name, tensor.numel())
-        for resident, move in entry.moves:
-            self.batch.add(move, tensor, slot)
-            resident.unwritten -= move.rows
-        self._tensors += 1
-        self._bytes += tensor.nbytes
-        return True
+            return weights
+        call = self.plan.call(weights)
+        if call is None:
+            self._leave_plan([name for name, _ in weights])
+            return weights
+        if not self._entries.keys().isdisjoint(call.names):
+            raise sent_twice(next(name for name in call.names if name in self._entries))
+        self._entries |= call.entries
+        slot = self.batch.new_sources(call.sources)
+        self.batch.add(Job(call.moves, [weights[i][1] for i in call.taken], slot))
+        for resident, rows in call.rows.items():
+            resident.unwritten -= rows
+        self.count(call.tensors, call.bytes)
+        return [weights[i] for i in call.rest]
 
     def write(
         self,
@@ -191,7 +185,7 @@ class Refit:
         """Queue the writes of `shard` into `view`, whole rows of `resident`.
 
         Args:
-            slot: from `batch.new_source`, one a tensor: two tensors may not write the same rows.
+            slot: from `batch.new_sources`, one a tensor: two tensors may not write the same rows.
             whole: the complete rows that `shard` is a slice of, if it is one.
             base: the tensor that `shard` is a view of, which the moves shall be relative to.
 
@@ -201,19 +195,21 @@ class Refit:
         base = shard if base is None else base
         moves = resident.moves(view, shard, whole, slot, base)
         for move in moves:
-            self.batch.add(move, base, slot)
+            self.batch.add(Job.of(move, base, slot))
         return moves
 
     def record(self, name: str, entry: Entry) -> None:
         """Note where a loader put a tensor, for the plan of the next refits."""
-        self._entries[name] = entry
+        known = self.plan.entries.get(name)
+        self._entries[name] = known if known and known.by_loader and entry.by_loader else entry
 
     def flush(self) -> None:
         """Start the queued writes; their sources may be overwritten once the device's stream has passed this point."""
         self.batch.flush()
 
-    def _leave_plan(self, name: str) -> None:
+    def _leave_plan(self, names: Sequence[str]) -> None:
         """Go on without the plan, whose rows are marked first, so that none is written twice unnoticed."""
+        name = next(name for name in names if name not in self.plan.entries)
         logger.info("%s is not in the plan of the last refit: the rest of this one goes through the loaders", name)
         self._by_plan = False
         for entry in self._entries.values():
@@ -224,7 +220,9 @@ class Refit:
     def missing(self) -> list[str]:
         """Checkpoint names of what this refit has not written yet."""
         if self._by_plan:
-            return [name for name, entry in self.plan.items() if not entry.is_matched_by(self._entries.get(name))]
+            return [
+                name for name, entry in self.plan.entries.items() if not entry.is_matched_by(self._entries.get(name))
+            ]
         return [part for resident in self.residents for part in resident.missing()]
 
     def close_if_complete(self) -> None:
@@ -249,23 +247,31 @@ class Refit:
             raise RefitError("no refit is open on this engine; open one first")
         with self.failing():
             self.flush()
+            plan = self.plan if self._entries == self.plan.entries else Plan(self._entries)
+            self._check_buffers()  # while the device works
             changed, digest = self.batch.finish()
-            if any(resident.unwritten for resident in self.residents):
-                missing = self.missing()
-                more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-                raise RefitError(f"{len(missing)} missing from this refit: {', '.join(missing[:SHOWN])}{more}")
-            for resident in self.residents:
-                if self._buffer_of(resident.name).data_ptr() != resident.data.data_ptr():
-                    raise RefitError(f"{resident.name} was moved to another buffer; captured graphs read the old one")
+            self._check_complete()
             if any(resident.recount for resident in self.residents):
                 digest = int(self.digest(), 16)
         self._count += 1
         self.last_receipt = self._receipt(changed, digest)
         self.batch = None
-        self.plan = self._entries if self._plans else {}
+        if self._plans:
+            self.plan = plan
         self._state = "ready"
         logger.info("%s", self.last_receipt)
         return self.last_receipt
+
+    def _check_complete(self) -> None:
+        if any(resident.unwritten for resident in self.residents):
+            missing = self.missing()
+            more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+            raise RefitError(f"{len(missing)} missing from this refit: {', '.join(missing[:SHOWN])}{more}")
+
+    def _check_buffers(self) -> None:
+        for resident in self.residents:
+            if self._buffer_of(resident.name).data_ptr() != resident.data.data_ptr():
+                raise RefitError(f"{resident.name} was moved to another buffer; captured graphs read the old one")
 
     def fail(self, error: BaseException) -> None:
         """Mark the refit as failed: the engine refuses to generate until the next complete one."""

@@ -89,6 +89,6 @@ def fp8_faults(matrices: Sequence[Matrix], device: torch.device) -> list[str]:
         for matrix, job in zip(matrices, jobs, strict=True):
             codes, scale = quantize(matrix.source)
             same_codes = torch.equal(codes.view(torch.int8), matrix.codes)
-            if not (same_codes and torch.equal(scale, job.move.scale)):
+            if not (same_codes and torch.equal(scale, job.moves.moves[0].scale)):
                 faults.append(f"{matrix.name}: not the oracle's {kind} bytes")
     return faults

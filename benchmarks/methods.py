@@ -7,7 +7,7 @@ import torch
 
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.moves import Counters, Job, Move
-from ascend_quant.plan import Entry
+from ascend_quant.plan import Entry, Plan, together
 from ascend_quant.refit import Refit
 from benchmarks import arithmetic
 from benchmarks.matrices import Matrix
@@ -51,7 +51,7 @@ def fp8(matrices: Sequence[Matrix], device: torch.device) -> dict[str, Call]:
 
 def int8_jobs(matrices: Sequence[Matrix]) -> list[Job]:
     """One job a matrix."""
-    return [Job(move_of(matrix), matrix.source) for matrix in matrices]
+    return [Job.of(move_of(matrix), matrix.source) for matrix in matrices]
 
 
 def move_of(matrix: Matrix) -> Move:
@@ -64,7 +64,7 @@ def fp8_jobs(kind: str, matrices: Sequence[Matrix]) -> list[Job]:
     jobs = []
     for matrix in matrices:
         codes, scale = matrix.codes.view(torch.float8_e4m3fn), fp8_scale(kind, matrix)
-        jobs.append(Job(Move.of(matrix.source, codes, scale, weight=matrix.resident.weight), matrix.source))
+        jobs.append(Job.of(Move.of(matrix.source, codes, scale, weight=matrix.resident.weight), matrix.source))
     return jobs
 
 
@@ -77,18 +77,20 @@ def fp8_scale(kind: str, matrix: Matrix) -> torch.Tensor:
 
 def number(jobs: list[Job], counters: Counters) -> None:
     """Give each job a counter of its own for bad elements."""
-    jobs[:] = [job._replace(slot=counters.new_slot()) for job in jobs]
+    jobs[:] = [job._replace(slot=counters.new_slots()) for job in jobs]
 
 
 def refit_by_plan(matrices: Sequence[Matrix]) -> Call:
     """What an engine does with a refit whose plan is known, from open to receipt; it waits for the device."""
     refit = Refit([matrix.resident for matrix in matrices])
-    refit.plan = {m.name: Entry(m.source.shape, [(m.resident, move_of(m))]) for m in matrices}
+    refit.plan = Plan({m.name: Entry(m.source.shape, [(m.resident, move_of(m))]) for m in matrices})
+    named = [(matrix.name, matrix.source) for matrix in matrices]
 
     def run() -> None:
         with refit.session():
-            for matrix in matrices:
-                if not refit.place(matrix.name, matrix.source):
-                    raise RuntimeError(f"{matrix.name} is not in the plan that it was put in: a bug of the benchmark")
+            for group in together(named):
+                if rest := refit.place(group):
+                    raise RuntimeError(f"{rest[0][0]} does not go by the plan that it was put in: a bug")
+                refit.flush()
 
     return run

@@ -11,6 +11,7 @@ import torch
 from vllm.distributed import get_tensor_model_parallel_rank, get_world_group
 
 from ascend_quant.integrations.vllm import refit_of, register
+from ascend_quant.plan import Plan
 from benchmarks import check
 from benchmarks.layout import Rank, layout
 from benchmarks.tasks import Task
@@ -99,7 +100,7 @@ class Trainer:
 
     def _loaders(self) -> Callable[[], object]:
         """As the first refit: without a plan, every tensor goes through vLLM's loaders."""
-        refit_of(self.engine).plan = {}
+        refit_of(self.engine).plan = Plan()
         return self._bare()
 
     def _stacked(self) -> Callable[[], object]:

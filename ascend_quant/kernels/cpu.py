@@ -5,6 +5,7 @@ Chunks keep the float32 work space small and in cache: 256 rows of a 172 MiB sha
 
 import logging
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
     Args:
         receipt: whether changed codes and the digest are counted; non-finite elements always are.
     """
-    for move, source, slot in batch:
+    for move, source, slot in chain.from_iterable(job.each() for job in batch):
         matrix, whole = move.matrix(source), move.whole_rows(source)
         if matrix.numel() == 0:
             continue

@@ -23,11 +23,9 @@ __all__ = ["READS_ARE_FREE", "digest", "digests", "experts", "matmul", "plain_ex
 READS_ARE_FREE = False  # reading a counter waits for the device
 
 # columns of a launch's table
-SOURCE, WHOLE = rows_kernels.SOURCE.value, rows_kernels.WHOLE.value
-ROW_STRIDE, COLUMN_STRIDE = rows_kernels.ROW_STRIDE.value, rows_kernels.COLUMN_STRIDE.value
-TARGET, TARGET_STRIDE, SCALE = rows_kernels.TARGET.value, rows_kernels.TARGET_STRIDE.value, rows_kernels.SCALE.value
-ROWS_OF, FIRST_ROW = rows_kernels.ROWS_OF.value, rows_kernels.FIRST_ROW.value
-BAD, WEIGHT = rows_kernels.BAD.value, rows_kernels.WEIGHT.value
+SOURCE, ROWS_OF, BAD, WHOLE = (
+    column.value for column in (rows_kernels.SOURCE, rows_kernels.ROWS_OF, rows_kernels.BAD, rows_kernels.WHOLE)
+)
 LONGEST_ROW = 65536
 UPLOAD = 32 << 20  # bytes of host memory that travel at a time
 TYPES = {
@@ -41,9 +39,6 @@ TYPES = {
 }
 
 
-_KNOWN: dict["Group", "Group"] = {}  # so that equal groups are one object
-
-
 class Group(NamedTuple):
     """What one launch has in common."""
 
@@ -55,18 +50,24 @@ class Group(NamedTuple):
     aligned: bool
 
 
-class Note(NamedTuple):
-    """What is known of a move before its source is: kept with the move, since a plan meets it in every refit.
+class Lines(NamedTuple):
+    """Lines of a launch's table, made before the sources' addresses are known.
 
     Attributes:
-        dtype, on_host: of the sources that this note is for.
-        entry: the move's line of the launch's table as bytes, with offsets in place of the source's addresses.
+        table: with offsets in place of addresses.
+        takes: for each line, which of the job's tensors it reads.
     """
 
-    dtype: torch.dtype
-    on_host: bool
     group: Group
-    entry: bytes
+    table: np.ndarray
+    takes: np.ndarray
+
+
+class Notes(NamedTuple):
+    """What is known of a job's moves in every refit; `uploads` are those whose source is in host memory."""
+
+    lines: list[Lines]
+    uploads: list[tuple[Move, int]]
 
 
 def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> None:
@@ -79,32 +80,26 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
     Raises:
         ValueError: rows longer than 65,536 elements, or a dtype without a kernel.
     """
-    groups: dict[Group, tuple[list[bytes], list[int], list[int]]] = {}
-    group, waiting = None, None
+    tables: dict[Group, list[np.ndarray]] = defaultdict(list)
+    blocks = np.array([block.data_ptr() for block in counters.bad], dtype=np.int64)
     for job in batch:
-        move, source, slot = job
-        note = move.prepared
-        if note is None or note.dtype is not source.dtype:
-            note = move.prepared = _note(move, source.dtype)
-        if source.is_cpu is not note.on_host:
-            for part in _uploaded(job):
+        notes = job.moves.notes = job.moves.notes or _notes(job)
+        addresses = np.array([tensor.data_ptr() for tensor in job.tensors], dtype=np.int64)
+        slots = job.slot + np.arange(len(addresses))
+        bad = blocks[slots // Counters.BLOCK] + slots % Counters.BLOCK * 8
+        for group, lines, takes in notes.lines:
+            table = lines.copy()
+            table[:, SOURCE] += addresses[takes]
+            table[:, WHOLE] += addresses[takes]
+            table[:, BAD] = bad[takes]
+            tables[group].append(table)
+        for move, take in notes.uploads:
+            for part in _uploaded(move, job.tensors[take], job.slot + take):
                 write([part], counters, receipt)
-            continue
-        if note.group is not group:
-            group = note.group
-            waiting = groups.setdefault(group, ([], [], []))
-        waiting[0].append(note.entry)
-        waiting[1].append(source.data_ptr())
-        waiting[2].append(slot)
-    bad = np.array([block.data_ptr() for block in counters.bad], dtype=np.int64)
-    for group, (entries, addresses, slots) in groups.items():
-        table = np.frombuffer(b"".join(entries), dtype=np.int64).reshape(-1, rows_kernels.FIELDS).copy()
-        table[:, SOURCE] += addresses
-        table[:, WHOLE] += addresses
-        table[:, BAD] = bad[np.array(slots) // Counters.BLOCK] + np.array(slots) % Counters.BLOCK * 8
+    for group, parts in tables.items():
         with torch.cuda.device_of(counters.totals):
-            for part, rows in _by_alignment(group, table):
-                _launch(part, rows, counters.totals, receipt)
+            for part, table in _by_alignment(group, np.concatenate(parts)):
+                _launch(part, table, counters.totals, receipt)
 
 
 def digests(
@@ -135,11 +130,10 @@ def digest(values: torch.Tensor) -> int:
     return int(digests([values])) % 2**64
 
 
-def _uploaded(job: Job) -> Iterator[Job]:
+def _uploaded(move: Move, source: torch.Tensor, slot: int) -> Iterator[Job]:
     """The same from host memory, a few rows at a time (all at once where they share one scale)."""
-    move, device = job.move, job.move.target_NK.device
-    matrix = move.matrix(job.source)
-    whole = matrix if move.whole is None else move.whole_rows(job.source)
+    matrix, device = move.matrix(source), move.target_NK.device
+    whole = matrix if move.whole is None else move.whole_rows(source)
     behind = 0 if move.whole is None else (move.offset - move.whole[0]) // move.column_stride
     kind = None if move.scale is None else move.scale.dim()
     per_scale = {0: max(1, move.rows), 2: oracle.BLOCK}.get(kind, 1)
@@ -151,10 +145,26 @@ def _uploaded(job: Job) -> Iterator[Job]:
         scale = move.scale[start // per_scale : -(-(start + len(rows)) // per_scale)] if kind else move.scale
         target = move.target_NK[part]
         moved = Move.of(rows, target, scale, first_row=move.first_row + start, weight=move.weight, **more)
-        yield Job(moved, rows, job.slot)
+        yield Job.of(moved, rows, slot)
 
 
-def _note(move: Move, dtype: torch.dtype) -> Note:
+def _notes(job: Job) -> Notes:
+    tables: dict[Group, list[tuple[int, ...]]] = defaultdict(list)
+    takes: dict[Group, list[int]] = defaultdict(list)
+    uploads = []
+    for move, take in zip(job.moves.moves, job.moves.takes, strict=True):
+        source = job.tensors[take]
+        if source.is_cpu is not move.target_NK.is_cpu:
+            uploads.append((move, take))
+            continue
+        group, line = _line(move, source.dtype)
+        tables[group].append(line)
+        takes[group].append(take)
+    lines = [Lines(group, np.array(table, dtype=np.int64), np.array(takes[group])) for group, table in tables.items()]
+    return Notes(lines, uploads)
+
+
+def _line(move: Move, dtype: torch.dtype) -> tuple[Group, tuple[int, ...]]:
     target, scale, size = move.target_NK, move.scale, dtype.itemsize
     rows, length = target.shape
     if length > LONGEST_ROW:
@@ -167,13 +177,10 @@ def _note(move: Move, dtype: torch.dtype) -> Note:
     whole, whole_length = move.whole or (0, 0)
     sixteens = (target.data_ptr(), target.stride(0) * target.element_size(), move.row_stride * size, whole_length)
     aligned = move.column_stride == 1 and not any(number % 16 for number in (*sixteens, length))
-    entry = np.zeros(rows_kernels.FIELDS, dtype=np.int64)
-    entry[[SOURCE, WHOLE]] = move.offset * size, whole * size
-    entry[[ROW_STRIDE, COLUMN_STRIDE, ROWS_OF]] = move.row_stride, move.column_stride, rows
-    entry[[TARGET, TARGET_STRIDE]] = target.data_ptr(), target.stride(0)
-    entry[[SCALE, FIRST_ROW, WEIGHT]] = 0 if scale is None else scale.data_ptr(), move.first_row, move.weight
-    group = Group(kind, dtype, target.dtype, length, whole_length, aligned)
-    return Note(dtype, target.is_cpu, _KNOWN.setdefault(group, group), entry.tobytes())
+    scale_at = 0 if scale is None else scale.data_ptr()
+    read = (move.offset * size, move.row_stride, move.column_stride, rows)
+    line = (*read, target.data_ptr(), target.stride(0), scale_at, 0, move.first_row, move.weight, whole * size, 0)
+    return Group(kind, dtype, target.dtype, length, whole_length, aligned), line
 
 
 def _by_alignment(group: Group, table: np.ndarray) -> Iterator[tuple[Group, np.ndarray]]:

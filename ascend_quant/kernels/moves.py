@@ -4,6 +4,7 @@ A `Move` says where the rows of one matrix go. Its source is given beside it, as
 matrix: a plan keeps the move and gives it next step's tensor.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -38,7 +39,6 @@ class Move:
     row_stride: int = 0
     column_stride: int = 1
     whole: tuple[int, int] | None = None
-    prepared: object = field(default=None, repr=False)  # the kernel module's own notes on the target
 
     @classmethod
     def of(cls, source_NK: torch.Tensor, target_NK: torch.Tensor, scale: torch.Tensor | None = None, **more) -> "Move":
@@ -63,7 +63,7 @@ class Move:
         rows, length = self.rows + other.rows, self.target_NK.shape[1]
         target_NK = self.target_NK.as_strided((rows, length), (length, 1))
         scale = None if self.scale is None else self.scale.as_strided((rows,), (1,))
-        return replace(self, target_NK=target_NK, scale=scale, prepared=None)
+        return replace(self, target_NK=target_NK, scale=scale)
 
     def matrix(self, source: torch.Tensor) -> torch.Tensor:
         """(N, K): the matrix within `source`."""
@@ -78,12 +78,37 @@ class Move:
         return source.as_strided((self.target_NK.shape[0], columns), strides, source.storage_offset() + offset)
 
 
-class Job(NamedTuple):
-    """One move of a batch: which tensor it takes this time, and where that tensor's bad elements are counted."""
+@dataclass(eq=False)
+class Moves:
+    """Moves of tensors that come together.
 
-    move: Move
-    source: torch.Tensor
+    Attributes:
+        moves: in any order.
+        takes: for each move, which of the tensors it takes.
+        notes: the kernel module's own; they hold while the tensors keep their shapes, dtypes and devices.
+    """
+
+    moves: Sequence[Move]
+    takes: Sequence[int]
+    notes: object = field(default=None, repr=False)
+
+
+class Job(NamedTuple):
+    """Moves, the tensors that they take this time, and where the first one's bad elements are counted."""
+
+    moves: Moves
+    tensors: Sequence[torch.Tensor]
     slot: int = 0
+
+    @classmethod
+    def of(cls, move: Move, source: torch.Tensor, slot: int = 0) -> "Job":
+        """A single move."""
+        return cls(Moves([move], [0]), [source], slot)
+
+    def each(self) -> Iterator[tuple[Move, torch.Tensor, int]]:
+        """The moves one by one, with their source and its slot."""
+        for move, take in zip(self.moves.moves, self.moves.takes, strict=True):
+            yield move, self.tensors[take], self.slot + take
 
 
 class Counters:
@@ -101,12 +126,12 @@ class Counters:
         self.bad: list[torch.Tensor] = []
         self.slots = 0
 
-    def new_slot(self) -> int:
-        """The next source tensor's number."""
-        if self.slots == len(self.bad) * self.BLOCK:
+    def new_slots(self, count: int = 1) -> int:
+        """The number of the next source tensor, the first of `count`."""
+        self.slots += count
+        while self.slots > len(self.bad) * self.BLOCK:
             self.bad.append(torch.zeros(self.BLOCK, dtype=torch.int64, device=self.totals.device))
-        self.slots += 1
-        return self.slots - 1
+        return self.slots - count
 
     def bad_of(self, slot: int) -> torch.Tensor:
         """The counter of one source tensor, a view of one element."""

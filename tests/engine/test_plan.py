@@ -6,6 +6,7 @@ from engines import buckets, differing, engine, model_of, refit, resident
 from models import checkpoint, expected, make, perturbed, stacked
 
 from ascend_quant.integrations.vllm import versions
+from ascend_quant.plan import Plan
 from ascend_quant.refit import RefitError
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -49,7 +50,7 @@ def test_by_plan_and_by_loaders_give_the_same(loaded, through_loaders):
     held = resident(llm)
     assert differing(held, expected(state)) == []
     push(llm, first)
-    refit(llm).plan = {}
+    refit(llm).plan = Plan()
     by_loaders = push(llm, state, in_buckets=False)
     assert set(through_loaders) >= {DOWN} if DOWN in state else through_loaders
     assert differing(held, resident(llm)) == []
@@ -137,7 +138,9 @@ def test_from_single_experts_to_stacks_and_back(loaded, through_loaders, by_vllm
     assert push(llm, stacked(state)).digest == left.digest
     assert not set(through_loaders) & set(stacks)
     if not by_vllm:
-        assert all(len(refit(llm).plan[name].moves) == 1 for name in stacks)  # one run of rows, not one an expert
+        assert all(
+            len(refit(llm).plan.entries[name].moves) == 1 for name in stacks
+        )  # one run of rows, not one an expert
     mixed = {**stacked(state), **{n: t for n, t in state.items() if ".experts.1.gate" in n}}
     with pytest.raises(RefitError, match="written twice"):
         push(llm, mixed)

@@ -139,7 +139,7 @@ class Case:
             column_stride=strides[1],
             whole=None if self.matrix.shape == self.values.shape else (first, length),
         )
-        return Job(move, source, slot)
+        return Job.of(move, source, slot)
 
     def check_written(self) -> None:
         """Every byte is as the oracle says, or as it was."""
@@ -181,8 +181,7 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
 def new_counters(device: torch.device, slots: int) -> Counters:
     """Counters with some slots."""
     counters = Counters(device)
-    for _ in range(slots):
-        counters.new_slot()
+    counters.new_slots(slots)
     return counters
 
 

@@ -32,7 +32,7 @@ def test_joined_moves_write_what_their_parts_would(cuts, whole):
         move = move.joined(other)
     source = torch.randn(14, 20, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     counters = new_counters(torch.device("cpu"), 1)
-    cpu.write([Job(move, source)], counters)
+    cpu.write([Job.of(move, source)], counters)
     absmax = source[3:12].float().abs().amax(-1) if whole else None
     expected, expected_scale = oracle.quantize_weight(source[3:12, 2 : 2 + K], absmax)
     assert torch.equal(codes, expected) and torch.equal(scale, expected_scale)
@@ -45,7 +45,7 @@ def test_single_rows_whatever_their_stride_are_joined_in_their_own_place():
     first, second = (Move(codes[:1, i], scale[:1, i], i, 1, i * K, K) for i in (1, 2))  # rows of stride 4 * K
     assert first.followed_by(second)
     source = torch.randn(3, K, generator=torch.Generator().manual_seed(0))
-    cpu.write([Job(first.joined(second), source)], new_counters(torch.device("cpu"), 1))
+    cpu.write([Job.of(first.joined(second), source)], new_counters(torch.device("cpu"), 1))
     expected, expected_scale = oracle.quantize_weight(source[1:])
     assert torch.equal(codes[0, 1:3], expected) and torch.equal(scale[0, 1:3], expected_scale)
     assert not codes[1].any() and not codes[0, [0, 3]].any() and not scale[1].any()

@@ -45,7 +45,7 @@ def test_every_pair_of_bf16_values_equals_the_oracle(cuda, kind):
         rows = torch.where(known, every, absmax[:, None])
         codes, scale = torch.empty(rows.shape, dtype=dtype, device=cuda.device), torch.empty_like(absmax.float())
         counters = Counters(cuda.device)
-        cuda.module.write([Job(Move.of(rows, codes, scale), rows, counters.new_slot())], counters)
+        cuda.module.write([Job.of(Move.of(rows, codes, scale), rows, counters.new_slots())], counters)
         expected, expected_scale = quantize(rows)
         assert torch.equal(codes.view(torch.int8), expected.view(torch.int8)) and torch.equal(scale, expected_scale)
         pairs += int(known.sum())

@@ -83,9 +83,9 @@ def test_sources_in_host_memory_travel_in_parts(cuda, monkeypatch, kind, layout,
     monkeypatch.setattr(cuda.module, "UPLOAD", 3 * 24 * values.element_size())  # 3 rows
     case = Case(kind, values, layout, columns, first_row=0 if kind == "fp8_blocks" else 62, weight=3, origin=True)
     job = case.prepare(cuda.device, 1)
-    jobs = [job._replace(source=job.source.cpu())]
+    jobs = [job._replace(tensors=[tensor.cpu() for tensor in job.tensors])]
     if cuda.interpreted:  # where all memory is the host's
-        jobs = list(cuda.module._uploaded(job))
+        jobs = list(cuda.module._uploaded(*next(job.each())))
         assert len(jobs) == {"fp8_tensor": 1, "fp8_blocks": 3}.get(kind, -(-rows // 3))
     counters = new_counters(cuda.device, 2)
     cuda.module.write(jobs, counters)
@@ -95,12 +95,12 @@ def test_sources_in_host_memory_travel_in_parts(cuda, monkeypatch, kind, layout,
 
 def test_a_move_takes_another_source_each_time(kernels):
     case = Case("int8", awkward_values(20, 32, torch.bfloat16, 0))
-    move = case.prepare(kernels.device, 0).move
+    move = case.prepare(kernels.device, 0).moves.moves[0]
     for i, dtype in enumerate((torch.bfloat16, torch.float32, torch.float16, torch.bfloat16)):
         values = awkward_values(20, 32, dtype, i)
         flat = torch.cat([torch.zeros(i, dtype=dtype), values.flatten()])
         source = flat.to(kernels.device)[i:].view(20, 32)  # off the alignment of the one before
-        kernels.module.write([Job(move, source)], new_counters(kernels.device, 1))
+        kernels.module.write([Job.of(move, source)], new_counters(kernels.device, 1))
         codes, scale = oracle.quantize_weight(values)
         assert torch.equal(move.target_NK.cpu(), codes) and torch.equal(move.scale.cpu(), scale)
 
@@ -108,7 +108,7 @@ def test_a_move_takes_another_source_each_time(kernels):
 def test_a_move_of_no_rows_does_nothing(kernels):
     def empty(dtype, scale):
         target = torch.empty(0, 8, dtype=dtype, device=kernels.device)
-        return Job(Move(target, scale), torch.empty(0, 8, device=kernels.device))
+        return Job.of(Move(target, scale), torch.empty(0, 8, device=kernels.device))
 
     untouched = torch.ones((), device=kernels.device)
     jobs = [empty(torch.int8, torch.empty(0, device=kernels.device)), empty(torch.float8_e4m3fn, untouched)]
@@ -137,12 +137,12 @@ def test_what_is_not_finite_is_counted_by_source(kernels, kind, dtype):
     kernels.module.write(jobs, counters, receipt=False)
     assert counters.read()[2] == {1: 4, 2: 1}
     if kind in ("int8", "fp8"):  # the other rows are as ever
-        target, scale = jobs[1].move.target_NK, jobs[1].move.scale
+        move, _, _ = next(jobs[1].each())
         good = [row for row in range(50) if row not in (3, 40, 49)]
         expected = Case(kind, sources[1][good])
-        assert torch.equal(target[good].cpu().view(torch.int8), expected.codes.view(torch.int8))
-        assert torch.equal(scale[good].cpu(), expected.scale)
-        assert not torch.isfinite(scale[[3, 40, 49]]).any()
+        assert torch.equal(move.target_NK[good].cpu().view(torch.int8), expected.codes.view(torch.int8))
+        assert torch.equal(move.scale[good].cpu(), expected.scale)
+        assert not torch.isfinite(move.scale[[3, 40, 49]]).any()
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)
@@ -150,10 +150,10 @@ def test_a_refit_heals_what_one_with_nan_left(kernels, kind):
     bad = awkward_values(10, 20, torch.bfloat16, 0)
     bad[5, 5] = math.nan
     case = Case(kind, awkward_values(10, 20, torch.bfloat16, 1))
-    move = case.prepare(kernels.device, 0).move
+    move = case.prepare(kernels.device, 0).moves.moves[0]
     for values in (bad, case.values):
         counters = new_counters(kernels.device, 1)
-        kernels.module.write([Job(move, values.to(kernels.device).clone())], counters)
+        kernels.module.write([Job.of(move, values.to(kernels.device).clone())], counters)
     case.check_written()
     assert counters.read()[1:] == (case.digest(), {})
 
@@ -183,13 +183,13 @@ def test_more_sources_than_one_block_of_counters(kernels):
     counters = new_counters(kernels.device, slots)
     source = torch.full((1, 1), math.inf, device=kernels.device)
     move = Move(torch.zeros(1, 1, device=kernels.device), row_stride=1)
-    kernels.module.write([Job(move, source, slot) for slot in (0, slots - 1, slots - 1)], counters)
+    kernels.module.write([Job.of(move, source, slot) for slot in (0, slots - 1, slots - 1)], counters)
     assert counters.read()[2] == {0: 1, slots - 1: 2}
 
 
 def test_cuda_names_what_it_has_no_kernel_for(cuda):
     long, wide = torch.zeros(1, 65537, device=cuda.device), torch.zeros(2, 2, device=cuda.device, dtype=torch.float64)
     with pytest.raises(ValueError, match="65537"):
-        cuda.module.write([Job(Move.of(long, long.clone()), long)], new_counters(cuda.device, 1))
+        cuda.module.write([Job.of(Move.of(long, long.clone()), long)], new_counters(cuda.device, 1))
     with pytest.raises(ValueError, match="float64"):
-        cuda.module.write([Job(Move.of(wide, wide.clone()), wide)], new_counters(cuda.device, 1))
+        cuda.module.write([Job.of(Move.of(wide, wide.clone()), wide)], new_counters(cuda.device, 1))

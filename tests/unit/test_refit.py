@@ -18,7 +18,7 @@ def linear(rows=8, length=6, whole=None, parts=()):
 
 
 def put(refit, resident, view, shard, whole=None, name="w"):
-    refit.write(refit.batch.new_source(name, shard.numel()), resident, view, shard, whole)
+    refit.write(refit.batch.new_sources([(name, shard.numel())]), resident, view, shard, whole)
     refit.flush()
 
 
@@ -98,7 +98,7 @@ def test_bad_shards_are_named(source, message):
 def test_a_row_written_twice_is_an_error_but_one_shard_may_overlap_itself():
     weight = linear()
     refit = opened(weight)
-    slot = refit.batch.new_source("a", 54)
+    slot = refit.batch.new_sources([("a", 54)])
     refit.write(slot, weight, weight.data[:4], torch.randn(4, 6))
     refit.write(slot, weight, weight.data[:5], torch.randn(5, 6))
     with pytest.raises(RefitError, match=r"fc\.weight.*written twice"):

@@ -87,7 +87,7 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig) 
         running.append(True)
         try:
             with refit.failing():
-                with Loading(refit, storages, shards, skipped, kept=isinstance(weights, (list, tuple))) as loading:
+                with Loading(refit, storages, shards, skipped) as loading:
                     rest = loading.feed(weights)
                     with loading.naming():
                         first = next(rest, None)  # what a plan knows never reaches vLLM

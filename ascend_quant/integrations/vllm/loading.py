@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ascend_quant.integrations.vllm.versions import per_expert
-from ascend_quant.plan import Entry
+from ascend_quant.plan import Entry, NamedTensor, together
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.resident import ResidentWeight
 
@@ -30,25 +30,22 @@ class Loading(TorchDispatchMode):
         residents: resident parameters by storage address; a scale's storage maps to None (never loaded).
         shards: over how many ranks a tensor may be split.
         skipped: tells whether vLLM leaves a checkpoint name out on purpose.
-        kept: whether the caller keeps all tensors as they are until the call returns (it handed over a list, not a
-            generator, which may reuse a buffer): then their writes are started together, at the end.
     """
 
-    def __init__(self, refit: Refit, residents: dict[int, ResidentWeight | None], shards: int, skipped, kept: bool):
+    def __init__(self, refit: Refit, residents: dict[int, ResidentWeight | None], shards: int, skipped):
         super().__init__()
-        self.refit, self.residents, self.shards, self.skipped, self.kept = refit, residents, shards, skipped, kept
+        self.refit, self.residents, self.shards, self.skipped = refit, residents, shards, skipped
         self.source: Source | None = None
         self._flushing = False
 
-    def feed(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def feed(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
         """Place tensors by plan; pass the others on to vLLM's loader, one at a time, and check what became of each."""
-        for name, tensor in weights:
-            if not self.refit.place(name, tensor):
-                self.source = Source(name, tensor, self.refit.batch.new_source(name, tensor.numel()))
+        for group in together(weights):
+            for name, tensor in self.refit.place(group):
+                self.source = Source(name, tensor, self.refit.batch.new_sources([(name, tensor.numel())]))
                 yield from per_expert(name, tensor)
                 self.finish()
-            if not self.kept or self.refit.batch.is_much:
-                self._flush()
+            self._flush()
 
     def _flush(self) -> None:
         """Start the refit's writes, which are not a loader's and pass this mode."""

@@ -1,0 +1,154 @@
+"""A plan looks up whole calls: what it learnt of one call's tensors must not be used for others."""
+
+import pytest
+import torch
+
+from ascend_quant import oracle
+from ascend_quant.plan import TOGETHER, Entry, together
+from ascend_quant.refit import Refit, RefitError
+from ascend_quant.resident import QuantizedWeight, ResidentWeight
+
+NAMES = ("up", "norm", "down", "elsewhere")
+
+
+class Engine:
+    """Two quantized weights and a norm, whose loader copies; it has no use for a fourth tensor."""
+
+    def __init__(self):
+        self.residents = {
+            "up": QuantizedWeight("up", torch.zeros(6, 4, dtype=torch.int8), torch.zeros(6), 4),
+            "norm": ResidentWeight("norm", torch.zeros(4, dtype=torch.bfloat16)),
+            "down": QuantizedWeight("down", torch.zeros(4, 6, dtype=torch.int8), torch.zeros(4), 6),
+        }
+        self.refit = Refit(list(self.residents.values()))
+        self.by_loader = []
+
+    def load(self, *calls):
+        with self.refit.session():
+            for call in calls:
+                for group in together(call):
+                    for name, tensor in self.refit.place(group):
+                        self._take(name, tensor)
+                    self.refit.flush()
+
+    def _take(self, name, tensor):
+        self.by_loader.append(name)
+        slot = self.refit.batch.new_sources([(name, tensor.numel())])
+        entry = Entry(tensor.shape)
+        if name in self.residents:
+            resident = self.residents[name]
+            for move in self.refit.write(slot, resident, resident.data, tensor):
+                entry.add(resident, move)
+            self.refit.count(1, tensor.nbytes)
+        entry.by_loader = not tensor.is_contiguous()
+        self.refit.record(name, entry)
+
+    def check(self, state):
+        for name in ("up", "down"):
+            codes, scale = oracle.quantize_weight(state[name])
+            assert torch.equal(self.residents[name].data, codes) and torch.equal(self.residents[name].scale, scale)
+        assert torch.equal(self.residents["norm"].data, state["norm"].to(torch.bfloat16))
+        receipt = self.refit.last_receipt
+        assert receipt.digest == self.refit.digest()
+        assert receipt.tensors == 3 and receipt.bytes == sum(state[name].nbytes for name in self.residents)
+
+
+def state_of(dtype=torch.bfloat16):
+    return dict(zip(NAMES, (torch.randn(*shape).to(dtype) for shape in ((6, 4), (4,), (4, 6), (2, 2))), strict=True))
+
+
+@pytest.fixture
+def engine():
+    engine = Engine()
+    engine.load(list(state_of().items()))
+    assert engine.by_loader == list(NAMES)
+    engine.by_loader.clear()
+    return engine
+
+
+@pytest.mark.parametrize("calls", [[[0, 1, 2, 3]], [[0], [1, 2], [3]], [[3, 2], [1, 0]]])
+def test_calls_of_any_kind_and_again(engine, calls):
+    for _ in range(3):
+        state = state_of()
+        pairs = list(state.items())
+        engine.load(*([pairs[i] for i in call] for call in calls))
+        engine.check(state)
+    assert engine.by_loader == []
+
+
+def test_a_call_is_looked_up_once(engine):
+    engine.load(list(state_of().items()))
+    known = dict(engine.refit.plan._calls)
+    engine.load(list(state_of().items()))
+    assert known and engine.refit.plan._calls == known
+    engine.load(list(state_of(torch.float32).items()))
+    assert engine.refit.plan._calls != known
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_another_dtype_in_the_same_call(engine, dtype):
+    for state in (state_of(), state_of(dtype), state_of()):
+        engine.load(list(state.items()))
+        engine.check(state)
+    assert engine.by_loader == []
+
+
+def test_a_transposed_tensor_goes_to_the_loader_and_is_learnt_again(engine):
+    state = state_of()
+    strange = {**state, "up": state["up"].T.contiguous().T}
+    for given, way in ((state, []), (strange, ["up"]), (strange, ["up"]), (state, ["up"]), (state, [])):
+        engine.by_loader.clear()
+        engine.load(list(given.items()))
+        engine.check(state)
+        assert engine.by_loader == way
+
+
+def test_what_is_not_used_here_may_have_any_shape_or_stay_away(engine):
+    state = state_of()
+    engine.load(list({**state, "elsewhere": torch.zeros(7)}.items()))
+    engine.check(state)
+    engine.load([(name, state[name]) for name in ("down", "up", "norm")])
+    engine.check(state)
+    assert engine.by_loader == []
+
+
+@pytest.mark.parametrize("calls", [["up norm down up"], ["up norm", "down up"], ["elsewhere up norm down", "elsewhere"]])
+def test_a_name_that_comes_twice(engine, calls):
+    state = state_of()
+    with pytest.raises(RefitError, match="(up|elsewhere): sent twice"):
+        engine.load(*([(name, state[name]) for name in call.split()] for call in calls))
+    engine.load(list(state.items()))
+    engine.check(state)
+
+
+def test_a_wrong_shape_is_refused_and_forgotten(engine):
+    state = state_of()
+    for _ in range(2):
+        engine.load(list(state.items()))
+        with pytest.raises(RefitError, match=r"\(5, 4\) does not fit"):
+            engine.load(list({**state, "up": state["up"][:5]}.items()))
+    engine.by_loader.clear()
+    engine.load(list(state.items()))
+    engine.check(state)
+    assert engine.by_loader == []
+
+
+def test_an_unknown_name_ends_the_plan_and_rows_stay_counted(engine):
+    state = state_of()
+    engine.load([("up", state["up"])], [("new", torch.zeros(1)), *list(state.items())[1:]])
+    engine.check(state)
+    assert engine.by_loader == ["new", *NAMES[1:]]
+    with pytest.raises(RefitError, match="written twice"):
+        engine.load([("up", state["up"])], [("newer", torch.zeros(1)), *state.items()])
+
+
+def test_a_missing_tensor_is_named(engine):
+    state = state_of()
+    with pytest.raises(RefitError, match="1 missing from this refit: norm"):
+        engine.load([(name, state[name]) for name in ("down", "up")])
+
+
+def test_lists_stay_and_generators_do_not():
+    pairs = [(str(i), torch.zeros(1)) for i in range(2 * TOGETHER + 1)]
+    assert [len(group) for group in together(pairs)] == [TOGETHER, TOGETHER, 1]
+    assert [len(group) for group in together(iter(pairs[:3]))] == [1, 1, 1]
