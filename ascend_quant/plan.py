@@ -17,14 +17,16 @@ from ascend_quant.resident import ResidentWeight
 
 NamedTensor = tuple[str, torch.Tensor]
 
-TOGETHER = 512  # tensors of a list that are placed before the device begins with them
+FEWEST, MOST = 128, 1024  # tensors of a list that are placed before the device begins with them
 
 
 def together(weights: Iterable[NamedTensor]) -> Iterator[Sequence[NamedTensor]]:
     """Groups of tensors that stay as they are until all of them are written: a generator may reuse a buffer."""
     if isinstance(weights, (list, tuple)):
-        for start in range(0, len(weights), TOGETHER):
-            yield weights[start : start + TOGETHER]
+        start, size = 0, FEWEST
+        while start < len(weights):
+            yield weights[start : start + size]
+            start, size = start + size, min(2 * size, MOST)
     else:
         for pair in weights:
             yield [pair]

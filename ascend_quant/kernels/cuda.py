@@ -6,6 +6,7 @@ side (matmul, experts) is vLLM's own, see cuda_serving.py.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import triton.language as tl
 from ascend_quant import oracle
 from ascend_quant.kernels import triton_rows as rows_kernels
 from ascend_quant.kernels.cuda_serving import experts, matmul, plain_experts
+from ascend_quant.kernels.launches import Launch, start
 from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move
 
 __all__ = ["READS_ARE_FREE", "digest", "digests", "experts", "matmul", "plain_experts", "write"]
@@ -27,6 +29,13 @@ SOURCE, ROWS_OF, BAD, WHOLE = (
     column.value for column in (rows_kernels.SOURCE, rows_kernels.ROWS_OF, rows_kernels.BAD, rows_kernels.WHOLE)
 )
 LONGEST_ROW = 65536
+TILINGS = {  # for rows of up to so many elements: step, how often, warps, registers
+    1024: (256, 8, 1, 64),
+    2560: (256, 4, 1, 96),
+    8192: (512, 4, 2, 80),
+    32768: (2048, 4, 8, 80),
+    LONGEST_ROW: (4096, 2, 16, 64),
+}
 UPLOAD = 32 << 20  # bytes of host memory that travel at a time
 TYPES = {
     torch.bfloat16: tl.bfloat16,
@@ -96,10 +105,8 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
         for move, take in notes.uploads:
             for part in _uploaded(move, job.tensors[take], job.slot + take):
                 write([part], counters, receipt)
-    for group, parts in tables.items():
-        with torch.cuda.device_of(counters.totals):
-            for part, table in _by_alignment(group, np.concatenate(parts)):
-                _launch(part, table, counters.totals, receipt)
+    aligned = chain.from_iterable(_by_alignment(group, np.concatenate(parts)) for group, parts in tables.items())
+    start([launch for group, table in aligned for launch in _launches(group, table, receipt)], counters.totals)
 
 
 def digests(
@@ -119,9 +126,8 @@ def digests(
         address = sums.data_ptr() + 16 * i
         entry = (source, *matrix.stride(), matrix.shape[0], address, 0, 0, 0, first[0], 1, 0, first[1])
         groups[group].append(entry)
-    with torch.cuda.device_of(sums):
-        for group, entries in groups.items():
-            _launch(group, np.array(entries, dtype=np.int64), sums, True)
+    tables = ((group, np.array(entries, dtype=np.int64)) for group, entries in groups.items())
+    start([launch for group, table in tables for launch in _launches(group, table, True)], sums)
     return sums[:, 0] % oracle.LANE + (sums[:, 1] << 32)
 
 
@@ -138,13 +144,13 @@ def _uploaded(move: Move, source: torch.Tensor, slot: int) -> Iterator[Job]:
     kind = None if move.scale is None else move.scale.dim()
     per_scale = {0: max(1, move.rows), 2: oracle.BLOCK}.get(kind, 1)
     step = max(1, UPLOAD // max(1, whole.shape[1] * whole.element_size()) // per_scale) * per_scale
-    for start in range(0, move.rows, step):
-        part = slice(start, start + step)
+    for first in range(0, move.rows, step):
+        part = slice(first, first + step)
         rows = whole[part].to(device)
         more = {} if move.whole is None else {"offset": behind * rows.stride(1), "whole": (0, whole.shape[1])}
-        scale = move.scale[start // per_scale : -(-(start + len(rows)) // per_scale)] if kind else move.scale
+        scale = move.scale[first // per_scale : -(-(first + len(rows)) // per_scale)] if kind else move.scale
         target = move.target_NK[part]
-        moved = Move.of(rows, target, scale, first_row=move.first_row + start, weight=move.weight, **more)
+        moved = Move.of(rows, target, scale, first_row=move.first_row + first, weight=move.weight, **more)
         yield Job.of(moved, rows, slot)
 
 
@@ -200,83 +206,51 @@ def _aligned(matrix: torch.Tensor, address: int) -> bool:
     return matrix.stride(1) == 1 and address % 16 == 0 and row % 16 == 0 and matrix.shape[1] % 16 == 0
 
 
-def _launch(group: Group, table: np.ndarray, totals: torch.Tensor, receipt: bool) -> None:
+def _launches(group: Group, table: np.ndarray, receipt: bool) -> Iterator[Launch]:
     if group.source not in TYPES or group.target not in TYPES:
         raise ValueError(f"no CUDA kernel takes {group.source} to {group.target}")
     rows = table[:, ROWS_OF]
     if not rows.any():
         return
     source, target = TYPES[group.source], TYPES[group.target]
-    common = {"RECEIPT": receipt, "SPREAD": Counters.SPREAD, "SAMPLE": SAMPLE}
+    counting = (receipt, Counters.SPREAD, SAMPLE)
     if group.kind == "fp8_blocks":
-        tiles = -(-rows // oracle.BLOCK) * -(-group.length // oracle.BLOCK)
-        arguments, count = _upload(table, tiles, totals)
-        rows_kernels.write_blocks[(count,)](
-            *arguments, totals, source, group.length, group.aligned, **common, num_warps=8
-        )
+        blocks = -(-rows // oracle.BLOCK) * -(-group.length // oracle.BLOCK)
+        constants = (source, group.length, group.aligned, *counting)
+        yield Launch(rows_kernels.write_blocks, table, blocks, constants, (("num_warps", 8),))
         return
     if group.kind == "fp8_tensor":
-        _find_scales(table, rows, source, group, totals)
-    width, at_once, repeat, warps, registers = tiling(group.length)
-    arguments, count = _upload(table, -(-rows // (at_once * repeat)), totals)
-    rows_kernels.write_rows[(count,)](
-        *arguments,
-        totals,
-        group.kind,
-        source,
-        target,
-        group.length,
-        group.whole,
-        width,
-        at_once,
-        repeat,
-        group.aligned,
-        **common,
-        num_warps=warps,
-        maxnreg=registers,
-    )
+        yield from _scale_launches(group, table, rows, source)
+    width, at_once, repeat, options = tiling(group.length)
+    shape = (group.length, group.whole, width, at_once, repeat, group.aligned)
+    constants = (group.kind, source, target, *shape, *counting)
+    yield Launch(rows_kernels.write_rows, table, -(-rows // (at_once * repeat)), constants, options)
 
 
-def _find_scales(table: np.ndarray, rows: np.ndarray, source: tl.dtype, group: Group, totals: torch.Tensor) -> None:
+def _scale_launches(group: Group, table: np.ndarray, rows: np.ndarray, source: tl.dtype) -> Iterator[Launch]:
     """fp8_tensor: one pass over the sources for the largest magnitudes, before the pass that writes."""
     length = group.whole or group.length
-    width, at_once, _, warps, registers = tiling(length)
+    width, at_once, _, options = tiling(length)
     if group.whole:  # read these instead
         table = table.copy()
         table[:, SOURCE] = table[:, WHOLE]
-    arguments, count = _upload(table, -(-rows // at_once), totals)
-    pieces, few = len(table), (triton.cdiv(len(table), 128),)
-    rows_kernels.tops_to_scales[few](arguments[0], pieces, 128, True)
-    rows_kernels.find_tops[(count,)](
-        *arguments, source, length, width, at_once, group.aligned, num_warps=warps, maxnreg=registers
-    )
-    rows_kernels.tops_to_scales[few](arguments[0], pieces, 128, False)
+    one_each = np.ones_like(rows)
+    yield Launch(rows_kernels.tops_to_scales, table, one_each, (True,), ())
+    constants = (source, length, width, at_once, group.aligned)
+    yield Launch(rows_kernels.find_tops, table, -(-rows // at_once), constants, options)
+    yield Launch(rows_kernels.tops_to_scales, table, one_each, (False,), ())
 
 
-def _upload(table: np.ndarray, tiles: np.ndarray, like: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], int]:
-    """The table and each matrix's first tile on the device, in one copy; and how many tiles there are."""
-    pieces, fields = table.shape
-    ends = np.cumsum(tiles)
-    flat = np.concatenate([table.ravel(), ends - tiles])
-    on_device = torch.from_numpy(flat).to(like.device, non_blocking=True)
-    return (on_device[: pieces * fields], on_device[pieces * fields :], pieces), int(ends[-1])
-
-
-def tiling(length: int) -> tuple[int, int, int, int, int]:
-    """How a launch walks rows of `length`: step, rows at a time, how often, warps, registers.
+def tiling(length: int) -> tuple[int, int, int, tuple[tuple[str, int], ...]]:
+    """How a launch walks rows of `length`: step, rows at a time, how often, and Triton's options.
 
     Few warps a row, and so many registers that the rows in flight stay in the first-level cache between their two
     readings: found on one H200 at 768, 2048, 3584 and 18,944, where each reaches 0.95 of a copy's bandwidth.
     """
     if length <= 256:
-        width = triton.next_power_of_2(length)
-        return width, max(1, 2048 // width), 2, 4, 128
-    if length <= 1024:
-        return 256, 1, 8, 1, 64
-    if length <= 2560:
-        return 256, 1, 4, 1, 96
-    if length <= 8192:
-        return 512, 1, 4, 2, 80
-    if length <= 32768:
-        return 2048, 1, 4, 8, 80
-    return 4096, 1, 2, 16, 64
+        step = triton.next_power_of_2(length)
+        at_once, repeat, warps, registers = max(1, 2048 // step), 2, 4, 128
+    else:
+        at_once = 1
+        step, repeat, warps, registers = next(found for longest, found in TILINGS.items() if length <= longest)
+    return step, at_once, repeat, (("num_warps", warps), ("maxnreg", registers))

@@ -188,6 +188,7 @@ def find_tops(
     table,
     starts,
     pieces,
+    totals,
     SOURCE_TYPE: tl.constexpr,
     K: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -206,15 +207,13 @@ def find_tops(
 
 
 @triton.jit(do_not_specialize=["pieces"])
-def tops_to_scales(table, pieces, WIDTH: tl.constexpr, CLEAR: tl.constexpr):
+def tops_to_scales(table, starts, pieces, totals, CLEAR: tl.constexpr):
     """Turn what `find_tops` left into scales; or clear their places for it."""
-    piece = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    inside = piece < pieces
-    at = tl.load(table + piece * ENTRY + SCALE, mask=inside, other=0).to(tl.pointer_type(tl.float32))
-    top = tl.zeros((WIDTH,), tl.float32)
-    if not CLEAR:
-        top = tl.load(at, mask=inside, other=0.0)
-    tl.store(at, _scale(top.to(tl.int32, bitcast=True), "fp8"), mask=inside)
+    at = tl.load(table + tl.program_id(0) * ENTRY + SCALE).to(tl.pointer_type(tl.float32))
+    if CLEAR:
+        tl.store(at, 0.0)
+    else:
+        tl.store(at, _scale(tl.load(at).to(tl.int32, bitcast=True), "fp8"))
 
 
 @triton.jit

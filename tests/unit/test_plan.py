@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.plan import TOGETHER, Entry, together
+from ascend_quant.plan import FEWEST, MOST, Entry, together
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.resident import QuantizedWeight, ResidentWeight
 
@@ -112,10 +112,12 @@ def test_what_is_not_used_here_may_have_any_shape_or_stay_away(engine):
     assert engine.by_loader == []
 
 
-@pytest.mark.parametrize("calls", [["up norm down up"], ["up norm", "down up"], ["elsewhere up norm down", "elsewhere"]])
+@pytest.mark.parametrize(
+    "calls", [["up norm down up"], ["up norm", "down up"], ["elsewhere up norm down", "elsewhere"]]
+)
 def test_a_name_that_comes_twice(engine, calls):
     state = state_of()
-    with pytest.raises(RefitError, match="(up|elsewhere): sent twice"):
+    with pytest.raises(RefitError, match=r"(up|elsewhere): sent twice"):
         engine.load(*([(name, state[name]) for name in call.split()] for call in calls))
     engine.load(list(state.items()))
     engine.check(state)
@@ -149,6 +151,8 @@ def test_a_missing_tensor_is_named(engine):
 
 
 def test_lists_stay_and_generators_do_not():
-    pairs = [(str(i), torch.zeros(1)) for i in range(2 * TOGETHER + 1)]
-    assert [len(group) for group in together(pairs)] == [TOGETHER, TOGETHER, 1]
-    assert [len(group) for group in together(iter(pairs[:3]))] == [1, 1, 1]
+    pairs = [(str(i), torch.zeros(1)) for i in range(5 * MOST)]
+    groups = list(together(pairs))
+    assert [pair for group in groups for pair in group] == pairs
+    assert len(groups[0]) == FEWEST and max(len(group) for group in groups) == MOST
+    assert [list(group) for group in together(iter(pairs[:3]))] == [[pair] for pair in pairs[:3]]
