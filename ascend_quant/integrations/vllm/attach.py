@@ -87,11 +87,12 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig) 
         running.append(True)
         try:
             with refit.failing():
-                with Loading(refit, storages, shards, skipped) as loading:
-                    rest = loading.feed(weights)
-                    with loading.naming():
-                        first = next(rest, None)  # what a plan knows never reaches vLLM
-                        loaded = set() if first is None else original(chain([first], rest), *args, **kwargs)
+                loading = Loading(refit, storages, shards, skipped)
+                rest = loading.feed(weights)
+                first, loaded = next(rest, None), set()  # what a plan knows never reaches vLLM
+                if first is not None:
+                    with loading, loading.naming():
+                        loaded = original(chain([first], rest), *args, **kwargs)
                     loading.finish()
                 refit.flush()
         finally:

@@ -23,7 +23,7 @@ FILL = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
 
 
 class Loading(TorchDispatchMode):
-    """Active during one `model.load_weights` call.
+    """Active while vLLM's loaders run, for one `model.load_weights` call.
 
     Args:
         refit: where tensors are placed, written and counted.
