@@ -17,16 +17,17 @@ from ascend_quant.resident import ResidentWeight
 
 NamedTensor = tuple[str, torch.Tensor]
 
-FEWEST, MOST = 128, 1024  # tensors of a list that are placed before the device begins with them
+FEWEST, MOST = 128, 1024  # tensors of a long list that are placed before the device begins with them
 
 
 def together(weights: Iterable[NamedTensor]) -> Iterator[Sequence[NamedTensor]]:
     """Groups of tensors that stay as they are until all of them are written: a generator may reuse a buffer."""
     if isinstance(weights, (list, tuple)):
         start, size = 0, FEWEST
-        while start < len(weights):
-            yield weights[start : start + size]
-            start, size = start + size, min(2 * size, MOST)
+        while (left := len(weights) - start) > 0:
+            count = size if left >= 2 * size else left
+            yield weights[start : start + count]
+            start, size = start + count, min(2 * size, MOST)
     else:
         for pair in weights:
             yield [pair]
@@ -127,7 +128,7 @@ class Plan:
 
     def __init__(self, entries: Mapping[str, Entry] | None = None):
         self.entries = entries or {}
-        self._calls: dict[str, Call] = {}  # by the first name
+        self._calls: dict[tuple[str, int], Call] = {}  # by the first name and how many there are
 
     def call(self, weights: Sequence[NamedTensor]) -> Call | None:
         """What is to be done with tensors that came together; None if one of them is unknown.
@@ -135,15 +136,17 @@ class Plan:
         Raises:
             RefitError: one came twice.
         """
-        first = weights[0][0]
-        call = self._calls.get(first)
+        key = weights[0][0], len(weights)
+        call = self._calls.get(key)
         if call is None or not call.is_for(weights):
             names = Counter(name for name, _ in weights)
             if not names.keys() <= self.entries.keys():
                 return None
             if len(names) < len(weights):
                 raise sent_twice(names.most_common(1)[0][0])
-            call = self._calls[first] = Call(weights, self.entries)
+            if len(self._calls) > len(self.entries):  # a sender that never sends the same way twice
+                self._calls.clear()
+            call = self._calls[key] = Call(weights, self.entries)
         return call
 
 
