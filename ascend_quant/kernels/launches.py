@@ -1,0 +1,71 @@
+"""Triton launches from tables made on the host: one upload for all of a batch's, and little work for each.
+
+A kernel here takes (table, starts, pieces, totals, *constants): a table with one line of an even number of int64 a
+matrix, the number of each line's first program, how many lines there are, and what it adds its findings to.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+_COMPILED: dict[tuple, object] = {}
+
+
+class Launch(NamedTuple):
+    """One launch.
+
+    Attributes:
+        table: int64 (pieces, FIELDS).
+        programs: int64 (pieces), how many each line takes.
+        constants: the rest of the kernel's arguments, in its order.
+        options: names and values of what Triton's compiler takes: warps, registers.
+    """
+
+    kernel: object
+    table: np.ndarray
+    programs: np.ndarray
+    constants: tuple
+    options: tuple[tuple[str, int], ...]
+
+
+def start(launches: Sequence[Launch], totals: torch.Tensor) -> None:
+    """Start the launches one after the other on the current stream of the device of `totals`."""
+    parts, heads, at = [], [], 0
+    for launch in launches:
+        ends = np.cumsum(launch.programs)
+        flat = launch.table.ravel()
+        odd = np.zeros(len(ends) % 2, dtype=np.int64)  # so that the next table begins at a multiple of 16 bytes
+        parts += [flat, ends - launch.programs, odd]
+        heads.append((at, at + len(flat), int(ends[-1])))
+        at += len(flat) + len(ends) + len(odd)
+    if not parts:
+        return
+    on_device = _upload(np.concatenate(parts), totals.device)
+    with torch.cuda.device_of(totals):
+        for launch, (table, starts, count) in zip(launches, heads, strict=True):
+            if count:
+                arguments = (on_device[table:], on_device[starts:], len(launch.programs), totals, *launch.constants)
+                _run(launch, count, totals.device, arguments)
+
+
+def _upload(flat: np.ndarray, device: torch.device) -> torch.Tensor:
+    on_host = torch.from_numpy(flat)
+    if device.type == "cuda":
+        on_host = on_host.pin_memory()  # a copy of more than 64 KiB from other memory may wait for the stream
+    return on_host.to(device, non_blocking=True)
+
+
+def _run(launch: Launch, count: int, device: torch.device, arguments: tuple) -> None:
+    """Launch. What is compiled is called directly: Triton's own way to it takes tens of microseconds.
+
+    That is safe since all that Triton would look at is in the key or always alike: addresses are multiples of 16
+    bytes, and kernels are not specialized on the number of pieces.
+    """
+    key = (launch.kernel, device, launch.constants, launch.options)
+    compiled = _COMPILED.get(key)
+    if compiled is None:
+        _COMPILED[key] = launch.kernel[(count,)](*arguments, **dict(launch.options))
+    else:
+        compiled[(count, 1, 1)](*arguments)
