@@ -4,7 +4,7 @@ refit.py       the command: starts each part in a process of its own, collects, 
 tasks.py       one measurement to make, and how a process (child.py) is started for it
 kernels.py     part "kernels": the quantization alone, over all weight matrices of a model
 engine.py      part "engine": weight syncs of real vLLM engines
-graphs.py      part "graphs": a refit under captured CUDA graphs, compared with an eager engine
+graphs.py      part "graphs": a refit under captured CUDA graphs, compared with an engine without
 ranks.py       part "ranks": the same sync over several GPUs
 worker.py      what the last three run inside vLLM's workers
 models.py      shapes, names and configs of the models; tensors.py their weights, as a trainer holds them

@@ -34,16 +34,16 @@ def faults_of(outcomes: Sequence[Outcome]) -> list[str]:
         title = outcome.task.title()
         faults += [outcome.error] if outcome.result is None else []
         faults += [f"{title}: {fault}" for fault in (outcome.result or {}).get("faults", ())]
-    for other, eager in _pairs(outcomes):
-        faults += [f"{other.task.title()}: {fault}" for fault in graphs.differences(eager.result, other.result)]
+    for other, reference in _pairs(outcomes):
+        faults += [f"{other.task.title()}: {fault}" for fault in graphs.differences(reference.result, other.result)]
     return faults
 
 
 def _pairs(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
-    """Each engine that is not eager, with the eager one of its model."""
-    done = [outcome for outcome in outcomes if outcome.task.part == "graphs" and outcome.result]
-    eager = {outcome.task.model: outcome for outcome in done if outcome.task.variant == "eager"}
-    return [(o, eager[o.task.model]) for o in done if o.task.variant != "eager" and o.task.model in eager]
+    """Each engine with captured graphs, and the one without that it is compared with."""
+    done = {(o.task.model, o.task.variant): o for o in outcomes if o.task.part == "graphs" and o.result}
+    references = {key: (key[0], graphs.REFERENCES.get(key[1])) for key in done}
+    return [(done[key], done[other]) for key, other in references.items() if other in done]
 
 
 def write_json(path: Path, device: str, outcomes: Sequence[Outcome]) -> None:
@@ -70,9 +70,10 @@ def show(outcomes: Sequence[Outcome], out: Console) -> None:
     """The figures, the bars, and last what is wrong."""
     if rows := rows_of(outcomes):
         out.print(_figures(rows, copy_rate(outcomes)))
-    for other, eager in _pairs(outcomes):
-        far = graphs.largest_difference(eager.result, other.result)
-        out.print(f"{other.task.title()}: log-probabilities of first tokens within {far:.3f} of the eager engine's")
+    for other, reference in _pairs(outcomes):
+        far = graphs.largest_difference(reference.result, other.result)
+        words = f"log-probabilities of first tokens within {far:.3f} of those of {reference.task.variant}"
+        out.print(f"{other.task.title()}: {words}")
     for outcome in outcomes:
         for way, why in (outcome.result or {}).get("refused", {}).items():
             out.print(f"{outcome.task.title()}: {way} is refused: {escape(why)}", soft_wrap=True)

@@ -214,7 +214,7 @@ def test_answers_are_followed_until_a_tie():
     assert graphs.differences(eager, engine(tokens, -1.01)) == []
     assert "log-probability -2.000 instead of -1.000" in graphs.differences(eager, engine(tokens, -2.0))[0]
     assert "token 7: 9 instead of 7" in graphs.differences(eager, engine([*tokens[:-1], 9]))[0]
-    tie = engine(tokens, gap=0.1)
+    tie = engine(tokens, gap=0.01)
     assert graphs.differences(tie, engine([*tokens[:-1], 9])) == []
     assert "could be compared" in graphs.differences(tie, engine([9, *tokens[1:]]))[0]
     stale = engine(tokens)
