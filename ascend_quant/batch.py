@@ -5,10 +5,11 @@ A source tensor must stay as it is until its writes are flushed; who owns it dec
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from ascend_quant.kernels import kernels_for
-from ascend_quant.kernels.moves import Counters, Job
+from ascend_quant.kernels.moves import Counters, Job, Move, Moves
 
 
 class RefitError(RuntimeError):
@@ -26,6 +27,7 @@ class Batch:
         self.kernels = kernels_for(device)
         self.counters = Counters(device)
         self._jobs: list[Job] = []
+        self._single: list[tuple[Move, torch.Tensor, int]] = []
         self._sources: list[tuple[str, int]] = []
 
     def new_sources(self, sources: Sequence[tuple[str, int]]) -> int:
@@ -33,13 +35,21 @@ class Batch:
         self._sources += sources
         return self.counters.new_slots(len(sources))
 
-    def add(self, job: Job) -> None:
-        self._jobs.append(job)
+    def add(self, moves: Moves, tensors: Sequence[torch.Tensor], first: int) -> None:
+        """Queue moves of tensors that are numbered in a row."""
+        self._jobs.append(Job(moves, tensors, np.arange(first, first + len(tensors))))
+
+    def add_single(self, move: Move, source: torch.Tensor, number: int) -> None:
+        """Queue a move."""
+        self._single.append((move, source, number))
 
     def flush(self) -> None:
         """Start all waiting writes; where reading a counter costs nothing, check them at once."""
-        if self._jobs:
-            jobs, self._jobs = self._jobs, []
+        jobs, self._jobs = self._jobs, []
+        if self._single:
+            jobs.append(Job.of_each(*zip(*self._single, strict=True)))
+            self._single = []
+        if jobs:
             self.kernels.write(jobs, self.counters)
             if self.kernels.READS_ARE_FREE:
                 self.finish()

@@ -102,7 +102,8 @@ class Call:
             else:
                 self.rest.append(i)
                 del self.entries[name]
-        self._facts = self._facts_of(weights)
+        tensors = [weights[i][1] for i in self.taken]
+        self._facts = [(tensor.shape, tensor.dtype, tensor.is_cpu, tensor.is_contiguous()) for tensor in tensors]
 
     def _add(self, entry: Entry, take: int) -> None:
         for resident, move in entry.moves:
@@ -112,11 +113,18 @@ class Call:
 
     def is_for(self, weights: Sequence[NamedTensor]) -> bool:
         """Whether these are the same names, and tensors like those that this call was made for."""
-        return [name for name, _ in weights] == self.names and self._facts_of(weights) == self._facts
-
-    def _facts_of(self, weights: Sequence[NamedTensor]) -> list[tuple]:
-        tensors = [weights[i][1] for i in self.taken]
-        return [(tensor.shape, tensor.dtype, tensor.is_cpu, tensor.is_contiguous()) for tensor in tensors]
+        if [name for name, _ in weights] != self.names:
+            return False
+        for i, (shape, dtype, is_cpu, is_contiguous) in zip(self.taken, self._facts, strict=True):
+            tensor = weights[i][1]
+            if (
+                tensor.shape != shape
+                or tensor.dtype is not dtype
+                or tensor.is_cpu is not is_cpu
+                or tensor.is_contiguous() is not is_contiguous
+            ):
+                return False
+        return True
 
 
 class Plan:

@@ -22,7 +22,7 @@ import torch
 
 from ascend_quant.batch import Batch, RefitError
 from ascend_quant.kernels import kernels_for
-from ascend_quant.kernels.moves import Job, Move
+from ascend_quant.kernels.moves import Move
 from ascend_quant.oracle import add_digests
 from ascend_quant.plan import Entry, NamedTensor, Plan, sent_twice
 from ascend_quant.resident import ResidentWeight
@@ -141,7 +141,7 @@ class Refit:
         for resident in self.residents:
             resident.begin()
         self.batch = Batch(self.residents[0].data.device)
-        self._by_plan, self._entries = bool(self.plan.entries), {}
+        self._by_plan, self._entries, self._learnt = bool(self.plan.entries), {}, False
         self._state, self._why, self._explicit = "open", "a refit is open", explicit
         self._started = time.perf_counter()
         self._tensors = self._bytes = 0
@@ -166,8 +166,8 @@ class Refit:
         if not self._entries.keys().isdisjoint(call.names):
             raise sent_twice(next(name for name in call.names if name in self._entries))
         self._entries |= call.entries
-        slot = self.batch.new_sources(call.sources)
-        self.batch.add(Job(call.moves, [weights[i][1] for i in call.taken], slot))
+        first = self.batch.new_sources(call.sources)
+        self.batch.add(call.moves, [weights[i][1] for i in call.taken], first)
         for resident, rows in call.rows.items():
             resident.unwritten -= rows
         self.count(call.tensors, call.bytes)
@@ -195,13 +195,15 @@ class Refit:
         base = shard if base is None else base
         moves = resident.moves(view, shard, whole, slot, base)
         for move in moves:
-            self.batch.add(Job.of(move, base, slot))
+            self.batch.add_single(move, base, slot)
         return moves
 
     def record(self, name: str, entry: Entry) -> None:
         """Note where a loader put a tensor, for the plan of the next refits."""
         known = self.plan.entries.get(name)
-        self._entries[name] = known if known and known.by_loader and entry.by_loader else entry
+        if not (known and known.by_loader and entry.by_loader):
+            self._learnt = True
+        self._entries[name] = entry
 
     def flush(self) -> None:
         """Start the queued writes; their sources may be overwritten once the device's stream has passed this point."""
@@ -247,7 +249,6 @@ class Refit:
             raise RefitError("no refit is open on this engine; open one first")
         with self.failing():
             self.flush()
-            plan = self.plan if self._entries == self.plan.entries else Plan(self._entries)
             self._check_buffers()  # while the device works
             changed, digest = self.batch.finish()
             self._check_complete()
@@ -256,8 +257,8 @@ class Refit:
         self._count += 1
         self.last_receipt = self._receipt(changed, digest)
         self.batch = None
-        if self._plans:
-            self.plan = plan
+        if self._plans and (self._learnt or len(self._entries) != len(self.plan.entries)):
+            self.plan = Plan(self._entries)
         self._state = "ready"
         logger.info("%s", self.last_receipt)
         return self.last_receipt

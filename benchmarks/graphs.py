@@ -1,6 +1,7 @@
-"""Part "graphs": what an engine with captured CUDA graphs generates after a refit, against one that captured none.
+"""Part "graphs": what an engine with captured CUDA graphs generates after a refit.
 
-Compiled code rounds otherwise than eager code, so a compiled engine with graphs is compared with one without.
+Graphs alone are compared with an eager engine. Compiled code rounds otherwise than eager code, so a compiled engine
+is compared with one that was started anew on a checkpoint of the same weights, and never refitted.
 """
 
 import torch
@@ -15,33 +16,39 @@ WAYS = {
         "enforce_eager": False,
         "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
     },
-    "compiled alone": {"enforce_eager": False, "compilation_config": {"cudagraph_mode": "NONE"}},
+    "started anew": {"enforce_eager": False},
     "compiled": {"enforce_eager": False},  # vLLM's default: torch.compile and graphs
 }
-REFERENCES = {"graphs": "eager", "compiled": "compiled alone"}
+REFERENCES = {"graphs": "eager", "compiled": "started anew"}
 PROMPTS, LENGTH, ANSWER = 16, 32, 8
 TOLERANCE = 0.02  # nats: log-probabilities come from BF16 logits
 SEEDS = (2, 3)
 
 
 def run(task: Task) -> dict:
-    """Generate with two sets of weights, both refitted into the same engine."""
-    from vllm import SamplingParams
+    """Generate with two sets of weights, refitted into one engine; or with the second, which it was started on."""
     from vllm.compilation.counter import compilation_counter
 
-    asked = prompts(task.cut_model())
-    wanted = SamplingParams(max_tokens=ANSWER, temperature=0, logprobs=2, ignore_eos=True, detokenize=False)
-    answers = []
-    with started(task, "int8", **WAYS[task.variant]) as llm:
-        for seed in SEEDS:
-            llm.collective_rpc("bench", args=("draw", seed))
-            llm.collective_rpc("bench", args=("sync", "bare", False))
-            answers.append([_answer(request) for request in llm.generate(asked, wanted, use_tqdm=False)])
-        faults = llm.collective_rpc("bench", args=("faults",))[0]
+    anew = task.variant == "started anew"
+    with started(task, "int8", seed=SEEDS[-1] if anew else None, **WAYS[task.variant]) as llm:
+        answers = []
+        for seed in SEEDS[-1:] if anew else SEEDS:
+            if not anew:
+                llm.collective_rpc("bench", args=("draw", seed))
+                llm.collective_rpc("bench", args=("sync", "bare", False))
+            answers.append(_answers(llm, task))
+        faults = [] if anew else llm.collective_rpc("bench", args=("faults",))[0]
         captured = compilation_counter.num_cudagraph_captured
-    if task.device == "cuda" and bool(captured) is not (task.variant in REFERENCES):
+    if task.device == "cuda" and bool(captured) is (task.variant == "eager"):
         faults.append(f"{task.variant}: vLLM captured {captured} CUDA graphs")
     return {"answers": answers, "captured": captured, "faults": faults}
+
+
+def _answers(llm, task: Task) -> list[list[dict]]:
+    from vllm import SamplingParams
+
+    wanted = SamplingParams(max_tokens=ANSWER, temperature=0, logprobs=2, ignore_eos=True, detokenize=False)
+    return [_answer(request) for request in llm.generate(prompts(task.cut_model()), wanted, use_tqdm=False)]
 
 
 def prompts(model: Model) -> list[dict]:
@@ -62,12 +69,12 @@ def _answer(request) -> list[dict]:
 
 
 def differences(reference: dict, other: dict) -> list[str]:
-    """In what an engine's answers differ from the reference's; and if a refit left the answers as they were.
+    """In what an engine's last answers differ from the reference's; and if a refit left the answers as they were.
 
     Where the two best tokens are closer than the tolerance, either may be chosen: the answer is followed no further.
     """
     faults = []
-    for number, (expected, answers) in enumerate(zip(reference["answers"], other["answers"], strict=True), 1):
+    for number, expected, answers in _pairs(reference, other):
         followed = 0
         for prompt, (one, two) in enumerate(zip(expected, answers, strict=True)):
             for step, (a, b) in enumerate(zip(one, two, strict=True)):
@@ -90,5 +97,12 @@ def differences(reference: dict, other: dict) -> list[str]:
 
 def largest_difference(reference: dict, other: dict) -> float:
     """Of the log-probabilities of first tokens, in nats."""
-    pairs = zip(reference["answers"], other["answers"], strict=True)
-    return max(abs(a[0]["logprob"] - b[0]["logprob"]) for one, two in pairs for a, b in zip(one, two, strict=True))
+    pairs = (pair for _, one, two in _pairs(reference, other) for pair in zip(one, two, strict=True))
+    return max(abs(a[0]["logprob"] - b[0]["logprob"]) for a, b in pairs)
+
+
+def _pairs(reference: dict, other: dict) -> list[tuple[int, list, list]]:
+    """Which weights, the reference's answers and the other's: an engine that was started anew knows the last alone."""
+    first = len(other["answers"]) - len(reference["answers"])
+    numbers = range(first + 1, len(other["answers"]) + 1)
+    return list(zip(numbers, reference["answers"], other["answers"][first:], strict=True))

@@ -60,8 +60,8 @@ def sample(matrices: Sequence[Matrix]) -> list[Matrix]:
 
 def int8_faults(matrices: Sequence[Matrix], device: torch.device) -> list[str]:
     """Write into poisoned buffers; whose codes, scales or digest differ from the oracle's."""
-    jobs, counters = methods.int8_jobs(matrices), Counters(device)
-    methods.number(jobs, counters)
+    counters = Counters(device)
+    jobs = [methods.int8_job(matrices, counters)]
     for matrix in matrices:
         matrix.codes.fill_(-128)
         matrix.scale.fill_(methods.POISON)
@@ -81,14 +81,14 @@ def fp8_faults(matrices: Sequence[Matrix], device: torch.device) -> list[str]:
     """The same for each fp8 kind, without the digest."""
     faults = []
     for kind, quantize in FP8_ORACLE.items():
-        jobs, counters = methods.fp8_jobs(kind, matrices), Counters(device)
-        methods.number(jobs, counters)
+        counters = Counters(device)
+        job = methods.fp8_job(kind, matrices, counters)
         for matrix in matrices:
             matrix.codes.fill_(-128)
-        kernels_for(device).write(jobs, counters)
-        for matrix, job in zip(matrices, jobs, strict=True):
+        kernels_for(device).write([job], counters)
+        for matrix, move in zip(matrices, job.moves.moves, strict=True):
             codes, scale = quantize(matrix.source)
             same_codes = torch.equal(codes.view(torch.int8), matrix.codes)
-            if not (same_codes and torch.equal(scale, job.moves.moves[0].scale)):
+            if not (same_codes and torch.equal(scale, move.scale)):
                 faults.append(f"{matrix.name}: not the oracle's {kind} bytes")
     return faults

@@ -29,9 +29,8 @@ def competitors(matrices: Sequence[Matrix]) -> dict[str, Call]:
 
 def ours(matrices: Sequence[Matrix], device: torch.device) -> dict[str, Call]:
     """The kernels with and without the receipt's counting, their moves prepared; and a whole refit by plan."""
-    jobs, counters = int8_jobs(matrices), Counters(device)
-    write = kernels_for(device).write
-    number(jobs, counters)
+    counters = Counters(device)
+    jobs, write = [int8_job(matrices, counters)], kernels_for(device).write
     return {
         "ours": lambda: write(jobs, counters),
         "ours, no receipt": lambda: write(jobs, counters, receipt=False),
@@ -43,29 +42,29 @@ def fp8(matrices: Sequence[Matrix], device: torch.device) -> dict[str, Call]:
     """The fp8 kernels, one call a kind; they overwrite the int8 codes."""
     calls = {}
     for kind in FP8:
-        jobs, counters = fp8_jobs(kind, matrices), Counters(device)
-        number(jobs, counters)
+        counters = Counters(device)
+        jobs = [fp8_job(kind, matrices, counters)]
         calls[f"ours, {kind}"] = lambda jobs=jobs, counters=counters: kernels_for(device).write(jobs, counters)
     return calls
 
 
-def int8_jobs(matrices: Sequence[Matrix]) -> list[Job]:
-    """One job a matrix."""
-    return [Job.of(move_of(matrix), matrix.source) for matrix in matrices]
+def int8_job(matrices: Sequence[Matrix], counters: Counters) -> Job:
+    """All matrices into their resident buffers."""
+    return _job([move_of(matrix) for matrix in matrices], matrices, counters)
+
+
+def fp8_job(kind: str, matrices: Sequence[Matrix], counters: Counters) -> Job:
+    """The same for an fp8 kind, into the bytes of the int8 codes and scales of its own."""
+    moves = []
+    for matrix in matrices:
+        codes, scale = matrix.codes.view(torch.float8_e4m3fn), fp8_scale(kind, matrix)
+        moves.append(Move.of(matrix.source, codes, scale, weight=matrix.resident.weight))
+    return _job(moves, matrices, counters)
 
 
 def move_of(matrix: Matrix) -> Move:
     """All of a matrix into its resident buffers."""
     return Move.of(matrix.source, matrix.codes, matrix.scale, weight=matrix.resident.weight)
-
-
-def fp8_jobs(kind: str, matrices: Sequence[Matrix]) -> list[Job]:
-    """The same for an fp8 kind, into the bytes of the int8 codes and scales of its own."""
-    jobs = []
-    for matrix in matrices:
-        codes, scale = matrix.codes.view(torch.float8_e4m3fn), fp8_scale(kind, matrix)
-        jobs.append(Job.of(Move.of(matrix.source, codes, scale, weight=matrix.resident.weight), matrix.source))
-    return jobs
 
 
 def fp8_scale(kind: str, matrix: Matrix) -> torch.Tensor:
@@ -75,9 +74,9 @@ def fp8_scale(kind: str, matrix: Matrix) -> torch.Tensor:
     return torch.full(shape, POISON, device=matrix.source.device)
 
 
-def number(jobs: list[Job], counters: Counters) -> None:
-    """Give each job a counter of its own for bad elements."""
-    jobs[:] = [job._replace(slot=counters.new_slots()) for job in jobs]
+def _job(moves: Sequence[Move], matrices: Sequence[Matrix], counters: Counters) -> Job:
+    first = counters.new_slots(len(moves))
+    return Job.of_each(moves, [matrix.source for matrix in matrices], range(first, first + len(moves)))
 
 
 def refit_by_plan(matrices: Sequence[Matrix]) -> Call:

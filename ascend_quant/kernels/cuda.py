@@ -94,8 +94,7 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
     for job in batch:
         notes = job.moves.notes = job.moves.notes or _notes(job)
         addresses = np.array([tensor.data_ptr() for tensor in job.tensors], dtype=np.int64)
-        slots = job.slot + np.arange(len(addresses))
-        bad = blocks[slots // Counters.BLOCK] + slots % Counters.BLOCK * 8
+        bad = blocks[job.slots // Counters.BLOCK] + job.slots % Counters.BLOCK * 8
         for group, lines, takes in notes.lines:
             table = lines.copy()
             table[:, SOURCE] += addresses[takes]
@@ -103,9 +102,10 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
             table[:, BAD] = bad[takes]
             tables[group].append(table)
         for move, take in notes.uploads:
-            for part in _uploaded(move, job.tensors[take], job.slot + take):
+            for part in _uploaded(move, job.tensors[take], int(job.slots[take])):
                 write([part], counters, receipt)
-    aligned = chain.from_iterable(_by_alignment(group, np.concatenate(parts)) for group, parts in tables.items())
+    whole = {group: np.concatenate(parts) if len(parts) > 1 else parts[0] for group, parts in tables.items()}
+    aligned = chain.from_iterable(_by_alignment(group, table) for group, table in whole.items())
     start([launch for group, table in aligned for launch in _launches(group, table, receipt)], counters.totals)
 
 
@@ -194,11 +194,13 @@ def _by_alignment(group: Group, table: np.ndarray) -> Iterator[tuple[Group, np.n
     if not group.aligned:
         yield group, table
         return
-    fine = (table[:, SOURCE] % 16 == 0) & (table[:, WHOLE] % 16 == 0 if group.whole else True)
+    fine = (table[:, SOURCE] | (table[:, WHOLE] if group.whole else 0)) % 16 == 0
+    if fine.all():
+        yield group, table
+        return
+    yield group._replace(aligned=False), table[~fine]
     if fine.any():
         yield group, table[fine]
-    if not fine.all():
-        yield group._replace(aligned=False), table[~fine]
 
 
 def _aligned(matrix: torch.Tensor, address: int) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ascend_quant.oracle import LANE
@@ -94,21 +95,26 @@ class Moves:
 
 
 class Job(NamedTuple):
-    """Moves, the tensors that they take this time, and where the first one's bad elements are counted."""
+    """Moves, the tensors that they take this time, and for each tensor where its bad elements are counted."""
 
     moves: Moves
     tensors: Sequence[torch.Tensor]
-    slot: int = 0
+    slots: np.ndarray
 
     @classmethod
     def of(cls, move: Move, source: torch.Tensor, slot: int = 0) -> "Job":
         """A single move."""
-        return cls(Moves([move], [0]), [source], slot)
+        return cls.of_each([move], [source], [slot])
+
+    @classmethod
+    def of_each(cls, moves: Sequence[Move], sources: Sequence[torch.Tensor], slots: Sequence[int]) -> "Job":
+        """Moves with a source each."""
+        return cls(Moves(moves, range(len(moves))), sources, np.array(slots))
 
     def each(self) -> Iterator[tuple[Move, torch.Tensor, int]]:
         """The moves one by one, with their source and its slot."""
         for move, take in zip(self.moves.moves, self.moves.takes, strict=True):
-            yield move, self.tensors[take], self.slot + take
+            yield move, self.tensors[take], int(self.slots[take])
 
 
 class Counters:
@@ -127,7 +133,7 @@ class Counters:
         self.slots = 0
 
     def new_slots(self, count: int = 1) -> int:
-        """The number of the next source tensor, the first of `count`."""
+        """The number of the next source tensor, the first of `count` in a row."""
         self.slots += count
         while self.slots > len(self.bad) * self.BLOCK:
             self.bad.append(torch.zeros(self.BLOCK, dtype=torch.int64, device=self.totals.device))
