@@ -35,9 +35,9 @@ class Batch:
         self._sources += sources
         return self.counters.new_slots(len(sources))
 
-    def add(self, moves: Moves, tensors: Sequence[torch.Tensor], first: int) -> None:
+    def add(self, moves: Moves, tensors: Sequence[torch.Tensor], addresses: Sequence[int], first: int) -> None:
         """Queue moves of tensors that are numbered in a row."""
-        self._jobs.append(Job(moves, tensors, np.arange(first, first + len(tensors))))
+        self._jobs.append(Job(moves, tensors, addresses, np.arange(first, first + len(tensors))))
 
     def add_single(self, move: Move, source: torch.Tensor, number: int) -> None:
         """Queue a move."""

@@ -17,7 +17,7 @@ from ascend_quant.resident import ResidentWeight
 
 NamedTensor = tuple[str, torch.Tensor]
 
-FEWEST, MOST = 128, 1024  # tensors of a long list that are placed before the device begins with them
+FEWEST, MOST = 128, 2048  # tensors of a long list that are placed before the device begins with them
 
 
 def together(weights: Iterable[NamedTensor]) -> Iterator[Sequence[NamedTensor]]:
@@ -102,8 +102,8 @@ class Call:
             else:
                 self.rest.append(i)
                 del self.entries[name]
-        tensors = [weights[i][1] for i in self.taken]
-        self._facts = [(tensor.shape, tensor.dtype, tensor.is_cpu, tensor.is_contiguous()) for tensor in tensors]
+        taken = ((i, weights[i][1]) for i in self.taken)
+        self._facts = [(i, t.shape, t.dtype, t.is_cpu, t.is_contiguous()) for i, t in taken]
 
     def _add(self, entry: Entry, take: int) -> None:
         for resident, move in entry.moves:
@@ -111,11 +111,12 @@ class Call:
             self.moves.takes.append(take)
             self.rows[resident] += move.rows
 
-    def is_for(self, weights: Sequence[NamedTensor]) -> bool:
-        """Whether these are the same names, and tensors like those that this call was made for."""
+    def addresses(self, weights: Sequence[NamedTensor]) -> list[int] | None:
+        """Of the taken tensors; None if names, or what the moves depend on, are not as this call was made for."""
         if [name for name, _ in weights] != self.names:
-            return False
-        for i, (shape, dtype, is_cpu, is_contiguous) in zip(self.taken, self._facts, strict=True):
+            return None
+        found = []
+        for i, shape, dtype, is_cpu, is_contiguous in self._facts:
             tensor = weights[i][1]
             if (
                 tensor.shape != shape
@@ -123,8 +124,9 @@ class Call:
                 or tensor.is_cpu is not is_cpu
                 or tensor.is_contiguous() is not is_contiguous
             ):
-                return False
-        return True
+                return None
+            found.append(tensor.data_ptr())
+        return found
 
 
 class Plan:
@@ -138,15 +140,19 @@ class Plan:
         self.entries = entries or {}
         self._calls: dict[tuple[str, int], Call] = {}  # by the first name and how many there are
 
-    def call(self, weights: Sequence[NamedTensor]) -> Call | None:
-        """What is to be done with tensors that came together; None if one of them is unknown.
+    def call(self, weights: Sequence[NamedTensor]) -> tuple[Call, list[int]] | None:
+        """What is to be done with tensors that came together, and the addresses of those that it takes.
+
+        Returns:
+            None if one of them is unknown.
 
         Raises:
             RefitError: one came twice.
         """
         key = weights[0][0], len(weights)
         call = self._calls.get(key)
-        if call is None or not call.is_for(weights):
+        addresses = None if call is None else call.addresses(weights)
+        if addresses is None:
             names = Counter(name for name, _ in weights)
             if not names.keys() <= self.entries.keys():
                 return None
@@ -155,7 +161,8 @@ class Plan:
             if len(self._calls) > len(self.entries):  # a sender that never sends the same way twice
                 self._calls.clear()
             call = self._calls[key] = Call(weights, self.entries)
-        return call
+            addresses = call.addresses(weights)
+        return call, addresses
 
 
 def sent_twice(name: str) -> RefitError:

@@ -159,15 +159,16 @@ class Refit:
         """
         if not self._by_plan:
             return weights
-        call = self.plan.call(weights)
-        if call is None:
+        found = self.plan.call(weights)
+        if found is None:
             self._leave_plan([name for name, _ in weights])
             return weights
+        call, addresses = found
         if not self._entries.keys().isdisjoint(call.names):
             raise sent_twice(next(name for name in call.names if name in self._entries))
         self._entries |= call.entries
         first = self.batch.new_sources(call.sources)
-        self.batch.add(call.moves, [weights[i][1] for i in call.taken], first)
+        self.batch.add(call.moves, [weights[i][1] for i in call.taken], addresses, first)
         for resident, rows in call.rows.items():
             resident.unwritten -= rows
         self.count(call.tensors, call.bytes)

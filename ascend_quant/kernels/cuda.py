@@ -93,7 +93,7 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
     blocks = np.array([block.data_ptr() for block in counters.bad], dtype=np.int64)
     for job in batch:
         notes = job.moves.notes = job.moves.notes or _notes(job)
-        addresses = np.array([tensor.data_ptr() for tensor in job.tensors], dtype=np.int64)
+        addresses = np.array(job.addresses, dtype=np.int64)
         bad = blocks[job.slots // Counters.BLOCK] + job.slots % Counters.BLOCK * 8
         for group, lines, takes in notes.lines:
             table = lines.copy()

@@ -95,10 +95,11 @@ class Moves:
 
 
 class Job(NamedTuple):
-    """Moves, the tensors that they take this time, and for each tensor where its bad elements are counted."""
+    """Moves, the tensors that they take this time, and for each tensor its address and its counter of bad elements."""
 
     moves: Moves
     tensors: Sequence[torch.Tensor]
+    addresses: Sequence[int]
     slots: np.ndarray
 
     @classmethod
@@ -109,7 +110,8 @@ class Job(NamedTuple):
     @classmethod
     def of_each(cls, moves: Sequence[Move], sources: Sequence[torch.Tensor], slots: Sequence[int]) -> "Job":
         """Moves with a source each."""
-        return cls(Moves(moves, range(len(moves))), sources, np.array(slots))
+        addresses = [source.data_ptr() for source in sources]
+        return cls(Moves(moves, range(len(moves))), sources, addresses, np.array(slots))
 
     def each(self) -> Iterator[tuple[Move, torch.Tensor, int]]:
         """The moves one by one, with their source and its slot."""

@@ -51,14 +51,14 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
 def _buffers_of(model: nn.Module) -> Callable[[str], torch.Tensor]:
     """`model.get_parameter`, without walking through the model for each name of each refit."""
     places = {
-        f"{prefix}.{leaf}" if prefix else leaf: (module, leaf)
+        f"{prefix}.{leaf}" if prefix else leaf: (module._parameters, leaf)
         for prefix, module in model.named_modules()
         for leaf, _ in module.named_parameters(recurse=False)
     }
 
     def buffer_of(name: str) -> torch.Tensor:
-        module, leaf = places[name]
-        return getattr(module, leaf)
+        parameters, leaf = places[name]
+        return parameters[leaf]
 
     return buffer_of
 
