@@ -1,7 +1,7 @@
 """The oracle's functions, fast, one module per device, all with the same signatures.
 
 write(batch, counters)                        moves of a refit: rows quantized or copied into resident rows, counted
-digests(tensors), digest(values)              fingerprints of tensors' bytes
+digests(tensors)                              fingerprints of tensors' bytes
 matmul(x, codes, scale, bias)                 the W8A8 linear layer
 experts(x, weight, expert, w13, .., w2, ..)   the W8A8 mixture of experts
 plain_experts(x, weight, expert, w13, w2)     the same without quantization

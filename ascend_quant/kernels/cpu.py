@@ -111,11 +111,6 @@ def digests(
     return found[:, 0] % oracle.LANE + (found[:, 1] << 32)
 
 
-def digest(values: torch.Tensor) -> int:
-    """`oracle.digest`."""
-    return int(digests([values])) % 2**64
-
-
 def matmul(
     x: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None
 ) -> torch.Tensor:

@@ -20,7 +20,7 @@ from ascend_quant.kernels.cuda_serving import experts, matmul, plain_experts
 from ascend_quant.kernels.launches import Launch, start
 from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move
 
-__all__ = ["READS_ARE_FREE", "digest", "digests", "experts", "matmul", "plain_experts", "write"]
+__all__ = ["READS_ARE_FREE", "digests", "experts", "matmul", "plain_experts", "write"]
 
 READS_ARE_FREE = False  # reading a counter waits for the device
 
@@ -129,11 +129,6 @@ def digests(
     tables = ((group, np.array(entries, dtype=np.int64)) for group, entries in groups.items())
     start([launch for group, table in tables for launch in _launches(group, table, True)], sums)
     return sums[:, 0] % oracle.LANE + (sums[:, 1] << 32)
-
-
-def digest(values: torch.Tensor) -> int:
-    """`oracle.digest`; waits for the device."""
-    return int(digests([values])) % 2**64
 
 
 def _uploaded(move: Move, source: torch.Tensor, slot: int) -> Iterator[Job]:

@@ -1,6 +1,6 @@
 """An engine core that dies in the middle of a refit, and the engine that is started after it.
 
-Not a test: test_crash.py starts it. crashing_core.py FOLDER OUT writes what it saw as JSON.
+Not a test: test_separate_core.py starts it. crashing_core.py FOLDER OUT writes what it saw as JSON.
 """
 
 import json

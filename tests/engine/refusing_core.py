@@ -1,6 +1,6 @@
 """An engine core in a process of its own, as `vllm serve` runs it: a bad refit, refused requests, a healing refit.
 
-Not a test: test_refusal.py starts it. separate_core.py FOLDER OUT writes what it saw as JSON.
+Not a test: test_separate_core.py starts it. refusing_core.py FOLDER OUT writes what it saw as JSON.
 """
 
 import json

@@ -1,0 +1,36 @@
+"""With the engine core in a process of its own: what its clients see of a bad refit, and of a crash in one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from models import make
+
+HERE = Path(__file__).parent
+
+
+def seen(script: str, folder: Path) -> dict:
+    """What the script wrote about an engine with a small model."""
+    out = folder / "seen.json"
+    command = [sys.executable, str(HERE / script), str(make("qwen2", folder)), str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    return json.loads(out.read_text())
+
+
+def test_a_bad_refit_refuses_requests_one_by_one_and_the_engine_lives_to_be_healed(tmp_path):
+    found = seen("refusing_core.py", tmp_path)
+    assert "o_proj" in found["error"] and "1 of 16384 elements are NaN" in found["error"]
+    assert found["refused"] == [["error", 0], ["error", 0]]
+    assert found["at start"] == found["healed"] == ["length", 4]
+
+
+def test_after_a_crash_in_a_refit_nothing_is_answered_and_the_next_engine_starts_from_the_checkpoint(tmp_path):
+    found = seen("crashing_core.py", tmp_path)
+    assert "answered" not in (found["refit"], found["after"]) and found["after"] == "EngineDeadError"
+    ((receipt, read_back, refusal),) = found["restarted"]
+    assert receipt == read_back and refusal is None
+    assert found["restarted"] == found["at start"] and found["tokens again"] == found["tokens"]
