@@ -4,7 +4,7 @@ One symmetric rule; what shares a scale is a row over the reduction dimension K,
 
     int8:  scale = absmax / 127  (float32)      code = round_half_even(value / scale), clamped to [-127, 127]
     fp8:   scale = absmax / 448  (float32)      code = value / scale, clamped to [-448, 448], as float8_e4m3fn
-    scale == 0  (only zeros, or below the smallest float32 that the division leaves)  ->  every code is 0
+    absmax < 2**-100  ->  scale and every code are 0: no weight is so small, and devices differ in their denormals
 
 Weights are rounded to BF16 first (trainers send float32 sometimes; the engine would round as well).
 
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 INT8_MAX = 127
 FP8_MAX = 448  # the largest float8_e4m3fn
 BLOCK = 128
+TINY = 2.0**-100
 
 
 def quantize_rows(values: torch.Tensor, absmax: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,7 +36,7 @@ def quantize_rows(values: torch.Tensor, absmax: torch.Tensor | None = None) -> t
     values = values.float()
     if absmax is None:
         absmax = values.abs().amax(dim=-1)
-    scale = _divided(absmax, INT8_MAX)
+    scale = _scale(absmax, INT8_MAX)
     ratio = torch.where(scale.unsqueeze(-1) == 0, torch.zeros_like(values), values / scale.unsqueeze(-1))
     return ratio.round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8), scale
 
@@ -49,13 +50,13 @@ def quantize_fp8_rows(w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) 
     """float8_e4m3fn codes (..., N, K) and float32 scales (..., N) of a weight, after rounding it to BF16."""
     values = w_NK.to(torch.bfloat16).float()
     absmax_N = values.abs().amax(dim=-1) if absmax_N is None else absmax_N
-    return _fp8(values, absmax_N.unsqueeze(-1)), _divided(absmax_N, FP8_MAX)
+    return _fp8(values, absmax_N.unsqueeze(-1)), _scale(absmax_N, FP8_MAX)
 
 
 def quantize_fp8_tensor(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes (N, K) and one scale (): see `quantize_fp8_rows`."""
     values = w_NK.to(torch.bfloat16).float()
-    return _fp8(values, values.abs().amax()), _divided(values.abs().amax(), FP8_MAX)
+    return _fp8(values, values.abs().amax()), _scale(values.abs().amax(), FP8_MAX)
 
 
 def quantize_fp8_blocks(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,17 +67,17 @@ def quantize_fp8_blocks(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     blocks = padded.view(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // BLOCK, BLOCK)
     absmax = blocks.abs().amax(dim=(1, 3))
     whole = absmax.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:rows, :columns]
-    return _fp8(values, whole), _divided(absmax, FP8_MAX)
+    return _fp8(values, whole), _scale(absmax, FP8_MAX)
 
 
-def _divided(absmax: torch.Tensor, largest: int) -> torch.Tensor:
+def _scale(absmax: torch.Tensor, largest: int) -> torch.Tensor:
     """absmax / largest, correctly rounded: by a Python number, torch on CUDA multiplies with its reciprocal."""
     absmax = absmax.float()
-    return absmax / torch.full_like(absmax, largest)
+    return torch.where(absmax < TINY, 0.0, absmax / torch.full_like(absmax, largest))
 
 
 def _fp8(values: torch.Tensor, absmax: torch.Tensor) -> torch.Tensor:
-    scale = _divided(absmax, FP8_MAX)
+    scale = _scale(absmax, FP8_MAX)
     ratio = torch.where(scale == 0, torch.zeros_like(values), values / scale)
     return ratio.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
 

@@ -4,7 +4,7 @@ A launch takes a table with one entry a matrix (`FIELDS` numbers) and the number
 its matrix by bisection. What is the same for a whole launch (kind, K, dtypes, alignment) is compiled in.
 
 The codes equal IEEE division. `x / scale` is replaced by one multiplication with a reciprocal that is nudged off every
-tie: see `_reciprocal`. Rows whose scale is denormal divide.
+tie: see `_reciprocal`.
 """
 
 import triton
@@ -36,7 +36,7 @@ INF_BITS = tl.constexpr(0x7F800000)
 MAGIC, MAGIC_BITS = tl.constexpr(12582912.0), tl.constexpr(0x4B400000)  # 1.5 * 2**23: adding it rounds half to even
 FP8_MAGIC, FP8_MAGIC_BITS = tl.constexpr(16384.0), tl.constexpr(0x46800000)  # 2**14, whose last bit is 2**-9
 FP8_NORMAL_BITS = tl.constexpr(0x3C800000)  # 2**-6
-SMALLEST_NORMAL = tl.constexpr(2.0**-126)
+TINY = tl.constexpr(oracle.TINY)
 NUDGE_UP, NUDGE_DOWN = tl.constexpr(1 + 2.0**-20), tl.constexpr(1 - 2.0**-20)
 
 
@@ -97,28 +97,20 @@ def write_rows(
         if RECEIPT and KIND != "copy" and KIND != "digest":
             compared = valid & ((first_row + rows) % SAMPLE == 0)
             if tl.max(compared.to(tl.int32), 0) > 0:  # before they are overwritten
-                changed += _changed(at, to, column_stride, compared, scale, K, WIDTH, KIND)
+                changed += _changed(at, to, column_stride, compared, scale, factor, K, WIDTH, KIND)
         # sum of v(c) * a(c), with c = i * WIDTH + j: a is linear, so two plain sums over i do
         plain, by_step = tl.zeros((ROWS, WIDTH), tl.int32), tl.zeros((ROWS, WIDTH), tl.int32)
         top = tl.zeros((ROWS, WIDTH), tl.float32)
-        divide = KIND == "int8" and tl.min(factor, 0) == 0  # some row has a denormal scale
-        if divide:
-            for first in tl.range(0, K, WIDTH, loop_unroll_factor=1):
-                bits = _divided(_rounded(_part(at, column_stride, valid, first + columns, K, "evict_first")), scale)
-                _store(to, bits.to(tl.int8), valid, first + columns, K)
-                plain += bits
-                by_step += bits * (first // WIDTH)
-        else:
-            for first in tl.static_range(0, K, WIDTH):
-                part = _part(at, column_stride, valid, first + columns, K, "evict_first")
-                value, bits = _converted(part, scale, factor, KIND, TARGET_TYPE)
-                if KIND == "copy":
-                    top = tl.maximum(top, tl.abs(_float(value)), propagate_nan=tl.PropagateNan.ALL)
-                if KIND != "digest":
-                    _store(to, value, valid, first + columns, K)
-                if RECEIPT:
-                    plain += bits.to(tl.int32)
-                    by_step += bits.to(tl.int32) * (first // WIDTH)
+        for first in tl.static_range(0, K, WIDTH):
+            part = _part(at, column_stride, valid, first + columns, K, "evict_first")
+            value, bits = _converted(part, scale, factor, KIND, TARGET_TYPE)
+            if KIND == "copy":
+                top = tl.maximum(top, tl.abs(_float(value)), propagate_nan=tl.PropagateNan.ALL)
+            if KIND != "digest":
+                _store(to, value, valid, first + columns, K)
+            if RECEIPT:
+                plain += bits.to(tl.int32)
+                by_step += bits.to(tl.int32) * (first // WIDTH)
         if KIND == "copy":
             _report(tl.max(_magnitude(top), 1), entry, at, column_stride, valid, K, WIDTH, TARGET_TYPE)
         if RECEIPT:
@@ -314,7 +306,7 @@ def _scale(bits, KIND: tl.constexpr):
     """
     absmax = bits.to(tl.float32, bitcast=True).to(tl.float64)
     factor: tl.constexpr = 1.0 / INT8_MAX if KIND == "int8" else 1.0 / FP8_MAX
-    return (absmax * factor).to(tl.float32)
+    return tl.where(absmax < TINY, 0.0, (absmax * factor).to(tl.float32))
 
 
 @triton.jit
@@ -331,26 +323,16 @@ def _reciprocal(bits, scale):
     plain = tl.div_rn(1.0, scale)
     nudged = plain * tl.where(up, NUDGE_UP, NUDGE_DOWN)
     power_of_two = (scale.to(tl.int32, bitcast=True) & 0x7FFFFF) == 0
-    factor = tl.where(scale < SMALLEST_NORMAL, 0.0, tl.where(power_of_two, plain, nudged))
-    return tl.where(scale == 0, 1.0, factor)
+    return tl.where(scale == 0, 0.0, tl.where(power_of_two, plain, nudged))
 
 
 @triton.jit
-def _divided(x, scale):
-    """int8 codes by division, as int32."""
-    ratio = tl.div_rn(x, tl.where(scale == 0, 1.0, scale)[:, None])
-    ratio = tl.minimum(tl.maximum(ratio, -INT8_MAX * 1.0), INT8_MAX * 1.0)
-    return (ratio + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
-
-
-@triton.jit
-def _changed(at, to, column_stride, rows, scale, K: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
+def _changed(at, to, column_stride, rows, scale, factor, K: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
     """How many codes of these rows are about to change."""
     count = tl.zeros((1,), tl.int32)
     for first in tl.range(0, K, WIDTH, loop_unroll_factor=1):
         columns = first + tl.arange(0, WIDTH)
-        x = _rounded(_part(at, column_stride, rows, columns, K, "evict_first"))
-        new = _divided(x, scale).to(tl.int8) if KIND == "int8" else _fp8(x, scale[:, None])
+        new, _ = _converted(_part(at, column_stride, rows, columns, K, "evict_first"), scale, factor, KIND, tl.int8)
         inside = rows[:, None] & (columns < K)[None, :]
         old = tl.load(to + columns[None, :], mask=inside, other=0)
         count += tl.sum(tl.sum((inside & (old != new)).to(tl.int32), 1), 0)

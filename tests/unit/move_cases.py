@@ -31,8 +31,8 @@ def awkward_values(rows: int, columns: int, dtype: torch.dtype, seed: int) -> to
             row.copy_(0.0 * sign)  # and -0.0
         elif kind == 1:  # denormal BF16 numbers
             row.copy_(sign * torch.randint(0, 128, row.shape, generator=generator) * 2.0**-133)
-        elif kind == 2:  # about where scales become denormal
-            row.copy_(row.clamp(-1, 1) * 2.1 * 127 * 2.0**-127)
+        elif kind == 2:  # about where rows count as zeros
+            row.copy_(row.clamp(-1, 1) * (2.1 if power < 100 else 1.0) * 2.0**-100)
         elif kind == 3:
             row.copy_(row.clamp(-1, 1) * LARGEST)
         elif kind == 4:  # ties between two codes: the scale is a power of two

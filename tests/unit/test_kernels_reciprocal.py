@@ -1,7 +1,7 @@
 """int8 codes by a reciprocal are those of the oracle's division: for every mantissa of a row's largest and of a value.
 
-Rows that differ by a power of two behave alike as long as nothing is denormal; so with every exponent of a value below
-that of the largest that can matter, and the exponents of the largest where scales or values get denormal, this is all.
+Rows that differ by a power of two behave alike; so with every exponent of a value below that of the largest that can
+matter, and the exponents of the largest about where rows count as zeros, this is all.
 """
 
 import pytest
@@ -15,7 +15,7 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 BELOW = 10  # |x| < absmax / 2**9 has the code 0
 
 
-@pytest.mark.parametrize("exponent", [127, 60, 0, -80, -117, -118, -119, -120, -121, -125, -126, -127, -130, -133])
+@pytest.mark.parametrize("exponent", [127, 60, 0, -80, -99, -100, -101, -120, -126, -133])
 def test_every_pair_of_mantissas_equals_the_oracle(cuda, monkeypatch, exponent):
     if cuda.interpreted:  # a step of the interpreter costs the same for many elements as for few
         monkeypatch.setattr(cuda.module, "tiling", lambda length: (4096, 128, 1, (("num_warps", 4), ("maxnreg", 64))))
