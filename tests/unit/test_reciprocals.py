@@ -1,0 +1,52 @@
+"""Codes without a division are the oracle's: for every mantissa of the largest magnitude and of a value.
+
+Rows that differ by a power of two behave alike; so with every exponent of a value below that of the largest that can
+matter, and some exponents of the largest, this is all.
+"""
+
+import pytest
+import torch
+
+from ascend_quant import oracle
+from ascend_quant.kernels import reciprocals
+
+BELOW = 10  # |x| < absmax / 2**9 has the code 0
+
+
+def every_value_up_to_every_magnitude(exponent: int) -> torch.Tensor:
+    """(128, ..): a row for each mantissa of the largest magnitude 2**exponent * (128 + m) / 128."""
+    mantissas = torch.arange(128, 256, dtype=torch.float64) / 128
+    largest = mantissas * 2.0**exponent
+    magnitudes = (mantissas[:, None] * 2.0 ** torch.arange(exponent - BELOW + 1, exponent + 1)).flatten()
+    rows = torch.cat([magnitudes, -magnitudes, torch.zeros(1)]).repeat(128, 1)
+    rows = torch.where(rows.abs() <= largest[:, None], rows, 0.0)
+    rows[:, 0] = largest
+    return rows.to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("exponent", [127, 126, 64, 1, 0, -1, -60, -99, -100, -101, -126, -133])
+def test_every_pair_of_mantissas_equals_the_oracle(exponent):
+    rows = every_value_up_to_every_magnitude(exponent)
+    scale, factor = reciprocals.scale_and_factor(rows.float().abs().amax(-1))
+    codes, expected = oracle.quantize_weight(rows)
+    assert torch.equal(scale, expected)
+    assert torch.equal(reciprocals.codes_of(rows, factor), codes)
+
+
+@pytest.mark.parametrize("error", [2.0**-22, -(2.0**-22)])
+def test_products_may_be_off_by_a_little(error):
+    """As on a device whose products are not IEEE's: the codes do not hang on the last bits."""
+    rows = every_value_up_to_every_magnitude(0)
+    scale, factor = reciprocals.scale_and_factor(rows.float().abs().amax(-1))
+    power_of_two = torch.frexp(scale).mantissa == 0.5
+    factor = torch.where(power_of_two, factor, factor * (1 + error))
+    assert torch.equal(reciprocals.codes_of(rows, factor), oracle.quantize_weight(rows)[0])
+
+
+def test_without_the_nudge_some_codes_would_be_wrong(monkeypatch):
+    reciprocals._tables.cache_clear()
+    monkeypatch.setattr(reciprocals, "NUDGE", 0.0)
+    rows = every_value_up_to_every_magnitude(0)
+    _, factor = reciprocals.scale_and_factor(rows.float().abs().amax(-1))
+    assert not torch.equal(reciprocals.codes_of(rows, factor), oracle.quantize_weight(rows)[0])
+    reciprocals._tables.cache_clear()
