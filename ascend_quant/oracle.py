@@ -164,8 +164,13 @@ def column_weights(first: int, count: int, device: torch.device) -> torch.Tensor
 
 
 def row_weights(first: int, count: int, device: torch.device, seed: int) -> torch.Tensor:
+    """b(r) of consecutive rows, see `weights_of_rows`."""
+    return weights_of_rows(torch.arange(first, first + count, dtype=torch.int64, device=device), seed)
+
+
+def weights_of_rows(rows: torch.Tensor, seed: int) -> torch.Tensor:
     """b(r): r times an odd seed, its halves mixed, made odd; as int64 in [0, 2**32)."""
-    product = torch.arange(first, first + count, dtype=torch.int64, device=device) * seed % LANE
+    product = rows % LANE * seed % LANE
     return (product ^ product >> 16) * ROW_MIX % LANE | 1
 
 

@@ -1,0 +1,67 @@
+"""The arithmetic of the NPU kernels on this CPU, against the oracle; tests/npu_host runs them on the real operations."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from kernel_modules import Kernels
+from move_cases import COPIES, DTYPES, LAYOUTS, Case, awkward_values, cases, check, new_counters
+
+from ascend_quant import oracle
+from ascend_quant.kernels import npu
+
+HERE = Kernels(npu, torch.device("cpu"))
+NPU_KINDS = ("int8", *COPIES)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
+@given(cases().filter(lambda case: case.kind in NPU_KINDS))
+def test_any_case_equals_the_oracle(case):
+    check(HERE, [case])
+
+
+@pytest.mark.parametrize("together", [1, 40, 1 << 23])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_in_one_batch(monkeypatch, together, dtype):
+    monkeypatch.setattr(npu, "ELEMENTS", together)
+    batch = []
+    for i, layout in enumerate(LAYOUTS):
+        columns = slice(2, 9) if layout.startswith("columns") else slice(None)
+        values = awkward_values(5 + i, 16, dtype, i)
+        batch += [Case("int8", values, layout, columns, first_row=60 * i, weight=2 * i + 1) for _ in range(2)]
+        batch.append(Case("fp32", values, layout, columns, first_row=i))
+    check(HERE, batch)
+
+
+def test_what_is_not_finite_is_counted_by_source_across_blocks_of_counters():
+    counters = new_counters(HERE.device, 5000)
+    jobs = []
+    for slot, bad in ((3, 1), (4095, 0), (4096, 2), (4999, 1)):
+        values = torch.ones(4, 6)
+        values.view(-1)[:bad] = math.nan
+        jobs.append(Case("int8", values).prepare(HERE.device, slot))
+    npu.write(jobs, counters)
+    assert counters.read()[2] == {3: 1, 4096: 2, 4999: 1}
+
+
+def test_what_is_not_finite_elsewhere_in_the_whole_rows_is_seen():
+    values = torch.ones(5, 6)
+    values[2, 3] = math.inf
+    counters = new_counters(HERE.device, 1)
+    npu.write([Case("int8", values, columns=slice(0, 2)).prepare(HERE.device, 0)], counters)
+    assert counters.read()[2] == {0: 1}
+
+
+def test_fp8_is_refused():
+    with pytest.raises(ValueError, match="no fp8: choose the scheme int8"):
+        npu.write([Case("fp8", torch.ones(2, 2)).prepare(HERE.device, 0)], new_counters(HERE.device, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.int64])
+def test_digests_equal_the_oracle(monkeypatch, dtype):
+    monkeypatch.setattr(npu, "ELEMENTS", 50)
+    tensors = [torch.randint(-100, 100, shape).to(dtype) for shape in ((7, 9), (5,), (2, 3, 4), (0, 3))]
+    assert [n % 2**64 for n in npu.digests(tensors).tolist()] == [oracle.digest(tensor) for tensor in tensors]
+    shifted = npu.digests(tensors[:2], [1000, 2**33], [0, 0]).tolist()
+    assert [n % 2**64 for n in shifted] == [oracle.digest(tensors[0], 1000), oracle.digest(tensors[1], 2**33)]
