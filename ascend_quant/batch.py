@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ascend_quant.kernels import kernels_for
-from ascend_quant.kernels.moves import Counters, Job, Move, Moves
+from ascend_quant.kernels.moves import Job, Move, Moves
 
 
 class RefitError(RuntimeError):
@@ -25,7 +25,7 @@ class Batch:
 
     def __init__(self, device: torch.device):
         self.kernels = kernels_for(device)
-        self.counters = Counters(device)
+        self.counters = self.kernels.Counters(device)
         self._jobs: list[Job] = []
         self._single: list[tuple[Move, torch.Tensor, int]] = []
         self._sources: list[tuple[str, int]] = []

@@ -1,5 +1,6 @@
 """The oracle's functions, fast, one module per device, all with the same signatures.
 
+Counters(device)                              what `write` counts
 write(batch, counters)                        moves of a refit: rows quantized or copied into resident rows, counted
 digests(tensors)                              fingerprints of tensors' bytes
 matmul(x, codes, scale, bias)                 the W8A8 linear layer

@@ -20,7 +20,7 @@ from ascend_quant.kernels.cuda_serving import experts, matmul, plain_experts
 from ascend_quant.kernels.launches import Launch, start
 from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move
 
-__all__ = ["READS_ARE_FREE", "digests", "experts", "matmul", "plain_experts", "write"]
+__all__ = ["READS_ARE_FREE", "Counters", "digests", "experts", "matmul", "plain_experts", "write"]
 
 READS_ARE_FREE = False  # reading a counter waits for the device
 

@@ -1,22 +1,24 @@
 """NPU kernels: torch_npu's own operations on many matrices at a time, with no host synchronisation.
 
 Rows of equal length are put side by side, quantized together without a division (reciprocals.py), digested on the
-matrix unit (byte_digest.py), and copied to their places, whatever format these have (npu_formats.py).
+matrix unit (byte_digest.py), and copied to their places.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.kernels import byte_digest, reciprocals
-from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move, sampled
+from ascend_quant.kernels import byte_digest, moves, reciprocals
+from ascend_quant.kernels.moves import Job, Move, sampled
 
 READS_ARE_FREE = False  # reading a counter waits for the device
 
 ELEMENTS = 1 << 23  # that are taken together; each needs about 20 bytes of work space
+MOST_ROWS = 1 << 20  # of a table of row digits, 16 bytes each
 
 
 class Piece(NamedTuple):
@@ -37,6 +39,23 @@ class Piece(NamedTuple):
         return self.move.first_row + self.rows.start
 
 
+class Counters(moves.Counters):
+    """The digest's sums are kept apart for each resident tensor and put together on the host.
+
+    Attributes:
+        sums: by the weight of the tensor, see `byte_digest.sums`.
+    """
+
+    def __init__(self, device: torch.device):
+        super().__init__(device)
+        self.sums: dict[int, torch.Tensor] = {}
+
+    def read(self) -> tuple[int, int, dict[int, int]]:
+        changed, _, bad = super().read()
+        digests = _digests_of(list(self.sums.values()))
+        return changed, oracle.add_digests(*digests, weights=list(self.sums)), bad
+
+
 def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> None:
     """Carry out a batch of moves; asynchronous.
 
@@ -54,23 +73,30 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
 def digests(
     tensors: Sequence[torch.Tensor], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
 ) -> torch.Tensor:
-    """`oracle.digest` of each tensor as int64 (its 64 bits), on their device, a few rows at a time."""
-    device = tensors[0].device if tensors else None
-    found = torch.zeros(len(tensors), 2, dtype=torch.int64, device=device)
+    """`oracle.digest` of each tensor as int64 (its 64 bits), on their device; waits for it."""
+    found = []
     for i, tensor in enumerate(tensors):
-        matrix = oracle.as_matrix(tensor)
+        matrix = oracle.as_integers(oracle.as_matrix(tensor))
+        total = torch.zeros(byte_digest.SHAPE, dtype=torch.int64, device=tensor.device)
         step = max(1, ELEMENTS // max(1, matrix.shape[1]))
         for start in range(0, matrix.shape[0] if matrix.numel() else 0, step):
             part = matrix[start : start + step]
-            sum_N = byte_digest.row_sums(part, first_columns[i] if first_columns else 0, _product)
             first = (first_rows[i] if first_rows else 0) + start
-            rows = torch.arange(first, first + len(part), dtype=torch.int64, device=device)
-            found[i] += _lanes(sum_N, rows).sum(1) % oracle.LANE
-    return found[:, 0] % oracle.LANE + (found[:, 1] << 32)
+            digits = _row_digits(np.arange(first, first + len(part)), tensor.device)
+            total += byte_digest.sums(part, None, digits, _product, first_columns[i] if first_columns else 0)
+        found.append(total)
+    signed = [(digest + 2**63) % 2**64 - 2**63 for digest in _digests_of(found)]
+    return torch.tensor(signed, dtype=torch.int64, device=tensors[0].device if tensors else None)
+
+
+def _digests_of(sums: list[torch.Tensor]) -> list[int]:
+    """What the sums put together to, in one copy to the host."""
+    found = torch.stack(sums).cpu() if sums else []
+    return [low + (high << 32) for low, high in map(byte_digest.lanes, found)]
 
 
 def _together(batch: Sequence[Job]) -> Iterator[list[Piece]]:
-    """Rows that differ only in where they come from and go to, as many at a time as the work space allows."""
+    """Rows of one resident tensor that are treated alike, as many at a time as the work space allows."""
     groups: dict[tuple, list[Piece]] = {}
     sizes: dict[tuple, int] = {}
     for job in batch:
@@ -92,7 +118,7 @@ def _kind(move: Move, source: torch.Tensor) -> tuple:
     if target.dtype == torch.float8_e4m3fn:
         raise ValueError("Atlas A2 and A3 have no fp8: choose the scheme int8")
     whole = 0 if move.whole is None else move.whole[1]
-    return source.dtype, target.dtype, target.shape[1], whole, move.scale is None, source.device
+    return move.weight, source.dtype, target.dtype, target.shape[1], whole, move.scale is None, source.device
 
 
 def _write(pieces: list[Piece], counters: Counters, receipt: bool) -> None:
@@ -100,15 +126,14 @@ def _write(pieces: list[Piece], counters: Counters, receipt: bool) -> None:
     x_NK = torch.cat([piece.move.matrix(piece.source)[piece.rows] for piece in pieces]).to(device)
     if x_NK.numel() == 0:
         return
-    table = _table(pieces, device)
     if pieces[0].move.scale is None:
         values_NK, scale_N = x_NK.to(pieces[0].move.target_NK.dtype), None
         bad_N = (~torch.isfinite(values_NK)).sum(1)
     else:
         values_NK, scale_N, bad_N = _quantized(x_NK.to(torch.bfloat16), _absmax_of_whole(pieces, device))
-    _count_bad(bad_N, pieces, counters, table)
+    _count_bad(bad_N, pieces, counters)
     if receipt:
-        _account(values_NK, scale_N, pieces, counters, table)
+        _account(values_NK, scale_N, pieces, counters)
     start = 0
     for piece in pieces:
         part = slice(start, start + piece.count)
@@ -122,7 +147,7 @@ def _absmax_of_whole(pieces: list[Piece], device: torch.device) -> torch.Tensor 
     if pieces[0].move.whole is None:
         return None
     whole_NL = torch.cat([piece.move.whole_rows(piece.source)[piece.rows] for piece in pieces]).to(device)
-    return whole_NL.to(torch.bfloat16).abs().amax(-1).float()
+    return whole_NL.to(torch.bfloat16).abs().amax(-1)
 
 
 def _quantized(
@@ -131,43 +156,34 @@ def _quantized(
     """Codes, scales, and how many elements are not finite: at least 1 if one elsewhere in the whole rows is not."""
     bad_N = (~torch.isfinite(rounded_NK)).sum(1)
     if absmax_N is None:
-        absmax_N = rounded_NK.abs().amax(-1).float()
-    finite_N = torch.isfinite(absmax_N)
+        absmax_N = rounded_NK.abs().amax(-1)
     scale_N, factor_N = reciprocals.scale_and_factor(absmax_N)
-    bad_N = torch.where(finite_N, bad_N, bad_N.clamp(min=1))
-    return reciprocals.codes_of(rounded_NK, factor_N), torch.where(finite_N, scale_N, absmax_N), bad_N
+    bad_N = torch.where(torch.isfinite(absmax_N), bad_N, bad_N.clamp(min=1))
+    return reciprocals.codes_of(rounded_NK, factor_N), scale_N, bad_N
 
 
-def _table(pieces: list[Piece], device: torch.device) -> torch.Tensor:
-    """int64 (3, N): each row's number in its resident tensor, the tensor's weight, its source's slot."""
-    counts = [piece.count for piece in pieces]
-    rows = np.concatenate([np.arange(piece.first_row, piece.first_row + piece.count) for piece in pieces])
-    weights = np.repeat([piece.move.weight for piece in pieces], counts)
-    slots = np.repeat([piece.slot for piece in pieces], counts)
-    return torch.from_numpy(np.stack([rows, weights, slots])).to(device, non_blocking=True)
+def _count_bad(bad_N: torch.Tensor, pieces: list[Piece], counters: Counters) -> None:
+    """Add the rows' bad elements to the counters of their sources."""
+    counts = {piece.count for piece in pieces}
+    if len(counts) == 1:
+        bad_P = bad_N.view(len(pieces), -1).sum(1)
+    else:
+        bad_P = torch.stack([part.sum() for part in bad_N.split([piece.count for piece in pieces])])
+    slots = np.array([piece.slot for piece in pieces])
+    for number in np.unique(slots // Counters.BLOCK):
+        here = np.flatnonzero(slots // Counters.BLOCK == number)
+        indices = torch.from_numpy(np.stack([here, slots[here] % Counters.BLOCK])).to(bad_N.device)
+        counters.bad[number].index_add_(0, indices[1], bad_P[indices[0]])
 
 
-def _count_bad(bad_N: torch.Tensor, pieces: list[Piece], counters: Counters, table: torch.Tensor) -> None:
-    for number in {piece.slot // Counters.BLOCK for piece in pieces}:
-        slot = table[2] - number * Counters.BLOCK
-        here = (slot >= 0) & (slot < Counters.BLOCK)
-        counters.bad[number].index_add_(0, torch.where(here, slot, 0), torch.where(here, bad_N, 0))
-
-
-def _account(
-    values_NK: torch.Tensor,
-    scale_N: torch.Tensor | None,
-    pieces: list[Piece],
-    counters: Counters,
-    table: torch.Tensor,
-) -> None:
+def _account(values_NK: torch.Tensor, scale_N: torch.Tensor | None, pieces: list[Piece], counters: Counters) -> None:
     """Count the changed codes and the digest of rows that are about to be written."""
-    sum_N = byte_digest.row_sums(values_NK, 0, _product)
+    rows = np.concatenate([np.arange(piece.first_row, piece.first_row + piece.count) for piece in pieces])
+    found = byte_digest.sums(values_NK, scale_N, _row_digits(rows, values_NK.device), _product)
+    weight = pieces[0].move.weight
+    counters.sums[weight] = counters.sums[weight] + found if weight in counters.sums else found
     if scale_N is not None:
         counters.totals[0, 0] += _changed(values_NK, pieces)
-        sum_N += 3 * scale_N.view(torch.int32).to(torch.int64)
-    rows, weight_N, _ = table
-    counters.totals[0, 1:] += (_lanes(sum_N, rows) * weight_N % oracle.LANE).sum(1)
 
 
 def _changed(codes_NK: torch.Tensor, pieces: list[Piece]) -> torch.Tensor:
@@ -184,10 +200,20 @@ def _changed(codes_NK: torch.Tensor, pieces: list[Piece]) -> torch.Tensor:
     return (torch.cat(old) != torch.cat(new)).sum()
 
 
-def _lanes(sum_N: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """int64 (2, N) below 2**32: the rows' parts of both sums of `oracle.digest`."""
-    sum_N = sum_N % oracle.LANE
-    return torch.stack([sum_N * oracle.weights_of_rows(rows, seed) % oracle.LANE for seed in oracle.ROW_SEEDS])
+def _row_digits(rows: np.ndarray, device: torch.device) -> torch.Tensor:
+    """See `byte_digest.row_digits`; of ordinary rows from a table on the device."""
+    last = int(rows.max())
+    if last >= MOST_ROWS:
+        return byte_digest.row_digits(torch.from_numpy(rows)).to(device)
+    table = _row_table(1 << last.bit_length(), device)
+    if (np.diff(rows) == 1).all():
+        return table[int(rows[0]) : last + 1]
+    return table[torch.from_numpy(rows).to(device)]
+
+
+@cache
+def _row_table(count: int, device: torch.device) -> torch.Tensor:
+    return byte_digest.row_digits(torch.arange(count)).to(device)
 
 
 def _product(x_NB: torch.Tensor, w_BJ: torch.Tensor) -> torch.Tensor:

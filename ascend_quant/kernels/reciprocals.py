@@ -1,13 +1,12 @@
-"""The oracle's int8 codes and scales without a division, for devices whose float32 division may not be IEEE's.
+"""The oracle's int8 codes and scales without a division, for devices whose float32 division is not IEEE's.
 
-A row's largest magnitude is a BF16 number, 2**e * (128 + m) / 128, and everything scales with 2**e. So its scale is an
-entry of a table of 128, correctly rounded on the host, times 2**e; and so is the factor f with round(x * f) equal to
-round_half_even(fl(x / scale)) for every BF16 |x| up to the largest.
+A row's largest magnitude is one of 32,768 BF16 numbers, so its scale and the factor f with
+round(x * f) = round_half_even(fl(x / scale)) for every BF16 |x| up to it are looked up in tables made on the host.
 
 Why one product will do: 127 x / absmax is a tie k + 1/2 only if the scale is a power of two, where f is exact, or if
-|x| = absmax / 2; every other x is at least 1/510 of itself away from one. For m other than 126, f is moved by 2**-20
-to the side on which that one x lies. What the device must give: exact int32 sums and shifts, float32 products with
-relative errors well below 2**-20, and float32 sums that round half to even.
+|x| = absmax / 2; every other x is at least 1/510 of itself away from one. Where the scale is no power of two, f is
+moved by 2**-20 to the side on which that one x lies. What the device must give: float32 products with relative errors
+well below 2**-20, and float32 sums that round half to even. No shifts: on Atlas A2 and A3 they run on the host's side.
 """
 
 from functools import cache
@@ -21,21 +20,14 @@ MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2**23: adding it rounds half
 
 
 def scale_and_factor(absmax_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows' scales and the factors that turn their values into codes.
+    """The rows' scales and the factors that turn their values into codes, float32 (N) each.
 
     Args:
-        absmax_N: float32 values of BF16 numbers; NaN or Inf give numbers without a meaning.
-
-    Returns:
-        float32 (N) each; both 0 where `absmax_N` counts as zero.
+        absmax_N: BF16, no -0.0; a scale is NaN or Inf where it is.
     """
     scales, factors = _tables(absmax_N.device)
-    bits = absmax_N.view(torch.int32)
-    mantissa = (bits >> 16) & 0x7F
-    power = ((bits >> 23) - 127) << 23
-    counts = absmax_N >= oracle.TINY
-    scale = torch.where(counts, (scales[mantissa] + power).view(torch.float32), 0.0)
-    return scale, torch.where(counts, (factors[mantissa] - power).view(torch.float32), 0.0)
+    magnitude = absmax_N.view(torch.int16).to(torch.int32)
+    return scales[magnitude], factors[magnitude]
 
 
 def codes_of(values_NK: torch.Tensor, factor_N: torch.Tensor) -> torch.Tensor:
@@ -46,11 +38,12 @@ def codes_of(values_NK: torch.Tensor, factor_N: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bits of the scale and of the factor, int32 (128) each, of the magnitudes (128 + m) / 128."""
-    absmax = torch.arange(128, 256, dtype=torch.float32) / 128
+    """Scale and factor, float32 (32768) each, of every BF16 magnitude by its bits."""
+    absmax = torch.arange(32768, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
     codes, scale = oracle.quantize_rows(torch.stack([absmax, absmax / 2], dim=1))
     upwards = codes[:, 1] == 64  # 63.5 or a little more
     nudged = (1 / scale.double() * torch.where(upwards, 1 + NUDGE, 1 - NUDGE)).float()
     exact = torch.frexp(scale).mantissa == 0.5  # a power of two
     factor = torch.where(exact, 1 / scale, nudged)
-    return scale.view(torch.int32).to(device), factor.view(torch.int32).to(device)
+    factor = torch.where((scale > 0) & torch.isfinite(scale), factor, 0.0)
+    return scale.to(device), factor.to(device)

@@ -178,16 +178,16 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert not differs, f"{len(differs)} of {expected.numel()} elements differ, first {differs[:5]}"
 
 
-def new_counters(device: torch.device, slots: int) -> Counters:
+def new_counters(device: torch.device, slots: int, kind: type[Counters] = Counters) -> Counters:
     """Counters with some slots."""
-    counters = Counters(device)
+    counters = kind(device)
     counters.new_slots(slots)
     return counters
 
 
 def written(kernels, cases: list[Case], receipt: bool = True) -> Counters:
     """Write the cases in one batch, each in the slot of its place, and check the bytes."""
-    counters = new_counters(kernels.device, len(cases))
+    counters = new_counters(kernels.device, len(cases), kernels.module.Counters)
     kernels.module.write([case.prepare(kernels.device, i) for i, case in enumerate(cases)], counters, receipt)
     for case in cases:
         case.check_written()

@@ -1,4 +1,4 @@
-"""The arithmetic of the NPU kernels on this CPU, against the oracle; tests/npu_host runs them on the real operations."""
+"""The NPU kernels' arithmetic on this CPU, against the oracle; tests/npu_host runs them on the real operations."""
 
 import math
 
@@ -10,6 +10,7 @@ from move_cases import COPIES, DTYPES, LAYOUTS, Case, awkward_values, cases, che
 
 from ascend_quant import oracle
 from ascend_quant.kernels import npu
+from ascend_quant.kernels.moves import Job, Move
 
 HERE = Kernels(npu, torch.device("cpu"))
 NPU_KINDS = ("int8", *COPIES)
@@ -34,8 +35,23 @@ def test_many_in_one_batch(monkeypatch, together, dtype):
     check(HERE, batch)
 
 
+def test_rows_of_one_resident_in_any_order():
+    values_NK = awkward_values(12, 16, torch.bfloat16, 3)
+    codes_NK, scale_N = torch.zeros(12, 16, dtype=torch.int8), torch.zeros(12)
+    counters = new_counters(HERE.device, 3, npu.Counters)
+    jobs = []
+    for slot, rows in enumerate((slice(0, 4), slice(8, 12), slice(4, 8))):
+        move = Move.of(values_NK[rows], codes_NK[rows], scale_N[rows], first_row=rows.start, weight=5)
+        jobs.append(Job.of(move, values_NK[rows], slot))
+    npu.write(jobs, counters)
+    expected, scales = oracle.quantize_weight(values_NK)
+    assert torch.equal(codes_NK, expected) and torch.equal(scale_N, scales)
+    digest = oracle.add_digests(oracle.digest(expected), oracle.digest(scales), weights=[5, 15])
+    assert counters.read()[1] == digest
+
+
 def test_what_is_not_finite_is_counted_by_source_across_blocks_of_counters():
-    counters = new_counters(HERE.device, 5000)
+    counters = new_counters(HERE.device, 5000, npu.Counters)
     jobs = []
     for slot, bad in ((3, 1), (4095, 0), (4096, 2), (4999, 1)):
         values = torch.ones(4, 6)
@@ -48,14 +64,14 @@ def test_what_is_not_finite_is_counted_by_source_across_blocks_of_counters():
 def test_what_is_not_finite_elsewhere_in_the_whole_rows_is_seen():
     values = torch.ones(5, 6)
     values[2, 3] = math.inf
-    counters = new_counters(HERE.device, 1)
+    counters = new_counters(HERE.device, 1, npu.Counters)
     npu.write([Case("int8", values, columns=slice(0, 2)).prepare(HERE.device, 0)], counters)
     assert counters.read()[2] == {0: 1}
 
 
 def test_fp8_is_refused():
     with pytest.raises(ValueError, match="no fp8: choose the scheme int8"):
-        npu.write([Case("fp8", torch.ones(2, 2)).prepare(HERE.device, 0)], new_counters(HERE.device, 1))
+        npu.write([Case("fp8", torch.ones(2, 2)).prepare(HERE.device, 0)], new_counters(HERE.device, 1, npu.Counters))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.int64])

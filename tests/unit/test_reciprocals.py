@@ -27,7 +27,7 @@ def every_value_up_to_every_magnitude(exponent: int) -> torch.Tensor:
 @pytest.mark.parametrize("exponent", [127, 126, 64, 1, 0, -1, -60, -99, -100, -101, -126, -133])
 def test_every_pair_of_mantissas_equals_the_oracle(exponent):
     rows = every_value_up_to_every_magnitude(exponent)
-    scale, factor = reciprocals.scale_and_factor(rows.float().abs().amax(-1))
+    scale, factor = reciprocals.scale_and_factor(rows.abs().amax(-1))
     codes, expected = oracle.quantize_weight(rows)
     assert torch.equal(scale, expected)
     assert torch.equal(reciprocals.codes_of(rows, factor), codes)
@@ -37,16 +37,24 @@ def test_every_pair_of_mantissas_equals_the_oracle(exponent):
 def test_products_may_be_off_by_a_little(error):
     """As on a device whose products are not IEEE's: the codes do not hang on the last bits."""
     rows = every_value_up_to_every_magnitude(0)
-    scale, factor = reciprocals.scale_and_factor(rows.float().abs().amax(-1))
+    scale, factor = reciprocals.scale_and_factor(rows.abs().amax(-1))
     power_of_two = torch.frexp(scale).mantissa == 0.5
     factor = torch.where(power_of_two, factor, factor * (1 + error))
     assert torch.equal(reciprocals.codes_of(rows, factor), oracle.quantize_weight(rows)[0])
+
+
+def test_scales_of_every_magnitude_are_the_oracles():
+    absmax = torch.arange(32768, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    scale, factor = reciprocals.scale_and_factor(absmax)
+    expected = oracle.quantize_rows(absmax.unsqueeze(-1))[1]
+    assert torch.equal(scale.view(torch.int32), expected.view(torch.int32))
+    assert torch.isfinite(factor).all()
 
 
 def test_without_the_nudge_some_codes_would_be_wrong(monkeypatch):
     reciprocals._tables.cache_clear()
     monkeypatch.setattr(reciprocals, "NUDGE", 0.0)
     rows = every_value_up_to_every_magnitude(0)
-    _, factor = reciprocals.scale_and_factor(rows.float().abs().amax(-1))
+    _, factor = reciprocals.scale_and_factor(rows.abs().amax(-1))
     assert not torch.equal(reciprocals.codes_of(rows, factor), oracle.quantize_weight(rows)[0])
     reciprocals._tables.cache_clear()
