@@ -83,11 +83,11 @@ class Refit:
         plans: bool = True,
     ):
         self.residents = list(residents)
-        devices = {str(resident.data.device): resident.name for resident in self.residents}
+        devices = {str(resident.tensor.device): resident.name for resident in self.residents}
         if len(devices) > 1:
             where = ", ".join(f"{name} on {device}" for device, name in devices.items())
             raise RefitError(f"the weights are on several devices ({where}); turn weight offloading off")
-        self._buffer_of = buffer_of or {resident.name: resident.data for resident in residents}.__getitem__
+        self._buffer_of = buffer_of or {resident.name: resident.tensor for resident in residents}.__getitem__
         self.last_receipt: Receipt | None = None
         self._state = "loading"
         self._why = "its weights have not been loaded yet"
@@ -140,7 +140,7 @@ class Refit:
             raise RefitError("a refit is already open on this engine; close it before opening the next")
         for resident in self.residents:
             resident.begin()
-        self.batch = Batch(self.residents[0].data.device)
+        self.batch = Batch(self.residents[0].tensor.device)
         self._by_plan, self._entries, self._learnt = bool(self.plan.entries), {}, False
         self._state, self._why, self._explicit = "open", "a refit is open", explicit
         self._started = time.perf_counter()
@@ -250,6 +250,8 @@ class Refit:
             raise RefitError("no refit is open on this engine; open one first")
         with self.failing():
             self.flush()
+            for resident in self.residents:
+                resident.refresh()
             self._check_buffers()  # while the device works
             changed, digest = self.batch.finish()
             self._check_complete()
@@ -272,7 +274,7 @@ class Refit:
 
     def _check_buffers(self) -> None:
         for resident in self.residents:
-            if self._buffer_of(resident.name).data_ptr() != resident.data.data_ptr():
+            if self._buffer_of(resident.name).data_ptr() != resident.tensor.data_ptr():
                 raise RefitError(f"{resident.name} was moved to another buffer; captured graphs read the old one")
 
     def fail(self, error: BaseException) -> None:
@@ -307,8 +309,8 @@ class Refit:
 
     def digest(self) -> str:
         """Fingerprint of all resident bytes, read back: 16 hex digits."""
-        pairs = [pair for resident in self.residents for pair in resident.tensors() if pair[0].numel()]
-        kernels = kernels_for(self.residents[0].data.device)
+        pairs = [pair for resident in self.residents for pair in resident.tensors() if 0 not in pair[0].shape]
+        kernels = kernels_for(self.residents[0].tensor.device)
         found = kernels.digests([tensor for tensor, _ in pairs]).tolist()
         return f"{add_digests(*(number % 2**64 for number in found), weights=[weight for _, weight in pairs]):016x}"
 

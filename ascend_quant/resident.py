@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ascend_quant.batch import RefitError
-from ascend_quant.kernels.moves import SAMPLE, Move
+from ascend_quant.kernels.moves import SAMPLE, Move, Place
 from ascend_quant.oracle import LANE
 
 
@@ -27,16 +27,26 @@ class ResidentWeight:
         data: its buffer, contiguous; any shape. A vector counts as rows of one element.
         parts: (checkpoint name, rows) in the order of the rows, to name what is missing; by default one part.
         padded: whether the buffer has more rows than the checkpoint (a vocabulary rounded up for sharding).
+        place: what puts the rows where they belong, if `data` is but a stand-in of their shape for the loaders.
 
     Attributes:
+        tensor: what the engine computes with.
         recount: whether the running refit wrote rows in a way that its digest must be read back from the buffers.
     """
 
     codes = 0  # elements that are quantized codes
     sampled = 0  # those of them that are compared with the former ones
 
-    def __init__(self, name: str, data: torch.Tensor, parts: Sequence[tuple[str, int]] = (), padded: bool = False):
-        self.name, self.data, self.padded = name, data, padded
+    def __init__(
+        self,
+        name: str,
+        data: torch.Tensor,
+        parts: Sequence[tuple[str, int]] = (),
+        padded: bool = False,
+        place: Place | None = None,
+    ):
+        self.name, self.data, self.padded, self.place = name, data, padded, place
+        self.tensor = data if place is None else place.tensor
         self.weight = (2 * zlib.crc32(name.encode()) + 1) % LANE
         self.row_length = data.shape[-1] if data.dim() > 1 else 1
         self.row_count = data.numel() // max(self.row_length, 1)
@@ -84,6 +94,8 @@ class ResidentWeight:
 
     def fill(self, view: torch.Tensor, value: float, writer: int) -> None:
         """Set the rows of `view`, which no shard carries (padding of a vocabulary), to a constant."""
+        if self.place is not None:
+            raise RefitError(f"{self.name}: a loader filled rows with {value}, which no tensor of the checkpoint holds")
         if view.numel():
             view.fill_(value)
             self.recount |= value != 0  # the digest of zeros is zero
@@ -146,9 +158,12 @@ class ResidentWeight:
         pieces = np.split(self._written(), ends[:-1])
         return [part for (part, _), rows in zip(self.parts, pieces, strict=True) if not rows.all()]
 
-    def tensors(self) -> list[tuple[torch.Tensor, int]]:
+    def tensors(self) -> list[tuple[torch.Tensor | Place, int]]:
         """The buffers whose bytes the digest covers, each with its weight in the digest of all residents."""
-        return [(self.data, self.weight)]
+        return [(self.place or self.data, self.weight)]
+
+    def refresh(self) -> None:
+        """Bring up to date what the engine derives from this weight and does not read from it."""
 
     def _checked(self, shard: torch.Tensor, whole: torch.Tensor | None) -> torch.Tensor | None:
         """The whole rows, if the scale needs them."""
@@ -173,6 +188,7 @@ class ResidentWeight:
             row_stride=source_NK.stride(0),
             column_stride=source_NK.stride(1),
             whole=None if whole_NL is None else (whole_NL.storage_offset() - origin, whole_NL.shape[1]),
+            place=self.place,
         )
 
 
@@ -183,6 +199,7 @@ class QuantizedWeight(ResidentWeight):
         scale: float32, one element a row, contiguous; a trailing dimension of 1 is welcome.
         whole_length: K of the unsharded weight. Where it is larger than the codes' K (row-parallel layers), a
             row's scale comes from the whole row, so that the bytes equal slices of the unsharded ones.
+        copies: tensors of as many elements as `scale` that hold the scales in another dtype.
     """
 
     def __init__(
@@ -192,15 +209,22 @@ class QuantizedWeight(ResidentWeight):
         scale: torch.Tensor,
         whole_length: int,
         parts: Sequence[tuple[str, int]] = (),
+        place: Place | None = None,
+        copies: Sequence[torch.Tensor] = (),
     ):
-        super().__init__(name, codes, parts)
+        super().__init__(name, codes, parts, place=place)
+        self.copies = list(copies)
         self.scale = scale
         self.whole_length = whole_length
         self.codes = codes.numel()
         self.sampled = -(-self.row_count // SAMPLE) * self.row_length
 
-    def tensors(self) -> list[tuple[torch.Tensor, int]]:
-        return [(self.data, self.weight), (self.scale.view(-1), 3 * self.weight % LANE)]
+    def tensors(self) -> list[tuple[torch.Tensor | Place, int]]:
+        return [(self.place or self.data, self.weight), (self.scale.view(-1), 3 * self.weight % LANE)]
+
+    def refresh(self) -> None:
+        for copy in self.copies:
+            copy.view(-1).copy_(self.scale.view(-1))
 
     def _scale_of(self, view: torch.Tensor) -> torch.Tensor:
         return self.rows(view, self.scale)

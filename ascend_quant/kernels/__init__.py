@@ -14,7 +14,7 @@ from types import ModuleType
 
 import torch
 
-_MODULES = {"cpu": "ascend_quant.kernels.cpu", "cuda": "ascend_quant.kernels.cuda"}
+_MODULES = {device: f"ascend_quant.kernels.{device}" for device in ("cpu", "cuda", "npu")}
 
 
 class NoKernels(RuntimeError):

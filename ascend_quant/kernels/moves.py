@@ -6,7 +6,7 @@ matrix: a plan keeps the move and gives it next step's tensor.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,24 @@ from ascend_quant.oracle import LANE
 
 # Every 64th row of a resident tensor is compared with its former codes: reading all would cost a third more.
 SAMPLE = 64
+
+
+class Place(Protocol):
+    """Rows of a resident tensor that does not keep them as rows of elements side by side.
+
+    Attributes:
+        tensor: what the engine computes with.
+        shape: (N, K) of all rows.
+    """
+
+    tensor: torch.Tensor
+    shape: torch.Size
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        """A copy of some rows."""
+
+    def write(self, first: int, codes_NK: torch.Tensor) -> None:
+        """Put rows from number `first` on in their places."""
 
 
 @dataclass(eq=False)
@@ -30,6 +48,7 @@ class Move:
         offset, row_stride, column_stride: of the matrix within the source tensor, in elements.
         whole: (offset, L) of the complete rows of L elements that the matrix is a slice of, whose largest magnitude
             sets the scale; None if the matrix holds them itself.
+        place: where the rows are put by their numbers, if `target_NK` is but a stand-in of their shape.
     """
 
     target_NK: torch.Tensor
@@ -40,6 +59,7 @@ class Move:
     row_stride: int = 0
     column_stride: int = 1
     whole: tuple[int, int] | None = None
+    place: "Place | None" = None
 
     @classmethod
     def of(cls, source_NK: torch.Tensor, target_NK: torch.Tensor, scale: torch.Tensor | None = None, **more) -> "Move":

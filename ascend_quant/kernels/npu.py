@@ -13,7 +13,7 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import byte_digest, moves, reciprocals
-from ascend_quant.kernels.moves import Job, Move, sampled
+from ascend_quant.kernels.moves import Job, Move, Place, sampled
 
 READS_ARE_FREE = False  # reading a counter waits for the device
 
@@ -37,6 +37,13 @@ class Piece(NamedTuple):
     def first_row(self) -> int:
         """In the whole resident tensor."""
         return self.move.first_row + self.rows.start
+
+    def resident_rows(self, rows: slice) -> torch.Tensor:
+        """Some of the rows as they are in the resident tensor, counted from this piece's first."""
+        if self.move.place is None:
+            return self.move.target_NK[self.rows][rows]
+        first = self.first_row
+        return self.move.place[first + rows.start : first + min(rows.stop, self.count) : rows.step]
 
 
 class Counters(moves.Counters):
@@ -71,22 +78,23 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
 
 
 def digests(
-    tensors: Sequence[torch.Tensor], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
+    tensors: Sequence[torch.Tensor | Place], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
 ) -> torch.Tensor:
     """`oracle.digest` of each tensor as int64 (its 64 bits), on their device; waits for it."""
     found = []
     for i, tensor in enumerate(tensors):
-        matrix = oracle.as_integers(oracle.as_matrix(tensor))
-        total = torch.zeros(byte_digest.SHAPE, dtype=torch.int64, device=tensor.device)
-        step = max(1, ELEMENTS // max(1, matrix.shape[1]))
-        for start in range(0, matrix.shape[0] if matrix.numel() else 0, step):
+        matrix = oracle.as_integers(oracle.as_matrix(tensor)) if isinstance(tensor, torch.Tensor) else tensor
+        rows, columns = matrix.shape
+        total = torch.zeros(byte_digest.SHAPE, dtype=torch.int64, device=matrix[:0].device)
+        step = max(1, ELEMENTS // max(1, columns))
+        for start in range(0, rows if columns else 0, step):
             part = matrix[start : start + step]
             first = (first_rows[i] if first_rows else 0) + start
-            digits = _row_digits(np.arange(first, first + len(part)), tensor.device)
+            digits = _row_digits(np.arange(first, first + len(part)), part.device)
             total += byte_digest.sums(part, None, digits, _product, first_columns[i] if first_columns else 0)
         found.append(total)
     signed = [(digest + 2**63) % 2**64 - 2**63 for digest in _digests_of(found)]
-    return torch.tensor(signed, dtype=torch.int64, device=tensors[0].device if tensors else None)
+    return torch.tensor(signed, dtype=torch.int64, device=found[0].device if found else None)
 
 
 def _digests_of(sums: list[torch.Tensor]) -> list[int]:
@@ -122,12 +130,13 @@ def _kind(move: Move, source: torch.Tensor) -> tuple:
 
 
 def _write(pieces: list[Piece], counters: Counters, receipt: bool) -> None:
-    device = pieces[0].move.target_NK.device
+    move = pieces[0].move
+    device = (move.target_NK if move.place is None else move.place.tensor).device
     x_NK = torch.cat([piece.move.matrix(piece.source)[piece.rows] for piece in pieces]).to(device)
     if x_NK.numel() == 0:
         return
-    if pieces[0].move.scale is None:
-        values_NK, scale_N = x_NK.to(pieces[0].move.target_NK.dtype), None
+    if move.scale is None:
+        values_NK, scale_N = x_NK.to(move.target_NK.dtype), None
         bad_N = (~torch.isfinite(values_NK)).sum(1)
     else:
         values_NK, scale_N, bad_N = _quantized(x_NK.to(torch.bfloat16), _absmax_of_whole(pieces, device))
@@ -137,7 +146,10 @@ def _write(pieces: list[Piece], counters: Counters, receipt: bool) -> None:
     start = 0
     for piece in pieces:
         part = slice(start, start + piece.count)
-        piece.move.target_NK[piece.rows].copy_(values_NK[part])
+        if piece.move.place is None:
+            piece.move.target_NK[piece.rows].copy_(values_NK[part])
+        else:
+            piece.move.place.write(piece.first_row, values_NK[part])
         if scale_N is not None:
             piece.move.scale[piece.rows].copy_(scale_N[part])
         start += piece.count
@@ -192,7 +204,7 @@ def _changed(codes_NK: torch.Tensor, pieces: list[Piece]) -> torch.Tensor:
     for piece in pieces:
         compared = sampled(piece.first_row, piece.count)
         if compared.start < piece.count:
-            old.append(piece.move.target_NK[piece.rows][compared])
+            old.append(piece.resident_rows(compared))
             new.append(codes_NK[start : start + piece.count][compared])
         start += piece.count
     if not old:

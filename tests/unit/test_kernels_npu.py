@@ -8,9 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from kernel_modules import Kernels
 from move_cases import COPIES, DTYPES, LAYOUTS, Case, awkward_values, cases, check, new_counters
 
-from ascend_quant import oracle
+from ascend_quant import batch, oracle, refit
 from ascend_quant.kernels import npu
 from ascend_quant.kernels.moves import Job, Move
+from ascend_quant.kernels.npu_formats import Panels, Transposed
+from ascend_quant.refit import Refit
+from ascend_quant.resident import QuantizedWeight, ResidentWeight
 
 HERE = Kernels(npu, torch.device("cpu"))
 NPU_KINDS = ("int8", *COPIES)
@@ -81,3 +84,46 @@ def test_digests_equal_the_oracle(monkeypatch, dtype):
     assert [n % 2**64 for n in npu.digests(tensors).tolist()] == [oracle.digest(tensor) for tensor in tensors]
     shifted = npu.digests(tensors[:2], [1000, 2**33], [0, 0]).tolist()
     assert [n % 2**64 for n in shifted] == [oracle.digest(tensors[0], 1000), oracle.digest(tensors[1], 2**33)]
+
+
+@pytest.mark.parametrize("place_of", ["transposed", "panels"])
+def test_a_refit_of_weights_that_lie_otherwise(monkeypatch, place_of):
+    monkeypatch.setattr(batch, "kernels_for", lambda device: npu)
+    monkeypatch.setattr(refit, "kernels_for", lambda device: npu)
+    experts, channels, length = 3, 96, 20
+    shape = (experts, length, channels)
+    if place_of == "transposed":
+        place = Transposed(torch.zeros(shape, dtype=torch.int8))
+    else:
+        memory = torch.zeros(experts * channels * 32, dtype=torch.int8)
+        place = Panels(torch.zeros(shape, dtype=torch.int8), memory)
+    stand_in = torch.empty(experts, channels, length, dtype=torch.int8, device="meta")
+    scale, copy = torch.zeros(experts, channels), torch.zeros(experts * channels, dtype=torch.bfloat16)
+    weight = QuantizedWeight("w13", stand_in, scale, length, place=place, copies=[copy])
+    norm = ResidentWeight("norm", torch.zeros(7, dtype=torch.bfloat16))
+    session = Refit([weight, norm])
+    for seed in range(3):
+        w_ENK = torch.randn(experts, channels, length, generator=torch.Generator().manual_seed(seed))
+        plain = torch.randn(7, generator=torch.Generator().manual_seed(seed))
+        with session.session():
+            for expert in (2, 0, 1):
+                for half in (slice(50, 96), slice(0, 50)):
+                    shard = w_ENK[expert, half]
+                    slot = session.batch.new_sources([("w", shard.numel())])
+                    session.write(slot, weight, stand_in[expert, half], shard)
+            session.write(session.batch.new_sources([("norm", 7)]), norm, norm.data, plain)
+        codes, scales = oracle.quantize_weight(w_ENK)
+        assert torch.equal(place[:], codes.view(-1, length)) and torch.equal(scale, scales)
+        assert torch.equal(copy, scales.view(-1).to(torch.bfloat16))
+        assert torch.equal(norm.data, plain.to(torch.bfloat16))
+        receipt = session.last_receipt
+        assert receipt.digest == session.digest()
+        pairs = [(codes, weight.weight), (scales.view(-1), 3 * weight.weight), (norm.data, norm.weight)]
+        expected = oracle.add_digests(*(oracle.digest(t) for t, _ in pairs), weights=[w for _, w in pairs])
+        assert receipt.digest == f"{expected:016x}"
+    compared = [r for r in range(experts * channels) if r % 64 == 0]
+    before = oracle.quantize_weight(torch.randn(experts, channels, length, generator=torch.Generator().manual_seed(1)))[
+        0
+    ].view(-1, length)
+    differing = int((codes.view(-1, length)[compared] != before[compared]).sum())
+    assert receipt.changed == differing / (len(compared) * length)

@@ -17,7 +17,7 @@ from torch import nn
 from vllm.config import VllmConfig
 
 from ascend_quant.integrations.vllm.inventory import make_plain, residents_of, skipped_names
-from ascend_quant.integrations.vllm.loading import Loading, guard
+from ascend_quant.integrations.vllm.loading import Loading, guard, storage_of
 from ascend_quant.refit import Refit, RefitError
 
 logger = logging.getLogger(__name__)
@@ -70,9 +70,9 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig) 
         shards *= parallel.data_parallel_size
     storages = {}
     for resident in refit.residents:
-        storages[resident.data.untyped_storage().data_ptr()] = resident
+        storages[storage_of(resident.data)] = resident
         for scale, _ in resident.tensors()[1:]:
-            storages[scale.untyped_storage().data_ptr()] = None
+            storages[storage_of(scale)] = None
     skipped = skipped_names(model, vllm_config)
     original = model.load_weights
     running = []

@@ -27,7 +27,7 @@ class Loading(TorchDispatchMode):
 
     Args:
         refit: where tensors are placed, written and counted.
-        residents: resident parameters by storage address; a scale's storage maps to None (never loaded).
+        residents: resident parameters by their storage; a scale's maps to None (never loaded).
         shards: over how many ranks a tensor may be split.
         skipped: tells whether vLLM leaves a checkpoint name out on purpose.
     """
@@ -94,7 +94,7 @@ class Loading(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if not self._flushing and (func is COPY or func in FILL):
             target = args[0]
-            key = target.untyped_storage().data_ptr()
+            key = storage_of(target)
             if key in self.residents and target.numel():
                 self._write(func, self.residents[key], target, args)
                 return target
@@ -138,6 +138,11 @@ class Loading(TorchDispatchMode):
 
     def _name(self) -> str:
         return self.source.name if self.source is not None else "a tensor of unknown name"
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Which memory a tensor is a view of; tensors without memory (meta) are told apart too, as data_ptr does not."""
+    return tensor.untyped_storage()._cdata
 
 
 def guard(loader: Callable, name: str, loading: Callable[[], bool]) -> Callable:

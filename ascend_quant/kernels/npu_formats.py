@@ -1,0 +1,118 @@
+"""Where a weight's rows lie in an NPU's memory: transposed for its matrix unit, plain (ND) or in panels (FRACTAL_NZ).
+
+A weight of N output channels and K input channels is kept as (K, N), a stack of experts as (E, K, N). In FRACTAL_NZ,
+int8 is the plain array (N / 32, K, 32), N and K rounded up to 32 and 16: one panel for each 32 channels, and a stack is
+its experts' panels one after the other (torch_npu FormatHelper.cpp, InferShapeNDToNZ; aclnnQuantMatmulWeightNz.md).
+
+Both kinds take and give rows of K elements by their number, e * N + n, at an address that never changes. torch_npu
+copies into a part of a FRACTAL_NZ tensor wrongly or by way of the whole tensor (CopyKernel.cpp), so panels are written
+through a plain tensor on the same memory, which is compared with torch_npu's own cast when it is made.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+ND, FRACTAL_NZ = 2, 29
+PANEL = 32  # channels, of one byte each
+DEPTH = 16  # what K is rounded up to
+
+
+class Transposed:
+    """Rows of a plain (..., K, N) tensor.
+
+    Args:
+        tensor: what the engine computes with; its address must stay.
+    """
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor
+        self._stack_EKN = tensor.unsqueeze(0) if tensor.dim() == 2 else tensor
+        experts, length, self._channels = self._stack_EKN.shape
+        self.shape = torch.Size((experts * self._channels, length))
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        """(n, K): a copy of some rows, consecutive or with a step."""
+        return torch.cat([self.tensor.new_empty(0, self.shape[1]), *(view_KN.t() for view_KN in self._views(rows))])
+
+    def write(self, first: int, codes_NK: torch.Tensor) -> None:
+        """Put rows from number `first` on in their places."""
+        start = 0
+        for view_KN in self._views(slice(first, first + len(codes_NK))):
+            count = view_KN.shape[-1]
+            view_KN.copy_(codes_NK[start : start + count].t())
+            start += count
+
+    def _views(self, rows: slice) -> Iterator[torch.Tensor]:
+        """The (K, n) columns of each expert that some of the rows are in."""
+        for expert, here in _by_part(rows, self.shape[0], self._channels):
+            yield self._stack_EKN[expert, :, here]
+
+
+class Panels:
+    """Rows of a FRACTAL_NZ tensor (..., K, N).
+
+    Args:
+        tensor: what the engine computes with; its address must stay.
+        memory: int8, a plain tensor on the same bytes, all of them.
+    """
+
+    def __init__(self, tensor: torch.Tensor, memory: torch.Tensor):
+        self.tensor = tensor
+        experts = tensor.shape[0] if tensor.dim() == 3 else 1
+        length, self._channels = tensor.shape[-2:]
+        panels, depth = -(-self._channels // PANEL), -(-length // DEPTH) * DEPTH
+        self.shape = torch.Size((experts * self._channels, length))
+        self._panels_EPKC = memory.view(experts, panels, depth, PANEL)[:, :, :length]
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        """(n, K): a copy of some rows, consecutive or with a step."""
+        found = [self._panels_EPKC.new_empty(0, self.shape[1])]
+        for expert, here in _by_part(rows, self.shape[0], self._channels):
+            numbers = range(self._channels)[here]
+            if here.step == 1:
+                panels = slice(here.start // PANEL, -(-here.stop // PANEL))
+                rows_NK = self._panels_EPKC[expert, panels].transpose(1, 2).flatten(0, 1)
+                found.append(rows_NK[here.start % PANEL :][: len(numbers)])
+            else:
+                found += [self._panels_EPKC[expert, n // PANEL, :, n % PANEL].unsqueeze(0) for n in numbers]
+        return torch.cat(found)
+
+    def write(self, first: int, codes_NK: torch.Tensor) -> None:
+        """Put rows from number `first` on in their places."""
+        start = 0
+        for expert, here in _by_part(slice(first, first + len(codes_NK)), self.shape[0], self._channels):
+            for panels, lanes in _by_panel(here):
+                count = (panels.stop - panels.start) * (lanes.stop - lanes.start)
+                part_PCK = codes_NK[start : start + count].view(panels.stop - panels.start, -1, self.shape[1])
+                self._panels_EPKC[expert, panels, :, lanes].copy_(part_PCK.transpose(1, 2))
+                start += count
+
+
+def _by_part(rows: slice, total: int, channels: int) -> Iterator[tuple[int, slice]]:
+    """Each expert with those of the rows, which count through all experts, that are its channels."""
+    numbers = range(total)[rows]
+    if not len(numbers):
+        return
+    for expert in range(numbers[0] // channels, numbers[-1] // channels + 1):
+        first = expert * channels
+        skipped = max(0, -(-(first - numbers.start) // numbers.step))
+        begin = numbers.start + skipped * numbers.step - first
+        end = min(numbers[-1] - first + 1, channels)
+        if begin < end:
+            yield expert, slice(begin, end, numbers.step)
+
+
+def _by_panel(rows: slice) -> Iterator[tuple[slice, slice]]:
+    """Runs of whole panels, and at the ends parts of one: (panels, lanes)."""
+    start = rows.start
+    while start < rows.stop:
+        panel, lane = divmod(start, PANEL)
+        whole = (rows.stop - start) // PANEL
+        if lane == 0 and whole:
+            yield slice(panel, panel + whole), slice(0, PANEL)
+            start += whole * PANEL
+        else:
+            count = min(PANEL - lane, rows.stop - start)
+            yield slice(panel, panel + 1), slice(lane, lane + count)
+            start += count
