@@ -67,7 +67,7 @@ def lanes(total: torch.Tensor) -> tuple[int, int]:
 def row_digits(rows: torch.Tensor) -> torch.Tensor:
     """int8 (N, WIDTH) on the host: the digits of b(r) of both sums, for rows by their int64 numbers."""
     both = [_digits_of(oracle.weights_of_rows(rows, seed))[:, :DIGITS] for seed in oracle.ROW_SEEDS]
-    return torch.cat([*both, torch.zeros(len(rows), WIDTH - 2 * DIGITS, dtype=torch.int8)], dim=1)
+    return torch.cat([*both, torch.zeros(len(rows), WIDTH - 2 * DIGITS, dtype=torch.int8, device="cpu")], dim=1)
 
 
 def _summed(values_NK: torch.Tensor, first_column: int, product: Product) -> torch.Tensor:
@@ -89,15 +89,15 @@ def _column_digits(first: int, columns: int, size: int, lacks: int, device: torc
     Args:
         lacks: 1 for what a negative byte i lacks, a(c) * 256**(i + 1), nothing for the highest byte.
     """
-    powers = torch.tensor([256 ** (i + lacks) * (i + lacks < size) for i in range(size)], dtype=torch.int64)
+    powers = torch.tensor([256 ** (i + lacks) * (i + lacks < size) for i in range(size)], device="cpu")
     weights = oracle.column_weights(first, columns, torch.device("cpu"))
     return _digits_of((weights[:, None] * powers % oracle.LANE).flatten()).to(device)
 
 
-def _digits_of(numbers) -> torch.Tensor:
+def _digits_of(numbers: torch.Tensor) -> torch.Tensor:
     """int8 (N, WIDTH): signed digits to the base 256 of numbers modulo 2**32, the lowest first."""
-    left = torch.as_tensor(numbers, dtype=torch.int64) % oracle.LANE
-    digits = torch.zeros(len(left), WIDTH, dtype=torch.int8)
+    left = numbers % oracle.LANE
+    digits = torch.zeros(len(left), WIDTH, dtype=torch.int8, device="cpu")
     for digit in range(DIGITS):
         low = (left + 128) % 256 - 128
         digits[:, digit] = low.to(torch.int8)

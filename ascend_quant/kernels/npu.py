@@ -225,7 +225,7 @@ def _row_digits(rows: np.ndarray, device: torch.device) -> torch.Tensor:
 
 @cache
 def _row_table(count: int, device: torch.device) -> torch.Tensor:
-    return byte_digest.row_digits(torch.arange(count)).to(device)
+    return byte_digest.row_digits(torch.arange(count, device="cpu")).to(device)
 
 
 def _product(x_NB: torch.Tensor, w_BJ: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,8 @@ copies into a part of a FRACTAL_NZ tensor wrongly or by way of the whole tensor 
 through a plain tensor on the same memory, which is compared with torch_npu's own cast when it is made.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 
 import torch
 
@@ -87,6 +88,63 @@ class Panels:
                 part_PCK = codes_NK[start : start + count].view(panels.stop - panels.start, -1, self.shape[1])
                 self._panels_EPKC[expert, panels, :, lanes].copy_(part_PCK.transpose(1, 2))
                 start += count
+
+
+def new_codes(shape: Sequence[int], nz: bool) -> Transposed | Panels:
+    """Zeros (.., K, N) int8 on the current device, in FRACTAL_NZ if asked for."""
+    codes = torch.zeros(shape, dtype=torch.int8)
+    if nz:
+        import torch_npu
+
+        codes = torch_npu.npu_format_cast(codes, FRACTAL_NZ)
+    return place_of(codes)
+
+
+def place_of(tensor: torch.Tensor) -> Transposed | Panels:
+    """The rows of an int8 tensor on an NPU, in the format that torch_npu says it has.
+
+    Raises:
+        RuntimeError: torch_npu casts to FRACTAL_NZ otherwise than is known here.
+    """
+    import torch_npu
+
+    if torch_npu.get_npu_format(tensor) != FRACTAL_NZ:
+        return Transposed(tensor)
+    _check_panels(tensor.device)
+    return Panels(tensor, _plain_memory(tensor))
+
+
+def _plain_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of a FRACTAL_NZ tensor as a plain one, which does not keep them alive.
+
+    Views of the tensor itself would share its format; a storage made anew has none.
+    """
+    import torch_npu
+
+    size = tensor.untyped_storage().nbytes()
+    storage = torch_npu._C._construct_storage_from_data_pointer(tensor.data_ptr(), tensor.device, size)
+    return torch.empty(0, dtype=torch.int8, device=tensor.device).set_(storage, 0, (size,), (1,))
+
+
+@cache
+def _check_panels(device: torch.device) -> None:
+    """Compare the layout known here with torch_npu's own cast, once a process."""
+    import torch_npu
+
+    for shape in ((40, 72), (32, 64), (2, 24, 40)):
+        w_EKN = torch.randint(-127, 128, shape, dtype=torch.int8, device="cpu")
+        cast = torch_npu.npu_format_cast(w_EKN.to(device), FRACTAL_NZ)
+        if torch_npu.get_npu_format(cast) != FRACTAL_NZ:
+            raise RuntimeError(
+                "torch_npu does not cast to FRACTAL_NZ: set torch.npu.config.allow_internal_format = True before the "
+                "model is built (vllm-ascend's worker does), or keep weights plain with the option nz: false"
+            )
+        rows_NK = Panels(cast, _plain_memory(cast))[:].cpu()
+        if not torch.equal(rows_NK, w_EKN.transpose(-1, -2).reshape(rows_NK.shape)):
+            raise RuntimeError(
+                f"torch_npu {torch_npu.__version__} lays FRACTAL_NZ out otherwise than (N / 32, K, 32): please report "
+                "it, and keep weights plain with the option nz: false"
+            )
 
 
 def _by_part(rows: slice, total: int, channels: int) -> Iterator[tuple[int, slice]]:

@@ -39,7 +39,7 @@ def codes_of(values_NK: torch.Tensor, factor_N: torch.Tensor) -> torch.Tensor:
 @cache
 def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Scale and factor, float32 (32768) each, of every BF16 magnitude by its bits."""
-    absmax = torch.arange(32768, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
+    absmax = torch.arange(32768, dtype=torch.int32, device="cpu").to(torch.int16).view(torch.bfloat16).float()
     codes, scale = oracle.quantize_rows(torch.stack([absmax, absmax / 2], dim=1))
     upwards = codes[:, 1] == 64  # 63.5 or a little more
     nudged = (1 / scale.double() * torch.where(upwards, 1 + NUDGE, 1 - NUDGE)).float()

@@ -3,6 +3,7 @@
 config.py    which layer gets which method, and the options a user may set
 linear.py    linear layers, moe.py fused experts, plain.py what stays in its dtype
 attach.py    the whole model: every parameter becomes resident, model.load_weights becomes a refit
+lying.py     weights that lie otherwise than a checkpoint has them (NPUs), and their stand-ins for the loaders
 loading.py   the one hook: every copy into a resident parameter, whichever of vLLM's loaders makes it
 versions.py  what differs between vLLM versions, and the few places where vLLM offers no hook
 """
@@ -19,12 +20,16 @@ NAME = "ascend_quant"
 def register() -> None:
     """Called by vLLM in every one of its processes; harmless when repeated."""
     from vllm.model_executor.layers import quantization
+    from vllm.platforms import current_platform
 
     from ascend_quant.integrations.vllm import versions
-    from ascend_quant.integrations.vllm.config import AscendQuantConfig
 
+    if current_platform.device_type == "npu":
+        from ascend_quant.integrations.vllm_ascend.config import NpuQuantConfig as Config
+    else:
+        from ascend_quant.integrations.vllm.config import AscendQuantConfig as Config
     if NAME not in quantization.QUANTIZATION_METHODS:
-        quantization.register_quantization_config(NAME)(AscendQuantConfig)
+        quantization.register_quantization_config(NAME)(Config)
     versions.install()
     log_with_vllm()
 

@@ -18,6 +18,7 @@ from vllm.config import VllmConfig
 
 from ascend_quant.integrations.vllm.inventory import make_plain, residents_of, skipped_names
 from ascend_quant.integrations.vllm.loading import Loading, guard, storage_of
+from ascend_quant.integrations.vllm.lying import lent
 from ascend_quant.refit import Refit, RefitError
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     parallel = vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
         raise RefitError(f"pipeline_parallel_size={parallel.pipeline_parallel_size}: ascend_quant serves 1 only")
-    make_plain(model)
+    make_plain(model, vllm_config.quant_config.plain)
     residents = residents_of(model)
     # experts that move between ranks (EPLB) have no lasting place
     plans = not getattr(parallel, "enable_eplb", False)
@@ -91,7 +92,7 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig) 
                 rest = loading.feed(weights)
                 first, loaded = next(rest, None), set()  # what a plan knows never reaches vLLM
                 if first is not None:
-                    with loading, loading.naming():
+                    with lent(model), loading, loading.naming():
                         loaded = original(chain([first], rest), *args, **kwargs)
                     loading.finish()
                 refit.flush()

@@ -7,13 +7,13 @@
 Embeddings, lm_head, norms and MoE routers always keep their dtype.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
 from ascend_quant.integrations.vllm.linear import Int8LinearMethod
 from ascend_quant.integrations.vllm.moe import Int8ExpertsMethod, PlainExpertsMethod
@@ -21,7 +21,6 @@ from ascend_quant.integrations.vllm.plain import PlainEmbeddingMethod, PlainLine
 from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER
 from ascend_quant.schemes import get_scheme
 
-OPTIONS = ("quant_method", "scheme", "ignore")
 ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
@@ -31,7 +30,17 @@ class AscendQuantConfig(QuantizationConfig):
     Args:
         scheme: a name from `ascend_quant.schemes`.
         ignore: layers that keep their dtype.
+
+    Attributes:
+        options: what `quantization_config` may hold.
+        plain: our methods for layers that vLLM has built with its own, unquantized ones.
     """
+
+    options: tuple[str, ...] = ("quant_method", "scheme", "ignore")
+    plain: ClassVar[dict[type, type]] = {
+        UnquantizedLinearMethod: PlainLinearMethod,
+        UnquantizedEmbeddingMethod: PlainEmbeddingMethod,
+    }
 
     def __init__(self, scheme: str = "int8", ignore: list[str] | None = None):
         super().__init__()
@@ -44,9 +53,10 @@ class AscendQuantConfig(QuantizationConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "AscendQuantConfig":
         """From `quantization_config`; raises ValueError on an option that does not exist."""
-        if unknown := sorted(set(config) - set(OPTIONS)):
-            raise ValueError(f"unknown ascend_quant option {unknown[0]!r}; the options are: {', '.join(OPTIONS[1:])}")
-        return cls(config.get("scheme", "int8"), config.get("ignore"))
+        _, *options = cls.options
+        if unknown := sorted(set(config) - set(cls.options)):
+            raise ValueError(f"unknown ascend_quant option {unknown[0]!r}; the options are: {', '.join(options)}")
+        return cls(**{option: config[option] for option in options if option in config})
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         if isinstance(layer, VocabParallelEmbedding):

@@ -5,36 +5,35 @@ weights; layers that would keep something derived all the same are refused.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import nn
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from ascend_quant.integrations.vllm.linear import Int8LinearMethod
-from ascend_quant.integrations.vllm.moe import Int8ExpertsMethod, PlainExpertsMethod
-from ascend_quant.integrations.vllm.plain import PlainEmbeddingMethod, PlainLinearMethod
+from ascend_quant.integrations.vllm.lying import lying_of
 from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER, AttentionLayer
 from ascend_quant.resident import QuantizedWeight, RefitError, ResidentWeight
 
 LAYERS = (LinearBase, VocabParallelEmbedding, EXPERTS_LAYER)
-OURS = (Int8LinearMethod, PlainLinearMethod, PlainEmbeddingMethod, Int8ExpertsMethod, PlainExpertsMethod)
-PLAIN = {UnquantizedLinearMethod: PlainLinearMethod, UnquantizedEmbeddingMethod: PlainEmbeddingMethod}
 ROTARY = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
 
-def make_plain(model: nn.Module) -> None:
+def make_plain(model: nn.Module, plain: Mapping[type, type]) -> None:
     """Give unquantized layers our plain methods.
+
+    Args:
+        plain: ours, by vLLM's own.
 
     Raises:
         RefitError: naming a layer that would keep tensors derived from its weights.
     """
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
-        if type(method) in PLAIN:
-            module.quant_method = PLAIN[type(method)]()
-        elif isinstance(module, LAYERS) and not isinstance(method, OURS):
+        if type(method) in plain:
+            module.quant_method = plain[type(method)]()
+        elif isinstance(module, LAYERS) and not type(method).__module__.startswith("ascend_quant."):
             _refuse(name, module, f"it computes with {type(method).__name__}")
         if hasattr(module, "process_weights_after_loading") and type(module) is not AttentionLayer:
             _refuse(name, module, "it derives tensors from its weights after loading, which would go stale")
@@ -65,6 +64,9 @@ def _is_scale(leaf: str, parameters: dict) -> bool:
 
 def _resident(name: str, leaf: str, module: nn.Module, parameters: dict, model: nn.Module) -> ResidentWeight:
     parts = list(_parts(name, leaf, module, getattr(model, "packed_modules_mapping", {})))
+    if (lying := lying_of(module).get(leaf)) is not None:
+        data, length = lying.stand_in.data, _whole_length(leaf, module, lying.stand_in.shape[-1])
+        return QuantizedWeight(name, data, lying.scale, length, parts, lying.place, lying.copies)
     data = parameters[leaf].data
     scale = parameters.get(f"{leaf}_scale")
     if scale is None:
@@ -96,8 +98,8 @@ def _parts(name: str, leaf: str, module: nn.Module, packed: dict[str, list[str]]
 def _expert_parts(layer: str, leaf: str, module: nn.Module) -> Iterator[tuple[str, int]]:
     base = getattr(module, "layer_name", layer)
     expert_map = getattr(module, "expert_map", None)
-    weight = getattr(module, leaf)
-    count, rows = weight.shape[:2]
+    lying = lying_of(module).get(leaf)
+    count, rows = (getattr(module, leaf) if lying is None else lying.stand_in).shape[:2]
     experts = range(count) if expert_map is None else (expert_map >= 0).nonzero().view(-1).tolist()
     for expert in experts:
         if leaf == "w2_weight":

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from ascend_quant.integrations.vllm.versions import PACKS_PLAIN_WEIGHTS
 
 
-class _FromResident:
+class FromResident:
     """Compute from `layer.weight`; keep nothing derived from it."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
@@ -23,11 +23,11 @@ class _FromResident:
         return F.linear(x, layer.weight, bias) if PACKS_PLAIN_WEIGHTS else super().apply(layer, x, bias)
 
 
-class PlainLinearMethod(_FromResident, UnquantizedLinearMethod):
+class PlainLinearMethod(FromResident, UnquantizedLinearMethod):
     """A linear layer that is not quantized."""
 
 
-class PlainEmbeddingMethod(_FromResident, UnquantizedEmbeddingMethod):
+class PlainEmbeddingMethod(FromResident, UnquantizedEmbeddingMethod):
     """An embedding or a language-model head."""
 
 

@@ -1,0 +1,9 @@
+"""On Ascend NPUs: int8 made online from BF16 weights, computed by vllm-ascend's own W8A8-dynamic schemes.
+
+config.py    which layer gets which method
+linear.py    linear layers, experts.py fused experts: vllm-ascend's methods, weights lying as its compute wants them
+plain.py     what stays in its dtype
+versions.py  what differs between vllm-ascend versions
+
+What makes a model refittable is integrations/vllm, here as elsewhere; its plugin chooses this config on an NPU.
+"""

@@ -1,0 +1,47 @@
+"""Linear layers in int8 with vllm-ascend's W8A8-dynamic scheme: npu_dynamic_quant, then npu_quant_matmul."""
+
+import torch
+from torch import nn
+
+from ascend_quant.integrations.vllm import lying
+from ascend_quant.integrations.vllm.plain import after_loading
+from ascend_quant.integrations.vllm_ascend.versions import AscendLinearMethod, LinearScheme
+from ascend_quant.kernels.npu_formats import new_codes
+
+
+class Int8LinearScheme(LinearScheme):
+    """vllm-ascend's, which finds the weight as its own hook would leave it; nothing is left to be done."""
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        after_loading(layer)
+
+
+class Int8NpuLinearMethod(AscendLinearMethod):
+    """Resident codes `weight` (K, N) int8 and scales `weight_scale` (N) float32.
+
+    Args:
+        nz: keep the codes in FRACTAL_NZ.
+    """
+
+    def __init__(self, nz: bool):
+        super().__init__(Int8LinearScheme())
+        self.nz = nz
+
+    def create_weights(
+        self,
+        layer: nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs,
+    ) -> None:
+        rows = sum(output_partition_sizes)
+        layer.register_parameter("weight_scale", nn.Parameter(torch.zeros(rows), requires_grad=False))
+        # vllm-ascend reads this too, of shared experts; its own hook makes a copy in float32
+        layer.weight_scale_fp32 = layer.weight_scale.data
+        codes = new_codes((input_size_per_partition, rows), self.nz)
+        attributes = {"input_dim": 1, "output_dim": 0, **extra_weight_attrs}
+        lying.register(layer, "weight", codes, layer.weight_scale.data, attributes)
+        layer.whole_input_size = input_size

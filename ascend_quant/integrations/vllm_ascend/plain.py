@@ -1,0 +1,8 @@
+"""Layers that keep their dtype on an NPU: vllm-ascend's product, without its post-load hook, which may cast or copy."""
+
+from ascend_quant.integrations.vllm.plain import FromResident
+from ascend_quant.integrations.vllm_ascend.versions import AscendUnquantizedLinearMethod
+
+
+class NpuPlainLinearMethod(FromResident, AscendUnquantizedLinearMethod):
+    """A linear layer that is not quantized."""
