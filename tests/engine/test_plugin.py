@@ -108,7 +108,7 @@ def test_layers_that_derive_tensors_from_their_weights_are_refused():
 
     model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Identity(), Derives()])})
     with pytest.raises(RefitError, match=r"layer 'layers\.1' of type Derives cannot be served.*go stale"):
-        make_plain(model)
+        make_plain(model, {})
 
 
 def test_a_model_without_the_plugin_is_named():
