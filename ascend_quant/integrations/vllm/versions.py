@@ -66,6 +66,11 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 MARK = "ascend_quant_wrapper"
+SLEEPING_WORKERS = (  # and the deepest sleep after which a refit heals them
+    ("vllm.v1.worker.gpu_worker", "Worker", 2),
+    ("vllm_ascend.worker.worker", "NPUWorker", 1),  # level 2 loses expert maps and other plain attributes
+    ("vllm_ascend.worker.worker_v1", "NPUWorker", 1),  # 0.10: level 2 loses buffers too
+)
 
 
 def install() -> None:
@@ -248,18 +253,25 @@ def follow_sleep() -> None:
     """Tell the refit when the memory of its residents goes and comes.
 
     Asleep, their addresses are unmapped: a kernel that touches them ends the process. Level 1 brings the bytes back,
-    level 2 does not. Put in place with our first model, when a GPU worker's module is loaded if the engine has such
-    workers; CPU workers ignore sleep in methods of their own, which stay as they are.
+    level 2 does not. Put in place with our first model, when the worker's module is loaded; CPU workers ignore sleep
+    in methods of their own, which stay as they are.
     """
-    worker_class = getattr(sys.modules.get("vllm.v1.worker.gpu_worker"), "Worker", None)
-    sleep, wake_up = (getattr(worker_class, name, None) for name in ("sleep", "wake_up"))
-    if sleep is None or wake_up is None or hasattr(sleep, MARK):
-        return
+    for module, name, levels in SLEEPING_WORKERS:
+        worker_class = getattr(sys.modules.get(module), name, None)
+        if hasattr(worker_class, "sleep") and not hasattr(worker_class.sleep, MARK):
+            _follow_sleep_of(worker_class, levels)
+
+
+def _follow_sleep_of(worker_class: type, levels: int) -> None:
+    sleep, wake_up = worker_class.sleep, worker_class.wake_up
 
     @wraps(sleep)
     def sleep_and_tell(self, level: int = 1) -> None:
+        refit = _refit_of_worker(self)
+        if refit is not None and level > levels:
+            raise RefitError(f"sleep level {level}: this engine loses more than its weights in it; use level {levels}")
         sleep(self, level)
-        if (refit := _refit_of_worker(self)) is not None:
+        if refit is not None:
             refit.slept(level)
 
     @wraps(wake_up)

@@ -3,7 +3,7 @@
 nz: whether linear layers are kept in FRACTAL_NZ, the default, or plain. Experts always are in FRACTAL_NZ.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
@@ -28,7 +28,7 @@ class NpuQuantConfig(AscendQuantConfig):
     """
 
     options = (*AscendQuantConfig.options, "nz")
-    plain = {
+    plain: ClassVar[dict[type, type]] = {
         UnquantizedLinearMethod: NpuPlainLinearMethod,
         AscendUnquantizedLinearMethod: NpuPlainLinearMethod,
         UnquantizedEmbeddingMethod: PlainEmbeddingMethod,
