@@ -1,5 +1,6 @@
 """What the plugin quantizes, what it leaves alone, what it refuses to serve."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -137,3 +138,40 @@ def test_a_failed_call_on_several_ranks_stops_our_engines_only(quant_config, ref
     with pytest.raises(ValueError, match="push failed"):
         core.collective_rpc("push")
     assert ("restart the engine" in getattr(core, "ascend_quant_refusal", "")) == refuses
+
+
+@pytest.mark.parametrize(("module", "name", "deepest"), versions.SLEEPING_WORKERS)
+def test_workers_tell_the_refit_of_their_sleep(monkeypatch, module, name, deepest):
+    """Stand-ins: no worker that sleeps runs on a CPU."""
+
+    class Worker:
+        def __init__(self, refit):
+            model = SimpleNamespace(ascend_quant_refit=refit)
+            self.model_runner, self.slept = SimpleNamespace(model=model), []
+
+        def sleep(self, level=1):
+            self.slept.append(level)
+
+        def wake_up(self, tags=None):
+            self.slept.append(tags)
+
+    for other, _, _ in versions.SLEEPING_WORKERS:
+        monkeypatch.setitem(sys.modules, other, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: Worker}))
+    versions.follow_sleep()
+    versions.follow_sleep()  # once is enough
+    told = []
+    refit = SimpleNamespace(slept=told.append, woke=lambda tags: told.append(tags))
+    worker, other = Worker(refit), Worker(None)
+    worker.sleep(level=1)
+    worker.wake_up(["weights"])
+    assert told == worker.slept == [1, ["weights"]]
+    other.sleep(2)
+    assert other.slept == [2] and len(told) == 2
+    if deepest < 2:
+        with pytest.raises(RefitError, match="sleep level 2: this engine loses more than its weights"):
+            worker.sleep(2)
+        assert len(worker.slept) == 2
+    else:
+        worker.sleep(2)
+        assert told[-1] == worker.slept[-1] == 2
