@@ -16,6 +16,7 @@ usage: ./run.sh COMMAND [ARGUMENTS]
 
   demo [..]                     RL on a laptop with an engine re-quantized in place every step (demo --help: options)
   test [GROUP ..] [-- ARGS ..]  run tests; groups: unit engine npu cluster images all (no group: all); ARGS go to pytest
+                                (npu: the real torch_npu on host memory, in environments of its own)
   bench refit [..]              what a refit costs beside the alternatives, on this CPU (bench refit --help: options)
   lint                          the checks that CI runs: format, lint, shell scripts, YAML
   setup                         make the environment only
@@ -41,6 +42,12 @@ set_up() {
   export VENV PATH="$VENV/bin:$PATH"
 }
 
+set_up_npu() { # the NPU tests' own environments, beside $VENV: torch_npu would be loaded by every import of torch
+  "$ROOT/docker/locks/install.sh" "$VENV-npu" "$ROOT/docker/locks/npu-host.txt"
+  "$ROOT/docker/locks/install.sh" "$VENV-npu-2.7" "$ROOT/docker/locks/npu-2.7.txt"
+  export NPU27_PYTHON="$VENV-npu-2.7/bin/python"
+}
+
 offline() { # nothing here may fetch a model or phone home, unless the caller says so
   export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
   export TRANSFORMERS_OFFLINE=${TRANSFORMERS_OFFLINE:-1}
@@ -53,16 +60,17 @@ offline() { # nothing here may fetch a model or phone home, unless the caller sa
 
 has_tests() { [[ -d $1 && -n $(find "$1" -name 'test_*.py' -print -quit) ]]; }
 
-run_pytest() { # run_pytest FOLDERS.. ARGS..: one run, so that its last line counts every test
-  local code=0
+run_pytest() { # run_pytest VENV FOLDERS.. ARGS..: one run, so that its last line counts every test
+  local code=0 venv=$1
+  shift
   cd "$ROOT"
-  "$VENV/bin/python" -m pytest "$@" || code=$?
+  "$venv/bin/python" -m pytest "$@" || code=$?
   if ((code == 5)); then echo "run.sh: no test was run: does a filter leave any?" >&2; fi
   return "$code"
 }
 
 run_tests() {
-  local group folders=()
+  local group npu=0 folders=()
   local -A chosen=()
   while (($#)) && [[ $1 != -- ]]; do
     if [[ $1 == all ]]; then
@@ -77,16 +85,24 @@ run_tests() {
   if (($#)); then shift; fi # the --
   for group in "${GROUPS_IN_ORDER[@]}"; do
     if ((${#chosen[@]})) && [[ -z ${chosen[$group]:-} ]]; then continue; fi
-    if has_tests "$ROOT/tests/${FOLDER[$group]}"; then
-      folders+=("tests/${FOLDER[$group]}")
-    else
+    if ! has_tests "$ROOT/tests/${FOLDER[$group]}"; then
       echo "run.sh: test group $group: planned, not in this version; skipped" >&2
+    elif [[ $group == npu ]]; then
+      npu=1
+    else
+      folders+=("tests/${FOLDER[$group]}")
     fi
   done
-  ((${#folders[@]})) || die "none of these groups has tests in this version"
-  set_up
+  ((${#folders[@]} + npu)) || die "none of these groups has tests in this version"
   offline
-  run_pytest "${folders[@]}" "$@"
+  if ((npu)); then
+    set_up_npu
+    run_pytest "$VENV-npu" tests/npu_host "$@"
+  fi
+  if ((${#folders[@]})); then
+    set_up
+    run_pytest "$VENV" "${folders[@]}" "$@"
+  fi
 }
 
 run_demo() {

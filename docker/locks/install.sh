@@ -6,10 +6,11 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 VENV=$(realpath -m "$1")
 LOCK=$(realpath -m "$2")
+SDISTS=${LOCK%.txt}.sdists.txt # of some stacks: what is built here, with the variables in its line "# env:"
 # A folder, there from the start: the environment is ours to throw away. Its files tell what was finished.
 MARK=$VENV/.ascend-quant
 LOG=$VENV/setup.log
-readonly ROOT VENV LOCK MARK LOG
+readonly ROOT VENV LOCK SDISTS MARK LOG
 
 say() { echo "[setup $(printf '%3d' "$SECONDS") s] $*" >&2; }
 
@@ -47,8 +48,10 @@ check_host() { # sets PYTHON; names everything that is missing at once
 }
 
 wanted_lock() { # what the packages depend on
+  local locks=("$LOCK")
+  if [[ -f $SDISTS ]]; then locks+=("$SDISTS"); fi
   echo "$VENV"
-  sha256sum <"$LOCK"
+  cat "${locks[@]}" | sha256sum
 }
 
 wanted_project() { # what the project's own entry points depend on
@@ -99,12 +102,22 @@ install_packages() {
   "$PYTHON" -m venv "$VENV"
   from_lock pip setuptools wheel >"$MARK/bootstrap.txt"
   pip_install --require-hashes -r "$MARK/bootstrap.txt" || die "pip could not update itself"
-  say "torch, CPU build (about 200 MB)"
+  say "torch $(sed -n 's/^# torch: //p' "$LOCK"), without its dependencies"
   install_torch
-  say "$(grep -cE '^[A-Za-z0-9]' "$LOCK") pinned packages from $(basename "$LOCK") (about 800 MB; a minute or two)"
+  say "$(grep -cE '^[A-Za-z0-9]' "$LOCK") pinned packages from $(basename "$LOCK") (a minute or two)"
   pip_install --require-hashes --no-build-isolation -r "$LOCK" || die "the lock could not be installed: see $LOG"
+  [[ ! -f $SDISTS ]] || install_sdists
   wanted_lock >"$MARK/lock"
 }
+
+install_sdists() (
+  say "building what $(basename "$SDISTS") lists"
+  read -ra variables < <(sed -n 's/^# env: //p' "$SDISTS")
+  ((${#variables[@]} == 0)) || export "${variables[@]}"
+  export PATH="$VENV/bin:$PATH" # cmake and others that a build calls
+  pip_install --require-hashes --no-build-isolation --no-binary :all: -r "$SDISTS" ||
+    die "the source distributions of $(basename "$SDISTS") could not be built: see $LOG"
+)
 
 install_project() {
   say "this project, editable"

@@ -1,0 +1,140 @@
+"""What was called: operators, dtypes, shapes, formats, the rules kept, and who called. Makes docs/npu_ops.md from it.
+
+Calls that differ in sizes alone count once. `write_calls` saves them for replay.py, which asks another version of
+torch_npu whether it takes them; `write_table` puts both into a Markdown table.
+"""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from npu_host import dtypes, formats
+
+CALLERS = ("ascend_quant", "vllm_ascend")  # packages whose calls are worth a row; the rest are the harness's own tests
+DTYPE_ARGUMENTS = {"dtype", "dst_type"}
+HEADER = """# NPU operators
+
+Written by `{command}`: every kind of call that the code made while its tests ran, on host memory.
+Sizes are those of the first call of its kind. Rules: `tests/npu_host/rules.py`.
+
+| operator | called by | arguments | rules kept | {versions} |
+|---|---|---|---|{dashes}|
+"""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kind of call.
+
+    Attributes:
+        operator: "npu::npu_quant_matmul".
+        caller: the module of CALLERS' packages that made it, or "" for a test.
+        arguments: as JSON, by name; see `_encode`.
+        defaults: names of the arguments that have the schema's default.
+        rules: the ids of the rules that it keeps.
+    """
+
+    operator: str
+    caller: str
+    arguments: dict = field(hash=False)
+    defaults: tuple[str, ...]
+    rules: tuple[str, ...]
+
+
+calls: dict[tuple, Call] = {}
+
+
+def record(schema: torch.FunctionSchema, bound: SimpleNamespace, rules: list[str]) -> None:
+    """Notes a call that succeeded."""
+    arguments = {argument.name: _encode(argument.name, getattr(bound, argument.name)) for argument in schema.arguments}
+    defaults = tuple(
+        argument.name
+        for argument in schema.arguments
+        if argument.has_default_value() and arguments[argument.name] == _encode(argument.name, argument.default_value)
+    )
+    name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+    caller = _caller()
+    kind = json.dumps([_without_sizes(value) for value in arguments.values()])
+    calls.setdefault((name, caller, kind), Call(name, caller, arguments, defaults, tuple(rules)))
+
+
+def write_calls(path: Path) -> None:
+    """Saves the calls as JSON, for replay.py."""
+    path.write_text(json.dumps([vars(call) for call in calls.values()]))
+
+
+def write_table(path: Path, command: str, replayed: dict[str, list[str]]) -> None:
+    """Writes the calls of CALLERS as a Markdown table.
+
+    Args:
+        command: what made the table; it goes into the text.
+        replayed: for each version of torch_npu, what replay.py said of each call ("" for a call that it takes).
+    """
+    rows = []
+    for number, call in enumerate(calls.values()):
+        if call.caller:
+            shown = ", ".join(
+                f"{name}: {shown_value(value)}"
+                for name, value in call.arguments.items()
+                if name not in call.defaults and value is not None
+            )
+            verdicts = [said[number] or "yes" for said in replayed.values()]
+            if not call.operator.startswith("npu::"):
+                verdicts = ["not torch_npu's"] * len(verdicts)
+            cells = (f"`{call.operator}`", f"`{call.caller}`", shown, ", ".join(call.rules), *verdicts)
+            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
+    head = HEADER.format(command=command, versions=" | ".join(replayed), dashes="---|" * (len(replayed) - 1) + "---")
+    path.write_text(head + "".join(sorted(rows)))
+
+
+def shown_value(value) -> str:
+    """An encoded argument in a word: `int8[64, 32] NZ`."""
+    if isinstance(value, list):
+        return "[" + ", ".join(shown_value(item) for item in value) + "]"
+    if isinstance(value, dict) and "shape" in value:
+        mark = "" if value["format"] == "ND" else " " + value["format"]
+        return f"{value['dtype']}{value['shape']}{mark}"
+    return value["dtype"] if isinstance(value, dict) else str(value)
+
+
+def _encode(name: str, value):
+    """An argument as JSON: a tensor by dtype, shape, stride and format; a dtype by its name."""
+    if isinstance(value, torch.Tensor):
+        return {
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "shape": list(value.shape),
+            "stride": list(value.stride()),
+            "format": formats.NAMES[formats.format_of(value)],
+        }
+    if isinstance(value, (list, tuple)):
+        return [_encode(name, item) for item in value]
+    if isinstance(value, torch.dtype) or (value is not None and (name in DTYPE_ARGUMENTS or name.endswith("_dtype"))):
+        return {"dtype": str(dtypes.from_code(value)).removeprefix("torch.")}
+    return value
+
+
+def _without_sizes(value):
+    if isinstance(value, list):
+        return [_without_sizes(item) for item in value] if value and isinstance(value[0], dict) else len(value)
+    if isinstance(value, dict) and "shape" in value:
+        contiguous = value["stride"] == _contiguous_stride(value["shape"])
+        return [value["dtype"], len(value["shape"]), value["format"], contiguous]
+    return value if isinstance(value, (dict, str, bool, type(None))) else type(value).__name__
+
+
+def _contiguous_stride(shape: list[int]) -> list[int]:
+    return list(torch.empty(shape, device="meta").stride())
+
+
+def _caller() -> str:
+    frame = sys._getframe(2)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] in CALLERS:
+            return module
+        frame = frame.f_back
+    return ""

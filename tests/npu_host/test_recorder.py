@@ -1,0 +1,61 @@
+"""Is what was called recorded with its dtypes, formats and rules, once a kind, and told in a table?"""
+
+import pytest
+import torch
+import torch_npu
+
+from npu_host import formats, recorder, rules
+
+BF16, I8 = torch.bfloat16, torch.int8
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    monkeypatch.setattr(recorder, "calls", {})
+    return recorder.calls
+
+
+def matmul(rows: int, nz: bool) -> None:
+    codes, per_token = torch_npu.npu_dynamic_quant(torch.randn(rows, 64).to(BF16).npu())
+    weight = torch.ones(64, 32, dtype=I8).npu()
+    weight = torch_npu.npu_format_cast(weight, formats.NZ) if nz else weight
+    torch_npu.npu_quant_matmul(codes, weight, torch.ones(32).npu(), pertoken_scale=per_token, output_dtype=BF16)
+
+
+def test_calls_that_differ_in_sizes_alone_count_once(calls):
+    for rows in (1, 4, 7):
+        matmul(rows, nz=True)
+    assert [call.operator for call in calls.values()] == [
+        "npu::npu_dynamic_quant",
+        "npu::npu_format_cast",
+        "npu::npu_quant_matmul",
+    ]
+    matmul(4, nz=False)
+    assert len(calls) == 4
+
+
+def test_a_call_holds_dtypes_formats_and_rules(calls):
+    matmul(4, nz=True)
+    call = list(calls.values())[-1]
+    assert recorder.shown_value(call.arguments["x2"]) == "int8[64, 32] NZ"
+    assert call.arguments["output_dtype"] == {"dtype": "bfloat16"}
+    assert "bias" in call.defaults and "x2" not in call.defaults
+    assert call.rules == tuple(rule.id for rule in rules.RULES["npu::npu_quant_matmul"])
+
+
+def test_a_failed_call_is_not_recorded(calls):
+    with pytest.raises(rules.RuleBroken):
+        torch_npu.npu_dynamic_quant(torch.ones(2, 4).npu())
+    assert not calls
+
+
+def test_the_table_has_a_row_for_each_call_of_the_packages_that_matter(calls, tmp_path):
+    code = "torch_npu.npu_swiglu(torch.ones(2, 4).npu())"
+    exec(code, {"torch": torch, "torch_npu": torch_npu, "__name__": "ascend_quant.kernels.made_up"})
+    matmul(4, nz=False)  # called by a test: no row
+    table = tmp_path / "table.md"
+    recorder.write_table(table, "a test", {"2.7.1": ["no such operator", "", ""], "2.13.0": ["", "", ""]})
+    assert [line for line in table.read_text().splitlines() if line.startswith("| `")] == [
+        "| `npu::npu_swiglu` | `ascend_quant.kernels.made_up` | input: float32[2, 4] | swiglu.input, swiglu.even "
+        "| no such operator | yes |"
+    ]

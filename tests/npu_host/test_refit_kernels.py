@@ -1,0 +1,40 @@
+"""Our NPU kernels on npu:0: bytes, counters and digests are the oracle's, as tests/unit sees on the CPU's tensors."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from ascend_quant import oracle
+from ascend_quant.kernels import npu
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))  # the cases are those of the other devices
+from kernel_modules import Kernels
+from move_cases import COPIES, DTYPES, LAYOUTS, Case, awkward_values, cases, check
+
+NPU = Kernels(npu, torch.device("npu:0"))
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
+@given(cases().filter(lambda case: case.kind in ("int8", *COPIES)))
+def test_any_case_equals_the_oracle(case):
+    check(NPU, [case])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_in_one_batch(monkeypatch, dtype):
+    monkeypatch.setattr(npu, "ELEMENTS", 200)
+    batch = []
+    for i, layout in enumerate(LAYOUTS):
+        columns = slice(2, 9) if layout.startswith("columns") else slice(None)
+        batch.append(Case("int8", awkward_values(5 + i, 16, dtype, i), layout, columns, 60 * i, 2 * i + 1))
+    check(NPU, batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32])
+def test_digests_equal_the_oracle(dtype):
+    tensors = [torch.randint(-100, 100, shape).to(dtype) for shape in ((7, 9), (5,), (2, 3, 4))]
+    found = npu.digests([tensor.npu() for tensor in tensors]).tolist()
+    assert [number % 2**64 for number in found] == [oracle.digest(tensor) for tensor in tensors]

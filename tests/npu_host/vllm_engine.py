@@ -1,0 +1,81 @@
+"""The surroundings that vLLM's layers want, on npu:0 of host memory with vllm-ascend as the platform.
+
+    with vllm_engine.running(tmp_path) as config:
+        layer = ColumnParallelLinear(..., quant_config=...)   # vllm-ascend's class, on npu:0
+
+One rank. vllm-ascend's attention and its worker want CANN's Python package and are out of reach here.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from transformers import Qwen3MoeConfig
+from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed.parallel_state import (
+    cleanup_dist_env_and_memory,
+    ensure_model_parallel_initialized,
+    init_distributed_environment,
+)
+from vllm_ascend.ascend_config import clear_ascend_config, init_ascend_config
+from vllm_ascend.ascend_forward_context import set_ascend_forward_context
+from vllm_ascend.distributed.parallel_state import destroy_ascend_model_parallel, init_ascend_model_parallel
+from vllm_ascend.utils import register_ascend_customop
+
+HIDDEN, INTERMEDIATE, EXPERTS, EXPERTS_A_TOKEN = 64, 64, 4, 2
+BACKEND = "cpu:gloo,npu:gloo"  # one rank sends nothing; on hardware this is hccl
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[VllmConfig]:
+    """A configuration for a small Qwen3-MoE, process groups of one rank, npu:0 and bfloat16 as the defaults."""
+    config = VllmConfig(model_config=_model(folder))
+    init_ascend_config(config)
+    with set_current_vllm_config(config):
+        rendezvous = f"file://{folder / 'rendezvous'}"
+        init_distributed_environment(
+            world_size=1, rank=0, local_rank=0, distributed_init_method=rendezvous, backend=BACKEND
+        )
+        ensure_model_parallel_initialized(1, 1, backend=BACKEND)
+        init_ascend_model_parallel(config.parallel_config)
+        register_ascend_customop(config)
+        torch.set_default_device("npu")
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            yield config
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.set_default_device(None)
+            destroy_ascend_model_parallel()
+            cleanup_dist_env_and_memory()
+            clear_ascend_config()
+
+
+@contextlib.contextmanager
+def forward(config: VllmConfig, tokens: int) -> Iterator[None]:
+    """What a layer's forward pass runs in."""
+    with torch.inference_mode(), set_ascend_forward_context(None, config, num_tokens=tokens):
+        yield
+
+
+def _model(folder: Path) -> ModelConfig:
+    path = str(folder / "model")
+    Qwen3MoeConfig(
+        vocab_size=128,
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        moe_intermediate_size=INTERMEDIATE,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        num_experts=EXPERTS,
+        num_experts_per_tok=EXPERTS_A_TOKEN,
+        norm_topk_prob=True,
+        max_position_embeddings=64,
+        architectures=["Qwen3MoeForCausalLM"],
+    ).save_pretrained(path)
+    return ModelConfig(
+        model=path, tokenizer=path, skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True, max_model_len=64
+    )
