@@ -114,7 +114,6 @@ install_sdists() (
   say "building what $(basename "$SDISTS") lists"
   read -ra variables < <(sed -n 's/^# env: //p' "$SDISTS")
   ((${#variables[@]} == 0)) || export "${variables[@]}"
-  export PATH="$VENV/bin:$PATH" # cmake and others that a build calls
   pip_install --require-hashes --no-build-isolation --no-binary :all: -r "$SDISTS" ||
     die "the source distributions of $(basename "$SDISTS") could not be built: see $LOG"
 )

@@ -30,7 +30,7 @@ lock() { # lock NAME [UV OPTION ..]
     --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links "$@"
   # The only packages that exist for x86_64 alone.
   sed -i -E "s/^(intel-[a-z-]+==[^ ]+) /\1 ; platform_machine == 'x86_64' /" "$out"
-  if grep -qiE '^(torch|nvidia-|cuda-)[a-z0-9-]*==|://' <(grep -v '^torchdata==' "$out"); then
+  if grep -qiE '^(torch|nvidia-|cuda-)[a-z0-9-]*==|://' <(grep -vE '^torch(data|-npu)==' "$out"); then
     echo "refresh.sh: $name: torch, a CUDA package or an address is in the lock" >&2
     return 1
   fi

@@ -18,7 +18,7 @@ NZ = 29
 
 @pytest.fixture(autouse=True)
 def ascend(monkeypatch):
-    """vllm-ascend's settings without a worker, and NPU as the default device, as while a model is built."""
+    """vllm-ascend's settings without a worker; the default device and dtype as while vLLM builds a model."""
     from vllm_ascend import utils
     from vllm_ascend.quantization import method_adapters
 
@@ -26,8 +26,10 @@ def ascend(monkeypatch):
     settings = SimpleNamespace(weight_nz_mode=0, enable_fused_mc2=0)
     monkeypatch.setattr(utils, "get_ascend_config", lambda: settings)
     monkeypatch.setattr(method_adapters, "enable_dsa_cp_with_layer_shard", lambda: False)
+    torch.set_default_dtype(torch.bfloat16)
     with torch.device("npu:0"):
         yield
+    torch.set_default_dtype(torch.float32)
 
 
 def layer_of(method, *shape) -> nn.Module:

@@ -44,7 +44,8 @@ class Int8NpuExpertsMethod(AscendFusedMoEMethod):
         if params_dtype != torch.bfloat16:
             raise RefitError(f"{self.prefix}: int8 experts on NPUs compute in bfloat16, not in {params_dtype}")
         up, down = 2 * intermediate_size_per_partition, intermediate_size_per_partition
-        w13_scale_EN, w2_scale_EN = torch.zeros(num_experts, up), torch.zeros(num_experts, hidden_size)
+        sizes = ((num_experts, up), (num_experts, hidden_size))
+        w13_scale_EN, w2_scale_EN = (torch.zeros(size, dtype=torch.float32) for size in sizes)
         layer.register_parameter("w13_weight_scale", nn.Parameter(w13_scale_EN, requires_grad=False))
         layer.w13_weight_scale_fp32 = layer.w13_weight_scale.data  # vllm-ascend's own hook makes a copy
         rounded_EN = nn.Parameter(w2_scale_EN.to(params_dtype), requires_grad=False)

@@ -38,7 +38,9 @@ class Int8NpuLinearMethod(AscendLinearMethod):
         **extra_weight_attrs,
     ) -> None:
         rows = sum(output_partition_sizes)
-        layer.register_parameter("weight_scale", nn.Parameter(torch.zeros(rows), requires_grad=False))
+        layer.register_parameter(
+            "weight_scale", nn.Parameter(torch.zeros(rows, dtype=torch.float32), requires_grad=False)
+        )
         # vllm-ascend reads this too, of shared experts; its own hook makes a copy in float32
         layer.weight_scale_fp32 = layer.weight_scale.data
         codes = new_codes((input_size_per_partition, rows), self.nz)
