@@ -42,7 +42,7 @@ def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     absmax = torch.arange(32768, dtype=torch.int32, device="cpu").to(torch.int16).view(torch.bfloat16).float()
     codes, scale = oracle.quantize_rows(torch.stack([absmax, absmax / 2], dim=1))
     upwards = codes[:, 1] == 64  # 63.5 or a little more
-    nudged = (1 / scale.double() * torch.where(upwards, 1 + NUDGE, 1 - NUDGE)).float()
+    nudged = (1 / scale.double() * (1 + NUDGE * (2 * upwards.double() - 1))).float()
     exact = torch.frexp(scale).mantissa == 0.5  # a power of two
     factor = torch.where(exact, 1 / scale, nudged)
     factor = torch.where((scale > 0) & torch.isfinite(scale), factor, 0.0)

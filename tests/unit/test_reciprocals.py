@@ -51,6 +51,17 @@ def test_scales_of_every_magnitude_are_the_oracles():
     assert torch.isfinite(factor).all()
 
 
+def test_tables_made_while_an_engine_loads():
+    """vLLM's default dtype is then the model's, and its default device the accelerator."""
+    reciprocals._tables.cache_clear()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        test_every_pair_of_mantissas_equals_the_oracle(0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        reciprocals._tables.cache_clear()
+
+
 def test_without_the_nudge_some_codes_would_be_wrong(monkeypatch):
     reciprocals._tables.cache_clear()
     monkeypatch.setattr(reciprocals, "NUDGE", 0.0)
