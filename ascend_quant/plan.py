@@ -18,6 +18,7 @@ from ascend_quant.resident import ResidentWeight
 NamedTensor = tuple[str, torch.Tensor]
 
 FEWEST, MOST = 128, 2048  # tensors of a long list that are placed before the device begins with them
+WAYS = 4  # of sending all tensors, that are kept
 
 
 def together(weights: Iterable[NamedTensor]) -> Iterator[Sequence[NamedTensor]]:
@@ -138,7 +139,8 @@ class Plan:
 
     def __init__(self, entries: Mapping[str, Entry] | None = None):
         self.entries = entries or {}
-        self._calls: dict[tuple[str, int], Call] = {}  # by the first name and how many there are
+        self._calls: dict[tuple[str, int], Call] = {}  # by the first name and how many there are; the oldest first
+        self._kept = 0  # tensors of these
 
     def call(self, weights: Sequence[NamedTensor]) -> tuple[Call, list[int]] | None:
         """What is to be done with tensors that came together, and the addresses of those that it takes.
@@ -158,11 +160,18 @@ class Plan:
                 return None
             if len(names) < len(weights):
                 raise sent_twice(names.most_common(1)[0][0])
-            if len(self._calls) > len(self.entries):  # a sender that never sends the same way twice
-                self._calls.clear()
-            call = self._calls[key] = Call(weights, self.entries)
+            call = Call(weights, self.entries)
+            self._keep(key, call)
             addresses = call.addresses(weights)
         return call, addresses
+
+    def _keep(self, key: tuple[str, int], call: Call) -> None:
+        """Keep a call for the next refit; where a sender never sends the same way twice, forget the oldest."""
+        if self._calls.pop(key, None) is None:
+            self._kept += len(call.names)
+        self._calls[key] = call
+        while self._kept > WAYS * len(self.entries):
+            self._kept -= len(self._calls.pop(next(iter(self._calls))).names)
 
 
 def sent_twice(name: str) -> RefitError:

@@ -1,12 +1,12 @@
 """CUDA kernels: many matrices a launch, no host synchronisation, everything counted in the same pass (Triton).
 
-A batch is cut into groups that differ only in numbers (addresses, strides, rows); a group is one launch. The serving
-side (matmul, experts) is vLLM's own, see cuda_serving.py.
+A job is cut into groups that differ only in numbers (addresses, strides, rows); a group is one launch. What does not
+change from refit to refit is kept with the job's moves. The serving side (matmul, experts) is vLLM's own, see
+cuda_serving.py.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import triton.language as tl
 from ascend_quant import oracle
 from ascend_quant.kernels import triton_rows as rows_kernels
 from ascend_quant.kernels.cuda_serving import experts, matmul, plain_experts
-from ascend_quant.kernels.launches import Launch, start
+from ascend_quant.kernels.launches import Head, Launch, join, start
 from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move
 
 __all__ = ["READS_ARE_FREE", "Counters", "digests", "experts", "matmul", "plain_experts", "write"]
@@ -37,6 +37,7 @@ TILINGS = {  # for rows of up to so many elements: step, how often, warps, regis
     LONGEST_ROW: (4096, 2, 16, 64),
 }
 UPLOAD = 32 << 20  # bytes of host memory that travel at a time
+PATTERNS = 4  # ways in which a job's tensors may lie, that are kept
 TYPES = {
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
@@ -59,23 +60,20 @@ class Group(NamedTuple):
     aligned: bool
 
 
-class Lines(NamedTuple):
-    """Lines of a launch's table, made before the sources' addresses are known.
+class Ready(NamedTuple):
+    """A job's launches but for what changes from refit to refit: the sources' addresses and their counters.
 
     Attributes:
-        table: with offsets in place of addresses.
-        takes: for each line, which of the job's tensors it reads.
+        flat: the launches' tables, with offsets in place of addresses.
+        heads: the launches.
+        lines, takes: where each line of the tables begins, and which of the job's tensors it reads.
+        uploads: the moves whose source is in host memory, and which of the tensors that is.
     """
 
-    group: Group
-    table: np.ndarray
+    flat: np.ndarray
+    heads: list[Head]
+    lines: np.ndarray
     takes: np.ndarray
-
-
-class Notes(NamedTuple):
-    """What is known of a job's moves in every refit; `uploads` are those whose source is in host memory."""
-
-    lines: list[Lines]
     uploads: list[tuple[Move, int]]
 
 
@@ -89,24 +87,19 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
     Raises:
         ValueError: rows longer than 65,536 elements, or a dtype without a kernel.
     """
-    tables: dict[Group, list[np.ndarray]] = defaultdict(list)
     blocks = np.array([block.data_ptr() for block in counters.bad], dtype=np.int64)
     for job in batch:
-        notes = job.moves.notes = job.moves.notes or _notes(job)
         addresses = np.array(job.addresses, dtype=np.int64)
+        ready = _ready(job, addresses % 16 == 0, receipt)
         bad = blocks[job.slots // Counters.BLOCK] + job.slots % Counters.BLOCK * 8
-        for group, lines, takes in notes.lines:
-            table = lines.copy()
-            table[:, SOURCE] += addresses[takes]
-            table[:, WHOLE] += addresses[takes]
-            table[:, BAD] = bad[takes]
-            tables[group].append(table)
-        for move, take in notes.uploads:
+        flat, sources = ready.flat.copy(), addresses[ready.takes]
+        flat[ready.lines + SOURCE] += sources
+        flat[ready.lines + WHOLE] += sources
+        flat[ready.lines + BAD] = bad[ready.takes]
+        start(flat, ready.heads, counters.totals)
+        for move, take in ready.uploads:
             for part in _uploaded(move, job.tensors[take], int(job.slots[take])):
                 write([part], counters, receipt)
-    whole = {group: np.concatenate(parts) if len(parts) > 1 else parts[0] for group, parts in tables.items()}
-    aligned = chain.from_iterable(_by_alignment(group, table) for group, table in whole.items())
-    start([launch for group, table in aligned for launch in _launches(group, table, receipt)], counters.totals)
 
 
 def digests(
@@ -127,7 +120,7 @@ def digests(
         entry = (source, *matrix.stride(), matrix.shape[0], address, 0, 0, 0, first[0], 1, 0, first[1])
         groups[group].append(entry)
     tables = ((group, np.array(entries, dtype=np.int64)) for group, entries in groups.items())
-    start([launch for group, table in tables for launch in _launches(group, table, True)], sums)
+    start(*join([launch for group, table in tables for launch in _launches(group, table, True)]), sums)
     return sums[:, 0] % oracle.LANE + (sums[:, 1] << 32)
 
 
@@ -149,7 +142,22 @@ def _uploaded(move: Move, source: torch.Tensor, slot: int) -> Iterator[Job]:
         yield Job.of(moved, rows, slot)
 
 
-def _notes(job: Job) -> Notes:
+def _ready(job: Job, aligned: np.ndarray, receipt: bool) -> Ready:
+    """The job's launches, kept for the next refit.
+
+    Args:
+        aligned: for each tensor, whether it begins at a multiple of 16 bytes.
+    """
+    known = job.moves.notes = job.moves.notes or {}
+    key = (receipt, aligned.tobytes())
+    if key not in known:
+        if len(known) == PATTERNS:  # a sender whose tensors lie differently each time
+            known.clear()
+        known[key] = _made_ready(job, aligned, receipt)
+    return known[key]
+
+
+def _made_ready(job: Job, aligned: np.ndarray, receipt: bool) -> Ready:
     tables: dict[Group, list[tuple[int, ...]]] = defaultdict(list)
     takes: dict[Group, list[int]] = defaultdict(list)
     uploads = []
@@ -158,14 +166,20 @@ def _notes(job: Job) -> Notes:
         if source.is_cpu is not move.target_NK.is_cpu:
             uploads.append((move, take))
             continue
-        group, line = _line(move, source.dtype)
+        group, line = _line(move, source.dtype, bool(aligned[take]))
         tables[group].append(line)
         takes[group].append(take)
-    lines = [Lines(group, np.array(table, dtype=np.int64), np.array(takes[group])) for group, table in tables.items()]
-    return Notes(lines, uploads)
+    launches, taken = [], []
+    for group, table in tables.items():
+        for launch in _launches(group, np.array(table, dtype=np.int64), receipt):
+            launches.append(launch)
+            taken += takes[group]
+    flat, heads = join(launches)
+    lines = [line for head in heads for line in range(head.table, head.starts, rows_kernels.FIELDS)]
+    return Ready(flat, heads, np.array(lines, dtype=np.int64), np.array(taken, dtype=np.int64), uploads)
 
 
-def _line(move: Move, dtype: torch.dtype) -> tuple[Group, tuple[int, ...]]:
+def _line(move: Move, dtype: torch.dtype, aligned: bool) -> tuple[Group, tuple[int, ...]]:
     target, scale, size = move.target_NK, move.scale, dtype.itemsize
     rows, length = target.shape
     if length > LONGEST_ROW:
@@ -176,26 +190,13 @@ def _line(move: Move, dtype: torch.dtype) -> tuple[Group, tuple[int, ...]]:
     if scale is not None:
         kind = "int8" if target.dtype == torch.int8 else ("fp8_tensor", "fp8", "fp8_blocks")[scale.dim()]
     whole, whole_length = move.whole or (0, 0)
-    sixteens = (target.data_ptr(), target.stride(0) * target.element_size(), move.row_stride * size, whole_length)
-    aligned = move.column_stride == 1 and not any(number % 16 for number in (*sixteens, length))
+    source = (move.offset * size, whole * size, move.row_stride * size)
+    sixteens = (*source, whole_length, target.data_ptr(), target.stride(0) * target.element_size(), length)
+    aligned = aligned and move.column_stride == 1 and not any(number % 16 for number in sixteens)
     scale_at = 0 if scale is None else scale.data_ptr()
     read = (move.offset * size, move.row_stride, move.column_stride, rows)
     line = (*read, target.data_ptr(), target.stride(0), scale_at, 0, move.first_row, move.weight, whole * size, 0)
     return Group(kind, dtype, target.dtype, length, whole_length, aligned), line
-
-
-def _by_alignment(group: Group, table: np.ndarray) -> Iterator[tuple[Group, np.ndarray]]:
-    """The group, with those of its sources apart that do not begin at a multiple of 16 bytes."""
-    if not group.aligned:
-        yield group, table
-        return
-    fine = (table[:, SOURCE] | (table[:, WHOLE] if group.whole else 0)) % 16 == 0
-    if fine.all():
-        yield group, table
-        return
-    yield group._replace(aligned=False), table[~fine]
-    if fine.any():
-        yield group, table[fine]
 
 
 def _aligned(matrix: torch.Tensor, address: int) -> bool:

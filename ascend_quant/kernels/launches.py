@@ -30,24 +30,45 @@ class Launch(NamedTuple):
     options: tuple[tuple[str, int], ...]
 
 
-def start(launches: Sequence[Launch], totals: torch.Tensor) -> None:
-    """Start the launches one after the other on the current stream of the device of `totals`."""
-    parts, heads, at = [], [], 0
+class Head(NamedTuple):
+    """A launch whose table is part of a flat one.
+
+    Attributes:
+        launch: of which kernel, constants and options count.
+        table, starts: where its table and its starts begin in the flat one.
+        pieces, programs: how many.
+    """
+
+    launch: Launch
+    table: int
+    starts: int
+    pieces: int
+    programs: int
+
+
+def join(launches: Sequence[Launch]) -> tuple[np.ndarray, list[Head]]:
+    """All tables and starts one behind the other, and where each launch finds its own."""
+    parts, heads, at = [np.zeros(0, dtype=np.int64)], [], 0
     for launch in launches:
         ends = np.cumsum(launch.programs)
-        flat = launch.table.ravel()
-        odd = np.zeros(len(ends) % 2, dtype=np.int64)  # so that the next table begins at a multiple of 16 bytes
+        flat, pieces = launch.table.ravel(), len(ends)
+        odd = np.zeros(pieces % 2, dtype=np.int64)  # so that the next table begins at a multiple of 16 bytes
         parts += [flat, ends - launch.programs, odd]
-        heads.append((at, at + len(flat), int(ends[-1])))
-        at += len(flat) + len(ends) + len(odd)
-    if not parts:
+        heads.append(Head(launch, at, at + len(flat), pieces, int(ends[-1])))
+        at += len(flat) + pieces + len(odd)
+    return np.concatenate(parts), heads
+
+
+def start(flat: np.ndarray, heads: Sequence[Head], totals: torch.Tensor) -> None:
+    """Start the launches one after the other on the current stream of the device of `totals`."""
+    if not heads:
         return
-    on_device = _upload(np.concatenate(parts), totals.device)
+    on_device = _upload(flat, totals.device)
     with torch.cuda.device_of(totals):
-        for launch, (table, starts, count) in zip(launches, heads, strict=True):
-            if count:
-                arguments = (on_device[table:], on_device[starts:], len(launch.programs), totals, *launch.constants)
-                _run(launch, count, totals.device, arguments)
+        for head in heads:
+            constants = head.launch.constants
+            arguments = (on_device[head.table :], on_device[head.starts :], head.pieces, totals, *constants)
+            _run(head.launch, head.programs, totals.device, arguments)
 
 
 def _upload(flat: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from move_cases import DTYPES, KINDS, QUANTIZED, Case, awkward_values, cases, check, new_counters, written
 
 from ascend_quant import oracle
-from ascend_quant.kernels.moves import Counters, Job, Move
+from ascend_quant.kernels.moves import Counters, Job, Move, Moves
 
 LENGTHS = (1, 255, 256, 257, 1024, 1025, 2560, 2561, 8192, 8193, 32768, 32769, 65535, 65536)
 
@@ -103,6 +104,28 @@ def test_a_move_takes_another_source_each_time(kernels):
         kernels.module.write([Job.of(move, source)], new_counters(kernels.device, 1))
         codes, scale = oracle.quantize_weight(values)
         assert torch.equal(move.target_NK.cpu(), codes) and torch.equal(move.scale.cpu(), scale)
+
+
+def test_moves_that_are_kept_take_tensors_that_lie_anew_each_time(kernels):
+    moves = Moves([case.prepare(kernels.device, 0).moves.moves[0] for case in (_case(0), _case(1))], [1, 0])
+    for turn in range(12):  # more ways to lie than are kept, the first ones again among them
+        values = [awkward_values(20, 32, torch.bfloat16, 2 * turn + i) for i in range(2)]
+        flat = torch.zeros(3 * 640 + 8, dtype=torch.bfloat16, device=kernels.device)
+        starts = (turn % 3, 1280 + turn % 4)
+        sources = [flat[start:][:640].view(20, 32) for start in starts]
+        for source, value in zip(sources, values, strict=True):
+            source.copy_(value)
+        slots = np.array([turn, turn + 1])
+        sources[1][3, 4] = math.nan
+        counters = new_counters(kernels.device, 14)
+        kernels.module.write([Job(moves, sources, [source.data_ptr() for source in sources], slots)], counters)
+        assert counters.read()[2] == {turn + 1: 1}
+        codes, scale = oracle.quantize_weight(values[0])
+        assert torch.equal(moves.moves[1].target_NK.cpu(), codes) and torch.equal(moves.moves[1].scale.cpu(), scale)
+
+
+def _case(seed):
+    return Case("int8", awkward_values(20, 32, torch.bfloat16, seed))
 
 
 def test_a_move_of_no_rows_does_nothing(kernels):

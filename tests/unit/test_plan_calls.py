@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.plan import FEWEST, MOST, Entry, together
+from ascend_quant.plan import FEWEST, MOST, WAYS, Entry, together
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.resident import QuantizedWeight, ResidentWeight
 
@@ -92,8 +92,18 @@ def test_a_sender_that_never_sends_the_same_way_twice(engine):
         order = sorted(range(4), key=lambda i: (turn >> i & 1, (turn * 5 + i * 3) % 7))
         engine.load([pairs[i] for i in order[: turn % 4]], [pairs[i] for i in order[turn % 4 :]])
         engine.check(state)
-        assert len(engine.refit.plan._calls) <= len(NAMES) + 1
+        assert sum(len(call.names) for call in engine.refit.plan._calls.values()) <= WAYS * len(NAMES)
     assert engine.by_loader == []
+
+
+def test_a_refit_tensor_by_tensor_leaves_what_was_known_of_lists_and_buckets(engine):
+    pairs = list(state_of().items())
+    for calls in ([pairs], [pairs], [pairs[:2], pairs[2:]]):
+        engine.load(*calls)
+    known = dict(engine.refit.plan._calls)
+    assert len(known) == 3
+    engine.load(iter(pairs))
+    assert known.items() <= engine.refit.plan._calls.items()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
