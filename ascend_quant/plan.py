@@ -17,7 +17,9 @@ from ascend_quant.resident import ResidentWeight
 
 NamedTensor = tuple[str, torch.Tensor]
 
-FEWEST, MOST = 128, 2048  # tensors of a long list that are placed before the device begins with them
+# tensors of a long list that are placed together: few at first, so that the device begins at once; fewer again towards
+# the end, so that it has little left to do when the host is through
+FEWEST, MOST, LAST = 128, 2048, 256
 WAYS = 4  # of sending all tensors, that are kept
 
 
@@ -26,6 +28,7 @@ def together(weights: Iterable[NamedTensor]) -> Iterator[Sequence[NamedTensor]]:
     if isinstance(weights, (list, tuple)):
         start, size = 0, FEWEST
         while (left := len(weights) - start) > 0:
+            size = min(size, max(left // 2, LAST))
             count = size if left >= 2 * size else left
             yield weights[start : start + count]
             start, size = start + count, min(2 * size, MOST)
