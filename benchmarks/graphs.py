@@ -33,11 +33,11 @@ def run(task: Task) -> dict:
     with started(task, "int8", seed=SEEDS[-1] if anew else None, **WAYS[task.variant]) as llm:
         answers = []
         for seed in SEEDS[-1:] if anew else SEEDS:
+            llm.collective_rpc("bench", args=("draw", seed))
             if not anew:
-                llm.collective_rpc("bench", args=("draw", seed))
                 llm.collective_rpc("bench", args=("sync", "bare", False))
             answers.append(_answers(llm, task))
-        faults = [] if anew else llm.collective_rpc("bench", args=("faults",))[0]
+        faults = llm.collective_rpc("bench", args=("faults",))[0]
         captured = compilation_counter.num_cudagraph_captured
     if task.device == "cuda" and bool(captured) is (task.variant == "eager"):
         faults.append(f"{task.variant}: vLLM captured {captured} CUDA graphs")
