@@ -3,7 +3,7 @@
     with vllm_engine.running(tmp_path) as config:
         layer = ColumnParallelLinear(..., quant_config=...)   # vllm-ascend's class, on npu:0
 
-One rank. vllm-ascend's attention and its worker want CANN's Python package and are out of reach here.
+vllm-ascend's attention and its worker want CANN's Python package and are out of reach here.
 """
 
 import contextlib
@@ -11,33 +11,42 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch.distributed import ProcessGroupGloo
 from transformers import Qwen3MoeConfig
-from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.config import ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import (
     cleanup_dist_env_and_memory,
     ensure_model_parallel_initialized,
     init_distributed_environment,
 )
 from vllm_ascend.ascend_config import clear_ascend_config, init_ascend_config
-from vllm_ascend.ascend_forward_context import set_ascend_forward_context
+from vllm_ascend.ascend_forward_context import set_ascend_forward_context, set_mc2_tokens_capacity
 from vllm_ascend.distributed.parallel_state import destroy_ascend_model_parallel, init_ascend_model_parallel
 from vllm_ascend.utils import register_ascend_customop
 
 HIDDEN, INTERMEDIATE, EXPERTS, EXPERTS_A_TOKEN = 64, 64, 4, 2
-BACKEND = "cpu:gloo,npu:gloo"  # one rank sends nothing; on hardware this is hccl
+BACKEND = "cpu:gloo,npu:gloo"  # on hardware this is hccl, whose groups have names
+ProcessGroupGloo.get_hccl_comm_name = lambda group, rank: "gloo"
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[VllmConfig]:
-    """A configuration for a small Qwen3-MoE, process groups of one rank, npu:0 and bfloat16 as the defaults."""
-    config = VllmConfig(model_config=_model(folder))
+def running(folder: Path, rank: int = 0, ranks: int = 1, expert_parallel: bool = False) -> Iterator[VllmConfig]:
+    """A configuration for a small Qwen3-MoE, process groups of its tensor-parallel ranks, npu:0 and bfloat16 as defaults.
+
+    Args:
+        folder: the same for all ranks, each a process of its own.
+        expert_parallel: experts are dealt out whole.
+    """
+    parallel = ParallelConfig(tensor_parallel_size=ranks, enable_expert_parallel=expert_parallel)
+    config = VllmConfig(model_config=_model(folder), parallel_config=parallel)
     init_ascend_config(config)
     with set_current_vllm_config(config):
         rendezvous = f"file://{folder / 'rendezvous'}"
         init_distributed_environment(
-            world_size=1, rank=0, local_rank=0, distributed_init_method=rendezvous, backend=BACKEND
+            world_size=ranks, rank=rank, local_rank=0, distributed_init_method=rendezvous, backend=BACKEND
         )
-        ensure_model_parallel_initialized(1, 1, backend=BACKEND)
+        ensure_model_parallel_initialized(ranks, 1, backend=BACKEND)
+        set_mc2_tokens_capacity(config, max_num_reqs=16, uniform_decode_query_len=1)  # as its worker does
         init_ascend_model_parallel(config.parallel_config)
         register_ascend_customop(config)
         torch.set_default_device("npu")
