@@ -1,5 +1,6 @@
 """Makes torch_npu importable and puts npu:0 on host memory, before any test module imports torch."""
 
+import tempfile
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,29 +24,51 @@ else:
     torch.npu.config.allow_internal_format = True  # as vllm-ascend's worker does
 
 
+TABLE = Path("docs/npu_ops.md")  # the calls of a whole run
+COMMAND = "./run.sh test npu -- --npu-ops=write"
+
+
 def pytest_addoption(parser):
     parser.addoption(
-        "--npu-ops-table", type=Path, help="write the table of NPU operator calls here (docs/npu_ops.md), at the end"
+        "--npu-ops",
+        choices=("write", "compare"),
+        help=f"at the end of a whole run: write {TABLE}, the table of NPU operator calls, or compare it",
     )
 
 
 def pytest_configure(config):
-    if config.getoption("--npu-ops-table", default=None) and not older_version.is_there():
-        raise pytest.UsageError(f"--npu-ops-table needs {older_version.VARIABLE}: see {older_version.__file__}")
+    if config.getoption("--npu-ops", default=None) and not older_version.is_there():
+        raise pytest.UsageError(f"--npu-ops needs {older_version.VARIABLE}: see {older_version.__file__}")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
-    table = session.config.getoption("--npu-ops-table", default=None)
-    if table is None or exitstatus:
+    way = session.config.getoption("--npu-ops", default=None)
+    if way is None or exitstatus:
         return
+    path = session.config.rootpath / TABLE
+    table, refused = _table_of_calls()
+    if way == "write":
+        path.write_text(table)
+    elif path.read_text() != table:
+        refused.append(f"{TABLE} is not what was called in this run; write it anew: {COMMAND}")
+    for line in refused:
+        session.config.get_terminal_writer().line(f"\n{line}", red=True)
+    session.exitstatus = pytest.ExitCode.TESTS_FAILED if refused else exitstatus
+
+
+def _table_of_calls() -> tuple[str, list[str]]:
+    """The table, and a line for each call that torch_npu 2.7.1 should take and does not."""
     from npu_host import recorder
 
-    calls = table.with_suffix(".calls.json")
-    recorder.write_calls(calls)
-    replayed = {
-        "torch_npu 2.7.1": older_version.verdicts(calls),
-        f"torch_npu {version('torch_npu')}": [""] * len(recorder.calls),
-    }
-    calls.unlink()
-    recorder.write_table(table, "./run.sh test npu -- --npu-ops-table docs/npu_ops.md", replayed)
+    with tempfile.TemporaryDirectory() as folder:
+        calls = Path(folder) / "calls.json"
+        recorder.write_calls(calls)
+        older = older_version.verdicts(calls)
+    versions = {"torch_npu 2.7.1": older, f"torch_npu {version('torch_npu')}": [""] * len(older)}
+    refused = [
+        f"torch_npu 2.7.1 does not take {call.operator} as {call.caller} calls it: {why}"
+        for call, why in zip(recorder.calls.values(), older, strict=True)
+        if why and call.caller and call.operator.startswith("npu::") and call.operator not in older_version.NEWER
+    ]
+    return recorder.table(COMMAND, versions), refused

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 VARIABLE = "NPU27_PYTHON"
+NEWER = {"npu::npu_grouped_matmul_swiglu_quant_v2"}  # operators that are used only where they are
 REPLAY = Path(__file__).with_name("replay.py")
 
 

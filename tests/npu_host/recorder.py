@@ -1,7 +1,7 @@
 """What was called: operators, dtypes, shapes, formats, the rules kept, and who called. Makes docs/npu_ops.md from it.
 
 Calls that differ in sizes alone count once. `write_calls` saves them for replay.py, which asks another version of
-torch_npu whether it takes them; `write_table` puts both into a Markdown table.
+torch_npu whether it takes them; `table` puts both into a Markdown table.
 """
 
 import json
@@ -67,8 +67,8 @@ def write_calls(path: Path) -> None:
     path.write_text(json.dumps([vars(call) for call in calls.values()]))
 
 
-def write_table(path: Path, command: str, replayed: dict[str, list[str]]) -> None:
-    """Writes the calls of CALLERS as a Markdown table.
+def table(command: str, replayed: dict[str, list[str]]) -> str:
+    """The calls of CALLERS as a Markdown table.
 
     Args:
         command: what made the table; it goes into the text.
@@ -88,7 +88,7 @@ def write_table(path: Path, command: str, replayed: dict[str, list[str]]) -> Non
             cells = (f"`{call.operator}`", f"`{call.caller}`", shown, ", ".join(call.rules), *verdicts)
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
     head = HEADER.format(command=command, versions=" | ".join(replayed), dashes="---|" * (len(replayed) - 1) + "---")
-    path.write_text(head + "".join(sorted(rows)))
+    return head + "".join(sorted(rows))
 
 
 def shown_value(value) -> str:

@@ -31,7 +31,7 @@ ProcessGroupGloo.get_hccl_comm_name = lambda group, rank: "gloo"
 
 @contextlib.contextmanager
 def running(folder: Path, rank: int = 0, ranks: int = 1, expert_parallel: bool = False) -> Iterator[VllmConfig]:
-    """A configuration for a small Qwen3-MoE, process groups of its tensor-parallel ranks, npu:0 and bfloat16 as defaults.
+    """A configuration for a small Qwen3-MoE, its tensor-parallel ranks, npu:0 and bfloat16 as the defaults.
 
     Args:
         folder: the same for all ranks, each a process of its own.
