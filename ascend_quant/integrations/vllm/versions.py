@@ -7,6 +7,7 @@ workers do not sleep); older APIs are probed for, not yet run.
 | attach_to_models | nothing tells a plugin of the whole model between construction and load |
 | reload_in_place  | layerwise reload replaces parameters by meta tensors and buffers shards |
 | refuse_requests  | an error in a forward pass ends the engine; refuse at the door instead  |
+|                  | (there too: what old weights left in the prefix cache is forgotten)     |
 | follow_sleep     | sleep mode unmaps the residents, level 2 forgets their bytes            |
 """
 
@@ -190,10 +191,12 @@ def refuse_requests() -> None:
     _check_first(LLMEngine, "add_request")
 
 
-def refusal_of_worker(worker: object) -> str | None:
-    """Why this worker may not serve; runs on every worker."""
+def state_of_worker(worker: object) -> tuple[int | None, str | None]:
+    """How often this worker's weights came (None: not ours), and why it may not serve; runs on every worker."""
     refit = _refit_of_worker(worker)
-    return None if refit is None else refit.why_not_servable()
+    if refit is None:
+        return None, None
+    return refit.last_receipt.number if refit.last_receipt else 0, refit.why_not_servable()
 
 
 def _ask_afterwards(engine_core: type) -> None:
@@ -227,8 +230,19 @@ def _ask(core, error: BaseException | None) -> None:
         # vLLM stops reading at the first rank that fails: the others' answers now lag one call behind
         core.ascend_quant_refusal = f"a call to its ranks failed ({error}); restart the engine"
         return
-    answers = core.model_executor.collective_rpc(refusal_of_worker)
-    core.ascend_quant_refusal = next((answer for answer in answers if answer), None)
+    states = core.model_executor.collective_rpc(state_of_worker)
+    core.ascend_quant_refusal = next((why for _, why in states if why), None)
+    _forget_prefixes(core, max(number or 0 for number, _ in states))
+
+
+def _forget_prefixes(engine, number: int | None) -> None:
+    """Empty the prefix cache of an engine or its core if new weights have come: old ones computed what it holds."""
+    if number == getattr(engine, "ascend_quant_number", None):
+        return
+    if engine.reset_prefix_cache() is False:
+        logger.warning("requests run during a refit: what old weights computed stays in the prefix cache till the next")
+    else:
+        engine.ascend_quant_number = number
 
 
 def _check_first(owner: type, name: str) -> None:
@@ -241,9 +255,13 @@ def _check_first(owner: type, name: str) -> None:
     def method(self, *args, **kwargs):
         driver = getattr(getattr(self, "model_executor", None), "driver_worker", None)
         worker = getattr(driver, "worker", None)
-        why = getattr(self, "ascend_quant_refusal", None) if worker is None else refusal_of_worker(worker)
+        number, why = None, getattr(self, "ascend_quant_refusal", None)
+        if worker is not None:
+            number, why = state_of_worker(worker)
         if why is not None:
             raise RefitError(refusal(why))
+        if number is not None:
+            _forget_prefixes(self, number)
         return original(self, *args, **kwargs)
 
     setattr(owner, name, method)
