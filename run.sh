@@ -17,6 +17,7 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   demo [..]                     RL on a laptop with an engine re-quantized in place every step (demo --help: options)
   test [GROUP ..] [-- ARGS ..]  run tests; groups: unit engine npu cluster images all (no group: all); ARGS go to pytest
                                 (npu: the real torch_npu on host memory, in environments of its own)
+  test npu-smoke [-- ARGS ..]   on an Atlas A2 or A3: what it gives, into one JSON file to send back (-- --help: options)
   bench refit [..]              what a refit costs beside the alternatives, on this CPU (bench refit --help: options)
   lint                          the checks that CI runs: format, lint, shell scripts, YAML
   setup                         make the environment only
@@ -24,11 +25,12 @@ usage: ./run.sh COMMAND [ARGUMENTS]
 
 planned, not in this version: train doctor images
 
-Every command but help first makes the environment from the lock: Python 3.11 and gcc are needed, nothing else.
-It is made once, and again when the lock changes.
+Every command but help and test npu-smoke first makes the environment from the lock: Python 3.11 and gcc are needed,
+nothing else. It is made once, and again when the lock changes.
 
   VENV=DIR                where it is made (default: .venv beside run.sh)
   ASCEND_QUANT_LOCK=FILE  another lock (default: docker/locks/cpu.txt); give it a VENV of its own
+  PYTHON=FILE             for test npu-smoke, the Python that has your torch_npu (default: python3)
 EOF
 }
 
@@ -69,7 +71,17 @@ run_pytest() { # run_pytest VENV FOLDERS.. ARGS..: one run, so that its last lin
   return "$code"
 }
 
+run_npu_smoke() { # in the user's own environment: their CANN, torch and torch_npu are what is tried
+  local python=${PYTHON:-python3}
+  if (($#)) && [[ $1 != -- ]]; then die "npu-smoke runs alone, not with '$1'. Its arguments come after --"; fi
+  if (($#)); then shift; fi
+  command -v "$python" >/dev/null || die "no '$python': set PYTHON to the Python that has your torch_npu"
+  export PYTHONPATH="$ROOT:$ROOT/tests${PYTHONPATH:+:$PYTHONPATH}"
+  exec "$python" -m npu_smoke "$@"
+}
+
 run_tests() {
+  if [[ ${1:-} == npu-smoke ]]; then run_npu_smoke "${@:2}"; fi
   local group npu=0 folders=()
   local -A chosen=()
   while (($#)) && [[ $1 != -- ]]; do
@@ -78,7 +90,7 @@ run_tests() {
     elif [[ -n ${FOLDER[$1]:-} ]]; then
       chosen[$1]=1
     else
-      die "no test group '$1'. Groups: ${GROUPS_IN_ORDER[*]} all. Arguments for pytest come after --"
+      die "no test group '$1'. Groups: ${GROUPS_IN_ORDER[*]} all, and npu-smoke alone. Arguments come after --"
     fi
     shift
   done
