@@ -14,7 +14,9 @@ from functools import cache
 
 import torch
 
-ND, FRACTAL_NZ = 2, 29
+from ascend_quant.kernels.npu_ops import FRACTAL_NZ, check_cast
+
+ND = 2
 PANEL = 32  # channels, of one byte each
 DEPTH = 16  # what K is rounded up to
 
@@ -96,6 +98,7 @@ def new_codes(shape: Sequence[int], nz: bool) -> Transposed | Panels:
     if nz:
         import torch_npu
 
+        check_cast(codes, FRACTAL_NZ)
         codes = torch_npu.npu_format_cast(codes, FRACTAL_NZ)
     return place_of(codes)
 

@@ -1,0 +1,175 @@
+"""What the installed torch_npu, CANN and chip can do: found by looking, and one clear line where it is not enough.
+
+Versions are compared in `check_pair` alone. Whether an operator is there is read from torch.ops.npu, because vendors'
+images carry operators that their version numbers do not tell of.
+"""
+
+import re
+from collections.abc import Callable
+
+import torch
+
+FRACTAL_NZ = 29
+A5_FORMATS = {50: "C0_16", 51: "C0_32", 52: "C0_2", 53: "C0_4", 54: "C0_8"}  # FRACTAL_NZ_.., torch_npu/npu/_format.py
+A5_DTYPES = ("torch.float8", "torch.float4")
+NZ_DTYPES = (torch.int8, torch.float16, torch.bfloat16)
+ASCEND_950 = 260  # SocVersion in torch_npu's NpuVariables.h: A2 is 220 and more, A3 250 and more
+
+FIRST_PAIR = "torch_npu 2.7.1 with CANN 8.3.RC1"  # the oldest that this project's operators were looked up in
+LATER_PAIRS = {
+    # op-plugin 7.3.0's op_plugin_functions.yaml has it, the wheel of torch_npu 2.7.1 has not
+    "npu_grouped_matmul_swiglu_quant_v2": "torch_npu 2.7.1.post2 with CANN 8.5.0",
+}
+# The CANN that each torch_npu was released for: torch_npu's README; from 2.10.0 on vllm-ascend's versioning_policy.md,
+# but 2.10.0.post4, which is torch_npu's release notes'.
+CANN_OF = {
+    "2.7.1": "8.3.RC1",
+    "2.7.1.post1": "8.3.RC2",
+    "2.7.1.post2": "8.5.0",
+    "2.8.0": "8.3.RC1",
+    "2.8.0.post2": "8.5.0",
+    "2.9.0": "8.5.0",
+    "2.10.0": "9.0.0",
+    "2.10.0.post2": "9.0.1",
+    "2.10.0.post4": "9.1.0",
+}
+
+
+class MissingOperator(RuntimeError):
+    """The installed torch_npu lacks an operator."""
+
+
+class WrongPair(RuntimeError):
+    """The installed versions of torch_npu, torch and CANN do not go together."""
+
+
+def has_operator(name: str) -> bool:
+    """Whether the installed torch_npu has an operator; torch.compile can trace the question."""
+    import torch_npu  # noqa: F401  registers them
+
+    return hasattr(torch.ops.npu, name)
+
+
+def operator(name: str) -> Callable:
+    """torch_npu's function of that name.
+
+    Raises:
+        MissingOperator: naming it, what is installed, and the first pair of torch_npu and CANN that has it.
+    """
+    if not has_operator(name):
+        raise MissingOperator(
+            f"{name} is not in {installed()}: it needs {LATER_PAIRS.get(name, FIRST_PAIR)} or newer; install that pair"
+        )
+    import torch_npu
+
+    return getattr(torch_npu, name)
+
+
+def grouped_matmul_swiglu_quant(
+    x_codes_RK: torch.Tensor,
+    codes_EKN: torch.Tensor,
+    scale_EN: torch.Tensor,
+    x_scale_R: torch.Tensor,
+    end_E: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 codes (R, N / 2) and float32 scales (R) of silu(gate) * up, by the newest fused operator that is there.
+
+    Args:
+        codes_EKN: int8 in FRACTAL_NZ. The first version takes any format for FRACTAL_NZ and computes nonsense.
+        scale_EN: float32.
+        end_E: int64, the row after each expert's last; rows after them all are left undefined. Counts instead of ends
+            are the second version's only, and not of all its releases.
+    """
+    if has_operator("npu_grouped_matmul_swiglu_quant_v2"):
+        second = operator("npu_grouped_matmul_swiglu_quant_v2")
+        return second(x_codes_RK, [codes_EKN], [scale_EN], x_scale_R, end_E)
+    first = operator("npu_grouped_matmul_swiglu_quant")
+    codes_RH, scale_R, _ = first(x_codes_RK, codes_EKN, end_E, scale_EN, x_scale_R)
+    return codes_RH, scale_R
+
+
+def installed() -> str:
+    """torch_npu and, where the runtime tells it, CANN with their versions."""
+    import torch_npu
+
+    cann = cann_version()
+    return f"torch_npu {torch_npu.__version__}" + (f" with CANN {cann}" if cann else "")
+
+
+def cann_version() -> str:
+    """As the CANN runtime says it, such as "8.5.0"; empty before 8.1.RC1, which does not tell."""
+    from torch_npu.npu.utils import get_cann_version
+
+    return get_cann_version()
+
+
+def check_pair() -> None:
+    """Whether torch_npu goes with torch, and with CANN if both of them are known.
+
+    Raises:
+        WrongPair: they do not, with all versions and what to install.
+    """
+    import torch_npu
+
+    found, torch_found = torch_npu.__version__, torch.__version__
+    if _numbers(found)[:3] != _numbers(torch_found)[:3]:
+        wanted = ".".join(map(str, _numbers(found)[:3]))
+        raise WrongPair(f"torch_npu {found} goes with torch {wanted}, not with {torch_found}: install torch=={wanted}")
+    cann, needed = cann_version(), CANN_OF.get(found.partition("+")[0], "")
+    if cann and _numbers(cann)[:2] < _numbers(needed)[:2]:
+        raise WrongPair(
+            f"torch_npu {found} was released for CANN {needed}, but CANN {cann} is installed: install CANN {needed}, "
+            "or a torch_npu of the installed CANN"
+        )
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Whether the chip computes in a dtype.
+
+    Raises:
+        ValueError: fp8 and fp4, which came with Ascend 950, on an older one.
+    """
+    if str(dtype).startswith(A5_DTYPES) and not _is_a5():
+        raise ValueError(f"{dtype} needs Ascend 950 (A5), and this is {_chip()}: choose the scheme int8")
+
+
+def check_cast(tensor: torch.Tensor, acl_format: int) -> None:
+    """Whether npu_format_cast takes a tensor to a format on this chip; torch_npu itself may cast to ND and say nothing.
+
+    Raises:
+        ValueError: the format or the dtype came with Ascend 950 and this chip is older, or the tensor is none that
+            FRACTAL_NZ can hold here.
+    """
+    check_dtype(tensor.dtype)
+    if acl_format in A5_FORMATS and not _is_a5():
+        name = f"FRACTAL_NZ_{A5_FORMATS[acl_format]}"
+        raise ValueError(
+            f"format {acl_format} ({name}) needs Ascend 950 (A5), and this is {_chip()}: use FRACTAL_NZ ({FRACTAL_NZ})"
+        )
+    if acl_format != FRACTAL_NZ or _is_a5():
+        return
+    if tensor.dtype not in NZ_DTYPES:
+        names = ", ".join(str(dtype) for dtype in NZ_DTYPES)
+        raise ValueError(f"FRACTAL_NZ cannot hold {tensor.dtype}, only {names}: cast it to one of them or keep it ND")
+    if tensor.dim() not in (2, 3):
+        raise ValueError(
+            f"FRACTAL_NZ is for matrices (K, N) and stacks (E, K, N), not for shape {tuple(tensor.shape)}: "
+            "reshape the tensor or keep it ND"
+        )
+
+
+def _numbers(version: str) -> list[int]:
+    """The leading numbers of a version: [8, 3] of 8.3.RC1, [2, 7, 1] of 2.7.1.post2."""
+    return [int(number) for number in re.match(r"[\d.]*", version)[0].split(".") if number]
+
+
+def _is_a5() -> bool:
+    import torch_npu
+
+    return torch_npu.npu.get_soc_version() >= ASCEND_950
+
+
+def _chip() -> str:
+    import torch_npu
+
+    return torch_npu.npu.get_device_name()
