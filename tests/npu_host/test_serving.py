@@ -24,7 +24,7 @@ BF16, F16, F32, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.in
 ROUNDING = {BF16: 2.0**-8, F16: 2.0**-11, F32: 2.0**-24}  # half a step, relative
 FORMS = {"apart": npu_serving.experts, "fused": npu_serving.fused_experts}
 SWIGLU_QUANT = ("npu_dequant_swiglu_quant", "npu_grouped_matmul_swiglu_quant", "npu_grouped_matmul_swiglu_quant_v2")
-quick = settings(max_examples=25, deadline=None)
+quick = settings(max_examples=25, deadline=None, derandomize=True)  # docs/npu_ops.md tells the sizes of calls
 seeds = st.integers(0, 2**20)
 dtypes = st.sampled_from([BF16, F16])
 
@@ -297,7 +297,9 @@ def test_experts_follow_the_documentation(seed, routing, k, form, dtype):
     assert torch.equal(scale_R, wanted[1]) and torch.equal(codes_RH, wanted[0])
     expected, size = case.mixed(codes_RH, scale_R)
     assert found.dtype == dtype and found.isfinite().all()
-    assert ((found - expected).abs() <= 1.01 * ROUNDING[dtype] * (expected.abs() + 2**-10 * size)).all()
+    least = torch.finfo(dtype).smallest_normal  # below it steps are as wide as at it
+    error, size = (found - expected).abs(), expected.abs().clamp(min=least) + 2**-10 * size
+    assert (error <= 1.01 * ROUNDING[dtype] * size).all()
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16])
