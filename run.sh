@@ -44,7 +44,7 @@ set_up() {
   export VENV PATH="$VENV/bin:$PATH"
 }
 
-set_up_npu() { # the NPU tests' own environments, beside $VENV: torch_npu would be loaded by every import of torch
+set_up_npu() { # the NPU tests' own environments, newer and older: torch_npu would be loaded by every import of torch
   "$ROOT/docker/locks/install.sh" "$VENV-npu" "$ROOT/docker/locks/npu-host.txt"
   "$ROOT/docker/locks/install.sh" "$VENV-npu-2.7" "$ROOT/docker/locks/npu-2.7.txt"
   export NPU27_PYTHON="$VENV-npu-2.7/bin/python"
@@ -109,7 +109,9 @@ run_tests() {
   offline
   if ((npu)); then
     set_up_npu
+    if ((!$#)); then export NPU_OPS=${NPU_OPS:-compare}; fi # docs/npu_ops.md with what a whole run calls
     run_pytest "$VENV-npu" tests/npu_host "$@"
+    run_pytest "$VENV-npu-2.7" tests/npu_host_0_10 "$@"
   fi
   if ((${#folders[@]})); then
     set_up

@@ -1,5 +1,6 @@
 """Makes torch_npu importable and puts npu:0 on host memory, before any test module imports torch."""
 
+import os
 import tempfile
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -25,30 +26,24 @@ else:
 
 
 TABLE = Path("docs/npu_ops.md")  # the calls of a whole run
-COMMAND = "./run.sh test npu -- --npu-ops=write"
-
-
-def pytest_addoption(parser):
-    parser.addoption(
-        "--npu-ops",
-        choices=("write", "compare"),
-        help=f"at the end of a whole run: write {TABLE}, the table of NPU operator calls, or compare it",
-    )
+WAY = os.environ.get("NPU_OPS")  # at the end of a whole run: "write" the table or "compare" it; else nothing
+COMMAND = "NPU_OPS=write ./run.sh test npu"
 
 
 def pytest_configure(config):
-    if config.getoption("--npu-ops", default=None) and not older_version.is_there():
-        raise pytest.UsageError(f"--npu-ops needs {older_version.VARIABLE}: see {older_version.__file__}")
+    if WAY not in (None, "", "write", "compare"):
+        raise pytest.UsageError(f"NPU_OPS={WAY}: write or compare")
+    if WAY and not older_version.is_there():
+        raise pytest.UsageError(f"NPU_OPS={WAY} needs {older_version.VARIABLE}: see {older_version.__file__}")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
-    way = session.config.getoption("--npu-ops", default=None)
-    if way is None or exitstatus:
+    if not WAY or exitstatus:
         return
     path = session.config.rootpath / TABLE
     table, refused = _table_of_calls()
-    if way == "write":
+    if WAY == "write":
         path.write_text(table)
     elif path.read_text() != table:
         refused.append(f"{TABLE} is not what was called in this run; write it anew: {COMMAND}")

@@ -68,8 +68,9 @@ def forward(config: VllmConfig, tokens: int) -> Iterator[None]:
         yield
 
 
-def _model(folder: Path) -> ModelConfig:
-    path = str(folder / "model")
+def write_model(folder: Path) -> Path:
+    """The model's config, where `running` looks for it; several ranks must not write it each."""
+    path = folder / "model"
     Qwen3MoeConfig(
         vocab_size=128,
         hidden_size=HIDDEN,
@@ -85,6 +86,12 @@ def _model(folder: Path) -> ModelConfig:
         max_position_embeddings=64,
         architectures=["Qwen3MoeForCausalLM"],
     ).save_pretrained(path)
+    return path
+
+
+def _model(folder: Path) -> ModelConfig:
+    path = folder / "model"
+    path = str(path if path.exists() else write_model(folder))
     return ModelConfig(
         model=path, tokenizer=path, skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True, max_model_len=64
     )

@@ -30,8 +30,23 @@ def register() -> None:
         from ascend_quant.integrations.vllm.config import AscendQuantConfig as Config
     if NAME not in quantization.QUANTIZATION_METHODS:
         quantization.register_quantization_config(NAME)(Config)
+    if current_platform.device_type == "npu":
+        come_first(quantization.QUANTIZATION_METHODS)
+        allow(current_platform.supported_quantization)
     versions.install()
     log_with_vllm()
+
+
+def come_first(methods: list[str]) -> None:
+    """Be asked before vllm-ascend 0.10's own method, which claims every checkpoint that has a quantization_config."""
+    methods.remove(NAME)
+    methods.insert(0, NAME)
+
+
+def allow(supported: list[str]) -> None:
+    """Be on the platform's list, if it has one: newer vLLMs see to it themselves."""
+    if supported and NAME not in supported:
+        supported.append(NAME)
 
 
 def log_with_vllm() -> None:

@@ -3,6 +3,7 @@
 config.py    which layer gets which method
 linear.py    linear layers, experts.py fused experts: vllm-ascend's methods, weights lying as its compute wants them
 plain.py     what stays in its dtype
+refusals.py  settings of vllm-ascend that do not go with refits
 versions.py  what differs between vllm-ascend versions
 
 What makes a model refittable is integrations/vllm, here as elsewhere; its plugin chooses this config on an NPU.

@@ -1,6 +1,6 @@
 """Which layer of a model gets which method on an NPU; the options are those of integrations/vllm, and
 
-nz: whether linear layers are kept in FRACTAL_NZ, the default, or plain. Experts always are in FRACTAL_NZ.
+nz: whether linear layers are kept in FRACTAL_NZ, the default, or plain. Experts lie as vllm-ascend has them.
 """
 
 from typing import Any, ClassVar
@@ -10,17 +10,20 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
+from ascend_quant.integrations.vllm import NAME
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
 from ascend_quant.integrations.vllm.plain import PlainEmbeddingMethod
 from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER
 from ascend_quant.integrations.vllm_ascend.experts import Int8NpuExpertsMethod
 from ascend_quant.integrations.vllm_ascend.linear import Int8NpuLinearMethod
 from ascend_quant.integrations.vllm_ascend.plain import NpuPlainLinearMethod
-from ascend_quant.integrations.vllm_ascend.versions import AscendUnquantizedLinearMethod
+from ascend_quant.integrations.vllm_ascend.refusals import refuse
+from ascend_quant.integrations.vllm_ascend.versions import AscendConfig, AscendUnquantizedLinearMethod
+from ascend_quant.kernels.npu_ops import check_pair
 from ascend_quant.resident import RefitError
 
 
-class NpuQuantConfig(AscendQuantConfig):
+class NpuQuantConfig(AscendQuantConfig, AscendConfig):
     """Options of `quantization="ascend_quant"` on an NPU.
 
     Args:
@@ -35,16 +38,23 @@ class NpuQuantConfig(AscendQuantConfig):
     }
 
     def __init__(self, scheme: str = "int8", ignore: list[str] | None = None, nz: bool = True):
+        check_pair()
         super().__init__(scheme, ignore)
         self.nz = nz
-        self.quant_description: dict[str, Any] = {}  # vllm-ascend's norms look here for biases of ModelSlim's
+
+    @classmethod
+    def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, **rest) -> str | None:
+        """Claims what is ours: vllm-ascend 0.10 claims whatever nobody has claimed before it."""
+        return NAME if hf_quant_cfg.get("quant_method") == NAME else None
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str, tid2eid=None) -> QuantizeMethodBase | None:
         if isinstance(layer, VocabParallelEmbedding):
             return PlainEmbeddingMethod()
         if isinstance(layer, LinearBase):
+            refuse(prefix, experts=False)
             return Int8NpuLinearMethod(self.nz) if self._quantizes(prefix) else NpuPlainLinearMethod()
         if isinstance(layer, EXPERTS_LAYER):
+            refuse(prefix, experts=True)
             if not self._quantizes(prefix):
                 raise RefitError(f"{prefix}: on NPUs experts are served in int8 only; take them out of `ignore`")
             return Int8NpuExpertsMethod(layer.moe_config, prefix, tid2eid)

@@ -1,4 +1,4 @@
-"""Fused experts in int8 with vllm-ascend's W8A8-dynamic scheme: grouped products, the first one fused with SwiGLU."""
+"""Fused experts in int8 with vllm-ascend's W8A8-dynamic scheme: grouped products around SwiGLU."""
 
 import torch
 from torch import nn
@@ -6,7 +6,13 @@ from torch import nn
 from ascend_quant.integrations.vllm import lying
 from ascend_quant.integrations.vllm.moe import refuse_unservable
 from ascend_quant.integrations.vllm.plain import after_loading
-from ascend_quant.integrations.vllm_ascend.versions import AscendFusedMoEMethod, ExpertsScheme
+from ascend_quant.integrations.vllm_ascend.versions import (
+    EXPERTS_IN_NZ,
+    RANKS_FOR_GRAPHS,
+    ROUNDED_SCALES,
+    AscendFusedMoEMethod,
+    ExpertsScheme,
+)
 from ascend_quant.kernels.npu_formats import new_codes
 from ascend_quant.resident import RefitError
 
@@ -19,23 +25,26 @@ class Int8ExpertsScheme(ExpertsScheme):
 
 
 class Int8NpuExpertsMethod(AscendFusedMoEMethod):
-    """Resident codes (E, K, N) int8, always in FRACTAL_NZ, and scales (E, N) of w13 and w2.
+    """Resident codes (E, K, N) int8 and scales (E, N) of w13 and w2, where and as vllm-ascend's compute has them.
 
-    The scales of w2 are kept twice: exact in float32, and in the model's dtype, which npu_grouped_matmul wants.
+    Scales are kept exact, in float32. Those that npu_grouped_matmul reads are kept in the model's dtype as well.
     """
 
     def __init__(self, moe, prefix: str, tid2eid=None):
         refuse_unservable(moe, prefix)
         self.prefix = prefix
         scheme = Int8ExpertsScheme()
-        if getattr(scheme, "dynamic_eplb", False):
-            raise RefitError(f"{prefix}: dynamic_eplb keeps copies of the experts, which a refit would not reach")
+        if scheme.use_aclgraph and moe.moe_parallel_config.ep_size < RANKS_FOR_GRAPHS:
+            raise RefitError(
+                f"{prefix}: this vllm-ascend computes int8 experts in ACL graphs only if {RANKS_FOR_GRAPHS} ranks or "
+                "more share them by expert parallelism: set enforce_eager"
+            )
         super().__init__(scheme, moe, tid2eid)
 
     def create_weights(
         self,
         layer: nn.Module,
-        num_experts: int,
+        num_experts: int | torch.Tensor,
         hidden_size: int,
         intermediate_size_per_partition: int,
         params_dtype: torch.dtype,
@@ -43,14 +52,28 @@ class Int8NpuExpertsMethod(AscendFusedMoEMethod):
     ) -> None:
         if params_dtype != torch.bfloat16:
             raise RefitError(f"{self.prefix}: int8 experts on NPUs compute in bfloat16, not in {params_dtype}")
-        up, down = 2 * intermediate_size_per_partition, intermediate_size_per_partition
-        sizes = ((num_experts, up), (num_experts, hidden_size))
-        w13_scale_EN, w2_scale_EN = (torch.zeros(size, dtype=torch.float32) for size in sizes)
-        layer.register_parameter("w13_weight_scale", nn.Parameter(w13_scale_EN, requires_grad=False))
-        layer.w13_weight_scale_fp32 = layer.w13_weight_scale.data  # vllm-ascend's own hook makes a copy
-        rounded_EN = nn.Parameter(w2_scale_EN.to(params_dtype), requires_grad=False)
-        layer.register_parameter("w2_weight_scale", rounded_EN)
-        w13 = new_codes((num_experts, hidden_size, up), nz=True)
-        w2 = new_codes((num_experts, down, hidden_size), nz=True)
-        lying.register(layer, "w13_weight", w13, layer.w13_weight_scale.data, extra_weight_attrs)
-        lying.register(layer, "w2_weight", w2, w2_scale_EN, extra_weight_attrs, copies=[rounded_EN.data])
+        self._refuse_by_layer(layer)
+        experts = int(num_experts)  # vllm-ascend 0.10 counts them on the device
+        shapes = {
+            "w13_weight": (experts, hidden_size, 2 * intermediate_size_per_partition),
+            "w2_weight": (experts, intermediate_size_per_partition, hidden_size),
+        }
+        for name, shape_EKN in shapes.items():
+            self._create(layer, name, shape_EKN, params_dtype, extra_weight_attrs)
+        layer.w13_weight_scale_fp32 = lying.lying_of(layer)["w13_weight"].scale  # theirs is a copy of the scale
+
+    def _create(self, layer: nn.Module, name: str, shape_EKN: tuple, dtype: torch.dtype, attributes: dict) -> None:
+        scale_EN = torch.zeros(shape_EKN[0], shape_EKN[2], dtype=torch.float32)
+        rounded = f"{name}_scale" in ROUNDED_SCALES
+        parameter = nn.Parameter(scale_EN.to(dtype) if rounded else scale_EN, requires_grad=False)
+        layer.register_parameter(f"{name}_scale", parameter)
+        codes, copies = new_codes(shape_EKN, EXPERTS_IN_NZ), [parameter.data] if rounded else []
+        lying.register(layer, name, codes, scale_EN, attributes, copies)
+
+    def _refuse_by_layer(self, layer: nn.Module) -> None:
+        """What vllm-ascend 0.10 would compute as if it were not there; vLLM's config of the experts lacks it too."""
+        activation = getattr(layer, "activation", "silu")
+        if getattr(activation, "value", activation) != "silu":
+            raise RefitError(f"{self.prefix}: experts with activation {activation!r} cannot be served; only 'silu'")
+        if getattr(layer, "apply_router_weight_on_input", False):
+            raise RefitError(f"{self.prefix}: experts whose routing weights scale their inputs cannot be served")

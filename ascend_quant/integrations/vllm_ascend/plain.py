@@ -6,3 +6,5 @@ from ascend_quant.integrations.vllm_ascend.versions import AscendUnquantizedLine
 
 class NpuPlainLinearMethod(FromResident, AscendUnquantizedLinearMethod):
     """A linear layer that is not quantized."""
+
+    quant_method = None  # vllm-ascend 0.10's Qwen3 asks its linear layers for their scheme

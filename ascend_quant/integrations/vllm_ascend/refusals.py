@@ -1,0 +1,124 @@
+"""Settings of vllm-ascend under which a refit would not reach everything that its compute reads: refused, in a table.
+
+Each is looked for in vllm-ascend's own config object or environment variables, where the version has it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vllm_ascend import envs
+from vllm_ascend.ascend_config import get_ascend_config
+
+from ascend_quant.resident import RefitError
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One setting.
+
+    Attributes:
+        setting: as a user writes it.
+        seen: whether it is on, of vllm-ascend's config object.
+        why: what goes wrong.
+        instead: what to do.
+        experts_only: a model without experts may have it.
+    """
+
+    setting: str
+    seen: Callable[[object], bool]
+    why: str
+    instead: str
+    experts_only: bool = False
+
+
+def held(root: object, path: str, default: object = None) -> object:
+    """An attribute of attributes, or an item where there is a dict; the default where the version lacks it."""
+    for name in path.split("."):
+        root = root.get(name) if isinstance(root, dict) else getattr(root, name, None)
+        if root is None:
+            return default
+    return root
+
+
+def on(*paths: str) -> Callable[[object], bool]:
+    """Whether the config object holds something true at one of these places."""
+    return lambda settings: any(held(settings, path) for path in paths)
+
+
+def variable(name: str) -> Callable[[object], bool]:
+    """Whether the version knows the environment variable and it is on."""
+    return lambda settings: bool(getattr(envs, name, False))
+
+
+def matmul_allreduce(settings: object) -> bool:
+    """0.23 has it in its config, which may overrule the variable; 0.10 has the variable only."""
+    otherwise = variable("VLLM_ASCEND_ENABLE_MATMUL_ALLREDUCE")(settings)
+    return bool(held(settings, "enable_matmul_allreduce", otherwise))
+
+
+REFUSALS = (
+    Refusal(
+        "torchair_graph_config.enabled",
+        on("torchair_graph_config.enabled"),
+        "its compiled graphs may keep copies of weights",
+        "leave it out; ACL graphs are the default",
+    ),
+    Refusal(
+        "xlite_graph_config.enabled",
+        on("xlite_graph_config.enabled"),
+        "its graphs are made from transformed weights",
+        "leave it out; ACL graphs are the default",
+    ),
+    Refusal(
+        "enable_matmul_allreduce (VLLM_ASCEND_ENABLE_MATMUL_ALLREDUCE)",
+        matmul_allreduce,
+        "it multiplies with row-parallel weights as they were made, past their quantization",
+        "turn it off",
+    ),
+    Refusal(
+        "layer_sharding",  # FLASHCOMM2's sharding of o_proj is set here as well
+        on("layer_sharding"),
+        "it moves weights between ranks, away from the addresses that a refit writes to",
+        "leave it out",
+    ),
+    Refusal(
+        "enable_dsa_cp",
+        on("vllm_config.additional_config.enable_dsa_cp"),
+        "it keeps halves of wq_b and copies of the output projections",
+        "leave it out",
+    ),
+    Refusal(
+        "enable_fused_mc2=1 (VLLM_ASCEND_ENABLE_FUSED_MC2)",
+        lambda settings: held(settings, "enable_fused_mc2") == 1,
+        "it keeps scales in a form of its own, which a refit would not reach",
+        "set it to 0",
+        experts_only=True,
+    ),
+    Refusal(
+        "dynamic_eplb",
+        on("eplb_config.dynamic_eplb", "dynamic_eplb"),
+        "it keeps copies of the experts, which a refit would not reach",
+        "turn it off",
+        experts_only=True,
+    ),
+    Refusal(
+        "VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP",
+        variable("VLLM_ENABLE_FUSED_EXPERTS_ALLGATHER_EP"),
+        "it wants w2 in FRACTAL_NZ, where this version's other kernels have it plain",
+        "set it to 0",
+        experts_only=True,
+    ),
+)
+
+
+def refuse(prefix: str, experts: bool) -> None:
+    """Raise RefitError if a setting is on that a layer cannot be served under.
+
+    Args:
+        prefix: the layer's name.
+        experts: whether it is a layer of experts.
+    """
+    settings = get_ascend_config()
+    for one in REFUSALS:
+        if (experts or not one.experts_only) and one.seen(settings):
+            raise RefitError(f"{prefix}: ascend_quant cannot serve with {one.setting}: {one.why}; {one.instead}")

@@ -1,0 +1,43 @@
+"""Runs a script as two ranks, each a process of its own."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+SECONDS = 200
+
+
+def run(script: Path, *arguments: str, folder: Path) -> None:
+    """`python script RANK 2 arguments.. folder` for both ranks, with tests/ in PYTHONPATH.
+
+    Raises:
+        AssertionError: with their last words, unless both ended well.
+    """
+    # vllm-ascend 0.23 sets this in its process, for an allocator that is not here
+    environment = {name: value for name, value in os.environ.items() if name != "PYTORCH_NPU_ALLOC_CONF"}
+    environment["PYTHONPATH"] = f"{TESTS.parent}:{TESTS}"
+    logs = [folder / f"{rank}.log" for rank in range(2)]
+    ranks = []
+    for rank, log in enumerate(logs):
+        command = [sys.executable, script, str(rank), "2", *arguments, folder]
+        with log.open("w") as out:
+            ranks.append(subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT))
+    try:
+        codes = _wait(ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert codes == [0, 0], "\n".join(log.read_text()[-3000:] for log in logs)
+
+
+def _wait(ranks: list[subprocess.Popen]) -> list[int | None]:
+    """Exit codes, once all have ended, one has failed (the other would wait for it) or time is up."""
+    until = time.monotonic() + SECONDS
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        if None not in codes or any(codes) or time.monotonic() > until:
+            return codes
+        time.sleep(0.1)
