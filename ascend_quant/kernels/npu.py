@@ -1,7 +1,7 @@
 """NPU kernels: torch_npu's own operations on many matrices at a time, with no host synchronisation.
 
 Rows of equal length are put side by side, quantized together without a division (reciprocals.py), digested on the
-matrix unit (byte_digest.py), and copied to their places. The serving side (matmul, experts) is in npu_serving.py.
+matrix unit (byte_digest.py), and copied to their places. Serving: npu_linear.py and npu_experts.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,8 @@ import torch
 from ascend_quant import oracle
 from ascend_quant.kernels import byte_digest, moves, reciprocals
 from ascend_quant.kernels.moves import Job, Move, Place, sampled
-from ascend_quant.kernels.npu_serving import experts, matmul, plain_experts  # noqa: F401  offered here too
+from ascend_quant.kernels.npu_experts import experts, plain_experts  # noqa: F401  offered here too
+from ascend_quant.kernels.npu_linear import matmul  # noqa: F401
 
 READS_ARE_FREE = False  # reading a counter waits for the device
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch_npu
 
-from ascend_quant.kernels import npu_ops, npu_serving
+from ascend_quant.kernels import npu_experts, npu_linear, npu_ops
 from npu_host import formats, rules
 
 BF16, F16, F32, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.int32
@@ -75,15 +75,15 @@ def test_operators_are_looked_for_in_torch_npu_itself():
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("npu_dynamic_quant", lambda: npu_serving.linear(of(BF16, 2, 8), of(I8, 8, 4), of(F32, 4))),
-        ("npu_quant_matmul", lambda: npu_serving.linear(of(BF16, 2, 8), of(I8, 8, 4), of(F32, 4))),
+        ("npu_dynamic_quant", lambda: npu_linear.linear(of(BF16, 2, 8), of(I8, 8, 4), of(F32, 4))),
+        ("npu_quant_matmul", lambda: npu_linear.linear(of(BF16, 2, 8), of(I8, 8, 4), of(F32, 4))),
         (
             "npu_trans_quant_param",
-            lambda: npu_serving.static_linear(of(F16, 2, 8), of(I8, 8, 4), of(F32, 4), of(F32, 1)),
+            lambda: npu_linear.static_linear(of(F16, 2, 8), of(I8, 8, 4), of(F32, 4), of(F32, 1)),
         ),
         (
             "npu_moe_init_routing_v2",
-            lambda: npu_serving.plain_experts(
+            lambda: npu_experts.plain_experts(
                 of(BF16, 2, 8), of(F32, 2, 1), of(I32, 2, 1), of(BF16, 2, 8, 8), of(BF16, 2, 8, 4)
             ),
         ),
@@ -163,7 +163,7 @@ def test_a_dtype_of_a5(dtype):
 def test_fp8_codes_are_refused_before_any_operator_runs():
     codes_KN = torch.ones(8, 4).to(FP8)
     assert f"{FP8} needs Ascend 950" in one_line(
-        ValueError, lambda: npu_serving.linear(of(BF16, 2, 8), codes_KN, of(F32, 4))
+        ValueError, lambda: npu_linear.linear(of(BF16, 2, 8), codes_KN, of(F32, 4))
     )
     assert f"{FP8} needs Ascend 950" in one_line(ValueError, lambda: npu_ops.check_cast(codes_KN, formats.NZ))
 
@@ -210,7 +210,7 @@ def test_dtypes_for_nz_are_those_of_the_rules(dtype):
 
 def linear(x=(BF16, 2, 8), codes=(I8, 8, 4), bias=None):
     bias_N = None if bias is None else of(*bias)
-    return npu_serving.linear(sized(*x), sized(*codes), sized(F32, codes[2]), bias_N)
+    return npu_linear.linear(sized(*x), sized(*codes), sized(F32, codes[2]), bias_N)
 
 
 def experts(form, e=2, k=8, h=64, x=BF16, codes=I8, scale=None):
@@ -220,7 +220,7 @@ def experts(form, e=2, k=8, h=64, x=BF16, codes=I8, scale=None):
     return form(of(x, 3, k), weight_MT, ids, w13, w13_scale_EN, w2, sized(F32, e, k))
 
 
-apart, fused = npu_serving.experts, npu_serving.fused_experts
+apart, fused = npu_experts.experts, npu_experts.fused_experts
 BAD = {
     "x in float32": (lambda: linear(x=(F32, 2, 8)), "activations in torch.float32", "cast them"),
     "codes in int32": (lambda: linear(codes=(I32, 8, 4)), "weight codes in torch.int32", "int8"),

@@ -3,7 +3,7 @@
 The expected values are computed here with integers and float32 tensors, row by row and expert by expert; the codes that
 an operator made are looked at between the operators (`Results`).
 
-Shape suffixes as in npu_serving.py.
+Shape suffixes as in npu_experts.py.
 """
 
 from types import SimpleNamespace
@@ -16,13 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ascend_quant import oracle
-from ascend_quant.kernels import cpu, npu, npu_ops, npu_serving
+from ascend_quant.kernels import cpu, npu, npu_experts, npu_linear, npu_ops
 from ascend_quant.kernels.npu_formats import new_codes
 from npu_host import formats, older_version, recorder, rules
 
 BF16, F16, F32, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.int32
 ROUNDING = {BF16: 2.0**-8, F16: 2.0**-11, F32: 2.0**-24}  # half a step, relative
-FORMS = {"apart": npu_serving.experts, "fused": npu_serving.fused_experts}
+FORMS = {"apart": npu_experts.experts, "fused": npu_experts.fused_experts}
 SWIGLU_QUANT = ("npu_dequant_swiglu_quant", "npu_grouped_matmul_swiglu_quant", "npu_grouped_matmul_swiglu_quant_v2")
 quick = settings(max_examples=25, deadline=None, derandomize=True)  # docs/npu_ops.md tells the sizes of calls
 seeds = st.integers(0, 2**20)
@@ -111,8 +111,8 @@ def test_linear_rounds_once(seed, size, dtype, nz, bias):
     if bias is not None:
         bias = torch.randn(n, generator=generator(seed)).to(dtype if bias == "own" else bias)
     on_npu = None if bias is None else bias.npu()
-    found = npu_serving.linear(x_MK.npu(), resident(codes_NK, nz), scale_N.npu(), on_npu)
-    x_codes_MK, x_scale_M = (part.cpu() for part in npu_serving.quantize_rows(x_MK.npu()))
+    found = npu_linear.linear(x_MK.npu(), resident(codes_NK, nz), scale_N.npu(), on_npu)
+    x_codes_MK, x_scale_M = (part.cpu() for part in npu_linear.quantize_rows(x_MK.npu()))
     expected = sums_of(x_codes_MK, codes_NK) * scale_N * x_scale_M.unsqueeze(1)
     expected = expected if bias is None else expected + bias.float()
     assert found.dtype == dtype and torch.equal(found.cpu(), expected.to(dtype))
@@ -146,9 +146,9 @@ def test_matmul_of_rows_as_they_are_and_of_more_dimensions():
 
 def test_linear_with_scales_in_bfloat16():
     x_MK, codes_NK, scale_N = activations(0, 4, 32, BF16), int8(0, 20, 32), scales(0, 20).to(BF16)
-    found = npu_serving.linear(x_MK.npu(), resident(codes_NK, True), scale_N.npu())
+    found = npu_linear.linear(x_MK.npu(), resident(codes_NK, True), scale_N.npu())
     assert torch.equal(
-        found.cpu(), npu_serving.linear(x_MK.npu(), resident(codes_NK, True), scale_N.float().npu()).cpu()
+        found.cpu(), npu_linear.linear(x_MK.npu(), resident(codes_NK, True), scale_N.float().npu()).cpu()
     )
 
 
@@ -159,7 +159,7 @@ def test_static_linear(seed, size, dtype, nz, biased, x_scale):
     x_MK, codes_NK, scale_N = activations(seed, m, k, dtype), int8(seed, n, k), scales(seed, n)
     bias_N, x_scale = torch.randn(n, generator=generator(seed)).to(dtype), torch.tensor(x_scale)
     on_npu = x_MK.npu(), resident(codes_NK, nz), scale_N.npu(), x_scale.npu(), bias_N.npu() if biased else None
-    found = npu_serving.static_linear(*on_npu)
+    found = npu_linear.static_linear(*on_npu)
     factor = (1 / x_scale).to(dtype).float()
     sums_MN = sums_of((x_MK.float() * factor).round().clamp(-128, 127), codes_NK)
     scale_N = scale_N / factor
@@ -176,7 +176,7 @@ def test_static_scales_are_undone_exactly_where_nothing_is_clamped(dtype):
     """A code is off by at most half a step, whatever the factor was rounded to."""
     x_MK, codes_NK, scale_N = torch.randn(8, 64).to(dtype), int8(0, 16, 64), torch.full((16,), 2.0**-9)
     x_scale = x_MK.float().abs().max() / 120
-    found = npu_serving.static_linear(x_MK.npu(), resident(codes_NK, True), scale_N.npu(), x_scale.npu()).cpu().float()
+    found = npu_linear.static_linear(x_MK.npu(), resident(codes_NK, True), scale_N.npu(), x_scale.npu()).cpu().float()
     exact = x_MK.float() @ codes_NK.float().T * scale_N
     step_N = 0.51 * x_scale * (codes_NK.float().abs().sum(1) * scale_N)  # the worst that codes can do
     assert ((found - exact).abs() <= step_N + 2 * 2.0**-8 * exact.abs()).all()
@@ -188,8 +188,8 @@ def test_static_scales_are_undone_exactly_where_nothing_is_clamped(dtype):
 def test_linear_at_the_documented_limits(shape, nz):
     k, n = shape
     x_MK, codes_NK, scale_N = activations(0, 1, k, BF16), int8(0, n, k), scales(0, n)
-    found = npu_serving.linear(x_MK.npu(), resident(codes_NK, nz), scale_N.npu())
-    x_codes_MK, x_scale_M = (part.cpu() for part in npu_serving.quantize_rows(x_MK.npu()))
+    found = npu_linear.linear(x_MK.npu(), resident(codes_NK, nz), scale_N.npu())
+    x_codes_MK, x_scale_M = (part.cpu() for part in npu_linear.quantize_rows(x_MK.npu()))
     assert torch.equal(found.cpu(), (sums_of(x_codes_MK, codes_NK) * scale_N * x_scale_M.unsqueeze(1)).to(BF16))
 
 
@@ -199,7 +199,7 @@ def test_the_limits_of_a_product_are_the_rules(size, wide):
     codes_KN = torch.zeros(1, 1, dtype=I8).expand(*((1, size) if wide else (size, 1)))
     x1 = torch.zeros(1, 1, dtype=I8).expand(1, codes_KN.shape[0])
     rule = next(rule for rule in rules.RULES["npu::npu_quant_matmul"] if rule.id == "quant_matmul.last-dim")
-    assert refuses(npu_serving._check_product, codes_KN, codes_KN.shape[0], None) == (
+    assert refuses(npu_linear._check_product, codes_KN, codes_KN.shape[0], None) == (
         rule.broken(SimpleNamespace(x1=x1, x2=codes_KN)) is not None
     )
 
@@ -247,7 +247,7 @@ class Case:
 
     def hidden(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The formula of the documentation in float32, expert by expert."""
-        x_codes_MK, x_scale_M = (part.cpu() for part in npu_serving.quantize_rows(self.x_MK.npu()))
+        x_codes_MK, x_scale_M = (part.cpu() for part in npu_linear.quantize_rows(self.x_MK.npu()))
         values = [torch.empty(0, self.w13[0].shape[1])]
         for expert, token, _ in self.slots():
             sums_1N = sums_of(x_codes_MK[token : token + 1], self.w13[0][expert])
@@ -380,7 +380,7 @@ def test_the_second_version_of_the_fused_operator_is_used_where_it_is_there(monk
 
 
 def static(x, codes_KN, scale_N):
-    return npu_serving.static_linear(x, codes_KN, scale_N, scale_N[0] * 20)
+    return npu_linear.static_linear(x, codes_KN, scale_N, scale_N[0] * 20)
 
 
 def linear_call(function, dtype=BF16, bias=False):
@@ -396,12 +396,12 @@ def experts_call(form: str, dtype=BF16, map_of_experts=None):
 def plain_call(dtype=BF16):
     w13, w2 = (torch.randn(3, *shape).to(dtype).npu() for shape in ((32, 24), (24, 16)))
     x_MK, ids = torch.randn(3, 24).to(dtype).npu(), torch.tensor([[0, 1], [2, 0], [2, 1]]).npu()
-    return npu_serving.plain_experts, (x_MK, torch.rand(3, 2).npu(), ids, w13, w2)
+    return npu_experts.plain_experts, (x_MK, torch.rand(3, 2).npu(), ids, w13, w2)
 
 
 CALLS = {
-    "linear": lambda: linear_call(npu_serving.linear, bias=True),
-    "linear to float16": lambda: linear_call(npu_serving.linear, F16, bias=True),
+    "linear": lambda: linear_call(npu_linear.linear, bias=True),
+    "linear to float16": lambda: linear_call(npu_linear.linear, F16, bias=True),
     "static": lambda: linear_call(static),
     "static to float16": lambda: linear_call(static, F16),
     "experts": lambda: experts_call("apart"),

@@ -1,13 +1,10 @@
-"""Serving on an NPU with torch_npu's int8 operators; npu.py offers these functions beside its refit kernels.
+"""The W8A8 mixture of experts on an NPU, with torch_npu's grouped int8 operators; npu.py offers it too.
 
-Weights are multiplied as (K, N), which is how residents lie (npu_formats.py), in ND or in FRACTAL_NZ. The interface
-has (N, K): hand over `resident.t()`, of experts `resident.transpose(1, 2)`, views that are turned back here.
+Weights are multiplied as (E, K, N), which is how residents lie (npu_formats.py), in ND or in FRACTAL_NZ. The interface
+has (E, N, K): hand over `resident.transpose(1, 2)`, a view that is turned back here.
 
-How they differ from the oracle, beyond the order of float32 products:
-* activations: code = round_half_even(x * (127 / absmax)), a product where the oracle divides.
-* experts: the down projection's scale and output and the routing weights are rounded to x's dtype.
-
-What torch.compile and torch.export trace holds no branch on the number of tokens and no wait for the device.
+How it differs from the oracle: activations as in npu_linear.py; the down projection's scale and output and the routing
+weights are rounded to x's dtype. Traced graphs hold no branch on the number of tokens and no wait for the device.
 
 Shape suffixes: M tokens, K input channels, N output channels, E experts of this rank, G experts of the model,
 T experts a token, R = M * T rows in the order of their experts, H intermediate size.
@@ -19,98 +16,12 @@ from typing import NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ascend_quant.kernels.npu_linear import LONGEST, quantize_rows
 from ascend_quant.kernels.npu_ops import FRACTAL_NZ, check_dtype, grouped_matmul_swiglu_quant, operator
 
-LONGEST = 65535  # last dimension of a product's operands
 MOST_EXPERTS = 1024  # groups of a grouped product
 WIDEST_DEQUANT, DEQUANT_STEP = 10496, 64  # H of npu_dequant_swiglu_quant with groups
 WIDEST_FUSED = 10240  # N = 2 * H of npu_grouped_matmul_swiglu_quant
-
-
-def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 codes (.., K) and float32 scales (..) of bfloat16 or float16 rows (.., K), a scale a row.
-
-    Raises:
-        ValueError: another dtype.
-    """
-    if x.dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"activations in {x.dtype}: npu_dynamic_quant takes bfloat16 and float16; cast them")
-    return operator("npu_dynamic_quant")(x)
-
-
-def matmul(
-    x: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The W8A8 product of `oracle.matmul` for x (.., K), in x's dtype: see `linear`."""
-    return linear(x, codes_NK.t(), scale_N, bias_N)
-
-
-def linear(
-    x: torch.Tensor, codes_KN: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None
-) -> torch.Tensor:
-    """x (.., K) quantized per token, times codes (K, N), plus bias; rounded once, to x's dtype.
-
-    Args:
-        codes_KN: int8, in ND or FRACTAL_NZ.
-        scale_N: float32, for bfloat16 x also bfloat16.
-        bias_N: float32 or of x's dtype.
-
-    Raises:
-        ValueError: dtypes or sizes that the operators do not take.
-    """
-    _check_product(codes_KN, x.shape[-1], bias_N)
-    x_codes_MK, x_scale_M = quantize_rows(x.reshape(-1, x.shape[-1]))
-    product = operator("npu_quant_matmul")
-    out_MN = product(x_codes_MK, codes_KN, scale_N, pertoken_scale=x_scale_M, bias=bias_N, output_dtype=x.dtype)
-    return out_MN.view(*x.shape[:-1], codes_KN.shape[1])
-
-
-def static_linear(
-    x: torch.Tensor,
-    codes_KN: torch.Tensor,
-    scale_N: torch.Tensor,
-    x_scale: torch.Tensor,
-    bias_N: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The same with one given scale for all activations; those beyond -128 to 127 steps are clamped.
-
-    npu_quantize multiplies by a factor of x's dtype. The result is scaled by what that factor stands for, so its
-    rounding moves the clamp by up to 2**-9 and spoils nothing else.
-
-    Args:
-        x_scale: float32 of one element, positive; for float16 x at least 2**-15, whose reciprocal float16 holds.
-        scale_N: float32. A float16 output has 11 of its bits (npu_trans_quant_param cuts the rest off), and its bias is
-            added after the product was rounded.
-
-    Raises:
-        ValueError: as in `linear`.
-    """
-    _check_product(codes_KN, x.shape[-1], bias_N)
-    factor_1 = x_scale.float().reciprocal().to(x.dtype).reshape(1)
-    x_codes_MK = operator("npu_quantize")(x.reshape(-1, x.shape[-1]), factor_1, None, torch.qint8, -1, False)
-    scale_N, product = scale_N.float() / factor_1.float(), operator("npu_quant_matmul")
-    if x.dtype == torch.float16:
-        packed_N = operator("npu_trans_quant_param")(scale_N)
-        out_MN = product(x_codes_MK, codes_KN, packed_N, output_dtype=x.dtype)
-        out_MN = out_MN if bias_N is None else out_MN + bias_N.to(x.dtype)
-    else:
-        out_MN = product(x_codes_MK, codes_KN, scale_N, bias=bias_N, output_dtype=x.dtype)
-    return out_MN.view(*x.shape[:-1], codes_KN.shape[1])
-
-
-def _check_product(codes_KN: torch.Tensor, length: int, bias_N: torch.Tensor | None) -> None:
-    if codes_KN.dtype != torch.int8:
-        check_dtype(codes_KN.dtype)
-        raise ValueError(f"weight codes in {codes_KN.dtype}: these kernels multiply int8")
-    rows, columns = codes_KN.shape
-    if rows != length:
-        raise ValueError(f"x of K = {length} cannot be multiplied with codes of (K, N) = {(rows, columns)}")
-    if max(rows, columns) > LONGEST:
-        raise ValueError(
-            f"codes of (K, N) = {(rows, columns)}: npu_quant_matmul takes up to {LONGEST}; split the layer"
-        )
-    if bias_N is not None and not bias_N.dtype.is_floating_point:
-        raise ValueError(f"a bias in {bias_N.dtype} would be added before the scales are: give it as float32")
 
 
 class Routed(NamedTuple):
@@ -258,11 +169,9 @@ def _routed(
 ) -> Routed:
     number = experts_here
     if local_G is not None:
+        number += 1  # the last one stands for those of other ranks
         local_MT = local_G[expert_MT]
-        expert_MT, number = (
-            torch.where(local_MT < 0, experts_here, local_MT),
-            experts_here + 1,
-        )  # the last one: not here
+        expert_MT = torch.where(local_MT < 0, experts_here, local_MT)
     x_RK, place_R, count_E, scale_R = operator("npu_moe_init_routing_v2")(
         x_MK,
         expert_MT.to(torch.int32),
