@@ -1,7 +1,7 @@
 """What was called: operators, dtypes, shapes, formats, the rules kept, and who called. Makes docs/npu_ops.md from it.
 
-Calls that differ in sizes alone count once. `write_calls` saves them for replay.py, which asks another version of
-torch_npu whether it takes them; `table` puts both into a Markdown table.
+Calls that differ in sizes alone count once, and are told without. `write_calls` saves them for replay.py, which asks
+another version of torch_npu whether it takes them; `table` puts both into a Markdown table.
 """
 
 import json
@@ -16,10 +16,11 @@ from npu_host import dtypes, formats
 
 CALLERS = ("ascend_quant", "vllm_ascend")  # packages whose calls are worth a row; the rest are the harness's own tests
 DTYPE_ARGUMENTS = {"dtype", "dst_type"}
+SIZES = {"active_num", "expert_num", "active_expert_range", "k"}  # numbers that are sizes; others say what is done
 HEADER = """# NPU operators
 
-Written by `{command}`: every kind of call that the code made while its tests ran, on host memory.
-Sizes are those of the first call of its kind. Rules: `tests/npu_host/rules.py`.
+Written by `{command}`: every kind of call that the code made while its tests ran, on host memory,
+with dtypes and numbers of dimensions. Rules: `tests/npu_host/rules.py`.
 
 | operator | called by | arguments | rules kept | {versions} |
 |---|---|---|---|{dashes}|
@@ -58,7 +59,7 @@ def record(schema: torch.FunctionSchema, bound: SimpleNamespace, rules: list[str
     )
     name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
     caller = _caller()
-    kind = json.dumps([_without_sizes(value) for value in arguments.values()])
+    kind = json.dumps([_without_sizes(name, value) for name, value in arguments.items()])
     calls.setdefault((name, caller, kind), Call(name, caller, arguments, defaults, tuple(rules)))
 
 
@@ -78,7 +79,7 @@ def table(command: str, replayed: dict[str, list[str]]) -> str:
     for number, call in enumerate(calls.values()):
         if call.caller:
             shown = ", ".join(
-                f"{name}: {shown_value(value)}"
+                f"{name}: {'n' if name in SIZES else shown_value(value)}"
                 for name, value in call.arguments.items()
                 if name not in call.defaults and value is not None
             )
@@ -88,16 +89,16 @@ def table(command: str, replayed: dict[str, list[str]]) -> str:
             cells = (f"`{call.operator}`", f"`{call.caller}`", shown, ", ".join(call.rules), *verdicts)
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
     head = HEADER.format(command=command, versions=" | ".join(replayed), dashes="---|" * (len(replayed) - 1) + "---")
-    return head + "".join(sorted(rows))
+    return head + "".join(sorted(set(rows)))
 
 
 def shown_value(value) -> str:
-    """An encoded argument in a word: `int8[64, 32] NZ`."""
+    """An encoded argument in a word, a tensor as `int8 2-D NZ`."""
     if isinstance(value, list):
         return "[" + ", ".join(shown_value(item) for item in value) + "]"
     if isinstance(value, dict) and "shape" in value:
         mark = "" if value["format"] == "ND" else " " + value["format"]
-        return f"{value['dtype']}{value['shape']}{mark}"
+        return f"{value['dtype']} {len(value['shape'])}-D{mark}"
     return value["dtype"] if isinstance(value, dict) else str(value)
 
 
@@ -117,13 +118,15 @@ def _encode(name: str, value):
     return value
 
 
-def _without_sizes(value):
+def _without_sizes(name: str, value):
+    if name in SIZES:
+        return name
     if isinstance(value, list):
-        return [_without_sizes(item) for item in value] if value and isinstance(value[0], dict) else len(value)
+        return [_without_sizes(name, item) for item in value]
     if isinstance(value, dict) and "shape" in value:
         contiguous = value["stride"] == _contiguous_stride(value["shape"])
         return [value["dtype"], len(value["shape"]), value["format"], contiguous]
-    return value if isinstance(value, (dict, str, bool, type(None))) else type(value).__name__
+    return value
 
 
 def _contiguous_stride(shape: list[int]) -> list[int]:

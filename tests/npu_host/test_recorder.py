@@ -34,10 +34,26 @@ def test_calls_that_differ_in_sizes_alone_count_once(calls):
     assert len(calls) == 4
 
 
+def test_calls_that_do_something_else_count_apart(calls):
+    rows, weight = torch.ones(4, 64, dtype=I8).npu(), torch.ones(2, 64, 32, dtype=I8).npu()
+    for counts, kind in (([2, 4], 0), ([2, 2], 1), ([1, 4], 0)):
+        groups = torch.tensor(counts).npu()
+        torch_npu.npu_grouped_matmul(
+            [rows],
+            [weight],
+            split_item=3,
+            group_type=0,
+            group_list=groups,
+            group_list_type=kind,
+            output_dtype=torch.int32,
+        )
+    assert [call.arguments["group_list_type"] for call in calls.values()] == [0, 1]
+
+
 def test_a_call_holds_dtypes_formats_and_rules(calls):
     matmul(4, nz=True)
     call = list(calls.values())[-1]
-    assert recorder.shown_value(call.arguments["x2"]) == "int8[64, 32] NZ"
+    assert recorder.shown_value(call.arguments["x2"]) == "int8 2-D NZ"
     assert call.arguments["output_dtype"] == {"dtype": "bfloat16"}
     assert "bias" in call.defaults and "x2" not in call.defaults
     assert call.rules == tuple(rule.id for rule in rules.RULES["npu::npu_quant_matmul"])
@@ -55,6 +71,6 @@ def test_the_table_has_a_row_for_each_call_of_the_packages_that_matter(calls):
     matmul(4, nz=False)  # called by a test: no row
     table = recorder.table("a test", {"2.7.1": ["no such operator", "", ""], "2.13.0": ["", "", ""]})
     assert [line for line in table.splitlines() if line.startswith("| `")] == [
-        "| `npu::npu_swiglu` | `ascend_quant.kernels.made_up` | input: float32[2, 4] | swiglu.input, swiglu.even "
+        "| `npu::npu_swiglu` | `ascend_quant.kernels.made_up` | input: float32 2-D | swiglu.input, swiglu.even "
         "| no such operator | yes |"
     ]

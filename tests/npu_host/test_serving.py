@@ -24,7 +24,7 @@ BF16, F16, F32, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.in
 ROUNDING = {BF16: 2.0**-8, F16: 2.0**-11, F32: 2.0**-24}  # half a step, relative
 FORMS = {"apart": npu_experts.experts, "fused": npu_experts.fused_experts}
 SWIGLU_QUANT = ("npu_dequant_swiglu_quant", "npu_grouped_matmul_swiglu_quant", "npu_grouped_matmul_swiglu_quant_v2")
-quick = settings(max_examples=25, deadline=None, derandomize=True)  # docs/npu_ops.md tells the sizes of calls
+quick = settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**20)
 dtypes = st.sampled_from([BF16, F16])
 
