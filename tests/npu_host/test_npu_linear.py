@@ -1,0 +1,126 @@
+"""Our W8A8 linear layer on npu:0: bit-equal to what the operators' documentation says, and to the oracle."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_quant import oracle
+from ascend_quant.kernels import cpu, npu, npu_linear
+from npu_host import rules
+from npu_host.serving_cases import BF16, F16, F32, I8, I32, activations, generator, int8, resident, scales, sums_of
+
+quick = settings(max_examples=25, deadline=None, derandomize=True)
+seeds = st.integers(0, 2**20)
+dtypes = st.sampled_from([BF16, F16])
+
+
+@quick
+@given(seeds, st.tuples(*[st.integers(1, 70)] * 3), dtypes, st.booleans(), st.sampled_from([None, "own", F32]))
+def test_linear_rounds_once(seed, size, dtype, nz, bias):
+    m, k, n = size
+    x_MK, codes_NK, scale_N = activations(seed, m, k, dtype), int8(seed, n, k), scales(seed, n)
+    if bias is not None:
+        bias = torch.randn(n, generator=generator(seed)).to(dtype if bias == "own" else bias)
+    on_npu = None if bias is None else bias.npu()
+    found = npu_linear.linear(x_MK.npu(), resident(codes_NK, nz), scale_N.npu(), on_npu)
+    x_codes_MK, x_scale_M = (part.cpu() for part in npu_linear.quantize_rows(x_MK.npu()))
+    expected = sums_of(x_codes_MK, codes_NK) * scale_N * x_scale_M.unsqueeze(1)
+    expected = expected if bias is None else expected + bias.float()
+    assert found.dtype == dtype and torch.equal(found.cpu(), expected.to(dtype))
+
+
+@pytest.mark.parametrize("nz", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("m", [1, 5])
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_linear_is_the_oracles_rounded(nz, biased, m, dtype):
+    """With powers of two for scales, where the order of the products makes no difference."""
+    x_MK, codes_NK = activations(m, m, 96, dtype), int8(m, 80, 96)
+    scale_N = 2.0 ** -torch.randint(6, 12, (80,), generator=generator(m))
+    bias_N = torch.randn(80).to(dtype) if biased else None
+    arguments = x_MK, codes_NK, scale_N, bias_N
+    expected = oracle.matmul(*arguments).to(dtype)
+    on_npu = [None if value is None else value.npu() for value in arguments]
+    on_npu[1] = resident(codes_NK, nz).t()
+    assert torch.equal(npu.matmul(*on_npu).cpu(), expected)
+    assert torch.equal(cpu.matmul(*arguments), expected)
+
+
+def test_matmul_of_rows_as_they_are_and_of_more_dimensions():
+    x, codes_NK, scale_N = activations(0, 6, 32, BF16), int8(0, 20, 32), scales(0, 20)
+    flat = npu.matmul(x.npu(), resident(codes_NK, True).t(), scale_N.npu())
+    assert torch.equal(npu.matmul(x.npu(), codes_NK.npu(), scale_N.npu()).cpu(), flat.cpu())
+    for shape in ((2, 3, 32), (1, 2, 3, 32)):
+        found = npu.matmul(x.view(shape).npu(), codes_NK.npu(), scale_N.npu())
+        assert found.shape == (*shape[:-1], 20) and torch.equal(found.view(6, 20).cpu(), flat.cpu())
+
+
+def test_linear_with_scales_in_bfloat16():
+    x_MK, codes_NK, scale_N = activations(0, 4, 32, BF16), int8(0, 20, 32), scales(0, 20).to(BF16)
+    found = npu_linear.linear(x_MK.npu(), resident(codes_NK, True), scale_N.npu())
+    assert torch.equal(
+        found.cpu(), npu_linear.linear(x_MK.npu(), resident(codes_NK, True), scale_N.float().npu()).cpu()
+    )
+
+
+@quick
+@given(seeds, st.tuples(*[st.integers(1, 70)] * 3), dtypes, st.booleans(), st.booleans(), st.floats(0.01, 0.2))
+def test_static_linear(seed, size, dtype, nz, biased, x_scale):
+    m, k, n = size
+    x_MK, codes_NK, scale_N = activations(seed, m, k, dtype), int8(seed, n, k), scales(seed, n)
+    bias_N, x_scale = torch.randn(n, generator=generator(seed)).to(dtype), torch.tensor(x_scale)
+    on_npu = x_MK.npu(), resident(codes_NK, nz), scale_N.npu(), x_scale.npu(), bias_N.npu() if biased else None
+    found = npu_linear.static_linear(*on_npu)
+    factor = (1 / x_scale).to(dtype).float()
+    sums_MN = sums_of((x_MK.float() * factor).round().clamp(-128, 127), codes_NK)
+    scale_N = scale_N / factor
+    if dtype == BF16:
+        expected = (sums_MN * scale_N + biased * bias_N.float()).to(dtype)
+    else:
+        kept_N = (scale_N.view(I32) & ~0x1FFF).view(F32)
+        expected = (sums_MN * kept_N).to(dtype) + biased * bias_N
+    assert found.dtype == dtype and torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_static_scales_are_undone_exactly_where_nothing_is_clamped(dtype):
+    """A code is off by at most half a step, whatever the factor was rounded to."""
+    x_MK, codes_NK, scale_N = torch.randn(8, 64).to(dtype), int8(0, 16, 64), torch.full((16,), 2.0**-9)
+    x_scale = x_MK.float().abs().max() / 120
+    found = npu_linear.static_linear(x_MK.npu(), resident(codes_NK, True), scale_N.npu(), x_scale.npu()).cpu().float()
+    exact = x_MK.float() @ codes_NK.float().T * scale_N
+    step_N = 0.51 * x_scale * (codes_NK.float().abs().sum(1) * scale_N)  # the worst that codes can do
+    assert ((found - exact).abs() <= step_N + 2 * 2.0**-8 * exact.abs()).all()
+    assert (found - exact).abs().mean() < step_N.mean() / 5
+
+
+@pytest.mark.parametrize("shape", [(65535, 1), (1, 65535)])
+@pytest.mark.parametrize("nz", [False, True])
+def test_linear_at_the_documented_limits(shape, nz):
+    k, n = shape
+    x_MK, codes_NK, scale_N = activations(0, 1, k, BF16), int8(0, n, k), scales(0, n)
+    found = npu_linear.linear(x_MK.npu(), resident(codes_NK, nz), scale_N.npu())
+    x_codes_MK, x_scale_M = (part.cpu() for part in npu_linear.quantize_rows(x_MK.npu()))
+    assert torch.equal(found.cpu(), (sums_of(x_codes_MK, codes_NK) * scale_N * x_scale_M.unsqueeze(1)).to(BF16))
+
+
+@pytest.mark.parametrize("size", [65535, 65536])
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_limits_of_a_product_are_the_rules(size, wide):
+    codes_KN = torch.zeros(1, 1, dtype=I8).expand(*((1, size) if wide else (size, 1)))
+    x1 = torch.zeros(1, 1, dtype=I8).expand(1, codes_KN.shape[0])
+    rule = next(rule for rule in rules.RULES["npu::npu_quant_matmul"] if rule.id == "quant_matmul.last-dim")
+    assert refuses(npu_linear._check_product, codes_KN, codes_KN.shape[0], None) == (
+        rule.broken(SimpleNamespace(x1=x1, x2=codes_KN)) is not None
+    )
+
+
+def refuses(check, *arguments) -> bool:
+    try:
+        check(*arguments)
+    except ValueError:
+        return True
+    return False
