@@ -1,36 +1,35 @@
-"""A checkpoint for the model of vllm_engine.py, and the int8 rows that each rank of an engine should hold of it."""
+"""Checkpoints for the models of models.py, and the int8 rows that an engine should hold of them."""
 
 import torch
 from torch import nn
 
 from ascend_quant import oracle
 from ascend_quant.integrations.vllm.lying import lying_of
-from npu_host import vllm_engine
+from npu_host.models import EXPERTS, HEAD, HIDDEN, INTERMEDIATE, VOCABULARY
 
 LAYER = "model.layers.0"
-HEAD = 32
 
 
-def state_of(seed: int) -> dict[str, torch.Tensor]:
-    """A checkpoint of its shapes, on the host."""
-    hidden, head = vllm_engine.HIDDEN, HEAD
+def state_of(moe: bool, seed: int) -> dict[str, torch.Tensor]:
+    """A checkpoint of their shapes, on the host."""
     shapes = {
-        "model.embed_tokens": (128, hidden),
-        "lm_head": (128, hidden),
-        "model.norm": (hidden,),
-        f"{LAYER}.input_layernorm": (hidden,),
-        f"{LAYER}.post_attention_layernorm": (hidden,),
-        f"{LAYER}.self_attn.q_proj": (2 * head, hidden),
-        f"{LAYER}.self_attn.k_proj": (head, hidden),
-        f"{LAYER}.self_attn.v_proj": (head, hidden),
-        f"{LAYER}.self_attn.o_proj": (hidden, 2 * head),
-        f"{LAYER}.self_attn.q_norm": (head,),
-        f"{LAYER}.self_attn.k_norm": (head,),
-        f"{LAYER}.mlp.gate": (vllm_engine.EXPERTS, hidden),
+        "model.embed_tokens": (VOCABULARY, HIDDEN),
+        "lm_head": (VOCABULARY, HIDDEN),
+        "model.norm": (HIDDEN,),
+        f"{LAYER}.input_layernorm": (HIDDEN,),
+        f"{LAYER}.post_attention_layernorm": (HIDDEN,),
+        f"{LAYER}.self_attn.q_proj": (2 * HEAD, HIDDEN),
+        f"{LAYER}.self_attn.k_proj": (HEAD, HIDDEN),
+        f"{LAYER}.self_attn.v_proj": (HEAD, HIDDEN),
+        f"{LAYER}.self_attn.o_proj": (HIDDEN, 2 * HEAD),
+        f"{LAYER}.self_attn.q_norm": (HEAD,),
+        f"{LAYER}.self_attn.k_norm": (HEAD,),
     }
-    for expert in range(vllm_engine.EXPERTS):
-        for name in ("gate", "up", "down"):
-            shapes[f"{LAYER}.mlp.experts.{expert}.{name}_proj"] = (hidden, hidden)
+    if moe:
+        shapes[f"{LAYER}.mlp.gate"] = (EXPERTS, HIDDEN)
+    for layer in mlps(moe):
+        shapes |= {f"{layer}.{name}_proj": (INTERMEDIATE, HIDDEN) for name in ("gate", "up")}
+        shapes[f"{layer}.down_proj"] = (HIDDEN, INTERMEDIATE)
     generator = torch.Generator("cpu").manual_seed(seed)
     return {
         f"{name}.weight": torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32).bfloat16()
@@ -38,29 +37,32 @@ def state_of(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
+def mlps(moe: bool) -> list[str]:
+    """The layers with a gate, an up and a down projection."""
+    return [f"{LAYER}.mlp.experts.{expert}" for expert in range(EXPERTS)] if moe else [f"{LAYER}.mlp"]
+
+
 def expected(
-    state: dict[str, torch.Tensor], rank: int = 0, ranks: int = 1, expert_parallel: bool = False
+    moe: bool, state: dict[str, torch.Tensor], rank: int = 0, ranks: int = 1, expert_parallel: bool = False
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Codes (N, K) and scales (N) of each int8 parameter of a rank: what the oracle makes of the checkpoint's rows.
 
     Args:
-        ranks: that share the heads and either the experts' rows or, with `expert_parallel`, the experts.
+        ranks: that share the heads and either the rows between two projections or, with `expert_parallel`, the experts.
     """
-    attention = {name: state[f"{LAYER}.self_attn.{name}_proj.weight"] for name in "qkvo"}
+    layers = mlps(moe)
     shared = 1 if expert_parallel else ranks
-    dealt = range(vllm_engine.EXPERTS) if shared == ranks else _part(vllm_engine.EXPERTS, rank, ranks)
-    experts = [
-        [state[f"{LAYER}.mlp.experts.{expert}.{name}_proj.weight"] for name in ("gate", "up", "down")]
-        for expert in dealt
-    ]
-    inner = _part(vllm_engine.INTERMEDIATE, rank % shared, shared)
-    heads = _part(2 * HEAD, rank, ranks)
-    qkv = torch.cat([attention["q"][heads], attention["k"], attention["v"]])  # every rank has the one key/value head
+    if expert_parallel:
+        layers = [layers[expert] for expert in _part(len(layers), rank, ranks)]
+    inner, heads = _part(INTERMEDIATE, rank % shared, shared), _part(2 * HEAD, rank, ranks)
+    q, k, v, o = (state[f"{LAYER}.self_attn.{name}_proj.weight"] for name in "qkvo")
+    up = torch.cat([state[f"{layer}.{name}_proj.weight"][inner] for layer in layers for name in ("gate", "up")])
+    down = torch.cat([state[f"{layer}.down_proj.weight"] for layer in layers])
     return {
-        "self_attn.qkv_proj": oracle.quantize_weight(qkv),
-        "self_attn.o_proj": _columns(attention["o"], heads),
-        "w13_weight": oracle.quantize_weight(torch.cat([m[inner] for gate, up, _ in experts for m in (gate, up)])),
-        "w2_weight": _columns(torch.cat([down for _, _, down in experts]), inner),
+        "qkv": oracle.quantize_weight(torch.cat([q[heads], k, v])),  # every rank has the one key/value head
+        "o": _columns(o, heads),
+        "up": oracle.quantize_weight(up),
+        "down": _columns(down, inner),
     }
 
 
@@ -68,15 +70,19 @@ def _part(size: int, rank: int, ranks: int) -> range:
     return range(rank * size // ranks, (rank + 1) * size // ranks)
 
 
-def _columns(rows_NL: torch.Tensor, columns: range) -> tuple[torch.Tensor, torch.Tensor]:
+def _columns(rows_NK: torch.Tensor, columns: range) -> tuple[torch.Tensor, torch.Tensor]:
     """Columns of rows whose scales come from the whole rows."""
-    return oracle.quantize_weight(rows_NL[:, columns], rows_NL.float().abs().amax(-1))
+    return oracle.quantize_weight(rows_NK[:, columns], rows_NK.float().abs().amax(-1))
 
 
-def held(model: nn.Module) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def held(moe: bool, model: nn.Module) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Codes (N, K) and scales (N) of the same."""
     layer = model.model.layers[0]
-    attention, experts = layer.self_attn, lying_of(layer.mlp.experts)
-    found = {f"self_attn.{name}": lying_of(getattr(attention, name))["weight"] for name in ("qkv_proj", "o_proj")}
-    found |= {name: experts[name] for name in ("w13_weight", "w2_weight")}
+    found = {name: lying_of(getattr(layer.self_attn, f"{name}_proj"))["weight"] for name in ("qkv", "o")}
+    if moe:
+        experts = lying_of(layer.mlp.experts)
+        found |= {"up": experts["w13_weight"], "down": experts["w2_weight"]}
+    else:
+        found |= {name: lying_of(getattr(layer.mlp, f"{name}_proj"))["weight"] for name in ("gate_up", "down")}
+        found["up"] = found.pop("gate_up")
     return {name: (one.place[:].cpu(), one.scale.cpu().view(-1)) for name, one in found.items()}

@@ -1,7 +1,4 @@
-"""One rank of an engine on host memory: python one_rank.py RANK RANKS tp|ep FOLDER, with tests/ in PYTHONPATH.
-
-Builds the model of vllm_engine.py, refits it twice in buckets, and saves what it holds as FOLDER/RANK.pt.
-"""
+"""One rank of an engine: python one_rank.py RANK RANKS tp|ep ARCHITECTURE FOLDER, with tests/ in PYTHONPATH."""
 
 import sys
 from pathlib import Path
@@ -17,35 +14,9 @@ from npu_host import device  # noqa: E402
 device.install()
 torch.npu.config.allow_internal_format = True
 
-
-def main(rank: int, ranks: int, way: str, folder: Path) -> None:
-    """Save (codes, scales) by name, and whether addresses and digest are as they should be."""
-    from ascend_quant.integrations import vllm as plugin
-    from npu_host import checkpoint, vllm_engine
-
-    plugin.register()
-    from vllm.model_executor.model_loader import base_loader
-
-    from ascend_quant.integrations.vllm_ascend.config import NpuQuantConfig
-
-    with vllm_engine.running(folder, rank, ranks, expert_parallel=way == "ep") as config:
-        config.quant_config = NpuQuantConfig()
-        model = base_loader.initialize_model(vllm_config=config, model_config=config.model_config)
-        refit = plugin.refit_of(model)
-        addresses = [parameter.data_ptr() for parameter in model.parameters()]
-        for seed in range(2):  # through the loaders, then by plan
-            pairs = [(name, tensor.npu()) for name, tensor in checkpoint.state_of(seed).items()]
-            with refit.session():
-                for part in (pairs[10:], pairs[:4], pairs[4:10]):
-                    model.load_weights(part)
-        found = {
-            "held": checkpoint.held(model),
-            "stayed": addresses == [parameter.data_ptr() for parameter in model.parameters()],
-            "digests": (refit.last_receipt.digest, refit.digest()),
-            "tensors": refit.last_receipt.tensors,
-        }
-        torch.save(found, folder / f"{rank}.pt")
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
+    from npu_host import vllm_engine as engine
+    from npu_host import whole_model
+
+    rank, ranks, way, architecture, folder = sys.argv[1:]
+    whole_model.save_share(engine.running, int(rank), int(ranks), way, architecture, Path(folder))

@@ -4,19 +4,19 @@ import pytest
 import torch
 import torch_npu
 
-from npu_host import formats, recorder, vllm_engine
+from npu_host import formats, models, recorder, vllm_engine
 
 LINEAR = {f"model.{name}_proj.weight": "W8A8_DYNAMIC" for name in ("o", "gate", "up", "down")}
 MOE = {
     f"model.experts.{expert}.{name}_proj.weight": "W8A8_DYNAMIC"
-    for expert in range(vllm_engine.EXPERTS)
+    for expert in range(models.EXPERTS)
     for name in ("gate", "up", "down")
 }
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    with vllm_engine.running(tmp_path_factory.mktemp("engine")) as config:
+    with vllm_engine.running(tmp_path_factory.mktemp("engine"), models.MOE) as config:
         yield config
 
 
@@ -72,10 +72,10 @@ def test_linear_layers(kind, quantization):
 def test_a_mixture_of_experts(config, quantization):
     from vllm.model_executor.layers.fused_moe.layer import FusedMoE
 
-    hidden, inner, experts = vllm_engine.HIDDEN, vllm_engine.INTERMEDIATE, vllm_engine.EXPERTS
+    hidden, inner, experts = models.HIDDEN, models.INTERMEDIATE, models.EXPERTS
     layer = FusedMoE(
         num_experts=experts,
-        top_k=vllm_engine.EXPERTS_A_TOKEN,
+        top_k=models.EXPERTS_A_TOKEN,
         hidden_size=hidden,
         intermediate_size=inner,
         renormalize=True,
@@ -100,7 +100,7 @@ def test_a_mixture_of_experts(config, quantization):
 
 def expected_experts(x, logits, w13, w2) -> torch.Tensor:
     """The unquantized mixture in float64, token by token."""
-    weight, expert = logits.double().softmax(-1).topk(vllm_engine.EXPERTS_A_TOKEN)
+    weight, expert = logits.double().softmax(-1).topk(models.EXPERTS_A_TOKEN)
     weight = weight / weight.sum(-1, keepdim=True)
     result = torch.zeros(x.shape, dtype=torch.float64, device="cpu")
     for token, row in enumerate(x.double()):

@@ -1,4 +1,4 @@
-"""Runs a script as two ranks, each a process of its own."""
+"""Two ranks of an engine, each a process of its own: each holds its slices of what one rank would hold."""
 
 import os
 import subprocess
@@ -6,11 +6,33 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
+from npu_host import checkpoint, models
+
 TESTS = Path(__file__).parents[1]
 SECONDS = 200
 
 
-def run(script: Path, *arguments: str, folder: Path) -> None:
+def check(script: Path, way: str, architecture: str, folder: Path) -> None:
+    """Codes and scales of both ranks against the oracle's, bit for bit.
+
+    Args:
+        script: the one_rank.py for the installed version.
+        way: tp or ep.
+    """
+    models.write_model(folder / "model", architecture)
+    _run(script, way, architecture, folder=folder)
+    moe = "Moe" in architecture
+    for rank in range(2):
+        found = torch.load(folder / f"{rank}.pt")
+        wanted = checkpoint.expected(moe, checkpoint.state_of(moe, 1), rank, 2, expert_parallel=way == "ep")
+        for name, pair in wanted.items():
+            assert all(map(torch.equal, found["held"][name], pair)), f"rank {rank}: {name}"
+        assert found["stayed"] and found["digests"][0] == found["digests"][1]
+
+
+def _run(script: Path, *arguments: str, folder: Path) -> None:
     """`python script RANK 2 arguments.. folder` for both ranks, with tests/ in PYTHONPATH.
 
     Raises:

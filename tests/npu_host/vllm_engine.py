@@ -1,6 +1,6 @@
 """The surroundings that vLLM's layers want, on npu:0 of host memory with vllm-ascend as the platform.
 
-    with vllm_engine.running(tmp_path) as config:
+    with vllm_engine.running(tmp_path, models.MOE) as config:
         layer = ColumnParallelLinear(..., quant_config=...)   # vllm-ascend's class, on npu:0
 
 vllm-ascend's attention and its worker want CANN's Python package and are out of reach here.
@@ -12,8 +12,7 @@ from pathlib import Path
 
 import torch
 from torch.distributed import ProcessGroupGloo
-from transformers import Qwen3MoeConfig
-from vllm.config import ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
+from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import (
     cleanup_dist_env_and_memory,
     ensure_model_parallel_initialized,
@@ -24,21 +23,24 @@ from vllm_ascend.ascend_forward_context import set_ascend_forward_context, set_m
 from vllm_ascend.distributed.parallel_state import destroy_ascend_model_parallel, init_ascend_model_parallel
 from vllm_ascend.utils import register_ascend_customop
 
-HIDDEN, INTERMEDIATE, EXPERTS, EXPERTS_A_TOKEN = 64, 64, 4, 2
+from npu_host import models
+
 BACKEND = "cpu:gloo,npu:gloo"  # on hardware this is hccl, whose groups have names
 ProcessGroupGloo.get_hccl_comm_name = lambda group, rank: "gloo"
 
 
 @contextlib.contextmanager
-def running(folder: Path, rank: int = 0, ranks: int = 1, expert_parallel: bool = False) -> Iterator[VllmConfig]:
-    """A configuration for a small Qwen3-MoE, its tensor-parallel ranks, npu:0 and bfloat16 as the defaults.
+def running(
+    folder: Path, architecture: str, rank: int = 0, ranks: int = 1, expert_parallel: bool = False
+) -> Iterator[VllmConfig]:
+    """A configuration for a small model, its tensor-parallel ranks, npu:0 and bfloat16 as the defaults.
 
     Args:
         folder: the same for all ranks, each a process of its own.
         expert_parallel: experts are dealt out whole.
     """
     parallel = ParallelConfig(tensor_parallel_size=ranks, enable_expert_parallel=expert_parallel)
-    config = VllmConfig(model_config=_model(folder), parallel_config=parallel)
+    config = VllmConfig(model_config=models.model_config(folder, architecture), parallel_config=parallel)
     init_ascend_config(config)
     with set_current_vllm_config(config):
         rendezvous = f"file://{folder / 'rendezvous'}"
@@ -66,32 +68,3 @@ def forward(config: VllmConfig, tokens: int) -> Iterator[None]:
     """What a layer's forward pass runs in."""
     with torch.inference_mode(), set_ascend_forward_context(None, config, num_tokens=tokens):
         yield
-
-
-def write_model(folder: Path) -> Path:
-    """The model's config, where `running` looks for it; several ranks must not write it each."""
-    path = folder / "model"
-    Qwen3MoeConfig(
-        vocab_size=128,
-        hidden_size=HIDDEN,
-        intermediate_size=INTERMEDIATE,
-        moe_intermediate_size=INTERMEDIATE,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        num_experts=EXPERTS,
-        num_experts_per_tok=EXPERTS_A_TOKEN,
-        norm_topk_prob=True,
-        max_position_embeddings=64,
-        architectures=["Qwen3MoeForCausalLM"],
-    ).save_pretrained(path)
-    return path
-
-
-def _model(folder: Path) -> ModelConfig:
-    path = folder / "model"
-    path = str(path if path.exists() else write_model(folder))
-    return ModelConfig(
-        model=path, tokenizer=path, skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True, max_model_len=64
-    )

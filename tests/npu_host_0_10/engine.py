@@ -1,6 +1,6 @@
 """The surroundings that vLLM 0.10.1's layers want, on npu:0 of host memory with vllm-ascend 0.10 as the platform.
 
-    with engine.running(tmp_path, "Qwen3MoeForCausalLM") as config:
+    with engine.running(tmp_path, models.MOE) as config:
         model = base_loader.initialize_model(vllm_config=config, model_config=config.model_config)
 
 vllm-ascend's worker wants CANN's Python package and is out of reach here.
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from npu_host import models
 from torch.distributed import ProcessGroupGloo
-from transformers import Qwen3Config, Qwen3MoeConfig
-from vllm.config import ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
+from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import (
     cleanup_dist_env_and_memory,
     ensure_model_parallel_initialized,
@@ -25,34 +25,13 @@ from vllm_ascend.ascend_forward_context import set_ascend_forward_context
 from vllm_ascend.distributed.parallel_state import destroy_ascend_model_parallel, init_ascend_model_parallel
 from vllm_ascend.utils import init_ascend_soc_version, register_ascend_customop
 
-HIDDEN, INTERMEDIATE, EXPERTS, EXPERTS_A_TOKEN = 64, 64, 4, 2
 BACKEND = "cpu:gloo,npu:gloo"  # on hardware this is hccl, whose groups have names
 ProcessGroupGloo.get_hccl_comm_name = lambda group, rank: "gloo"
 # vLLM looks at a model's class in a process of its own, which would lack host.py's doings.
 registry._run_in_subprocess = lambda look: look()
 # Two of the models that vllm-ascend's plugin registers; others want torchvision.
-registry.ModelRegistry.register_model("Qwen3ForCausalLM", "vllm_ascend.models.qwen3:CustomQwen3ForCausalLM")
-registry.ModelRegistry.register_model("Qwen3MoeForCausalLM", "vllm_ascend.models.qwen3_moe:CustomQwen3MoeForCausalLM")
-SIZES = {
-    "vocab_size": 128,
-    "hidden_size": HIDDEN,
-    "intermediate_size": INTERMEDIATE,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "max_position_embeddings": 64,
-}
-CONFIGS = {
-    "Qwen3ForCausalLM": Qwen3Config(**SIZES),
-    "Qwen3MoeForCausalLM": Qwen3MoeConfig(
-        **SIZES,
-        moe_intermediate_size=INTERMEDIATE,
-        num_experts=EXPERTS,
-        num_experts_per_tok=EXPERTS_A_TOKEN,
-        norm_topk_prob=True,
-    ),
-}
+registry.ModelRegistry.register_model(models.DENSE, "vllm_ascend.models.qwen3:CustomQwen3ForCausalLM")
+registry.ModelRegistry.register_model(models.MOE, "vllm_ascend.models.qwen3_moe:CustomQwen3MoeForCausalLM")
 
 
 @contextlib.contextmanager
@@ -66,7 +45,7 @@ def running(
         expert_parallel: experts are dealt out whole.
     """
     parallel = ParallelConfig(tensor_parallel_size=ranks, enable_expert_parallel=expert_parallel)
-    config = VllmConfig(model_config=model_config(folder, architecture), parallel_config=parallel)
+    config = VllmConfig(model_config=models.model_config(folder, architecture), parallel_config=parallel)
     init_ascend_config(config)
     with set_current_vllm_config(config):
         rendezvous = f"file://{folder / 'rendezvous'}"
@@ -96,26 +75,3 @@ def forward(config: VllmConfig, tokens: int) -> Iterator[None]:
     context = set_ascend_forward_context(None, config, num_tokens=tokens, reserved_mc2_mask=mask)
     with torch.inference_mode(), context:
         yield
-
-
-def model_config(folder: Path, architecture: str, **options) -> ModelConfig:
-    """Of a small model, which is written there if it is not there yet."""
-    path = folder / "model"
-    if not path.exists():
-        write_model(path, architecture)
-    return ModelConfig(
-        model=str(path),
-        tokenizer=str(path),
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        enforce_eager=True,
-        max_model_len=64,
-        **options,
-    )
-
-
-def write_model(path: Path, architecture: str) -> None:
-    """A model without weights; before several ranks read it."""
-    config = CONFIGS[architecture]
-    config.architectures = [architecture]
-    config.save_pretrained(path)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from npu_host import models
 from vllm.config import VllmConfig
 from vllm.model_executor.layers import quantization
 from vllm.platforms import current_platform
@@ -29,7 +30,7 @@ def test_ours_is_asked_first():
 
 @pytest.mark.parametrize("asked", [None, plugin.NAME])
 def test_a_checkpoint_with_our_config_is_ours(tmp_path, asked):
-    model = engine.model_config(
+    model = models.model_config(
         tmp_path, "Qwen3ForCausalLM", quantization=asked, hf_overrides={"quantization_config": OURS}
     )
     assert model.quantization == plugin.NAME
@@ -39,13 +40,13 @@ def test_a_checkpoint_with_our_config_is_ours(tmp_path, asked):
 
 
 def test_a_plain_checkpoint_is_ours_when_asked_for(tmp_path):
-    assert engine.model_config(tmp_path, "Qwen3ForCausalLM", quantization=plugin.NAME).quantization == plugin.NAME
-    assert engine.model_config(tmp_path, "Qwen3ForCausalLM").quantization is None
+    assert models.model_config(tmp_path, "Qwen3ForCausalLM", quantization=plugin.NAME).quantization == plugin.NAME
+    assert models.model_config(tmp_path, "Qwen3ForCausalLM").quantization is None
 
 
 def test_another_checkpoint_stays_vllm_ascends(tmp_path):
     overrides = {"quantization_config": {"quant_method": "modelslim"}}
-    assert engine.model_config(tmp_path, "Qwen3ForCausalLM", hf_overrides=overrides).quantization == "ascend"
+    assert models.model_config(tmp_path, "Qwen3ForCausalLM", hf_overrides=overrides).quantization == "ascend"
 
 
 def build(tmp_path, architecture: str, **options):

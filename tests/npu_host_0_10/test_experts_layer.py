@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from npu_host import models
 from npu_host.rules import RuleBroken
 from torch import nn
 
@@ -25,10 +26,10 @@ def layer_of(prefix: str) -> nn.Module:
     from ascend_quant.integrations.vllm_ascend.config import NpuQuantConfig
 
     return FusedMoE(
-        num_experts=engine.EXPERTS,
-        top_k=engine.EXPERTS_A_TOKEN,
-        hidden_size=engine.HIDDEN,
-        intermediate_size=engine.INTERMEDIATE,
+        num_experts=models.EXPERTS,
+        top_k=models.EXPERTS_A_TOKEN,
+        hidden_size=models.HIDDEN,
+        intermediate_size=models.INTERMEDIATE,
         renormalize=True,
         quant_config=NpuQuantConfig(),
         prefix=prefix,
@@ -56,11 +57,11 @@ def test_it_computes_with_refitted_weights(config):
     assert type(layer).__module__ == "vllm_ascend.ops.common_fused_moe"
     for _ in range(2):
         w = refit(layer)
-        x_MK = torch.randn(9, engine.HIDDEN, dtype=torch.float32, device="cpu").bfloat16()
-        logits_ME = torch.randn(9, engine.EXPERTS, dtype=torch.float32, device="cpu").bfloat16()
+        x_MK = torch.randn(9, models.HIDDEN, dtype=torch.float32, device="cpu").bfloat16()
+        logits_ME = torch.randn(9, models.EXPERTS, dtype=torch.float32, device="cpu").bfloat16()
         with engine.forward(config, tokens=9):
             found = layer.forward_impl(x_MK.npu(), logits_ME.npu()).cpu().double()
-        weight_MT, expert_MT = logits_ME.double().softmax(-1).topk(engine.EXPERTS_A_TOKEN)
+        weight_MT, expert_MT = logits_ME.double().softmax(-1).topk(models.EXPERTS_A_TOKEN)
         wanted = torch.zeros_like(found)
         for token, row in enumerate(x_MK.double()):
             for weight, expert in zip(weight_MT[token] / weight_MT[token].sum(), expert_MT[token], strict=True):
@@ -83,6 +84,6 @@ def test_why_graphs_are_refused(config):
     layer = layer_of("model.more_experts")
     refit(layer)
     layer.quant_method.quant_method.use_aclgraph = True
-    x_MK, logits_ME = torch.randn(9, engine.HIDDEN), torch.randn(9, engine.EXPERTS)
+    x_MK, logits_ME = torch.randn(9, models.HIDDEN), torch.randn(9, models.EXPERTS)
     with engine.forward(config, tokens=9), pytest.raises(RuleBroken, match=r"grouped_matmul.dtypes.*bfloat16.*int8"):
         layer.forward_impl(x_MK, logits_ME)
