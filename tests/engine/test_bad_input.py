@@ -137,6 +137,7 @@ def test_an_incomplete_checkpoint_does_not_start(tmp_path):
             {"quantization_config": {"ignored": []}},
             "unknown ascend_quant option 'ignored'; the options are: scheme, ignore",
         ),
+        ({"quantization_config": {"ignore": "re:.*o_proj"}}, r"ignore='re:\.\*o_proj': give a list"),
     ],
 )
 def test_bad_options(tmp_path, options, message):

@@ -45,3 +45,8 @@ def test_a_torch_npu_of_another_torch_is_refused_before_anything_is_built(monkey
     monkeypatch.setattr(torch_npu, "__version__", "2.7.1")
     with pytest.raises(WrongPair, match=r"torch_npu 2\.7\.1 goes with torch 2\.7\.1, not with 2\.13[^\n]*$"):
         NpuQuantConfig()
+
+
+def test_an_option_of_another_type_is_refused():
+    with pytest.raises(ValueError, match=r"nz='false': give true or false"):
+        NpuQuantConfig.from_config({"quant_method": "ascend_quant", "nz": "false"})

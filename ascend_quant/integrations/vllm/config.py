@@ -44,6 +44,8 @@ class AscendQuantConfig(QuantizationConfig):
 
     def __init__(self, scheme: str = "int8", ignore: list[str] | None = None):
         super().__init__()
+        if isinstance(ignore, str):  # list() would take it for names of one letter, and ignore nothing
+            raise ValueError(f"ascend_quant option ignore={ignore!r}: give a list, [{ignore!r}]")
         self.scheme = get_scheme(scheme)
         self.ignore = list(ignore or [])
 

@@ -39,6 +39,8 @@ class NpuQuantConfig(AscendQuantConfig, AscendConfig):
 
     def __init__(self, scheme: str = "int8", ignore: list[str] | None = None, nz: bool = True):
         check_pair()
+        if not isinstance(nz, bool):  # "false" would be true
+            raise ValueError(f"ascend_quant option nz={nz!r}: give true or false")
         super().__init__(scheme, ignore)
         self.nz = nz
 
