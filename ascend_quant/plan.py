@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch._C._dynamo.guards import TensorGuards
 
 from ascend_quant.batch import RefitError
 from ascend_quant.kernels.moves import Move, Moves
@@ -19,7 +20,7 @@ NamedTensor = tuple[str, torch.Tensor]
 
 # tensors of a long list that are placed together: few at first, so that the device begins at once; fewer again towards
 # the end, so that it has little left to do when the host is through
-FEWEST, MOST, LAST = 128, 2048, 256
+FEWEST, MOST, LAST = 256, 4096, 256
 WAYS = 4  # of sending all tensors, that are kept
 
 
@@ -31,7 +32,7 @@ def together(weights: Iterable[NamedTensor]) -> Iterator[Sequence[NamedTensor]]:
             size = min(size, max(left // 2, LAST))
             count = size if left >= 2 * size else left
             yield weights[start : start + count]
-            start, size = start + count, min(2 * size, MOST)
+            start, size = start + count, min(4 * size, MOST)
     else:
         for pair in weights:
             yield [pair]
@@ -91,7 +92,7 @@ class Call:
     """
 
     def __init__(self, weights: Sequence[NamedTensor], entries: Mapping[str, Entry]):
-        self.names = [name for name, _ in weights]
+        self.names = tuple(name for name, _ in weights)
         self.entries = {name: entries[name] for name in self.names}
         self.taken = [i for i, name in enumerate(self.names) if not self.entries[name].is_idle]
         self.sources = [(self.names[i], weights[i][1].numel()) for i in self.taken]
@@ -106,8 +107,10 @@ class Call:
             else:
                 self.rest.append(i)
                 del self.entries[name]
-        taken = ((i, weights[i][1]) for i in self.taken)
-        self._facts = [(i, t.shape, t.dtype, t.is_cpu, t.is_contiguous()) for i, t in taken]
+        taken = [weights[i][1] for i in self.taken]
+        self._facts = [facts_of(tensor) for tensor in taken]
+        # torch.compile's: they compare all tensors in one call, in a fourth of the time, and may say no too often
+        self._guards = TensorGuards(*taken, dynamic_dims_sizes=None, dynamic_dims_strides=None)
 
     def _add(self, entry: Entry, take: int) -> None:
         for resident, move in entry.moves:
@@ -117,20 +120,18 @@ class Call:
 
     def addresses(self, weights: Sequence[NamedTensor]) -> list[int] | None:
         """Of the taken tensors; None if names, or what the moves depend on, are not as this call was made for."""
-        if [name for name, _ in weights] != self.names:
+        names, tensors = zip(*weights, strict=True)
+        if names != self.names:
             return None
-        found = []
-        for i, shape, dtype, is_cpu, is_contiguous in self._facts:
-            tensor = weights[i][1]
-            if (
-                tensor.shape != shape
-                or tensor.dtype is not dtype
-                or tensor.is_cpu is not is_cpu
-                or tensor.is_contiguous() is not is_contiguous
-            ):
-                return None
-            found.append(tensor.data_ptr())
-        return found
+        taken = [tensors[i] for i in self.taken]
+        if not self._guards.check(*taken) and [facts_of(tensor) for tensor in taken] != self._facts:
+            return None
+        return [tensor.data_ptr() for tensor in taken]
+
+
+def facts_of(tensor: torch.Tensor) -> tuple:
+    """What moves depend on."""
+    return tensor.shape, tensor.dtype, tensor.is_cpu, tensor.is_contiguous()
 
 
 class Plan:

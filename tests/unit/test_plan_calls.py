@@ -85,6 +85,18 @@ def test_a_call_is_looked_up_once(engine):
     assert engine.refit.plan._calls != known
 
 
+def test_tensors_that_differ_in_what_no_move_depends_on_are_not_looked_up_again(engine):
+    state = state_of()
+    engine.load(list(state.items()))
+    known = dict(engine.refit.plan._calls)
+    with torch.inference_mode():
+        in_inference = {name: tensor.clone() for name, tensor in state.items()}
+    for given in (in_inference, {name: torch.nn.Parameter(tensor) for name, tensor in state.items()}):
+        engine.load(list(given.items()))
+        engine.check(state)
+        assert engine.refit.plan._calls == known
+
+
 def test_a_sender_that_never_sends_the_same_way_twice(engine):
     state = state_of()
     pairs = list(state.items())
