@@ -92,9 +92,10 @@ def _engine(figures: dict[tuple, Row]) -> Found:
 
 
 def _ranks(figures: dict[tuple, Row]) -> Found:
-    """Of load_weights alone: in buckets the host's time between them counts too, which more ranks do not share."""
+    """Not in buckets: the host's time between them counts too, which more ranks do not share."""
+    judged = ("load_weights", "load_weights, stacked experts")
     for (part, model, method), row in figures.items():
         words = method.partition(": ")[2]
         one = figures.get(("ranks", model, f"1 rank: {words}"))
-        if part == "ranks" and words == "load_weights" and one is not None and row is not one:
+        if part == "ranks" and words in judged and one is not None and row is not one:
             yield _at_most(f"{model}: {method}, of one rank's time", 0.6, row.ms["median"] / one.ms["median"])

@@ -17,6 +17,9 @@ def run(task: Task) -> dict:
 
         result = {"facts": ask("facts"), "first": ask("sync", "bare")}
         result["samples"] = syncs(ask, WAYS, task.rounds)
+        if task.cut_model().experts:
+            ask("sync", "stacked")  # other names: the plan of the last refit does not know them
+            result["samples"] |= syncs(ask, ("stacked",), task.rounds)
         faults = ask("faults")
     result["faults"] = [f"rank {rank}: {fault}" for rank, found in enumerate(faults) for fault in found]
     return result
