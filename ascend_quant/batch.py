@@ -54,8 +54,11 @@ class Batch:
             if self.kernels.READS_ARE_FREE:
                 self.finish()
 
-    def finish(self) -> tuple[int, int]:
-        """Wait for the writes; returns how many of the sampled codes changed, and the digest of what was written.
+    def finish(self) -> tuple[int, int, int]:
+        """Wait for the writes.
+
+        Returns:
+            How many of the sampled codes changed, how many were lost to clamping, and the digest of what was written.
 
         Raises:
             RefitError: naming the tensors with NaN or Inf.
@@ -66,4 +69,4 @@ class Batch:
             name, elements = self._sources[slot]
             more = f" (and {len(bad) - 1} more tensors have such)" if len(bad) > 1 else ""
             raise RefitError(f"{name}: {count} of {elements} elements are NaN or Inf{more}")
-        return changed, digest
+        return changed, self.counters.clamped, digest

@@ -6,7 +6,9 @@ One symmetric rule; what shares a scale is a row over the reduction dimension K,
     fp8:   scale = absmax / 448  (float32)      code = value / scale, clamped to [-448, 448], as float8_e4m3fn
     absmax < 2**-100  ->  scale and every code are 0: no weight is so small, and devices differ in their denormals
 
-Weights are rounded to BF16 first (trainers send float32 sometimes; the engine would round as well).
+Weights are rounded to BF16 first (trainers send float32 sometimes; the engine would round as well). A profile's
+weights are the exception: they are multiplied by its factors in float32 (`smoothed`) and quantized as they are, with
+a scale of their own (`quantize_rows`) or with a given one (`quantize_given`).
 
 Shape suffixes: E experts, M tokens, N output channels, K input channels, T experts per token.
 """
@@ -17,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 INT8_MAX = 127
+INT8_MIN = -128  # of codes made with a given scale
 FP8_MAX = 448  # the largest float8_e4m3fn
 BLOCK = 128
 TINY = 2.0**-100
@@ -44,6 +47,44 @@ def quantize_rows(values: torch.Tensor, absmax: torch.Tensor | None = None) -> t
 def quantize_weight(w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes (..., N, K) and scales (..., N) of a weight, after rounding it to BF16."""
     return quantize_rows(w_NK.to(torch.bfloat16), absmax_N)
+
+
+def smoothed(
+    w_NK: torch.Tensor, output_factor_N: torch.Tensor | None = None, input_factor_K: torch.Tensor | None = None
+) -> torch.Tensor:
+    """w_NK * output_factor_N[:, None] * input_factor_K in float32, after rounding w to BF16; a new, contiguous tensor.
+
+    Args:
+        w_NK: any float dtype; a vector (N) is taken for one column.
+        output_factor_N: float32, None for all ones.
+        input_factor_K: float32, (N) for a vector; None for all ones.
+    """
+    x_NK = torch.empty_like(w_NK, dtype=torch.float32, memory_format=torch.contiguous_format)
+    x_NK.copy_(w_NK.to(torch.bfloat16))
+    if output_factor_N is not None:
+        x_NK *= output_factor_N if x_NK.dim() == 1 else output_factor_N.unsqueeze(-1)
+    if input_factor_K is not None:
+        x_NK *= input_factor_K
+    return x_NK
+
+
+def quantize_given(x_NK: torch.Tensor, scale_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 codes of float32 rows with scales that are not their own, and which of them were lost to clamping.
+
+    The codes go from -128 to 127, as FlashRL's and those of llm-compressor's checkpoints do: its scale is
+    absmax / 127.5, so that the largest of a row whose sign is - has the code -128.
+
+    Args:
+        scale_N: float32, finite, 0 or more; a row of scale 0 has codes 0.
+
+    Returns:
+        int8 codes (N, K), and bool (N, K): the rounded quotient was outside [-128, 127], or there was none.
+    """
+    x_NK, scale_N1 = x_NK.float(), scale_N.unsqueeze(-1)
+    zero_N1 = scale_N1 == 0
+    rounded_NK = torch.where(zero_N1, 0.0, x_NK / torch.where(zero_N1, 1.0, scale_N1)).round()
+    lost_NK = (rounded_NK > INT8_MAX) | (rounded_NK < INT8_MIN) | (zero_N1 & (x_NK != 0))
+    return rounded_NK.clamp(INT8_MIN, INT8_MAX).to(torch.int8), lost_NK
 
 
 def quantize_fp8_rows(w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:

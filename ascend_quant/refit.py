@@ -14,7 +14,7 @@ A tensor whose way was learnt in an earlier refit is placed by plan (`place`), a
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
@@ -26,6 +26,7 @@ from ascend_quant.kernels.moves import Move
 from ascend_quant.oracle import add_digests
 from ascend_quant.plan import Entry, NamedTensor, Plan, sent_twice
 from ascend_quant.resident import ResidentWeight
+from ascend_quant.smoothing import Smoothing
 
 __all__ = ["Receipt", "Refit", "RefitError"]
 
@@ -48,6 +49,8 @@ class Receipt:
         tensors, bytes: received from the trainer or the checkpoint.
         milliseconds: from open to close.
         nonfinite: NaN and Inf elements seen; 0 in every receipt, since a refit that meets one fails.
+        clamped: codes lost to clamping: what a frozen scale makes of them is outside [-128, 127]; 0 where every row has
+            a scale of its own.
         changed: fraction of the quantized codes of every 64th row that differ from the previous refit's (0 if nothing
             is quantized): reading all former codes would cost a third of the refit.
         digest: fingerprint of all resident bytes, 16 hex digits (see `oracle.digest`).
@@ -58,6 +61,7 @@ class Receipt:
     bytes: int
     milliseconds: float
     nonfinite: int
+    clamped: int
     changed: float
     digest: str
 
@@ -74,6 +78,7 @@ class Refit:
         residents: every parameter of the model, each once, all on one device.
         buffer_of: the engine's present buffer of a parameter, to see that none was replaced.
         plans: whether a tensor goes the same way in every refit (not so where experts move between ranks).
+        smoothing: a profile's, which all tensors pass first; None without a profile.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class Refit:
         residents: Sequence[ResidentWeight],
         buffer_of: Callable[[str], torch.Tensor] | None = None,
         plans: bool = True,
+        smoothing: Smoothing | None = None,
     ):
         self.residents = list(residents)
         devices = {str(resident.tensor.device): resident.name for resident in self.residents}
@@ -94,6 +100,7 @@ class Refit:
         self._explicit = False
         self._asleep: int | None = None
         self._plans = plans
+        self.smoothing = smoothing
         self.plan = Plan()
         self.batch: Batch | None = None
         self._started = 0.0
@@ -140,6 +147,8 @@ class Refit:
             raise RefitError("a refit is already open on this engine; close it before opening the next")
         for resident in self.residents:
             resident.begin()
+        if self.smoothing is not None:
+            self.smoothing.begin()
         self.batch = Batch(self.residents[0].tensor.device)
         self._by_plan, self._entries, self._learnt = bool(self.plan.entries), {}, False
         self._state, self._why, self._explicit = "open", "a refit is open", explicit
@@ -150,6 +159,18 @@ class Refit:
         """Account for received tensors."""
         self._tensors += tensors
         self._bytes += nbytes
+
+    def smoothed(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
+        """The tensors as the profile has them, one at a time; they are counted as they were sent."""
+        return weights if self.smoothing is None else self.smoothing.through(weights, self._counted_once)
+
+    @contextmanager
+    def _counted_once(self, sent: torch.Tensor) -> Iterator[None]:
+        """Inside, whatever is counted are parts of one tensor that was sent."""
+        tensors, nbytes = self._tensors, self._bytes
+        yield
+        if self._tensors > tensors:
+            self._tensors, self._bytes = tensors + 1, nbytes + sent.nbytes
 
     def place(self, weights: Sequence[NamedTensor]) -> Sequence[NamedTensor]:
         """Queue the writes of tensors that came together by plan; returns those that the engine's loader must take.
@@ -182,6 +203,8 @@ class Refit:
         shard: torch.Tensor,
         whole: torch.Tensor | None = None,
         base: torch.Tensor | None = None,
+        exact: bool = False,
+        given: torch.Tensor | None = None,
     ) -> list[Move]:
         """Queue the writes of `shard` into `view`, whole rows of `resident`.
 
@@ -189,12 +212,13 @@ class Refit:
             slot: from `batch.new_sources`, one a tensor: two tensors may not write the same rows.
             whole: the complete rows that `shard` is a slice of, if it is one.
             base: the tensor that `shard` is a view of, which the moves shall be relative to.
+            exact, given: how it is quantized, see `ResidentWeight.moves`.
 
         Raises:
             RefitError: see `ResidentWeight.moves`.
         """
         base = shard if base is None else base
-        moves = resident.moves(view, shard, whole, slot, base)
+        moves = resident.moves(view, shard, whole, slot, base, exact, given)
         for move in moves:
             self.batch.add_single(move, base, slot)
         return moves
@@ -253,12 +277,14 @@ class Refit:
             for resident in self.residents:
                 resident.refresh()
             self._check_buffers()  # while the device works
-            changed, digest = self.batch.finish()
+            changed, clamped, digest = self.batch.finish()
             self._check_complete()
+            if self.smoothing is not None:
+                self.smoothing.check()
             if any(resident.recount for resident in self.residents):
                 digest = int(self.digest(), 16)
         self._count += 1
-        self.last_receipt = self._receipt(changed, digest)
+        self.last_receipt = self._receipt(changed, clamped, digest)
         self.batch = None
         if self._plans and (self._learnt or len(self._entries) != len(self.plan.entries)):
             self.plan = Plan(self._entries)
@@ -324,8 +350,9 @@ class Refit:
             with self.failing():
                 raise RefitError("resident weights changed outside a refit; write them through model.load_weights")
 
-    def _receipt(self, changed: int, digest: int) -> Receipt:
+    def _receipt(self, changed: int, clamped: int, digest: int) -> Receipt:
         compared = sum(resident.sampled for resident in self.residents)
         milliseconds = 1e3 * (time.perf_counter() - self._started)
         fraction = changed / compared if compared else 0.0
-        return Receipt(self._count, self._tensors, self._bytes, milliseconds, 0, fraction, f"{digest:016x}")
+        numbers = self._count, self._tensors, self._bytes, milliseconds, 0, clamped, fraction
+        return Receipt(*numbers, f"{digest:016x}")

@@ -68,6 +68,8 @@ class ResidentWeight:
         whole: torch.Tensor | None,
         writer: int,
         base: torch.Tensor,
+        exact: bool = False,
+        given: torch.Tensor | None = None,
     ) -> list[Move]:
         """How `shard` gets into `view`, a view of this buffer made of whole rows; its rows count as written.
 
@@ -75,6 +77,9 @@ class ResidentWeight:
             whole: the complete rows that `shard` is a slice of along the last dimension, if it is one.
             writer: identifies the tensor, so that its own parts may overlap but two tensors may not.
             base: the tensor that the moves are relative to.
+            exact: whether float32 values are quantized as they are, not rounded to BF16 first.
+            given: float32, the scales of the shard's rows if they shall not get their own; nothing to a weight that
+                keeps its dtype.
 
         Raises:
             RefitError: wrong shape or dtype, or rows that another tensor wrote in this refit.
@@ -86,9 +91,8 @@ class ResidentWeight:
             if self._writer != writer:
                 raise RefitError(f"{self.name}: rows written twice in one refit; send every tensor once")
             self.recount = True
-        whole = self._checked(shard, whole)
-        pieces = self._pieces(shard, view, whole)
-        result = [self._move(*piece, base.storage_offset()) for piece in pieces]
+        pieces = self._pieces(shard, view, self._checked(shard, whole, given), given)
+        result = [self._move(*piece, base.storage_offset(), exact) for piece in pieces]
         self._mark(numbers, writer)
         return result
 
@@ -165,20 +169,25 @@ class ResidentWeight:
     def refresh(self) -> None:
         """Bring up to date what the engine derives from this weight and does not read from it."""
 
-    def _checked(self, shard: torch.Tensor, whole: torch.Tensor | None) -> torch.Tensor | None:
+    def _checked(
+        self, shard: torch.Tensor, whole: torch.Tensor | None, given: torch.Tensor | None
+    ) -> torch.Tensor | None:
         """The whole rows, if the scale needs them."""
         return None
 
     def _scale_of(self, view: torch.Tensor) -> torch.Tensor | None:
         return None
 
-    def _pieces(self, shard: torch.Tensor, view: torch.Tensor, whole: torch.Tensor | None) -> Iterator[tuple]:
-        """Matrices (source, target, scale, whole) whose target rows follow each other."""
+    def _pieces(
+        self, shard: torch.Tensor, view: torch.Tensor, whole: torch.Tensor | None, given: torch.Tensor | None
+    ) -> Iterator[tuple]:
+        """Matrices (source, target, scale, whole, given scale) whose target rows follow each other."""
         if self.data.dim() < 2:  # a vector is a column
             shard, view = shard.unsqueeze(-1), view.unsqueeze(-1)
-        yield from _matrices(shard, view, self._scale_of(view), whole, self.row_length)
+        scale = self._scale_of(view)
+        yield from _matrices(shard, view, scale, whole, None if scale is None else given, self.row_length)
 
-    def _move(self, source_NK, target_NK, scale_N, whole_NL, origin: int) -> Move:
+    def _move(self, source_NK, target_NK, scale_N, whole_NL, given_N, origin: int, exact: bool) -> Move:
         return Move(
             target_NK,
             scale_N,
@@ -188,6 +197,8 @@ class ResidentWeight:
             row_stride=source_NK.stride(0),
             column_stride=source_NK.stride(1),
             whole=None if whole_NL is None else (whole_NL.storage_offset() - origin, whole_NL.shape[1]),
+            exact=exact and scale_N is not None,
+            given_N=None if given_N is None else given_N.contiguous(),
             place=self.place,
         )
 
@@ -229,10 +240,12 @@ class QuantizedWeight(ResidentWeight):
     def _scale_of(self, view: torch.Tensor) -> torch.Tensor:
         return self.rows(view, self.scale)
 
-    def _checked(self, shard: torch.Tensor, whole: torch.Tensor | None) -> torch.Tensor | None:
+    def _checked(
+        self, shard: torch.Tensor, whole: torch.Tensor | None, given: torch.Tensor | None
+    ) -> torch.Tensor | None:
         if not shard.is_floating_point():
             raise RefitError(f"{self.name}: got {shard.dtype}; send BF16 weights, the engine quantizes them itself")
-        if shard.shape[-1] == self.whole_length:
+        if shard.shape[-1] == self.whole_length or given is not None:
             return None
         if whole is None or whole.shape[-1] != self.whole_length:
             raise RefitError(
@@ -242,15 +255,15 @@ class QuantizedWeight(ResidentWeight):
         return whole
 
 
-def _matrices(source, target, scale, whole, length: int) -> Iterator[tuple]:
+def _matrices(source, target, scale, whole, given, length: int) -> Iterator[tuple]:
     """Split stacks of matrices into as few (N, K) pieces as their strides allow; one row is a matrix of one row."""
-    tensors = (source, target, scale, whole)
+    tensors = (source, target, scale, whole, given)
     if target.dim() == 1:
         yield tuple(None if tensor is None else tensor[None] for tensor in tensors)
     elif target.dim() == 2 and (target.shape[0] == 1 or target.stride(0) == length):
         yield tensors
     elif target.dim() == 3 and all(tensor is None or _flattens(tensor) for tensor in (source, target, whole)):
-        flat = [None if tensor is None else tensor.flatten(0, 1) for tensor in (source, target, scale, whole)]
+        flat = [None if tensor is None else tensor.flatten(0, 1) for tensor in tensors]
         yield from _matrices(*flat, length)
     else:
         for i in range(target.shape[0]):

@@ -17,7 +17,12 @@ def commands() -> None:
 
 @app.command()
 def demo(
-    arms: Annotated[str, typer.Option(help="Rollouts to compare, with commas: bf16, int8.")] = "bf16,int8",
+    arms: Annotated[
+        str | None, typer.Option(help="Rollouts to compare, with commas: bf16, int8.  [default: both]")
+    ] = None,
+    hybrid: Annotated[
+        bool, typer.Option("--hybrid", help="One int8 and one bf16 replica in one run; beside --arms if that is given.")
+    ] = False,
     steps: Annotated[int | None, typer.Option(help="Training steps of each arm.  [default: the recipe's]")] = None,
     rollout_is: Annotated[str, typer.Option(help="Importance sampling level: token or sequence.")] = "token",
     seed: Annotated[int, typer.Option(help="Seeds the weights, the data and the sampling.")] = 0,
@@ -31,7 +36,7 @@ def demo(
 
     folder = (out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     try:
-        chosen = options.choices(arms, steps, rollout_is, seed, model)
+        chosen = options.choices(arms, hybrid, steps, rollout_is, seed, model)
         options.check_folder(folder)
     except options.OptionError as error:
         stop(str(error), code=2)

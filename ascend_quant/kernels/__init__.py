@@ -6,6 +6,8 @@ digests(tensors)                              fingerprints of tensors' bytes
 matmul(x, codes, scale, bias)                 the W8A8 linear layer
 experts(x, weight, expert, w13, .., w2, ..)   the W8A8 mixture of experts
 plain_experts(x, weight, expert, w13, w2)     the same without quantization
+float32_product(x, weight)                    a language-model head with float32 logits
+PRODUCT                                       what multiplies in matmul, for people
 READS_ARE_FREE                                whether a look at the counters costs no waiting
 """
 

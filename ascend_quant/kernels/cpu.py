@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ascend_quant import oracle
+from ascend_quant.kernels.float32_head import float32_product  # noqa: F401  offered here too
 from ascend_quant.kernels.moves import Counters, Job, Move, sampled
 
 logger = logging.getLogger(__name__)
@@ -35,11 +36,17 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
         rows_at_once = ROWS if move.scale is not None else max(1, ELEMENTS // matrix.shape[1])
         chunks = [slice(start, start + rows_at_once) for start in range(0, matrix.shape[0], rows_at_once)]
         one_scale = move.scale is not None and move.scale.dim() == 0
-        tensor_absmax = torch.stack([_absmax(whole[rows]).max() for rows in chunks]).max() if one_scale else None
+        tops = [_absmax(_read(whole[rows], move)).max() for rows in chunks] if one_scale else []
+        tensor_absmax = torch.stack(tops).max() if one_scale else None
         for rows in chunks:
-            part, absmax = matrix[rows], None if move.scale is None else _absmax(whole[rows])
-            values, scale = _converted(part, tensor_absmax if one_scale else absmax, move)
-            counters.bad_of(slot).add_(_bad(values) if absmax is None else _bad(part.to(torch.bfloat16), absmax))
+            part, absmax = matrix[rows], None if move.scale is None else _absmax(_read(whole[rows], move))
+            if move.given_N is not None:
+                scale = move.given_N[rows]
+                values, lost = oracle.quantize_given(part, scale)
+                counters.totals[0, 3] += lost.sum() * receipt
+            else:
+                values, scale = _converted(part, tensor_absmax if one_scale else absmax, move)
+            counters.bad_of(slot).add_(_bad(values) if absmax is None else _bad(_read(part, move), absmax))
             if receipt:
                 _account(values, scale, rows.start, move, counters)
             move.target_NK[rows].copy_(values)
@@ -47,8 +54,13 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
                 _rows_of_scale(move, rows.start, len(part)).copy_(scale)
 
 
+def _read(part: torch.Tensor, move: Move) -> torch.Tensor:
+    """The values that are quantized."""
+    return part.float() if move.exact else part.to(torch.bfloat16)
+
+
 def _absmax(values: torch.Tensor) -> torch.Tensor:
-    return values.to(torch.bfloat16).float().abs().amax(dim=-1)
+    return values.float().abs().amax(dim=-1)
 
 
 def _bad(rounded: torch.Tensor, absmax: torch.Tensor | None = None) -> int:
@@ -61,7 +73,7 @@ def _converted(part: torch.Tensor, absmax: torch.Tensor | None, move: Move) -> t
     if move.scale is None:
         return part.to(move.target_NK.dtype), None
     if move.target_NK.dtype == torch.int8:
-        return oracle.quantize_weight(part, absmax)
+        return oracle.quantize_rows(_read(part, move), absmax)
     if move.scale.dim() == 2:
         return oracle.quantize_fp8_blocks(part)
     codes, scale = oracle.quantize_fp8_rows(part, None if absmax is None else absmax.expand(part.shape[0]))
@@ -86,7 +98,7 @@ def _account(values: torch.Tensor, scale: torch.Tensor | None, start: int, move:
         if scale.dim() or start == 0:
             per = oracle.BLOCK if scale.dim() == 2 else 1
             low_high += 3 * _sums(scale if scale.dim() == 2 else scale.view(-1, 1), first // per if scale.dim() else 0)
-    counters.totals[0, 1:] += low_high * move.weight % oracle.LANE
+    counters.totals[0, 1:3] += low_high * move.weight % oracle.LANE
 
 
 def _sums(values_NK: torch.Tensor, first_row: int, first_column: int = 0) -> torch.Tensor:
@@ -166,6 +178,7 @@ def int_mm_is_exact() -> bool:
 
 
 INT_MM_IS_EXACT = int_mm_is_exact()  # once, at import: torch.compile traces what calls it
+PRODUCT = "torch._int_mm" if INT_MM_IS_EXACT else "torch in float64"
 
 
 def _integer_product(x_codes_MK: torch.Tensor, codes_NK: torch.Tensor) -> torch.Tensor:

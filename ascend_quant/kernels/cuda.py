@@ -16,11 +16,21 @@ import triton.language as tl
 
 from ascend_quant import oracle
 from ascend_quant.kernels import triton_rows as rows_kernels
-from ascend_quant.kernels.cuda_serving import experts, matmul, plain_experts
+from ascend_quant.kernels.cuda_serving import PRODUCT, experts, float32_product, matmul, plain_experts
 from ascend_quant.kernels.launches import Head, Launch, join, start
 from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move
 
-__all__ = ["READS_ARE_FREE", "Counters", "digests", "experts", "matmul", "plain_experts", "write"]
+__all__ = [
+    "PRODUCT",
+    "READS_ARE_FREE",
+    "Counters",
+    "digests",
+    "experts",
+    "float32_product",
+    "matmul",
+    "plain_experts",
+    "write",
+]
 
 READS_ARE_FREE = False  # reading a counter waits for the device
 
@@ -36,6 +46,7 @@ TILINGS = {  # for rows of up to so many elements: step, how often, warps, regis
     32768: (2048, 4, 8, 80),
     LONGEST_ROW: (4096, 2, 16, 64),
 }
+DIVIDING, DIVIDING_REGISTERS = ("int8_exact", "int8_given"), 112  # kinds, and how many registers they need at least
 UPLOAD = 32 << 20  # bytes of host memory that travel at a time
 PATTERNS = 4  # ways in which a job's tensors may lie, that are kept
 TYPES = {
@@ -68,6 +79,7 @@ class Ready(NamedTuple):
         heads: the launches.
         lines, takes: where each line of the tables begins, and which of the job's tensors it reads.
         uploads: the moves whose source is in host memory, and which of the tensors that is.
+        given: the moves with given scales, which the kernels find in their resident places.
     """
 
     flat: np.ndarray
@@ -75,6 +87,7 @@ class Ready(NamedTuple):
     lines: np.ndarray
     takes: np.ndarray
     uploads: list[tuple[Move, int]]
+    given: list[Move]
 
 
 def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> None:
@@ -96,6 +109,8 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
         flat[ready.lines + SOURCE] += sources
         flat[ready.lines + WHOLE] += sources
         flat[ready.lines + BAD] = bad[ready.takes]
+        for move in ready.given:
+            move.scale.copy_(move.given_N)
         start(flat, ready.heads, counters.totals)
         for move, take in ready.uploads:
             for part in _uploaded(move, job.tensors[take], int(job.slots[take])):
@@ -137,7 +152,8 @@ def _uploaded(move: Move, source: torch.Tensor, slot: int) -> Iterator[Job]:
         rows = whole[part].to(device)
         more = {} if move.whole is None else {"offset": behind * rows.stride(1), "whole": (0, whole.shape[1])}
         scale = move.scale[first // per_scale : -(-(first + len(rows)) // per_scale)] if kind else move.scale
-        target = move.target_NK[part]
+        target, given_N = move.target_NK[part], None if move.given_N is None else move.given_N[part]
+        more |= {"exact": move.exact, "given_N": given_N}
         moved = Move.of(rows, target, scale, first_row=move.first_row + first, weight=move.weight, **more)
         yield Job.of(moved, rows, slot)
 
@@ -160,12 +176,13 @@ def _ready(job: Job, aligned: np.ndarray, receipt: bool) -> Ready:
 def _made_ready(job: Job, aligned: np.ndarray, receipt: bool) -> Ready:
     tables: dict[Group, list[tuple[int, ...]]] = defaultdict(list)
     takes: dict[Group, list[int]] = defaultdict(list)
-    uploads = []
+    uploads, given = [], []
     for move, take in zip(job.moves.moves, job.moves.takes, strict=True):
         source = job.tensors[take]
         if source.is_cpu is not move.target_NK.is_cpu:
             uploads.append((move, take))
             continue
+        given += [move] if move.given_N is not None else []
         group, line = _line(move, source.dtype, bool(aligned[take]))
         tables[group].append(line)
         takes[group].append(take)
@@ -176,7 +193,7 @@ def _made_ready(job: Job, aligned: np.ndarray, receipt: bool) -> Ready:
             taken += takes[group]
     flat, heads = join(launches)
     lines = [line for head in heads for line in range(head.table, head.starts, rows_kernels.FIELDS)]
-    return Ready(flat, heads, np.array(lines, dtype=np.int64), np.array(taken, dtype=np.int64), uploads)
+    return Ready(flat, heads, np.array(lines, dtype=np.int64), np.array(taken, dtype=np.int64), uploads, given)
 
 
 def _line(move: Move, dtype: torch.dtype, aligned: bool) -> tuple[Group, tuple[int, ...]]:
@@ -186,9 +203,6 @@ def _line(move: Move, dtype: torch.dtype, aligned: bool) -> tuple[Group, tuple[i
         raise ValueError(f"rows of {length} elements: the CUDA kernels take at most {LONGEST_ROW}")
     if scale is not None and scale.dim() == 2 and move.first_row % oracle.BLOCK:
         raise ValueError(f"blocks of {oracle.BLOCK} rows cannot begin at row {move.first_row}")
-    kind = "copy"
-    if scale is not None:
-        kind = "int8" if target.dtype == torch.int8 else ("fp8_tensor", "fp8", "fp8_blocks")[scale.dim()]
     whole, whole_length = move.whole or (0, 0)
     source = (move.offset * size, whole * size, move.row_stride * size)
     sixteens = (*source, whole_length, target.data_ptr(), target.stride(0) * target.element_size(), length)
@@ -196,7 +210,16 @@ def _line(move: Move, dtype: torch.dtype, aligned: bool) -> tuple[Group, tuple[i
     scale_at = 0 if scale is None else scale.data_ptr()
     read = (move.offset * size, move.row_stride, move.column_stride, rows)
     line = (*read, target.data_ptr(), target.stride(0), scale_at, 0, move.first_row, move.weight, whole * size, 0)
-    return Group(kind, dtype, target.dtype, length, whole_length, aligned), line
+    return Group(_kind(move), dtype, target.dtype, length, whole_length, aligned), line
+
+
+def _kind(move: Move) -> str:
+    """What `write_rows` calls it."""
+    if move.scale is None:
+        return "copy"
+    if move.target_NK.dtype != torch.int8:
+        return ("fp8_tensor", "fp8", "fp8_blocks")[move.scale.dim()]
+    return "int8_given" if move.given_N is not None else "int8_exact" if move.exact else "int8"
 
 
 def _aligned(matrix: torch.Tensor, address: int) -> bool:
@@ -219,7 +242,7 @@ def _launches(group: Group, table: np.ndarray, receipt: bool) -> Iterator[Launch
         return
     if group.kind == "fp8_tensor":
         yield from _scale_launches(group, table, rows, source)
-    width, at_once, repeat, options = tiling(group.length)
+    width, at_once, repeat, options = tiling(group.length, group.kind)
     shape = (group.length, group.whole, width, at_once, repeat, group.aligned)
     constants = (group.kind, source, target, *shape, *counting)
     yield Launch(rows_kernels.write_rows, table, -(-rows // (at_once * repeat)), constants, options)
@@ -228,7 +251,7 @@ def _launches(group: Group, table: np.ndarray, receipt: bool) -> Iterator[Launch
 def _scale_launches(group: Group, table: np.ndarray, rows: np.ndarray, source: tl.dtype) -> Iterator[Launch]:
     """fp8_tensor: one pass over the sources for the largest magnitudes, before the pass that writes."""
     length = group.whole or group.length
-    width, at_once, _, options = tiling(length)
+    width, at_once, _, options = tiling(length, group.kind)
     if group.whole:  # read these instead
         table = table.copy()
         table[:, SOURCE] = table[:, WHOLE]
@@ -239,8 +262,8 @@ def _scale_launches(group: Group, table: np.ndarray, rows: np.ndarray, source: t
     yield Launch(rows_kernels.tops_to_scales, table, one_each, (False,), ())
 
 
-def tiling(length: int) -> tuple[int, int, int, tuple[tuple[str, int], ...]]:
-    """How a launch walks rows of `length`: step, rows at a time, how often, and Triton's options.
+def tiling(length: int, kind: str) -> tuple[int, int, int, tuple[tuple[str, int], ...]]:
+    """How a launch of a kind walks rows of `length`: step, rows at a time, how often, and Triton's options.
 
     Few warps a row, and so many registers that the rows in flight stay in the first-level cache between their two
     readings: found on one H200 at 768, 2048, 3584 and 18,944, where each reaches 0.95 of a copy's bandwidth.
@@ -251,4 +274,6 @@ def tiling(length: int) -> tuple[int, int, int, tuple[tuple[str, int], ...]]:
     else:
         at_once = 1
         step, repeat, warps, registers = next(found for longest, found in TILINGS.items() if length <= longest)
+    if kind in DIVIDING:
+        registers = max(registers, DIVIDING_REGISTERS)
     return step, at_once, repeat, (("num_warps", warps), ("maxnreg", registers))

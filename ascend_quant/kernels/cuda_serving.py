@@ -13,6 +13,7 @@ branch on the number of tokens and no wait for the device.
 import torch
 
 CUTLASS_ALIGNMENT = 16  # of K and N
+PRODUCT = f"vLLM's cutlass_scaled_mm (its Triton kernel unless K and N are multiples of {CUTLASS_ALIGNMENT})"
 
 
 def matmul(
@@ -27,6 +28,12 @@ def matmul(
         return ops.cutlass_scaled_mm(x_codes, codes_NK.t(), x_scale_M1, scale_N1, x.dtype, bias_N)
     out_MN = scaled_product(x_codes.view(-1, x.shape[-1]), codes_NK, x_scale_M1, scale_N1, bias_N, x.dtype)
     return out_MN.view(*x.shape[:-1], codes_NK.shape[0])
+
+
+def float32_product(x: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
+    """x (..., K) times the weight of its dtype, (..., N) in float32: exact products, summed in float32."""
+    out_MN = torch.mm(x.reshape(-1, x.shape[-1]), weight_NK.t(), out_dtype=torch.float32)
+    return out_MN.view(*x.shape[:-1], weight_NK.shape[0])
 
 
 def _cutlass_takes(codes_NK: torch.Tensor, dtype: torch.dtype) -> bool:

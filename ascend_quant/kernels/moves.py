@@ -48,6 +48,10 @@ class Move:
         offset, row_stride, column_stride: of the matrix within the source tensor, in elements.
         whole: (offset, L) of the complete rows of L elements that the matrix is a slice of, whose largest magnitude
             sets the scale; None if the matrix holds them itself.
+        exact: whether a float32 source is quantized as it is (`oracle.quantize_rows`), not rounded to BF16 first;
+            always so with given scales.
+        given_N: float32 scales to quantize with (`oracle.quantize_given`), which become the resident ones; None for
+            the rows' own.
         place: where the rows are put by their numbers, if `target_NK` is but a stand-in of their shape.
     """
 
@@ -59,6 +63,8 @@ class Move:
     row_stride: int = 0
     column_stride: int = 1
     whole: tuple[int, int] | None = None
+    exact: bool = False
+    given_N: torch.Tensor | None = None
     place: "Place | None" = None
 
     @classmethod
@@ -68,6 +74,9 @@ class Move:
 
     def __post_init__(self) -> None:
         self.rows = self.target_NK.shape[0]
+        self.exact = self.exact or self.given_N is not None
+        if self.exact and self.target_NK.dtype != torch.int8:
+            raise ValueError(f"exact values or given scales for {self.target_NK.dtype}: only int8 codes have them")
 
     def followed_by(self, other: "Move") -> bool:
         """Whether another move of the same tensor goes on where this one ends, here and there."""
@@ -77,7 +86,8 @@ class Move:
         mine = (self.first_row + self.rows, self.offset + behind, strides, whole, self.target_NK.shape[1])
         theirs = (other.first_row, other.offset, others, other.whole, other.target_NK.shape[1])
         dense = all(move.rows == 1 or move.target_NK.stride(0) == mine[-1] for move in (self, other))
-        return mine == theirs and dense and (self.scale is None or self.scale.dim() == 1)
+        alike = self.exact == other.exact and self.given_N is None and other.given_N is None
+        return mine == theirs and dense and alike and (self.scale is None or self.scale.dim() == 1)
 
     def joined(self, other: "Move") -> "Move":
         """This move and the one that follows it as one; a resident's rows, and their scales, lie side by side."""
@@ -143,16 +153,18 @@ class Counters:
     """What the kernels count during one refit, kept on the device and read once.
 
     Attributes:
-        totals: int64 (SPREAD, 3) changed codes and both sums of the digest, spread so that programs do not queue up.
+        totals: int64 (SPREAD, TOTALS) changed codes, both sums of the digest, and the codes lost to clamping with given
+            scales; spread so that programs do not queue up.
         bad: blocks of int64 (BLOCK), non-finite elements of each source tensor.
+        clamped: of the totals; what `read` found last.
     """
 
-    SPREAD, BLOCK = 64, 4096
+    SPREAD, TOTALS, BLOCK = 64, 4, 4096
 
     def __init__(self, device: torch.device):
-        self.totals = torch.zeros(self.SPREAD, 3, dtype=torch.int64, device=device)
+        self.totals = torch.zeros(self.SPREAD, self.TOTALS, dtype=torch.int64, device=device)
         self.bad: list[torch.Tensor] = []
-        self.slots = 0
+        self.slots = self.clamped = 0
 
     def new_slots(self, count: int = 1) -> int:
         """The number of the next source tensor, the first of `count` in a row."""
@@ -168,7 +180,7 @@ class Counters:
     def read(self) -> tuple[int, int, dict[int, int]]:
         """Changed codes, the digest, and the non-finite elements by slot; waits for the device once if all is well."""
         sums = torch.cat([self.totals.sum(0), *(block.sum().view(1) for block in self.bad)]).tolist()
-        changed, low, high, *bad = sums
+        changed, low, high, self.clamped, *bad = sums
         found = {}
         for i, block in enumerate(self.bad):
             if bad[i]:

@@ -2,6 +2,9 @@
 
 Rows of equal length are put side by side, quantized together without a division (reciprocals.py), digested on the
 matrix unit (byte_digest.py), and copied to their places. Serving: npu_linear.py and npu_experts.py.
+
+What a profile has multiplied is no BF16 number any more and is divided, in float32: those codes and scales equal the
+CPU's bytes only where the device's Div is IEEE's, which tests/npu_smoke measures.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +16,10 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import byte_digest, moves, reciprocals
+from ascend_quant.kernels.float32_head import float32_product  # noqa: F401  offered here too
 from ascend_quant.kernels.moves import Job, Move, Place, sampled
-from ascend_quant.kernels.npu_experts import experts, plain_experts  # noqa: F401  offered here too
-from ascend_quant.kernels.npu_linear import matmul  # noqa: F401
+from ascend_quant.kernels.npu_experts import experts, plain_experts  # noqa: F401
+from ascend_quant.kernels.npu_linear import PRODUCT, matmul  # noqa: F401
 
 READS_ARE_FREE = False  # reading a counter waits for the device
 
@@ -128,7 +132,8 @@ def _kind(move: Move, source: torch.Tensor) -> tuple:
     if target.dtype == torch.float8_e4m3fn:
         raise ValueError("Atlas A2 and A3 have no fp8: choose the scheme int8")
     whole = 0 if move.whole is None else move.whole[1]
-    return move.weight, source.dtype, target.dtype, target.shape[1], whole, move.scale is None, source.device
+    kind = move.scale is None, move.exact, move.given_N is None
+    return move.weight, source.dtype, target.dtype, target.shape[1], whole, kind, source.device
 
 
 def _write(pieces: list[Piece], counters: Counters, receipt: bool) -> None:
@@ -140,8 +145,13 @@ def _write(pieces: list[Piece], counters: Counters, receipt: bool) -> None:
     if move.scale is None:
         values_NK, scale_N = x_NK.to(move.target_NK.dtype), None
         bad_N = (~torch.isfinite(values_NK)).sum(1)
+    elif move.given_N is not None:
+        scale_N = torch.cat([piece.move.given_N[piece.rows] for piece in pieces])
+        values_NK, lost_NK = oracle.quantize_given(x_NK, scale_N)
+        bad_N = (~torch.isfinite(x_NK)).sum(1)
+        counters.totals[0, 3] += lost_NK.sum() * receipt
     else:
-        values_NK, scale_N, bad_N = _quantized(x_NK.to(torch.bfloat16), _absmax_of_whole(pieces, device))
+        values_NK, scale_N, bad_N = _quantized(_read(x_NK, move), _absmax_of_whole(pieces, device))
     _count_bad(bad_N, pieces, counters)
     if receipt:
         _account(values_NK, scale_N, pieces, counters)
@@ -157,23 +167,28 @@ def _write(pieces: list[Piece], counters: Counters, receipt: bool) -> None:
         start += piece.count
 
 
+def _read(part: torch.Tensor, move: Move) -> torch.Tensor:
+    """The values that are quantized: BF16, or float32 if they are taken as they are."""
+    return part.float() if move.exact else part.to(torch.bfloat16)
+
+
 def _absmax_of_whole(pieces: list[Piece], device: torch.device) -> torch.Tensor | None:
     if pieces[0].move.whole is None:
         return None
     whole_NL = torch.cat([piece.move.whole_rows(piece.source)[piece.rows] for piece in pieces]).to(device)
-    return whole_NL.to(torch.bfloat16).abs().amax(-1)
+    return _read(whole_NL, pieces[0].move).abs().amax(-1)
 
 
-def _quantized(
-    rounded_NK: torch.Tensor, absmax_N: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _quantized(x_NK: torch.Tensor, absmax_N: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes, scales, and how many elements are not finite: at least 1 if one elsewhere in the whole rows is not."""
-    bad_N = (~torch.isfinite(rounded_NK)).sum(1)
+    bad_N = (~torch.isfinite(x_NK)).sum(1)
     if absmax_N is None:
-        absmax_N = rounded_NK.abs().amax(-1)
-    scale_N, factor_N = reciprocals.scale_and_factor(absmax_N)
+        absmax_N = x_NK.abs().amax(-1)
     bad_N = torch.where(torch.isfinite(absmax_N), bad_N, bad_N.clamp(min=1))
-    return reciprocals.codes_of(rounded_NK, factor_N), scale_N, bad_N
+    if x_NK.dtype == torch.float32:
+        return *oracle.quantize_rows(x_NK, absmax_N), bad_N
+    scale_N, factor_N = reciprocals.scale_and_factor(absmax_N)
+    return reciprocals.codes_of(x_NK, factor_N), scale_N, bad_N
 
 
 def _count_bad(bad_N: torch.Tensor, pieces: list[Piece], counters: Counters) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from ascend_quant.kernels.npu_ops import check_dtype, operator
 
+PRODUCT = "npu_quant_matmul"
 LONGEST = 65535  # last dimension of a product's operands
 
 

@@ -3,14 +3,15 @@
 A launch takes a table with one entry a matrix (`FIELDS` numbers) and the number of its first tile; a program finds
 its matrix by bisection. What is the same for a whole launch (kind, K, dtypes, alignment) is compiled in.
 
-The codes equal IEEE division. `x / scale` is replaced by one multiplication with a reciprocal that is nudged off every
-tie: see `_reciprocal`.
+The codes equal IEEE division. For BF16 values, `x / scale` is replaced by one multiplication with a reciprocal that is
+nudged off every tie: see `_reciprocal`. Values that are taken as they are, in float32, are divided.
 """
 
 import triton
 import triton.language as tl
 
 from ascend_quant import oracle
+from ascend_quant.kernels.moves import Counters
 
 FIELDS = 12
 (
@@ -31,6 +32,8 @@ ENTRY = tl.constexpr(FIELDS)
 COLUMN_STEP, ROW_MIX = tl.constexpr(oracle.COLUMN_STEP), tl.constexpr(oracle.ROW_MIX)
 LOW_SEED, HIGH_SEED = (tl.constexpr(seed - 2**32) for seed in oracle.ROW_SEEDS)  # as signed 32-bit integers
 INT8_MAX, FP8_MAX = tl.constexpr(oracle.INT8_MAX), tl.constexpr(oracle.FP8_MAX)
+INT8_MIN = tl.constexpr(oracle.INT8_MIN)
+TOTALS = tl.constexpr(Counters.TOTALS)
 BLOCK = tl.constexpr(oracle.BLOCK)
 INF_BITS = tl.constexpr(0x7F800000)
 MAGIC, MAGIC_BITS = tl.constexpr(12582912.0), tl.constexpr(0x4B400000)  # 1.5 * 2**23: adding it rounds half to even
@@ -46,7 +49,7 @@ def write_rows(
     starts,
     pieces,
     totals,
-    KIND: tl.constexpr,  # int8 | fp8 (a scale a row) | fp8_tensor (scale known) | copy | digest
+    KIND: tl.constexpr,  # int8, int8_exact, fp8 (a scale a row) | int8_given, fp8_tensor (scale known) | copy | digest
     SOURCE_TYPE: tl.constexpr,
     TARGET_TYPE: tl.constexpr,
     K: tl.constexpr,
@@ -68,6 +71,8 @@ def write_rows(
     scale_address = tl.load(entry + SCALE).to(tl.pointer_type(tl.float32))
     start = (tile - tl.load(starts + piece)).to(tl.int64) * (ROWS * REPEAT)
     columns = tl.arange(0, WIDTH)
+    EXACT: tl.constexpr = KIND == "int8_exact" or KIND == "int8_given"
+    READ_TYPE: tl.constexpr = tl.float32 if EXACT else tl.bfloat16
     weight = _column_weight(first_column + columns)
     changed = tl.zeros((1,), tl.int32)
     low_R, high_R = tl.zeros((ROWS,), tl.int32), tl.zeros((ROWS,), tl.int32)
@@ -81,12 +86,17 @@ def write_rows(
                 whole = tl.load(entry + WHOLE).to(tl.pointer_type(SOURCE_TYPE))
                 if ALIGNED:
                     whole = tl.multiple_of(whole, 16)
-                absmax = _largest(whole + rows[:, None] * row_stride, column_stride, valid, L, WIDTH, ROWS)
+                absmax = _largest(whole + rows[:, None] * row_stride, column_stride, valid, L, WIDTH, ROWS, READ_TYPE)
             else:
-                absmax = _largest(at, column_stride, valid, K, WIDTH, ROWS)
-            _report(absmax, entry, at, column_stride, valid, K, WIDTH, tl.bfloat16)
+                absmax = _largest(at, column_stride, valid, K, WIDTH, ROWS, READ_TYPE)
+            _report(absmax, entry, at, column_stride, valid, K, WIDTH, READ_TYPE)
             if KIND == "fp8_tensor":
                 scale = tl.load(scale_address + rows * 0, mask=valid, other=1.0)
+            elif KIND == "int8_given":
+                scale = tl.load(scale_address + rows, mask=valid, other=1.0)
+                if RECEIPT and tl.max(_lost(absmax.to(tl.float32, bitcast=True), scale).to(tl.int32), 0) > 0:
+                    clamped = _clamped(at, column_stride, valid, scale, K, WIDTH)
+                    tl.atomic_add(totals + tile % SPREAD * TOTALS + 3 + tl.arange(0, 1), clamped, sem="relaxed")
             else:
                 scale = _scale(absmax, KIND)
                 tl.store(scale_address + rows, scale, mask=valid)
@@ -117,7 +127,7 @@ def write_rows(
         if RECEIPT:
             sum_R = tl.sum(plain * weight[None, :] + by_step * STEP, 1)
             scale_bits = 3 * tl.where(valid, scale.to(tl.int32, bitcast=True), 0)
-            if KIND == "int8" or KIND == "fp8":
+            if KIND != "fp8_tensor" and KIND != "copy" and KIND != "digest":
                 sum_R += scale_bits
             low_R += sum_R * _row_weight(first_row + rows, LOW_SEED)
             high_R += sum_R * _row_weight(first_row + rows, HIGH_SEED)
@@ -195,7 +205,7 @@ def find_tops(
     rows = (tile - tl.load(starts + piece)).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     valid = rows < tl.load(entry + ROWS_OF)
     source, _, row_stride, _, column_stride = _places(entry, SOURCE_TYPE, tl.int8, ALIGNED)
-    top = _largest(source + rows[:, None] * row_stride, column_stride, valid, K, WIDTH, ROWS)
+    top = _largest(source + rows[:, None] * row_stride, column_stride, valid, K, WIDTH, ROWS, tl.bfloat16)
     tl.atomic_max(tl.load(entry + SCALE).to(tl.pointer_type(tl.int32)), tl.max(top, 0), sem="relaxed")
 
 
@@ -251,12 +261,13 @@ def _magnitude(values):
 
 
 @triton.jit
-def _largest(at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """Each row's largest magnitude after rounding to BF16, as bits."""
+def _largest(at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, TYPE: tl.constexpr):
+    """Each row's largest magnitude as TYPE, as the bits of a float32."""
     top = tl.zeros((ROWS, WIDTH), tl.float32)
     for first in tl.static_range(0, K, WIDTH):
         part = _part(at, column_stride, valid, first + tl.arange(0, WIDTH), K, "evict_last")
-        top = tl.maximum(top, tl.abs(_rounded(part)), propagate_nan=tl.PropagateNan.ALL)
+        values = _float(part) if tl.float32 == TYPE else _rounded(part)
+        top = tl.maximum(top, tl.abs(values), propagate_nan=tl.PropagateNan.ALL)
     return tl.max(_magnitude(top), 1)
 
 
@@ -305,6 +316,9 @@ def _scale(bits, KIND: tl.constexpr):
     The float64 product is off by less than 2**-52 of itself, and the quotient of a BF16 number (8 bits) by 127 or 448
     is never that close to the middle between two float32 numbers unless it is one of them.
     """
+    if KIND == "int8_exact":  # of 24 bits
+        exact = bits.to(tl.float32, bitcast=True)
+        return tl.where(exact < TINY, 0.0, tl.div_rn(exact, tl.full(exact.shape, INT8_MAX * 1.0, tl.float32)))
     absmax = bits.to(tl.float32, bitcast=True).to(tl.float64)
     factor: tl.constexpr = 1.0 / INT8_MAX if KIND == "int8" else 1.0 / FP8_MAX
     return tl.where(absmax < TINY, 0.0, (absmax * factor).to(tl.float32))
@@ -341,15 +355,44 @@ def _changed(at, to, column_stride, rows, scale, factor, K: tl.constexpr, WIDTH:
 
 
 @triton.jit
+def _clamped(at, column_stride, rows, scale, K: tl.constexpr, WIDTH: tl.constexpr):
+    """How many codes of these rows are lost to given scales."""
+    count = tl.zeros((1,), tl.int64)
+    for first in tl.range(0, K, WIDTH, loop_unroll_factor=1):
+        part = _part(at, column_stride, rows, first + tl.arange(0, WIDTH), K, "evict_first")
+        count += tl.sum(tl.sum(_lost(part, scale[:, None]).to(tl.int64), 1), 0)
+    return count
+
+
+@triton.jit
 def _store(to, values, valid, columns, K: tl.constexpr):
     tl.store(to + columns[None, :], values, mask=valid[:, None] & (columns < K)[None, :], cache_modifier=".cs")
 
 
 @triton.jit
+def _quotient(x, scale):
+    """x / scale as IEEE has it, 0 where the scale is."""
+    return tl.where(scale == 0, 0.0, tl.div_rn(x, tl.where(scale == 0, 1.0, scale)))
+
+
+@triton.jit
+def _outer_code(part, scale):
+    """x / scale rounded half to even, int32; -129 or 128 for all that a code cannot hold."""
+    ratio = tl.minimum(tl.maximum(_quotient(_float(part), scale), INT8_MIN - 1.0), INT8_MAX + 1.0)
+    return (ratio + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
+
+
+@triton.jit
+def _lost(part, scale):
+    """Whether a code cannot hold what a given scale makes of an element."""
+    code = _outer_code(part, scale)
+    return (code > INT8_MAX) | (code < INT8_MIN) | ((scale == 0) & (_float(part) != 0))
+
+
+@triton.jit
 def _fp8(x, scale):
     """float8_e4m3fn codes, as the int8 with their bits; `scale` broadcasts against x."""
-    ratio = tl.where(scale == 0, 0.0, tl.div_rn(x, tl.where(scale == 0, 1.0, scale)))
-    ratio = tl.minimum(tl.maximum(ratio, -FP8_MAX * 1.0), FP8_MAX * 1.0)
+    ratio = tl.minimum(tl.maximum(_quotient(x, scale), -FP8_MAX * 1.0), FP8_MAX * 1.0)
     bits = ratio.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
     normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - ((127 - 7) << 3)
@@ -381,6 +424,9 @@ def _converted(part, scale, factor, KIND: tl.constexpr, TARGET_TYPE: tl.constexp
     """What is stored, and its bits as integers."""
     if KIND == "int8":
         bits = (_rounded(part) * factor[:, None] + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
+        value = bits.to(tl.int8)
+    elif KIND == "int8_exact" or KIND == "int8_given":  # no larger than 127 with a scale of its own
+        bits = tl.minimum(tl.maximum(_outer_code(part, scale[:, None]), INT8_MIN), INT8_MAX)
         value = bits.to(tl.int8)
     elif KIND == "copy" or KIND == "digest":
         value = _cast(part, TARGET_TYPE)
@@ -420,7 +466,7 @@ def _account(totals, entry, tile, changed, low, high, KIND: tl.constexpr, SPREAD
     if KIND == "digest":
         place = tl.load(entry + TARGET).to(tl.pointer_type(tl.int64))
     else:
-        tl.atomic_add(totals + tile % SPREAD * 3 + one, changed.to(tl.int64), sem="relaxed")
-        place = totals + tile % SPREAD * 3 + 1
+        tl.atomic_add(totals + tile % SPREAD * TOTALS + one, changed.to(tl.int64), sem="relaxed")
+        place = totals + tile % SPREAD * TOTALS + 1
     tl.atomic_add(place + one, low * weight, sem="relaxed")
     tl.atomic_add(place + 1 + one, high * weight, sem="relaxed")

@@ -1,5 +1,6 @@
-"""report.png: four small panels by step, both arms in each."""
+"""report.png: four small panels by step, all arms in each, and dashed the replicas of an arm that has several."""
 
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ def draw(report: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(10, 7), layout="constrained")
     for axes, (field, title, scale) in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
         for arm in report["arms"]:
-            steps = [step["step"] for step in arm["steps"]]
-            axes.plot(steps, [step[field] for step in arm["steps"]], marker=".", label=arm["name"])
+            for line, style in ((arm, "-"), *((replica, "--") for replica in arm.get("replicas", ()))):
+                points = [(step["step"], step.get(field, nan)) for step in line["steps"]]  # replicas have no reward
+                axes.plot(*zip(*points, strict=True), style, marker=".", label=line["name"])
         axes.set(title=title, xlabel="step", yscale=scale)
         axes.grid(alpha=0.3)
     figure.axes[0].legend(title="rollout")

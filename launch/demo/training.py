@@ -16,7 +16,7 @@ from launch.demo.errors import DemoError
 from launch.demo.logs import last_errors
 from launch.demo.metrics import read_lines
 from launch.demo.processes import ProcessTree, own_memory_bytes
-from launch.demo.recipe import Choices, overrides
+from launch.demo.recipe import HYBRID, Choices, overrides, write_flashrl_config
 from launch.environment import environment
 
 FIRST_STEP_SECONDS = 600  # includes starting Ray, verl and vLLM: about 80 s on two idle cores
@@ -25,16 +25,19 @@ POLL_SECONDS = 0.5
 MEMORY_EVERY = 8  # polls: adding up the memory of 30 processes costs time they need
 
 
-def train_arm(choices: Choices, scheme: str, out: Path, on_steps: Callable[[int], None]) -> int:
+def train_arm(choices: Choices, arm: str, out: Path, on_steps: Callable[[int], None]) -> int:
     """Run one arm to its last step and return the peak memory in bytes."""
-    folder = out / scheme
+    folder = out / arm
     folder.mkdir(parents=True, exist_ok=True)
     log, metrics = folder / "verl.log", folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)  # an earlier run's steps are not this one's
     ray_folder = Path(tempfile.mkdtemp(prefix="aq-"))  # Ray's sockets need a short path
     command = [sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo"]
-    command += overrides(choices, scheme, out, ray_folder)
+    command += overrides(choices, arm, out, ray_folder)
     variables = environment("cpu", os.environ) | {"VERL_FILE_LOGGER_PATH": str(metrics)}
+    if arm == HYBRID:
+        write_flashrl_config(folder / "flashrl.yaml")
+        variables["FLASHRL_CONFIG"] = str(folder / "flashrl.yaml")
     with log.open("wb") as output:
         verl = subprocess.Popen(
             command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

@@ -6,6 +6,7 @@ which the honest run stays close to the trainer.
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,8 @@ pytestmark = pytest.mark.timeout(600)
 
 DEADLINE = 420
 STEPS = 5
+OURS, VERLS = "ascend_quant.integrations.verl.main_ppo", "verl.trainer.main_ppo"
+QUANTIZED = "+actor_rollout_ref.rollout.quantization=ascend_quant"
 ESS = "rollout_corr/rollout_is_eff_sample_size"
 
 REWARD = """
@@ -60,11 +63,10 @@ ENVIRONMENT = {
 }
 
 
-def overrides(folder: Path, ray_folder: str) -> list[str]:
+def overrides(folder: Path, ray_folder: str, workers: int, steps: int) -> list[str]:
     rollout = {
         "name": "vllm",
         "n": 4,
-        "quantization": "ascend_quant",
         "tensor_model_parallel_size": 1,
         "enforce_eager": True,
         "free_cache_engine": False,
@@ -72,7 +74,7 @@ def overrides(folder: Path, ray_folder: str) -> list[str]:
         "max_model_len": 32,
         "max_num_seqs": 32,
         "max_num_batched_tokens": 512,
-        "log_prob_micro_batch_size_per_gpu": 32,
+        "log_prob_micro_batch_size_per_gpu": 16,
         "calculate_log_probs": True,
         "checkpoint_engine.update_weights_bucket_megabytes": 1,
         "agent.num_workers": 1,
@@ -107,8 +109,8 @@ def overrides(folder: Path, ray_folder: str) -> list[str]:
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
         "trainer.device": "cpu",
         "trainer.nnodes": 1,
-        "trainer.n_gpus_per_node": 1,
-        "trainer.total_training_steps": STEPS,
+        "trainer.n_gpus_per_node": workers,
+        "trainer.total_training_steps": steps,
         "trainer.logger": "[console,file]",
         "trainer.val_before_train": False,
         "trainer.test_freq": -1,
@@ -116,7 +118,7 @@ def overrides(folder: Path, ray_folder: str) -> list[str]:
         "trainer.resume_mode": "disable",
         "trainer.default_local_dir": folder / "checkpoints",
         "ray_kwargs.ray_init.num_cpus": 16,
-        "+ray_kwargs.ray_init.num_gpus": 1,
+        "+ray_kwargs.ray_init.num_gpus": workers,
         "+ray_kwargs.ray_init.include_dashboard": False,
         "+ray_kwargs.ray_init.object_store_memory": 300_000_000,
         "+ray_kwargs.ray_init._temp_dir": ray_folder,
@@ -125,11 +127,11 @@ def overrides(folder: Path, ray_folder: str) -> list[str]:
     return [f"{key}={value}" for key, value in settings.items()]
 
 
-def train(folder: Path, *more: str) -> list[dict[str, float]]:
+def train(folder: Path, *more: str, main: str = OURS, workers: int = 1, steps: int = STEPS) -> list[dict[str, float]]:
     """Run main_ppo to its end and return each step's metrics from verl's own file logger."""
     ray_folder = tempfile.mkdtemp(prefix="aq-")  # pytest's own folders are too long for Ray's sockets
     log = folder / "metrics.jsonl"
-    command = [sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo", *overrides(folder, ray_folder), *more]
+    command = [sys.executable, "-m", main, *overrides(folder, ray_folder, workers, steps), *more]
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(folder), "VERL_FILE_LOGGER_PATH": str(log)}
     with open(folder / "output.log", "wb") as output:
         run = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
@@ -165,7 +167,7 @@ def folder(tmp_path):
 
 
 def test_every_step_has_its_receipt(folder):
-    steps = train(folder)
+    steps = train(folder, QUANTIZED)
     assert len(steps) == STEPS
     tensors = {step["refit/tensors"] for step in steps}
     assert tensors == {2 * 12 + 3}
@@ -178,7 +180,8 @@ def test_every_step_has_its_receipt(folder):
 
 
 def test_a_rollout_that_stops_following_is_seen(folder):
-    steps = train(folder, "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=frozen.FrozenExtension")
+    frozen = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=frozen.FrozenExtension"
+    steps = train(folder, QUANTIZED, frozen)
     assert len({step["refit/digest"] for step in steps}) == 1
     assert min(step[ESS] for step in steps) < 0.8
 
@@ -189,10 +192,43 @@ def test_a_nan_in_the_trainer_ends_the_run_and_names_it(folder):
     weights["model.layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
     save_file(weights, checkpoint, metadata={"format": "pt"})
     with pytest.raises(AssertionError, match=r"weight sync failed.*layers\.1\.mlp\.down_proj\.weight.*NaN"):
-        train(folder)
+        train(folder, QUANTIZED)
 
 
 def test_a_plugin_left_out_is_one_clear_error(folder, monkeypatch):
     monkeypatch.setenv("VLLM_PLUGINS", "")
     with pytest.raises(AssertionError, match="leaves out ascend_quant"):
-        train(folder)
+        train(folder, QUANTIZED)
+
+
+def test_replicas_of_two_schemes_have_figures_of_their_own(folder, monkeypatch):
+    (folder / "flashrl.yaml").write_text("configs: [{fn: int8}, {fn: bf16}]")
+    monkeypatch.setenv("FLASHRL_CONFIG", str(folder / "flashrl.yaml"))
+    steps = train(folder, QUANTIZED, workers=2, steps=2)
+    assert len(steps) == 2
+    for step in steps:
+        for rank in (0, 1):
+            assert step[f"refit/replica{rank}/proved"] == step[f"refit/replica{rank}/tensors"] == 2 * 12 + 3
+        assert step["refit/replica0/digest"] != step["refit/replica1/digest"]
+        assert step["refit/replica0/changed"] > 0 == step["refit/replica1/changed"]
+        assert step["rollout_corr/replica0/samples"] + step["rollout_corr/replica1/samples"] == 8 * 4
+        assert step["rollout_corr/replica0/mean_abs"] > 2 * step["rollout_corr/replica1/mean_abs"]
+        between = sorted(step[f"rollout_corr/replica{rank}/k3_kl"] for rank in (0, 1))
+        assert between[0] <= step["rollout_corr/k3_kl"] <= between[1]
+    for rank in (0, 1):
+        assert len({step[f"refit/replica{rank}/digest"] for step in steps}) == 2
+    log = (folder / "output.log").read_text(errors="replace")
+    for rank, scheme in enumerate(("int8", "bf16")):
+        assert len(re.findall(rf"rollout replica {rank} serves with .*scheme='{scheme}'", log)) == 1
+
+
+def test_verls_own_entry_follows_flashrls_variables(folder, monkeypatch):
+    monkeypatch.setenv("FLASHRL_CONFIG", "int8")
+    monkeypatch.setenv("FLASHRL_LOGGING_FILE", str(folder / "flashrl.log"))
+    monkeypatch.setenv("FLASHRL_LOGGING_LEVEL", "INFO")  # verl has vLLM's level at WARN, which ours would follow
+    steps = train(folder, main=VERLS, steps=2)
+    assert len(steps) == 2 and all(step[ESS] > 0.8 for step in steps)
+    receipts = [line for line in (folder / "flashrl.log").read_text().splitlines() if "Receipt(number=" in line]
+    assert len(receipts) == 1 + 1 + 2  # the first load, verl's sync before the first step, and one after each step
+    assert all(f"tensors={2 * 12 + 3}, " in line for line in receipts[1:])
+    assert len({line.partition("digest=")[2] for line in receipts[1:]}) == 3

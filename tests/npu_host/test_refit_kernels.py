@@ -12,13 +12,13 @@ from ascend_quant.kernels import npu
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))  # the cases are those of the other devices
 from kernel_modules import Kernels
-from move_cases import COPIES, DTYPES, LAYOUTS, Case, awkward_values, cases, check
+from move_cases import COPIES, DTYPES, EXACT, LAYOUTS, Case, awkward_values, cases, check
 
 NPU = Kernels(npu, torch.device("npu:0"))
 
 
 @settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
-@given(cases().filter(lambda case: case.kind in ("int8", *COPIES)))
+@given(cases().filter(lambda case: case.kind in ("int8", *EXACT, *COPIES)))
 def test_any_case_equals_the_oracle(case):
     check(NPU, [case])
 
@@ -29,7 +29,8 @@ def test_many_in_one_batch(monkeypatch, dtype):
     batch = []
     for i, layout in enumerate(LAYOUTS):
         columns = slice(2, 9) if layout.startswith("columns") else slice(None)
-        batch.append(Case("int8", awkward_values(5 + i, 16, dtype, i), layout, columns, 60 * i, 2 * i + 1))
+        for kind in ("int8", *EXACT):
+            batch.append(Case(kind, awkward_values(5 + i, 16, dtype, i), layout, columns, 60 * i, 2 * i + 1))
     check(NPU, batch)
 
 

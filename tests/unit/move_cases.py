@@ -13,7 +13,8 @@ from ascend_quant import oracle
 from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-QUANTIZED = ("int8", "fp8", "fp8_tensor", "fp8_blocks")  # kinds
+EXACT = ("int8_exact", "int8_given")  # kinds whose values are not rounded to BF16
+QUANTIZED = ("int8", *EXACT, "fp8", "fp8_tensor", "fp8_blocks")  # kinds
 COPIES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}  # kinds that are plain copies
 KINDS = (*QUANTIZED, *COPIES)
 LAYOUTS = ("plain", "aligned", "shifted", "every second", "sparse", "transposed", "columns", "columns transposed")
@@ -77,6 +78,7 @@ class Case:
 
     def __post_init__(self) -> None:
         self.matrix = self.values[:, self.columns]
+        self.given = self._given() if self.kind == "int8_given" else None
         self.codes, self.scale = self._by_oracle()
         rows, columns = self.matrix.shape
         bits = oracle.as_integers(self.codes)
@@ -92,9 +94,19 @@ class Case:
     def _view(self, flat: torch.Tensor) -> torch.Tensor:
         return flat.as_strided(self.codes.shape, self.strides, self.place)
 
+    def _given(self) -> torch.Tensor:
+        """A scale a row: too small, just right, too large or 0."""
+        absmax = self.values.float().nan_to_num(1, 1, 1).abs().amax(-1)
+        parts = torch.tensor([1 / 127, 1 / 127.5, 0.3 / 127, 2 / 127, 0])
+        return torch.where(absmax < 2.0**-90, 1.0, absmax * parts[torch.arange(len(absmax)) * 7 % 11 % 5])
+
     def _by_oracle(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self.kind in COPIES:
             return self.matrix.to(COPIES[self.kind]), None
+        if self.given is not None:
+            return oracle.quantize_given(self.matrix, self.given)[0], self.given
+        if self.kind == "int8_exact":
+            return oracle.quantize_rows(self.matrix, self.values.float().abs().amax(-1))
         absmax = self.values.to(torch.bfloat16).float().abs().amax(-1)
         return {
             "int8": lambda: oracle.quantize_weight(self.matrix, absmax),
@@ -138,6 +150,8 @@ class Case:
             row_stride=strides[0],
             column_stride=strides[1],
             whole=None if self.matrix.shape == self.values.shape else (first, length),
+            exact=self.kind == "int8_exact",  # given scales imply it
+            given_N=None if self.given is None else self.given.to(device),
         )
         return Job.of(move, source, slot)
 
@@ -160,6 +174,10 @@ class Case:
             if (self.first_row + row) % SAMPLE == 0
             for a, b in zip(old[row], new[row], strict=True)
         )
+
+    def clamped(self) -> int:
+        """Codes that the given scales lose."""
+        return 0 if self.given is None else int(oracle.quantize_given(self.matrix, self.given)[1].sum())
 
     def digest(self) -> int:
         """The codes' digest, and that of the scales 3 times, times the tensor's weight."""
@@ -201,6 +219,7 @@ def check(kernels, cases: list[Case]) -> None:
     assert bad == {}
     assert changed == sum(case.changed() for case in cases)
     assert digest == oracle.add_digests(*(case.digest() for case in cases))
+    assert counters.clamped == sum(case.clamped() for case in cases)
 
 
 LENGTHS = (1, 2, 7, 16, 33, 48, 100, 128, 255, 256, 300, 700)

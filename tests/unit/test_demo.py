@@ -120,7 +120,7 @@ def test_overrides_of_one_arm(tmp_path):
 
 
 def test_arms_differ_in_the_scheme_and_their_folder_only(tmp_path):
-    bf16, int8 = (set(recipe.overrides(CHOICES, scheme, tmp_path, Path("/tmp/ray"))) for scheme in CHOICES.arms)
+    bf16, int8 = (set(recipe.overrides(CHOICES, arm, tmp_path, Path("/tmp/ray"))) for arm in CHOICES.arms)
     keys = {line.split("=")[0].rsplit(".", 1)[-1] for line in bf16 ^ int8}
     assert keys == {"scheme", "dir", "default_local_dir"}
 
@@ -162,9 +162,9 @@ def test_bad_options_give_one_line(arguments, said):
 
 
 def test_steps_default_to_the_recipe():
-    assert choices("bf16", None, "token", 0, "qwen2").steps == recipe.load_recipe()["steps"]
+    assert choices("bf16", False, None, "token", 0, "qwen2").steps == recipe.load_recipe()["steps"]
     with pytest.raises(OptionError):
-        choices("fp8", None, "token", 0, "qwen2")
+        choices("fp8", False, None, "token", 0, "qwen2")
 
 
 def metrics_line(step: int, reward: float, kl: float, ess: float, seconds: float, refit: float) -> str:

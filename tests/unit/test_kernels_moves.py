@@ -59,6 +59,9 @@ def test_what_does_not_go_on_is_not_joined():
     for name, value in change.items():
         assert not first.followed_by(replace(second, **{name: value})), name
     assert not first.followed_by(replace(second, target_NK=codes[4:, :4]))
+    assert not first.followed_by(replace(second, exact=True))
+    assert replace(first, exact=True).joined(replace(second, exact=True)).exact
+    assert not replace(first, given_N=torch.ones(4)).followed_by(replace(second, given_N=torch.ones(5)))
     wide = torch.zeros(9, 2 * K, dtype=torch.int8)
     assert not replace(first, target_NK=wide[:4, :K]).followed_by(replace(second, target_NK=wide[4:, :K]))
 
@@ -68,6 +71,13 @@ def test_moves_that_do_not_have_a_scale_a_row_are_not_joined(scale):
     codes = torch.zeros(256, K, dtype=torch.float8_e4m3fn)
     first, second = (Move(codes[a : a + 128], scale, a, 1, a * K, K) for a in (0, 128))
     assert not first.followed_by(second)
+
+
+def test_only_int8_codes_are_those_of_exact_values():
+    codes = torch.zeros(4, K, dtype=torch.float8_e4m3fn)
+    for how in ({"exact": True}, {"given_N": torch.ones(4)}):
+        with pytest.raises(ValueError, match=r"torch\.float8_e4m3fn: only int8 codes have them"):
+            Move(codes, torch.zeros(4), **how)
 
 
 @pytest.mark.parametrize(("first_row", "rows"), [(0, 1), (1, 63), (1, 64), (63, 2), (64, 130), (2**33 + 1, 200)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from kernel_modules import Kernels
-from move_cases import COPIES, DTYPES, LAYOUTS, Case, awkward_values, cases, check, new_counters
+from move_cases import COPIES, DTYPES, EXACT, LAYOUTS, Case, awkward_values, cases, check, new_counters
 
 from ascend_quant import batch, oracle, refit
 from ascend_quant.kernels import npu
@@ -16,7 +16,7 @@ from ascend_quant.refit import Refit
 from ascend_quant.resident import QuantizedWeight, ResidentWeight
 
 HERE = Kernels(npu, torch.device("cpu"))
-NPU_KINDS = ("int8", *COPIES)
+NPU_KINDS = ("int8", *EXACT, *COPIES)
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
@@ -35,6 +35,7 @@ def test_many_in_one_batch(monkeypatch, together, dtype):
         values = awkward_values(5 + i, 16, dtype, i)
         batch += [Case("int8", values, layout, columns, first_row=60 * i, weight=2 * i + 1) for _ in range(2)]
         batch.append(Case("fp32", values, layout, columns, first_row=i))
+        batch += [Case(kind, values, layout, columns, first_row=7 * i, weight=2 * i + 1) for kind in EXACT]
     check(HERE, batch)
 
 
@@ -64,12 +65,21 @@ def test_what_is_not_finite_is_counted_by_source_across_blocks_of_counters():
     assert counters.read()[2] == {3: 1, 4096: 2, 4999: 1}
 
 
-def test_what_is_not_finite_elsewhere_in_the_whole_rows_is_seen():
+@pytest.mark.parametrize("kind", ["int8", "int8_exact"])
+def test_what_is_not_finite_elsewhere_in_the_whole_rows_is_seen(kind):
     values = torch.ones(5, 6)
     values[2, 3] = math.inf
     counters = new_counters(HERE.device, 1, npu.Counters)
-    npu.write([Case("int8", values, columns=slice(0, 2)).prepare(HERE.device, 0)], counters)
+    npu.write([Case(kind, values, columns=slice(0, 2)).prepare(HERE.device, 0)], counters)
     assert counters.read()[2] == {0: 1}
+
+
+def test_what_is_not_finite_is_counted_with_given_scales_too():
+    values = torch.ones(5, 6)
+    values[2, 3] = math.nan
+    counters = new_counters(HERE.device, 2, npu.Counters)
+    npu.write([Case("int8_given", values).prepare(HERE.device, 1)], counters)
+    assert counters.read()[2] == {1: 1}
 
 
 def test_fp8_is_refused():

@@ -18,7 +18,9 @@ BELOW = 10  # |x| < absmax / 2**9 has the code 0
 @pytest.mark.parametrize("exponent", [127, 60, 0, -80, -99, -100, -101, -120, -126, -133])
 def test_every_pair_of_mantissas_equals_the_oracle(cuda, monkeypatch, exponent):
     if cuda.interpreted:  # a step of the interpreter costs the same for many elements as for few
-        monkeypatch.setattr(cuda.module, "tiling", lambda length: (4096, 128, 1, (("num_warps", 4), ("maxnreg", 64))))
+        monkeypatch.setattr(
+            cuda.module, "tiling", lambda length, kind: (4096, 128, 1, (("num_warps", 4), ("maxnreg", 64)))
+        )
     mantissas = torch.arange(128, 256, dtype=torch.float64) / 128
     largest = mantissas * 2.0**exponent
     exponents = 2.0 ** torch.arange(exponent - BELOW + 1, exponent + 1)

@@ -24,9 +24,10 @@ POINTERS = {"table": "*i64", "starts": "*i64", "totals": "*i64"}
 
 def stack_of(kind: str, length: int, whole: int, folder: Path) -> int:
     """Bytes of memory that each thread of `write_rows` needs beside its registers."""
-    width, at_once, repeat, options = cuda.tiling(length)
+    width, at_once, repeat, options = cuda.tiling(length, kind)
+    read = tl.float32 if kind in ("int8_exact", "int8_given") else tl.bfloat16
     target = {"copy": tl.bfloat16}.get(kind, tl.int8)
-    constants = (kind, tl.bfloat16, target, length, whole, width, at_once, repeat, True, True, Counters.SPREAD, SAMPLE)
+    constants = (kind, read, target, length, whole, width, at_once, repeat, True, True, Counters.SPREAD, SAMPLE)
     kernel = triton_rows.write_rows
     names = kernel.arg_names
     given = dict(zip(names[-len(constants) :], constants, strict=True))
@@ -49,6 +50,13 @@ def stack_of(kind: str, length: int, whole: int, folder: Path) -> int:
         ("int8", 5120, 0),
         ("int8", 27648, 0),
         ("int8", 9472, 18944),  # half of a row-parallel layer
+        ("int8_exact", 768, 0),
+        ("int8_exact", 2048, 0),
+        ("int8_exact", 27648, 0),
+        ("int8_exact", 9472, 18944),
+        ("int8_given", 768, 0),
+        ("int8_given", 5120, 0),
+        ("int8_given", 27648, 0),
         ("fp8", 5120, 0),
         ("copy", 3584, 0),
     ],

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from move_cases import DTYPES, KINDS, QUANTIZED, Case, awkward_values, cases, check, new_counters, written
+from move_cases import DTYPES, EXACT, KINDS, QUANTIZED, Case, awkward_values, cases, check, new_counters, written
 
 from ascend_quant import oracle
 from ascend_quant.kernels.moves import Counters, Job, Move, Moves
@@ -27,6 +27,8 @@ def test_rows_of_any_length_equal_the_oracle(kernels, length):
     values = awkward_values(3, length, DTYPES[length % 3], length)
     layout = "shifted" if length % 2 else "aligned"
     check(kernels, [Case(kind, values, layout, first_row=63, weight=2**32 - 1)])
+    exact = EXACT[LENGTHS.index(length) // 2 % 2]
+    check(kernels, [Case(exact, awkward_values(3, length, torch.float32, length + 1), layout, first_row=63, weight=3)])
 
 
 def test_many_moves_of_few_rows_are_told_apart(kernels):
@@ -62,13 +64,15 @@ def test_one_scale_of_a_slice_comes_from_the_whole_rows(kernels):
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_receipt_the_same_bytes_are_written_and_nothing_is_counted(kernels, kind):
     counters = written(kernels, [Case(kind, awkward_values(150, 20, torch.float16, 3))], receipt=False)
-    assert counters.read() == (0, 0, {})
+    assert counters.read() == (0, 0, {}) and counters.clamped == 0
 
 
 @pytest.mark.parametrize(
     ("kind", "layout", "columns", "rows"),
     [
         ("int8", "columns", slice(3, 17), 10),
+        ("int8_exact", "columns", slice(3, 17), 10),
+        ("int8_given", "columns", slice(3, 17), 10),
         ("fp8", "columns transposed", slice(3, 17), 10),
         ("int8", "transposed", slice(None), 10),
         ("int8", "columns", slice(0, 1), 1),
@@ -91,7 +95,7 @@ def test_sources_in_host_memory_travel_in_parts(cuda, monkeypatch, kind, layout,
     counters = new_counters(cuda.device, 2)
     cuda.module.write(jobs, counters)
     case.check_written()
-    assert counters.read() == (case.changed(), case.digest(), {})
+    assert counters.read() == (case.changed(), case.digest(), {}) and counters.clamped == case.clamped()
 
 
 def test_a_move_takes_another_source_each_time(kernels):
@@ -159,7 +163,7 @@ def test_what_is_not_finite_is_counted_by_source(kernels, kind, dtype):
     counters = new_counters(kernels.device, 3)
     kernels.module.write(jobs, counters, receipt=False)
     assert counters.read()[2] == {1: 4, 2: 1}
-    if kind in ("int8", "fp8"):  # the other rows are as ever
+    if kind in ("int8", "int8_exact", "fp8"):  # the other rows are as ever
         move, _, _ = next(jobs[1].each())
         good = [row for row in range(50) if row not in (3, 40, 49)]
         expected = Case(kind, sources[1][good])
@@ -191,7 +195,30 @@ def test_a_float32_that_becomes_infinite_on_the_way_is_counted(kernels, kind):
     assert counters.read()[2] == {0: 1, 1: 3}
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8", "fp8_tensor"])
+@pytest.mark.parametrize("kind", EXACT)
+def test_a_float32_that_is_taken_as_it_is_may_be_larger_than_any_bf16(kernels, kind):
+    values = torch.ones(5, 6)
+    values[2, 3] = 3.4e38
+    check(kernels, [Case(kind, values)])
+    values[4, 1] = math.inf
+    counters = new_counters(kernels.device, 1)
+    kernels.module.write([Case(kind, values).prepare(kernels.device, 0)], counters)
+    assert counters.read()[2] == {0: 1}
+
+
+def test_codes_lost_to_given_scales_are_counted_beside_those_that_are_not(kernels):
+    values = torch.tensor([[1.0, -1.0, 1.26, -1.28, -1.29, 1e30], [0.0, -0.0, 3.0, 0.0, 0.0, 0.0]])
+    source, given_N = values.to(kernels.device), torch.tensor([0.01, 0.0], device=kernels.device)
+    codes, scale_N = torch.zeros(2, 6, dtype=torch.int8, device=kernels.device), torch.ones_like(given_N)
+    counters = new_counters(kernels.device, 1)
+    kernels.module.write([Job.of(Move.of(source, codes, scale_N, given_N=given_N), source)], counters)
+    counters.read()
+    assert counters.clamped == 3  # -129, a huge one, and what a scale of 0 makes of 3
+    assert codes.tolist() == [[100, -100, 126, -128, -128, 127], [0] * 6]
+    assert torch.equal(scale_N, given_N)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int8_exact", "fp8", "fp8_tensor"])
 def test_what_is_not_finite_elsewhere_in_the_whole_rows_is_seen(kernels, kind):
     values = torch.ones(5, 6)
     values[2, 3] = math.nan

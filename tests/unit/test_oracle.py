@@ -320,3 +320,38 @@ def test_added_digests_are_weighted_half_by_half():
 def test_the_digest_of_a_multiple_is_the_multiple_of_the_digest():
     values = any_bits((6, 5), torch.int8, 3).to(torch.int32)
     assert oracle.digest(values * 9) == oracle.add_digests(oracle.digest(values), weights=[9])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10**6), st.sampled_from([torch.bfloat16, torch.float16, torch.float32]), st.booleans())
+def test_smoothed_is_two_float32_products(seed, dtype, vector):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (7,) if vector else (5, 7)
+    w, out, into = (torch.randn(size, generator=generator) for size in (shape, shape[:1], shape[-1:]))
+    w, before = w.to(dtype), w.to(dtype).clone()
+    rounded = w.to(torch.bfloat16).float().numpy()
+    first = rounded * (out.numpy() if vector else out.numpy()[:, None])
+    for factors, expected in (((out, into), first * into.numpy()), ((out, None), first), ((None, None), rounded)):
+        found = oracle.smoothed(w, *factors)
+        assert found.dtype == torch.float32 and np.array_equal(found.numpy(), expected)
+    assert torch.equal(w, before)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 10**6))
+def test_given_scales_round_half_to_even_and_lose_what_they_cannot_hold(seed):
+    generator = torch.Generator().manual_seed(seed)
+    halves = torch.randint(-300, 300, (4, 9), generator=generator) / 2
+    scale = torch.tensor([0.5, 2.0**-30, 0.03, 0.0])
+    x_NK = torch.where(scale[:, None] > 0, halves * scale[:, None], halves)
+    codes, lost = oracle.quantize_given(x_NK, scale)
+    for row in range(4):
+        for column in range(9):
+            x = Fraction(x_NK[row, column].item())
+            if scale[row] == 0:
+                assert codes[row, column] == 0 and bool(lost[row, column]) == (x != 0)
+                continue
+            quotient = np.float32(float(x / Fraction(scale[row].item())))  # rounded twice, which does no harm here
+            rounded = round(Fraction(float(quotient)))  # Python's: half to even
+            assert codes[row, column] == min(max(rounded, -128), 127)
+            assert bool(lost[row, column]) == (not -128 <= rounded <= 127)

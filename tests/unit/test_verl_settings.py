@@ -4,8 +4,10 @@ import pytest
 
 pytest.importorskip("omegaconf", reason="the verl adapter needs verl")
 
+import yaml
 from omegaconf import OmegaConf
 
+from ascend_quant.flashrl.files import ConfigError
 from ascend_quant.integrations.verl import settings
 from ascend_quant.refit import RefitError
 
@@ -28,8 +30,26 @@ def test_wants_refits(rollout):
 
 
 @pytest.mark.parametrize("rollout", [{}, {"quantization": "fp8"}, {"engine_kwargs": {"vllm": {"seed": 1}}}])
-def test_leaves_other_runs_to_verl(rollout):
+def test_leaves_other_runs_to_verl(rollout, monkeypatch):
+    monkeypatch.delenv("FLASHRL_CONFIG", raising=False)
     assert not settings.wants_refits(config(**rollout))
+
+
+@pytest.mark.parametrize(
+    ("functions", "wanted"), [(["int8"], True), (["int8", "bf16"], True), (["fp8"], False), (["int8", "fp8"], False)]
+)
+def test_flashrls_variable_wants_refits_for_our_schemes(functions, wanted, tmp_path, monkeypatch):
+    path = tmp_path / "flashrl.yaml"
+    path.write_text(yaml.safe_dump({"configs": [{"fn": function} for function in functions]}))
+    monkeypatch.setenv("FLASHRL_CONFIG", str(path))
+    assert settings.wants_refits(config()) is wanted
+    assert settings.wants_refits(config(quantization="ascend_quant"))
+
+
+def test_flashrls_variable_with_a_value_that_is_not_valid(monkeypatch):
+    monkeypatch.setenv("FLASHRL_CONFIG", "int9")
+    with pytest.raises(ConfigError, match=r"FLASHRL_CONFIG='int9'.*Valid are: int8"):
+        settings.wants_refits(config())
 
 
 def test_a_run_that_can_have_refits_passes(tmp_path, monkeypatch):

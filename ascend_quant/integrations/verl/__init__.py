@@ -5,6 +5,7 @@
 plugin.py     loaded by every `import verl`: the cpu platform (platform.py) and the deviations (versions.py)
 main_ppo.py   the run's entry, runner.py its task runner, settings.py what its configuration asks for
 replica.py    the engine's server, trainer.py the trainer, both with the refits' receipts (receipts.py)
+              and, of several replicas, the mismatch of each (replica_mismatch.py)
 sender.py     the trainer's side of the weight sync: digests behind the weights
 worker.py     the engine's side, inside its workers; receiver.py its transport
 leftovers.py  what killed runs leave behind

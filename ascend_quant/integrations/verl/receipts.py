@@ -1,38 +1,62 @@
-"""From the receipts of every engine worker to the metrics of one step, and the proof that the replicas agree."""
+"""From the receipts of every engine worker to the metrics of one step, and the proof that the replicas agree.
+
+With several replicas there are the same figures for each: refit/replica0/milliseconds beside refit/milliseconds.
+"""
 
 from ascend_quant.refit import RefitError
 
 Receipt = dict[str, float]
+PREFIX = "refit/"
 
 
-def merge(replicas: list[list[Receipt | None]]) -> Receipt:
-    """One step's metrics from each replica's receipts in the order of its tensor-parallel ranks."""
-    receipts = [receipt for ranks in replicas for receipt in ranks]
+def merge(replicas: dict[int, list[Receipt | None]], quantizations: dict[int, str | None]) -> Receipt:
+    """One step's metrics.
+
+    Args:
+        replicas: receipts by the replica's rank, those of a replica in the order of its workers.
+        quantizations: by the same ranks, how a replica serves; those that serve alike have the same bytes.
+
+    Raises:
+        RefitError: a worker has no receipt, or replicas that serve alike have different bytes.
+    """
     _check_all_there(replicas)
-    _check_digests(replicas)
+    _check_digests(replicas, quantizations)
+    each = {rank: _combine(receipts) for rank, receipts in replicas.items()}
+    metrics = _combine([*each.values()])
+    metrics["refit/clamped"] = max(receipt["refit/clamped"] for receipt in each.values())  # of one model, not of all
+    if len(each) > 1:
+        for rank, receipt in each.items():
+            metrics |= {name.replace(PREFIX, f"{PREFIX}replica{rank}/", 1): value for name, value in receipt.items()}
+    return metrics
+
+
+def _combine(receipts: list[Receipt]) -> Receipt:
     return {
         **receipts[0],
         "refit/milliseconds": max(receipt["refit/milliseconds"] for receipt in receipts),
         "refit/nonfinite": sum(receipt["refit/nonfinite"] for receipt in receipts),
+        "refit/clamped": sum(receipt["refit/clamped"] for receipt in receipts),
         "refit/proved": min(receipt["refit/proved"] for receipt in receipts),
         "refit/changed": sum(receipt["refit/changed"] for receipt in receipts) / len(receipts),
     }
 
 
-def _check_all_there(replicas: list[list[Receipt | None]]) -> None:
-    missing = [(i, rank) for i, ranks in enumerate(replicas) for rank, receipt in enumerate(ranks) if receipt is None]
-    if missing:
+def _check_all_there(replicas: dict[int, list[Receipt | None]]) -> None:
+    found = [(rank, worker, receipt) for rank, receipts in replicas.items() for worker, receipt in enumerate(receipts)]
+    if missing := [(rank, worker) for rank, worker, receipt in found if receipt is None]:
         raise RefitError(
-            f"no receipt from (replica, rank) {missing}: these engine workers never completed a refit, "
+            f"no receipt from (replica, worker) {missing}: these engine workers never completed a refit, "
             "or vLLM built their model without the ascend_quant plugin"
         )
 
 
-def _check_digests(replicas: list[list[Receipt]]) -> None:
-    for rank, receipts in enumerate(zip(*replicas, strict=True)):
-        digests = [receipt["refit/digest"] for receipt in receipts]
-        if len(set(digests)) > 1:
-            raise RefitError(
-                f"the replicas serve different weights: digests {digests} at tensor-parallel rank {rank}. "
-                "A replica missed a sync, or its memory is broken: restart the run"
-            )
+def _check_digests(replicas: dict[int, list[Receipt]], quantizations: dict[int, str | None]) -> None:
+    for quantization in set(quantizations.values()):
+        alike = [rank for rank in replicas if quantizations[rank] == quantization]
+        for worker, receipts in enumerate(zip(*(replicas[rank] for rank in alike), strict=True)):
+            digests = [receipt["refit/digest"] for receipt in receipts]
+            if len(set(digests)) > 1:
+                raise RefitError(
+                    f"the replicas {alike} serve different weights: digests {digests} at worker {worker} of each. "
+                    "A replica missed a sync, or its memory is broken: restart the run"
+                )

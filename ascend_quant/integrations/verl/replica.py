@@ -1,19 +1,32 @@
-"""verl's vLLM replica with our worker extension and with the refits' receipts."""
+"""verl's vLLM replica with our worker extension, with the refits' receipts, and with its rank on every sample."""
 
 from typing import Any
 
 import ray
+from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
+from ascend_quant.integrations.verl import versions
 from ascend_quant.integrations.verl.leftovers import remove_leftovers
+from ascend_quant.integrations.verl.replica_mismatch import REPLICA
 from ascend_quant.integrations.verl.settings import QUANTIZATION, wants_proof
 from ascend_quant.integrations.vllm import log_with_vllm
 
 
 class RefitHttpServer(vLLMHttpServer):
     async def refit_receipts(self) -> list[dict[str, float] | None]:
-        """The last refit's metrics of each tensor-parallel rank."""
-        return await self.engine.collective_rpc("refit_receipt")
+        """The last refit's metrics of each worker: engine by engine, in the order of their tensor-parallel ranks."""
+        engines = await versions.ask_every_engine(self.engine, "refit_receipt")
+        return [receipt for workers in engines for receipt in workers]
+
+    async def refit_quantization(self) -> str | None:
+        """How the replica serves: its quantization's options; None if it is not ours."""
+        return (await self.engine.collective_rpc("refit_quantization"))[0]
+
+    async def generate(self, *args: Any, **kwargs: Any) -> TokenOutput:
+        output = await super().generate(*args, **kwargs)
+        output.extra_fields[REPLICA] = self.replica_rank
+        return output
 
     def _post_init(self, cuda_visible_devices: str) -> None:
         super()._post_init(cuda_visible_devices)

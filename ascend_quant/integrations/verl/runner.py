@@ -29,7 +29,9 @@ def use_refits(trainer_mode: str) -> None:
 
     from ascend_quant.integrations.verl.replica import load
     from ascend_quant.integrations.verl.trainer import with_refits
+    from ascend_quant.integrations.vllm import log_with_vllm
 
+    log_with_vllm()  # replica.py imports vLLM's server, which leaves the root logger's handler at ERROR
     RolloutReplicaRegistry.register("vllm", load)
     versions.replace_trainer(trainer_mode, with_refits(get_trainer_cls(trainer_mode)))
 

@@ -4,6 +4,8 @@ import os
 from importlib.metadata import entry_points
 from typing import Any
 
+from ascend_quant.flashrl.config import resolve
+from ascend_quant.flashrl.variables import from_environment
 from ascend_quant.integrations.vllm import NAME as QUANTIZATION
 from ascend_quant.refit import RefitError
 
@@ -12,8 +14,18 @@ OPTIONS = ("proof",)  # of rollout.engine_kwargs.ascend_quant
 
 
 def wants_refits(config: Any) -> bool:
-    """Whether the run's rollout engine is to be built by our vLLM plugin."""
-    return QUANTIZATION in _quantizations(config.actor_rollout_ref.rollout).values()
+    """Whether the run's rollout engine is to be built by our vLLM plugin, by its settings or by FLASHRL_CONFIG.
+
+    Raises:
+        VariableError, ConfigError: a FLASHRL_* variable that does not exist, or holds what it may not.
+    """
+    return QUANTIZATION in _quantizations(config.actor_rollout_ref.rollout).values() or _flashrl_wants_refits()
+
+
+def _flashrl_wants_refits() -> bool:
+    """Whether FLASHRL_CONFIG gives every replica to our plugin, and none to vLLM's own FP8."""
+    asked = from_environment(os.environ).config
+    return asked is not None and all(replica.function.scheme for replica in resolve(asked).replicas)
 
 
 def _quantizations(rollout: Any) -> dict[str, str]:

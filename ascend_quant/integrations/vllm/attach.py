@@ -16,10 +16,13 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 
-from ascend_quant.integrations.vllm.inventory import make_plain, residents_of, skipped_names
+from ascend_quant.integrations.vllm.inventory import residents_of, skipped_names
 from ascend_quant.integrations.vllm.loading import Loading, guard, storage_of
 from ascend_quant.integrations.vllm.lying import lent
+from ascend_quant.kernels import kernels_for
+from ascend_quant.profile import rules
 from ascend_quant.refit import Refit, RefitError
+from ascend_quant.smoothing import Smoothing
 
 logger = logging.getLogger(__name__)
 
@@ -28,25 +31,54 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     """Take over `model`'s parameters, load_weights and compute_logits.
 
     Raises:
-        RefitError: a layer type or a parallel layout that the plugin cannot serve.
+        RefitError: a layer type, a parallel layout or a profile that the plugin cannot serve.
+        ProfileError: the profile cannot be read, or its numbers are none to compute with.
     """
     parallel = vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
         raise RefitError(f"pipeline_parallel_size={parallel.pipeline_parallel_size}: ascend_quant serves 1 only")
-    make_plain(model, vllm_config.quant_config.plain)
+    vllm_config.quant_config.make_plain(model)
     residents = residents_of(model)
     # experts that move between ranks (EPLB) have no lasting place
     plans = not getattr(parallel, "enable_eplb", False)
-    refit = Refit(list(residents.values()), buffer_of=_buffers_of(model), plans=plans)
+    skipped = skipped_names(model, vllm_config)
+    smoothing = _smoothing(vllm_config.quant_config, next(iter(residents.values())).tensor.device, skipped)
+    refit = Refit(list(residents.values()), buffer_of=_buffers_of(model), plans=plans, smoothing=smoothing)
     model.ascend_quant_refit = refit
-    _take_load_weights(model, refit, vllm_config)
+    _take_load_weights(model, refit, vllm_config, skipped)
     _take_compute_logits(model, refit)
     _take_post_load_pass(model, refit, dummy=str(vllm_config.load_config.load_format) == "dummy")
-    kinds = Counter("int8" if resident.codes else "plain" for resident in refit.residents)
-    scheme = vllm_config.quant_config.scheme
-    text = "scheme %s (%s): %d int8 parameters, %d in their own dtype"
-    logger.info(text, scheme.name, scheme.summary, kinds["int8"], kinds["plain"])
+    _tell(refit, vllm_config.quant_config)
     return refit
+
+
+def _tell(refit: Refit, config) -> None:
+    """One line: the scheme, how much is quantized and what is left alone, what will multiply."""
+    kinds = Counter("int8" if resident.codes else "plain" for resident in refit.residents)
+    product = kernels_for(refit.residents[0].tensor.device).PRODUCT if kinds["int8"] else "as without quantization"
+    text = "scheme %s (%s): %d int8 parameters, %d in their own dtype; products: %s%s"
+    head = "; logits in float32" if config.options.lm_head_fp32 else ""
+    logger.info(text, config.scheme.name, config.scheme.summary, kinds["int8"], kinds["plain"], product, head)
+
+
+def _smoothing(config, device: torch.device, skipped: Callable[[str], bool]) -> Smoothing | None:
+    """What the config's profile does with each tensor.
+
+    Raises:
+        ProfileError, RefitError: see `attach`.
+    """
+    if config.options.profile is None:
+        return None
+    profile = rules.load(config.options.profile)
+    if profile.scheme != config.scheme.name:
+        raise RefitError(
+            f"profile {config.options.profile} is for scheme {profile.scheme}, the engine's is {config.scheme.name}: "
+            "make a profile of that scheme, or leave the option profile out"
+        )
+    smoothing = Smoothing(profile, config.options.frozen_scales, device, skipped)
+    how = "frozen" if config.options.frozen_scales else "fresh"
+    logger.info("profile %s: %d parameters smoothed, scales %s", config.options.profile, len(profile.rules), how)
+    return smoothing
 
 
 def _buffers_of(model: nn.Module) -> Callable[[str], torch.Tensor]:
@@ -64,7 +96,7 @@ def _buffers_of(model: nn.Module) -> Callable[[str], torch.Tensor]:
     return buffer_of
 
 
-def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig) -> None:
+def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, skipped: Callable[[str], bool]) -> None:
     parallel = vllm_config.parallel_config
     shards = parallel.tensor_parallel_size
     if parallel.enable_expert_parallel:
@@ -74,7 +106,6 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig) 
         storages[storage_of(resident.data)] = resident
         for scale, _ in resident.tensors()[1:]:
             storages[storage_of(scale)] = None
-    skipped = skipped_names(model, vllm_config)
     original = model.load_weights
     running = []
     for name, parameter in model.named_parameters():

@@ -3,7 +3,9 @@
     LLM(model, quantization="ascend_quant",
         hf_overrides={"quantization_config": {"quant_method": "ascend_quant", "scheme": "int8", "ignore": [..]}})
 
-`ignore` takes vLLM's usual patterns: a layer's full name, or "re:" and a regular expression.
+All options: options.py. `ignore` takes vLLM's usual patterns: a layer's full name, or "re:" and a regular expression.
+`profile` is a file that `ascend-quant profile` has written; with `frozen_scales` its scales are used, otherwise every
+refit finds its own.
 Embeddings, lm_head, norms and MoE routers always keep their dtype.
 """
 
@@ -15,9 +17,11 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
+from ascend_quant.integrations.vllm.inventory import make_plain
 from ascend_quant.integrations.vllm.linear import Int8LinearMethod
 from ascend_quant.integrations.vllm.moe import Int8ExpertsMethod, PlainExpertsMethod
-from ascend_quant.integrations.vllm.plain import PlainEmbeddingMethod, PlainLinearMethod
+from ascend_quant.integrations.vllm.options import Options
+from ascend_quant.integrations.vllm.plain import Float32HeadMethod, PlainEmbeddingMethod, PlainLinearMethod
 from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER
 from ascend_quant.schemes import get_scheme
 
@@ -25,44 +29,50 @@ ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
 class AscendQuantConfig(QuantizationConfig):
-    """Options of `quantization="ascend_quant"`.
+    """`quantization="ascend_quant"`.
 
     Args:
-        scheme: a name from `ascend_quant.schemes`.
-        ignore: layers that keep their dtype.
+        options: fields of `Options`.
 
     Attributes:
-        options: what `quantization_config` may hold.
-        plain: our methods for layers that vLLM has built with its own, unquantized ones.
+        Options: what `quantization_config` may hold.
+        PLAIN: our methods for layers that vLLM has built with its own, unquantized ones.
     """
 
-    options: tuple[str, ...] = ("quant_method", "scheme", "ignore")
-    plain: ClassVar[dict[type, type]] = {
-        UnquantizedLinearMethod: PlainLinearMethod,
-        UnquantizedEmbeddingMethod: PlainEmbeddingMethod,
-    }
+    Options: ClassVar[type[Options]] = Options
+    PLAIN: ClassVar[dict[type, type]] = {UnquantizedLinearMethod: PlainLinearMethod}
 
-    def __init__(self, scheme: str = "int8", ignore: list[str] | None = None):
+    def __init__(self, **options: Any):
         super().__init__()
-        if isinstance(ignore, str):  # list() would take it for names of one letter, and ignore nothing
-            raise ValueError(f"ascend_quant option ignore={ignore!r}: give a list, [{ignore!r}]")
-        self.scheme = get_scheme(scheme)
-        self.ignore = list(ignore or [])
+        self._set(self.Options(**options))
+
+    def _set(self, options: Options) -> None:
+        self.options, self.scheme = options, get_scheme(options.scheme)
 
     def __repr__(self) -> str:
-        return f"AscendQuantConfig(scheme={self.scheme.name}, ignore={self.ignore})"
+        return f"{type(self).__name__}({self.options})"
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "AscendQuantConfig":
         """From `quantization_config`; raises ValueError on an option that does not exist."""
-        _, *options = cls.options
-        if unknown := sorted(set(config) - set(cls.options)):
-            raise ValueError(f"unknown ascend_quant option {unknown[0]!r}; the options are: {', '.join(options)}")
-        return cls(**{option: config[option] for option in options if option in config})
+        return cls(**vars(cls.Options.of(config)))
+
+    @property
+    def embedding(self) -> type:
+        """The method of embeddings and heads."""
+        return Float32HeadMethod if self.options.lm_head_fp32 else PlainEmbeddingMethod
+
+    def make_plain(self, model: torch.nn.Module) -> None:
+        """Give layers that vLLM has built with its own unquantized methods ours instead; see `inventory.make_plain`."""
+        make_plain(model, {**self.PLAIN, UnquantizedEmbeddingMethod: self.embedding})
+
+    def choose(self, rank: int) -> None:
+        """Take the options of data-parallel replica `rank`."""
+        self._set(self.options.of_replica(rank))
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         if isinstance(layer, VocabParallelEmbedding):
-            return PlainEmbeddingMethod()
+            return self.embedding()
         if isinstance(layer, LinearBase):
             return Int8LinearMethod() if self._quantizes(prefix) else PlainLinearMethod()
         if isinstance(layer, EXPERTS_LAYER):
@@ -73,7 +83,7 @@ class AscendQuantConfig(QuantizationConfig):
     def _quantizes(self, prefix: str) -> bool:
         if not self.scheme.quantized or prefix.rsplit(".", 1)[-1] in ROUTERS:
             return False
-        return not should_ignore_layer(prefix, self.ignore, self.packed_modules_mapping)
+        return not should_ignore_layer(prefix, self.options.ignore, self.packed_modules_mapping)
 
     def get_name(self) -> str:
         return "ascend_quant"

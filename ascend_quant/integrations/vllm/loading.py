@@ -40,7 +40,7 @@ class Loading(TorchDispatchMode):
 
     def feed(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
         """Place tensors by plan; pass the others on to vLLM's loader, one at a time, and check what became of each."""
-        for group in together(weights):
+        for group in together(self.refit.smoothed(weights)):
             for name, tensor in self.refit.place(group):
                 self.source = Source(name, tensor, self.refit.batch.new_sources([(name, tensor.numel())]))
                 yield from per_expert(name, tensor)
@@ -125,7 +125,8 @@ class Loading(TorchDispatchMode):
         own = source.holds(shard)
         base = source.tensor if own else shard
         whole = source.whole_rows(shard) if own else None
-        moves = self.refit.write(source.slot, resident, target, shard, whole, base)
+        exact, given = self._by_profile(resident, shard, own)
+        moves = self.refit.write(source.slot, resident, target, shard, whole, base, exact, given)
         source.taken += shard.numel()
         source.padded |= resident.padded
         if own and source.tensor.is_contiguous():
@@ -135,6 +136,18 @@ class Loading(TorchDispatchMode):
             source.entry.by_loader = True
         if not own:
             self._flush()  # a loader's own tensor lives until it returns
+
+    def _by_profile(self, resident: ResidentWeight, shard: torch.Tensor, own: bool) -> tuple[bool, torch.Tensor | None]:
+        """Whether the shard is quantized as it is, and its rows' frozen scales."""
+        smoothing, source = self.refit.smoothing, self.source
+        if smoothing is None:
+            return False, None
+        quantized = bool(resident.codes)
+        smoothing.note(source.name, quantized)
+        scale_N = smoothing.scale_of(source.name) if quantized else None
+        if scale_N is not None and not own:
+            raise RefitError(f"{source.name}: vLLM rearranges it, so its frozen scales do not fit; use fresh ones")
+        return smoothing.is_exact(source.name), None if scale_N is None else source.of_rows(scale_N, shard)
 
     def _name(self) -> str:
         return self.source.name if self.source is not None else "a tensor of unknown name"
@@ -169,6 +182,15 @@ class Source:
         mine = self.tensor
         same = shard.dtype == mine.dtype and shard.device == mine.device
         return same and shard.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
+
+    def of_rows(self, per_row: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
+        """The part of a per-row tensor that belongs to the rows of `shard`, a view of this contiguous matrix."""
+        length = self.tensor.shape[1]
+        strides = shard.stride()[:-1]
+        if shard.stride(-1) != 1 or any(stride % length for stride in strides):
+            raise RefitError(f"{self.name}: vLLM takes its columns for rows, so its frozen scales do not fit")
+        first = (shard.storage_offset() - self.tensor.storage_offset()) // length
+        return per_row.as_strided(shard.shape[:-1], [stride // length for stride in strides], first)
 
     def whole_rows(self, shard: torch.Tensor) -> torch.Tensor | None:
         """The complete rows of this tensor that `shard`, a view of it, is a slice of; None if there are no such."""

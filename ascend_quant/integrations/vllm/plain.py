@@ -11,6 +11,7 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
 from ascend_quant.integrations.vllm.versions import PACKS_PLAIN_WEIGHTS
+from ascend_quant.kernels import kernels_for
 
 
 class FromResident:
@@ -29,6 +30,14 @@ class PlainLinearMethod(FromResident, UnquantizedLinearMethod):
 
 class PlainEmbeddingMethod(FromResident, UnquantizedEmbeddingMethod):
     """An embedding or a language-model head."""
+
+
+class Float32HeadMethod(PlainEmbeddingMethod):
+    """A language-model head whose logits are float32; looking tokens up stays as it is, where the two are tied."""
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        logits = kernels_for(x.device).float32_product(x, layer.weight)
+        return logits if bias is None else logits + bias.float()
 
 
 def after_loading(layer: torch.nn.Module) -> None:

@@ -9,6 +9,8 @@ workers do not sleep); older APIs are probed for, not yet run.
 | refuse_requests  | an error in a forward pass ends the engine; refuse at the door instead  |
 |                  | (there too: what old weights left in the prefix cache is forgotten)     |
 | follow_sleep     | sleep mode unmaps the residents, level 2 forgets their bytes            |
+| before_engines   | nothing lets a plugin add to the arguments that an engine starts with   |
+| after_start      | nothing calls a plugin once an engine is ready, its graphs captured     |
 """
 
 import logging
@@ -81,6 +83,7 @@ def install() -> None:
     attach_to_models()
     reload_in_place()
     refuse_requests()
+    after_start()
 
 
 def routes_by_itself() -> bool:
@@ -134,8 +137,11 @@ def attach_to_models() -> None:
             from ascend_quant.integrations.vllm.attach import attach
             from ascend_quant.integrations.vllm.config import AscendQuantConfig
 
+            ours = isinstance(vllm_config.quant_config, AscendQuantConfig)
+            if ours:
+                vllm_config.quant_config.choose(replica_of(vllm_config.parallel_config))
             model = original(vllm_config, *args, **kwargs)
-            if isinstance(vllm_config.quant_config, AscendQuantConfig):
+            if ours:
                 attach(model, vllm_config)
                 follow_sleep()
             return model
@@ -143,6 +149,50 @@ def attach_to_models() -> None:
         return initialize_model
 
     replace_everywhere(base_loader.initialize_model, make)
+
+
+def replica_of(parallel_config) -> int:
+    """Which of vLLM's data-parallel replicas this process belongs to, from 0."""
+    # since vLLM 0.14 the rank of a dense model's replica is 0, as if there were no others
+    return getattr(parallel_config, "data_parallel_index", parallel_config.data_parallel_rank)
+
+
+def before_engines(act: Callable[[object], None]) -> None:
+    """Call `act` with vLLM's EngineArgs before an engine's configuration is made from them; once a process."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    original = EngineArgs.create_engine_config
+    if getattr(original, MARK, False):
+        return
+
+    @wraps(original)
+    def create_engine_config(self, *args, **kwargs):
+        act(self)
+        return original(self, *args, **kwargs)
+
+    setattr(create_engine_config, MARK, True)
+    EngineArgs.create_engine_config = create_engine_config
+
+
+def after_start() -> None:
+    """Carry out the option `test_reload` in every new engine: its workers reload, while nobody waits for them yet."""
+    from vllm.v1.engine.core import EngineCore
+
+    original = EngineCore.__init__
+
+    @wraps(original)
+    def started(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        if _wants_reloads(self.vllm_config.quant_config):
+            from ascend_quant.integrations.vllm.reload_test import reload_twice
+
+            self.model_executor.collective_rpc(reload_twice)
+
+    EngineCore.__init__ = started
+
+
+def _wants_reloads(config) -> bool:
+    return getattr(config, "get_name", str)() == NAME and config.options.test_reload
 
 
 def reload_in_place() -> None:

@@ -3,16 +3,17 @@
 nz: whether linear layers are kept in FRACTAL_NZ, the default, or plain. Experts lie as vllm-ascend has them.
 """
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
-from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from ascend_quant.integrations.vllm import NAME
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
-from ascend_quant.integrations.vllm.plain import PlainEmbeddingMethod
+from ascend_quant.integrations.vllm.options import Options
 from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER
 from ascend_quant.integrations.vllm_ascend.experts import Int8NpuExpertsMethod
 from ascend_quant.integrations.vllm_ascend.linear import Int8NpuLinearMethod
@@ -23,26 +24,29 @@ from ascend_quant.kernels.npu_ops import check_pair
 from ascend_quant.resident import RefitError
 
 
-class NpuQuantConfig(AscendQuantConfig, AscendConfig):
-    """Options of `quantization="ascend_quant"` on an NPU.
+@dataclass(frozen=True)
+class NpuOptions(Options):
+    """The options on an NPU.
 
-    Args:
+    Attributes:
         nz: keep linear layers in FRACTAL_NZ.
     """
 
-    options = (*AscendQuantConfig.options, "nz")
-    plain: ClassVar[dict[type, type]] = {
+    nz: bool = True
+
+
+class NpuQuantConfig(AscendQuantConfig, AscendConfig):
+    """`quantization="ascend_quant"` on an NPU."""
+
+    Options = NpuOptions
+    PLAIN: ClassVar[dict[type, type]] = {
         UnquantizedLinearMethod: NpuPlainLinearMethod,
         AscendUnquantizedLinearMethod: NpuPlainLinearMethod,
-        UnquantizedEmbeddingMethod: PlainEmbeddingMethod,
     }
 
-    def __init__(self, scheme: str = "int8", ignore: list[str] | None = None, nz: bool = True):
+    def __init__(self, **options: Any):
         check_pair()
-        if not isinstance(nz, bool):  # "false" would be true
-            raise ValueError(f"ascend_quant option nz={nz!r}: give true or false")
-        super().__init__(scheme, ignore)
-        self.nz = nz
+        super().__init__(**options)
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, **rest) -> str | None:
@@ -51,10 +55,10 @@ class NpuQuantConfig(AscendQuantConfig, AscendConfig):
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str, tid2eid=None) -> QuantizeMethodBase | None:
         if isinstance(layer, VocabParallelEmbedding):
-            return PlainEmbeddingMethod()
+            return self.embedding()
         if isinstance(layer, LinearBase):
             refuse(prefix, experts=False)
-            return Int8NpuLinearMethod(self.nz) if self._quantizes(prefix) else NpuPlainLinearMethod()
+            return Int8NpuLinearMethod(self.options.nz) if self._quantizes(prefix) else NpuPlainLinearMethod()
         if isinstance(layer, EXPERTS_LAYER):
             refuse(prefix, experts=True)
             if not self._quantizes(prefix):

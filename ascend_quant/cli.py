@@ -1,0 +1,24 @@
+"""`ascend-quant`: the commands around an engine that is re-quantized in place; those of FlashRL keep its names and flags."""
+
+import typer
+
+from ascend_quant.commands.advise import advise
+from ascend_quant.commands.cleanup import cleanup
+from ascend_quant.commands.mismatch import mismatch
+from ascend_quant.commands.profile import profile
+from ascend_quant.commands.setup import setup
+
+app = typer.Typer(
+    name="ascend-quant",
+    help="Re-quantizes rollout weights in place, at every training step: the tools around it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (advise, mismatch, profile, setup, cleanup):
+    app.command()(command)
+
+
+def main() -> None:
+    """The console script."""
+    app()

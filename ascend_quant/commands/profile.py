@@ -1,0 +1,117 @@
+"""`ascend-quant profile`: compare a BF16 and a quantized checkpoint, write how one becomes the other."""
+
+import json
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ascend_quant.profile.checkpoints import Checkpoint, find
+from ascend_quant.profile.compare import Comparison, compare_int8, median
+from ascend_quant.profile.flashrl_file import write
+from ascend_quant.profile.fp8 import compare_fp8
+from ascend_quant.profile.rules import ProfileError
+from ascend_quant.profile.w8a8 import read_w8a8
+
+SHOWN = 20  # parameters in the table of those that are not reproduced
+
+
+class Function(str, Enum):
+    """What the quantized model holds."""
+
+    int8 = "int8"
+    fp8 = "fp8"
+
+
+def profile(
+    quantized: Annotated[str, typer.Option("-q", "--quantized", help="quantized model: a folder, or a hub id")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="file to write; .pt: in FlashRL's layout")],
+    model: Annotated[str | None, typer.Option("-m", "--model", help="BF16 model; fp8 does without")] = None,
+    fn: Annotated[Function, typer.Option("--fn", help="what the quantized model holds")] = Function.int8,
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+) -> None:
+    """Find how an updated BF16 weight becomes the weight of a quantized checkpoint: scales and smoothing factors.
+
+    Exit status: 0, 1 if the two cannot be profiled, 2 for wrong usage.
+    """
+    if model is None and fn is Function.int8:
+        raise typer.BadParameter("int8 compares with the BF16 model: give it with -m", param_hint="'-m'")
+    if not output.resolve().parent.is_dir():
+        raise typer.BadParameter(f"{output.resolve().parent} is no folder", param_hint="'-o'")
+    errors = Console(stderr=True)
+    try:
+        result = compared(model, quantized, fn, errors)
+        files = [write(result.profile, output)] if output.suffix == ".pt" else result.profile.save(output)
+    except ProfileError as error:
+        errors.print(f"cannot profile: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(json.dumps(summary(result, files), indent=1))
+    else:
+        show(result, files, Console())
+
+
+def compared(model: str | None, quantized: str, fn: Function, console: Console) -> Comparison:
+    """The comparison, with a progress bar."""
+    reference = None if model is None else Checkpoint(find(model))
+    other = Checkpoint(find(quantized))
+    total = len(reference.names) if reference is not None else None
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("comparing", total=total)
+
+        def step(name: str) -> None:
+            bar.advance(task)
+
+        return compare(reference, other, fn, step)
+
+
+def compare(reference: Checkpoint | None, other: Checkpoint, fn: Function, step: Callable[[str], None]) -> Comparison:
+    """That of the kind of checkpoint."""
+    if fn is Function.fp8:
+        return compare_fp8(other, reference, step)
+    return compare_int8(reference, read_w8a8(other), step)
+
+
+def summary(result: Comparison, files: list[Path]) -> dict[str, object]:
+    """The result for `--json`."""
+    return {
+        "files": [str(file) for file in files],
+        "scheme": result.profile.scheme,
+        "parameters": dict(result.kinds),
+        **result.profile.notes,
+    }
+
+
+def show(result: Comparison, files: list[Path], console: Console) -> None:
+    """The result for people."""
+    table = Table("parameters", "count", title=f"{result.profile.scheme} profile")
+    for kind, count in result.kinds.most_common():
+        table.add_row(kind, f"{count:,}")
+    console.print(table)
+    if result.reproduced:
+        console.print(reproduction(result))
+    if poor := result.poor:
+        table = Table("not reproduced", "codes equal")
+        for name, equal in list(poor.items())[:SHOWN]:
+            table.add_row(name, f"{equal:.2%}")
+        console.print(table)
+        if len(poor) > SHOWN:
+            console.print(f"and {len(poor) - SHOWN} more, in the profile's notes")
+    for line in (*result.profile.notes.get("remarks", ()), f"written: {', '.join(map(str, files))}"):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def reproduction(result: Comparison) -> Table:
+    """How many codes come out again from the unchanged BF16 weights, with frozen scales."""
+    table = Table("codes equal, scales frozen", "worst", "median")
+    for arithmetic in dict.fromkeys((result.arithmetic, "float32")):
+        equal = [one.equal[arithmetic] for one in result.reproduced]
+        whose = "the tool's" if arithmetic == result.arithmetic else "ours"
+        table.add_row(f"{arithmetic} arithmetic ({whose})", f"{min(equal):.3%}", f"{median(equal):.3%}")
+    return table

@@ -1,0 +1,59 @@
+"""`ascend-quant setup`: write the YAML file that FLASHRL_CONFIG names. Its flags are those of `flashrl setup`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_CONFIG = Path("~/.flashrl_config.yaml")
+
+
+def setup(
+    columns: Annotated[list[str] | None, typer.Argument(help="More keys, as key=value; the values are YAML.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="W8A8 model: for FlashRL, not loaded here.")
+    ] = None,
+    profile: Annotated[str | None, typer.Option("--profile", "-p", help="What `profile` wrote, or FlashRL's.")] = None,
+    fn: Annotated[str, typer.Option(help="int8, fp8, bf16, or another of FlashRL's functions.")] = "int8",
+    config_output: Annotated[Path, typer.Option("--config-output", "-o", help="The YAML file.")] = DEFAULT_CONFIG,
+    append: Annotated[bool, typer.Option("--append", "-a", help="Add to the file: a hybrid of replicas.")] = False,
+    frozen_scales: Annotated[bool, typer.Option("--frozen-scales", help="Keep the profile's scales.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+) -> None:
+    """Write a config for FLASHRL_CONFIG, which FlashRL can read too, or add a replica to one."""
+    from ascend_quant.flashrl.config import Config, read
+    from ascend_quant.flashrl.entry import entry, notes
+    from ascend_quant.flashrl.files import ConfigError
+
+    file = config_output.expanduser().absolute()
+    try:
+        replica = entry(fn, model, profile, frozen_scales, columns or [])
+        before = read(file).replicas if append and file.exists() else []
+        Config(replicas=[*before, replica]).write(file)
+    except (ConfigError, OSError) as error:
+        typer.echo(f"{file} is not written: {error}", err=True)
+        raise typer.Exit(2) from error
+    done = {
+        "file": str(file),
+        "replicas": len(before) + 1,
+        "written": replica.model_dump(mode="json", exclude_unset=True),
+        "meaning": replica.function.meaning,
+        "disregarded": replica.disregarded(),
+        "notes": notes(replica),
+    }
+    typer.echo(json.dumps(done, indent=1) if as_json else text(done))
+
+
+def text(done: dict) -> str:
+    """What was done, for people."""
+    count = done["replicas"]
+    lines = [f"wrote entry {count} of {done['file']}:"]
+    lines += [f"  {key}: {value}" for key, value in done["written"].items()]
+    lines += [f"{done['written']['fn']} here: {done['meaning']}"]
+    if done["disregarded"]:
+        lines += ["written for FlashRL, not followed here:", *(f"  {line}" for line in done["disregarded"])]
+    lines += [f"note: {note}" for note in done["notes"]]
+    if count > 1:
+        lines.append(f"note: data-parallel replicas take the {count} entries in turn")
+    return "\n".join([*lines, f"to use it: export FLASHRL_CONFIG={done['file']}"])

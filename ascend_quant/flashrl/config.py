@@ -1,0 +1,171 @@
+"""FlashRL's YAML file: a list `configs`, of which data-parallel replica r uses number r mod its length.
+
+    configs:
+    - {fn: int8, model: W8A8, profile: profile.pt, load_format: auto, distributed_executor_backend: external_launcher}
+    - {fn: bf16}
+
+Keys that FlashRL would act on and this project does not are kept, and `Replica.disregarded` says why.
+"""
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator, model_validator
+
+from ascend_quant.flashrl.files import ConfigError, find, find_profile
+from ascend_quant.flashrl.functions import FUNCTIONS, Function
+
+QUANTIZATION = "ascend_quant"  # our plugin's name in vLLM
+HUB_CONFIG = "flashrl_config.yaml"  # FlashRL's name for it in the repositories on the hub
+NOT_FOLLOWED = {
+    "model": "the engine's own model is loaded and its weights are quantized as they arrive, not those of a checkpoint",
+    "load_format": "the engine's own setting holds",
+    "distributed_executor_backend": "the engine's own setting holds; external_launcher excludes asynchronous servers",
+    "module_attribute_to_preserve": "it belongs to FlashRL's way of reloading, which is not used here",
+}
+
+
+class Replica(BaseModel):
+    """One entry of `configs`. Keys that are not fields are kept as they are; FlashRL allows any.
+
+    Attributes:
+        fn: a name from `FUNCTIONS`; int8 if absent, as in FlashRL.
+        profile: path or hub name of a profile; its smoothing factors are kept through every refit.
+        frozen_scales: ours: quantize with the profile's scales instead of the weights' own.
+        ignore: ours: layers that keep their dtype, in vLLM's patterns.
+        model, load_format, distributed_executor_backend, module_attribute_to_preserve, quantization: for FlashRL alone.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    fn: str = "int8"
+    model: str | None = None
+    profile: str | None = None
+    load_format: str | None = None
+    distributed_executor_backend: str | None = None
+    module_attribute_to_preserve: list[str] | None = None
+    quantization: str | None = None
+    frozen_scales: StrictBool = False
+    ignore: list[str] = []
+
+    @field_validator("fn")
+    @classmethod
+    def _is_known(cls, fn: str) -> str:
+        if fn not in FUNCTIONS:
+            raise ValueError(f"unknown function; valid are: {', '.join(FUNCTIONS)}")
+        return fn
+
+    @model_validator(mode="after")
+    def _has_what_ours_need(self) -> "Replica":
+        if self.frozen_scales and not (self.function.scheme == "int8" and self.profile):
+            raise ValueError(
+                f"frozen_scales needs an int8 function and a profile: fn={self.fn}, profile={self.profile}"
+            )
+        if self.ignore and self.function.scheme is None:
+            raise ValueError(f"ignore={self.ignore} cannot be followed with fn={self.fn}, which is vLLM's own FP8")
+        return self
+
+    @property
+    def function(self) -> Function:
+        return FUNCTIONS[self.fn]
+
+    def engine_options(self) -> dict[str, Any]:
+        """What vLLM is started with: `quantization`, and for our plugin its `quantization_config` (in hf_overrides).
+
+        Raises:
+            ConfigError: the profile is neither here nor on the hub, from which it is downloaded.
+        """
+        scheme = self.function.scheme
+        if scheme is None:
+            return {"quantization": "fp8"}
+        options: dict[str, Any] = {"quant_method": QUANTIZATION, "scheme": scheme}
+        if self.profile and scheme == "int8":
+            options["profile"] = str(find_profile(self.profile))
+        if self.frozen_scales:
+            options["frozen_scales"] = True
+        if self.ignore:
+            options["ignore"] = list(self.ignore)
+        return {"quantization": QUANTIZATION, "quantization_config": options}
+
+    def disregarded(self) -> list[str]:
+        """A line for each key that is read but not followed, with the reason."""
+        reasons = {key: reason for key, reason in NOT_FOLLOWED.items() if getattr(self, key) is not None}
+        if self.quantization and (self.quantization, self.function.scheme) != ("fp8", None):
+            reasons["quantization"] = f"fn={self.fn} decides"
+        if self.profile and self.function.scheme != "int8":
+            reasons["profile"] = f"fn={self.fn} needs none here"
+        lines = [f"{key}={getattr(self, key)!r}: {reason}" for key, reason in reasons.items()]
+        if self.model and not self.profile and self.function.scheme == "int8":
+            lines.append(f"no profile: FlashRL would read {self.model}/profile.pt, here none is read: no smoothing")
+        return lines + [f"{key}={value!r}: {unknown(key)}" for key, value in self.model_extra.items()]
+
+
+def unknown(key: str) -> str:
+    """Why a column that is not a field of `Replica` has no effect."""
+    meant = get_close_matches(key, Replica.model_fields, n=1)
+    return "nothing here reads it" + (f"; did you mean {meant[0]}?" if meant else "")
+
+
+class Config(BaseModel):
+    """The whole file; `configs` in YAML.
+
+    Attributes:
+        replicas: at least one.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    replicas: Annotated[list[Replica], Field(alias="configs", min_length=1)]
+
+    def for_replica(self, rank: int) -> Replica:
+        """What data-parallel replica `rank` (from 0) uses."""
+        return self.replicas[rank % len(self.replicas)]
+
+    def write(self, path: Path) -> None:
+        """Write the YAML file, with the keys that were given and no others."""
+        entries = [replica.model_dump(exclude_unset=True) for replica in self.replicas]
+        path.write_text(yaml.safe_dump({"configs": entries}, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def read(path: Path) -> Config:
+    """The config in a YAML file.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or holds what it may not; names the entry and the key.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+    try:
+        return Config.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {explain(error)}") from error
+
+
+def explain(error: ValidationError) -> str:
+    """What pydantic found, in a line: which key, what is wrong, what it holds."""
+    found = [(".".join(map(str, each["loc"])), each["msg"], each["input"]) for each in error.errors()]
+    return "; ".join(f"{where or 'the file'}: {what} (it holds {value!r})" for where, what, value in found)
+
+
+def resolve(value: str) -> Config:
+    """What FLASHRL_CONFIG=`value` means: a function, a YAML file, or one on the hub (owner/name, owner/name/path).
+
+    Raises:
+        ConfigError: it is none of these (lists them), or the file cannot be used.
+    """
+    name = value.strip()
+    if name in FUNCTIONS:
+        return Config(replicas=[Replica(fn=name)])
+    is_repository = name.count("/") == 1 and not name.endswith((".yaml", ".yml")) and not Path(name).exists()
+    try:
+        path = find(f"{name}/{HUB_CONFIG}" if is_repository else name)
+    except ConfigError as error:
+        raise ConfigError(
+            f"FLASHRL_CONFIG={value!r}: {error}. Valid are: {', '.join(FUNCTIONS)}; the path of a YAML file; "
+            f"owner/name or owner/name/path.yaml of a file on the Hugging Face hub"
+        ) from error
+    return read(path)

@@ -1,0 +1,75 @@
+"""Where a config or a profile lies: a path on this machine, or owner/name/path on the Hugging Face hub."""
+
+import logging
+import re
+from pathlib import Path
+
+from ascend_quant.profile.rules import files_of
+
+logger = logging.getLogger(__name__)
+
+HUB_FILE = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)/(?P<file>\w.*)")
+
+
+class ConfigError(ValueError):
+    """A config, or a file that it names, cannot be used; says which and why."""
+
+
+def find(value: str) -> Path:
+    """The file called `value`, downloaded if it is not a path here; an absolute path.
+
+    Raises:
+        ConfigError: no such file here, and not on the hub or the hub is not reachable.
+    """
+    path = Path(value).expanduser()
+    if path.is_file():
+        return path.absolute()
+    if path.exists():
+        raise ConfigError(f"{value} is not a file")
+    if not (parts := HUB_FILE.fullmatch(value)):
+        raise ConfigError(f"there is no file {value}, and it is not of the form owner/name/path of the hub")
+    return download(parts["repository"], parts["file"])
+
+
+def find_profile(value: str) -> Path:
+    """The profile called `value` (see `profile_files`), downloaded if it is not here; an absolute path.
+
+    Raises:
+        ConfigError: as `find`.
+    """
+    first, *_ = [find(str(file)) for file in profile_files(value)]
+    return first
+
+
+def profile_files(value: str) -> tuple[Path, ...]:
+    """The files that make up a profile: FlashRL's `.pt`, or our `.safetensors` and `.json`."""
+    path = Path(value)
+    return (path,) if path.suffix == ".pt" else files_of(path)
+
+
+def is_profile_here(value: str) -> bool:
+    """Whether all files of a profile lie on this machine."""
+    return all(file.expanduser().is_file() for file in profile_files(value))
+
+
+def download(repository: str, file: str) -> Path:
+    """A file of a repository of the hub, or of the hub's cache on this machine.
+
+    Raises:
+        ConfigError: with what the hub's client said.
+    """
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise ConfigError(
+            f"there is no file {repository}/{file} here, and huggingface_hub, which would look for it on the hub, "
+            f"cannot be imported ({error}): install it, or give the path of a file"
+        ) from error
+    logger.info("asking the Hugging Face hub for %s of %s", file, repository)
+    try:
+        return Path(hf_hub_download(repo_id=repository, filename=file))
+    except (OSError, ValueError) as error:  # what the client's own errors are made of, and those of the network
+        said = str(error).strip(" .\n") or type(error).__name__
+        raise ConfigError(
+            f"there is no file {repository}/{file} here, and the hub did not give {file} of {repository}: {said}"
+        ) from error

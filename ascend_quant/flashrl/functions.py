@@ -1,0 +1,94 @@
+"""The function names that FlashRL knows (`--fn`, YAML files, FLASHRL_CONFIG), and what each means here.
+
+This project serves int8 and bf16. The fp8 names go to vLLM's own online FP8, which computes one scale for each matrix.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+INT8_KEYS = {"load_format": "auto", "distributed_executor_backend": "external_launcher"}
+FP8_CHECKPOINT_KEYS = {
+    "load_format": "dummy",
+    "distributed_executor_backend": "external_launcher",
+    "module_attribute_to_preserve": ["workspace"],
+}
+FP8_KEYS = {**FP8_CHECKPOINT_KEYS, "load_format": "auto", "quantization": "fp8"}
+BF16_KEYS = {"load_format": "dummy", "distributed_executor_backend": "external_launcher"}
+
+
+@dataclass(frozen=True)
+class Function:
+    """One name.
+
+    Attributes:
+        name: FlashRL's word.
+        scheme: a name from `ascend_quant.schemes`; None if vLLM's own FP8 serves it.
+        meaning: one line: what the name maps to, and how that differs from FlashRL's.
+        flashrl_keys: what FlashRL's `setup` writes beside `fn`, so that FlashRL can use a file that was written here.
+        flashrl_needs_profile: whether FlashRL cannot run it without a quantized model and its profile.
+    """
+
+    name: str
+    scheme: str | None
+    meaning: str
+    flashrl_keys: Mapping[str, object]
+    flashrl_needs_profile: bool = False
+
+
+FUNCTIONS = {
+    function.name: function
+    for function in (
+        Function(
+            "int8",
+            "int8",
+            "scheme int8: scales follow the weights at every refit; FlashRL keeps those of its profile "
+            "(as frozen_scales does here) and needs one",
+            INT8_KEYS,
+            True,
+        ),
+        Function(
+            "int8_fast", "int8", "int8; FlashRL's skips vLLM's post-load step, which no refit has", INT8_KEYS, True
+        ),
+        Function("int8_wo_prune", "int8", "int8, as in FlashRL: another name for it", INT8_KEYS, True),
+        Function(
+            "int8_prune",
+            "int8",
+            "int8 without pruning: FlashRL zeroes the norm weight of a channel whose codes are all 0; here it stays "
+            "and adds exactly 0 to every product, but counts in the absmax of a token's activation scale",
+            INT8_KEYS,
+            True,
+        ),
+        Function(
+            "fp8",
+            None,
+            "vLLM's own online FP8, one scale a matrix, as in FlashRL; refits are vLLM's too, without our checks "
+            "and receipts",
+            FP8_KEYS,
+        ),
+        Function("fp8_vllm", None, "fp8, as in FlashRL: another name for it", FP8_KEYS),
+        Function("fp8_fast", None, "fp8; FlashRL's skips vLLM's post-load step", FP8_KEYS),
+        Function("fp8_vllm_fast", None, "fp8_fast, as in FlashRL: another name for it", FP8_KEYS),
+        Function(
+            "fp8_tensor",
+            None,
+            "vLLM's own online FP8 without a profile; FlashRL's serves an FP8 checkpoint, and q, k and v "
+            "(gate and up) have a scale each, which vLLM's share",
+            FP8_CHECKPOINT_KEYS,
+            True,
+        ),
+        Function(
+            "fp8_channel",
+            None,
+            "vLLM's own online FP8 without a profile, one scale a matrix; FlashRL's serves an FP8 checkpoint with "
+            "a scale for each output channel, which is finer",
+            FP8_CHECKPOINT_KEYS,
+            True,
+        ),
+        Function(
+            "bf16",
+            "bf16",
+            "scheme bf16: no quantization, refits with checks and receipts; FlashRL's leaves the weights alone too",
+            BF16_KEYS,
+        ),
+    )
+}

@@ -1,0 +1,118 @@
+"""FlashRL's environment variables: what each may hold, and what it does here.
+
+A variable that is set holds something valid: an empty one is an error, since it may come from a misspelt `$NAME`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+PREFIX = "FLASHRL_"
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+class VariableError(ValueError):
+    """An environment variable that does not exist, or holds what it may not; says what is valid."""
+
+
+@dataclass(frozen=True)
+class Variables:
+    """What the environment says.
+
+    Attributes:
+        config: for `ascend_quant.flashrl.config.resolve`; None: FlashRL's workflow is not asked for.
+        logging_level: one of `LEVELS`; None: not set, which for FlashRL is INFO.
+        logging_file: log lines are appended to it, too.
+        lm_head_fp32: compute the lm-head in float32.
+        test_reload: reload the weights after start, and compare.
+        disregarded: a line for each variable that FlashRL knows and that does nothing here.
+    """
+
+    config: str | None = None
+    logging_level: str | None = None
+    logging_file: Path | None = None
+    lm_head_fp32: bool = False
+    test_reload: bool = False
+    disregarded: tuple[str, ...] = ()
+
+
+def as_text(value: str) -> str:
+    return value.strip()
+
+
+def as_level(value: str) -> str:
+    if (level := value.strip().upper()) not in LEVELS:
+        raise VariableError(f"valid are: {', '.join(LEVELS)}")
+    return level
+
+
+def as_file(value: str) -> Path:
+    return Path(value).expanduser()
+
+
+def as_switch(value: str) -> bool:
+    if value.strip() not in ("0", "1"):
+        raise VariableError("valid are: 0, 1")
+    return value.strip() == "1"
+
+
+def as_reload(value: str) -> bool:
+    try:
+        return as_switch(value)
+    except VariableError as error:
+        raise VariableError(f"{error} (FlashRL's list of models is not read: the engine's own is reloaded)") from error
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One row of the table.
+
+    Attributes:
+        name: as in the environment.
+        field: of `Variables`.
+        parse: from text; raises VariableError with what is valid.
+        meaning: one line for people.
+    """
+
+    name: str
+    field: str
+    parse: Callable[[str], object]
+    meaning: str
+
+
+TABLE = (
+    Variable("FLASHRL_CONFIG", "config", as_text, "turns quantization on: a function, a YAML file, or one on the hub"),
+    Variable("FLASHRL_LOGGING_LEVEL", "logging_level", as_level, "how much is logged: a level's name"),
+    Variable("FLASHRL_LOGGING_FILE", "logging_file", as_file, "log lines are appended to this file, too"),
+    Variable("FLASHRL_LMHEAD_FP32", "lm_head_fp32", as_switch, "1: the lm-head is computed in float32"),
+    Variable("FLASHRL_TEST_RELOAD", "test_reload", as_reload, "1: two reloads after start, compared with a fresh load"),
+)
+NOTHING_HERE = {"SGLANG_PATCH": "FlashRL then patches SGLang; this project serves with vLLM"}
+
+
+def from_environment(environment: Mapping[str, str]) -> Variables:
+    """What `environment` (os.environ) holds.
+
+    Raises:
+        VariableError: a value that is not valid, or a variable with FlashRL's prefix that does not exist.
+    """
+    names = [variable.name for variable in TABLE]
+    for name in environment:
+        if name.startswith(PREFIX) and name not in names:
+            meant = get_close_matches(name, names, n=1)
+            hint = f"did you mean {meant[0]}? " if meant else ""
+            raise VariableError(f"unknown environment variable {name}; {hint}The variables are: {', '.join(names)}")
+    values = {row.field: read(row, environment[row.name]) for row in TABLE if row.name in environment}
+    lines = [f"{name}={environment[name]!r}: {why}" for name, why in NOTHING_HERE.items() if name in environment]
+    return Variables(**values, disregarded=tuple(lines))
+
+
+def read(variable: Variable, value: str) -> object:
+    """The value of one variable; raises VariableError with its name and what it holds."""
+    if not value.strip():
+        raise VariableError(f"{variable.name} is set but empty ({variable.meaning}): give a value, or unset it")
+    try:
+        return variable.parse(value)
+    except VariableError as error:
+        raise VariableError(f"{variable.name}={value!r}: {error}") from error

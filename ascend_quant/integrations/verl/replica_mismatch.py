@@ -1,0 +1,50 @@
+"""The mismatch of each replica, where there are several: verl's own figures are of all samples together.
+
+A sample's `extra_fields` travel with it from the engine's server to the trainer; ours puts the replica's rank there.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from ascend_quant.mismatch.estimators import THRESHOLD, mismatch
+
+REPLICA = "ascend_quant_replica"  # the key in extra_fields
+FIGURES = ("k1_kl", "k3_kl", "mean_abs", "ess")
+
+
+def replica_mismatch(
+    ranks: Sequence[int],
+    rollout: Sequence[torch.Tensor],
+    train: Sequence[torch.Tensor],
+    masks: Sequence[torch.Tensor],
+    threshold: float,
+) -> dict[str, float]:
+    """Metrics such as rollout_corr/replica0/k3_kl; a replica that generated nothing in this step has none.
+
+    Args:
+        ranks: which replica generated each sample.
+        rollout, train: log-probabilities (T,) of each sample's response, from its engine and from the trainer.
+        masks: (T,) of each sample, not 0 where the token is the model's own.
+        threshold: where importance weights are clipped, for `ess`.
+
+    Raises:
+        ValueError: a log-probability is not finite.
+    """
+    metrics = {}
+    for rank in sorted(set(ranks)):
+        mine = [sample for sample, generated_by in enumerate(ranks) if generated_by == rank]
+        kept = torch.cat([masks[sample] for sample in mine]) != 0
+        if not kept.any():
+            continue
+        pair = (torch.cat([each[sample] for sample in mine])[kept] for each in (rollout, train))
+        found = mismatch(*pair, threshold)
+        metrics |= {f"rollout_corr/replica{rank}/{name}": getattr(found, name) for name in FIGURES}
+        metrics[f"rollout_corr/replica{rank}/samples"] = len(mine)
+    return metrics
+
+
+def upper_threshold(rollout_correction: dict | None) -> float:
+    """Where verl clips importance weights: 2.0, "2.0", or "0.5_2.0" with a lower one; ours if it is not set."""
+    threshold = (rollout_correction or {}).get("rollout_is_threshold")
+    return THRESHOLD if threshold is None else float(str(threshold).rpartition("_")[2])

@@ -1,0 +1,120 @@
+"""FLASHRL_* variables at work in vLLM: every engine of this environment starts with the options that they name.
+
+With several configs, replica r of the same model uses number r mod their count. verl numbers its replicas by a
+variable, vLLM's own data parallel by an engine argument, or only in its engine cores: these choose for themselves.
+"""
+
+import logging
+import os
+import sys
+from typing import Any
+
+from ascend_quant.flashrl.config import Config, Replica, resolve
+from ascend_quant.flashrl.files import ConfigError
+from ascend_quant.flashrl.functions import FUNCTIONS
+from ascend_quant.flashrl.logs import set_up
+from ascend_quant.flashrl.variables import TABLE, Variables, from_environment
+from ascend_quant.integrations.vllm import NAME, versions
+
+logger = logging.getLogger(__name__)
+
+REPLICA_OF_VERL = "VERL_REPLICA_RANK"
+NAMES = {variable.field: variable.name for variable in TABLE}
+
+
+def follow_variables() -> None:
+    """Called in each of vLLM's processes that has a FLASHRL_* variable.
+
+    Raises:
+        VariableError: a variable that does not exist, or holds what it may not.
+        ConfigError: FLASHRL_CONFIG names nothing that there is; lists what is valid.
+    """
+    variables = from_environment(os.environ)
+    set_up(variables)
+    for line in variables.disregarded:
+        logger.warning("%s", line)
+    if variables.config is None:
+        if wanted := options_of(variables):
+            raise ConfigError(f"{NAMES[next(iter(wanted))]} needs FLASHRL_CONFIG; valid are: {', '.join(FUNCTIONS)}")
+        return
+    if "flash_rl" in sys.modules:
+        raise ConfigError("FlashRL has patched this process already; run `ascend-quant cleanup`, then start again")
+    config = resolve(variables.config)
+    versions.before_engines(lambda arguments: configure(arguments, config, variables))
+
+
+def configure(arguments: Any, config: Config, variables: Variables) -> None:
+    """Put what the config says into vLLM's engine arguments.
+
+    Args:
+        arguments: vLLM's EngineArgs, changed in place.
+
+    Raises:
+        ConfigError: the caller has asked for something else as well.
+    """
+    rank = replica_of(arguments, os.environ, len(config.replicas))
+    asked = f"FLASHRL_CONFIG={variables.config}"
+    if rank is None:
+        quantization, options = NAME, shared_options(config)
+        logger.info("%s: replica r uses config r mod %d", asked, len(config.replicas))
+    else:
+        replica = config.for_replica(rank)
+        quantization, options = told(replica, rank, asked)
+    if arguments.quantization not in (None, quantization):
+        raise ConfigError(f"{asked}, but the engine is given quantization={arguments.quantization!r}: leave one out")
+    arguments.quantization = quantization
+    more = options_of(variables)
+    if quantization == NAME:
+        override(arguments, {**options, **more}, asked)
+    elif more:
+        raise ConfigError(f"{asked}, which is vLLM's own FP8: {NAMES[next(iter(more))]} needs int8 or bf16")
+
+
+def options_of(variables: Variables) -> dict[str, bool]:
+    """The plugin's options that a variable of their own switches on."""
+    return {name: True for name in ("lm_head_fp32", "test_reload") if getattr(variables, name)}
+
+
+def replica_of(arguments: Any, environment: dict[str, str], configs: int) -> int | None:
+    """Which replica this engine is, from 0; None if its cores will be several replicas, which learn it later."""
+    if configs == 1:
+        return 0
+    if REPLICA_OF_VERL in environment:
+        return int(environment[REPLICA_OF_VERL])
+    if arguments.data_parallel_rank is not None:
+        return arguments.data_parallel_rank
+    if arguments.data_parallel_size > 1:
+        return None
+    if arguments.distributed_executor_backend == "external_launcher":  # FlashRL's: the caller is one of the ranks
+        return int(environment["RANK"]) // (arguments.tensor_parallel_size * arguments.pipeline_parallel_size)
+    return 0
+
+
+def told(replica: Replica, rank: int, asked: str) -> tuple[str, dict[str, Any]]:
+    """The quantization of one replica and its options; says what is done, and what is not."""
+    logger.info("%s: replica %d uses fn=%s: %s", asked, rank, replica.fn, replica.function.meaning)
+    for line in replica.disregarded():
+        logger.info("not followed: %s", line)
+    options = replica.engine_options()
+    return options["quantization"], options.get("quantization_config", {})
+
+
+def shared_options(config: Config) -> dict[str, Any]:
+    """Options for engine cores that choose by their own rank."""
+    found = [told(replica, rank, "FLASHRL_CONFIG") for rank, replica in enumerate(config.replicas)]
+    if other := [replica.fn for replica, (name, _) in zip(config.replicas, found, strict=True) if name != NAME]:
+        raise ConfigError(
+            f"fn={other[0]} cannot be one of several in vLLM's own data parallel: start engines of their own"
+        )
+    each = [{key: value for key, value in options.items() if key != "quant_method"} for _, options in found]
+    return {"quant_method": NAME, "replicas": each}
+
+
+def override(arguments: Any, options: dict[str, Any], asked: str) -> None:
+    """The plugin's options, where vLLM looks for those of a quantization method that it does not know."""
+    overrides = arguments.hf_overrides or {}
+    if callable(overrides):
+        raise ConfigError(f"{asked} does not go with hf_overrides that is a function: give a dictionary")
+    if overrides.get("quantization_config", options) != options:  # equal: one set of arguments, for two engines
+        raise ConfigError(f"{asked}, but hf_overrides has a quantization_config of its own: leave one out")
+    arguments.hf_overrides = {**overrides, "quantization_config": options}

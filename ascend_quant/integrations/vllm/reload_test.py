@@ -1,0 +1,40 @@
+"""FLASHRL_TEST_RELOAD: does a reload bring an engine back to what a fresh load gave it, whatever lay there before?
+
+The residents are filled with junk first, so that what the reload leaves out shows; twice, since the first reload
+learns a plan and the second follows it.
+"""
+
+import logging
+
+from ascend_quant.refit import Refit, RefitError
+
+logger = logging.getLogger(__name__)
+
+RELOADS = 2
+
+
+def reload_twice(worker) -> None:
+    """Reload the worker's own checkpoint, and compare the resident bytes with those of the first load.
+
+    Raises:
+        RefitError: they differ, or there is no checkpoint to reload.
+    """
+    runner = worker.model_runner
+    refit: Refit = runner.model.ascend_quant_refit
+    if refit.last_receipt is None:
+        raise RefitError("FLASHRL_TEST_RELOAD: this engine started with dummy weights, there is nothing to reload")
+    fresh = refit.last_receipt.digest
+    for number in range(1, RELOADS + 1):
+        for resident in refit.residents:
+            spoil(resident)
+        runner.reload_weights()
+        if (found := refit.digest()) != fresh:
+            raise RefitError(f"FLASHRL_TEST_RELOAD: reload {number} gave digest {found}, the fresh load {fresh}")
+    logger.info("FLASHRL_TEST_RELOAD: %d reloads over junk gave the bytes of the fresh load, digest %s", RELOADS, fresh)
+
+
+def spoil(resident) -> None:
+    """Fill a resident, and its scales, with ones."""
+    resident.tensor.fill_(1)
+    for scale, _ in resident.tensors()[1:]:
+        scale.fill_(1)

@@ -1,0 +1,13 @@
+"""A profile: how an updated BF16 weight becomes the weight of a smoothed W8A8 checkpoint.
+
+rules.py         what is done with each parameter, and the profile's own files
+checkpoints.py   tensors of a checkpoint folder, one at a time
+w8a8.py          what is quantized in a W8A8 checkpoint, in its two formats
+layers.py        which parameters share a factor
+arithmetic.py    how tools compute codes, and which weights have given codes
+evidence.py      what codes tell about the factors that made them
+solve.py         the factors of a norm, what it feeds and the pairs that begin there
+compare.py       two checkpoints, and the rules that lead from one to the other
+fp8.py           which parameters an FP8 checkpoint quantizes
+flashrl_file.py  FlashRL's `.pt` profiles, read and written
+"""

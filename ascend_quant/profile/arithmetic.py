@@ -1,0 +1,108 @@
+"""How tools compute codes, and which weights have given codes.
+
+    float32            x = w * input_factor * output_factor                code = round(x / scale)
+    bfloat16           x = bf16(bf16(w * input_factor) * output_factor)    code = round(x / scale)
+    bfloat16_quotient  the same x                                          code = round(bf16(x / scale))
+
+llm-compressor smooths and quantizes in the dtype of the model it was given. compressed-tensors 0.19 divides in that
+dtype (`_quantize` in quantization/lifecycle/forward_helpers.py), in float32 on a GPU (its Triton kernel): a BF16 model
+gives the third form on a CPU and in releases before that kernel, the second on a GPU, a float32 model the first. A
+quotient that is rounded twice gives another code for about one weight in ten.
+
+All codes are clamped to [-128, 127]. Shape suffixes: N output channels, K input channels.
+"""
+
+import torch
+
+from ascend_quant.profile.rules import Rule
+
+ARITHMETICS = ("float32", "bfloat16", "bfloat16_quotient")
+LOWEST, HIGHEST = -128, 127
+HALF_STEP = 1 << 15  # half the distance of two BF16 numbers, in the bits of a float32
+MARGIN = 2.0**-22  # float32 rounding of the bounds below
+
+
+def smoothed(w_NK: torch.Tensor, rule: Rule, arithmetic: str = "float32") -> torch.Tensor:
+    """x, in float32: what a rule makes of a weight, or of a vector (N)."""
+    x = w_NK.to(torch.bfloat16).float()
+    factors = (rule.input_factor, None if rule.output_factor is None else rule.output_factor.unsqueeze(-1))
+    for factor in factors:
+        if factor is not None:
+            x = x * factor
+            x = x if arithmetic == "float32" else x.to(torch.bfloat16).float()
+    return x
+
+
+def quotients(x_NK: torch.Tensor, scale_N: torch.Tensor, arithmetic: str = "float32") -> torch.Tensor:
+    """x / scale, 0 in rows whose scale is 0."""
+    y_NK = torch.where(scale_N.unsqueeze(-1) == 0, 0.0, x_NK / scale_N.unsqueeze(-1))
+    return y_NK.to(torch.bfloat16).float() if arithmetic == "bfloat16_quotient" else y_NK
+
+
+def requantize(x_NK: torch.Tensor, scale_N: torch.Tensor, arithmetic: str = "float32") -> torch.Tensor:
+    """Codes of x with given scales, as float32."""
+    return quotients(x_NK, scale_N, arithmetic).round().clamp(LOWEST, HIGHEST)
+
+
+def magnitudes(codes: torch.Tensor, scale: torch.Tensor, arithmetic: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the largest |x|, before any rounding of x, that becomes |code|.
+
+    Args:
+        codes: any shape.
+        scale: float32, to be broadcast to it; where it is 0 every x is possible.
+
+    Returns:
+        Two float32 tensors. A code that clamping may have made has no upper bound.
+    """
+    code = codes.float().abs()
+    least, largest = code - 0.5, code + 0.5
+    if arithmetic == "bfloat16_quotient":  # halves are BF16 numbers, and become even: odd codes do not reach them
+        odd = (codes.int() & 1).bool()
+        least = torch.where(odd, below(from_bits(bits(least) + 2 * HALF_STEP)), below(least))
+        largest = torch.where(odd, above(from_bits(bits(largest) - 2 * HALF_STEP)), above(largest))
+    least, largest = least.clamp(min=0) * scale, largest * scale
+    if arithmetic != "float32":
+        least, largest = below(up(least)), above(down(largest))
+    least = torch.where(code == 0, 0.0, least * (1 - MARGIN))
+    unbounded = (codes >= HIGHEST) | (codes <= LOWEST) | (scale == 0)
+    return torch.where(scale == 0, 0.0, least), torch.where(unbounded, torch.inf, largest * (1 + MARGIN))
+
+
+def rounded_magnitudes(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the largest |x| that becomes |value| in the dtype of `values`: BF16, or float32."""
+    size = values.float().abs()
+    if values.dtype == torch.bfloat16:
+        least, largest = below(size), above(size)
+    else:
+        least, largest = size, size
+    return torch.where(size == 0, 0.0, least * (1 - MARGIN)), largest * (1 + MARGIN)
+
+
+def above(number: torch.Tensor) -> torch.Tensor:
+    """Half way from positive BF16 numbers (held in float32) to the next larger ones."""
+    return from_bits(bits(number) + HALF_STEP)
+
+
+def below(number: torch.Tensor) -> torch.Tensor:
+    """Half way to the next smaller ones."""
+    return from_bits((bits(number) - HALF_STEP).clamp(min=0))
+
+
+def down(number: torch.Tensor) -> torch.Tensor:
+    """The largest BF16 numbers that are not above positive numbers."""
+    return from_bits(bits(number) & -2 * HALF_STEP)
+
+
+def up(number: torch.Tensor) -> torch.Tensor:
+    """The smallest BF16 numbers that are not below positive numbers."""
+    return from_bits(bits(number) + (2 * HALF_STEP - 1) & -2 * HALF_STEP)
+
+
+def bits(number: torch.Tensor) -> torch.Tensor:
+    """A float32's bits: a larger positive number has larger ones."""
+    return number.float().contiguous().view(torch.int32)
+
+
+def from_bits(pattern: torch.Tensor) -> torch.Tensor:
+    """The float32 of these bits."""
+    return pattern.view(torch.float32)

@@ -1,0 +1,209 @@
+"""Two checkpoints, and the rules that lead from the BF16 one to the W8A8 one.
+
+Layer by layer: the factors (`solve`), then every parameter is made from the BF16 one by its rule and compared with what
+the W8A8 checkpoint holds. What rules cannot express (a rotation, another model, a bias of a norm) is an error.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from ascend_quant.profile.arithmetic import ARITHMETICS, quotients, requantize, smoothed
+from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.profile.evidence import blocks
+from ascend_quant.profile.layers import groups_of
+from ascend_quant.profile.rules import Profile, ProfileError, Rule
+from ascend_quant.profile.solve import Solver, same
+from ascend_quant.profile.w8a8 import W8A8
+
+MAX_STEPS = 4.0  # root mean square of code minus quotient: nearest codes reach 0.29, GPTQ's about 1, chance 30 and more
+NEAREST = 0.99  # fraction of equal codes below which they are said not to be the nearest ones
+MAX_RELATIVE = 2.0**-7  # of a scaled parameter, which was rounded to BF16 once or twice
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """How well a rule reproduces a quantized parameter from the BF16 one, with frozen scales.
+
+    Attributes:
+        equal: fraction of equal codes, by arithmetic (see `arithmetic`).
+        most: largest difference of a code, in float32 arithmetic.
+        steps: root mean square of code minus quotient.
+    """
+
+    name: str
+    equal: dict[str, float]
+    most: int
+    steps: float
+
+
+@dataclass
+class Comparison:
+    """A profile, and what was seen on the way.
+
+    Attributes:
+        reproduced: one entry for each quantized parameter.
+        kinds: how many parameters were: quantized, smoothed (quantized, with a factor), scaled, left alone.
+        arithmetic: that of the tool, see `arithmetic`: the one in which most codes are equal.
+    """
+
+    profile: Profile
+    reproduced: list[Reproduced] = field(default_factory=list)
+    kinds: Counter = field(default_factory=Counter)
+    arithmetic: str = ARITHMETICS[0]
+
+    @property
+    def poor(self) -> dict[str, float]:
+        """Fraction of equal codes of the parameters whose codes are not reproduced, worst first."""
+        equal = {one.name: one.equal[self.arithmetic] for one in self.reproduced}
+        return {name: equal[name] for name in sorted(equal, key=equal.get) if equal[name] < NEAREST}
+
+
+def compare_int8(reference: Checkpoint, w8a8: W8A8, progress: Callable[[str], None] = lambda name: None) -> Comparison:
+    """The profile of a W8A8 checkpoint.
+
+    Args:
+        reference: the BF16 checkpoint; other float dtypes are rounded to BF16 first, as in every refit.
+        progress: called with the name of each parameter of `reference` when it is done.
+
+    Raises:
+        ProfileError: names or shapes differ, or a parameter changed in a way that no rule expresses.
+    """
+    check_names(reference, w8a8)
+    result = Comparison(Profile("int8", {}))
+    rules: dict[str, Rule] = {}
+    solver = Solver(reference, w8a8)
+    done = set()
+    for group in groups_of(reference.names, reference.shape, reference.config.get("text_config", reference.config)):
+        found = dict(solver.rules(group))
+        rules |= found
+        for name in dict.fromkeys((*group.members, *found)):
+            done.add(name)
+            check(result, reference, w8a8, name, found.get(name))
+            progress(name)
+    for name in reference.names:
+        if name not in done:
+            if name in w8a8.quantized:
+                rules[name] = Rule(True, scale=w8a8.codes_and_scale(name)[1])
+            check(result, reference, w8a8, name, rules.get(name))
+            progress(name)
+    result.arithmetic = arithmetic_of(result.reproduced)
+    result.profile = Profile("int8", rules, notes_of(result, reference, w8a8), result.arithmetic)
+    return result
+
+
+def arithmetic_of(reproduced: list[Reproduced]) -> str:
+    """The one in which most codes are equal; float32 if none gives most parameters' codes."""
+    equal = {a: median([one.equal[a] for one in reproduced]) for a in ARITHMETICS}
+    best = max(ARITHMETICS, key=equal.get)
+    return best if equal[best] >= NEAREST else ARITHMETICS[0]
+
+
+def check_names(reference: Checkpoint, w8a8: W8A8) -> None:
+    """Both have the same parameters, but for a tied lm_head and for biases that are 0."""
+    if section := reference.config.get("quantization_config"):
+        raise ProfileError(
+            f"{reference.folder} is quantized itself ({section.get('quant_method')}); give the BF16 model"
+        )
+    here, there = set(reference.names), w8a8.quantized | w8a8.plain
+    for name in sorted(there - here):
+        if name.endswith("bias") and not bool(w8a8.checkpoint.tensor(name).any()):
+            continue
+        reason = "unknown to the BF16 checkpoint"
+        if name.endswith(("norm.bias", "proj.bias", "norm.module.bias")):
+            reason = "a bias that the BF16 checkpoint lacks: asymmetric outlier suppression shifts activations, which"
+            reason += " factors do not express; make the W8A8 checkpoint with a symmetric method"
+        raise ProfileError(f"{name} in {w8a8.checkpoint.folder}: {reason}")
+    tied = reference.config.get("tie_word_embeddings") or w8a8.checkpoint.config.get("tie_word_embeddings")
+    folded = {f"{name.removesuffix('weight')}bias" for name in w8a8.quantized if w8a8.format == "ModelSlim"}
+    for name in sorted(here - there - folded):
+        if not (tied and name == "lm_head.weight"):
+            raise ProfileError(f"{name}: in {reference.folder}, not in {w8a8.checkpoint.folder}")
+
+
+def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule: Rule | None) -> None:
+    """One parameter made by its rule, against the checkpoint's; counted in `result`.
+
+    Raises:
+        ProfileError: they are not the same thing.
+    """
+    weight = reference.tensor(name)
+    if rule is not None and rule.quantized:
+        codes_NK, scale_N = w8a8.codes_and_scale(name)
+        if codes_NK.shape != weight.shape:
+            raise ProfileError(f"{name}: {tuple(weight.shape)} in BF16, {tuple(codes_NK.shape)} in W8A8")
+        one = reproduce(name, weight, codes_NK, scale_N, rule)
+        if not one.steps <= MAX_STEPS:
+            found = f"{one.steps:.1f} code steps (root mean square) from what the best factors of rows and columns give"
+            raise ProfileError(f"{name}: {found}; the checkpoints are of different weights, or one was rotated")
+        result.reproduced.append(one)
+        result.kinds["quantized" if len(rule.tensors()) == 1 else "smoothed"] += 1
+        return
+    result.kinds["left alone" if rule is None else "scaled"] += 1
+    if name not in w8a8.plain:
+        return  # a tied lm_head, or a bias that ModelSlim keeps in quant_bias alone
+    other = w8a8.checkpoint.tensor(name)
+    if rule is None and not same(weight, other):
+        raise ProfileError(f"{name}: differs between the checkpoints (shape or values), and there is no rule for it")
+    if rule is not None:
+        made = smoothed(weight, rule).to(torch.bfloat16).float()
+        if made.shape != other.shape or bool(((made - other.float()).abs() > MAX_RELATIVE * made.abs()).any()):
+            raise ProfileError(f"{name}: the factor that the other weights of its group share does not give its values")
+
+
+def reproduce(name: str, w_NK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, rule: Rule) -> Reproduced:
+    """Count the equal codes, some rows at a time."""
+    equal, most, squares = dict.fromkeys(ARITHMETICS, 0), 0, 0.0
+    for rows in blocks(w_NK):
+        output_N = None if rule.output_factor is None else rule.output_factor[rows]
+        part = Rule(True, rule.input_factor, output_N)
+        for arithmetic in ARITHMETICS:
+            x = smoothed(w_NK[rows], part, arithmetic)
+            difference = requantize(x, scale_N[rows], arithmetic) - codes_NK[rows]
+            equal[arithmetic] += int((difference == 0).sum())
+            if arithmetic == "float32":
+                most = max(most, int(difference.abs().max()))
+                squares += float((quotients(x, scale_N[rows]) - codes_NK[rows]).double().square().sum())
+    count = w_NK.numel()
+    return Reproduced(name, {a: number / count for a, number in equal.items()}, most, (squares / count) ** 0.5)
+
+
+def notes_of(result: Comparison, reference: Checkpoint, w8a8: W8A8) -> dict[str, object]:
+    """Where the profile comes from and how well it reproduces the checkpoint."""
+    tool = [one.equal[result.arithmetic] for one in result.reproduced]
+    here = [one.equal["float32"] for one in result.reproduced]
+    return {
+        "bf16": reference.folder.name,
+        "w8a8": w8a8.checkpoint.folder.name,
+        "format": w8a8.format,
+        "arithmetic": result.arithmetic,
+        "codes_equal_in_its_arithmetic": {"worst": min(tool), "median": median(tool)},
+        "codes_equal_in_float32": {"worst": min(here), "median": median(here)},
+        "not_reproduced": result.poor,
+        "remarks": list(remarks(result, w8a8)),
+    }
+
+
+def remarks(result: Comparison, w8a8: W8A8) -> Iterator[str]:
+    """What a user should know, one sentence each."""
+    if poor := result.poor:
+        yield (
+            f"{len(poor)} of {len(result.reproduced)} quantized parameters have codes that are not the nearest ones, as"
+            " GPTQ chooses them: no re-quantization reproduces those; scales are recomputed at every refit, so the"
+            " profile can be used."
+        )
+    if result.arithmetic != "float32":
+        yield (
+            f"The checkpoint was quantized in {result.arithmetic} arithmetic, refits use float32: the codes that differ"
+            f" ({1 - median([one.equal['float32'] for one in result.reproduced]):.1%} at the median) come from the"
+            " tool's rounding."
+        )
+    if w8a8.static:
+        yield f"{w8a8.static} layers have static activation scales; not used: activations are quantized per token."
+
+
+def median(values: list[float]) -> float:
+    """The middle one, of an even number the lower one."""
+    return sorted(values)[(len(values) - 1) // 2]

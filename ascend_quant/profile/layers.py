@@ -1,0 +1,110 @@
+"""Which parameters share a factor, by their names in a decoder layer (Llama, Qwen2, Qwen3, and their experts).
+
+norm -> q, k, v            the norm is divided by a factor_K, its consumers are multiplied with it
+norm -> gate, up, router   the same, in every expert
+v -> o, up -> down         rows of the first are divided by a factor, columns of the second multiplied with it;
+                           with grouped queries a head of v feeds several heads of o
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from ascend_quant.profile.rules import ProfileError
+
+BLOCK = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?"
+# norm: consumers that have no other factor, consumers whose rows may be scaled too, the layer after these
+ROLES = {
+    "input_layernorm": (r"self_attn\.[qk]_proj", r"self_attn\.v_proj", ("v_proj", "o_proj")),
+    "post_attention_layernorm": (
+        rf"mlp\.gate|mlp\.shared_expert_gate|{BLOCK}gate_proj",
+        rf"{BLOCK}up_proj",
+        ("up_proj", "down_proj"),
+    ),
+}
+LAYER = re.compile(r"(?P<layer>.*\.layers\.\d+)\.(?P<rest>.+)\.weight")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two weights, the rows of one feed the columns of the other.
+
+    Attributes:
+        groups: heads of `consumer` that one head of `producer` feeds; 1 without heads.
+        head: channels of a head; 1 without heads.
+    """
+
+    producer: str
+    consumer: str
+    groups: int = 1
+    head: int = 1
+
+    def spread(self, factor_N: torch.Tensor) -> torch.Tensor:
+        """For each column of the consumer that of its producer's row."""
+        return factor_N.view(-1, 1, self.head).expand(-1, self.groups, -1).reshape(-1)
+
+    def gathered(self, values_K: torch.Tensor) -> torch.Tensor:
+        """The consumer's columns (N, groups) of each of the producer's rows."""
+        return values_K.view(-1, self.groups, self.head).transpose(1, 2).reshape(-1, self.groups)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A norm and all that it feeds: `anchors` share its factor and no other, `pairs`' producers may have two."""
+
+    norm: str
+    anchors: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """All names, the norm first."""
+        paired = (name for pair in self.pairs for name in (pair.producer, pair.consumer))
+        return (self.norm, *self.anchors, *paired)
+
+
+def groups_of(names: Iterable[str], shapes: Callable[[str], tuple[int, ...]], config: dict) -> list[Group]:
+    """The groups of every layer, in order.
+
+    Args:
+        shapes: a parameter's name to its shape.
+        config: config.json; `head_dim`, or `hidden_size` and `num_attention_heads`.
+
+    Raises:
+        ProfileError: a producer without its consumer, or shapes that do not fit.
+    """
+    by_layer: dict[str, dict[str, str]] = {}
+    for name in names:
+        if match := LAYER.fullmatch(name):
+            by_layer.setdefault(match["layer"], {})[match["rest"]] = name
+    groups = []
+    for members in by_layer.values():
+        names_here = frozenset(members.values())
+        for norm, (anchor, producer, partners) in ROLES.items():
+            if norm in members:
+                anchors = tuple(name for rest, name in members.items() if re.fullmatch(anchor, rest))
+                producers = [name for rest, name in members.items() if re.fullmatch(producer, rest)]
+                pairs = tuple(pair_of(name, partners, names_here, shapes, config) for name in producers)
+                groups.append(Group(members[norm], anchors, pairs))
+    return groups
+
+
+def pair_of(
+    producer: str,
+    partners: tuple[str, str],
+    names: frozenset[str],
+    shapes: Callable[[str], tuple[int, ...]],
+    config: dict,
+) -> Pair:
+    """The pair that begins with `producer`."""
+    consumer = producer.replace(f".{partners[0]}.", f".{partners[1]}.")
+    if consumer not in names:
+        raise ProfileError(f"{producer}: no {consumer} in the same checkpoint")
+    rows, columns, head = shapes(producer)[0], shapes(consumer)[1], 1
+    if partners[0] == "v_proj":
+        head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if rows % head or columns % rows:
+        raise ProfileError(f"{producer} has {rows} rows, {consumer} {columns} columns, heads {head} channels: no fit")
+    return Pair(producer, consumer, columns // rows, head)

@@ -1,0 +1,110 @@
+"""What a profile says about each parameter, and its two files: tensors in safetensors, the rest in JSON beside them.
+
+With w_NK the trainer's BF16 weight, all in float32:
+
+    x_NK = w_NK * output_factor_N[:, None] * input_factor_K
+
+A quantized parameter is x_NK in codes: with a scale of its own, absmax / 127 of each row, or with the frozen `scale_N`
+of the checkpoint. A scaled one (a norm, a bias, a router behind a smoothed norm) is x, rounded to BF16.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+FORMAT = 1
+PARTS = ("input_factor", "output_factor", "scale")
+
+
+class ProfileError(ValueError):
+    """A profile, or a pair of checkpoints, that cannot be used; says which parameter and why."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is done with one parameter.
+
+    Attributes:
+        quantized: whether it becomes codes; else it keeps its dtype.
+        input_factor: float32 (K), or (N) for a vector; None for all ones.
+        output_factor: float32 (N); None for all ones.
+        scale: float32 (N), the W8A8 checkpoint's; None if the parameter is not quantized.
+    """
+
+    quantized: bool
+    input_factor: torch.Tensor | None = None
+    output_factor: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those of `PARTS` that there are."""
+        return {part: tensor for part in PARTS if (tensor := getattr(self, part)) is not None}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The rules of a model, by the names of its checkpoint's parameters.
+
+    Attributes:
+        scheme: that of the quantized parameters: int8, or fp8 (names alone, no factors).
+        rules: of all parameters but those that stay as they are.
+        notes: where the profile comes from, for people.
+        arithmetic: how the checkpoint's tool rounded, one of `arithmetic.ARITHMETICS`; with frozen scales only the same
+            rounding gives all of its codes.
+    """
+
+    scheme: str
+    rules: Mapping[str, Rule]
+    notes: Mapping[str, object] = field(default_factory=dict)
+    arithmetic: str = "float32"
+
+    def save(self, path: Path) -> tuple[Path, Path]:
+        """Write PATH.safetensors and PATH.json; returns both. Factors that parameters share are written for each."""
+        from safetensors.torch import save_file
+
+        tensors, text = files_of(path)
+        held = {f"{name}.{part}": t for name, rule in self.rules.items() for part, t in rule.tensors().items()}
+        save_file({name: tensor.float().clone().contiguous() for name, tensor in held.items()}, tensors)
+        quantized = {name: rule.quantized for name, rule in self.rules.items()}
+        content = {"format": FORMAT, "scheme": self.scheme, "arithmetic": self.arithmetic, "notes": dict(self.notes)}
+        content["quantized"] = quantized
+        text.write_text(json.dumps(content, indent=1) + "\n")
+        return tensors, text
+
+
+def files_of(path: Path) -> tuple[Path, Path]:
+    """The two files of a profile that is called by either of their names, or without a suffix."""
+    stem = path.with_suffix("") if path.suffix in (".safetensors", ".json") else path
+    return stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
+
+
+def load(path: Path) -> Profile:
+    """A profile: ours, or one of FlashRL's if the path ends in .pt.
+
+    Raises:
+        ProfileError: a file is missing, or is not of this format.
+    """
+    from safetensors import safe_open
+
+    path = Path(path)
+    if path.suffix == ".pt":
+        from ascend_quant.profile.flashrl_file import read
+
+        return read(path)
+    tensors, text = files_of(path)
+    for file in (tensors, text):
+        if not file.is_file():
+            raise ProfileError(f"no profile at {file}; `ascend-quant profile` writes it")
+    content = json.loads(text.read_text())
+    if content.get("format") != FORMAT:
+        raise ProfileError(f"{text}: profile format {content.get('format')!r}, this version reads {FORMAT}")
+    with safe_open(tensors, framework="pt") as file:
+        held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+    rules = {
+        name: Rule(quantized, **{part: held[key] for part in PARTS if (key := f"{name}.{part}") in held})
+        for name, quantized in content["quantized"].items()
+    }
+    return Profile(content["scheme"], rules, content["notes"], content["arithmetic"])

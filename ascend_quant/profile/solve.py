@@ -1,0 +1,160 @@
+"""The factors of one group: a norm, what it feeds, and the pairs that begin there.
+
+Which arithmetic made the checkpoint is found on the way: that whose bounds leave a factor for every channel.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ascend_quant.profile.arithmetic import ARITHMETICS
+from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.profile.evidence import CLOSE, Evidence, Range
+from ascend_quant.profile.layers import Group, Pair
+from ascend_quant.profile.rules import ProfileError, Rule
+from ascend_quant.profile.w8a8 import W8A8
+
+
+@dataclass
+class Solver:
+    """Two checkpoints, and the arithmetic that explained the last group: the next one is tried with it first."""
+
+    reference: Checkpoint
+    w8a8: W8A8
+    arithmetic: str = ARITHMETICS[0]
+
+    def rules(self, group: Group) -> Iterator[tuple[str, Rule]]:
+        """The rules of a group's parameters, the norm first; none for those that stay as they are."""
+        input_K, factors = self.factors(group)
+        if input_K is not None:
+            yield group.norm, Rule(False, self.norm_factor(group.norm, input_K))
+        yield from self.consumer_rules(group.anchors, input_K)
+        for pair, factor_N in factors.items():
+            output_N = None if factor_N is None else 1 / factor_N
+            yield from self.consumer_rules((pair.producer,), input_K, output_N)
+            yield from self.consumer_rules((pair.consumer,), None if factor_N is None else pair.spread(factor_N))
+            bias = f"{pair.producer.removesuffix('weight')}bias"
+            if output_N is not None and bias in self.reference:
+                yield bias, Rule(False, output_N)
+
+    def factors(self, group: Group) -> tuple[torch.Tensor | None, dict[Pair, torch.Tensor | None]]:
+        """What all that the norm feeds is multiplied with (K), and what each pair's producer is divided by (N).
+
+        None for no factor. A producer has both: each is narrowed by the bounds of the other, and when the columns'
+        is chosen the rows' once more.
+        """
+        hint = self.norm_ratio(group.norm)
+        paired = {pair: self.consumed(pair) for pair in group.pairs}
+        if hint is None:
+            return None, {pair: found and found.factor() for pair, found in self.with_rows(paired, None).items()}
+        shared = self.explain(lambda arithmetic: self.anchored(group, arithmetic))
+        shared = shared.narrowed(self.told_by_norm(group.norm))
+        paired = self.with_rows(paired, shared.range(hint))
+        input_K = shared.narrowed(self.all_produced(paired, len(hint))).factor(hint)
+        paired = self.with_rows(paired, (input_K, input_K))
+        return input_K, {pair: found and found.factor() for pair, found in paired.items()}
+
+    def with_rows(self, paired: dict[Pair, Evidence | None], columns: Range | None) -> dict[Pair, Evidence | None]:
+        """Each pair's evidence with what its producer tells, the factor of whose columns lies in a range."""
+        return {pair: found and found.narrowed(self.produced(pair, columns)) for pair, found in paired.items()}
+
+    def consumer_rules(
+        self, names: tuple[str, ...], input_K: torch.Tensor | None, output_N: torch.Tensor | None = None
+    ) -> Iterator[tuple[str, Rule]]:
+        """Rules of weights with these factors; a plain one that nevertheless is the same in both stays alone."""
+        for name in names:
+            if name in self.w8a8.quantized:
+                yield name, Rule(True, input_K, output_N, self.w8a8.codes_and_scale(name)[1])
+            elif not same(self.weight(name), self.w8a8.checkpoint.tensor(name)):
+                yield name, Rule(False, input_K, output_N)
+
+    def norm_ratio(self, name: str) -> torch.Tensor | None:
+        """BF16 over W8A8 (K): the factor of what it feeds, to a BF16 rounding; NaN for 0 / 0, None for equal norms."""
+        norm, changed = self.weight(name).float(), self.w8a8.checkpoint.tensor(name)
+        if same(norm, changed):
+            return None
+        ratio = norm / changed.float()
+        if changed.shape != norm.shape or not bool(((ratio > 0) & ratio.isfinite() | ratio.isnan()).all()):
+            raise ProfileError(f"{name}: no positive factor leads from the BF16 to the W8A8 checkpoint")
+        return ratio
+
+    def norm_factor(self, name: str, input_K: torch.Tensor) -> torch.Tensor:
+        """What the norm is multiplied with (K): 1 / input_K, or the plain ratio where that rounds to another number."""
+        norm, changed = self.weight(name).float(), self.w8a8.checkpoint.tensor(name).float()
+        rounds_right = (norm / input_K).to(torch.bfloat16) == changed.to(torch.bfloat16)
+        return torch.where(rounds_right | (norm == 0), 1 / input_K, changed / norm)
+
+    def told_by_norm(self, name: str) -> Evidence:
+        """What a norm tells of the factor that it was divided by: little, but enough to tell two BF16 numbers apart."""
+        norm, changed = self.weight(name).unsqueeze(0), self.w8a8.checkpoint.tensor(name).unsqueeze(0)
+        evidence = Evidence(norm.shape[1])
+        evidence.add_values(norm, changed)
+        return evidence.inverse()
+
+    def anchored(self, group: Group, arithmetic: str) -> Evidence:
+        """What the weights tell that have the norm's factor and no other."""
+        evidence = Evidence(self.reference.shape(group.norm)[0])
+        for name in group.anchors:
+            weight = self.weight(name)
+            if name in self.w8a8.quantized:
+                evidence.add_codes(weight, *self.w8a8.codes_and_scale(name), arithmetic)
+            elif not same(weight, result := self.w8a8.checkpoint.tensor(name)):
+                evidence.add_values(weight, result)
+        return evidence
+
+    def consumed(self, pair: Pair) -> Evidence | None:
+        """What a consumer tells of the factor (N) that its producer's rows are divided by; None for no factor."""
+        if not {pair.consumer, pair.producer} <= self.w8a8.quantized:
+            return None
+        weight, codes_scale = self.weight(pair.consumer), self.w8a8.codes_and_scale(pair.consumer)
+
+        def collect(arithmetic: str) -> Evidence:
+            evidence = Evidence(weight.shape[1])
+            evidence.add_codes(weight, *codes_scale, arithmetic)
+            return evidence
+
+        evidence = self.explain(collect)
+        if evidence.allows_one:
+            return None
+        evidence = evidence.gathered(pair)
+        unsure = not bool(evidence.explained.all())
+        return None if unsure and float((evidence.factor() - 1).abs().median()) <= CLOSE else evidence
+
+    def produced(self, pair: Pair, columns: Range | None) -> Evidence:
+        """What a producer tells of the same factor, that of its columns lying in a range."""
+        evidence = Evidence(self.reference.shape(pair.producer)[0])
+        codes_scale = self.w8a8.codes_and_scale(pair.producer)
+        evidence.add_row_codes(self.weight(pair.producer), *codes_scale, self.arithmetic, columns)
+        return evidence.inverse()
+
+    def all_produced(self, paired: Mapping[Pair, Evidence | None], channels: int) -> Evidence:
+        """What producers tell of their columns' factor; in BF16 arithmetic only those whose rows have none."""
+        evidence = Evidence(channels)
+        for pair, rows in paired.items():
+            if pair.producer in self.w8a8.quantized and (rows is None or self.arithmetic == "float32"):
+                divisors = None if rows is None else rows.range()
+                codes_scale = self.w8a8.codes_and_scale(pair.producer)
+                evidence.add_codes(self.weight(pair.producer), *codes_scale, self.arithmetic, divisors)
+        return evidence
+
+    def explain(self, collect: Callable[[str], Evidence]) -> Evidence:
+        """The evidence in the arithmetic that leaves most channels a factor; the last one first."""
+        best, most = None, -1.0
+        for arithmetic in sorted(ARITHMETICS, key=lambda one: one != self.arithmetic):
+            evidence = collect(arithmetic)
+            explained = float(evidence.explained.float().mean())
+            if explained > most:
+                best, most, self.arithmetic = evidence, explained, arithmetic
+            if explained == 1.0:
+                break
+        return best
+
+    def weight(self, name: str) -> torch.Tensor:
+        """A parameter of the reference, in BF16."""
+        return self.reference.tensor(name).to(torch.bfloat16)
+
+
+def same(reference: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal as BF16."""
+    return reference.shape == other.shape and bool(torch.equal(reference.bfloat16(), other.bfloat16()))

@@ -1,0 +1,119 @@
+"""What is quantized in a W8A8 checkpoint, in its two formats.
+
+compressed-tensors (llm-compressor): `weight` int8 (N, K) and `weight_scale` (N, 1); config.json names the format.
+ModelSlim: the same two and `weight_offset` (N, 1); static layers also `input_scale`, `input_offset`, `quant_bias` and
+`deq_scale`; quant_model_description*.json gives the type of each tensor. As vllm-ascend 0.23 reads them, in
+quantization/modelslim_config.py and quantization/methods/w8a8_*.py.
+
+Activations are quantized per token here, so static scales of activations are not used.
+"""
+
+import json
+from dataclasses import dataclass
+
+import torch
+
+from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.profile.rules import ProfileError
+
+DESCRIPTION = "quant_model_description*.json"
+FORMATS = ("int-quantized", "naive-quantized")
+MODELSLIM_TYPES = ("W8A8", "W8A8_DYNAMIC", "W8A8_MIX")
+BESIDE_WEIGHT = {
+    "compressed-tensors": ("weight_scale", "weight_zero_point", "input_scale", "input_zero_point"),
+    "ModelSlim": ("weight_scale", "weight_offset", "input_scale", "input_offset", "quant_bias", "deq_scale"),
+}
+OFFSETS = ("weight_zero_point", "weight_offset")
+
+
+@dataclass(frozen=True)
+class W8A8:
+    """A checkpoint whose linear layers are int8.
+
+    Attributes:
+        format: a key of `BESIDE_WEIGHT`.
+        quantized: names of the int8 weights.
+        plain: names of the parameters that are not quantized.
+        static: how many layers have activation scales that are not used.
+    """
+
+    checkpoint: Checkpoint
+    format: str
+    quantized: frozenset[str]
+    plain: frozenset[str]
+    static: int
+
+    def codes_and_scale(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """int8 codes (N, K) and float32 scales (N) of a quantized weight.
+
+        Raises:
+            ProfileError: the weight is not int8, not symmetric, not quantized per output channel.
+        """
+        codes_NK, layer = self.checkpoint.tensor(name), name.removesuffix("weight")
+        scale = self.checkpoint.tensor(f"{layer}weight_scale").float()
+        if codes_NK.dtype != torch.int8 or codes_NK.dim() != 2:
+            found = f"{codes_NK.dtype} {tuple(codes_NK.shape)}"
+            raise ProfileError(f"{name}: {found} in {self.checkpoint.folder}, a W8A8 weight is int8 (N, K)")
+        if tuple(scale.shape) not in ((codes_NK.shape[0], 1), (codes_NK.shape[0],)):
+            found = f"scales {tuple(scale.shape)} for a weight {tuple(codes_NK.shape)}"
+            raise ProfileError(f"{name}: {found}; only one scale per output channel, (N, 1), is supported")
+        if not bool((scale.isfinite() & (scale >= 0)).all()):
+            raise ProfileError(f"{name}: a scale in {self.checkpoint.folder} is negative, NaN or infinite")
+        for offset in (f"{layer}{leaf}" for leaf in OFFSETS):
+            if offset in self.checkpoint and bool(self.checkpoint.tensor(offset).any()):
+                raise ProfileError(f"{name}: asymmetric ({offset} is not 0); only symmetric weights are supported")
+        return codes_NK, scale.flatten()
+
+
+def read_w8a8(checkpoint: Checkpoint) -> W8A8:
+    """Sort the names of a W8A8 checkpoint.
+
+    Raises:
+        ProfileError: not W8A8, or of neither format.
+    """
+    described = described_types(checkpoint)
+    kind = "ModelSlim" if described is not None else "compressed-tensors"
+    if described is None:
+        refuse_other_formats(checkpoint)
+        quantized = {name for name in checkpoint.names if f"{name}_scale" in checkpoint and name.endswith(".weight")}
+    else:
+        quantized = {name for name in checkpoint.names if described.get(name, "FLOAT") in MODELSLIM_TYPES}
+        quantized = {name for name in quantized if name.endswith(".weight")}
+    if not quantized:
+        raise ProfileError(f"{checkpoint.folder} is said to be quantized ({kind}) but has no quantized weight")
+    layers = {name.removesuffix("weight") for name in quantized}
+    beside = {f"{layer}{leaf}" for layer in layers for leaf in BESIDE_WEIGHT[kind]}
+    static = sum(f"{layer}input_scale" in checkpoint for layer in layers)
+    plain = set(checkpoint.names) - quantized - beside
+    return W8A8(checkpoint, kind, frozenset(quantized), frozenset(plain), static)
+
+
+def described_types(checkpoint: Checkpoint) -> dict[str, str] | None:
+    """ModelSlim's type of each tensor; None where there is no description.
+
+    Raises:
+        ProfileError: two descriptions, or a weight of another type than W8A8.
+    """
+    files = sorted(checkpoint.folder.glob(DESCRIPTION))
+    if len(files) > 1:
+        raise ProfileError(f"{checkpoint.folder} has {len(files)} descriptions ({files[0].name}, ...); keep one")
+    if not files:
+        return None
+    content = json.loads(files[0].read_text())
+    types = {name: kind for name, kind in content.items() if isinstance(kind, str) and name in checkpoint}
+    for name, kind in types.items():
+        if kind not in ("FLOAT", *MODELSLIM_TYPES):
+            raise ProfileError(f"{name}: {kind} in {files[0]}; supported: FLOAT, {', '.join(MODELSLIM_TYPES)}")
+    return types
+
+
+def refuse_other_formats(checkpoint: Checkpoint) -> None:
+    """Errors for what is not compressed-tensors W8A8; the early name of the config's section is known too."""
+    config = checkpoint.config.get("quantization_config") or checkpoint.config.get("compression_config")
+    if config is None:
+        wanted = f"config.json has no quantization_config, and there is no {DESCRIPTION}"
+        raise ProfileError(f"{checkpoint.folder} is not a W8A8 checkpoint: {wanted}")
+    method, kind = config.get("quant_method", "compressed-tensors"), config.get("format")
+    if method != "compressed-tensors" or kind not in FORMATS:
+        read = f"compressed-tensors {' or '.join(FORMATS)}, and ModelSlim"
+        raise ProfileError(f"{checkpoint.folder}: quant_method {method!r}, format {kind!r}; what is read: {read}")

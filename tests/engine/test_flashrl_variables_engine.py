@@ -1,0 +1,202 @@
+"""FLASHRL_* variables turn an engine of this environment into ours: no import line, no argument."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from argparse import Namespace
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from engines import engine, model_of, refit, worker_of
+from models import make
+from vllm import SamplingParams
+
+from ascend_quant.flashrl.config import Config
+from ascend_quant.flashrl.files import ConfigError
+from ascend_quant.flashrl.variables import Variables
+from ascend_quant.integrations.vllm.flashrl import configure, replica_of
+from ascend_quant.integrations.vllm.reload_test import reload_twice
+from ascend_quant.refit import RefitError
+
+VLLM = str(Path(sys.executable).with_name("vllm"))
+PROMPT = [3, 4, 5]
+SECONDS = 400  # for a server to start, on a busy machine
+OURS = {"quant_method": "ascend_quant"}
+
+
+def arguments(**given) -> Namespace:
+    """The part of vLLM's EngineArgs that is looked at."""
+    usual = {
+        "quantization": None,
+        "hf_overrides": {},
+        "data_parallel_rank": None,
+        "data_parallel_size": 1,
+        "distributed_executor_backend": None,
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+    }
+    return Namespace(**{**usual, **given})
+
+
+def config_of(*functions: str) -> Config:
+    return Config.model_validate({"configs": [{"fn": fn} for fn in functions]})
+
+
+@contextmanager
+def server(folder: Path, config: str, *options: str):
+    """`vllm serve` with FLASHRL_CONFIG; yields its address and its log."""
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    log = folder / "server.log"
+    usual = ("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "64", "--max-num-seqs", "8")
+    command = [
+        VLLM,
+        "serve",
+        str(make("qwen2", folder)),
+        "--served-model-name",
+        "tiny",
+        "--port",
+        port,
+        *usual,
+        *options,
+    ]
+    environment = {**os.environ, "FLASHRL_CONFIG": config, "VLLM_LOGGING_LEVEL": "INFO"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            wait_until_ready(f"http://127.0.0.1:{port}/health", process, log)
+            yield f"http://127.0.0.1:{port}", log
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def wait_until_ready(address: str, process: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()[-3000:]
+        try:
+            with urllib.request.urlopen(address, timeout=5):
+                return
+        except OSError:
+            time.sleep(1)
+    raise AssertionError(f"not ready after {SECONDS} s: {log.read_text()[-3000:]}")
+
+
+def complete(address: str) -> dict:
+    """The first choice of an OpenAI-style completion."""
+    wanted = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4, "temperature": 0, "logprobs": 2}
+    head = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{address}/v1/completions", json.dumps(wanted).encode(), head)
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.load(answer)["choices"][0]
+
+
+def test_vllm_serve_answers_with_logprobs_like_an_engine_that_is_asked_for_int8(tmp_path):
+    with server(tmp_path, "int8") as (address, log):
+        found = complete(address)
+    lines = log.read_text()
+    assert "FLASHRL_CONFIG=int8: replica 0 uses fn=int8" in lines
+    assert "scheme int8" in lines and "8 int8 parameters, 9 in their own dtype; products: torch." in lines
+    with engine(tmp_path / "qwen2-0") as llm:
+        settings = SamplingParams(max_tokens=4, temperature=0, logprobs=2)
+        output = llm.generate([{"prompt_token_ids": PROMPT}], settings, use_tqdm=False)[0].outputs[0]
+    logprobs = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids, strict=True)]
+    assert found["logprobs"]["token_logprobs"] == pytest.approx(logprobs, abs=1e-3)
+
+
+def test_replicas_of_vllms_own_data_parallel_choose_by_their_rank(tmp_path):
+    file = tmp_path / "two.yaml"
+    file.write_text(yaml.safe_dump({"configs": [{"fn": "bf16"}, {"fn": "int8"}]}))
+    options = ("--data-parallel-size", "2", "--api-server-count", "1")
+    with server(tmp_path, str(file), *options) as (address, log):
+        assert complete(address)["logprobs"]["token_logprobs"]
+    told = [line for line in log.read_text().splitlines() if "attach.py" in line]
+    schemes = {line.partition("EngineCore_DP")[2][0]: line for line in told if "scheme " in line}
+    assert "scheme bf16" in schemes["0"] and "scheme int8" in schemes["1"]
+
+
+def test_an_unknown_value_ends_the_server_with_the_valid_ones(tmp_path):
+    command = [VLLM, "serve", str(make("qwen2", tmp_path)), "--enforce-eager"]
+    run = subprocess.run(
+        command, env={**os.environ, "FLASHRL_CONFIG": "int9"}, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert run.returncode != 0
+    last = run.stderr.strip().splitlines()[-1]
+    assert "FLASHRL_CONFIG='int9'" in last and "int8, int8_fast" in last and "bf16" in last
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "rank"),
+    [
+        ({}, {}, 0),
+        ({}, {"VERL_REPLICA_RANK": "3"}, 3),
+        ({"data_parallel_rank": 2, "data_parallel_size": 4}, {}, 2),
+        ({"data_parallel_size": 2}, {}, None),
+        ({"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 2}, {"RANK": "5"}, 2),
+    ],
+)
+def test_which_replica_an_engine_is(given, environment, rank):
+    assert replica_of(arguments(**given), environment, configs=2) == rank
+    assert replica_of(arguments(**given), environment, configs=1) == 0
+
+
+@pytest.mark.parametrize(("rank", "scheme"), [("0", "int8"), ("1", "bf16"), ("2", "int8")])
+def test_a_replica_of_verl_uses_its_config(monkeypatch, rank, scheme):
+    monkeypatch.setenv("VERL_REPLICA_RANK", rank)
+    given = arguments(hf_overrides={"rope_theta": 1.0})
+    configure(given, config_of("int8", "bf16"), Variables(config="x"))
+    assert given.quantization == "ascend_quant"
+    assert given.hf_overrides == {"rope_theta": 1.0, "quantization_config": {**OURS, "scheme": scheme}}
+    configure(given, config_of("int8", "bf16"), Variables(config="x"))  # again, for an engine beside it
+
+
+def test_fp8_is_vllms_own():
+    given = arguments()
+    configure(given, config_of("fp8"), Variables(config="fp8"))
+    assert (given.quantization, given.hf_overrides) == ("fp8", {})
+
+
+@pytest.mark.parametrize(
+    ("given", "functions", "variables", "message"),
+    [
+        ({"quantization": "fp8"}, ("int8",), {}, "quantization='fp8'"),
+        ({"hf_overrides": {"quantization_config": {}}}, ("int8",), {}, "quantization_config of its own"),
+        ({"hf_overrides": lambda config: config}, ("int8",), {}, "give a dictionary"),
+        ({}, ("fp8",), {"lm_head_fp32": True}, "FLASHRL_LMHEAD_FP32 needs int8 or bf16"),
+        ({"data_parallel_size": 2}, ("int8", "fp8"), {}, "fn=fp8 cannot be one of several"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(given, functions, variables, message):
+    with pytest.raises(ConfigError, match=message):
+        configure(arguments(**given), config_of(*functions), Variables(config="x", **variables))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen2-tied"])
+def test_logits_in_float32(tmp_path, kind):
+    with engine(make(kind, tmp_path), quantization_config={"lm_head_fp32": True}) as llm:
+        model = model_of(llm)
+        hidden_MK = torch.randn(5, 128).to(torch.bfloat16)
+        head = model.model.embed_tokens if kind == "qwen2-tied" else model.lm_head
+        logits_MV = model.compute_logits(hidden_MK)
+        expected_MV = hidden_MK.double() @ head.weight.double().T
+        assert logits_MV.dtype == torch.float32
+        assert torch.allclose(logits_MV.double(), expected_MV[:, : logits_MV.shape[1]], rtol=1e-5, atol=1e-5)
+        assert not torch.equal(logits_MV.to(torch.bfloat16).float(), logits_MV)
+
+
+def test_reloads_over_junk_are_compared_with_the_fresh_load(tmp_path):
+    with engine(make("qwen2", tmp_path), quantization_config={"test_reload": True}) as llm:
+        assert refit(llm).last_receipt.number == 3
+        worker = worker_of(llm)
+        worker.model_runner.reload_weights = lambda: None
+        with pytest.raises(RefitError, match="reload 1 gave digest"):
+            reload_twice(worker)

@@ -1,0 +1,163 @@
+"""FlashRL's YAML files: what is read, written, handed to vLLM, and refused."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ascend_quant.flashrl.config import QUANTIZATION, Config, Replica, read, resolve
+from ascend_quant.flashrl.files import ConfigError
+from ascend_quant.flashrl.functions import FUNCTIONS
+from ascend_quant.schemes import SCHEMES
+
+FLASHRL_FILE = """\
+configs:
+- distributed_executor_backend: external_launcher
+  fn: int8
+  load_format: auto
+  model: W8A8
+  params_to_ignore: [q_scale]
+  profile: PROFILE
+- {fn: fp8, load_format: auto, quantization: fp8, module_attribute_to_preserve: [workspace]}
+- {fn: bf16}
+"""
+
+
+@pytest.fixture
+def profile(tmp_path):
+    file = tmp_path / "profile.pt"
+    file.touch()
+    return file
+
+
+@pytest.fixture
+def file(tmp_path, profile):
+    path = tmp_path / "config.yaml"
+    path.write_text(FLASHRL_FILE.replace("PROFILE", str(profile)))
+    return path
+
+
+def written(tmp_path, text: str) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_each_function_is_a_scheme_of_ours_or_fp8():
+    for name, function in FUNCTIONS.items():
+        assert function.name == name
+        assert function.scheme in SCHEMES if function.scheme else name.startswith("fp8")
+        assert function.meaning and "\n" not in function.meaning
+
+
+def test_the_plugin_has_this_name():
+    from ascend_quant.integrations.vllm import NAME
+
+    assert QUANTIZATION == NAME
+
+
+@pytest.mark.parametrize("rank", range(7))
+def test_replica_r_uses_entry_r_mod_k(file, rank):
+    assert resolve(str(file)).for_replica(rank).fn == ["int8", "fp8", "bf16"][rank % 3]
+
+
+def test_engine_options(file, profile):
+    int8, fp8, bf16 = read(file).replicas
+    ours = {"quant_method": "ascend_quant"}
+    assert int8.engine_options() == {
+        "quantization": "ascend_quant",
+        "quantization_config": {**ours, "scheme": "int8", "profile": str(profile)},
+    }
+    assert fp8.engine_options() == {"quantization": "fp8"}
+    assert bf16.engine_options() == {"quantization": "ascend_quant", "quantization_config": {**ours, "scheme": "bf16"}}
+
+
+def test_our_own_keys_reach_the_engine(profile):
+    replica = Replica(fn="int8_fast", profile=str(profile), frozen_scales=True, ignore=["re:.*o_proj"])
+    options = replica.engine_options()["quantization_config"]
+    assert options["frozen_scales"] is True and options["ignore"] == ["re:.*o_proj"]
+
+
+def test_the_engine_gets_a_whole_path_and_only_where_it_smooths(profile, monkeypatch):
+    monkeypatch.chdir(profile.parent)
+    assert Replica(profile=profile.name).engine_options()["quantization_config"]["profile"] == str(profile)
+    assert "profile" not in Replica(fn="bf16", profile=profile.name).engine_options()["quantization_config"]
+
+
+def test_a_profile_of_ours_is_found_by_its_stem(tmp_path):
+    for suffix in (".safetensors", ".json"):
+        (tmp_path / f"kept{suffix}").touch()
+    options = Replica(profile=str(tmp_path / "kept")).engine_options()["quantization_config"]
+    assert options["profile"] == str(tmp_path / "kept.safetensors")
+    (tmp_path / "kept.json").unlink()
+    with pytest.raises(ConfigError, match=r"no file .*kept\.json"):
+        Replica(profile=str(tmp_path / "kept")).engine_options()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_name_needs_no_file(name):
+    assert [replica.fn for replica in resolve(f" {name} ").replicas] == [name]
+
+
+def test_disregarded_names_each_key_that_is_not_followed(file):
+    int8, fp8, bf16 = read(file).replicas
+    keys = [line.partition("=")[0] for line in int8.disregarded()]
+    assert keys == ["model", "load_format", "distributed_executor_backend", "params_to_ignore"]
+    assert [line.partition("=")[0] for line in fp8.disregarded()] == ["load_format", "module_attribute_to_preserve"]
+    assert bf16.disregarded() == []
+
+
+def test_disregarded_says_what_would_surprise():
+    assert "fn=int8 decides" in Replica(quantization="fp8").disregarded()[0]
+    assert "fn=bf16 needs none" in Replica(fn="bf16", profile="p.pt").disregarded()[0]
+    assert "M/profile.pt" in Replica(model="M").disregarded()[-1]
+    assert "did you mean frozen_scales?" in Replica(frozen_scale=True).disregarded()[0]
+
+
+def test_what_was_read_is_written_again(file, tmp_path):
+    read(file).write(tmp_path / "copy.yaml")
+    assert yaml.safe_load((tmp_path / "copy.yaml").read_text()) == yaml.safe_load(file.read_text())
+    assert read(tmp_path / "copy.yaml") == read(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("configs: [{fn: int7}]", r"configs\.0\.fn: .*valid are: int8, .*bf16.*'int7'"),
+        ("configs: []", r"configs: .*at least 1"),
+        ("config: [{fn: int8}]", "configs: Field required"),
+        ("{configs: [{fn: int8}], config: []}", "config: Extra inputs"),
+        ("- fn: int8", "the file: .*dictionary"),
+        ("configs: [{fn: int8", "cannot be read as YAML"),
+        ("configs: [{frozen_scales: 'no'}]", r"frozen_scales: .*valid boolean.*'no'"),
+        ("configs: [{frozen_scales: true}]", r"needs an int8 function and a profile: fn=int8, profile=None"),
+        ("configs: [{fn: bf16, profile: p.pt, frozen_scales: true}]", "fn=bf16"),
+        ("configs: [{fn: fp8, ignore: [lm_head]}]", r"ignore=\['lm_head'\] cannot be followed with fn=fp8"),
+        ("configs: [{ignore: lm_head}]", "ignore: .*valid list"),
+        ("configs: [{fn: int8, columns: !!python/tuple [1]}]", "python/tuple"),
+    ],
+)
+def test_a_file_that_holds_what_it_may_not(tmp_path, text, message):
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=message) as error:
+        resolve(str(path))
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "value", ["int7", "INT8", "", "no/such.yaml", "./owner/name", "/no/such/file.yaml", "~/no.yaml"]
+)
+def test_an_unknown_value_lists_the_valid_ones(value):
+    with pytest.raises(ConfigError) as error:
+        resolve(value)
+    assert repr(value) in str(error.value)
+    assert all(name in str(error.value) for name in [*FUNCTIONS, "YAML", "owner/name/path.yaml"])
+
+
+def test_a_folder_is_not_a_config(tmp_path):
+    with pytest.raises(ConfigError, match="is not a file"):
+        resolve(str(tmp_path))
+
+
+def test_configs_is_the_name_in_both_worlds():
+    assert Config(replicas=[Replica(fn="bf16")]) == Config(configs=[{"fn": "bf16"}])
