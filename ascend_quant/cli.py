@@ -1,4 +1,4 @@
-"""`ascend-quant`: the commands around an engine that is re-quantized in place; those of FlashRL keep its names and flags."""
+"""`ascend-quant`: the commands around an engine that is re-quantized in place; FlashRL's keep its names and flags."""
 
 import typer
 

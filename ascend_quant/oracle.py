@@ -50,21 +50,27 @@ def quantize_weight(w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) ->
 
 
 def smoothed(
-    w_NK: torch.Tensor, output_factor_N: torch.Tensor | None = None, input_factor_K: torch.Tensor | None = None
+    w_NK: torch.Tensor,
+    input_factor_K: torch.Tensor | None = None,
+    output_factor_N: torch.Tensor | None = None,
+    rounded: bool = False,
 ) -> torch.Tensor:
-    """w_NK * output_factor_N[:, None] * input_factor_K in float32, after rounding w to BF16; a new, contiguous tensor.
+    """w_NK * input_factor_K * output_factor_N[:, None] in float32, after rounding w to BF16; a new, contiguous tensor.
 
     Args:
         w_NK: any float dtype; a vector (N) is taken for one column.
-        output_factor_N: float32, None for all ones.
         input_factor_K: float32, (N) for a vector; None for all ones.
+        output_factor_N: float32, None for all ones.
+        rounded: round to BF16 after each factor, as tools do that smooth a BF16 model.
     """
     x_NK = torch.empty_like(w_NK, dtype=torch.float32, memory_format=torch.contiguous_format)
     x_NK.copy_(w_NK.to(torch.bfloat16))
-    if output_factor_N is not None:
-        x_NK *= output_factor_N if x_NK.dim() == 1 else output_factor_N.unsqueeze(-1)
-    if input_factor_K is not None:
-        x_NK *= input_factor_K
+    by_row = None if output_factor_N is None else output_factor_N.view(-1, *[1] * (x_NK.dim() - 1))
+    for factor in (input_factor_K, by_row):
+        if factor is not None:
+            x_NK *= factor
+            if rounded:
+                x_NK.copy_(x_NK.to(torch.bfloat16))
     return x_NK
 
 

@@ -15,6 +15,7 @@ import torch
 from ascend_quant import oracle
 from ascend_quant.batch import RefitError
 from ascend_quant.profile.rules import Profile, ProfileError, Rule
+from ascend_quant.stacks import one_by_one
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Smoothing:
             _check_rule(name, rule, frozen)
         self.frozen, self.device = frozen, torch.device(device)
         self.rules = {name: self._held(rule) for name, rule in profile.rules.items()}
+        self._rounded = profile.arithmetic != "float32"
         self._may_miss = may_miss
         self._left_alone: set[str] | None = set()  # None once they were told
         self.begin()
@@ -111,7 +113,7 @@ class Smoothing:
         return Rule(rule.quantized, **moved)
 
     def _is_ruled(self, name: str, tensor: torch.Tensor) -> bool:
-        return any(part in self.rules for part, _ in _parts(name, tensor))
+        return any(part in self.rules for part, _ in one_by_one(name, tensor))
 
     def _one_by_one(self, weights, around) -> Iterator[NamedTensor]:
         for name, tensor in weights:
@@ -119,7 +121,7 @@ class Smoothing:
                 yield name, tensor
                 continue
             with around(tensor):
-                for part, shard in _parts(name, tensor):
+                for part, shard in one_by_one(name, tensor):
                     yield part, self._changed(part, shard)
 
     def _changed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -128,28 +130,8 @@ class Smoothing:
             return tensor
         _check_fit(name, tensor, rule)
         self._met.add(name)
-        x = oracle.smoothed(tensor.to(self.device), rule.output_factor, rule.input_factor)
+        x = oracle.smoothed(tensor.to(self.device), rule.input_factor, rule.output_factor, self._rounded)
         return x if rule.quantized else x.to(torch.bfloat16)
-
-
-def _parts(name: str, tensor: torch.Tensor) -> Iterator[NamedTensor]:
-    """The tensor itself, or a stack's experts one by one, as checkpoints name them.
-
-    Args:
-        tensor: a stack of experts is (E, 2 * intermediate, hidden) for gate_up_proj, (E, hidden, intermediate) for
-            down_proj.
-    """
-    layer, _, leaf = name.rpartition(".experts.")
-    if tensor.dim() != 3 or leaf not in ("gate_up_proj", "down_proj"):
-        yield name, tensor
-        return
-    for expert, matrix_NK in enumerate(tensor):
-        if leaf == "down_proj":
-            yield f"{layer}.experts.{expert}.down_proj.weight", matrix_NK
-        else:
-            gate, up = matrix_NK.chunk(2)
-            yield f"{layer}.experts.{expert}.gate_proj.weight", gate
-            yield f"{layer}.experts.{expert}.up_proj.weight", up
 
 
 def _check_rule(name: str, rule: Rule, frozen: bool) -> None:

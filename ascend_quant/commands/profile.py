@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ascend_quant.profile.arithmetic import of_refits
 from ascend_quant.profile.checkpoints import Checkpoint, find
 from ascend_quant.profile.compare import Comparison, compare_int8, median
 from ascend_quant.profile.flashrl_file import write
@@ -110,8 +111,9 @@ def show(result: Comparison, files: list[Path], console: Console) -> None:
 def reproduction(result: Comparison) -> Table:
     """How many codes come out again from the unchanged BF16 weights, with frozen scales."""
     table = Table("codes equal, scales frozen", "worst", "median")
-    for arithmetic in dict.fromkeys((result.arithmetic, "float32")):
+    ours = of_refits(result.arithmetic)
+    for arithmetic in dict.fromkeys((result.arithmetic, ours)):
         equal = [one.equal[arithmetic] for one in result.reproduced]
-        whose = "the tool's" if arithmetic == result.arithmetic else "ours"
+        whose = "refits'" if arithmetic == ours else "the tool's"
         table.add_row(f"{arithmetic} arithmetic ({whose})", f"{min(equal):.3%}", f"{median(equal):.3%}")
     return table

@@ -7,13 +7,14 @@
 llm-compressor smooths and quantizes in the dtype of the model it was given. compressed-tensors 0.19 divides in that
 dtype (`_quantize` in quantization/lifecycle/forward_helpers.py), in float32 on a GPU (its Triton kernel): a BF16 model
 gives the third form on a CPU and in releases before that kernel, the second on a GPU, a float32 model the first. A
-quotient that is rounded twice gives another code for about one weight in ten.
+quotient that is rounded twice gives another code for about one weight in ten. Refits compute the first two forms.
 
 All codes are clamped to [-128, 127]. Shape suffixes: N output channels, K input channels.
 """
 
 import torch
 
+from ascend_quant import oracle
 from ascend_quant.profile.rules import Rule
 
 ARITHMETICS = ("float32", "bfloat16", "bfloat16_quotient")
@@ -22,15 +23,14 @@ HALF_STEP = 1 << 15  # half the distance of two BF16 numbers, in the bits of a f
 MARGIN = 2.0**-22  # float32 rounding of the bounds below
 
 
+def of_refits(arithmetic: str) -> str:
+    """What a refit with a profile of this arithmetic computes."""
+    return "float32" if arithmetic == "float32" else "bfloat16"
+
+
 def smoothed(w_NK: torch.Tensor, rule: Rule, arithmetic: str = "float32") -> torch.Tensor:
     """x, in float32: what a rule makes of a weight, or of a vector (N)."""
-    x = w_NK.to(torch.bfloat16).float()
-    factors = (rule.input_factor, None if rule.output_factor is None else rule.output_factor.unsqueeze(-1))
-    for factor in factors:
-        if factor is not None:
-            x = x * factor
-            x = x if arithmetic == "float32" else x.to(torch.bfloat16).float()
-    return x
+    return oracle.smoothed(w_NK, rule.input_factor, rule.output_factor, rounded=arithmetic != "float32")
 
 
 def quotients(x_NK: torch.Tensor, scale_N: torch.Tensor, arithmetic: str = "float32") -> torch.Tensor:

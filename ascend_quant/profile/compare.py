@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ascend_quant.profile.arithmetic import ARITHMETICS, quotients, requantize, smoothed
+from ascend_quant.profile.arithmetic import ARITHMETICS, of_refits, quotients, requantize, smoothed
 from ascend_quant.profile.checkpoints import Checkpoint
 from ascend_quant.profile.evidence import blocks
 from ascend_quant.profile.layers import groups_of
@@ -173,14 +173,14 @@ def reproduce(name: str, w_NK: torch.Tensor, codes_NK: torch.Tensor, scale_N: to
 def notes_of(result: Comparison, reference: Checkpoint, w8a8: W8A8) -> dict[str, object]:
     """Where the profile comes from and how well it reproduces the checkpoint."""
     tool = [one.equal[result.arithmetic] for one in result.reproduced]
-    here = [one.equal["float32"] for one in result.reproduced]
+    here = [one.equal[of_refits(result.arithmetic)] for one in result.reproduced]
     return {
         "bf16": reference.folder.name,
         "w8a8": w8a8.checkpoint.folder.name,
         "format": w8a8.format,
         "arithmetic": result.arithmetic,
         "codes_equal_in_its_arithmetic": {"worst": min(tool), "median": median(tool)},
-        "codes_equal_in_float32": {"worst": min(here), "median": median(here)},
+        "codes_equal_in_refits": {"worst": min(here), "median": median(here)},
         "not_reproduced": result.poor,
         "remarks": list(remarks(result, w8a8)),
     }
@@ -194,11 +194,11 @@ def remarks(result: Comparison, w8a8: W8A8) -> Iterator[str]:
             " GPTQ chooses them: no re-quantization reproduces those; scales are recomputed at every refit, so the"
             " profile can be used."
         )
-    if result.arithmetic != "float32":
+    if result.arithmetic != (ours := of_refits(result.arithmetic)):
         yield (
-            f"The checkpoint was quantized in {result.arithmetic} arithmetic, refits use float32: the codes that differ"
-            f" ({1 - median([one.equal['float32'] for one in result.reproduced]):.1%} at the median) come from the"
-            " tool's rounding."
+            f"The checkpoint was quantized in {result.arithmetic} arithmetic, refits use {ours}: the codes that differ"
+            f" ({1 - median([one.equal[ours] for one in result.reproduced]):.1%} at the median) come from the tool"
+            " rounding its quotients."
         )
     if w8a8.static:
         yield f"{w8a8.static} layers have static activation scales; not used: activations are quantized per token."

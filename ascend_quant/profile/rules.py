@@ -1,8 +1,8 @@
 """What a profile says about each parameter, and its two files: tensors in safetensors, the rest in JSON beside them.
 
-With w_NK the trainer's BF16 weight, all in float32:
+With w_NK the trainer's BF16 weight, in float32, or rounded after each factor as the checkpoint's tool did:
 
-    x_NK = w_NK * output_factor_N[:, None] * input_factor_K
+    x_NK = w_NK * input_factor_K * output_factor_N[:, None]
 
 A quantized parameter is x_NK in codes: with a scale of its own, absmax / 127 of each row, or with the frozen `scale_N`
 of the checkpoint. A scaled one (a norm, a bias, a router behind a smoothed norm) is x, rounded to BF16.

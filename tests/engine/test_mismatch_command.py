@@ -7,6 +7,7 @@ weights as much smaller. BF16 hardly notices; int8 activations keep nothing else
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ MAX_TOKENS = 16
 
 
 def run(*arguments: object, expected: int = 0) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", COMMAND, *map(str, arguments)]
+    command = [sys.executable, "-c", COMMAND, *map(str, arguments), "--gpu-memory-utilization", "0.3"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=500, env={**os.environ, "COLUMNS": "120"})
     assert found.returncode == expected, found.stdout[-3000:] + found.stderr[-5000:]
     return found
@@ -275,3 +276,4 @@ def test_a_model_that_does_not_load_gives_its_last_words(tmp_path, monkeypatch):
     assert "Traceback" not in ended.stdout
     log = Path(ended.stderr.split("The whole log: ")[1].split("\n")[0])
     assert "down_proj" in log.read_text()
+    shutil.rmtree(log.parent)

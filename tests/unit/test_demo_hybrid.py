@@ -33,8 +33,13 @@ def test_hybrid_runs_alone_or_beside_the_arms_that_are_named(arms, hybrid, chose
 
 def test_a_folder_with_an_earlier_hybrid_run_is_refused(tmp_path):
     (tmp_path / "hybrid").mkdir()
-    result = CliRunner().invoke(app, ["demo", "--hybrid", "--out", str(tmp_path)])
-    assert result.exit_code == 2 and "holds hybrid of an earlier run" in result.stderr
+    with pytest.raises(options.OptionError, match="holds hybrid of an earlier run"):
+        options.check_folder(tmp_path)
+
+
+def test_the_command_line_knows_the_option():
+    result = CliRunner().invoke(app, ["demo", "--hybrid", "--arms", "int8", "--steps", "0"])
+    assert result.exit_code == 2 and result.stderr == "--steps 0: at least 1 is needed\n"
 
 
 def values(arm, folder):

@@ -330,10 +330,12 @@ def test_smoothed_is_two_float32_products(seed, dtype, vector):
     w, out, into = (torch.randn(size, generator=generator) for size in (shape, shape[:1], shape[-1:]))
     w, before = w.to(dtype), w.to(dtype).clone()
     rounded = w.to(torch.bfloat16).float().numpy()
-    first = rounded * (out.numpy() if vector else out.numpy()[:, None])
-    for factors, expected in (((out, into), first * into.numpy()), ((out, None), first), ((None, None), rounded)):
+    first, by_row = rounded * into.numpy(), out.numpy() if vector else out.numpy()[:, None]
+    for factors, expected in (((into, out), first * by_row), ((into, None), first), ((None, None), rounded)):
         found = oracle.smoothed(w, *factors)
         assert found.dtype == torch.float32 and np.array_equal(found.numpy(), expected)
+    again = torch.from_numpy(torch.from_numpy(first).bfloat16().float().numpy() * by_row).bfloat16().float()
+    assert torch.equal(oracle.smoothed(w, into, out, rounded=True), again)
     assert torch.equal(w, before)
 
 

@@ -50,7 +50,7 @@ def test_json_is_all_that_stdout_has(pair, tmp_path):
     assert content["parameters"]["smoothed"] == sum(
         rule.quantized for rule in load(tmp_path / "profile.pt").rules.values()
     )
-    assert content["codes_equal_in_float32"]["worst"] >= 0.999
+    assert content["codes_equal_in_refits"]["worst"] >= 0.999
 
 
 def test_parameters_that_are_not_reproduced_are_named(tmp_path):

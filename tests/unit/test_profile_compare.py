@@ -94,7 +94,9 @@ def test_the_tools_arithmetic_is_found_and_gives_every_code(kind, arithmetic, tm
     assert result.arithmetic == result.profile.arithmetic == arithmetic
     assert min(one.equal[arithmetic] for one in result.reproduced) == 1.0
     assert max(one.most for one in result.reproduced) == 1  # in float32 the rest is off by one
-    assert any("arithmetic" in remark for remark in result.profile.notes["remarks"])
+    notes, rounds_quotients = result.profile.notes, arithmetic == "bfloat16_quotient"
+    assert any("arithmetic" in remark for remark in notes["remarks"]) == rounds_quotients
+    assert (notes["codes_equal_in_refits"]["worst"] == 1) != rounds_quotients
 
 
 @pytest.mark.parametrize(

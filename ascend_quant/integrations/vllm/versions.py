@@ -27,6 +27,7 @@ from vllm.platforms import current_platform
 
 from ascend_quant.integrations.vllm import NAME
 from ascend_quant.refit import Refit, RefitError, refusal
+from ascend_quant.stacks import one_by_one
 
 try:  # vLLM >= 0.28 holds the experts' weights in a layer of their own
     from vllm.model_executor.layers.fused_moe import RoutedExperts as EXPERTS_LAYER
@@ -110,23 +111,8 @@ def select_experts(
 
 
 def per_expert(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """A tensor as this vLLM's loaders take it: before 0.28 they know experts one by one only.
-
-    Args:
-        tensor: a stack of experts is (E, 2 * intermediate, hidden) for gate_up_proj, (E, hidden, intermediate) for
-            down_proj.
-    """
-    layer, _, leaf = name.rpartition(".experts.")
-    if TAKES_STACKED or tensor.dim() != 3 or leaf not in ("gate_up_proj", "down_proj"):
-        yield name, tensor
-        return
-    for expert, matrix_NK in enumerate(tensor):
-        if leaf == "down_proj":
-            yield f"{layer}.experts.{expert}.down_proj.weight", matrix_NK
-        else:
-            gate, up = matrix_NK.chunk(2)
-            yield f"{layer}.experts.{expert}.gate_proj.weight", gate
-            yield f"{layer}.experts.{expert}.up_proj.weight", up
+    """A tensor as this vLLM's loaders take it: before 0.28 they know experts one by one only."""
+    return iter([(name, tensor)]) if TAKES_STACKED else one_by_one(name, tensor)
 
 
 def attach_to_models() -> None:

@@ -1,0 +1,25 @@
+"""A layer's experts in one tensor of three dimensions, as newer trainers hold them; one by one, as checkpoints do."""
+
+from collections.abc import Iterator
+
+import torch
+
+
+def one_by_one(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensor itself, or a stack's experts by the names that checkpoints give them.
+
+    Args:
+        tensor: a stack of experts is (E, 2 * intermediate, hidden) for gate_up_proj, (E, hidden, intermediate) for
+            down_proj.
+    """
+    layer, _, leaf = name.rpartition(".experts.")
+    if tensor.dim() != 3 or leaf not in ("gate_up_proj", "down_proj"):
+        yield name, tensor
+        return
+    for expert, matrix_NK in enumerate(tensor):
+        if leaf == "down_proj":
+            yield f"{layer}.experts.{expert}.down_proj.weight", matrix_NK
+        else:
+            gate, up = matrix_NK.chunk(2)
+            yield f"{layer}.experts.{expert}.gate_proj.weight", gate
+            yield f"{layer}.experts.{expert}.up_proj.weight", up
