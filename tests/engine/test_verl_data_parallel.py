@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("verl", reason="the verl adapter needs verl")
 pytest.importorskip("vllm", reason="the engine tests need vLLM")
 
-from models import write_model
+from models import make
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -40,7 +40,7 @@ async def answers(folder, options, **parallel) -> tuple[list, list]:
 def test_every_engine_answers_for_itself(engines, tmp_path, monkeypatch):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    folder = write_model("qwen2", tmp_path)
+    folder = make("qwen2", tmp_path)
     options = {"replicas": [{"scheme": "int8"}, {"scheme": "bf16"}]}  # so that the engines differ
     receipts, quantizations = asyncio.run(answers(folder, options, data_parallel_size=engines))
     assert [len(workers) for workers in receipts] == [len(workers) for workers in quantizations] == [1] * engines

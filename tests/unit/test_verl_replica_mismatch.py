@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ascend_quant.integrations.verl.replica_mismatch import replica_mismatch, upper_threshold
+from ascend_quant.integrations.verl.replica_mismatch import REPLICA, ranks_of, replica_mismatch, upper_threshold
 from ascend_quant.mismatch.estimators import THRESHOLD
 
 TRAIN = [torch.tensor(values) for values in ([-1.0, -2.0, -3.0], [-1.0], [-0.5, -0.25], [-2.0, -4.0])]
@@ -42,6 +42,17 @@ def test_each_replica_is_measured_on_its_own_samples(threshold):
 def test_a_replica_whose_samples_have_no_tokens_has_no_figures():
     masks = [MASKS[0], torch.tensor([0]), *MASKS[2:]]
     assert {name.split("/")[1] for name in measured([0, 1, 0, 0], masks)} == {"replica0"}
+
+
+def test_samples_tell_their_replica():
+    assert ranks_of([{REPLICA: 0, "turn_scores": []}, {REPLICA: 3}]) == [0, 3]
+
+
+def test_samples_that_do_not_tell_are_logged_once(caplog):
+    for _ in range(2):
+        assert ranks_of([{REPLICA: 0}, {"turn_scores": []}]) is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no mismatch by replica" in caplog.text
 
 
 def test_a_log_probability_that_is_not_finite_is_an_error():

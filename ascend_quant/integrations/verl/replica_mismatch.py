@@ -3,14 +3,36 @@
 A sample's `extra_fields` travel with it from the engine's server to the trainer; ours puts the replica's rank there.
 """
 
-from collections.abc import Sequence
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ascend_quant.mismatch.estimators import THRESHOLD, mismatch
 
+logger = logging.getLogger(__name__)
+
 REPLICA = "ascend_quant_replica"  # the key in extra_fields
 FIGURES = ("k1_kl", "k3_kl", "mean_abs", "ess")
+
+
+def ranks_of(extra_fields: Sequence[Mapping[str, Any]]) -> list[int] | None:
+    """Which replica generated each sample; None, which is logged once, if some of them do not tell."""
+    ranks = [extra.get(REPLICA) for extra in extra_fields]
+    if None in ranks:
+        _log_untold()
+        return None
+    return ranks
+
+
+@functools.cache
+def _log_untold() -> None:
+    logger.warning(
+        "no mismatch by replica: samples do not tell which one generated them. verl's asynchronous modes, which may "
+        "resume a sample on another replica, drop it from extra_fields, and so do agent loops that make their own"
+    )
 
 
 def replica_mismatch(

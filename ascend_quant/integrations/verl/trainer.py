@@ -13,7 +13,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ascend_quant.integrations.verl import settings
 from ascend_quant.integrations.verl.receipts import merge
-from ascend_quant.integrations.verl.replica_mismatch import REPLICA, replica_mismatch, upper_threshold
+from ascend_quant.integrations.verl.replica_mismatch import ranks_of, replica_mismatch, upper_threshold
 from ascend_quant.integrations.verl.sender import sends_digests
 from ascend_quant.integrations.verl.versions import plain_class
 
@@ -68,15 +68,11 @@ class RefitTrainer:
         return super()._compute_advantage(batch, metrics)
 
     def _compares_replicas(self) -> bool:
-        """Whether there are several replicas, and both log-probabilities of the tokens that they sample.
-
-        verl's asynchronous modes resume a sample wherever there is room and do not say where, so no sample is of one
-        replica.
-        """
+        """Whether there are several replicas, and both log-probabilities of the tokens that they sample."""
         several = sum(len(manager.get_replicas()) for manager in self._rollout_server_managers()) > 1
         correction = self.config.algorithm.get("rollout_correction") or {}
         compared = self.config.actor_rollout_ref.rollout.calculate_log_probs and not correction.get("bypass_mode")
-        return several and compared and self.trainer_mode == "sync"
+        return several and compared
 
     def _replica_mismatch(self, batch: Any) -> dict[str, float]:
         """The metrics of the batch's samples, without those that only fill it up."""
@@ -84,7 +80,9 @@ class RefitTrainer:
         fields = ("extra_fields", "rollout_log_probs", "old_log_probs", "response_mask")
         data = transfer_queue.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(fields))
         # dictionaries, which some backends of the TransferQueue wrap
-        ranks = [getattr(extra, "data", extra)[REPLICA] for extra in data["extra_fields"]]
+        ranks = ranks_of([getattr(extra, "data", extra) for extra in data["extra_fields"]])
+        if ranks is None:
+            return {}
         vectors = (data[name].unbind() for name in fields[1:])
         return replica_mismatch(ranks, *vectors, upper_threshold(self.config.algorithm.get("rollout_correction")))
 
