@@ -107,3 +107,9 @@ def test_the_figures_are_those_of_verl():
     sequences, verl = sequence_weights(*zip(*rows, strict=True), 2.0), theirs("sequence")
     assert sequences.clipped == pytest.approx(verl["rollout_is_ratio_fraction_high"], **close)
     assert sequences.largest == pytest.approx(verl["rollout_is_max"], **close)
+
+
+def test_a_large_batch_has_quantiles_too():
+    """torch.quantile refuses more than 2**24 elements."""
+    found = mismatch(torch.zeros(2**24 + 2), torch.linspace(0, 1, 2**24 + 2))
+    assert [found.p50_abs, found.p90_abs, found.p99_abs] == pytest.approx([0.5, 0.9, 0.99], abs=1e-5)

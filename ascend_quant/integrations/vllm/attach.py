@@ -98,9 +98,8 @@ def _buffers_of(model: nn.Module) -> Callable[[str], torch.Tensor]:
 
 def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, skipped: Callable[[str], bool]) -> None:
     parallel = vllm_config.parallel_config
-    shards = parallel.tensor_parallel_size
-    if parallel.enable_expert_parallel:
-        shards *= parallel.data_parallel_size
+    # experts are split over all data-parallel ranks too, whole or each of them
+    shards = parallel.tensor_parallel_size * parallel.data_parallel_size
     storages = {}
     for resident in refit.residents:
         storages[storage_of(resident.data)] = resident
