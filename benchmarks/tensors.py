@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from ascend_quant.stacks import one_by_one
 from benchmarks.models import Model
 
 BUCKET = 512 << 20  # bytes that a trainer sends at a time
@@ -48,7 +49,7 @@ class Weights:
 
     def named(self) -> list[NamedTensor]:
         """Every tensor by its name in the checkpoint, where each expert has three of its own."""
-        return [pair for item in self.stores.items() for pair in _unstacked(*item)]
+        return [pair for item in self.stores.items() for pair in one_by_one(*item)]
 
 
 def spread(name: str, tensor: torch.Tensor) -> float:
@@ -57,20 +58,6 @@ def spread(name: str, tensor: torch.Tensor) -> float:
         return 0.1
     scale = {"model.embed_tokens.weight": tensor.shape[-1] ** 0.5, "lm_head.weight": 4.0}.get(name, 1.0)
     return scale / tensor.shape[-1] ** 0.5
-
-
-def _unstacked(name: str, tensor: torch.Tensor) -> Iterator[NamedTensor]:
-    prefix, _, leaf = name.rpartition(".")
-    if not prefix.endswith(".experts"):
-        yield name, tensor
-        return
-    for expert, matrix in enumerate(tensor):
-        if leaf == "down_proj":
-            yield f"{prefix}.{expert}.down_proj.weight", matrix
-        else:
-            gate, up = matrix.chunk(2)
-            yield f"{prefix}.{expert}.gate_proj.weight", gate
-            yield f"{prefix}.{expert}.up_proj.weight", up
 
 
 def buckets(weights: Iterable[NamedTensor], limit: int = BUCKET) -> Iterator[list[NamedTensor]]:
