@@ -36,7 +36,7 @@ def test_a_checkpoint_with_our_config_is_ours(tmp_path, asked):
     assert model.quantization == plugin.NAME
     config = VllmConfig(model_config=model).quant_config
     assert isinstance(config, AscendQuantConfig) and config.get_name() == plugin.NAME
-    assert config.quant_description == {} and config.packed_modules_mapping == {} and not config.nz
+    assert config.quant_description == {} and config.packed_modules_mapping == {} and not config.options.nz
 
 
 def test_a_plain_checkpoint_is_ours_when_asked_for(tmp_path):
