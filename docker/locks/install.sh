@@ -69,6 +69,9 @@ pip_install() {
   "$VENV/bin/python" -m pip install --no-deps --no-input --disable-pip-version-check --root-user-action ignore \
     --progress-bar off "$@" >>"$LOG" 2>&1 || failed=1
   ((failed == 0)) || awk '/^\+ / { n = 0 } { line[n++] = $0 } END { for (i = n > 15 ? n - 15 : 0; i < n; i++) print line[i] }' "$LOG" >&2
+  if ((failed)) && tail -n 15 "$LOG" | grep -q 'No space left on device'; then
+    die "the disk is full: an environment takes up to 4 GB beside $VENV, and pip as much in ${TMPDIR:-/tmp} for a while"
+  fi
   return "$failed"
 }
 
