@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from vllm import SamplingParams
 from ascend_quant.flashrl.config import Config
 from ascend_quant.flashrl.files import ConfigError
 from ascend_quant.flashrl.variables import Variables
+from ascend_quant.integrations.vllm.config import AscendQuantConfig
 from ascend_quant.integrations.vllm.flashrl import configure, replica_of
 from ascend_quant.integrations.vllm.reload_test import reload_twice
 from ascend_quant.refit import RefitError
@@ -120,8 +122,14 @@ def test_replicas_of_vllms_own_data_parallel_choose_by_their_rank(tmp_path):
     with server(tmp_path, str(file), *options) as (address, log):
         assert complete(address)["logprobs"]["token_logprobs"]
     told = [line for line in log.read_text().splitlines() if "attach.py" in line]
-    schemes = {line.partition("EngineCore_DP")[2][0]: line for line in told if "scheme " in line}
-    assert "scheme bf16" in schemes["0"] and "scheme int8" in schemes["1"]
+    assert sorted(re.search(r"scheme (\w+)", line)[1] for line in told if "scheme " in line) == ["bf16", "int8"]
+
+
+@pytest.mark.parametrize(("rank", "scheme"), [(0, "bf16"), (1, "int8"), (2, "bf16")])
+def test_a_replica_takes_its_own_options_and_the_common_ones(rank, scheme):
+    config = AscendQuantConfig(lm_head_fp32=True, replicas=[{"scheme": "bf16"}, {"scheme": "int8"}])
+    config.choose(rank)
+    assert config.scheme.name == config.options.scheme == scheme and config.options.lm_head_fp32
 
 
 def test_an_unknown_value_ends_the_server_with_the_valid_ones(tmp_path):
