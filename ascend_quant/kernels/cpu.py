@@ -36,27 +36,22 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
         rows_at_once = ROWS if move.scale is not None else max(1, ELEMENTS // matrix.shape[1])
         chunks = [slice(start, start + rows_at_once) for start in range(0, matrix.shape[0], rows_at_once)]
         one_scale = move.scale is not None and move.scale.dim() == 0
-        tops = [_absmax(_read(whole[rows], move)).max() for rows in chunks] if one_scale else []
+        tops = [_absmax(move.values(whole[rows])).max() for rows in chunks] if one_scale else []
         tensor_absmax = torch.stack(tops).max() if one_scale else None
         for rows in chunks:
-            part, absmax = matrix[rows], None if move.scale is None else _absmax(_read(whole[rows], move))
+            part, absmax = matrix[rows], None if move.scale is None else _absmax(move.values(whole[rows]))
             if move.given_N is not None:
                 scale = move.given_N[rows]
                 values, lost = oracle.quantize_given(part, scale)
                 counters.totals[0, 3] += lost.sum() * receipt
             else:
                 values, scale = _converted(part, tensor_absmax if one_scale else absmax, move)
-            counters.bad_of(slot).add_(_bad(values) if absmax is None else _bad(_read(part, move), absmax))
+            counters.bad_of(slot).add_(_bad(values) if absmax is None else _bad(move.values(part), absmax))
             if receipt:
                 _account(values, scale, rows.start, move, counters)
             move.target_NK[rows].copy_(values)
             if scale is not None:
                 _rows_of_scale(move, rows.start, len(part)).copy_(scale)
-
-
-def _read(part: torch.Tensor, move: Move) -> torch.Tensor:
-    """The values that are quantized."""
-    return part.float() if move.exact else part.to(torch.bfloat16)
 
 
 def _absmax(values: torch.Tensor) -> torch.Tensor:
@@ -73,7 +68,7 @@ def _converted(part: torch.Tensor, absmax: torch.Tensor | None, move: Move) -> t
     if move.scale is None:
         return part.to(move.target_NK.dtype), None
     if move.target_NK.dtype == torch.int8:
-        return oracle.quantize_rows(_read(part, move), absmax)
+        return oracle.quantize_rows(move.values(part), absmax)
     if move.scale.dim() == 2:
         return oracle.quantize_fp8_blocks(part)
     codes, scale = oracle.quantize_fp8_rows(part, None if absmax is None else absmax.expand(part.shape[0]))

@@ -96,6 +96,10 @@ class Move:
         scale = None if self.scale is None else self.scale.as_strided((rows,), (1,))
         return replace(self, target_NK=target_NK, scale=scale)
 
+    def values(self, part: torch.Tensor) -> torch.Tensor:
+        """What is quantized of a part of the source: BF16, or float32 if it is taken as it is."""
+        return part.float() if self.exact else part.to(torch.bfloat16)
+
     def matrix(self, source: torch.Tensor) -> torch.Tensor:
         """(N, K): the matrix within `source`."""
         return self._view(source, self.offset, self.target_NK.shape[1])

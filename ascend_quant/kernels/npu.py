@@ -151,7 +151,7 @@ def _write(pieces: list[Piece], counters: Counters, receipt: bool) -> None:
         bad_N = (~torch.isfinite(x_NK)).sum(1)
         counters.totals[0, 3] += lost_NK.sum() * receipt
     else:
-        values_NK, scale_N, bad_N = _quantized(_read(x_NK, move), _absmax_of_whole(pieces, device))
+        values_NK, scale_N, bad_N = _quantized(move.values(x_NK), _absmax_of_whole(pieces, device))
     _count_bad(bad_N, pieces, counters)
     if receipt:
         _account(values_NK, scale_N, pieces, counters)
@@ -167,16 +167,11 @@ def _write(pieces: list[Piece], counters: Counters, receipt: bool) -> None:
         start += piece.count
 
 
-def _read(part: torch.Tensor, move: Move) -> torch.Tensor:
-    """The values that are quantized: BF16, or float32 if they are taken as they are."""
-    return part.float() if move.exact else part.to(torch.bfloat16)
-
-
 def _absmax_of_whole(pieces: list[Piece], device: torch.device) -> torch.Tensor | None:
     if pieces[0].move.whole is None:
         return None
     whole_NL = torch.cat([piece.move.whole_rows(piece.source)[piece.rows] for piece in pieces]).to(device)
-    return _read(whole_NL, pieces[0].move).abs().amax(-1)
+    return pieces[0].move.values(whole_NL).abs().amax(-1)
 
 
 def _quantized(x_NK: torch.Tensor, absmax_N: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

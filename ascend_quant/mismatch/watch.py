@@ -11,6 +11,7 @@ activation, as it does in serving.
 """
 
 import copy
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ def layers_of(model: torch.nn.Module, config: Any, scheme: str, every: int) -> l
     return found
 
 
-class Layer:
+class Layer(ABC):
     """A layer that is looked at from its construction to `errors()`."""
 
     weights: tuple[str, ...]
@@ -87,9 +88,9 @@ class Layer:
         exact, rounded = (self.output(rounding, rows, x_MK, *args, **kwargs) for rounding in (EXACT, self.rounding))
         self.squares.append(torch.stack([(rounded - exact).square().sum(-1), exact.square().sum(-1)]).cpu())
 
+    @abstractmethod
     def output(self, rounding: Rounding, rows: slice, x_MK: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         """What the layer gives for some rows of its inputs, without bias: float32 (M, N)."""
-        raise NotImplementedError
 
     def errors(self) -> dict:
         """End the looking.

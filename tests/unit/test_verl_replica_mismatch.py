@@ -49,6 +49,7 @@ def test_samples_tell_their_replica():
 
 
 def test_samples_that_do_not_tell_are_logged_once(caplog):
+    caplog.set_level("WARNING", logger="ascend_quant")
     for _ in range(2):
         assert ranks_of([{REPLICA: 0}, {"turn_scores": []}]) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]

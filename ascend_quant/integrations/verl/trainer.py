@@ -23,9 +23,8 @@ logger = logging.getLogger(__name__)
 class RefitTrainer:
     """Mixed in before verl's trainer class."""
 
-    refit_quantizations: dict[int, str | None] | None = None  # as last logged
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.refit_quantizations: dict[int, str | None] = {}  # by the replica's rank
         super().__init__(*args, **kwargs)
         # Only a platform that asks for it, and only in sync mode: on accelerators a step lasts minutes, each poll costs
         # the TransferQueue a listing, and the async modes compare their waiting time with this interval.
@@ -50,16 +49,18 @@ class RefitTrainer:
         replicas = self._rollout_server_managers()[-1].get_replicas()
         ranks = [replica.replica_rank for replica in replicas]
         receipts = ray.get([replica.servers[0].refit_receipts.remote() for replica in replicas])
-        quantizations = ray.get([replica.servers[0].refit_quantization.remote() for replica in replicas])
-        self._log_quantizations(dict(zip(ranks, quantizations, strict=True)))
+        if ranks != list(self.refit_quantizations):
+            self.refit_quantizations = self._quantizations(replicas)
         return merge(dict(zip(ranks, receipts, strict=True)), self.refit_quantizations)
 
-    def _log_quantizations(self, quantizations: dict[int, str | None]) -> None:
-        if quantizations != self.refit_quantizations:
-            for rank, quantization in quantizations.items():
-                # no problem, but verl has vLLM show nothing below a warning
-                logger.warning("rollout replica %d serves with %s", rank, quantization)
-        self.refit_quantizations = quantizations
+    def _quantizations(self, replicas: list[Any]) -> dict[int, str | None]:
+        """How each replica serves, by its rank, which does not change while it runs; logged."""
+        found = ray.get([replica.servers[0].refit_quantization.remote() for replica in replicas])
+        quantizations = {replica.replica_rank: asked for replica, asked in zip(replicas, found, strict=True)}
+        for rank, quantization in quantizations.items():
+            # no problem, but verl has vLLM show nothing below a warning
+            logger.warning("rollout replica %d serves with %s", rank, quantization)
+        return quantizations
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         # before verl's: it writes a response_mask without the tokens that rejection sampling takes out

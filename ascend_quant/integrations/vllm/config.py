@@ -44,7 +44,7 @@ class AscendQuantConfig(QuantizationConfig):
 
     def __init__(self, **options: Any):
         super().__init__()
-        self._set(self.Options(**options))
+        self._set(self.Options.of(options))
 
     def _set(self, options: Options) -> None:
         self.options, self.scheme = options, get_scheme(options.scheme)
@@ -55,7 +55,7 @@ class AscendQuantConfig(QuantizationConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "AscendQuantConfig":
         """From `quantization_config`; raises ValueError on an option that does not exist."""
-        return cls(**vars(cls.Options.of(config)))
+        return cls(**config)
 
     @property
     def embedding(self) -> type:

@@ -27,7 +27,8 @@ def follow_variables() -> None:
 
     Raises:
         VariableError: a variable that does not exist, or holds what it may not.
-        ConfigError: FLASHRL_CONFIG names nothing that there is; lists what is valid.
+        ConfigError: FlashRL has patched this process, or a variable comes without FLASHRL_CONFIG. Where an engine is
+            made: FLASHRL_CONFIG names nothing that there is; lists what is valid.
     """
     variables = from_environment(os.environ)
     set_up(variables)
@@ -39,8 +40,8 @@ def follow_variables() -> None:
         return
     if "flash_rl" in sys.modules:
         raise ConfigError("FlashRL has patched this process already; run `ascend-quant cleanup`, then start again")
-    config = resolve(variables.config)
-    versions.before_engines(lambda arguments: configure(arguments, config, variables))
+    # looked up where an engine is made: its workers come here too, and a hub may be slow
+    versions.before_engines(lambda arguments: configure(arguments, resolve(variables.config), variables))
 
 
 def configure(arguments: Any, config: Config, variables: Variables) -> None:

@@ -50,8 +50,8 @@ class Options:
             raise ValueError(
                 "ascend_quant option frozen_scales: the scales are a profile's; give the option profile too"
             )
-        for options in self.replicas:
-            replace(self, replicas=[], **known(type(self), options))
+        for rank in range(len(self.replicas)):
+            self.of_replica(rank)
 
     @classmethod
     def of(cls: type[Self], config: Mapping[str, Any]) -> Self:
@@ -62,7 +62,8 @@ class Options:
         """Those of data-parallel replica `rank` (from 0)."""
         if not self.replicas:
             return self
-        return replace(self, replicas=[], **self.replicas[rank % len(self.replicas)])
+        own = self.replicas[rank % len(self.replicas)]
+        return replace(self, replicas=[], **known(type(self), own))
 
 
 def known(cls: type[Options], options: Mapping[str, Any]) -> Mapping[str, Any]:
