@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_quant import oracle
+from ascend_quant.schemes import SCHEMES
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SPECIAL = [
@@ -120,7 +121,7 @@ def test_scales_are_correctly_rounded_quotients(largest, device):
     """Of every BF16 magnitude. By a Python number, torch on CUDA would multiply with its rounded reciprocal."""
     absmax = torch.arange(1, 0x7F80, dtype=torch.int16).view(torch.bfloat16)
     expected = [nearest_float32(Fraction(value) / largest) if value >= 2**-100 else 0.0 for value in absmax.tolist()]
-    assert oracle._scale(absmax.to(device), largest).tolist() == expected
+    assert oracle.scale_of(absmax.to(device), largest).tolist() == expected
 
 
 E4M3FN = [  # the values of the 256 codes, by the definition: 4 bits of exponent (bias 7), 3 of mantissa, no infinity
@@ -357,3 +358,77 @@ def test_given_scales_round_half_to_even_and_lose_what_they_cannot_hold(seed):
             rounded = round(Fraction(float(quotient)))  # Python's: half to even
             assert codes[row, column] == min(max(rounded, -128), 127)
             assert bool(lost[row, column]) == (not -128 <= rounded <= 127)
+
+
+def bf16(value: Fraction) -> float:
+    """The BF16 number next to a fraction, halves to the even one; by way of float32, whose rounding must not matter."""
+    near = nearest_float32(value)
+    bits = int(np.float32(near).view(np.uint32))
+    low, kept = bits & 0xFFFF, bits >> 16
+    exact = Fraction(near) == value
+    up = low > 0x8000 or (low == 0x8000 and ((exact and kept & 1) or (not exact and value > Fraction(near))))
+    return float(np.uint32((kept + up) << 16).view(np.float32))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.sampled_from(SPECIAL) | st.floats(-1e4, 1e4, width=32), min_size=8, max_size=8))
+def test_int4_groups_follow_the_rule(values):
+    codes, scale = oracle.quantize_groups(torch.tensor([values]), 4)
+    row = torch.tensor([values]).to(torch.bfloat16)[0].tolist()
+    assert scale.shape == (1, 2) and scale.dtype == torch.bfloat16
+    for g, group in enumerate((row[:4], row[4:])):
+        absmax = max(map(abs, group))
+        # torch divides in float32 and rounds that to BF16: so does the definition
+        expected = bf16(Fraction(nearest_float32(Fraction(absmax) / 7))) if absmax >= 2**-100 else 0.0
+        assert scale[0, g].item() == expected
+        quotients = [Fraction(nearest_float32(Fraction(v) / Fraction(expected))) if expected else 0 for v in group]
+        assert codes[0, 4 * g : 4 * g + 4].tolist() == [round(quotient) for quotient in quotients]
+
+
+def test_int4_codes_pack_as_compressed_tensors_packs_them():
+    helpers = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers")
+    codes = torch.randint(-8, 8, (3, 5, 64), dtype=torch.int8, generator=torch.Generator().manual_seed(0))
+    packed = oracle.pack_int4(codes)
+    assert torch.equal(packed, helpers.pack_to_int32(codes, 4))
+    assert torch.equal(oracle.unpack_int4(packed), codes)
+
+
+@pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES.values() if scheme.quantized], ids=lambda s: s.name)
+def test_every_scheme_undoes_what_it_does_within_half_a_step(scheme):
+    w_ENK = torch.randn(2, 200, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    w_ENK[0, 3] = 0
+    w_ENK[1, :128, :128] = 0
+    codes, scale = oracle.quantize(w_ENK, scheme)
+    back = oracle.dequantize(codes, scale)
+    assert back.shape == w_ENK.shape and torch.isfinite(back).all() and torch.isfinite(scale.float()).all()
+    assert not back[0, 3].any() and not back[1, :128, :128].any()
+    error = (back - w_ENK.float()).abs()
+    step = {"int8": 1.0, "fp8": 32.0, "int4": 1.0}[scheme.codes]  # the largest distance of neighbouring codes
+    one = oracle.dequantize(torch.ones_like(codes.float()).to(codes.dtype), scale)
+    assert (error <= one * step * 0.5 * (1 + 2**-7)).all()
+    assert error.max() > 0
+    for each in range(2):  # stacks are matrices one by one
+        alone = oracle.quantize(w_ENK[each], scheme)
+        assert all(torch.equal(a.float(), b[each].float()) for a, b in zip(alone, (codes, scale), strict=True))
+
+
+@pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES.values() if scheme.quantized], ids=lambda s: s.name)
+def test_products_are_those_of_what_the_codes_stand_for(scheme):
+    generator = torch.Generator().manual_seed(0)
+    w_NK, x_MK = torch.randn(200, 256, generator=generator), torch.randn(7, 256, generator=generator)
+    bias_N = torch.randn(200, generator=generator)
+    codes, scale = oracle.quantize(w_NK, scheme)
+    out = oracle.product(x_MK, codes, scale, scheme, bias_N)
+    w = oracle.dequantize(codes, scale).double()
+    exact = x_MK.double() @ w.T + bias_N
+    bound = {"int8": 0.5 / 127, "fp8": 2**-4, "int4": 2**-8}[scheme.codes]  # of each activation's or weight's size
+    size = x_MK.abs().amax(1, keepdim=True) if scheme.codes == "int8" else x_MK.abs()
+    assert ((out - exact).abs() <= bound * (size.double().expand_as(x_MK) @ w.abs().T) + 1e-5).all()
+    assert (out - exact).abs().max() > 1e-5
+
+
+def test_what_cannot_be_quantized_says_so():
+    with pytest.raises(ValueError, match="rows of 100 elements cannot be cut into int4 groups of 32"):
+        oracle.quantize(torch.zeros(2, 100), SCHEMES["int4_g32"])
+    with pytest.raises(ValueError, match="scheme bf16 keeps weights"):
+        oracle.quantize(torch.zeros(2, 100), SCHEMES["bf16"])
