@@ -14,7 +14,7 @@ from torch._C._dynamo.guards import TensorGuards
 
 from ascend_quant.batch import RefitError
 from ascend_quant.kernels.moves import Move, Moves
-from ascend_quant.resident import ResidentWeight
+from ascend_quant.resident import FLOATS, ResidentWeight
 
 NamedTensor = tuple[str, torch.Tensor]
 
@@ -72,7 +72,7 @@ class Entry:
     def fits(self, tensor: torch.Tensor) -> bool:
         """Whether the moves tell where this tensor goes."""
         known = not self.by_loader and tensor.shape == self.shape
-        return known and tensor.is_contiguous() and tensor.is_floating_point()
+        return known and tensor.is_contiguous() and tensor.dtype in FLOATS
 
 
 class Call:
@@ -88,6 +88,7 @@ class Call:
         rest: positions of those that the loader must take.
         entries: of all but these.
         moves: what is done with the taken ones; `rows` tells how many rows of which resident that writes.
+        edges: blocks that the moves have a part in, see `edges_of`.
         tensors, bytes: how much is written by the moves.
     """
 
@@ -97,6 +98,7 @@ class Call:
         self.taken = [i for i, name in enumerate(self.names) if not self.entries[name].is_idle]
         self.sources = [(self.names[i], weights[i][1].numel()) for i in self.taken]
         self.rest, self.moves, self.rows = [], Moves([], []), Counter()
+        self.edges: set[tuple[ResidentWeight, int]] = set()
         self.tensors = self.bytes = 0
         for take, i in enumerate(self.taken):
             name, tensor = weights[i]
@@ -117,6 +119,7 @@ class Call:
             self.moves.moves.append(move)
             self.moves.takes.append(take)
             self.rows[resident] += move.rows
+            self.edges |= edges_of(resident, [move])
 
     def addresses(self, weights: Sequence[NamedTensor]) -> list[int] | None:
         """Of the taken tensors; None if names, or what the moves depend on, are not as this call was made for."""
@@ -127,6 +130,11 @@ class Call:
         if not self._guards.check(*taken) and [facts_of(tensor) for tensor in taken] != self._facts:
             return None
         return [tensor.data_ptr() for tensor in taken]
+
+
+def edges_of(resident: ResidentWeight, moves: Sequence[Move]) -> set[tuple[ResidentWeight, int]]:
+    """Blocks of a resident, by their first rows, of which moves keep some rows until the others have come."""
+    return {(resident, move.block) for move in moves if move.block is not None}
 
 
 def facts_of(tensor: torch.Tensor) -> tuple:

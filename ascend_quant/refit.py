@@ -24,9 +24,10 @@ from ascend_quant.batch import Batch, RefitError
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.moves import Move
 from ascend_quant.oracle import add_digests
-from ascend_quant.plan import Entry, NamedTensor, Plan, sent_twice
+from ascend_quant.plan import Entry, NamedTensor, Plan, edges_of, sent_twice
 from ascend_quant.resident import ResidentWeight
 from ascend_quant.smoothing import Smoothing
+from ascend_quant.stacks import one_by_one
 
 __all__ = ["Receipt", "Refit", "RefitError"]
 
@@ -100,6 +101,7 @@ class Refit:
         self._explicit = False
         self._asleep: int | None = None
         self._plans = plans
+        self._of_tensors = any(resident.of_tensors for resident in self.residents)
         self.smoothing = smoothing
         self.plan = Plan()
         self.batch: Batch | None = None
@@ -151,6 +153,7 @@ class Refit:
             self.smoothing.begin()
         self.batch = Batch(self.residents[0].tensor.device)
         self._by_plan, self._entries, self._learnt = bool(self.plan.entries), {}, False
+        self._edges: set[tuple[ResidentWeight, int]] = set()
         self._state, self._why, self._explicit = "open", "a refit is open", explicit
         self._started = time.perf_counter()
         self._tensors = self._bytes = 0
@@ -161,8 +164,23 @@ class Refit:
         self._bytes += nbytes
 
     def smoothed(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
-        """The tensors as the profile has them, one at a time; they are counted as they were sent."""
+        """The tensors as the profile has them, one at a time; they are counted as they were sent.
+
+        Experts of a stack come one by one if each has a scale of its own.
+        """
+        if self._of_tensors:
+            return self._apart(weights)
         return weights if self.smoothing is None else self.smoothing.through(weights, self._counted_once)
+
+    def _apart(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
+        if isinstance(weights, (list, tuple)) and all(tensor.dim() < 3 for _, tensor in weights):
+            return weights
+        return self._one_by_one(weights)
+
+    def _one_by_one(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
+        for name, tensor in weights:
+            with self._counted_once(tensor):
+                yield from one_by_one(name, tensor)
 
     @contextmanager
     def _counted_once(self, sent: torch.Tensor) -> Iterator[None]:
@@ -192,6 +210,7 @@ class Refit:
         self.batch.add(call.moves, [weights[i][1] for i in call.taken], addresses, first)
         for resident, rows in call.rows.items():
             resident.unwritten -= rows
+        self._edges |= call.edges
         self.count(call.tensors, call.bytes)
         return [weights[i] for i in call.rest]
 
@@ -221,6 +240,7 @@ class Refit:
         moves = resident.moves(view, shard, whole, slot, base, exact, given)
         for move in moves:
             self.batch.add_single(move, base, slot)
+        self._edges |= edges_of(resident, moves)
         return moves
 
     def record(self, name: str, entry: Entry) -> None:
@@ -274,6 +294,7 @@ class Refit:
             raise RefitError("no refit is open on this engine; open one first")
         with self.failing():
             self.flush()
+            self._write_edges()
             for resident in self.residents:
                 resident.refresh()
             self._check_buffers()  # while the device works
@@ -291,6 +312,13 @@ class Refit:
         self._state = "ready"
         logger.info("%s", self.last_receipt)
         return self.last_receipt
+
+    def _write_edges(self) -> None:
+        """Quantize the blocks that several tensors have a part in."""
+        for resident, first_row in self._edges:
+            move, source = resident.edge_move(first_row)
+            self.batch.add_single(move, source, self.batch.new_sources([(resident.name, source.numel())]))
+        self.flush()
 
     def _check_complete(self) -> None:
         if any(resident.unwritten for resident in self.residents):

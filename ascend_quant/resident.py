@@ -1,9 +1,9 @@
 """Resident weights: the engine's own buffers, written row by row as shards arrive, and never moved.
 
 `ResidentWeight` is one parameter that stays in its dtype (norms, embeddings, biases, routers).
-`QuantizedWeight` is one whose rows are quantized on the way in (a linear layer, or a stack of experts).
-Both know which of their rows the running refit has written, so a missing or twice-written shard is seen. They turn a
-shard into moves; the kernels carry these out.
+`QuantizedWeight` is one whose rows are quantized on the way in (a linear layer, or a stack of experts); for scales that
+are shared otherwise than by rows see resident_scales.py. All know which of their rows the running refit has written, so
+a missing or twice-written shard is seen. They turn a shard into moves; the kernels carry these out.
 
 Rows run along every dimension but the last: a (E, N, K) stack of experts has E * N rows of K elements.
 """
@@ -17,6 +17,8 @@ import torch
 from ascend_quant.batch import RefitError
 from ascend_quant.kernels.moves import SAMPLE, Move, Place
 from ascend_quant.oracle import LANE
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)  # that can be quantized
 
 
 class ResidentWeight:
@@ -36,6 +38,7 @@ class ResidentWeight:
 
     codes = 0  # elements that are quantized codes
     sampled = 0  # those of them that are compared with the former ones
+    of_tensors = False  # whether each tensor that is loaded has one scale
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class ResidentWeight:
                 raise RefitError(f"{self.name}: rows written twice in one refit; send every tensor once")
             self.recount = True
         pieces = self._pieces(shard, view, self._checked(shard, whole, given), given)
-        result = [self._move(*piece, base.storage_offset(), exact) for piece in pieces]
+        result = [self._move(*piece, base, exact) for piece in pieces]
         self._mark(numbers, writer)
         return result
 
@@ -187,7 +190,8 @@ class ResidentWeight:
         scale = self._scale_of(view)
         yield from _matrices(shard, view, scale, whole, None if scale is None else given, self.row_length)
 
-    def _move(self, source_NK, target_NK, scale_N, whole_NL, given_N, origin: int, exact: bool) -> Move:
+    def _move(self, source_NK, target_NK, scale_N, whole_NL, given_N, base: torch.Tensor, exact: bool) -> Move:
+        origin = base.storage_offset()
         return Move(
             target_NK,
             scale_N,
@@ -204,7 +208,7 @@ class ResidentWeight:
 
 
 class QuantizedWeight(ResidentWeight):
-    """Codes (..., N, K) int8 and scales (..., N) float32 of a linear layer or a stack of experts.
+    """Codes (..., N, K) and scales (..., N) float32 of a linear layer or a stack of experts.
 
     Args:
         scale: float32, one element a row, contiguous; a trailing dimension of 1 is welcome.
@@ -243,7 +247,7 @@ class QuantizedWeight(ResidentWeight):
     def _checked(
         self, shard: torch.Tensor, whole: torch.Tensor | None, given: torch.Tensor | None
     ) -> torch.Tensor | None:
-        if not shard.is_floating_point():
+        if shard.dtype not in FLOATS:
             raise RefitError(f"{self.name}: got {shard.dtype}; send BF16 weights, the engine quantizes them itself")
         if shard.shape[-1] == self.whole_length or given is not None:
             return None

@@ -8,23 +8,26 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from ascend_quant import schemes
 from benchmarks.tasks import Task
 from benchmarks.tensors import Weights
 from benchmarks.timing import rotated
 
+OURS = tuple(scheme.name for scheme in schemes.SCHEMES.values() if scheme.quantized)
 SCHEMES = {
     "bf16": {},
-    "fp8": {"quantization": "fp8"},
-    "int8": {
-        "quantization": "ascend_quant",
-        "hf_overrides": {"quantization_config": {"quant_method": "ascend_quant", "scheme": "int8"}},
+    "fp8-vllm": {"quantization": "fp8"},
+    **{
+        scheme: {
+            "quantization": "ascend_quant",
+            "hf_overrides": {"quantization_config": {"quant_method": "ascend_quant", "scheme": scheme}},
+        }
+        for scheme in OURS
     },
 }
-WAYS = {
-    "bf16": ("bare", "session", "reload"),
-    "fp8": ("reload",),
-    "int8": ("bare", "session", "reload"),
-}
+DEFAULT = ("bf16", "fp8-vllm", "int8")
+WAYS = {"fp8-vllm": ("reload",)}
+ALL_WAYS = ("bare", "session", "reload")
 SETTINGS = {
     "dtype": "bfloat16",
     "load_format": "dummy",
@@ -75,10 +78,10 @@ def run(task: Task) -> dict:
         def ask(method: str, *args):
             return llm.collective_rpc("bench", args=(method, *args))[0]
 
-        first, refused = attempts(ask, WAYS[task.variant])
+        first, refused = attempts(ask, WAYS.get(task.variant, ALL_WAYS))
         result = {**ask("facts"), "first": first, "refused": refused}
         result["samples"] = syncs(ask, tuple(first), task.rounds)
-        if task.variant == "int8":
+        if task.variant in OURS:
             result["faults"] = [f"{way}: {why}" for way, why in refused.items()] + ask("faults")
             result["samples"] |= syncs(ask, ("loaders",), task.rounds)  # apart: it forgets the plan
             if task.cut_model().experts:

@@ -30,7 +30,7 @@ def run(task: Task) -> dict:
     from vllm.compilation.counter import compilation_counter
 
     anew = task.variant == "started anew"
-    with started(task, "int8", seed=SEEDS[-1] if anew else None, **WAYS[task.variant]) as llm:
+    with started(task, task.scheme, seed=SEEDS[-1] if anew else None, **WAYS[task.variant]) as llm:
         answers = []
         for seed in SEEDS[-1:] if anew else SEEDS:
             llm.collective_rpc("bench", args=("draw", seed))

@@ -67,7 +67,7 @@ def int8_faults(matrices: Sequence[Matrix], device: torch.device) -> list[str]:
         matrix.scale.fill_(methods.POISON)
     kernels_for(device).write(jobs, counters)
     _, digest, bad = counters.read()
-    faults = [f"{m.name}: not the oracle's bytes" for m in matrices if not check.same(m.source, m.codes, m.scale)]
+    faults = [f"{matrix.name}: not the oracle's bytes" for matrix in matrices if not is_int8(matrix)]
     if bad:
         faults.append(f"{len(bad)} matrices are said to have NaN or Inf, none has")
     pairs = [pair for matrix in matrices for pair in matrix.resident.tensors()]
@@ -75,6 +75,12 @@ def int8_faults(matrices: Sequence[Matrix], device: torch.device) -> list[str]:
     if digest != expected:
         faults.append(f"digest {digest:016x}, by the oracle {expected:016x}")
     return faults
+
+
+def is_int8(matrix: Matrix) -> bool:
+    """Whether a matrix's buffers hold the oracle's int8 codes and scales."""
+    codes, scale = oracle.quantize_weight(matrix.source)
+    return check.same(codes, matrix.codes) and check.same(scale, matrix.scale)
 
 
 def fp8_faults(matrices: Sequence[Matrix], device: torch.device) -> list[str]:
@@ -89,6 +95,6 @@ def fp8_faults(matrices: Sequence[Matrix], device: torch.device) -> list[str]:
         for matrix, move in zip(matrices, job.moves.moves, strict=True):
             codes, scale = quantize(matrix.source)
             same_codes = torch.equal(codes.view(torch.int8), matrix.codes)
-            if not (same_codes and torch.equal(scale, move.scale)):
+            if not (same_codes and torch.equal(scale.expand_as(move.scale), move.scale)):
                 faults.append(f"{matrix.name}: not the oracle's {kind} bytes")
     return faults

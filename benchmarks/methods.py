@@ -58,7 +58,8 @@ def fp8_job(kind: str, matrices: Sequence[Matrix], counters: Counters) -> Job:
     moves = []
     for matrix in matrices:
         codes, scale = matrix.codes.view(torch.float8_e4m3fn), fp8_scale(kind, matrix)
-        moves.append(Move.of(matrix.source, codes, scale, weight=matrix.resident.weight))
+        among = (0, len(codes)) if kind == "fp8_tensor" else None
+        moves.append(Move.of(matrix.source, codes, scale, weight=matrix.resident.weight, among=among))
     return _job(moves, matrices, counters)
 
 
@@ -68,9 +69,9 @@ def move_of(matrix: Matrix) -> Move:
 
 
 def fp8_scale(kind: str, matrix: Matrix) -> torch.Tensor:
-    """A buffer for the scales: one a row, one a tensor, or one a block."""
+    """A buffer for the scales: one a row, or one a block."""
     rows, columns = matrix.source.shape
-    shape = {"fp8": (rows,), "fp8_tensor": (), "fp8_blocks": (-(-rows // BLOCK), -(-columns // BLOCK))}[kind]
+    shape = (-(-rows // BLOCK), -(-columns // BLOCK)) if kind == "fp8_blocks" else (rows,)
     return torch.full(shape, POISON, device=matrix.source.device)
 
 

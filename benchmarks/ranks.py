@@ -10,7 +10,7 @@ def run(task: Task) -> dict:
     """Time the syncs on every rank, which begin together; check each rank's bytes."""
     several = {"distributed_executor_backend": "mp", "disable_custom_all_reduce": True} if task.ranks > 1 else {}
     parallel = {"tensor_parallel_size": task.ranks, "enable_expert_parallel": task.expert_parallel}
-    with started(task, "int8", **several, **parallel) as llm:
+    with started(task, task.scheme, **several, **parallel) as llm:
 
         def ask(method: str, *args) -> list:
             return llm.collective_rpc("bench", args=(method, *args))

@@ -15,7 +15,7 @@ from benchmarks.tasks import Outcome, Task, carry_out
 PARTS = ("kernels", "engine", "graphs", "ranks")
 MODEL = {"cuda": "qwen2.5-7b", "cpu": "tiny"}
 SECONDS = 600  # of one task
-LEFT_OUT = {"cpu": ("fp8", "graphs")}  # what vLLM has for GPUs alone
+LEFT_OUT = {"cpu": ("fp8-vllm", "graphs")}  # what vLLM has for GPUs alone
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -26,7 +26,12 @@ def main(
     model: Annotated[str, typer.Option(help=f"With commas: {', '.join(MODELS)}.  [default: by device]")] = "",
     layers: Annotated[int | None, typer.Option(help="Cut the models to so many layers.  [default: all]")] = None,
     parts: Annotated[str, typer.Option(help=f"With commas: {', '.join(PARTS)}.")] = "kernels,engine",
-    schemes: Annotated[str, typer.Option(help="Of part engine, with commas.")] = ",".join(engine.SCHEMES),
+    schemes: Annotated[str, typer.Option(help=f"Of part engine, with commas: {', '.join(engine.SCHEMES)}.")] = ",".join(
+        engine.DEFAULT
+    ),
+    scheme: Annotated[
+        str, typer.Option(help=f"Of parts graphs and ranks, with commas: {', '.join(engine.OURS)}.")
+    ] = "int8",
     rounds: Annotated[int, typer.Option(min=1, help="How often each method is timed.")] = 7,
     tensor_parallel: Annotated[int, typer.Option(min=2, help="Ranks (GPUs) of part ranks.")] = 2,
     expert_parallel: Annotated[bool, typer.Option(help="Part ranks: deal experts out whole.")] = False,
@@ -38,6 +43,7 @@ def main(
         "--model": _choices("--model", model or MODEL.get(device, ""), tuple(MODELS)),
         "--parts": _choices("--parts", parts, PARTS),
         "--schemes": _choices("--schemes", schemes, tuple(engine.SCHEMES)),
+        "--scheme": _choices("--scheme", scheme, engine.OURS),
     }
     if chosen["--parts"] != ["kernels"] and find_spec("vllm") is None:
         raise typer.BadParameter("vLLM is not installed: only --parts kernels does without", param_hint="--parts")
@@ -46,7 +52,7 @@ def main(
         Task(part, name, **shared, **more)
         for name in chosen["--model"]
         for part in chosen["--parts"]
-        for more in _alternatives(part, device, chosen["--schemes"], tensor_parallel, expert_parallel)
+        for more in _alternatives(part, device, chosen, tensor_parallel, expert_parallel)
     ]
     for name in chosen["--model"]:
         try:
@@ -68,14 +74,21 @@ def _choices(option: str, said: str, known: tuple[str, ...]) -> list[str]:
     return words
 
 
-def _alternatives(part: str, device: str, schemes: list[str], ranks: int, expert_parallel: bool) -> Iterator[dict]:
+def _alternatives(
+    part: str, device: str, chosen: dict[str, list[str]], ranks: int, expert_parallel: bool
+) -> Iterator[dict]:
     """What a part is measured for, one process each."""
-    if part == "ranks":
-        yield {}
-        yield {"ranks": ranks, "expert_parallel": expert_parallel}
+    if part in ("kernels", "engine"):
+        variants = {"kernels": [""], "engine": chosen["--schemes"]}[part]
+        yield from ({"variant": variant} for variant in variants if variant not in LEFT_OUT.get(device, ()))
         return
-    variants = {"kernels": [""], "engine": schemes, "graphs": list(graphs.WAYS)}[part]
-    yield from ({"variant": variant} for variant in variants if variant not in LEFT_OUT.get(device, ()))
+    for scheme in chosen["--scheme"]:
+        if part == "ranks":
+            yield {"scheme": scheme}
+            yield {"scheme": scheme, "ranks": ranks, "expert_parallel": expert_parallel}
+        else:
+            ways = (way for way in graphs.WAYS if way not in LEFT_OUT.get(device, ()))
+            yield from ({"scheme": scheme, "variant": way} for way in ways)
 
 
 def _carry_out(tasks: list[Task], device: str, json: Path | None) -> list[Outcome]:

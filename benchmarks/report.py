@@ -41,8 +41,9 @@ def faults_of(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _pairs(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
     """Each engine with captured graphs, and the one without that it is compared with."""
-    done = {(o.task.model, o.task.variant): o for o in outcomes if o.task.part == "graphs" and o.result}
-    references = {key: (key[0], graphs.REFERENCES.get(key[1])) for key in done}
+    graphs_alone = [outcome for outcome in outcomes if outcome.task.part == "graphs" and outcome.result]
+    done = {(o.task.model, o.task.scheme, o.task.variant): o for o in graphs_alone}
+    references = {key: (*key[:2], graphs.REFERENCES.get(key[2])) for key in done}
     return [(done[key], done[other]) for key, other in references.items() if other in done]
 
 

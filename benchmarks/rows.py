@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from benchmarks.engine import OURS
 from benchmarks.tasks import Outcome
 from benchmarks.timing import summary
 
@@ -64,7 +65,7 @@ def _engine(outcome: Outcome) -> Iterator[Row]:
     result, scheme = outcome.result, outcome.task.variant
     first = {f"{WORDS[way]}, first": [sample] for way, sample in result["first"].items() if way in ("bare", "stacked")}
     later = {WORDS[way]: samples for way, samples in result["samples"].items()}
-    for words, samples in {**(first if scheme == "int8" else {}), **later}.items():
+    for words, samples in {**(first if scheme in OURS else {}), **later}.items():
         yield _row("engine", outcome.task.model, f"{scheme}: {words}", samples, result["moved"])
 
 

@@ -35,6 +35,7 @@ class Task:
         part: the module that does it: kernels, engine, graphs or ranks.
         layers: how many of the model's; None for all.
         variant: which of the part's alternatives: a scheme, or a way to run the model.
+        scheme: of the engines of parts graphs and ranks.
     """
 
     part: str
@@ -45,6 +46,7 @@ class Task:
     variant: str = ""
     ranks: int = 1
     expert_parallel: bool = False
+    scheme: str = "int8"
 
     def cut_model(self) -> Model:
         """The model with as many layers as asked for."""
@@ -54,7 +56,8 @@ class Task:
         """For a line of progress."""
         ranks = f"{self.ranks} ranks" if self.ranks > 1 else ""
         dealt = "with experts dealt out" if self.expert_parallel else ""
-        return " ".join(word for word in (self.model, self.part, self.variant, ranks, dealt) if word)
+        scheme = self.scheme if self.part in ("graphs", "ranks") else ""
+        return " ".join(word for word in (self.model, self.part, scheme, self.variant, ranks, dealt) if word)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from vllm.distributed import get_tensor_model_parallel_rank, get_world_group
 
 from ascend_quant.integrations.vllm import refit_of, register
 from ascend_quant.plan import Plan
+from ascend_quant.schemes import SCHEMES
 from benchmarks import check
 from benchmarks.layout import Rank, layout
 from benchmarks.tasks import Task
@@ -44,6 +45,7 @@ class Trainer:
 
     def __init__(self, runner, task: Task):
         self.runner, self.engine, self.model = runner, runner.get_model(), task.cut_model()
+        self.scheme = SCHEMES.get(task.variant, SCHEMES[task.scheme])
         self.rank = Rank(get_tensor_model_parallel_rank(), task.ranks, task.expert_parallel)
         self.device = next(self.engine.parameters()).device
         if self.device.type == "cuda":
@@ -111,12 +113,16 @@ class Trainer:
     def faults(self) -> list[str]:
         """What the engine holds otherwise than the oracle would, in three layers and outside; what has moved."""
         layers = sorted({0, self.model.layers // 2, self.model.layers - 1})
-        # vLLM 0.28 holds experts' weights in a layer of their own
-        parameters = {name.replace(".routed_experts", ""): p.data for name, p in self.engine.named_parameters()}
-        faults = check.differing(parameters, dict(self.named), layout(self.model, layers, self.rank))
+        refit, held = refit_of(self.engine), {}
+        for resident in refit.residents:
+            # vLLM 0.28 holds experts' weights in a layer of their own
+            name = resident.name.replace(".routed_experts", "")
+            held[name] = resident.place or resident.data
+            if resident.codes:
+                held[f"{name}_scale"] = resident.scale
+        faults = check.differing(held, dict(self.named), layout(self.model, layers, self.rank), self.scheme)
         before, now = self.addresses, self._addresses()
         faults += [f"{name} has moved" for name, address in before.items() if now.get(name) != address]
-        refit = refit_of(self.engine)
         if refit.digest() != refit.last_receipt.digest:
             faults.append(f"the resident bytes' digest is {refit.digest()}, the receipt's {refit.last_receipt.digest}")
         return faults

@@ -3,11 +3,12 @@
 Counters(device)                              what `write` counts
 write(batch, counters)                        moves of a refit: rows quantized or copied into resident rows, counted
 digests(tensors)                              fingerprints of tensors' bytes
+SERVING                                       the products of each scheme that the device serves (storage.py)
+storage(scheme, shape)                        the buffers that these compute with
 matmul(x, codes, scale, bias)                 the W8A8 linear layer
 experts(x, weight, expert, w13, .., w2, ..)   the W8A8 mixture of experts
 plain_experts(x, weight, expert, w13, w2)     the same without quantization
 float32_product(x, weight)                    a language-model head with float32 logits
-PRODUCT                                       what multiplies in matmul, for people
 READS_ARE_FREE                                whether a look at the counters costs no waiting
 """
 
@@ -16,11 +17,14 @@ from types import ModuleType
 
 import torch
 
+from ascend_quant.kernels.storage import Serving
+from ascend_quant.schemes import Scheme
+
 _MODULES = {device: f"ascend_quant.kernels.{device}" for device in ("cpu", "cuda", "npu")}
 
 
 class NoKernels(RuntimeError):
-    """This version has no kernels for a device."""
+    """This version has no kernels for a device, or none for a scheme there."""
 
 
 def kernels_for(device: torch.device) -> ModuleType:
@@ -32,3 +36,15 @@ def kernels_for(device: torch.device) -> ModuleType:
     if device.type not in _MODULES:
         raise NoKernels(f"no int8 kernels for device {str(device)!r}; this version serves: {', '.join(_MODULES)}")
     return import_module(_MODULES[device.type])
+
+
+def serving_of(scheme: Scheme, device: torch.device) -> Serving:
+    """What computes with a scheme's weights on `device`.
+
+    Raises:
+        NoKernels: naming the schemes that are served there.
+    """
+    found = kernels_for(device).SERVING
+    if scheme.name not in found:
+        raise NoKernels(f"scheme {scheme.name} is not served on {device.type}; this version serves: {', '.join(found)}")
+    return found[scheme.name]

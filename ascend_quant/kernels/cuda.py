@@ -16,19 +16,23 @@ import triton.language as tl
 
 from ascend_quant import oracle
 from ascend_quant.kernels import triton_rows as rows_kernels
-from ascend_quant.kernels.cuda_serving import PRODUCT, experts, float32_product, matmul, plain_experts
+from ascend_quant.kernels.chunks import sums_of, write_in_chunks
+from ascend_quant.kernels.cuda_serving import SERVING, experts, float32_product, matmul, plain_experts, storage
 from ascend_quant.kernels.launches import Head, Launch, join, start
-from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move
+from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move, Place
+from ascend_quant.kernels.triton_groups import fake_quantize
 
 __all__ = [
-    "PRODUCT",
     "READS_ARE_FREE",
+    "SERVING",
     "Counters",
     "digests",
     "experts",
+    "fake_quantize",
     "float32_product",
     "matmul",
     "plain_experts",
+    "storage",
     "write",
 ]
 
@@ -48,6 +52,7 @@ TILINGS = {  # for rows of up to so many elements: step, how often, warps, regis
 }
 DIVIDING, DIVIDING_REGISTERS = ("int8_exact", "int8_given"), 112  # kinds, and how many registers they need at least
 UPLOAD = 32 << 20  # bytes of host memory that travel at a time
+TORCH_ELEMENTS = 1 << 23  # that torch operations take at a time; each needs about 20 bytes of work space
 PATTERNS = 4  # ways in which a job's tensors may lie, that are kept
 TYPES = {
     torch.bfloat16: tl.bfloat16,
@@ -69,6 +74,7 @@ class Group(NamedTuple):
     length: int
     whole: int
     aligned: bool
+    tensor_rows: int = 0  # of the tensors that have one scale
 
 
 class Ready(NamedTuple):
@@ -80,6 +86,7 @@ class Ready(NamedTuple):
         lines, takes: where each line of the tables begins, and which of the job's tensors it reads.
         uploads: the moves whose source is in host memory, and which of the tensors that is.
         given: the moves with given scales, which the kernels find in their resident places.
+        by_torch: the moves that have no kernel here, and which of the tensors each takes.
     """
 
     flat: np.ndarray
@@ -88,6 +95,7 @@ class Ready(NamedTuple):
     takes: np.ndarray
     uploads: list[tuple[Move, int]]
     given: list[Move]
+    by_torch: list[tuple[Move, int]]
 
 
 def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> None:
@@ -112,23 +120,31 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
         for move in ready.given:
             move.scale.copy_(move.given_N)
         start(flat, ready.heads, counters.totals)
+        for move, take in ready.by_torch:
+            rows = max(oracle.BLOCK, TORCH_ELEMENTS // move.target_NK.shape[1] // oracle.BLOCK * oracle.BLOCK)
+            bad_of_source = counters.bad_of(int(job.slots[take]))
+            write_in_chunks(move, job.tensors[take], bad_of_source, counters, receipt, rows)
         for move, take in ready.uploads:
             for part in _uploaded(move, job.tensors[take], int(job.slots[take])):
                 write([part], counters, receipt)
 
 
 def digests(
-    tensors: Sequence[torch.Tensor], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
+    tensors: Sequence[torch.Tensor | Place], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
 ) -> torch.Tensor:
     """`oracle.digest` of each tensor as int64 (its 64 bits), on their device; one launch a dtype and row length."""
-    sums = torch.zeros(len(tensors), 2, dtype=torch.int64, device=tensors[0].device if tensors else None)
+    device = _device_of(tensors[0]) if tensors else None
+    sums = torch.zeros(len(tensors), 2, dtype=torch.int64, device=device)
     groups: dict[Group, list[tuple[int, ...]]] = defaultdict(list)
     # some are copies, which must live until the launch
-    matrices = [oracle.as_integers(oracle.as_matrix(tensor)) for tensor in tensors]
+    matrices = [oracle.as_integers(oracle.as_matrix(t)) if isinstance(t, torch.Tensor) else t for t in tensors]
     for i, matrix in enumerate(matrices):
-        if matrix.numel() == 0:
-            continue
         first = (first_rows[i] if first_rows else 0, first_columns[i] if first_columns else 0)
+        if 0 in matrix.shape:
+            continue
+        if not isinstance(matrix, torch.Tensor):
+            sums[i] += sums_of(matrix, *first)
+            continue
         source = matrix.data_ptr()
         group = Group("digest", matrix.dtype, matrix.dtype, matrix.shape[1], 0, _aligned(matrix, source))
         address = sums.data_ptr() + 16 * i
@@ -139,23 +155,39 @@ def digests(
     return sums[:, 0] % oracle.LANE + (sums[:, 1] << 32)
 
 
+def _device_of(tensor: torch.Tensor | Place) -> torch.device:
+    return (tensor if isinstance(tensor, torch.Tensor) else tensor.tensor).device
+
+
 def _uploaded(move: Move, source: torch.Tensor, slot: int) -> Iterator[Job]:
-    """The same from host memory, a few rows at a time (all at once where they share one scale)."""
+    """The same from host memory, a few rows at a time (the whole tensor at once where it has one scale)."""
+    if move.among is not None:
+        yield _uploaded_whole(move, source, slot)
+        return
     matrix, device = move.matrix(source), move.target_NK.device
     whole = matrix if move.whole is None else move.whole_rows(source)
     behind = 0 if move.whole is None else (move.offset - move.whole[0]) // move.column_stride
-    kind = None if move.scale is None else move.scale.dim()
-    per_scale = {0: max(1, move.rows), 2: oracle.BLOCK}.get(kind, 1)
+    per_scale = oracle.BLOCK if move.kind == "fp8_blocks" else 1
     step = max(1, UPLOAD // max(1, whole.shape[1] * whole.element_size()) // per_scale) * per_scale
     for first in range(0, move.rows, step):
         part = slice(first, first + step)
         rows = whole[part].to(device)
         more = {} if move.whole is None else {"offset": behind * rows.stride(1), "whole": (0, whole.shape[1])}
-        scale = move.scale[first // per_scale : -(-(first + len(rows)) // per_scale)] if kind else move.scale
+        scale = None if move.scale is None else move.scale[first // per_scale : -(-(first + len(rows)) // per_scale)]
         target, given_N = move.target_NK[part], None if move.given_N is None else move.given_N[part]
         more |= {"exact": move.exact, "given_N": given_N}
         moved = Move.of(rows, target, scale, first_row=move.first_row + first, weight=move.weight, **more)
         yield Job.of(moved, rows, slot)
+
+
+def _uploaded_whole(move: Move, source: torch.Tensor, slot: int) -> Job:
+    tensor, (before, rows) = move.whole_tensor(source).to(move.target_NK.device), move.among
+    behind = 0 if move.whole is None else (move.offset - move.whole[0]) // move.column_stride
+    first = before * tensor.stride(0)
+    more = {"row_stride": tensor.stride(0), "column_stride": tensor.stride(1), "among": (before, rows)}
+    more |= {"offset": first + behind * tensor.stride(1), "whole": (first, tensor.shape[1])}
+    moved = Move(move.target_NK, move.scale, first_row=move.first_row, weight=move.weight, **more)
+    return Job.of(moved, tensor, slot)
 
 
 def _ready(job: Job, aligned: np.ndarray, receipt: bool) -> Ready:
@@ -176,9 +208,12 @@ def _ready(job: Job, aligned: np.ndarray, receipt: bool) -> Ready:
 def _made_ready(job: Job, aligned: np.ndarray, receipt: bool) -> Ready:
     tables: dict[Group, list[tuple[int, ...]]] = defaultdict(list)
     takes: dict[Group, list[int]] = defaultdict(list)
-    uploads, given = [], []
+    uploads, given, by_torch = [], [], []
     for move, take in zip(job.moves.moves, job.moves.takes, strict=True):
         source = job.tensors[take]
+        if move.kind == "int4":
+            by_torch.append((move, take))
+            continue
         if source.is_cpu is not move.target_NK.is_cpu:
             uploads.append((move, take))
             continue
@@ -193,7 +228,9 @@ def _made_ready(job: Job, aligned: np.ndarray, receipt: bool) -> Ready:
             taken += takes[group]
     flat, heads = join(launches)
     lines = [line for head in heads for line in range(head.table, head.starts, rows_kernels.FIELDS)]
-    return Ready(flat, heads, np.array(lines, dtype=np.int64), np.array(taken, dtype=np.int64), uploads, given)
+    return Ready(
+        flat, heads, np.array(lines, dtype=np.int64), np.array(taken, dtype=np.int64), uploads, given, by_torch
+    )
 
 
 def _line(move: Move, dtype: torch.dtype, aligned: bool) -> tuple[Group, tuple[int, ...]]:
@@ -201,25 +238,25 @@ def _line(move: Move, dtype: torch.dtype, aligned: bool) -> tuple[Group, tuple[i
     rows, length = target.shape
     if length > LONGEST_ROW:
         raise ValueError(f"rows of {length} elements: the CUDA kernels take at most {LONGEST_ROW}")
-    if scale is not None and scale.dim() == 2 and move.first_row % oracle.BLOCK:
+    kind = move.kind
+    if kind == "fp8_blocks" and (move.first_row % oracle.BLOCK or move.first_block not in (None, _block(move))):
         raise ValueError(f"blocks of {oracle.BLOCK} rows cannot begin at row {move.first_row}")
-    whole, whole_length = move.whole or (0, 0)
+    whole, whole_length, tensor_rows = *(move.whole or (0, 0)), 0
+    if kind == "fp8_tensor":
+        whole, whole_length = move.whole or (move.offset, length)
+        before, tensor_rows = move.among
+        whole -= before * move.row_stride
     source = (move.offset * size, whole * size, move.row_stride * size)
     sixteens = (*source, whole_length, target.data_ptr(), target.stride(0) * target.element_size(), length)
     aligned = aligned and move.column_stride == 1 and not any(number % 16 for number in sixteens)
     scale_at = 0 if scale is None else scale.data_ptr()
     read = (move.offset * size, move.row_stride, move.column_stride, rows)
     line = (*read, target.data_ptr(), target.stride(0), scale_at, 0, move.first_row, move.weight, whole * size, 0)
-    return Group(_kind(move), dtype, target.dtype, length, whole_length, aligned), line
+    return Group(kind, dtype, target.dtype, length, whole_length, aligned, tensor_rows), line
 
 
-def _kind(move: Move) -> str:
-    """What `write_rows` calls it."""
-    if move.scale is None:
-        return "copy"
-    if move.target_NK.dtype != torch.int8:
-        return ("fp8_tensor", "fp8", "fp8_blocks")[move.scale.dim()]
-    return "int8_given" if move.given_N is not None else "int8_exact" if move.exact else "int8"
+def _block(move: Move) -> int:
+    return move.first_row // oracle.BLOCK
 
 
 def _aligned(matrix: torch.Tensor, address: int) -> bool:
@@ -241,24 +278,23 @@ def _launches(group: Group, table: np.ndarray, receipt: bool) -> Iterator[Launch
         yield Launch(rows_kernels.write_blocks, table, blocks, constants, (("num_warps", 8),))
         return
     if group.kind == "fp8_tensor":
-        yield from _scale_launches(group, table, rows, source)
+        yield from _scale_launches(group, table, source)
     width, at_once, repeat, options = tiling(group.length, group.kind)
-    shape = (group.length, group.whole, width, at_once, repeat, group.aligned)
+    whole = 0 if group.kind == "fp8_tensor" else group.whole
+    shape = (group.length, whole, width, at_once, repeat, group.aligned)
     constants = (group.kind, source, target, *shape, *counting)
     yield Launch(rows_kernels.write_rows, table, -(-rows // (at_once * repeat)), constants, options)
 
 
-def _scale_launches(group: Group, table: np.ndarray, rows: np.ndarray, source: tl.dtype) -> Iterator[Launch]:
-    """fp8_tensor: one pass over the sources for the largest magnitudes, before the pass that writes."""
-    length = group.whole or group.length
-    width, at_once, _, options = tiling(length, group.kind)
-    if group.whole:  # read these instead
-        table = table.copy()
-        table[:, SOURCE] = table[:, WHOLE]
-    one_each = np.ones_like(rows)
+def _scale_launches(group: Group, table: np.ndarray, source: tl.dtype) -> Iterator[Launch]:
+    """fp8_tensor: one pass over the whole tensors for the largest magnitudes, before the pass that writes."""
+    width, at_once, _, options = tiling(group.whole, group.kind)
+    table = table.copy()
+    table[:, SOURCE], table[:, ROWS_OF] = table[:, WHOLE], group.tensor_rows
+    one_each = np.ones_like(table[:, ROWS_OF])
     yield Launch(rows_kernels.tops_to_scales, table, one_each, (True,), ())
-    constants = (source, length, width, at_once, group.aligned)
-    yield Launch(rows_kernels.find_tops, table, -(-rows // at_once), constants, options)
+    constants = (source, group.whole, width, at_once, group.aligned)
+    yield Launch(rows_kernels.find_tops, table, -(-table[:, ROWS_OF] // at_once), constants, options)
     yield Launch(rows_kernels.tops_to_scales, table, one_each, (False,), ())
 
 

@@ -41,8 +41,8 @@ class Move:
 
     Attributes:
         target_NK: the resident rows, last stride 1: int8 or float8_e4m3fn codes, or the source's values.
-        scale: float32, written with the codes: (N) one a row, () one a tensor, (N/128, K/128) one a block; None where
-            the target holds plain values.
+        scale: written with the codes: float32, (N) one a row or (N/128, K/128) one a block, BF16 (N, K/group) one a
+            group; None where the target holds plain values.
         first_row: index of the first row in the whole resident tensor.
         weight: odd factor of the tensor in the digest of all residents, below 2**32.
         offset, row_stride, column_stride: of the matrix within the source tensor, in elements.
@@ -53,6 +53,11 @@ class Move:
         given_N: float32 scales to quantize with (`oracle.quantize_given`), which become the resident ones; None for
             the rows' own.
         place: where the rows are put by their numbers, if `target_NK` is but a stand-in of their shape.
+        among: (rows before the matrix, all rows) of the tensor that it is a part of, where a tensor has one scale,
+            which every row gets; None where scales are shared otherwise.
+        group: elements of a row that share an int4 scale; 0 otherwise.
+        first_block: index of the first row of block scales in all of them; None where blocks are counted as rows are.
+        block: the first resident row of the block that these rows are kept for, if other tensors have a part in it.
     """
 
     target_NK: torch.Tensor
@@ -66,6 +71,10 @@ class Move:
     exact: bool = False
     given_N: torch.Tensor | None = None
     place: "Place | None" = None
+    among: tuple[int, int] | None = None
+    group: int = 0
+    first_block: int | None = None
+    block: int | None = None
 
     @classmethod
     def of(cls, source_NK: torch.Tensor, target_NK: torch.Tensor, scale: torch.Tensor | None = None, **more) -> "Move":
@@ -78,6 +87,19 @@ class Move:
         if self.exact and self.target_NK.dtype != torch.int8:
             raise ValueError(f"exact values or given scales for {self.target_NK.dtype}: only int8 codes have them")
 
+    @property
+    def kind(self) -> str:
+        """How the rows are converted, in the kernels' words."""
+        if self.scale is None:
+            return "copy"
+        if self.group:
+            return "int4"
+        if self.target_NK.dtype == torch.int8:
+            return "int8_given" if self.given_N is not None else "int8_exact" if self.exact else "int8"
+        if self.scale.dim() == 2:
+            return "fp8_blocks"
+        return "fp8" if self.among is None else "fp8_tensor"
+
     def followed_by(self, other: "Move") -> bool:
         """Whether another move of the same tensor goes on where this one ends, here and there."""
         behind = self.rows * self.row_stride
@@ -86,8 +108,9 @@ class Move:
         mine = (self.first_row + self.rows, self.offset + behind, strides, whole, self.target_NK.shape[1])
         theirs = (other.first_row, other.offset, others, other.whole, other.target_NK.shape[1])
         dense = all(move.rows == 1 or move.target_NK.stride(0) == mine[-1] for move in (self, other))
-        alike = self.exact == other.exact and self.given_N is None and other.given_N is None
-        return mine == theirs and dense and alike and (self.scale is None or self.scale.dim() == 1)
+        joins = ("copy", "int8", "int8_exact", "fp8")  # each row is on its own
+        alike = self.kind == other.kind and self.block is other.block is None
+        return mine == theirs and dense and alike and self.kind in joins
 
     def joined(self, other: "Move") -> "Move":
         """This move and the one that follows it as one; a resident's rows, and their scales, lie side by side."""
@@ -108,9 +131,15 @@ class Move:
         """(N, L): the complete rows within `source`."""
         return None if self.whole is None else self._view(source, *self.whole)
 
-    def _view(self, source: torch.Tensor, offset: int, columns: int) -> torch.Tensor:
-        strides = (self.row_stride, self.column_stride)
-        return source.as_strided((self.target_NK.shape[0], columns), strides, source.storage_offset() + offset)
+    def whole_tensor(self, source: torch.Tensor) -> torch.Tensor:
+        """(all rows, L): the tensor that the matrix is a part of."""
+        offset, length = self.whole or (self.offset, self.target_NK.shape[1])
+        before, rows = self.among
+        return self._view(source, offset - before * self.row_stride, length, rows)
+
+    def _view(self, source: torch.Tensor, offset: int, columns: int, rows: int | None = None) -> torch.Tensor:
+        shape = (self.rows if rows is None else rows, columns)
+        return source.as_strided(shape, (self.row_stride, self.column_stride), source.storage_offset() + offset)
 
 
 @dataclass(eq=False)

@@ -16,12 +16,15 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import byte_digest, moves, reciprocals
+from ascend_quant.kernels.fake_quantize import fake_quantize  # noqa: F401  offered here too
 from ascend_quant.kernels.float32_head import float32_product  # noqa: F401  offered here too
 from ascend_quant.kernels.moves import Job, Move, Place, sampled
 from ascend_quant.kernels.npu_experts import experts, plain_experts  # noqa: F401
-from ascend_quant.kernels.npu_linear import PRODUCT, matmul  # noqa: F401
+from ascend_quant.kernels.npu_linear import PRODUCT, matmul
+from ascend_quant.kernels.storage import Serving
 
 READS_ARE_FREE = False  # reading a counter waits for the device
+SERVING = {"int8": Serving(matmul, experts, PRODUCT)}
 
 ELEMENTS = 1 << 23  # that are taken together; each needs about 20 bytes of work space
 MOST_ROWS = 1 << 20  # of a table of row digits, 16 bytes each
@@ -129,8 +132,10 @@ def _together(batch: Sequence[Job]) -> Iterator[list[Piece]]:
 
 def _kind(move: Move, source: torch.Tensor) -> tuple:
     target = move.target_NK
-    if target.dtype == torch.float8_e4m3fn:
+    if move.kind.startswith("fp8"):
         raise ValueError("Atlas A2 and A3 have no fp8: choose the scheme int8")
+    if move.kind == "int4":
+        raise ValueError("int4 rollouts are not served on NPUs by this version: choose the scheme int8")
     whole = 0 if move.whole is None else move.whole[1]
     kind = move.scale is None, move.exact, move.given_N is None
     return move.weight, source.dtype, target.dtype, target.shape[1], whole, kind, source.device

@@ -89,15 +89,17 @@ def write_rows(
                 absmax = _largest(whole + rows[:, None] * row_stride, column_stride, valid, L, WIDTH, ROWS, READ_TYPE)
             else:
                 absmax = _largest(at, column_stride, valid, K, WIDTH, ROWS, READ_TYPE)
-            _report(absmax, entry, at, column_stride, valid, K, WIDTH, READ_TYPE)
             if KIND == "fp8_tensor":
                 scale = tl.load(scale_address + rows * 0, mask=valid, other=1.0)
-            elif KIND == "int8_given":
+                tl.store(scale_address + rows, scale, mask=valid)
+            else:
+                _report(absmax, entry, at, column_stride, valid, K, WIDTH, READ_TYPE)
+            if KIND == "int8_given":
                 scale = tl.load(scale_address + rows, mask=valid, other=1.0)
                 if RECEIPT and tl.max(_lost(absmax.to(tl.float32, bitcast=True), scale).to(tl.int32), 0) > 0:
                     clamped = _clamped(at, column_stride, valid, scale, K, WIDTH)
                     tl.atomic_add(totals + tile % SPREAD * TOTALS + 3 + tl.arange(0, 1), clamped, sem="relaxed")
-            else:
+            elif KIND != "fp8_tensor":
                 scale = _scale(absmax, KIND)
                 tl.store(scale_address + rows, scale, mask=valid)
             if KIND == "int8":
@@ -126,14 +128,10 @@ def write_rows(
             _report(tl.max(_magnitude(top), 1), entry, at, column_stride, valid, K, WIDTH, TARGET_TYPE)
         if RECEIPT:
             sum_R = tl.sum(plain * weight[None, :] + by_step * STEP, 1)
-            scale_bits = 3 * tl.where(valid, scale.to(tl.int32, bitcast=True), 0)
-            if KIND != "fp8_tensor" and KIND != "copy" and KIND != "digest":
-                sum_R += scale_bits
+            if KIND != "copy" and KIND != "digest":
+                sum_R += 3 * tl.where(valid, scale.to(tl.int32, bitcast=True), 0)
             low_R += sum_R * _row_weight(first_row + rows, LOW_SEED)
             high_R += sum_R * _row_weight(first_row + rows, HIGH_SEED)
-            if KIND == "fp8_tensor":  # one scale, in row 0 of its own tensor, where the weights are 1
-                low_R += tl.where(rows == 0, scale_bits, 0)
-                high_R += tl.where(rows == 0, scale_bits, 0)
     if RECEIPT:
         low, high = tl.sum(low_R.to(tl.int64), 0), tl.sum(high_R.to(tl.int64), 0)
         _account(totals, entry, tile, changed, low, high, KIND, SPREAD)
@@ -198,14 +196,19 @@ def find_tops(
     ROWS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """The largest magnitude of each matrix into its scale's place, as the bits of a float32 (which must be 0 first)."""
+    """The largest magnitude of each tensor into its first scale, as the bits of a float32 (which must be 0 first).
+
+    It looks at the whole tensor, so it counts what is not finite.
+    """
     tile = tl.program_id(0)
     piece = _find(starts, pieces, tile)
     entry = table + piece * ENTRY
     rows = (tile - tl.load(starts + piece)).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     valid = rows < tl.load(entry + ROWS_OF)
     source, _, row_stride, _, column_stride = _places(entry, SOURCE_TYPE, tl.int8, ALIGNED)
-    top = _largest(source + rows[:, None] * row_stride, column_stride, valid, K, WIDTH, ROWS, tl.bfloat16)
+    at = source + rows[:, None] * row_stride
+    top = _largest(at, column_stride, valid, K, WIDTH, ROWS, tl.bfloat16)
+    _report(top, entry, at, column_stride, valid, K, WIDTH, tl.bfloat16)
     tl.atomic_max(tl.load(entry + SCALE).to(tl.pointer_type(tl.int32)), tl.max(top, 0), sem="relaxed")
 
 

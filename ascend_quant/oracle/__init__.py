@@ -20,7 +20,7 @@ from ascend_quant.oracle.fingerprint import (
     row_weights,
     weights_of_rows,
 )
-from ascend_quant.oracle.products import experts, matmul, product
+from ascend_quant.oracle.products import experts, matmul, product, round_trip_fp8_groups
 from ascend_quant.oracle.quantize import (
     BLOCK,
     FP8_MAX,
@@ -74,6 +74,7 @@ __all__ = [
     "quantize_groups",
     "quantize_rows",
     "quantize_weight",
+    "round_trip_fp8_groups",
     "row_weights",
     "scale_of",
     "smoothed",

@@ -47,12 +47,16 @@ def _fp8_product(x_MK, codes_NK, scale, bias_N):
 
 def _block_product(x_MK, codes_NK, scale_IJ, bias_N):
     """fp8 with a scale for every 128 activations of a token and for every 128x128 weights."""
-    length = x_MK.shape[1]
-    groups_MJB = F.pad(x_MK, (0, -length % BLOCK)).unflatten(-1, (-1, BLOCK))
-    x_codes, x_scale_MJ = quantize_fp8_tokens(groups_MJB)
-    x_MK = dequantize(x_codes, x_scale_MJ).flatten(-2)[:, :length]
+    x_MK = round_trip_fp8_groups(x_MK)
     out_MN = (x_MK.double() @ dequantize(codes_NK, scale_IJ).double().T).float()
     return out_MN if bias_N is None else out_MN + bias_N.float()
+
+
+def round_trip_fp8_groups(x_MK: torch.Tensor) -> torch.Tensor:
+    """What activations (M, K) are, in float32, once they are fp8 with a scale for every 128 of a token."""
+    length = x_MK.shape[1]
+    groups_MJB = F.pad(x_MK, (0, -length % BLOCK)).unflatten(-1, (-1, BLOCK))
+    return dequantize(*quantize_fp8_tokens(groups_MJB)).flatten(-2)[:, :length]
 
 
 def _int4_product(x_MK, codes_NK, scale_NG, bias_N):

@@ -54,9 +54,13 @@ def post_load_pass(llm: LLM) -> None:
 
 
 def resident(llm: LLM) -> dict[str, torch.Tensor]:
-    """Copies of all resident tensors, experts under their layer's name."""
+    """Copies of all resident tensors, experts under their layer's name; fp8 codes as bytes."""
     parameters = model_of(llm).named_parameters()
-    return {name.replace(".routed_experts", ""): parameter.detach().clone() for name, parameter in parameters}
+    return {name.replace(".routed_experts", ""): as_bytes(p.detach().clone()) for name, p in parameters}
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.int8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
 def addresses(llm: LLM) -> dict[str, tuple]:

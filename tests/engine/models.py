@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from ascend_quant import oracle
+from ascend_quant.schemes import Scheme, get_scheme
 
 VOCAB = 61
 COMMON = {
@@ -138,13 +139,26 @@ def is_quantized(name: str) -> bool:
     return name.endswith(("_proj.weight", "w13_weight", "w2_weight"))
 
 
-def expected(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What an int8 engine must hold, computed by the oracle from the checkpoint alone."""
-    result = {}
-    for name, tensor in fused(state).items():
-        if is_quantized(name):
-            codes, scale = oracle.quantize_weight(tensor)
-            result[name], result[f"{name}_scale"] = codes, scale.unsqueeze(-1)
-        else:
-            result[name] = tensor
+def expected(state: dict[str, torch.Tensor], scheme: str = "int8") -> dict[str, torch.Tensor]:
+    """What an engine must hold, computed by the oracle from the checkpoint alone."""
+    chosen = get_scheme(scheme)
+    if chosen.shares == "tensor":  # of the checkpoint's tensors, before they are fused
+        pairs = {name: oracle.quantize(tensor, chosen) for name, tensor in state.items() if is_quantized(name)}
+        codes = fused({**state, **{name: codes.view(torch.int8) for name, (codes, _) in pairs.items()}})
+        by_row = {name: scale.expand(state[name].shape[0]).unsqueeze(-1) for name, (_, scale) in pairs.items()}
+        scales = fused({**state, **by_row})
+        quantized = {name: (codes[name], scales[name]) for name in codes if is_quantized(name)}
+    else:
+        quantized = {name: _held(tensor, chosen) for name, tensor in fused(state).items() if is_quantized(name)}
+    result = {name: tensor for name, tensor in fused(state).items() if name not in quantized}
+    for name, (codes, scale) in quantized.items():
+        result[name], result[f"{name}_scale"] = codes, scale
     return result
+
+
+def _held(tensor: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes as bytes or packed words, scales with a dimension for the columns."""
+    codes, scale = oracle.quantize(tensor, scheme)
+    if scheme.codes == "int4":
+        return oracle.pack_int4(codes), scale
+    return codes.view(torch.int8), scale.unsqueeze(-1) if scheme.shares == "row" else scale

@@ -9,39 +9,40 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from ascend_quant import oracle
+from ascend_quant.schemes import Scheme, get_scheme
 
 
 class OracleLinear(nn.Module):
-    def __init__(self, linear: nn.Linear):
+    def __init__(self, linear: nn.Linear, scheme: Scheme):
         super().__init__()
-        self.codes, self.scale = oracle.quantize_weight(linear.weight.data)
-        self.bias = linear.bias
+        self.codes, self.scale = oracle.quantize(linear.weight.data, scheme)
+        self.bias, self.scheme = linear.bias, scheme
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = x.reshape(-1, x.shape[-1])
-        return oracle.matmul(flat, self.codes, self.scale, self.bias).view(*x.shape[:-1], -1)
+        return oracle.product(flat, self.codes, self.scale, self.scheme, self.bias).view(*x.shape[:-1], -1)
 
 
 class OracleExperts(nn.Module):
-    def __init__(self, experts: nn.Module):
+    def __init__(self, experts: nn.Module, scheme: Scheme):
         super().__init__()
-        self.w13 = oracle.quantize_weight(experts.gate_up_proj.data)
-        self.w2 = oracle.quantize_weight(experts.down_proj.data)
+        self.w13, self.scheme = oracle.quantize(experts.gate_up_proj.data, scheme), scheme
+        self.w2 = oracle.quantize(experts.down_proj.data, scheme)
 
     def forward(self, x, ids, weights):
-        return oracle.experts(x, weights, ids, *self.w13, *self.w2)
+        return oracle.experts(x, weights, ids, *self.w13, *self.w2, self.scheme)
 
 
-def logprobs(folder: Path, prompts: list[dict], quantized: bool) -> torch.Tensor:
-    """Log-probabilities of every prompt token but the first, in float32, with or without the int8 scheme."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    if quantized:
+def logprobs(folder: Path, prompts: list[dict], scheme: str) -> torch.Tensor:
+    """Log-probabilities of every prompt token but the first, in float32, by the oracle's products."""
+    model, scheme = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), get_scheme(scheme)
+    if scheme.quantized:
         for name, module in list(model.named_modules()):
             owner, _, leaf = name.rpartition(".")
             if isinstance(module, nn.Linear) and is_quantized(f"{name}.weight"):
-                setattr(model.get_submodule(owner), leaf, OracleLinear(module))
+                setattr(model.get_submodule(owner), leaf, OracleLinear(module, scheme))
             elif leaf == "experts":
-                setattr(model.get_submodule(owner), leaf, OracleExperts(module))
+                setattr(model.get_submodule(owner), leaf, OracleExperts(module, scheme))
     found = []
     for prompt in prompts:
         ids = torch.tensor([prompt["prompt_token_ids"]])

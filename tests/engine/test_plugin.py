@@ -31,7 +31,7 @@ def test_the_scheme_and_each_receipt_are_logged(tmp_path, caplog):
     folder = make("qwen2", tmp_path)
     with caplog.at_level("INFO", logger="ascend_quant"), engine(folder) as llm:
         model_of(llm).load_weights(checkpoint(folder).items())
-        assert "scheme int8 (W8A8" in caplog.text and "8 int8 parameters" in caplog.text
+        assert "scheme int8 (W8A8" in caplog.text and "8 quantized parameters" in caplog.text
         assert refit(llm).last_receipt.digest in caplog.text and "number=2" in caplog.text
 
 

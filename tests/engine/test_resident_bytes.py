@@ -36,31 +36,49 @@ class InProcessTransfer(IPCWeightTransferEngine):
 WeightTransferEngineFactory.register_engine("in-process", InProcessTransfer)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+WHOLE = {"intermediate_size": 256, "moe_intermediate_size": 128}  # groups of 128
+ENGINES = [
+    *((kind, "int8", {}) for kind in KINDS),
+    ("qwen3-moe", "fp8", {}),
+    ("qwen2", "fp8_tensor", {}),
+    ("qwen3-moe", "fp8_tensor", {}),
+    ("qwen2", "fp8_block", {}),  # blocks that straddle keys and values, gates and ups
+    ("llama-odd", "fp8_block", {}),
+    ("qwen3-moe", "fp8_block", {}),  # whose experts are no multiple of a block
+    ("qwen3-moe", "fp8_block", WHOLE),
+    ("qwen2-tied", "int4_g32", {}),
+    ("qwen3-moe", "int4_g128", WHOLE),
+]
+
+
+@pytest.fixture(scope="module", params=ENGINES, ids=lambda engine: "-".join(engine[:2]))
 def loaded(request, tmp_path_factory):
-    folder = make(request.param, tmp_path_factory.mktemp("models"))
-    with engine(folder, weight_transfer_config=WeightTransferConfig(backend="in-process")) as llm:
-        yield llm, folder, addresses(llm)
+    kind, scheme, sizes = request.param
+    folder = make(kind, tmp_path_factory.mktemp("models"), **sizes)
+    with engine(folder, scheme, weight_transfer_config=WeightTransferConfig(backend="in-process")) as llm:
+        yield llm, folder, addresses(llm), scheme
 
 
 @pytest.fixture
 def step(loaded, request):
     """The engine, a checkpoint one training step later (another for each test), and a check of the outcome."""
-    llm, folder, at_start = loaded
+    llm, folder, at_start, scheme = loaded
     state = perturbed(checkpoint(folder), seed=zlib.crc32(request.node.name.encode()))
 
-    def check():
-        assert differing(resident(llm), expected(state)) == []
+    def check(tensors: int | None = None):
+        assert differing(resident(llm), expected(state, scheme)) == []
         assert addresses(llm) == at_start
         assert refit(llm).why_not_servable() is None
-        assert refit(llm).last_receipt.tensors == len(state) and refit(llm).last_receipt.nonfinite == 0
+        receipt = refit(llm).last_receipt
+        assert receipt.tensors == (tensors or len(state)) and receipt.nonfinite == 0
+        assert receipt.digest == refit(llm).digest()
 
     return llm, state, check
 
 
 def test_first_load(loaded):
-    llm, folder, _ = loaded
-    assert differing(resident(llm), expected(checkpoint(folder))) == []
+    llm, folder, _, scheme = loaded
+    assert differing(resident(llm), expected(checkpoint(folder), scheme)) == []
     assert refit(llm).last_receipt.number == 1
     assert torch.isfinite(logprobs(llm)).all()
 
@@ -85,9 +103,9 @@ def test_shuffled_one_tensor_a_call(step):
 
 
 def test_float32_from_the_trainer(step):
-    llm, state, _ = step
+    llm, state, check = step
     model_of(llm).load_weights((name, tensor.float()) for name, tensor in state.items())
-    assert differing(resident(llm), expected(state)) == []
+    check()
 
 
 def test_three_refits_and_the_digest_follows(step):
@@ -131,6 +149,6 @@ def test_weight_update_api(step):
 
 
 def test_stacked_experts(step):
-    llm, state, _ = step  # without experts, `stacked` changes nothing
+    llm, state, check = step  # without experts, `stacked` changes nothing
     model_of(llm).load_weights(stacked(state).items())
-    assert differing(resident(llm), expected(state)) == []
+    check(tensors=len(stacked(state)))

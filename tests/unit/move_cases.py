@@ -113,7 +113,7 @@ class Case:
             "fp8": lambda: oracle.quantize_fp8_rows(self.matrix, absmax),
             "fp8_tensor": lambda: (
                 oracle.quantize_fp8_rows(self.matrix, absmax.max().expand(len(absmax)))[0],
-                oracle.quantize_fp8_tensor(self.values)[1],
+                oracle.quantize_fp8_tensor(self.values)[1].expand(len(absmax)),
             ),
             "fp8_blocks": lambda: oracle.quantize_fp8_blocks(self.matrix),
         }[self.kind]()
@@ -152,6 +152,7 @@ class Case:
             whole=None if self.matrix.shape == self.values.shape else (first, length),
             exact=self.kind == "int8_exact",  # given scales imply it
             given_N=None if self.given is None else self.given.to(device),
+            among=(0, rows) if self.kind == "fp8_tensor" else None,
         )
         return Job.of(move, source, slot)
 
@@ -183,7 +184,7 @@ class Case:
         """The codes' digest, and that of the scales 3 times, times the tensor's weight."""
         found, weights = [oracle.digest(self.codes, self.first_row)], [self.weight]
         if self.scale is not None:
-            first_row = (0, self.first_row, self.first_row // oracle.BLOCK)[self.scale.dim()]
+            first_row = self.first_row // (oracle.BLOCK if self.kind == "fp8_blocks" else 1)
             found.append(oracle.digest(self.scale, first_row))
             weights.append(3 * self.weight)
         return oracle.add_digests(*found, weights=weights)

@@ -8,7 +8,7 @@ from kernel_modules import Kernels
 from move_cases import KINDS, Case, awkward_values, check
 
 from ascend_quant import oracle
-from ascend_quant.kernels import NoKernels, cpu, kernels_for
+from ascend_quant.kernels import NoKernels, chunks, cpu, cpu_serving, kernels_for
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -20,7 +20,7 @@ def random(shape, dtype, seed):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_of_rows_add_up(monkeypatch, kind):
-    monkeypatch.setattr(cpu, "ELEMENTS", 7)  # of copies; 256 rows of what is quantized
+    monkeypatch.setattr(chunks, "ELEMENTS", 7)  # of copies; 256 rows of what is quantized
     values = awkward_values(600, 3, torch.bfloat16, 0)
     first_row = 128 if kind == "fp8_blocks" else 3
     case = Case(kind, values.clamp(-6e4, 6e4) if kind == "fp16" else values, first_row=first_row, weight=5)
@@ -79,7 +79,7 @@ def test_experts_of_the_whole_model_are_looked_up():
 
 
 def test_digest_in_chunks_equals_the_oracle(monkeypatch):
-    monkeypatch.setattr(cpu, "ELEMENTS", 7)
+    monkeypatch.setattr(chunks, "ELEMENTS", 7)
     for dtype in (torch.int8, *DTYPES):
         values = (torch.randn(5, 11) * 50).to(dtype)
         assert int(cpu.digests([values])) % 2**64 == oracle.digest(values)
@@ -91,7 +91,7 @@ def test_a_device_without_kernels_is_named():
 
 
 def test_products_are_exact_where_int_mm_is_not_trusted(monkeypatch):
-    monkeypatch.setattr(cpu, "INT_MM_IS_EXACT", False)
+    monkeypatch.setattr(cpu_serving, "INT_MM_IS_EXACT", False)
     codes, scale = oracle.quantize_weight(torch.randn(9, 300))
     x = torch.randn(4, 300)
     assert torch.equal(cpu.matmul(x, codes, scale), oracle.matmul(x, codes, scale))

@@ -58,7 +58,30 @@ def test_one_scale_of_a_slice_comes_from_the_whole_rows(kernels):
     whole[299, 5] = 1000  # outside the slice
     case = Case("fp8_tensor", whole, columns=slice(1, 3))
     check(kernels, [case])
-    assert case.scale == oracle.quantize_fp8_tensor(whole)[1] > 2
+    assert (case.scale == oracle.quantize_fp8_tensor(whole)[1]).all() and case.scale[0] > 2
+
+
+@pytest.mark.parametrize("columns", [slice(None), slice(1, 4)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_of_a_tensor_share_its_one_scale(kernels, columns, dtype):
+    tensor = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    tensor[39, 5] = 1000  # in neither part
+    codes, scale = oracle.quantize_fp8_tensor(tensor)
+    for bad in (0, 1):
+        tensor[38, 5] = math.nan if bad else 1.0
+        source = tensor.to(kernels.device)
+        target = torch.zeros_like(codes[3:20, columns].contiguous().view(torch.int8)).to(kernels.device)
+        more = {"whole": (3 * 6, 6)} if columns.start else {}
+        scales = torch.full((17,), 7.0, device=kernels.device)
+        place = (target.view(torch.float8_e4m3fn), scales)
+        offset = 3 * 6 + (columns.start or 0)
+        move = Move(*place, first_row=64, offset=offset, row_stride=6, among=(3, 40), **more)
+        counters = new_counters(kernels.device, 1)
+        kernels.module.write([Job.of(move, source)], counters)
+        assert counters.read()[2] == ({0: 1} if bad else {})
+        if not bad:
+            assert torch.equal(target.cpu(), codes[3:20, columns].view(torch.int8))
+            assert scale > 2 and (scales == scale).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

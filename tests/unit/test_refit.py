@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ascend_quant import oracle
-from ascend_quant.kernels import cpu
+from ascend_quant.kernels import chunks, cpu
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.resident import QuantizedWeight, ResidentWeight
 
@@ -205,7 +205,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("kind", ["whole", "slice", "plain"])
 def test_extra_memory_does_not_grow_with_the_weight(kind, monkeypatch):
     monkeypatch.setattr(cpu, "ROWS", 16)
-    monkeypatch.setattr(cpu, "ELEMENTS", 1 << 12)
+    monkeypatch.setattr(chunks, "ELEMENTS", 1 << 12)
     peaks = []
     for rows in (512, 2048):
         source = torch.randn(rows, 128).to(torch.bfloat16)

@@ -3,7 +3,8 @@
 config.py    which layer gets which method, and the options a user may set
 linear.py    linear layers, moe.py fused experts, plain.py what stays in its dtype
 attach.py    the whole model: every parameter becomes resident, model.load_weights becomes a refit
-lying.py     weights that lie otherwise than a checkpoint has them (NPUs), and their stand-ins for the loaders
+buffers.py   what a quantized layer keeps
+lying.py     weights that lie otherwise than a checkpoint has them (NPUs, int4), and their stand-ins for the loaders
 flashrl.py   FLASHRL_* variables: the same without an argument, reload_test.py what one of them asks for
 loading.py   the one hook: every copy into a resident parameter, whichever of vLLM's loaders makes it
 versions.py  what differs between vLLM versions, and the few places where vLLM offers no hook

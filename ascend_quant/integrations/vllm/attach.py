@@ -7,7 +7,6 @@ Runs once a model, between its construction and its first load. From then on
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from itertools import chain
@@ -19,7 +18,8 @@ from vllm.config import VllmConfig
 from ascend_quant.integrations.vllm.inventory import residents_of, skipped_names
 from ascend_quant.integrations.vllm.loading import Loading, guard, storage_of
 from ascend_quant.integrations.vllm.lying import lent
-from ascend_quant.kernels import kernels_for
+from ascend_quant.kernels import serving_of
+from ascend_quant.kernels.storage import CODES
 from ascend_quant.profile import rules
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.smoothing import Smoothing
@@ -54,11 +54,12 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
 
 def _tell(refit: Refit, config) -> None:
     """One line: the scheme, how much is quantized and what is left alone, what will multiply."""
-    kinds = Counter("int8" if resident.codes else "plain" for resident in refit.residents)
-    product = kernels_for(refit.residents[0].tensor.device).PRODUCT if kinds["int8"] else "as without quantization"
-    text = "scheme %s (%s): %d int8 parameters, %d in their own dtype; products: %s%s"
+    quantized = sum(bool(resident.codes) for resident in refit.residents)
+    plain, device = len(refit.residents) - quantized, refit.residents[0].tensor.device
+    product = serving_of(config.scheme, device).by if quantized else "as without quantization"
+    text = "scheme %s (%s): %d quantized parameters, %d in their own dtype; products: %s%s"
     head = "; logits in float32" if config.options.lm_head_fp32 else ""
-    logger.info(text, config.scheme.name, config.scheme.summary, kinds["int8"], kinds["plain"], product, head)
+    logger.info(text, config.scheme.name, config.scheme.summary, quantized, plain, product, head)
 
 
 def _smoothing(config, device: torch.device, skipped: Callable[[str], bool]) -> Smoothing | None:
@@ -108,7 +109,7 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, 
     original = model.load_weights
     running = []
     for name, parameter in model.named_parameters():
-        if parameter.dtype == torch.int8 and hasattr(parameter, "weight_loader"):
+        if parameter.dtype in CODES.values() and hasattr(parameter, "weight_loader"):
             parameter.weight_loader = guard(parameter.weight_loader, name, lambda: bool(running))
 
     @wraps(original)

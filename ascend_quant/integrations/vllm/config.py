@@ -18,8 +18,8 @@ from vllm.model_executor.layers.quantization.compressed_tensors.utils import sho
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
 from ascend_quant.integrations.vllm.inventory import make_plain
-from ascend_quant.integrations.vllm.linear import Int8LinearMethod
-from ascend_quant.integrations.vllm.moe import Int8ExpertsMethod, PlainExpertsMethod
+from ascend_quant.integrations.vllm.linear import QuantizedLinearMethod
+from ascend_quant.integrations.vllm.moe import PlainExpertsMethod, QuantizedExpertsMethod
 from ascend_quant.integrations.vllm.options import Options
 from ascend_quant.integrations.vllm.plain import Float32HeadMethod, PlainEmbeddingMethod, PlainLinearMethod
 from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER
@@ -74,10 +74,11 @@ class AscendQuantConfig(QuantizationConfig):
         if isinstance(layer, VocabParallelEmbedding):
             return self.embedding()
         if isinstance(layer, LinearBase):
-            return Int8LinearMethod() if self._quantizes(prefix) else PlainLinearMethod()
+            return QuantizedLinearMethod(self.scheme) if self._quantizes(prefix) else PlainLinearMethod()
         if isinstance(layer, EXPERTS_LAYER):
-            method = Int8ExpertsMethod if self._quantizes(prefix) else PlainExpertsMethod
-            return method(layer.moe_config, prefix)
+            if self._quantizes(prefix):
+                return QuantizedExpertsMethod(layer.moe_config, prefix, self.scheme)
+            return PlainExpertsMethod(layer.moe_config, prefix)
         return None
 
     def _quantizes(self, prefix: str) -> bool:

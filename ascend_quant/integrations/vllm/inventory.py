@@ -14,7 +14,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 
 from ascend_quant.integrations.vllm.lying import lying_of
 from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER, AttentionLayer
-from ascend_quant.resident import QuantizedWeight, RefitError, ResidentWeight
+from ascend_quant.resident import RefitError, ResidentWeight
+from ascend_quant.resident_scales import BY_SHARING
 
 LAYERS = (LinearBase, VocabParallelEmbedding, EXPERTS_LAYER)
 ROTARY = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
@@ -66,12 +67,14 @@ def _resident(name: str, leaf: str, module: nn.Module, parameters: dict, model: 
     parts = list(_parts(name, leaf, module, getattr(model, "packed_modules_mapping", {})))
     if (lying := lying_of(module).get(leaf)) is not None:
         data, length = lying.stand_in.data, _whole_length(leaf, module, lying.stand_in.shape[-1])
-        return QuantizedWeight(name, data, lying.scale, length, parts, lying.place, lying.copies)
+        kind = BY_SHARING[lying.scheme.shares]
+        return kind(name, data, lying.scale, length, parts, lying.place, lying.copies)
     data = parameters[leaf].data
     scale = parameters.get(f"{leaf}_scale")
     if scale is None:
         return ResidentWeight(name, data, parts, padded=isinstance(module, VocabParallelEmbedding))
-    return QuantizedWeight(name, data, scale.data, _whole_length(leaf, module, data.shape[-1]), parts)
+    kind = BY_SHARING[module.quant_method.scheme.shares]
+    return kind(name, data, scale.data, _whole_length(leaf, module, data.shape[-1]), parts)
 
 
 def _whole_length(leaf: str, module: nn.Module, length: int) -> int:

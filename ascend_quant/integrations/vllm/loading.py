@@ -14,9 +14,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ascend_quant.integrations.vllm.versions import per_expert
+from ascend_quant.kernels.storage import CODES
 from ascend_quant.plan import Entry, NamedTensor, together
 from ascend_quant.refit import Refit, RefitError
-from ascend_quant.resident import ResidentWeight
+from ascend_quant.resident import FLOATS, ResidentWeight
 
 COPY = torch.ops.aten.copy_.default
 FILL = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
@@ -98,10 +99,8 @@ class Loading(TorchDispatchMode):
             if key in self.residents and target.numel():
                 self._write(func, self.residents[key], target, args)
                 return target
-            if func is COPY and target.dtype == torch.int8 and args[1].is_floating_point():
-                raise RefitError(
-                    f"{self._name()}: a float tensor is being cast into an int8 buffer that is not resident"
-                )
+            if func is COPY and target.dtype in CODES.values() and args[1].dtype in FLOATS:
+                raise RefitError(f"{self._name()}: floats are being cast into {target.dtype} that is not resident")
         return func(*args, **(kwargs or {}))
 
     def _write(self, func, resident: ResidentWeight | None, target: torch.Tensor, args) -> None:
@@ -124,6 +123,8 @@ class Loading(TorchDispatchMode):
         source = self.source
         own = source.holds(shard)
         base = source.tensor if own else shard
+        if resident.of_tensors and not own:
+            raise RefitError(f"{source.name}: vLLM rearranges it, so its one scale cannot be found; use scheme fp8")
         whole = source.whole_rows(shard) if own else None
         exact, given = self._by_profile(resident, shard, own)
         moves = self.refit.write(source.slot, resident, target, shard, whole, base, exact, given)

@@ -1,17 +1,20 @@
-"""Weights that lie otherwise than a checkpoint has them: vLLM's loaders see stand-ins of the checkpoint's shape.
+"""Weights that lie otherwise than a checkpoint has them: those on NPUs, and int4's.
 
-A stand-in has no memory; the refit sees what is copied into it, and puts the rows where the weight has them.
+vLLM's loaders see stand-ins of the checkpoint's shape. A stand-in has no memory; the refit sees what is copied into it,
+and puts the rows where the weight has them.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from vllm.model_executor.utils import set_weight_attrs
 
 from ascend_quant.kernels.moves import Place
+from ascend_quant.schemes import SCHEMES, Scheme
 
 ATTRIBUTE = "ascend_quant_lying"
 
@@ -25,28 +28,36 @@ class Lying:
         place: puts rows where they belong.
         scale: float32, one a row.
         copies: tensors that hold the scales in another dtype.
+        scheme: of the codes.
     """
 
     stand_in: nn.Parameter
     place: Place
     scale: torch.Tensor
     copies: Sequence[torch.Tensor] = ()
+    scheme: Scheme = SCHEMES["int8"]
 
 
 def register(
     layer: nn.Module,
     name: str,
+    shape: tuple[int, ...],
     place: Place,
     scale: torch.Tensor,
     attributes: dict,
-    copies: Sequence[torch.Tensor] = (),
+    **more: Any,
 ) -> None:
-    """Make a layer's parameter of a (.., K, N) tensor whose rows `place` knows; `attributes` are the loaders'."""
+    """Make a layer's parameter of a tensor whose rows `place` knows.
+
+    Args:
+        shape: (.., N, K), as checkpoints have it.
+        attributes: the loaders'.
+        more: fields of `Lying`.
+    """
     layer.register_parameter(name, nn.Parameter(place.tensor, requires_grad=False))
-    shape = (*place.tensor.shape[:-2], place.tensor.shape[-1], place.tensor.shape[-2])
     stand_in = nn.Parameter(torch.empty(shape, dtype=torch.int8, device="meta"), requires_grad=False)
     set_weight_attrs(stand_in, attributes)
-    lying = Lying(stand_in, place, scale, copies)
+    lying = Lying(stand_in, place, scale, **more)
     setattr(layer, ATTRIBUTE, {**lying_of(layer), name: lying})
 
 

@@ -1,4 +1,4 @@
-"""Fused experts, in int8 or in their own dtype: SwiGLU, routed by vLLM, computed from the resident parameters.
+"""Fused experts, quantized or in their own dtype: SwiGLU, routed by vLLM, computed from the resident parameters.
 
 w13 holds each expert's gate rows, then its up rows; w2 its down projection.
 """
@@ -6,10 +6,12 @@ w13 holds each expert's gate rows, then its up rows; w2 its down projection.
 import torch
 from vllm.model_executor.utils import set_weight_attrs
 
+from ascend_quant.integrations.vllm import buffers
 from ascend_quant.integrations.vllm.plain import after_loading
 from ascend_quant.integrations.vllm.versions import ExpertsMethodBase, routes_by_itself, select_experts
-from ascend_quant.kernels import kernels_for
+from ascend_quant.kernels import kernels_for, serving_of
 from ascend_quant.resident import RefitError
+from ascend_quant.schemes import Scheme
 
 
 class _ExpertsMethod(ExpertsMethodBase):
@@ -35,12 +37,6 @@ class _ExpertsMethod(ExpertsMethodBase):
         }
         for name, shape in shapes.items():
             self._create(layer, name, shape, params_dtype, extra_weight_attrs)
-        self.kernels = kernels_for(layer.w13_weight.device)  # found here: torch.compile cannot trace the search
-
-    def _create(self, layer, name, shape, params_dtype, attributes) -> None:
-        weight = torch.nn.Parameter(torch.zeros(shape, dtype=params_dtype), requires_grad=False)
-        layer.register_parameter(name, weight)
-        set_weight_attrs(weight, attributes)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         after_loading(layer)
@@ -57,29 +53,35 @@ class _ExpertsMethod(ExpertsMethodBase):
         return self.apply(layer, x, *select_experts(layer, x, router_logits))
 
 
-class Int8ExpertsMethod(_ExpertsMethod):
-    """Resident codes (E, N, K) int8 and scales (E, N, 1) float32 of w13 and w2."""
+class QuantizedExpertsMethod(_ExpertsMethod):
+    """Resident codes and scales of w13 and w2, stacked; see kernels/storage.py."""
+
+    def __init__(self, moe, prefix: str, scheme: Scheme):
+        super().__init__(moe, prefix)
+        self.scheme, self.scale_names = scheme, {}
+        # found here: torch.compile cannot trace the search
+        self.experts = serving_of(scheme, torch.get_default_device()).experts
 
     def _create(self, layer, name, shape, params_dtype, attributes) -> None:
-        super()._create(layer, name, shape, torch.int8, attributes)
-        scale = torch.nn.Parameter(torch.zeros(*shape[:2], 1, dtype=torch.float32), requires_grad=False)
-        layer.register_parameter(f"{name}_scale", scale)
+        self.scale_names[name] = buffers.register(layer, name, self.scheme, shape, attributes)
 
     def apply(self, layer, x, topk_weights, topk_ids, *shared, **shared_by_name):
-        return self.kernels.experts(
-            x,
-            topk_weights,
-            topk_ids,
-            layer.w13_weight,
-            layer.w13_weight_scale.squeeze(-1),
-            layer.w2_weight,
-            layer.w2_weight_scale.squeeze(-1),
-            layer.expert_map,
-        )
+        w13_scale, w2_scale = (getattr(layer, self.scale_names[name]) for name in ("w13_weight", "w2_weight"))
+        experts = (layer.w13_weight, w13_scale, layer.w2_weight, w2_scale)
+        return self.experts(x, topk_weights, topk_ids, *experts, layer.expert_map)
 
 
 class PlainExpertsMethod(_ExpertsMethod):
     """Experts that keep their dtype (vLLM's own CPU experts keep packed copies, see plain.py)."""
+
+    def __init__(self, moe, prefix: str):
+        super().__init__(moe, prefix)
+        self.kernels = kernels_for(torch.get_default_device())  # found here: torch.compile cannot trace the search
+
+    def _create(self, layer, name, shape, params_dtype, attributes) -> None:
+        weight = torch.nn.Parameter(torch.zeros(shape, dtype=params_dtype), requires_grad=False)
+        layer.register_parameter(name, weight)
+        set_weight_attrs(weight, attributes)
 
     def apply(self, layer, x, topk_weights, topk_ids, *shared, **shared_by_name):
         return self.kernels.plain_experts(

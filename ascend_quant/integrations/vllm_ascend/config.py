@@ -48,6 +48,11 @@ class NpuQuantConfig(AscendQuantConfig, AscendConfig):
         check_pair()
         super().__init__(**options)
 
+    def _set(self, options: Options) -> None:
+        super()._set(options)
+        if self.scheme.codes not in (None, "int8"):
+            raise RefitError(f"scheme {self.scheme.name} is not served on NPUs by this version: use int8 or bf16")
+
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, **rest) -> str | None:
         """Claims what is ours: vllm-ascend 0.10 claims whatever nobody has claimed before it."""

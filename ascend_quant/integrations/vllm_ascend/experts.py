@@ -68,7 +68,8 @@ class Int8NpuExpertsMethod(AscendFusedMoEMethod):
         parameter = nn.Parameter(scale_EN.to(dtype) if rounded else scale_EN, requires_grad=False)
         layer.register_parameter(f"{name}_scale", parameter)
         codes, copies = new_codes(shape_EKN, EXPERTS_IN_NZ), [parameter.data] if rounded else []
-        lying.register(layer, name, codes, scale_EN, attributes, copies)
+        shape_ENK = (shape_EKN[0], shape_EKN[2], shape_EKN[1])
+        lying.register(layer, name, shape_ENK, codes, scale_EN, attributes, copies=copies)
 
     def _refuse_by_layer(self, layer: nn.Module) -> None:
         """What vllm-ascend 0.10 would compute as if it were not there; vLLM's config of the experts lacks it too."""

@@ -45,5 +45,6 @@ class Int8NpuLinearMethod(AscendLinearMethod):
         layer.weight_scale_fp32 = layer.weight_scale.data
         codes = new_codes((input_size_per_partition, rows), self.nz)
         attributes = {"input_dim": 1, "output_dim": 0, **extra_weight_attrs}
-        lying.register(layer, "weight", codes, layer.weight_scale.data, attributes)
+        shape = (rows, input_size_per_partition)
+        lying.register(layer, "weight", shape, codes, layer.weight_scale.data, attributes)
         layer.whole_input_size = input_size

@@ -1,0 +1,41 @@
+"""The resident buffers of a layer: codes and scales of a scheme, registered so that vLLM's loaders find the weight."""
+
+import torch
+from torch import nn
+from vllm.model_executor.utils import set_weight_attrs
+
+from ascend_quant.integrations.vllm import lying
+from ascend_quant.kernels import kernels_for
+from ascend_quant.resident import RefitError
+from ascend_quant.schemes import Scheme
+
+
+def register(layer: nn.Module, name: str, scheme: Scheme, shape: tuple[int, ...], attributes: dict) -> str:
+    """Make the parameters `name`, and `name`_scale for the refit; returns the name of what products read scales from.
+
+    Args:
+        shape: (.., N, K) on this rank.
+        attributes: the loaders'.
+
+    Raises:
+        RefitError: a shape that the scheme or the device's kernels do not take.
+    """
+    if scheme.group and shape[-1] % scheme.group:
+        raise RefitError(
+            f"{name}: {shape[-1]} input channels a rank cannot be cut into groups of {scheme.group}; choose int4_g32 "
+            "or another tensor parallel size, or leave the layer out with `ignore`"
+        )
+    try:
+        storage = kernels_for(torch.get_default_device()).storage(scheme, shape)
+    except ValueError as error:
+        raise RefitError(f"{name}: {error}") from error
+    layer.register_parameter(f"{name}_scale", nn.Parameter(storage.scale, requires_grad=False))
+    if storage.place is None:
+        layer.register_parameter(name, nn.Parameter(storage.codes, requires_grad=False))
+        set_weight_attrs(getattr(layer, name), attributes)
+    else:
+        lying.register(layer, name, shape, storage.place, storage.scale, attributes, scheme=scheme)
+    if storage.served_scale is storage.scale:
+        return f"{name}_scale"
+    layer.register_buffer(f"{name}_served_scale", storage.served_scale, persistent=False)
+    return f"{name}_served_scale"

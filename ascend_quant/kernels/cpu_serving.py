@@ -1,0 +1,171 @@
+"""Serving on CPUs: int8 by torch's integer product, the rest as the oracle computes it, in float32.
+
+fp8 and int4 weights are unpacked at every product: that is for trying a scheme out, not for speed.
+"""
+
+import logging
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from ascend_quant import oracle
+from ascend_quant.kernels.int4_places import PackedRows
+from ascend_quant.kernels.storage import Serving, Storage, in_place, rows_as_they_are
+from ascend_quant.schemes import Scheme
+
+logger = logging.getLogger(__name__)
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # x (M, K), codes, scale -> float32 (M, N)
+
+
+def storage(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
+    """Buffers for a weight (.., N, K)."""
+    if scheme.codes != "int4":
+        return rows_as_they_are(scheme, shape)
+    place = PackedRows(shape, scheme.group)
+    return in_place(place, place.scales)
+
+
+def matmul(
+    x: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The W8A8 product of `oracle.matmul` for x (..., K), in x's dtype."""
+    return _linear(_int8_product, x, codes_NK, scale_N, bias_N)
+
+
+def fp8_matmul(x, codes_NK, scale_N, bias_N=None) -> torch.Tensor:
+    """The same with fp8 codes."""
+    return _linear(_fp8_product, x, codes_NK, scale_N, bias_N)
+
+
+def fp8_block_matmul(x, codes_NK, scale_IJ, bias_N=None) -> torch.Tensor:
+    """The same with a scale for every 128x128 weights and for every 128 activations of a token."""
+    return _linear(_block_product, x, codes_NK, scale_IJ, bias_N)
+
+
+def int4_matmul(x, packed, scale_NG, bias_N=None) -> torch.Tensor:
+    """x times BF16(code * scale), of packed codes (N, K/8)."""
+    return _linear(_int4_product, x, packed, scale_NG, bias_N)
+
+
+def _linear(product: Product, x, codes, scale, bias_N) -> torch.Tensor:
+    out_MN = product(x.reshape(-1, x.shape[-1]), codes, scale)
+    if bias_N is not None:
+        out_MN = out_MN + bias_N.float()
+    return out_MN.to(x.dtype).view(*x.shape[:-1], out_MN.shape[-1])
+
+
+def int_mm_is_exact() -> bool:
+    """Whether torch._int_mm is exact on this processor, tried with the largest codes.
+
+    Without VNNI, some builds add pairs of products in int16, which saturates.
+    """
+    x, w = torch.full((2, 64), 127, dtype=torch.int8), torch.full((3, 64), -127, dtype=torch.int8)
+    exact = bool((torch._int_mm(x, w.t()) == -127 * 127 * 64).all())
+    if not exact:
+        logger.warning("torch._int_mm saturates on this processor: int8 products run in float64, exact but slow")
+    return exact
+
+
+INT_MM_IS_EXACT = int_mm_is_exact()  # once, at import: torch.compile traces what calls it
+
+
+def _integer_product(x_codes_MK: torch.Tensor, codes_NK: torch.Tensor) -> torch.Tensor:
+    if codes_NK.shape[1] == 1:  # torch 2.13's _int_mm is wrong for K = 1
+        return x_codes_MK.int() * codes_NK.int().T
+    if INT_MM_IS_EXACT:
+        return torch._int_mm(x_codes_MK, codes_NK.t())
+    return x_codes_MK.double() @ codes_NK.double().T
+
+
+def _int8_product(x_MK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:
+    x_codes_MK, x_scale_M = oracle.quantize_rows(x_MK)
+    sum_MN = _integer_product(x_codes_MK, codes_NK)
+    return sum_MN.float() * x_scale_M.unsqueeze(-1) * scale_N.view(-1)
+
+
+def _fp8_product(x_MK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:
+    x_codes_MK, x_scale_M = oracle.quantize_fp8_tokens(x_MK)
+    sum_MN = F.linear(x_codes_MK.float(), codes_NK.float())
+    return sum_MN * x_scale_M.unsqueeze(-1) * scale_N.view(-1)
+
+
+def _block_product(x_MK: torch.Tensor, codes_NK: torch.Tensor, scale_IJ: torch.Tensor) -> torch.Tensor:
+    return F.linear(oracle.round_trip_fp8_groups(x_MK), oracle.dequantize(codes_NK, scale_IJ))
+
+
+def _int4_product(x_MK: torch.Tensor, packed: torch.Tensor, scale_NG: torch.Tensor) -> torch.Tensor:
+    w_NK = oracle.dequantize(oracle.unpack_int4(packed), scale_NG).to(torch.bfloat16)
+    return F.linear(x_MK.float(), w_NK.float())
+
+
+def _mixture(product: Product) -> Callable[..., torch.Tensor]:
+    """The mixture of `oracle.experts` with a product of one's own."""
+
+    def experts(
+        x_MK: torch.Tensor,
+        weight_MT: torch.Tensor,
+        expert_MT: torch.Tensor,
+        w13_codes: torch.Tensor,
+        w13_scale: torch.Tensor,
+        w2_codes: torch.Tensor,
+        w2_scale: torch.Tensor,
+        local_G: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The mixture of `oracle.experts`, in x's dtype.
+
+        Args:
+            expert_MT: experts that the router chose, below E, or below G where `local_G` is given.
+            local_G: int32, the index into E of each of the model's G experts, -1 for those of other ranks.
+        """
+        expert_MT = expert_MT if local_G is None else local_G[expert_MT]
+        out_MK = torch.zeros(x_MK.shape, dtype=torch.float32, device=x_MK.device)
+        for expert in range(w13_codes.shape[0]):
+            token, slot = (expert_MT == expert).nonzero(as_tuple=True)
+            if token.numel() == 0:
+                continue
+            gate, up = product(x_MK[token], w13_codes[expert], w13_scale[expert]).chunk(2, dim=-1)
+            down = product(F.silu(gate) * up, w2_codes[expert], w2_scale[expert])
+            out_MK.index_add_(0, token, down * weight_MT[token, slot].float().unsqueeze(-1))
+        return out_MK.to(x_MK.dtype)
+
+    return experts
+
+
+experts = _mixture(_int8_product)
+
+
+def plain_experts(
+    x_MK: torch.Tensor,
+    weight_MT: torch.Tensor,
+    expert_MT: torch.Tensor,
+    w13_ENK: torch.Tensor,
+    w2_EKN: torch.Tensor,
+    local_G: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The mixture of experts without quantization, each product in x's dtype, summed in float32; see `experts`."""
+    expert_MT = expert_MT if local_G is None else local_G[expert_MT]
+    out_MK = torch.zeros(x_MK.shape, dtype=torch.float32, device=x_MK.device)
+    for expert in range(w13_ENK.shape[0]):
+        token, slot = (expert_MT == expert).nonzero(as_tuple=True)
+        if token.numel() == 0:
+            continue
+        gate, up = F.linear(x_MK[token], w13_ENK[expert]).chunk(2, dim=-1)
+        down = F.linear(F.silu(gate) * up, w2_EKN[expert])
+        out_MK.index_add_(0, token, down.float() * weight_MT[token, slot].float().unsqueeze(-1))
+    return out_MK.to(x_MK.dtype)
+
+
+_INT8 = Serving(matmul, experts, "torch._int_mm" if INT_MM_IS_EXACT else "torch in float64")
+_FP8 = Serving(fp8_matmul, _mixture(_fp8_product), "torch in float32")
+_BLOCK = Serving(fp8_block_matmul, _mixture(_block_product), "torch in float32")
+_INT4 = Serving(int4_matmul, _mixture(_int4_product), "torch in float32")
+SERVING = {
+    "int8": _INT8,
+    "fp8": _FP8,
+    "fp8_tensor": _FP8,
+    "fp8_block": _BLOCK,
+    "int4_g128": _INT4,
+    "int4_g32": _INT4,
+}

@@ -1,0 +1,39 @@
+"""Fake quantization in plain torch, for devices without a kernel of its own: dequantize(quantize(w)) by the oracle, a
+few rows at a time, so that the float32 work space stays small."""
+
+import torch
+
+from ascend_quant import oracle
+from ascend_quant.schemes import Scheme
+
+ELEMENTS = 1 << 22  # that are taken together; each needs about 20 bytes of work space
+
+
+def fake_quantize(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | None = None) -> torch.Tensor:
+    """What the engine's weights stand for, in the dtype of w (..., N, K); contiguous.
+
+    int4 gives BF16(code * scale), which its kernels compute with, whatever the dtype of w; int8 code * scale, rounded
+    once. A float32 weight rounded to BF16 afterwards is therefore what a BF16 weight would have given.
+
+    Args:
+        w_NK: any float dtype, any strides; rounded to BF16 first.
+        scheme: int8, int4_g128 or int4_g32.
+        absmax_N: (..., N) float32 of the whole rows, for int8, where w holds a slice of them.
+
+    Raises:
+        ValueError: K is no multiple of the scheme's group.
+    """
+    w_RK = w_NK.detach().reshape(-1, w_NK.shape[-1])
+    absmax_R = None if absmax_N is None else absmax_N.reshape(-1)
+    out_RK = torch.empty_like(w_RK, memory_format=torch.contiguous_format)
+    step = max(1, ELEMENTS // max(1, w_RK.shape[1]))
+    for start in range(0, w_RK.shape[0], step):
+        rows = slice(start, start + step)
+        out_RK[rows] = _values(w_RK[rows], scheme, None if absmax_R is None else absmax_R[rows])
+    return out_RK.view(w_NK.shape)
+
+
+def _values(w_RK: torch.Tensor, scheme: Scheme, absmax_R: torch.Tensor | None) -> torch.Tensor:
+    if scheme.shares == "group":
+        return oracle.dequantize(*oracle.quantize(w_RK, scheme)).to(torch.bfloat16)
+    return oracle.dequantize(*oracle.quantize_weight(w_RK, absmax_R))

@@ -1,0 +1,89 @@
+"""Where int4 codes lie, against vLLM's own packing; and moves into these places, against the oracle."""
+
+import pytest
+import torch
+from move_cases import awkward_values, new_counters
+
+from ascend_quant import oracle
+from ascend_quant.kernels.int4_places import MarlinTiles, PackedRows
+from ascend_quant.kernels.moves import SAMPLE, Job, Move
+
+PLACES = [PackedRows, MarlinTiles]
+SHAPES = [(128, 64), (3, 192, 256)]
+
+
+def some_codes(shape, seed=0):
+    return torch.randint(-8, 8, shape, dtype=torch.int8, generator=torch.Generator().manual_seed(seed))
+
+
+def test_marlin_tiles_are_vllms():
+    reference = pytest.importorskip("vllm.model_executor.layers.quantization.utils.marlin_utils_test")
+    from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_permute_scales
+
+    codes_NK = some_codes((192, 256))
+    place = MarlinTiles((192, 256), 128)
+    place.write(0, codes_NK)
+    unsigned_KN = (codes_NK.T + 8).int()
+    expected = reference.marlin_weights(unsigned_KN, 256, 192, 4, reference.get_weight_perm(4))
+    assert torch.equal(place.tensor, expected)
+    place.scales.copy_(torch.randn(192, 2))
+    place.refresh()
+    assert torch.equal(place.served_scales, marlin_permute_scales(place.scales.T.contiguous(), 256, 192, 128))
+
+
+@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_are_read_back_as_they_were_written(kind, shape):
+    place = kind(shape, 32)
+    expected = some_codes(shape).flatten(0, -2)
+    assert place.shape == expected.shape and (place[:].unique() + 8 == 0).all()  # words of zeros
+    cuts = [0, 64, 70, 71, 128, len(expected)]
+    for first, last in sorted(zip(cuts, cuts[1:], strict=False), reverse=True):
+        place.write(first, expected[first:last])
+    assert torch.equal(place[:], expected)
+    assert torch.equal(place[5:100:9], expected[5:100:9])
+    assert place[7:7].shape == (0, shape[-1])
+    again = kind(shape, 32)
+    again.write(0, expected)
+    assert torch.equal(again.tensor, place.tensor)
+
+
+def test_marlin_takes_whole_tiles_only():
+    with pytest.raises(ValueError, match="96 output and 64 input channels"):
+        MarlinTiles((96, 64), 32)
+
+
+@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("group", [32, 128])
+def test_moves_into_places_equal_the_oracle(kernels, kind, dtype, group):
+    values = awkward_values(128, 256, dtype, group)
+    codes, scale = oracle.quantize_groups(values, group)
+    place = kind((2, 128, 256), group, kernels.device)
+    place.write(0, torch.zeros(256, 256, dtype=torch.int8, device=kernels.device))
+    source = values.to(kernels.device)
+    stand_in = torch.empty(128, 256, dtype=torch.int8, device="meta")
+    scales = place.scales.flatten(0, 1)[128:]
+    move = Move.of(source, stand_in, scales, first_row=128, weight=5, place=place, group=group)
+    counters = new_counters(kernels.device, 1, kernels.module.Counters)
+    kernels.module.write([Job.of(move, source)], counters)
+    changed, digest, bad = counters.read()
+    assert torch.equal(place[128:].cpu(), codes) and torch.equal(place.scales[1].cpu(), scale)
+    assert not place[:128].any() and not place.scales[0].any()
+    assert bad == {} and changed == int((codes[::SAMPLE] != 0).sum())
+    expected = [oracle.digest(codes, 128), oracle.digest(scale, 128)]
+    assert digest == oracle.add_digests(*expected, weights=[5, 15])
+    found = kernels.module.digests([place, place.scales]).tolist()
+    zeros = oracle.digest(torch.zeros(128, 256, dtype=torch.int8))
+    assert found[0] % 2**64 == oracle.add_digests(zeros, expected[0])
+
+
+def test_what_is_not_finite_is_counted(kernels):
+    values = torch.ones(128, 64)
+    values[3, 4], values[100, 60] = float("nan"), float("inf")
+    place = PackedRows((128, 64), 32, kernels.device)
+    stand_in = torch.empty(128, 64, dtype=torch.int8, device="meta")
+    source = values.to(kernels.device)
+    counters = new_counters(kernels.device, 1, kernels.module.Counters)
+    kernels.module.write([Job.of(Move.of(source, stand_in, place.scales, place=place, group=32), source)], counters)
+    assert counters.read()[2] == {0: 2}
