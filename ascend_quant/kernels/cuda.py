@@ -16,8 +16,10 @@ import triton.language as tl
 
 from ascend_quant import oracle
 from ascend_quant.kernels import triton_rows as rows_kernels
+from ascend_quant.kernels import triton_tiles as tile_kernels
 from ascend_quant.kernels.chunks import sums_of, write_in_chunks
 from ascend_quant.kernels.cuda_serving import SERVING, experts, float32_product, matmul, plain_experts, storage
+from ascend_quant.kernels.int4_places import TILE_N, MarlinTiles
 from ascend_quant.kernels.launches import Head, Launch, join, start
 from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move, Place
 from ascend_quant.kernels.triton_groups import fake_quantize
@@ -51,6 +53,7 @@ TILINGS = {  # for rows of up to so many elements: step, how often, warps, regis
     LONGEST_ROW: (4096, 2, 16, 64),
 }
 DIVIDING, DIVIDING_REGISTERS = ("int8_exact", "int8_given"), 112  # kinds, and how many registers they need at least
+TILES = (("num_warps", 8),)  # options of int4's kernel
 UPLOAD = 32 << 20  # bytes of host memory that travel at a time
 TORCH_ELEMENTS = 1 << 23  # that torch operations take at a time; each needs about 20 bytes of work space
 PATTERNS = 4  # ways in which a job's tensors may lie, that are kept
@@ -74,7 +77,7 @@ class Group(NamedTuple):
     length: int
     whole: int
     aligned: bool
-    tensor_rows: int = 0  # of the tensors that have one scale
+    shared: int = 0  # rows of the tensors, or elements of the groups, that have one scale
 
 
 class Ready(NamedTuple):
@@ -211,10 +214,10 @@ def _made_ready(job: Job, aligned: np.ndarray, receipt: bool) -> Ready:
     uploads, given, by_torch = [], [], []
     for move, take in zip(job.moves.moves, job.moves.takes, strict=True):
         source = job.tensors[take]
-        if move.kind == "int4":
+        if move.kind == "int4" and not _makes_tiles(move, source):
             by_torch.append((move, take))
             continue
-        if source.is_cpu is not move.target_NK.is_cpu:
+        if move.kind != "int4" and source.is_cpu is not move.target_NK.is_cpu:
             uploads.append((move, take))
             continue
         given += [move] if move.given_N is not None else []
@@ -231,6 +234,13 @@ def _made_ready(job: Job, aligned: np.ndarray, receipt: bool) -> Ready:
     return Ready(
         flat, heads, np.array(lines, dtype=np.int64), np.array(taken, dtype=np.int64), uploads, given, by_torch
     )
+
+
+def _makes_tiles(move: Move, source: torch.Tensor) -> bool:
+    """Whether int4 rows are whole tiles of Marlin's, as those of true models are."""
+    if not isinstance(move.place, MarlinTiles) or source.is_cpu is not move.place.tensor.is_cpu:
+        return False
+    return move.first_row % TILE_N == 0 and move.rows % TILE_N == 0
 
 
 def _line(move: Move, dtype: torch.dtype, aligned: bool) -> tuple[Group, tuple[int, ...]]:
@@ -252,6 +262,11 @@ def _line(move: Move, dtype: torch.dtype, aligned: bool) -> tuple[Group, tuple[i
     scale_at = 0 if scale is None else scale.data_ptr()
     read = (move.offset * size, move.row_stride, move.column_stride, rows)
     line = (*read, target.data_ptr(), target.stride(0), scale_at, 0, move.first_row, move.weight, whole * size, 0)
+    if kind == "int4":
+        words, last = move.place.tensor, (scale_at, 0, move.first_row, move.weight, 0, 0)
+        aligned = aligned and move.place.rows % 16 == 0
+        line = (*read, words.data_ptr(), move.place.rows, *last)
+        return Group(kind, dtype, words.dtype, length, 0, aligned, move.group), line
     return Group(kind, dtype, target.dtype, length, whole_length, aligned, tensor_rows), line
 
 
@@ -277,6 +292,11 @@ def _launches(group: Group, table: np.ndarray, receipt: bool) -> Iterator[Launch
         constants = (source, group.length, group.aligned, *counting)
         yield Launch(rows_kernels.write_blocks, table, blocks, constants, (("num_warps", 8),))
         return
+    if group.kind == "int4":
+        tiles = rows // TILE_N * -(-group.length // tile_kernels.COLUMNS.value)
+        constants = (source, group.length, group.shared, group.aligned, receipt, Counters.SPREAD)
+        yield Launch(tile_kernels.write_tiles, table, tiles, constants, TILES)
+        return
     if group.kind == "fp8_tensor":
         yield from _scale_launches(group, table, source)
     width, at_once, repeat, options = tiling(group.length, group.kind)
@@ -290,7 +310,7 @@ def _scale_launches(group: Group, table: np.ndarray, source: tl.dtype) -> Iterat
     """fp8_tensor: one pass over the whole tensors for the largest magnitudes, before the pass that writes."""
     width, at_once, _, options = tiling(group.whole, group.kind)
     table = table.copy()
-    table[:, SOURCE], table[:, ROWS_OF] = table[:, WHOLE], group.tensor_rows
+    table[:, SOURCE], table[:, ROWS_OF] = table[:, WHOLE], group.shared
     one_each = np.ones_like(table[:, ROWS_OF])
     yield Launch(rows_kernels.tops_to_scales, table, one_each, (True,), ())
     constants = (source, group.whole, width, at_once, group.aligned)

@@ -83,7 +83,8 @@ def fp8_block_matmul(x, codes_NK, scale_IJ, bias_N=None) -> torch.Tensor:
 
 def int4_matmul(x, tiles, scale_GN, bias_N=None) -> torch.Tensor:
     """x times BF16(code * scale), of codes in Marlin's tiles."""
-    out_MN = marlin_product(x.reshape(-1, x.shape[-1]), tiles, scale_GN, bias_N)
+    out_MN = marlin_product(x.reshape(-1, x.shape[-1]), tiles, scale_GN)
+    out_MN = out_MN if bias_N is None else out_MN + bias_N  # Marlin would want it in an order of its own
     return out_MN.view(*x.shape[:-1], scale_GN.shape[-1])
 
 
@@ -135,9 +136,7 @@ def _(x_MK, codes_NK, scale_IJ):
 
 
 @torch.library.custom_op("ascend_quant::marlin_product", mutates_args=())
-def marlin_product(
-    x_MK: torch.Tensor, tiles: torch.Tensor, scale_GN: torch.Tensor, bias_N: torch.Tensor | None
-) -> torch.Tensor:
+def marlin_product(x_MK: torch.Tensor, tiles: torch.Tensor, scale_GN: torch.Tensor) -> torch.Tensor:
     """vLLM's Marlin kernel; an op of its own, since it needs a workspace that torch.compile need not see."""
     from vllm.model_executor.layers.quantization.utils.marlin_utils import apply_gptq_marlin_linear
     from vllm.scalar_type import scalar_types
@@ -155,12 +154,11 @@ def marlin_product(
         output_size_per_partition=scale_GN.shape[1],
         input_size_per_partition=x_MK.shape[1],
         is_k_full=True,
-        bias=bias_N,
     )
 
 
 @marlin_product.register_fake
-def _(x_MK, tiles, scale_GN, bias_N):
+def _(x_MK, tiles, scale_GN):
     return x_MK.new_empty(x_MK.shape[0], scale_GN.shape[1])
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from launch.demo.model import MODELS
-from launch.demo.recipe import ARMS, HYBRID, IMPORTANCE_SAMPLING, Choices, load_recipe
+from launch.demo.recipe import ARMS, DEFAULT_ARMS, HYBRID, IMPORTANCE_SAMPLING, Choices, load_recipe
 
 
 class OptionError(ValueError):
@@ -11,7 +11,7 @@ class OptionError(ValueError):
 
 
 def choices(arms: str | None, hybrid: bool, steps: int | None, rollout_is: str, seed: int, model: str) -> Choices:
-    """The checked options; `steps` defaults to the recipe's, `arms` to all, or to none beside the hybrid arm."""
+    """The checked options; `steps` defaults to the recipe's, `arms` to two, or to none beside the hybrid arm."""
     names = () if hybrid and arms is None else arm_names(arms)
     names += (HYBRID,) if hybrid else ()
     steps = load_recipe()["steps"] if steps is None else steps
@@ -27,7 +27,7 @@ def choices(arms: str | None, hybrid: bool, steps: int | None, rollout_is: str, 
 def arm_names(arms: str | None) -> tuple[str, ...]:
     """The arms that --arms names, each once."""
     if arms is None:
-        return ARMS
+        return DEFAULT_ARMS
     names = tuple(name.strip() for name in arms.split(","))
     for name in names:
         one_of("--arms", name, ARMS)

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ascend_quant.schemes import SCHEMES
+
 RECIPE = Path(__file__).parents[2] / "configs" / "recipes" / "demo.yaml"
-ARMS = ("bf16", "int8")  # an arm is named after the scheme of its rollout weights
+QAT = "-qat"  # an arm is named after the scheme of its rollout weights; so, if it is trained with fake quantization
+ARMS = (*SCHEMES, *(f"{scheme}{QAT}" for scheme in ("int8", "int4_g128", "int4_g32")))
+DEFAULT_ARMS = ("bf16", "int8")
 HYBRID = "hybrid"  # or has replicas of different schemes
 IMPORTANCE_SAMPLING = ("token", "sequence")
 
@@ -38,10 +42,15 @@ def prompts_a_step() -> int:
 def replica_schemes(arm: str) -> tuple[str, ...]:
     """The scheme of each of the arm's replicas, in their order; FLASHRL_CONFIG's names for these are the same."""
     if arm != HYBRID:
-        return (arm,)
+        return (scheme_of(arm),)
     hybrid = load_recipe()["hybrid"]
     names = [config["fn"] for config in hybrid["flashrl"]["configs"]]
     return tuple(names[rank % len(names)] for rank in range(hybrid["verl"]["trainer"]["n_gpus_per_node"]))
+
+
+def scheme_of(arm: str) -> str:
+    """That of the rollout weights of an arm whose replicas are alike."""
+    return arm.removesuffix(QAT)
 
 
 def write_flashrl_config(path: Path) -> None:
@@ -58,11 +67,13 @@ def overrides(choices: Choices, arm: str, out: Path, ray_folder: Path) -> list[s
 
 
 def this_arm(arm: str) -> dict[str, Any]:
-    """What sets the arm apart: the scheme of all replicas, or the replicas that FLASHRL_CONFIG tells theirs."""
+    """What sets the arm apart: the scheme of all replicas (and of training), or what FLASHRL_CONFIG tells each."""
     if arm == HYBRID:
         return dict(flatten(load_recipe()["hybrid"]["verl"]))
-    options = "actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.quantization_config"
-    return {f"{options}.quant_method": "ascend_quant", f"{options}.scheme": arm}
+    engine, scheme = "actor_rollout_ref.rollout.engine_kwargs", scheme_of(arm)
+    options = f"{engine}.vllm.hf_overrides.quantization_config"
+    trained = {f"{engine}.ascend_quant.qat": scheme} if arm.endswith(QAT) else {}
+    return {f"{options}.quant_method": "ascend_quant", f"{options}.scheme": scheme, **trained}
 
 
 def this_run(choices: Choices, arm: str, out: Path, ray_folder: Path) -> dict[str, Any]:

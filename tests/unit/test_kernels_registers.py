@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ascend_quant.kernels import cuda, triton_rows
+from ascend_quant.kernels import cuda, triton_rows, triton_tiles
 from ascend_quant.kernels.moves import SAMPLE, Counters
 
 TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -22,13 +22,16 @@ FEW = 16  # bytes a thread
 POINTERS = {"table": "*i64", "starts": "*i64", "totals": "*i64"}
 
 
-def stack_of(kind: str, length: int, whole: int, folder: Path) -> int:
+def stack_of_rows(kind: str, length: int, whole: int, folder: Path) -> int:
     """Bytes of memory that each thread of `write_rows` needs beside its registers."""
     width, at_once, repeat, options = cuda.tiling(length, kind)
     read = tl.float32 if kind in ("int8_exact", "int8_given") else tl.bfloat16
     target = {"copy": tl.bfloat16}.get(kind, tl.int8)
     constants = (kind, read, target, length, whole, width, at_once, repeat, True, True, Counters.SPREAD, SAMPLE)
-    kernel = triton_rows.write_rows
+    return stack_of(triton_rows.write_rows, constants, options, folder)
+
+
+def stack_of(kernel, constants: tuple, options: tuple, folder: Path) -> int:
     names = kernel.arg_names
     given = dict(zip(names[-len(constants) :], constants, strict=True))
     signature = {**dict.fromkeys(names, "constexpr"), **POINTERS, "pieces": "i32"}
@@ -62,4 +65,11 @@ def stack_of(kind: str, length: int, whole: int, folder: Path) -> int:
     ],
 )
 def test_a_kernel_keeps_its_numbers_in_registers(kind, length, whole, tmp_path):
-    assert stack_of(kind, length, whole, tmp_path) <= FEW
+    assert stack_of_rows(kind, length, whole, tmp_path) <= FEW
+
+
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("read", [tl.bfloat16, tl.float32])
+def test_tiles_keep_their_numbers_in_registers(group, read, tmp_path):
+    constants = (read, 3584, group, True, True, Counters.SPREAD)
+    assert stack_of(triton_tiles.write_tiles, constants, cuda.TILES, tmp_path) <= FEW
