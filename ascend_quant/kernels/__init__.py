@@ -9,6 +9,7 @@ matmul(x, codes, scale, bias)                 the W8A8 linear layer
 experts(x, weight, expert, w13, .., w2, ..)   the W8A8 mixture of experts
 plain_experts(x, weight, expert, w13, w2)     the same without quantization
 float32_product(x, weight)                    a language-model head with float32 logits
+fake_quantize(w, scheme, absmax)              what the engine's weights stand for, for training
 READS_ARE_FREE                                whether a look at the counters costs no waiting
 """
 

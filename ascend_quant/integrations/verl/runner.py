@@ -1,4 +1,4 @@
-"""verl's task runner, which first puts our replica and our trainer where verl will look for them."""
+"""verl's task runner, which first puts our replica, our trainer and our actor where verl will look for them."""
 
 import logging
 from typing import Any
@@ -6,13 +6,14 @@ from typing import Any
 import ray
 from verl.trainer.main_ppo import TaskRunnerV1
 
-from ascend_quant.integrations.verl import settings, versions
+from ascend_quant.integrations.verl import qat, settings, versions
 
 logger = logging.getLogger(__name__)
 
 
 class RefitTaskRunner(versions.plain_class(TaskRunnerV1)):
     def run(self, config: Any) -> None:
+        wanted = qat.wanted(config)
         if settings.wants_refits(config):
             settings.check(config)
             use_refits(config.trainer.v1.trainer_mode)
@@ -20,6 +21,8 @@ class RefitTaskRunner(versions.plain_class(TaskRunnerV1)):
             logger.warning(
                 "rollout quantization is not %s: this is verl's own run, without refit metrics", settings.QUANTIZATION
             )
+        if wanted is not None:
+            use_fake_quantization(config.trainer.v1.trainer_mode, wanted)
         super().run(config)
 
 
@@ -34,6 +37,16 @@ def use_refits(trainer_mode: str) -> None:
     log_with_vllm()  # replica.py imports vLLM's server, which leaves the root logger's handler at ERROR
     RolloutReplicaRegistry.register("vllm", load)
     versions.replace_trainer(trainer_mode, with_refits(get_trainer_cls(trainer_mode)))
+
+
+def use_fake_quantization(trainer_mode: str, wanted: qat.FakeQuantization) -> None:
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    from ascend_quant.integrations.verl.qat_worker import with_fake_quantization
+
+    if wanted.warning:
+        logger.warning("%s", wanted.warning)
+    versions.replace_trainer(trainer_mode, with_fake_quantization(get_trainer_cls(trainer_mode), wanted))
 
 
 TaskRunner = ray.remote(RefitTaskRunner)

@@ -1,6 +1,7 @@
 """What a run's configuration says about refits: whether the rollout is ours, and that all it needs is there."""
 
 import os
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -10,7 +11,7 @@ from ascend_quant.integrations.vllm import NAME as QUANTIZATION
 from ascend_quant.refit import RefitError
 
 PLUGIN_GROUP = "vllm.general_plugins"
-OPTIONS = ("proof",)  # of rollout.engine_kwargs.ascend_quant
+OPTIONS = ("proof", "qat")  # of rollout.engine_kwargs.ascend_quant
 
 
 def wants_refits(config: Any) -> bool:
@@ -23,9 +24,12 @@ def wants_refits(config: Any) -> bool:
 
 
 def _flashrl_wants_refits() -> bool:
-    """Whether FLASHRL_CONFIG gives every replica to our plugin, and none to vLLM's own FP8."""
+    """Whether FLASHRL_CONFIG is set: our plugin serves every function that it may name."""
     asked = from_environment(os.environ).config
-    return asked is not None and all(replica.function.scheme for replica in resolve(asked).replicas)
+    if asked is None:
+        return False
+    resolve(asked)  # what is not valid is told here, not by an engine later
+    return True
 
 
 def _quantizations(rollout: Any) -> dict[str, str]:
@@ -51,15 +55,20 @@ def wants_proof(rollout: Any) -> bool:
     Raises:
         RefitError: an option that does not exist, or a value that is neither True nor False.
     """
+    proof = options_of(rollout).get("proof", True)
+    if not isinstance(proof, bool):
+        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.proof={proof!r} is neither True nor False")
+    return proof
+
+
+def options_of(rollout: Any) -> Mapping[str, Any]:
+    """What `rollout.engine_kwargs.ascend_quant` holds; raises RefitError on an option that does not exist."""
     options = (rollout.get("engine_kwargs") or {}).get(QUANTIZATION) or {}
     if unknown := [name for name in options if name not in OPTIONS]:
         raise RefitError(
             f"unknown option rollout.engine_kwargs.{QUANTIZATION}.{unknown[0]}; the options are: {', '.join(OPTIONS)}"
         )
-    proof = options.get("proof", True)
-    if not isinstance(proof, bool):
-        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.proof={proof!r} is neither True nor False")
-    return proof
+    return options
 
 
 def check(config: Any) -> None:

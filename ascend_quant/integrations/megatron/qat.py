@@ -1,0 +1,152 @@
+"""Fake quantization of Megatron-core's layers: linear layers split by rows or columns, and grouped experts.
+
+A scale belongs to an output channel, or to a group of neighbours along one: the order of channels in a fused qkv or
+gate and up does not matter, nor does a split of them. A row-parallel layer splits the rows themselves (the reduction
+dimension K): int4's groups stay whole on their rank, an int8 row's largest magnitude is found by all ranks together.
+
+Layers of TransformerEngine are found by their classes; they have not been run here, as it installs on GPUs only.
+"""
+
+import logging
+import re
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.moe.experts import GroupedMLP
+from torch import nn
+
+from ascend_quant.integrations.megatron.names import checkpoint_names
+from ascend_quant.qat.layers import fake_quantize_turned, keeps_its_dtype
+from ascend_quant.qat.modules import Applied, FakeQuantized, Weight, install
+from ascend_quant.qat.straight_through import fake_quantize, trainable_scheme
+from ascend_quant.schemes import Scheme
+
+logger = logging.getLogger(__name__)
+
+FUSIONS = ("gradient_accumulation_fusion", "fuse_wgrad_accumulation")  # Megatron-core's layers', TransformerEngine's
+
+
+def apply_fake_quantization(
+    models: nn.Module | Sequence[nn.Module], scheme: str | Scheme, ignore: Sequence[str] = ()
+) -> Applied:
+    """Let a model compute with fake-quantized weights; its parameters stay as they are. See `qat/modules.py`.
+
+    The fusion of weight gradients into main_grad is switched off in these layers: it would look for main_grad at the
+    fake-quantized weight. Their gradients go through autograd, as without the fusion.
+
+    Args:
+        models: the parts of the model on this rank, in Megatron's wrappers or not.
+        scheme: one of `qat.SCHEMES`.
+        ignore: layers that keep their dtype, each a full name, or "re:" and a regular expression: by Megatron's names
+            ("decoder.layers.0.mlp.linear_fc1") or the engine's ("model.layers.0.mlp.gate_proj", see `names.py`).
+            Heads and routers keep it always.
+
+    Raises:
+        UnknownScheme, ValueError: see `install`; or `ignore` names a part of a fused layer.
+    """
+    scheme = trainable_scheme(scheme)
+    models = [_unwrapped(model) for model in ([models] if isinstance(models, nn.Module) else models)]
+    _refuse_fused_mlps(models)
+    others = checkpoint_names(models)
+    applied = install(
+        models,
+        scheme,
+        lambda module: _weights_of(module, scheme),
+        lambda name, module: keeps_its_dtype(name, ignore) or _ignored(name, others.get(module, []), ignore),
+    )
+    _switch_fusions_off(models)
+    return applied
+
+
+def _refuse_fused_mlps(models: Sequence[nn.Module]) -> None:
+    if any("TEFusedMLP" in _names_of_classes(module) for model in models for module in model.modules()):
+        raise ValueError(
+            "TransformerEngine's fused MLP reads its layers' weights past their forward, which would not be "
+            "fake-quantized: set use_transformer_engine_op_fuser=False"
+        )
+
+
+def _ignored(name: str, others: Sequence[str], ignore: Sequence[str]) -> bool:
+    """Whether a layer is ignored by its checkpoint's names: by all of them or none."""
+    found = {other: keeps_its_dtype(other, ignore) for other in others}
+    if len(set(found.values())) > 1:
+        raise ValueError(
+            f"{name} holds {', '.join(found)}, of which ignore={list(ignore)} names a part: name all of them or none"
+        )
+    return any(found.values())
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Without DistributedDataParallel, Float16Module and the like, which add "module." to names."""
+    while isinstance(getattr(model, "module", None), nn.Module):
+        model = model.module
+    return model
+
+
+def _switch_fusions_off(models: Sequence[nn.Module]) -> None:
+    fused = [
+        (module, fusion)
+        for model in models
+        for module in model.modules()
+        for fusion in FUSIONS
+        if isinstance(module, FakeQuantized) and getattr(module, fusion, False)
+    ]
+    for module, fusion in fused:
+        setattr(module, fusion, False)
+    if fused:
+        logger.warning("%s is switched off in %d fake-quantized layers", fused[0][1], len(fused))
+
+
+def _weights_of(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
+    if isinstance(module, GroupedMLP):
+        return _grouped_weights(module, scheme)
+    if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
+        names = ["weight"] if module.weight is not None else []  # an output layer may take the embedding's
+        split = isinstance(module, RowParallelLinear)
+    elif _from_transformer_engine(module):
+        names = [name for name, _ in module.named_parameters(recurse=False) if re.fullmatch(r"weight\d*", name)]
+        split = "RowParallel" in _names_of_classes(module)
+    else:
+        return {}
+    quantize = partial(fake_quantize, scheme=scheme, group=_group(module) if split else None)
+    return {name: Weight(getattr(module, name).shape[-1], quantize) for name in names}
+
+
+def _grouped_weights(module: GroupedMLP, scheme: Scheme) -> dict[str, Weight]:
+    """Both are stacks of (input, output), put together in one matrix; the second's rows are split over ranks."""
+    hidden, experts = module.config.hidden_size, module.num_local_experts
+    group = module.tp_group if hasattr(module, "tp_group") else parallel_state.get_expert_tensor_parallel_group()
+
+    def first(w: torch.Tensor) -> torch.Tensor:
+        return fake_quantize_turned(w.view(experts, hidden, -1), scheme).view(w.shape)
+
+    def second(w: torch.Tensor) -> torch.Tensor:
+        return fake_quantize_turned(w.view(experts, -1, hidden), scheme, group=group).view(w.shape)
+
+    return {"weight1": Weight(hidden, first), "weight2": Weight(module.weight2.shape[0] // experts, second)}
+
+
+def _group(module: nn.Module) -> dist.ProcessGroup:
+    """The ranks among which a row-parallel layer is split."""
+    for name in ("tp_group", "_tp_group"):  # TransformerEngine's own tp_group is None for experts
+        if getattr(module, name, None) is not None:
+            return getattr(module, name)
+    if getattr(module, "is_expert", False) or "Grouped" in _names_of_classes(module):
+        return parallel_state.get_expert_tensor_parallel_group()
+    return parallel_state.get_tensor_model_parallel_group()
+
+
+def _from_transformer_engine(module: nn.Module) -> bool:
+    """Whether it is one of its linear layers: Linear, LayerNormLinear, GroupedLinear."""
+    return any(
+        kind.__module__.startswith("transformer_engine.") and kind.__name__.endswith("Linear")
+        for kind in type(module).__mro__
+    )
+
+
+def _names_of_classes(module: nn.Module) -> str:
+    return " ".join(kind.__name__ for kind in type(module).__mro__)

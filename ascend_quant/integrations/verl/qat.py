@@ -1,0 +1,113 @@
+"""Which fake quantization a run's configuration wants for its actor, and whether it goes with the rollout.
+
+    +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat=int4_g128
+
+or slime's variables, see `ascend_quant.qat.variables`. It stands among the rollout's options because verl's actor takes
+no setting that it does not know, and because both must name one scheme. The layers that the rollout ignores are
+ignored in training too.
+"""
+
+import os
+from typing import Any, NamedTuple
+
+from ascend_quant.flashrl.config import resolve
+from ascend_quant.flashrl.variables import from_environment
+from ascend_quant.integrations.verl.settings import QUANTIZATION, options_of, wants_refits
+from ascend_quant.integrations.vllm.options import Options
+from ascend_quant.qat import SCHEMES, scheme_of_environment
+from ascend_quant.qat.variables import FLAG
+from ascend_quant.refit import RefitError
+
+OPTION = f"rollout.engine_kwargs.{QUANTIZATION}.qat"
+STRATEGIES = ("fsdp", "fsdp2", "megatron")
+
+
+class FakeQuantization(NamedTuple):
+    """What the actor's layers get.
+
+    Attributes:
+        scheme: its name.
+        ignore: layers that keep their dtype, in vLLM's patterns.
+        warning: what the user should know; empty if nothing.
+    """
+
+    scheme: str
+    ignore: tuple[str, ...] = ()
+    warning: str = ""
+
+
+class Served(NamedTuple):
+    """How a rollout replica holds its weights: a scheme's name (or vLLM's name for a quantization that is not ours),
+    and the layers that it ignores."""
+
+    scheme: str
+    ignore: tuple[str, ...] = ()
+
+
+def wanted(config: Any) -> FakeQuantization | None:
+    """The fake quantization that a run asks for; None if it asks for none.
+
+    Raises:
+        RefitError: it cannot be had, or is not the rollout's.
+        QatVariableError: one of slime's variables holds what it may not.
+    """
+    scheme = _asked(config)
+    if scheme is None:
+        return None
+    _check(config, scheme)
+    served = _served(config)
+    if other := [replica.scheme for replica in served if replica.scheme not in (scheme, "bf16")]:
+        raise RefitError(
+            f"{OPTION}: the actor would train for {scheme}, but the rollout serves {other[0]}: give both one scheme"
+        )
+    plain = any(replica.scheme == "bf16" for replica in served)
+    warning = f"the actor trains with {scheme} fake quantization, but the rollout serves bf16" if plain else ""
+    return FakeQuantization(scheme, _ignored(served, scheme), warning)
+
+
+def _ignored(served: list[Served], scheme: str) -> tuple[str, ...]:
+    ignored = {replica.ignore for replica in served if replica.scheme == scheme} or {()}
+    if len(ignored) > 1:
+        raise RefitError(f"{OPTION}={scheme}: replicas with that scheme ignore different layers: give them one list")
+    return ignored.pop()
+
+
+def _asked(config: Any) -> str | None:
+    option, variable = options_of(config.actor_rollout_ref.rollout).get("qat"), scheme_of_environment(os.environ)
+    if option is not None and option not in SCHEMES:
+        raise RefitError(f"{OPTION}={option}: no fake quantization for this; there is for: {', '.join(SCHEMES)}")
+    if None not in (option, variable) and option != variable:
+        raise RefitError(f"{OPTION}={option}, but {FLAG} asks for {variable}: leave one of them out")
+    return option or variable
+
+
+def _check(config: Any, scheme: str) -> None:
+    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    if actor.strategy not in STRATEGIES:
+        raise RefitError(f"{OPTION}={scheme} needs actor.strategy={' or '.join(STRATEGIES)}, not {actor.strategy}")
+    if model.get("lora_rank", 0) > 0 or (model.get("lora") or {}).get("rank", 0) > 0:
+        raise RefitError(f"{OPTION}={scheme} with LoRA, which does not train the quantized weights: leave one out")
+    engine = actor.get("megatron" if actor.strategy == "megatron" else "fsdp_config") or {}
+    if any((part.get("qat") or {}).get("enable", False) for part in (actor, engine)):
+        raise RefitError(f"{OPTION}={scheme}, but verl's own qat (NVFP4) is enabled too: leave one of them out")
+
+
+def _served(config: Any) -> list[Served]:
+    """How each of the rollout's replicas holds its weights, as far as the configuration tells them apart."""
+    rollout = config.actor_rollout_ref.rollout
+    if not wants_refits(config):
+        return [Served(rollout.get("quantization") or "bf16")]
+    flashrl = from_environment(os.environ).config
+    if flashrl is not None:
+        return [Served(one.function.scheme, tuple(one.ignore)) for one in resolve(flashrl).replicas]
+    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
+    given = (engine.get("hf_overrides") or {}).get("quantization_config") or {}
+    options = Options.of(_plain(given))
+    each = [options.of_replica(rank) for rank in range(max(1, len(options.replicas)))]
+    return [Served(one.scheme, tuple(one.ignore)) for one in each]
+
+
+def _plain(given: Any) -> dict[str, Any]:
+    from omegaconf import DictConfig, OmegaConf
+
+    return OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else dict(given)

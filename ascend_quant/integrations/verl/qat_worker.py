@@ -1,0 +1,76 @@
+"""verl's actor with fake-quantized layers; its critic and its reference model are left alone.
+
+The layers change when the training engine has built its model, wrapped and with an optimizer: parameters and their
+names stay, so what is saved and what is sent to the rollout is as before. verl 0.9.1 has a hook of its own close by,
+before the wrapping (`FSDPEngine._apply_qat`, `apply_qat_to_modules` for Megatron). It does not fit: it knows NVFP4
+alone, replaces modules, and its exporters send packed NVFP4 weights under other names, where our rollout quantizes
+what arrives.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import ray
+import torch
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from ascend_quant.integrations.verl.qat import FakeQuantization
+from ascend_quant.integrations.verl.versions import plain_class
+
+logger = logging.getLogger(__name__)
+
+
+def with_fake_quantization(trainer_class: type, wanted: FakeQuantization) -> type:
+    """verl's trainer class, or ours, whose actors have fake-quantized layers."""
+    return type(f"Qat{trainer_class.__name__}", (QatTrainer, trainer_class), {"fake_quantization": wanted})
+
+
+class QatTrainer:
+    """Mixed in before a trainer class."""
+
+    fake_quantization: FakeQuantization
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()  # here verl says which role is played by which worker class
+        for role, actor_class in self.role_worker_mapping.items():
+            worker_class = plain_class(actor_class)
+            if issubclass(worker_class, ActorRolloutRefWorker):
+                self.role_worker_mapping[role] = ray.remote(fake_quantizing(worker_class, self.fake_quantization))
+
+
+def fake_quantizing(worker_class: type, wanted: FakeQuantization) -> type:
+    """verl's worker class of an actor, whose training worker has fake-quantized layers."""
+    actor = worker_class.actor_worker_cls
+    actor = type(f"Qat{actor.__name__}", (QatTrainingWorker, actor), {"fake_quantization": wanted})
+    return type(f"Qat{worker_class.__name__}", (worker_class,), {"actor_worker_cls": actor})
+
+
+class QatTrainingWorker:
+    """Mixed in before a training worker class."""
+
+    fake_quantization: FakeQuantization
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.engine.initialize = with_fake_layers(self.engine, self.engine.initialize, self.fake_quantization)
+
+
+def with_fake_layers(engine: Any, initialize: Callable[[], None], wanted: FakeQuantization) -> Callable[[], None]:
+    """A training engine's `initialize`, which builds its model, and what gives that fake-quantized layers."""
+
+    @functools.wraps(initialize)
+    def initialize_and_apply() -> None:
+        initialize()
+        if isinstance(engine.module, list):  # the parts of a Megatron model on this rank
+            from ascend_quant.integrations.megatron import apply_fake_quantization
+        else:
+            from ascend_quant.qat import apply_fake_quantization
+
+        applied = apply_fake_quantization(engine.module, wanted.scheme, wanted.ignore)
+        if torch.distributed.get_rank() == 0:
+            # no problem, but verl's workers show nothing below a warning
+            logger.warning("the actor: %s", applied)
+
+    return initialize_and_apply

@@ -1,0 +1,160 @@
+"""How a layer comes to compute with fake-quantized weights: while its forward runs, its parameters read as such.
+
+Only the module's class changes. Parameters, their names, state_dict, optimizers and what a trainer sends to the
+rollout are as before, and any forward will do, since all of them read `self.weight`. FSDP may wrap the model before
+or after: it puts the whole parameter in its place before a forward, and the forward runs in `torch.utils.checkpoint`
+once more.
+
+The fake-quantized weight is kept for the backward pass, as the weight would be: with activation checkpointing that of
+one block at a time, without it those of all layers.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ascend_quant.schemes import Scheme
+
+WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # what they add to names
+
+
+class Weight(NamedTuple):
+    """A parameter to be fake-quantized.
+
+    Attributes:
+        columns: how many elements of a row, over the reduction dimension K, this rank holds.
+        quantize: from the parameter to its fake-quantized values, of the same shape.
+    """
+
+    columns: int
+    quantize: Callable[[torch.Tensor], torch.Tensor]
+
+
+class Applied(NamedTuple):
+    """What was done to a model.
+
+    Attributes:
+        scheme: the scheme's name.
+        quantized: the layers that compute with fake-quantized weights, by their names.
+        left_alone: the layers that could, and do not: heads, routers, and what the caller ignores.
+    """
+
+    scheme: str
+    quantized: list[str]
+    left_alone: list[str]
+
+    def __str__(self) -> str:
+        others = f"; left alone: {', '.join(self.left_alone)}" if self.left_alone else ""
+        return f"{len(self.quantized)} layers are fake-quantized to {self.scheme}{others}"
+
+
+class FakeQuantized:
+    """Mixed in before a module's class.
+
+    Attributes:
+        fake_quantizers: from a parameter's name to what makes its fake-quantized values.
+    """
+
+    fake_quantizers: dict[str, Callable[[torch.Tensor], torch.Tensor]]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        own = vars(self)  # found before nn.Module's parameters
+        values = {name: quantize(getattr(self, name)) for name, quantize in self.fake_quantizers.items()}
+        hidden = {name: own[name] for name in values if name in own}  # FSDP1 puts its tensors there
+        own.update(values)
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            for name in values:
+                del own[name]
+            own.update(hidden)
+
+
+def install(
+    models: Sequence[nn.Module],
+    scheme: Scheme,
+    weights_of: Callable[[nn.Module], dict[str, Weight]],
+    keeps: Callable[[str, nn.Module], bool],
+) -> Applied:
+    """Make layers compute with fake-quantized weights. If anything is wrong with one, all stay as they are.
+
+    Args:
+        models: the parts of a model that this process holds.
+        weights_of: the parameters of a module that may be fake-quantized; none for most modules.
+        keeps: whether a layer, by its name and itself, keeps its weights.
+
+    Raises:
+        ValueError: a layer that the scheme cannot hold, that has been fake-quantized before, or whose forward is not
+            its class's; or a model without a layer to quantize.
+    """
+    found: list[tuple[str, nn.Module, dict[str, Weight]]] = []
+    left_alone = []
+    for name, module in _named_modules(models):
+        weights = weights_of(module)
+        if not weights:
+            continue
+        if keeps(name, module):
+            left_alone.append(name)
+            continue
+        for parameter, weight in weights.items():
+            _check(f"{name}.{parameter}", module, weight, scheme)
+        found.append((name, module, weights))
+    if not found:
+        kinds = ", ".join(type(model).__name__ for model in models)
+        raise ValueError(f"no layer of {kinds} can be fake-quantized; left alone: {', '.join(left_alone) or 'none'}")
+    for _, module, weights in found:
+        module.fake_quantizers = {parameter: weight.quantize for parameter, weight in weights.items()}
+        module.__class__ = _fake_quantized(type(module))
+    return Applied(scheme.name, [name for name, _, _ in found], left_alone)
+
+
+def _named_modules(models: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    for model in models:
+        for name, module in model.named_modules():
+            for wrapper in WRAPPERS:
+                name = name.replace(wrapper, "")
+            yield name, module
+
+
+def _check(name: str, module: nn.Module, weight: Weight, scheme: Scheme) -> None:
+    if isinstance(module, FakeQuantized):
+        raise ValueError(f"{name} is fake-quantized already: build the model anew for another scheme")
+    if "forward" in vars(module):
+        raise ValueError(
+            f"{name}: something has replaced this module's forward, which would not see fake-quantized weights: "
+            "apply fake quantization first, or switch off what replaces it"
+        )
+    if scheme.group and weight.columns % scheme.group:
+        raise ValueError(
+            f"{name}: rows of {weight.columns} elements (on one rank) cannot be cut into groups of {scheme.group}: "
+            "choose a scheme with smaller groups, split it over fewer ranks, or ignore the layer here and in the engine"
+        )
+
+
+@cache
+def _fake_quantized(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(f"FakeQuantized{kind.__name__}", (FakeQuantized, kind), {})
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a layer's name is among the patterns: vLLM's, each a full name, or "re:" and a regular expression."""
+    return any(re.match(part[3:], name) if part.startswith("re:") else part == name for part in patterns)
+
+
+@contextmanager
+def without_fake_quantization(model: nn.Module) -> Iterator[None]:
+    """Inside, the model computes with its own weights."""
+    layers = [module for module in model.modules() if isinstance(module, FakeQuantized)]
+    before = [layer.fake_quantizers for layer in layers]
+    for layer in layers:
+        layer.fake_quantizers = {}
+    try:
+        yield
+    finally:
+        for layer, quantizers in zip(layers, before, strict=True):
+            layer.fake_quantizers = quantizers

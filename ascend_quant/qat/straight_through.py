@@ -1,0 +1,67 @@
+"""dequantize(quantize(w)) whose gradient is that of w itself (the straight-through estimator of Bengio, Leonard and
+Courville, 2013): rounding has no useful gradient, and the weights that training updates stay in their own precision.
+
+Bit for bit what the engine's codes and scales stand for, see `kernels/fake_quantize.py`:
+    int4   BF16(code * scale)                                   in the dtype of w
+    int8   code * scale, a float32 product rounded once         to the dtype of w
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from ascend_quant.kernels import kernels_for
+from ascend_quant.schemes import Scheme, UnknownScheme, get_scheme
+
+SCHEMES = ("int4_g128", "int4_g32", "int8")
+
+
+def fake_quantize(w_NK: torch.Tensor, scheme: str | Scheme, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """What the engine computes with instead of w (..., N, K), in the dtype of w; differentiable, w stays as it is.
+
+    Args:
+        w_NK: any float dtype, on a device with kernels (cpu, cuda, npu).
+        scheme: one of `SCHEMES`.
+        group: ranks among which K is split, where w holds this rank's part (a row-parallel layer): an int8 row's scale
+            is that of the whole row, so all of them must call this together. None where w holds whole rows.
+
+    Raises:
+        UnknownScheme: naming the valid ones.
+        ValueError: K is no multiple of the scheme's group.
+        TypeError: a DTensor.
+    """
+    if isinstance(w_NK, DTensor):
+        raise TypeError(
+            f"a DTensor ({w_NK.placements}) cannot be fake-quantized: give the rank's own tensor; FSDP2 unshards its "
+            "parameters for a module's forward if the module is called, not its forward"
+        )
+    return _StraightThrough.apply(w_NK, trainable_scheme(scheme), group)
+
+
+def trainable_scheme(scheme: str | Scheme) -> Scheme:
+    """The scheme, if there is fake quantization for it; raises UnknownScheme."""
+    name = scheme.name if isinstance(scheme, Scheme) else scheme
+    if name not in SCHEMES:
+        raise UnknownScheme(f"no fake quantization for scheme {name!r}; there is for: {', '.join(SCHEMES)}")
+    return get_scheme(name)
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, w_NK: torch.Tensor, scheme: Scheme, group: dist.ProcessGroup | None) -> torch.Tensor:
+        split = group is not None and group.size() > 1 and scheme.shares == "row"
+        absmax_N = _absmax_of_whole_rows(w_NK, group) if split else None
+        return kernels_for(w_NK.device).fake_quantize(w_NK, scheme, absmax_N)
+
+    @staticmethod
+    def backward(ctx, grad_NK: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return grad_NK, None, None
+
+
+def _absmax_of_whole_rows(w_NK: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """float32 (..., N); Inf where any rank has a NaN, which some backends' maximum would lose."""
+    absmax_N = w_NK.to(torch.bfloat16).abs().amax(-1).float().nan_to_num(nan=math.inf, posinf=math.inf)
+    dist.all_reduce(absmax_N, dist.ReduceOp.MAX, group=group)
+    return absmax_N

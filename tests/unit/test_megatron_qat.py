@@ -1,0 +1,40 @@
+"""Fake quantization of Megatron-core's real classes, forward and backward, tensor parallel 1 and 2 over gloo on CPU."""
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="its layers are what is quantized here")
+
+import megatron_ranks
+import torch.multiprocessing as mp
+
+CASES = [
+    ("check_gpt", "int8", False),
+    ("check_gpt", "int4_g32", False),
+    ("check_gpt", "int8", True),
+    ("check_gpt", "int4_g32", True),
+    ("check_grouped", "int8"),
+    ("check_grouped", "int4_g32"),
+    ("check_transformer_engine",),
+]
+ALONE = [
+    ("check_ignored",),
+    (
+        "check_refusal",
+        "int8",
+        ["model.layers.1.self_attn.k_proj"],
+        "decoder.layers.1.self_attention.linear_qkv holds model.layers.1.self_attn.q_proj, model.layers.1.self_attn.k_",
+    ),
+]
+SPLIT = [
+    (
+        "check_refusal",
+        "int4_g128",
+        ["re:.*linear_qkv"],
+        "decoder.layers.0.self_attention.linear_proj.weight: rows of 32 elements (on one rank) cannot be cut into",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ranks", "more"), [(1, ALONE), (2, SPLIT)], ids=["one rank", "two ranks"])
+def test_models_compute_as_those_with_the_engines_weights(ranks, more, tmp_path):
+    mp.spawn(megatron_ranks.check, (ranks, tmp_path, CASES + more), nprocs=ranks)

@@ -1,0 +1,168 @@
+"""Fake quantization under FSDP, on two ranks over gloo: the same numbers as one process with the engine's weights."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.utils.checkpoint import checkpoint
+
+from ascend_quant import oracle, qat
+from ascend_quant.schemes import get_scheme
+
+RANKS = 2
+STEPS = 2
+RATE = 2.0**-5
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.randn(4, 64, 32) / 8)
+        self.down_proj = nn.Parameter(torch.randn(4, 32, 32) / 8)
+
+    def forward(self, x):
+        gate, up = torch.einsum("mk,enk->emn", x, self.gate_up_proj).chunk(2, dim=-1)
+        return torch.einsum("emk,enk->mn", gate * up, self.down_proj)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.experts = nn.Linear(32, 64), nn.Linear(64, 32, bias=False), Experts()
+
+    def forward(self, x):
+        return x + self.experts(self.down(self.up(x)))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Block(), Block()])
+        self.lm_head = nn.Linear(32, 7, bias=False)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return self.lm_head(x)
+
+
+def engine_weight(w, scheme):
+    values = oracle.dequantize(*oracle.quantize(w, scheme))
+    return (values.to(torch.bfloat16) if scheme.codes == "int4" else values).to(w.dtype)
+
+
+def expected_steps(name, dtype):
+    """The logits of each step, and the weights at the end, of one process that quantizes by hand."""
+    model, x, scheme = *model_and_input(), get_scheme(name)
+    found = []
+    for _ in range(STEPS):
+        served = copy.deepcopy(model).to(dtype)
+        for key, parameter in served.named_parameters():
+            if parameter.dim() > 1 and "lm_head" not in key:
+                parameter.data.copy_(engine_weight(parameter.data, scheme))
+        logits = served(x.to(dtype))
+        loss(logits).backward()
+        found.append(logits.detach().float())
+        with torch.no_grad():
+            for parameter, served_one in zip(model.parameters(), served.parameters(), strict=True):
+                parameter -= RATE * served_one.grad.float()
+    return found, model.state_dict()
+
+
+def loss(logits):
+    return logits.float().square().mean()
+
+
+def model_and_input():
+    torch.manual_seed(0)
+    return Model(), torch.randn(9, 32)
+
+
+def shard_with_fsdp2(model, dtype):
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for layer in model.layers:
+        fully_shard(layer, mp_policy=policy)
+    return fully_shard(model, mp_policy=policy)
+
+
+def shard_with_fsdp1(model, dtype, original):
+    return FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy([Block]),
+        mixed_precision=MixedPrecision(param_dtype=dtype, reduce_dtype=torch.float32),
+        use_orig_params=original,
+        device_id=torch.device("cpu"),
+    )
+
+
+WAYS = {
+    "fsdp2": shard_with_fsdp2,
+    "fsdp1": partial(shard_with_fsdp1, original=False),
+    "fsdp1 with its parameters": partial(shard_with_fsdp1, original=True),
+}
+
+
+def start(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    torch.set_num_threads(1)
+
+
+def check_rank(rank, folder, name, way, dtype, first):
+    start(rank, folder)
+    expected, weights = expected_steps(name, dtype)
+    model, x = model_and_input()
+    names = list(model.state_dict())
+    if first:
+        applied = qat.apply_fake_quantization(model, name)
+        model = WAYS[way](model, dtype)
+    else:
+        model = WAYS[way](model, dtype)
+        applied = qat.apply_fake_quantization(model, name)
+    assert applied.quantized == [f"layers.{i}.{layer}" for i in range(2) for layer in ("up", "down", "experts")]
+    assert applied.left_alone == ["lm_head"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for logits in expected:
+        found = model(x)
+        assert torch.equal(found.float(), logits)
+        loss(found).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    if rank == 0:
+        assert list(state) == names
+        for key, value in state.items():
+            assert value.dtype == torch.float32 and torch.equal(value, weights[key]), key
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("way", "name", "dtype", "first"),
+    [
+        ("fsdp2", "int4_g32", torch.bfloat16, True),
+        ("fsdp2", "int8", torch.float32, False),
+        ("fsdp1", "int8", torch.float32, True),
+        ("fsdp1", "int4_g32", torch.bfloat16, False),
+        ("fsdp1 with its parameters", "int8", torch.float32, True),
+    ],
+)
+def test_sharded_training_equals_training_by_hand(way, name, dtype, first, tmp_path):
+    mp.spawn(check_rank, (tmp_path, name, way, dtype, first), nprocs=RANKS)
+
+
+def check_refusal(rank, folder):
+    start(rank, folder)
+    model = WAYS["fsdp1 with its parameters"](Model(), torch.float32)
+    with pytest.raises(ValueError, match="the tensors of Experts are flat shards, as FSDP1 leaves them"):
+        qat.apply_fake_quantization(model, "int8")
+    dist.destroy_process_group()
+
+
+def test_flat_shards_of_experts_are_told(tmp_path):
+    mp.spawn(check_refusal, (tmp_path,), nprocs=RANKS)

@@ -1,0 +1,153 @@
+"""`fake_quantize` of every kernel module: by the rule in exact rationals, and bit for bit by the oracle."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_quant import oracle
+from ascend_quant.schemes import get_scheme
+
+SCHEMES = ("int4_g32", "int4_g128", "int8")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LARGEST = {"int4": 7, "int8": 127}
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 7.0, 3.5, 0.5, 1e-38, -1e-40, 3.3e38, -3.3e38, 2.0**-100, -7.8e-31, 127.0, 63.5]
+
+
+def bf16(value: float) -> float:
+    """The BF16 number next to a float32 one, halves to even."""
+    bits = int(np.float32(value).view(np.uint32))
+    rounded = bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000
+    return float(np.uint32(rounded).view(np.float32))
+
+
+def by_the_rule(values: list[float], codes: str) -> list[float]:
+    """float32 values that elements with one scale come back as, from exact rationals rounded where the rule rounds."""
+    values = [bf16(value) for value in values]
+    absmax, largest = max(map(abs, values)), LARGEST[codes]
+    with np.errstate(all="ignore"):
+        scale = float(np.float32(absmax) / np.float32(largest)) if absmax >= 2.0**-100 else 0.0
+    if codes == "int4":
+        scale = bf16(scale)
+    if scale == 0:
+        return [0.0] * len(values)
+    result = []
+    for value in values:
+        quotient = Fraction(float(np.float32(value) / np.float32(scale)))
+        code = max(-largest, min(largest, round(quotient)))  # round() of a Fraction: halves to even
+        exact = float(np.float32(float(code * Fraction(scale))))
+        result.append(bf16(exact) if codes == "int4" else exact)
+    return result
+
+
+def by_the_oracle(w, scheme):
+    values = oracle.dequantize(*oracle.quantize(w, scheme))
+    return (values.to(torch.bfloat16) if scheme.codes == "int4" else values).to(w.dtype)
+
+
+def same_bits(ours, expected):
+    kind = {2: torch.int16, 4: torch.int32}[expected.element_size()]
+    assert ours.dtype == expected.dtype and ours.shape == expected.shape
+    return torch.equal(ours.cpu().view(kind), expected.cpu().view(kind))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(SCHEMES), st.lists(st.sampled_from(SPECIAL) | st.floats(-1e4, 1e4, width=32), min_size=1), st.data()
+)
+def test_the_values_follow_the_rule(kernels, name, values, data):
+    scheme = get_scheme(name)
+    length = scheme.group or len(values)
+    values = [(values * length)[i] for i in range(length)]
+    w = torch.tensor([values], dtype=torch.float32, device=kernels.device)
+    found = kernels.module.fake_quantize(w, scheme)
+    assert found[0].tolist() == by_the_rule(w[0].tolist(), scheme.codes)
+    assert not any(math.copysign(1, value) < 0 for value in found[0].tolist() if value == 0)  # codes have no -0
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    name=st.sampled_from(SCHEMES),
+    dtype=st.sampled_from(DTYPES),
+    shape=st.lists(st.integers(1, 5), min_size=1, max_size=2),
+    groups=st.integers(1, 5),
+    spread=st.sampled_from([1.0, 1e-30, 1e30]),
+    seed=st.integers(0, 2**31),
+)
+def test_weights_of_any_shape_equal_the_oracle(kernels, name, dtype, shape, groups, spread, seed):
+    scheme = get_scheme(name)
+    columns = groups * scheme.group or groups * 7
+    generator = torch.Generator().manual_seed(seed)
+    w = torch.randn(*shape, columns, generator=generator) * (spread if dtype != torch.float16 else 1.0)
+    w = w.to(dtype)
+    before = w.clone()
+    found = kernels.module.fake_quantize(w.to(kernels.device), scheme)
+    assert same_bits(found, by_the_oracle(w, scheme)) and same_bits(w, before)
+
+
+@pytest.mark.parametrize("length", [1, 257, 4096, 4097, 9001])
+def test_int8_rows_of_any_length_equal_the_oracle(kernels, length):
+    scheme = get_scheme("int8")
+    w = torch.randn(3, length, generator=torch.Generator().manual_seed(length)).to(torch.bfloat16)
+    assert same_bits(kernels.module.fake_quantize(w.to(kernels.device), scheme), by_the_oracle(w, scheme))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_bf16_magnitude_equals_the_oracle(kernels, name):
+    scheme = get_scheme(name)
+    every = torch.arange(0x7F80, dtype=torch.int16).view(torch.bfloat16)  # 255 * 128 of them
+    neighbours, far_apart = every.view(255, 128), every.view(128, 255).T.contiguous()
+    for w in (neighbours, far_apart):
+        assert same_bits(kernels.module.fake_quantize(w.to(kernels.device), scheme), by_the_oracle(w, scheme))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strides_do_not_matter(kernels, name, dtype):
+    w = torch.randn(3, 256, 5, generator=torch.Generator().manual_seed(1)).to(dtype).to(kernels.device)
+    scheme, turned = get_scheme(name), w.transpose(1, 2)
+    assert same_bits(kernels.module.fake_quantize(turned, scheme), by_the_oracle(turned.cpu().contiguous(), scheme))
+
+
+def test_a_slice_takes_the_whole_rows_scale(kernels):
+    scheme = get_scheme("int8")
+    w = torch.randn(5, 48, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16).to(kernels.device)
+    whole = kernels.module.fake_quantize(w, scheme)
+    absmax = w.float().abs().amax(-1)
+    parts = [kernels.module.fake_quantize(part, scheme, absmax) for part in (w[:, :20], w[:, 20:])]
+    assert same_bits(torch.cat(parts, dim=1), whole)
+    assert not torch.equal(kernels.module.fake_quantize(w[:, :20], scheme), whole[:, :20])
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_stays_so_for_all_that_share_its_scale(kernels, name, bad):
+    scheme = get_scheme(name)
+    w = torch.ones(2, 256, device=kernels.device)
+    w[1, 3] = bad
+    found = kernels.module.fake_quantize(w, scheme)
+    shares = scheme.group or 256
+    assert not torch.isfinite(found[1, :shares]).any()
+    assert torch.isfinite(found[0]).all() and torch.isfinite(found[1, shares:]).all()
+
+
+def test_rows_that_cannot_be_cut_into_groups(kernels):
+    with pytest.raises(ValueError, match="rows of 100 elements cannot be cut into int4 groups of 32"):
+        kernels.module.fake_quantize(torch.ones(2, 100, device=kernels.device), get_scheme("int4_g32"))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_no_rows(kernels, name):
+    assert kernels.module.fake_quantize(torch.ones(0, 128, device=kernels.device), get_scheme(name)).shape == (0, 128)
+
+
+@pytest.mark.parametrize("name", ["int4_g32", "int8"])
+def test_rows_beyond_what_is_taken_together(kernels, monkeypatch, name):
+    monkeypatch.setattr("ascend_quant.kernels.fake_quantize.ELEMENTS", 100)  # 3 rows
+    w = torch.randn(700, 32, generator=torch.Generator().manual_seed(3))
+    found = kernels.module.fake_quantize(w.to(kernels.device), get_scheme(name))
+    assert same_bits(found, by_the_oracle(w, get_scheme(name)))
