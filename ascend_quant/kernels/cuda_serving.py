@@ -22,6 +22,7 @@ from ascend_quant.oracle import BLOCK
 from ascend_quant.schemes import Scheme
 
 FP8_CAPABILITY = (8, 9)  # the first that multiplies fp8
+BLOCKS_PER_SM = 4  # that Marlin may start; linear layers need 1, experts 4
 CUTLASS_ALIGNMENT = 16  # of K and N
 CUTLASS = f"vLLM's cutlass_scaled_mm (its Triton kernel unless K and N are multiples of {CUTLASS_ALIGNMENT})"
 
@@ -180,7 +181,7 @@ def _workspace(device: torch.device) -> torch.Tensor:
     """Marlin's locks, which its kernels leave as they find them."""
     from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_make_workspace_new
 
-    return marlin_make_workspace_new(device)
+    return marlin_make_workspace_new(device, BLOCKS_PER_SM)
 
 
 def experts(
