@@ -18,6 +18,7 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   test [GROUP ..] [-- ARGS ..]  run tests; groups: unit engine npu cluster images all (no group: all); ARGS go to pytest
                                 (npu: the real torch_npu on host memory, in environments of its own)
   test npu-smoke [-- ARGS ..]   on an Atlas A2 or A3: what it gives, into one JSON file to send back (-- --help: options)
+  recipe list | show NAME [..]  what can be trained, and the verl command that it becomes (recipe show --help: options)
   bench refit [..]              what a refit costs beside the alternatives, on this CPU (bench refit --help: options)
   lint                          the checks that CI runs: format, lint, shell scripts, YAML
   setup                         make the environment only
@@ -125,6 +126,11 @@ run_demo() {
   exec "$VENV/bin/python" -m launch demo "$@"
 }
 
+run_recipe() {
+  set_up
+  exec "$VENV/bin/python" -m launch recipe "$@"
+}
+
 run_bench() {
   [[ ${1:-} == refit ]] || die "bench: say which: refit (./run.sh bench refit --help: options)"
   shift
@@ -147,6 +153,7 @@ main() {
   demo) run_demo "$@" ;;
   test) run_tests "$@" ;;
   bench) run_bench "$@" ;;
+  recipe) run_recipe "$@" ;;
   lint) run_lint ;;
   setup) set_up ;;
   help | -h | --help) usage ;;

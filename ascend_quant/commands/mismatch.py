@@ -6,12 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
+from ascend_quant.schemes import SCHEMES
+
+QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantized)
 FAILED, MISUSED, ABOVE = 1, 2, 3
 
 
 def mismatch(
     model: Annotated[str, typer.Argument(help="Folder or hub id of a BF16 model.")],
-    scheme: Annotated[str, typer.Option(help="What the weights become: int8; bf16 for the noise floor alone.")],
+    scheme: Annotated[str, typer.Option(help=f"What the weights become: {QUANTIZED}; bf16 for the noise floor alone.")],
     prompts: Annotated[
         Path | None, typer.Option(help="A text file (a prompt a line), or .jsonl or .parquet with a column `prompt`.")
     ] = None,

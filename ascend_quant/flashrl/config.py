@@ -63,37 +63,32 @@ class Replica(BaseModel):
             raise ValueError(
                 f"frozen_scales needs an int8 function and a profile: fn={self.fn}, profile={self.profile}"
             )
-        if self.ignore and self.function.scheme is None:
-            raise ValueError(f"ignore={self.ignore} cannot be followed with fn={self.fn}, which is vLLM's own FP8")
         return self
 
     @property
     def function(self) -> Function:
         return FUNCTIONS[self.fn]
 
-    def engine_options(self) -> dict[str, Any]:
-        """What vLLM is started with: `quantization`, and for our plugin its `quantization_config` (in hf_overrides).
+    def options(self) -> dict[str, Any]:
+        """Those of our plugin in vLLM, `integrations.vllm.options.Options`.
 
         Raises:
             ConfigError: the profile is neither here nor on the hub, from which it is downloaded.
         """
-        scheme = self.function.scheme
-        if scheme is None:
-            return {"quantization": "fp8"}
-        options: dict[str, Any] = {"quant_method": QUANTIZATION, "scheme": scheme}
-        if self.profile and scheme == "int8":
+        options: dict[str, Any] = {"scheme": self.function.scheme}
+        if self.profile and self.function.scheme == "int8":
             options["profile"] = str(find_profile(self.profile))
         if self.frozen_scales:
             options["frozen_scales"] = True
         if self.ignore:
             options["ignore"] = list(self.ignore)
-        return {"quantization": QUANTIZATION, "quantization_config": options}
+        return options
 
     def disregarded(self) -> list[str]:
         """A line for each key that is read but not followed, with the reason."""
         reasons = {key: reason for key, reason in NOT_FOLLOWED.items() if getattr(self, key) is not None}
-        if self.quantization and (self.quantization, self.function.scheme) != ("fp8", None):
-            reasons["quantization"] = f"fn={self.fn} decides"
+        if self.quantization not in (None, QUANTIZATION):
+            reasons["quantization"] = f"fn={self.fn} decides: {QUANTIZATION}, scheme {self.function.scheme}"
         if self.profile and self.function.scheme != "int8":
             reasons["profile"] = f"fn={self.fn} needs none here"
         lines = [f"{key}={getattr(self, key)!r}: {reason}" for key, reason in reasons.items()]

@@ -1,6 +1,6 @@
 """The function names that FlashRL knows (`--fn`, YAML files, FLASHRL_CONFIG), and what each means here.
 
-This project serves int8 and bf16. The fp8 names go to vLLM's own online FP8, which computes one scale for each matrix.
+Names and schemes differ: FlashRL's fp8 is scheme fp8_tensor here, and its fp8_channel is scheme fp8.
 """
 
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ class Function:
 
     Attributes:
         name: FlashRL's word.
-        scheme: a name from `ascend_quant.schemes`; None if vLLM's own FP8 serves it.
+        scheme: a name from `ascend_quant.schemes`.
         meaning: one line: what the name maps to, and how that differs from FlashRL's.
         flashrl_keys: what FlashRL's `setup` writes beside `fn`, so that FlashRL can use a file that was written here.
         flashrl_needs_profile: whether FlashRL cannot run it without a quantized model and its profile.
     """
 
     name: str
-    scheme: str | None
+    scheme: str
     meaning: str
     flashrl_keys: Mapping[str, object]
     flashrl_needs_profile: bool = False
@@ -60,27 +60,27 @@ FUNCTIONS = {
         ),
         Function(
             "fp8",
-            None,
-            "vLLM's own online FP8, one scale a matrix, as in FlashRL; refits are vLLM's too, without our checks "
-            "and receipts",
+            "fp8_tensor",
+            "scheme fp8_tensor: one scale a tensor of the checkpoint, found at every refit, in place, with checks and "
+            "receipts; FlashRL's goes to vLLM's online FP8, where q, k and v (gate and up) share one",
             FP8_KEYS,
         ),
-        Function("fp8_vllm", None, "fp8, as in FlashRL: another name for it", FP8_KEYS),
-        Function("fp8_fast", None, "fp8; FlashRL's skips vLLM's post-load step", FP8_KEYS),
-        Function("fp8_vllm_fast", None, "fp8_fast, as in FlashRL: another name for it", FP8_KEYS),
+        Function("fp8_vllm", "fp8_tensor", "fp8, as in FlashRL: another name for it", FP8_KEYS),
+        Function("fp8_fast", "fp8_tensor", "fp8; FlashRL's skips vLLM's post-load step, which no refit has", FP8_KEYS),
+        Function("fp8_vllm_fast", "fp8_tensor", "fp8_fast, as in FlashRL: another name for it", FP8_KEYS),
         Function(
             "fp8_tensor",
-            None,
-            "vLLM's own online FP8 without a profile; FlashRL's serves an FP8 checkpoint, and q, k and v "
-            "(gate and up) have a scale each, which vLLM's share",
+            "fp8_tensor",
+            "scheme fp8_tensor: one scale a tensor of the checkpoint, as in FlashRL, which needs an FP8 checkpoint and "
+            "its profile to know the layers; here neither is needed, and `ignore` names those that keep their dtype",
             FP8_CHECKPOINT_KEYS,
             True,
         ),
         Function(
             "fp8_channel",
-            None,
-            "vLLM's own online FP8 without a profile, one scale a matrix; FlashRL's serves an FP8 checkpoint with "
-            "a scale for each output channel, which is finer",
+            "fp8",
+            "scheme fp8: one scale an output channel, as in FlashRL, which needs an FP8 checkpoint and its profile to "
+            "know the layers; here neither is needed, and `ignore` names those that keep their dtype",
             FP8_CHECKPOINT_KEYS,
             True,
         ),

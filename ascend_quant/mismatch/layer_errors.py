@@ -1,77 +1,72 @@
 """What quantization does to one layer's output, in plain PyTorch, float32, on any device.
 
-The same inputs go through the layer's weights as they are and through the oracle's codes and scales; both products are
-dequantized float32, so the difference is that of quantization alone. A few rows, or one expert, at a time.
+The same inputs go through the layer's weights as they are (scheme bf16) and through the oracle's codes and scales; both
+products are dequantized float32, so the difference is that of quantization alone. A few rows, or one expert, at a time.
+
+A weight is taken as a rank of the engine holds it, fused: with fp8_tensor, q, k and v (gate and up) have one scale
+here, and in the engine one each. That makes little difference: fp8 rounds most elements relative to their own size.
 
 Shape suffixes: E experts, M tokens, N output channels, K input channels, T experts per token.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
 
 import torch
 import torch.nn.functional as F
 
 from ascend_quant import oracle
+from ascend_quant.oracle import BLOCK
+from ascend_quant.schemes import SCHEMES, Scheme
 
 ELEMENTS = 1 << 23  # of a weight in float32 at a time
+EXACT = SCHEMES["bf16"]
+BITS = {"int8": 8, "fp8": 8, "int4": 4}  # of a code
 
 
-@dataclass(frozen=True)
-class Rounding:
-    """What a scheme does to values.
+def rounded_weight(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | None = None) -> torch.Tensor:
+    """What rows of a weight become, in float32 (N, K).
 
-    Attributes:
-        weight: (N, K) -> float32 (N, K), given the largest magnitude (N) of each whole row, or None.
-        activation: (M, K) -> float32 (M, K).
-        row_bytes: what a row of K elements takes as codes and scale, given K.
+    Args:
+        w_NK: whole blocks of rows, where blocks share scales.
+        absmax_N: the largest magnitude of all that shares a scale with each row, where that is more than the row. Where
+            blocks or groups share scales, it has no part.
     """
-
-    weight: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-    activation: Callable[[torch.Tensor], torch.Tensor]
-    row_bytes: Callable[[int], int]
-
-
-ROUNDINGS = {
-    "int8": Rounding(
-        weight=lambda w_NK, absmax_N: oracle.dequantize(*oracle.quantize_weight(w_NK, absmax_N)),
-        activation=lambda x_MK: oracle.dequantize(*oracle.quantize_rows(x_MK)),
-        row_bytes=lambda length: length + 4,
-    ),
-}
-EXACT = Rounding(
-    weight=lambda w_NK, absmax_N: w_NK.float(),
-    activation=lambda x_MK: x_MK.float(),
-    row_bytes=lambda length: 2 * length,
-)
+    if not scheme.quantized:
+        return w_NK.float()
+    if scheme.shares == "block":
+        return oracle.dequantize(*oracle.quantize_fp8_blocks(w_NK))
+    if scheme.shares == "group":
+        return oracle.dequantize(*oracle.quantize_groups(w_NK, scheme.group)).to(torch.bfloat16).float()
+    quantize = {"int8": oracle.quantize_weight, "fp8": oracle.quantize_fp8_rows}[scheme.codes]
+    return oracle.dequantize(*quantize(w_NK, absmax_N))
 
 
-def get_rounding(scheme: str) -> Rounding:
-    """That of a quantized scheme.
-
-    Raises:
-        ValueError: layer errors are not defined for it.
-    """
-    if scheme not in ROUNDINGS:
-        raise ValueError(f"no layer errors for scheme {scheme!r}; there are for: {', '.join(ROUNDINGS)}")
-    return ROUNDINGS[scheme]
+def rounded_activation(x_MK: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """What tokens become, in float32 (M, K)."""
+    if scheme.shares == "block":
+        return oracle.round_trip_fp8_groups(x_MK)
+    quantize = {"int8": oracle.quantize_rows, "fp8": oracle.quantize_fp8_tokens}
+    return oracle.dequantize(*quantize[scheme.codes](x_MK)) if scheme.codes in quantize else x_MK.float()
 
 
 def product(
-    x_MK: torch.Tensor, w_NK: torch.Tensor, rounding: Rounding, absmax_N: torch.Tensor | None = None
+    x_MK: torch.Tensor, w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | None = None
 ) -> torch.Tensor:
     """x_MK @ w_NK.T in float32 (M, N), both rounded.
 
     Args:
-        absmax_N: of the whole rows, where `w_NK` is a slice of K.
+        absmax_N: float32, the largest magnitudes of the whole rows, where `w_NK` is a slice of K.
     """
-    x_MK = rounding.activation(x_MK)
+    if scheme.shares == "tensor":
+        largest = w_NK.abs().amax() if absmax_N is None else absmax_N.amax()
+        absmax_N = largest.expand(w_NK.shape[0])
+    x_MK = rounded_activation(x_MK, scheme)
     out_MN = x_MK.new_empty(x_MK.shape[0], w_NK.shape[0])
-    step = max(1, ELEMENTS // w_NK.shape[1])
+    step = BLOCK * max(1, ELEMENTS // (BLOCK * w_NK.shape[1]))
     for start in range(0, w_NK.shape[0], step):
         rows = slice(start, start + step)
         absmax = None if absmax_N is None else absmax_N[rows]
-        out_MN[:, rows] = x_MK @ rounding.weight(w_NK[rows], absmax).T
+        out_MN[:, rows] = x_MK @ rounded_weight(w_NK[rows], scheme, absmax).T
     return out_MN
 
 
@@ -81,7 +76,7 @@ def mixture(
     expert_MT: torch.Tensor,
     w13_ENK: torch.Tensor,
     w2_EKN: torch.Tensor,
-    rounding: Rounding,
+    scheme: Scheme,
     w2_absmax_EK: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """A mixture of SwiGLU experts as in `oracle.experts`, in float32 (M, K), from weights that are not yet codes."""
@@ -90,14 +85,27 @@ def mixture(
         token, slot = (expert_MT == expert).nonzero(as_tuple=True)
         if token.numel() == 0:
             continue
-        gate, up = product(x_MK[token], w13_ENK[expert], rounding).chunk(2, dim=-1)
+        gate, up = product(x_MK[token], w13_ENK[expert], scheme).chunk(2, dim=-1)
         absmax = None if w2_absmax_EK is None else w2_absmax_EK[expert]
-        down = product(F.silu(gate) * up, w2_EKN[expert], rounding, absmax)
+        down = product(F.silu(gate) * up, w2_EKN[expert], scheme, absmax)
         out_MK.index_add_(0, token, down * weight_MT[token, slot].float().unsqueeze(-1))
     return out_MK
 
 
-def extra_bytes(weight: torch.Tensor, rounding: Rounding) -> int:
-    """What a weight (..., K) takes more in its dtype than as codes and scales."""
-    length = weight.shape[-1]
-    return weight.nbytes - weight.numel() // length * rounding.row_bytes(length)
+def extra_bytes(weight: torch.Tensor, scheme: Scheme) -> int:
+    """What a weight (.., N, K) takes more in its dtype than resident in a quantized scheme (kernels/storage.py).
+
+    Copies of scales that some kernels read in another order or dtype are not counted.
+    """
+    *stack, rows, length = weight.shape
+    matrix = rows * length * BITS[scheme.codes] // 8 + _scale_bytes(rows, length, scheme)
+    return weight.nbytes - math.prod(stack) * matrix
+
+
+def _scale_bytes(rows: int, length: int, scheme: Scheme) -> int:
+    """Of one matrix: float32, BF16 for int4. The one scale of a tensor is kept for each of its rows."""
+    if scheme.shares == "block":
+        return 4 * -(-rows // BLOCK) * -(-length // BLOCK)
+    if scheme.shares == "group":
+        return 2 * rows * (length // scheme.group)
+    return 4 * rows

@@ -58,7 +58,7 @@ class Settings:
     memory: float | None = None
 
     def __post_init__(self):
-        get_scheme(self.scheme)
+        codes = get_scheme(self.scheme).codes
         for name in ("max_tokens", "tokens", "tp"):
             if getattr(self, name) < 1:
                 raise OptionError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least 1 is needed")
@@ -66,6 +66,8 @@ class Settings:
             raise OptionError(f"--threshold {self.threshold}: importance weights are clipped at a number above 0")
         if self.profile is not None and not self.profile.exists():
             raise OptionError(f"--profile {self.profile}: there is no such file")
+        if self.profile is not None and codes not in ("int8", None):
+            raise OptionError(f"--profile {self.profile}: profiles go with int8, not with {self.scheme}; leave it out")
 
 
 @dataclass(frozen=True)

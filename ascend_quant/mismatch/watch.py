@@ -20,8 +20,8 @@ from vllm.model_executor.layers.linear import LinearBase, RowParallelLinear
 
 from ascend_quant.integrations.vllm import register
 from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER
-from ascend_quant.mismatch.layer_errors import EXACT, Rounding, extra_bytes, get_rounding, mixture, product
-from ascend_quant.schemes import get_scheme
+from ascend_quant.mismatch.layer_errors import EXACT, extra_bytes, mixture, product
+from ascend_quant.schemes import Scheme, get_scheme
 
 register()  # where the package lies in PYTHONPATH alone, vLLM's processes do not find it by its entry point
 
@@ -32,7 +32,7 @@ class Extension:
     def mismatch_watch(self, scheme: str, every: int) -> None:
         """From now on, look at each layer that `scheme` quantizes, at every `every`-th token."""
         model = self.model_runner.get_model()
-        self.mismatch_layers = layers_of(model, self.vllm_config.quant_config, scheme, every)
+        self.mismatch_layers = layers_of(model, self.vllm_config.quant_config, get_scheme(scheme), every)
 
     def mismatch_errors(self) -> list[dict]:
         """What was seen, a layer each: see `Layer.errors`. Looks no more."""
@@ -41,15 +41,14 @@ class Extension:
         return found
 
 
-def layers_of(model: torch.nn.Module, config: Any, scheme: str, every: int) -> list["Layer"]:
+def layers_of(model: torch.nn.Module, config: Any, scheme: Scheme, every: int) -> list["Layer"]:
     """The layers that get another method under `scheme` than they have.
 
     Args:
         config: the engine's own, of scheme bf16, with the layers to ignore.
     """
-    other = copy.copy(config)
-    other.scheme = get_scheme(scheme)
-    rounding, found = get_rounding(scheme), []
+    other, found = copy.copy(config), []
+    other.scheme = scheme
     for module in model.modules():
         if not isinstance(module, (LinearBase, EXPERTS_LAYER)):
             continue
@@ -57,7 +56,7 @@ def layers_of(model: torch.nn.Module, config: Any, scheme: str, every: int) -> l
         name = module.prefix if isinstance(module, LinearBase) else method.prefix
         if type(other.get_quant_method(module, name)) is not type(method):
             kind = Linear if isinstance(module, LinearBase) else Experts
-            found.append(kind(name, module, rounding, every))
+            found.append(kind(name, module, scheme, every))
     return found
 
 
@@ -66,8 +65,8 @@ class Layer(ABC):
 
     weights: tuple[str, ...]
 
-    def __init__(self, name: str, module: torch.nn.Module, rounding: Rounding, every: int):
-        self.name, self.module, self.rounding, self.every = name, module, rounding, every
+    def __init__(self, name: str, module: torch.nn.Module, scheme: Scheme, every: int):
+        self.name, self.module, self.scheme, self.every = name, module, scheme, every
         self.seen = 0
         self.squares: list[torch.Tensor] = []  # (2, M): of the error and of the exact output
         self.method, original = module.quant_method, module.quant_method.apply
@@ -85,11 +84,11 @@ class Layer(ABC):
         self.seen += x_MK.shape[0]
         if x_MK[rows].shape[0] == 0:
             return
-        exact, rounded = (self.output(rounding, rows, x_MK, *args, **kwargs) for rounding in (EXACT, self.rounding))
+        exact, rounded = (self.output(scheme, rows, x_MK, *args, **kwargs) for scheme in (EXACT, self.scheme))
         self.squares.append(torch.stack([(rounded - exact).square().sum(-1), exact.square().sum(-1)]).cpu())
 
     @abstractmethod
-    def output(self, rounding: Rounding, rows: slice, x_MK: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+    def output(self, scheme: Scheme, rows: slice, x_MK: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         """What the layer gives for some rows of its inputs, without bias: float32 (M, N)."""
 
     def errors(self) -> dict:
@@ -101,7 +100,7 @@ class Layer(ABC):
         """
         del self.method.apply
         error, norm = torch.cat(self.squares, dim=1).tolist() if self.squares else ([], [])
-        cost = sum(extra_bytes(getattr(self.module, leaf), self.rounding) for leaf in self.weights)
+        cost = sum(extra_bytes(getattr(self.module, leaf), self.scheme) for leaf in self.weights)
         return {"name": self.name, "error_squared": error, "norm_squared": norm, "extra_bytes": cost}
 
 
@@ -110,11 +109,11 @@ class Linear(Layer):
 
     weights = ("weight",)
 
-    def output(self, rounding: Rounding, rows: slice, x_MK: torch.Tensor, *rest, **named) -> torch.Tensor:
+    def output(self, scheme: Scheme, rows: slice, x_MK: torch.Tensor, *rest, **named) -> torch.Tensor:
         module = self.module
         if not isinstance(module, RowParallelLinear) or module.tp_size == 1:
-            return product(x_MK[rows], module.weight, rounding)
-        out_MN = product(x_MK[rows], module.weight, rounding, over_ranks(module.weight))
+            return product(x_MK[rows], module.weight, scheme)
+        out_MN = product(x_MK[rows], module.weight, scheme, over_ranks(module.weight))
         return tensor_model_parallel_all_reduce(out_MN)
 
 
@@ -123,14 +122,14 @@ class Experts(Layer):
 
     weights = ("w13_weight", "w2_weight")
 
-    def output(self, rounding: Rounding, rows: slice, x_MK, topk_weights, topk_ids, *rest, **named) -> torch.Tensor:
+    def output(self, scheme: Scheme, rows: slice, x_MK, topk_weights, topk_ids, *rest, **named) -> torch.Tensor:
         module, parallel = self.module, self.module.moe_config.moe_parallel_config
         expert_MT = topk_ids[rows]
         if module.expert_map is not None:
             expert_MT = module.expert_map[expert_MT]
         absmax = over_ranks(module.w2_weight) if parallel.tp_size > 1 else None
         weights = topk_weights[rows], expert_MT, module.w13_weight, module.w2_weight
-        out_MK = mixture(x_MK[rows], *weights, rounding, absmax)
+        out_MK = mixture(x_MK[rows], *weights, scheme, absmax)
         return tensor_model_parallel_all_reduce(out_MK) if parallel.tp_size > 1 or parallel.ep_size > 1 else out_MK
 
 

@@ -107,7 +107,7 @@ def test_vllm_serve_answers_with_logprobs_like_an_engine_that_is_asked_for_int8(
         found = complete(address)
     lines = log.read_text()
     assert "FLASHRL_CONFIG=int8: replica 0 uses fn=int8" in lines
-    assert "scheme int8" in lines and "8 int8 parameters, 9 in their own dtype; products: torch." in lines
+    assert "scheme int8" in lines and "8 quantized parameters, 9 in their own dtype; products: torch." in lines
     with engine(tmp_path / "qwen2-0") as llm:
         settings = SamplingParams(max_tokens=4, temperature=0, logprobs=2)
         output = llm.generate([{"prompt_token_ids": PROMPT}], settings, use_tqdm=False)[0].outputs[0]
@@ -117,12 +117,12 @@ def test_vllm_serve_answers_with_logprobs_like_an_engine_that_is_asked_for_int8(
 
 def test_replicas_of_vllms_own_data_parallel_choose_by_their_rank(tmp_path):
     file = tmp_path / "two.yaml"
-    file.write_text(yaml.safe_dump({"configs": [{"fn": "bf16"}, {"fn": "int8"}]}))
+    file.write_text(yaml.safe_dump({"configs": [{"fn": "fp8"}, {"fn": "int8"}]}))
     options = ("--data-parallel-size", "2", "--api-server-count", "1")
     with server(tmp_path, str(file), *options) as (address, log):
         assert complete(address)["logprobs"]["token_logprobs"]
     told = [line for line in log.read_text().splitlines() if "attach.py" in line]
-    assert sorted(re.search(r"scheme (\w+)", line)[1] for line in told if "scheme " in line) == ["bf16", "int8"]
+    assert sorted(re.search(r"scheme (\w+)", line)[1] for line in told if "scheme " in line) == ["fp8_tensor", "int8"]
 
 
 @pytest.mark.parametrize(("rank", "scheme"), [(0, "bf16"), (1, "int8"), (2, "bf16")])
@@ -167,25 +167,30 @@ def test_a_replica_of_verl_uses_its_config(monkeypatch, rank, scheme):
     configure(given, config_of("int8", "bf16"), Variables(config="x"))  # again, for an engine beside it
 
 
-def test_fp8_is_vllms_own():
-    given = arguments()
-    configure(given, config_of("fp8"), Variables(config="fp8"))
-    assert (given.quantization, given.hf_overrides) == ("fp8", {})
+def test_cores_that_choose_by_their_rank_are_given_every_replica():
+    given = arguments(data_parallel_size=2)
+    configure(given, config_of("int8", "fp8", "fp8_channel"), Variables(config="x", lm_head_fp32=True))
+    options = given.hf_overrides["quantization_config"]
+    assert options["replicas"] == [{"scheme": scheme} for scheme in ("int8", "fp8_tensor", "fp8")]
+    assert options["lm_head_fp32"] and options["quant_method"] == given.quantization == "ascend_quant"
+    for rank, scheme in enumerate(("int8", "fp8_tensor", "fp8", "int8")):
+        config = AscendQuantConfig.from_config(options)
+        config.choose(rank)
+        assert config.scheme.name == scheme
 
 
 @pytest.mark.parametrize(
-    ("given", "functions", "variables", "message"),
+    ("given", "functions", "message"),
     [
-        ({"quantization": "fp8"}, ("int8",), {}, "quantization='fp8'"),
-        ({"hf_overrides": {"quantization_config": {}}}, ("int8",), {}, "quantization_config of its own"),
-        ({"hf_overrides": lambda config: config}, ("int8",), {}, "give a dictionary"),
-        ({}, ("fp8",), {"lm_head_fp32": True}, "FLASHRL_LMHEAD_FP32 needs int8 or bf16"),
-        ({"data_parallel_size": 2}, ("int8", "fp8"), {}, "fn=fp8 cannot be one of several"),
+        ({"quantization": "fp8"}, ("int8",), "quantization='fp8'"),
+        ({"hf_overrides": {"quantization_config": {}}}, ("int8",), "quantization_config of its own"),
+        ({"hf_overrides": lambda config: config}, ("int8",), "give a dictionary"),
+        ({"quantization": "fp8"}, ("fp8",), "quantization='fp8'"),
     ],
 )
-def test_what_does_not_go_together_is_refused(given, functions, variables, message):
+def test_what_does_not_go_together_is_refused(given, functions, message):
     with pytest.raises(ConfigError, match=message):
-        configure(arguments(**given), config_of(*functions), Variables(config="x", **variables))
+        configure(arguments(**given), config_of(*functions), Variables(config="x"))
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen2-tied"])

@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM
 
 from ascend_quant import oracle
 from ascend_quant.integrations.vllm.plain import PlainLinearMethod
-from ascend_quant.mismatch.layer_errors import ROUNDINGS
 from ascend_quant.mismatch.watch import Linear
+from ascend_quant.schemes import SCHEMES
 
 COMMAND = "import typer; from ascend_quant.commands.mismatch import mismatch; typer.run(mismatch)"
 WRECKED = "model.layers.1.self_attn.qkv_proj"
@@ -97,15 +97,19 @@ def test_the_figures_follow_from_the_raw_tokens(wrecked, part):
 
 
 def test_each_policy_scored_the_same_tokens(wrecked):
-    """The int8 engine's and the BF16 engine's log-probabilities, against transformers and the oracle in float32."""
     model, _, report, _, _ = wrecked
+    check_policies(model, report)
+
+
+def check_policies(model: Path, report: dict) -> None:
+    """The quantized and the BF16 engine's log-probabilities, against transformers and the oracle in float32."""
     sequences = report["raw"]["mismatch"]
     asked = [{"prompt_token_ids": one["prompt"] + one["response"]} for one in sequences]
     kept = torch.tensor([i >= len(one["prompt"]) for one in sequences for i in range(1, count(one))])
     rollout, train = torch.tensor(tokens_of(sequences), dtype=torch.float64).T
-    int8, exact = (logprobs(model, asked, quantized)[kept] for quantized in (True, False))
+    quantized, exact = (logprobs(model, asked, scheme)[kept] for scheme in (report["scheme"], "bf16"))
     effect = (rollout - train).abs().mean()
-    distances = [(rollout - int8).abs().mean(), (train - exact).abs().mean()]
+    distances = [(rollout - quantized).abs().mean(), (train - exact).abs().mean()]
     print(effect, distances)
     assert max(distances) < effect / 3
     assert report["noise"]["mean_abs"] < effect / 10
@@ -130,16 +134,17 @@ def test_the_wrecked_layer_comes_first_and_is_suggested(wrecked):
 def test_layer_errors_are_those_of_the_oracle_in_transformers(wrecked):
     model, _, report, _, _ = wrecked
     found = {layer["name"]: layer["error"] for layer in report["layers"]}
-    wanted = errors_in_float32(model, report["raw"]["mismatch"])
+    wanted = errors_in_float32(model, report)
     assert found == pytest.approx(wanted, rel=0.05)  # the engine's inputs are BF16
 
 
-def errors_in_float32(folder: Path, sequences: list[dict], ranks: int = 1) -> dict[str, float]:
+def errors_in_float32(folder: Path, report: dict, ranks: int = 1) -> dict[str, float]:
     """Of every linear layer and mixture, by vLLM's names: a float32 forward pass, the oracle's products beside it.
 
     Args:
-        ranks: each quantizes its own slice of what goes into a row-parallel layer.
+        ranks: each quantizes its own slice of what goes into a row-parallel layer (with int8).
     """
+    sequences, scheme = report["raw"]["mismatch"], SCHEMES[report["scheme"]]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     squares: dict[str, list[torch.Tensor]] = {}
 
@@ -151,22 +156,22 @@ def errors_in_float32(folder: Path, sequences: list[dict], ranks: int = 1) -> di
         def hook(module, inputs, output):
             x = inputs[0].reshape(-1, inputs[0].shape[-1])
             parts = ranks if name.endswith(("o_proj", "down_proj")) else 1
-            codes, scale = oracle.quantize_weight(module.weight)
+            codes, scale = oracle.quantize(module.weight, scheme)
             slices = zip(x.chunk(parts, -1), codes.chunk(parts, -1), strict=True)
-            note(name, sum(oracle.matmul(*pair, scale) for pair in slices), F.linear(x, module.weight))
+            rounded = sum(oracle.product(*pair, scale, scheme) for pair in slices)
+            note(name, rounded, F.linear(x, module.weight))
 
         return hook
 
     def experts(name: str):
         def hook(module, inputs, output):
             x, ids, weights = inputs
-            codes, scale = oracle.quantize_weight(module.down_proj)
+            codes, scale = oracle.quantize(module.down_proj, scheme)
             total = 0
             for rank, part in enumerate(codes.chunk(ranks, -1)):
                 halves = [half.chunk(ranks, 1)[rank] for half in module.gate_up_proj.chunk(2, 1)]
-                total = total + oracle.experts(
-                    x, weights, ids, *oracle.quantize_weight(torch.cat(halves, 1)), part, scale
-                )
+                w13 = oracle.quantize(torch.cat(halves, 1), scheme)
+                total = total + oracle.experts(x, weights, ids, *w13, part, scale, scheme)
             note(name, total, output)
 
         return hook
@@ -198,7 +203,7 @@ def test_every_third_token_is_looked_at_however_they_come():
     x, weight = torch.randn(10, 16), torch.randn(8, 16).bfloat16()
     method = PlainLinearMethod()
     module = SimpleNamespace(quant_method=method, weight=weight)
-    layer = Linear("layer", module, ROUNDINGS["int8"], every=3)
+    layer = Linear("layer", module, SCHEMES["int8"], every=3)
     for part in x.split([4, 1, 0, 5]):
         assert torch.equal(method.apply(module, part.bfloat16()), F.linear(part.bfloat16(), weight))
     errors = layer.errors()
@@ -225,6 +230,21 @@ def test_ignoring_what_is_suggested_heals(wrecked):
     assert report["suggested_ignore"]["layers"] == [] and "raw" not in report
     assert report["mismatch"]["k3_kl"] < before["mismatch"]["k3_kl"] / 10
     assert "No layer stands out" in ended.stderr
+
+
+def test_int4_is_measured_as_int8_is(tmp_path):
+    """Groups of 32; activations stay as they are."""
+    model, file = make("qwen2", tmp_path), tmp_path / "report.json"
+    options = "--prompts", write_prompts(tmp_path), "--max-tokens", MAX_TOKENS, "--json", file, "--raw"
+    run(model, "--scheme", "int4_g32", *options)
+    report = json.loads(file.read_text())
+    check_policies(model, report)
+    found = {layer["name"]: layer for layer in report["layers"]}
+    assert {name: layer["error"] for name, layer in found.items()} == pytest.approx(
+        errors_in_float32(model, report), rel=0.05
+    )
+    down = checkpoint(model)["model.layers.0.mlp.down_proj.weight"]
+    assert found["model.layers.0.mlp.down_proj"]["extra_bytes"] == down.nbytes - down.numel() // 2 - down.numel() // 16
 
 
 def test_scheme_bf16_is_the_noise_floor(tmp_path, monkeypatch):
@@ -257,7 +277,7 @@ def test_two_ranks_with_experts(tmp_path, monkeypatch):
     report = json.loads((tmp_path / "report.json").read_text())
     found = {layer["name"]: layer for layer in report["layers"]}
     assert len(found) == 6 and "model.layers.1.mlp.experts" in found
-    wanted = errors_in_float32(model, report["raw"]["mismatch"], ranks=2)
+    wanted = errors_in_float32(model, report, ranks=2)
     assert {name: layer["error"] for name, layer in found.items()} == pytest.approx(wanted, rel=0.03)
     qkv = [state[f"model.layers.0.self_attn.{shard}_proj.weight"] for shard in "qkv"]
     cost = found["model.layers.0.self_attn.qkv_proj"]["extra_bytes"]

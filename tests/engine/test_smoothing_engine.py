@@ -315,6 +315,10 @@ def test_options_are_checked(tmp_path):
     Profile("fp8", {}).save(tmp_path / "other")
     with pytest.raises(RefitError, match="is for scheme fp8, the engine's is int8"):
         _smoothing(AscendQuantConfig(profile=str(tmp_path / "other")), torch.device("cpu"), lambda name: False)
+    with pytest.raises(RefitError, match="the engine's is fp8: weights are smoothed for int8 alone"):
+        _smoothing(
+            AscendQuantConfig(scheme="fp8", profile=str(tmp_path / "other")), torch.device("cpu"), lambda name: False
+        )
 
 
 def test_the_log_says_what_is_smoothed(tmp_path, caplog):

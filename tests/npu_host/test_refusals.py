@@ -47,6 +47,12 @@ def test_a_torch_npu_of_another_torch_is_refused_before_anything_is_built(monkey
         NpuQuantConfig()
 
 
+@pytest.mark.parametrize("scheme", ["fp8", "fp8_block", "int4_g128"])
+def test_a_scheme_that_npus_do_not_serve_is_refused(scheme):
+    with pytest.raises(RefitError, match=rf"^scheme {scheme} is not served on NPUs .* use int8 or bf16$"):
+        NpuQuantConfig(scheme=scheme)
+
+
 def test_an_option_of_another_type_is_refused():
     with pytest.raises(ValueError, match=r"nz='false': give true or false"):
         NpuQuantConfig.from_config({"quant_method": "ascend_quant", "nz": "false"})

@@ -124,8 +124,7 @@ def test_its_configs_are_accepted_and_ours_are_the_same(flashrl, tmp_path, profi
         assert yaml.safe_load(mine[name].read_text()) == yaml.safe_load(theirs[name].read_text())
         (replica,) = read(theirs[name]).replicas
         assert (replica.fn, replica.model, replica.profile) == (name, "W8A8", str(profile))
-        quantization = "fp8" if name.startswith("fp8") else "ascend_quant"
-        assert replica.engine_options()["quantization"] == quantization
+        assert replica.options()["scheme"] == FUNCTIONS[name].scheme
 
 
 def test_a_hybrid_written_by_both(flashrl, tmp_path):

@@ -43,11 +43,17 @@ def written(tmp_path, text: str) -> Path:
     return path
 
 
-def test_each_function_is_a_scheme_of_ours_or_fp8():
+def test_each_function_is_a_scheme_of_ours():
     for name, function in FUNCTIONS.items():
         assert function.name == name
-        assert function.scheme in SCHEMES if function.scheme else name.startswith("fp8")
+        assert SCHEMES[function.scheme].codes == (None if name == "bf16" else name.partition("_")[0])
         assert function.meaning and "\n" not in function.meaning
+
+
+def test_an_fp8_function_shares_scales_as_flashrls_does():
+    """A channel's in fp8_channel; else a tensor's, or with vLLM's online FP8 that of tensors side by side."""
+    shares = {name: SCHEMES[function.scheme].shares for name, function in FUNCTIONS.items() if name.startswith("fp8")}
+    assert shares.pop("fp8_channel") == "row" and set(shares.values()) == {"tensor"}
 
 
 def test_the_plugin_has_this_name():
@@ -61,37 +67,33 @@ def test_replica_r_uses_entry_r_mod_k(file, rank):
     assert resolve(str(file)).for_replica(rank).fn == ["int8", "fp8", "bf16"][rank % 3]
 
 
-def test_engine_options(file, profile):
+def test_options(file, profile):
     int8, fp8, bf16 = read(file).replicas
-    ours = {"quant_method": "ascend_quant"}
-    assert int8.engine_options() == {
-        "quantization": "ascend_quant",
-        "quantization_config": {**ours, "scheme": "int8", "profile": str(profile)},
-    }
-    assert fp8.engine_options() == {"quantization": "fp8"}
-    assert bf16.engine_options() == {"quantization": "ascend_quant", "quantization_config": {**ours, "scheme": "bf16"}}
+    assert int8.options() == {"scheme": "int8", "profile": str(profile)}
+    assert fp8.options() == {"scheme": "fp8_tensor"}
+    assert bf16.options() == {"scheme": "bf16"}
 
 
 def test_our_own_keys_reach_the_engine(profile):
-    replica = Replica(fn="int8_fast", profile=str(profile), frozen_scales=True, ignore=["re:.*o_proj"])
-    options = replica.engine_options()["quantization_config"]
+    options = Replica(fn="int8_fast", profile=str(profile), frozen_scales=True, ignore=["re:.*o_proj"]).options()
     assert options["frozen_scales"] is True and options["ignore"] == ["re:.*o_proj"]
+    assert Replica(fn="fp8_channel", ignore=["re:.*o_proj"]).options() == {"scheme": "fp8", "ignore": ["re:.*o_proj"]}
 
 
 def test_the_engine_gets_a_whole_path_and_only_where_it_smooths(profile, monkeypatch):
     monkeypatch.chdir(profile.parent)
-    assert Replica(profile=profile.name).engine_options()["quantization_config"]["profile"] == str(profile)
-    assert "profile" not in Replica(fn="bf16", profile=profile.name).engine_options()["quantization_config"]
+    assert Replica(profile=profile.name).options()["profile"] == str(profile)
+    for fn in ("bf16", "fp8", "fp8_channel"):
+        assert "profile" not in Replica(fn=fn, profile=profile.name).options()
 
 
 def test_a_profile_of_ours_is_found_by_its_stem(tmp_path):
     for suffix in (".safetensors", ".json"):
         (tmp_path / f"kept{suffix}").touch()
-    options = Replica(profile=str(tmp_path / "kept")).engine_options()["quantization_config"]
-    assert options["profile"] == str(tmp_path / "kept.safetensors")
+    assert Replica(profile=str(tmp_path / "kept")).options()["profile"] == str(tmp_path / "kept.safetensors")
     (tmp_path / "kept.json").unlink()
     with pytest.raises(ConfigError, match=r"no file .*kept\.json"):
-        Replica(profile=str(tmp_path / "kept")).engine_options()
+        Replica(profile=str(tmp_path / "kept")).options()
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -103,13 +105,17 @@ def test_disregarded_names_each_key_that_is_not_followed(file):
     int8, fp8, bf16 = read(file).replicas
     keys = [line.partition("=")[0] for line in int8.disregarded()]
     assert keys == ["model", "load_format", "distributed_executor_backend", "params_to_ignore"]
-    assert [line.partition("=")[0] for line in fp8.disregarded()] == ["load_format", "module_attribute_to_preserve"]
+    keys = [line.partition("=")[0] for line in fp8.disregarded()]
+    assert keys == ["load_format", "module_attribute_to_preserve", "quantization"]
     assert bf16.disregarded() == []
 
 
 def test_disregarded_says_what_would_surprise():
-    assert "fn=int8 decides" in Replica(quantization="fp8").disregarded()[0]
-    assert "fn=bf16 needs none" in Replica(fn="bf16", profile="p.pt").disregarded()[0]
+    assert "fn=int8 decides: ascend_quant, scheme int8" in Replica(quantization="fp8").disregarded()[0]
+    assert "fn=fp8 decides: ascend_quant, scheme fp8_tensor" in Replica(fn="fp8", quantization="fp8").disregarded()[0]
+    assert Replica(fn="fp8", quantization="ascend_quant").disregarded() == []
+    for fn in ("bf16", "fp8", "fp8_tensor"):
+        assert f"fn={fn} needs none" in Replica(fn=fn, profile="p.pt").disregarded()[0]
     assert "M/profile.pt" in Replica(model="M").disregarded()[-1]
     assert "did you mean frozen_scales?" in Replica(frozen_scale=True).disregarded()[0]
 
@@ -132,7 +138,7 @@ def test_what_was_read_is_written_again(file, tmp_path):
         ("configs: [{frozen_scales: 'no'}]", r"frozen_scales: .*valid boolean.*'no'"),
         ("configs: [{frozen_scales: true}]", r"needs an int8 function and a profile: fn=int8, profile=None"),
         ("configs: [{fn: bf16, profile: p.pt, frozen_scales: true}]", "fn=bf16"),
-        ("configs: [{fn: fp8, ignore: [lm_head]}]", r"ignore=\['lm_head'\] cannot be followed with fn=fp8"),
+        ("configs: [{fn: fp8, profile: p.pt, frozen_scales: true}]", "needs an int8 function and a profile: fn=fp8"),
         ("configs: [{ignore: lm_head}]", "ignore: .*valid list"),
         ("configs: [{fn: int8, columns: !!python/tuple [1]}]", "python/tuple"),
     ],

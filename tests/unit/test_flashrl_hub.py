@@ -20,7 +20,7 @@ from ascend_quant.flashrl.files import ConfigError
 try:
     replicas = resolve(sys.argv[1]).replicas
     print([replica.fn for replica in replicas])
-    print(open(replicas[0].engine_options()["quantization_config"].get("profile", "/dev/null")).read())
+    print(open(replicas[0].options().get("profile", "/dev/null")).read())
 except ConfigError as error:
     print(error)
 """

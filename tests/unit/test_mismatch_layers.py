@@ -1,14 +1,17 @@
-"""What quantization does to a layer's output, against the oracle's matmul and experts; and which layers stand out."""
+"""What quantization does to a layer's output, against the oracle's product and experts; and which layers stand out."""
 
 import pytest
 import torch
 
 from ascend_quant import oracle
+from ascend_quant.kernels import cpu
 from ascend_quant.mismatch import layer_errors
-from ascend_quant.mismatch.layer_errors import EXACT, ROUNDINGS, extra_bytes, get_rounding, mixture, product
+from ascend_quant.mismatch.layer_errors import EXACT, extra_bytes, mixture, product
 from ascend_quant.mismatch.suggestion import LayerError, ranked, suggest
+from ascend_quant.schemes import SCHEMES, Scheme
 
-INT8 = ROUNDINGS["int8"]
+QUANTIZED = [scheme for scheme in SCHEMES.values() if scheme.quantized]
+BY_WHOLE_ROWS = [scheme for scheme in QUANTIZED if scheme.shares in ("row", "tensor")]
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -19,36 +22,58 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     return bool((found.double() - wanted.double()).norm() < 1e-5 * wanted.double().norm())
 
 
-@pytest.mark.parametrize("elements", [1 << 23, 100, 7])
-def test_products_are_the_oracles(elements, monkeypatch):
+def by_name(schemes: list[Scheme]):
+    return pytest.mark.parametrize("scheme", schemes, ids=lambda scheme: scheme.name)
+
+
+@by_name(QUANTIZED)
+@pytest.mark.parametrize("elements", [1 << 23, 7])
+def test_products_are_the_oracles(elements, scheme, monkeypatch):
+    """In one piece, and in pieces of 128 rows; rows differ in size, and so do blocks and groups."""
     monkeypatch.setattr(layer_errors, "ELEMENTS", elements)
-    x, w = normal(9, 33), normal(21, 33, seed=1)
+    x, w = normal(9, 256), normal(300, 256, seed=1)
+    w[::3] *= 1e-3
+    w[:, 128:] *= 100
+    w[128:] *= 10
     exact = x.double() @ w.double().T
     assert close(product(x, w, EXACT), exact)
-    assert close(product(x, w, INT8), oracle.matmul(x, *oracle.quantize_weight(w)))
-    assert not close(product(x, w, INT8), exact)
+    found = product(x, w, scheme)
+    assert close(found, oracle.product(x, *oracle.quantize(w, scheme), scheme))
+    assert not close(found, exact)
 
 
+@by_name(BY_WHOLE_ROWS)
 @pytest.mark.parametrize("elements", [1 << 23, 20])
-def test_a_slice_of_the_inputs_takes_the_scales_of_whole_rows(elements, monkeypatch):
+def test_a_slice_of_the_inputs_takes_the_scales_of_whole_rows(elements, scheme, monkeypatch):
     monkeypatch.setattr(layer_errors, "ELEMENTS", elements)
-    x, w = normal(5, 16), normal(12, 32, seed=1)
+    x, w = normal(5, 16), normal(200, 32, seed=1)
     absmax = w.abs().amax(-1).float()
-    codes, scale = oracle.quantize_weight(w)
-    assert close(product(x, w[:, :16], INT8, absmax), oracle.matmul(x, codes[:, :16], scale))
+    codes, scale = oracle.quantize(w, scheme)
+    assert close(product(x, w[:, :16], scheme, absmax), oracle.product(x, codes[:, :16], scale, scheme))
 
 
-def experts() -> tuple[torch.Tensor, ...]:
-    x, w13, w2 = normal(11, 24), normal(4, 20, 24, seed=1), normal(4, 24, 10, seed=2)
+def test_a_slice_of_the_inputs_has_blocks_and_groups_of_its_own():
+    """As on a rank of the engine; what the other ranks' rows hold does not matter."""
+    x, w = normal(5, 128), normal(200, 256, seed=1)
+    for scheme in (scheme for scheme in QUANTIZED if scheme not in BY_WHOLE_ROWS):
+        wanted = oracle.product(x, *oracle.quantize(w[:, :128], scheme), scheme)
+        assert close(product(x, w[:, :128], scheme, 100 * w.abs().amax(-1).float()), wanted)
+
+
+def experts(hidden: int = 24, width: int = 10) -> tuple[torch.Tensor, ...]:
+    x, w13, w2 = normal(11, hidden), normal(4, 2 * width, hidden, seed=1), normal(4, hidden, width, seed=2)
+    w13[1:] *= 30  # experts differ
+    w2[2:] *= 30
     expert = torch.tensor([[0, 2], [1, 3], [-1, 2]] * 4)[:11]  # -1: of another rank
     weight = torch.rand(11, 2, generator=torch.Generator().manual_seed(3))
     return x, weight, expert, w13, w2
 
 
-def test_the_mixture_is_the_oracles():
-    x, weight, expert, w13, w2 = experts()
-    wanted = oracle.experts(x, weight, expert, *oracle.quantize_weight(w13), *oracle.quantize_weight(w2))
-    assert close(mixture(x, weight, expert, w13, w2, INT8), wanted)
+@by_name(QUANTIZED)
+def test_the_mixture_is_the_oracles(scheme):
+    x, weight, expert, w13, w2 = experts(hidden=256, width=128)
+    wanted = oracle.experts(x, weight, expert, *oracle.quantize(w13, scheme), *oracle.quantize(w2, scheme), scheme)
+    assert close(mixture(x, weight, expert, w13, w2, scheme), wanted)
 
 
 def test_the_exact_mixture_token_by_token():
@@ -62,26 +87,23 @@ def test_the_exact_mixture_token_by_token():
     assert close(mixture(x, weight, expert, w13, w2, EXACT), wanted)
 
 
-def test_expert_slices_take_the_scales_of_whole_rows():
+@by_name(BY_WHOLE_ROWS)
+def test_expert_slices_take_the_scales_of_whole_rows(scheme):
     x, weight, expert, w13, w2 = experts()
     halves = [torch.cat([part.chunk(2, 1)[i] for part in w13.chunk(2, 1)], 1) for i in range(2)]
     absmax = w2.abs().amax(-1).float()
-    codes, scale = oracle.quantize_weight(w2)
+    codes, scale = oracle.quantize(w2, scheme)
     for i in range(2):
-        given = mixture(x, weight, expert, halves[i], w2.chunk(2, -1)[i], INT8, absmax)
-        pair = oracle.quantize_weight(halves[i])
-        assert close(given, oracle.experts(x, weight, expert, *pair, codes.chunk(2, -1)[i], scale))
+        given = mixture(x, weight, expert, halves[i], w2.chunk(2, -1)[i], scheme, absmax)
+        pair = oracle.quantize(halves[i], scheme)
+        assert close(given, oracle.experts(x, weight, expert, *pair, codes.chunk(2, -1)[i], scale, scheme))
 
 
-def test_the_bytes_that_a_layer_costs():
-    weight = torch.zeros(6, 10, 20, dtype=torch.bfloat16)
-    codes, scale = oracle.quantize_weight(weight)
-    assert extra_bytes(weight, INT8) == weight.nbytes - codes.nbytes - scale.nbytes
-
-
-def test_a_scheme_without_layer_errors_is_named():
-    with pytest.raises(ValueError, match="no layer errors for scheme 'bf16'; there are for: int8"):
-        get_rounding("bf16")
+@by_name(QUANTIZED)
+@pytest.mark.parametrize("shape", [(6, 10, 256), (300, 384)])
+def test_the_bytes_that_a_layer_costs(shape, scheme):
+    weight, held = torch.zeros(shape, dtype=torch.bfloat16), cpu.storage(scheme, shape)
+    assert extra_bytes(weight, scheme) == weight.nbytes - held.codes.nbytes - held.scale.nbytes
 
 
 def seen(name: str, error: list[float], norm: list[float], cost: int = 10) -> dict:

@@ -25,6 +25,7 @@ app.command()(mismatch)
         (("--scheme", "int8", "--tp", "0"), "--tp 0: at least 1"),
         (("--scheme", "int8", "--threshold", "0"), "--threshold 0.0: "),
         (("--scheme", "int8", "--profile", "absent.pt"), "--profile absent.pt: there is no such file"),
+        (("--scheme", "fp8", "--profile", __file__), "profiles go with int8, not with fp8; leave it out"),
         (("--scheme", "int8", "--raw"), "--raw: goes into the report; give --json"),
         (("--scheme", "int8", "--plot", "absent/plot.png"), "--plot absent/plot.png: there is no folder"),
         (("--scheme", "int8", "--json", "absent/report.json"), "--json absent/report.json: there is no folder"),

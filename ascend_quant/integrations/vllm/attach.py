@@ -70,11 +70,11 @@ def _smoothing(config, device: torch.device, skipped: Callable[[str], bool]) -> 
     """
     if config.options.profile is None:
         return None
-    profile = rules.load(config.options.profile)
-    if profile.scheme != config.scheme.name:
+    profile, scheme = rules.load(config.options.profile), config.scheme.name
+    if profile.scheme != scheme or scheme != "int8":
         raise RefitError(
-            f"profile {config.options.profile} is for scheme {profile.scheme}, the engine's is {config.scheme.name}: "
-            "make a profile of that scheme, or leave the option profile out"
+            f"profile {config.options.profile} is for scheme {profile.scheme}, the engine's is {scheme}: weights are "
+            "smoothed for int8 alone; make a profile of int8, or leave the option profile out"
         )
     smoothing = Smoothing(profile, config.options.frozen_scales, device, skipped)
     how = "frozen" if config.options.frozen_scales else "fresh"

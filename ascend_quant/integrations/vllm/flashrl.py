@@ -56,19 +56,14 @@ def configure(arguments: Any, config: Config, variables: Variables) -> None:
     rank = replica_of(arguments, os.environ, len(config.replicas))
     asked = f"FLASHRL_CONFIG={variables.config}"
     if rank is None:
-        quantization, options = NAME, shared_options(config)
+        options = shared_options(config)
         logger.info("%s: replica r uses config r mod %d", asked, len(config.replicas))
     else:
-        replica = config.for_replica(rank)
-        quantization, options = told(replica, rank, asked)
-    if arguments.quantization not in (None, quantization):
+        options = told(config.for_replica(rank), rank, asked)
+    if arguments.quantization not in (None, NAME):
         raise ConfigError(f"{asked}, but the engine is given quantization={arguments.quantization!r}: leave one out")
-    arguments.quantization = quantization
-    more = options_of(variables)
-    if quantization == NAME:
-        override(arguments, {**options, **more}, asked)
-    elif more:
-        raise ConfigError(f"{asked}, which is vLLM's own FP8: {NAMES[next(iter(more))]} needs int8 or bf16")
+    arguments.quantization = NAME
+    override(arguments, {"quant_method": NAME, **options, **options_of(variables)}, asked)
 
 
 def options_of(variables: Variables) -> dict[str, bool]:
@@ -91,24 +86,17 @@ def replica_of(arguments: Any, environment: dict[str, str], configs: int) -> int
     return 0
 
 
-def told(replica: Replica, rank: int, asked: str) -> tuple[str, dict[str, Any]]:
-    """The quantization of one replica and its options; says what is done, and what is not."""
+def told(replica: Replica, rank: int, asked: str) -> dict[str, Any]:
+    """The options of one replica; says what is done, and what is not."""
     logger.info("%s: replica %d uses fn=%s: %s", asked, rank, replica.fn, replica.function.meaning)
     for line in replica.disregarded():
         logger.info("not followed: %s", line)
-    options = replica.engine_options()
-    return options["quantization"], options.get("quantization_config", {})
+    return replica.options()
 
 
 def shared_options(config: Config) -> dict[str, Any]:
     """Options for engine cores that choose by their own rank."""
-    found = [told(replica, rank, "FLASHRL_CONFIG") for rank, replica in enumerate(config.replicas)]
-    if other := [replica.fn for replica, (name, _) in zip(config.replicas, found, strict=True) if name != NAME]:
-        raise ConfigError(
-            f"fn={other[0]} cannot be one of several in vLLM's own data parallel: start engines of their own"
-        )
-    each = [{key: value for key, value in options.items() if key != "quant_method"} for _, options in found]
-    return {"quant_method": NAME, "replicas": each}
+    return {"replicas": [told(replica, rank, "FLASHRL_CONFIG") for rank, replica in enumerate(config.replicas)]}
 
 
 def override(arguments: Any, options: dict[str, Any], asked: str) -> None:

@@ -1,0 +1,156 @@
+"""The tensors of a Megatron checkpoint by the names of the Hugging Face model, one at a time.
+
+    decoder.layers.self_attention.linear_qkv.weight   (layers, N, K)           q, k and v of all layers
+    decoder.layers.3.mlp.linear_fc1.weight            (2 I, K)                 gate and up of one, where layers differ
+    decoder.layers.mlp.experts.experts.linear_fc1.weight  (layers, E, 2 I, K)  gate and up of all experts
+
+Megatron keeps the heads of a key-value group together: q of the group, its k, its v, then the next group. The names
+are verl's own converters' (verl.models.mcore), which know each architecture. verl's `model_merger` is not used: it
+builds the model, which needs CUDA for a random state and TransformerEngine for the layers, and holds all of it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from ascend_quant.export.errors import ExportError
+from ascend_quant.export.torch_dist import TorchDist
+
+LAYERS = "decoder.layers."
+EXPERTS = ".experts.experts."
+NOT_WEIGHTS = ("optimizer", "chained_", "rng_state", "opt_param_scheduler", "lr_scheduler", "rerun_state_machine_state")
+KEPT = ".expert_bias"  # a correction in float32, which engines read in float32
+PADDED = ("embedding.word_embeddings.weight", "output_layer.weight")  # to a multiple that Megatron likes
+
+
+class Slice(NamedTuple):
+    """A parameter: Megatron's name in a model on one rank, and where it is stored."""
+
+    name: str
+    key: str
+    leading: tuple[int, ...]
+
+
+class Names:
+    """From Megatron's parameters to the model's tensors.
+
+    Args:
+        config: the model's config.json.
+
+    Raises:
+        ExportError: verl or Megatron-core is missing, or verl does not know the architecture.
+    """
+
+    def __init__(self, config: Mapping[str, Any]):
+        self.config = config
+        self._converter = _converter(config)
+
+    def tensors(self, name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Those that a parameter holds, in BF16 (the router's correction: in its own dtype)."""
+        if name in PADDED:
+            parameter = self._unpadded(name, parameter)
+        try:
+            names, tensors = self._converter.convert_param(name, self._parts(name, parameter))
+        except (NotImplementedError, AssertionError, KeyError) as error:
+            raise ExportError(
+                f"verl's converter of {self.config['architectures'][0]} does not know {name} ({error!r}); is "
+                "--hf-model the model that was trained?"
+            ) from error
+        for one, tensor in zip(names, tensors, strict=True):
+            yield one, (tensor if name.endswith(KEPT) else tensor.to(torch.bfloat16)).contiguous()
+
+    def _unpadded(self, name: str, w_VH: torch.Tensor) -> torch.Tensor:
+        tokens = self.config["vocab_size"]
+        if w_VH.shape[0] < tokens:
+            raise ExportError(
+                f"{name} has {w_VH.shape[0]} rows, the model has {tokens} tokens; is --hf-model the model that was "
+                "trained?"
+            )
+        return w_VH[:tokens]
+
+    def _parts(self, name: str, parameter: torch.Tensor) -> list[torch.Tensor]:
+        """q, k and v; gate and up; or the parameter alone."""
+        if re.search(r"linear_fc1\.weight\d*$", name):
+            return list(parameter.chunk(2))
+        if re.search(r"linear_qkv\.(weight|bias)$", name):
+            return self._heads(name, parameter)
+        return [parameter]
+
+    def _heads(self, name: str, parameter: torch.Tensor) -> list[torch.Tensor]:
+        queries = self.config["num_attention_heads"]
+        groups = self.config.get("num_key_value_heads") or queries
+        each = queries // groups
+        if parameter.shape[0] % (groups * (each + 2)):
+            raise ExportError(
+                f"{name} has {parameter.shape[0]} rows, which are no {queries} query and {groups} key-value heads; is "
+                "--hf-model the model that was trained?"
+            )
+        by_group = parameter.unflatten(0, (groups, each + 2, -1))
+        return [part.flatten(0, 2) for part in by_group.split([each, 1, 1], dim=1)]
+
+
+def _converter(config: Mapping[str, Any]) -> Any:
+    try:
+        from verl.models.mcore.registry import MODEL_WEIGHT_CONVERTER_REGISTRY, get_supported_model
+    except ImportError as error:
+        raise ExportError(f"needs verl and megatron-core, for the names of the model's tensors: {error}") from error
+    try:
+        converter = MODEL_WEIGHT_CONVERTER_REGISTRY[get_supported_model(config["architectures"][0])]
+    except (NotImplementedError, KeyError) as error:
+        raise ExportError(
+            f"verl has no names for {config['architectures'][0]}; save the checkpoint with actor.checkpoint."
+            "save_contents=[hf_model] instead, which Megatron-Bridge writes"
+        ) from error
+    layers = SimpleNamespace(num_layers=config["num_hidden_layers"], mtp_num_layers=1)
+    return converter(SimpleNamespace(**config), layers)
+
+
+def slices(stored: TorchDist, config: Mapping[str, Any]) -> list[Slice]:
+    """Every parameter, layer by layer.
+
+    Raises:
+        ExportError: a layer is missing, or there are more than the model has.
+    """
+    found = [one for key in stored.sizes if _is_weight(key) for one in _unstacked(key, stored.sizes[key])]
+    layers = {_layer(one.name) for one in found} - {None}
+    if layers != set(range(config["num_hidden_layers"])):
+        raise ExportError(
+            f"{stored.folder} holds layers {_span(layers)}, the model has {config['num_hidden_layers']}; is --hf-model "
+            "the model that was trained?"
+        )
+    return sorted(found, key=lambda one: -1 if _layer(one.name) is None else _layer(one.name))
+
+
+def _is_weight(key: str) -> bool:
+    return not key.startswith(NOT_WEIGHTS) and "_extra_state" not in key
+
+
+def _unstacked(key: str, size: tuple[int, ...]) -> Iterator[Slice]:
+    """The parameters that a stored tensor holds: of all layers, of all experts, or one."""
+    if not key.startswith(LAYERS):
+        yield Slice(key, key, ())
+        return
+    rest = key.removeprefix(LAYERS)
+    single = re.match(r"\d+\.", rest)
+    layers = [(int(single[0][:-1]), ())] if single else [(layer, (layer,)) for layer in range(size[0])]
+    for layer, leading in layers:
+        yield from _experts(f"{LAYERS}{layer}.{rest[single.end() :] if single else rest}", key, leading, size)
+
+
+def _experts(name: str, key: str, leading: tuple[int, ...], size: tuple[int, ...]) -> Iterator[Slice]:
+    if EXPERTS not in name:
+        yield Slice(name, key, leading)
+        return
+    for expert in range(size[len(leading)]):  # Megatron's own name on one rank: mlp.experts.linear_fc1.weight7
+        yield Slice(f"{name.replace(EXPERTS, '.experts.')}{expert}", key, (*leading, expert))
+
+
+def _layer(name: str) -> int | None:
+    return int(name.removeprefix(LAYERS).split(".")[0]) if name.startswith(LAYERS) else None
+
+
+def _span(layers: set[int]) -> str:
+    return f"{min(layers)} to {max(layers)} ({len(layers)})" if layers else "none"

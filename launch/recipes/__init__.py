@@ -1,0 +1,13 @@
+"""Recipes: what to train, on how many devices, at which precisions; from configs/recipes/NAME.yaml to verl's overrides.
+
+recipe = load("qwen3-4b-fp8")
+resolve(recipe, Paths(model="/models/Qwen3-4B", data="/data", out="/runs/one")).overrides
+"""
+
+from launch.recipes.errors import RecipeError
+from launch.recipes.fields import Recipe
+from launch.recipes.files import load, names
+from launch.recipes.overrides import Resolved, resolve
+from launch.recipes.settings import Paths
+
+__all__ = ["Paths", "Recipe", "RecipeError", "Resolved", "load", "names", "resolve"]

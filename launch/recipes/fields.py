@@ -1,0 +1,176 @@
+"""What a recipe file may say: its fields, their types and their values. What goes together is in rules.py."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from ascend_quant.schemes import get_scheme
+
+Stack = Literal["cpu", "ascend-cann8.5", "ascend-cann9.1", "cuda13"]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+SchemeName = Annotated[str, AfterValidator(lambda name: get_scheme(name).name)]
+
+
+class Fields(BaseModel):
+    """A part of a recipe: no key is unknown, no value is converted, nothing changes later."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Numbers(Fields):
+    """The model's sizes that tensor parallelism cuts, by the names they have in its config.json."""
+
+    hidden_size: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    intermediate_size: Count | None = None
+    moe_intermediate_size: Count | None = None
+    n_shared_experts: Count | None = None
+    q_lora_rank: Count | None = None
+    kv_lora_rank: Count | None = None
+    qk_nope_head_dim: Count | None = None
+    qk_rope_head_dim: Count | None = None
+    v_head_dim: Count | None = None
+
+    @model_validator(mode="after")
+    def _latent_attention_is_whole(self) -> "Numbers":
+        latent = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        if self.kv_lora_rank is not None and (missing := [name for name in latent if getattr(self, name) is None]):
+            raise ValueError(f"kv_lora_rank needs {', '.join(missing)} beside it")
+        return self
+
+
+class Model(Fields):
+    """The model.
+
+    Attributes:
+        hub: its id on the hub; a run may name a folder in its place.
+        int4_group: elements of a group of the INT4 weights that it was made for, if it was.
+        numbers: its sizes, for the check that every slice is whole groups or blocks.
+    """
+
+    hub: str
+    int4_group: Literal[32, 128] | None = None
+    numbers: Numbers | None = None
+
+
+class Rollout(Fields):
+    """The engine: vLLM with weights that are re-quantized in place at every step.
+
+    Attributes:
+        scheme: a name from `ascend_quant.schemes`.
+        ignore: layers that stay BF16: a full name, or re:PATTERN.
+        tensor_parallel: devices of a replica.
+        expert_parallel: 1, or `tensor_parallel`: each device then has whole experts.
+        gpu_memory_utilization: share of a device's memory that the engine takes.
+        max_prompt_length, max_response_length: tokens.
+        n: samples of a prompt.
+    """
+
+    scheme: SchemeName
+    ignore: list[str] = []
+    tensor_parallel: Count
+    expert_parallel: Count = 1
+    gpu_memory_utilization: Share
+    max_prompt_length: Count
+    max_response_length: Count
+    n: Annotated[int, Field(ge=2)]
+
+
+class Fp8(Fields):
+    """FP8 training by TransformerEngine: slime's --fp8-format, --fp8-recipe and --fp8-param-gather."""
+
+    format: Literal["e4m3", "hybrid"] = "e4m3"
+    recipe: Literal["blockwise", "tensorwise", "delayed"] = "blockwise"
+    param_gather: bool = False
+
+
+class Parallel(Fields):
+    """How Megatron spreads the model: devices that share a tensor, a pipeline, a sequence, a layer's experts.
+
+    `last_stage_layers` is for layers that the stages cannot share out evenly.
+    """
+
+    tensor: Count = 1
+    pipeline: Count = 1
+    context: Count = 1
+    expert: Count = 1
+    last_stage_layers: Count | None = None
+
+
+class Training(Fields):
+    """The trainer.
+
+    Attributes:
+        precision: of the products; fp8 needs `fp8` settings or takes their defaults.
+        cpu_adam: optimizer states live, and are stepped, on the host.
+        parallel: Megatron's; FSDP2 takes none.
+    """
+
+    precision: Literal["bf16", "fp8"] = "bf16"
+    fp8: Fp8 | None = None
+    cpu_adam: bool = False
+    parallel: Parallel | None = None
+
+
+class Correction(Fields):
+    """Importance weights against the difference between the rollout's policy and the trainer's.
+
+    Attributes:
+        level: a weight for each token, or for each sequence.
+        threshold: larger weights are cut to this.
+        batch_normalize: divide by the batch's mean weight.
+        bypass: the rollout's log-probabilities stand for the old policy's: no pass over the batch to find them, and
+            the plain policy gradient in place of PPO's clipped loss.
+    """
+
+    level: Literal["token", "sequence"]
+    threshold: Annotated[float, Field(gt=0)] = 2.0
+    batch_normalize: bool = False
+    bypass: bool = False
+
+
+class Data(Fields):
+    """What `run.sh data` calls it, and its files, from the data folder."""
+
+    name: str
+    train: str
+    validation: str
+
+
+class Memory(Fields):
+    """What the run needs, in GiB: of each device, and of each host."""
+
+    device: Count
+    host: Count
+
+
+class Recipe(Fields):
+    """A whole recipe. `verl` is a tree of verl's own settings; a setting that a field here makes is refused in it."""
+
+    name: str
+    summary: str
+    model: Model
+    stack: Stack
+    nodes: Count
+    devices_per_node: Count
+    backend: Literal["fsdp2", "megatron"]
+    rollout: Rollout
+    training: Training = Training()
+    qat: SchemeName | None = None
+    correction: Correction | None = None
+    data: Data
+    memory: Memory
+    verl: dict[str, Any] = {}
+
+    @property
+    def devices(self) -> int:
+        """Devices of the whole run."""
+        return self.nodes * self.devices_per_node
+
+    @property
+    def fp8(self) -> Fp8 | None:
+        """The settings of FP8 training, if that is what it is."""
+        return (self.training.fp8 or Fp8()) if self.training.precision == "fp8" else None

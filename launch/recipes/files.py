@@ -1,0 +1,75 @@
+"""Reading configs/recipes/NAME.yaml. `extends: OTHER` in a file takes what it leaves out from that recipe."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from launch.recipes.errors import RecipeError, did_you_mean, explain, failed
+from launch.recipes.fields import Recipe
+from launch.recipes.rules import problems
+
+FOLDER = Path(__file__).parents[2] / "configs" / "recipes"
+DEMO = "demo"  # has a format and a loader of its own: launch/demo/recipe.py
+
+
+def names(folder: Path = FOLDER) -> list[str]:
+    """The recipes that can be loaded. A file whose name begins with _ is what others extend."""
+    return sorted(file.stem for file in folder.glob("[!_]*.yaml") if file.stem != DEMO)
+
+
+def load(name: str, folder: Path = FOLDER) -> Recipe:
+    """The recipe called `name`, or in the file `name` if that ends in .yaml, checked.
+
+    Raises:
+        RecipeError: there is none, or it is wrong: each line names the file and what to change.
+    """
+    file = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
+    if not file.is_file() or name == DEMO:
+        raise RecipeError(f"no recipe {name!r}; {did_you_mean(name, names(folder)).replace('keys', 'names')}")
+    try:
+        recipe = Recipe.model_validate(read(file))
+    except ValidationError as error:
+        raise failed(file, explain(error, Recipe)) from error
+    found = problems(recipe)
+    if recipe.name != file.stem:
+        found.append(f"name: {recipe.name!r} is not the file's: write {file.stem}")
+    if found:
+        raise failed(file, found)
+    return recipe
+
+
+def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The file's tree, over those that it extends; `above` are the files that led here.
+
+    Raises:
+        RecipeError: a file is missing, is no YAML mapping, or extends itself.
+    """
+    if not file.is_file():
+        raise failed(above[-1], [f"extends: there is no {file}"])
+    if file in above:
+        raise failed(file, [f"extends: leads back to itself, over {', '.join(one.stem for one in above)}"])
+    tree = _mapping(file)
+    base = tree.pop("extends", None)
+    return tree if base is None else merged(read(file.parent / f"{base}.yaml", (*above, file)), tree)
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        tree = yaml.safe_load(file.read_text())
+    except yaml.YAMLError as error:
+        raise failed(file, [f"is no YAML: {error}"]) from error
+    if not isinstance(tree, dict):
+        raise failed(file, ["is no recipe: a mapping of keys to values is needed"])
+    return tree
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Both trees in one; where both have a value, it is that of `above`."""
+    both = dict(below)
+    for key, value in above.items():
+        nested = isinstance(value, dict) and isinstance(below.get(key), dict)
+        both[key] = merged(below[key], value) if nested else value
+    return both

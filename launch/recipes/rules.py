@@ -1,0 +1,135 @@
+"""What in a recipe does not go together, and what to write instead. One function a subject; each yields problems."""
+
+from collections.abc import Iterator
+
+from ascend_quant.schemes import get_scheme
+from launch.recipes.fields import Recipe
+from launch.recipes.settings import Paths, folders, settings
+from launch.recipes.slices import misfits
+from launch.recipes.trees import leaves
+
+NPU_SCHEMES = ("int8", "bf16")
+
+
+def problems(recipe: Recipe) -> list[str]:
+    """Everything that is wrong with a recipe whose fields are valid one by one."""
+    subjects = (_npu, _fp8_training, _quantization_aware, _groups, _devices, _stages, _slices, _own_settings, _numbers)
+    return [problem for subject in subjects for problem in subject(recipe)]
+
+
+def _npu(recipe: Recipe) -> Iterator[str]:
+    if not recipe.stack.startswith("ascend"):
+        return
+    if recipe.rollout.scheme not in NPU_SCHEMES:
+        yield (
+            f"rollout.scheme: {recipe.rollout.scheme} has no kernels on stack {recipe.stack}: Atlas A2 and A3 have no "
+            "FP8 units, and INT4 rollouts are not served on NPU by this version. Use int8 rollouts (or bf16)"
+        )
+    if recipe.qat not in (None, *NPU_SCHEMES):
+        yield f"qat: {recipe.qat} has no rollouts on stack {recipe.stack}. Use int8 with int8 rollouts, or no qat"
+    if recipe.fp8:
+        yield (
+            f"training.precision: fp8 on stack {recipe.stack}: Atlas A2 and A3 have no FP8 units, and "
+            "TransformerEngine needs CUDA. Use bf16 training with int8 rollouts"
+        )
+
+
+def _fp8_training(recipe: Recipe) -> Iterator[str]:
+    if recipe.training.fp8 is not None and recipe.training.precision != "fp8":
+        yield f"training.fp8: has no effect with training.precision {recipe.training.precision}: set that to fp8"
+    if not recipe.fp8:
+        return
+    if recipe.backend != "megatron":
+        yield (
+            f"training.precision: fp8 with backend {recipe.backend}: FP8 training is TransformerEngine's, which verl "
+            "uses through Megatron only. Use backend megatron, or bf16 training"
+        )
+    if recipe.stack == "cpu":
+        yield "training.precision: fp8 on stack cpu: TransformerEngine needs CUDA. Use bf16 training"
+    if recipe.fp8.param_gather and recipe.training.cpu_adam:
+        yield (
+            "training.fp8.param_gather: true with training.cpu_adam: weights kept in FP8 need TransformerEngine's "
+            "FusedAdam, which runs on the GPU; Adam on the host cannot step them. Set one of the two to false"
+        )
+
+
+def _quantization_aware(recipe: Recipe) -> Iterator[str]:
+    if recipe.qat is None:
+        return
+    if get_scheme(recipe.qat).codes not in ("int4", "int8"):
+        yield f"qat: {recipe.qat} has no fake quantization. Choose from int4_g128, int4_g32, int8, or leave qat out"
+    elif recipe.qat != recipe.rollout.scheme:
+        yield (
+            f"qat: {recipe.qat} with {recipe.rollout.scheme} rollouts: the trainer would see other weights than the "
+            f"engine. Set rollout.scheme to {recipe.qat}, or qat to the rollout's scheme"
+        )
+    if recipe.fp8:
+        yield f"qat: {recipe.qat} with fp8 training: the products would round the weights again. Use bf16 training"
+
+
+def _groups(recipe: Recipe) -> Iterator[str]:
+    group, scheme = recipe.model.int4_group, get_scheme(recipe.rollout.scheme)
+    if group and scheme.codes == "int4" and scheme.group != group:
+        yield (
+            f"rollout.scheme: {scheme.name} for {recipe.model.hub}, whose INT4 weights have groups of {group} "
+            f"(model.int4_group): use int4_g{group}"
+        )
+
+
+def _devices(recipe: Recipe) -> Iterator[str]:
+    ranks, experts = recipe.rollout.tensor_parallel, recipe.rollout.expert_parallel
+    if recipe.devices % ranks:
+        yield f"rollout.tensor_parallel: {recipe.devices} devices are no multiple of {ranks}"
+    if experts not in (1, ranks):
+        yield f"rollout.expert_parallel: {experts}: verl takes 1, or tensor_parallel ({ranks})"
+    parallel = recipe.training.parallel
+    if parallel is None:
+        return
+    if recipe.backend != "megatron":
+        yield f"training.parallel: is Megatron's, and backend is {recipe.backend}: leave it out"
+    dense = parallel.tensor * parallel.pipeline * parallel.context
+    if recipe.devices % dense:
+        yield (
+            f"training.parallel: {recipe.devices} devices are no multiple of tensor {parallel.tensor} x pipeline "
+            f"{parallel.pipeline} x context {parallel.context} = {dense}"
+        )
+    if recipe.devices % (parallel.expert * parallel.pipeline):
+        yield (
+            f"training.parallel: {recipe.devices} devices are no multiple of expert {parallel.expert} x pipeline "
+            f"{parallel.pipeline} = {parallel.expert * parallel.pipeline}"
+        )
+
+
+def _stages(recipe: Recipe) -> Iterator[str]:
+    parallel = recipe.training.parallel
+    if parallel and parallel.last_stage_layers and parallel.pipeline == 1:
+        yield f"training.parallel.last_stage_layers: {parallel.last_stage_layers} without pipeline stages: leave it out"
+
+
+def _slices(recipe: Recipe) -> Iterator[str]:
+    if recipe.model.numbers is not None:
+        for line in misfits(recipe.model.numbers, recipe.rollout):
+            yield f"rollout.tensor_parallel: {line}"
+
+
+def _own_settings(recipe: Recipe) -> Iterator[str]:
+    own, at_run_time = settings(recipe), folders(recipe, Paths("", "", ""))
+    for key, _ in leaves(recipe.verl):
+        if key in own:
+            yield f"verl: {key} is made from a field of the recipe ({own[key]!r}): change that field"
+        if key in at_run_time:
+            yield f"verl: {key} is chosen when the run starts: leave it out"
+
+
+def _numbers(recipe: Recipe) -> Iterator[str]:
+    for key, value in leaves(recipe.verl):
+        if isinstance(value, str) and _is_number(value):
+            yield f"verl: {key}: {value!r} is text in YAML, not a number: write it with a dot, as 1.0e-6"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,193 @@
+"""Every recipe's overrides go through verl's own configuration loader and checks, and name what Megatron-core has.
+
+Not run here, for want of a GPU: the engines themselves (Megatron-Bridge, TransformerEngine), and what verl checks when
+workers start.
+"""
+
+import warnings
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from ascend_quant.integrations.verl import qat, settings
+from launch.recipes import Paths, load, names, resolve
+from launch.recipes.overrides import OPEN
+from launch.recipes.settings import DATA_PARALLEL, OPTIMIZER, TRANSFORMER
+
+PATHS = Paths("/models/one", "/data", "/runs/one")
+# With these Megatron-core asks for TransformerEngine's version, and there is none here: their names alone are checked.
+ASKS_TRANSFORMER_ENGINE = {"fp8", "fp8_recipe", "fp8_param", "moe_permute_fusion", "use_precision_aware_optimizer"}
+NOT_IN_ANY_DEFAULT = (
+    "ray_kwargs.ray_init.runtime_env.env_vars",
+    "actor_rollout_ref.rollout.engine_kwargs.ascend_quant",
+)
+
+
+def composed(overrides: list[str]) -> DictConfig:
+    """verl's configuration, as `main_ppo` composes it."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", overrides=overrides)
+
+
+def of(name: str) -> DictConfig:
+    """A recipe's."""
+    return composed(list(resolve(load(name), PATHS).overrides))
+
+
+def validated(config: DictConfig) -> None:
+    """verl's checks before it starts anything."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    for part in (config.actor_rollout_ref.rollout, config.algorithm):
+        omega_conf_to_dataclass(part)
+
+
+@pytest.mark.parametrize("name", names())
+def test_verl_takes_the_recipe(name: str, monkeypatch):
+    recipe, config = load(name), of(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)  # verl's word for settings that will go
+        validated(config)
+    assert settings.wants_refits(config)
+    monkeypatch.setattr("ascend_quant.integrations.verl.settings.os.path.exists", lambda path: True)
+    settings.check(config)
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert actor.strategy == recipe.backend
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (recipe.nodes, recipe.devices_per_node)
+    assert rollout.engine_kwargs.vllm.hf_overrides.quantization_config.scheme == recipe.rollout.scheme
+    assert rollout.max_model_len == config.data.max_prompt_length + config.data.max_response_length
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_whole_sequence_fits_a_micro_batch(name: str):
+    """verl's dynamic batches refuse a sequence longer than a device's tokens times the devices that share it."""
+    config = of(name)
+    actor = config.actor_rollout_ref.actor
+    room = actor.ppo_max_token_len_per_gpu * actor.megatron.context_parallel_size
+    assert actor.use_dynamic_bsz
+    assert room >= config.actor_rollout_ref.rollout.max_model_len
+
+
+def test_the_plugin_takes_the_engines_options():
+    from ascend_quant.integrations.vllm.options import Options
+
+    for name in names():
+        engine = of(name).actor_rollout_ref.rollout.engine_kwargs.vllm
+        assert engine.quantization == "ascend_quant"
+        options = Options.of(OmegaConf.to_container(engine.hf_overrides.quantization_config))
+        assert (options.scheme, options.ignore) == (load(name).rollout.scheme, load(name).rollout.ignore)
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_trainer_quantizes_what_the_engine_does(name: str):
+    recipe, wanted = load(name), qat.wanted(of(name))
+    if recipe.qat is None:
+        assert wanted is None
+    else:
+        assert wanted == (recipe.qat, tuple(recipe.rollout.ignore), "")
+
+
+def test_verl_refuses_a_key_that_it_does_not_have():
+    overrides = list(resolve(load("qwen3-4b-fp8"), PATHS).overrides)
+    with pytest.raises(HydraException, match="ppo_mini_batch"):
+        composed([one.replace("ppo_mini_batch_size", "ppo_mini_batch_sizes") for one in overrides])
+
+
+def test_the_open_mappings_are_verls():
+    """What stands in each of them by default takes no +, and what does not stand there takes one."""
+    megatron, dp = composed(["model_engine=megatron"]), composed([])
+    for mapping, present in OPEN.items():
+        if mapping in NOT_IN_ANY_DEFAULT:
+            continue
+        for config in (dp, megatron):
+            found = OmegaConf.select(config, mapping, default=None)
+            if found is not None:
+                break
+        assert found is not None, mapping
+        keys = {key for key, _ in _leaves(OmegaConf.to_container(found, resolve=False))}
+        assert keys == set(present), mapping
+
+
+def _leaves(tree: dict[str, Any], prefix: str = ""):
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def test_the_environment_reaches_rays_workers():
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    config = of("qwen3-4b-fp8")
+    merged = OmegaConf.merge(get_ppo_ray_runtime_env(config), config.ray_kwargs.ray_init.runtime_env)
+    assert merged.env_vars["NVTE_FP8_BLOCK_SCALING_FP32_SCALES"] == "1"
+    assert merged.env_vars["TOKENIZERS_PARALLELISM"], "verl's own are still there"
+
+
+def megatron_classes() -> dict[str, type]:
+    """Megatron-core's, by the mapping of verl whose keys are their fields."""
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer import TransformerConfig
+
+    return {TRANSFORMER: TransformerConfig, DATA_PARALLEL: DistributedDataParallelConfig, OPTIMIZER: OptimizerConfig}
+
+
+@pytest.mark.parametrize("name", names())
+def test_megatron_has_what_it_is_told(name: str):
+    config = of(name)
+    for mapping, kind in megatron_classes().items():
+        told = OmegaConf.to_container(OmegaConf.select(config, mapping))
+        assert set(told) <= {field.name for field in fields(kind)}, mapping
+        constructed = {key: value for key, value in told.items() if key not in ASKS_TRANSFORMER_ENGINE}
+        kind(**{**minimal(config, mapping), **constructed, **attention(told)})
+
+
+def minimal(config: DictConfig, mapping: str) -> dict[str, Any]:
+    """What Megatron-core's class cannot do without, or is told by verl beside the mapping."""
+    if mapping == TRANSFORMER:
+        megatron = config.actor_rollout_ref.actor.megatron
+        stages = megatron.pipeline_model_parallel_size
+        last = megatron.override_transformer_config.get("num_layers_in_last_pipeline_stage")
+        return {
+            "num_layers": 4 * (stages - 1) + last if last else 4 * stages,
+            "hidden_size": 64,
+            "num_attention_heads": 8,
+            "num_moe_experts": 32,
+            "pipeline_model_parallel_size": stages,
+            "pipeline_dtype": _bfloat16(),
+            "bf16": True,
+        }
+    return {"use_distributed_optimizer": True}
+
+
+def attention(told: dict[str, Any]) -> dict[str, Any]:
+    """The backend as verl hands it on: not its name but Megatron-core's constant."""
+    if "attention_backend" not in told:
+        return {}
+    from verl.utils.megatron_utils import mapping_string_to_attn_backend
+
+    return mapping_string_to_attn_backend({"attention_backend": told["attention_backend"]})
+
+
+def _bfloat16():
+    import torch
+
+    return torch.bfloat16
+
+
+def test_fp8_values_are_megatrons():
+    from launch.recipes.fields import Fp8
+
+    transformer = get_type_hints(megatron_classes()[TRANSFORMER])
+    for ours, theirs in (("format", "fp8"), ("recipe", "fp8_recipe")):
+        valid = {value for kind in get_args(transformer[theirs]) for value in get_args(kind)}
+        assert set(get_args(Fp8.model_fields[ours].annotation)) <= valid

@@ -1,0 +1,157 @@
+"""Reading recipes: what is misspelt, mistyped or missing is said with the file, the value and what is valid."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch.recipes import RecipeError, load, names
+from launch.recipes.files import FOLDER, merged
+
+WHOLE = {
+    "name": "one",
+    "summary": "a test",
+    "model": {"hub": "someone/model"},
+    "stack": "cuda13",
+    "nodes": 1,
+    "devices_per_node": 8,
+    "backend": "megatron",
+    "rollout": {
+        "scheme": "int8",
+        "tensor_parallel": 2,
+        "gpu_memory_utilization": 0.5,
+        "max_prompt_length": 16,
+        "max_response_length": 32,
+        "n": 4,
+    },
+    "data": {"name": "d", "train": "t.parquet", "validation": "v.parquet"},
+    "memory": {"device": 80, "host": 256},
+}
+
+
+def write(folder: Path, name: str = "one", **changes) -> Path:
+    """A recipe's file: the whole one, over which `changes` are laid."""
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(merged({**WHOLE, "name": name}, changes)))
+    return file
+
+
+def error(folder: Path, **changes) -> str:
+    write(folder, **changes)
+    with pytest.raises(RecipeError) as caught:
+        load("one", folder)
+    return str(caught.value)
+
+
+def test_the_repositorys_recipes_are_valid():
+    assert len(names()) >= 7
+    for name in names():
+        assert load(name).name == name
+
+
+def test_the_guides_runs_are_there():
+    figures = {
+        name: (r := load(name)).rollout.scheme + f" {r.training.precision} {r.qat} {r.nodes}" for name in names()
+    }
+    assert figures.items() >= {
+        ("qwen3-4b-fp8-rollout", "fp8_block bf16 None 1"),
+        ("qwen3-4b-fp8", "fp8_block fp8 None 1"),
+        ("qwen3-30b-a3b-fp8", "fp8_block fp8 None 2"),
+        ("moonlight-16b-a3b-int4", "int4_g128 bf16 int4_g128 1"),
+        ("qwen3-30b-a3b-int4", "int4_g128 bf16 int4_g128 1"),
+        ("qwen3-235b-a22b-int4", "int4_g128 bf16 int4_g128 8"),
+        ("kimi-k2-thinking-int4", "int4_g32 bf16 int4_g32 32"),
+    }
+
+
+def test_the_demo_and_shared_parts_are_no_recipes():
+    assert {file.stem for file in FOLDER.glob("*.yaml")} - set(names()) == {"demo", "_int4", "_low-precision"}
+    with pytest.raises(RecipeError, match="no recipe 'demo'"):
+        load("demo")
+
+
+def test_a_file_may_be_anywhere(tmp_path: Path):
+    assert load(str(write(tmp_path))).rollout.n == 4
+
+
+def test_an_unknown_name_is_told_the_nearest():
+    with pytest.raises(RecipeError, match=r"no recipe 'qwen3-4b-fp9'; did you mean qwen3-4b-fp8\? Valid names: "):
+        load("qwen3-4b-fp9")
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"bakend": "megatron"}, "bakend: no such key; did you mean backend? Valid keys: name, summary"),
+        ({"rollout": {"shceme": "int8"}}, "rollout.shceme: no such key; did you mean scheme? Valid keys: scheme, "),
+        (
+            {"training": {"fp8": {"formt": "e4m3"}}},
+            "training.fp8.formt: no such key; did you mean format? Valid keys: ",
+        ),
+        ({"training": {"parallel": {"zz": 1}}}, "training.parallel.zz: no such key; Valid keys: tensor, "),
+        ({"rollout": {"scheme": "int5"}}, "rollout.scheme: 'int5' is wrong: unknown scheme 'int5'; this version has: "),
+        ({"backend": "fsdp"}, "backend: 'fsdp' is wrong: Input should be 'fsdp2' or 'megatron'"),
+        ({"stack": "cuda12"}, "stack: 'cuda12' is wrong: Input should be 'cpu', 'ascend-cann8.5'"),
+        ({"nodes": "2"}, "nodes: '2' is wrong"),
+        ({"nodes": 0}, "nodes: 0 is wrong"),
+        ({"rollout": {"n": 1}}, "rollout.n: 1 is wrong"),
+        ({"rollout": {"gpu_memory_utilization": 1.5}}, "rollout.gpu_memory_utilization: 1.5 is wrong"),
+        (
+            {"correction": {"level": "batch"}},
+            "correction.level: 'batch' is wrong: Input should be 'token' or 'sequence'",
+        ),
+        (
+            {"model": {"numbers": {"hidden_size": 8, "num_attention_heads": 2, "kv_lora_rank": 4}}},
+            "v_head_dim beside it",
+        ),
+        ({"qat": "int3"}, "qat: 'int3' is wrong: unknown scheme"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, changes: dict, said: str):
+    message = error(tmp_path, **changes)
+    assert said in message
+    assert message.startswith(f"{tmp_path / 'one.yaml'}: ")
+
+
+def test_a_recipe_is_called_as_its_file_is(tmp_path: Path):
+    write(tmp_path, "two").rename(tmp_path / "one.yaml")
+    with pytest.raises(RecipeError, match="name: 'two' is not the file's: write one"):
+        load("one", tmp_path)
+
+
+def test_what_is_missing_is_said(tmp_path: Path):
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump({key: WHOLE[key] for key in WHOLE if key != "memory"}))
+    with pytest.raises(RecipeError, match="memory: is missing"):
+        load("one", tmp_path)
+
+
+def test_every_mistake_is_said_at_once(tmp_path: Path):
+    assert error(tmp_path, nodes=0, stak="cpu").count(str(tmp_path / "one.yaml")) == 2
+
+
+@pytest.mark.parametrize("text, said", [("- 1\n", "is no recipe"), ("a: [", "is no YAML")])
+def test_other_files_are_refused(tmp_path: Path, text: str, said: str):
+    (tmp_path / "one.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=said):
+        load("one", tmp_path)
+
+
+def test_a_recipe_extends_others(tmp_path: Path):
+    write(tmp_path, "base", verl={"a": {"b": 1, "c": 2}}, rollout={"ignore": ["x", "y"]})
+    for name, tree in (
+        ("middle", {"extends": "base", "name": "middle", "verl": {"a": {"b": 3}}}),
+        ("top", {"extends": "middle", "name": "top", "rollout": {"ignore": ["z"]}, "correction": {"level": "token"}}),
+    ):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(tree))
+    top = load("top", tmp_path)
+    assert top.verl == {"a": {"b": 3, "c": 2}}
+    assert top.rollout.ignore == ["z"]
+    assert (top.rollout.n, top.correction.threshold) == (4, 2.0)
+
+
+@pytest.mark.parametrize("base, said", [("two", "leads back to itself"), ("none", "there is no ")])
+def test_a_recipe_that_extends_nothing_or_itself(tmp_path: Path, base: str, said: str):
+    (tmp_path / "one.yaml").write_text(f"extends: {base}\nname: one\n")
+    (tmp_path / "two.yaml").write_text("extends: one\nname: two\n")
+    with pytest.raises(RecipeError, match=said):
+        load("one", tmp_path)

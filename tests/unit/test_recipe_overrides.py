@@ -1,0 +1,131 @@
+"""Values survive hydra's command line, and every field of a recipe reaches the setting that it is for."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from test_recipe_files import load, write
+
+from launch.recipes import Paths, resolve
+from launch.recipes.hydra_syntax import text
+
+PATHS = Paths("/m odel", "/data", "/out")
+words = st.text(st.sampled_from("ab0 .:/\\'\"{}[](),=$%?*+-_#@!~|^&<>é"), max_size=12)
+numbers = st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False)
+scalars = st.none() | st.booleans() | numbers | words | st.sampled_from(["null", "True", "NaN", "1e-6", "12", "a.b/c"])
+
+
+def parsed(line: str):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create().parse_override(line).value()
+
+
+def plain(value):
+    from hydra.core.override_parser.types import QuotedString
+
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    return value.text if isinstance(value, QuotedString) else value
+
+
+@example("\\'")
+@example("a\\\\'b")
+@example("a\\")
+@given(scalars | st.lists(scalars, max_size=3))
+def test_values_survive_hydra(value):
+    pytest.importorskip("hydra", reason="hydra is not installed")
+    found = plain(parsed(f"key={text(value)}"))
+    assert found == value
+    assert repr(found) == repr(value), "1 is not True, nor 1.0"
+
+
+def test_other_values_are_refused():
+    with pytest.raises(TypeError, match="cannot stand on a command line"):
+        text({"a": 1})
+
+
+def overrides(folder, **changes) -> dict[str, str]:
+    write(folder, **changes)
+    return dict(one.split("=", 1) for one in resolve(load("one", folder), PATHS).overrides)
+
+
+def test_fields_reach_their_settings(tmp_path):
+    found = overrides(
+        tmp_path,
+        rollout={"ignore": ["lm_head", r"re:.*mlp\.gate"], "tensor_parallel": 4, "expert_parallel": 4},
+        training={"parallel": {"tensor": 2, "pipeline": 2, "context": 2, "expert": 4, "last_stage_layers": 3}},
+        correction={"level": "sequence", "threshold": 3.0, "batch_normalize": True, "bypass": True},
+    )
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    quantization = f"+{rollout}.engine_kwargs.vllm.hf_overrides.quantization_config"
+    assert found.items() >= {
+        ("model_engine", "megatron"),
+        ("actor_rollout_ref.model.path", "'/m odel'"),
+        ("data.train_files", "/data/t.parquet"),
+        ("data.val_files", "/data/v.parquet"),
+        ("data.max_prompt_length", "16"),
+        ("data.max_response_length", "32"),
+        (f"{rollout}.max_model_len", "48"),
+        (f"{rollout}.n", "4"),
+        (f"{rollout}.tensor_model_parallel_size", "4"),
+        (f"{rollout}.expert_parallel_size", "4"),
+        (f"{rollout}.gpu_memory_utilization", "0.5"),
+        (f"+{rollout}.engine_kwargs.vllm.quantization", "ascend_quant"),
+        (f"{quantization}.quant_method", "ascend_quant"),
+        (f"{quantization}.scheme", "int8"),
+        (f"{quantization}.ignore", r"[lm_head,'re:.*mlp\.gate']"),
+        (f"{actor}.megatron.tensor_model_parallel_size", "2"),
+        (f"{actor}.megatron.sequence_parallel", "true"),
+        (f"{actor}.megatron.pipeline_model_parallel_size", "2"),
+        (f"{actor}.megatron.context_parallel_size", "2"),
+        (f"{actor}.megatron.expert_model_parallel_size", "4"),
+        (f"+{actor}.megatron.override_transformer_config.num_layers_in_last_pipeline_stage", "3"),
+        ("algorithm.rollout_correction.rollout_is", "sequence"),
+        ("algorithm.rollout_correction.rollout_is_threshold", "3.0"),
+        ("algorithm.rollout_correction.rollout_is_batch_normalize", "true"),
+        ("algorithm.rollout_correction.bypass_mode", "true"),
+        ("algorithm.rollout_correction.loss_type", "reinforce"),
+        ("trainer.nnodes", "1"),
+        ("trainer.n_gpus_per_node", "8"),
+        ("trainer.default_local_dir", "/out/checkpoints"),
+    }
+    assert not [key for key in found if "fp8" in key or "optimizer_cpu_offload" in key]
+
+
+def test_fp8_training_reaches_megatron(tmp_path):
+    found = overrides(tmp_path, training={"precision": "fp8", "fp8": {"param_gather": True}})
+    megatron = "+actor_rollout_ref.actor.megatron"
+    assert found.items() >= {
+        (f"{megatron}.override_transformer_config.fp8", "e4m3"),
+        (f"{megatron}.override_transformer_config.fp8_recipe", "blockwise"),
+        (f"{megatron}.override_transformer_config.fp8_param", "true"),
+        (f"{megatron}.override_ddp_config.fp8_param_gather", "true"),
+        ("+actor_rollout_ref.actor.optim.override_optimizer_config.fp8_recipe", "blockwise"),
+        ("+ray_kwargs.ray_init.runtime_env.env_vars.NVTE_FP8_BLOCK_SCALING_FP32_SCALES", "'1'"),
+    }
+    assert resolve(load("one", tmp_path), PATHS).environment == {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}
+
+
+def test_without_param_gather_the_weights_stay_bf16(tmp_path):
+    found = overrides(tmp_path, training={"precision": "fp8"})
+    assert not [key for key in found if "fp8_param" in key]
+
+
+def test_float32_scales_are_block_scalings_alone(tmp_path):
+    overrides(tmp_path, training={"precision": "fp8", "fp8": {"recipe": "tensorwise"}})
+    assert resolve(load("one", tmp_path), PATHS).environment == {}
+
+
+def test_adam_on_the_host(tmp_path):
+    found = overrides(tmp_path, training={"cpu_adam": True})
+    assert found["+actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload"] == "true"
+
+
+def test_fsdp2(tmp_path):
+    found = overrides(tmp_path, backend="fsdp2")
+    assert (found["model_engine"], found["actor_rollout_ref.actor.strategy"]) == ("dp", "fsdp2")
+    assert not [key for key in found if ".megatron." in key]
+
+
+def test_no_correction_is_said(tmp_path):
+    assert overrides(tmp_path)["algorithm.rollout_correction.rollout_is"] == "null"

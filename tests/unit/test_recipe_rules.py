@@ -1,0 +1,144 @@
+"""Combinations that cannot work are errors that say why and what to write instead."""
+
+from pathlib import Path
+
+import pytest
+from test_recipe_files import error, load, write
+
+FP8 = {"training": {"precision": "fp8"}}
+NUMBERS = {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
+
+
+def rollout(scheme: str, tensor: int = 2, expert: int = 1, **more) -> dict:
+    return {"scheme": scheme, "tensor_parallel": tensor, "expert_parallel": expert, **more}
+
+
+@pytest.mark.parametrize("stack", ["ascend-cann8.5", "ascend-cann9.1"])
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"rollout": {"scheme": "fp8_block"}}, "Use int8 rollouts"),
+        ({"rollout": {"scheme": "int4_g128"}}, "INT4 rollouts are not served on NPU"),
+        (FP8, "Use bf16 training with int8 rollouts"),
+        ({"qat": "int4_g128", "rollout": {"scheme": "int4_g128"}}, "Use int8 with int8 rollouts"),
+    ],
+)
+def test_npu_has_int8_alone(tmp_path: Path, stack: str, changes: dict, said: str):
+    assert said in error(tmp_path, stack=stack, **changes)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "bf16"])
+def test_what_npu_has_is_taken(tmp_path: Path, scheme: str):
+    write(tmp_path, stack="ascend-cann9.1", rollout={"scheme": scheme})
+    assert load("one", tmp_path).rollout.scheme == scheme
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"backend": "fsdp2", **FP8}, "uses through Megatron only. Use backend megatron, or bf16 training"),
+        ({"stack": "cpu", **FP8}, "TransformerEngine needs CUDA"),
+        (
+            {"training": {"precision": "fp8", "fp8": {"param_gather": True}, "cpu_adam": True}},
+            "FusedAdam, which runs on the GPU; Adam on the host cannot step them",
+        ),
+        ({"training": {"fp8": {"format": "hybrid"}}}, "has no effect with training.precision bf16"),
+        ({"qat": "int8", **FP8}, "the products would round the weights again"),
+    ],
+)
+def test_fp8_training(tmp_path: Path, changes: dict, said: str):
+    assert said in error(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("fp8", [{"param_gather": True}, {}, {"format": "hybrid", "recipe": "delayed"}])
+def test_fp8_training_that_works_is_taken(tmp_path: Path, fp8: dict):
+    write(tmp_path, training={"precision": "fp8", "fp8": fp8, "cpu_adam": not fp8})
+    assert load("one", tmp_path).fp8.param_gather == fp8.get("param_gather", False)
+
+
+@pytest.mark.parametrize(
+    "qat, scheme, said",
+    [
+        ("int4_g128", "int8", "qat: int4_g128 with int8 rollouts"),
+        ("int4_g128", "int4_g32", "Set rollout.scheme to int4_g128"),
+        ("fp8_block", "fp8_block", "has no fake quantization. Choose from int4_g128, int4_g32, int8"),
+    ],
+)
+def test_trainer_and_engine_see_the_same_weights(tmp_path: Path, qat: str, scheme: str, said: str):
+    assert said in error(tmp_path, qat=qat, rollout={"scheme": scheme})
+
+
+def test_the_models_own_groups(tmp_path: Path):
+    message = error(tmp_path, model={"int4_group": 32}, qat="int4_g128", rollout={"scheme": "int4_g128"})
+    assert "groups of 32 (model.int4_group): use int4_g32" in message
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"rollout": {"tensor_parallel": 3}}, "8 devices are no multiple of 3"),
+        ({"rollout": {"tensor_parallel": 4, "expert_parallel": 2}}, "2: verl takes 1, or tensor_parallel (4)"),
+        ({"training": {"parallel": {"tensor": 3}}}, "tensor 3 x pipeline 1 x context 1 = 3"),
+        ({"training": {"parallel": {"tensor": 4, "pipeline": 4}}}, "pipeline 4 x context 1 = 16"),
+        ({"training": {"parallel": {"pipeline": 2, "expert": 8}}}, "expert 8 x pipeline 2 = 16"),
+        ({"training": {"parallel": {"last_stage_layers": 5}}}, "without pipeline stages"),
+        ({"backend": "fsdp2", "training": {"parallel": {"tensor": 2}}}, "is Megatron's, and backend is fsdp2"),
+    ],
+)
+def test_devices_are_shared_out(tmp_path: Path, changes: dict, said: str):
+    assert said in error(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    "numbers, rollout, said",
+    [
+        # 768 / 8 = 96: no whole block of 128, nor group, and 4 heads of 128 for 8 devices are copied, not cut
+        ({"moe_intermediate_size": 768}, rollout("fp8_block", 8), "experts.0.gate_proj: 768 outputs / 8 = 96"),
+        ({"moe_intermediate_size": 768}, rollout("int4_g128", 8), "experts.0.down_proj: 768 inputs / 8 = 96"),
+        ({"moe_intermediate_size": 1408}, rollout("int4_g128", 4), "1408 inputs / 4 = 352"),
+        ({"intermediate_size": 9728}, rollout("fp8_block", 8), "mlp.gate_proj: 9728 outputs / 8 = 1216"),
+        ({"head_dim": 64}, rollout("fp8_block", 4), "self_attn.k_proj: 256 outputs / 4 = 64"),
+        ({"intermediate_size": 100}, rollout("int4_g32", 1), "mlp.down_proj: 100 inputs / 1 = 100"),
+        ({"intermediate_size": 100}, rollout("int8", 8), "mlp.gate_proj: 100 outputs cannot be cut into 8"),
+        (
+            {"moe_intermediate_size": 1408, "n_shared_experts": 2},
+            rollout("int4_g128", 4, 4),
+            "shared_experts.down_proj: 2816 inputs / 4 = 704",
+        ),
+    ],
+)
+def test_slices_are_whole_groups_and_blocks(tmp_path: Path, numbers: dict, rollout: dict, said: str):
+    message = error(tmp_path, model={"numbers": {**NUMBERS, **numbers}}, rollout=rollout)
+    assert said in message
+    assert "k_proj" in said or "k_proj" not in message
+
+
+@pytest.mark.parametrize(
+    "numbers, rollout",
+    [
+        ({"moe_intermediate_size": 768}, rollout("fp8_block", 8, 8)),
+        ({"moe_intermediate_size": 768}, rollout("int4_g32", 8)),
+        ({"moe_intermediate_size": 768}, rollout("int8", 8)),
+        ({"intermediate_size": 9728}, rollout("fp8_block", 2)),
+        ({"intermediate_size": 100}, rollout("fp8_block", 1)),
+        (
+            {"moe_intermediate_size": 1408, "n_shared_experts": 2},
+            rollout("int4_g128", 4, 4, ignore=["re:.*shared_experts.*"]),
+        ),
+    ],
+)
+def test_slices_that_fit_are_taken(tmp_path: Path, numbers: dict, rollout: dict):
+    write(tmp_path, model={"numbers": {**NUMBERS, **numbers}}, rollout=rollout)
+    assert load("one", tmp_path).rollout.tensor_parallel == rollout["tensor_parallel"]
+
+
+@pytest.mark.parametrize(
+    "tree, said",
+    [
+        ({"trainer": {"nnodes": 3}}, "trainer.nnodes is made from a field of the recipe (1)"),
+        ({"actor_rollout_ref": {"model": {"path": "/m"}}}, "model.path is chosen when the run starts"),
+        ({"actor_rollout_ref": {"actor": {"optim": {"lr": "1e-6"}}}}, "'1e-6' is text in YAML"),
+    ],
+)
+def test_the_free_tree(tmp_path: Path, tree: dict, said: str):
+    assert said in error(tmp_path, verl=tree)
