@@ -80,6 +80,7 @@ class Refit:
         buffer_of: the engine's present buffer of a parameter, to see that none was replaced.
         plans: whether a tensor goes the same way in every refit (not so where experts move between ranks).
         smoothing: a profile's, which all tensors pass first; None without a profile.
+        derive: brings up to date what the engine derives from weights, where it cannot do without.
     """
 
     def __init__(
@@ -88,7 +89,9 @@ class Refit:
         buffer_of: Callable[[str], torch.Tensor] | None = None,
         plans: bool = True,
         smoothing: Smoothing | None = None,
+        derive: Callable[[], None] = lambda: None,
     ):
+        self._derive = derive
         self.residents = list(residents)
         devices = {str(resident.tensor.device): resident.name for resident in self.residents}
         if len(devices) > 1:
@@ -297,6 +300,7 @@ class Refit:
             self._write_edges()
             for resident in self.residents:
                 resident.refresh()
+            self._derive()
             self._check_buffers()  # while the device works
             changed, clamped, digest = self.batch.finish()
             self._check_complete()

@@ -5,6 +5,7 @@ linear.py    linear layers, moe.py fused experts, plain.py what stays in its dty
 attach.py    the whole model: every parameter becomes resident, model.load_weights becomes a refit
 buffers.py   what a quantized layer keeps
 lying.py     weights that lie otherwise than a checkpoint has them (NPUs, int4), and their stand-ins for the loaders
+mla.py       what vLLM derives from latent attention's weights, brought up to date in place
 flashrl.py   FLASHRL_* variables: the same without an argument, reload_test.py what one of them asks for
 loading.py   the one hook: every copy into a resident parameter, whichever of vLLM's loaders makes it
 versions.py  what differs between vLLM versions, and the few places where vLLM offers no hook

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 
+from ascend_quant.integrations.vllm import mla
 from ascend_quant.integrations.vllm.inventory import residents_of, skipped_names
 from ascend_quant.integrations.vllm.loading import Loading, guard, storage_of
 from ascend_quant.integrations.vllm.lying import lent
@@ -43,7 +44,8 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     plans = not getattr(parallel, "enable_eplb", False)
     skipped = skipped_names(model, vllm_config)
     smoothing = _smoothing(vllm_config.quant_config, next(iter(residents.values())).tensor.device, skipped)
-    refit = Refit(list(residents.values()), buffer_of=_buffers_of(model), plans=plans, smoothing=smoothing)
+    derive = mla.follow(model, vllm_config.model_config.dtype)
+    refit = Refit(list(residents.values()), _buffers_of(model), plans, smoothing, derive)
     model.ascend_quant_refit = refit
     _take_load_weights(model, refit, vllm_config, skipped)
     _take_compute_logits(model, refit)

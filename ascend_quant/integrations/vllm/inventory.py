@@ -13,7 +13,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from ascend_quant.integrations.vllm.lying import lying_of
-from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER, AttentionLayer
+from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER, MLA_LAYER, AttentionLayer
 from ascend_quant.resident import RefitError, ResidentWeight
 from ascend_quant.resident_scales import BY_SHARING
 
@@ -36,7 +36,8 @@ def make_plain(model: nn.Module, plain: Mapping[type, type]) -> None:
             module.quant_method = plain[type(method)]()
         elif isinstance(module, LAYERS) and not type(method).__module__.startswith("ascend_quant."):
             _refuse(name, module, f"it computes with {type(method).__name__}")
-        if hasattr(module, "process_weights_after_loading") and type(module) is not AttentionLayer:
+        derives = hasattr(module, "process_weights_after_loading") and type(module) not in (AttentionLayer, MLA_LAYER)
+        if derives or (type(module) is AttentionLayer and getattr(module, "use_mla", False)):
             _refuse(name, module, "it derives tensors from its weights after loading, which would go stale")
 
 

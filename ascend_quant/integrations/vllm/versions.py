@@ -39,6 +39,11 @@ try:
 except ImportError:  # vLLM 0.10
     from vllm.attention import Attention as AttentionLayer
 
+try:  # latent attention is a layer of its own, which derives tensors from its weights; older ones are refused
+    from vllm.model_executor.layers.attention import MLAAttention as MLA_LAYER
+except ImportError:
+    MLA_LAYER = None
+
 # Where the experts are a layer of their own, their loader takes (E, N, K) stacks too.
 TAKES_STACKED = EXPERTS_LAYER.__name__ != "FusedMoE"
 
