@@ -69,7 +69,7 @@ class MarlinTiles:
             )
         self.tensor = torch.zeros(*stack, length // TILE_K, rows * TILE_K // PER_WORD, dtype=torch.int32, device=device)
         self.scales = torch.zeros(*stack, rows, length // group, dtype=torch.bfloat16, device=device)
-        self.served_scales = self.scales.transpose(-2, -1).contiguous()
+        self.served_scales = self.scales.new_zeros(*stack, length // group, rows)
         self.matrices = self.tensor.view(-1, *self.tensor.shape[-2:])
         self.rows = rows
         self.shape = torch.Size((len(self.matrices) * rows, length))
@@ -97,10 +97,13 @@ class MarlinTiles:
             matrix[:, self._columns(begin, end)] = self._packed(codes)
 
     def refresh(self) -> None:
-        """Bring `served_scales` up to date: eight columns of eight neighbours take turns."""
+        """Bring `served_scales` up to date.
+
+        Eight runs of eight neighbours take turns; where a row is one group, the kernels read four runs of four pairs.
+        """
         by_input = self.scales.transpose(-2, -1)
-        turned = by_input.unflatten(-1, (-1, 8, 8)).transpose(-2, -1).flatten(-3)
-        self.served_scales.copy_(turned)
+        runs = (8, 8, 1) if by_input.shape[-2] > 1 else (4, 4, 2)
+        self.served_scales.copy_(by_input.unflatten(-1, (-1, *runs)).transpose(-3, -2).flatten(-4))
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[torch.Tensor, int, int]]:
         """The matrices that rows are in, and which of their own rows these are."""

@@ -38,14 +38,14 @@ def close(found, expected):
 
 
 @pytest.mark.parametrize("scheme", QUANTIZED, ids=lambda scheme: scheme.name)
-@pytest.mark.parametrize("tokens", [1, 17, 300])
+@pytest.mark.parametrize(("tokens", "length"), [(1, 512), (17, 128), (300, 512)])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_linear_layers(scheme, tokens, with_bias):
+def test_linear_layers(scheme, tokens, length, with_bias):
     from ascend_quant.kernels import serving_of
 
     generator = torch.Generator(device="cuda").manual_seed(0)
-    w = torch.randn(448, 512, device="cuda", generator=generator).bfloat16()
-    x = torch.randn(tokens, 512, device="cuda", generator=generator).bfloat16()
+    w = torch.randn(448, length, device="cuda", generator=generator).bfloat16()
+    x = torch.randn(tokens, length, device="cuda", generator=generator).bfloat16()
     bias = torch.randn(448, device="cuda", generator=generator).bfloat16() if with_bias else None
     storage = filled(scheme, w)
     linear = serving_of(scheme, w.device).linear
@@ -60,13 +60,13 @@ def test_linear_layers(scheme, tokens, with_bias):
 
 
 @pytest.mark.parametrize("scheme", QUANTIZED, ids=lambda scheme: scheme.name)
-@pytest.mark.parametrize("tokens", [1, 33])
-def test_experts(scheme, tokens):
+@pytest.mark.parametrize(("tokens", "width"), [(1, 256), (33, 256), (33, 128)])
+def test_experts(scheme, tokens, width):
     from ascend_quant.kernels import serving_of
 
     generator = torch.Generator(device="cuda").manual_seed(0)
-    w13 = torch.randn(8, 512, 256, device="cuda", generator=generator).bfloat16()
-    w2 = torch.randn(8, 256, 256, device="cuda", generator=generator).bfloat16()
+    w13 = torch.randn(8, 2 * width, 256, device="cuda", generator=generator).bfloat16()
+    w2 = torch.randn(8, 256, width, device="cuda", generator=generator).bfloat16()
     x = torch.randn(tokens, 256, device="cuda", generator=generator).bfloat16()
     expert = torch.stack([torch.randperm(8, device="cuda", generator=generator)[:2] for _ in range(tokens)]).int()
     weight = torch.rand(tokens, 2, device="cuda", generator=generator)

@@ -18,19 +18,22 @@ def some_codes(shape, seed=0):
     return torch.randint(-8, 8, shape, dtype=torch.int8, generator=torch.Generator().manual_seed(seed))
 
 
-def test_marlin_tiles_are_vllms():
+@pytest.mark.parametrize(("length", "group"), [(256, 128), (256, 32), (128, 128)])
+def test_marlin_tiles_are_vllms(length, group):
     reference = pytest.importorskip("vllm.model_executor.layers.quantization.utils.marlin_utils_test")
     from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_permute_scales
 
-    codes_NK = some_codes((192, 256))
-    place = MarlinTiles((192, 256), 128)
+    codes_NK = some_codes((192, length))
+    place = MarlinTiles((192, length), group)
     place.write(0, codes_NK)
     unsigned_KN = (codes_NK.T + 8).int()
-    expected = reference.marlin_weights(unsigned_KN, 256, 192, 4, reference.get_weight_perm(4))
+    expected = reference.marlin_weights(unsigned_KN, length, 192, 4, reference.get_weight_perm(4))
     assert torch.equal(place.tensor, expected)
-    place.scales.copy_(torch.randn(192, 2))
+    scales = torch.randn(192, length // group).bfloat16()
+    place.scales.copy_(scales)
     place.refresh()
-    assert torch.equal(place.served_scales, marlin_permute_scales(place.scales.T.contiguous(), 256, 192, 128))
+    assert torch.equal(place.served_scales, marlin_permute_scales(scales.T.contiguous(), length, 192, group))
+    assert torch.equal(place.scales, scales)
 
 
 @pytest.mark.parametrize("kind", PLACES)
@@ -57,14 +60,14 @@ def test_marlin_takes_whole_tiles_only():
 
 @pytest.mark.parametrize("kind", PLACES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("group", [32, 128])
-def test_moves_into_places_equal_the_oracle(kernels, kind, dtype, group):
-    values = awkward_values(128, 256, dtype, group)
+@pytest.mark.parametrize(("length", "group"), [(256, 32), (256, 128), (128, 128), (96, 32)])
+def test_moves_into_places_equal_the_oracle(kernels, kind, dtype, length, group):
+    values = awkward_values(128, length, dtype, group)
     codes, scale = oracle.quantize_groups(values, group)
-    place = kind((2, 128, 256), group, kernels.device)
-    place.write(0, torch.zeros(256, 256, dtype=torch.int8, device=kernels.device))
+    place = kind((2, 128, length), group, kernels.device)
+    place.write(0, torch.zeros(256, length, dtype=torch.int8, device=kernels.device))
     source = values.to(kernels.device)
-    stand_in = torch.empty(128, 256, dtype=torch.int8, device="meta")
+    stand_in = torch.empty(128, length, dtype=torch.int8, device="meta")
     scales = place.scales.flatten(0, 1)[128:]
     move = Move.of(source, stand_in, scales, first_row=128, weight=5, place=place, group=group)
     counters = new_counters(kernels.device, 1, kernels.module.Counters)
@@ -76,7 +79,7 @@ def test_moves_into_places_equal_the_oracle(kernels, kind, dtype, group):
     expected = [oracle.digest(codes, 128), oracle.digest(scale, 128)]
     assert digest == oracle.add_digests(*expected, weights=[5, 15])
     found = kernels.module.digests([place, place.scales]).tolist()
-    zeros = oracle.digest(torch.zeros(128, 256, dtype=torch.int8))
+    zeros = oracle.digest(torch.zeros(128, length, dtype=torch.int8))
     assert found[0] % 2**64 == oracle.add_digests(zeros, expected[0])
 
 

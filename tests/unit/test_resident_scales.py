@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_quant import oracle
-from ascend_quant.kernels.int4_places import PackedRows
+from ascend_quant.kernels.int4_places import MarlinTiles, PackedRows
 from ascend_quant.plan import Entry
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.resident_scales import BlockScaledWeight, GroupScaledWeight, TensorScaledWeight
@@ -146,20 +146,22 @@ def test_a_rearranged_tensor_has_no_scale_to_be_found():
 
 
 @pytest.mark.parametrize("scheme", ["int4_g32", "int4_g128"])
-def test_int4_shards_in_any_order(scheme):
+@pytest.mark.parametrize("length", [128, 256])
+@pytest.mark.parametrize(("kind", "half"), [(PackedRows, 24), (MarlinTiles, 32), (MarlinTiles, 64)])
+def test_int4_shards_in_any_order(scheme, length, kind, half):
     scheme = SCHEMES[scheme]
-    w = weights((3, 48, 256))
-    place = PackedRows(w.shape, scheme.group)
+    w = weights((3, 2 * half, length))
+    place = kind(w.shape, scheme.group)
     stand_in = torch.empty(w.shape, dtype=torch.int8, device="meta")
-    resident = GroupScaledWeight("w", stand_in, place.scales, 256, place=place)
+    resident = GroupScaledWeight("w", stand_in, place.scales, length, place=place)
     refit = Refit([resident])
-    halves = [(f"{i}.{j}", w[i, 24 * j : 24 * j + 24].clone(), i, j) for i in range(3) for j in range(2)]
+    halves = [(f"{i}.{j}", w[i, half * j : half * (j + 1)].clone(), i, j) for i in range(3) for j in range(2)]
     for _ in range(2):
-        write(refit, halves[::-1], lambda i, j: stand_in[i, 24 * j : 24 * j + 24])
+        write(refit, halves[::-1], lambda i, j: stand_in[i, half * j : half * (j + 1)])
         codes, scale = oracle.quantize(w, scheme)
-        assert torch.equal(oracle.unpack_int4(place.tensor), codes) and torch.equal(place.scales, scale)
+        assert torch.equal(place[:].view(w.shape), codes) and torch.equal(place.scales, scale)
     write(refit, [("all", w)], lambda: stand_in)
-    assert torch.equal(oracle.unpack_int4(place.tensor), codes) and refit.last_receipt.changed == 0
+    assert torch.equal(place[:].view(w.shape), codes) and refit.last_receipt.changed == 0
 
 
 def test_codes_are_not_taken_for_weights():
