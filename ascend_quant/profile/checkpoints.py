@@ -15,16 +15,24 @@ class Checkpoint:
     def __init__(self, folder: Path):
         """Read the headers.
 
+        Attributes:
+            folder: what was given.
+            index: the file that says where each tensor is; None if there is none.
+
         Raises:
-            ProfileError: no safetensors file, or one tensor in two files.
+            ProfileError: no safetensors file, one that is cut off, or one tensor in two files.
         """
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         self.folder = Path(folder)
+        self.index: Path | None = None
         self._file_of: dict[str, Path] = {}
         self._open = {}
         for path in self._paths():
-            self._open[path] = safe_open(path, framework="pt")
+            try:
+                self._open[path] = safe_open(path, framework="pt")
+            except SafetensorError as error:
+                raise ProfileError(f"{path} is cut off or no safetensors file ({error}); download it again") from error
             for name in self._open[path].keys():  # noqa: SIM118  not a dict
                 if name in self._file_of:
                     raise ProfileError(f"{name} is in {self._file_of[name]} and in {path}; remove one of them")
@@ -35,7 +43,11 @@ class Checkpoint:
         if len(indices) > 1:
             raise ProfileError(f"{self.folder} has {len(indices)} index files ({indices[0].name}, ...); keep one")
         if indices:
-            files = set(json.loads(indices[0].read_text())["weight_map"].values())
+            self.index = indices[0]
+            places = read_json(indices[0]).get("weight_map")
+            if not isinstance(places, dict):
+                raise ProfileError(f"{indices[0]} has no weight_map, which says where each tensor is")
+            files = set(places.values())
             paths = [self.folder / file for file in sorted(files)]
         else:
             paths = sorted(self.folder.glob("*.safetensors"))
@@ -52,7 +64,16 @@ class Checkpoint:
         path = self.folder / "config.json"
         if not path.is_file():
             raise ProfileError(f"no checkpoint at {self.folder}: config.json not found")
-        return json.loads(path.read_text())
+        return read_json(path)
+
+    @property
+    def files(self) -> list[Path]:
+        """Those that hold tensors, in order."""
+        return list(self._open)
+
+    def file_of(self, name: str) -> Path:
+        """Where a tensor that there is lies."""
+        return self._file_of[name]
 
     @property
     def names(self) -> list[str]:
@@ -81,6 +102,21 @@ class Checkpoint:
         if name not in self._file_of:
             raise ProfileError(f"{self.folder} has no tensor {name}")
         return self._open[self._file_of[name]]
+
+
+def read_json(path: Path) -> dict:
+    """The object in a JSON file.
+
+    Raises:
+        ProfileError: it holds none.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:  # of JSON, or of UTF-8
+        raise ProfileError(f"{path} is no JSON file: {error}") from error
+    if not isinstance(content, dict):
+        raise ProfileError(f"{path} holds no JSON object")
+    return content
 
 
 def find(model: str) -> Path:

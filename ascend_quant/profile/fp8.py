@@ -1,6 +1,6 @@
 """Which parameters an FP8 checkpoint quantizes; with the BF16 one beside it, whether they are the same weights.
 
-Read are float8_e4m3fn weights with one scale, one per output channel (`weight_scale`), or one per block
+Read are float8_e4m3fn weights with one scale, one per output channel (`weight_scale`), or one per 128x128 block
 (`weight_scale_inv`), as compressed-tensors and DeepSeek's format write them. Smoothing is not looked for: an FP8
 checkpoint with changed norms is refused.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from ascend_quant import oracle
 from ascend_quant.profile.checkpoints import Checkpoint
 from ascend_quant.profile.compare import Comparison
 from ascend_quant.profile.rules import Profile, ProfileError, Rule
@@ -16,6 +17,7 @@ from ascend_quant.profile.solve import same
 
 FP8 = "F8_E4M3"
 BESIDE_WEIGHT = ("weight_scale", "weight_scale_inv", "input_scale", "weight_zero_point", "input_zero_point")
+SCALES = BESIDE_WEIGHT[:2]
 MAX_ERROR = 0.1  # relative, root mean square; FP8 itself leaves about 0.026
 
 
@@ -62,17 +64,29 @@ def check(quantized: Checkpoint, reference: Checkpoint, name: str) -> None:
 
 def dequantized(checkpoint: Checkpoint, name: str) -> torch.Tensor:
     """float32 (N, K) of an FP8 weight."""
-    codes_NK, layer = checkpoint.tensor(name).float(), name.removesuffix("weight")
-    for leaf in ("weight_scale", "weight_scale_inv"):
-        if f"{layer}{leaf}" in checkpoint:
-            scale = checkpoint.tensor(f"{layer}{leaf}").float()
-            break
-    else:
-        raise ProfileError(f"{name}: no weight_scale and no weight_scale_inv in {checkpoint.folder}")
+    return oracle.dequantize(*codes_and_scale(checkpoint, name))
+
+
+def codes_and_scale(checkpoint: Checkpoint, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """float8_e4m3fn codes (N, K) of an FP8 weight, and float32 scales: (N), (), or (ceil(N / 128), ceil(K / 128)).
+
+    Raises:
+        ProfileError: no scale, scales of another shape, or blocks of another size.
+    """
+    codes_NK, layer = checkpoint.tensor(name), name.removesuffix("weight")
+    leaf = next((leaf for leaf in SCALES if f"{layer}{leaf}" in checkpoint), None)
+    if leaf is None:
+        raise ProfileError(f"{name}: no {' and no '.join(SCALES)} in {checkpoint.folder}")
+    scale, shape = checkpoint.tensor(f"{layer}{leaf}").float(), tuple(codes_NK.shape)
     if leaf == "weight_scale_inv":
         size = checkpoint.config["quantization_config"]["weight_block_size"]
-        scale = scale.repeat_interleave(size[0], 0).repeat_interleave(size[1], 1)
-        scale = scale[: codes_NK.shape[0], : codes_NK.shape[1]]
-    elif scale.numel() not in (1, codes_NK.shape[0]):
-        raise ProfileError(f"{name}: scales {tuple(scale.shape)} for a weight {tuple(codes_NK.shape)}")
-    return codes_NK * (scale if leaf == "weight_scale_inv" else scale.reshape(-1, 1))
+        blocks = tuple(-(-length // oracle.BLOCK) for length in shape)
+        if list(size) != [oracle.BLOCK] * 2 or scale.shape != blocks:
+            wanted = f"read are blocks of {oracle.BLOCK}x{oracle.BLOCK}"
+            raise ProfileError(
+                f"{name}: scales {tuple(scale.shape)} for blocks of {size} of a weight {shape}; {wanted}"
+            )
+        return codes_NK, scale
+    if scale.numel() not in (1, shape[0]):
+        raise ProfileError(f"{name}: scales {tuple(scale.shape)} for a weight {shape}")
+    return codes_NK, scale.reshape(-1) if scale.numel() == shape[0] else scale.reshape(())

@@ -11,13 +11,13 @@ from functools import partial
 import torch
 from torch import nn
 
+from ascend_quant.left_alone import BUILT_PLAIN, ROUTERS
 from ascend_quant.qat.modules import Applied, Weight, install, matches
 from ascend_quant.qat.straight_through import fake_quantize, trainable_scheme
 from ascend_quant.schemes import Scheme
 
-ROUTERS = ("gate", "router", "shared_expert_gate")  # by the last part of a layer's name
 HEADS = ("lm_head", "output_layer")
-NEVER_QUANTIZED = (r"re:(.*\.)?(eh_proj|indexer\.wk|indexer\.weights_proj)$",)  # vLLM builds these without
+NEVER_QUANTIZED = tuple(rf"re:(.*\.)?{re.escape(name)}$" for name in BUILT_PLAIN)
 
 
 def apply_fake_quantization(model: nn.Module, scheme: str | Scheme, ignore: Sequence[str] = ()) -> Applied:

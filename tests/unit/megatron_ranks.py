@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from gloo_ranks import leave
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -33,7 +34,7 @@ def check(rank: int, ranks: int, folder: Path, cases: list[tuple]) -> None:
     start(rank, ranks, folder)
     for name, *arguments in cases:
         globals()[name](ranks, *arguments)
-    finish()
+    leave()
 
 
 def start(rank: int, ranks: int, folder: Path) -> None:
@@ -49,11 +50,6 @@ def start(rank: int, ranks: int, folder: Path) -> None:
 def grouped_product(x, w, counts, trans_b):
     parts = x.split(counts.tolist())
     return torch.cat([part @ (one.T if trans_b else one) for part, one in zip(parts, w, strict=True)])
-
-
-def finish() -> None:
-    parallel_state.destroy_model_parallel()
-    dist.destroy_process_group()
 
 
 def config_of(ranks: int, experts: bool) -> TransformerConfig:

@@ -66,10 +66,18 @@ def test_what_does_not_go_on_is_not_joined():
     assert not replace(first, target_NK=wide[:4, :K]).followed_by(replace(second, target_NK=wide[4:, :K]))
 
 
-@pytest.mark.parametrize("scale", [torch.zeros(()), torch.zeros(1, 1)])
-def test_moves_that_do_not_have_a_scale_a_row_are_not_joined(scale):
-    codes = torch.zeros(256, K, dtype=torch.float8_e4m3fn)
-    first, second = (Move(codes[a : a + 128], scale, a, 1, a * K, K) for a in (0, 128))
+@pytest.mark.parametrize(
+    ("dtype", "scale", "more"),
+    [
+        (torch.float8_e4m3fn, torch.zeros(128), {"among": (0, 256)}),
+        (torch.float8_e4m3fn, torch.zeros(1, 1), {}),
+        (torch.int8, torch.zeros(128, 2, dtype=torch.bfloat16), {"group": 8}),
+        (torch.bfloat16, None, {"block": 0}),
+    ],
+)
+def test_moves_whose_rows_are_not_on_their_own_are_not_joined(dtype, scale, more):
+    codes = torch.zeros(256, K, dtype=dtype)
+    first, second = (Move(codes[a : a + 128], scale, a, 1, a * K, K, **more) for a in (0, 128))
     assert not first.followed_by(second)
 
 

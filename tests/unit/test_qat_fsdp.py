@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from gloo_ranks import leave
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
@@ -139,7 +140,7 @@ def check_rank(rank, folder, name, way, dtype, first):
         assert list(state) == names
         for key, value in state.items():
             assert value.dtype == torch.float32 and torch.equal(value, weights[key]), key
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def check_refusal(rank, folder):
     model = WAYS["fsdp1 with its parameters"](Model(), torch.float32)
     with pytest.raises(ValueError, match="the tensors of Experts are flat shards, as FSDP1 leaves them"):
         qat.apply_fake_quantization(model, "int8")
-    dist.destroy_process_group()
+    leave()
 
 
 def test_flat_shards_of_experts_are_told(tmp_path):

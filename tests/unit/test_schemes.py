@@ -13,7 +13,7 @@ def test_names_are_their_keys():
 
 
 def test_an_unknown_scheme_lists_the_valid_ones():
-    with pytest.raises(UnknownScheme, match=r"'int7'.*int8, bf16"):
+    with pytest.raises(UnknownScheme, match=r"'int7'.*int8, fp8, .*int4_g32, bf16"):
         get_scheme("int7")
 
 

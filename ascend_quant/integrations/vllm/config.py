@@ -23,9 +23,8 @@ from ascend_quant.integrations.vllm.moe import PlainExpertsMethod, QuantizedExpe
 from ascend_quant.integrations.vllm.options import Options
 from ascend_quant.integrations.vllm.plain import Float32HeadMethod, PlainEmbeddingMethod, PlainLinearMethod
 from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER
+from ascend_quant.left_alone import ROUTERS
 from ascend_quant.schemes import get_scheme
-
-ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
 class AscendQuantConfig(QuantizationConfig):

@@ -1,0 +1,147 @@
+"""`ascend-quant convert`: a checkpoint in another scheme, or back in BF16."""
+
+import json
+import time
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from ascend_quant.convert.calibrate import Calibration, check
+from ascend_quant.convert.calibrate import calibrate as carry_out_with_texts
+from ascend_quant.convert.conversion import Request, Summary
+from ascend_quant.convert.conversion import convert as carry_out
+from ascend_quant.convert.errors import ConvertError
+from ascend_quant.convert.formats import FORMATS
+from ascend_quant.convert.texts import KINDS
+from ascend_quant.profile.rules import ProfileError
+from ascend_quant.schemes import SCHEMES, UnknownScheme
+
+QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantized)
+
+
+class Plain(str, Enum):
+    """What a quantization is undone to."""
+
+    bf16 = "bf16"
+
+
+class Device(str, Enum):
+    """Where weights are quantized."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+    npu = "npu"
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="folder of a Hugging Face checkpoint")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="new folder; appears when all of it is written")],
+    scheme: Annotated[str | None, typer.Option(help=f"quantize to: {QUANTIZED}")] = None,
+    to: Annotated[Plain | None, typer.Option(help="undo the quantization of IN")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="files at a time  [default: one a core]")] = None,
+    device: Annotated[Device, typer.Option(help="where weights are quantized")] = Device.cpu,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="leave this layer as it is; or re:REGEX. Again for more")
+    ] = None,
+    format: Annotated[str | None, typer.Option(help=f"of OUT: {', '.join(FORMATS)}  [default: by scheme]")] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(metavar="TEXT", help=f"int4 by GPTQ, with texts of a {', '.join(KINDS)} file; see --samples"),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help=f"of --calibrate's texts; {Calibration.samples} by default")
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=2, help=f"tokens of a sample; {Calibration.seq_len} by default")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+) -> None:
+    """Convert a checkpoint: BF16 to int8, fp8 or int4 as engines load it, or back. Goes on where it was killed.
+
+    Exit status: 0, 1 if IN cannot be converted, 2 for wrong usage.
+    """
+    request = requested(source, out, scheme, to, workers, device, ignore or [], format)
+    texts = calibrated(request, calibrate, samples, seq_len)
+    errors, start = Console(stderr=True), time.perf_counter()
+    try:
+        summary = with_progress(request, texts, errors)
+    except (ConvertError, ProfileError, OSError) as error:
+        errors.print(f"cannot convert: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    seconds = time.perf_counter() - start
+    if as_json:
+        typer.echo(json.dumps(asdict(summary) | {"seconds": round(seconds, 3)}, indent=1))
+    else:
+        show(summary, seconds, Console())
+
+
+def requested(
+    source: Path,
+    out: Path,
+    scheme: str | None,
+    to: Plain | None,
+    workers: int | None,
+    device: Device,
+    ignore: list[str],
+    format: str | None,
+) -> Request:
+    """The request; raises BadParameter for options that do not go together."""
+    if (scheme is None) == (to is None):
+        raise typer.BadParameter(f"give either this ({QUANTIZED}) or --to bf16", param_hint="'--scheme'")
+    if to is not None and (ignore or format):
+        raise typer.BadParameter("--ignore and --format are for --scheme; all of IN is undone", param_hint="'--to'")
+    request = Request(source, out, scheme or to.value, format, tuple(ignore), workers, device.value)
+    if scheme is not None:
+        try:
+            if not request.chosen()[0].quantized:
+                raise typer.BadParameter(f"say --to {scheme}", param_hint="'--scheme'")
+        except (UnknownScheme, ConvertError) as error:
+            raise typer.BadParameter(str(error), param_hint="'--scheme'") from error
+    return request
+
+
+def calibrated(request: Request, text: Path | None, samples: int | None, seq_len: int | None) -> Calibration | None:
+    """What GPTQ is given, if it is asked for; raises BadParameter for options that do not go together."""
+    given = {name: value for name, value in (("samples", samples), ("seq_len", seq_len)) if value is not None}
+    if text is None:
+        if given:
+            raise typer.BadParameter("--samples and --seq-len are for --calibrate TEXT", param_hint="'--calibrate'")
+        return None
+    try:
+        check(request)
+    except ConvertError as error:
+        raise typer.BadParameter(str(error), param_hint="'--calibrate'") from error
+    return Calibration(text, **given)
+
+
+def with_progress(request: Request, texts: Calibration | None, console: Console) -> Summary:
+    """The conversion, with a progress bar in bytes of IN; llm-compressor has its own, one a decoder layer."""
+    columns = TextColumn("converting"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def report(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            if done == total and texts is not None:
+                bar.stop()
+
+        return carry_out(request, report) if texts is None else carry_out_with_texts(request, texts, report)
+
+
+def show(summary: Summary, seconds: float, console: Console) -> None:
+    """The result for people."""
+    table = Table("weights", "count", title=f"{summary.scheme}, {summary.format}")
+    for kind, count in sorted(summary.weights.items(), key=lambda item: -item[1]):
+        table.add_row(kind if kind.endswith("quantized") else f"left alone: {kind}", f"{count:,}")
+    if summary.weights:
+        console.print(table)
+    sizes = f"{summary.bytes_in / 1e9:,.2f} GB to {summary.bytes_out / 1e9:,.2f} GB in {seconds:,.1f} s"
+    before = f", {summary.resumed} of them by an earlier run" if summary.resumed else ""
+    for line in (f"{sizes}; {summary.shards} files{before}", f"written: {summary.out}"):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,24 @@
+"""Checkpoint to checkpoint: BF16 to int8, fp8 or int4, and back.
+
+errors.py          what cannot be converted
+source.py          IN, checked before anything is written
+layers.py          which layers are quantized
+formats.py         the tensors of a quantized layer, by format
+sections.py        what config.json says about them
+devices.py         where, and whether a device makes the same codes
+quantizer.py       codes and scales, a few rows at a time
+quantized.py       the layers of a quantized checkpoint, to be undone
+pieces.py          what becomes of one tensor
+plan.py            the pieces of every shard
+shard_file.py      a safetensors file whose tensors are written in any order
+output.py          OUT.partial: what is finished stays finished
+workers.py         threads that convert shards
+surroundings.py    everything but the weights
+conversion.py      all of it, in order
+calibrate.py       int4 by GPTQ instead: texts.py reads the samples, gptq.py asks llm-compressor
+"""
+
+from ascend_quant.convert.conversion import Request, Summary, convert
+from ascend_quant.convert.errors import ConvertError
+
+__all__ = ["ConvertError", "Request", "Summary", "convert"]

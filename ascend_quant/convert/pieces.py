@@ -1,0 +1,131 @@
+"""What becomes of one tensor, or of some rows of it (an expert of a stack): copied, quantized or dequantized.
+
+Each writes itself into the shard's file, a few rows at a time.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from ascend_quant import oracle
+from ascend_quant.convert.errors import ConvertError
+from ascend_quant.convert.formats import Spec, unchanging
+from ascend_quant.convert.quantized import Quantized
+from ascend_quant.convert.quantizer import Quantizer
+from ascend_quant.convert.shard_file import ShardFile
+from ascend_quant.profile.checkpoints import Checkpoint
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+ELEMENTS = 1 << 20  # at a time
+
+
+class Part(NamedTuple):
+    """A tensor of IN, or rows of it: those of one expert.
+
+    Attributes:
+        first_row: of the tensor as a matrix (..., K); None for all of it.
+    """
+
+    source: str
+    shape: tuple[int, ...]
+    first_row: int | None = None
+
+    def read(self, checkpoint: Checkpoint) -> torch.Tensor:
+        """As it lies in the file; nothing is copied yet."""
+        tensor = checkpoint.tensor(self.source)
+        if self.first_row is None:
+            return tensor
+        return tensor.flatten(0, -2)[self.first_row : self.first_row + self.shape[0]]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A tensor that stays as it is."""
+
+    part: Part
+    name: str
+    dtype: str
+
+    @property
+    def outputs(self) -> dict[str, Spec]:
+        """The tensors of OUT."""
+        return {self.name: Spec(self.dtype, self.part.shape)}
+
+    def write(self, checkpoint: Checkpoint, tools: "Tools", file: ShardFile) -> None:
+        tensor = self.part.read(checkpoint)
+        if tensor.numel() == 0:
+            return
+        rows = tensor.flatten(1) if tensor.dim() > 1 else tensor.reshape(-1, 1)
+        step = max(1, ELEMENTS // rows.shape[1])
+        for first in range(0, len(rows), step):
+            part = rows[first : first + step]
+            if self.dtype in FLOATS and not part.abs().amax().isfinite():
+                raise not_finite(self.name, tensor)
+            file.write(self.name, first, part)
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """A weight that becomes codes and scales."""
+
+    part: Part
+    outputs: dict[str, Spec] = field(hash=False)
+
+    def write(self, checkpoint: Checkpoint, tools: "Tools", file: ShardFile) -> None:
+        codes, scales, *others = self.outputs
+        packs = self.outputs[codes].dtype == "I32"
+
+        def sink(first: int, codes_RK: torch.Tensor) -> None:
+            file.write(codes, first, oracle.pack_int4(codes_RK) if packs else codes_RK)
+
+        w_NK = self.part.read(checkpoint)
+        scale_IJ = tools.quantizer.quantize(w_NK, sink)
+        if not scale_IJ.isfinite().all():
+            raise not_finite(self.part.source, w_NK)
+        file.write(scales, 0, scale_IJ)
+        for name in others:
+            file.write(name, 0, unchanging(name, self.outputs[name], self.part.shape))
+
+
+@dataclass(frozen=True)
+class Dequantize:
+    """A quantized weight that becomes BF16 again."""
+
+    part: Part
+    name: str
+
+    @property
+    def outputs(self) -> dict[str, Spec]:
+        """The tensor of OUT."""
+        return {self.name: Spec("BF16", self.part.shape)}
+
+    def write(self, checkpoint: Checkpoint, tools: "Tools", file: ShardFile) -> None:
+        codes, scale = tools.quantized.readers[self.name]()
+        if not scale.isfinite().all():
+            raise ConvertError(f"{self.name}: a scale is NaN or infinite")
+        per = oracle.BLOCK if codes.dtype == torch.float8_e4m3fn and scale.dim() == 2 else 1
+        step = max(1, ELEMENTS // max(1, self.part.shape[1]) // per) * per
+        for first in range(0, len(codes), step):
+            part = codes[first : first + step].to(tools.device)
+            codes_RK = oracle.unpack_int4(part) if part.dtype == torch.int32 else part
+            scale_R = (scale[first // per : -(-(first + step) // per)] if scale.dim() else scale).to(tools.device)
+            file.write(self.name, first, oracle.dequantize(codes_RK, scale_R).to(torch.bfloat16).cpu())
+
+
+Piece = Copy | Quantize | Dequantize
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What pieces need; one of each a process."""
+
+    device: torch.device
+    quantizer: Quantizer | None
+    quantized: Quantized | None
+
+
+def not_finite(name: str, tensor: torch.Tensor) -> ConvertError:
+    """The error, with how many elements it is about."""
+    bad = int((~torch.isfinite(tensor)).sum())
+    return ConvertError(f"{name}: {bad} of {tensor.numel()} elements are NaN or infinite; convert a healthy checkpoint")

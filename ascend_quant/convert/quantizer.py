@@ -1,0 +1,99 @@
+"""Codes and scales of a weight as `oracle.quantize` defines them, a few rows at a time.
+
+A work space of a few rows that stays in the processor's cache is several times faster than the oracle on whole
+weights, on one thread: torch's own threads wait for each other after every small operation, which on a busy machine
+costs ten times what they gain. Rows are cut into tiles, one scale each:
+
+    row (1, K)    group (1, group)    block (128, 128)    tensor (N, K)
+
+Shape suffixes: N output channels, K input channels, R rows at a time, I and J tiles along N and K.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from ascend_quant import oracle
+from ascend_quant.schemes import Scheme
+
+ELEMENTS = {"cpu": 1 << 20}  # at a time: float32 twice is 8 MiB; fewer spend their time in calls
+DEVICE_ELEMENTS = 1 << 24
+LARGEST = {"int8": oracle.INT8_MAX, "fp8": oracle.FP8_MAX, "int4": oracle.INT4_MAX}
+DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.int8}
+
+
+class Quantizer:
+    """Quantizes weights of one scheme on one device."""
+
+    def __init__(self, scheme: Scheme, device: torch.device):
+        self.scheme, self.device = scheme, device
+        self.elements = ELEMENTS.get(device.type, DEVICE_ELEMENTS)
+        self._space = torch.empty(0, dtype=torch.float32), torch.empty(0, dtype=torch.float32)
+
+    def quantize(self, w_NK: torch.Tensor, sink: Callable[[int, torch.Tensor], None]) -> torch.Tensor:
+        """Hand on codes, return scales.
+
+        Args:
+            sink: gets the first row, and codes (R, K) on the CPU; int4 as int8.
+
+        Returns:
+            Scales (I, J) on the CPU, one a tile; float32, BF16 for int4. What is not finite makes its scale not finite.
+        """
+        whole = self.scheme.shares == "tensor"
+        height, width = (1, w_NK.shape[1]) if whole else self._tile(w_NK.shape[1])
+        absmax = self._absmax(w_NK) if whole else None
+        scales = []
+        for first, part_RK in self._parts(w_NK, height):
+            rows, columns = part_RK.shape
+            if rows % height or columns % width:
+                codes_RK, scale_IJ = oracle.quantize(part_RK.to(self.device), self.scheme)
+            else:
+                codes_RK, scale_IJ = self._tiles(part_RK, (rows if whole else height, width), absmax)
+            sink(first, codes_RK.cpu())
+            scales.append(scale_IJ.cpu())
+        return scales[0] if whole else torch.cat(scales)
+
+    def _tile(self, columns: int) -> tuple[int, int]:
+        """Of a scheme whose tiles do not span the whole weight."""
+        tiles = {"row": (1, columns), "group": (1, self.scheme.group), "block": (oracle.BLOCK, oracle.BLOCK)}
+        return tiles[self.scheme.shares]
+
+    def _parts(self, w_NK: torch.Tensor, height: int) -> Iterator[tuple[int, torch.Tensor]]:
+        step = max(1, self.elements // max(1, w_NK.shape[1]) // height) * height
+        for first in range(0, len(w_NK), step):
+            yield first, w_NK[first : first + step]
+
+    def _values(self, part_RK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 (R, K) of rows rounded to BF16, in the work space, and as much room beside it."""
+        if self._space[0].numel() < (count := part_RK.numel()):
+            self._space = tuple(torch.empty(count, dtype=torch.float32, device=self.device) for _ in range(2))
+        values_RK, room_RK = (space[:count].view(part_RK.shape) for space in self._space)
+        values_RK.copy_(part_RK.to(self.device).to(torch.bfloat16))
+        return values_RK, room_RK
+
+    def _absmax(self, w_NK: torch.Tensor) -> torch.Tensor:
+        """The largest magnitude of the whole weight, (1, 1)."""
+        tops = []
+        for _, part_RK in self._parts(w_NK, 1):
+            values_RK, room_RK = self._values(part_RK)
+            tops.append(torch.abs(values_RK, out=room_RK).amax())
+        return torch.stack(tops).amax().view(1, 1)
+
+    def _tiles(self, part_RK: torch.Tensor, tile: tuple[int, int], absmax_IJ: torch.Tensor | None):
+        """Codes (R, K) and scales (I, J) of rows that are cut into whole tiles."""
+        (rows, columns), (height, width), codes = part_RK.shape, tile, self.scheme.codes
+        values_RK, room_RK = self._values(part_RK)
+        cut = (rows // height, height, columns // width, width)
+        values = values_RK.view(cut)
+        if absmax_IJ is None:
+            absmax_IJ = torch.abs(values_RK, out=room_RK).view(cut).amax(3).amax(1)
+        scale_IJ = oracle.scale_of(absmax_IJ, LARGEST[codes])
+        scale_IJ = scale_IJ.to(torch.bfloat16) if codes == "int4" else scale_IJ
+        divisor = scale_IJ.float()[:, None, :, None]
+        if (zero := divisor == 0).any():  # all codes 0, of negative elements too: fp8 has a -0
+            values.masked_fill_(zero, 0.0)
+            divisor = torch.where(zero, 1.0, divisor)
+        torch.div(values, divisor, out=values)
+        if codes != "fp8":
+            values_RK.round_()
+        return values_RK.clamp_(-LARGEST[codes], LARGEST[codes]).to(DTYPES[codes]), scale_IJ

@@ -1,0 +1,115 @@
+"""A safetensors file whose tensors are written in any order, a few rows at a time: the header comes first.
+
+The format: https://huggingface.co/docs/safetensors - 8 bytes of header length, a JSON header, the tensors without gaps.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ascend_quant.convert.errors import ConvertError
+from ascend_quant.convert.formats import Spec
+
+BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
+    **dict.fromkeys(("I32", "U32", "F32"), 4),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
+}
+READ = 1 << 20  # bytes at a time, for the digest
+
+
+class Digest(NamedTuple):
+    """A file's contents."""
+
+    sha256: str
+    bytes: int
+
+
+def size(spec: Spec) -> int:
+    """Bytes of a tensor.
+
+    Raises:
+        ConvertError: of a dtype without whole bytes.
+    """
+    if spec.dtype not in BYTES:
+        raise ConvertError(f"a tensor of dtype {spec.dtype} cannot be carried over; known are {', '.join(BYTES)}")
+    return math.prod(spec.shape) * BYTES[spec.dtype]
+
+
+class Layout:
+    """Where each tensor begins. Wide elements come first, so that every tensor is aligned, as safetensors asks."""
+
+    def __init__(self, specs: Mapping[str, Spec]):
+        sizes = {name: size(spec) for name, spec in specs.items()}
+        header, end, self.starts = {"__metadata__": {"format": "pt"}}, 0, {}
+        for name in sorted(specs, key=lambda name: -BYTES[specs[name].dtype]):
+            dtype, shape = specs[name]
+            self.starts[name], end = end, end + sizes[name]
+            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [self.starts[name], end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self.header = len(text).to_bytes(8, "little") + text
+        self.bytes = len(self.header) + end
+
+    def fits(self, path: Path) -> bool:
+        """Whether a file has this header and this size."""
+        if not path.is_file() or path.stat().st_size != self.bytes:
+            return False
+        with path.open("rb") as file:
+            return file.read(len(self.header)) == self.header
+
+
+class ShardFile:
+    """A file that is being written."""
+
+    def __init__(self, path: Path, specs: Mapping[str, Spec]):
+        self.specs, self.layout = specs, Layout(specs)
+        self._file = path.open("w+b", buffering=0)
+        os.ftruncate(self._file.fileno(), self.layout.bytes)
+        self._put(0, memoryview(self.layout.header))
+
+    def write(self, name: str, first_row: int, rows: torch.Tensor) -> None:
+        """Rows of a tensor, from `first_row` on; a number is one row.
+
+        Raises:
+            ValueError: elements of another width than the header says.
+        """
+        spec = self.specs[name]
+        if rows.element_size() != BYTES[spec.dtype]:
+            raise ValueError(f"{name} is {spec.dtype} in the header; {rows.dtype} came to be written")
+        row = size(spec) // spec.shape[0] if spec.shape and spec.shape[0] else size(spec)
+        content = memoryview(rows.contiguous().reshape(-1).view(torch.uint8).numpy())
+        self._put(len(self.layout.header) + self.layout.starts[name] + first_row * row, content)
+
+    def _put(self, at: int, content: memoryview) -> None:
+        while len(content):
+            written = os.pwrite(self._file.fileno(), content, at)
+            at, content = at + written, content[written:]
+
+    def finish(self) -> Digest:
+        """Make it durable, and read it once for its digest."""
+        os.fsync(self._file.fileno())
+        return digest_of(self._file)
+
+    def __enter__(self) -> "ShardFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+
+def digest_of(file) -> Digest:
+    """Of an open binary file, unbuffered."""
+    file.seek(0)
+    found, count, room = hashlib.sha256(), 0, memoryview(bytearray(READ))
+    while length := file.readinto(room):
+        found.update(room[:length])
+        count += length
+    return Digest(found.hexdigest(), count)

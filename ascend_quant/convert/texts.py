@@ -1,0 +1,162 @@
+"""Calibration texts: rows of a file, as samples of equally many tokens.
+
+.txt        texts parted by blank lines
+.jsonl      an object a line
+.parquet    a table
+
+The column is the first of `COLUMNS` that the first row has: a string, taken as it is, or chat messages, put through the
+tokenizer's chat template (verl's data sets have these). Rows come in the file's order, no further than needed; their
+tokens follow each other and are cut into samples, as in GPTQ's own experiments (Frantar et al., 2022).
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ascend_quant.convert.errors import ConvertError
+
+COLUMNS = ("text", "messages", "prompt")
+KINDS = (".txt", ".jsonl", ".parquet")
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
+
+Text = str | list[dict[str, Any]]
+
+
+def read(path: Path) -> Iterator[Text]:
+    """The texts of a file; empty ones are left out.
+
+    Raises:
+        ConvertError: the file, or one of its rows, is not as it should be.
+    """
+    if path.suffix not in KINDS:
+        raise ConvertError(f"{path}: texts are read from {', '.join(KINDS)} files")
+    if not path.is_file():
+        raise ConvertError(f"{path}: there is no such file")
+    if path.suffix == ".txt":
+        yield from _paragraphs(path)
+        return
+    rows = _parquet(path) if path.suffix == ".parquet" else _json_lines(path)
+    for number, value in enumerate(rows, start=1):
+        if value is None or len(checked := _checked(value, f"{path}, row {number}")) == 0:
+            continue
+        yield checked
+
+
+def pack(path: Path, tokenizer: Any, samples: int, length: int) -> torch.Tensor:
+    """Token ids (samples, length), int64, of a file's first texts.
+
+    Args:
+        tokenizer: Hugging Face's; strings are followed by its end-of-sequence token, if it has one.
+
+    Raises:
+        ConvertError: what `read` raises; chats, and no chat template; too few tokens: says how many samples.
+    """
+    tokens: list[int] = []
+    for text in read(path):
+        if not isinstance(text, str) and not tokenizer.chat_template:
+            raise ConvertError(f"{path}: it has chat messages, and the tokenizer no chat template; give plain texts")
+        tokens += _encoded(text, tokenizer)
+        if len(tokens) >= samples * length:
+            return torch.tensor(tokens[: samples * length]).view(samples, length)
+    if not tokens:
+        raise ConvertError(f"{path}: has no text in it; every row is empty")
+    found = len(tokens) // length
+    fewer = f"--samples {found}, a smaller --seq-len" if found else "a smaller --seq-len"
+    raise ConvertError(
+        f"{path}: its {len(tokens):,} tokens are {found} samples of {length}, {samples} are asked for; give {fewer} or "
+        "more text"
+    )
+
+
+def open_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a checkpoint.
+
+    Raises:
+        ConvertError: there is none, or it cannot be read. (Without a vocabulary, transformers makes up an empty one.)
+    """
+    from transformers import AutoTokenizer
+
+    if not any((folder / name).is_file() for name in VOCABULARIES):
+        files = ", ".join(VOCABULARIES)
+        raise ConvertError(f"{folder} has no tokenizer ({files}): texts cannot be read; copy the model's own into it")
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConvertError(f"{folder}: its tokenizer cannot be read: {_first_line(error)}") from error
+
+
+def _encoded(text: Text, tokenizer: Any) -> list[int]:
+    if isinstance(text, str):
+        end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        return tokenizer(text, add_special_tokens=False)["input_ids"] + end
+    whole = tokenizer.apply_chat_template(text, tokenize=False)
+    return tokenizer(whole, add_special_tokens=False)["input_ids"]
+
+
+def _paragraphs(path: Path) -> Iterator[str]:
+    lines: list[str] = []
+    for line in _lines(path):
+        if line.strip():
+            lines.append(line)
+        elif lines:
+            yield "".join(lines)
+            lines = []
+    if lines:
+        yield "".join(lines)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            yield from file
+    except UnicodeDecodeError as error:
+        raise ConvertError(f"{path}: is no text in UTF-8 ({error})") from error
+
+
+def _json_lines(path: Path) -> Iterator[Any]:
+    column = None
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ConvertError(f"{path}, line {number}: is not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise ConvertError(f"{path}, line {number}: is no object; each line has one, with {' or '.join(COLUMNS)}")
+        column = column or _column(list(row), path)
+        yield row.get(column)
+
+
+def _parquet(path: Path) -> Iterator[Any]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            column = _column(file.schema_arrow.names, path)
+            for batch in file.iter_batches(batch_size=1024, columns=[column]):
+                yield from batch.column(0).to_pylist()
+    except ArrowException as error:
+        raise ConvertError(f"{path}: {_first_line(error)}") from error
+
+
+def _column(names: list[str], path: Path) -> str:
+    for column in COLUMNS:
+        if column in names:
+            return column
+    raise ConvertError(f"{path}: has none of the columns {', '.join(COLUMNS)}; it has {', '.join(names) or 'none'}")
+
+
+def _checked(value: Any, where: str) -> Text:
+    if isinstance(value, str):
+        return value.strip() and value
+    if isinstance(value, list) and all(isinstance(part, dict) and {"role", "content"} <= part.keys() for part in value):
+        return value
+    raise ConvertError(f"{where}: {value!r:.80} is neither a string nor chat messages")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,224 @@
+"""python -m benchmarks.convert FOLDER: how fast checkpoints are converted, beside a plain copy of the same files.
+
+Both read files that the system has just read, and end when what they wrote is on the disk (fsync). Rounds begin with
+another method each; a method's ratio is that of the copy in the same round. Embeddings and the head are left out: to
+convert them is to copy them. What more cores gain is judged in memory (FOLDER on tmpfs), where no disk is waited for.
+"""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import torch
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from safetensors.torch import save_file
+
+from ascend_quant.convert import Request, convert
+from ascend_quant.convert.workers import cores
+from ascend_quant.schemes import SCHEMES
+from benchmarks import report
+from benchmarks.machine import hardware, versions
+from benchmarks.models import MODELS, Model, get_model
+from benchmarks.timing import rotated, summary
+
+FORMAT = 1
+COPY = "copy"
+LEAST = 0.5  # of a copy's throughput, for schemes of 8 bits
+LEAST_SPEEDUP = 0.8  # of the number of cores, with a worker on each
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    folder: Annotated[Path, typer.Argument(help="Where files are written, in folders that go away again.")],
+    model: Annotated[str, typer.Option(help=f"Whose shapes: {', '.join(MODELS)}.")] = "qwen2.5-7b",
+    layers: Annotated[int, typer.Option(min=1, help="How many layers, one file each.")] = 4,
+    schemes: Annotated[str, typer.Option(help="With commas.")] = "int8,fp8,fp8_tensor,fp8_block,int4_g128",
+    rounds: Annotated[int, typer.Option(min=1, help="How often each method is timed.")] = 5,
+    output: Annotated[Path | None, typer.Option("--json", help="Where every sample goes.")] = None,
+) -> None:
+    """Measure conversions on one core and on all; ends with 1 if a bar is missed."""
+    names = [name.strip() for name in schemes.split(",")]
+    if unknown := [name for name in names if name not in SCHEMES or not SCHEMES[name].quantized]:
+        raise typer.BadParameter(f"{unknown[0]!r} is no scheme of checkpoints", param_hint="--schemes")
+    if not folder.is_dir():
+        raise typer.BadParameter(f"{folder} is no folder", param_hint="FOLDER")
+    scratch = folder / f"convert-benchmark-{os.getpid()}"
+    scratch.mkdir()
+    try:
+        source, size = write_model(get_model(model).cut(layers), scratch / "in")
+        seconds = measure(methods_of(source, scratch / "out", names), scratch / "out", rounds)
+    finally:
+        shutil.rmtree(scratch)
+    result = {"model": model, "layers": layers, "bytes": size, "disk": disk_of(folder), "rows": rows(seconds, size)}
+    result["bars"] = bars(result["rows"], result["disk"])
+    show(result)
+    if output is not None:
+        write_json(output, result)
+    raise typer.Exit(any(bar["met"] is False for bar in result["bars"]))
+
+
+def write_model(model: Model, folder: Path) -> tuple[Path, int]:
+    """A checkpoint of random BF16 weights, one file a layer, and its size; the system still has it in memory."""
+    folder.mkdir()
+    model.write_config(folder)
+    generator, places = torch.Generator().manual_seed(0), {}
+    for layer in range(model.layers):
+        file = f"model-{layer + 1:05}-of-{model.layers:05}.safetensors"
+        shapes = {name: shape for name, shape in model.shapes().items() if name.startswith(f"model.layers.{layer}.")}
+        tensors = {name: torch.empty(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+        for tensor in tensors.values():
+            tensor.normal_(0, 0.02, generator=generator)
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(tensors, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    os.sync()
+    return folder, sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def methods_of(source: Path, out: Path, schemes: list[str]) -> dict[str, Callable[[], object]]:
+    """By name; each leaves `out` behind."""
+    methods: dict[str, Callable[[], object]] = {COPY: lambda: copy(source, out)}
+    for scheme in schemes:
+        for workers in sorted({1, cores()}):
+            methods[f"{scheme}, {workers} of {cores()} cores"] = converting(
+                Request(source, out, scheme, workers=workers)
+            )
+    return methods
+
+
+def converting(request: Request) -> Callable[[], object]:
+    """A conversion with as many cores as workers."""
+
+    def call() -> None:
+        with only_cores(request.workers):
+            convert(request)
+
+    return call
+
+
+def copy(source: Path, out: Path) -> None:
+    """Files one after the other, each on the disk before the next begins."""
+    out.mkdir()
+    for path in sorted(source.iterdir()):
+        shutil.copyfile(path, out / path.name)
+        with (out / path.name).open("rb+") as file:
+            os.fsync(file.fileno())
+
+
+@contextmanager
+def only_cores(count: int) -> Iterator[None]:
+    """This thread, and those it starts, run on so many cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def measure(methods: dict[str, Callable[[], object]], out: Path, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each method in each round; one round before them is not counted."""
+    seconds = {name: [] for name in methods}
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    console = report.console()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        shown = progress.add_task("")
+        for turn in range(-1, rounds):
+            for name in rotated(list(methods), max(turn, 0)):
+                progress.update(shown, description=f"round {turn + 1} of {rounds}: {name}")
+                took = once(methods[name])
+                shutil.rmtree(out)
+                os.sync()
+                if turn >= 0:
+                    seconds[name].append(took)
+    return seconds
+
+
+def once(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def rows(seconds: dict[str, list[float]], size: int) -> list[dict]:
+    """A method each: its seconds, its throughput in bytes of the input, and both of a copy's, round by round."""
+    return [
+        {
+            "method": name,
+            "seconds": summary(samples),
+            "samples": samples,
+            "bytes_per_second": size / median(samples),
+            "of_a_copy": median(copied / own for copied, own in zip(seconds[COPY], samples, strict=True)),
+        }
+        for name, samples in seconds.items()
+    ]
+
+
+def bars(found: list[dict], disk: str) -> list[dict]:
+    """What the issue asks for, and what this run has measured; `met` is None where a bar is not judged."""
+    by_name, made = {row["method"]: row for row in found}, []
+    for name, row in by_name.items():
+        scheme, _, where = name.partition(", ")
+        if name == COPY or not where.startswith(f"{cores()} of"):
+            continue
+        judged = SCHEMES[scheme].codes != "int4"
+        made.append(bar(f"{scheme}: of a copy's throughput", LEAST, row["of_a_copy"], judged))
+        if cores() > 1:
+            alone = by_name[f"{scheme}, 1 of {cores()} cores"]["seconds"]["median"]
+            speed_up = alone / row["seconds"]["median"] / cores()
+            made.append(bar(f"{scheme}: speed-up by core", LEAST_SPEEDUP, speed_up, disk == "tmpfs"))
+    return made
+
+
+def bar(text: str, least: float, value: float, judged: bool) -> dict:
+    """One bar, as JSON has it."""
+    return {"text": text, "target": f">= {least:g}", "value": value, "met": value >= least if judged else None}
+
+
+def disk_of(folder: Path) -> str:
+    """The kind of file system that a folder is on; its longest mount point decides."""
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    fitting = [(len(point), kind) for point, kind in mounts if folder.resolve().is_relative_to(point)]
+    return max(fitting)[1]
+
+
+def show(result: dict) -> None:
+    """Tables."""
+    console = report.console()
+    title = f"{result['layers']} layers of {result['model']}, {result['bytes'] / 1e9:.2f} GB, {result['disk']}"
+    table = Table("method", "GB/s of input", "seconds", "of a copy", title=title)
+    for row in result["rows"]:
+        took = "{low:.2f} - {high:.2f}".format(**row["seconds"])
+        table.add_row(row["method"], f"{row['bytes_per_second'] / 1e9:.2f}", took, f"{row['of_a_copy']:.2f}")
+    console.print(table)
+    for one in result["bars"]:
+        verdict = {True: "met", False: "MISSED", None: "not judged"}[one["met"]]
+        console.print(f"{verdict}: {one['text']}: {one['value']:.2f} ({one['target']})")
+
+
+def write_json(path: Path, result: dict) -> None:
+    """Everything, with what it was measured on."""
+    content = {
+        "format": FORMAT,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": ["python", "-m", "benchmarks.convert", "FOLDER", *sys.argv[2:]],
+        "hardware": hardware("cpu"),
+        "versions": versions(),
+    }
+    path.write_text(json.dumps(content | result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,192 @@
+"""`--calibrate` without llm-compressor: what is put into a checkpoint, what is refused.
+
+Shape suffixes: N output channels, K input channels, G groups of a row.
+"""
+
+import hashlib
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import convert_cases
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("typer", reason="typer is not installed")
+import calibrate_cases as cases
+import typer
+from typer.testing import CliRunner
+
+from ascend_quant import oracle
+from ascend_quant.commands.convert import convert as command
+from ascend_quant.convert import ConvertError, Request, convert, gptq
+from ascend_quant.convert.calibrate import Calibration, calibrate, put
+from ascend_quant.schemes import get_scheme
+
+app = typer.Typer()
+app.command("convert")(command)
+app.command("other")(lambda: None)  # one command alone would not be named
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, ["convert", *map(str, arguments)], terminal_width=300)
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    """A checkpoint with a tokenizer of 23 tokens, for at most 128 of them."""
+    config = convert_cases.CONFIG | {"max_position_embeddings": 128, "vocab_size": len(cases.VOCABULARY)}
+    folder = convert_cases.write(tmp_path / "in", convert_cases.state(), config=config)
+    cases.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def solved(layer: str, shape: tuple[int, int], group: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random codes -8 ... 7 and scales, by a layer's name."""
+    generator = torch.Generator().manual_seed(int(hashlib.sha256(layer.encode()).hexdigest()[:8], 16))
+    codes_NK = torch.randint(-8, 8, shape, generator=generator, dtype=torch.int8)
+    scale_NG = torch.rand(shape[0], shape[1] // group, generator=generator).to(torch.bfloat16)
+    return codes_NK, scale_NG
+
+
+def test_codes_and_scales_are_put_in_and_nothing_else_changes(source, tmp_path):
+    shapes = {name.removesuffix(".weight"): tensor.shape for name, tensor in convert_cases.read(source).items()}
+    for out in ("rounded", "calibrated"):
+        convert(Request(source, tmp_path / out, "int4_g128"))
+    put(tmp_path / "calibrated", lambda layer: solved(layer, shapes[layer]), {"samples": 3})
+    rounded, found = (convert_cases.read(tmp_path / out) for out in ("rounded", "calibrated"))
+    wanted = dict(rounded)
+    for name in (name for name in rounded if name.endswith(".weight_packed")):
+        layer = name.removesuffix(".weight_packed")
+        codes_NK, wanted[f"{layer}.weight_scale"] = solved(layer, shapes[layer])
+        words = sum((codes_NK[:, i::8].long() + 8) << 4 * i for i in range(8))
+        wanted[name] = torch.where(words >= 2**31, words - 2**32, words).int()
+        assert not torch.equal(wanted[name], rounded[name])
+    convert_cases.assert_same(found, wanted)
+    assert not list((tmp_path / "calibrated").glob("*.writing"))
+
+
+def test_the_manifest_has_the_new_digests(source, tmp_path):
+    shapes = {name.removesuffix(".weight"): tensor.shape for name, tensor in convert_cases.read(source).items()}
+    convert(Request(source, tmp_path / "out", "int4_g128"))
+    before = json.loads((tmp_path / "out" / "ascend_quant_manifest.json").read_text())
+    put(tmp_path / "out", lambda layer: solved(layer, shapes[layer]), {"samples": 3})
+    after = json.loads((tmp_path / "out" / "ascend_quant_manifest.json").read_text())
+    assert after.pop("calibration") == {"samples": 3}
+    changed = {name for name in before["files"] if before["files"][name] != after["files"][name]}
+    assert changed == {path.name for path in (tmp_path / "out").glob("*.safetensors")}
+    for name, digest in after["files"].items():
+        content = (tmp_path / "out" / name).read_bytes()
+        assert digest == {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}, name
+    assert {**after, "files": 0} == {**before, "files": 0}
+
+
+def test_there_is_a_way_back_to_bf16(source, tmp_path):
+    """Codes of -8, which rounding to nearest never makes, included."""
+    originals = convert_cases.read(source)
+    convert(Request(source, tmp_path / "out", "int4_g32"))
+    shapes = {name.removesuffix(".weight"): tensor.shape for name, tensor in originals.items()}
+    put(tmp_path / "out", lambda layer: solved(layer, shapes[layer], 32), {})
+    convert(Request(tmp_path / "out", tmp_path / "back", "bf16"))
+    for name, tensor in convert_cases.read(tmp_path / "back").items():
+        wanted = originals[name]
+        if convert_cases.is_quantized(name):
+            codes_NK, scale_NG = solved(name.removesuffix(".weight"), wanted.shape, 32)
+            wanted = (codes_NK.double() * scale_NG.double().repeat_interleave(32, 1)).to(torch.bfloat16)
+        assert torch.equal(tensor, wanted), name
+
+
+def test_another_shape_is_refused(source, tmp_path):
+    convert(Request(source, tmp_path / "out", "int4_g128"))
+    with pytest.raises(ConvertError, match=r"llm-compressor has made \(5, 32\) of it, not \("):
+        put(tmp_path / "out", lambda layer: solved(layer, (5, 256)), {})
+
+
+def test_a_layer_that_gptq_has_made_zero_is_an_error_unless_it_was(tmp_path):
+    tensors = convert_cases.state(experts=False)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items() if convert_cases.is_quantized(name)}
+    for out, state in (("all", tensors), ("none", tensors | zeros)):
+        source = convert_cases.write(tmp_path / f"{out}-in", state)
+        convert(Request(source, tmp_path / out, "int4_g128"))
+
+    def solved_as_zero(layer: str) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = tensors[f"{layer}.weight"].shape
+        return torch.zeros(shape, dtype=torch.int8), solved(layer, shape)[1]
+
+    put(tmp_path / "none", solved_as_zero, {})
+    with pytest.raises(ConvertError, match=r"GPTQ has made its weight zero: .* --ignore model.layers"):
+        put(tmp_path / "all", solved_as_zero, {})
+
+
+def layer_of(w_NK: torch.Tensor, scale_NG: torch.Tensor | None) -> torch.nn.Module:
+    """A model with one layer, as llm-compressor leaves it."""
+    linear = torch.nn.Linear(*reversed(w_NK.shape), bias=False, dtype=torch.bfloat16)
+    linear.weight.data = w_NK
+    if scale_NG is not None:
+        linear.weight_scale = torch.nn.Parameter(scale_NG, requires_grad=False)
+    return torch.nn.ModuleDict({"up": linear})
+
+
+def test_codes_are_read_off_a_weight_that_lies_on_the_grid():
+    codes_NK, scale_NG = solved("up", (16, 256), 32)
+    w_NK = oracle.dequantize(codes_NK, scale_NG).to(torch.bfloat16)
+    found = gptq.codes_and_scale(layer_of(w_NK, scale_NG), "up", get_scheme("int4_g32"))
+    assert torch.equal(found[0], codes_NK) and torch.equal(found[1], scale_NG)
+
+
+def test_a_layer_that_gptq_has_left_out_is_an_error():
+    codes_NK, scale_NG = solved("up", (16, 256), 32)
+    w_NK = oracle.dequantize(codes_NK, scale_NG).to(torch.bfloat16)
+    with pytest.raises(ConvertError, match="up: llm-compressor has not quantized it"):
+        gptq.codes_and_scale(layer_of(w_NK, None), "up", get_scheme("int4_g32"))
+    w_NK[3, 5] += scale_NG[3, 0] / 4
+    with pytest.raises(ConvertError, match="up: llm-compressor has given it scales, but not"):
+        gptq.codes_and_scale(layer_of(w_NK, scale_NG), "up", get_scheme("int4_g32"))
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (("--scheme", "int8", "--calibrate", "a.txt"), "for int4_g128 and int4_g32, not for int8"),
+        (("--to", "bf16", "--calibrate", "a.txt"), "for int4_g128 and int4_g32, not for bf16"),
+        (("--scheme", "int4_g32", "--samples", "3"), "are for --calibrate TEXT"),
+        (("--scheme", "int4_g32", "--seq-len", "16"), "are for --calibrate TEXT"),
+        (("--scheme", "int4_g32", "--calibrate", "a.txt", "--device", "npu"), "GPTQ runs on cpu or cuda, not on npu"),
+    ],
+)
+def test_options_that_do_not_go_together(options, said, tmp_path):
+    result = run(tmp_path / "in", tmp_path / "out", *options)
+    assert result.exit_code == 2 and said in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_calibration_that_does_not_fit_the_model(source, tmp_path):
+    text = cases.write_texts(tmp_path / "t.jsonl", 50, seed=1)
+    with pytest.raises(ConvertError, match=r"--seq-len 129: .* takes 128 tokens at most"):
+        calibrate(Request(source, tmp_path / "out", "int4_g128"), Calibration(text, 1, 129))
+    (source / "config.json").write_text(json.dumps(convert_cases.CONFIG | {"vocab_size": 8}))
+    with pytest.raises(ConvertError, match=r"its tokenizer has token [0-9]+, its model 8 tokens"):
+        calibrate(Request(source, tmp_path / "out", "int4_g128"), Calibration(text, 1, 129))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (source / name).unlink()
+    with pytest.raises(ConvertError, match="has no tokenizer"):
+        calibrate(Request(source, tmp_path / "out", "int4_g128"), Calibration(text, 1, 129))
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "t.jsonl"}
+
+
+def test_too_little_text_is_one_line_and_exit_status_1(source, tmp_path):
+    text = cases.write_texts(tmp_path / "t.jsonl", 5, seed=1)
+    result = run(source, tmp_path / "out", "--scheme", "int4_g128", "--calibrate", text, "--seq-len", 64)
+    assert result.exit_code == 1 and "samples of 64, 256 are asked for" in result.stderr
+    assert result.stderr.strip().count("\n") == 0
+
+
+@pytest.mark.skipif(find_spec("llmcompressor") is not None, reason="llm-compressor is installed")
+def test_without_llm_compressor_the_command_says_how_to_install_it(source, tmp_path):
+    text = cases.write_texts(tmp_path / "t.jsonl", 50, seed=1)
+    options = ("--calibrate", text, "--samples", 2, "--seq-len", 64)
+    result = run(source, tmp_path / "out", "--scheme", "int4_g128", *options)
+    root = Path(__file__).parents[2]
+    assert result.exit_code == 1
+    assert f"python3 -m venv calibrate && calibrate/bin/pip install '{root}[calibrate]'" in result.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "t.jsonl"}

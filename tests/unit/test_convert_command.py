@@ -1,0 +1,88 @@
+"""`ascend-quant convert`: output, progress and exit status."""
+
+import json
+import re
+
+import convert_cases as cases
+import pytest
+
+pytest.importorskip("typer")
+import typer
+from typer.testing import CliRunner
+
+from ascend_quant.commands.convert import convert
+
+app = typer.Typer()
+app.command("convert")(convert)
+app.command("other")(lambda: None)  # one command alone would not be named
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return cases.write(tmp_path_factory.mktemp("source") / "in", cases.state())
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, ["convert", *map(str, arguments)], terminal_width=200)
+
+
+def plain(text: str) -> str:
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", " ", text).split())
+
+
+def test_json_is_all_that_stdout_has(source, tmp_path):
+    result = run(source, tmp_path / "out", "--scheme", "fp8_block:128x128", "--json", "--ignore", "re:.*o_proj")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    tensors = cases.read(source)
+    assert said["scheme"] == "fp8_block" and said["format"] == "fp8" and said["shards"] == 3 and said["resumed"] == 0
+    assert said["bytes_in"] == sum(tensor.nbytes for tensor in tensors.values())
+    assert said["bytes_out"] == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors"))
+    count = sum(map(cases.is_quantized, tensors))
+    assert said["weights"] == {"quantized": count - 2, "ignored": 2, "router": 2, "head": 1, "embedding": 1}
+
+
+def test_the_summary_says_what_was_left_alone_and_there_is_a_way_back(source, tmp_path):
+    result = run(source, tmp_path / "out", "--scheme", "int8", "--workers", "2")
+    assert result.exit_code == 0, result.output
+    for said in ("quantized", "left alone: router", "3 files", f"written: {tmp_path / 'out'}"):
+        assert said in plain(result.stdout)
+    assert run(tmp_path / "out", tmp_path / "back", "--to", "bf16").exit_code == 0
+    assert cases.read(tmp_path / "back").keys() == cases.read(source).keys()
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ((), "either this"),
+        (("--scheme", "int8", "--to", "bf16"), "either this"),
+        (("--scheme", "int5"), "unknown scheme 'int5'"),
+        (("--scheme", "bf16"), "say --to bf16"),
+        (("--scheme", "fp8", "--format", "modelslim"), "fp8 is written as compressed-tensors"),
+        (("--to", "bf16", "--format", "fp8"), "are for --scheme"),
+        (("--to", "bf16", "--ignore", "lm_head"), "are for --scheme"),
+        (("--to", "int8"), "int8"),
+        (("--scheme", "int8", "--workers", "0"), "workers"),
+        (("--scheme", "int8", "--device", "tpu"), "tpu"),
+    ],
+)
+def test_wrong_usage_ends_with_2(options, said, source, tmp_path):
+    result = run(source, tmp_path / "out", *options)
+    assert result.exit_code == 2
+    assert said in plain(result.stderr)
+
+
+def test_what_cannot_be_converted_ends_with_1_and_one_line(source, tmp_path):
+    result = run(source, source, "--scheme", "int8")
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    (line,) = result.stderr.strip().splitlines()
+    assert plain(line).startswith("cannot convert: ") and "the same folder" in line
+    result = run(tmp_path, tmp_path / "out", "--scheme", "int8")
+    assert result.exit_code == 1 and "no checkpoint at" in plain(result.stderr)
+
+
+def test_what_the_system_refuses_is_one_line_too(source):
+    result = run(source, "/proc/out", "--scheme", "int8")
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    (line,) = result.stderr.strip().splitlines()
+    assert "/proc/out.partial" in line

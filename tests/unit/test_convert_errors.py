@@ -1,0 +1,210 @@
+"""What cannot be converted: one line that names it, and no OUT that looks complete."""
+
+import json
+import os
+import subprocess
+
+import checkpoint_pairs
+import convert_cases as cases
+import pytest
+import torch
+
+from ascend_quant.convert import ConvertError, output
+from ascend_quant.profile.rules import ProfileError
+from ascend_quant.schemes import UnknownScheme
+
+NAME = "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def source(tmp_path):
+    """To be spoilt."""
+    return cases.write(tmp_path / "in", cases.state())
+
+
+def refused(source, out, said, scheme="int8", **options) -> str:
+    """The error's text; OUT is not there, or as it was."""
+    before = sorted(out.rglob("*")) if out.is_dir() else None
+    with pytest.raises((ConvertError, ProfileError), match=said) as error:
+        cases.run(source, out, scheme, **options)
+    assert "\n" not in str(error.value)
+    assert (sorted(out.rglob("*")) if out.is_dir() else None) == before
+    return str(error.value)
+
+
+def spoil(source, change) -> None:
+    """Edit the file that holds `NAME`."""
+    from safetensors.torch import load_file, save_file
+
+    places = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
+    tensors = load_file(source / places[NAME])
+    change(tensors)
+    save_file(tensors, source / places[NAME], metadata={"format": "pt"})
+
+
+def test_a_truncated_shard_is_named(source, tmp_path):
+    path = sorted(source.glob("*.safetensors"))[1]
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1000)
+    assert str(path) in refused(source, tmp_path / "out", "is cut off or no safetensors file")
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_tensor_that_only_the_index_knows_is_named(source, tmp_path):
+    spoil(source, lambda tensors: tensors.pop(NAME))
+    assert NAME in refused(source, tmp_path / "out", "says that .* is in .*, and it is not")
+
+
+def test_a_tensor_that_the_index_does_not_know_is_named(source, tmp_path):
+    spoil(source, lambda tensors: tensors.update({"model.extra.weight": torch.ones(2, 2)}))
+    assert "model.extra.weight" in refused(source, tmp_path / "out", "does not name")
+
+
+def test_a_missing_shard_is_named(source, tmp_path):
+    path = sorted(source.glob("*.safetensors"))[2]
+    path.unlink()
+    assert path.name in refused(source, tmp_path / "out", "not found")
+
+
+@pytest.mark.parametrize("bad", [torch.nan, -torch.inf])
+@pytest.mark.parametrize("name, count", [(NAME, cases.MIDDLE * cases.HIDDEN), ("model.norm.weight", cases.HIDDEN)])
+def test_weights_that_are_not_finite_are_named_and_counted(bad, name, count, tmp_path):
+    tensors = cases.state()
+    tensors[name].view(-1)[torch.tensor([3, 100])] = bad
+    for scheme in ("int8", "fp8_tensor", "int4_g32"):
+        source = cases.write(tmp_path / scheme, tensors, 2)
+        refused(source, tmp_path / f"{scheme}-out", f"{name}: 2 of {count} elements are NaN or infinite", scheme)
+        assert not list((tmp_path / f"{scheme}-out.partial").rglob("*.writing"))
+
+
+def test_an_already_quantized_input_says_how_to_go_on(source, tmp_path):
+    cases.run(source, tmp_path / "int8", "int8")
+    cases.run(source, tmp_path / "slim", "int8", format="modelslim")
+    for folder in ("int8", "slim"):
+        refused(tmp_path / folder, tmp_path / "out", "already quantized .*--to bf16", "fp8")
+    config = tmp_path / "int8" / "config.json"
+    config.write_text(json.dumps(cases.CONFIG))
+    said = refused(tmp_path / "int8", tmp_path / "out", "is I8: already quantized", "fp8")
+    assert "_proj.weight" in said
+
+
+def test_a_layer_that_the_groups_do_not_divide_is_named_before_anything_is_written(tmp_path):
+    tensors = cases.state() | {NAME: torch.randn(8, 200).to(torch.bfloat16)}
+    source = cases.write(tmp_path / "in", tensors)
+    layer = NAME.removesuffix(".weight")
+    assert f"--ignore {layer}" in refused(source, tmp_path / "out", f"{layer}: rows of 200 elements", "int4_g128")
+    assert not (tmp_path / "out.partial").exists()
+    cases.run(source, tmp_path / "out", "int4_g128", ignore=(layer,))
+    assert torch.equal(cases.read(tmp_path / "out")[NAME], tensors[NAME])
+
+
+@pytest.mark.parametrize("pattern", ["model.layers.0.mlp.up", "re:.*gate_up_proj", "re:up_proj", NAME])
+def test_a_pattern_that_matches_nothing_is_named(pattern, source, tmp_path):
+    assert pattern in refused(source, tmp_path / "out", "matches no layer", ignore=("re:.*o_proj", pattern))
+
+
+def test_a_pattern_that_is_none_is_named(source, tmp_path):
+    refused(source, tmp_path / "out", r"'\(' is no regular expression", ignore=("re:(",))
+
+
+def test_a_tied_head_may_be_ignored(tmp_path):
+    tensors = cases.state()
+    del tensors["lm_head.weight"]
+    cases.run(cases.write(tmp_path / "in", tensors), tmp_path / "out", "int8", ignore=("lm_head",))
+
+
+@pytest.mark.parametrize("scheme, format, said", [
+    ("int8", "fp8", "int8 is written as compressed-tensors or modelslim; format fp8 holds fp8_block, fp8_tensor"),
+    ("fp8_block", "modelslim", "fp8_block is written as fp8; format modelslim holds int8"),
+    ("fp8", "gguf", "unknown format 'gguf'; this version writes: compressed-tensors, fp8, modelslim"),
+    ("fp8_tensor", "compressed-tensors", "fp8_tensor with experts is written as fp8"),
+])  # fmt: skip
+def test_a_scheme_and_a_format_that_do_not_go_together(scheme, format, said, source, tmp_path):
+    refused(source, tmp_path / "out", said, scheme, format=format)
+
+
+def test_an_unknown_scheme(source, tmp_path):
+    for name in ("int5", "fp8_block:64x64"):
+        with pytest.raises(UnknownScheme, match="this version has"):
+            cases.run(source, tmp_path / "out", name)
+
+
+def test_out_is_in_is_in_it_around_it_or_not_empty(source, tmp_path):
+    for out in (source, source / "out", tmp_path):
+        refused(source, out, "the same folder, or one is in the other")
+    (tmp_path / "link").symlink_to(source)
+    refused(source, tmp_path / "link", "the same folder")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a").write_text("a")
+    refused(source, tmp_path / "full", "is not empty")
+    refused(source, tmp_path / "no" / "such", "is no folder")
+    (tmp_path / "empty").mkdir()
+    cases.run(source, tmp_path / "empty", "int8")
+    refused(source, tmp_path / "empty", "is not empty")
+
+
+def test_in_must_be_a_checkpoint(source, tmp_path):
+    refused(tmp_path / "nothing", tmp_path / "out", "is no folder")
+    index = source / "model.safetensors.index.json"
+    kept = index.read_text()
+    index.write_text("{}")
+    refused(source, tmp_path / "out", "has no weight_map")
+    index.write_text(kept)
+    (source / "config.json").write_text("{")
+    refused(source, tmp_path / "out", "config.json is no JSON file")
+    (source / "config.json").unlink()
+    refused(source, tmp_path / "out", "config.json not found")
+    norm = cases.write(tmp_path / "norm", {"model.norm.weight": torch.ones(3)}, 1)
+    refused(norm, tmp_path / "out", "no linear layer")
+
+
+def test_two_tensors_that_would_have_one_name(tmp_path):
+    tensors = cases.state() | cases.stacked(cases.state())
+    refused(cases.write(tmp_path / "in", tensors), tmp_path / "out", "would both become .*experts")
+
+
+def test_an_absent_device_is_named(source, tmp_path):
+    absent = "npu" if not hasattr(torch, "npu") else "cuda"
+    refused(source, tmp_path / "out", f"no device '{absent}' here", device=absent)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 4 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"mount is not permitted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_disk_that_is_too_small_is_named_before_anything_is_written(small_disk, source, tmp_path):
+    (small_disk / "other").write_bytes(bytes(7 << 19))
+    refused(source, small_disk / "out", "is too full: [0-9,]+ bytes are needed, [0-9,]+ are free")
+    assert not list((small_disk / "out.partial").rglob("*.safetensors"))
+    refused(source, small_disk, "is a mount point|is not empty")
+
+
+def test_a_disk_that_fills_up_is_named_and_the_same_command_goes_on_when_there_is_room(
+    small_disk, source, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(output, "check_room", lambda folder, needed: None)  # others write meanwhile
+    other = small_disk / "other"
+    other.write_bytes(bytes(7 << 19))
+    refused(source, small_disk / "out", r"the disk of .*out is full; make room, and run the same command again")
+    assert not list((small_disk / "out.partial").rglob("*.writing"))
+    other.unlink()
+    cases.run(source, small_disk / "out", "int8")
+    cases.assert_same(cases.read(small_disk / "out"), cases.expected(cases.state(), "int8", "compressed-tensors"))
+    assert os.listdir(small_disk) == ["out"]
+
+
+def test_a_mount_point_is_refused(small_disk, source):
+    refused(source, small_disk, "is a mount point")
+
+
+def test_an_int8_checkpoint_by_others_is_not_quantized_twice(tmp_path):
+    pair = checkpoint_pairs.make_pair("qwen2", tmp_path)
+    refused(pair.w8a8, tmp_path / "out", "already quantized .*compressed-tensors")

@@ -1,0 +1,160 @@
+"""kill -9 at any moment, then the same command: it finishes, with the digests of an undisturbed run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import convert_cases as cases
+import pytest
+
+from ascend_quant.convert import ConvertError
+from ascend_quant.convert.output import Output
+
+SHARDS = 5
+STOPPED = """
+import sys, time
+from pathlib import Path
+from ascend_quant.convert import Request, convert
+from ascend_quant.convert import conversion, surroundings
+from ascend_quant.convert.output import Output
+
+source, out, moment = sys.argv[1:]
+
+def halt(*ignored):
+    print("halted", flush=True)
+    time.sleep(600)
+
+def progress(done, total):
+    if moment.replace(".", "").isdigit() and done >= float(moment) * total:
+        halt()
+
+if moment == "published":
+    Output.clean = halt
+if moment == "surroundings":
+    add = Output.add
+    Output.add = lambda self, name, content: halt() if name == "config.json" else add(self, name, content)
+convert(Request(Path(source), Path(out), "int8", ignore=("re:.*o_proj",), workers=1), progress)
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """Read, not edited."""
+    return cases.write(tmp_path_factory.mktemp("source") / "in", cases.state(), SHARDS)
+
+
+def run(source: Path, out: Path, **options):
+    return cases.run(source, out, **{"scheme": "int8", "ignore": ("re:.*o_proj",), **options})
+
+
+def kill_at(moment: str, source: Path, out: Path) -> None:
+    """Start the conversion in a process of its own, and kill it when it has come so far."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, str(source), str(out), moment], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "halted\n"
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+def digests(out: Path) -> dict:
+    return json.loads((out / "ascend_quant_manifest.json").read_text())["files"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(source, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    assert run(source, out).resumed == 0
+    return out
+
+
+@pytest.mark.parametrize("moment", ["0.01", "0.3", "0.7", "1.0", "surroundings", "published"])
+def test_the_same_command_finishes_with_the_same_digests(moment, source, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    kill_at(moment, source, out)
+    assert (tmp_path / "out.partial").is_dir()
+    if moment != "published":
+        assert not out.exists()  # nothing looks complete
+    before = finished(out)
+    assert (moment == "0.01") == (before == {})
+    summary = run(source, out)
+    assert summary.resumed == len(before)
+    assert digests(out) == digests(undisturbed)
+    assert (out / "ascend_quant_manifest.json").read_text() == (undisturbed / "ascend_quant_manifest.json").read_text()
+    assert all((out / name).read_bytes() == (undisturbed / name).read_bytes() for name in digests(out))
+    assert {path.name for path in out.iterdir()} == {path.name for path in undisturbed.iterdir()}
+    assert not (tmp_path / "out.partial").exists()
+    assert {name: (out / name).stat().st_mtime_ns for name in before} == before  # not written again
+
+
+def finished(out: Path) -> dict[str, int]:
+    """When each finished shard was written."""
+    partial = Output(out).model
+    folder = partial if partial.is_dir() else out
+    return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.safetensors")}
+
+
+def test_a_finished_shard_that_was_cut_off_since_is_written_again(source, undisturbed, tmp_path):
+    kill_at("1.0", source, tmp_path / "out")
+    spoilt, *others = sorted(finished(tmp_path / "out"))
+    assert others
+    with (tmp_path / "out.partial" / "model" / spoilt).open("r+b") as file:
+        file.truncate(1000)
+    assert run(source, tmp_path / "out").resumed == len(others)
+    assert digests(tmp_path / "out") == digests(undisturbed)
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"scheme": "fp8"}, "scheme 'int8', now 'fp8'"),
+        ({"format": "modelslim"}, "format 'compressed-tensors', now 'modelslim'"),
+        ({"ignore": ()}, r"ignore \['re:.*'\], now \[\]"),
+    ],
+)
+def test_another_command_is_refused_and_spoils_nothing(options, said, source, undisturbed, tmp_path):
+    kill_at("0.7", source, tmp_path / "out")
+    before = finished(tmp_path / "out")
+    with pytest.raises(ConvertError, match=f"begun by another command .*{said}.*remove .*out.partial"):
+        run(source, tmp_path / "out", **options)
+    assert finished(tmp_path / "out") == before
+    run(source, tmp_path / "out")
+    assert digests(tmp_path / "out") == digests(undisturbed)
+
+
+def test_a_source_that_has_changed_since_is_refused(tmp_path):
+    source = cases.write(tmp_path / "in", cases.state(), SHARDS)
+    kill_at("0.7", source, tmp_path / "out")
+    path = next(source.glob("*.safetensors"))
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(ConvertError, match="IN has changed since"):
+        run(source, tmp_path / "out")
+
+
+def test_two_commands_at_once_are_refused(source, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, str(source), str(tmp_path / "out"), "0.3"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout.readline() == "halted\n"
+        with pytest.raises(ConvertError, match="another command is writing"):
+            run(source, tmp_path / "out")
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    run(source, tmp_path / "out")
+
+
+def test_a_folder_of_the_users_is_not_taken_for_a_half_finished_conversion(source, tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "thesis.txt").write_text("mine")
+    with pytest.raises(ConvertError, match=r"out\.partial is in the way"):
+        run(source, tmp_path / "out")
+    assert (tmp_path / "out.partial" / "thesis.txt").read_text() == "mine"
