@@ -12,28 +12,37 @@ from models import checkpoint, expected, make
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="module", params=[("qwen2-tied", "tp"), ("qwen3-moe", "tp"), ("qwen3-moe", "ep")])
+ENGINES = [
+    ("qwen2-tied", "tp", "int8", {}),
+    ("qwen3-moe", "tp", "int8", {}),
+    ("qwen3-moe", "ep", "int8", {}),
+    ("qwen2-tied", "tp", "fp8_tensor", {}),
+    ("qwen3-moe", "tp", "int4_g32", {"moe_intermediate_size": 128}),
+]
+
+
+@pytest.fixture(scope="module", params=ENGINES, ids=lambda engine: "-".join(engine[:3]))
 def two_ranks(request, tmp_path_factory):
-    kind, parallel = request.param
+    kind, parallel, scheme, sizes = request.param
     folder = tmp_path_factory.mktemp("models")
-    first, second = make(kind, folder, seed=0), make(kind, folder, seed=1)
+    first, second = make(kind, folder, seed=0, **sizes), make(kind, folder, seed=1, **sizes)
     out = folder / "dump.pt"
     environment = {**os.environ, "PYTHONPATH": str(HERE), "VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-    command = [sys.executable, str(HERE / "tp_dump.py"), str(out), str(first), str(second), "2", parallel]
+    command = [sys.executable, str(HERE / "tp_dump.py"), str(out), str(first), str(second), "2", parallel, scheme]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
-    return torch.load(out), first, second, parallel
+    return torch.load(out), first, second, parallel, scheme
 
 
 def test_ranks_hold_slices_after_load_and_refit(two_ranks):
-    result, first, second, parallel = two_ranks
+    result, first, second, parallel, scheme = two_ranks
     for moment, folder in (("loaded", first), ("refitted", second)):
-        whole = expected(checkpoint(folder))
+        whole = expected(checkpoint(folder), scheme)
         for rank, held in enumerate(result[moment]):
             held = {name.replace(".routed_experts", ""): tensor for name, tensor in held.items()}
             assert held.keys() == whole.keys()
             for name, tensor in held.items():
-                assert torch.equal(tensor, own_part(name, whole[name], rank, parallel)), (moment, rank, name)
+                assert torch.equal(tensor, own_part(name, whole[name], rank, parallel, scheme)), (moment, rank, name)
     assert all(count >= len(checkpoint(second)) // 2 for count in result["tensors"])
 
 
@@ -43,9 +52,9 @@ def test_ranks_generate_and_refuse(two_ranks):
     assert all("q_proj" in message and "is not what the model expects" in message for message in result["refused"])
 
 
-def own_part(name: str, tensor: torch.Tensor, rank: int, parallel: str) -> torch.Tensor:
-    """What rank `rank` of two holds of a whole tensor, by Megatron's rules."""
-    is_scale = name.endswith("_scale")
+def own_part(name: str, tensor: torch.Tensor, rank: int, parallel: str, scheme: str) -> torch.Tensor:
+    """What rank `rank` of two holds of a whole tensor, by Megatron's rules; groups of a row are split as it is."""
+    is_scale = name.endswith("_scale") and not scheme.startswith("int4")
     if "w13_weight" in name or "w2_weight" in name:
         if parallel == "ep":
             return tensor.chunk(2)[rank]

@@ -1,4 +1,4 @@
-"""Run an engine on RANKS ranks in processes of their own and dump what each rank holds: tp_dump.py OUT FOLDER RANKS.
+"""Run an engine on RANKS ranks in processes of their own and dump what each rank holds: tp_dump.py OUT FOLDER ..
 
 Not a test: test_parallel.py starts it, because an engine of several ranks wants a main process of its own.
 """
@@ -11,7 +11,10 @@ import torch
 
 
 def dump(worker):
-    return {name: parameter.detach().clone() for name, parameter in worker.model_runner.model.named_parameters()}
+    from engines import as_bytes
+
+    parameters = worker.model_runner.model.named_parameters()
+    return {name: as_bytes(parameter.detach().clone()) for name, parameter in parameters}
 
 
 def push(worker, path: str, expert_parallel: bool):
@@ -48,7 +51,7 @@ def refuse(worker, path: str):
     return "accepted"
 
 
-def main(out: str, folder: str, refit_from: str, ranks: int, expert_parallel: bool) -> None:
+def main(out: str, folder: str, refit_from: str, ranks: int, expert_parallel: bool, scheme: str) -> None:
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_ALLOW_INSECURE_SERIALIZATION="1")
     from vllm import LLM
 
@@ -59,6 +62,7 @@ def main(out: str, folder: str, refit_from: str, ranks: int, expert_parallel: bo
         max_model_len=64,
         max_num_seqs=8,
         quantization="ascend_quant",
+        hf_overrides={"quantization_config": {"quant_method": "ascend_quant", "scheme": scheme}},
         tensor_parallel_size=ranks,
         enable_expert_parallel=expert_parallel,
         distributed_executor_backend="mp",
@@ -78,4 +82,4 @@ def main(out: str, folder: str, refit_from: str, ranks: int, expert_parallel: bo
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5] == "ep")
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5] == "ep", sys.argv[6])
