@@ -20,6 +20,7 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   test npu-smoke [-- ARGS ..]   on an Atlas A2 or A3: what it gives, into one JSON file to send back (-- --help: options)
   recipe list | show NAME [..]  what can be trained, and the verl command that it becomes (recipe show --help: options)
   bench refit [..]              what a refit costs beside the alternatives, on this CPU (bench refit --help: options)
+  bench convert FOLDER [..]     how fast checkpoints are converted beside a copy, on the disk of FOLDER
   lint                          the checks that CI runs: format, lint, shell scripts, YAML
   setup                         make the environment only
   help                          this text
@@ -132,12 +133,16 @@ run_recipe() {
 }
 
 run_bench() {
-  [[ ${1:-} == refit ]] || die "bench: say which: refit (./run.sh bench refit --help: options)"
-  shift
+  local what=${1:-}
+  case $what in
+  refit) set -- --device cpu "${@:2}" ;;
+  convert) shift ;;
+  *) die "bench: say which: refit convert (./run.sh bench refit --help: options)" ;;
+  esac
   set_up
   offline
   export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" # benchmarks/ is not part of the installed package
-  exec "$VENV/bin/python" -m benchmarks.refit --device cpu "$@"
+  exec "$VENV/bin/python" -m "benchmarks.$what" "$@"
 }
 
 run_lint() {
