@@ -119,16 +119,14 @@ def _mixture(product: Product) -> Callable[..., torch.Tensor]:
             expert_MT: experts that the router chose, below E, or below G where `local_G` is given.
             local_G: int32, the index into E of each of the model's G experts, -1 for those of other ranks.
         """
-        expert_MT = expert_MT if local_G is None else local_G[expert_MT]
-        out_MK = torch.zeros(x_MK.shape, dtype=torch.float32, device=x_MK.device)
-        for expert in range(w13_codes.shape[0]):
-            token, slot = (expert_MT == expert).nonzero(as_tuple=True)
-            if token.numel() == 0:
-                continue
-            gate, up = product(x_MK[token], w13_codes[expert], w13_scale[expert]).chunk(2, dim=-1)
-            down = product(F.silu(gate) * up, w2_codes[expert], w2_scale[expert])
-            out_MK.index_add_(0, token, down * weight_MT[token, slot].float().unsqueeze(-1))
-        return out_MK.to(x_MK.dtype)
+
+        def gate_up(x: torch.Tensor, expert: int) -> torch.Tensor:
+            return product(x, w13_codes[expert], w13_scale[expert])
+
+        def down(x: torch.Tensor, expert: int) -> torch.Tensor:
+            return product(x, w2_codes[expert], w2_scale[expert])
+
+        return _mixed(x_MK, weight_MT, expert_MT, len(w13_codes), local_G, gate_up, down)
 
     return experts
 
@@ -145,15 +143,27 @@ def plain_experts(
     local_G: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The mixture of experts without quantization, each product in x's dtype, summed in float32; see `experts`."""
+
+    def gate_up(x: torch.Tensor, expert: int) -> torch.Tensor:
+        return F.linear(x, w13_ENK[expert])
+
+    def down(x: torch.Tensor, expert: int) -> torch.Tensor:
+        return F.linear(x, w2_EKN[expert])
+
+    return _mixed(x_MK, weight_MT, expert_MT, len(w13_ENK), local_G, gate_up, down)
+
+
+def _mixed(x_MK, weight_MT, expert_MT, count: int, local_G, gate_up: Callable, down: Callable) -> torch.Tensor:
+    """The sum over a token's experts of weight * down(silu(gate(x)) * up(x)), in x's dtype."""
     expert_MT = expert_MT if local_G is None else local_G[expert_MT]
     out_MK = torch.zeros(x_MK.shape, dtype=torch.float32, device=x_MK.device)
-    for expert in range(w13_ENK.shape[0]):
+    for expert in range(count):
         token, slot = (expert_MT == expert).nonzero(as_tuple=True)
         if token.numel() == 0:
             continue
-        gate, up = F.linear(x_MK[token], w13_ENK[expert]).chunk(2, dim=-1)
-        down = F.linear(F.silu(gate) * up, w2_EKN[expert])
-        out_MK.index_add_(0, token, down.float() * weight_MT[token, slot].float().unsqueeze(-1))
+        gate, up = gate_up(x_MK[token], expert).chunk(2, dim=-1)
+        result = down(F.silu(gate) * up, expert)
+        out_MK.index_add_(0, token, result.float() * weight_MT[token, slot].float().unsqueeze(-1))
     return out_MK.to(x_MK.dtype)
 
 

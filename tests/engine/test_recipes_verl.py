@@ -122,9 +122,10 @@ def _leaves(tree: dict[str, Any], prefix: str = ""):
             yield prefix + key, value
 
 
-def test_the_environment_reaches_rays_workers():
+def test_the_environment_reaches_rays_workers(monkeypatch):
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)  # verl leaves out what is set already
     config = of("qwen3-4b-fp8")
     merged = OmegaConf.merge(get_ppo_ray_runtime_env(config), config.ray_kwargs.ray_init.runtime_env)
     assert merged.env_vars["NVTE_FP8_BLOCK_SCALING_FP32_SCALES"] == "1"
