@@ -244,11 +244,14 @@ class QuantizedWeight(ResidentWeight):
     def _scale_of(self, view: torch.Tensor) -> torch.Tensor:
         return self.rows(view, self.scale)
 
+    def _check_dtype(self, shard: torch.Tensor) -> None:
+        if shard.dtype not in FLOATS:
+            raise RefitError(f"{self.name}: got {shard.dtype}; send BF16 weights, the engine quantizes them itself")
+
     def _checked(
         self, shard: torch.Tensor, whole: torch.Tensor | None, given: torch.Tensor | None
     ) -> torch.Tensor | None:
-        if shard.dtype not in FLOATS:
-            raise RefitError(f"{self.name}: got {shard.dtype}; send BF16 weights, the engine quantizes them itself")
+        self._check_dtype(shard)
         if shard.shape[-1] == self.whole_length or given is not None:
             return None
         if whole is None or whole.shape[-1] != self.whole_length:

@@ -57,7 +57,7 @@ class BlockScaledWeight(QuantizedWeight):
         return Move.of(edge, target_NK, self._scales(first_row, len(edge)), **where), edge
 
     def _checked(self, shard, whole, given) -> None:
-        super()._checked(shard, shard, shard)  # of its dtype alone: every rank has blocks of its own
+        self._check_dtype(shard)  # no more: every rank has blocks of its own
 
     def _pieces(self, shard, view, whole, given) -> Iterator[tuple]:
         if view.dim() == 3:
@@ -118,7 +118,7 @@ class GroupScaledWeight(QuantizedWeight):
         self.place.refresh()
 
     def _checked(self, shard, whole, given) -> None:
-        super()._checked(shard, shard, shard)  # of its dtype alone: groups are whole on every rank
+        self._check_dtype(shard)  # no more: groups are whole on every rank
 
     def _scale_of(self, view: torch.Tensor) -> torch.Tensor:
         first, shape, strides = self._row_view(view)

@@ -13,8 +13,7 @@ from ascend_quant.kernels import triton_rows as rows_kernels
 from ascend_quant.schemes import Scheme
 
 INT4_MAX, INT8_MAX = tl.constexpr(oracle.INT4_MAX), tl.constexpr(oracle.INT8_MAX)
-TINY = tl.constexpr(oracle.TINY)
-MAGIC, MAGIC_BITS = tl.constexpr(12582912.0), tl.constexpr(0x4B400000)  # 1.5 * 2**23: adding it rounds half to even
+TINY, MAGIC, MAGIC_BITS = rows_kernels.TINY, rows_kernels.MAGIC, rows_kernels.MAGIC_BITS
 
 WIDTH = 4096
 TILE = 4096  # elements that a program holds, where several rows fit
@@ -63,8 +62,7 @@ def fake_quantize_rows(
 @triton.jit
 def _value(x, scale, LARGEST: tl.constexpr, INT4: tl.constexpr):
     """code * scale as float32; not finite where the scale is not."""
-    ratio = tl.where(scale == 0, 0.0, tl.div_rn(x, tl.where(scale == 0, 1.0, scale)))
-    ratio = tl.minimum(tl.maximum(ratio, -LARGEST * 1.0), LARGEST * 1.0)
+    ratio = tl.minimum(tl.maximum(rows_kernels._quotient(x, scale), -LARGEST * 1.0), LARGEST * 1.0)
     code = (ratio + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
     value = code.to(tl.float32) * scale
     if INT4:

@@ -100,8 +100,7 @@ def _scales(values, GROUP: tl.constexpr):
 def _codes(values, scale_RG, GROUP: tl.constexpr):
     """int32 (ROWS, COLUMNS): the quotients rounded half to even; none is further than 7.03 from 0."""
     grouped = tl.reshape(values, (ROWS, COLUMNS // GROUP, GROUP))
-    scale = scale_RG[:, :, None]
-    ratio = tl.where(scale == 0, 0.0, tl.div_rn(grouped, tl.where(scale == 0, 1.0, scale)))
+    ratio = rows_kernels._quotient(grouped, scale_RG[:, :, None])
     codes = (ratio + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
     return tl.reshape(tl.minimum(tl.maximum(codes, -INT4_MAX), INT4_MAX), (ROWS, COLUMNS))
 

@@ -1,12 +1,12 @@
 """From configs/recipes/demo.yaml and one arm's choices to the override arguments of verl's command line."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ascend_quant.schemes import SCHEMES
+from launch.recipes.trees import leaves
 
 RECIPE = Path(__file__).parents[2] / "configs" / "recipes" / "demo.yaml"
 QAT = "-qat"  # an arm is named after the scheme of its rollout weights; so, if it is trained with fake quantization
@@ -62,14 +62,14 @@ def write_flashrl_config(path: Path) -> None:
 
 def overrides(choices: Choices, arm: str, out: Path, ray_folder: Path) -> list[str]:
     """All override arguments of one arm; `++` sets a key whether verl's defaults have it or not."""
-    tree = dict(flatten(load_recipe()["verl"])) | this_arm(arm) | this_run(choices, arm, out, ray_folder)
+    tree = dict(leaves(load_recipe()["verl"])) | this_arm(arm) | this_run(choices, arm, out, ray_folder)
     return [f"++{key}={json.dumps(value)}" for key, value in tree.items()]
 
 
 def this_arm(arm: str) -> dict[str, Any]:
     """What sets the arm apart: the scheme of all replicas (and of training), or what FLASHRL_CONFIG tells each."""
     if arm == HYBRID:
-        return dict(flatten(load_recipe()["hybrid"]["verl"]))
+        return dict(leaves(load_recipe()["hybrid"]["verl"]))
     engine, scheme = "actor_rollout_ref.rollout.engine_kwargs", scheme_of(arm)
     options = f"{engine}.vllm.hf_overrides.quantization_config"
     trained = {f"{engine}.ascend_quant.qat": scheme} if arm.endswith(QAT) else {}
@@ -92,12 +92,3 @@ def this_run(choices: Choices, arm: str, out: Path, ray_folder: Path) -> dict[st
         "trainer.default_local_dir": str(out / arm / "checkpoints"),
         "trainer.total_training_steps": choices.steps,
     }
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """{"a": {"b": 1}} -> ("a.b", 1)."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
