@@ -9,6 +9,7 @@ readonly ROOT VENV LOCK
 
 declare -rA FOLDER=([unit]=unit [engine]=engine [npu]=npu_host [cluster]=cluster [images]=images)
 readonly GROUPS_IN_ORDER=(unit engine npu cluster images)
+readonly COMMANDS=(demo train stop doctor data recipe test bench lint setup help)
 
 usage() {
   cat <<'EOF'
@@ -19,20 +20,27 @@ usage: ./run.sh COMMAND [ARGUMENTS]
                                 (npu: the real torch_npu on host memory, in environments of its own)
   test npu-smoke [-- ARGS ..]   on an Atlas A2 or A3: what it gives, into one JSON file to send back (-- --help: options)
   recipe list | show NAME [..]  what can be trained, and the verl command that it becomes (recipe show --help: options)
+  train RECIPE [..] [-- ..]     train it on this machine, or with --cluster INVENTORY on its hosts; --dry-run shows the
+                                plan; what follows -- goes to verl (train --help: options)
+  stop [RUN]                    end what a run started, on every host, and nothing else
+  doctor [..]                   look for what would stop a run, here or with --cluster on its hosts, with fixes
+  data NAME [..]                prepare gsm8k, dapo-math-17k or addition, from the hub or --from FOLDER, in --to FOLDER
   bench refit [..]              what a refit costs beside the alternatives, on this CPU (bench refit --help: options)
   bench convert FOLDER [..]     how fast checkpoints are converted beside a copy, on the disk of FOLDER
   lint                          the checks that CI runs: format, lint, shell scripts, YAML
   setup                         make the environment only
   help                          this text
 
-planned, not in this version: train doctor images
+planned, not in this version: images
 
 Every command but help and test npu-smoke first makes the environment from the lock: Python 3.11 and gcc are needed,
 nothing else. It is made once, and again when the lock changes.
 
   VENV=DIR                where it is made (default: .venv beside run.sh)
   ASCEND_QUANT_LOCK=FILE  another lock (default: docker/locks/cpu.txt); give it a VENV of its own
-  PYTHON=FILE             for test npu-smoke, the Python that has your torch_npu (default: python3)
+  PYTHON=FILE             for test npu-smoke, the Python that has your torch_npu (default: python3); for train, stop,
+                          doctor and data, an interpreter that has the stack, to be used as it is: in an image, or on a
+                          host with NPUs or GPUs (default: the environment from the lock)
 EOF
 }
 
@@ -132,6 +140,17 @@ run_recipe() {
   exec "$VENV/bin/python" -m launch recipe "$@"
 }
 
+run_launch() { # run_launch train|stop|doctor|data ARGS..: in the environment from the lock, or in the stack's own
+  local python=${PYTHON:-}
+  if [[ -z $python ]]; then
+    set_up >&2 # stdout is for --json
+    python=$VENV/bin/python
+  fi
+  command -v "$python" >/dev/null || die "no '$python': set PYTHON to the interpreter that has the stack"
+  export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+  exec "$python" -m launch "$@"
+}
+
 run_bench() {
   local what=${1:-}
   case $what in
@@ -159,11 +178,14 @@ main() {
   test) run_tests "$@" ;;
   bench) run_bench "$@" ;;
   recipe) run_recipe "$@" ;;
+  train | stop | doctor | data) run_launch "$command" "$@" ;;
   lint) run_lint ;;
   setup) set_up ;;
   help | -h | --help) usage ;;
-  train | doctor | images) die "$command: planned: not in this version" ;;
-  *) die "no command '$command'. Commands: demo test bench lint setup help (planned: train doctor images)" ;;
+  images) die "$command: planned: not in this version" ;;
+  *)
+    die "no command '$command'. Commands: ${COMMANDS[*]} (planned: images)"
+    ;;
   esac
 }
 

@@ -6,6 +6,7 @@ from ascend_quant.commands.advise import advise
 from ascend_quant.commands.cleanup import cleanup
 from ascend_quant.commands.convert import convert
 from ascend_quant.commands.export import export
+from ascend_quant.commands.kernels import kernels
 from ascend_quant.commands.mismatch import mismatch
 from ascend_quant.commands.profile import profile
 from ascend_quant.commands.setup import setup
@@ -17,7 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (advise, convert, export, mismatch, profile, setup, cleanup):
+for command in (advise, convert, export, kernels, mismatch, profile, setup, cleanup):
     app.command()(command)
 
 

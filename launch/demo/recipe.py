@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ascend_quant.schemes import SCHEMES
+from launch.recipes.files import read
 from launch.recipes.trees import leaves
 
 RECIPE = Path(__file__).parents[2] / "configs" / "recipes" / "demo.yaml"
@@ -28,10 +29,8 @@ class Choices:
 
 
 def load_recipe() -> dict[str, Any]:
-    """The recipe file: `steps` and `verl`."""
-    import yaml
-
-    return yaml.safe_load(RECIPE.read_text())
+    """The recipe file, over the one that it extends: `steps`, `verl` and `hybrid`."""
+    return read(RECIPE)
 
 
 def prompts_a_step() -> int:

@@ -9,11 +9,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from launch.demo.plot import draw
-from launch.demo.processes import own_memory_bytes
 from launch.demo.recipe import Choices, prompts_a_step
 from launch.demo.report import build_report, replica_summary, summary, write_report
 from launch.demo.task import DESCRIPTION, write_parquet
 from launch.demo.training import train_arm
+from launch.processes import own_memory_bytes
 
 
 def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from pathlib import Path
 from launch.demo.errors import DemoError
 from launch.demo.logs import last_errors
 from launch.demo.metrics import read_lines
-from launch.demo.processes import ProcessTree, own_memory_bytes
 from launch.demo.recipe import HYBRID, Choices, overrides, write_flashrl_config
 from launch.environment import environment
+from launch.processes import ProcessTree, own_memory_bytes
 
 FIRST_STEP_SECONDS = 600  # includes starting Ray, verl and vLLM: about 80 s on two idle cores
 NEXT_STEP_SECONDS = 180

@@ -2,12 +2,16 @@
 
 recipe = load("qwen3-4b-fp8")
 resolve(recipe, Paths(model="/models/Qwen3-4B", data="/data", out="/runs/one")).overrides
+
+files.py reads, fields.py says what there is, rules.py (slices.py, sequences.py) what goes together; settings.py
+(rollout.py, correction.py, training.py) makes verl's settings of it, versions.py knows what verl versions differ in,
+overrides.py writes the command line.
 """
 
 from launch.recipes.errors import RecipeError
 from launch.recipes.fields import Recipe
 from launch.recipes.files import load, names
 from launch.recipes.overrides import Resolved, resolve
-from launch.recipes.settings import Paths
+from launch.recipes.settings import Paths, paths_of
 
-__all__ = ["Paths", "Recipe", "RecipeError", "Resolved", "load", "names", "resolve"]
+__all__ = ["Paths", "Recipe", "RecipeError", "Resolved", "load", "names", "paths_of", "resolve"]

@@ -41,6 +41,8 @@ def did_you_mean(key: str, valid: list[str]) -> str:
 def valid_keys(model: type[BaseModel], path: list[Any]) -> list[str]:
     """The keys of the part of a recipe that `path` leads to."""
     for key in path:
+        if isinstance(key, int):  # a place in a list, whose type was found one step before
+            continue
         annotation = model.model_fields[key].annotation
         model = next(kind for kind in (annotation, *get_args(annotation)) if _is_model(kind))
     return list(model.model_fields)

@@ -47,13 +47,26 @@ class Model(Fields):
 
     Attributes:
         hub: its id on the hub; a run may name a folder in its place.
+        folder: where `run.sh data` puts it, under the data folder, if it makes it; then there is no hub.
         int4_group: elements of a group of the INT4 weights that it was made for, if it was.
         numbers: its sizes, for the check that every slice is whole groups or blocks.
     """
 
-    hub: str
+    hub: str | None = None
+    folder: str | None = None
     int4_group: Literal[32, 128] | None = None
     numbers: Numbers | None = None
+
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> "Model":
+        if (self.hub is None) == (self.folder is None):
+            raise ValueError("give hub, or folder if run.sh data makes it")
+        return self
+
+    @property
+    def place(self) -> str:
+        """Its id on the hub, or its folder under the data folder."""
+        return self.hub or self.folder
 
 
 class Rollout(Fields):
@@ -105,14 +118,20 @@ class Training(Fields):
 
     Attributes:
         precision: of the products; fp8 needs `fp8` settings or takes their defaults.
-        cpu_adam: optimizer states live, and are stepped, on the host.
+        cpu_adam: optimizer states live, and are stepped, on the host; Megatron's.
+        offload: weights and optimizer states wait on the host while the engine generates.
+        reference_offload: so do the weights of the reference model, which is there for a KL loss.
         parallel: Megatron's; FSDP2 takes none.
+        sequence_parallel: devices that share a sequence (Ulysses); FSDP2's.
     """
 
     precision: Literal["bf16", "fp8"] = "bf16"
     fp8: Fp8 | None = None
     cpu_adam: bool = False
+    offload: bool = False
+    reference_offload: bool = False
     parallel: Parallel | None = None
+    sequence_parallel: Count = 1
 
 
 class Correction(Fields):
@@ -148,7 +167,13 @@ class Memory(Fields):
 
 
 class Recipe(Fields):
-    """A whole recipe. `verl` is a tree of verl's own settings; a setting that a field here makes is refused in it."""
+    """A whole recipe.
+
+    Attributes:
+        files: what the job's working directory must hold: its name there, and the file in this repository.
+        environment: variables for every process, over those of the stack.
+        verl: a tree of verl's own settings; a setting that a field here makes is refused in it.
+    """
 
     name: str
     summary: str
@@ -163,6 +188,8 @@ class Recipe(Fields):
     correction: Correction | None = None
     data: Data
     memory: Memory
+    files: dict[str, str] = {}
+    environment: dict[str, str] = {}
     verl: dict[str, Any] = {}
 
     @property

@@ -1,5 +1,10 @@
-"""Reading configs/recipes/NAME.yaml. `extends: OTHER` in a file takes what it leaves out from that recipe."""
+"""Reading configs/recipes/NAME.yaml. `extends: OTHER` in a file takes what it leaves out from that recipe.
 
+`extends: [ONE, OTHER]` takes it from both, and where both have it, from the last.
+What a user changes on the command line (`--set rollout.n=16`) is laid over the file, and checked as if it stood there.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +23,11 @@ def names(folder: Path = FOLDER) -> list[str]:
     return sorted(file.stem for file in folder.glob("[!_]*.yaml") if file.stem != DEMO)
 
 
-def load(name: str, folder: Path = FOLDER) -> Recipe:
+def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | None = None) -> Recipe:
     """The recipe called `name`, or in the file `name` if that ends in .yaml, checked.
+
+    Args:
+        changes: values, as YAML, by the dotted keys of a recipe.
 
     Raises:
         RecipeError: there is none, or it is wrong: each line names the file and what to change.
@@ -27,8 +35,11 @@ def load(name: str, folder: Path = FOLDER) -> Recipe:
     file = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
     if not file.is_file() or name == DEMO:
         raise RecipeError(f"no recipe {name!r}; {did_you_mean(name, names(folder)).replace('keys', 'names')}")
+    tree = read(file)
+    for key, value in (changes or {}).items():
+        tree = merged(tree, changed(key, value))
     try:
-        recipe = Recipe.model_validate(read(file))
+        recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         raise failed(file, explain(error, Recipe)) from error
     found = problems(recipe)
@@ -50,8 +61,11 @@ def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if file in above:
         raise failed(file, [f"extends: leads back to itself, over {', '.join(one.stem for one in above)}"])
     tree = _mapping(file)
-    base = tree.pop("extends", None)
-    return tree if base is None else merged(read(file.parent / f"{base}.yaml", (*above, file)), tree)
+    bases = tree.pop("extends", [])
+    whole: dict[str, Any] = {}
+    for base in [bases] if isinstance(bases, str) else bases:
+        whole = merged(whole, read(file.parent / f"{base}.yaml", (*above, file)))
+    return merged(whole, tree)
 
 
 def _mapping(file: Path) -> dict[str, Any]:
@@ -64,6 +78,25 @@ def _mapping(file: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise failed(file, ["is no recipe: a mapping of keys to values is needed"])
     return tree
+
+
+def changed(key: str, text: str) -> dict[str, Any]:
+    """("rollout.n", "16") -> {"rollout": {"n": 16}}.
+
+    Raises:
+        RecipeError: the key has an empty part, or the text is no YAML.
+    """
+    import yaml
+
+    if not all(key.split(".")):
+        raise RecipeError(f"--set {key}={text}: a key is names with dots between them, as rollout.n=16")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"--set {key}={text}: the value is no YAML: quote it, as {key}='\"..\"'") from error
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

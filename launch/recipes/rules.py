@@ -4,16 +4,21 @@ from collections.abc import Iterator
 
 from ascend_quant.schemes import get_scheme
 from launch.recipes.fields import Recipe
+from launch.recipes.sequences import sequence_problems
 from launch.recipes.settings import Paths, folders, settings
 from launch.recipes.slices import misfits
 from launch.recipes.trees import leaves
+from launch.recipes.versions import verl_of
 
 NPU_SCHEMES = ("int8", "bf16")
 
 
 def problems(recipe: Recipe) -> list[str]:
     """Everything that is wrong with a recipe whose fields are valid one by one."""
-    subjects = (_npu, _fp8_training, _quantization_aware, _groups, _devices, _stages, _slices, _own_settings, _numbers)
+    subjects = (
+        *(_npu, _fp8_training, _quantization_aware, _groups, _devices, _stages, _slices),
+        *(sequence_problems, _own_settings, _numbers, _version),
+    )
     return [problem for subject in subjects for problem in subject(recipe)]
 
 
@@ -71,7 +76,7 @@ def _groups(recipe: Recipe) -> Iterator[str]:
     group, scheme = recipe.model.int4_group, get_scheme(recipe.rollout.scheme)
     if group and scheme.codes == "int4" and scheme.group != group:
         yield (
-            f"rollout.scheme: {scheme.name} for {recipe.model.hub}, whose INT4 weights have groups of {group} "
+            f"rollout.scheme: {scheme.name} for {recipe.model.place}, whose INT4 weights have groups of {group} "
             f"(model.int4_group): use int4_g{group}"
         )
 
@@ -83,6 +88,8 @@ def _devices(recipe: Recipe) -> Iterator[str]:
     if experts not in (1, ranks):
         yield f"rollout.expert_parallel: {experts}: verl takes 1, or tensor_parallel ({ranks})"
     parallel = recipe.training.parallel
+    if recipe.backend != "megatron" and recipe.training.cpu_adam:
+        yield f"training.cpu_adam: is Megatron's, and backend is {recipe.backend}: use training.offload"
     if parallel is None:
         return
     if recipe.backend != "megatron":
@@ -125,6 +132,19 @@ def _numbers(recipe: Recipe) -> Iterator[str]:
     for key, value in leaves(recipe.verl):
         if isinstance(value, str) and _is_number(value):
             yield f"verl: {key}: {value!r} is text in YAML, not a number: write it with a dot, as 1.0e-6"
+
+
+def _version(recipe: Recipe) -> Iterator[str]:
+    verl, told = verl_of(recipe.stack), {}
+    for key, value in leaves(recipe.verl):
+        if part := verl.lacks(key):
+            told.setdefault(part, {})[key] = value
+    for part, tree in told.items():
+        if tree.get(f"{part}.enable", True):
+            yield (
+                f"verl: {next(iter(tree))}: verl {verl.name}, of stack {recipe.stack}, has no {verl.absent[part]}: use "
+                f"another stack, or do without: --set verl.{part}.enable=false"
+            )
 
 
 def _is_number(text: str) -> bool:

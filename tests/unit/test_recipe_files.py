@@ -65,7 +65,8 @@ def test_the_guides_runs_are_there():
 
 
 def test_the_demo_and_shared_parts_are_no_recipes():
-    assert {file.stem for file in FOLDER.glob("*.yaml")} - set(names()) == {"demo", "_int4", "_low-precision"}
+    others = {file.stem for file in FOLDER.glob("*.yaml")} - set(names())
+    assert "demo" in others and all(name == "demo" or name.startswith("_") for name in others)
     with pytest.raises(RecipeError, match="no recipe 'demo'"):
         load("demo")
 
@@ -105,6 +106,8 @@ def test_an_unknown_name_is_told_the_nearest():
             "v_head_dim beside it",
         ),
         ({"qat": "int3"}, "qat: 'int3' is wrong: unknown scheme"),
+        ({"model": {"folder": "one/start"}}, "is wrong: give hub, or folder if run.sh data makes it"),
+        ({"model": {"hub": None}}, "is wrong: give hub, or folder if run.sh data makes it"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, changes: dict, said: str):
@@ -147,6 +150,40 @@ def test_a_recipe_extends_others(tmp_path: Path):
     assert top.verl == {"a": {"b": 3, "c": 2}}
     assert top.rollout.ignore == ["z"]
     assert (top.rollout.n, top.correction.threshold) == (4, 2.0)
+
+
+def test_a_recipe_extends_several(tmp_path: Path):
+    write(tmp_path, "first", verl={"a": 1, "b": 1})
+    (tmp_path / "second.yaml").write_text(yaml.safe_dump({"verl": {"b": 2, "c": 2}}))
+    (tmp_path / "one.yaml").write_text(
+        yaml.safe_dump({"extends": ["first", "second"], "name": "one", "verl": {"c": 3}})
+    )
+    assert load("one", tmp_path).verl == {"a": 1, "b": 2, "c": 3}
+
+
+def test_what_is_set_is_laid_over_the_file(tmp_path: Path):
+    write(tmp_path, verl={"trainer": {"save_freq": 1, "test_freq": 2}})
+    changes = {"rollout.n": "16", "verl.trainer.save_freq": "5", "rollout.ignore": "[lm_head]", "qat": "null"}
+    changed = load("one", tmp_path, changes)
+    assert (changed.rollout.n, changed.rollout.ignore, changed.qat) == (16, ["lm_head"], None)
+    assert changed.verl == {"trainer": {"save_freq": 5, "test_freq": 2}}
+    assert load("one", tmp_path).rollout.n == 4
+
+
+@pytest.mark.parametrize(
+    "key, value, said",
+    [
+        ("rollout.ignored", "[]", "rollout.ignored: no such key; did you mean ignore?"),
+        ("rollout.n", "many", "rollout.n: 'many' is wrong"),
+        ("rollout..n", "1", "--set rollout..n=1: a key is names with dots between them"),
+        ("rollout.n", "[1", "--set rollout.n=[1: the value is no YAML"),
+    ],
+)
+def test_what_is_set_is_checked_as_the_file_is(tmp_path: Path, key: str, value: str, said: str):
+    write(tmp_path)
+    with pytest.raises(RecipeError) as caught:
+        load("one", tmp_path, {key: value})
+    assert said in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("base, said", [("two", "leads back to itself"), ("none", "there is no ")])

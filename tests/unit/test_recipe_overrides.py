@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from test_recipe_files import load, write
 
-from launch.recipes import Paths, resolve
+from launch.recipes import Paths, paths_of, resolve
 from launch.recipes.hydra_syntax import text
 
 PATHS = Paths("/m odel", "/data", "/out")
@@ -85,6 +85,12 @@ def test_fields_reach_their_settings(tmp_path):
         ("algorithm.rollout_correction.rollout_is_batch_normalize", "true"),
         ("algorithm.rollout_correction.bypass_mode", "true"),
         ("algorithm.rollout_correction.loss_type", "reinforce"),
+        (f"{rollout}.calculate_log_probs", "true"),
+        (f"{actor}.policy_loss.loss_mode", "bypass_mode"),
+        (f"+{actor}.policy_loss.rollout_correction.rollout_is", "sequence"),
+        (f"+{actor}.policy_loss.rollout_correction.rollout_is_threshold", "3.0"),
+        (f"+{actor}.policy_loss.rollout_correction.rollout_is_batch_normalize", "true"),
+        (f"+{actor}.policy_loss.rollout_correction.loss_type", "reinforce"),
         ("trainer.nnodes", "1"),
         ("trainer.n_gpus_per_node", "8"),
         ("trainer.default_local_dir", "/out/checkpoints"),
@@ -125,6 +131,63 @@ def test_fsdp2(tmp_path):
     found = overrides(tmp_path, backend="fsdp2")
     assert (found["model_engine"], found["actor_rollout_ref.actor.strategy"]) == ("dp", "fsdp2")
     assert not [key for key in found if ".megatron." in key]
+
+
+def test_without_bypass_the_loss_is_ppos(tmp_path):
+    found = overrides(tmp_path, correction={"level": "token"})
+    assert found["algorithm.rollout_correction.bypass_mode"] == "false"
+    assert not [key for key in found if "policy_loss" in key or "loss_type" in key]
+
+
+@pytest.mark.parametrize("backend, engine", [("fsdp2", "fsdp_config"), ("megatron", "megatron")])
+def test_what_waits_on_the_host(tmp_path, backend, engine):
+    actor, reference = f"actor_rollout_ref.actor.{engine}", f"actor_rollout_ref.ref.{engine}"
+    found = overrides(tmp_path, backend=backend, training={"offload": True, "reference_offload": True})
+    keys = (f"{actor}.param_offload", f"{actor}.optimizer_offload", f"{reference}.param_offload")
+    assert [found[key] for key in keys] == ["true"] * 3
+    assert not [key for key in overrides(tmp_path, backend=backend) if "offload" in key]
+
+
+def test_a_shared_sequence(tmp_path):
+    key = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    assert overrides(tmp_path, backend="fsdp2", training={"sequence_parallel": 4})[key] == "4"
+    assert key not in overrides(tmp_path, backend="fsdp2")
+
+
+def test_the_older_verl_finds_the_plugin_in_the_models_config(tmp_path):
+    """The command line of its vLLM, 0.10.1, would refuse our quantization's name."""
+    write(tmp_path, stack="ascend-cann8.5")
+    found = resolve(load("one", tmp_path), PATHS)
+    assert found.main == "verl.trainer.main_ppo"
+    assert [one for one in found.overrides if one.endswith("quant_method=ascend_quant")]
+    assert not [one for one in found.overrides if "vllm.quantization=" in one]
+
+
+def test_the_older_verl_is_not_told_what_it_lacks(tmp_path):
+    write(tmp_path, stack="ascend-cann8.5", verl={"algorithm": {"filter_groups": {"enable": False, "metric": "acc"}}})
+    assert not [one for one in resolve(load("one", tmp_path), PATHS).overrides if "filter_groups" in one]
+
+
+@pytest.mark.parametrize("stack, plugin", [("ascend-cann9.1", False), ("ascend-cann8.5", False), ("cuda13", True)])
+def test_bf16_on_npus_is_vllm_ascends_own(tmp_path, stack, plugin):
+    """Our plugin serves no experts in BF16 there."""
+    found = overrides(tmp_path, stack=stack, rollout={"scheme": "bf16"})
+    assert bool([key for key in found if "quantization" in key]) == plugin
+
+
+def test_files_and_variables_go_along(tmp_path):
+    write(tmp_path, files={"reward.py": "launch/demo/reward.py"}, environment={"HCCL_CONNECT_TIMEOUT": "3000"})
+    found = resolve(load("one", tmp_path), PATHS)
+    assert found.files["reward.py"].read_text().startswith('"""The demo\'s reward')
+    assert found.environment == {"HCCL_CONNECT_TIMEOUT": "3000"}
+    assert not [one for one in found.overrides if "HCCL" in one], "the user's own value could not win"
+
+
+def test_the_model_may_lie_among_the_data(tmp_path):
+    write(tmp_path, model={"hub": None, "folder": "one/start"})
+    recipe = load("one", tmp_path)
+    assert paths_of(recipe, None, "/data", None) == Paths("/data/one/start", "/data", "runs/one")
+    assert paths_of(recipe, "/m", "/data", "/out") == Paths("/m", "/data", "/out")
 
 
 def test_no_correction_is_said(tmp_path):

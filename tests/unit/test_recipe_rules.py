@@ -83,6 +83,9 @@ def test_the_models_own_groups(tmp_path: Path):
         ({"training": {"parallel": {"pipeline": 2, "expert": 8}}}, "expert 8 x pipeline 2 = 16"),
         ({"training": {"parallel": {"last_stage_layers": 5}}}, "without pipeline stages"),
         ({"backend": "fsdp2", "training": {"parallel": {"tensor": 2}}}, "is Megatron's, and backend is fsdp2"),
+        ({"backend": "fsdp2", "training": {"cpu_adam": True}}, "training.cpu_adam: is Megatron's"),
+        ({"training": {"sequence_parallel": 2}}, "training.sequence_parallel: 2 is FSDP's, and backend is megatron"),
+        ({"backend": "fsdp2", "training": {"sequence_parallel": 3}}, "8 devices are no multiple of 3"),
     ],
 )
 def test_devices_are_shared_out(tmp_path: Path, changes: dict, said: str):
@@ -130,6 +133,54 @@ def test_slices_are_whole_groups_and_blocks(tmp_path: Path, numbers: dict, rollo
 def test_slices_that_fit_are_taken(tmp_path: Path, numbers: dict, rollout: dict):
     write(tmp_path, model={"numbers": {**NUMBERS, **numbers}}, rollout=rollout)
     assert load("one", tmp_path).rollout.tensor_parallel == rollout["tensor_parallel"]
+
+
+def actor(tokens: int) -> dict:
+    return {"actor_rollout_ref": {"actor": {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": tokens}}}
+
+
+@pytest.mark.parametrize(
+    "backend, training, tokens",
+    [("fsdp2", {}, 48), ("fsdp2", {"sequence_parallel": 4}, 12), ("megatron", {"parallel": {"context": 2}}, 24)],
+)
+def test_the_longest_sequence_fits_a_micro_batch(tmp_path: Path, backend: str, training: dict, tokens: int):
+    """16 + 32 tokens, among the devices that share a sequence."""
+    write(tmp_path, backend=backend, training=training, verl=actor(tokens))
+    load("one", tmp_path)
+    message = error(tmp_path, backend=backend, training=training, verl=actor(tokens - 1))
+    assert f"ppo_max_token_len_per_gpu: {tokens - 1} tokens" in message and f"set it to {tokens} or more" in message
+
+
+def test_the_longest_sequence_is_prefilled_at_once(tmp_path: Path):
+    engine = {"enable_chunked_prefill": False, "max_num_batched_tokens": 48}
+    write(tmp_path, verl={"actor_rollout_ref": {"rollout": engine}})
+    load("one", tmp_path)
+    message = error(tmp_path, verl={"actor_rollout_ref": {"rollout": {**engine, "max_num_batched_tokens": 47}}})
+    assert "max_num_batched_tokens: 47: without chunked prefill" in message and "set it to 48" in message
+
+
+@pytest.mark.parametrize(
+    "heads, pairs, ranks, fits", [(32, 4, 8, True), (28, 4, 8, False), (40, 8, 8, True), (24, 6, 4, False)]
+)
+def test_heads_are_shared_out(tmp_path: Path, heads: int, pairs: int, ranks: int, fits: bool):
+    numbers = {"hidden_size": 64 * heads, "num_attention_heads": heads, "num_key_value_heads": pairs}
+    shape = {"backend": "fsdp2", "model": {"numbers": numbers}, "training": {"sequence_parallel": ranks}}
+    if fits:
+        write(tmp_path, **shape)
+        load("one", tmp_path)
+    else:
+        assert f"{ranks} devices cannot share {heads} attention heads and {pairs} key" in error(tmp_path, **shape)
+
+
+def test_what_a_stacks_verl_lacks_is_said(tmp_path: Path):
+    tree = {"algorithm": {"filter_groups": {"enable": True, "metric": "acc"}}}
+    message = error(tmp_path, stack="ascend-cann8.5", verl=tree)
+    assert "has no dynamic sampling" in message
+    assert "--set verl.algorithm.filter_groups.enable=false" in message and len(message.splitlines()) == 1
+    write(tmp_path, stack="ascend-cann8.5", verl=tree)
+    load("one", tmp_path, changes={"verl.algorithm.filter_groups.enable": "false"})  # as it says
+    write(tmp_path, stack="ascend-cann9.1", verl=tree)
+    load("one", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""A run, from the first connection to the exit code: attempts, as many as restarts allow, and their record.
+
+A restart ends everything on every host, waits for the hosts as at the beginning, and submits the same job: verl goes
+on from its last checkpoint. Exit codes: 0 done, 1 failed, 3 the cluster did not form, 130 Ctrl-C.
+"""
+
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.console import Console
+
+from launch.cluster.attempt import Attempt, Desk
+from launch.cluster.interrupt import Interrupt
+from launch.cluster.logs import Logs
+from launch.cluster.record import Record
+from launch.cluster.status import Status
+from launch.cluster.watch import DONE, FAILED, INTERRUPTED, NOT_FORMED, Outcome
+from launch.plan.fields import Plan
+
+TOKEN = "RAY_AUTH_TOKEN"
+METRICS = "VERL_FILE_LOGGER_ROOT"
+STATES = {DONE: "done", FAILED: "failed", NOT_FORMED: "not formed", INTERRUPTED: "stopped"}
+SAID = {
+    DONE: "done",
+    FAILED: "the run failed",
+    NOT_FORMED: "the cluster did not form",
+    INTERRUPTED: "ended on request",
+}
+
+
+def run(plan: Plan, restarts: int) -> int:
+    """Run on all hosts of the plan, from here; returns the exit code."""
+    return run_on(plan, range(len(plan.nodes)), None, restarts)
+
+
+def run_on(plan: Plan, mine: Sequence[int], meeting: str | None, restarts: int) -> int:
+    """Run on those hosts of the plan that this process starts; returns the exit code."""
+    record, console = Record.create(plan), Console(soft_wrap=True)
+    logs = Logs(record.folder)
+    token = os.environ.get(TOKEN) or secrets.token_hex(32)
+    outcome = Outcome(FAILED)
+    try:
+        with Interrupt() as interrupt, Status(console, len(plan.nodes)) as status:
+            desk = Desk(list(mine), token, meeting, record, logs, status, interrupt)
+            status.say(f"run {plan.run}; logs: {logs.folder}; to end it: Ctrl-C, or ./run.sh stop {plan.run}")
+            outcome = attempts(plan, desk, restarts)
+            status.say(f"{SAID[outcome.code]}; logs: {logs.folder}")
+    finally:
+        record.change(state=STATES[outcome.code])
+        logs.close()
+    return outcome.code
+
+
+def attempts(plan: Plan, desk: Desk, restarts: int) -> Outcome:
+    """The outcome of the last attempt."""
+    outcome = Attempt(plan, desk, patient=False).run()
+    for number in range(1, restarts + 1):
+        if outcome.code != FAILED:
+            break
+        desk.status.say(f"restart {number} of {restarts}")
+        desk.record.change(restarts=number)
+        outcome = Attempt(again(plan, number), desk, patient=True).run()
+    return outcome
+
+
+def again(plan: Plan, number: int) -> Plan:
+    """The plan of a restart: the same job, with metrics in a folder of their own, since verl begins the file anew."""
+    head, *workers = plan.nodes
+    variables = dict(head.job.environment)
+    if METRICS in variables:
+        variables[METRICS] += f"-restart{number}"
+    return replace(plan, nodes=[replace(head, job=replace(head.job, environment=variables)), *workers])

@@ -1,0 +1,151 @@
+"""How a host is reached: by OpenSSH's client, never asking anything, or, on this machine, by the shell itself.
+
+What runs there is one shell line of the plan: the node process, or `docker run` of it.
+"""
+
+import json
+import queue
+import shlex
+import subprocess
+import threading
+from collections import deque
+from dataclasses import asdict
+from typing import Any
+
+from launch.cluster.reasons import reason
+from launch.errors import LaunchError
+from launch.inventory.fields import Host, Inventory, Ssh
+from launch.nodes.events import Event, parse
+from launch.plan.fields import Plan
+
+CONNECT_SECONDS = 10
+ASK_SECONDS = 5
+ASK_HERE_SECONDS = 30  # no network is in it: this machine may be busy
+END_SECONDS = 60
+SSH = (
+    "ssh",
+    "-T",
+    *("-o", "BatchMode=yes"),
+    *("-o", f"ConnectTimeout={CONNECT_SECONDS}"),
+    *("-o", "ServerAliveInterval=5"),
+    *("-o", "ServerAliveCountMax=3"),
+)
+
+
+def command(inventory: Inventory, host: Host, line: str, local: bool = False) -> list[str]:
+    """The arguments that run a shell line on a host."""
+    return arguments(inventory.ssh_of(host), host.address, line, local)
+
+
+def arguments(ssh: Ssh, address: str, line: str, local: bool) -> list[str]:
+    """The same, from how to log in."""
+    if local:
+        return ["bash", "-c", line]
+    login = ["-l", ssh.user] if ssh.user else []
+    port = ["-p", str(ssh.port)] if ssh.port else []
+    key = ["-i", ssh.key, "-o", "IdentitiesOnly=yes"] if ssh.key else []
+    return [*SSH, *login, *port, *key, "--", address, line]
+
+
+def command_of(plan: Plan, index: int) -> list[str]:
+    """The arguments that start the node process of a host."""
+    return command(plan.inventory, plan.inventory.hosts[index], plan.start[index], plan.local[index])
+
+
+class Channel:
+    """A node process: orders go in, events come out, put into `events` as (index, event); `closed` is the last."""
+
+    def __init__(self, command: list[str], index: int, events: "queue.Queue[tuple[int, Event]]") -> None:
+        self.index, self.events = index, events
+        self.errors: deque[str] = deque(maxlen=30)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            bufsize=1,
+            start_new_session=True,  # a Ctrl-C is for this process, which ends all in order
+        )
+        errors = threading.Thread(target=self._read_errors, daemon=True)
+        errors.start()
+        threading.Thread(target=self._read, args=(errors,), daemon=True).start()
+
+    def send(self, order: dict[str, Any]) -> None:
+        """One line of JSON; a channel that has closed says so by its last event."""
+        try:
+            self.process.stdin.write(json.dumps(order) + "\n")
+            self.process.stdin.flush()
+        except (BrokenPipeError, ValueError):
+            return
+
+    def kill(self) -> None:
+        """End the client on this machine."""
+        self.process.kill()
+
+    def _read(self, errors: threading.Thread) -> None:
+        for line in self.process.stdout:
+            self.events.put((self.index, parse(line) or {"event": "log", "source": "shell", "line": line.rstrip()}))
+        code = self.process.wait()
+        errors.join(1)
+        self.events.put((self.index, {"event": "closed", "code": code, "errors": "\n".join(self.errors)}))
+
+    def _read_errors(self) -> None:
+        for line in self.process.stderr:
+            self.errors.append(line.rstrip())
+            self.events.put((self.index, {"event": "log", "source": "node", "line": line.rstrip()}))
+
+
+def ask(plan: Plan, index: int) -> dict[str, Any]:
+    """The facts of a host, for --dry-run; `chosen` and `problems` are what the run would use, and what stops it.
+
+    Raises:
+        LaunchError: the host did not answer in time (five seconds over ssh), or could not find out what it is.
+    """
+    address = plan.inventory.hosts[index].address
+    seconds = ASK_HERE_SECONDS if plan.local[index] else ASK_SECONDS
+    event, why = converse(command_of(plan, index), {"facts": asdict(plan.nodes[index])}, address, seconds)
+    if event is None:
+        raise LaunchError(f"{address}: {why}")
+    if event["event"] == "failed":
+        raise LaunchError(f"{address}: {event['why']}")
+    return event["facts"]
+
+
+def end_on(run: str, ssh: Ssh, address: str, start: str, local: bool, container: str | None) -> tuple[int | None, str]:
+    """End what a run has started on a host: how many processes (or containers) that were, or None and why not."""
+    if container is None:
+        event, why = converse(arguments(ssh, address, start, local), {"end_run": run}, address, END_SECONDS)
+        return (event["count"], "") if event else (None, why)
+    line = shlex.join(["docker", "stop", "--time", "20", container])
+    try:
+        answer = subprocess.run(
+            arguments(ssh, address, line, local), capture_output=True, text=True, timeout=END_SECONDS, errors="replace"
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"no answer within {END_SECONDS} s"
+    if answer.returncode and "No such container" not in answer.stderr:
+        return None, reason(address, answer.returncode, answer.stderr)
+    return int(answer.returncode == 0), ""
+
+
+def converse(command: list[str], task: dict[str, Any], address: str, seconds: float) -> tuple[Event | None, str]:
+    """Give a node process a short task: its last event, or None and why there is none."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        out, errors = process.communicate(json.dumps(task) + "\n", timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return None, f"no answer within {seconds:g} s"
+    events = [event for event in map(parse, out.splitlines()) if event]
+    return (events[-1], "") if events else (None, reason(address, process.returncode, errors))

@@ -1,0 +1,32 @@
+"""The demo's task for the recipes addition-*: problems as parquet files, and the tiny model that training starts from.
+
+The same seed makes the same files, so several hosts may each make their own.
+"""
+
+from pathlib import Path
+
+from launch.data.errors import DataError
+from launch.data.summary import Progress, Summary
+
+SEED = 0
+
+
+def prepare(target: Path, progress: Progress) -> Summary:
+    """Write addition/train.parquet, addition/test.parquet and addition/start."""
+    from launch.demo.errors import DemoError
+    from launch.demo.recipe import load_recipe, prompts_a_step
+    from launch.demo.task import all_problems, write_parquet
+    from launch.demo.warmup import UPDATES, make_start
+
+    folder, made = target / "addition", Summary()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, prompts in (("train", load_recipe()["steps"] * prompts_a_step()), ("test", len(all_problems()))):
+        file = folder / f"{name}.parquet"
+        write_parquet(file, prompts, SEED)
+        made.rows[file] = prompts
+    try:
+        right = make_start("qwen2", SEED, folder / "start", lambda done: progress("warm-up", done, UPDATES))
+    except DemoError as error:
+        raise DataError(str(error)) from error
+    made.notes.append(f"{folder / 'start'}: a Qwen2 model that answers {right:.0%} right")
+    return made

@@ -1,0 +1,112 @@
+"""The NIC that carries a host's address. Runs on the host itself; every error names what there is.
+
+A host has several NICs and a NIC several addresses: the address of the inventory decides, and the NIC follows from it.
+A name is resolved on the host. Debian maps a host's own name to 127.0.1.1, which leads nowhere from other hosts.
+"""
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from launch.errors import LaunchError
+
+Found = Mapping[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How a host is reached by the others: a NIC, the IP address that it carries, and `ipv4` or `ipv6`."""
+
+    nic: str
+    address: str
+    family: str
+
+
+def nics() -> dict[str, list[str]]:
+    """The NICs that are up, and the addresses that each carries, without link-local ones."""
+    import psutil
+
+    states = psutil.net_if_stats()
+    found = {}
+    for name, entries in psutil.net_if_addrs().items():
+        state = states.get(name.split(":")[0])  # eth0:1 is an address of eth0 with a label
+        addresses = [_ip(entry.address) for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
+        if state is not None and state.isup and (routed := [str(one) for one in addresses if not one.is_link_local]):
+            found[name] = routed
+    return found
+
+
+def resolve(address: str) -> list[str]:
+    """The IP addresses that a name leads to, or the address itself.
+
+    Raises:
+        LaunchError: the name is unknown, or leads to this machine's loopback only.
+    """
+    try:
+        return [str(ip_address(address))]
+    except ValueError:
+        ips = _looked_up(address)
+    outer = [ip for ip in ips if not ip.is_loopback]
+    if not outer and address != "localhost":
+        raise LaunchError(
+            f"{address} leads to {ips[0]} here, which is this machine's loopback (Debian's /etc/hosts has a host's own "
+            f"name so): write its address in the inventory; there is {described(nics())}"
+        )
+    return [str(ip) for ip in outer or ips]
+
+
+def choose(address: str, nic: str = "auto", found: Found | None = None) -> Wire:
+    """The NIC of this host that carries `address` (an IP address or a name); `found` is what `nics()` says.
+
+    Raises:
+        LaunchError: no NIC carries it, or another than `nic` does.
+    """
+    found = nics() if found is None else found
+    ips = resolve(address)
+    carriers = [(name, ip) for ip in ips for name, carried in found.items() if ip in carried]
+    said = address if ips == [address] else f"{address} ({', '.join(ips)})"
+    if nic not in ("auto", *found):
+        raise LaunchError(f"there is no NIC {nic} here, or it is down; there is {described(found)}: write one, or auto")
+    if not carriers:
+        raise LaunchError(f"no NIC here carries {said}; there is {described(found)}: correct the inventory's address")
+    chosen = [(name, ip) for name, ip in carriers if nic in ("auto", name)]
+    if not chosen:
+        there = carriers[0][0]
+        raise LaunchError(f"NIC {nic} does not carry {said}: {there} does. Write nic: {there}, or auto")
+    name, ip = chosen[0]
+    return Wire(name, ip, "ipv6" if ip_address(ip).version == 6 else "ipv4")
+
+
+def is_here(address: str, found: Found | None = None) -> bool:
+    """Whether an address or a name is this machine's. A name that only ssh knows (~/.ssh/config) is another's."""
+    carried = {ip for ips in (nics() if found is None else found).values() for ip in ips}
+    try:
+        ips = [ip_address(address)]
+    except ValueError:
+        try:
+            ips = _looked_up(address)
+        except LaunchError:
+            return False
+    return any(ip.is_loopback or str(ip) in carried for ip in ips)
+
+
+def described(found: Found) -> str:
+    """The NICs and their addresses in a line, loopback last."""
+    outer = [f"{name} with {' and '.join(ips)}" for name, ips in found.items() if not _ip(ips[0]).is_loopback]
+    return ", ".join(outer) or "no NIC with an address but loopback"
+
+
+def _looked_up(name: str) -> list[IPv4Address | IPv6Address]:
+    try:
+        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise LaunchError(
+            f"{name} is no host name that this machine knows ({error.strerror}): write its address in the inventory, "
+            "or add the name to /etc/hosts"
+        ) from error
+    return list(dict.fromkeys(_ip(entry[4][0]) for entry in entries))
+
+
+def _ip(text: str) -> IPv4Address | IPv6Address:
+    return ip_address(text.split("%")[0])

@@ -1,0 +1,58 @@
+"""Whether a recipe, an inventory and the paths of a run go together. Each function is a subject and yields problems."""
+
+from collections.abc import Iterator
+
+from launch.inventory.fields import Inventory
+from launch.plan.places import needs, under
+from launch.recipes import Paths, Recipe
+
+
+def problems(recipe: Recipe, inventory: Inventory, paths: Paths) -> list[str]:
+    """Everything that does not go together, a line each, with what to change."""
+    subjects = (_stack, _hosts, _devices, _shared, _mounted)
+    return [problem for subject in subjects for problem in subject(recipe, inventory, paths)]
+
+
+def _stack(recipe: Recipe, inventory: Inventory, _: Paths) -> Iterator[str]:
+    if recipe.stack != inventory.stack:
+        yield (
+            f"stack: the recipe {recipe.name} is for {recipe.stack}, the inventory's hosts have {inventory.stack}: "
+            f"take another recipe, or try --set stack={inventory.stack}"
+        )
+
+
+def _hosts(recipe: Recipe, inventory: Inventory, _: Paths) -> Iterator[str]:
+    there = len(inventory.hosts)
+    if recipe.nodes > there:
+        yield (
+            f"nodes: the recipe {recipe.name} wants {recipe.nodes} hosts, and there is {there}: name more with "
+            f"--cluster, or use fewer with --set nodes={there}"
+        )
+
+
+def _devices(recipe: Recipe, inventory: Inventory, _: Paths) -> Iterator[str]:
+    for host in inventory.hosts[: recipe.nodes]:
+        there = len(host.devices) if isinstance(host.devices, list) else host.devices
+        if there != "auto" and there < recipe.devices_per_node:
+            yield (
+                f"devices: the recipe {recipe.name} wants {recipe.devices_per_node} on each host, the inventory gives "
+                f"{host.address} {there}: give it more, or use fewer with --set devices_per_node={there}"
+            )
+
+
+def _shared(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str]:
+    if min(recipe.nodes, len(inventory.hosts)) > 1 and not under(paths.out, inventory.shared):
+        folders = ", ".join(inventory.shared) or "none in this inventory"
+        yield (
+            f"--out {paths.out}: checkpoints of several hosts must lie in a folder that all of them share "
+            f"(`shared` of the inventory: {folders})"
+        )
+
+
+def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str]:
+    if inventory.image is None:
+        return
+    inside = [mount.split(":")[1].rstrip("/") for mount in inventory.mounts]
+    for path in [paths.out, *needs(recipe, paths)]:
+        if not under(path, inside):
+            yield f"{path}: the container would not see it: add it to `mounts` of the inventory, as {path}:{path}"

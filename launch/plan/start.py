@@ -1,0 +1,91 @@
+"""The shell line that starts a process of this project on a host: there as it is, or in a container.
+
+The container gets all devices of its host and *_VISIBLE_DEVICES names those of the run: inside a container with some of
+them, their numbers would depend on the driver. Mounts are binds: -v would make an empty folder of a typing error.
+"""
+
+import shlex
+from collections.abc import Sequence
+
+from launch.inventory.fields import Inventory
+from launch.plan.places import project_of
+
+NODE = ("-m", "launch", "node")
+ASCEND_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
+ASCEND_DRIVER = (
+    "/usr/local/Ascend/driver",
+    "/usr/local/dcmi",
+    "/usr/local/bin/npu-smi",
+    "/etc/ascend_install.info",
+)
+OPEN_FILES = 32768
+
+
+def start_line(
+    inventory: Inventory, host: int, argv: Sequence[str] = NODE, run: str | None = None, shm: int = 64
+) -> str:
+    """The line that runs the project's Python with `argv` on a host.
+
+    Args:
+        host: its number in the inventory.
+        run: the run that the process belongs to; it is then found by this mark, and the container by its name.
+        shm: size of the container's /dev/shm in GiB; it is a limit and takes memory as it is used.
+    """
+    if inventory.image is not None:
+        return f"exec {container(inventory, host, argv, run, shm)}"
+    command = [*(["env", *marks(run)] if run else []), inventory.python or ".venv/bin/python", *argv]
+    return f"cd {shlex.quote(project_of(inventory))} && exec {shlex.join(command)}"
+
+
+def container_name(run: str, host: int) -> str:
+    """What the container of a run is called on its host."""
+    return f"ascend-quant-{run}-{host}"
+
+
+def marks(run: str) -> list[str]:
+    """By these, in its environment, a process of a run is found; SPT_NOENV leaves the environment readable."""
+    return [f"ASCEND_QUANT_RUN={run}", "SPT_NOENV=1"]
+
+
+def container(inventory: Inventory, host: int, argv: Sequence[str], run: str | None, shm: int) -> str:
+    """The `docker run` of a host, as a shell line."""
+    options = ["--rm", "-i", "--init", "--network", "host", "--shm-size", f"{shm}g"]
+    options += limits(inventory.stack)
+    if run:
+        options += ["--name", container_name(run, host), "--label", f"ascend-quant.run={run}"]
+        options += [part for mark in marks(run) for part in ("-e", mark)]
+    options += [part for mount in mounts(inventory) for part in ("--mount", mount)]
+    options += ["--workdir", inventory.project] if inventory.project else []
+    python = inventory.python or "python"
+    return " ".join(
+        ["docker run", shlex.join(options), *devices(inventory), shlex.join([inventory.image, python, *argv])]
+    )
+
+
+def limits(stack: str) -> list[str]:
+    """Open files for a long run and locked memory for RDMA; a laptop's engine may not be allowed to raise them."""
+    if stack == "cpu":
+        return []
+    return ["--ulimit", f"nofile={OPEN_FILES}:{OPEN_FILES}", "--ulimit", "memlock=-1:-1"]
+
+
+def mounts(inventory: Inventory) -> list[str]:
+    """The binds of a container: the driver's, then the inventory's."""
+    driver = [f"{path}:{path}:ro" for path in ASCEND_DRIVER] if inventory.stack.startswith("ascend") else []
+    return [bind(mount) for mount in [*driver, *inventory.mounts]]
+
+
+def bind(mount: str) -> str:
+    """/host:/container[:ro] as --mount has it."""
+    source, target, *readonly = mount.split(":")
+    return ",".join([f"type=bind,source={source},target={target}", *(["readonly"] if readonly else [])])
+
+
+def devices(inventory: Inventory) -> list[str]:
+    """Device options; the host's shell lists its NPUs."""
+    if inventory.stack.startswith("ascend"):
+        return [
+            shlex.join(f"--device={path}" for path in ASCEND_DEVICES),
+            "$(printf -- ' --device=%s' /dev/davinci[0-9]*)",
+        ]
+    return ["--gpus all"] if inventory.stack.startswith("cuda") else []

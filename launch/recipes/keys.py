@@ -1,0 +1,13 @@
+"""Names of verl's settings that several files here use: the parts of its tree, by their dotted keys."""
+
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+POLICY_LOSS = f"{ACTOR}.policy_loss"
+TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
+DATA_PARALLEL = f"{ACTOR}.megatron.override_ddp_config"
+OPTIMIZER = f"{ACTOR}.optim.override_optimizer_config"
+REFERENCE = "actor_rollout_ref.ref"
+ROLLOUT = "actor_rollout_ref.rollout"
+VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
+CORRECTION = "algorithm.rollout_correction"
+ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"

@@ -1,0 +1,40 @@
+"""What `./run.sh train addition-int8` does, with a Python file as the job in place of verl.
+
+python launch_job.py INVENTORY JOB OUT [RESTARTS] [--on-this-node]
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from launch import inventory as inventories
+from launch.plan import Job, Plan
+from launch.plan.make import locals_of, make, new_run
+from launch.recipes import Paths, load
+
+
+def plan_of(inventory: inventories.Inventory, job: Path, out: str) -> Plan:
+    """The plan of the recipe, on all hosts of the inventory, with another job, which needs no model and no data."""
+    recipe = load("addition-int8", changes={"nodes": str(len(inventory.hosts))})
+    plan = make(recipe, inventory, Paths(out, out, out), new_run(), locals_of(inventory))
+    nodes = [replace(node, needs=[]) for node in plan.nodes]
+    nodes[0] = replace(nodes[0], job=replace(nodes[0].job, entrypoint=[job.name], files={job.name: job.read_text()}))
+    assert isinstance(nodes[0].job, Job)
+    return replace(plan, nodes=nodes)
+
+
+def main(inventory_file: str, job: str, out: str, *more: str) -> int:
+    inventory = inventories.load(inventory_file)
+    plan = plan_of(inventory, Path(job), out)
+    restarts = next((int(word) for word in more if word.isdecimal()), 0)
+    if "--on-this-node" in more:
+        from launch.cluster.on_this_node import run
+
+        return run(plan, plan.local.index(True), restarts)
+    from launch.cluster.run import run
+
+    return run(plan, restarts)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,54 @@
+"""What the simulated hosts need of this machine: root, namespaces, and a few programs, installed when missing."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PACKAGES = {"ip": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client", "nsenter": "util-linux"}
+FAKETIME, FAKETIME_LIBRARY = "libfaketime", "/usr/lib/*/faketime/libfaketime.so.1"
+
+
+def need_namespaces() -> None:
+    """Skip unless this process may make namespaces; then see to it that the programs are there."""
+    if os.geteuid():
+        pytest.skip("simulated hosts need root: run ./run.sh test cluster as root")
+    tried = subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"simulated hosts need namespaces, and this container may make none: {tried.stderr.strip()}")
+    install([package for program, package in PACKAGES.items() if not on_path(program)])
+
+
+def faketime_library() -> Path:
+    """libfaketime, which gives a process another clock."""
+    if not (found := find_faketime()):
+        install([FAKETIME])
+        found = find_faketime()
+    return found[0]
+
+
+def find_faketime() -> list[Path]:
+    return sorted(Path("/").glob(FAKETIME_LIBRARY.lstrip("/")))
+
+
+def on_path(program: str) -> bool:
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is not None
+
+
+def install(packages: list[str]) -> None:
+    """apt-get install; skip when that does not work."""
+    if not packages:
+        return
+    print(f"simulated hosts: apt-get install {' '.join(packages)}", flush=True)
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}  # 1: no daemon is started
+    options = ["-qq", "--yes", "--no-install-recommends"]
+    for command in (["apt-get", "update", "-qq"], ["apt-get", "install", *options, *packages]):
+        if shutil.which("apt-get") is None:
+            pytest.skip(f"simulated hosts need {', '.join(packages)}: install them (no apt-get here)")
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if done.returncode:
+            pytest.skip(
+                f"simulated hosts need {', '.join(packages)}: {' '.join(command)}: {done.stderr.strip()[-300:]}"
+            )

@@ -1,0 +1,77 @@
+"""Made-up facts of a host where all is well, for the checks; a test changes what it is about."""
+
+from dataclasses import replace
+
+from launch.doctor.checking import Check
+from launch.doctor.facts import (
+    GIB,
+    Device,
+    Devices,
+    Facts,
+    Kernels,
+    Leftovers,
+    Link,
+    Links,
+    Network,
+    Package,
+    Software,
+    System,
+)
+from launch.doctor.pins import pins
+from launch.doctor.wanted import Wanted
+
+PYTHONS = {"cpu": "3.11.7", "ascend-cann8.5": "3.10.12", "ascend-cann9.1": "3.12.4", "cuda13": "3.12.4"}
+NPU_FILES = ("davinci0", "davinci1", "davinci_manager", "devmm_svm", "hisi_hdc")
+
+
+def packages(stack: str) -> dict[str, Package]:
+    """As the stack pins them, with the suffixes that builds add."""
+    pinned = pins(stack)
+    found = {name: Package("0") for name in (*pinned.commits, *pinned.tags)}
+    found |= {name: Package(f"{version}+local") for name, version in pinned.packages.items()}
+    found |= {name: replace(found[name], commit=commit) for name, commit in pinned.commits.items()}
+    return {name.lower(): package for name, package in found.items()} | {"ascend-quant": Package("0.1.0")}
+
+
+def well(stack: str = "ascend-cann9.1", **changed) -> Facts:
+    """A host of two A2 NPUs, or of none on stack cpu; `changed` replaces whole groups of facts."""
+    npu = pins(stack).devices == "npu"
+    devices = Devices(
+        tool="npu-smi",
+        driver="25.5.1",
+        chip="ascend910b3",
+        found=tuple(Device(number, "910B3", "OK", 3400, 65536) for number in (0, 1)),
+        files=NPU_FILES,
+    )
+    groups = {
+        "devices": devices if npu else Devices(),
+        "software": Software(PYTHONS[stack], packages(stack), "abc", pins(stack).cann, "the file", "ascend910b1"),
+        "network": Network(
+            {"lo": ["127.0.0.1"], "bond0": ["192.0.2.11"]}, ("bond0", "192.0.2.11"), ephemeral=(62000, 65000)
+        ),
+        "links": Links(tuple(Link(number, "UP", f"198.51.100.{number}", False) for number in (0, 1))),
+        "system": System(
+            open_files=(65536, 65536),
+            locked_memory=(None, None),
+            shared_memory=(64 * GIB, 60 * GIB),
+            disks={"/tmp": 500 * GIB},
+            memory=(1024 * GIB, 900 * GIB),
+            synchronized=True,
+        ),
+        "leftovers": Leftovers(),
+        "ray": (),
+        "paths": (),
+        "kernels": Kernels("npu" if npu else "cpu", {"int8": "npu_quant_matmul"}),
+        "variables": {},
+    }
+    return Facts(**(groups | changed))
+
+
+def wanted(stack: str = "ascend-cann9.1", **fields) -> Wanted:
+    """What a run on two hosts wants of the first."""
+    return Wanted(**({"stack": stack, "hosts": 2, "address": "192.0.2.11"} | fields))
+
+
+def said(check: Check, facts: Facts, run: Wanted | None = None) -> list[tuple[str, str]]:
+    """(level, what and fix) of each finding."""
+    return [(finding.level, f"{finding.what} | {finding.fix}") for finding in check(facts, run or wanted())]

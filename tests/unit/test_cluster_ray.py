@@ -1,0 +1,171 @@
+"""Whole runs with a real Ray on this machine, driven from outside as a user does: their ends, and that nothing is left.
+
+The job is a small script in place of verl. A run takes about 20 s on two cores, so each shows several things.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster_cases import PROJECT, free_ports, new_run
+
+from launch.processes import of_run, signal_each
+
+pytest.importorskip("ray")
+
+DRIVER = """
+import sys
+sys.path[:0] = [{tests!r}, {project!r}]
+from cluster_cases import node_plan, plan_of
+from launch.cluster.run import run
+from launch.plan.fields import Job
+job = Job(['-c', {job!r}], {{'data/words.txt': 'two words'}}, {{'COLOUR': 'blue'}})
+node = node_plan({run!r}, ports={ports!r}, job=job)
+sys.exit(run(plan_of(node), {restarts}))
+"""
+LOOK = """
+import os, pathlib, ray
+ray.init()
+@ray.remote(num_gpus=1)
+class Actor:
+    def look(self):
+        mine = dict(line.split('=', 1) for line in open(f'/proc/{os.getpid()}/environ').read().split(chr(0)) if line)
+        names = ('ASCEND_QUANT_RUN', 'GLOO_SOCKET_IFNAME')
+        return [mine.get(name) for name in names], os.environ['COLOUR'], pathlib.Path('data/words.txt').read_text()
+print('SEEN', ray.get(Actor.remote().look.remote()))
+print('Total training steps: 2')
+print('step:1 - loss:0.5')
+"""
+SLEEP = "import time; print('job is there', flush=True); time.sleep(600)"
+FAIL = "import os; print('attempt', flush=True); raise ValueError('the reason is here')"
+
+
+class Run:
+    """A run in a process of its own."""
+
+    def __init__(self, folder: Path, first_port: int, job: str, restarts: int = 0) -> None:
+        self.id, self.folder = new_run(), folder
+        ports = free_ports(first_port)
+        tests = str(Path(__file__).parent)
+        code = DRIVER.format(tests=tests, project=str(PROJECT), run=self.id, ports=ports, job=job, restarts=restarts)
+        another = {"RAY_ADDRESS": "203.0.113.7:6379", "RAY_TMPDIR": str(folder / "elsewhere")}  # the user's other Ray
+        self.output = folder / "output"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=folder,
+            env=os.environ | another,
+            stdout=self.output.open("wb"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text()
+
+    @property
+    def record(self) -> dict:
+        return json.loads((self.folder / "runs" / self.id / "run.json").read_text())
+
+    def wait_for(self, text: str, seconds: float = 120) -> None:
+        """Until the output has it."""
+        deadline = time.monotonic() + seconds
+        while text not in self.text:
+            assert self.process.poll() is None and time.monotonic() < deadline, self.text
+            time.sleep(0.2)
+
+    def left(self, seconds: float = 0) -> list[psutil.Process]:
+        """The processes of the run, once there are none or the time is over."""
+        deadline = time.monotonic() + seconds
+        while of_run(self.id) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return of_run(self.id)
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """begin(first_port, job, restarts): a run; whatever happens, nothing of it stays."""
+    runs = []
+
+    def make(first_port: int, job: str, restarts: int = 0) -> Run:
+        runs.append(Run(tmp_path, first_port, job, restarts))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.process.kill()
+        run.process.wait()
+        signal_each(of_run(run.id), psutil.Process.kill)
+        shutil.rmtree(f"/tmp/aq-{run.id}", ignore_errors=True)
+
+
+def test_a_job_runs_in_a_wired_marked_ray_and_nothing_is_left(begin):
+    run = begin(21000, LOOK)
+    assert run.process.wait(150) == 0, run.text
+    assert f"SEEN (['{run.id}', 'lo'], 'blue', 'two words')" in run.text
+    assert "joined 1/1" in run.text and "step 1 of 2" in run.text
+    assert run.left() == [] and not Path(f"/tmp/aq-{run.id}").exists()
+    logs = run.folder / "runs" / run.id / "logs"
+    assert "step:1 - loss:0.5" in (logs / "driver.log").read_text()
+    assert (logs / "127.0.0.1" / "ray" / "gcs_server.out").stat().st_size
+    assert "Ray runtime started" in (logs / "127.0.0.1.log").read_text()
+    assert run.record["state"] == "done"
+    assert not (run.folder / "elsewhere").exists()
+
+
+def test_a_failing_job_is_restarted_so_often_and_its_last_words_are_told(begin):
+    run = begin(21200, FAIL, restarts=1)
+    assert run.process.wait(200) == 1, run.text
+    assert len(re.findall(r"^attempt$", run.text, re.MULTILINE)) == 2
+    assert run.text.count("restart 1 of 1") == 1
+    assert "ValueError: the reason is here" in run.text.split("the job ended: FAILED")[-1]
+    assert run.record["state"] == "failed" and run.record["restarts"] == 1
+    assert run.left() == []
+
+
+def test_ctrl_c_ends_the_run_and_leaves_others_alone(begin):
+    foreign = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    run = begin(21400, SLEEP)
+    try:
+        run.wait_for("job is there")
+        assert len(run.left()) > 5
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(60) == 130, run.text
+        assert run.left() == [] and foreign.poll() is None
+        assert run.record["state"] == "stopped"
+    finally:
+        foreign.kill()
+        foreign.wait()
+
+
+def test_nothing_outlives_a_control_process_that_is_killed(begin):
+    run = begin(21600, SLEEP)
+    run.wait_for("job is there")
+    assert len(run.left()) > 5
+    run.process.kill()
+    assert run.left(60) == []
+    assert run.record["state"] == "running"  # nobody could write it: `stop` takes such a record
+
+
+def test_stop_ends_what_a_killed_node_process_has_left(begin):
+    run = begin(21800, SLEEP)
+    run.wait_for("job is there")
+    nodes = [process for process in of_run(run.id) if "launch" in process.cmdline()]
+    run.process.kill()  # both at once, as when a machine runs out of memory
+    for node in nodes:
+        node.kill()
+    assert len(run.left()) > 5
+    stop = [sys.executable, "-c", "import sys; from launch.cluster.stop import stop; sys.exit(stop(None))"]
+    variables = os.environ | {"PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(stop, cwd=run.folder, env=variables, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"127\.0\.0\.1: \d+ ended", done.stdout)
+    assert run.left() == [] and run.record["state"] == "stopped"

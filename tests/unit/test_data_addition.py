@@ -1,0 +1,62 @@
+"""The data and the model of the recipes addition-*: what they name, and the same for every host that makes them."""
+
+from pathlib import Path
+
+import pytest
+from data_cases import read
+
+from launch.data import DataError, prepare
+from launch.demo import warmup
+from launch.demo.reward import compute_score
+from launch.recipes import load, paths_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short():
+    """A warm-up of a few updates, which teaches next to nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warmup, "UPDATES", 5)
+        patch.setattr(warmup, "BAND", (0, 1))
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    prepare("addition", None, folder)
+    return folder
+
+
+def test_the_recipe_finds_its_files(made: Path):
+    recipe = load("addition-int8")
+    for file in (recipe.data.train, recipe.data.validation):
+        assert (made / file).is_file()
+    assert (Path(paths_of(recipe, None, str(made), None).model) / "config.json").is_file()
+    steps, batch = recipe.verl["trainer"]["total_training_steps"], recipe.verl["data"]["train_batch_size"]
+    assert len(read(made / recipe.data.train)) == steps * batch, "one epoch is what the recipe trains"
+
+
+def test_every_answer_is_right(made: Path):
+    rows = read(made / "addition/test.parquet")
+    assert len(rows) == 100
+    for row in rows:
+        first, second = row["prompt"][0]["content"].removesuffix("=").split("+")
+        answer = str(int(first) + int(second))
+        assert compute_score(row["data_source"], answer, row["reward_model"]["ground_truth"]) == 1.0
+
+
+def test_every_host_makes_the_same(made: Path, tmp_path: Path):
+    prepare("addition", None, tmp_path)
+    for file in ("train.parquet", "test.parquet", "start/model.safetensors"):
+        assert (made / "addition" / file).read_bytes() == (tmp_path / "addition" / file).read_bytes(), file
+
+
+def test_a_warm_up_that_fails_is_one_line(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(warmup, "BAND", (0.99, 1))
+    with pytest.raises(DataError, match="the warm-up ended at accuracy"):
+        prepare("addition", None, tmp_path)
+
+
+def test_it_is_not_copied(tmp_path: Path):
+    with pytest.raises(DataError, match="addition is made here, not copied: leave --from out"):
+        prepare("addition", tmp_path, tmp_path)

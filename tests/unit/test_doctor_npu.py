@@ -1,0 +1,108 @@
+"""NPUs as their tools show them: stand-ins that print what real ones have printed (npu_tools.py), not hardware."""
+
+from pathlib import Path
+
+import pytest
+from npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, write_hccn_tool, write_npu_smi, write_tool
+
+from launch.doctor.checks.versions import product
+from launch.doctor.facts import Device, Holder, Link
+from launch.doctor.gather.links import links
+from launch.doctor.gather.npu import npus
+from launch.doctor.gather.software import cann_version
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch) -> Path:
+    """A folder that is first on PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def test_an_a2(tools: Path, tmp_path: Path):
+    write_npu_smi(tools, A2_TABLE, A2_BOARD)
+    found = npus(tmp_path)
+    assert found.found == (Device(0, "910B3", "OK", 3445, 65536), Device(5, "910B3", "Warning", 60156, 65536))
+    assert found.holders == (Holder(5, 2290156, "VLLMEngineCore", 56630),)
+    assert (found.chip, product(found.chip), found.driver, found.problem) == ("ascend910b3", "A2", "25.2.0", None)
+
+
+def test_an_a3_has_two_dies_an_npu(tools: Path, tmp_path: Path):
+    write_npu_smi(tools, A3_TABLE, A3_BOARD)
+    found = npus(tmp_path)
+    assert [(device.number, device.used_mib) for device in found.found] == [
+        (0, 3419),
+        (1, 2874),
+        (14, 15503),
+        (15, 15242),
+    ]
+    assert found.holders == (Holder(14, 692318, "python3", 12417), Holder(15, 692319, "", 12156))
+    assert (found.chip, product(found.chip), found.driver) == ("ascend910_9392", "A3", "26.0.rc2")
+
+
+def test_the_driver_s_own_file_is_found_where_it_is_installed(tools: Path, tmp_path: Path):
+    write_npu_smi(tools, A2_TABLE, A2_BOARD)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/ascend_install.info").write_text("UserName=HwHiAiUser\nDriver_Install_Path_Param=/opt/Ascend\n")
+    (tmp_path / "opt/Ascend/driver").mkdir(parents=True)
+    info = "Version=24.1.rc3\nascendhal_version=7.35.23\naicpu_version=1.0\npackage_version=24.1.rc3\n"
+    (tmp_path / "opt/Ascend/driver/version.info").write_text(info)
+    assert npus(tmp_path).driver == "24.1.rc3"
+
+
+def test_device_files(tools: Path, tmp_path: Path):
+    (tmp_path / "dev").mkdir()
+    for name in ("davinci0", "davinci15", "davinci_manager", "hisi_hdc", "null"):
+        (tmp_path / "dev" / name).touch()
+    assert npus(tmp_path).files == ("davinci0", "davinci15", "davinci_manager", "hisi_hdc")
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("echo 'DrvMngGetConsoleLogLevel failed.'; echo 'dcmi module initialize failed. ret is -8005'; exit 255",
+         "npu-smi info ended with 255: dcmi module initialize failed. ret is -8005"),
+        ("echo hello", "npu-smi info lists no device: 'hello'"),
+        (None, "npu-smi is not on PATH"),
+    ],
+)  # fmt: skip
+def test_why_there_are_no_devices(tools: Path, tmp_path: Path, script: str | None, problem: str):
+    if script is not None:
+        write_tool(tools / "npu-smi", script)
+    found = npus(tmp_path)
+    assert (found.found, found.problem) == ((), problem)
+
+
+def test_links(tools: Path, tmp_path: Path):
+    write_hccn_tool(tools)
+    found = links(range(4), tmp_path)
+    assert found.found == (
+        Link(0, "UP", "192.0.2.10", False),
+        Link(1, "DOWN", "192.0.2.11", False),
+        Link(2, "UP", None, True),
+        Link(3, "UP", "192.0.2.13", False),
+    )
+    assert not found.config
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/hccn.conf").write_text("address_0=192.0.2.10\n")
+    assert links([0], tmp_path).config
+
+
+def test_without_hccn_tool_it_says_where_it_looked(tools: Path, tmp_path: Path):
+    assert "hccn_tool" in links([0], tmp_path).problem
+
+
+def test_cann_where_its_variables_point(tmp_path: Path):
+    info = "package_name=Ascend-cann-toolkit\nversion=8.5.0\ninnerversion=V100R001C25SPC001B232\narch=aarch64\n"
+    for folder in ("own/aarch64-linux", "usr/local/Ascend/ascend-toolkit/latest/aarch64-linux"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "own/aarch64-linux/ascend_toolkit_install.info").write_text(info)
+    own = str(tmp_path / "own")
+    assert cann_version(tmp_path, {"ASCEND_HOME_PATH": own})[0] == "8.5.0"
+    assert cann_version(tmp_path, {})[0] is None
+    usual = tmp_path / "usr/local/Ascend/ascend-toolkit/latest/aarch64-linux/ascend_toolkit_install.info"
+    usual.write_text(info.replace("8.5.0", "9.1.0"))
+    assert cann_version(tmp_path, {}) == ("9.1.0", str(usual))
+    assert cann_version(tmp_path, {"ASCEND_HOME_PATH": str(tmp_path)}) == (None, f"{tmp_path} (ASCEND_HOME_PATH)")

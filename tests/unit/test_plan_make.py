@@ -1,0 +1,278 @@
+"""Plans: what each host is told, and what does not go together. Start lines are run by a real shell."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from plan_cases import RUN, TWO_A2, inventory, plan
+
+from launch import inventory as inventories
+from launch.errors import LaunchError
+from launch.inventory import Inventory
+from launch.plan.checks import problems
+from launch.plan.fields import NodePlan
+from launch.plan.make import new_run
+from launch.plan.places import places
+from launch.plan.start import start_line
+from launch.recipes import load, names, resolve
+
+
+def said(**arguments) -> str:
+    with pytest.raises(LaunchError) as raised:
+        plan(**arguments)
+    return str(raised.value)
+
+
+def settings(overrides: list[str]) -> dict[str, str]:
+    """Overrides as hydra's own parser reads them."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    assert len({one.key_or_group for one in parsed}) == len(parsed), "a key is there twice"
+    return {one.key_or_group: one.value() for one in parsed}
+
+
+def test_the_first_host_is_the_head_and_has_the_job():
+    made = plan()
+    head, worker = made.nodes
+    assert (head.role, worker.role, head.job is None, worker.job) == ("head", "worker", False, None)
+    assert head.head == worker.head == "192.0.2.11"
+    assert head.members == worker.members == ["192.0.2.11", "192.0.2.12"]
+    assert head.ports == {"ray": 6766, "dashboard": 8260, "workers": "20000-29999"}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_node_plan_goes_through_one_line_of_json(number: int):
+    node = plan(shell={"FLASHRL_CONFIG": "a\nb"}).nodes[number]
+    line = node.to_json()
+    assert "\n" not in line
+    assert NodePlan.from_json(line) == node
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_has_an_inventory_that_fits(name: str):
+    recipe = load(name)
+    fitting = []
+    for one in inventories.names():
+        machines = inventories.load(one)
+        if machines.stack == recipe.stack and not problems(recipe, machines, places(recipe, machines, RUN, False)):
+            fitting.append(one)
+    assert fitting, f"no example in configs/clusters fits {name}"
+
+
+def test_the_job_is_the_recipes_command_and_the_users_settings_come_last():
+    made, recipe = plan(extra=["trainer.save_freq=5", "+trainer.new=1"]), load(TWO_A2)
+    resolved = resolve(recipe, places(recipe, inventory(), RUN, False))
+    entrypoint = made.nodes[0].job.entrypoint
+    assert entrypoint == ["-m", resolved.main, *resolved.overrides, "trainer.save_freq=5", "+trainer.new=1"]
+    assert made.nodes[0].job.environment == {"VERL_FILE_LOGGER_ROOT": f"/shared/runs/{RUN}/metrics"}
+
+
+def test_a_job_that_may_restart_goes_on_from_its_checkpoint():
+    entrypoint = plan(restarts=1, extra=["trainer.resume_mode=disable"]).nodes[0].job.entrypoint
+    assert settings(entrypoint[2:])["trainer.resume_mode"] == "auto"
+
+
+def test_a_restart_without_checkpoints_is_noted():
+    assert not [note for note in plan(restarts=1).notes if "save_freq" in note]
+    assert [note for note in plan(restarts=1, extra=["trainer.save_freq=-1"]).notes if "trainer.save_freq=10" in note]
+    assert not [note for note in plan(extra=["trainer.save_freq=-1"]).notes if "save_freq" in note]
+
+
+def test_a_variable_of_the_recipe_is_the_users_if_he_sets_it():
+    name = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"
+    machines = inventory("cuda13", ["192.0.2.11"])
+    assert any(name in one for one in plan("qwen3-4b-fp8", machines).nodes[0].job.entrypoint)
+    changed = plan("qwen3-4b-fp8", inventory("cuda13", ["192.0.2.11"], environment={name: "0"}))
+    assert not any(name in one for one in changed.nodes[0].job.entrypoint)
+    assert changed.nodes[0].layers == [("recipe", {name: "1"}), ("inventory", {name: "0"})]
+
+
+def test_task_queue_follows_the_graph_mode():
+    assert plan().nodes[1].values["task_queue"] == "2"  # this recipe is eager
+    key = "actor_rollout_ref.rollout.enforce_eager"
+    assert plan(extra=[f"{key}=False"]).nodes[1].values["task_queue"] == "1"
+
+
+def test_ports_of_hccl_are_the_inventorys():
+    values = plan(machines=inventory(ports={"hccl_host": "auto", "hccl_npu": "1000-1050"})).nodes[0].values
+    assert (values["hccl_host"], values["hccl_npu"]) == ("auto", "1000-1050")
+
+
+def test_layers_are_in_order_and_a_hosts_own_is_not_handed_to_others():
+    hosts = [{"address": "192.0.2.11", "environment": {"A": "host"}}, "192.0.2.12"]
+    shell = {"HCCL_IF_IP": "192.0.2.11", "FLASHRL_CONFIG": "int8", "HOME": "/me", "RAY_ADDRESS": "other:1"}
+    made = plan(machines=inventory(hosts=hosts, environment={"A": "all"}), shell=shell, local=[True, False])
+    here, there = made.nodes
+    assert here.layers[-3:] == [
+        ("inventory", {"A": "all"}),
+        ("host", {"A": "host"}),
+        ("shell", {"HCCL_IF_IP": "192.0.2.11", "FLASHRL_CONFIG": "int8"}),
+    ]
+    assert there.layers[-2:] == [("inventory", {"A": "all"}), ("shell", {"FLASHRL_CONFIG": "int8"})]
+    assert [note for note in made.notes if "not handed to other hosts: HCCL_IF_IP:" in note]
+
+
+def test_too_few_hosts_and_devices_are_said_with_what_to_change():
+    assert "--set nodes=1" in said(machines=inventory(hosts=["192.0.2.11"]))
+    few = [{"address": "192.0.2.11", "devices": [0, 1]}, {"address": "192.0.2.12", "devices": 4}]
+    lines = said(machines=inventory(hosts=few)).splitlines()
+    assert [line.rpartition("--set ")[2] for line in lines] == ["devices_per_node=2", "devices_per_node=4"]
+    assert "--set stack=cuda13" in said(machines=inventory("cuda13"))
+
+
+def test_what_is_said_to_change_is_enough():
+    machines = inventory(hosts=[{"address": "192.0.2.11", "devices": 16}])
+    made = plan(machines=machines, changes={"nodes": "1", "devices_per_node": "16"})
+    assert (len(made.nodes), made.nodes[0].devices) == (1, 16)
+
+
+def test_more_hosts_than_needed_are_left_alone():
+    made = plan(machines=inventory(hosts=[f"192.0.2.{number}" for number in (11, 12, 13)]))
+    assert [node.address for node in made.nodes] == ["192.0.2.11", "192.0.2.12"] == made.nodes[0].members
+    assert len(made.start) == len(made.inventory.hosts) == len(made.local) == 2
+    assert [note for note in made.notes if "192.0.2.13" in note]
+
+
+@pytest.mark.parametrize(
+    ("devices", "given"), [("auto", 8), (16, 8), ([8, 9, 10, 11, 12, 13, 14, 15, 0], [8, 9, 10, 11, 12, 13, 14, 15])]
+)
+def test_a_run_takes_as_many_devices_as_the_recipe_wants(devices, given):
+    hosts = [{"address": "192.0.2.11", "devices": devices}, "192.0.2.12"]
+    assert plan(machines=inventory(hosts=hosts)).nodes[0].devices == given
+
+
+def test_a_users_visible_devices_are_the_devices():
+    environment = {"ASCEND_RT_VISIBLE_DEVICES": "8,9,10,11,12,13,14,15"}
+    assert plan(machines=inventory(environment=environment)).nodes[1].devices == list(range(8, 16))
+    assert "names 2 devices" in said(machines=inventory(environment={"ASCEND_RT_VISIBLE_DEVICES": "8,9"}))
+    assert "write numbers" in said(machines=inventory(environment={"ASCEND_RT_VISIBLE_DEVICES": "all"}))
+
+
+def test_checkpoints_of_several_hosts_lie_in_a_shared_folder():
+    assert plan().out == f"/shared/runs/{RUN}"
+    assert plan(out="/shared/mine").out == "/shared/mine"
+    line = said(out="/sharedness/mine")
+    assert "--out /sharedness/mine" in line and "/shared" in line
+    assert plan("addition-int8", inventory("cpu"), changes={"nodes": "1"}, out="/any").out == "/any"
+
+
+def test_a_model_is_a_folder_or_an_id_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    data = ["/opt/project/data/dapo-math-17k/train.parquet", "/opt/project/data/aime-2024/test.parquet"]
+    assert plan().nodes[1].needs == data
+    assert [note for note in plan().notes if "Qwen/Qwen3-30B-A3B of the hub" in note]
+    assert plan(model="mine").nodes[1].needs == [str(tmp_path / "mine"), *data]
+    assert plan(model="/models/qwen").nodes[1].needs == ["/models/qwen", *data]
+    assert plan(model="org/name").nodes[1].needs == data
+
+
+def test_a_model_that_is_prepared_lies_among_the_data():
+    made = plan("addition-int8", inventory("cpu"), data="/shared/data")
+    assert made.nodes[0].needs[0] == "/shared/data/addition/start"
+    (name,) = made.nodes[0].job.files
+    assert "def compute_score" in made.nodes[0].job.files[name]
+
+
+def test_files_of_the_recipe_are_what_the_job_gets():
+    files = plan("addition-int8", inventory("cpu")).nodes[0].job.files
+    recipe = load("addition-int8")
+    assert files == {
+        name: file.read_text()
+        for name, file in resolve(recipe, places(recipe, inventory("cpu"), RUN, False)).files.items()
+    }
+
+
+def test_in_a_container_every_path_must_be_mounted():
+    machines = inventory(image="img", project=None, mounts=["/nfs:/shared"])
+    assert plan(machines=machines).nodes[0].needs[0].startswith("/shared/data/")
+    line = said(machines=machines, model="/models/qwen")
+    assert "/models/qwen: the container would not see it" in line and "/models/qwen:/models/qwen" in line
+
+
+def test_without_a_default_the_option_is_asked_for():
+    alone = inventory(image="img", project=None, shared=[], mounts=["/data:/data"])
+    with pytest.raises(LaunchError, match="--data is missing"):
+        places(load(TWO_A2), alone, RUN, False)
+    with pytest.raises(LaunchError, match="--out is missing"):
+        places(load(TWO_A2), alone, RUN, False, data="/data")
+
+
+def test_the_start_line_runs_the_projects_python_marked_with_the_run(tmp_path: Path):
+    folder = tmp_path / "a project"
+    folder.mkdir()
+    machines = inventory(project=str(folder), python=sys.executable)
+    show = "import json, os, sys; print(json.dumps([os.getcwd(), os.environ.get('ASCEND_QUANT_RUN'), sys.argv[1:]]))"
+    for run in (RUN, None):
+        line = start_line(machines, 0, ["-c", show, "a b"], run=run)
+        answer = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True, timeout=60)
+        assert json.loads(answer.stdout) == [str(folder), run, ["a b"]]
+
+
+def docker_said(machines: Inventory, tmp_path: Path, run: str | None, **changes: str) -> list[str]:
+    """The arguments that a shell gives to docker: an executable of that name that writes them down."""
+    tool, written = tmp_path / "bin" / "docker", tmp_path / "arguments"
+    tool.parent.mkdir(exist_ok=True)
+    tool.write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" > '{written}'\n")
+    tool.chmod(0o755)
+    line = start_line(machines, 1, run=run, shm=7)
+    for old, new in changes.items():
+        line = line.replace({"devices": "/dev/davinci[0-9]*"}[old], new)
+    path = f"{tool.parent}:{os.environ['PATH']}"
+    subprocess.run(["bash", "-c", line], env={"PATH": path}, check=True, timeout=60)
+    return written.read_text().removesuffix("\0").split("\0")
+
+
+def test_the_container_has_the_hosts_network_all_npus_and_the_driver(tmp_path: Path):
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    for name in ("davinci0", "davinci1", "davinci15", "davinci_manager"):
+        (devices / name).touch()
+    machines = inventory(image="img:1", mounts=["/nfs:/shared", "/models:/models:ro"], project="/shared/project")
+    said = docker_said(machines, tmp_path, RUN, devices=f"{devices}/davinci[0-9]*")
+    assert said[0] == "run" and said[said.index("img:1") + 1 :] == ["python", "-m", "launch", "node"]
+    options = said[: said.index("img:1")]
+    npus = [f"--device={devices}/davinci{number}" for number in (0, 1, 15)]
+    managers = [f"--device=/dev/{name}" for name in ("davinci_manager", "devmm_svm", "hisi_hdc")]
+    assert [one for one in options if one.startswith("--device")] == [*managers, *npus]
+    mounts = [value for option, value in pairwise(options) if option == "--mount"]
+    driver = ["/usr/local/Ascend/driver", "/usr/local/dcmi", "/usr/local/bin/npu-smi", "/etc/ascend_install.info"]
+    assert mounts == [
+        *(f"type=bind,source={path},target={path},readonly" for path in driver),
+        "type=bind,source=/nfs,target=/shared",
+        "type=bind,source=/models,target=/models,readonly",
+    ]
+    pairs = set(pairwise(options))
+    assert pairs >= {
+        ("--network", "host"),
+        ("--shm-size", "7g"),
+        ("--name", f"ascend-quant-{RUN}-1"),
+        ("-e", f"ASCEND_QUANT_RUN={RUN}"),
+        ("--workdir", "/shared/project"),
+    }
+    assert {"--rm", "-i", "--init"} <= set(options)
+
+
+def test_a_container_of_gpus_has_them_all_and_one_of_cpus_none(tmp_path: Path):
+    gpus = docker_said(inventory("cuda13", image="img", project=None), tmp_path, None)
+    assert ("--gpus", "all") in set(pairwise(gpus))
+    assert "--name" not in gpus and not [one for one in gpus if "ASCEND_QUANT_RUN" in one]
+    cpus = docker_said(inventory("cpu", image="img", project=None), tmp_path, None)
+    assert not [one for one in cpus if "gpu" in one or "device" in one]
+
+
+def test_containers_are_named_by_run_and_host():
+    made = plan(machines=inventory(image="img", mounts=["/nfs:/shared"], project=None))
+    assert made.containers == [f"ascend-quant-{RUN}-0", f"ascend-quant-{RUN}-1"]
+    assert plan().containers == [None, None]
+
+
+def test_runs_have_ids_of_their_own_and_short_folders():
+    runs = {new_run() for _ in range(20)}
+    assert len(runs) > 1
+    assert len(plan().nodes[0].temp_dir) + 65 <= 107  # of Ray's sockets, and what Linux allows

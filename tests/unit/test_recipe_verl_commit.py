@@ -1,0 +1,104 @@
+"""The command lines for stack ascend-cann8.5 name what its verl has, by facts read from its source.
+
+That commit is in no package index: data/verl_commit.py has written down its keys and their types, and says how to pass
+the recipes through its own loader by hand. Not shown here: what it checks beyond names and types.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.recipes import load, names, paths_of, resolve
+from launch.recipes.overrides import OPEN, UNLISTED
+from launch.recipes.versions import COMMIT
+
+DATA = Path(__file__).parent / "data"
+ON_NPU = [name for name in names() if load(name).stack.startswith("ascend")]
+WITHOUT = {"verl.algorithm.filter_groups.enable": "false"}
+KINDS = {"int": int, "float": (int, float), "str": str, "bool": bool, "list": list, "dict": dict}
+
+
+def facts(backend: str) -> Any:
+    """That verl's configuration, with the type of each default in place of its value."""
+    return json.loads((DATA / f"verl_commit_{'megatron' if backend == 'megatron' else 'dp'}.json").read_text())
+
+
+def on_older_stack(name: str):
+    """The recipe as --set stack=ascend-cann8.5 makes it."""
+    dynamic = "filter_groups" in load(name).verl.get("algorithm", {})
+    return load(name, changes={"stack": "ascend-cann8.5", **(WITHOUT if dynamic else {})})
+
+
+def parsed(line: str) -> tuple[str, bool, Any]:
+    """An override's key, whether it adds the key, and its value, as hydra reads them."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import QuotedString
+
+    override = OverridesParser.create().parse_override(line)
+    value = override.value()
+    return override.key_or_group, override.is_add(), value.text if isinstance(value, QuotedString) else value
+
+
+def problems(lines: list[str], tree: Any) -> list[str]:
+    """What that verl would refuse: an unknown key, an added one that is there, a value of another type."""
+    found = []
+    for key, adds, value in map(parsed, lines):
+        place = tree
+        for part in key.split("."):
+            place = place.get(part) if isinstance(place, dict) else None
+        if adds != (place is None) or (adds and not key.startswith(tuple(OPEN)) and key not in UNLISTED):
+            found.append(f"{key}: {'is there' if adds else 'is not there'}")
+        elif place in KINDS and value is not None and not fits(value, KINDS[place]):
+            found.append(f"{key}: {value!r} is no {place}")
+    return found
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of the default's type; a whole number may have a point (1.0 for 1)."""
+    whole = isinstance(value, float) and value.is_integer() and kind is int
+    return whole or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool)))
+
+
+def lines_of(recipe) -> list[str]:
+    lines = resolve(recipe, paths_of(recipe, None, "/data", "/out")).overrides
+    return [line for line in lines if not line.startswith("model_engine=")]  # which file is composed, not a setting
+
+
+@pytest.mark.parametrize("name", ON_NPU)
+def test_the_older_verl_knows_every_setting(name: str):
+    pytest.importorskip("hydra", reason="hydra is not installed")
+    recipe = on_older_stack(name)
+    assert problems(lines_of(recipe), facts(recipe.backend)) == []
+
+
+def test_there_are_recipes_to_check():
+    assert len(ON_NPU) >= 14
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("data.train_batch_sizes=8", ["data.train_batch_sizes: is not there"]),
+        ("+data.train_batch_size=8", ["data.train_batch_size: is there"]),
+        ("data.train_batch_size=many", ["data.train_batch_size: 'many' is no int"]),
+        ("data.train_batch_size=8.5", ["data.train_batch_size: 8.5 is no int"]),
+        ("data.shuffle=1", ["data.shuffle: 1 is no bool"]),
+        ("data.train_batch_size=true", ["data.train_batch_size: True is no int"]),
+        ("+data.mine=1", ["data.mine: is there"]),  # where verl leaves nothing open
+        ("algorithm.filter_groups.enable=true", ["algorithm.filter_groups.enable: is not there"]),
+    ],
+)
+def test_the_check_can_fail(line: str, said: list[str]):
+    pytest.importorskip("hydra", reason="hydra is not installed")
+    assert problems([line], facts("fsdp2")) == said
+
+
+@pytest.mark.parametrize("part", COMMIT.absent)
+def test_what_it_is_said_to_lack_it_lacks(part: str):
+    for backend in ("fsdp2", "megatron"):
+        tree = facts(backend)
+        for name in part.split("."):
+            tree = tree.get(name, {})
+        assert tree == {}
