@@ -32,7 +32,7 @@ def ask_stray_ray(host: Host) -> None:
 
 
 def working(launches: Launches, host: Host) -> Running:
-    run = launches.job(host, "work_until_told")
+    run = launches.job(host, "all_reduce")
     run.wait_for("working on node1 node2 node3", FORM_SECONDS)
     return run
 

@@ -1,59 +1,99 @@
-"""Both ways to start end in the same Ray cluster, and its processes have the right NIC and address on every host.
+"""Both ways to start end in the same Ray cluster; on every host its processes have the right NIC and address.
 
 What a process has is read from the kernel (/proc/PID/environ of Ray's workers), not asked of Ray or of the launcher.
+That it is right is shown by an all-reduce of all hosts, which no other wiring lets pass.
 """
+
+import re
+from collections.abc import Callable
 
 import psutil
 import pytest
 
-from cluster.host import Host
+from cluster.host import Host, Nic
 from cluster.launches import Launches
+from cluster.running import Running
 
-FORM_SECONDS = 150
+FORM_SECONDS, REDUCE_SECONDS, END_SECONDS = 150, 90, 60
 SUM_OF_RANKS = 1.0 + 10.0 + 100.0
-GIVEN_BY_NIC = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+REDUCED_BYTES, CHATTER_BYTES = 4_000_000, 1_000_000
+Wires = list[Nic]
 
 
-def workers_of(host: Host) -> list[dict[str, str]]:
-    """The environments of Ray's actors and tasks on a host."""
+def over_ssh(hosts: list[Host], launches: Launches) -> Wires:
+    """As the hosts are."""
+    return [Nic(host.nic, (host.address,)) for host in hosts]
+
+
+def on_every_node(hosts: list[Host], launches: Launches) -> Wires:
+    return over_ssh(hosts, launches)
+
+
+def two_nics_and_names(hosts: list[Host], launches: Launches) -> Wires:
+    """A second network, which the inventory names; as on Debian, a host's own name leads to its loopback."""
+    wires = [Nic("ib0", (f"10.78.0.1{number}",)) for number in (1, 2, 3)]
+    names = {f"fast{number}": f"10.78.0.1{number}" for number in (1, 2, 3)}
+    for host, wire, entry, name in zip(hosts, wires, launches.fields["hosts"], names, strict=True):
+        host.add_nic(Nic("ib0", (f"{wire.addresses[0]}/24",)))
+        host.name_hosts({**names, host.name: "127.0.1.1"})
+        entry["address"] = name
+    return wires
+
+
+def ipv6_only(hosts: list[Host], launches: Launches) -> Wires:
+    wires = [Nic(host.nic, (f"fd77::1{number}",)) for number, host in enumerate(hosts, start=1)]
+    for host, wire, entry in zip(hosts, wires, launches.fields["hosts"], strict=True):
+        host.readdress(Nic(wire.name, (f"{wire.addresses[0]}/64",)))
+        entry["address"] = wire.addresses[0]
+    return wires
+
+
+def start(hosts: list[Host], launches: Launches, case: Callable) -> list[Running]:
+    """The launches of one run, the head's first: one of the control host, or one on every host, the head last."""
+    if case is not on_every_node:
+        return [launches.job(hosts[0], "all_reduce")]
+    return [launches.job(host, "all_reduce", "--on-this-node") for host in reversed(hosts)][::-1]
+
+
+def environments_of_workers(host: Host) -> list[dict[str, str]]:
+    """Those of Ray's actors on a host."""
     found = []
     for process in host.processes():
         try:
-            if process.cmdline()[0].startswith("ray::Worker"):
+            if process.cmdline()[0].startswith("ray::Rank"):
                 found.append(process.environ())
         except (psutil.NoSuchProcess, IndexError):
             continue
     return found
 
 
-def check_wiring(hosts: list[Host]) -> None:
-    for host in hosts:
-        environments = workers_of(host)
-        assert environments, f"no Ray worker on {host.name}"
-        for environment in environments:
-            assert {name: environment.get(name) for name in GIVEN_BY_NIC} == dict.fromkeys(GIVEN_BY_NIC, host.nic)
-            assert environment["VLLM_HOST_IP"] == host.address
-            assert environment["ASCEND_QUANT_RUN"]
+def check_wiring(host: Host, wire: Nic) -> None:
+    environments = environments_of_workers(host)
+    assert environments, f"no actor on {host.name}"
+    for environment in environments:
+        assert environment["GLOO_SOCKET_IFNAME"] == environment["TP_SOCKET_IFNAME"] == wire.name
+        assert environment["VLLM_HOST_IP"] == wire.addresses[0]
+        assert environment["ASCEND_QUANT_RUN"]
 
 
-def start(launches: Launches, hosts: list[Host], way: str, job: str) -> list:
-    """The launches of one run: one of the control host, or one on every host, the head last."""
-    if way == "over ssh":
-        return [launches.job(hosts[0], job)]
-    return [launches.job(host, job, "--on-this-node") for host in reversed(hosts)][::-1]
+def sent(host: Host, nic: str) -> int:
+    """Bytes that have left by an interface."""
+    return int(host.run(["cat", f"/sys/class/net/{nic}/statistics/tx_bytes"]))
 
 
-@pytest.mark.parametrize("way", ["over ssh", "on every node"])
-def test_the_right_nic_and_address_in_every_hosts_environment(hosts, launches, way):
-    runs = start(launches, hosts, way, "work_until_told")
+@pytest.mark.parametrize(
+    "case", [over_ssh, on_every_node, two_nics_and_names, ipv6_only], ids=lambda case: case.__name__
+)
+def test_the_hosts_meet_over_the_right_nic(hosts, launches, case):
+    wires = case(hosts, launches)
+    runs = start(hosts, launches, case)
     runs[0].wait_for("working on node1 node2 node3", FORM_SECONDS)
-    check_wiring(hosts)
+    sums = runs[0].wait_for(r"sums (.*)", REDUCE_SECONDS)[1]
+    assert re.findall(r"[\d.]+", sums) == [str(SUM_OF_RANKS)] * 6
+    for host, wire in zip(hosts, wires, strict=True):
+        check_wiring(host, wire)
+        assert sent(host, wire.name) > REDUCED_BYTES
+        if wire.name != host.nic:
+            assert sent(host, host.nic) < CHATTER_BYTES
     (launches.out / "GO").touch()
-    assert [run.wait(60) for run in runs] == [0] * len(runs), "\n".join(run.text for run in runs)
-
-
-@pytest.mark.parametrize("way", ["over ssh", "on every node"])
-def test_an_all_reduce_across_hosts(hosts, launches, way):
-    runs = start(launches, hosts, way, "all_reduce")
-    assert [run.wait(FORM_SECONDS) for run in runs] == [0] * len(runs), "\n".join(run.text for run in runs)
-    assert f"hosts 3, sums {[(SUM_OF_RANKS, SUM_OF_RANKS)] * 3}" in runs[0].text
+    assert [run.wait(END_SECONDS) for run in runs] == [0] * len(runs), "\n".join(run.text for run in runs)

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launch import inventory as inventories
 from launch.inventory import Inventory
+from launch.plan.checks import problems
 from launch.plan.fields import Plan
 from launch.plan.make import make
 from launch.plan.places import places
@@ -38,6 +40,13 @@ def plan(
     local = [False] * len(machines.hosts) if local is None else local
     where = places(chosen, machines, RUN, local[0], **paths)
     return make(chosen, machines, where, RUN, local, extra, shell or {}, restarts)
+
+
+def inventories_for(name: str) -> list[Inventory]:
+    """Those of configs/clusters that a recipe fits."""
+    recipe = load(name)
+    machines = [one for one in map(inventories.load, inventories.names()) if one.stack == recipe.stack]
+    return [one for one in machines if not problems(recipe, one, places(recipe, one, RUN, False))]
 
 
 def facts(nic: str = "bond0", address: str = "192.0.2.11", devices: Sequence[int] = range(8)) -> dict[str, Any]:

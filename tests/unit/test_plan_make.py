@@ -8,12 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from plan_cases import RUN, TWO_A2, inventory, plan
+from plan_cases import RUN, TWO_A2, inventories_for, inventory, plan
 
-from launch import inventory as inventories
 from launch.errors import LaunchError
 from launch.inventory import Inventory
-from launch.plan.checks import problems
 from launch.plan.fields import NodePlan
 from launch.plan.make import new_run
 from launch.plan.places import places
@@ -55,13 +53,7 @@ def test_a_node_plan_goes_through_one_line_of_json(number: int):
 
 @pytest.mark.parametrize("name", names())
 def test_every_recipe_has_an_inventory_that_fits(name: str):
-    recipe = load(name)
-    fitting = []
-    for one in inventories.names():
-        machines = inventories.load(one)
-        if machines.stack == recipe.stack and not problems(recipe, machines, places(recipe, machines, RUN, False)):
-            fitting.append(one)
-    assert fitting, f"no example in configs/clusters fits {name}"
+    assert inventories_for(name), f"no example in configs/clusters fits {name}"
 
 
 def test_the_job_is_the_recipes_command_and_the_users_settings_come_last():

@@ -6,12 +6,13 @@ import subprocess
 import threading
 
 import pytest
-from plan_cases import RUN, facts, inventory, plan
+from plan_cases import RUN, facts, inventories_for, inventory, plan
 
 from launch.errors import LaunchError
 from launch.plan.asked import ask_all
 from launch.plan.described import described
 from launch.plan.show import text
+from launch.recipes import load, names
 
 SECRET = "hunter2"
 
@@ -54,6 +55,17 @@ def test_a_host_that_does_not_answer_is_shown_with_words_and_the_reason():
     assert value_of(second, "HCCL_SOCKET_IFNAME") == "=bond0"
     assert value_of(second, "HCCL_SOCKET_FAMILY") == "AF_INET6"
     assert value_of(second, "ASCEND_RT_VISIBLE_DEVICES") == "0,1,2,3,4,5,6,7"
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_has_a_dry_run_on_its_inventories(name: str):
+    recipe = load(name)
+    for machines in inventories_for(name):
+        made = plan(recipe=name, machines=machines, out=f"{machines.shared[0]}/one" if machines.shared else None)
+        seen = text(tree(made, silent))
+        assert all(f"{host.address} " in seen for host in machines.hosts[: recipe.nodes])
+        assert f"trainer.nnodes={recipe.nodes} " in seen and f"n_gpus_per_node={recipe.devices_per_node} " in seen
+        assert f"quantization_config.scheme={recipe.rollout.scheme} " in seen or recipe.rollout.scheme == "bf16"
 
 
 def test_what_would_stop_a_host_is_shown():
