@@ -23,6 +23,8 @@ class Launches:
     def __init__(self, folder: Path, hosts: Sequence[Host], keys: Keys) -> None:
         self.folder, self.out = folder, folder / "out"
         self.out.mkdir()
+        self.stay = self.out / "STAY"  # while it is there, a job of jobs/ goes on
+        self.stay.touch()
         self.fields: dict[str, Any] = {
             "stack": "cpu",
             "project": str(PROJECT),

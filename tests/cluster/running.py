@@ -41,8 +41,11 @@ class Running:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still runs after {seconds:.0f} s; it printed:\n{self.text[-6000:]}") from None
 
-    def wait_for(self, pattern: str, seconds: float) -> re.Match[str]:
+    def wait_for(self, pattern: str, seconds: float, after: int = 0) -> re.Match[str]:
         """The first match of a pattern in its output.
+
+        Args:
+            after: how many characters of the output do not count.
 
         Raises:
             AssertionError: it ended, or the seconds passed, without one; with the end of its output.
@@ -50,7 +53,7 @@ class Running:
         deadline = time.monotonic() + seconds
         while True:
             ended = self._process.poll() is not None  # asked before the last look
-            if match := re.search(pattern, self.text, flags=re.MULTILINE):
+            if match := re.search(pattern, self.text[after:], flags=re.MULTILINE):
                 return match
             if ended or time.monotonic() > deadline:
                 how = f"ended with code {self._process.returncode}" if ended else f"waited {seconds:.0f} s"

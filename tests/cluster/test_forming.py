@@ -88,12 +88,12 @@ def test_the_hosts_meet_over_the_right_nic(hosts, launches, case):
     wires = case(hosts, launches)
     runs = start(hosts, launches, case)
     runs[0].wait_for("working on node1 node2 node3", FORM_SECONDS)
-    sums = runs[0].wait_for(r"sums (.*)", REDUCE_SECONDS)[1]
+    sums = runs[0].wait_for(r"^hosts 3, sums (.*)", REDUCE_SECONDS)[1]
     assert re.findall(r"[\d.]+", sums) == [str(SUM_OF_RANKS)] * 6
     for host, wire in zip(hosts, wires, strict=True):
         check_wiring(host, wire)
         assert sent(host, wire.name) > REDUCED_BYTES
         if wire.name != host.nic:
             assert sent(host, host.nic) < CHATTER_BYTES
-    (launches.out / "GO").touch()
+    launches.stay.unlink()
     assert [run.wait(END_SECONDS) for run in runs] == [0] * len(runs), "\n".join(run.text for run in runs)

@@ -75,9 +75,9 @@ def test_replicas_on_two_hosts_and_a_restart_after_one_has_died(hosts, launches:
     for host in (head, worker):
         names = [" ".join(process.cmdline()) for process in host.processes() - host.residents]
         assert any("VLLM" in name for name in names), f"no engine on {host.name}: {names}"
+    before, dead = len(run.text), time.monotonic()
     worker.kill()
-    dead = time.monotonic()
-    run.wait_for(rf"^{re.escape(worker.address)}: ", 2 * REPORTED_SECONDS)
+    run.wait_for(rf"^{re.escape(worker.address)}: ", 2 * REPORTED_SECONDS, after=before)
     assert time.monotonic() - dead < REPORTED_SECONDS, run.text[-4000:]
     worker.restart()
     assert run.wait(REST_SECONDS) == 0, run.text[-9000:]

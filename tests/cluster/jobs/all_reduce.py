@@ -1,4 +1,4 @@
-"""A job in place of verl: an actor on each host, a gloo all-reduce of all of them, then work until `GO` is in OUT.
+"""A job in place of verl: an actor on each host, a gloo all-reduce of all of them, then work while OUT has `STAY`.
 
 Only the hosts' environment tells gloo which interface to use. Rank r brings 4 MB of the number 10^r.
 """
@@ -46,8 +46,8 @@ ranks = [Rank.options(scheduling_strategy=node).remote() for node in nodes]
 print("working on", *sorted(ray.get([rank.host.remote() for rank in ranks])), flush=True)
 address, port = ray.get(ranks[0].meeting_point.remote())
 sums = ray.get([actor.reduce.remote(address, port, rank, len(ranks)) for rank, actor in enumerate(ranks)])
-print("sums", sums, flush=True)
-go = Path(os.environ["VERL_FILE_LOGGER_ROOT"]).parent / "GO"
-while not go.exists():
+print(f"hosts {len(ranks)}, sums {sums}", flush=True)
+stay = Path(os.environ["VERL_FILE_LOGGER_ROOT"]).parent / "STAY"
+while stay.exists():
     ray.get([rank.host.remote() for rank in ranks])
     time.sleep(0.5)
