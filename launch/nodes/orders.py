@@ -8,6 +8,7 @@ from typing import TextIO
 
 from launch.nodes.events import Emit
 
+ASKED = "the control host says so"
 SILENT_SECONDS = 60  # a control host beats every two seconds; it or the network is gone
 
 
@@ -26,6 +27,11 @@ class Orders:
             self.ended.set()
         self.go.set()  # nobody waits for it any more
 
+    @property
+    def unasked(self) -> bool:
+        """It is to end, and the control host does not know why."""
+        return self.ended.is_set() and self.why != ASKED
+
     def follow(self, stream: TextIO, emit: Emit) -> None:
         """Obey what comes from the control host, in threads of its own."""
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -43,7 +49,7 @@ class Orders:
             elif "go" in order:
                 self.go.set()
             elif "end" in order:
-                self.end("the control host says so")
+                self.end(ASKED)
         self.end("the control host has gone")
 
     def _watch(self) -> None:

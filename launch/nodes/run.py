@@ -43,13 +43,14 @@ def run_node(plan: NodePlan, token: str, emit: Emit, orders: Orders, meeting: st
     emit("checked", facts=facts)
     orders.go.wait()
     if orders.ended.is_set():
-        emit("ended", code=0, count=0)
-        return 0
+        code = judged(0, orders, emit)
+        emit("ended", code=code, count=0)
+        return code
     environment = prepare(plan, checked, token, facts, emit)
     part = Part(plan, facts, checked, environment, emit, orders, Path(meeting) if meeting else None, deadline)
     code = FAILED
     try:
-        code = head.run(part) if plan.role == "head" else worker.run(part)
+        code = judged(head.run(part) if plan.role == "head" else worker.run(part), orders, emit)
     except Exception as error:
         emit("failed", why=str(error) if isinstance(error, LaunchError) else f"{type(error).__name__}: {error}")
         if not isinstance(error, LaunchError):
@@ -57,6 +58,14 @@ def run_node(plan: NodePlan, token: str, emit: Emit, orders: Orders, meeting: st
     finally:
         close(part, code)
     return code
+
+
+def judged(code: int, orders: Orders, emit: Emit) -> int:
+    """The exit code; an end that the control host has not asked for is a failure, and it is told the reason."""
+    if not orders.unasked:
+        return code
+    emit("failed", why=f"its part was ended: {orders.why}")
+    return FAILED
 
 
 def examine(plan: NodePlan, emit: Emit) -> tuple[dict[str, Any], Checked]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -117,9 +118,22 @@ def test_beats_are_answered_and_the_end_of_stdin_ends_a_waiting_node():
     task = json.dumps({"run": asdict(plan), "token": "t", "meeting": None})
     code, events, _ = talk(f'{task}\n{{"beat": 12.5}}\n')
     kinds = {event["event"]: event for event in events}
-    assert code == 0
+    assert code == 1 and "the control host has gone" in kinds["failed"]["why"]
     assert kinds["alive"]["asked"] == 12.5 and abs(kinds["alive"]["clock"] - time.time()) < 60
     assert "started" not in kinds and "ended" in kinds
+
+
+def test_a_node_that_somebody_else_ends_says_so():
+    """A worker that waits for its head; nobody listens on the head's port, so no Ray is started."""
+    task = {"run": asdict(node_plan(role="worker", job=None)), "token": "t", "meeting": None}
+    with subprocess.Popen(NODE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT) as node:
+        node.stdin.write(json.dumps(task) + "\n" + json.dumps({"go": True}) + "\n")
+        node.stdin.flush()
+        assert json.loads(node.stdout.readline())["event"] == "checked"
+        node.send_signal(signal.SIGTERM)
+        events = [json.loads(line) for line in node.stdout]
+    assert node.returncode == 1
+    assert [event["why"] for event in events if event["event"] == "failed"] == ["its part was ended: got SIGTERM"]
 
 
 def test_silence_of_the_control_host_ends_a_node(monkeypatch):
