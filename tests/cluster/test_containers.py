@@ -29,6 +29,8 @@ def network(docker: Engine) -> Iterator[str]:
     name = f"ascend-quant-test-{uuid.uuid4().hex[:8]}"
     docker.docker("network", "create", "--subnet", SUBNET, name)
     yield name
+    if left := docker.docker("ps", "--quiet", "--filter", f"network={name}").stdout.split():
+        docker.docker("rm", "--force", *left)  # of a test that failed
     docker.docker("network", "rm", name)
 
 
