@@ -31,7 +31,7 @@ def make_private(folder: Path, staging: Path, kept: list[Path], copied: bool) ->
     if copied:
         shutil.copytree(folder, staging, symlinks=True, dirs_exist_ok=True)
     for path in kept:
-        if path.is_relative_to(folder):
+        if path.is_relative_to(folder) and not any(other in path.parents for other in kept):  # an outer one brings it
             inside = staging / path.relative_to(folder)
             inside.mkdir(parents=True)
             mount("--rbind", str(path), str(inside))
