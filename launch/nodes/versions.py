@@ -1,10 +1,10 @@
 """Which versions are on this host, without importing any of them, and a digest of our own sources."""
 
 import hashlib
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+
+from launch.software import installed
 
 PACKAGES = ("ray", "verl", "torch", "torch_npu", "vllm", "vllm_ascend", "transformers", "ascend_quant")
 SOURCES = "ascend_quant sources"
@@ -12,12 +12,7 @@ SOURCES = "ascend_quant sources"
 
 def versions() -> dict[str, str]:
     """Versions by package, of Python too, and the digest of ascend_quant's sources; what is not installed is absent."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    found = installed(PACKAGES)
     spec = find_spec("ascend_quant")
     if spec is not None and spec.origin is not None:
         found[SOURCES] = digest(Path(spec.origin).parent)
