@@ -7,8 +7,9 @@ so is the shared memory it maps: vLLM's stays in /dev/shm when Ray kills the eng
 
 import os
 import re
+import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,19 @@ GRACE_SECONDS = 10
 LATE_ROUNDS = 5
 MARK = "ASCEND_QUANT_RUN"  # the variable that holds the run's id
 SEGMENT = re.compile(r"/dev/shm/psm_\w+")  # the names Python's SharedMemory makes up
+
+
+def piped(command: Sequence[str]) -> subprocess.Popen[str]:
+    """A child to talk with, in a session of its own: a Ctrl-C is for this process, which ends all in order."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
 
 
 class ProcessTree:

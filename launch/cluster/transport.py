@@ -17,6 +17,7 @@ from launch.errors import LaunchError
 from launch.inventory.fields import Host, Inventory, Ssh
 from launch.nodes.events import Event, parse
 from launch.plan.fields import Plan
+from launch.processes import piped
 
 CONNECT_SECONDS = 10
 ASK_SECONDS = 5
@@ -58,16 +59,7 @@ class Channel:
     def __init__(self, command: list[str], index: int, events: "queue.Queue[tuple[int, Event]]") -> None:
         self.index, self.events = index, events
         self.errors: deque[str] = deque(maxlen=30)
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            bufsize=1,
-            start_new_session=True,  # a Ctrl-C is for this process, which ends all in order
-        )
+        self.process = piped(command)
         errors = threading.Thread(target=self._read_errors, daemon=True)
         errors.start()
         threading.Thread(target=self._read, args=(errors,), daemon=True).start()
@@ -132,15 +124,7 @@ def end_on(run: str, ssh: Ssh, address: str, start: str, local: bool, container:
 
 def converse(command: list[str], task: dict[str, Any], address: str, seconds: float) -> tuple[Event | None, str]:
     """Give a node process a short task: its last event, or None and why there is none."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    process = piped(command)
     try:
         out, errors = process.communicate(json.dumps(task) + "\n", timeout=seconds)
     except subprocess.TimeoutExpired:

@@ -8,6 +8,8 @@ from contextlib import suppress
 from queue import Empty, Queue
 from typing import Any
 
+from launch.processes import piped
+
 END_SECONDS = 5
 
 
@@ -25,14 +27,7 @@ class Channel:
 
     def __init__(self, command: Sequence[str], reason: Callable[[int, str], str]) -> None:
         self.reason = reason
-        self.child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self.child = piped(command)
         self.answers: Queue[str | None] = Queue()
         self.complaints: list[str] = []
         self.readers = [threading.Thread(target=read, daemon=True) for read in (self._read_answers, self._read_stderr)]

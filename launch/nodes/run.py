@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import LaunchError
+from launch.limits import OPEN_FILES
 from launch.nodes import head, ray_node, worker
 from launch.nodes.checks import Checked, check
 from launch.nodes.events import Emit
@@ -20,7 +21,6 @@ from launch.processes import end_run
 
 FAILED, CANNOT_JOIN = 1, 3
 TOKENS_SINCE = (2, 52)
-OPEN_FILES = 32768
 
 
 def run_node(plan: NodePlan, token: str, emit: Emit, orders: Orders, meeting: str | None = None) -> int:

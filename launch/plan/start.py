@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 
 from launch.inventory.fields import Inventory
+from launch.limits import OPEN_FILES
 from launch.plan.places import project_of
 
 NODE = ("-m", "launch", "node")
@@ -18,7 +19,6 @@ ASCEND_DRIVER = (
     "/usr/local/bin/npu-smi",
     "/etc/ascend_install.info",
 )
-OPEN_FILES = 32768
 
 
 def start_line(

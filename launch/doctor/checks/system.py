@@ -6,8 +6,8 @@ from launch.doctor.checking import Said, check, error, ok, warning
 from launch.doctor.facts import GIB, Facts
 from launch.doctor.pins import pins
 from launch.doctor.wanted import Wanted
+from launch.limits import OPEN_FILES
 
-OPEN_FILES = 32768
 FEWEST_FILES = 4096
 LOCKED_BYTES = 1 * GIB
 SHARED_GIB = {"none": 1, "gpu": 16, "npu": 16}
