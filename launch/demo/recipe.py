@@ -8,8 +8,9 @@ from typing import Any
 from ascend_quant.schemes import SCHEMES
 from launch.recipes.files import read
 from launch.recipes.trees import leaves
+from launch.root import ROOT
 
-RECIPE = Path(__file__).parents[2] / "configs" / "recipes" / "demo.yaml"
+RECIPE = ROOT / "configs" / "recipes" / "demo.yaml"
 QAT = "-qat"  # an arm is named after the scheme of its rollout weights; so, if it is trained with fake quantization
 ARMS = (*SCHEMES, *(f"{scheme}{QAT}" for scheme in ("int8", "int4_g128", "int4_g32")))
 DEFAULT_ARMS = ("bf16", "int8")

@@ -1,12 +1,11 @@
 """docs/doctor.md and docs/doctor.zh.md, from the checks' own texts: `python -m launch.doctor.pages` writes them."""
 
-from pathlib import Path
-
 from launch.doctor.checking import Check
 from launch.doctor.checks import CHECKS
 from launch.doctor.checks.hosts import TOGETHER
+from launch.root import ROOT
 
-FOLDER = Path(__file__).parents[2] / "docs"
+FOLDER = ROOT / "docs"
 FILES = {"en": FOLDER / "doctor.md", "zh": FOLDER / "doctor.zh.md"}
 COMMANDS = """```
 ./run.sh doctor                                               # this machine

@@ -15,7 +15,7 @@ def traits(facts: Facts) -> dict[str, str]:
     found = {
         "Python": software.python,
         **{name: software.packages[name].version for name in PACKAGES if name in software.packages},
-        "sources of ascend_quant": software.sources,
+        "these sources": software.sources,
         "CANN": software.cann,
         "driver": devices.driver,
         "chip": devices.chip or (devices.found[0].name if devices.found else None),

@@ -1,11 +1,10 @@
 """`python -m launch.environment` writes docs/environment.md and docs/environment.zh.md from the table."""
 
-from pathlib import Path
-
 from launch.environment.table import ALL, ASCEND, CPU, CUDA, TABLE
 from launch.environment.users import FAMILIES, OTHER_CLUSTERS, SECRETS
+from launch.root import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 STACKS = {ALL: "all", ASCEND: "ascend", CPU: "cpu", CUDA: "cuda13"}
 STACKS_CHINESE = STACKS | {ALL: "全部"}
 

@@ -9,8 +9,8 @@ from launch.errors import LaunchError
 from launch.inventory.fields import Host, Inventory
 from launch.inventory.rules import problems
 from launch.recipes.errors import did_you_mean, explain
+from launch.root import ROOT
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs" / "clusters"
 
 

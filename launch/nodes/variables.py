@@ -11,6 +11,7 @@ from launch.nodes import ports
 from launch.nodes.checks import Checked
 from launch.plan.fields import NodePlan
 from launch.processes import MARK
+from launch.root import ROOT, SOURCES
 
 
 def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -43,8 +44,8 @@ def authentication(token: str) -> dict[str, str]:
 
 def this_python(own: Mapping[str, str]) -> dict[str, str]:
     """`python` in a job is this interpreter, and imports what this checkout has."""
-    checkout = Path(__file__).parents[2]
+    installed = ROOT != SOURCES  # as in our images
     return {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), own.get("PATH", os.defpath)]),
-        "PYTHONPATH": os.pathsep.join([str(checkout), *filter(None, [own.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join(filter(None, ["" if installed else str(SOURCES), own.get("PYTHONPATH")])),
     }

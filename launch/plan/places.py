@@ -5,8 +5,8 @@ from pathlib import Path
 
 from launch.errors import LaunchError
 from launch.inventory.fields import Inventory
-from launch.inventory.files import ROOT
 from launch.recipes import Paths, Recipe, paths_of
+from launch.root import ROOT
 
 
 def places(

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from launch.recipes.errors import RecipeError, did_you_mean, explain, failed
 from launch.recipes.fields import Recipe
 from launch.recipes.rules import problems
+from launch.root import ROOT
 
-FOLDER = Path(__file__).parents[2] / "configs" / "recipes"
+FOLDER = ROOT / "configs" / "recipes"
 DEMO = "demo"  # has a format and a loader of its own: launch/demo/recipe.py
 
 

@@ -15,7 +15,8 @@ from launch.nodes import meeting, session_logs
 from launch.nodes.checks import Checked
 from launch.nodes.job import Tail
 from launch.nodes.variables import variables
-from launch.nodes.versions import digest, skew, versions
+from launch.nodes.versions import skew, versions
+from launch.software import sources
 
 
 def test_tail_gives_every_line_once_and_whole(tmp_path):
@@ -67,14 +68,14 @@ def test_the_meeting_file_is_for_its_owner_alone(tmp_path):
 
 def test_the_digest_tells_every_change_of_a_source(tmp_path):
     seen = set()
-    for name, text in [("a.py", "1"), ("a.py", "2"), ("b.py", "2"), ("sub/c.py", "")]:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name, text in [("launch/a.py", "1"), ("launch/a.py", "2"), ("ascend_quant/b.py", "2"), ("launch/sub/c.py", "")]:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text)
-        seen.add(digest(tmp_path))
-    (tmp_path / "notes.txt").write_text("no source")
-    assert len(seen) == 4 and digest(tmp_path) in seen
-    (tmp_path / "b.py").rename(tmp_path / "d.py")
-    assert digest(tmp_path) not in seen
+        seen.add(sources(tmp_path))
+    (tmp_path / "launch" / "notes.txt").write_text("no source")
+    assert len(seen) == 4 and sources(tmp_path) in seen
+    (tmp_path / "ascend_quant" / "b.py").rename(tmp_path / "ascend_quant" / "d.py")
+    assert sources(tmp_path) not in seen
 
 
 def test_version_skew_names_both_sides():
@@ -92,7 +93,7 @@ def test_versions_are_those_of_the_installed_packages():
     ray = pytest.importorskip("ray")
     found = versions()
     assert found["ray"] == ray.__version__ and found["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert "ascend_quant sources" in found and "vllm_ascend" not in found
+    assert "these sources" in found and "vllm_ascend" not in found
 
 
 def test_the_environment_is_the_hosts_own_wired_and_marked():

@@ -53,8 +53,8 @@ def answer(reports: list[HostReport], meeting: Meeting) -> Iterator[Said]:
 @check(
     "hosts.traits",
     looks_at=(
-        "versions, the sources of ascend_quant, the chip, the number of devices and the TLS of the NPUs, host by host",
-        "逐台比较版本、ascend_quant 源码、芯片、设备数与 NPU 的 TLS 设置",
+        "versions, these sources, the chip, the number of devices and the TLS of the NPUs, host by host",
+        "逐台比较版本、本项目源码、芯片、设备数与 NPU 的 TLS 设置",
     ),
     means=(
         "different versions fail in the first exchange between hosts (HCCL's EI0008, pickles that do not load); "

@@ -1,6 +1,5 @@
 """Versions: Python packages, CANN, and the chip that the image was built for."""
 
-import hashlib
 import json
 import os
 import platform
@@ -10,11 +9,11 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from launch.doctor.facts import Package, Software
+from launch.software import sources
 
 CANN_FOLDERS = ("usr/local/Ascend/cann", "usr/local/Ascend/ascend-toolkit/latest")
 CANN_FILE = "*-linux/ascend_toolkit_install.info"
 CHIP_VARIABLE = "ASCEND_QUANT_CHIP"  # set by our images: A2 or A3
-PROJECT = Path(__file__).parents[3]
 
 
 def software(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Software:
@@ -23,7 +22,7 @@ def software(root: Path = Path("/"), environment: Mapping[str, str] = os.environ
     return Software(
         python=platform.python_version(),
         packages=packages(),
-        sources=sources(PROJECT),
+        sources=sources(),
         cann=cann,
         cann_from=where,
         chip_of_image=environment.get(CHIP_VARIABLE) or chip_of_build(),
@@ -74,12 +73,3 @@ def chip_of_build() -> str | None:
             found = re.search(r"__(?:soc_version|device_type)__ *= *['\"](\w+)['\"]", file.read_text())
             return found[1] if found else None
     return None
-
-
-def sources(project: Path) -> str:
-    """The first 12 digits of a SHA-256 over the Python files of ascend_quant and launch, with their names."""
-    digest = hashlib.sha256()
-    for file in sorted(file for folder in ("ascend_quant", "launch") for file in (project / folder).rglob("*.py")):
-        digest.update(str(file.relative_to(project)).encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
