@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from launch.cluster.clock import Clock
+from launch.clock import Clock
 from launch.cluster.transport import Channel
 
 SILENT_SECONDS = 15

@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 from launch.errors import LaunchError
-from launch.nodes import ray_node
+from launch.nodes import head_clock, ray_node
 from launch.nodes.meeting import take
 from launch.nodes.part import Part
 from launch.nodes.ports import daemon_ports
@@ -25,12 +25,24 @@ def run(part: Part) -> int:
     if part.meeting is not None:
         part.environment |= authentication(take(part.meeting, part.facts["versions"]))
         ray_node.adopt_token(part.environment)
+        head_clock.compare(head, int(plan.ports["dashboard"]), ended, part.deadline)
     part.start_ray(replace(plan, head=head), daemon_ports(plan.ports)["node-manager-port"])
-    followed = HeadJob(f"http://{joined(head, plan.ports['dashboard'])}") if part.meeting is not None else None
-    while not ended.wait(POLL_SECONDS):
+    return follow(part, head) if part.meeting is not None else stay(part)
+
+
+def stay(part: Part) -> int:
+    """Until the control host orders the end."""
+    while not part.orders.ended.wait(POLL_SECONDS):
         part.ray.check()
-        state = followed.ask() if followed else None
-        if state is not None:
+    return 0
+
+
+def follow(part: Part, head: str) -> int:
+    """Until the head's job has ended, too."""
+    job = HeadJob(f"http://{joined(head, part.plan.ports['dashboard'])}")
+    while not part.orders.ended.wait(POLL_SECONDS):
+        part.ray.check()
+        if (state := job.ask()) is not None:
             part.emit("job", status=state, message="")
             return 0 if state == "SUCCEEDED" else 1
     return 0

@@ -81,9 +81,13 @@ def takes_its_name_for_loopback(setting: Setting) -> None:
     setting.entry()["address"] = "node3"
 
 
+def another_clock() -> dict[str, str]:
+    """Variables with which a process is two minutes ahead."""
+    return {"LD_PRELOAD": str(faketime_library()), "FAKETIME": "+120s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+
+
 def has_another_clock(setting: Setting) -> None:
-    clock = {"LD_PRELOAD": str(faketime_library()), "FAKETIME": "+120s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-    setting.spoiled.restart(clock)
+    setting.spoiled.restart(another_clock())
 
 
 def has_another_ray(setting: Setting) -> None:
@@ -119,3 +123,18 @@ def test_one_line_says_which_host_and_why(hosts, launches, keys, tmp_path, spoil
     for fact in facts:
         assert re.search(fact, said[0]), f"{fact!r} is not in {said[0]!r}"
     assert "Traceback" not in run.text
+
+
+def test_another_clock_where_no_control_host_compares(hosts, launches):
+    """--on-this-node: a worker asks the head, says it in one line, and does not join."""
+    environments = [{}, {}, another_clock()]
+    runs = [
+        launches.job(host, "all_reduce", "--on-this-node", **environment)
+        for host, environment in zip(hosts, environments, strict=True)
+    ]
+    assert runs[2].wait(ANSWER_SECONDS) == NOT_FORMED, runs[2].text
+    said = [line for line in runs[2].text.splitlines() if "clock skew" in line]
+    assert len(said) == 1 and re.search(r" 1(19|20|21) s ahead of the head's", said[0]), runs[2].text
+    for run in runs[:2]:
+        run.press_ctrl_c()
+    assert [run.wait(ANSWER_SECONDS) for run in runs[:2]] == [130, 130], runs[0].text + runs[1].text

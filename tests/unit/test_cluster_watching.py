@@ -2,16 +2,18 @@
 
 import io
 import time
+from email.utils import formatdate
 
 import pytest
 from rich.console import Console
 
+from launch.clock import Clock
 from launch.cluster import join
-from launch.cluster.clock import Clock
 from launch.cluster.hosts import SILENT_SECONDS, HostState
 from launch.cluster.news import JobEnd
 from launch.cluster.status import Status
 from launch.cluster.watch import DONE, FAILED, dead, verdict
+from launch.nodes.head_clock import measured
 
 PORTS = {"ray": 6766, "dashboard": 8260, "workers": "20000-29999"}
 VERSIONS = {"ray": "2.60.0", "python": "3.11.2"}
@@ -48,6 +50,17 @@ def test_the_clocks_difference_has_the_way_measured_out(asked, answered, theirs,
     clock.take(asked, answered, theirs)
     assert (clock.wrong() is None) == (wrong is None)
     assert wrong is None or wrong in clock.wrong()
+
+
+@pytest.mark.parametrize(
+    ("ahead", "wrong"),
+    [(0.0, None), (4.9, None), (-4.9, None), (7.0, "7 s ahead of the head's"), (-90.0, "90 s behind")],
+)
+def test_the_date_of_an_answer_tells_the_heads_clock_to_a_second(ahead, wrong):
+    theirs = 1_700_000_000.4  # the head answers then, and names the whole second
+    date = formatdate(int(theirs), usegmt=True)
+    found = measured(theirs + ahead - 0.1, theirs + ahead + 0.1, date).wrong("the head's")
+    assert (found is None) == (wrong is None) and (wrong is None or wrong in found)
 
 
 def test_the_quickest_answer_counts():

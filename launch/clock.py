@@ -1,4 +1,4 @@
-"""How far a host's clock is from this one's: from the times of a question and its answer, with the way measured out."""
+"""How far a host's clock is from another's: from the times of a question and its answer, with the way measured out."""
 
 from dataclasses import dataclass
 
@@ -23,9 +23,9 @@ class Clock:
         """Whether an answer has come."""
         return self.error < float("inf")
 
-    def wrong(self) -> str | None:
-        """What is wrong, if the difference is too large whatever the way took."""
+    def wrong(self, whose: str = "the control host's") -> str | None:
+        """What is wrong, if the difference is too large whatever the way took; it was compared with `whose` clock."""
         if abs(self.offset) - self.error <= ALLOWED_SECONDS:
             return None
         ahead = "ahead of" if self.offset > 0 else "behind"
-        return f"clock skew: its clock is {abs(self.offset):.0f} s {ahead} the control host's: set it (chrony, ntpd)"
+        return f"clock skew: its clock is {abs(self.offset):.0f} s {ahead} {whose}: set it (chrony, ntpd)"
