@@ -1,9 +1,9 @@
 """What was found on a host: gathered by launch/doctor/gather, judged by launch/doctor/checks alone."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -214,12 +214,14 @@ class Kernels:
         products: what multiplies, by scheme.
         problem: why it did not answer.
         patch: what `ascend-quant cleanup` would take out of this environment; empty where there is nothing.
+        missing: libraries that are not here, by the compiled file of vLLM's that needs them.
     """
 
     device: str | None = None
     products: Mapping[str, str] = field(default_factory=dict)
     problem: str | None = None
     patch: str = ""
+    missing: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

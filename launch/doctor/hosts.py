@@ -13,12 +13,12 @@ from typing import Any
 from launch.doctor.channel import Channel, HostSilent
 from launch.doctor.checks.hosts import TOGETHER, Meeting
 from launch.doctor.gather.network import ranges
-from launch.doctor.pins import pins
 from launch.doctor.report import HostReport, Report
 from launch.doctor.wanted import Wanted, wanted_of
 from launch.inventory.fields import Inventory
 from launch.recipes.fields import Recipe
 from launch.recipes.settings import Paths
+from launch.stacks import pins
 
 EXAMINE_SECONDS = 300  # imports of torch, on a slow shared disk
 TALK_SECONDS = 60

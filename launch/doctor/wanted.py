@@ -1,5 +1,6 @@
 """What a run wants of one host: from the inventory, the recipe and the paths. The doctor judges the facts by it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -53,7 +54,7 @@ class Wanted:
 
 def wanted_here(recipe: Recipe | None, paths: Paths | None) -> Wanted:
     """What a run on this machine alone wants of it."""
-    stack = recipe.stack if recipe else "cpu"
+    stack = recipe.stack if recipe else os.environ.get("ASCEND_QUANT_STACK") or "cpu"  # images set it
     devices = recipe.devices_per_node if recipe else "auto"
     return Wanted(stack=stack, devices=devices, **_of_recipe(recipe, paths))
 

@@ -136,6 +136,12 @@ CASES = [
     case(versions.chip, "warning", "cannot be seen", software=replace(SOFTWARE, chip_of_image=None)),
     case(kernels.product, "error", "not on PATH", kernels=Kernels(problem="ascend-quant is not on PATH")),
     case(kernels.product, "error", "fp8 is not served on npu, which has int8", run={"scheme": "fp8"}),
+    case(
+        kernels.product,
+        "error",
+        "vllm/_C.abi3.so needs libnuma.so.1, which is not here",
+        kernels=replace(KERNELS, missing={"vllm/_C.abi3.so": ["libnuma.so.1"]}),
+    ),
     case(kernels.product, "warning", "saturates", kernels=Kernels("cpu", {"int8": "torch in float64"})),
     case(kernels.flashrl, "error", "ascend-quant cleanup", kernels=replace(KERNELS, patch="-try: import flash_rl")),
     case(kernels.plugins, "error", "pip install -e .", software=replace(SOFTWARE, packages={})),

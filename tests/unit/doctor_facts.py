@@ -17,8 +17,8 @@ from launch.doctor.facts import (
     Software,
     System,
 )
-from launch.doctor.pins import pins
 from launch.doctor.wanted import Wanted
+from launch.stacks import pins
 
 PYTHONS = {"cpu": "3.11.7", "ascend-cann8.5": "3.10.12", "ascend-cann9.1": "3.12.4", "cuda13": "3.12.4"}
 NPU_FILES = ("davinci0", "davinci1", "davinci_manager", "devmm_svm", "hisi_hdc")
@@ -27,9 +27,9 @@ NPU_FILES = ("davinci0", "davinci1", "davinci_manager", "devmm_svm", "hisi_hdc")
 def packages(stack: str) -> dict[str, Package]:
     """As the stack pins them, with the suffixes that builds add."""
     pinned = pins(stack)
-    found = {name: Package("0") for name in (*pinned.commits, *pinned.tags)}
+    found = {name: Package("0") for name in pinned.sources}
     found |= {name: Package(f"{version}+local") for name, version in pinned.packages.items()}
-    found |= {name: replace(found[name], commit=commit) for name, commit in pinned.commits.items()}
+    found |= {name: replace(found[name], commit=source.commit) for name, source in pinned.sources.items()}
     return {name.lower(): package for name, package in found.items()} | {"ascend-quant": Package("0.1.0")}
 
 

@@ -59,6 +59,7 @@ def test_a_pinned_commit_is_seen_by_installer_or_version():
     other = replace(well(stack).software, packages=packages(stack) | {"vllm-ascend": built})
     (level, line), *_ = said(versions.packages, well(stack, software=other), wanted(stack))
     assert (level, "vllm-ascend is of commit 0000000; pinned is 7e16b4a7cdb1" in line) == ("error", True)
+    assert "install vllm-ascend @ git+https://github.com/vllm-project/vllm-ascend@7e16b4a7cdb15723" in line
 
 
 def test_expandable_segments_are_fine_without_sleep_mode():

@@ -11,8 +11,8 @@ from launch.cli import app
 from launch.doctor.checks import CHECKS
 from launch.doctor.checks.hosts import TOGETHER
 from launch.doctor.pages import COMMANDS, FILES, page
-from launch.doctor.pins import all_pins
 from launch.recipes.fields import Stack
+from launch.stacks import all_pins
 
 LOCKS = Path(__file__).parents[2] / "docker" / "locks"
 NAMES = [check.name for check in (*CHECKS, *TOGETHER)]
@@ -61,10 +61,10 @@ def test_the_cpu_stack_is_its_lock():
 
 
 def test_an_unknown_pin_is_an_error(tmp_path: Path, monkeypatch):
-    from launch.doctor import pins
+    from launch import stacks
 
     file = tmp_path / "stacks.yaml"
     file.write_text("cpu: {devices: tpu, python: '3.11', packages: {}}\n")
-    monkeypatch.setattr(pins, "FILE", file)
+    monkeypatch.setattr(stacks, "FILE", file)
     with pytest.raises(ValueError, match="devices"):
-        pins.all_pins()
+        stacks.all_pins()

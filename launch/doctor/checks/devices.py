@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from launch.doctor.checking import Said, check, error, ok, warning
 from launch.doctor.facts import Facts
-from launch.doctor.pins import pins
 from launch.doctor.wanted import Wanted
+from launch.stacks import pins
 
 NPU_FILES = ("davinci_manager", "devmm_svm", "hisi_hdc")
 BUSY_MIB = 4096  # an A3 die with nothing on it shows 3.4 GiB in use, an A2's 3.3

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from launch.doctor.checking import Said, check, error, ok, warning
 from launch.doctor.facts import Facts
-from launch.doctor.pins import pins
 from launch.doctor.wanted import Wanted
+from launch.stacks import pins
 
 
 @check(
@@ -22,6 +22,11 @@ from launch.doctor.wanted import Wanted
 )
 def product(facts: Facts, wanted: Wanted) -> Iterator[Said]:
     kernels, scheme = facts.kernels, wanted.scheme or "int8"
+    for file, names in kernels.missing.items():
+        libraries = ", ".join(names)
+        yield error(
+            f"{file} needs {libraries}, which is not here", f"install the package of the system with {libraries}"
+        )
     if kernels.problem:
         yield error(kernels.problem, "run it by hand; then look at the findings of devices and versions")
     elif scheme == "bf16":

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from launch.doctor.checking import Said, check, error, ok, warning
 from launch.doctor.checks.versions import product
 from launch.doctor.facts import Facts
-from launch.doctor.pins import pins
 from launch.doctor.wanted import Wanted
+from launch.stacks import pins
 
 FAULT = "https://www.hiascend.com/document/detail/zh/mindcluster/730/faultdiag/faultdiagug/mindxdlFDUG021.html"
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from launch.doctor.checking import Said, check, error, ok, warning
 from launch.doctor.facts import Facts, Listener
 from launch.doctor.gather.network import ranges
-from launch.doctor.pins import pins
 from launch.doctor.wanted import Wanted
+from launch.stacks import pins
 
 DAEMON_PORTS = 20  # Ray's daemons take the first ones of the range of its workers
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from launch.doctor.checking import Said, check, error, ok, warning
-from launch.doctor.facts import GIB, Facts
-from launch.doctor.pins import pins
+from launch.doctor.facts import GIB, MIB, Facts
 from launch.doctor.wanted import Wanted
 from launch.limits import OPEN_FILES
+from launch.stacks import pins
 
 FEWEST_FILES = 4096
 LOCKED_BYTES = 1 * GIB
@@ -82,16 +82,17 @@ def memlock(facts: Facts, wanted: Wanted) -> Iterator[Said]:
 def shm(facts: Facts, wanted: Wanted) -> Iterator[Said]:
     total, free = facts.system.shared_memory
     need = SHARED_GIB[pins(wanted.stack).devices]
-    text = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free in /dev/shm"
+    unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
+    text = f"{free / unit:.1f} of {total / unit:.1f} {name} free in /dev/shm"
     if free >= need * GIB:
         yield ok(text)
     elif total >= need * GIB:
         yield error(
-            f"{text}; {need} wanted", "ls -lS /dev/shm says what fills it; leftovers.segments, what nobody uses"
+            f"{text}; {need} GiB wanted", "ls -lS /dev/shm says what fills it; leftovers.segments, what nobody uses"
         )
     else:
         yield error(
-            f"{text}; {need} wanted",
+            f"{text}; {need} GiB wanted",
             f"docker run --shm-size={4 * need}g, or mount -o remount,size={4 * need}g /dev/shm",
         )
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from launch.doctor.checking import Said, check, error, ok, warning
 from launch.doctor.facts import Facts
-from launch.doctor.pins import pins
 from launch.doctor.wanted import Wanted
+from launch.stacks import pins
 
 ADDRESSES = ("HCCL_IF_IP", "VLLM_HOST_IP")
 EXACT = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # a name, or several with commas

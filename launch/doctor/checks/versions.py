@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from launch.doctor.checking import Said, check, error, ok, warning
 from launch.doctor.facts import Facts, Package
 from launch.doctor.gather.software import plain
-from launch.doctor.pins import Pins, pins
 from launch.doctor.wanted import Wanted
+from launch.stacks import Pins, pins
 
 # Drivers (Ascend HDK) that a CANN works with, by the release notes of CANN 8.5.0 and 9.1.0 on hiascend.com:
 # CANNCommunityEdition/850/releasenote, CANNCommunityEdition/910/softwareinst/releasenote/9.1.0.
@@ -37,20 +37,22 @@ def packages(facts: Facts, wanted: Wanted) -> Iterator[Said]:
         problems.append(error(f"Python {software.python}; {wanted.stack} has {stack.python}", "use the stack's image"))
     yield from problems
     if not problems:
-        count = len({*stack.packages, *stack.commits, *stack.tags})
+        count = len({*stack.packages, *stack.sources})
         yield ok(f"Python {software.python} and {count} packages as pinned")
 
 
 def _differences(stack: Pins, installed: dict[str, Package]) -> Iterator[Said]:
-    for name in sorted({*stack.packages, *stack.commits, *stack.tags}):
-        version, commit = stack.packages.get(name), stack.commits.get(name)
-        found = installed.get(plain(name))
-        source = f"{name} at commit {commit[:12]}" if commit else f"{name}=={version or stack.tags.get(name)}"
+    for name in sorted({*stack.packages, *stack.sources}):
+        version, source = stack.packages.get(name), stack.sources.get(name)
+        found, wanted = installed.get(plain(name)), f"{name}=={version}"
+        if source:
+            wanted = f"{name} @ git+{source.repository}@{source.commit}"
         if found is None:
-            yield error(f"{name} is not installed", f"install {source}")
-        elif commit and found.commit:
-            if not commit.startswith(found.commit):
-                yield error(f"{name} is of commit {found.commit[:12]}; pinned is {commit[:12]}", f"install {source}")
+            yield error(f"{name} is not installed", f"install {wanted}")
+        elif source and found.commit:
+            if not source.commit.startswith(found.commit):
+                what = f"{name} is of commit {found.commit[:12]}; pinned is {source.commit[:12]}"
+                yield error(what, f"install {wanted}")
         elif version and public(found.version) != version:
             yield error(f"{name} {found.version}; pinned is {version}", f"pip install {name}=={version}")
 

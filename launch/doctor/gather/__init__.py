@@ -14,8 +14,8 @@ from launch.doctor.gather.paths import paths
 from launch.doctor.gather.ray import ray_nodes
 from launch.doctor.gather.software import software
 from launch.doctor.gather.system import system
-from launch.doctor.pins import pins
 from launch.doctor.wanted import Wanted
+from launch.stacks import pins
 
 DEVICES = {"npu": npus, "gpu": gpus, "none": Devices}
 TORCH_DEVICES = {"npu": "npu", "gpu": "cuda", "none": "cpu"}

@@ -19,4 +19,4 @@ def kernels(device: str) -> Kernels:
     if answer.problem:
         return Kernels(problem=answer.problem, patch=patch)
     said = json.loads(answer.output)
-    return Kernels(said["device"], said["products"], patch=patch)
+    return Kernels(said["device"], said["products"], patch=patch, missing=said["missing"])

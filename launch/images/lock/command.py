@@ -1,0 +1,50 @@
+"""`run.sh images lock STACK`: ask for every pin of a stack again, on a machine that reaches indexes and registries."""
+
+from typing import Annotated
+
+import typer
+
+from launch.commands.ending import FAILED, WRONG_USE, fail
+
+
+def lock(
+    stack: Annotated[
+        str, typer.Argument(help="A stack, or a lock in docker/locks that is no stack's: npu-host, npu-2.7, uv, ..")
+    ],
+    check: Annotated[bool, typer.Option("--check", help="Show what would change; write nothing.")] = False,
+    upgrade: Annotated[
+        bool, typer.Option("--upgrade", help="Take the newest of every package that the .in files leave open.")
+    ] = False,
+) -> None:
+    """Refresh locks, digests and commits, and show the difference. Nothing else changes a pin.
+
+    Ends with 0, 1 (something was not reached and keeps its pin; with --check also: something would change) or 2.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from launch.errors import LaunchError
+    from launch.images.lock.packages import names
+    from launch.images.lock.refresh import refresh
+
+    try:
+        names(stack)
+    except LaunchError as error:
+        fail(str(error), WRONG_USE)
+    try:
+        found = refresh(stack, upgrade)
+    except LaunchError as error:
+        fail(str(error), FAILED)
+    console = Console()
+    if found.changes:
+        table = Table("file", "pin", "was", "is" if not check else "would be", box=None)
+        for change in found.changes:
+            table.add_row(change.file, change.what, change.old or "-", change.new or "-")
+        console.print(table)
+    else:
+        console.print(f"{stack}: no pin changes")
+    for what, why in found.failures:
+        console.print(f"{what} keeps its pin: {why}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if not check:
+        found.write()
+    raise typer.Exit(1 if found.failures or (check and found.files) else 0)

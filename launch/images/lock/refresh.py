@@ -1,0 +1,115 @@
+"""A refresh of one stack: all that it pins is asked for again. What nobody answers keeps its pin, and is said."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launch import stacks
+from launch.errors import LaunchError
+from launch.images import bake, table
+from launch.images.lock.edit import put
+from launch.images.lock.packages import LOCKS, Lock, install_uv, names
+from launch.images.lock.remote import questions
+from launch.images.lock.text import parse
+
+
+@dataclass(frozen=True)
+class Change:
+    """A pin that is, or would be, another: where it stands, what it is of, and both; None where there is none."""
+
+    file: str
+    what: str
+    old: str | None
+    new: str | None
+
+
+@dataclass
+class Refresh:
+    """What came of it.
+
+    Attributes:
+        files: new texts, by their path.
+        changes: what they say otherwise.
+        failures: what was not reached, with the reason.
+    """
+
+    files: dict[Path, str] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+
+    def write(self) -> None:
+        """Write the new texts, and what is generated from them."""
+        for file, text in self.files.items():
+            file.write_text(text)
+        bake.FILE.write_text(bake.text())
+        table.write()
+
+
+def refresh(stack: str, upgrade: bool) -> Refresh:
+    """Ask for everything that a stack pins; or for one lock of the developers', by its name.
+
+    Raises:
+        LaunchError: there is no such stack or lock; uv could not be installed.
+    """
+    found = Refresh()
+    locks = names(stack)
+    if stack in stacks.all_pins():
+        _ask_others(stack, found)
+    with tempfile.TemporaryDirectory() as folder:
+        _ask_index(locks, Path(folder), upgrade, found)
+    return found
+
+
+def _ask_others(stack: str, found: Refresh) -> None:
+    file = stacks.FILE
+    text = before = file.read_text()
+    for question in questions(stacks.pins(stack)):
+        what = " ".join((stack, *question.place))
+        try:
+            new = question.ask()
+        except LaunchError as error:
+            found.failures.append((what, str(error)))
+            continue
+        if new != question.now:
+            text = put(text, (stack, *question.place), new)
+            found.changes.append(Change(file.name, what, question.now, new))
+    if text != before:
+        found.files[file] = text
+
+
+def _ask_index(locks: list[str], folder: Path, upgrade: bool, found: Refresh) -> None:
+    """In a copy of the locks, as one is made from another."""
+    copy = shutil.copytree(LOCKS, folder / "locks")
+    uv = install_uv(folder)
+    for lock in (Lock(name, copy) for name in locks):
+        before = lock.file.read_text() if lock.file.exists() else ""
+        try:
+            text = lock.resolved(uv, upgrade)
+        except LaunchError as error:
+            found.failures.append((lock.file.name, str(error)))
+            continue
+        if text != before:
+            lock.file.write_text(text)
+            found.files[LOCKS / lock.file.name] = text
+            found.changes += _between(lock.file.name, before, text)
+
+
+def _between(file: str, before: str, after: str) -> Iterator[Change]:
+    """By package: another version, or the same with other files."""
+    old, new = (_by_package(text) for text in (before, after))
+    for name in sorted({*old, *new}):
+        if old.get(name) == new.get(name):
+            continue
+        (was, _), (now, _) = old.get(name, (None, None)), new.get(name, (None, None))
+        yield Change(file, name, was, now if was != now else f"{now}, other files")
+
+
+def _by_package(text: str) -> dict[str, tuple[str, list[str]]]:
+    found: dict[str, tuple[str, list[str]]] = {}
+    for entry in parse(text):
+        version, files = found.get(entry.name, ("", []))
+        where = f" ({entry.marker})" if entry.marker else ""
+        found[entry.name] = (f"{version}, {entry.version}{where}".lstrip(", "), [*files, *entry.hashes])
+    return found

