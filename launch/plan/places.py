@@ -26,15 +26,15 @@ def places(
     Raises:
         LaunchError: there is no default for what is not given.
     """
-    data = default_data(inventory) if data is None else os.path.abspath(data)
+    data = default_data(inventory, local) if data is None else os.path.abspath(data)
     if model is not None and (model.startswith((".", "/")) or Path(model).exists()):
         model = os.path.abspath(model)
     return paths_of(recipe, model, data, default_out(inventory, run, local) if out is None else os.path.abspath(out))
 
 
-def default_data(inventory: Inventory) -> str:
-    """Where the data sets are unless --data says so."""
-    folder = project_of(inventory) or next(iter(inventory.shared), None)
+def default_data(inventory: Inventory, local: bool) -> str:
+    """Where the data sets are unless --data says so: where `run.sh data` puts them."""
+    folder = working_folder(inventory, local) or next(iter(inventory.shared), None)
     if folder is None:
         raise LaunchError("--data is missing: the inventory names an image, and neither a project nor shared folders")
     return f"{folder}/data"
@@ -44,10 +44,15 @@ def default_out(inventory: Inventory, run: str, local: bool) -> str:
     """Where a run writes unless --out says so."""
     if inventory.shared:
         return f"{inventory.shared[0]}/runs/{run}"
-    project = project_of(inventory)
-    if project is None:
+    folder = working_folder(inventory, local)
+    if folder is None:
         raise LaunchError("--out is missing: the inventory names an image, and neither a project nor shared folders")
-    return f"{os.getcwd() if local and inventory.image is None else project}/runs/{run}"
+    return f"{folder}/runs/{run}"
+
+
+def working_folder(inventory: Inventory, local: bool) -> str | None:
+    """Where a command that is given no folder reads and writes: here, or where the project is on other hosts."""
+    return os.getcwd() if local and inventory.image is None else project_of(inventory)
 
 
 def project_of(inventory: Inventory) -> str | None:

@@ -5,13 +5,16 @@ them, their numbers would depend on the driver. Mounts are binds: -v would make 
 """
 
 import shlex
+import sys
 from collections.abc import Sequence
 
 from launch.inventory.fields import Inventory
 from launch.limits import OPEN_FILES
 from launch.plan.places import project_of
+from launch.root import ROOT, SOURCES
 
 NODE = ("-m", "launch", "node")
+PYTHON = ".venv/bin/python" if ROOT == SOURCES else sys.executable  # in a container that is a host all are of one image
 ASCEND_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 ASCEND_DRIVER = (
     "/usr/local/Ascend/driver",
@@ -33,7 +36,7 @@ def start_line(
     """
     if inventory.image is not None:
         return f"exec {container(inventory, host, argv, run, shm)}"
-    command = [*(["env", *marks(run)] if run else []), inventory.python or ".venv/bin/python", *argv]
+    command = [*(["env", *marks(run)] if run else []), inventory.python or PYTHON, *argv]
     return f"cd {shlex.quote(project_of(inventory))} && exec {shlex.join(command)}"
 
 

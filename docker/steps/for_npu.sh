@@ -1,0 +1,8 @@
+#!/bin/bash
+# for_npu.sh COMMAND ..: a build for NPUs where there is none and no driver: with CANN's stand-in for the driver's library, and
+# without torch loading torch_npu by itself. Not for run time, where it would hide a missing driver.
+set -euo pipefail
+
+driver=$ASCEND_HOME_PATH/$(uname -m)-linux/devlib
+export TORCH_DEVICE_BACKEND_AUTOLOAD=0 LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$driver"
+exec "$@"

@@ -1,0 +1,30 @@
+"""What the tests of images share, made once: an engine, the stand-in base, the image of stack cpu."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from docker_engine import base, cpu_image
+from docker_engine.engine import Engine, engine
+
+
+@pytest.fixture(scope="session")
+def docker_folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("docker")
+
+
+@pytest.fixture(scope="session")
+def docker(docker_folder: Path) -> Iterator[Engine]:
+    with engine(docker_folder / "engine") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def stand_in_base(docker: Engine, docker_folder: Path) -> str:
+    return base.make(docker, docker_folder)
+
+
+@pytest.fixture(scope="session")
+def cpu(docker: Engine, stand_in_base: str, docker_folder: Path) -> str:
+    """The name of the cpu stack's image."""
+    return cpu_image.build(docker, stand_in_base, docker_folder)

@@ -1,0 +1,186 @@
+"""The Ascend images: their Dockerfile, unmodified, as far as it can be built without registry and GitHub.
+
+Everything is built and run but what the list of the last test names: CANN and Ubuntu, torch and torch_npu, and the real
+vLLM, vllm-ascend, MindSpeed, Megatron-LM and verl, for which stand-ins are built in the same way.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import vendor_bases
+import vendor_build
+import vendor_sources
+from docker_engine.engine import Engine
+from unit.npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, write_npu_smi
+
+from launch.stacks import pins
+
+TARGETS = {"ascend-cann8_5-a2": ("ascend-cann8.5", "A2"), "ascend-cann9_1-a3": ("ascend-cann9.1", "A3")}
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+DRIVER = "/usr/local/Ascend/driver"
+DEVICES = ("davinci0", "davinci_manager", "devmm_svm", "hisi_hdc")
+MANY = {"A2": (A2_TABLE, A2_BOARD), "A3": (A3_TABLE, A3_BOARD)}
+
+
+@dataclass(frozen=True)
+class Image:
+    """A built image, and what it was built from."""
+
+    engine: Engine
+    name: str
+    stack: str
+    chip: str
+    python: str
+    commits: dict[str, str]
+
+    def run(self, *command: str, options: tuple[str, ...] = ()):
+        """`docker run`, as a user may call it where no device is: however it ends."""
+        return self.engine.tried("run", "--rm", "--network=none", *options, self.name, *command, timeout=120)
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def image(request, docker, stand_in_base, tmp_path_factory) -> Image:
+    stack, chip = TARGETS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    system = vendor_bases.toolchain(docker, stand_in_base)
+    (folder / "base").mkdir()
+    base, python = vendor_bases.cann(docker, system, folder / "base", pins(stack).cann, pins(stack).python)
+    (folder / "repositories").mkdir()
+    with vendor_sources.served(folder / "repositories", vendor_bases.address_for_builds(docker)) as address:
+        commits = vendor_sources.make(folder / "repositories", address)
+        arguments = {
+            "BASE": base,
+            "PYTHON_VERSION": python,
+            "SOURCES": " ".join(source(name, address, commits, stack) for name in pins(stack).sources),
+            "VERSION": "0.1.0",
+            "REVISION": REVISION,
+        }
+        name = vendor_build.build(docker, request.param, folder, arguments)
+    return Image(docker, name, stack, chip, python, commits)
+
+
+def source(name: str, address: str, commits: dict[str, str], stack: str) -> str:
+    version = pins(stack).packages.get(name)
+    return f"{name}={address}/{name}@{commits[name]}" + (f"#{version}" if version else "")
+
+
+def test_labels_user_and_entry_point(image):
+    found = vendor_build.inspect(image.engine, image.name)["Config"]
+    labels = found["Labels"]
+    assert labels["ascend-quant.stack"] == image.stack and labels["ascend-quant.chip"] == image.chip
+    assert labels["org.opencontainers.image.revision"] == REVISION
+    assert labels["org.opencontainers.image.base.name"] == f"ascend-quant-test-cann:{pins(image.stack).cann}"
+    assert found["User"] in ("", "root", "0")  # the group of the device files is another on each host
+    assert found["Healthcheck"]["Test"][0] == "CMD"
+    assert not [line for line in found["Env"] if "://" in line or "PIP_" in line or "UV_" in line]
+
+
+def test_sources_are_the_pinned_commits(image):
+    packages = vendor_build.manifest(image.engine, image.name)["packages"]
+    for name in pins(image.stack).sources:
+        assert packages[name]["commit"] == image.commits[name], name
+    for name in ("vllm", "vllm-ascend"):
+        assert packages[name]["version"].split("+")[0] == pins(image.stack).packages[name]
+
+
+def test_manifest_tells_chip_and_cann(image):
+    found = vendor_build.manifest(image.engine, image.name)
+    assert found["chip"] == image.chip and found["built_for"] == pins(image.stack).soc[image.chip]
+    assert found["cann"] == pins(image.stack).cann
+    assert found["revision"] == REVISION
+    assert found["python"].startswith(image.python)
+
+
+def test_programs_run_in_the_environment_of_cann(image):
+    done = image.run("bash", "-c", "echo $ATB_CXX_ABI $ASCEND_HOME_PATH; command -v python; id -u")
+    assert done.stdout.split() == ["1", "/usr/local/Ascend/ascend-toolkit/latest", "/opt/venv/bin/python", "0"], done
+    assert done.stderr == "" and done.returncode == 0
+
+
+def test_nothing_of_the_build_is_left(image):
+    found = image.run(
+        "bash", "-c", "ls -d /src /uv /steps /wheels /locks /out /cann.sh /root/.gitconfig /run/secrets/ca"
+    )
+    assert found.stdout == "", found.stdout
+    history = image.engine.docker("history", "--no-trunc", image.name).stdout
+    assert "://" not in history.replace("docker-image://", ""), history
+
+
+@pytest.mark.parametrize("as_user", [(), ("--user=4711:4712", "--read-only", "--tmpfs=/tmp:exec")])
+def test_any_user_gets_the_help(image, as_user):
+    done = image.run("help", options=as_user)
+    assert done.returncode == 0 and "smoke" in done.stdout, done
+
+
+def one_line(done, *parts: str) -> None:
+    """It failed, and said why in one line."""
+    assert done.returncode != 0, done
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    assert len(lines) == 1, done
+    assert all(part in lines[0] for part in parts), (lines, parts)
+
+
+def devices(folder: Path, chip: str | None, files: tuple[str, ...] = DEVICES) -> tuple[str, ...]:
+    """Options that give a container what a host with a driver has: device files, and the driver's files of a chip."""
+    options = [f"--device=/dev/null:/dev/{name}" for name in files]
+    if chip is not None:
+        folder.mkdir(exist_ok=True)
+        write_npu_smi(folder, *MANY[chip])
+        (folder / "version.info").write_text("Version=25.2.0\n")
+        mounts = {
+            folder: folder,
+            folder / "npu-smi": "/usr/local/bin/npu-smi",
+            folder / "version.info": f"{DRIVER}/version.info",
+        }
+        options += [f"--mount=type=bind,source={here},target={there},readonly" for here, there in mounts.items()]
+    return tuple(options)
+
+
+def test_wrong_use_is_one_line(image, tmp_path):
+    other = {"A2": "A3", "A3": "A2"}[image.chip]
+    one_line(image.run("smoke"), "driver", "/usr/local/Ascend/driver")
+    one_line(image.run("smoke", options=devices(tmp_path / "no-driver", None)), "driver")
+    one_line(image.run("smoke", options=devices(tmp_path / "no-devices", image.chip, files=())), "/dev/davinci0")
+    one_line(image.run("train", options=(*devices(tmp_path / "other", other), "--shm-size=64g")), image.chip, other)
+    one_line(image.run("train", options=(*devices(tmp_path / "shm", image.chip), "--shm-size=64m")), "/dev/shm")
+    one_line(image.run("frobnicate"), "no verb 'frobnicate'", "smoke")
+    one_line(image.run("demo"), "cpu image")
+
+
+def test_health_is_that_of_the_devices(image, tmp_path):
+    check = ("/opt/ascend-quant/docker/healthcheck.sh",)
+    one_line(image.run(*check), "no devices in /dev")
+    done = image.run(*check, options=devices(tmp_path / "well", image.chip))
+    assert done.returncode == 0 and done.stdout == "well\n", done
+
+
+def test_a_base_without_cann_is_named(image):
+    done = image.run("bash", options=("--tmpfs=/usr/local/Ascend",))
+    one_line(done, "cann.sh", "not built on CANN")
+
+
+NOT_BUILT = {
+    "ascend-cann8.5": [
+        *("base", "apt packages of Ubuntu", "package torch", "package torch-npu", "package transformers"),
+        *("source vllm", "source vllm-ascend", "source mindspeed", "source megatron-core", "source verl"),
+    ],
+    "ascend-cann9.1": [
+        *("base", "apt packages of Ubuntu", "package torch", "package torch-npu", "package triton-ascend"),
+        *("package transformers", "package verl"),
+        *("source vllm", "source vllm-ascend", "source mindspeed", "source megatron-core"),
+        "source megatron-bridge",
+    ],
+}
+
+
+def test_what_was_not_built(image, capsys):
+    found = vendor_build.manifest(image.engine, image.name)
+    labels = vendor_build.inspect(image.engine, image.name)["Config"]["Labels"]
+    left = vendor_build.not_built(found, labels, image.chip)
+    with capsys.disabled():
+        print(f"\n{image.name}: not built here:")
+        for layer in left:
+            print(f"  {layer}: {vendor_build.reason(layer)}")
+    own = [] if image.python == pins(image.stack).python else [f"Python {pins(image.stack).python}"]
+    assert sorted(left) == sorted(NOT_BUILT[image.stack] + own)

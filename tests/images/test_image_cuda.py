@@ -1,0 +1,79 @@
+"""The CUDA image: its Dockerfile, unmodified, with a part of its lock, on Debian; the last test names the rest."""
+
+import pytest
+import vendor_bases
+import vendor_build
+from docker_engine.engine import Engine
+
+from launch.stacks import pins
+
+STACK = "cuda13"
+REVISION = "89abcdef0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def image(docker: Engine, stand_in_base: str, tmp_path_factory) -> str:
+    arguments = {
+        "BASE": vendor_bases.toolchain(docker, stand_in_base),
+        "PYTHON_VERSION": vendor_bases.DEBIANS,
+        "VERSION": "0.1.0",
+        "REVISION": REVISION,
+    }
+    return vendor_build.build(docker, STACK, tmp_path_factory.mktemp(STACK), arguments)
+
+
+def run(docker: Engine, image: str, *command: str, options: tuple[str, ...] = ()):
+    """`docker run` where no GPU is, however it ends."""
+    return docker.tried("run", "--rm", "--network=none", *options, image, *command, timeout=120)
+
+
+def test_labels_and_user(docker, image):
+    found = vendor_build.inspect(docker, image)["Config"]
+    assert found["Labels"]["ascend-quant.stack"] == STACK and "ascend-quant.chip" not in found["Labels"]
+    assert found["Labels"]["org.opencontainers.image.revision"] == REVISION
+    assert found["User"] == "1000" and found["WorkingDir"] == "/work"
+    assert not [line for line in found["Env"] if "://" in line or "CHIP" in line]
+
+
+def test_user_1000_is_ours(docker, image):
+    done = run(docker, image, "bash", "-c", "id -un; touch /work/a && echo written; cd; pwd")
+    assert done.stdout.split() == ["ascend-quant", "written", "/work"], done
+
+
+def test_triton_would_find_a_compiler_and_headers(docker, image):
+    done = run(
+        docker,
+        image,
+        "bash",
+        "-c",
+        'command -v g++; ls "$(python -c "import sysconfig as s; print(s.get_path(\'include\'))")/Python.h"',
+    )
+    assert done.returncode == 0 and done.stdout.split()[0] == "/usr/bin/g++", done
+
+
+@pytest.mark.parametrize(
+    ("command", "parts"),
+    [
+        (("smoke",), ("no NVIDIA GPU in this container", "--gpus all")),
+        (("train",), ("no NVIDIA GPU in this container", "--gpus all")),
+        (("demo",), ("cpu image",)),
+        (("frobnicate",), ("no verb 'frobnicate'", "smoke")),
+        (("/opt/ascend-quant/docker/healthcheck.sh",), ("no devices in /dev", "driver")),
+    ],
+)
+def test_wrong_use_is_one_line(docker, image, command, parts):
+    done = run(docker, image, *command)
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    assert done.returncode != 0 and len(lines) == 1, done
+    assert all(part in lines[0] for part in parts), lines
+
+
+def test_what_was_not_built(docker, image, capsys):
+    labels = vendor_build.inspect(docker, image)["Config"]["Labels"]
+    left = vendor_build.not_built(vendor_build.manifest(docker, image), labels, None)
+    with capsys.disabled():
+        print(f"\n{image}: not built here:")
+        for layer in left:
+            print(f"  {layer}: {vendor_build.reason(layer)}")
+    wanted = [f"package {name}" for name in pins(STACK).packages]
+    assert left == ["base", "apt packages of Ubuntu", "Python 3.12", *wanted]

@@ -1,0 +1,47 @@
+"""A wheelhouse of some packages of the cpu stack, made with an index, installed in a namespace without a network."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cluster.tools import need_namespaces
+
+from launch.images.lock.text import parse
+from launch.images.targets import LOCKS, target
+from launch.images.wheelhouse import bundle as bundling
+from launch.images.wheelhouse.platforms import here
+
+KEPT = ("antlr4-python3-runtime", "numpy", "typing-extensions")  # the first has no wheel: it is built on the host
+IMPORTS = "import antlr4, numpy, typing_extensions, launch; print(numpy.__version__)"
+
+
+@pytest.fixture
+def some_packages(tmp_path: Path, monkeypatch) -> None:
+    """The lock of the cpu stack, cut down."""
+    kept = [entry for entry in parse((LOCKS / "cpu-image.txt").read_text()) if entry.name in KEPT]
+    assert len(kept) == len(KEPT)
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks" / "cpu.txt").write_text("".join(f"{entry}\n" for entry in kept))
+    monkeypatch.setattr("launch.images.targets.LOCKS", tmp_path / "locks")
+
+
+def without_network(*command: object) -> subprocess.CompletedProcess:
+    path = f"{Path(sys.executable).resolve().parent}:/usr/local/bin:/usr/bin:/bin"
+    bare = ["unshare", "--net", "env", "-i", f"PATH={path}", "HOME=/nonexistent"]
+    return subprocess.run([*bare, *map(str, command)], capture_output=True, text=True, timeout=300)
+
+
+def test_it_installs_without_a_network(some_packages, tmp_path: Path):
+    need_namespaces()
+    folder, venv = tmp_path / "bundle", tmp_path / "venv"
+    missing = bundling.bundle(target("cpu"), folder, here(), lambda what, done, total: None)
+    assert missing == []
+    installed = without_network(folder / "install.sh", venv)
+    assert installed.returncode == 0, installed.stderr
+    assert "cpu is ready" in installed.stderr
+    lock = (folder / "lock.txt").read_text()
+
+    shown = without_network(venv / "bin" / "python", "-I", "-c", IMPORTS)
+    assert shown.returncode == 0, shown.stderr
+    assert f"numpy=={shown.stdout.strip()} " in lock

@@ -1,0 +1,122 @@
+"""An image of a vendor's stack from its unmodified Dockerfile and bake file, with what this place lacks replaced.
+
+Replaced are: the base (vendor_bases.py), the locks (a part of them: torch and the like are gigabytes, or on no index
+that is reached from here), the sources (vendor_sources.py). `not_built` says so of an image, from what is in it.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+from docker_engine.cpu_image import CERTIFICATES
+from docker_engine.engine import Engine
+
+from launch.root import ROOT
+from launch.stacks import pins
+
+SECONDS = 1500
+TAKEN = (
+    "LICENSE",
+    "README.md",
+    "pyproject.toml",
+    "run.sh",
+    "ascend_quant",
+    "launch",
+    "configs",
+    "docker",
+    "benchmarks",
+)
+# Of each lock: what the launcher imports, and what the stand-in sources are built with.
+PART = (
+    *("annotated-doc", "annotated-types", "click", "markdown-it-py", "mdurl", "packaging", "pip", "psutil", "pybind11"),
+    *(
+        "pydantic",
+        "pydantic-core",
+        "pygments",
+        "pyyaml",
+        "rich",
+        "setuptools",
+        "setuptools-scm",
+        "shellingham",
+        "tomli",
+    ),
+    *("typer", "typing-extensions", "typing-inspection", "wheel"),
+)
+REASONS = {
+    "base": "no registry is reached: Debian stands in, for CANN's with its Python, environment and version files",
+    "apt packages of Ubuntu": "as the base is Debian: packages of the same names, from Debian's snapshot",
+    "package": "gigabytes, or on no index that is reached: a part of the lock is installed",
+    "source": "GitHub is not reached, and CANN's compiler is not here: small packages stand in, built the same way",
+    "Python": "not on this machine for a base of its own: Debian's is taken",
+}
+
+
+def build(engine: Engine, target: str, folder: Path, arguments: dict[str, str]) -> str:
+    """Build a target of the bake file; returns the image's name. `arguments` take the place of pins."""
+    context, name = folder / "context", f"ascend-quant-test:{target}"
+    _copy(context)
+    here = {
+        "args": arguments,
+        "secret": [f"id=ca,src={CERTIFICATES}"] if CERTIFICATES.exists() else [],
+        "tags": [name],
+    }
+    (folder / "here.json").write_text(json.dumps({"target": {target: here}}))
+    files = [context / "docker" / "docker-bake.hcl", folder / "here.json"]
+    command = ["buildx", "bake", "--progress=plain", *(f"--file={file}" for file in files), target]
+    engine.docker(*command, timeout=SECONDS, cwd=context)
+    return name
+
+
+def _copy(context: Path) -> None:
+    """What the Dockerfiles take, with parts of the locks in place of the locks."""
+    for name in (*TAKEN, "tests/npu_smoke", ".dockerignore"):
+        (context / name).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, context / name)
+    for lock in (context / "docker" / "locks").glob("*.txt"):
+        if lock.name != "uv.txt":
+            lock.write_text(part(lock.read_text()))
+
+
+def part(lock: str) -> str:
+    """The entries of a lock that are taken here, with their hashes."""
+    entries = re.findall(r"(?m)^[A-Za-z0-9][^\n]*(?:\n[ \t]+[^\n]*)*\n", lock)
+    return "".join(entry for entry in entries if re.split(r"[=\s]", entry)[0].lower() in PART)
+
+
+def inspect(engine: Engine, image: str) -> dict:
+    """What `docker image inspect` says of an image."""
+    return json.loads(engine.docker("image", "inspect", image).stdout)[0]
+
+
+def manifest(engine: Engine, image: str) -> dict:
+    """What `docker run IMAGE manifest --json` prints."""
+    return json.loads(
+        engine.docker("run", "--rm", "--read-only", "--tmpfs=/tmp:exec", image, "manifest", "--json").stdout
+    )
+
+
+def reason(layer: str) -> str:
+    """Why a layer is not what the pins say."""
+    return REASONS.get(layer) or REASONS[layer.split()[0]]
+
+
+def not_built(found: dict, labels: dict[str, str], chip: str | None) -> list[str]:
+    """The layers of this image that are not what the stack's pins say, by what is in it."""
+    stack = pins(found["stack"])
+    packages = found["packages"]
+    wanted = stack.bases[chip or "any"]
+    left = [] if labels["org.opencontainers.image.base.name"] == wanted else ["base"]
+    if not found["system"].startswith("ubuntu "):
+        left.append("apt packages of Ubuntu")
+    if not found["python"].startswith(stack.python + "."):
+        left.append(f"Python {stack.python}")
+    left += [
+        f"package {name}"
+        for name, version in stack.packages.items()
+        if name not in stack.sources and packages.get(name.lower(), {}).get("version") != version
+    ]
+    left += [
+        f"source {name}" for name, one in stack.sources.items() if packages.get(name, {}).get("commit") != one.commit
+    ]
+    return left
