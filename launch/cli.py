@@ -5,8 +5,12 @@ import typer
 from launch.commands.data import data
 from launch.commands.demo import demo
 from launch.commands.doctor import doctor
+from launch.commands.images import images_app
+from launch.commands.manifest import manifest
 from launch.commands.node import node
+from launch.commands.preflight import preflight
 from launch.commands.recipe import recipe_app
+from launch.commands.smoke import smoke
 from launch.commands.stop import stop
 from launch.commands.train import train
 
@@ -18,7 +22,9 @@ def commands() -> None:
     """INT8 rollouts for reinforcement learning: re-quantized in place after every training step."""
 
 
-for command in (demo, train, stop, doctor, data):
+for command in (demo, train, stop, doctor, data, smoke, manifest):
     app.command()(command)
 app.command(hidden=True)(node)
+app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(preflight)
 app.add_typer(recipe_app, name="recipe")
+app.add_typer(images_app, name="images")

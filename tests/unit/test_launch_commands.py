@@ -162,13 +162,24 @@ def test_recipe_show_takes_changes():
 
 def test_run_sh_knows_its_verbs():
     usage = shell("help").stdout
-    for verb in ("demo", "train", "stop", "doctor", "data", "recipe", "test", "bench", "lint", "setup", "help"):
+    for verb in (
+        "demo",
+        "train",
+        "stop",
+        "doctor",
+        "data",
+        "recipe",
+        "images",
+        "test",
+        "bench",
+        "lint",
+        "setup",
+        "help",
+    ):
         assert f"\n  {verb} " in usage, verb
     wrong = shell("trian")
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("run.sh: no command 'trian'. Commands: ") and len(wrong.stderr.splitlines()) == 1
-    planned = shell("images")
-    assert (planned.returncode, planned.stderr) == (2, "run.sh: images: planned: not in this version\n")
 
 
 def test_run_sh_uses_the_interpreter_that_it_is_told():

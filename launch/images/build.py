@@ -1,0 +1,157 @@
+"""Building images: `docker buildx bake` with docker/docker-bake.hcl, for one commit of this checkout."""
+
+import re
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.errors import LaunchError
+from launch.images import engine
+from launch.images.tags import REPOSITORY, WORKING
+from launch.images.targets import Target
+from launch.root import ROOT
+
+BAKE = "docker/docker-bake.hcl"
+LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+SHOWN_CHANGES = 3
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where a build gets its packages from, where that is not the usual index.
+
+    Attributes:
+        wheels: a folder of files that are taken first.
+        index, extra_index: addresses; a login in one is not shown.
+        ca: a certificate authority's file, for a proxy or an index of one's own.
+    """
+
+    wheels: Path | None = None
+    index: str | None = None
+    extra_index: str | None = None
+    ca: Path | None = None
+
+    def options(self) -> Iterable[str]:
+        """What bake is told of them: the certificate as a secret, which stays in no layer."""
+        if self.wheels:
+            yield f"*.contexts.wheels={there(self.wheels, '--wheels')}"
+        if self.index:
+            yield f"*.args.INDEX_URL={self.index}"
+        if self.extra_index:
+            yield f"*.args.EXTRA_INDEX_URL={self.extra_index}"
+        if self.ca:
+            yield f"*.secrets=id=ca,src={there(self.ca, '--ca')}"
+
+
+def there(path: Path, option: str) -> Path:
+    """An absolute path.
+
+    Raises:
+        LaunchError: nothing is there.
+    """
+    if not path.exists():
+        raise LaunchError(f"{option} {path}: there is no such file or folder")
+    return path.absolute()
+
+
+def working_name(target: Target) -> str:
+    """What an image is called until its contents are known."""
+    return f"{REPOSITORY}:{WORKING.format(target=target.name)}"
+
+
+def command(targets: Sequence[Target], sources: Sources, revision: str, version: str) -> list[str]:
+    """The command that builds the targets and leaves each in the engine, under its working name."""
+    told = [
+        f"*.args.REVISION={revision}",
+        f"*.args.VERSION={version}",
+        *(f"{target.bake}.tags={working_name(target)}" for target in targets),
+        *sources.options(),
+    ]
+    names = [target.bake for target in targets]
+    return [
+        "docker",
+        "buildx",
+        "bake",
+        "--file",
+        BAKE,
+        "--load",
+        *(word for one in told for word in ("--set", one)),
+        *names,
+    ]
+
+
+def without_login(text: str) -> str:
+    """A text in which addresses do not show a user and a password."""
+    return LOGIN.sub("***", text)
+
+
+def must_be_pinned(targets: Iterable[Target]) -> None:
+    """Whether every base has its digest and every package its hash.
+
+    Raises:
+        LaunchError: a line for each target that cannot be built.
+    """
+    lines = []
+    for one in targets:
+        loose = [] if "@" in one.base else [f"{one.base} has no digest"]
+        loose += [] if one.locks else ["its packages have no lock"]
+        if loose:
+            where = f"on a machine that reaches registry and index run python -m launch images lock {one.stack}"
+            lines.append(f"{one.name} is not pinned: {' and '.join(loose)}: {where}")
+    if lines:
+        raise LaunchError("\n".join(lines))
+
+
+def build(command: Sequence[str]) -> None:
+    """Run the command, which shows its own progress.
+
+    Raises:
+        LaunchError: it failed, or there is no buildx.
+    """
+    engine.docker("buildx", "version")
+    done = subprocess.run([engine.client(), *command[1:]], cwd=ROOT)
+    if done.returncode:
+        raise LaunchError(f"docker buildx bake ended with {done.returncode}: the reason stands above")
+
+
+def revision(dirty: bool, root: Path = ROOT) -> str:
+    """The commit of the checkout; with -dirty behind it where files differ from it.
+
+    Raises:
+        LaunchError: this is no checkout, or files differ from its commit and `dirty` does not allow that.
+    """
+    commit = git(root, "rev-parse", "HEAD").strip()
+    changed = [line[3:] for line in git(root, "status", "--porcelain").splitlines()]
+    if not changed:
+        return commit
+    if not dirty:
+        more = f" and {len(changed) - SHOWN_CHANGES} more" if len(changed) > SHOWN_CHANGES else ""
+        raise LaunchError(
+            f"not as in commit {commit[:12]}: {', '.join(changed[:SHOWN_CHANGES])}{more}: commit, or add --dirty, "
+            "and the image says so"
+        )
+    return f"{commit}-dirty"
+
+
+def git(root: Path, *arguments: str) -> str:
+    """What git prints.
+
+    Raises:
+        LaunchError: it failed, or is not there.
+    """
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise LaunchError("git is not on PATH: an image is told the commit that it is built from") from error
+    if done.returncode:
+        raise LaunchError(f"git {arguments[0]} in {root}: {done.stderr.strip().splitlines()[-1]}")
+    return done.stdout
+
+
+def project_version(root: Path = ROOT) -> str:
+    """This project's version, from pyproject.toml."""
+    found = re.search(r'(?m)^version = "(.+)"$', (root / "pyproject.toml").read_text())
+    if found is None:
+        raise LaunchError(f'{root}/pyproject.toml has no line `version = ".."`')
+    return found[1]

@@ -1,0 +1,97 @@
+"""The Docker engine, asked by its own client; what it answers badly becomes one line that says what to do."""
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+from launch.errors import LaunchError
+
+NO_CLIENT = "Docker is not installed, or not on PATH"
+MEANINGS = (  # what the client or the engine writes, and what to do
+    (
+        "permission denied while trying to connect",
+        "this user may not use Docker: add it to the group docker, or be root",
+    ),
+    ("Cannot connect to the Docker daemon", "no Docker engine answers: start it, or set DOCKER_HOST"),
+    ("no space left on device", "the disk is full: see `docker system df`, and `docker image prune`"),
+    (
+        "No such image",
+        "there is no such image here: ./run.sh images build or load makes one, `docker images` lists them",
+    ),
+    ("docker: command not found", NO_CLIENT),
+    ("docker: not found", NO_CLIENT),
+)
+
+
+@dataclass(frozen=True)
+class Image:
+    """What the engine knows of an image.
+
+    Attributes:
+        id: its own id; engines that keep images in containerd count another one than those that do not.
+        layers: the digests of its layers' contents, alike on every engine.
+        names: its tags, as repository:tag.
+        bytes: unpacked.
+    """
+
+    id: str
+    layers: tuple[str, ...]
+    names: tuple[str, ...]
+    labels: dict[str, str]
+    bytes: int
+
+
+def client() -> str:
+    """The path of the docker client.
+
+    Raises:
+        LaunchError: it is not on PATH.
+    """
+    found = shutil.which("docker")
+    if found is None:
+        raise LaunchError("docker is not on PATH: images need a Docker engine and its client")
+    return found
+
+
+def docker(*arguments: str) -> str:
+    """What `docker ARGUMENTS` prints.
+
+    Raises:
+        LaunchError: it failed, and why.
+    """
+    done = subprocess.run([client(), *arguments], capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        raise LaunchError(f"docker {' '.join(arguments[:2])}: {why(done.stderr)}")
+    return done.stdout
+
+
+def why(errors: str) -> str:
+    """What the client said last, and what to do about it where that is known."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    said = lines[-1] if lines else "it gave no reason"
+    for text, meaning in MEANINGS:
+        if line := next((line for line in reversed(lines) if text in line), None):
+            return f"{meaning} ({line})"
+    return said
+
+
+def image(name: str) -> Image:
+    """What the engine knows of an image.
+
+    Raises:
+        LaunchError: it is not there.
+    """
+    return parse(json.loads(docker("image", "inspect", name))[0])
+
+
+def parse(tree: dict[str, Any]) -> Image:
+    """The part of `docker image inspect` that is used here."""
+    return Image(
+        id=tree["Id"],
+        layers=tuple(tree["RootFS"].get("Layers") or ()),
+        names=tuple(tree.get("RepoTags") or ()),
+        labels=dict(tree["Config"].get("Labels") or {}),
+        bytes=tree["Size"],
+    )

@@ -1,0 +1,1 @@
+"""`run.sh images wheelhouse`: everything that a host without containers and without a network installs a stack from."""
