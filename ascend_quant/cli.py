@@ -3,6 +3,7 @@
 import typer
 
 from ascend_quant.commands.advise import advise
+from ascend_quant.commands.check_engine import check_engine
 from ascend_quant.commands.cleanup import cleanup
 from ascend_quant.commands.convert import convert
 from ascend_quant.commands.export import export
@@ -18,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (advise, convert, export, kernels, mismatch, profile, setup, cleanup):
+for command in (advise, convert, export, kernels, mismatch, profile, setup, cleanup, check_engine):
     app.command()(command)
 
 

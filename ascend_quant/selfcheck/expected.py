@@ -1,0 +1,69 @@
+"""The digest that a refit's receipt must have: the oracle on a checkpoint's values, nothing of the engine's.
+
+The engine says only which checkpoint tensors lie in which of its parameters, in which order (worker.py).
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from ascend_quant import oracle
+from ascend_quant.schemes import Scheme
+
+Read = Callable[[str], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One of the engine's parameters.
+
+    Attributes:
+        parts: checkpoint names, in the order of its rows.
+        weight: its factor in the digest of all.
+        quantized: whether it is held as codes and scales.
+        dtype: torch's name of the engine's own, where it is not quantized.
+    """
+
+    name: str
+    parts: Sequence[str]
+    weight: int
+    quantized: bool
+    dtype: str
+
+
+def digest(parameters: Sequence[Parameter], read: Read, scheme: Scheme) -> str:
+    """16 hex digits, of one rank that holds everything.
+
+    Args:
+        read: gives a tensor of the checkpoint by its name.
+        scheme: one whose scales are shared by rows.
+    """
+    found, weights = [], []
+    for one in parameters:
+        values = torch.cat([oracle.as_matrix(read(part)) for part in one.parts])
+        if one.quantized:
+            codes, scale = oracle.quantize(values, scheme)
+            found += [oracle.digest(codes), oracle.digest(scale)]
+            weights += [one.weight, 3 * one.weight % oracle.LANE]
+        else:
+            found.append(oracle.digest(values.to(getattr(torch, one.dtype))))
+            weights.append(one.weight)
+    return f"{oracle.add_digests(*found, weights=weights):016x}"
+
+
+def reader(folder: Path) -> Read:
+    """Reads a checkpoint's tensors one at a time."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = json.loads(index.read_text())["weight_map"]
+        return lambda name: _read(folder / files[name], name)
+    return lambda name: _read(folder / "model.safetensors", name)
+
+
+def _read(file: Path, name: str) -> torch.Tensor:
+    with safe_open(file, "pt") as opened:
+        return opened.get_tensor(name)

@@ -1,0 +1,64 @@
+"""What `ascend-quant check-engine` asks of vLLM's workers; `Extension` is their `worker_extension_cls`."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from ascend_quant.integrations.vllm import refit_of, register
+
+register()  # where the package lies in PYTHONPATH alone, vLLM's processes do not find it by its entry point
+
+Bucket = list[tuple[str, torch.Tensor]]
+
+
+class Extension:
+    """Methods that vLLM adds to its worker class; what they return is plain."""
+
+    def selfcheck_parameters(self) -> list[dict[str, Any]]:
+        """The fields of expected.Parameter, one for each resident."""
+        return [
+            {
+                "name": resident.name,
+                "parts": [part for part, _ in resident.parts],
+                "weight": resident.weight,
+                "quantized": bool(resident.codes),
+                "dtype": str(resident.tensor.dtype).removeprefix("torch."),
+            }
+            for resident in refit_of(self.model_runner.get_model()).residents
+        ]
+
+    def selfcheck_receipt(self) -> dict[str, Any]:
+        """The last refit's, or the first load's; with the digest of the bytes that are there now."""
+        refit = refit_of(self.model_runner.get_model())
+        return {**asdict(refit.last_receipt), "read_back": refit.digest()}
+
+    def selfcheck_refit(self, folder: str, limit: int) -> int:
+        """Refit with a checkpoint's tensors, the last first, in buckets of about `limit` bytes; how many buckets."""
+        model, count = self.model_runner.get_model(), 0
+        device = next(model.parameters()).device
+        for bucket in buckets(Path(folder), limit):
+            model.load_weights([(name, tensor.to(device)) for name, tensor in bucket])
+            count += 1
+        return count
+
+
+def buckets(folder: Path, limit: int) -> Iterator[Bucket]:
+    """The tensors of a checkpoint, as many together as `limit` bytes hold, at least one."""
+    bucket: Bucket = []
+    for name, tensor in _tensors(folder):
+        if bucket and sum(one.nbytes for _, one in bucket) + tensor.nbytes > limit:
+            yield bucket
+            bucket = []
+        bucket.append((name, tensor))
+    yield bucket
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    for file in sorted(folder.glob("*.safetensors"), reverse=True):
+        with safe_open(file, "pt") as opened:
+            for name in sorted(opened.keys(), reverse=True):
+                yield name, opened.get_tensor(name)
