@@ -8,16 +8,19 @@ LOCK=$(realpath -m "${ASCEND_QUANT_LOCK:-$ROOT/docker/locks/cpu.txt}")
 readonly ROOT VENV LOCK
 
 declare -rA FOLDER=([unit]=unit [engine]=engine [npu]=npu_host [cluster]=cluster [images]=images)
-readonly GROUPS_IN_ORDER=(unit engine npu cluster images)
-readonly COMMANDS=(demo train stop doctor data recipe test bench lint setup help)
+readonly GROUPS_IN_ORDER=(npu unit engine cluster images) # npu first: its tests are not to see set_up's PATH
+readonly TWO_AT_ONCE=(-n auto --dist loadfile --no-loadscope-reorder) # a file stays together: its tests share engines
+readonly COMMANDS=(demo smoke train stop doctor data recipe images manifest test bench lint setup help)
 
 usage() {
   cat <<'EOF'
 usage: ./run.sh COMMAND [ARGUMENTS]
 
+  smoke [..]                    does it work here? kernels, a refit, generation, three training steps: one JSON file
   demo [..]                     RL on a laptop with an engine re-quantized in place every step (demo --help: options)
   test [GROUP ..] [-- ARGS ..]  run tests; groups: unit engine npu cluster images all (no group: all); ARGS go to pytest
-                                (npu: the real torch_npu on host memory, in environments of its own)
+                                (npu: the real torch_npu on host memory, in environments of its own; unit and engine
+                                run two files at once: -n 0 among ARGS for one process)
   test npu-smoke [-- ARGS ..]   on an Atlas A2 or A3: what it gives, into one JSON file to send back (-- --help: options)
   recipe list | show NAME [..]  what can be trained, and the verl command that it becomes (recipe show --help: options)
   train RECIPE [..] [-- ..]     train it on this machine, or with --cluster INVENTORY on its hosts; --dry-run shows the
@@ -25,22 +28,22 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   stop [RUN]                    end what a run started, on every host, and nothing else
   doctor [..]                   look for what would stop a run, here or with --cluster on its hosts, with fixes
   data NAME [..]                prepare gsm8k, dapo-math-17k or addition, from the hub or --from FOLDER, in --to FOLDER
+  images list | lock | build | verify | tag | save | load | wheelhouse
+                                pinned container images: made, looked into, brought to hosts (images --help)
+  manifest [--json]             inside an image: what it is made of
   bench refit [..]              what a refit costs beside the alternatives, on this CPU (bench refit --help: options)
   bench convert FOLDER [..]     how fast checkpoints are converted beside a copy, on the disk of FOLDER
   lint                          the checks that CI runs: format, lint, shell scripts, YAML
   setup                         make the environment only
   help                          this text
 
-planned, not in this version: images
-
 Every command but help and test npu-smoke first makes the environment from the lock: Python 3.11 and gcc are needed,
 nothing else. It is made once, and again when the lock changes.
 
   VENV=DIR                where it is made (default: .venv beside run.sh)
   ASCEND_QUANT_LOCK=FILE  another lock (default: docker/locks/cpu.txt); give it a VENV of its own
-  PYTHON=FILE             for test npu-smoke, the Python that has your torch_npu (default: python3); for train, stop,
-                          doctor and data, an interpreter that has the stack, to be used as it is: in an image, or on a
-                          host with NPUs or GPUs (default: the environment from the lock)
+  PYTHON=FILE             an interpreter that has the stack, to be used as it is: in an image, or on a host with NPUs or
+                          GPUs (default: the environment from the lock; for test npu-smoke: python3)
 EOF
 }
 
@@ -55,8 +58,9 @@ set_up() {
 }
 
 set_up_npu() { # the NPU tests' own environments, newer and older: torch_npu would be loaded by every import of torch
-  "$ROOT/docker/locks/install.sh" "$VENV-npu" "$ROOT/docker/locks/npu-host.txt"
-  "$ROOT/docker/locks/install.sh" "$VENV-npu-2.7" "$ROOT/docker/locks/npu-2.7.txt"
+  # xargs makes both at once and in the foreground, where Ctrl-C ends them
+  printf '%s\0' "$VENV-npu" "$ROOT/docker/locks/npu-host.txt" "$VENV-npu-2.7" "$ROOT/docker/locks/npu-2.7.txt" |
+    xargs -0 -n 2 -P 2 "$ROOT/docker/locks/install.sh"
   export NPU27_PYTHON="$VENV-npu-2.7/bin/python"
 }
 
@@ -72,13 +76,48 @@ offline() { # nothing here may fetch a model or phone home, unless the caller sa
 
 has_tests() { [[ -d $1 && -n $(find "$1" -name 'test_*.py' -print -quit) ]]; }
 
-run_pytest() { # run_pytest VENV FOLDERS.. ARGS..: one run, so that its last line counts every test
-  local code=0 venv=$1
-  shift
+run_pytest() { # run_pytest VENV FOLDER ARGS..: one run; after a failed one the next still runs
+  local code=0
   cd "$ROOT"
-  "$venv/bin/python" -m pytest "$@" || code=$?
-  if ((code == 5)); then echo "run.sh: no test was run: does a filter leave any?" >&2; fi
-  return "$code"
+  "$1/bin/python" -m pytest "tests/$2" "${@:3}" || code=$?
+  case $code in
+  0) RESULTS+=("tests/$2: passed") ;;
+  5) RESULTS+=("tests/$2: no test was run: does a filter leave any?") ;;
+  *) RESULTS+=("tests/$2: FAILED, pytest ended with $code") ;;
+  esac
+  CODES+=("$code")
+}
+
+run_group() { # run_group GROUP ARGS..
+  local folder=${FOLDER[$1]}
+  case $1 in
+  npu)
+    set_up_npu
+    if (($# == 1)); then export NPU_OPS=${NPU_OPS:-compare}; fi # docs/npu_ops.md with what a whole run calls
+    run_pytest "$VENV-npu" "$folder" "${@:2}"
+    run_pytest "$VENV-npu-2.7" "${folder}_0_10" "${@:2}"
+    ;;
+  unit | engine)
+    set_up
+    run_pytest "$VENV" "$folder" "${TWO_AT_ONCE[@]}" "${@:2}"
+    ;;
+  *) # alone: they wait for what must happen in time, and work on the machine as root
+    set_up
+    run_pytest "$VENV" "$folder" "${@:2}"
+    ;;
+  esac
+}
+
+show_results() { # show_results ARGS..: a line for each run; returns the worst exit code
+  local code worst=0 tried=0
+  for code in "${CODES[@]}"; do
+    if ((code == 5 && $#)); then continue; fi # with ARGS: a filter may leave no test in some of the runs
+    tried=1
+    if ((code > worst)); then worst=$code; fi
+  done
+  printf 'run.sh: %s\n' "${RESULTS[@]}" >&2
+  if ((!tried)); then worst=5; fi
+  return "$worst"
 }
 
 run_npu_smoke() { # in the user's own environment: their CANN, torch and torch_npu are what is tried
@@ -92,7 +131,7 @@ run_npu_smoke() { # in the user's own environment: their CANN, torch and torch_n
 
 run_tests() {
   if [[ ${1:-} == npu-smoke ]]; then run_npu_smoke "${@:2}"; fi
-  local group npu=0 folders=()
+  local group groups=()
   local -A chosen=()
   while (($#)) && [[ $1 != -- ]]; do
     if [[ $1 == all ]]; then
@@ -109,38 +148,21 @@ run_tests() {
     if ((${#chosen[@]})) && [[ -z ${chosen[$group]:-} ]]; then continue; fi
     if ! has_tests "$ROOT/tests/${FOLDER[$group]}"; then
       echo "run.sh: test group $group: planned, not in this version; skipped" >&2
-    elif [[ $group == npu ]]; then
-      npu=1
     else
-      folders+=("tests/${FOLDER[$group]}")
+      groups+=("$group")
     fi
   done
-  ((${#folders[@]} + npu)) || die "none of these groups has tests in this version"
+  ((${#groups[@]})) || die "none of these groups has tests in this version"
   offline
-  if ((npu)); then
-    set_up_npu
-    if ((!$#)); then export NPU_OPS=${NPU_OPS:-compare}; fi # docs/npu_ops.md with what a whole run calls
-    run_pytest "$VENV-npu" tests/npu_host "$@"
-    run_pytest "$VENV-npu-2.7" tests/npu_host_0_10 "$@"
-  fi
-  if ((${#folders[@]})); then
-    set_up
-    run_pytest "$VENV" "${folders[@]}" "$@"
-  fi
+  trap 'exit 130' INT # after Ctrl-C pytest ends as if it had failed, and the next group would begin
+  # engines need memory, up to 7 GB each: two, on any number of cores
+  export PYTEST_XDIST_AUTO_NUM_WORKERS=${PYTEST_XDIST_AUTO_NUM_WORKERS:-2}
+  RESULTS=() CODES=()
+  for group in "${groups[@]}"; do run_group "$group" "$@"; done
+  show_results "$@"
 }
 
-run_demo() {
-  set_up
-  offline
-  exec "$VENV/bin/python" -m launch demo "$@"
-}
-
-run_recipe() {
-  set_up
-  exec "$VENV/bin/python" -m launch recipe "$@"
-}
-
-run_launch() { # run_launch train|stop|doctor|data ARGS..: in the environment from the lock, or in the stack's own
+run_launch() { # run_launch COMMAND ARGS..: in the environment from the lock, or in the stack's own
   local python=${PYTHON:-}
   if [[ -z $python ]]; then
     set_up >&2 # stdout is for --json
@@ -174,17 +196,18 @@ main() {
   local command=${1:-help}
   if (($#)); then shift; fi
   case $command in
-  demo) run_demo "$@" ;;
+  demo | smoke)
+    offline
+    run_launch "$command" "$@"
+    ;;
   test) run_tests "$@" ;;
   bench) run_bench "$@" ;;
-  recipe) run_recipe "$@" ;;
-  train | stop | doctor | data) run_launch "$command" "$@" ;;
+  recipe | train | stop | doctor | data | images | manifest) run_launch "$command" "$@" ;;
   lint) run_lint ;;
   setup) set_up ;;
   help | -h | --help) usage ;;
-  images) die "$command: planned: not in this version" ;;
   *)
-    die "no command '$command'. Commands: ${COMMANDS[*]} (planned: images)"
+    die "no command '$command'. Commands: ${COMMANDS[*]}"
     ;;
   esac
 }

@@ -2,6 +2,20 @@
 
 import os
 
+SEVERAL_AT_ONCE = "PYTEST_XDIST_WORKER" in os.environ
+LONGEST_FIRST = (  # else one process would be left with them when the others have ended
+    "test_verl_run",
+    "test_qat_demo",
+    "test_mismatch_command",
+    "test_parallel",
+    "test_separate_core",
+    "test_verl_data_parallel",
+    "test_cluster_ray",
+)
+
+if SEVERAL_AT_ONCE:  # threads of one process would only wait for the cores of the other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 for name, value in {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -12,3 +26,9 @@ for name, value in {
     "VLLM_NO_USAGE_STATS": "1",
 }.items():
     os.environ.setdefault(name, value)
+
+
+def pytest_collection_modifyitems(items):
+    if SEVERAL_AT_ONCE:
+        rank = {name: number for number, name in enumerate(LONGEST_FIRST)}
+        items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))

@@ -108,7 +108,7 @@ def begin(tmp_path):
 
 
 def test_a_job_runs_in_a_wired_marked_ray_and_nothing_is_left(begin):
-    run = begin(21000, LOOK)
+    run = begin(22000, LOOK)
     assert run.process.wait(150) == 0, run.text
     assert f"SEEN (['{run.id}', 'lo'], 'blue', 'two words')" in run.text
     assert "joined 1/1" in run.text and "step 1 of 2" in run.text
@@ -122,7 +122,7 @@ def test_a_job_runs_in_a_wired_marked_ray_and_nothing_is_left(begin):
 
 
 def test_a_failing_job_is_restarted_so_often_and_its_last_words_are_told(begin):
-    run = begin(21200, FAIL, restarts=1)
+    run = begin(22200, FAIL, restarts=1)
     assert run.process.wait(200) == 1, run.text
     assert len(re.findall(r"^attempt$", run.text, re.MULTILINE)) == 2
     assert run.text.count("restart 1 of 1") == 1
@@ -133,7 +133,7 @@ def test_a_failing_job_is_restarted_so_often_and_its_last_words_are_told(begin):
 
 def test_ctrl_c_ends_the_run_and_leaves_others_alone(begin):
     foreign = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    run = begin(21400, SLEEP)
+    run = begin(22400, SLEEP)
     try:
         run.wait_for("job is there")
         assert len(run.left()) > 5
@@ -147,7 +147,7 @@ def test_ctrl_c_ends_the_run_and_leaves_others_alone(begin):
 
 
 def test_nothing_outlives_a_control_process_that_is_killed(begin):
-    run = begin(21600, SLEEP)
+    run = begin(22600, SLEEP)
     run.wait_for("job is there")
     assert len(run.left()) > 5
     run.process.kill()
@@ -156,7 +156,7 @@ def test_nothing_outlives_a_control_process_that_is_killed(begin):
 
 
 def test_stop_ends_what_a_killed_node_process_has_left(begin):
-    run = begin(21800, SLEEP)
+    run = begin(22800, SLEEP)
     run.wait_for("job is there")
     nodes = [process for process in of_run(run.id) if "launch" in process.cmdline()]
     run.process.kill()  # both at once, as when a machine runs out of memory

@@ -1,0 +1,111 @@
+"""`./run.sh test`: one run of pytest for each group, whatever came of the others. With a stand-in for pytest."""
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+RUN_SH = Path(__file__).parents[2] / "run.sh"
+RUNS = ("npu_host", "npu_host_0_10", "unit", "engine", "cluster", "images")
+AT_ONCE = ["-n", "auto", "--dist", "loadfile"]
+PYTEST = """#!/bin/bash
+echo "$@" >>"$CALLS"
+name=${3#tests/}
+code=${name//-/_}_code
+if [[ ${!code:-} == waits ]]; then trap 'exit 2' INT; echo waiting; while :; do sleep 0.1; done; fi
+exit "${!code:-0}"
+"""
+
+
+class Checkout:
+    """A copy of run.sh whose environments are there and whose pytest ends as it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.calls = folder, folder / "calls"
+        shutil.copy(RUN_SH, folder)
+        self.executable("docker/locks/install.sh", "#!/bin/sh\n")
+        for venv in ("venv", "venv-npu", "venv-npu-2.7"):
+            self.executable(f"{venv}/bin/python", PYTEST)
+        for name in RUNS:
+            (folder / "tests" / name).mkdir(parents=True)
+            (folder / "tests" / name / "test_x.py").touch()
+
+    def executable(self, name: str, text: str) -> None:
+        file = self.folder / name
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+        file.chmod(0o755)
+
+    def start(self, *arguments: str, **codes: object) -> subprocess.Popen:
+        """`./run.sh test ARGUMENTS`, in which pytest ends with unit_code=.. in tests/unit, and so on; else with 0."""
+        self.calls.write_text("")
+        variables = {"VENV": str(self.folder / "venv"), "CALLS": str(self.calls)}
+        return subprocess.Popen(
+            [self.folder / "run.sh", "test", *arguments],
+            env=os.environ | variables | {name: str(code) for name, code in codes.items()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's & has it ignored
+        )
+
+    def code(self, *arguments: str, **codes: object) -> int:
+        with self.start(*arguments, **codes) as run:
+            self.said = run.communicate(timeout=60)[1]
+        return run.returncode
+
+    def called(self) -> dict[str, list[str]]:
+        """The arguments of each run of pytest, by folder."""
+        lines = [line.split() for line in self.calls.read_text().splitlines()]
+        assert all(words[:2] == ["-m", "pytest"] for words in lines)
+        return {words[2].removeprefix("tests/"): words[3:] for words in lines}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_two_files_at_once_where_tests_do_not_touch_the_machine(checkout: Checkout):
+    assert checkout.code("all", "--", "--durations=9") == 0
+    found = checkout.called()
+    assert tuple(found) == RUNS
+    for name, words in found.items():
+        assert words[-1] == "--durations=9"  # after ours: -n 0 has the last word
+        assert words[:4] == AT_ONCE if name in ("unit", "engine") else words == ["--durations=9"]
+
+
+def test_a_failed_group_does_not_keep_the_others_from_running(checkout: Checkout):
+    assert checkout.code("all", unit_code=1, cluster_code=3) == 3
+    assert tuple(checkout.called()) == RUNS
+    failed = [line for line in checkout.said.splitlines() if "FAILED" in line]
+    assert failed == [
+        "run.sh: tests/unit: FAILED, pytest ended with 1",
+        "run.sh: tests/cluster: FAILED, pytest ended with 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unit", "engine", "expected"),
+    [
+        (("--", "-k", "x"), 5, 0, 0),  # a filter that leaves tests in one group only
+        (("--", "-k", "x"), 5, 1, 1),
+        (("--", "-k", "x"), 5, 5, 5),
+        ((), 5, 0, 5),  # tests that should be there
+    ],
+)
+def test_a_run_without_a_test(checkout: Checkout, arguments: tuple[str, ...], unit: int, engine: int, expected: int):
+    assert checkout.code("unit", "engine", *arguments, unit_code=unit, engine_code=engine) == expected
+    assert "tests/unit: no test was run: does a filter leave any?" in checkout.said
+
+
+def test_after_ctrl_c_no_other_group_begins(checkout: Checkout):
+    with checkout.start("unit", "engine", unit_code="waits") as run:
+        assert run.stdout.readline() == "waiting\n"
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.wait(60) == 130
+    assert tuple(checkout.called()) == ("unit",)
