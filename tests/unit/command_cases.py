@@ -1,0 +1,21 @@
+"""Commands that a text shows, read as the programs would read them; nothing is run."""
+
+from collections.abc import Sequence
+
+import typer
+
+from launch.cli import app
+
+
+def understood(words: Sequence[str]) -> None:
+    """Parses a command of run.sh's Python.
+
+    Raises:
+        KeyError: there is no such command.
+        click.UsageError: it has no such option, or takes no such argument.
+    """
+    group, name = typer.main.get_command(app), ""
+    while isinstance(group, typer.core.TyperGroup):
+        name, *words = words
+        group = group.commands[name]
+    group.make_context(name, list(words))

@@ -1,0 +1,99 @@
+"""docker/compose.yaml: a node gets what the launcher gives a host of a cluster; images and verbs exist."""
+
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launch.images.targets import targets
+from launch.inventory import this_machine
+from launch.plan.start import ASCEND_DEVICES, container
+
+ROOT = Path(__file__).parents[2]
+SERVICES = {"cpu": "cpu", "cuda": "cuda13", "ascend-a2": "ascend-cann9.1", "ascend-a3": "ascend-cann9.1"}
+NPUS = {"ascend-a2": 8, "ascend-a3": 16}
+
+
+def services() -> dict[str, dict[str, Any]]:
+    """The services, with `extends` as Compose does it: lists are put together, all else is replaced."""
+    found = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
+    for name, service in found.items():
+        if "extends" in service:
+            of = found[service.pop("extends")["service"]]
+            lists = {key: [*of[key], *value] for key, value in service.items() if isinstance(value, list) and key in of}
+            found[name] = of | service | lists
+    return found
+
+
+def launched(stack: str) -> list[str]:
+    """The options of the launcher's docker run on a host of the stack."""
+    inventory = this_machine(stack).model_copy(update={"image": "image", "project": None})
+    return shlex.split(container(inventory, 0, [], None, 64).partition(" image ")[0])
+
+
+def values(options: list[str], name: str) -> list[str]:
+    """What stands behind an option."""
+    return [value for option, value in pairwise(options) if option == name]
+
+
+def binds(mounts: list[dict[str, Any]]) -> set[str]:
+    """Compose's mounts as the launcher writes them."""
+    return {
+        f"type=bind,source={mount['source']},target={mount['target']}" + ",readonly" * mount.get("read_only", False)
+        for mount in mounts
+    }
+
+
+def test_there_is_a_service_for_each_kind_of_device():
+    assert set(services()) == set(SERVICES)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_images_are_targets(name: str):
+    image = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", services()[name]["image"])
+    repository, _, tag = image.partition(":")
+    assert repository == "ascend-quant" and tag in targets()
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_commands_are_verbs_of_run_sh(name: str):
+    verbs = re.findall(r"^readonly COMMANDS=\((.*)\)$", (ROOT / "run.sh").read_text(), re.M)[0].split()
+    assert services()[name]["command"][0] in verbs
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_devices_are_those_of_the_launcher(name: str):
+    options, service = launched(SERVICES[name]), services()[name]
+    npus = [f"/dev/davinci{number}" for number in range(NPUS.get(name, 0))]
+    assert service.get("devices", []) == [*(ASCEND_DEVICES if npus else ()), *npus]
+    assert [f"--device={path}" in options for path in ASCEND_DEVICES] == [bool(npus)] * len(ASCEND_DEVICES)
+    assert ("/dev/davinci[0-9]*)" in options) == bool(npus)
+    assert ("--gpus" in options) == ("deploy" in service) == (name == "cuda")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_the_driver_comes_from_where_the_launcher_takes_it(name: str):
+    mounts = services()[name]["volumes"]
+    driver = [mount for mount in mounts if not mount["source"].startswith("${")]
+    assert binds(driver) == set(values(launched(SERVICES[name]), "--mount"))
+    assert all(mount["bind"] == {"create_host_path": False} for mount in mounts)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_limits_are_those_of_the_launcher(name: str):
+    service, options = services()[name], launched(SERVICES[name])
+    limits = {f"{key}={of['soft']}:{of['hard']}" for key, of in service.get("ulimits", {}).items()}
+    assert limits == set(values(options, "--ulimit"))
+    assert [service["shm_size"].removesuffix("b")] == values(options, "--shm-size")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_only_tmp_and_the_folders_of_the_run_can_be_written(name: str):
+    service = services()[name]
+    assert service["read_only"] is True and [one.partition(":")[0] for one in service["tmpfs"]] == ["/tmp"]
+    written = {mount["target"] for mount in service["volumes"] if not mount.get("read_only")}
+    assert written == {"/work/data", "/work/runs"}

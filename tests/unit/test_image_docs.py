@@ -1,0 +1,145 @@
+"""docs/images.md: its commands are understood, its lines are those that programs write, and both languages agree."""
+
+import os
+import re
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from command_cases import understood
+from doctor_facts import NPU_FILES, well
+
+from launch.commands.images import images_app
+from launch.doctor.facts import GIB, Devices
+from launch.images.targets import targets
+from launch.inventory import Inventory, load, names
+from launch.plan.start import ASCEND_DEVICES, ASCEND_DRIVER, bind, limits
+from launch.preflight import problem
+
+ROOT = Path(__file__).parents[2]
+PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("images.md", "images.zh.md")}
+ENGLISH, CHINESE = PAGES.values()
+SHOWING = (ENGLISH, *((ROOT / name).read_text() for name in ("README.md", "README.zh.md", "CONTRIBUTING.md")))
+ENTRY = ROOT / "docker/entrypoint.sh"
+IMAGE = " ascend-quant:"
+
+
+def commands(text: str, start: str = "") -> list[str]:
+    """The lines of the code blocks that begin so, without comments; lines that go on are one."""
+    code = "".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+    lines = [" ".join(line.partition(" # ")[0].split()) for line in code.splitlines() if line.strip()]
+    return [line for line in lines if line.startswith(start)]
+
+
+def first_cells(text: str) -> list[list[str]]:
+    """What stands in `marks` in the first cell of each row of the tables."""
+    return [re.findall("`([^`]+)`", line.split(" | ")[0]) for line in text.splitlines() if line.startswith("| ")]
+
+
+def verbs() -> list[str]:
+    """Those of the images."""
+    return re.findall(r"VERBS=\(([^)]*)\)", ENTRY.read_text())[0].split()
+
+
+def test_both_languages_have_the_same_commands_headings_and_words():
+    assert commands(ENGLISH) == commands(CHINESE)
+    assert first_cells(ENGLISH) == first_cells(CHINESE)
+    headings = [[len(marks) for marks in re.findall(r"^(#+) ", text, re.M)] for text in PAGES.values()]
+    assert headings[0] == headings[1]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_linked_files_exist(page: str):
+    for target in re.findall(r"\]\(([^)]+)\)", PAGES[page]):
+        assert (ROOT / "docs" / target).is_file(), target
+
+
+def test_commands_of_run_sh_are_understood():
+    for line in [line for text in SHOWING for line in commands(text, "./run.sh images")]:
+        words = shlex.split(line)[1:]
+        understood(words)
+        assert words[1] != "build" or words[2] in targets()
+
+
+def test_every_command_of_images_is_shown():
+    shown = {line.split()[2] for line in commands(ENGLISH, "./run.sh images")}
+    assert shown == {command.name or command.callback.__name__ for command in images_app.registered_commands}
+
+
+def test_containers_are_of_targets_and_are_given_verbs():
+    runs = [line for text in SHOWING for line in commands(text, "docker run")]
+    assert len(runs) >= 8
+    for line in runs:
+        target, *words = shlex.split(line.split(IMAGE)[1].partition(" > ")[0])
+        assert target in targets() and words[0] in verbs()
+        understood(words)
+
+
+def test_containers_with_devices_get_what_the_launcher_gives_them():
+    (npus,) = [line for line in commands(ENGLISH, "docker run") if "ascend-cann" in line]
+    (gpus,) = [line for line in commands(ENGLISH, "docker run") if "cuda13" in line]
+    wanted = {f"--device={path}" for path in ASCEND_DEVICES} | {bind(f"{path}:{path}:ro") for path in ASCEND_DRIVER}
+    assert wanted | set(limits("ascend-cann9.1")) <= set(npus.split())
+    assert "$(printf -- ' --device=%s' /dev/davinci[0-9]*)" in npus
+    assert set(limits("cuda13")) | {"--gpus"} <= set(gpus.split())
+
+
+def test_services_and_their_verbs_exist():
+    services = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
+    for line in commands(ENGLISH, "docker compose"):
+        words = shlex.split(line)
+        _, verb, *options = words[next(place for place, word in enumerate(words) if word in services) :]
+        assert verb in verbs()
+        understood([verb, *options])
+
+
+def test_the_tables_have_every_image_and_every_verb():
+    named = [word for row in first_cells(ENGLISH) for word in row]
+    assert {word.removeprefix(IMAGE.strip()) for word in named if word.startswith(IMAGE.strip())} == set(targets())
+    assert set(verbs()) - {"help"} <= set(named)
+
+
+def wrong_uses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is said of each wrong use of the table, in its order."""
+    npus, system, ascend = well().devices, well().system, "ascend-cann9.1"
+    unknown = subprocess.run(["bash", str(ENTRY), "smok"], capture_output=True, text=True, timeout=60)
+    no_driver = Devices("npu-smi", "npu-smi is not on PATH", files=NPU_FILES)
+    no_npu = Devices("npu-smi", "dcmi failed", driver="25.5.1", files=NPU_FILES[2:])
+    a3 = {"devices": replace(npus, chip="ascend910_9392"), "software": replace(well().software, chip_of_image="A2")}
+    no_gpu = Devices("nvidia-smi", "nvidia-smi is not on PATH")
+    small = replace(system, shared_memory=(GIB // 16, GIB // 16))
+    said = [
+        unknown.stderr.strip(),
+        problem("smoke", ascend, well(ascend, devices=no_driver), str(folder)),
+        problem("smoke", ascend, well(ascend, devices=no_npu), str(folder)),
+        problem("smoke", ascend, well(ascend, **a3), str(folder)),
+        problem("smoke", "cuda13", well("cuda13", devices=no_gpu), str(folder)),
+        problem("smoke", "cpu", well("cpu", system=small), str(folder)),
+    ]
+    missing = problem("smoke", "cpu", well("cpu"), str(folder / "missing")).replace(str(folder / "missing"), "/tmp")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+        noexec = problem("smoke", "cpu", well("cpu"), str(folder)).replace(str(folder), "/tmp")
+    return [*said, noexec, missing, problem("demo", ascend, well(ascend), str(folder))]
+
+
+def test_what_one_reads_is_what_programs_write(tmp_path: Path, monkeypatch):
+    rows = [row[0] for row in first_cells(ENGLISH.split("## When something is wrong")[1].split("\n## ")[0]) if row]
+    for row, said in zip(rows, wrong_uses(tmp_path, monkeypatch), strict=True):
+        assert re.match(".*".join(map(re.escape, row.split(".."))), said), (row, said)
+
+
+@pytest.mark.parametrize("inventory", [one for one in map(load, names()) if one.image], ids=lambda one: one.image)
+def test_inventories_name_images_of_their_stack(inventory: Inventory):
+    name, _, target = inventory.image.partition(":")
+    assert f" {name}:" == IMAGE and targets()[target].stack == inventory.stack
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md", "docs/cluster.md", "docs/cluster.zh.md", "run.sh"])
+def test_images_are_no_longer_planned(page: str):
+    lines = [line for line in (ROOT / page).read_text().splitlines() if "image" in line.lower() or "镜像" in line]
+    assert not [line for line in lines if "planned" in line or "计划" in line]
