@@ -1,6 +1,6 @@
 #!/bin/bash
-# for_npu.sh COMMAND ..: a build for NPUs where there is none and no driver: with CANN's stand-in for the driver's library, and
-# without torch loading torch_npu by itself. Not for run time, where it would hide a missing driver.
+# for_npu.sh COMMAND ..: a build for NPUs where there is none and no driver: with CANN's stand-in for the driver's library,
+# and without torch loading torch_npu by itself. Not for run time, where it would hide a missing driver.
 set -euo pipefail
 
 driver=$ASCEND_HOME_PATH/$(uname -m)-linux/devlib

@@ -1,7 +1,7 @@
 #!/bin/bash
-# from_source.sh NAME ..: install these of SOURCES (NAME=REPOSITORY@COMMIT[#VERSION] ..) from /src (sources.sh) into /opt/venv,
-# built against what is in it. from_source.sh --except NAME ..: all others. pip writes the address and the commit into the
-# package's metadata (PEP 610). Without tags the version has to be said to setuptools-scm.
+# from_source.sh NAME ..: install these of SOURCES (NAME=REPOSITORY@COMMIT[#VERSION] ..) from /src (sources.sh) into
+# /opt/venv, built against what is in it. from_source.sh --except NAME ..: all others. pip writes the address and the
+# commit into the package's metadata (PEP 610). Without tags the version has to be said to setuptools-scm.
 set -euo pipefail
 
 fail() {
@@ -27,7 +27,8 @@ install() { # install NAME=REPOSITORY@COMMIT[#VERSION]
   local name=${pinned%%=*} address=${pinned#*=} version=
   local repository=${address%@*} commit=${address##*@}
   if [[ $1 == *'#'* ]]; then version=${1##*#}; fi
-  [[ -n $(git ls-remote --heads "$repository" "pinned-$commit") ]] || fail "$name: /src (the stage 'sources') lacks $repository at $commit"
+  [[ -n $(git ls-remote --heads "$repository" "pinned-$commit") ]] ||
+    fail "$name: /src (the stage 'sources') lacks $repository at $commit"
   echo "$name ${version:+$version }from $repository at $commit"
   env ${version:+"SETUPTOOLS_SCM_PRETEND_VERSION=$version"} \
     python -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps --no-build-isolation \
@@ -35,15 +36,17 @@ install() { # install NAME=REPOSITORY@COMMIT[#VERSION]
 }
 
 main() {
-  local all_but=0 source chosen=0
+  local all_but=0 source named chosen=0
   if [[ ${1:-} == --except ]]; then
     all_but=1
     shift
   fi
   export PATH=/opt/venv/bin:$PATH
   from_src
-  for source in ${SOURCES:?from_source.sh: SOURCES is empty: ./run.sh images build passes it, from docker/stacks.yaml}; do
-    if [[ " $* " == *" ${source%%=*} "* ]]; then ((all_but)) && continue; else ((all_but)) || continue; fi
+  for source in ${SOURCES:?is empty: ./run.sh images build passes it, from docker/stacks.yaml}; do
+    named=0
+    if [[ " $* " == *" ${source%%=*} "* ]]; then named=1; fi
+    if ((named == all_but)); then continue; fi
     install "$source"
     chosen=$((chosen + 1))
   done

@@ -1,7 +1,7 @@
 #!/bin/sh
 # sources.sh FOLDER NAME=REPOSITORY@COMMIT[#VERSION] ..: exactly these commits, and the submodules that they name, at the
-# commits that they name: in one bare repository for each address, which knows it as remote.origin.url. With their history:
-# from a repository without it pip's clone never ends (a partial clone of a shallow one; seen with git 2.39 and pip 26).
+# commits that they name: in one bare repository for each address, which knows it as remote.origin.url.
+# With their history: without it pip's clone never ends (a partial clone of a shallow one; git 2.39, pip 26).
 set -eu
 # shellcheck source=docker/steps/index.sh
 . "$(dirname "$0")/index.sh"
@@ -16,13 +16,17 @@ place() { # place FOLDER ADDRESS: with or without .git it is the same repository
 }
 
 fetch() { # fetch FOLDER ADDRESS COMMIT
-  git init -q --bare "$(place "$1" "$2")"
-  git -C "$(place "$1" "$2")" config remote.origin.url "${2%.git}"
-  git -C "$(place "$1" "$2")" fetch -q --no-tags "$2" "$3:refs/heads/pinned-$3" || fail "no commit $3 could be fetched from $2"
-  [ "$(git -C "$(place "$1" "$2")" rev-parse "refs/heads/pinned-$3^{commit}")" = "$3" ] || fail "$2 sent another commit than $3"
-  git -C "$(place "$1" "$2")" symbolic-ref HEAD "refs/heads/pinned-$3"
-  echo "$2 $3"
+  fetch_into "$(place "$1" "$2")" "$2" "$3"
   fetch_submodules "$1" "$(place "$1" "$2")" "$3"
+}
+
+fetch_into() { # fetch_into REPOSITORY ADDRESS COMMIT
+  git init -q --bare "$1"
+  git -C "$1" config remote.origin.url "${2%.git}"
+  git -C "$1" fetch -q --no-tags "$2" "$3:refs/heads/pinned-$3" || fail "no commit $3 could be fetched from $2"
+  [ "$(git -C "$1" rev-parse "refs/heads/pinned-$3^{commit}")" = "$3" ] || fail "$2 sent another commit than $3"
+  git -C "$1" symbolic-ref HEAD "refs/heads/pinned-$3"
+  echo "$2 $3"
 }
 
 fetch_submodules() { # fetch_submodules FOLDER REPOSITORY COMMIT

@@ -164,7 +164,5 @@ def test_programs_of_the_image(docker, cpu):
     assert "addition-int8" in listed
 
 
-def test_compose_and_bake_files_are_well_formed(docker):
+def test_the_compose_file_is_well_formed(docker):
     docker.docker("compose", "-f", ROOT / "docker" / "compose.yaml", "config", "--quiet")
-    printed = docker.docker("buildx", "bake", "--file", ROOT / "docker" / "docker-bake.hcl", "--print", "all", cwd=ROOT)
-    assert "cpu" in json.loads(printed.stdout)["target"]
