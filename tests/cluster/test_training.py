@@ -8,20 +8,16 @@ import re
 import time
 from pathlib import Path
 
+import addition_start
 import pytest
-import torch
 
 from cluster.launches import Launches
-from launch.demo.model import build_model
-from launch.demo.task import write_parquet
-from launch.demo.tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.timeout(1200)
 
 STEPS, PROMPTS = 4, 8
 REPORTED_SECONDS = 30  # the issue's
 FIRST_STEP_SECONDS, REST_SECONDS = 480, 500
-TENSORS = 2 * 12 + 3  # of the model: two layers of twelve, the embedding, the last norm and the head
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
     return sum(c in "02468" for c in solution_str) / max(1, len(solution_str))
@@ -41,11 +37,7 @@ OVERRIDES = {
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
     """The recipe's data and model, the model without its warm-up; and another reward."""
-    folder = tmp_path / "data" / "addition"
-    build_model("qwen2", seed=0).to(torch.bfloat16).save_pretrained(folder / "start")
-    save_tokenizer(folder / "start")
-    for name in ("train", "test"):
-        write_parquet(folder / f"{name}.parquet", prompts=STEPS * PROMPTS, seed=0)
+    folder = addition_start.write(tmp_path / "data", STEPS * PROMPTS)
     (folder / "reward.py").write_text(REWARD)
     return folder.parent
 
@@ -87,6 +79,6 @@ def test_replicas_on_two_hosts_and_a_restart_after_one_has_died(hosts, launches:
     assert min(first) == 1 and min(second) > saved and max(second) == STEPS
     for step in (*first.values(), *second.values()):
         for rank in (0, 1):
-            assert step[f"refit/replica{rank}/proved"] == step[f"refit/replica{rank}/tensors"] == TENSORS
+            assert step[f"refit/replica{rank}/proved"] == step[f"refit/replica{rank}/tensors"] == addition_start.TENSORS
         assert step["refit/replica0/digest"] == step["refit/replica1/digest"]
     assert len({step["refit/replica0/digest"] for step in second.values()}) == len(second)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from docker_engine.engine import Engine
+from launch.images.build import git, project_version
 from launch.root import ROOT
 from launch.stacks import pins
 
@@ -21,7 +22,9 @@ def build(engine: Engine, base: str, folder: Path, name: str = NAME, options: tu
         options: more for `docker buildx bake`.
     """
     files = [ROOT / "docker" / "docker-bake.hcl", _here(base, name, folder)]
-    command = ["buildx", "bake", "--progress=plain", *(f"--file={file}" for file in files), *options, "cpu"]
+    arguments = {"VERSION": project_version(), "REVISION": git(ROOT, "rev-parse", "HEAD").strip()}
+    said = [f"--set=cpu.args.{name}={value}" for name, value in arguments.items()]
+    command = ["buildx", "bake", "--progress=plain", *(f"--file={file}" for file in files), *said, *options, "cpu"]
     engine.docker(*command, timeout=SECONDS, cwd=ROOT)
     return name
 

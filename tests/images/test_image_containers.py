@@ -8,14 +8,11 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import addition_start
 import pytest
-import torch
 import yaml
 from docker_engine.engine import Engine
 
-from launch.demo.model import build_model
-from launch.demo.task import write_parquet
-from launch.demo.tokenizer import save_tokenizer
 from launch.root import ROOT
 
 pytestmark = pytest.mark.timeout(1500)
@@ -24,7 +21,6 @@ ADDRESSES = ("10.77.9.11", "10.77.9.12", "10.77.9.13")
 SUBNET = "10.77.9.0/24"
 SECONDS = 900
 STEPS, PROMPTS, SAMPLES = 2, 6, 2  # prompts and samples of a step are dealt out to three ranks
-TENSORS = 2 * 12 + 3  # of the model: two layers of twelve, the embedding, the last norm and the head
 OVERRIDES = {
     "data.train_batch_size": PROMPTS,
     "actor_rollout_ref.actor.ppo_mini_batch_size": PROMPTS,
@@ -50,11 +46,7 @@ def network(docker: Engine) -> Iterator[str]:
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
     """A folder that the containers share, their user's: the recipe's data, and its model without the warm-up."""
-    folder = tmp_path / "data" / "addition"
-    build_model("qwen2", seed=0).to(torch.bfloat16).save_pretrained(folder / "start")
-    save_tokenizer(folder / "start")
-    for name in ("train", "test"):
-        write_parquet(folder / f"{name}.parquet", prompts=STEPS * PROMPTS, seed=0)
+    addition_start.write(tmp_path / "data", STEPS * PROMPTS)
     for path in (tmp_path, *tmp_path.rglob("*")):
         os.chown(path, OF_THE_IMAGE, OF_THE_IMAGE)
     return tmp_path
@@ -95,7 +87,7 @@ def test_three_containers_train(docker: Engine, cpu: str, network: str, shared: 
     assert {1, 2} <= set(steps)
     for step in (steps[1], steps[2]):
         ranks = range(len(ADDRESSES))
-        assert all(step[f"refit/replica{rank}/proved"] == TENSORS for rank in ranks)
+        assert all(step[f"refit/replica{rank}/proved"] == addition_start.TENSORS for rank in ranks)
         assert len({step[f"refit/replica{rank}/digest"] for rank in ranks}) == 1
 
 
