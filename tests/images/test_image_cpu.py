@@ -145,7 +145,7 @@ def test_two_builds_have_one_manifest(docker, cpu, stand_in_base, docker_folder)
     [
         ((), ("fly",), 2, "no verb 'fly'. Verbs: smoke doctor demo train"),
         (("--shm-size", "16m"), ("smoke",), 3, "--shm-size"),
-        (("--tmpfs", "/tmp:noexec"), ("smoke",), 3, "/tmp is mounted noexec"),
+        (("--tmpfs", "/tmp:noexec", "--shm-size", "2g"), ("smoke",), 3, "/tmp is mounted noexec"),
         (("--read-only", "--tmpfs", "/tmp:exec", "--shm-size", "2g"), ("train", "no-such-recipe"), 2, "no-such-recipe"),
     ],
 )

@@ -2,7 +2,9 @@
 
 import ctypes
 import json
+import logging
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ from ascend_quant.kernels import cpu
 from ascend_quant.refit import Refit
 from ascend_quant.resident import QuantizedWeight, ResidentWeight
 from ascend_quant.schemes import SCHEMES
-from ascend_quant.selfcheck import expected, libraries
+from ascend_quant.selfcheck import expected, libraries, operators
 from ascend_quant.selfcheck.operators import check_operators
 
 CPU = torch.device("cpu")
@@ -46,6 +48,20 @@ def test_every_scheme_of_this_cpu_passes():
 
 def test_without_check_nothing_more_is_done():
     assert "checked" not in json.loads(CliRunner().invoke(app, ["kernels", "cpu", "--json"]).stdout)
+
+
+def test_what_libraries_log_does_not_come_between_the_json(monkeypatch):
+    """As vLLM does: its handler keeps what is stdout at its import."""
+
+    def logging_check(device):
+        print("printed")
+        logging.StreamHandler(sys.stdout).emit(logging.makeLogRecord({"msg": "logged"}))
+        return []
+
+    monkeypatch.setattr(operators, "check_operators", logging_check)
+    result = CliRunner().invoke(app, ["kernels", "cpu", "--check", "--json"])
+    assert json.loads(result.stdout)["checked"] == []
+    assert result.stderr == "printed\nlogged\n"
 
 
 def test_npus_are_sent_to_their_own_test():

@@ -123,6 +123,12 @@ def test_a_child_s_json_comes_apart_from_what_it_logs(setting):
     assert ended.log.read_text() == "a warning\n"
 
 
+def test_a_child_that_prints_no_json_says_what(setting):
+    ended = children.run(setting, "one", [sys.executable, "-c", "print('INFO here is'); print('{}')"], 60, apart=True)
+    assert ended.code == 0 and ended.json() is None
+    assert ended.why() == "one ended with 0, but its stdout is no JSON: 'INFO here is\\n{}\\n'"
+
+
 def test_a_child_that_a_signal_kills_says_which(setting):
     code = "import os, sys; print('RuntimeError: a last word', flush=True); os.kill(os.getpid(), 11)"
     ended = children.run(setting, "engine", [sys.executable, "-c", code], 60)

