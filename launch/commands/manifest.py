@@ -1,5 +1,6 @@
 """`manifest`, inside an image: what it is made of."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ def manifest(as_json: Annotated[bool, typer.Option("--json", help="Print JSON al
     from launch.images.inside import manifest as look
 
     try:
-        found = look()
+        found = look(os.environ)
     except LaunchError as error:
         fail(str(error), WRONG_USE)
     typer.echo(found.as_json() if as_json else "\n".join(found.lines()), nl=not as_json)

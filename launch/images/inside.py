@@ -1,7 +1,6 @@
 """The manifest, read from within an image: `docker run IMAGE manifest`. Nothing is imported that is looked at."""
 
 import json
-import os
 import platform
 import re
 import sys
@@ -21,7 +20,7 @@ KERNELS_SECONDS = 300  # it imports torch
 CPU = "cpu"
 
 
-def manifest(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Manifest:
+def manifest(environment: Mapping[str, str], root: Path = Path("/")) -> Manifest:
     """What this image is made of.
 
     Raises:
