@@ -1,6 +1,7 @@
 """`run.sh smoke`: does this installation work on this machine?"""
 
 import os
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +43,8 @@ def smoke(
     if target != STDOUT and not os.access(target.absolute().parent, os.W_OK):
         fail(f"--json {target}: {target.absolute().parent} cannot be written", WRONG_USE)
     console = Console(stderr=target == STDOUT)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end it as Ctrl-C does: with what its parts have started
+        signal.signal(number, signal.default_int_handler)
     content = run.smoke(stack, stacks[stack].devices, steps, only or [], console)
     if target == STDOUT:
         typer.echo(run.as_text(content), nl=False)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -136,6 +137,41 @@ def test_a_child_that_a_signal_kills_says_which(setting):
     assert "engine was killed by signal 11" in ended.why() and "RuntimeError: a last word" in ended.why()
 
 
+def ended_soon(pid: int) -> bool:
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_smoke_that_is_asked_to_stop_ends_what_it_started(tmp_path, number):
+    """Unlike Ctrl-C these signals end a Python process at once, unless it does something about it."""
+    file = tmp_path / "pid"
+    code = f"import os, pathlib, time; pathlib.Path({str(file)!r}).write_text(str(os.getpid())); time.sleep(600)"
+    smoking = f"""
+import sys
+from launch.cli import app
+from launch.smoke import child, run
+run.GROUPS = ((("doctor",), lambda setting: child.run(setting, "slow", [sys.executable, "-c", {code!r}], 600)),)
+app(["smoke", "--only", "doctor", "--json", "-"])
+"""
+    smoke = subprocess.Popen(
+        [sys.executable, "-c", smoking], stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    while not (file.is_file() and file.read_text()):
+        assert smoke.poll() is None, smoke.stderr.read()
+        time.sleep(0.1)
+    smoke.send_signal(number)
+    assert smoke.wait(60) != 0
+    pid = int(file.read_text())
+    if not ended_soon(pid):
+        os.kill(pid, signal.SIGKILL)
+        pytest.fail("what smoke started still runs")
+
+
 def test_a_child_that_takes_too_long_ends_with_all_that_it_started(setting):
     sleeper = f"import os, time; open({str(setting.folder / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     start = f"subprocess.Popen([sys.executable, '-c', {sleeper!r}], start_new_session=True)"
@@ -143,11 +179,7 @@ def test_a_child_that_takes_too_long_ends_with_all_that_it_started(setting):
     file = setting.folder / "pid"
     ended = children.run(setting, "slow", [sys.executable, "-c", code], 3)
     assert ended.code is None and "slow was ended after" in ended.why()
-    pid = int(file.read_text())
-    deadline = time.monotonic() + 30
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "the grandchild still runs"
-        time.sleep(0.1)
+    assert ended_soon(int(file.read_text())), "the grandchild still runs"
 
 
 def test_children_have_the_stack_s_environment_and_no_network(setting, monkeypatch):
