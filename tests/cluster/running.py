@@ -17,7 +17,7 @@ class Running:
         self.output = output
         with output.open("wb") as stream:
             self._process = subprocess.Popen(
-                command,
+                ["env", "--default-signal=INT,QUIT,HUP", *command],  # whatever those who started the tests ignore
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
