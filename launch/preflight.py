@@ -17,7 +17,6 @@ from launch.doctor.gather.software import CHIP_VARIABLE, chip_of_build
 from launch.doctor.wanted import Wanted
 from launch.stacks import pins
 
-STACK_VARIABLE = "ASCEND_QUANT_STACK"  # set by our images
 SWITCH = "ASCEND_QUANT_PREFLIGHT"  # off: look at nothing
 TEMPORARY = "/tmp"
 DRIVER = "/usr/local/Ascend/driver"

@@ -8,6 +8,7 @@ from launch.recipes.fields import Fields
 from launch.root import ROOT
 
 FILE = ROOT / "docker" / "stacks.yaml"
+STACK_VARIABLE = "ASCEND_QUANT_STACK"  # set by our images
 
 Chip = Literal["A2", "A3"]
 Image = Annotated[str, Field(pattern=r"^[a-z0-9./-]+:[\w.-]+(@sha256:[0-9a-f]{64})?$")]

@@ -15,8 +15,8 @@ def preflight(
     arguments: Annotated[list[str] | None, typer.Argument(help="Those of the verb.")] = None,
 ) -> None:
     """One line and 3 if this container cannot carry the verb out; silence and 0 if nothing speaks against it."""
-    from launch.preflight import ELSEWHERE, STACK_VARIABLE, SWITCH, gather, problem
-    from launch.stacks import all_pins
+    from launch.preflight import ELSEWHERE, SWITCH, gather, problem
+    from launch.stacks import STACK_VARIABLE, all_pins
 
     stack = os.environ.get(STACK_VARIABLE)
     if stack is None or ELSEWHERE.intersection(word.partition("=")[0] for word in arguments or []):

@@ -30,9 +30,8 @@ def smoke(
     """
     from rich.console import Console
 
-    from launch.preflight import STACK_VARIABLE
     from launch.smoke import run
-    from launch.stacks import all_pins
+    from launch.stacks import STACK_VARIABLE, all_pins
 
     stack, stacks = os.environ.get(STACK_VARIABLE) or "cpu", all_pins()
     if stack not in stacks:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from launch.inventory.fields import Inventory, Ports
 from launch.recipes.fields import Recipe
 from launch.recipes.settings import Paths
+from launch.stacks import STACK_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Wanted:
 
 def wanted_here(recipe: Recipe | None, paths: Paths | None) -> Wanted:
     """What a run on this machine alone wants of it."""
-    stack = recipe.stack if recipe else os.environ.get("ASCEND_QUANT_STACK") or "cpu"  # images set it
+    stack = recipe.stack if recipe else os.environ.get(STACK_VARIABLE) or "cpu"
     devices = recipe.devices_per_node if recipe else "auto"
     return Wanted(stack=stack, devices=devices, **_of_recipe(recipe, paths))
 

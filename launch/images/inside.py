@@ -14,8 +14,9 @@ from launch.doctor.gather.tools import ask
 from launch.errors import LaunchError
 from launch.images.compiled import compiled
 from launch.images.manifest import Manifest, Package
+from launch.stacks import STACK_VARIABLE
 
-STACK_VARIABLE, REVISION_VARIABLE = "ASCEND_QUANT_STACK", "ASCEND_QUANT_REVISION"  # set by our images
+REVISION_VARIABLE = "ASCEND_QUANT_REVISION"  # set by our images
 KERNELS_SECONDS = 300  # it imports torch
 CPU = "cpu"
 

@@ -4,9 +4,9 @@ import os
 from typing import Any
 
 from launch.doctor.traits import PACKAGES
-from launch.preflight import STACK_VARIABLE
 from launch.smoke.child import Setting, python, run
 from launch.smoke.result import FAILED, Result, judged, not_applicable
+from launch.stacks import STACK_VARIABLE
 
 MANIFEST_SECONDS, DOCTOR_SECONDS = 300, 300
 LONG = ("packages", "system_packages", "compiled")  # of a manifest: `images verify` reads them
