@@ -10,7 +10,7 @@ from benchmarks.tasks import Task
 
 def main(asked: str, answer: str) -> None:
     """Carry out the task of one file, write the result to another, whole or not at all."""
-    task = Task(**json.loads(Path(asked).read_text()))
+    task = Task.of(json.loads(Path(asked).read_text()))
     result = import_module(f"benchmarks.{task.part}").run(task)
     partial = Path(answer).with_suffix(".partial")
     partial.write_text(json.dumps(result))

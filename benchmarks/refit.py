@@ -1,6 +1,6 @@
 """python -m benchmarks.refit: what a refit costs, beside the alternatives, in one run."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -39,11 +39,11 @@ def main(
 ) -> None:
     """Measure refits and their alternatives on the same tensors; ends with 1 if bytes or answers are wrong."""
     chosen = {
-        "--device": _choices("--device", device, tuple(MODEL))[:1],
-        "--model": _choices("--model", model or MODEL.get(device, ""), tuple(MODELS)),
-        "--parts": _choices("--parts", parts, PARTS),
-        "--schemes": _choices("--schemes", schemes, tuple(engine.SCHEMES)),
-        "--scheme": _choices("--scheme", scheme, engine.OURS),
+        "--device": choices("--device", device, tuple(MODEL))[:1],
+        "--model": choices("--model", model or MODEL.get(device, ""), tuple(MODELS)),
+        "--parts": choices("--parts", parts, PARTS),
+        "--schemes": choices("--schemes", schemes, tuple(engine.SCHEMES)),
+        "--scheme": choices("--scheme", scheme, engine.OURS),
     }
     if chosen["--parts"] != ["kernels"] and find_spec("vllm") is None:
         raise typer.BadParameter("vLLM is not installed: only --parts kernels does without", param_hint="--parts")
@@ -59,12 +59,17 @@ def main(
             get_model(name).cut(layers)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--layers") from None
-    outcomes = _carry_out(tasks, device, json)
+
+    def write(outcomes: Sequence[Outcome]) -> None:
+        if json is not None:
+            report.write_json(json, device, outcomes)
+
+    outcomes = in_turn(tasks, SECONDS, write)
     report.show(outcomes, report.console())
     raise typer.Exit(bool(report.faults_of(outcomes)))
 
 
-def _choices(option: str, said: str, known: tuple[str, ...]) -> list[str]:
+def choices(option: str, said: str, known: tuple[str, ...]) -> list[str]:
     """Words with commas between them, each of them a known one."""
     words = [word.strip() for word in said.split(",") if word.strip()]
     unknown = [word for word in words if word not in known]
@@ -91,21 +96,20 @@ def _alternatives(
             yield from ({"scheme": scheme, "variant": way} for way in ways)
 
 
-def _carry_out(tasks: list[Task], device: str, json: Path | None) -> list[Outcome]:
-    """One after the other, a line each; what is known so far is written after each."""
-    outcomes = []
+def in_turn(tasks: Sequence[Task], seconds: float, write: Callable[[Sequence[Outcome]], None]) -> list[Outcome]:
+    """Carry out one task after the other, a line each; `write` is given what is known so far after each."""
+    outcomes: list[Outcome] = []
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     out = report.console()
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
         shown = progress.add_task("")
         for number, task in enumerate(tasks, 1):
             progress.update(shown, description=f"{number} of {len(tasks)}: {task.title()}")
-            outcome = carry_out(task, SECONDS)
+            outcome = carry_out(task, seconds)
             outcomes.append(outcome)
             ending = "failed" if outcome.result is None else "done"
             out.print(f"{number} of {len(tasks)}: {task.title()}: {ending} in {outcome.seconds:.0f} s")
-            if json is not None:
-                report.write_json(json, device, outcomes)
+            write(outcomes)
     return outcomes
 
 

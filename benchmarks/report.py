@@ -48,22 +48,29 @@ def _pairs(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
 
 
 def write_json(path: Path, device: str, outcomes: Sequence[Outcome]) -> None:
-    """Everything, every sample included; whole or not at all."""
+    """Everything, every sample included."""
     content = {
-        "format": FORMAT,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": ["python", "-m", "benchmarks.refit", *sys.argv[1:]],
-        "hardware": hardware(device),
-        "versions": versions(),
         "copy_bytes_per_second": copy_rate(outcomes),
         "rows": [{**asdict(row), "bytes_per_second": row.rate} for row in rows_of(outcomes)],
         "bars": [asdict(bar) for bar in bars_of(outcomes)],
         "faults": faults_of(outcomes),
         "outcomes": [asdict(outcome) for outcome in outcomes],
     }
+    write_run(path, "benchmarks.refit", device, content)
+
+
+def write_run(path: Path, module: str, device: str, content: dict) -> None:
+    """A run of `python -m module`: what it ran on, and its content; whole or not at all."""
+    head = {
+        "format": FORMAT,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": ["python", "-m", module, *sys.argv[1:]],
+        "hardware": hardware(device),
+        "versions": versions(),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n")
+    partial.write_text(json.dumps({**head, **content}, indent=1) + "\n")
     partial.replace(path)
 
 
@@ -112,7 +119,11 @@ def _bars(bars: Sequence[Bar]) -> Table:
     table = Table(title="The bars (judged on a GPU, with whole models)")
     for heading in ("what", "bar", "measured", ""):
         table.add_column(heading, justify="right" if heading in ("bar", "measured") else "left")
-    words = {True: "[green]met[/green]", False: "[red]missed[/red]", None: "not judged"}
     for bar in bars:
-        table.add_row(bar.text, bar.target, f"{bar.value:.3g}", words[bar.met])
+        table.add_row(bar.text, bar.target, f"{bar.value:.3g}", in_words(bar.met))
     return table
+
+
+def in_words(met: bool | None) -> str:
+    """Whether a bar is met, in colour."""
+    return {True: "[green]met[/green]", False: "[red]missed[/red]", None: "not judged"}[met]

@@ -28,14 +28,33 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True)
+class Rollouts:
+    """What part generation generates.
+
+    Attributes:
+        batches: sequences at a time.
+        prompt, answer: tokens of each.
+        logprobs: whether the log-probability of each sampled token is returned.
+        trace: look into a few decode steps too.
+    """
+
+    batches: tuple[int, ...]
+    prompt: int = 256
+    answer: int = 512
+    logprobs: bool = False
+    trace: bool = False
+
+
+@dataclass(frozen=True)
 class Task:
     """What one process measures.
 
     Attributes:
-        part: the module that does it: kernels, engine, graphs or ranks.
+        part: the module that does it: kernels, engine, graphs, ranks or generation.
         layers: how many of the model's; None for all.
         variant: which of the part's alternatives: a scheme, or a way to run the model.
         scheme: of the engines of parts graphs and ranks.
+        rollouts: of part generation.
     """
 
     part: str
@@ -47,6 +66,13 @@ class Task:
     ranks: int = 1
     expert_parallel: bool = False
     scheme: str = "int8"
+    rollouts: Rollouts | None = None
+
+    @classmethod
+    def of(cls, fields: dict) -> "Task":
+        """From what `asdict` made of one."""
+        rollouts = fields["rollouts"]
+        return cls(**{**fields, "rollouts": rollouts and Rollouts(**rollouts)})
 
     def cut_model(self) -> Model:
         """The model with as many layers as asked for."""

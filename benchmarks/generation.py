@@ -1,0 +1,162 @@
+"""Part "generation": rollouts of one engine with the model's true shapes, timed; or where their time goes.
+
+Weights are random, of a real model's spread: a GPU's clock depends on the bits that it multiplies. Every prompt and
+every answer has the same length, so that a batch stays whole until its end.
+"""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from benchmarks import trace
+from benchmarks.floors import Rates, floors, measured_rates
+from benchmarks.models import Model
+from benchmarks.tasks import Task
+
+INT8, TOKEN = {"num_bits": 8, "type": "int", "symmetric": True}, {"strategy": "token", "dynamic": True}
+W8A8 = {  # vLLM's own: what llm-compressor writes for int8 weights and activations
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head", "re:.*mlp.gate$"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {**INT8, "strategy": "channel", "dynamic": False},
+            "input_activations": {**INT8, **TOKEN},
+        }
+    },
+}
+OURS = {"quant_method": "ascend_quant", "scheme": "int8"}
+SCHEMES = {
+    "bf16": {},
+    "int8-vllm": {"quantization": "compressed-tensors", "hf_overrides": {"quantization_config": W8A8}},
+    "int8-ours": {"quantization": "ascend_quant", "hf_overrides": {"quantization_config": OURS}},
+    "fp8-vllm": {"quantization": "fp8"},
+}
+SETTINGS = {
+    "dtype": "bfloat16",
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "max_num_batched_tokens": 8192,
+    "enable_prefix_caching": False,
+    "worker_extension_cls": "benchmarks.random_weights.Extension",
+}
+WARM_STEPS, TIMED_STEPS, TRACED_STEPS = 6, 24, 8
+
+
+@contextmanager
+def started(task: Task) -> Iterator:
+    """A vLLM engine with random weights, with CUDA graphs for the batches that are asked for."""
+    from vllm import LLM
+
+    import benchmarks.random_weights  # noqa: F401  registers our plugin
+
+    rollouts = task.rollouts
+    length = rollouts.prompt + rollouts.answer
+    options = {
+        **SETTINGS,
+        **SCHEMES[task.variant],
+        "max_num_seqs": max(rollouts.batches),
+        "max_model_len": length,
+        "compilation_config": {"cudagraph_capture_sizes": sorted(rollouts.batches)},
+    }
+    if task.device == "cpu":
+        options |= {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}
+    with tempfile.TemporaryDirectory(prefix="model-") as folder:
+        task.cut_model().write_config(Path(folder))
+        llm = LLM(folder, **options)
+        try:
+            llm.collective_rpc("fill_with_random_weights")
+            yield llm
+        finally:
+            llm.llm_engine.engine_core.shutdown()
+
+
+def run(task: Task) -> dict:
+    """Seconds of each batch, and with `trace` what a decode step consists of."""
+    rates = measured_rates() if task.rollouts.trace and task.device == "cuda" else None
+    start = time.perf_counter()
+    with started(task) as llm:
+        result = {"startup_s": time.perf_counter() - start, "seconds": {}, "traces": {}}
+        for batch in task.rollouts.batches:
+            _generate(llm, task, batch, 8)
+            result["seconds"][str(batch)] = _generate(llm, task, batch, task.rollouts.answer)
+            if task.rollouts.trace:
+                result["traces"][str(batch)] = _traced(llm, task, batch, rates)
+    return result
+
+
+def _sampling(task: Task, tokens: int):
+    """As rollouts are sampled: from the whole distribution."""
+    from vllm import SamplingParams
+
+    logprobs = 0 if task.rollouts.logprobs else None
+    return SamplingParams(max_tokens=tokens, temperature=1.0, logprobs=logprobs, ignore_eos=True, detokenize=False)
+
+
+def prompts(model: Model, batch: int, length: int) -> list[dict]:
+    """Random token ids."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(2, model.vocab, (batch, length), generator=generator)
+    return [{"prompt_token_ids": row} for row in ids.tolist()]
+
+
+def _generate(llm, task: Task, batch: int, tokens: int) -> float:
+    """Seconds for a whole batch, its prompts included."""
+    asked = prompts(task.cut_model(), batch, task.rollouts.prompt)
+    start = time.perf_counter()
+    answers = llm.generate(asked, _sampling(task, tokens), use_tqdm=False)
+    taken = time.perf_counter() - start
+    lengths = {len(answer.outputs[0].token_ids) for answer in answers}
+    if lengths != {tokens}:
+        raise RuntimeError(f"{task.title()}: answers of {sorted(lengths)} tokens, {tokens} were asked for")
+    return taken
+
+
+def _traced(llm, task: Task, batch: int, rates: Rates | None) -> dict:
+    """Decode steps in the middle of an answer: their wall time, then their kernels."""
+    engine, rollouts = llm.llm_engine, task.rollouts
+    length = rollouts.prompt + rollouts.answer // 2
+    requests = [f"{batch}-{number}" for number in range(batch)]
+    for name, prompt in zip(requests, prompts(task.cut_model(), batch, length), strict=True):
+        engine.add_request(name, prompt, _sampling(task, rollouts.answer // 2))
+    while sum(bool(answer.outputs[0].token_ids) for answer in engine.step()) < batch:
+        pass  # prompts are still being read
+    _steps(engine, WARM_STEPS)
+    step_us = 1e6 * _steps(engine, TIMED_STEPS) / TIMED_STEPS
+    kernels = trace.kernels_of(lambda: _steps(engine, TRACED_STEPS))
+    engine.abort_request(requests)
+    while engine.has_unfinished_requests():
+        engine.step()
+    context = length + WARM_STEPS + TIMED_STEPS + TRACED_STEPS // 2
+    parts = _parts(task, batch, context, step_us, kernels, rates)
+    return {"context": context, "parts": parts, "kernels": trace.by_name(kernels, TRACED_STEPS)}
+
+
+def _parts(task, batch: int, context: int, step_us: float, kernels: list, rates: Rates | None) -> list[dict]:
+    """The step, the operations in it, and how long the GPU waits, as `rollout_report.Part` has them."""
+    model = task.cut_model()
+    least = floors(model, task.variant, batch, context, rates) if rates else {}
+    shares = trace.shares(kernels, model, TRACED_STEPS)
+    busy_us, count = trace.busy(kernels) / TRACED_STEPS, len(kernels) / TRACED_STEPS
+    parts = [
+        {"name": name, "us": share.us, "count": share.count, "floor_us": least.get(name)}
+        for name, share in shares.items()
+    ]
+    parts.append({"name": "gaps", "us": step_us - busy_us, "count": 0, "floor_us": None})
+    return [*parts, {"name": "step", "us": step_us, "count": count, "floor_us": sum(least.values()) or None}]
+
+
+def _steps(engine, count: int) -> float:
+    """Seconds for so many tokens of every request."""
+    trace.wait()
+    start = time.perf_counter()
+    for _ in range(count):
+        engine.step()
+    trace.wait()
+    return time.perf_counter() - start
