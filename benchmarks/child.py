@@ -1,21 +1,22 @@
-"""The process of one task (see tasks.py): python -m benchmarks.child TASK.json RESULT.json."""
+"""The process of one task (see tasks.py): it carries the task out, and writes the result to a file."""
 
 import json
-import sys
+import os
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from benchmarks.tasks import Task
+if TYPE_CHECKING:
+    from benchmarks.tasks import Task
 
 
-def main(asked: str, answer: str) -> None:
-    """Carry out the task of one file, write the result to another, whole or not at all."""
-    task = Task.of(json.loads(Path(asked).read_text()))
+def main(task: "Task", answer: Path, log: Path) -> None:
+    """Carry out a task; the result is written whole or not at all, what is printed goes to `log`."""
+    os.setpgrp()  # ended together with what it starts
+    with log.open("wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
     result = import_module(f"benchmarks.{task.part}").run(task)
-    partial = Path(answer).with_suffix(".partial")
+    partial = answer.with_suffix(".partial")
     partial.write_text(json.dumps(result))
     partial.rename(answer)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

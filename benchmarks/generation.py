@@ -44,9 +44,9 @@ SETTINGS = {
     "skip_tokenizer_init": True,
     "max_num_batched_tokens": 8192,
     "enable_prefix_caching": False,
-    "worker_extension_cls": "benchmarks.random_weights.Extension",
+    "worker_extension_cls": "benchmarks.rollout_worker.Extension",
 }
-WARM_STEPS, TIMED_STEPS, TRACED_STEPS = 6, 24, 8
+WARM_STEPS, TIMED_STEPS, TRACED_STEPS = 8, 32, 10
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def started(task: Task) -> Iterator:
     """A vLLM engine with random weights, with CUDA graphs for the batches that are asked for."""
     from vllm import LLM
 
-    import benchmarks.random_weights  # noqa: F401  registers our plugin
+    import benchmarks.rollout_worker  # noqa: F401  registers our plugin
 
     rollouts = task.rollouts
     length = rollouts.prompt + rollouts.answer
@@ -121,42 +121,43 @@ def _generate(llm, task: Task, batch: int, tokens: int) -> float:
 def _traced(llm, task: Task, batch: int, rates: Rates | None) -> dict:
     """Decode steps in the middle of an answer: their wall time, then their kernels."""
     engine, rollouts = llm.llm_engine, task.rollouts
-    length = rollouts.prompt + rollouts.answer // 2
+    length, more = rollouts.prompt + rollouts.answer // 2, rollouts.answer // 2
     requests = [f"{batch}-{number}" for number in range(batch)]
     for name, prompt in zip(requests, prompts(task.cut_model(), batch, length), strict=True):
-        engine.add_request(name, prompt, _sampling(task, rollouts.answer // 2))
-    while sum(bool(answer.outputs[0].token_ids) for answer in engine.step()) < batch:
-        pass  # prompts are still being read
-    _steps(engine, WARM_STEPS)
-    step_us = 1e6 * _steps(engine, TIMED_STEPS) / TIMED_STEPS
-    kernels = trace.kernels_of(lambda: _steps(engine, TRACED_STEPS))
+        engine.add_request(name, prompt, _sampling(task, more))
+    first = _until(engine, batch, 1) + WARM_STEPS
+    _until(engine, batch, first)
+    start = time.perf_counter()
+    last = _until(engine, batch, first + TIMED_STEPS)
+    step_us = 1e6 * (time.perf_counter() - start) / (last - first)
+    llm.collective_rpc("start_recording")
+    last = _until(engine, batch, last + TRACED_STEPS)
+    kernels = trace.Trace.of(llm.collective_rpc("recorded")[0], task.cut_model())
     engine.abort_request(requests)
     while engine.has_unfinished_requests():
         engine.step()
-    context = length + WARM_STEPS + TIMED_STEPS + TRACED_STEPS // 2
+    context = length + last - TRACED_STEPS // 2
     parts = _parts(task, batch, context, step_us, kernels, rates)
-    return {"context": context, "parts": parts, "kernels": trace.by_name(kernels, TRACED_STEPS)}
+    return {"context": context, "parts": parts, "kernels": kernels.by_name()}
 
 
-def _parts(task, batch: int, context: int, step_us: float, kernels: list, rates: Rates | None) -> list[dict]:
+def _until(engine, batch: int, tokens: int) -> int:
+    """Go on until every request has so many tokens; how many that are then."""
+    while True:
+        answers = engine.step()
+        lengths = [len(answer.outputs[0].token_ids) for answer in answers]
+        if len(lengths) == batch and min(lengths) >= tokens:
+            return min(lengths)
+
+
+def _parts(task, batch: int, context: int, step_us: float, kernels: trace.Trace, rates: Rates | None) -> list[dict]:
     """The step, the operations in it, and how long the GPU waits, as `rollout_report.Part` has them."""
-    model = task.cut_model()
-    least = floors(model, task.variant, batch, context, rates) if rates else {}
-    shares = trace.shares(kernels, model, TRACED_STEPS)
-    busy_us, count = trace.busy(kernels) / TRACED_STEPS, len(kernels) / TRACED_STEPS
+    least = floors(task.cut_model(), task.variant, batch, context, rates) if rates else {}
+    shares = kernels.shares()
     parts = [
         {"name": name, "us": share.us, "count": share.count, "floor_us": least.get(name)}
         for name, share in shares.items()
     ]
-    parts.append({"name": "gaps", "us": step_us - busy_us, "count": 0, "floor_us": None})
+    count = sum(share.count for share in shares.values())
+    parts.append({"name": "gaps", "us": step_us - kernels.busy_us(), "count": 0, "floor_us": None})
     return [*parts, {"name": "step", "us": step_us, "count": count, "floor_us": sum(least.values()) or None}]
-
-
-def _steps(engine, count: int) -> float:
-    """Seconds for so many tokens of every request."""
-    trace.wait()
-    start = time.perf_counter()
-    for _ in range(count):
-        engine.step()
-    trace.wait()
-    return time.perf_counter() - start

@@ -30,9 +30,7 @@ def main(
     answer: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 512,
     repeats: Annotated[int, typer.Option(min=1, help="Engines of each scheme, in rotated order.")] = 2,
     logprobs: Annotated[bool, typer.Option(help="Return each token's log-probability too.")] = False,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Where a decode step's time goes too.")
-    ] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Where a decode step's time goes too.")] = False,
     layers: Annotated[int | None, typer.Option(help="Cut the models to so many layers.  [default: all]")] = None,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     json: Annotated[Path | None, typer.Option(help="Where every sample goes; written after each engine.")] = None,

@@ -2,18 +2,21 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from benchmarks import child
 from benchmarks.models import Model, get_model
 
-ROOT = Path(__file__).parents[1]
 SHOWN = 4000  # characters of a failed process's last words
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -68,12 +71,6 @@ class Task:
     scheme: str = "int8"
     rollouts: Rollouts | None = None
 
-    @classmethod
-    def of(cls, fields: dict) -> "Task":
-        """From what `asdict` made of one."""
-        rollouts = fields["rollouts"]
-        return cls(**{**fields, "rollouts": rollouts and Rollouts(**rollouts)})
-
     def cut_model(self) -> Model:
         """The model with as many layers as asked for."""
         return get_model(self.model).cut(self.layers)
@@ -104,31 +101,40 @@ class Outcome:
 def carry_out(task: Task, seconds: float) -> Outcome:
     """Run a task in a process of its own, which has that many seconds."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        asked, answer, log = (Path(folder) / name for name in ("task.json", "result.json", "log.txt"))
-        asked.write_text(json.dumps(asdict(task)))
-        command = [sys.executable, "-m", "benchmarks.child", str(asked), str(answer)]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": path}
+        answer, log = (Path(folder) / name for name in ("result.json", "log.txt"))
         start = time.perf_counter()
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env=environment, preexec_fn=os.setpgrp
-            )
-            ending = _wait(process, seconds)
+        process = _forks().Process(target=child.main, args=(task, answer, log))
+        process.start()
+        ending = _wait(process, seconds)
         taken = time.perf_counter() - start
         if answer.exists():
             return Outcome(task, taken, json.loads(answer.read_text()))
-        words = log.read_text(errors="replace")[-SHOWN:]
+        words = log.read_text(errors="replace")[-SHOWN:] if log.exists() else ""
         return Outcome(task, taken, None, f"{task.title()}: {ending}; its last words:\n{words}")
 
 
-def _wait(process: subprocess.Popen, seconds: float) -> str:
-    """How the process ended; when this returns, it and what it started are gone."""
+@cache
+def _forks() -> BaseContext:
+    """Processes forked from one that has imported what all of them need: imports alone take a GPU machine 20 s."""
+    before = dict(os.environ)
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["benchmarks.preload"])
+    os.environ.update({**ENVIRONMENT, **before})
     try:
-        return f"it ended with code {process.wait(seconds)}"
-    except subprocess.TimeoutExpired:
-        return f"it was stopped after {seconds:.0f} s"
+        forkserver.ensure_running()
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        os.environ.clear()
+        os.environ.update(before)
+    return forks
+
+
+def _wait(process: BaseProcess, seconds: float) -> str:
+    """How the process ended; when this returns, it and what it started are gone."""
+    process.join(seconds)
+    ending = f"it was stopped after {seconds:.0f} s"
+    if process.exitcode is not None:
+        ending = f"it ended with code {process.exitcode}"
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.join()
+    return ending

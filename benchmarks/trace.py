@@ -5,8 +5,10 @@ same ones in the same order, and the language-model head comes last; what runs b
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -18,16 +20,15 @@ PRODUCTS = ("qkv", "o", "gate_up", "down")
 PRODUCTS_WITH_EXPERTS = ("qkv", "o", "router")
 HEAD = "lm_head"
 KINDS = (  # the first that fits
-    ("experts: products", r"fused_moe_kernel|experts_product|grouped_product|gate_up_product|down_product"),
-    ("experts: routing", r"topk|moe_align|count_and_sort|moe_sum|route|sorted"),
+    ("experts: products", r"fused_moe_kernel|grouped|experts?_product"),
+    ("experts: routing", r"topk|moe_align|count_and_sort|moe_sum|route|sort_pairs"),
     ("attention", r"flash|fmha|attention|attn|prepare_varlen|reshape_and_cache|combine"),
+    ("product", r"gemm|nvjet|cutlass|scaled_mm|int8_product|linear|splitKreduce|wgmma|xmma|gemv"),
     ("quantization", r"quant"),
     ("activation", r"act_and_mul|silu"),
-    ("product", r"gemm|nvjet|cutlass|scaled_mm|int8_product|splitKreduce|wgmma|xmma|_scaled_product|gemv"),
-    ("rotary embedding", r"rotary|rope"),
     ("norm and other fused", r"triton_(red|per|poi|for|tem)_|norm"),
 )
-HELPS = re.compile(r"splitKreduce|split_k_reduce|reduce_partials")  # belongs to the product before it
+HELPS = re.compile(r"splitKreduce|reduce_partials")  # belongs to the product before it
 
 
 class Kernel(NamedTuple):
@@ -38,21 +39,22 @@ class Kernel(NamedTuple):
     duration: float
 
 
-def kernels_of(call: Callable[[], object]) -> list[Kernel]:
-    """Every kernel, copy and fill that the call makes the GPU run, by their start."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        call()
-        wait()
-    events = profiler.profiler.kineto_results.events()
-    on_device = (event for event in events if event.device_type() == torch.autograd.DeviceType.CUDA)
-    kernels = (Kernel(event.name(), event.start_ns() / 1e3, event.duration_ns() / 1e3) for event in on_device)
-    return sorted(kernels, key=lambda kernel: kernel.start)
+class Recorder:
+    """Records every kernel, copy and fill of this process's GPU, from now on."""
 
-
-def wait() -> None:
-    """Until the GPU has done what it was asked for."""
-    if torch.cuda.is_available():
+    def __init__(self) -> None:
         torch.cuda.synchronize()
+        self.profiler = profile(activities=[ProfilerActivity.CUDA])
+        self.profiler.start()
+
+    def stop(self) -> list[Kernel]:
+        """What has run, by its start."""
+        torch.cuda.synchronize()
+        self.profiler.stop()
+        events = self.profiler.profiler.kineto_results.events()
+        on_device = (event for event in events if event.device_type() == torch.autograd.DeviceType.CUDA)
+        kernels = (Kernel(event.name(), event.start_ns() / 1e3, event.duration_ns() / 1e3) for event in on_device)
+        return sorted(kernels, key=lambda kernel: kernel.start)
 
 
 def kind_of(name: str) -> str:
@@ -61,10 +63,10 @@ def kind_of(name: str) -> str:
 
 
 class Share(NamedTuple):
-    """What one operation takes of a step.
+    """What an operation, or a kernel, takes of a step.
 
     Attributes:
-        us: microseconds a step, of all its kernels.
+        us: microseconds a step.
         count: kernels a step.
     """
 
@@ -72,58 +74,90 @@ class Share(NamedTuple):
     count: float
 
 
-def by_name(kernels: Sequence[Kernel], steps: int) -> dict[str, Share]:
-    """Each kernel's share of a step, the longest first."""
-    taken: dict[str, list[float]] = defaultdict(list)
+@dataclass(frozen=True)
+class Trace:
+    """Whole decode steps: from behind one language-model head to the next, some steps later.
+
+    Attributes:
+        kernels: by their start.
+        names: of the operation that each belongs to.
+        steps: how many.
+    """
+
+    kernels: Sequence[Kernel]
+    names: Sequence[str]
+    steps: int
+
+    @classmethod
+    def of(cls, columns: Sequence[Sequence], model: Model) -> "Trace":
+        """From names, starts and durations; products keep no place if they are not those of the model's steps.
+
+        Raises:
+            ValueError: fewer than two steps.
+        """
+        kernels = [Kernel(*fields) for fields in zip(*columns, strict=True)]
+        order = [*(PRODUCTS_WITH_EXPERTS if model.experts else PRODUCTS) * model.layers, HEAD]
+        heads = _heads(kernels, len(order))
+        if len(heads) < 2:
+            raise ValueError(f"{model.name}: no two language-model heads among {len(kernels)} kernels")
+        inside = kernels[heads[0] + 1 : heads[-1] + 1]
+        known = all(_products(kernels[first + 1 : last + 1]) == len(order) for first, last in pairwise(heads))
+        names = _named(inside, order) if known else [kind_of(kernel.name) for kernel in inside]
+        return cls(inside, names, len(heads) - 1)
+
+    def shares(self) -> dict[str, Share]:
+        """Each operation's, the longest first."""
+        return self._summed(self.names)
+
+    def by_name(self) -> dict[str, Share]:
+        """Each kernel's, the longest first."""
+        return self._summed([kernel.name for kernel in self.kernels])
+
+    def _summed(self, names: Sequence[str]) -> dict[str, Share]:
+        taken: dict[str, list[float]] = defaultdict(list)
+        for name, kernel in zip(names, self.kernels, strict=True):
+            taken[name].append(kernel.duration)
+        longest = sorted(taken.items(), key=lambda item: -sum(item[1]))
+        return {name: Share(sum(times) / self.steps, len(times) / self.steps) for name, times in longest}
+
+    def busy_us(self) -> float:
+        """Microseconds of a step in which at least one kernel runs."""
+        total, until = 0.0, float("-inf")
+        for kernel in self.kernels:
+            end = kernel.start + kernel.duration
+            total += max(0.0, end - max(kernel.start, until))
+            until = max(until, end)
+        return total / self.steps
+
+
+def _heads(kernels: Sequence[Kernel], each: int) -> list[int]:
+    """Where the language-model heads are, if a step has so many products: a product that runs once a step."""
+    products = [kernel.name for kernel in kernels if _is_product(kernel)]
+    runs = Counter(products)
+    once = [name for name, count in runs.items() if abs(count - len(products) / each) <= 1]
+    rarest = min(once, key=lambda name: abs(runs[name] - len(products) / each), default=None)
+    return [i for i, kernel in enumerate(kernels) if kernel.name == rarest and _is_product(kernel)]
+
+
+def _products(kernels: Sequence[Kernel]) -> int:
+    return sum(map(_is_product, kernels))
+
+
+def _is_product(kernel: Kernel) -> bool:
+    return kind_of(kernel.name) == "product" and not HELPS.search(kernel.name)
+
+
+def _named(kernels: Sequence[Kernel], order: Sequence[str]) -> list[str]:
+    """The operation of each kernel of whole steps."""
+    names, products, last = [], 0, HEAD
     for kernel in kernels:
-        taken[kernel.name].append(kernel.duration)
-    longest = sorted(taken.items(), key=lambda item: -sum(item[1]))
-    return {name: Share(sum(times) / steps, len(times) / steps) for name, times in longest}
-
-
-def shares(kernels: Sequence[Kernel], model: Model, steps: int) -> dict[str, Share]:
-    """Each operation's share of a step; products by their place in the model, if their number is as expected."""
-    names = [kind_of(kernel.name) for kernel in kernels]
-    products = [i for i, (kernel, name) in enumerate(zip(kernels, names, strict=True)) if _is_product(kernel, name)]
-    order = PRODUCTS_WITH_EXPERTS if model.experts else PRODUCTS
-    places = [*order * model.layers, HEAD]
-    if len(products) == steps * len(places):
-        for place, i in zip(places * steps, products, strict=True):
-            names[i] = f"product: {place}"
-        _name_helpers(kernels, names)
-        _name_sampling(names)
-    named = (kernel._replace(name=name) for kernel, name in zip(kernels, names, strict=True))
-    return by_name(list(named), steps)
-
-
-def _is_product(kernel: Kernel, name: str) -> bool:
-    return name == "product" and not HELPS.search(kernel.name)
-
-
-def _name_helpers(kernels: Sequence[Kernel], names: list[str]) -> None:
-    last = ""
-    for i, kernel in enumerate(kernels):
-        if names[i].startswith("product: "):
-            last = names[i]
-        elif HELPS.search(kernel.name) and last:
-            names[i] = last
-
-
-def _name_sampling(names: list[str]) -> None:
-    """From a step's head to the next step's first product, but for what a layer alone has."""
-    behind = False
-    for i, name in enumerate(names):
-        if name.startswith("product: "):
-            behind = name.endswith(HEAD)
-        elif behind and name in ("other", "norm and other fused"):
-            names[i] = "sampling and bookkeeping"
-
-
-def busy(kernels: Sequence[Kernel]) -> float:
-    """Microseconds in which at least one kernel ran."""
-    total, until = 0.0, float("-inf")
-    for kernel in kernels:
-        end = kernel.start + kernel.duration
-        total += max(0.0, end - max(kernel.start, until))
-        until = max(until, end)
-    return total
+        name = kind_of(kernel.name)
+        if _is_product(kernel):
+            last = order[products % len(order)]
+            products += 1
+        if name == "product":
+            name = f"product: {last}"
+        elif last == HEAD and name in ("other", "norm and other fused"):
+            name = "sampling and bookkeeping"  # and the next step's embedding and first norm
+        names.append(name)
+    return names

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from typer.testing import CliRunner
 from benchmarks import rollout, rollout_report, trace
 from benchmarks.floors import Rates, floors, products
 from benchmarks.models import MODELS, get_model
-from benchmarks.random_weights import fill
+from benchmarks.rollout_worker import fill
 from benchmarks.tasks import Outcome, Rollouts, Task
 from benchmarks.trace import Kernel
 
@@ -63,7 +62,6 @@ def test_engines_take_turns_at_being_first(monkeypatch):
     CliRunner().invoke(rollout.app, ["--models", "7b", "--schemes", "bf16,int8-ours", "--batch", "8"])
     assert [task.variant for task in asked] == ["bf16", "int8-ours", "int8-ours", "bf16"]
     assert {task.rollouts for task in asked} == {Rollouts((8,), 256, 512)}
-    assert Task.of(json.loads(json.dumps(asdict(asked[0])))).title() == asked[0].title()
 
 
 def outcome(model: str, scheme: str, seconds: dict[str, float], device: str = "cuda", layers: int | None = None):
@@ -102,34 +100,58 @@ def test_a_failed_engine_ends_the_command_with_1(monkeypatch):
     assert run.exit_code == 1 and "wrong: out of memory" in run.output
 
 
-def steps_of(names: list[str], steps: int, each: float = 2.0) -> list[Kernel]:
-    """So many steps of these kernels, 1 us apart."""
-    return [Kernel(name, (each + 1) * i, each) for i, name in enumerate(names * steps)]
+def traced(names: list[str], steps: int, model, cut: int = 0) -> trace.Trace:
+    """So many steps of these kernels, each of 2 us with 1 us between them; the first `cut` kernels are missing."""
+    kernels = [Kernel(name, 3.0 * i, 2.0) for i, name in enumerate(names * steps)][cut:]
+    return trace.Trace.of(list(zip(*kernels, strict=True)), model)
 
 
-def test_products_are_told_apart_by_their_order():
-    layer = ["triton_red_fused_norm", "cutlass_3x_gemm", "flash_fwd", "nvjet_o", "nvjet_gu", "nvjet_d", "splitKreduce"]
-    names = ["triton_poi_fused_embedding", *layer * TINY.layers, "nvjet_head", "triton_red_fused_softmax", "argmax"]
-    shares = trace.shares(steps_of(names, 3), TINY, 3)
+LAYER = ["triton_red_fused_norm", "cutlass_3x_gemm", "flash_fwd", "nvjet_o", "nvjet_gu", "nvjet_d", "splitKreduce"]
+STEP = ["triton_poi_fused_embedding", *LAYER * TINY.layers, "nvjet_head", "triton_red_fused_softmax", "argmax"]
+
+
+@pytest.mark.parametrize("cut", [0, 5, len(STEP) - 3])
+def test_products_are_told_apart_by_their_order(cut):
+    found = traced(STEP, 4, TINY, cut)
+    assert found.steps == 3
+    shares = found.shares()
     assert {name: share.count for name, share in shares.items()} == {
         **{f"product: {name}": TINY.layers for name in ("qkv", "o", "gate_up")},
         "product: down": 2 * TINY.layers,  # with what adds its parts up
         "product: lm_head": 1,
         "attention": TINY.layers,
-        # the embedding and the first norm are only told from sampling in the first step
-        "norm and other fused": pytest.approx(((TINY.layers + 1) + 2 * (TINY.layers - 1)) / 3),
-        "sampling and bookkeeping": pytest.approx((3 * 2 + 2 * 2) / 3),
+        "norm and other fused": TINY.layers - 1,
+        "sampling and bookkeeping": 4,  # with the next step's embedding and first norm
     }
-    assert sum(share.us for share in shares.values()) == pytest.approx(2.0 * len(names))
+    assert sum(share.us for share in shares.values()) == pytest.approx(2.0 * len(STEP))
+    assert found.busy_us() == pytest.approx(2.0 * len(STEP))
+    assert found.by_name()["flash_fwd"] == (2.0 * TINY.layers, TINY.layers)
 
 
-def test_products_of_an_unknown_number_stay_together():
-    shares = trace.shares(steps_of(["nvjet_a", "nvjet_b", "sort"], 2), MIXED, 2)
-    assert {name: share.count for name, share in shares.items()} == {"product": 2, "other": 1}
+def test_products_of_an_unknown_number_keep_no_place():
+    names = ["nvjet_a"] * 5 + ["nvjet_b", "sort"]
+    shares = traced(names, 5, MIXED).shares()
+    assert {name: share.count for name, share in shares.items()} == {"product": 6, "other": 1}
+    with pytest.raises(ValueError, match="no two language-model heads among 7 kernels"):
+        traced(names, 1, MIXED)
+
+
+def test_a_kernel_belongs_to_one_kind():
+    kinds = {
+        "fused_moe_kernel": "experts: products",
+        "void vllm::moe::topkGating<8>": "experts: routing",
+        "void cutlass::device_kernel<flash::FlashAttnFwdSm90>": "attention",
+        "void cutlass::device_kernel<vllm::cutlass_3x_gemm<signed char>": "product",
+        "void vllm::dynamic_scaled_int8_quant_kernel": "quantization",
+        "triton_red_fused_fused_add_rms_norm_0": "norm and other fused",
+        "Memcpy HtoD (Pinned -> Device)": "other",
+    }
+    assert {name: trace.kind_of(name) for name in kinds} == kinds
 
 
 def test_busy_counts_overlapping_kernels_once():
-    assert trace.busy([Kernel("a", 0, 10), Kernel("b", 5, 2), Kernel("c", 8, 4), Kernel("d", 20, 1)]) == 13
+    kernels = [Kernel("a", 0, 10), Kernel("b", 5, 2), Kernel("c", 8, 4), Kernel("d", 20, 1)]
+    assert trace.Trace(kernels, [""] * 4, 1).busy_us() == 13
 
 
 def test_floors_of_a_model():

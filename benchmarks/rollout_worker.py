@@ -1,4 +1,4 @@
-"""Random weights inside vLLM's workers, whatever a scheme keeps them in.
+"""What runs inside vLLM's workers: random weights, whatever a scheme keeps them in, and a look at the kernels.
 
 vLLM is given `Extension` as `worker_extension_cls`.
 """
@@ -6,6 +6,7 @@ vLLM is given `Extension` as `worker_extension_cls`.
 import torch
 
 from ascend_quant.integrations.vllm import register
+from benchmarks.trace import Recorder
 
 SPREAD = 0.02  # standard deviation of a weight
 LARGEST = 4 * SPREAD  # magnitude of a row, which its largest code stands for
@@ -16,7 +17,7 @@ register()  # where the package lies in PYTHONPATH alone, vLLM's processes do no
 
 
 class Extension:
-    """A method that vLLM adds to its worker class."""
+    """Methods that vLLM adds to its worker class."""
 
     def fill_with_random_weights(self) -> None:
         """Overwrite every parameter in place: graphs are captured already."""
@@ -27,6 +28,14 @@ class Extension:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 fill(name, parameter.data, largest, generator)
+
+    def start_recording(self) -> None:
+        """Record every kernel from here on."""
+        self.bench_recorder = Recorder()
+
+    def recorded(self) -> list[list]:
+        """The kernels since then: names, starts, durations."""
+        return [list(column) for column in zip(*self.bench_recorder.stop(), strict=True)]
 
 
 def fill(name: str, values: torch.Tensor, largest: int, generator: torch.Generator) -> None:
