@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import trace
-from benchmarks.floors import Rates, floors, measured_rates
+from benchmarks.floors import Rates, floors
 from benchmarks.models import Model
 from benchmarks.tasks import Task
 
@@ -79,10 +79,10 @@ def started(task: Task) -> Iterator:
 
 def run(task: Task) -> dict:
     """Seconds of each batch, and with `trace` what a decode step consists of."""
-    rates = measured_rates() if task.rollouts.trace and task.device == "cuda" else None
     start = time.perf_counter()
     with started(task) as llm:
         result = {"startup_s": time.perf_counter() - start, "seconds": {}, "traces": {}}
+        rates = Rates(*llm.collective_rpc("rates")[0]) if task.rollouts.trace else None
         for batch in task.rollouts.batches:
             _generate(llm, task, batch, 8)
             result["seconds"][str(batch)] = _generate(llm, task, batch, task.rollouts.answer)
@@ -118,7 +118,7 @@ def _generate(llm, task: Task, batch: int, tokens: int) -> float:
     return taken
 
 
-def _traced(llm, task: Task, batch: int, rates: Rates | None) -> dict:
+def _traced(llm, task: Task, batch: int, rates: Rates) -> dict:
     """Decode steps in the middle of an answer: their wall time, then their kernels."""
     engine, rollouts = llm.llm_engine, task.rollouts
     length, more = rollouts.prompt + rollouts.answer // 2, rollouts.answer // 2
@@ -150,9 +150,9 @@ def _until(engine, batch: int, tokens: int) -> int:
             return min(lengths)
 
 
-def _parts(task, batch: int, context: int, step_us: float, kernels: trace.Trace, rates: Rates | None) -> list[dict]:
+def _parts(task, batch: int, context: int, step_us: float, kernels: trace.Trace, rates: Rates) -> list[dict]:
     """The step, the operations in it, and how long the GPU waits, as `rollout_report.Part` has them."""
-    least = floors(task.cut_model(), task.variant, batch, context, rates) if rates else {}
+    least = floors(task.cut_model(), task.variant, batch, context, rates)
     shares = kernels.shares()
     parts = [
         {"name": name, "us": share.us, "count": share.count, "floor_us": least.get(name)}
@@ -160,4 +160,4 @@ def _parts(task, batch: int, context: int, step_us: float, kernels: trace.Trace,
     ]
     count = sum(share.count for share in shares.values())
     parts.append({"name": "gaps", "us": step_us - kernels.busy_us(), "count": 0, "floor_us": None})
-    return [*parts, {"name": "step", "us": step_us, "count": count, "floor_us": sum(least.values()) or None}]
+    return [*parts, {"name": "step", "us": step_us, "count": count, "floor_us": sum(least.values())}]

@@ -1,6 +1,7 @@
 """python -m benchmarks.rollout: how fast engines generate, scheme beside scheme; with --trace: what bounds them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,7 @@ def main(
     answer: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 512,
     repeats: Annotated[int, typer.Option(min=1, help="Engines of each scheme, in rotated order.")] = 2,
     logprobs: Annotated[bool, typer.Option(help="Return each token's log-probability too.")] = False,
-    trace: Annotated[bool, typer.Option("--trace", help="Where a decode step's time goes too.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Of the first repeat: where a step's time goes.")] = False,
     layers: Annotated[int | None, typer.Option(help="Cut the models to so many layers.  [default: all]")] = None,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     json: Annotated[Path | None, typer.Option(help="Where every sample goes; written after each engine.")] = None,
@@ -43,7 +44,7 @@ def main(
     if trace and device == "cpu":
         raise typer.BadParameter("only a GPU's steps can be traced", param_hint="--trace")
     tasks = [
-        Task("generation", model, device, layers, variant=scheme, rollouts=rollouts)
+        Task("generation", model, device, layers, variant=scheme, rollouts=replace(rollouts, trace=trace and not turn))
         for model in chosen
         for turn in range(repeats)
         for scheme in rotated(wanted, turn)

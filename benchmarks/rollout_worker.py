@@ -6,6 +6,7 @@ vLLM is given `Extension` as `worker_extension_cls`.
 import torch
 
 from ascend_quant.integrations.vllm import register
+from benchmarks.floors import measured_rates
 from benchmarks.trace import Recorder
 
 SPREAD = 0.02  # standard deviation of a weight
@@ -28,6 +29,10 @@ class Extension:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 fill(name, parameter.data, largest, generator)
+
+    def rates(self) -> list[float]:
+        """What this GPU reaches, see `floors`."""
+        return list(measured_rates())
 
     def start_recording(self) -> None:
         """Record every kernel from here on."""

@@ -155,7 +155,7 @@ def test_busy_counts_overlapping_kernels_once():
 
 
 def test_floors_of_a_model():
-    rates = Rates(copy=1e12, bf16=1e15, int8=2e15)
+    rates = Rates(copy=1e12, bf16=1e15)
     model = MODELS["qwen2.5-7b"]
     weights = {name: count * n * k for name, count, n, k in products(model)}
     shapes = model.shapes()
@@ -173,7 +173,7 @@ def test_floors_of_a_model():
 
 
 def test_floors_of_experts():
-    model, rates = MODELS["qwen3-30b-a3b"], Rates(1e12, 1e15, 2e15)
+    model, rates = MODELS["qwen3-30b-a3b"], Rates(1e12, 1e15)
     layer = sum(torch.Size(shape).numel() for name, shape in model.shapes().items() if "layers.0.mlp.experts" in name)
     all_of_them = floors(model, "int8-ours", 4096, 1, rates)["experts: products"]
     assert all_of_them == pytest.approx(48 * layer / 1e6, rel=1e-3)
