@@ -32,6 +32,7 @@ usage: ./run.sh COMMAND [ARGUMENTS]
                                 pinned container images: made, looked into, brought to hosts (images --help)
   manifest [--json]             inside an image: what it is made of
   bench refit [..]              what a refit costs beside the alternatives, on this CPU (bench refit --help: options)
+  bench rollout [..]            how fast engines generate, scheme beside scheme (on a GPU; --device cpu --models tiny: a try)
   bench convert FOLDER [..]     how fast checkpoints are converted beside a copy, on the disk of FOLDER
   lint                          the checks that CI runs: format, lint, shell scripts, YAML
   setup                         make the environment only
@@ -177,8 +178,8 @@ run_bench() {
   local what=${1:-}
   case $what in
   refit) set -- --device cpu "${@:2}" ;;
-  convert) shift ;;
-  *) die "bench: say which: refit convert (./run.sh bench refit --help: options)" ;;
+  rollout | convert) shift ;;
+  *) die "bench: say which: refit rollout convert (./run.sh bench refit --help: options)" ;;
   esac
   set_up
   offline

@@ -11,6 +11,7 @@ from ascend_quant.commands.kernels import kernels
 from ascend_quant.commands.mismatch import mismatch
 from ascend_quant.commands.profile import profile
 from ascend_quant.commands.setup import setup
+from ascend_quant.commands.tune import tune
 
 app = typer.Typer(
     name="ascend-quant",
@@ -19,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (advise, convert, export, kernels, mismatch, profile, setup, cleanup, check_engine):
+for command in (advise, convert, export, kernels, mismatch, profile, setup, cleanup, check_engine, tune):
     app.command()(command)
 
 

@@ -1,12 +1,11 @@
 """Serving on CUDA with vLLM's own kernels; cuda.py offers these functions beside its refit kernels.
 
 How they differ from the oracle, beyond the order of float32 products:
-* int8 linear layers: code = round_half_even(x * (127 / absmax)), a product where the oracle divides; the same scale.
-* int8 experts: code = round(x * (127 / absmax)) with halves away from zero, a scale of at least 1e-10 / 127, and what
-  passes between the kernels (gate and up, their product, each expert's output) is rounded to x's dtype.
-* fp8: an activation's scale is at least 1 / (448 * 512) (in blocks: 1e-10 / 448); experts as above.
+* int8 experts: each expert's output is rounded to x's dtype before they are added, see triton_experts.py.
+* fp8: an activation's scale is at least 1 / (448 * 512) (in blocks: 1e-10 / 448); what passes between the experts'
+  kernels (gate and up, their product, each expert's output) is rounded to x's dtype.
 * int4: BF16 activations alone, weights are BF16(code * scale), as the oracle's.
-A NaN among the activations of a linear layer counts as 0 (the oracle lets it spoil the row).
+A NaN among the activations of a linear layer spoils its row, as the oracle's; but with fp8 it counts as 0.
 
 vllm is imported where it is used: the refit kernels need torch and triton alone. What torch.compile traces holds no
 branch on the number of tokens and no wait for the device.
@@ -16,14 +15,18 @@ from functools import cache
 
 import torch
 
+from ascend_quant.kernels import linear_choice, one_pass, triton_tokens
 from ascend_quant.kernels.int4_places import MarlinTiles
 from ascend_quant.kernels.storage import Serving, Storage, in_place, rows_as_they_are
+from ascend_quant.kernels.traced_tokens import traced_quantize
+from ascend_quant.kernels.triton_linear import int8_product
 from ascend_quant.oracle import BLOCK
 from ascend_quant.schemes import Scheme
 
 FP8_CAPABILITY = (8, 9)  # the first that multiplies fp8
 BLOCKS_PER_SM = 4  # that Marlin may start; linear layers need 1, experts 4
 CUTLASS_ALIGNMENT = 16  # of K and N
+BY_SHAPE = "by shape and tokens vLLM's cutlass_scaled_mm or Triton's tiles (see `ascend-quant tune`)"
 CUTLASS = f"vLLM's cutlass_scaled_mm (its Triton kernel unless K and N are multiples of {CUTLASS_ALIGNMENT})"
 
 
@@ -43,6 +46,9 @@ def storage(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
             f"fp8_block weights of {shape[-1]} input channels a rank: vLLM's kernels take multiples of {BLOCK}; choose "
             "another tensor parallel size or scheme fp8, or leave the layer out with `ignore`"
         )
+    if scheme.codes == "int8" and torch.cuda.is_available():
+        linear_choice.tell(torch.cuda.get_device_capability())
+        one_pass.install()
     return rows_as_they_are(scheme, shape)
 
 
@@ -50,10 +56,27 @@ def matmul(
     x: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The W8A8 product of `oracle.matmul` for x (..., K), in x's dtype; `bias_N` has x's dtype too."""
-    from vllm import _custom_ops as ops
+    x_codes, x_scale_M1 = quantize_tokens(x.reshape(-1, x.shape[-1]))
+    out_MN = scaled_product(x_codes, codes_NK, x_scale_M1, scale_N.view(-1, 1), bias_N, x.dtype)
+    return out_MN.view(*x.shape[:-1], codes_NK.shape[0])
 
-    x_codes, x_scale_M1, _ = ops.scaled_int8_quant(x.reshape(-1, x.shape[-1]))
-    return _scaled(x, x_codes, x_scale_M1, codes_NK, scale_N, bias_N)
+
+def quantize_tokens(x_MK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The oracle's codes and scales (M, 1); in a graph that is compiled, torch ops that Inductor fuses with others."""
+    if not torch.compiler.is_compiling():
+        return triton_tokens.quantize_tokens(x_MK)
+    return traced_quantize(x_MK) if x_MK.dtype == torch.bfloat16 else quantized_tokens(x_MK)
+
+
+@torch.library.custom_op("ascend_quant::quantized_tokens", mutates_args=())
+def quantized_tokens(x_MK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernel as an op of its own: FP16 and float32 activations are divided, which Inductor would not do exactly."""
+    return triton_tokens.quantize_tokens(x_MK)
+
+
+@quantized_tokens.register_fake
+def _(x_MK):
+    return triton_tokens.outputs(x_MK)
 
 
 def fp8_matmul(x, codes_NK, scale_N, bias_N=None) -> torch.Tensor:
@@ -61,17 +84,11 @@ def fp8_matmul(x, codes_NK, scale_N, bias_N=None) -> torch.Tensor:
     from vllm import _custom_ops as ops
 
     x_codes, x_scale_M1 = ops.scaled_fp8_quant(x.reshape(-1, x.shape[-1]), use_per_token_if_dynamic=True)
-    return _scaled(x, x_codes, x_scale_M1, codes_NK, scale_N, bias_N)
-
-
-def _scaled(x, x_codes_MK, x_scale_M1, codes_NK, scale_N, bias_N) -> torch.Tensor:
-    from vllm import _custom_ops as ops
-
     scale_N1 = scale_N.view(-1, 1)
     if _cutlass_takes(codes_NK, x.dtype):
-        out_MN = ops.cutlass_scaled_mm(x_codes_MK, codes_NK.t(), x_scale_M1, scale_N1, x.dtype, bias_N)
+        out_MN = ops.cutlass_scaled_mm(x_codes, codes_NK.t(), x_scale_M1, scale_N1, x.dtype, bias_N)
     else:
-        out_MN = scaled_product(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, x.dtype)
+        out_MN = fp8_product(x_codes, codes_NK, x_scale_M1, scale_N1, bias_N, x.dtype)
     return out_MN.view(*x.shape[:-1], codes_NK.shape[0])
 
 
@@ -108,16 +125,35 @@ def scaled_product(
     bias_N: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """What vLLM does where cutlass cannot: its Triton kernel, for any K, N and float dtype; returns (M, N) in `dtype`.
+    """The product of int8 codes, (M, N) in `dtype`; the scales multiply as in the oracle, with cutlass the other way.
 
-    An op of its own, because that kernel's launcher chooses tiles by M, which torch.compile would freeze.
+    An op of its own, because its kernel is chosen by M, which torch.compile would freeze; see linear_choice.py.
     """
+    tiles = linear_choice.linear(*codes_NK.shape, x_codes_MK.shape[0], dtype)
+    if tiles is not None:
+        return int8_product(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, dtype, tiles)
+    from vllm import _custom_ops as ops
+
+    return ops.cutlass_scaled_mm(x_codes_MK, codes_NK.t(), x_scale_M1, scale_N1, dtype, bias_N)
+
+
+@torch.library.custom_op("ascend_quant::fp8_product", mutates_args=())
+def fp8_product(
+    x_codes_MK: torch.Tensor,
+    codes_NK: torch.Tensor,
+    x_scale_M1: torch.Tensor,
+    scale_N1: torch.Tensor,
+    bias_N: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """What vLLM does with fp8 where cutlass cannot: its Triton kernel, whose launcher chooses tiles by M as well."""
     from vllm.model_executor.layers.quantization.compressed_tensors.triton_scaled_mm import triton_scaled_mm
 
     return triton_scaled_mm(x_codes_MK, codes_NK.t(), x_scale_M1, scale_N1, dtype, bias_N)
 
 
 @scaled_product.register_fake
+@fp8_product.register_fake
 def _(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, dtype):
     return x_codes_MK.new_empty(x_codes_MK.shape[0], codes_NK.shape[0], dtype=dtype)
 
@@ -184,6 +220,7 @@ def _workspace(device: torch.device) -> torch.Tensor:
     return marlin_make_workspace_new(device, BLOCKS_PER_SM)
 
 
+@torch.library.custom_op("ascend_quant::experts", mutates_args=())
 def experts(
     x_MK: torch.Tensor,
     weight_MT: torch.Tensor,
@@ -194,18 +231,21 @@ def experts(
     w2_scale_EK: torch.Tensor,
     local_G: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The mixture of `oracle.experts`, in x's dtype.
+    """The mixture of `oracle.experts`, in x's dtype; an op of its own, because its tiles depend on M.
 
     Args:
         expert_MT: experts that the router chose, below E, or below G where `local_G` is given.
         local_G: int32, the index into E of each of the model's G experts, -1 for those of other ranks.
     """
-    from vllm.model_executor.layers.fused_moe.config import int8_w8a8_moe_quant_config
+    from ascend_quant.kernels import triton_experts
 
-    config = int8_w8a8_moe_quant_config(
-        w1_scale=w13_scale_EN, w2_scale=w2_scale_EK, a1_scale=None, a2_scale=None, per_act_token_quant=True
-    )
-    return _fused(x_MK, weight_MT, expert_MT, w13_codes_ENK, w2_codes_EKN, local_G, config)
+    stacks = (w13_codes_ENK, w13_scale_EN, w2_codes_EKN, w2_scale_EK)
+    return triton_experts.experts(x_MK, weight_MT, expert_MT, *stacks, local_G)
+
+
+@experts.register_fake
+def _(x_MK, weight_MT, expert_MT, w13_codes_ENK, w13_scale_EN, w2_codes_EKN, w2_scale_EK, local_G=None):
+    return x_MK.new_empty(x_MK.shape)
 
 
 def fp8_experts(x_MK, weight_MT, expert_MT, w13_codes, w13_scale, w2_codes, w2_scale, local_G=None) -> torch.Tensor:
@@ -280,7 +320,7 @@ def _fused(x_MK, weight_MT, expert_MT, w13_ENK, w2_EKN, local_G, config) -> torc
 _FP8 = Serving(fp8_matmul, fp8_experts, CUTLASS)
 _INT4 = Serving(int4_matmul, int4_experts, "vLLM's Marlin kernels")
 SERVING = {
-    "int8": Serving(matmul, experts, CUTLASS),
+    "int8": Serving(matmul, experts, f"{BY_SHAPE}; experts by Triton kernels of its own"),
     "fp8": _FP8,
     "fp8_tensor": _FP8,
     "fp8_block": Serving(fp8_block_matmul, fp8_block_experts, "vLLM's w8a8_triton_block_scaled_mm"),
