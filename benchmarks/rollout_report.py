@@ -1,17 +1,24 @@
-"""Rollouts as tables and as JSON: tokens a second, their ratio to BF16 of the same run; where a step's time goes."""
+"""Rollouts as tables and as JSON: tokens a second, their ratio to BF16 of the same run; where a step's time goes.
 
+python -m benchmarks.rollout_report FILE.json: the tables of an earlier run, in Markdown.
+"""
+
+import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from io import StringIO
 from pathlib import Path
 from statistics import median
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.models import get_model
 from benchmarks.report import in_words, write_run
-from benchmarks.tasks import Outcome
+from benchmarks.tasks import Outcome, Rollouts, Task
 
 PLAIN, OURS, THEIRS = "bf16", "int8-ours", "int8-vllm"
 LEAST = {  # int8-ours / bf16, by batch: the bars of the issue
@@ -158,3 +165,29 @@ def _cell(part: Part | None) -> str:
         return "-"
     times = f"; {part.us / part.floor_us:.2f}" if part.floor_us else ""
     return f"{part.us:.0f} ({part.count:.0f}{times})"
+
+
+def read(path: Path) -> list[Outcome]:
+    """What `write_json` wrote."""
+    return [
+        Outcome(**{**outcome, "task": _task(outcome["task"])}) for outcome in json.loads(path.read_text())["outcomes"]
+    ]
+
+
+def _task(fields: dict) -> Task:
+    rollouts = {**fields["rollouts"], "batches": tuple(fields["rollouts"]["batches"])}
+    return Task(**{**fields, "rollouts": Rollouts(**rollouts)})
+
+
+def markdown(outcomes: Sequence[Outcome]) -> str:
+    """The tables for a note."""
+    out = Console(file=StringIO(), width=400)
+    for table in (_speeds(rows_of(outcomes)), *_steps(parts_of(outcomes))):
+        table.box, title, table.title = box.MARKDOWN, table.title, None
+        out.print(f"\n### {title}\n")
+        out.print(table)
+    return "\n".join(line.strip() for line in out.file.getvalue().splitlines()).strip()
+
+
+if __name__ == "__main__":
+    print(markdown(read(Path(sys.argv[1]))))

@@ -24,6 +24,7 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in the process that is measured
     "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": "0",  # captures all graphs once more, to know their size
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
