@@ -6,7 +6,7 @@ same ones in the same order, and the language-model head comes last; what runs b
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -20,8 +20,9 @@ PRODUCTS = ("qkv", "o", "gate_up", "down")
 PRODUCTS_WITH_EXPERTS = ("qkv", "o", "router")
 HEAD = "lm_head"
 KINDS = (  # the first that fits
-    ("experts: products", r"fused_moe_kernel|grouped|experts?_product"),
-    ("experts: routing", r"topk|moe_align|count_and_sort|moe_sum|route|sort_pairs"),
+    ("experts: products", r"fused_moe_kernel|^(gate_up|down)$|grouped"),
+    ("experts: routing", r"topk|moe_align|count_and_sort|moe_sum|^(prepare|combine|count|sort)\w*$"),
+    ("norm or activation with quantization", r"norm_rows|silu_rows"),
     ("attention", r"flash|fmha|attention|attn|prepare_varlen|reshape_and_cache|combine"),
     ("product", r"gemm|nvjet|cutlass|scaled_mm|int8_product|linear|splitKreduce|wgmma|xmma|gemv"),
     ("quantization", r"quant"),
@@ -66,7 +67,7 @@ class Share(NamedTuple):
     """What an operation, or a kernel, takes of a step.
 
     Attributes:
-        us: microseconds a step.
+        us: microseconds by which it prolongs a step: what runs beside the kernel before is not counted.
         count: kernels a step.
     """
 
@@ -115,19 +116,22 @@ class Trace:
 
     def _summed(self, names: Sequence[str]) -> dict[str, Share]:
         taken: dict[str, list[float]] = defaultdict(list)
-        for name, kernel in zip(names, self.kernels, strict=True):
-            taken[name].append(kernel.duration)
+        for name, added in zip(names, self._added(), strict=True):
+            taken[name].append(added)
         longest = sorted(taken.items(), key=lambda item: -sum(item[1]))
         return {name: Share(sum(times) / self.steps, len(times) / self.steps) for name, times in longest}
 
     def busy_us(self) -> float:
         """Microseconds of a step in which at least one kernel runs."""
-        total, until = 0.0, float("-inf")
+        return sum(self._added()) / self.steps
+
+    def _added(self) -> Iterator[float]:
+        """For each kernel, the microseconds that it runs on behind those before it; some start early and wait."""
+        until = float("-inf")
         for kernel in self.kernels:
             end = kernel.start + kernel.duration
-            total += max(0.0, end - max(kernel.start, until))
+            yield max(0.0, end - max(kernel.start, until))
             until = max(until, end)
-        return total / self.steps
 
 
 def _heads(kernels: Sequence[Kernel], each: int) -> list[int]:

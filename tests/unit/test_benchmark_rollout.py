@@ -129,7 +129,7 @@ def test_products_are_told_apart_by_their_order(cut):
 
 
 def test_products_of_an_unknown_number_keep_no_place():
-    names = ["nvjet_a"] * 5 + ["nvjet_b", "sort"]
+    names = ["nvjet_a"] * 5 + ["nvjet_b", "fill"]
     shares = traced(names, 5, MIXED).shares()
     assert {name: share.count for name, share in shares.items()} == {"product": 6, "other": 1}
     with pytest.raises(ValueError, match="no two language-model heads among 7 kernels"):
@@ -143,15 +143,23 @@ def test_a_kernel_belongs_to_one_kind():
         "void cutlass::device_kernel<flash::FlashAttnFwdSm90>": "attention",
         "void cutlass::device_kernel<vllm::cutlass_3x_gemm<signed char>": "product",
         "void vllm::dynamic_scaled_int8_quant_kernel": "quantization",
+        "gate_up": "experts: products",
+        "prepare": "experts: routing",
+        "combine": "experts: routing",
+        "quantize_pairs": "quantization",
+        "norm_rows": "norm or activation with quantization",
+        "int8_product_tiles": "product",
         "triton_red_fused_fused_add_rms_norm_0": "norm and other fused",
         "Memcpy HtoD (Pinned -> Device)": "other",
     }
     assert {name: trace.kind_of(name) for name in kinds} == kinds
 
 
-def test_busy_counts_overlapping_kernels_once():
+def test_overlapping_kernels_are_counted_once():
     kernels = [Kernel("a", 0, 10), Kernel("b", 5, 2), Kernel("c", 8, 4), Kernel("d", 20, 1)]
-    assert trace.Trace(kernels, [""] * 4, 1).busy_us() == 13
+    found = trace.Trace(kernels, [""] * 4, 1)
+    assert found.busy_us() == 13
+    assert {name: share.us for name, share in found.by_name().items()} == {"a": 10, "b": 0, "c": 2, "d": 1}
 
 
 def test_floors_of_a_model():
