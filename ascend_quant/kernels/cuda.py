@@ -18,7 +18,15 @@ from ascend_quant import oracle
 from ascend_quant.kernels import triton_rows as rows_kernels
 from ascend_quant.kernels import triton_tiles as tile_kernels
 from ascend_quant.kernels.chunks import sums_of, write_in_chunks
-from ascend_quant.kernels.cuda_serving import SERVING, experts, float32_product, matmul, plain_experts, storage
+from ascend_quant.kernels.cuda_serving import (
+    SERVING,
+    experts,
+    float32_product,
+    matmul,
+    plain_experts,
+    router_product,
+    storage,
+)
 from ascend_quant.kernels.int4_places import TILE_N, MarlinTiles
 from ascend_quant.kernels.launches import Head, Launch, join, start
 from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move, Place
@@ -34,6 +42,7 @@ __all__ = [
     "float32_product",
     "matmul",
     "plain_experts",
+    "router_product",
     "storage",
     "write",
 ]

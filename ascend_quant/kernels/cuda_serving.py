@@ -15,10 +15,9 @@ from functools import cache
 
 import torch
 
-from ascend_quant.kernels import linear_choice, one_pass, triton_tokens
+from ascend_quant.kernels import linear_choice, token_ops, triton_tokens
 from ascend_quant.kernels.int4_places import MarlinTiles
 from ascend_quant.kernels.storage import Serving, Storage, in_place, rows_as_they_are
-from ascend_quant.kernels.traced_tokens import traced_quantize
 from ascend_quant.kernels.triton_linear import int8_product
 from ascend_quant.oracle import BLOCK
 from ascend_quant.schemes import Scheme
@@ -48,7 +47,6 @@ def storage(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
         )
     if scheme.codes == "int8" and torch.cuda.is_available():
         linear_choice.tell(torch.cuda.get_device_capability())
-        one_pass.install()
     return rows_as_they_are(scheme, shape)
 
 
@@ -56,27 +54,16 @@ def matmul(
     x: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The W8A8 product of `oracle.matmul` for x (..., K), in x's dtype; `bias_N` has x's dtype too."""
-    x_codes, x_scale_M1 = quantize_tokens(x.reshape(-1, x.shape[-1]))
+    x_codes, x_scale_M1 = quantize_tokens(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
     out_MN = scaled_product(x_codes, codes_NK, x_scale_M1, scale_N.view(-1, 1), bias_N, x.dtype)
     return out_MN.view(*x.shape[:-1], codes_NK.shape[0])
 
 
 def quantize_tokens(x_MK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The oracle's codes and scales (M, 1); in a graph that is compiled, torch ops that Inductor fuses with others."""
-    if not torch.compiler.is_compiling():
-        return triton_tokens.quantize_tokens(x_MK)
-    return traced_quantize(x_MK) if x_MK.dtype == torch.bfloat16 else quantized_tokens(x_MK)
-
-
-@torch.library.custom_op("ascend_quant::quantized_tokens", mutates_args=())
-def quantized_tokens(x_MK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The kernel as an op of its own: FP16 and float32 activations are divided, which Inductor would not do exactly."""
+    """The oracle's codes and scales (M, 1); an op in a graph, where integrations/vllm/fusion.py finds it."""
+    if torch.compiler.is_compiling():
+        return token_ops.quantize_tokens(x_MK)
     return triton_tokens.quantize_tokens(x_MK)
-
-
-@quantized_tokens.register_fake
-def _(x_MK):
-    return triton_tokens.outputs(x_MK)
 
 
 def fp8_matmul(x, codes_NK, scale_N, bias_N=None) -> torch.Tensor:
@@ -218,6 +205,20 @@ def _workspace(device: torch.device) -> torch.Tensor:
     from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_make_workspace_new
 
     return marlin_make_workspace_new(device, BLOCKS_PER_SM)
+
+
+@torch.library.custom_op("ascend_quant::router_product", mutates_args=())
+def router_product(x: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
+    """x (..., K) @ weight.T in their dtype; an op of its own, because which kernel multiplies depends on M."""
+    from ascend_quant.kernels import triton_router
+
+    takes = triton_router.takes(x, weight_NK)
+    return triton_router.product(x, weight_NK) if takes else torch.nn.functional.linear(x, weight_NK)
+
+
+@router_product.register_fake
+def _(x, weight_NK):
+    return x.new_empty(*x.shape[:-1], weight_NK.shape[0])
 
 
 @torch.library.custom_op("ascend_quant::experts", mutates_args=())

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from ascend_quant.cli import app
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = {"advise", "check-engine", "cleanup", "convert", "export", "kernels", "mismatch", "profile", "setup"}
+COMMANDS = {"advise", "check-engine", "cleanup", "convert", "export", "kernels", "mismatch", "profile", "setup", "tune"}
 GROUP = typer.main.get_command(app)
 
 

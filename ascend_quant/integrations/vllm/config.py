@@ -21,7 +21,12 @@ from ascend_quant.integrations.vllm.inventory import make_plain
 from ascend_quant.integrations.vllm.linear import QuantizedLinearMethod
 from ascend_quant.integrations.vllm.moe import PlainExpertsMethod, QuantizedExpertsMethod
 from ascend_quant.integrations.vllm.options import Options
-from ascend_quant.integrations.vllm.plain import Float32HeadMethod, PlainEmbeddingMethod, PlainLinearMethod
+from ascend_quant.integrations.vllm.plain import (
+    Float32HeadMethod,
+    PlainEmbeddingMethod,
+    PlainLinearMethod,
+    RouterMethod,
+)
 from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER
 from ascend_quant.left_alone import ROUTERS
 from ascend_quant.schemes import get_scheme
@@ -73,7 +78,9 @@ class AscendQuantConfig(QuantizationConfig):
         if isinstance(layer, VocabParallelEmbedding):
             return self.embedding()
         if isinstance(layer, LinearBase):
-            return QuantizedLinearMethod(self.scheme) if self._quantizes(prefix) else PlainLinearMethod()
+            if self._quantizes(prefix):
+                return QuantizedLinearMethod(self.scheme)
+            return RouterMethod() if self.scheme.quantized and _is_router(prefix) else PlainLinearMethod()
         if isinstance(layer, EXPERTS_LAYER):
             if self._quantizes(prefix):
                 return QuantizedExpertsMethod(layer.moe_config, prefix, self.scheme)
@@ -81,7 +88,7 @@ class AscendQuantConfig(QuantizationConfig):
         return None
 
     def _quantizes(self, prefix: str) -> bool:
-        if not self.scheme.quantized or prefix.rsplit(".", 1)[-1] in ROUTERS:
+        if not self.scheme.quantized or _is_router(prefix):
             return False
         return not should_ignore_layer(prefix, self.options.ignore, self.packed_modules_mapping)
 
@@ -98,3 +105,7 @@ class AscendQuantConfig(QuantizationConfig):
     @staticmethod
     def get_config_filenames() -> list[str]:
         return []
+
+
+def _is_router(prefix: str) -> bool:
+    return prefix.rsplit(".", 1)[-1] in ROUTERS

@@ -131,8 +131,10 @@ def attach_to_models() -> None:
             ours = isinstance(vllm_config.quant_config, AscendQuantConfig)
             if ours:
                 vllm_config.quant_config.choose(replica_of(vllm_config.parallel_config))
+                add_pass(vllm_config)
             model = original(vllm_config, *args, **kwargs)
             if ours:
+                teach_pass(model, vllm_config)
                 attach(model, vllm_config)
                 follow_sleep()
             return model
@@ -140,6 +142,38 @@ def attach_to_models() -> None:
         return initialize_model
 
     replace_everywhere(base_loader.initialize_model, make)
+
+
+def add_pass(vllm_config) -> None:
+    """Have our pass over the graphs of an INT8 engine on CUDA, unless the user has one: vLLM has room for one."""
+    if not current_platform.is_cuda() or vllm_config.quant_config.scheme.name != "int8":
+        return
+    passes = vllm_config.compilation_config.inductor_compile_config
+    if _pass_key() not in passes:
+        from ascend_quant.integrations.vllm.fusion import FuseQuantization
+
+        passes[_pass_key()] = FuseQuantization()
+
+
+def teach_pass(model: torch.nn.Module, vllm_config) -> None:
+    """Show the pass, if there is one of ours, the layers that it will meet in the model's graphs."""
+    if current_platform.is_cuda():
+        ours = vllm_config.compilation_config.inductor_compile_config.get(_pass_key())
+        if hasattr(ours, "learn"):
+            ours.learn(model)
+
+
+def _pass_key() -> str:
+    return getattr(current_platform, "pass_key", "post_grad_custom_post_pass")
+
+
+def base_of_passes() -> type:
+    """vLLM's class for passes over graphs."""
+    try:
+        from vllm.compilation.passes.inductor_pass import InductorPass
+    except ImportError:  # older ones have it elsewhere
+        from vllm.compilation.inductor_pass import InductorPass
+    return InductorPass
 
 
 def replica_of(parallel_config) -> int:

@@ -1,0 +1,173 @@
+"""`ascend-quant tune`: time the kernels that this GPU could compute int8 products with, and keep the fastest."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from ascend_quant.kernels.tuning import Job, Measured
+
+BATCHES = "16,32,64,128,256,512,2048,8192"
+COMPILING = 0.4  # of the seconds, at most
+NOT_REACHED = 3  # exit status
+
+
+def tune(
+    models: Annotated[str, typer.Option(help="Models whose layers are tuned: 7b,32b,30b-a3b (Qwen); none: ''.")] = "",
+    shape: Annotated[
+        list[str] | None, typer.Option(help="N,K of a linear layer as one GPU has it, or four numbers of experts.")
+    ] = None,
+    batch: Annotated[str, typer.Option(help="Numbers of tokens; others take the next larger one's kernel.")] = BATCHES,
+    seconds: Annotated[float, typer.Option(help="Time for all; run again for what was not reached.")] = 600,
+    again: Annotated[bool, typer.Option("--again", help="Also what the file has already.")] = False,
+    out: Annotated[Path | None, typer.Option(help="File to write; engines read the default, in ~/.cache.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was measured as JSON.")] = False,
+) -> None:
+    """Time vLLM's int8 kernels against Triton's in many tilings, and write down the fastest; engines started later
+    follow it. Without --models and --shape: all the models known here.
+
+    Exit status: 0; 1 where no kernel computed a product rightly; 2 for wrong usage or without an NVIDIA GPU; 3 where
+    time ran out (what is measured is kept, and the next run goes on).
+    """
+    import torch
+
+    from ascend_quant.kernels import tuned
+
+    if not torch.cuda.is_available():
+        typer.echo("error: tune measures on an NVIDIA GPU, and there is none here", err=True)
+        raise typer.Exit(2)
+    jobs = wanted(models, shape or [], batch)
+    file = out or tuned.user_file(tuned.gpu_name())
+    try:
+        known = {} if again else tuned.load(file)
+    except tuned.BadTable as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    new = [job for job in jobs if job.rows not in known.get(job.kind, {}).get(job.shape, {})]
+    found = list(_measured(new, seconds, lambda one: _keep(one, file)))
+    _show(found, file, len(jobs) - len(new), len(new) - len(found), as_json)
+    if any(one.choice is None for one in found):
+        raise typer.Exit(1)
+    raise typer.Exit(NOT_REACHED if len(found) < len(new) else 0)
+
+
+def wanted(models: str, shapes: list[str], batch: str) -> "list[Job]":
+    """The products that the options name.
+
+    Raises:
+        typer.BadParameter: not numbers, or no such model.
+    """
+    from ascend_quant.kernels.tuned import KINDS
+    from ascend_quant.kernels.tuning import Job, models_of
+
+    rows = [_numbers(part, "--batch")[0] for part in batch.split(",")]
+    of_model = models_of()
+    names = [name for name in models.split(",") if name] or ([] if shapes else list(of_model))
+    for name in names:
+        if name not in of_model:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(of_model)}", param_hint="--models")
+    pairs = [pair for name in names for pair in of_model[name]]
+    for text in shapes:
+        numbers = _numbers(text, "--shape")
+        kind = next((kind for kind, what in KINDS.items() if len(what.axes) == len(numbers)), None)
+        if kind is None:
+            forms = " or ".join(",".join(what.axes) for what in KINDS.values())
+            raise typer.BadParameter(f"{text!r}: numbers wanted: {forms}", param_hint="--shape")
+        pairs.append((kind, numbers))
+    return [Job(kind, numbers, count) for kind, numbers in dict.fromkeys(pairs) for count in rows]
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise typer.BadParameter(f"{text!r}: numbers above 0 wanted, with commas between them", param_hint=option)
+    return tuple(map(int, parts))
+
+
+def _measured(jobs: "list[Job]", limit: float, keep: Callable) -> "Iterator[Measured]":
+    """What is found within so many seconds, each kept at once."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from ascend_quant.kernels import tuning
+
+    if not jobs:
+        return
+    begin = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        _compile(tuning.to_compile(jobs), COMPILING * limit, bar)
+        task = bar.add_task("timing", total=len(jobs))
+        for number, job in enumerate(jobs):
+            left = begin + limit - time.monotonic()
+            if left <= 0:
+                return
+            one = tuning.measure(job, time.monotonic() + 2 * left / (len(jobs) - number))
+            keep(one)
+            bar.advance(task)
+            yield one
+
+
+def _compile(kernels: list, limit: float, bar: "Progress") -> None:
+    from ascend_quant.kernels import tuning
+
+    task = bar.add_task("compiling", total=len(kernels))
+    try:
+        for _ in tuning.warm(kernels, limit):  # what fails here fails again where it is timed, and is told there
+            bar.advance(task)
+    except TimeoutError:
+        bar.console.print("not all is compiled yet: timing goes on, more slowly")
+
+
+def _keep(one: "Measured", file: Path) -> None:
+    from ascend_quant.kernels import tuned
+
+    if one.choice is not None:
+        tuned.save(file, {one.job.kind: {one.job.shape: {one.job.rows: one.choice}}})
+
+
+def _show(found: "list[Measured]", file: Path, known: int, left: int, as_json: bool) -> None:
+    if as_json:
+        rows = [one._asdict() | {"job": one.job._asdict()} for one in found]
+        typer.echo(json.dumps({"file": str(file), "known": known, "not_reached": left, "measured": rows}))
+        return
+    _table(found)
+    for one in found:
+        if one.choice is None:
+            typer.echo(f"error: {_name(one.job)}: no kernel is right: {'; '.join(one.problems[:3])}", err=True)
+    more = f"; {known} were known (--again)" if known else ""
+    late = f"; {left} not reached in time: run again" if left else ""
+    typer.echo(f"{len(found)} measured{more}{late}; {file}")
+
+
+def _table(found: "list[Measured]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("product", "rows", "vLLM, µs", "chosen, µs", "of what is possible", "chosen", "tried")
+    for one in found:
+        part = one.floor / one.seconds if one.floor and one.seconds else None
+        chosen = "none" if one.choice is None else _said(one.choice)
+        times = (_micro(one.before), _micro(one.seconds), "" if part is None else f"{part:.0%}")
+        table.add_row(_name(one.job), str(one.job.rows), *times, chosen, str(one.tried))
+    if found:
+        Console().print(table)
+
+
+def _name(job: "Job") -> str:
+    return f"{job.kind} {'x'.join(map(str, job.shape))}"
+
+
+def _micro(value: float | None) -> str:
+    return "" if value is None else f"{value * 1e6:.1f}"
+
+
+def _said(choice: dict) -> str:
+    fields = " ".join(f"{name}={int(value)}" for name, value in choice.items() if name != "by" and value)
+    return f"{choice['by']} {fields}".strip()

@@ -1,0 +1,161 @@
+"""In graphs that vLLM compiles: RMSNorm or SiLU-times-up and the quantization of its result become one kernel.
+
+vLLM offers a place for a pass of one's own over each graph. There each op `quantize_tokens` is looked at: if what it
+quantizes is computed just as one of the model's own layers does, traced anew here, and nobody else reads it, an op of
+kernels/token_ops.py takes the place of both. Wherever vLLM computes a layer otherwise, the two stay as they are.
+"""
+
+import copy
+import logging
+import operator
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import fx, nn
+from vllm.model_executor.layers.activation import SiluAndMul
+from vllm.model_executor.layers.layernorm import RMSNorm
+
+from ascend_quant.integrations.vllm import graph_match
+from ascend_quant.integrations.vllm.graph_match import Match, trace
+from ascend_quant.integrations.vllm.versions import base_of_passes
+from ascend_quant.kernels import token_ops, triton_fused_tokens
+
+logger = logging.getLogger(__name__)
+
+QUANTIZE = token_ops.quantize_tokens._opoverload
+NORM, ADD_NORM = token_ops.rms_norm_quantize._opoverload, token_ops.add_rms_norm_quantize._opoverload
+SILU = token_ops.silu_mul_quantize._opoverload
+NAMES = {NORM: "with RMSNorm", ADD_NORM: "with RMSNorm of a sum", SILU: "with SiLU times up", None: "alone"}
+SOURCES = [Path(__file__), Path(graph_match.__file__), Path(token_ops.__file__)]  # of what becomes of a graph
+TOKENS = 7  # to trace with
+
+_layers: dict[tuple, nn.Module] = {}
+_told: set[str] = set()
+
+
+def _is_plain(norm: RMSNorm) -> bool:
+    return getattr(norm, "has_weight", True) and getattr(norm, "variance_size_override", None) is None
+
+
+def _without_weights(layer: nn.Module) -> nn.Module:
+    layer = copy.copy(layer)
+    layer._parameters = {}
+    return layer
+
+
+class FuseQuantization(base_of_passes()):
+    """The pass; what it has learned is this process's, for vLLM copies and hashes passes."""
+
+    def learn(self, model: nn.Module) -> None:
+        """Remember how layers compute that a kernel could do along with the codes, but none of their weights."""
+        for layer in model.modules():
+            if type(layer) is SiluAndMul:
+                _layers.setdefault((SiluAndMul,), _without_weights(layer))
+            elif type(layer) is RMSNorm and _is_plain(layer):
+                _layers.setdefault((RMSNorm, layer.weight.shape[0], layer.variance_epsilon), _without_weights(layer))
+
+    def __call__(self, graph: fx.Graph) -> None:
+        quantizations = [node for node in graph.nodes if node.target is QUANTIZE]
+        found = Counter(NAMES[_fuse(graph, node)] for node in quantizations)
+        text = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
+        if text and text not in _told:  # a line for each kind of graph: most of a model's are alike
+            _told.add(text)
+            logger.info("how a graph's activations are quantized, by kernels: %s", text)
+
+    def uuid(self) -> str:
+        """By this, caches tell graphs that have been through the pass."""
+        return self.hash_source(*(path.read_text() for path in SOURCES))
+
+    def __repr__(self) -> str:  # older vLLMs hash it
+        return f"{type(self).__name__}({self.uuid()[:16]})"
+
+
+class Fused(NamedTuple):
+    """A layer's arithmetic, and the op that does it together with the quantization of its result."""
+
+    op: torch._ops.OpOverload
+    traced: fx.Graph
+    constants: tuple[float, ...] = ()
+
+
+def _fuse(graph: fx.Graph, quantize: fx.Node) -> torch._ops.OpOverload | None:
+    """Replace an op and what computes its argument by the op that does both; returns this."""
+    value = quantize.args[0]
+    shown = value.meta.get("val")
+    if shown is None or shown.dim() != 2 or not isinstance(shown.shape[1], int) or len(value.users) > 1:
+        return None
+    for key in _layers:
+        for fused in _fusions(key, shown.shape[1], shown.dtype):
+            match = Match(fused.traced, value)
+            if match.found and _replace(graph, quantize, fused, match):
+                return fused.op
+    logger.debug("quantized alone: %s", value.format_node())
+    return None
+
+
+@cache
+def _fusions(key: tuple, columns: int, dtype: torch.dtype) -> list[Fused]:
+    """What a layer may compute whose result has so many columns."""
+    if not triton_fused_tokens.takes(columns, dtype):
+        return []
+    try:
+        return _traced(key, columns, dtype)
+    except Exception as error:  # a vLLM to come; what cannot be traced is not fused
+        logger.warning("%s cannot be traced, its results are quantized alone: %s", key[0].__name__, error)
+        return []
+
+
+def _traced(key: tuple, columns: int, dtype: torch.dtype) -> list[Fused]:
+    layer, rows = _layers[key], (TOKENS, columns)
+    if key[0] is SiluAndMul:
+        return [Fused(SILU, trace(layer.forward_native, [(TOKENS, 2 * columns)], dtype))]
+    _, width, eps = key
+    if width != columns:
+        return []
+    add_norm, norm = _with_weight(layer, 2), _with_weight(layer, 1)
+    return [
+        Fused(ADD_NORM, trace(add_norm, [rows, rows, (columns,)], dtype), (eps,)),
+        Fused(NORM, trace(norm, [rows, (columns,)], dtype), (eps,)),
+    ]
+
+
+def _with_weight(norm: nn.Module, inputs: int) -> Callable:
+    """The layer as a function whose last argument is its weight."""
+
+    def function(*arguments):
+        norm._parameters["weight"] = arguments[inputs]
+        try:
+            return norm.forward_native(*arguments[:inputs])
+        finally:
+            norm._parameters.clear()
+
+    # make_fx counts the arguments
+    return (lambda x, weight: function(x, weight)) if inputs == 1 else (lambda x, y, weight: function(x, y, weight))
+
+
+def _replace(graph: fx.Graph, quantize: fx.Node, fused: Fused, match: Match) -> bool:
+    arguments = match.arguments
+    if any(node is None or node.meta["val"].dtype != torch.bfloat16 for node in arguments):
+        return False
+    total = match.result(1) if fused.op is ADD_NORM else None
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    last = max(place[node] for node in arguments)
+    behind = min((node for node in match.computed() if place[node] > last), key=place.get)
+    if total is not None and any(place[user] < place[behind] for user in total.users):
+        return False
+    with graph.inserting_before(behind):
+        new = graph.call_function(fused.op, (*arguments, *fused.constants))
+        new.meta["val"] = fused.op(*(node.meta["val"] for node in arguments), *fused.constants)
+        if total is not None:
+            summed = graph.call_function(operator.getitem, (new, 2))
+            summed.meta["val"] = new.meta["val"][2]
+            total.replace_all_uses_with(summed)
+    quantize.replace_all_uses_with(new)  # its results are the new op's first two
+    for node in sorted({quantize, *match.computed()}, key=place.get, reverse=True):
+        if not node.users:
+            graph.erase_node(node)
+    return True

@@ -1,0 +1,80 @@
+"""Which kernel multiplies an int8 linear layer: what the tuner found, else vLLM's cutlass, else Triton's tiles by rule.
+
+Nothing is measured here, and nothing compiled: the same shape and number of rows always gets the same kernel.
+"""
+
+import logging
+from functools import cache, lru_cache
+
+import torch
+
+from ascend_quant.kernels import tuned
+from ascend_quant.kernels.tuned import HopperTiles, Tiles
+
+logger = logging.getLogger(__name__)
+
+ALIGNMENT = 16  # of K and N, for cutlass
+NO_CUTLASS = (10, 0)  # the first compute capability without int8 in vLLM's cutlass kernels
+BY_ROWS = {  # that every GPU from sm80 on has shared memory for
+    16: Tiles(16, 64, 256, 1, 4, 3),
+    32: Tiles(32, 64, 256, 1, 4, 3),
+    64: Tiles(64, 64, 128, 1, 4, 4),
+    128: Tiles(64, 128, 128, 1, 4, 3),
+    256: Tiles(128, 128, 128, 1, 8, 3),
+}
+LEAST_LENGTH = 4096  # of K, for each program of a shared tile: to add up what is shorter costs more than it saves
+MAKERS = {"triton": Tiles, "hopper": HopperTiles}
+
+
+def tiles_of(choice: tuned.Choice) -> Tiles | HopperTiles | None:
+    """A choice's tiles; None for cutlass."""
+    fields = {name: value for name, value in choice.items() if name != "by"}
+    return MAKERS[choice["by"]](**fields) if choice["by"] in MAKERS else None
+
+
+def linear(columns: int, length: int, rows: int, dtype: torch.dtype) -> Tiles | HopperTiles | None:
+    """What computes (rows, K) x (N, K) in `dtype` on the current GPU; None for vLLM's cutlass kernel.
+
+    Raises:
+        tuned.BadTable: a file of choices is wrong.
+    """
+    return _linear(torch.cuda.current_device(), columns, length, rows, dtype in (torch.bfloat16, torch.float16))
+
+
+def takes_cutlass(shape: tuple[int, ...], capability: tuple[int, int]) -> bool:
+    """Whether vLLM's int8 cutlass kernels take weights (N, K) on such a GPU, given 16-bit outputs."""
+    return capability < NO_CUTLASS and all(size % ALIGNMENT == 0 for size in shape)
+
+
+def tiles_by_rule(columns: int, length: int, rows: int, processors: int) -> Tiles:
+    """Tiles that no one has measured: as many tokens as there are, and K cut where the tiles do not fill the GPU."""
+    tiles = BY_ROWS[min((bucket for bucket in BY_ROWS if bucket >= rows), default=max(BY_ROWS))]
+    programs = -(-rows // tiles.block_m) * -(-columns // tiles.block_n)
+    split = min(processors // programs, length // LEAST_LENGTH)
+    return tiles._replace(split_k=max(1, split))
+
+
+@cache
+def tell(capability: tuple[int, int]) -> None:
+    """Say once, when an engine makes its buffers, that vLLM's kernels are not what multiplies."""
+    if capability >= NO_CUTLASS:
+        logger.warning(
+            "compute capability %d.%d: vLLM's cutlass kernels have no int8 there; int8 linear layers run in Triton",
+            *capability,
+        )
+
+
+@lru_cache(maxsize=1 << 16)
+def _linear(device: int, columns: int, length: int, rows: int, short: bool) -> Tiles | HopperTiles | None:
+    cutlass = short and takes_cutlass((columns, length), torch.cuda.get_device_capability(device))
+    choice = tuned.find("linear", (columns, length), rows, beyond=False)
+    tiles = tiles_of(choice) if choice else None
+    if tiles is not None or cutlass:
+        return tiles
+    return tiles_by_rule(columns, length, rows, torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def forget() -> None:
+    """Choose anew, after `tuned.forget`."""
+    for cached in (_linear, tell):
+        cached.cache_clear()

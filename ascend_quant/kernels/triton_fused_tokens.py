@@ -1,0 +1,131 @@
+"""int8 codes of activations in one kernel with what computes them: RMSNorm, with or without a residual; SiLU times up.
+
+A program has a row in its registers. The values are computed in float32 and rounded to BF16 once, as Inductor does;
+the codes are then `oracle.quantize_rows` of these BF16 values.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from ascend_quant.kernels import triton_tokens
+from ascend_quant.kernels.triton_tokens import WIDEST, launch, outputs, tiling
+
+codes_of, largest, scale_and_factor, wait = (
+    triton_tokens.codes_of,
+    triton_tokens.largest,
+    triton_tokens.scale_and_factor,
+    triton_tokens.wait,
+)
+MINUS_LOG2_E = tl.constexpr(-math.log2(math.e))
+PER_WARP = 256  # elements of a norm's row: then none of them changes hands before it is stored
+WARPS = {8192: 8}  # of rows for which these would be too many
+MOST_WARPS = 16
+
+
+def takes(columns: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels take rows whose codes have so many columns."""
+    return columns <= WIDEST and dtype == torch.bfloat16
+
+
+@triton.jit
+def norm_rows(
+    source,
+    residual,
+    weight,
+    total,  # what the norm is of: the sum of `source` and `residual`
+    codes,
+    scales,
+    stride,  # between the rows of `source`; all else is contiguous
+    eps,
+    K: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ADD: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, WIDTH)[None, :]
+    inside = columns < K
+    wait(EARLY)
+    values = tl.load(source + row * stride + columns, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        values += tl.load(residual + row * K + columns, mask=inside, other=0.0).to(tl.float32)
+    by_root = tl.rsqrt(tl.sum(values * values, 1) / K + eps)
+    normed = (values * by_root[:, None] * gain).to(tl.bfloat16)
+    scale, factor = scale_and_factor(largest(normed), tl.bfloat16)
+    tl.store(codes + row * K + columns, codes_of(normed, factor), mask=inside)
+    tl.store(scales + row + tl.arange(0, 1), scale)
+    if ADD:  # last, for its threads may have to exchange it first
+        tl.store(total + row * K + columns, values.to(tl.bfloat16), mask=inside)
+
+
+@triton.jit
+def silu_rows(
+    source,  # (M, 2 * K): gate, then up
+    codes,
+    scales,
+    stride,
+    K: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, WIDTH)[None, :]
+    inside = columns < K
+    wait(EARLY)
+    gate = tl.load(source + row * stride + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(source + row * stride + K + columns, mask=inside, other=0.0).to(tl.float32)
+    root = tl.rsqrt(1.0 + tl.exp2(gate * MINUS_LOG2_E))  # silu is gate * root**2: a division would be slower
+    values = (gate * root * root * up).to(tl.bfloat16)
+    scale, factor = scale_and_factor(largest(values), tl.bfloat16)
+    tl.store(codes + row * K + columns, codes_of(values, factor), mask=inside)
+    tl.store(scales + row + tl.arange(0, 1), scale)
+
+
+def rms_norm_quantize(
+    x_MK: torch.Tensor, weight_K: torch.Tensor, eps: float, residual_MK: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes (M, K) and scales (M, 1) of the RMSNorm of x, or of x + residual; and that sum in BF16 (else x)."""
+    x_MK = x_MK if x_MK.stride(1) == 1 else x_MK.contiguous()
+    rows, columns = x_MK.shape
+    codes_MK, scale_M1 = outputs(x_MK, columns)
+    total_MK = x_MK if residual_MK is None else torch.empty_like(residual_MK, memory_format=torch.contiguous_format)
+    if rows:
+        width = triton.next_power_of_2(columns)
+        with torch.cuda.device_of(x_MK):
+            norm_rows[(rows,)](
+                x_MK,
+                total_MK if residual_MK is None else residual_MK.contiguous(),
+                weight_K,
+                total_MK,
+                codes_MK,
+                scale_M1,
+                x_MK.stride(0),
+                eps,
+                columns,
+                width,
+                residual_MK is not None,
+                **launch(x_MK.device),
+                num_warps=warps_of_norm(width),
+            )
+    return codes_MK, scale_M1, total_MK
+
+
+def warps_of_norm(width: int) -> int:
+    """How many warps hold a norm's row."""
+    return WARPS.get(width) or min(max(width // PER_WARP, 1), MOST_WARPS)
+
+
+def silu_mul_quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (M, K) and scales (M, 1) of silu(gate) * up, for x (M, 2 * K) with gate in front of up."""
+    x = x if x.stride(1) == 1 else x.contiguous()
+    rows, columns = x.shape[0], x.shape[1] // 2
+    codes_MK, scale_M1 = outputs(x, columns)
+    if rows:
+        width, warps = tiling(columns)
+        with torch.cuda.device_of(x):
+            silu_rows[(rows,)](x, codes_MK, scale_M1, x.stride(0), columns, width, **launch(x.device), num_warps=warps)
+    return codes_MK, scale_M1

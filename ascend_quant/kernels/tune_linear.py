@@ -1,0 +1,169 @@
+"""What `ascend-quant tune` tries for int8 linear layers: vLLM's cutlass against the tiles of triton_linear.py."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from ascend_quant.kernels import triton_linear
+from ascend_quant.kernels.linear_choice import takes_cutlass, tiles_of
+from ascend_quant.kernels.tuned import Choice, HopperTiles, Tiles
+
+NAME = "linear"
+MODELS = {  # (N, K) of a single GPU's layers: qkv, o, gate_up, down
+    "7b": [(4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944)],
+    "32b": [(7168, 5120), (5120, 5120), (55296, 5120), (5120, 27648)],
+    "30b-a3b": [(5120, 2048), (2048, 4096)],
+}
+CUTLASS = {"by": "cutlass"}
+HOPPER = (9, 0)
+FEWEST_ROWS = 32  # that torch._int_mm takes
+SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # bytes of shared memory a program may have, by capability
+LESS_SHARED = 99 << 10  # of the rest (sm86, sm89, sm120)
+BLOCKS = {  # by the tokens of a tile: (block_n, block_k, warps, stages)
+    16: [(32, 256, 4, 6), (64, 256, 4, 4), (128, 128, 4, 4)],
+    32: [(32, 256, 4, 6), (64, 256, 4, 4), (128, 128, 4, 4)],
+    64: [
+        (32, 256, 4, 4),
+        (64, 128, 4, 4),
+        (64, 128, 4, 6),
+        (64, 256, 4, 3),
+        (64, 256, 4, 5),
+        (128, 128, 4, 4),
+        (128, 256, 4, 4),
+        (256, 128, 8, 4),
+    ],
+    128: [(64, 256, 8, 4), (128, 128, 8, 3), (128, 128, 8, 5), (128, 256, 8, 3), (256, 128, 8, 4)],
+    256: [(64, 128, 8, 4), (128, 128, 8, 4)],
+}
+HOPPER_BLOCKS = {  # the same for gluon_linear, which pays for more than 64 tokens: (block_n, block_k, warps, stages)
+    64: [(64, 128, 4, 12), (128, 128, 4, 8), (256, 128, 4, 5)],
+    128: [(64, 128, 8, 8), (128, 128, 8, 6)],
+    256: [(64, 128, 8, 5), (128, 128, 8, 4)],
+}
+MANY_TOKENS = 64
+PEAK = {"NVIDIA_H200": (4.3e12, 1.28e15), "NVIDIA_H100": (2.9e12, 1.28e15), "NVIDIA_A100": (1.7e12, 0.5e15)}
+
+
+def candidates(shape: tuple[int, int], rows: int, capability: tuple[int, int], processors: int) -> list[Choice]:
+    """Ways to compute (rows, N, K) that are worth timing; vLLM's first, where it has one.
+
+    Args:
+        processors: the GPU's multiprocessors, which the programs should fill.
+    """
+    found = [CUTLASS] if takes_cutlass(shape, capability) else []
+    for tiles in _tiles(shape, rows, capability, processors):
+        found.append({"by": "triton", **tiles._asdict()})
+    if capability == HOPPER and shape[1] % 16 == 0 and rows > MANY_TOKENS:
+        for block_m in _rows_of_tiles(rows):
+            found += ({"by": "hopper", **HopperTiles(block_m, *rest)._asdict()} for rest in HOPPER_BLOCKS[block_m])
+    return found
+
+
+def refined(choice: Choice, capability: tuple[int, int]) -> list[Choice]:
+    """Variants of a good choice."""
+    return [{**choice, "pdl": True}] if choice["by"] == "triton" and capability >= HOPPER else []
+
+
+def compiled(choice: Choice) -> str:
+    """What tells compiled kernels apart: of `split_k`, only whether there is one."""
+    return repr(sorted({**choice, "split_k": choice.get("split_k", 1) > 1}.items()))
+
+
+def wrong(call: Callable, choice: Choice) -> str | None:
+    """What is wrong with a result, compared with int32 sums and the definition's dequantization; cutlass's is rounded
+    in another order."""
+    source, codes, x_scale, scale = call.inputs
+    few = max(0, FEWEST_ROWS - source.shape[0])
+    sums = torch._int_mm(torch.nn.functional.pad(source, (0, 0, 0, few)), codes[0].t())[: source.shape[0]]
+    expected = (sums.float() * x_scale * scale.t()).bfloat16()
+    found = call(choice, 0)
+    if choice == CUTLASS:
+        return None if torch.allclose(found.float(), expected.float(), rtol=2**-7) else "other products than int32 sums"
+    return None if torch.equal(found, expected) else "other bits than the definition's"
+
+
+def warm(choice: Choice, shape: tuple[int, int], rows: int) -> None:
+    """Compile what a choice needs, on tensors just large enough."""
+    tiles = tiles_of(choice)
+    if tiles is None:
+        return
+    length = shape[1] if shape[1] % tiles.block_k else max(2, tiles.split_k) * tiles.block_k
+    x = torch.zeros(tiles.block_m, length, dtype=torch.int8, device="cuda")
+    w = torch.zeros(tiles.block_n, length, dtype=torch.int8, device="cuda")
+    x_scale, scale = (torch.ones(side, 1, device="cuda") for side in (tiles.block_m, tiles.block_n))
+    triton_linear.int8_product(x, w, x_scale, scale, None, torch.bfloat16, tiles)
+
+
+def copy_bytes(shape: tuple[int, int]) -> int:
+    """How many bytes of weights a product reads."""
+    return shape[0] * shape[1]
+
+
+def floor(shape: tuple[int, int], rows: int, gpu: str) -> float | None:
+    """Seconds below which no kernel gets: all bytes once, or all products; None for GPUs whose speed is not known."""
+    known = next((speeds for name, speeds in PEAK.items() if gpu.startswith(name)), None)
+    if known is None:
+        return None
+    columns, length = shape
+    moved = columns * length + rows * length + 2 * rows * columns
+    return max(moved / known[0], 2 * rows * columns * length / known[1])
+
+
+def prepare(shape: tuple[int, int], rows: int, copies: int) -> Callable[[Choice | None, int], torch.Tensor]:
+    """What computes the product by a choice with one of several copies of the weights, behind a small kernel.
+
+    That kernel writes the activations, as quantization does in an engine, so that what a launch costs is measured too;
+    without a choice it runs alone.
+    """
+    columns, length = shape
+    generator = torch.Generator(device="cuda").manual_seed(columns + length + rows)
+    draw = {"dtype": torch.int8, "device": "cuda", "generator": generator}
+    codes = [torch.randint(-127, 128, (columns, length), **draw) for _ in range(copies)]
+    source = torch.randint(-127, 128, (rows, length), **draw)
+    x = source.clone()
+    x_scale = torch.rand(rows, 1, device="cuda", generator=generator)
+    scale = torch.rand(columns, 1, device="cuda", generator=generator)
+
+    def call(choice: Choice | None, copy: int) -> torch.Tensor:
+        torch.bitwise_and(source, -1, out=x)
+        if choice is None:
+            return x
+        return product(choice, x, codes[copy], x_scale, scale)
+
+    call.inputs = (source, codes, x_scale, scale)
+    return call
+
+
+def product(choice: Choice, x_codes_MK, codes_NK, x_scale_M1, scale_N1) -> torch.Tensor:
+    """The product in BF16 as a choice says."""
+    tiles = tiles_of(choice)
+    if tiles is None:
+        from vllm import _custom_ops as ops
+
+        return ops.cutlass_scaled_mm(x_codes_MK, codes_NK.t(), x_scale_M1, scale_N1, torch.bfloat16)
+    return triton_linear.int8_product(x_codes_MK, codes_NK, x_scale_M1, scale_N1, None, torch.bfloat16, tiles)
+
+
+def _tiles(shape, rows, capability, processors) -> Iterator[Tiles]:
+    columns, length = shape
+    shared = SHARED.get(10 * capability[0] + capability[1], LESS_SHARED)
+    for block_m in _rows_of_tiles(rows):
+        for block_n, block_k, warps, stages in BLOCKS[block_m]:
+            if stages * (block_m + block_n) * block_k > shared:
+                continue
+            programs = -(-rows // block_m) * -(-columns // block_n)
+            for split in _splits(programs, length // block_k, processors):
+                tma = capability >= HOPPER and length % 16 == 0
+                yield Tiles(block_m, block_n, block_k, split, warps, stages, tma=tma)
+
+
+def _rows_of_tiles(rows: int) -> list[int]:
+    """How many tokens a tile may have; up to 64, as many as there are (in powers of two)."""
+    if rows <= 64:
+        return [next(size for size in (16, 32, 64) if size >= rows)]
+    return [64, 128] if rows <= 128 else [64, 128, 256] if rows <= 512 else [128, 256]
+
+
+def _splits(programs: int, steps: int, processors: int) -> list[int]:
+    """Into how many parts K may be cut: whole, or so many that the programs are about as many as the processors."""
+    return sorted({1, *(split for split in (2, 3, 4) if steps >= 4 * split and split * programs <= 1.2 * processors)})

@@ -1,0 +1,270 @@
+"""Which way a product is computed on this GPU, as `ascend-quant tune` has measured it; without Triton, without a GPU.
+
+A file a GPU model: ascend_quant/kernels/tuned/NVIDIA_H200.json is shipped; one of the same name in the user's cache
+(~/.cache/ascend_quant/tuned, or below XDG_CACHE_HOME) lays itself over it, shape by shape and bucket by bucket:
+
+    {"linear": {"4608x3584": {"64": {"by": "triton", "block_m": 64, ..}, "256": {"by": "cutlass"}}}, "experts": {..}}
+
+A bucket is a number of rows (tokens); rows take the smallest bucket that holds them, or else, if asked, the largest.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+SHIPPED = Path(__file__).parent / "tuned"
+VLLM = ("cutlass", "vllm")  # ways that are vLLM's own
+
+
+class Tiles(NamedTuple):
+    """How `triton_linear.int8_product` cuts an (M, N, K) product.
+
+    Attributes:
+        split_k: programs that share a tile's K; their int32 sums are added.
+        tma: loads by tensor descriptors (sm90 and newer; K a multiple of 16).
+        pdl: starts while the kernel before still runs, waiting where it needs what that one wrote (sm90 and newer).
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    split_k: int
+    warps: int
+    stages: int
+    tma: bool = False
+    pdl: bool = False
+
+
+class GroupedTiles(NamedTuple):
+    """How `triton_experts.mixture` cuts its two products: tokens times w13 (up), what comes of it times w2 (down).
+
+    Attributes:
+        block_m: pairs of one expert that a program computes, in both.
+        up_n, down_n: rows of the weight that a program reads.
+        up_group, down_group: blocks of pairs that are walked before the next tile of N.
+        up_swap, down_swap: multiply weights times tokens.
+        pdl: each kernel starts while the one before still runs (sm90 and newer).
+    """
+
+    block_m: int
+    up_n: int
+    up_k: int
+    up_warps: int
+    up_stages: int
+    up_group: int
+    up_swap: bool
+    down_n: int
+    down_k: int
+    down_warps: int
+    down_stages: int
+    down_group: int
+    down_swap: bool
+    pdl: bool
+
+
+class HopperGroups(NamedTuple):
+    """The same for `gluon_grouped` (blocks of 16 to 64 pairs) and `gluon_sorted` (128), which find out the rest."""
+
+    block_m: int
+
+
+class HopperTiles(NamedTuple):
+    """The same for `gluon_linear`, whose programs stay and take one tile after the other.
+
+    Attributes:
+        warps: that multiply, beside the one that loads.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+
+
+class Kind(NamedTuple):
+    """A kind of product: what its shape is made of, and the ways to compute it with the fields of each."""
+
+    axes: tuple[str, ...]
+    ways: Mapping[str, Mapping[str, type]]
+
+
+KINDS = {
+    "linear": Kind(("n", "k"), {"cutlass": {}, "triton": Tiles.__annotations__, "hopper": HopperTiles.__annotations__}),
+    "experts": Kind(
+        ("experts", "width", "hidden", "top"),
+        {"triton": GroupedTiles.__annotations__, "hopper": HopperGroups.__annotations__},
+    ),
+}
+Choice = dict[str, int | bool | str]  # "by": a way; its fields
+Table = dict[str, dict[tuple[int, ...], dict[int, Choice]]]  # kind, shape, bucket
+
+
+class BadTable(ValueError):
+    """A file of choices that says something else than choices; names the file and the place."""
+
+
+def find(kind: str, shape: tuple[int, ...], rows: int, beyond: bool = True) -> Choice | None:
+    """The choice for a product of so many rows on the current GPU; None where the shape was never tuned.
+
+    The dictionary is shared: do not write to it.
+
+    Args:
+        beyond: whether rows that no bucket holds take the largest one's choice.
+    """
+    return _find(_gpu(torch.cuda.current_device()), kind, shape, rows, beyond)
+
+
+def gpu_name(device: int | None = None) -> str:
+    """The GPU's model as file names have it."""
+    return torch.cuda.get_device_name(device).replace(" ", "_").replace("/", "_")
+
+
+def user_file(gpu: str) -> Path:
+    """Where the tuner keeps what it has measured for a model of GPU."""
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache_home / "ascend_quant" / "tuned" / f"{gpu}.json"
+
+
+def table(gpu: str) -> Table:
+    """What is known of a model of GPU: what is shipped, overlaid with the user's file.
+
+    Raises:
+        BadTable: a file that is not as the first lines here say.
+    """
+    return merged(load(SHIPPED / f"{gpu}.json"), load(user_file(gpu)))
+
+
+def load(file: Path) -> Table:
+    """The choices of a file; none where there is no such file.
+
+    Raises:
+        BadTable: it is not as the first lines here say.
+    """
+    try:
+        text = file.read_text()
+    except OSError:
+        return {}
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise BadTable(f"{file}: not JSON: {error}") from error
+    read = _Reader(file)
+    return {
+        kind: {
+            read.numbers(shape, f"{kind}.{shape}", KINDS[kind].axes): {
+                read.numbers(rows, f"{kind}.{shape}.{rows}", ("rows",))[0]: read.choice(
+                    choice, KINDS[kind].ways, f"{kind}.{shape}.{rows}"
+                )
+                for rows, choice in read.object(buckets, f"{kind}.{shape}").items()
+            }
+            for shape, buckets in read.object(shapes, kind).items()
+        }
+        for kind, shapes in read.object(content, "the file").items()
+        if read.known(kind, KINDS, "the file")
+    }
+
+
+def save(file: Path, choices: Table) -> None:
+    """Write choices to a file, over what it holds of the same shapes and buckets; whole or not at all.
+
+    Raises:
+        BadTable: the file is there and is not one of choices.
+    """
+    whole = merged(load(file), choices)
+    written = {
+        kind: {
+            "x".join(map(str, shape)): {str(rows): choice for rows, choice in sorted(buckets.items())}
+            for shape, buckets in sorted(shapes.items())
+        }
+        for kind, shapes in sorted(whole.items())
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(f".{os.getpid()}.new")
+    new.write_text(_text(written))
+    new.replace(file)
+
+
+def merged(below: Table, above: Table) -> Table:
+    """Both tables in a new one; `above` counts where both know a shape's bucket."""
+    both: Table = {}
+    for one in (below, above):
+        for kind, shapes in one.items():
+            for shape, buckets in shapes.items():
+                both.setdefault(kind, {}).setdefault(shape, {}).update(buckets)
+    return both
+
+
+def forget() -> None:
+    """Read the files again at the next `find`."""
+    for cached in (_find, _gpu, _read):
+        cached.cache_clear()
+
+
+class _Reader(NamedTuple):
+    """Says which place of which file is wrong."""
+
+    file: Path
+
+    def object(self, value: object, place: str) -> dict:
+        return value if isinstance(value, dict) else self._refuse(place, f"{value!r} is no object")
+
+    def known(self, name: str, names: Mapping, place: str) -> bool:
+        return name in names or self._refuse(place, f"{name!r} is none of {', '.join(names)}")
+
+    def numbers(self, text: str, place: str, axes: tuple[str, ...]) -> tuple[int, ...]:
+        parts = text.split("x")
+        if len(parts) != len(axes) or not all(part.isdecimal() and int(part) > 0 for part in parts):
+            self._refuse(place, f"{text!r} is not {'x'.join(axes)}, numbers above 0")
+        return tuple(map(int, parts))
+
+    def choice(self, value: object, ways: Mapping[str, Mapping[str, type]], place: str) -> Choice:
+        choice = self.object(value, place)
+        self.known(choice.get("by"), ways, f"{place}.by")
+        fields = ways[choice["by"]]
+        for name in choice.keys() - {"by"}:
+            self.known(name, fields, place)
+        for name, kind in fields.items():
+            found = choice.get(name)
+            if type(found) is not kind or found < 0:
+                self._refuse(f"{place}.{name}", f"{found!r} is no {kind.__name__} from 0 on")
+        return choice
+
+    def _refuse(self, place: str, why: str):
+        raise BadTable(f"{self.file}: {place}: {why}")
+
+
+@lru_cache(maxsize=1 << 16)
+def _find(gpu: str, kind: str, shape: tuple[int, ...], rows: int, beyond: bool) -> Choice | None:
+    buckets = _read(gpu).get(kind, {}).get(shape, {})
+    holding = [bucket for bucket in buckets if bucket >= rows]
+    if not holding and not (beyond and buckets):
+        return None
+    return buckets[min(holding, default=max(buckets))]
+
+
+@cache
+def _gpu(device: int) -> str:
+    return gpu_name(device)
+
+
+@cache
+def _read(gpu: str) -> Table:
+    return table(gpu)
+
+
+def _text(content: dict) -> str:
+    """JSON with a line a choice."""
+    kinds = []
+    for kind, shapes in content.items():
+        lines = []
+        for shape, buckets in shapes.items():
+            choices = ",\n".join(f"      {json.dumps(rows)}: {json.dumps(choice)}" for rows, choice in buckets.items())
+            lines.append(f"    {json.dumps(shape)}: {{\n{choices}\n    }}")
+        kinds.append(f"  {json.dumps(kind)}: {{\n" + ",\n".join(lines) + "\n  }")
+    return "{\n" + ",\n".join(kinds) + "\n}\n"

@@ -1,0 +1,137 @@
+"""Which kernel computes a product: files of choices, the buckets of rows, and what is wrong with a file."""
+
+import json
+
+import pytest
+import torch
+
+from ascend_quant.kernels import linear_choice, tuned
+from ascend_quant.kernels.tuned import HopperTiles, Tiles
+
+CUTLASS = {"by": "cutlass"}
+TILES = Tiles(64, 128, 128, 4, 4, 4, tma=True)
+TRITON = {"by": "triton", **TILES._asdict()}
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """A GPU of a model of its own, whose shipped and user's files are in an empty folder."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA Test/1 80GB")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    properties = type("Properties", (), {"multi_processor_count": 100})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+    monkeypatch.setattr(tuned, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    _forget()
+    yield tmp_path
+    _forget()
+
+
+def _forget():
+    tuned.forget()
+    linear_choice.forget()
+
+
+def test_rows_take_the_smallest_bucket_that_holds_them_or_the_largest(gpu):
+    buckets = {rows: TRITON | {"stages": rows} for rows in (16, 64, 256)}
+    tuned.save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(4608, 3584): buckets}})
+    _forget()
+    found = {rows: tuned.find("linear", (4608, 3584), rows)["stages"] for rows in (1, 16, 17, 64, 65, 256, 8192)}
+    assert found == {1: 16, 16: 16, 17: 64, 64: 64, 65: 256, 256: 256, 8192: 256}
+    assert tuned.find("linear", (4608, 3584), 257, beyond=False) is None
+    assert tuned.find("linear", (4608, 3585), 16) is None and tuned.find("experts", (4608, 3584), 16) is None
+
+
+def test_the_users_file_lies_over_what_is_shipped_bucket_by_bucket(gpu):
+    assert tuned.user_file("X") == gpu / "cache/ascend_quant/tuned/X.json"
+    tuned.save(tuned.SHIPPED / "NVIDIA_Test_1_80GB.json", {"linear": {(32, 64): {16: CUTLASS, 64: CUTLASS}}})
+    tuned.save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(32, 64): {64: TRITON}}})
+    assert tuned.find("linear", (32, 64), 9) == CUTLASS and tuned.find("linear", (32, 64), 60) == TRITON
+
+
+def test_saving_keeps_what_the_file_has_and_reads_back_the_same(tmp_path):
+    file = tmp_path / "new/folder/gpu.json"
+    tuned.save(file, {"linear": {(32, 64): {16: TRITON, 64: CUTLASS}}})
+    hopper = {"by": "hopper", **HopperTiles(64, 128, 128, 4, 8)._asdict()}
+    tuned.save(file, {"linear": {(32, 64): {64: hopper}, (16, 16): {1: CUTLASS}}})
+    expected = {"linear": {(32, 64): {16: TRITON, 64: hopper}, (16, 16): {1: CUTLASS}}}
+    assert tuned.load(file) == expected and [one.name for one in file.parent.iterdir()] == ["gpu.json"]
+    assert json.loads(file.read_text())["linear"]["32x64"]["16"] == TRITON
+
+
+def without(choice, name):
+    return {key: value for key, value in choice.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "not JSON"),
+        ([], r"the file: \[\] is no object"),
+        ({"linaer": {}}, "the file: 'linaer' is none of linear, experts"),
+        ({"linear": {"32": {}}}, "linear.32: '32' is not nxk"),
+        ({"linear": {"32x-4": {}}}, "linear.32x-4: '32x-4' is not nxk"),
+        ({"linear": {"32x64": []}}, r"linear.32x64: \[\] is no object"),
+        ({"linear": {"32x64": {"0": CUTLASS}}}, "linear.32x64.0: '0' is not rows"),
+        ({"linear": {"32x64": {"16": "cutlass"}}}, "linear.32x64.16: 'cutlass' is no object"),
+        ({"linear": {"32x64": {"16": {"by": "magic"}}}}, r"linear.32x64.16.by: 'magic' is none of cutlass, triton"),
+        ({"linear": {"32x64": {"16": {}}}}, "linear.32x64.16.by: None is none of"),
+        ({"linear": {"32x64": {"16": without(TRITON, "stages")}}}, "linear.32x64.16.stages: None is no int"),
+        ({"linear": {"32x64": {"16": TRITON | {"tma": 1}}}}, "linear.32x64.16.tma: 1 is no bool"),
+        ({"linear": {"32x64": {"16": TRITON | {"warps": True}}}}, "linear.32x64.16.warps: True is no int"),
+        ({"linear": {"32x64": {"16": TRITON | {"block_k": -1}}}}, "linear.32x64.16.block_k: -1 is no int from 0 on"),
+        ({"linear": {"32x64": {"16": CUTLASS | {"tiles": 2}}}}, "linear.32x64.16: 'tiles' is none of"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_file_is_refused_with_its_name_and_the_place(tmp_path, content, said):
+    file = tmp_path / "gpu.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(tuned.BadTable, match=f"^{file}: {said}"):
+        tuned.load(file)
+
+
+def test_no_file_is_no_choice(tmp_path):
+    assert tuned.load(tmp_path / "none.json") == {}
+
+
+def test_shipped_files_are_right():
+    for file in tuned.SHIPPED.glob("*.json"):
+        assert tuned.load(file)
+
+
+def test_a_shape_that_was_never_tuned_is_cutlass_where_cutlass_works(gpu):
+    assert linear_choice.linear(4608, 3584, 64, torch.bfloat16) is None
+    for columns, length, dtype in ((4600, 3584, torch.bfloat16), (4608, 3592, torch.float16), (32, 64, torch.float32)):
+        assert isinstance(linear_choice.linear(columns, length, 64, dtype), Tiles)
+
+
+def test_a_tuned_choice_is_taken_but_not_cutlass_for_what_it_cannot(gpu):
+    tuned.save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(32, 64): {16: CUTLASS, 64: TRITON}}})
+    assert linear_choice.linear(32, 64, 60, torch.bfloat16) == linear_choice.linear(32, 64, 60, torch.float32) == TILES
+    assert linear_choice.linear(32, 64, 16, torch.bfloat16) is None
+    assert linear_choice.linear(32, 64, 65, torch.bfloat16) is None  # beyond what was measured
+    assert isinstance(linear_choice.linear(32, 64, 16, torch.float32), Tiles)
+
+
+def test_blackwell_has_tiles_and_the_log_says_so_once(gpu, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 0))
+    for rows in (1, 64, 8192):
+        assert isinstance(linear_choice.linear(4608, 3584, rows, torch.bfloat16), Tiles)
+    for capability in ((10, 0), (9, 0), (10, 0)):
+        linear_choice.tell(capability)
+    assert [record.getMessage() for record in caplog.records] == [
+        "compute capability 10.0: vLLM's cutlass kernels have no int8 there; int8 linear layers run in Triton"
+    ]
+
+
+def test_tiles_by_rule_fill_the_gpu_and_leave_each_program_enough_of_k():
+    def split(*shape):
+        return linear_choice.tiles_by_rule(*shape, processors=132).split_k
+
+    assert split(3584, 18944, 64) == 2  # 56 tiles
+    assert split(1024, 18944, 64) == 4  # 16 tiles, and 4 times 4096 codes
+    assert split(1024, 4096, 64) == split(37888, 18944, 64) == split(64, 64, 1) == 1
+    for rows, block_m in ((1, 16), (16, 16), (17, 32), (64, 64), (65, 64), (129, 128), (8192, 128)):
+        assert linear_choice.tiles_by_rule(4608, 3584, rows, 132).block_m == block_m
