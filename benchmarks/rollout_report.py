@@ -108,8 +108,9 @@ def parts_of(outcomes: Sequence[Outcome]) -> list[Part]:
 
 
 def faults_of(outcomes: Sequence[Outcome]) -> list[str]:
-    """What failed."""
-    return [outcome.error for outcome in outcomes if outcome.result is None]
+    """What failed: whole engines, or their traces."""
+    failed = [outcome.error for outcome in outcomes if outcome.result is None]
+    return failed + [fault for outcome in outcomes for fault in (outcome.result or {}).get("faults", [])]
 
 
 def write_json(path: Path, device: str, outcomes: Sequence[Outcome]) -> None:

@@ -24,7 +24,7 @@ KINDS = (  # the first that fits
     ("experts: routing", r"topk|moe_align|count_and_sort|moe_sum|^(prepare|combine|count|sort)\w*$"),
     ("norm or activation with quantization", r"norm_rows|silu_rows"),
     ("attention", r"flash|fmha|attention|attn|prepare_varlen|reshape_and_cache|combine"),
-    ("product", r"gemm|nvjet|cutlass|scaled_mm|int8_product|linear|splitKreduce|wgmma|xmma|gemv"),
+    ("product", r"gemm|nvjet|cutlass|scaled_mm|int8_product|router_tiles|linear|splitKreduce|wgmma|xmma|gemv"),
     ("quantization", r"quant"),
     ("activation", r"act_and_mul|silu"),
     ("norm and other fused", r"triton_(red|per|poi|for|tem)_|norm"),

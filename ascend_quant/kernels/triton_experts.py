@@ -17,16 +17,13 @@ import triton
 
 from ascend_quant.kernels import triton_grouped, triton_routing, tuned
 from ascend_quant.kernels.triton_tokens import tiling
-from ascend_quant.kernels.tuned import Choice, GroupedTiles, HopperGroups
+from ascend_quant.kernels.tuned import Choice, GroupedTiles
 
-Tiles = GroupedTiles | HopperGroups
 Shape = tuple[int, int, int, int]  # experts of all ranks, width, hidden, top
 
 FEWEST_TOKENS = 16  # a power of two; still fewer are computed with the same kernels
 COMBINED = 512  # columns that a program of `combine` adds
-SPREAD = 2048  # columns of codes that a program holds
 SORTING_WARPS = 8
-SORTED_BLOCK = 128  # pairs of gluon_sorted.py's blocks
 HOPPER = 9  # the first compute capability whose kernels may start before the last has ended
 _SEEN: dict[Shape, int] = {}  # up to how many tokens all is compiled
 
@@ -80,7 +77,7 @@ def mixture(
     w2_codes_EKN: torch.Tensor,
     w2_scale: torch.Tensor,
     local_G: torch.Tensor | None,
-    tiles: Tiles,
+    tiles: GroupedTiles,
 ) -> torch.Tensor:
     """`experts` with given tiles."""
     x_MK = x_MK if x_MK.stride(1) == 1 else x_MK.contiguous()
@@ -91,30 +88,28 @@ def mixture(
     with torch.cuda.device_of(x_MK):
         codes, places = sorted_codes(x_MK, expert_MT, local_G, w2_codes_EKN.shape[0], tiles)
         h_PN = gated(codes, w13_codes_ENK, w13_scale, expert_MT, places, tiles)
-        h_codes = quantized(h_PN, places, tiles)
+        h_codes = quantized(h_PN, tiles)
         parts_PK = outputs(h_codes, w2_codes_EKN, w2_scale, weight_MT, places, x_MK.dtype, tiles)
         combined(parts_PK, expert_MT, local_G, w2_codes_EKN.shape[0], out_MK, tiles)
     return out_MK
 
 
 class Places(NamedTuple):
-    """Where the pairs are, see `triton_routing.prepare`; `place_of` is None where codes are not put in their places."""
+    """Where the pairs are, see `triton_routing.prepare`."""
 
     pair_at: torch.Tensor
     expert_of: torch.Tensor
-    place_of: torch.Tensor | None
 
 
-def sorted_codes(x_MK, expert_MT, local_G, experts_here: int, tiles: Tiles):
-    """Codes, of the tokens (M, K) or in the places of their pairs; scales (M); the places."""
+def sorted_codes(x_MK, expert_MT, local_G, experts_here: int, tiles: GroupedTiles):
+    """Codes of the tokens (M, K), their scales (M); the places of their pairs."""
     (tokens, hidden), top, device = x_MK.shape, expert_MT.shape[1], x_MK.device
-    pairs, in_places = tokens * top, gluon_sorted_takes(tiles)
+    pairs = tokens * top
     blocks = triton_routing.most_blocks(pairs, experts_here, tiles.block_m)
     codes_MK = torch.empty(x_MK.shape, dtype=torch.int8, device=device)
     scale_M = torch.empty(tokens, dtype=torch.float32, device=device)
     pair_at = torch.empty((blocks, tiles.block_m), dtype=torch.int32, device=device)
     expert_of = torch.empty(blocks + 1, dtype=torch.int32, device=device)
-    place_of = torch.empty(pairs, dtype=torch.int32, device=device) if in_places else None
     segment, (local, length) = triton_routing.segment_of(pairs), _map(expert_MT, local_G)
     segments, bins = triton.cdiv(pairs, segment), triton.next_power_of_2(experts_here)
     constants, started = (experts_here, bins, length), _started(tiles)
@@ -122,36 +117,21 @@ def sorted_codes(x_MK, expert_MT, local_G, experts_here: int, tiles: Tiles):
     if segments > 1:
         counts = torch.empty((segments, bins), dtype=torch.int32, device=device)
         triton_routing.count[(segments,)](
-            expert_MT, local, counts, pairs, *constants, segment, _early(tiles), num_warps=SORTING_WARPS, **started
+            expert_MT, local, counts, pairs, *constants, segment, tiles.pdl, num_warps=SORTING_WARPS, **started
         )
     triton_routing.prepare[(max(experts_here * segments, tokens), 2)](
-        x_MK, codes_MK, scale_M, expert_MT, local, counts, pair_at, expert_of, place_of if in_places else expert_of,
+        x_MK, codes_MK, scale_M, expert_MT, local, counts, pair_at, expert_of,
         x_MK.stride(0), tokens, blocks, segments, hidden, tiling(hidden)[0], top, *constants,
-        tiles.block_m, segment, segments > 1, in_places, _early(tiles), num_warps=SORTING_WARPS, **started,
+        tiles.block_m, segment, segments > 1, tiles.pdl, num_warps=SORTING_WARPS, **started,
     )  # fmt: skip
-    if in_places:
-        spread = torch.empty((blocks * tiles.block_m, hidden), dtype=torch.int8, device=device)
-        width = min(triton.next_power_of_2(hidden), SPREAD)
-        triton_routing.spread_codes[(tokens,)](
-            codes_MK, place_of, spread, hidden, width, top, _early(tiles), num_warps=4, **started
-        )
-        codes_MK = spread
-    return (codes_MK, scale_M), Places(pair_at, expert_of, place_of)
+    return (codes_MK, scale_M), Places(pair_at, expert_of)
 
 
-def gluon_sorted_takes(tiles: Tiles) -> bool:
-    """Whether the products want codes in the places of their pairs."""
-    return isinstance(tiles, HopperGroups) and tiles.block_m == SORTED_BLOCK
-
-
-def gated(codes, w13_codes_ENK, w13_scale, expert_MT, places: Places, tiles: Tiles) -> torch.Tensor:
+def gated(codes, w13_codes_ENK, w13_scale, expert_MT, places: Places, tiles: GroupedTiles) -> torch.Tensor:
     """h (pairs, width) in float32."""
     (a_codes, scale_M), (pairs, top) = codes, (expert_MT.numel(), expert_MT.shape[1])
     width, blocks = w13_codes_ENK.shape[1] // 2, places.expert_of.shape[0] - 1
     h_PN = torch.empty((pairs, width), dtype=torch.float32, device=a_codes.device)
-    if isinstance(tiles, HopperGroups):
-        _hopper(a_codes, scale_M, w13_codes_ENK, w13_scale, None, h_PN, places, pairs, top, tiles)
-        return h_PN
     triton_grouped.gate_up[(blocks * triton.cdiv(2 * width, tiles.up_n),)](
         a_codes, scale_M, w13_codes_ENK, w13_scale, h_PN, places.pair_at, places.expert_of, pairs, blocks,
         a_codes.shape[1], width, top, tiles.block_m, tiles.up_n, tiles.up_k, tiles.up_group,
@@ -160,28 +140,23 @@ def gated(codes, w13_codes_ENK, w13_scale, expert_MT, places: Places, tiles: Til
     return h_PN
 
 
-def quantized(h_PN: torch.Tensor, places: Places, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of h, pair by pair or in their places; scales (pairs)."""
-    (pairs, width), in_places = h_PN.shape, places.place_of is not None
-    rows = places.pair_at.numel() if in_places else pairs
-    codes = torch.empty((rows, width), dtype=torch.int8, device=h_PN.device)
+def quantized(h_PN: torch.Tensor, tiles: GroupedTiles) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of h (pairs, width), scales (pairs)."""
+    pairs, width = h_PN.shape
+    codes = torch.empty((pairs, width), dtype=torch.int8, device=h_PN.device)
     scale_P = torch.empty(pairs, dtype=torch.float32, device=h_PN.device)
     step, warps = (256, 1) if width <= 1024 else (1024, 4)
     triton_grouped.quantize_pairs[(pairs,)](
-        h_PN, codes, scale_P, places.place_of if in_places else scale_P, width, step, in_places, _early(tiles),
-        num_warps=warps, **_started(tiles),
-    )  # fmt: skip
+        h_PN, codes, scale_P, width, step, tiles.pdl, num_warps=warps, **_started(tiles)
+    )
     return codes, scale_P
 
 
-def outputs(h_codes, w2_codes_EKN, w2_scale, weight_MT, places: Places, dtype: torch.dtype, tiles: Tiles):
+def outputs(h_codes, w2_codes_EKN, w2_scale, weight_MT, places: Places, dtype: torch.dtype, tiles: GroupedTiles):
     """Each pair's weighted output (pairs, K)."""
     (codes, scale_P), (hidden, width) = h_codes, w2_codes_EKN.shape[1:]
     pairs, blocks = scale_P.shape[0], places.expert_of.shape[0] - 1
     parts_PK = torch.empty((pairs, hidden), dtype=dtype, device=codes.device)
-    if isinstance(tiles, HopperGroups):
-        _hopper(codes, scale_P, w2_codes_EKN, w2_scale, weight_MT, parts_PK, places, pairs, 1, tiles)
-        return parts_PK
     triton_grouped.down[(blocks * triton.cdiv(hidden, tiles.down_n),)](
         codes, scale_P, w2_codes_EKN, w2_scale, weight_MT, parts_PK, places.pair_at, places.expert_of, pairs, blocks,
         hidden, width, tiles.block_m, tiles.down_n, tiles.down_k, tiles.down_group, tiles.down_swap, tiles.pdl,
@@ -190,25 +165,14 @@ def outputs(h_codes, w2_codes_EKN, w2_scale, weight_MT, places: Places, dtype: t
     return parts_PK
 
 
-def combined(parts_PK, expert_MT, local_G, experts_here: int, out_MK, tiles: Tiles) -> None:
+def combined(parts_PK, expert_MT, local_G, experts_here: int, out_MK, tiles: GroupedTiles) -> None:
     """Add up each token's parts into `out_MK`."""
     (tokens, hidden), (local, length) = out_MK.shape, _map(expert_MT, local_G)
     columns = min(triton.next_power_of_2(hidden), COMBINED)
     triton_grouped.combine[(tokens, triton.cdiv(hidden, columns))](
         parts_PK, expert_MT, local, out_MK, tokens, hidden, expert_MT.shape[1], experts_here, length, columns,
-        _early(tiles), num_warps=2, **_started(tiles),
+        tiles.pdl, num_warps=2, **_started(tiles),
     )  # fmt: skip
-
-
-def _hopper(codes, scales, w_codes, w_scale, weight, out, places: Places, pairs: int, top: int, tiles: HopperGroups):
-    """A product by Gluon's kernels, which are imported where they are needed: Triton's interpreter has no Gluon."""
-    from ascend_quant.kernels import gluon_grouped, gluon_sorted
-
-    given = (codes, scales, w_codes, w_scale, weight, out, places[:2], pairs, top)
-    if gluon_sorted_takes(tiles):
-        gluon_sorted.launch(*given)
-    else:
-        gluon_grouped.launch(*given, tiles.block_m)
 
 
 def _map(expert_MT, local_G) -> tuple[torch.Tensor, int]:
@@ -216,16 +180,11 @@ def _map(expert_MT, local_G) -> tuple[torch.Tensor, int]:
     return (expert_MT, 0) if local_G is None else (local_G, local_G.shape[0])
 
 
-def _early(tiles: Tiles) -> bool:
-    """Whether kernels start before the last has ended; Gluon's, whose warps have roles, hang when they do."""
-    return isinstance(tiles, GroupedTiles) and tiles.pdl
+def _started(tiles: GroupedTiles) -> dict[str, bool]:
+    return {"launch_pdl": True} if tiles.pdl else {}
 
 
-def _started(tiles: Tiles) -> dict[str, bool]:
-    return {"launch_pdl": True} if _early(tiles) else {}
-
-
-def tiles_for(shape: Shape, tokens: int, device: torch.device) -> Tiles:
+def tiles_for(shape: Shape, tokens: int, device: torch.device) -> GroupedTiles:
     """The tiles measured best on this GPU for a shape, else `usual_tiles`."""
     choice = tuned.find("experts", shape, tokens) if device.type == "cuda" else None
     if choice is not None:
@@ -234,10 +193,9 @@ def tiles_for(shape: Shape, tokens: int, device: torch.device) -> Tiles:
     return usual_tiles(shape, tokens)._replace(pdl=hopper)
 
 
-def tiles_of(choice: Choice) -> Tiles:
+def tiles_of(choice: Choice) -> GroupedTiles:
     """What a line of the tuner's table says."""
-    kinds = {"triton": GroupedTiles, "hopper": HopperGroups}
-    return kinds[choice["by"]](**{name: value for name, value in choice.items() if name != "by"})
+    return GroupedTiles(**{name: value for name, value in choice.items() if name != "by"})
 
 
 def usual_tiles(shape: Shape, tokens: int) -> GroupedTiles:

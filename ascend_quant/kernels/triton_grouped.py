@@ -70,12 +70,10 @@ def gate_up(
 
 
 @triton.jit
-def quantize_pairs(
-    h, codes, scales, place_of, K: tl.constexpr, STEP: tl.constexpr, PLACES: tl.constexpr, PDL: tl.constexpr
-):
-    """Codes and scales of h (pairs, K), a program a pair; with PLACES, the codes go where `place_of` says.
+def quantize_pairs(h, codes, scales, K: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr):
+    """Codes and scales of h (pairs, K), a program a pair.
 
-    Of a pair that is not here, whatever stands there becomes codes, or none without a place.
+    Of a pair that is not here, whatever stands there becomes codes.
     Elements are multiplied by the scale's reciprocal. The product is off by less than 2**-15, so it rounds as the
     quotient does unless it is that close to a tie: then the row is divided.
     """
@@ -83,9 +81,6 @@ def quantize_pairs(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     pair = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    place = pair
-    if PLACES:
-        place = tl.load(place_of + pair).to(tl.int64)
     columns = tl.arange(0, STEP)
     top = tl.zeros((1, STEP), tl.int32)
     for first in tl.static_range(0, K, STEP):
@@ -97,11 +92,11 @@ def quantize_pairs(
         ratio = _columns(h, pair, first + columns, K) * factor[:, None]
         rounded = ratio + triton_rows.MAGIC
         nearest = tl.maximum(nearest, tl.abs(ratio - (rounded - triton_rows.MAGIC)))
-        _put(codes, rounded, place, first + columns, K)
+        _put(codes, rounded, pair, first + columns, K)
     if tl.max(tl.max(nearest, 1), 0) > NEAR_A_TIE:
         for again in tl.range(0, K, STEP):
             exact = triton_rows._quotient(_columns(h, pair, again + columns, K), scale[:, None])
-            _put(codes, exact + triton_rows.MAGIC, place, again + columns, K)
+            _put(codes, exact + triton_rows.MAGIC, pair, again + columns, K)
     tl.store(scales + pair, scale)
 
 
@@ -111,10 +106,9 @@ def _columns(h, pair, columns, K: tl.constexpr):
 
 
 @triton.jit
-def _put(codes, rounded, place, columns, K: tl.constexpr):
+def _put(codes, rounded, pair, columns, K: tl.constexpr):
     code = (rounded.to(tl.int32, bitcast=True) - triton_rows.MAGIC_BITS).to(tl.int8)
-    inside = (place >= 0)[:, None] & (columns < K)[None, :]
-    tl.store(codes + place[:, None] * K + columns[None, :], code, mask=inside)
+    tl.store(codes + pair[:, None] * K + columns[None, :], code, mask=(columns < K)[None, :])
 
 
 @triton.jit(do_not_specialize=["pairs", "blocks"])

@@ -5,6 +5,9 @@ sums in a workspace, and the one that arrives last adds them all and dequantizes
 order, so the result is the same bits every time. Hopper multiplies int8 from shared memory, 64 rows at a time; up to
 32 tokens are therefore its columns, with the weights as rows.
 
+A program that starts while the kernel before it still runs has nothing to multiply yet, but it may already ask for
+weights (`ahead`). They come into the L2 cache, where all writes show: a refit cannot be missed.
+
 The output is that of `oracle.matmul` bit for bit, given its codes: float(sum) * x_scale * scale (+ bias), each step
 rounded to float32, then to the output's dtype.
 """
@@ -22,6 +25,7 @@ from ascend_quant.kernels.tuned import HopperTiles, Tiles
 LONGEST = 2**31 // 128**2 - 1  # K whose sums stay inside int32 whatever the codes
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 GROUP_M = tl.constexpr(8)  # tiles of M that are walked before the next tile of N
+LINE = tl.constexpr(128)  # bytes that come into the L2 cache together
 FEW_TOKENS = 64  # block_m below which tokens are the columns
 
 
@@ -68,6 +72,7 @@ def constants(tiles: Tiles, length: int, with_bias: bool, split: bool) -> dict[s
         "BIAS": with_bias,
         "TMA": tiles.tma,
         "PDL": tiles.pdl,
+        "AHEAD": tiles.pdl and tiles.ahead > 0,
     }
 
 
@@ -86,15 +91,17 @@ def _launch(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, tiles: T
     if tiles.tma:
         x = TensorDescriptor.from_tensor(x, [tiles.block_m, tiles.block_k])
         w = TensorDescriptor.from_tensor(w, [tiles.block_n, tiles.block_k])
-    tensors = (x, w, x_scale_M1, scale_N1, bias_N, out_MN, partial, arrived)
+    tensors = (x, w, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, partial, arrived)
     given = constants(tiles, length, bias_N is not None, split > 1)
-    int8_product_tiles[(count * split,)](*tensors, rows, columns, length, split, **given, **options(tiles))
+    sizes = (rows, columns, length, split, tiles.ahead)
+    int8_product_tiles[(count * split,)](*tensors, *sizes, **given, **options(tiles))
 
 
-@triton.jit(do_not_specialize=["M", "split"])
+@triton.jit(do_not_specialize=["M", "split", "ahead"])
 def int8_product_tiles(
     x,  # codes (M, K), or their descriptor
     w,  # codes (N, K), or their descriptor
+    weights,  # codes (N, K)
     x_scale,
     scale,
     bias,
@@ -105,6 +112,7 @@ def int8_product_tiles(
     N,
     K,
     split,
+    ahead,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -114,6 +122,7 @@ def int8_product_tiles(
     BIAS: tl.constexpr,
     TMA: tl.constexpr,
     PDL: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     program = tl.program_id(0)
     tile, part = program, 0
@@ -124,6 +133,8 @@ def int8_product_tiles(
     first, last = 0, steps
     if SPLIT:
         first, last = steps * part // split, steps * (part + 1) // split
+    if AHEAD:
+        _ask_for(weights, n * BLOCK_N, first, tl.minimum(last, first + ahead), N, K, BLOCK_N, BLOCK_K)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -163,6 +174,18 @@ def _place(tile, tiles_m, tiles_n):
     first_m = tile // in_group * GROUP_M
     high = tl.minimum(tiles_m - first_m, GROUP_M)
     return first_m + tile % in_group % high, tile % in_group // high
+
+
+@triton.jit
+def _ask_for(w, row, first, last, N, K, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Bring some steps of a tile's weights into the L2 cache, line by line."""
+    rows = tl.minimum(row + tl.arange(0, BLOCK_N), N - 1)
+    lines = tl.arange(0, BLOCK_K // LINE) * LINE
+    for step in range(first, last):
+        at = w + rows.to(tl.int64)[:, None] * K + tl.minimum(step * BLOCK_K + lines, K - 1)[None, :]
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], tl.int32, is_pure=False, pack=1
+        )
 
 
 @triton.jit

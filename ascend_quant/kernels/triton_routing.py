@@ -61,7 +61,6 @@ def prepare(
     counts,
     pair_at,
     expert_of,
-    place_of,
     stride,
     tokens,
     blocks,
@@ -75,7 +74,6 @@ def prepare(
     BLOCK_M: tl.constexpr,
     SEGMENT: tl.constexpr,
     COUNTED: tl.constexpr,
-    PLACES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Programs (i, 0) sort the pairs of a segment for expert i % EXPERTS, programs (i, 1) make the codes of token i.
@@ -86,7 +84,6 @@ def prepare(
         counts: of `count`, where COUNTED; else there is one segment.
         pair_at: int32 (blocks, BLOCK_M), the pair in each place.
         expert_of: int32 (blocks + 1), each block's expert, then how many blocks have one.
-        place_of: int32 (tokens, TOP), each pair's place, or -1; written where PLACES.
         stride: between the rows of x.
         blocks: `most_blocks`.
     """
@@ -99,8 +96,8 @@ def prepare(
             pair = program // EXPERTS * SEGMENT + tl.arange(0, SEGMENT)
             found = expert_of_pair(expert_at, local, pair, tokens * TOP, EXPERTS, GLOBAL)
             _sort(
-                pair, found, program % EXPERTS, program // EXPERTS, counts, pair_at, expert_of, place_of, tokens * TOP,
-                blocks, segments, EXPERTS, BINS, BLOCK_M, COUNTED, PLACES,
+                pair, found, program % EXPERTS, program // EXPERTS, counts, pair_at, expert_of, tokens * TOP, blocks,
+                segments, EXPERTS, BINS, BLOCK_M, COUNTED,
             )  # fmt: skip
     elif program < tokens:
         quantize_rows(x, x_codes, x_scale, stride, K, WIDTH)  # the row of its program
@@ -115,7 +112,6 @@ def _sort(
     counts,
     pair_at,
     expert_of,
-    place_of,
     pairs,
     blocks,
     segments,
@@ -123,7 +119,6 @@ def _sort(
     BINS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     COUNTED: tl.constexpr,
-    PLACES: tl.constexpr,
 ):
     """Put one expert's pairs of a segment in their places; the first segment's program fills the rest of its tables."""
     bins = tl.arange(0, BINS)
@@ -140,12 +135,7 @@ def _sort(
     first_block = tl.sum(tl.where(bins < expert, filled, 0))
     place = first_block * BLOCK_M + tl.sum(tl.where(bins == expert, before, 0))
     mine = found == expert
-    places = place + tl.cumsum(mine.to(tl.int32), 0) - 1
-    tl.store(pair_at + places, pair, mask=mine)
-    if PLACES:
-        tl.store(place_of + pair, places, mask=mine)
-        if expert == 0:
-            tl.store(place_of + pair, -1, mask=(found < 0) & (pair < pairs))
+    tl.store(pair_at + place + tl.cumsum(mine.to(tl.int32), 0) - 1, pair, mask=mine)
     if segment == 0:
         last_block = first_block + tl.sum(tl.where(bins == expert, filled, 0))
         behind = first_block * BLOCK_M + tl.sum(tl.where(bins == expert, whole, 0)) + tl.arange(0, BLOCK_M)
@@ -157,21 +147,6 @@ def _sort(
             tl.store(expert_of + blocks, total)
             for first in tl.range(total, blocks, BINS):
                 tl.store(expert_of + first + bins, -1, mask=first + bins < blocks)
-
-
-@triton.jit
-def spread_codes(codes, place_of, spread, K: tl.constexpr, WIDTH: tl.constexpr, TOP: tl.constexpr, PDL: tl.constexpr):
-    """spread (places, K): each token's codes (tokens, K) in the places of its pairs; a program a token."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    token = tl.program_id(0).to(tl.int64)
-    for first in tl.static_range(0, K, WIDTH):
-        column = first + tl.arange(0, WIDTH)
-        code = tl.load(codes + token * K + column, mask=column < K)
-        for slot in tl.static_range(TOP):
-            place = tl.load(place_of + token * TOP + slot).to(tl.int64)
-            tl.store(spread + place * K + column, code, mask=(place >= 0) & (column < K))
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import triton_experts
-from ascend_quant.kernels.tuned import Choice, GroupedTiles, HopperGroups
+from ascend_quant.kernels.tuned import Choice, GroupedTiles
 
 NAME = "experts"
 MODELS = {"30b-a3b": [(128, 768, 2048, 8)]}  # experts, width, hidden, top of a single GPU
@@ -34,18 +34,12 @@ Shape = tuple[int, int, int, int]
 
 def candidates(shape: Shape, rows: int, capability: tuple[int, int], processors: int) -> list[Choice]:
     """Ways to compute (experts, width, hidden, top) for so many tokens that are worth timing."""
-    sizes, found = _block_sizes(shape, rows), []
-    for block_m in sizes:
-        found += ({"by": "triton", **tiles._asdict()} for tiles in _tiles(block_m, capability))
-        if capability == HOPPER and shape[1] % 16 == shape[2] % 16 == 0:
-            found.append({"by": "hopper", **HopperGroups(block_m)._asdict()})
-    return found
+    sizes = _block_sizes(shape, rows)
+    return [{"by": "triton", **tiles._asdict()} for block_m in sizes for tiles in _tiles(block_m, capability)]
 
 
 def refined(choice: Choice, capability: tuple[int, int]) -> list[Choice]:
     """Variants of a good choice: other tiles for `down`, and an early start."""
-    if choice["by"] == "hopper":
-        return []
     pdl = [{**choice, "pdl": True}] if capability >= HOPPER else []
     others = [tiles for tiles in _tiles(choice["block_m"], capability) if tiles.up_swap == choice["up_swap"]]
     downs = [{name: value for name, value in tiles._asdict().items() if name.startswith("down")} for tiles in others]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from ascend_quant.kernels import triton_linear
+from ascend_quant.kernels import triton_linear, triton_tokens
 from ascend_quant.kernels.linear_choice import takes_cutlass, tiles_of
 from ascend_quant.kernels.tuned import Choice, HopperTiles, Tiles
 
@@ -41,6 +41,7 @@ HOPPER_BLOCKS = {  # the same for gluon_linear, which pays for more than 64 toke
     256: [(64, 128, 8, 5), (128, 128, 8, 4)],
 }
 MANY_TOKENS = 64
+AHEAD = (0, 4, 16)  # steps whose weights are asked for early
 PEAK = {"NVIDIA_H200": (4.3e12, 1.28e15), "NVIDIA_H100": (2.9e12, 1.28e15), "NVIDIA_A100": (1.7e12, 0.5e15)}
 
 
@@ -61,20 +62,22 @@ def candidates(shape: tuple[int, int], rows: int, capability: tuple[int, int], p
 
 def refined(choice: Choice, capability: tuple[int, int]) -> list[Choice]:
     """Variants of a good choice."""
-    return [{**choice, "pdl": True}] if choice["by"] == "triton" and capability >= HOPPER else []
+    early = choice["by"] == "triton" and capability >= HOPPER
+    return [{**choice, "pdl": True, "ahead": steps} for steps in AHEAD if early]
 
 
 def compiled(choice: Choice) -> str:
-    """What tells compiled kernels apart: of `split_k`, only whether there is one."""
-    return repr(sorted({**choice, "split_k": choice.get("split_k", 1) > 1}.items()))
+    """What tells compiled kernels apart: of `split_k` and `ahead`, only whether there is one."""
+    some = {"split_k": choice.get("split_k", 1) > 1, "ahead": choice.get("ahead", 0) > 0}
+    return repr(sorted({**choice, **some}.items()))
 
 
 def wrong(call: Callable, choice: Choice) -> str | None:
     """What is wrong with a result, compared with int32 sums and the definition's dequantization; cutlass's is rounded
     in another order."""
-    source, codes, x_scale, scale = call.inputs
-    few = max(0, FEWEST_ROWS - source.shape[0])
-    sums = torch._int_mm(torch.nn.functional.pad(source, (0, 0, 0, few)), codes[0].t())[: source.shape[0]]
+    x, codes, x_scale, scale = call.inputs
+    few = max(0, FEWEST_ROWS - x.shape[0])
+    sums = torch._int_mm(torch.nn.functional.pad(x, (0, 0, 0, few)), codes[0].t())[: x.shape[0]]
     expected = (sums.float() * x_scale * scale.t()).bfloat16()
     found = call(choice, 0)
     if choice == CUTLASS:
@@ -110,27 +113,22 @@ def floor(shape: tuple[int, int], rows: int, gpu: str) -> float | None:
 
 
 def prepare(shape: tuple[int, int], rows: int, copies: int) -> Callable[[Choice | None, int], torch.Tensor]:
-    """What computes the product by a choice with one of several copies of the weights, behind a small kernel.
+    """What quantizes activations and computes the product by a choice with one of several copies of the weights.
 
-    That kernel writes the activations, as quantization does in an engine, so that what a launch costs is measured too;
-    without a choice it runs alone.
+    As in an engine, the product's kernel may start while the other one runs; without a choice that one runs alone.
     """
     columns, length = shape
-    generator = torch.Generator(device="cuda").manual_seed(columns + length + rows)
-    draw = {"dtype": torch.int8, "device": "cuda", "generator": generator}
-    codes = [torch.randint(-127, 128, (columns, length), **draw) for _ in range(copies)]
-    source = torch.randint(-127, 128, (rows, length), **draw)
-    x = source.clone()
-    x_scale = torch.rand(rows, 1, device="cuda", generator=generator)
-    scale = torch.rand(columns, 1, device="cuda", generator=generator)
+    draw = {"device": "cuda", "generator": torch.Generator(device="cuda").manual_seed(columns + length + rows)}
+    codes = [torch.randint(-127, 128, (columns, length), dtype=torch.int8, **draw) for _ in range(copies)]
+    source = torch.randn(rows, length, **draw).bfloat16()
+    scale = torch.rand(columns, 1, **draw)
 
     def call(choice: Choice | None, copy: int) -> torch.Tensor:
-        torch.bitwise_and(source, -1, out=x)
-        if choice is None:
-            return x
-        return product(choice, x, codes[copy], x_scale, scale)
+        x, x_scale = triton_tokens.quantize_tokens(source)
+        return x if choice is None else product(choice, x, codes[copy], x_scale, scale)
 
-    call.inputs = (source, codes, x_scale, scale)
+    x, x_scale = triton_tokens.quantize_tokens(source)
+    call.inputs = (x, codes, x_scale, scale)
     return call
 
 

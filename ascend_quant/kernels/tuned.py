@@ -28,6 +28,7 @@ class Tiles(NamedTuple):
         split_k: programs that share a tile's K; their int32 sums are added.
         tma: loads by tensor descriptors (sm90 and newer; K a multiple of 16).
         pdl: starts while the kernel before still runs, waiting where it needs what that one wrote (sm90 and newer).
+        ahead: steps of block_k whose weights a program with `pdl` asks for before it waits.
     """
 
     block_m: int
@@ -38,6 +39,21 @@ class Tiles(NamedTuple):
     stages: int
     tma: bool = False
     pdl: bool = False
+    ahead: int = 0
+
+
+class HopperTiles(NamedTuple):
+    """The same for `gluon_linear`, whose programs stay and take one tile after the other.
+
+    Attributes:
+        warps: that multiply, beside the one that loads.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
 
 
 class GroupedTiles(NamedTuple):
@@ -67,26 +83,6 @@ class GroupedTiles(NamedTuple):
     pdl: bool
 
 
-class HopperGroups(NamedTuple):
-    """The same for `gluon_grouped` (blocks of 16 to 64 pairs) and `gluon_sorted` (128), which find out the rest."""
-
-    block_m: int
-
-
-class HopperTiles(NamedTuple):
-    """The same for `gluon_linear`, whose programs stay and take one tile after the other.
-
-    Attributes:
-        warps: that multiply, beside the one that loads.
-    """
-
-    block_m: int
-    block_n: int
-    block_k: int
-    warps: int
-    stages: int
-
-
 class Kind(NamedTuple):
     """A kind of product: what its shape is made of, and the ways to compute it with the fields of each."""
 
@@ -96,10 +92,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "linear": Kind(("n", "k"), {"cutlass": {}, "triton": Tiles.__annotations__, "hopper": HopperTiles.__annotations__}),
-    "experts": Kind(
-        ("experts", "width", "hidden", "top"),
-        {"triton": GroupedTiles.__annotations__, "hopper": HopperGroups.__annotations__},
-    ),
+    "experts": Kind(("experts", "width", "hidden", "top"), {"triton": GroupedTiles.__annotations__}),
 }
 Choice = dict[str, int | bool | str]  # "by": a way; its fields
 Table = dict[str, dict[tuple[int, ...], dict[int, Choice]]]  # kind, shape, bucket

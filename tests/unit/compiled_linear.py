@@ -31,6 +31,7 @@ def compiled(tiles: Tiles | HopperTiles, capability: int, folder: Path) -> Compi
     constants = triton_linear.constants(tiles, LENGTH, True, tiles.split_k > 1)
     x, w = (f"tensordesc<i8[{rows},{tiles.block_k}]>" for rows in (tiles.block_m, tiles.block_n))
     matrices = {"x": x, "w": w} if tiles.tma else {"x": "*i8", "w": "*i8"}
+    matrices["weights"] = "*i8"
     options = triton_linear.options(tiles)
     return _compiled(ASTSource, triton_linear.int8_product_tiles, matrices, constants, options, capability, folder)
 
@@ -54,7 +55,7 @@ def _compiled(Source, kernel, matrices, constants, options, capability, folder) 
     pointers = {"x_scale": "*fp32", "scale": "*fp32", "bias": "*bf16", "out": "*bf16"}
     pointers |= {"partial": "*i32", "arrived": "*i32"} if constants.get("SPLIT") else {}
     signature = {**dict.fromkeys(names, "constexpr"), **matrices, **pointers}
-    signature |= {name: "i32" for name in ("M", "N", "K", "split") if name in names}
+    signature |= {name: "i32" for name in ("M", "N", "K", "split", "ahead") if name in names}
     constants = constants | {name: None for name in ("partial", "arrived") if name in names and name not in pointers}
     aligned = [name for name in names if signature[name].startswith("*") or name in ("N", "K")]
     source = Source(

@@ -100,6 +100,14 @@ def test_a_failed_engine_ends_the_command_with_1(monkeypatch):
     assert run.exit_code == 1 and "wrong: out of memory" in run.output
 
 
+def test_a_trace_that_says_nothing_is_a_fault_beside_good_seconds(monkeypatch):
+    found = outcome("tiny", "bf16", {"64": 2.0})
+    found.result["faults"] = ["no two language-model heads"]
+    monkeypatch.setattr(rollout, "in_turn", lambda *rest: [found])
+    run = CliRunner().invoke(rollout.app, ["--models", "tiny"])
+    assert run.exit_code == 1 and "wrong: no two language-model heads" in run.output and "3200" in run.output
+
+
 def traced(names: list[str], steps: int, model, cut: int = 0) -> trace.Trace:
     """So many steps of these kernels, each of 2 us with 1 us between them; the first `cut` kernels are missing."""
     kernels = [Kernel(name, 3.0 * i, 2.0) for i, name in enumerate(names * steps)][cut:]
@@ -149,6 +157,7 @@ def test_a_kernel_belongs_to_one_kind():
         "quantize_pairs": "quantization",
         "norm_rows": "norm or activation with quantization",
         "int8_product_tiles": "product",
+        "router_tiles": "product",
         "triton_red_fused_fused_add_rms_norm_0": "norm and other fused",
         "Memcpy HtoD (Pinned -> Device)": "other",
     }

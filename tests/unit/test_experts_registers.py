@@ -22,16 +22,16 @@ POINTERS = {
     "x": "*bf16", "x_codes": "*i8", "x_scale": "*fp32", "expert_at": "*i32", "local": "*i32", "pair_at": "*i32",
     "expert_of": "*i32", "w13": "*i8", "w13_scale": "*fp32", "h": "*fp32", "codes": "*i8", "scales": "*fp32",
     "h_codes": "*i8", "h_scale": "*fp32", "w2": "*i8", "w2_scale": "*fp32", "weight": "*fp32", "parts": "*bf16",
-    "out": "*bf16", "counts": "*i32", "place_of": "*i32", "spread": "*i8",
+    "out": "*bf16", "counts": "*i32",
 }  # fmt: skip
 
 
-def compiled(kernel, capability: int, constants: dict, folder: Path, types=POINTERS, Source=ASTSource, **options):
+def compiled(kernel, capability: int, constants: dict, folder: Path, **options):
     """Triton's kernel, and bytes of memory that each thread needs beside its registers."""
     names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    signature = {name: "constexpr" if name in constants else POINTERS.get(name, "i32") for name in names}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names if signature[name].startswith("*")}
-    source = Source(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
+    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
     found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     binary = folder / "kernel.cubin"
     binary.write_bytes(found.asm["cubin"])
@@ -67,47 +67,13 @@ def test_the_kernels_between_them(capability, tmp_path):
     pdl = {"PDL": capability >= 90}
     routing = {"EXPERTS": EXPERTS, "GLOBAL": 0, "TOP": TOP}
     counting = {"EXPERTS": EXPERTS, "GLOBAL": 0, "BINS": EXPERTS, "SEGMENT": triton_routing.LONGEST_SEGMENT, **pdl}
-    sorting = {"K": HIDDEN, "WIDTH": HIDDEN, "TOP": TOP, "BLOCK_M": 16, "PLACES": True}
+    sorting = {"K": HIDDEN, "WIDTH": HIDDEN, "TOP": TOP, "BLOCK_M": 16}
     for kernel, constants, warps in (
         (triton_routing.count, counting, triton_experts.SORTING_WARPS),
         (triton_routing.prepare, {**sorting, **counting, "COUNTED": True}, triton_experts.SORTING_WARPS),
         (triton_routing.prepare, {**sorting, **counting, "COUNTED": False}, triton_experts.SORTING_WARPS),
-        (triton_routing.spread_codes, {"K": HIDDEN, "WIDTH": HIDDEN, "TOP": TOP, **pdl}, 4),
-        (triton_grouped.quantize_pairs, {"K": WIDTH, "STEP": 256, "PLACES": True, **pdl}, 1),
+        (triton_grouped.quantize_pairs, {"K": WIDTH, "STEP": 256, **pdl}, 1),
         (triton_grouped.combine, {"N": HIDDEN, "BLOCK_N": triton_experts.COMBINED, **routing, **pdl}, 2),
     ):
         _, spilled = compiled(kernel, capability, constants, tmp_path, num_warps=warps)
         assert spilled == 0
-
-
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("block_m", [16, 32, 64, 128])
-def test_products_of_hopper(block_m, gated, tmp_path):
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    from ascend_quant.kernels import gluon_grouped, gluon_sorted
-
-    sizes = (2 * WIDTH, HIDDEN, TOP) if gated else (HIDDEN, WIDTH, 1)
-    types = dict.fromkeys(("codes", "a"), "*i8") | dict.fromkeys(("scales", "w_scale", "weight"), "*fp32")
-    types |= {"out": "*fp32" if gated else "*bf16", "pair_at": "*i32", "expert_of": "*i32"}
-    if block_m == triton_experts.SORTED_BLOCK:
-        module, kernel, options = gluon_sorted, gluon_sorted.sorted_hopper, {}
-        constants = gluon_sorted.constants(*sizes, gated)
-        types["a"] = descriptor(block_m)
-    else:
-        module, kernel, options = gluon_grouped, gluon_grouped.grouped_hopper, {"maxnreg": gluon_grouped.REGISTERS}
-        constants = gluon_grouped.constants(*sizes, block_m, gated)
-    types["w"] = descriptor(module.HALF)
-    constants |= {"num_warps": module.WARPS}
-    options |= {"num_warps": module.WARPS, "enable_fp_fusion": False}
-    found, spilled = compiled(kernel, 90, constants, tmp_path, types, GluonASTSource, **options)
-    assert spilled == 0
-    assert found.metadata.shared <= gluon_grouped.SHARED
-    assert "wgmma" in found.asm["ptx"] and "s32.s8.s8" in found.asm["ptx"]
-
-
-def descriptor(rows: int) -> str:
-    """The type of a matrix that is read in tiles of so many rows."""
-    from ascend_quant.kernels import gluon_grouped
-
-    return f"tensordesc<i8[{rows}, {gluon_grouped.BLOCK_K}],{gluon_grouped.layout(rows)!r}>"

@@ -58,9 +58,15 @@ def test_hoppers_own_kernel(block_m, tmp_path):
         assert "wgmma.wait_group.sync.aligned 1" in made.ptx  # a step's products run while the next step's begin
 
 
-@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize(("pdl", "ahead"), [(False, 0), (True, 0), (True, 4)])
 @pytest.mark.parametrize("tma", [False, True])
-def test_hoppers_ways_to_load_and_to_start(tma, pdl, tmp_path):
-    made = compiled(Tiles(64, 64, 128, 1, 4, 4, tma=tma, pdl=pdl), 90, tmp_path)
+def test_hoppers_ways_to_load_and_to_start(tma, pdl, ahead, tmp_path):
+    made = compiled(Tiles(64, 64, 128, 1, 4, 4, tma=tma, pdl=pdl, ahead=ahead), 90, tmp_path)
     check(made, 90)
     assert ("griddepcontrol.wait" in made.ptx) is pdl and ("cp.async.bulk.tensor" in made.ptx) is tma
+    before, _, after = made.ptx.partition("griddepcontrol.wait")
+    assert ("prefetch.global.L2" in before) is (ahead > 0) and "prefetch.global.L2" not in after
+
+
+def test_nothing_is_asked_for_by_a_kernel_that_does_not_start_early(tmp_path):
+    assert "prefetch" not in compiled(Tiles(64, 64, 128, 1, 4, 4, ahead=4), 90, tmp_path).ptx
