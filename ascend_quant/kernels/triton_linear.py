@@ -5,9 +5,6 @@ sums in a workspace, and the one that arrives last adds them all and dequantizes
 order, so the result is the same bits every time. Hopper multiplies int8 from shared memory, 64 rows at a time; up to
 32 tokens are therefore its columns, with the weights as rows.
 
-A program that starts while the kernel before it still runs has nothing to multiply yet, but it may already ask for
-weights (`ahead`). They come into the L2 cache, where all writes show: a refit cannot be missed.
-
 The output is that of `oracle.matmul` bit for bit, given its codes: float(sum) * x_scale * scale (+ bias), each step
 rounded to float32, then to the output's dtype.
 """
@@ -19,13 +16,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ascend_quant.kernels.shared_tiles import workspace
+from ascend_quant.kernels.triton_ahead import ask_for
 from ascend_quant.kernels.triton_rows import _cast
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
 
 LONGEST = 2**31 // 128**2 - 1  # K whose sums stay inside int32 whatever the codes
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 GROUP_M = tl.constexpr(8)  # tiles of M that are walked before the next tile of N
-LINE = tl.constexpr(128)  # bytes that come into the L2 cache together
 FEW_TOKENS = 64  # block_m below which tokens are the columns
 
 
@@ -134,7 +131,8 @@ def int8_product_tiles(
     if SPLIT:
         first, last = steps * part // split, steps * (part + 1) // split
     if AHEAD:
-        _ask_for(weights, n * BLOCK_N, first, tl.minimum(last, first + ahead), N, K, BLOCK_N, BLOCK_K)
+        rows = tl.minimum(n * BLOCK_N + tl.arange(0, BLOCK_N), N - 1)
+        ask_for(weights, rows, first, tl.minimum(last, first + ahead), K, BLOCK_K)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -174,18 +172,6 @@ def _place(tile, tiles_m, tiles_n):
     first_m = tile // in_group * GROUP_M
     high = tl.minimum(tiles_m - first_m, GROUP_M)
     return first_m + tile % in_group % high, tile % in_group // high
-
-
-@triton.jit
-def _ask_for(w, row, first, last, N, K, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Bring some steps of a tile's weights into the L2 cache, line by line."""
-    rows = tl.minimum(row + tl.arange(0, BLOCK_N), N - 1)
-    lines = tl.arange(0, BLOCK_K // LINE) * LINE
-    for step in range(first, last):
-        at = w + rows.to(tl.int64)[:, None] * K + tl.minimum(step * BLOCK_K + lines, K - 1)[None, :]
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], tl.int32, is_pure=False, pack=1
-        )
 
 
 @triton.jit

@@ -25,6 +25,7 @@ MANY = {  # the products count
     64: [(128, 128, 4, 3), (128, 128, 4, 4), (128, 128, 8, 4), (256, 64, 4, 4)],
     128: [(128, 128, 4, 3), (128, 64, 4, 4), (128, 128, 8, 3), (256, 128, 8, 4)],
 }
+AHEAD = [(0, 2), (0, 6), (4, 0), (4, 6)]  # steps whose weights are asked for early, of both products
 GROUPED = 8  # blocks of many pairs that share weights in the cache
 PEAK = {"NVIDIA_H200": (4.3e12, 1.28e15), "NVIDIA_H100": (2.9e12, 1.28e15), "NVIDIA_A100": (1.7e12, 0.5e15)}
 ERROR = 0.006  # of the norm: each expert's output and their sum are rounded to BF16
@@ -41,9 +42,10 @@ def candidates(shape: Shape, rows: int, capability: tuple[int, int], processors:
 def refined(choice: Choice, capability: tuple[int, int]) -> list[Choice]:
     """Variants of a good choice: other tiles for `down`, and an early start."""
     pdl = [{**choice, "pdl": True}] if capability >= HOPPER else []
+    ahead = [{**one, "up_ahead": up, "down_ahead": down} for one in pdl for up, down in AHEAD]
     others = [tiles for tiles in _tiles(choice["block_m"], capability) if tiles.up_swap == choice["up_swap"]]
     downs = [{name: value for name, value in tiles._asdict().items() if name.startswith("down")} for tiles in others]
-    return [{**one, **down} for one in pdl or [choice] for down in downs]
+    return ahead + [{**one, **down} for one in pdl or [choice] for down in downs]
 
 
 def compiled(choice: Choice) -> str:

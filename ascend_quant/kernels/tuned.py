@@ -65,6 +65,7 @@ class GroupedTiles(NamedTuple):
         up_group, down_group: blocks of pairs that are walked before the next tile of N.
         up_swap, down_swap: multiply weights times tokens.
         pdl: each kernel starts while the one before still runs (sm90 and newer).
+        up_ahead, down_ahead: steps of K whose weights a program with `pdl` asks for before it waits.
     """
 
     block_m: int
@@ -81,6 +82,8 @@ class GroupedTiles(NamedTuple):
     down_group: int
     down_swap: bool
     pdl: bool
+    up_ahead: int = 0
+    down_ahead: int = 0
 
 
 class Kind(NamedTuple):

@@ -45,7 +45,8 @@ def ways(shape: tuple[int, int, int, int], tokens: int) -> list:
     from ascend_quant.kernels import triton_experts
 
     usual = triton_experts.usual_tiles(shape, tokens)
-    return [usual, usual._replace(pdl=True)] if torch.cuda.get_device_capability() >= HOPPER else [usual]
+    early = usual._replace(pdl=True, up_ahead=2, down_ahead=2)
+    return [usual, early] if torch.cuda.get_device_capability() >= HOPPER else [usual]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ HOPPER = pytest.mark.skipif(
 NEWER = pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="no TMA")
 TILES = [
     *(tiles._replace(split_k=parts) for tiles in linear_choice.BY_ROWS.values() for parts in (1, 3)),
-    pytest.param(Tiles(64, 128, 128, 2, 4, 4, tma=True, pdl=True), marks=NEWER),
+    pytest.param(Tiles(64, 128, 128, 2, 4, 4, tma=True, pdl=True, ahead=4), marks=NEWER),
     pytest.param(Tiles(128, 128, 128, 1, 8, 3, pdl=True), marks=NEWER),
     pytest.param(HopperTiles(64, 128, 128, 4, 8), marks=HOPPER),
     pytest.param(HopperTiles(128, 128, 128, 8, 6), marks=HOPPER),
