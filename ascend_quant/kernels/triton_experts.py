@@ -135,7 +135,8 @@ def gated(codes, w13_codes_ENK, w13_scale, expert_MT, places: Places, tiles: Gro
     triton_grouped.gate_up[(blocks * triton.cdiv(2 * width, tiles.up_n),)](
         a_codes, scale_M, w13_codes_ENK, w13_scale, h_PN, places.pair_at, places.expert_of, pairs, blocks,
         w13_codes_ENK.shape[0], a_codes.shape[1], width, top, tiles.block_m, tiles.up_n, tiles.up_k, tiles.up_group,
-        tiles.up_swap, tiles.pdl, tiles.up_ahead, num_warps=tiles.up_warps, num_stages=tiles.up_stages, **_started(tiles),
+        tiles.up_swap, tiles.pdl, tiles.up_ahead,
+        num_warps=tiles.up_warps, num_stages=tiles.up_stages, **_started(tiles),
     )  # fmt: skip
     return h_PN
 

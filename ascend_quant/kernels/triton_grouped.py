@@ -51,10 +51,9 @@ def gate_up(
     lane = tl.arange(0, BLOCK_N)
     column_N = tile * (BLOCK_N // 2) + lane // 2
     row_N = lane % 2 * WIDTH + column_N
-    if AHEAD > 0:
-        if pairs >= experts:
-            guess = tl.minimum(block, experts - 1).to(tl.int64) * (2 * WIDTH)
-            ask_for(w13, guess + tl.minimum(row_N, 2 * WIDTH - 1), 0, AHEAD, K, BLOCK_K)
+    if pairs >= experts:
+        guess = tl.minimum(block, experts - 1).to(tl.int64) * (2 * WIDTH)
+        ask_for(w13, guess + tl.minimum(row_N, 2 * WIDTH - 1), 0, AHEAD, K, BLOCK_K)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -149,9 +148,8 @@ def down(
     expert = tl.load(expert_of + block)  # written before `gate_up`, which lets nothing start before it is there
     first_row = expert.to(tl.int64) * N
     column_N = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    if AHEAD > 0:
-        if expert >= 0:
-            ask_for(w2, first_row + tl.minimum(column_N, N - 1), 0, AHEAD, K, BLOCK_K)
+    if expert >= 0:
+        ask_for(w2, first_row + tl.minimum(column_N, N - 1), 0, AHEAD, K, BLOCK_K)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
