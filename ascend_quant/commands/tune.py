@@ -148,9 +148,11 @@ def _show(found: "list[Measured]", file: Path, known: int, left: int, as_json: b
 
 def _table(found: "list[Measured]") -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("product", "rows", "vLLM, µs", "chosen, µs", "of what is possible", "chosen", "tried")
+    table = Table(
+        Column("product", no_wrap=True), "rows", "vLLM, µs", "chosen, µs", "of what is possible", "chosen", "tried"
+    )
     for one in found:
         part = one.floor / one.seconds if one.floor and one.seconds else None
         chosen = "none" if one.choice is None else _said(one.choice)

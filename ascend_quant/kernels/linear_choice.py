@@ -24,6 +24,8 @@ BY_ROWS = {  # that every GPU from sm80 on has shared memory for
 }
 LEAST_LENGTH = 4096  # of K, for each program of a shared tile: to add up what is shorter costs more than it saves
 MAKERS = {"triton": Tiles, "hopper": HopperTiles}
+DESCRIPTORS = (3, 4)  # the first Triton that has them
+GLUON = (3, 6)  # the first that gluon_linear.py was seen with: Gluon changes with every release
 
 
 def tiles_of(choice: tuned.Choice) -> Tiles | HopperTiles | None:
@@ -44,6 +46,14 @@ def linear(columns: int, length: int, rows: int, dtype: torch.dtype) -> Tiles | 
 def takes_cutlass(shape: tuple[int, ...], capability: tuple[int, int]) -> bool:
     """Whether vLLM's int8 cutlass kernels take weights (N, K) on such a GPU, given 16-bit outputs."""
     return capability < NO_CUTLASS and all(size % ALIGNMENT == 0 for size in shape)
+
+
+def takes_tiles(tiles: Tiles | HopperTiles) -> bool:
+    """Whether the installed Triton has what the tiles need."""
+    import triton
+
+    needed = GLUON if isinstance(tiles, HopperTiles) else DESCRIPTORS if tiles.tma else (0, 0)
+    return tuple(int(part) for part in triton.__version__.split(".")[:2]) >= needed
 
 
 def tiles_by_rule(columns: int, length: int, rows: int, processors: int) -> Tiles:
@@ -69,6 +79,9 @@ def _linear(device: int, columns: int, length: int, rows: int, short: bool) -> T
     cutlass = short and takes_cutlass((columns, length), torch.cuda.get_device_capability(device))
     choice = tuned.find("linear", (columns, length), rows, beyond=False)
     tiles = tiles_of(choice) if choice else None
+    if tiles is not None and not takes_tiles(tiles):
+        logger.warning("Triton is too old for what was tuned for weights (%d, %d)", columns, length)
+        tiles = None
     if tiles is not None or cutlass:
         return tiles
     return tiles_by_rule(columns, length, rows, torch.cuda.get_device_properties(device).multi_processor_count)

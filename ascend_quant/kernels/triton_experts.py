@@ -16,6 +16,7 @@ import torch
 import triton
 
 from ascend_quant.kernels import triton_grouped, triton_routing, tuned
+from ascend_quant.kernels.triton_early import launch, starts_early
 from ascend_quant.kernels.triton_tokens import tiling
 from ascend_quant.kernels.tuned import Choice, GroupedTiles
 
@@ -24,7 +25,6 @@ Shape = tuple[int, int, int, int]  # experts of all ranks, width, hidden, top
 FEWEST_TOKENS = 16  # a power of two; still fewer are computed with the same kernels
 COMBINED = 512  # columns that a program of `combine` adds
 SORTING_WARPS = 8
-HOPPER = 9  # the first compute capability whose kernels may start before the last has ended
 _SEEN: dict[Shape, int] = {}  # up to how many tokens all is compiled
 
 
@@ -112,7 +112,7 @@ def sorted_codes(x_MK, expert_MT, local_G, experts_here: int, tiles: GroupedTile
     expert_of = torch.empty(blocks + 1, dtype=torch.int32, device=device)
     segment, (local, length) = triton_routing.segment_of(pairs), _map(expert_MT, local_G)
     segments, bins = triton.cdiv(pairs, segment), triton.next_power_of_2(experts_here)
-    constants, started = (experts_here, bins, length), _started(tiles)
+    constants, started = (experts_here, bins, length), launch(tiles.pdl)
     counts = expert_of  # not read where there is one segment
     if segments > 1:
         counts = torch.empty((segments, bins), dtype=torch.int32, device=device)
@@ -136,7 +136,7 @@ def gated(codes, w13_codes_ENK, w13_scale, expert_MT, places: Places, tiles: Gro
         a_codes, scale_M, w13_codes_ENK, w13_scale, h_PN, places.pair_at, places.expert_of, pairs, blocks,
         w13_codes_ENK.shape[0], a_codes.shape[1], width, top, tiles.block_m, tiles.up_n, tiles.up_k, tiles.up_group,
         tiles.up_swap, tiles.pdl, tiles.up_ahead,
-        num_warps=tiles.up_warps, num_stages=tiles.up_stages, **_started(tiles),
+        num_warps=tiles.up_warps, num_stages=tiles.up_stages, **launch(tiles.pdl),
     )  # fmt: skip
     return h_PN
 
@@ -148,7 +148,7 @@ def quantized(h_PN: torch.Tensor, tiles: GroupedTiles) -> tuple[torch.Tensor, to
     scale_P = torch.empty(pairs, dtype=torch.float32, device=h_PN.device)
     step, warps = (256, 1) if width <= 1024 else (1024, 4)
     triton_grouped.quantize_pairs[(pairs,)](
-        h_PN, codes, scale_P, width, step, tiles.pdl, num_warps=warps, **_started(tiles)
+        h_PN, codes, scale_P, width, step, tiles.pdl, num_warps=warps, **launch(tiles.pdl)
     )
     return codes, scale_P
 
@@ -161,7 +161,7 @@ def outputs(h_codes, w2_codes_EKN, w2_scale, weight_MT, places: Places, dtype: t
     triton_grouped.down[(blocks * triton.cdiv(hidden, tiles.down_n),)](
         codes, scale_P, w2_codes_EKN, w2_scale, weight_MT, parts_PK, places.pair_at, places.expert_of, pairs, blocks,
         hidden, width, tiles.block_m, tiles.down_n, tiles.down_k, tiles.down_group, tiles.down_swap, tiles.pdl,
-        tiles.down_ahead, num_warps=tiles.down_warps, num_stages=tiles.down_stages, **_started(tiles),
+        tiles.down_ahead, num_warps=tiles.down_warps, num_stages=tiles.down_stages, **launch(tiles.pdl),
     )  # fmt: skip
     return parts_PK
 
@@ -172,7 +172,7 @@ def combined(parts_PK, expert_MT, local_G, experts_here: int, out_MK, tiles: Gro
     columns = min(triton.next_power_of_2(hidden), COMBINED)
     triton_grouped.combine[(tokens, triton.cdiv(hidden, columns))](
         parts_PK, expert_MT, local, out_MK, tokens, hidden, expert_MT.shape[1], experts_here, length, columns,
-        tiles.pdl, num_warps=2, **_started(tiles),
+        tiles.pdl, num_warps=2, **launch(tiles.pdl),
     )  # fmt: skip
 
 
@@ -181,17 +181,13 @@ def _map(expert_MT, local_G) -> tuple[torch.Tensor, int]:
     return (expert_MT, 0) if local_G is None else (local_G, local_G.shape[0])
 
 
-def _started(tiles: GroupedTiles) -> dict[str, bool]:
-    return {"launch_pdl": True} if tiles.pdl else {}
-
-
 def tiles_for(shape: Shape, tokens: int, device: torch.device) -> GroupedTiles:
     """The tiles measured best on this GPU for a shape, else `usual_tiles`."""
-    choice = tuned.find("experts", shape, tokens) if device.type == "cuda" else None
-    if choice is not None:
-        return tiles_of(choice)
-    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= HOPPER
-    return usual_tiles(shape, tokens)._replace(pdl=hopper)
+    choice, early = tuned.find("experts", shape, tokens) if device.type == "cuda" else None, starts_early(device)
+    if choice is None:
+        return usual_tiles(shape, tokens)._replace(pdl=early)
+    tiles = tiles_of(choice)
+    return tiles._replace(pdl=tiles.pdl and early)
 
 
 def tiles_of(choice: Choice) -> GroupedTiles:

@@ -10,15 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ascend_quant.kernels import triton_tokens
-from ascend_quant.kernels.triton_tokens import WIDEST, launch, outputs, tiling
+from ascend_quant.kernels.triton_early import launch, starts_early, wait
+from ascend_quant.kernels.triton_tokens import WIDEST, codes_of, largest, outputs, scale_and_factor, tiling
 
-codes_of, largest, scale_and_factor, wait = (
-    triton_tokens.codes_of,
-    triton_tokens.largest,
-    triton_tokens.scale_and_factor,
-    triton_tokens.wait,
-)
 MINUS_LOG2_E = tl.constexpr(-math.log2(math.e))
 PER_WARP = 256  # elements of a norm's row: then none of them changes hands before it is stored
 WARPS = {8192: 8}  # of rows for which these would be too many
@@ -94,7 +88,7 @@ def rms_norm_quantize(
     codes_MK, scale_M1 = outputs(x_MK, columns)
     total_MK = x_MK if residual_MK is None else torch.empty_like(residual_MK, memory_format=torch.contiguous_format)
     if rows:
-        width = triton.next_power_of_2(columns)
+        width, early = triton.next_power_of_2(columns), starts_early(x_MK.device)
         with torch.cuda.device_of(x_MK):
             norm_rows[(rows,)](
                 x_MK,
@@ -108,8 +102,9 @@ def rms_norm_quantize(
                 columns,
                 width,
                 residual_MK is not None,
-                **launch(x_MK.device),
+                early,
                 num_warps=warps_of_norm(width),
+                **launch(early),
             )
     return codes_MK, scale_M1, total_MK
 
@@ -125,7 +120,9 @@ def silu_mul_quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows, columns = x.shape[0], x.shape[1] // 2
     codes_MK, scale_M1 = outputs(x, columns)
     if rows:
-        width, warps = tiling(columns)
+        (width, warps), early = tiling(columns), starts_early(x.device)
         with torch.cuda.device_of(x):
-            silu_rows[(rows,)](x, codes_MK, scale_M1, x.stride(0), columns, width, **launch(x.device), num_warps=warps)
+            silu_rows[(rows,)](
+                x, codes_MK, scale_M1, x.stride(0), columns, width, early, num_warps=warps, **launch(early)
+            )
     return codes_MK, scale_M1

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from ascend_quant.kernels import triton_rows
-from ascend_quant.kernels.triton_ahead import ask_for
+from ascend_quant.kernels.triton_early import ask_for, call_next_and_wait, wait
 from ascend_quant.kernels.triton_routing import expert_of_pair
 
 NEAR_A_TIE = tl.constexpr(0.5 - 2.0**-14)
@@ -54,9 +54,7 @@ def gate_up(
     if pairs >= experts:
         guess = tl.minimum(block, experts - 1).to(tl.int64) * (2 * WIDTH)
         ask_for(w13, guess + tl.minimum(row_N, 2 * WIDTH - 1), 0, AHEAD, K, BLOCK_K)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    wait(PDL)
     expert = tl.load(expert_of + block)
     if expert < 0:
         return
@@ -84,9 +82,7 @@ def quantize_pairs(h, codes, scales, K: tl.constexpr, STEP: tl.constexpr, PDL: t
     Elements are multiplied by the scale's reciprocal. The product is off by less than 2**-15, so it rounds as the
     quotient does unless it is that close to a tie: then the row is divided.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    call_next_and_wait(PDL)
     pair = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     columns = tl.arange(0, STEP)
     top = tl.zeros((1, STEP), tl.int32)
@@ -150,9 +146,7 @@ def down(
     column_N = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     if expert >= 0:
         ask_for(w2, first_row + tl.minimum(column_N, N - 1), 0, AHEAD, K, BLOCK_K)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    wait(PDL)
     if expert < 0:
         return
     pair_M = tl.load(pair_at + block * BLOCK_M + tl.arange(0, BLOCK_M))
@@ -184,9 +178,7 @@ def combine(
     PDL: tl.constexpr,
 ):
     """out (tokens, N): the sum of each token's parts in the order of its slots, in float32, rounded once."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    call_next_and_wait(PDL)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_N,), tl.float32)

@@ -12,16 +12,14 @@ rounded to float32, then to the output's dtype.
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ascend_quant.kernels.shared_tiles import workspace
-from ascend_quant.kernels.triton_ahead import ask_for
+from ascend_quant.kernels.triton_early import ask_for, launch, starts_early, wait
 from ascend_quant.kernels.triton_rows import _cast
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
 
 LONGEST = 2**31 // 128**2 - 1  # K whose sums stay inside int32 whatever the codes
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+INTERPRETED = tl.constexpr(not isinstance(wait, triton.JITFunction))
 GROUP_M = tl.constexpr(8)  # tiles of M that are walked before the next tile of N
 FEW_TOKENS = 64  # block_m below which tokens are the columns
 
@@ -46,15 +44,14 @@ def int8_product(
     out_MN = x_codes_MK.new_empty(rows, columns, dtype=dtype)
     if out_MN.numel():
         with torch.cuda.device_of(x_codes_MK):
-            launch = _launch_hopper if isinstance(tiles, HopperTiles) else _launch
-            launch(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, tiles)
+            start = _launch_hopper if isinstance(tiles, HopperTiles) else _launch
+            start(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, tiles)
     return out_MN
 
 
 def options(tiles: Tiles) -> dict[str, int | bool]:
     """What Triton's compiler and launcher take; without fused multiply-adds the bias is added to a rounded product."""
-    more = {"launch_pdl": True} if tiles.pdl else {}
-    return {"num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": False, **more}
+    return {"num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": False, **launch(tiles.pdl)}
 
 
 def constants(tiles: Tiles, length: int, with_bias: bool, split: bool) -> dict[str, int | bool]:
@@ -74,18 +71,20 @@ def constants(tiles: Tiles, length: int, with_bias: bool, split: bool) -> dict[s
 
 
 def _launch_hopper(*product) -> None:
-    from ascend_quant.kernels.gluon_linear import launch  # not in the interpreter, nor below sm90
+    from ascend_quant.kernels import gluon_linear  # not in the interpreter, nor below sm90
 
-    launch(*product)
+    gluon_linear.launch(*product)
 
 
 def _launch(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, tiles: Tiles) -> None:
     (rows, length), columns = x_codes_MK.shape, codes_NK.shape[0]
-    tiles = tiles if length % 16 == 0 else tiles._replace(tma=False)
+    tiles = tiles._replace(tma=tiles.tma and length % 16 == 0, pdl=tiles.pdl and starts_early(out_MN.device))
     count = triton.cdiv(rows, tiles.block_m) * triton.cdiv(columns, tiles.block_n)
     split, partial, arrived = workspace(tiles, count, length, out_MN.device)
     x, w = x_codes_MK, codes_NK
     if tiles.tma:
+        from triton.tools.tensor_descriptor import TensorDescriptor  # not in an older Triton
+
         x = TensorDescriptor.from_tensor(x, [tiles.block_m, tiles.block_k])
         w = TensorDescriptor.from_tensor(w, [tiles.block_n, tiles.block_k])
     tensors = (x, w, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, partial, arrived)
@@ -133,10 +132,7 @@ def int8_product_tiles(
     if AHEAD:
         rows = tl.minimum(n * BLOCK_N + tl.arange(0, BLOCK_N), N - 1)
         ask_for(weights, rows, first, tl.minimum(last, first + ahead), K, BLOCK_K)
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-
+    wait(PDL)
     if TMA:
         sums = _sums_by_descriptor(
             x, w, m * BLOCK_M, n * BLOCK_N, first, last, BLOCK_M, BLOCK_N, BLOCK_K, TOKENS_ARE_COLUMNS

@@ -4,11 +4,12 @@ import torch
 import triton
 import triton.language as tl
 
+from ascend_quant.kernels.triton_early import call_next_and_wait, launch, starts_early
+
 TYPES = (torch.bfloat16, torch.float16)
 MOST_TOKENS = 512  # beyond, there is enough to do for tiles of any size
 BLOCK, BLOCK_K = 16, 256
 WARPS, STAGES = 4, 5
-HOPPER = 9  # the first compute capability whose kernels may start before the last has ended
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -16,9 +17,7 @@ def router_tiles(
     x, w, out, M, N: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr
 ):
     """out (M, N) = x (M, K) @ w (N, K).T, summed in float32 and rounded once; a program a tile of BLOCK x BLOCK."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    call_next_and_wait(PDL)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x_at, w_at = x + row.to(tl.int64)[:, None] * K, w + column[None, :] * K
@@ -42,10 +41,10 @@ def product(x_MK: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
     """x @ weight.T in their dtype, of what `takes` takes."""
     (rows, length), columns = x_MK.shape, weight_NK.shape[0]
     out_MN = torch.empty((rows, columns), dtype=x_MK.dtype, device=x_MK.device)
-    early = x_MK.is_cuda and torch.cuda.get_device_capability(x_MK.device)[0] >= HOPPER
+    early = starts_early(x_MK.device)
     with torch.cuda.device_of(x_MK):
         router_tiles[(triton.cdiv(rows, BLOCK), triton.cdiv(columns, BLOCK))](
             x_MK, weight_NK, out_MN, rows, columns, length, BLOCK, BLOCK_K, early,
-            num_warps=WARPS, num_stages=STAGES, **({"launch_pdl": True} if early else {}),
+            num_warps=WARPS, num_stages=STAGES, **launch(early),
         )  # fmt: skip
     return out_MN

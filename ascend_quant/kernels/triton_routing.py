@@ -13,6 +13,7 @@ first, in a launch of their own.
 import triton
 import triton.language as tl
 
+from ascend_quant.kernels.triton_early import call_next_and_wait
 from ascend_quant.kernels.triton_tokens import quantize_rows
 
 LONGEST_SEGMENT, SHORTEST_SEGMENT = 4096, 512  # pairs that a program looks at
@@ -42,9 +43,7 @@ def count(
     PDL: tl.constexpr,
 ):
     """counts (segments, BINS), int32: how many pairs of each segment each expert has; arguments as in `prepare`."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    call_next_and_wait(PDL)
     segment = tl.program_id(0)
     pair = segment * SEGMENT + tl.arange(0, SEGMENT)
     expert = expert_of_pair(expert_at, local, pair, pairs, EXPERTS, GLOBAL)
@@ -87,9 +86,7 @@ def prepare(
         stride: between the rows of x.
         blocks: `most_blocks`.
     """
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    call_next_and_wait(PDL)
     program = tl.program_id(0)
     if tl.program_id(1) == 0:
         if program < EXPERTS * segments:

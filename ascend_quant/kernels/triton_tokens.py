@@ -1,29 +1,18 @@
 """int8 codes of activations in Triton, a scale a token, exactly as `oracle.quantize_rows`: a program a row, read once.
 
 BF16 elements are multiplied by a factor of their row, see `triton_rows._reciprocal`; those of other dtypes are divided.
-
-On Hopper and later GPUs a kernel may be on its way before the one ahead of it has ended (programmatic dependent
-launch); it then waits before it touches memory, and lets the next one come.
 """
-
-import ctypes
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
 from ascend_quant.kernels import triton_rows
-
-try:
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # an older Triton
-    gdc_launch_dependents = gdc_wait = None
+from ascend_quant.kernels.triton_early import launch, starts_early, wait
 
 WIDEST = 32768  # elements of a row that a program holds in registers; longer rows are read twice
 PER_WARP = 512  # elements: two vectors of BF16 a thread
 MOST_WARPS = 8
-EARLY_CAPABILITY, EARLY_DRIVER = (9, 0), 12030  # CUDA 12.3: the first whose graphs hold such launches
 
 
 def tiling(columns: int) -> tuple[int, int]:
@@ -64,14 +53,6 @@ def quantize_rows(
             part = triton_rows._part(at, 1, valid, first + columns, K, "evict_first")
             _write(to, part, scale, factor, first + columns, K)
     tl.store(scales + row + one, scale)
-
-
-@triton.jit
-def wait(EARLY: tl.constexpr):
-    """For what the kernels ahead have written and read; then the next kernel may come."""
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
 
 
 @triton.jit
@@ -119,9 +100,10 @@ def quantize_tokens(x_MK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     codes_MK, scale_M1 = outputs(x_MK, columns)
     if rows:
         width, warps = tiling(columns)
+        early = starts_early(x_MK.device)
         with torch.cuda.device_of(x_MK):
             quantize_rows[(rows,)](
-                x_MK, codes_MK, scale_M1, x_MK.stride(0), columns, width, **launch(x_MK.device), num_warps=warps
+                x_MK, codes_MK, scale_M1, x_MK.stride(0), columns, width, early, num_warps=warps, **launch(early)
             )
     return codes_MK, scale_M1
 
@@ -130,19 +112,3 @@ def outputs(x: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Room for codes and scales."""
     codes_MK = torch.empty((x.shape[0], columns), dtype=torch.int8, device=x.device)
     return codes_MK, torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
-
-
-@cache
-def launch(device: torch.device) -> dict[str, bool]:
-    """How a kernel is started here: its argument EARLY, and Triton's option that goes with it."""
-    early = gdc_wait is not None and device.type == "cuda"
-    if early and torch.cuda.get_device_capability(device) >= EARLY_CAPABILITY and _driver() >= EARLY_DRIVER:
-        return {"EARLY": True, "launch_pdl": True}
-    return {"EARLY": False}
-
-
-def _driver() -> int:
-    """The CUDA version of the driver, 0 if it does not tell."""
-    version = ctypes.c_int(0)
-    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    return version.value

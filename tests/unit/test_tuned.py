@@ -115,6 +115,18 @@ def test_a_tuned_choice_is_taken_but_not_cutlass_for_what_it_cannot(gpu):
     assert isinstance(linear_choice.linear(32, 64, 16, torch.float32), Tiles)
 
 
+@pytest.mark.parametrize(("version", "tma"), [("3.3.1", False), ("3.4.0", True), ("3.10.0+git1", True)])
+def test_what_an_older_triton_cannot_compile_is_not_taken(gpu, monkeypatch, version, tma):
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton, "__version__", version)
+    without_tma = TRITON | {"tma": False}
+    tuned.save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(32, 64): {16: TRITON, 64: without_tma}}})
+    assert (linear_choice.linear(32, 64, 16, torch.bfloat16) is not None) is tma
+    assert linear_choice.linear(32, 64, 64, torch.bfloat16) == TILES._replace(tma=False)
+    hopper = tuned.HopperTiles(64, 128, 128, 4, 8)
+    assert linear_choice.takes_tiles(hopper) is (version == "3.10.0+git1")
+
+
 def test_blackwell_has_tiles_and_the_log_says_so_once(gpu, monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 0))
     for rows in (1, 64, 8192):

@@ -1,0 +1,68 @@
+"""Kernels that start while the one before them still runs (programmatic dependent launch), on Hopper and newer GPUs.
+
+Such a kernel waits before it touches what the others write, and lets the next one come. Until then the memory stands
+idle, so it may ask for weights: they come into the L2 cache, where all writes show, and a refit cannot be missed.
+"""
+
+import ctypes
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # an older Triton
+    gdc_launch_dependents = gdc_wait = None
+
+CAPABILITY, DRIVER = (9, 0), 12030  # CUDA 12.3: the first whose graphs hold such launches
+LINE = tl.constexpr(128)  # bytes that come into the L2 cache together
+
+
+@cache
+def starts_early(device: torch.device) -> bool:
+    """Whether kernels can on this device."""
+    if gdc_wait is None or device.type != "cuda" or torch.cuda.get_device_capability(device) < CAPABILITY:
+        return False
+    return _driver() >= DRIVER
+
+
+def launch(early: bool) -> dict[str, bool]:
+    """How such a kernel is started: Triton's option."""
+    return {"launch_pdl": True} if early else {}
+
+
+def _driver() -> int:
+    """The CUDA version of the driver, 0 if it does not tell."""
+    version = ctypes.c_int(0)
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value
+
+
+@triton.jit
+def wait(EARLY: tl.constexpr):
+    """For what the kernels before have written and read; then the next one may come."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def call_next_and_wait(EARLY: tl.constexpr):
+    """The same, but the next kernel may come at once."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def ask_for(w, rows, first, last, K, BLOCK_K: tl.constexpr):
+    """Steps `first` to `last`, of BLOCK_K columns, of some rows of int8 codes (.., K), line by line."""
+    lines = tl.arange(0, (BLOCK_K + LINE - 1) // LINE) * LINE
+    row = w + rows.to(tl.int64)[:, None] * K
+    for step in range(first, last):
+        at = row + tl.minimum(step * BLOCK_K + lines, K - 1)[None, :]
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], tl.int32, is_pure=False, pack=1
+        )
