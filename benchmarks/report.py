@@ -1,6 +1,7 @@
 """A run as JSON for machines and as tables for people; and whether its checks hold."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -65,6 +66,7 @@ def write_run(path: Path, module: str, device: str, content: dict) -> None:
         "format": FORMAT,
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": ["python", "-m", module, *sys.argv[1:]],
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("VLLM_USE_")},
         "hardware": hardware(device),
         "versions": versions(),
     }

@@ -26,13 +26,14 @@ def test_command_on_the_cpu(tmp_path):
     out = tmp_path / "result.json"
     size = ["--models", "tiny-moe", "--schemes", "bf16,int8-ours", "--batch", "2,3", "--prompt", "4", "--answer", "9"]
     command = [sys.executable, "-m", "benchmarks.rollout", "--device", "cpu", "--repeats", "1", *size]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_USE_NOTHING": "1"}
     run = subprocess.run(
         [*command, "--json", str(out)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
     assert run.returncode == 0, run.stdout + run.stderr
     found = json.loads(out.read_text())
     assert found["command"][2] == "benchmarks.rollout" and found["faults"] == []
+    assert found["environment"]["VLLM_USE_NOTHING"] == "1"
     rows = {(row["scheme"], row["batch"]): row for row in found["rows"]}
     assert rows.keys() == {(scheme, batch) for scheme in ("bf16", "int8-ours") for batch in (2, 3)}
     seconds = found["outcomes"][1]["result"]["seconds"]
