@@ -80,7 +80,7 @@ class AscendQuantConfig(QuantizationConfig):
         if isinstance(layer, LinearBase):
             if self._quantizes(prefix):
                 return QuantizedLinearMethod(self.scheme)
-            return RouterMethod() if self.scheme.quantized and _is_router(prefix) else PlainLinearMethod()
+            return RouterMethod() if _is_router(prefix) else PlainLinearMethod()
         if isinstance(layer, EXPERTS_LAYER):
             if self._quantizes(prefix):
                 return QuantizedExpertsMethod(layer.moe_config, prefix, self.scheme)

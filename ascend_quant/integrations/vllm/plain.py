@@ -29,7 +29,7 @@ class PlainLinearMethod(FromResident, UnquantizedLinearMethod):
 
 
 class RouterMethod(PlainLinearMethod):
-    """A router beside quantized experts: on CUDA, few tokens have a kernel of their own, in place of vLLM's product."""
+    """A mixture of experts' router: on CUDA, few tokens have a kernel of their own, in place of vLLM's product."""
 
     def __init__(self):
         super().__init__()
