@@ -186,8 +186,7 @@ def tiles_for(shape: Shape, tokens: int, device: torch.device) -> GroupedTiles:
     choice, early = tuned.find("experts", shape, tokens) if device.type == "cuda" else None, starts_early(device)
     if choice is None:
         return usual_tiles(shape, tokens)._replace(pdl=early)
-    tiles = tiles_of(choice)
-    return tiles._replace(pdl=tiles.pdl and early)
+    return tiles_of(choice) if early else tiles_of(choice)._replace(pdl=False, up_ahead=0, down_ahead=0)
 
 
 def tiles_of(choice: Choice) -> GroupedTiles:

@@ -10,13 +10,12 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import triton_experts
+from ascend_quant.kernels.gpu_limits import least_seconds, shared_bytes
 from ascend_quant.kernels.tuned import Choice, GroupedTiles
 
 NAME = "experts"
 MODELS = {"30b-a3b": [(128, 768, 2048, 8)]}  # experts, width, hidden, top of a single GPU
 HOPPER = (9, 0)
-SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # bytes of shared memory a program may have, by capability
-LESS_SHARED = 99 << 10  # of the rest (sm86, sm89, sm120)
 FEW = {  # pairs of a block: the weights' bytes count; (n, k, warps, stages)
     16: [(64, 256, 4, 3), (128, 256, 4, 3), (64, 128, 4, 4), (128, 128, 4, 3)],
     32: [(64, 256, 4, 3), (64, 128, 4, 3), (64, 128, 4, 4), (128, 128, 4, 3)],
@@ -27,7 +26,6 @@ MANY = {  # the products count
 }
 AHEAD = [(0, 2), (0, 6), (4, 0), (4, 6)]  # steps whose weights are asked for early, of both products
 GROUPED = 8  # blocks of many pairs that share weights in the cache
-PEAK = {"NVIDIA_H200": (4.3e12, 1.28e15), "NVIDIA_H100": (2.9e12, 1.28e15), "NVIDIA_A100": (1.7e12, 0.5e15)}
 ERROR = 0.006  # of the norm: each expert's output and their sum are rounded to BF16
 FEW_ENOUGH = 512  # tokens that the oracle computes fast
 Shape = tuple[int, int, int, int]
@@ -85,13 +83,10 @@ def copy_bytes(shape: Shape) -> int:
 
 def floor(shape: Shape, rows: int, gpu: str) -> float | None:
     """Seconds below which no kernel gets: the weights of the experts that tokens reach, or all products."""
-    known = next((speeds for name, speeds in PEAK.items() if gpu.startswith(name)), None)
-    if known is None:
-        return None
     experts, _, _, top = shape
     reached = 1 - (1 - top / experts) ** rows
     one = copy_bytes(shape) / experts
-    return max(reached * copy_bytes(shape) / known[0], 2 * rows * top * one / known[1])
+    return least_seconds(gpu, reached * copy_bytes(shape), 2 * rows * top * one)
 
 
 def prepare(shape: Shape, rows: int, copies: int) -> Callable[[Choice | None, int], torch.Tensor]:
@@ -137,7 +132,7 @@ def _block_sizes(shape: Shape, rows: int) -> list[int]:
 
 
 def _tiles(block_m: int, capability: tuple[int, int]) -> Iterator[GroupedTiles]:
-    shared = SHARED.get(10 * capability[0] + capability[1], LESS_SHARED)
+    shared = shared_bytes(capability)
     group = 1 if block_m in FEW else GROUPED
     for swap in (False, True) if block_m in FEW and capability == HOPPER else (False,):
         for n, k, warps, stages in FEW.get(block_m) or MANY[block_m]:

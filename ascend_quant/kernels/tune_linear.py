@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ascend_quant.kernels import triton_linear, triton_tokens
+from ascend_quant.kernels.gpu_limits import least_seconds, shared_bytes
 from ascend_quant.kernels.linear_choice import takes_cutlass, tiles_of
 from ascend_quant.kernels.tuned import Choice, HopperTiles, Tiles
 
@@ -17,8 +18,6 @@ MODELS = {  # (N, K) of a single GPU's layers: qkv, o, gate_up, down
 CUTLASS = {"by": "cutlass"}
 HOPPER = (9, 0)
 FEWEST_ROWS = 32  # that torch._int_mm takes
-SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # bytes of shared memory a program may have, by capability
-LESS_SHARED = 99 << 10  # of the rest (sm86, sm89, sm120)
 BLOCKS = {  # by the tokens of a tile: (block_n, block_k, warps, stages)
     16: [(32, 256, 4, 6), (64, 256, 4, 4), (128, 128, 4, 4)],
     32: [(32, 256, 4, 6), (64, 256, 4, 4), (128, 128, 4, 4)],
@@ -42,7 +41,6 @@ HOPPER_BLOCKS = {  # the same for gluon_linear, which pays for more than 64 toke
 }
 MANY_TOKENS = 64
 AHEAD = (0, 4, 16)  # steps whose weights are asked for early
-PEAK = {"NVIDIA_H200": (4.3e12, 1.28e15), "NVIDIA_H100": (2.9e12, 1.28e15), "NVIDIA_A100": (1.7e12, 0.5e15)}
 
 
 def candidates(shape: tuple[int, int], rows: int, capability: tuple[int, int], processors: int) -> list[Choice]:
@@ -104,12 +102,9 @@ def copy_bytes(shape: tuple[int, int]) -> int:
 
 def floor(shape: tuple[int, int], rows: int, gpu: str) -> float | None:
     """Seconds below which no kernel gets: all bytes once, or all products; None for GPUs whose speed is not known."""
-    known = next((speeds for name, speeds in PEAK.items() if gpu.startswith(name)), None)
-    if known is None:
-        return None
     columns, length = shape
     moved = columns * length + rows * length + 2 * rows * columns
-    return max(moved / known[0], 2 * rows * columns * length / known[1])
+    return least_seconds(gpu, moved, 2 * rows * columns * length)
 
 
 def prepare(shape: tuple[int, int], rows: int, copies: int) -> Callable[[Choice | None, int], torch.Tensor]:
@@ -144,7 +139,7 @@ def product(choice: Choice, x_codes_MK, codes_NK, x_scale_M1, scale_N1) -> torch
 
 def _tiles(shape, rows, capability, processors) -> Iterator[Tiles]:
     columns, length = shape
-    shared = SHARED.get(10 * capability[0] + capability[1], LESS_SHARED)
+    shared = shared_bytes(capability)
     for block_m in _rows_of_tiles(rows):
         for block_n, block_k, warps, stages in BLOCKS[block_m]:
             if stages * (block_m + block_n) * block_k > shared:

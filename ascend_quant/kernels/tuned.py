@@ -9,6 +9,7 @@ A bucket is a number of rows (tokens); rows take the smallest bucket that holds 
 """
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from functools import cache, lru_cache
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 SHIPPED = Path(__file__).parent / "tuned"
 VLLM = ("cutlass", "vllm")  # ways that are vLLM's own
@@ -137,19 +140,22 @@ def table(gpu: str) -> Table:
 
 
 def load(file: Path) -> Table:
-    """The choices of a file; none where there is no such file.
+    """The choices of a file; none where there is no such file, or, with a line in the log, where it cannot be read.
 
     Raises:
         BadTable: it is not as the first lines here say.
     """
     try:
         text = file.read_text()
-    except OSError:
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        logger.warning("%s is left out, it cannot be read: %s", file, error)
         return {}
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise BadTable(f"{file}: not JSON: {error}") from error
+        raise BadTable(f"{file}: not JSON: {error}; mend or delete it") from error
     read = _Reader(file)
     return {
         kind: {
@@ -232,7 +238,7 @@ class _Reader(NamedTuple):
         return choice
 
     def _refuse(self, place: str, why: str):
-        raise BadTable(f"{self.file}: {place}: {why}")
+        raise BadTable(f"{self.file}: {place}: {why}; mend or delete it")
 
 
 @lru_cache(maxsize=1 << 16)

@@ -4,9 +4,11 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,6 +43,17 @@ def interpreter() -> Iterator[None]:
                 sys.modules[name] = module
                 if name.startswith(kernels.__name__):  # `from package import module` reads the attribute
                     setattr(kernels, name.rpartition(".")[2], module)
+
+
+@contextmanager
+def triton_module(name: str) -> Iterator[tuple[ModuleType, str]]:
+    """A module of Triton kernels and where its tensors are: on a GPU, or on the CPU in Triton's interpreter."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        yield import_module(name), "cuda"
+    else:
+        with interpreter(), np.errstate(all="ignore"):  # it computes with numpy
+            yield import_module(name), "cpu"
 
 
 def _taken_out() -> dict[str, ModuleType]:

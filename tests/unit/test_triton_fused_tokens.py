@@ -1,12 +1,9 @@
 """The kernels that compute activations and their codes, on a GPU or in Triton's interpreter, against torch."""
 
-from importlib import import_module
-
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_modules import interpreter
+from kernel_modules import triton_module
 
 from ascend_quant import oracle
 
@@ -16,12 +13,8 @@ NAME = "ascend_quant.kernels.triton_fused_tokens"
 @pytest.fixture(scope="module")
 def fused():
     """The module of the kernels, and where its tensors are."""
-    pytest.importorskip("triton")
-    if torch.cuda.is_available():
-        yield import_module(NAME), "cuda"
-    else:
-        with interpreter(), np.errstate(all="ignore"):  # it computes with numpy
-            yield import_module(NAME), "cpu"
+    with triton_module(NAME) as found:
+        yield found
 
 
 def to_bf16(values, device):

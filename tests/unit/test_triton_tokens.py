@@ -1,11 +1,8 @@
 """The kernel that makes codes of activations, on a GPU or in Triton's interpreter, against the oracle."""
 
-from importlib import import_module
-
-import numpy as np
 import pytest
 import torch
-from kernel_modules import interpreter
+from kernel_modules import triton_module
 
 from ascend_quant import oracle
 
@@ -16,12 +13,8 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 @pytest.fixture(scope="module")
 def tokens():
     """The module of the kernel, and where its tensors are."""
-    pytest.importorskip("triton")
-    if torch.cuda.is_available():
-        yield import_module(NAME), "cuda"
-    else:
-        with interpreter(), np.errstate(all="ignore"):  # it computes with numpy
-            yield import_module(NAME), "cpu"
+    with triton_module(NAME) as found:
+        yield found
 
 
 def agrees(tokens, x: torch.Tensor) -> None:

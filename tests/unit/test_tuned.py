@@ -147,3 +147,9 @@ def test_tiles_by_rule_fill_the_gpu_and_leave_each_program_enough_of_k():
     assert split(1024, 4096, 64) == split(37888, 18944, 64) == split(64, 64, 1) == 1
     for rows, block_m in ((1, 16), (16, 16), (17, 32), (64, 64), (65, 64), (129, 128), (8192, 128)):
         assert linear_choice.tiles_by_rule(4608, 3584, rows, 132).block_m == block_m
+
+
+def test_a_file_that_cannot_be_read_is_left_out_with_a_line_in_the_log(tmp_path, caplog):
+    assert tuned.load(tmp_path / "none.json") == {} and not caplog.records
+    assert tuned.load(tmp_path) == {}
+    assert f"{tmp_path} is left out, it cannot be read" in caplog.text
