@@ -35,8 +35,12 @@ def smoothed(w_NK: torch.Tensor, rule: Rule, arithmetic: str = "float32") -> tor
 
 def quotients(x_NK: torch.Tensor, scale_N: torch.Tensor, arithmetic: str = "float32") -> torch.Tensor:
     """x / scale, 0 in rows whose scale is 0."""
-    y_NK = torch.where(scale_N.unsqueeze(-1) == 0, 0.0, x_NK / scale_N.unsqueeze(-1))
-    return y_NK.to(torch.bfloat16).float() if arithmetic == "bfloat16_quotient" else y_NK
+    return _quotients(x_NK, scale_N.unsqueeze(-1), arithmetic)
+
+
+def _quotients(x: torch.Tensor, scale: torch.Tensor, arithmetic: str) -> torch.Tensor:
+    y = torch.where(scale == 0, 0.0, x / scale)
+    return y.to(torch.bfloat16).float() if arithmetic == "bfloat16_quotient" else y
 
 
 def requantize(x_NK: torch.Tensor, scale_N: torch.Tensor, arithmetic: str = "float32") -> torch.Tensor:
@@ -62,10 +66,22 @@ def magnitudes(codes: torch.Tensor, scale: torch.Tensor, arithmetic: str) -> tup
         largest = torch.where(odd, above(from_bits(bits(largest) - 2 * HALF_STEP)), above(largest))
     least, largest = least.clamp(min=0) * scale, largest * scale
     if arithmetic != "float32":
-        least, largest = below(up(least)), above(down(largest))
+        least = below(_nearest(up(least), -1, codes, scale, arithmetic))
+        largest = above(_nearest(down(largest), 1, codes, scale, arithmetic))
     least = torch.where(code == 0, 0.0, least * (1 - MARGIN))
     unbounded = (codes >= HIGHEST) | (codes <= LOWEST) | (scale == 0)
     return torch.where(scale == 0, 0.0, least), torch.where(unbounded, torch.inf, largest * (1 + MARGIN))
+
+
+def _nearest(end: torch.Tensor, outwards: int, codes: torch.Tensor, scale: torch.Tensor, arithmetic: str):
+    """The last BF16 number that becomes |code|: `end`, or a neighbour of it, for it comes of a rounded product."""
+    most = torch.where(codes < 0, -LOWEST, HIGHEST)
+
+    def becomes(x: torch.Tensor) -> torch.Tensor:
+        return torch.minimum(_quotients(x, scale, arithmetic).round(), most) == codes.float().abs()
+
+    outer, inner = (from_bits((bits(end) + step * 2 * HALF_STEP).clamp(min=0)) for step in (outwards, -outwards))
+    return torch.where(becomes(outer), outer, torch.where(becomes(end) | ~becomes(inner), end, inner))
 
 
 def rounded_magnitudes(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
