@@ -94,12 +94,13 @@ def run(task: Task) -> dict:
     return result
 
 
-def _sampling(task: Task, tokens: int):
+def _sampling(task: Task, tokens: int, **more):
     """As rollouts are sampled: from the whole distribution."""
     from vllm import SamplingParams
 
     logprobs = 0 if task.rollouts.logprobs else None
-    return SamplingParams(max_tokens=tokens, temperature=1.0, logprobs=logprobs, ignore_eos=True, detokenize=False)
+    free = {"temperature": 1.0, "ignore_eos": True, "detokenize": False}
+    return SamplingParams(max_tokens=tokens, logprobs=logprobs, **free, **more)
 
 
 def prompts(model: Model, batch: int, length: int) -> list[dict]:
@@ -123,34 +124,41 @@ def _generate(llm, task: Task, batch: int, tokens: int) -> float:
 
 def _traced(llm, task: Task, batch: int, rates: Rates) -> dict:
     """Decode steps in the middle of an answer: their wall time, then their kernels."""
+    from vllm.sampling_params import RequestOutputKind
+
     engine, rollouts = llm.llm_engine, task.rollouts
     length, more = rollouts.prompt + rollouts.answer // 2, rollouts.answer // 2
     requests = [f"{batch}-{number}" for number in range(batch)]
     for name, prompt in zip(requests, prompts(task.cut_model(), batch, length), strict=True):
-        engine.add_request(name, prompt, _sampling(task, more))
-    first = _until(engine, batch, 1) + WARM_STEPS
-    _until(engine, batch, first)
+        engine.add_request(name, prompt, _sampling(task, more, output_kind=RequestOutputKind.FINAL_ONLY))
+    first = _until(engine, 1) + WARM_STEPS
+    _until(engine, first)
     start = time.perf_counter()
-    last = _until(engine, batch, first + TIMED_STEPS)
+    last = _until(engine, first + TIMED_STEPS)
     step_us = 1e6 * (time.perf_counter() - start) / (last - first)
     llm.collective_rpc("start_recording")
-    last = _until(engine, batch, last + TRACED_STEPS)
-    kernels = trace.Trace.of(llm.collective_rpc("recorded")[0], task.cut_model())
-    engine.abort_request(requests)
+    last = _until(engine, last + TRACED_STEPS)
+    recorded = llm.collective_rpc("recorded")[0]
+    engine.abort_request(requests)  # before the trace may turn out to be a fault: more batches follow
     while engine.has_unfinished_requests():
         engine.step()
+    kernels = trace.Trace.of(recorded, task.cut_model())
     context = length + last - TRACED_STEPS // 2
     parts = _parts(task, batch, context, step_us, kernels, rates)
     return {"context": context, "parts": parts, "kernels": kernels.by_name()}
 
 
-def _until(engine, batch: int, tokens: int) -> int:
-    """Go on until every request has so many tokens; how many that are then."""
+def _until(engine, tokens: int) -> int:
+    """Go on until every request has so many tokens; how many that are then.
+
+    Looked up, since to hand out every step's answers takes longer than a small model's step.
+    """
     while True:
-        answers = engine.step()
-        lengths = [len(answer.outputs[0].token_ids) for answer in answers]
-        if len(lengths) == batch and min(lengths) >= tokens:
-            return min(lengths)
+        engine.step()
+        states = engine.output_processor.request_states.values()
+        least = min(state.detokenizer.num_output_tokens() for state in states)
+        if least >= tokens:
+            return least
 
 
 def _parts(task, batch: int, context: int, step_us: float, kernels: trace.Trace, rates: Rates) -> list[dict]:

@@ -24,6 +24,7 @@ KINDS = (  # the first that fits
     ("experts: routing", r"topk|moe_align|count_and_sort|moe_sum|^(prepare|combine|count|sort)\w*$"),
     ("norm or activation with quantization", r"norm_rows|silu_rows"),
     ("attention", r"flash|fmha|attention|attn|prepare_varlen|reshape_and_cache|combine"),
+    ("quantization", r"triton_(red|per|poi|for)_.*(quant|scaled_mm)"),  # Inductor names the ops around it too
     ("product", r"gemm|nvjet|cutlass|scaled_mm|int8_product|router_tiles|linear|splitKreduce|wgmma|xmma|gemv"),
     ("quantization", r"quant"),
     ("activation", r"act_and_mul|silu"),
@@ -100,7 +101,10 @@ class Trace:
         order = [*(PRODUCTS_WITH_EXPERTS if model.experts else PRODUCTS) * model.layers, HEAD]
         heads = _heads(kernels, len(order))
         if len(heads) < 2:
-            raise ValueError(f"{model.name}: no two language-model heads among {len(kernels)} kernels")
+            often = Counter(kernel.name[:80] for kernel in kernels if _is_product(kernel)).most_common(8)
+            raise ValueError(
+                f"{model.name}: no two language-model heads among {len(kernels)} kernels; products: {often}"
+            )
         inside = kernels[heads[0] + 1 : heads[-1] + 1]
         known = all(_products(kernels[first + 1 : last + 1]) == len(order) for first, last in pairwise(heads))
         names = _named(inside, order) if known else [kind_of(kernel.name) for kernel in inside]

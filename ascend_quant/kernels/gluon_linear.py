@@ -3,6 +3,10 @@ multiprocessor, stay and take tile after tile.
 
 Triton's own pipeline waits for each step's int8 products before the next, and for a tile's output before the next
 tile's weights; here neither waits. Numerics are those of triton_linear.py.
+
+Tiles seldom fill the GPU evenly: 80 of them leave 52 of 132 multiprocessors idle. With `stream_k` (Osama et al., 2023,
+arXiv 2301.03598) all programs take as many steps instead: programs of one tile leave int32 sums in a workspace, and the
+one that arrives last adds them.
 """
 
 from functools import cache
@@ -14,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ascend_quant.kernels.shared_tiles import COUNTERS, counters
 from ascend_quant.kernels.tuned import HopperTiles
 
 LOADER_WARPS, LOADER_REGISTERS = gl.constexpr(1), gl.constexpr(40)
@@ -23,12 +28,31 @@ GROUP_M = gl.constexpr(8)  # tiles of M that are walked before the next tile of 
 def launch(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, tiles: HopperTiles) -> None:
     """Fill `out_MN`; K must be a multiple of 16."""
     (rows, length), columns = x_codes_MK.shape, codes_NK.shape[0]
-    count = triton.cdiv(rows, tiles.block_m) * triton.cdiv(columns, tiles.block_n)
     x = TensorDescriptor.from_tensor(x_codes_MK, [tiles.block_m, tiles.block_k], layout(tiles.block_m, tiles.block_k))
     w = TensorDescriptor.from_tensor(codes_NK, [tiles.block_n, tiles.block_k], layout(tiles.block_n, tiles.block_k))
-    arguments = (x, w, x_scale_M1, scale_N1, bias_N, out_MN, rows, columns, length)
-    programs = min(count, _processors(out_MN.device))
-    int8_product_hopper[(programs,)](*arguments, **constants(tiles, bias_N is not None), **options(tiles))
+    programs, tiles = _programs(tiles, rows, columns, length, _processors(out_MN.device))
+    partial, arrived = _workspace(tiles, programs, out_MN.device)
+    tensors = (x, w, x_scale_M1, scale_N1, bias_N, out_MN, partial, arrived)
+    given = constants(tiles, bias_N is not None)
+    int8_product_hopper[(programs,)](*tensors, rows, columns, length, **given, **options(tiles))
+
+
+def _programs(tiles: HopperTiles, rows: int, columns: int, length: int, processors: int) -> tuple[int, HopperTiles]:
+    """How many programs there are, and whether they share tiles: as many for each tile of M, side by side, so that
+    they read the same weights at the same time."""
+    tiles_m, tiles_n = triton.cdiv(rows, tiles.block_m), triton.cdiv(columns, tiles.block_n)
+    count = tiles_m * tiles_n
+    if not tiles.stream_k or count > COUNTERS or tiles_m > processors:
+        return min(count, processors), tiles._replace(stream_k=False)
+    return tiles_m * min(processors // tiles_m, tiles_n * triton.cdiv(length, tiles.block_k)), tiles
+
+
+def _workspace(tiles: HopperTiles, programs: int, device: torch.device) -> tuple[torch.Tensor | None, ...]:
+    """int32 for two tiles of each program, the one that it ends and the one that it begins; a counter for each tile."""
+    if not tiles.stream_k:
+        return None, None
+    partial = torch.empty(2 * programs * tiles.block_m * tiles.block_n, dtype=torch.int32, device=device)
+    return partial, counters(device)
 
 
 def layout(rows: int, block_k: int) -> gl.NVMMASharedLayout:
@@ -44,7 +68,7 @@ def options(tiles: HopperTiles) -> dict[str, int | bool]:
 def constants(tiles: HopperTiles, with_bias: bool) -> dict[str, int | bool]:
     """The kernel's constants."""
     blocks = {"BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k}
-    return {**blocks, "STAGES": tiles.stages, "BIAS": with_bias}
+    return {**blocks, "STAGES": tiles.stages, "STREAM_K": tiles.stream_k, "BIAS": with_bias}
 
 
 @cache
@@ -60,6 +84,8 @@ def int8_product_hopper(
     scale,
     bias,
     out,
+    partial,  # int32 (programs, 2, BLOCK_M, BLOCK_N)
+    arrived,
     M,
     N,
     K,
@@ -67,6 +93,7 @@ def int8_product_hopper(
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
+    STREAM_K: gl.constexpr,
     BIAS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
@@ -80,8 +107,8 @@ def int8_product_hopper(
     places, sizes = (x_tiles, w_tiles, full, empty), (M, N, K)
     gl.warp_specialize(
         [
-            (_multiply, (places, sizes, (x_scale, scale, bias, out), BIAS, num_warps)),
-            (_load, (x, w, places, sizes)),
+            (_multiply, (places, sizes, (x_scale, scale, bias, out), (partial, arrived), STREAM_K, BIAS, num_warps)),
+            (_load, (x, w, places, sizes, STREAM_K)),
         ],
         [LOADER_WARPS],
         [LOADER_REGISTERS],
@@ -89,22 +116,45 @@ def int8_product_hopper(
 
 
 @gluon.jit
-def _count(sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    return gl.cdiv(sizes[0], BLOCK_M) * gl.cdiv(sizes[1], BLOCK_N)
+def _count(sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STREAM_K: gl.constexpr):
+    """How many tiles this program works on."""
+    if STREAM_K:
+        first, last = _share(sizes, BLOCK_M, BLOCK_N, BLOCK_K)
+        steps = gl.cdiv(sizes[2], BLOCK_K)
+        return gl.cdiv(last, steps) - first // steps
+    else:
+        tiles = gl.cdiv(sizes[0], BLOCK_M) * gl.cdiv(sizes[1], BLOCK_N)
+        return gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0))
 
 
 @gluon.jit
-def _place(tile, sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """A tile's first row and first column; see `triton_linear._place`."""
-    tiles_m, tiles_n = gl.cdiv(sizes[0], BLOCK_M), gl.cdiv(sizes[1], BLOCK_N)
-    in_group = GROUP_M * tiles_n
-    first_m = tile // in_group * GROUP_M
-    high = gl.minimum(tiles_m - first_m, GROUP_M)
-    return (first_m + tile % in_group % high) * BLOCK_M, tile % in_group // high * BLOCK_N
+def _part(i, sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STREAM_K: gl.constexpr):
+    """This program's i-th tile: its place in M and N, and the steps of K from the first to before the last."""
+    tiles_m, tiles_n, steps = gl.cdiv(sizes[0], BLOCK_M), gl.cdiv(sizes[1], BLOCK_N), gl.cdiv(sizes[2], BLOCK_K)
+    if STREAM_K:
+        first, last = _share(sizes, BLOCK_M, BLOCK_N, BLOCK_K)
+        n = first // steps + i
+        begin = n * steps
+        return gl.program_id(0) % tiles_m, n, gl.maximum(first - begin, 0), gl.minimum(last - begin, steps)
+    else:  # see `triton_linear._place`
+        tile = gl.program_id(0) + i * gl.num_programs(0)
+        in_group = GROUP_M * tiles_n
+        first_m = tile // in_group * GROUP_M
+        high = gl.minimum(tiles_m - first_m, GROUP_M)
+        return first_m + tile % in_group % high, tile % in_group // high, 0, steps
 
 
 @gluon.jit
-def _load(x, w, places, sizes):
+def _share(sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
+    """This program's steps among those of all tiles that have its place in M."""
+    tiles_m = gl.cdiv(sizes[0], BLOCK_M)
+    total = gl.cdiv(sizes[1], BLOCK_N) * gl.cdiv(sizes[2], BLOCK_K)
+    sharers, sharer = gl.num_programs(0) // tiles_m, gl.program_id(0) // tiles_m
+    return sharer * total // sharers, (sharer + 1) * total // sharers
+
+
+@gluon.jit
+def _load(x, w, places, sizes, STREAM_K: gl.constexpr):
     """Bring tiles as places for them become free."""
     x_tiles, w_tiles, full, empty = places
     STAGES: gl.constexpr = x_tiles.shape[0]
@@ -112,20 +162,20 @@ def _load(x, w, places, sizes):
     BLOCK_K: gl.constexpr = x_tiles.shape[2]
     BLOCK_N: gl.constexpr = w_tiles.shape[1]
     count = 0
-    for tile in range(gl.program_id(0), _count(sizes, BLOCK_M, BLOCK_N), gl.num_programs(0)):
-        row, column = _place(tile, sizes, BLOCK_M, BLOCK_N)
-        for k in range(0, sizes[2], BLOCK_K):
+    for i in range(_count(sizes, BLOCK_M, BLOCK_N, BLOCK_K, STREAM_K)):
+        m, n, first, last = _part(i, sizes, BLOCK_M, BLOCK_N, BLOCK_K, STREAM_K)
+        for step in range(first, last):
             stage = count % STAGES
             mbarrier.wait(empty.index(stage), (count // STAGES & 1) ^ 1)
             bar = full.index(stage)
             mbarrier.expect(bar, (BLOCK_M + BLOCK_N) * BLOCK_K)
-            tma.async_copy_global_to_shared(w, [column, k], bar, w_tiles.index(stage))
-            tma.async_copy_global_to_shared(x, [row, k], bar, x_tiles.index(stage))
+            tma.async_copy_global_to_shared(w, [n * BLOCK_N, step * BLOCK_K], bar, w_tiles.index(stage))
+            tma.async_copy_global_to_shared(x, [m * BLOCK_M, step * BLOCK_K], bar, x_tiles.index(stage))
             count += 1
 
 
 @gluon.jit
-def _multiply(places, sizes, results, BIAS: gl.constexpr, num_warps: gl.constexpr):
+def _multiply(places, sizes, results, shared, STREAM_K: gl.constexpr, BIAS: gl.constexpr, num_warps: gl.constexpr):
     """Multiply what is brought, dequantize, write."""
     x_tiles, w_tiles, full, empty = places
     STAGES: gl.constexpr = x_tiles.shape[0]
@@ -136,19 +186,54 @@ def _multiply(places, sizes, results, BIAS: gl.constexpr, num_warps: gl.constexp
     INSTRUCTION: gl.constexpr = min(128, BLOCK_N * DOWN // num_warps)  # Triton has none with 256 columns of int8
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [DOWN, num_warps // DOWN], [16, INSTRUCTION, 32])
     count = 0
-    for tile in range(gl.program_id(0), _count(sizes, BLOCK_M, BLOCK_N), gl.num_programs(0)):
+    for i in range(_count(sizes, BLOCK_M, BLOCK_N, BLOCK_K, STREAM_K)):
+        m, n, first, last = _part(i, sizes, BLOCK_M, BLOCK_N, BLOCK_K, STREAM_K)
         sums = gl.zeros([BLOCK_M, BLOCK_N], gl.int32, LAYOUT)
-        for k in range(0, sizes[2], BLOCK_K):
+        for step in range(first, last):
             stage = count % STAGES
             mbarrier.wait(full.index(stage), count // STAGES & 1)
             sums = warpgroup_mma(x_tiles.index(stage), w_tiles.index(stage).permute((1, 0)), sums, is_async=True)
             sums = warpgroup_mma_wait(1, deps=[sums])  # the step before is done with its place
-            mbarrier.arrive(empty.index((count + STAGES - 1) % STAGES), pred=k > 0)
+            mbarrier.arrive(empty.index((count + STAGES - 1) % STAGES), pred=step > first)
             count += 1
         sums = warpgroup_mma_wait(0, deps=[sums])
         mbarrier.arrive(empty.index((count + STAGES - 1) % STAGES))
-        row, column = _place(tile, sizes, BLOCK_M, BLOCK_N)
-        _finish(sums, sizes, results, row, column, BIAS, LAYOUT)
+        if STREAM_K:
+            whole = last - first == gl.cdiv(sizes[2], BLOCK_K)
+            complete = whole
+            if not whole:
+                sums, complete = _added(sums, sizes, shared, m, n, first, BLOCK_K, LAYOUT)
+            if complete:
+                _finish(sums, sizes, results, m * BLOCK_M, n * BLOCK_N, BIAS, LAYOUT)
+        else:
+            _finish(sums, sizes, results, m * BLOCK_M, n * BLOCK_N, BIAS, LAYOUT)
+
+
+@gluon.jit
+def _added(sums, sizes, shared, m, n, first, BLOCK_K: gl.constexpr, LAYOUT: gl.constexpr):
+    """What all programs of a tile have summed, if this one is the last of them, and whether it is."""
+    BLOCK_M: gl.constexpr = sums.shape[0]
+    BLOCK_N: gl.constexpr = sums.shape[1]
+    partial, arrived = shared
+    rows, columns = gl.arange(0, BLOCK_M, gl.SliceLayout(1, LAYOUT)), gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
+    inside = rows[:, None] * BLOCK_N + columns[None, :]
+    own = gl.program_id(0) * 2 + (first == 0).to(gl.int32)  # a program begins one tile at most
+    gl.store(partial + own.to(gl.int64) * (BLOCK_M * BLOCK_N) + inside, sums)
+
+    tiles_m, tiles_n, steps = gl.cdiv(sizes[0], BLOCK_M), gl.cdiv(sizes[1], BLOCK_N), gl.cdiv(sizes[2], BLOCK_K)
+    total, sharers = tiles_n * steps, gl.num_programs(0) // tiles_m
+    begins = ((n * steps + 1) * sharers - 1) // total  # who has the tile's first step, and its last
+    ends = ((n + 1) * steps * sharers - 1) // total
+    gl.thread_barrier()  # every thread's sums are written before one thread says so
+    is_last = gl.atomic_add(arrived + m * tiles_n + n, 1, sem="acq_rel") == ends - begins
+    if is_last:
+        for sharer in range(begins, ends + 1):
+            theirs = (sharer * tiles_m + m) * 2 + (sharer == begins).to(gl.int32)
+            if theirs != own:
+                at = partial + theirs.to(gl.int64) * (BLOCK_M * BLOCK_N) + inside
+                sums += gl.load(at, cache_modifier=".cg")
+        gl.store(arrived + m * tiles_n + n, 0)
+    return sums, is_last
 
 
 @gluon.jit

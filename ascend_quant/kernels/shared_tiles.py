@@ -26,10 +26,10 @@ def workspace(
     if split == 1:
         return 1, None, None
     sums = torch.empty(count * split * tiles.block_m * tiles.block_n, dtype=torch.int32, device=device)
-    return split, sums, _counters(device)
+    return split, sums, counters(device)
 
 
-def _counters(device: torch.device) -> torch.Tensor:
+def counters(device: torch.device) -> torch.Tensor:
     """COUNTERS zeros; each stream has its own, since products on two streams may run at once."""
     if device.type != "cuda":
         return _zeros(device)

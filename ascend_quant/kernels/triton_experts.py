@@ -134,8 +134,7 @@ def gated(codes, w13_codes_ENK, w13_scale, expert_MT, places: Places, tiles: Gro
     h_PN = torch.empty((pairs, width), dtype=torch.float32, device=a_codes.device)
     triton_grouped.gate_up[(blocks * triton.cdiv(2 * width, tiles.up_n),)](
         a_codes, scale_M, w13_codes_ENK, w13_scale, h_PN, places.pair_at, places.expert_of, pairs, blocks,
-        w13_codes_ENK.shape[0], a_codes.shape[1], width, top, tiles.block_m, tiles.up_n, tiles.up_k, tiles.up_group,
-        tiles.up_swap, tiles.pdl, tiles.up_ahead,
+        a_codes.shape[1], width, top, tiles.block_m, tiles.up_n, tiles.up_k, tiles.up_group, tiles.up_swap, tiles.pdl,
         num_warps=tiles.up_warps, num_stages=tiles.up_stages, **launch(tiles.pdl),
     )  # fmt: skip
     return h_PN
@@ -161,7 +160,7 @@ def outputs(h_codes, w2_codes_EKN, w2_scale, weight_MT, places: Places, dtype: t
     triton_grouped.down[(blocks * triton.cdiv(hidden, tiles.down_n),)](
         codes, scale_P, w2_codes_EKN, w2_scale, weight_MT, parts_PK, places.pair_at, places.expert_of, pairs, blocks,
         hidden, width, tiles.block_m, tiles.down_n, tiles.down_k, tiles.down_group, tiles.down_swap, tiles.pdl,
-        tiles.down_ahead, num_warps=tiles.down_warps, num_stages=tiles.down_stages, **launch(tiles.pdl),
+        num_warps=tiles.down_warps, num_stages=tiles.down_stages, **launch(tiles.pdl),
     )  # fmt: skip
     return parts_PK
 
@@ -186,7 +185,7 @@ def tiles_for(shape: Shape, tokens: int, device: torch.device) -> GroupedTiles:
     choice, early = tuned.find("experts", shape, tokens) if device.type == "cuda" else None, starts_early(device)
     if choice is None:
         return usual_tiles(shape, tokens)._replace(pdl=early)
-    return tiles_of(choice) if early else tiles_of(choice)._replace(pdl=False, up_ahead=0, down_ahead=0)
+    return tiles_of(choice) if early else tiles_of(choice)._replace(pdl=False)
 
 
 def tiles_of(choice: Choice) -> GroupedTiles:

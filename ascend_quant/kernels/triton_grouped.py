@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 
 from ascend_quant.kernels import triton_rows
-from ascend_quant.kernels.triton_early import ask_for, call_next_and_wait, wait
+from ascend_quant.kernels.triton_early import call_next_and_wait, wait
 from ascend_quant.kernels.triton_routing import expert_of_pair
 
 NEAR_A_TIE = tl.constexpr(0.5 - 2.0**-14)
 
 
-@triton.jit(do_not_specialize=["pairs", "blocks", "experts"])
+@triton.jit(do_not_specialize=["pairs", "blocks"])
 def gate_up(
     x_codes,
     x_scale,
@@ -29,7 +29,6 @@ def gate_up(
     expert_of,
     pairs,
     blocks,
-    experts,
     K: tl.constexpr,
     WIDTH: tl.constexpr,
     TOP: tl.constexpr,
@@ -39,21 +38,16 @@ def gate_up(
     GROUP_M: tl.constexpr,
     SWAP: tl.constexpr,
     PDL: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
     """h (pairs, WIDTH) = silu(gate) * up, of tokens' codes (tokens, K) and w13 (experts, 2 * WIDTH, K).
 
     A program computes BLOCK_N / 2 columns of h. Gate and up rows alternate in its tile, so that both of a column's sums
-    are in the same thread. The weights of the first AHEAD steps are asked for before the block's expert is known: by a
-    guess, that each expert has one block. If it is wrong, another program soon needs them, for few experts have none.
+    are in the same thread.
     """
     block, tile = _block_and_tile(blocks, (2 * WIDTH + BLOCK_N - 1) // BLOCK_N, GROUP_M)
     lane = tl.arange(0, BLOCK_N)
     column_N = tile * (BLOCK_N // 2) + lane // 2
     row_N = lane % 2 * WIDTH + column_N
-    if pairs >= experts:
-        guess = tl.minimum(block, experts - 1).to(tl.int64) * (2 * WIDTH)
-        ask_for(w13, guess + tl.minimum(row_N, 2 * WIDTH - 1), 0, AHEAD, K, BLOCK_K)
     wait(PDL)
     expert = tl.load(expert_of + block)
     if expert < 0:
@@ -134,18 +128,12 @@ def down(
     GROUP_M: tl.constexpr,
     SWAP: tl.constexpr,
     PDL: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
-    """parts (pairs, N): routing weight times the product of h's codes (pairs, K) with w2 (experts, N, K).
-
-    The weights of the first AHEAD steps are asked for before h is there.
-    """
+    """parts (pairs, N): routing weight times the product of h's codes (pairs, K) with w2 (experts, N, K)."""
     block, tile = _block_and_tile(blocks, (N + BLOCK_N - 1) // BLOCK_N, GROUP_M)
     expert = tl.load(expert_of + block)  # written before `gate_up`, which lets nothing start before it is there
     first_row = expert.to(tl.int64) * N
     column_N = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    if expert >= 0:
-        ask_for(w2, first_row + tl.minimum(column_N, N - 1), 0, AHEAD, K, BLOCK_K)
     wait(PDL)
     if expert < 0:
         return

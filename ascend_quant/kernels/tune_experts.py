@@ -24,7 +24,6 @@ MANY = {  # the products count
     64: [(128, 128, 4, 3), (128, 128, 4, 4), (128, 128, 8, 4), (256, 64, 4, 4)],
     128: [(128, 128, 4, 3), (128, 64, 4, 4), (128, 128, 8, 3), (256, 128, 8, 4)],
 }
-AHEAD = [(0, 2), (0, 6), (4, 0), (4, 6)]  # steps whose weights are asked for early, of both products
 GROUPED = 8  # blocks of many pairs that share weights in the cache
 ERROR = 0.006  # of the norm: each expert's output and their sum are rounded to BF16
 FEW_ENOUGH = 512  # tokens that the oracle computes fast
@@ -39,11 +38,10 @@ def candidates(shape: Shape, rows: int, capability: tuple[int, int], processors:
 
 def refined(choice: Choice, capability: tuple[int, int]) -> list[Choice]:
     """Variants of a good choice: other tiles for `down`, and an early start."""
-    pdl = [{**choice, "pdl": True}] if capability >= HOPPER else []
-    ahead = [{**one, "up_ahead": up, "down_ahead": down} for one in pdl for up, down in AHEAD]
+    one = {**choice, "pdl": capability >= HOPPER}
     others = [tiles for tiles in _tiles(choice["block_m"], capability) if tiles.up_swap == choice["up_swap"]]
     downs = [{name: value for name, value in tiles._asdict().items() if name.startswith("down")} for tiles in others]
-    return ahead + [{**one, **down} for one in pdl or [choice] for down in downs]
+    return [{**one, **down} for down in downs]
 
 
 def compiled(choice: Choice) -> str:

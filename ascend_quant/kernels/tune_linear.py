@@ -40,6 +40,7 @@ HOPPER_BLOCKS = {  # the same for gluon_linear, which pays for more than 64 toke
     256: [(64, 128, 8, 5), (128, 128, 8, 4)],
 }
 MANY_TOKENS = 64
+FEW_TILES = 2  # for each processor: where whole tiles leave many of them idle in the end
 AHEAD = (0, 4, 16)  # steps whose weights are asked for early
 
 
@@ -53,8 +54,7 @@ def candidates(shape: tuple[int, int], rows: int, capability: tuple[int, int], p
     for tiles in _tiles(shape, rows, capability, processors):
         found.append({"by": "triton", **tiles._asdict()})
     if capability == HOPPER and shape[1] % 16 == 0 and rows > MANY_TOKENS:
-        for block_m in _rows_of_tiles(rows):
-            found += ({"by": "hopper", **HopperTiles(block_m, *rest)._asdict()} for rest in HOPPER_BLOCKS[block_m])
+        found += ({"by": "hopper", **tiles._asdict()} for tiles in _hopper_tiles(shape, rows, processors))
     return found
 
 
@@ -88,7 +88,7 @@ def warm(choice: Choice, shape: tuple[int, int], rows: int) -> None:
     tiles = tiles_of(choice)
     if tiles is None:
         return
-    length = shape[1] if shape[1] % tiles.block_k else max(2, tiles.split_k) * tiles.block_k
+    length = shape[1] if shape[1] % tiles.block_k else max(2, choice.get("split_k", 1)) * tiles.block_k
     x = torch.zeros(tiles.block_m, length, dtype=torch.int8, device="cuda")
     w = torch.zeros(tiles.block_n, length, dtype=torch.int8, device="cuda")
     x_scale, scale = (torch.ones(side, 1, device="cuda") for side in (tiles.block_m, tiles.block_n))
@@ -148,6 +148,15 @@ def _tiles(shape, rows, capability, processors) -> Iterator[Tiles]:
             for split in _splits(programs, length // block_k, processors):
                 tma = capability >= HOPPER and length % 16 == 0
                 yield Tiles(block_m, block_n, block_k, split, warps, stages, tma=tma)
+
+
+def _hopper_tiles(shape: tuple[int, int], rows: int, processors: int) -> Iterator[HopperTiles]:
+    for block_m in _rows_of_tiles(rows):
+        for rest in HOPPER_BLOCKS[block_m]:
+            tiles = HopperTiles(block_m, *rest)
+            yield tiles
+            if -(-rows // block_m) * -(-shape[0] // tiles.block_n) < FEW_TILES * processors:
+                yield tiles._replace(stream_k=True)
 
 
 def _rows_of_tiles(rows: int) -> list[int]:

@@ -50,6 +50,7 @@ class HopperTiles(NamedTuple):
 
     Attributes:
         warps: that multiply, beside the one that loads.
+        stream_k: all programs take as many steps of K, whichever tiles those belong to.
     """
 
     block_m: int
@@ -57,6 +58,7 @@ class HopperTiles(NamedTuple):
     block_k: int
     warps: int
     stages: int
+    stream_k: bool = False
 
 
 class GroupedTiles(NamedTuple):
@@ -68,7 +70,6 @@ class GroupedTiles(NamedTuple):
         up_group, down_group: blocks of pairs that are walked before the next tile of N.
         up_swap, down_swap: multiply weights times tokens.
         pdl: each kernel starts while the one before still runs (sm90 and newer).
-        up_ahead, down_ahead: steps of K whose weights a program with `pdl` asks for before it waits.
     """
 
     block_m: int
@@ -85,8 +86,6 @@ class GroupedTiles(NamedTuple):
     down_group: int
     down_swap: bool
     pdl: bool
-    up_ahead: int = 0
-    down_ahead: int = 0
 
 
 class Kind(NamedTuple):

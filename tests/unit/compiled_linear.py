@@ -53,7 +53,7 @@ def _hopper(tiles: HopperTiles, folder: Path) -> Compiled:
 def _compiled(Source, kernel, matrices, constants, options, capability, folder) -> Compiled:
     names = kernel.arg_names
     pointers = {"x_scale": "*fp32", "scale": "*fp32", "bias": "*bf16", "out": "*bf16"}
-    pointers |= {"partial": "*i32", "arrived": "*i32"} if constants.get("SPLIT") else {}
+    pointers |= {"partial": "*i32", "arrived": "*i32"} if constants.get("SPLIT") or constants.get("STREAM_K") else {}
     signature = {**dict.fromkeys(names, "constexpr"), **matrices, **pointers}
     signature |= {name: "i32" for name in ("M", "N", "K", "split", "ahead") if name in names}
     constants = constants | {name: None for name in ("partial", "arrived") if name in names and name not in pointers}

@@ -45,7 +45,7 @@ def ways(shape: tuple[int, int, int, int], tokens: int) -> list:
     from ascend_quant.kernels import triton_experts
 
     usual = triton_experts.usual_tiles(shape, tokens)
-    early = usual._replace(pdl=True, up_ahead=2, down_ahead=2)
+    early = usual._replace(pdl=True)
     return [usual, early] if torch.cuda.get_device_capability() >= HOPPER else [usual]
 
 

@@ -7,6 +7,7 @@ buffers.py   what a quantized layer keeps
 lying.py     weights that lie otherwise than a checkpoint has them (NPUs, int4), and their stand-ins for the loaders
 mla.py       what vLLM derives from latent attention's weights, brought up to date in place
 flashrl.py   FLASHRL_* variables: the same without an argument, reload_test.py what one of them asks for
+sampling.py  tokens drawn in one pass over the logits, with vLLM's noise
 loading.py   the one hook: every copy into a resident parameter, whichever of vLLM's loaders makes it
 versions.py  what differs between vLLM versions, and the few places where vLLM offers no hook
 """

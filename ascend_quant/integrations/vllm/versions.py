@@ -127,6 +127,7 @@ def attach_to_models() -> None:
         def initialize_model(vllm_config, *args, **kwargs):
             from ascend_quant.integrations.vllm.attach import attach
             from ascend_quant.integrations.vllm.config import AscendQuantConfig
+            from ascend_quant.integrations.vllm.sampling import draw_in_one_pass
 
             ours = isinstance(vllm_config.quant_config, AscendQuantConfig)
             if ours:
@@ -137,6 +138,8 @@ def attach_to_models() -> None:
                 teach_pass(model, vllm_config)
                 attach(model, vllm_config)
                 follow_sleep()
+                if current_platform.is_cuda():
+                    draw_in_one_pass()
             return model
 
         return initialize_model

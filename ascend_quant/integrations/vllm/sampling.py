@@ -1,0 +1,66 @@
+"""A faster draw for vLLM's sampler on CUDA: the same noise from the same generators, and so the same tokens."""
+
+import logging
+from functools import wraps
+from typing import get_origin
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+def draw_in_one_pass() -> None:
+    """Let this process's samplers draw with our kernel where nothing is filtered; harmless when repeated.
+
+    At `Sampler.sample`, which is looked up at each call: samplers are made before models, and keep other methods.
+    """
+    from vllm.v1.sample.sampler import Sampler
+
+    original = Sampler.sample
+    if hasattr(original, "ascend_quant"):
+        return
+    returns_two = get_origin(original.__annotations__.get("return")) is tuple  # since vLLM 0.10
+
+    @wraps(original)
+    def sample(self, logits, sampling_metadata, *args, **kwargs):
+        if args or kwargs or not _draws(logits) or not _draws_from_all(sampling_metadata) or _returns_more(self):
+            return original(self, logits, sampling_metadata, *args, **kwargs)
+        tokens = _drawn(logits, sampling_metadata.temperature, _noise(logits, sampling_metadata.generators))
+        return (tokens, None) if returns_two else tokens
+
+    sample.ascend_quant = True
+    Sampler.sample = sample
+    logger.info("tokens are drawn in one pass over the logits, with vLLM's noise")
+
+
+def _draws_from_all(metadata) -> bool:
+    """Whether every request draws from its whole distribution: none is greedy, and none filters."""
+    processors = getattr(getattr(metadata, "logitsprocs", None), "argmax_invariant", [None])
+    idle = all(getattr(processor, "min_p_count", None) == 0 for processor in processors)
+    return metadata.all_random and metadata.top_k is None and metadata.top_p is None and idle
+
+
+def _returns_more(sampler) -> bool:
+    """Whether the sampler is asked for logits too, or for noise in float64."""
+    mode = str(getattr(sampler, "logprobs_mode", "raw_logprobs"))
+    return "processed" in mode or getattr(sampler, "use_fp64_gumbel", False)
+
+
+def _draws(logits: torch.Tensor) -> bool:
+    return logits.is_cuda and logits.dtype == torch.float32 and logits.stride(1) == 1
+
+
+def _drawn(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    from ascend_quant.kernels import triton_sampling
+
+    return triton_sampling.drawn(logits, temperature, noise)
+
+
+def _noise(logits: torch.Tensor, generators: dict[int, torch.Generator]) -> torch.Tensor:
+    """As vLLM draws it: for all requests at once, and again for those with a seed of their own."""
+    noise = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    if len(generators) != logits.shape[0]:
+        noise.exponential_()
+    for row, generator in generators.items():
+        noise[row].exponential_(generator=generator)
+    return noise
