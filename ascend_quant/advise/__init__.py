@@ -7,7 +7,7 @@ roofline.py    the time of one operator, and the constants of the estimate
 steps.py       the operators of one decode or prefill step
 rollouts.py    all steps of a batch: seconds, tokens/s, where the time goes
 verdicts.py    what follows: speedups, the reason, how far a measured engine is from them
-experts.py     what vLLM's int8 experts reached on the H200
+experts.py     what int8 experts reached on the H200, vLLM's and ours
 assumptions.py what the estimate takes for granted, in sentences
 """
 

@@ -21,7 +21,7 @@ class Advice:
         absent: why a scheme has no rollout.
         speedups: tokens/s of each quantized scheme, of BF16's; empty where BF16 does not fit.
         verdicts: a sentence or two on each quantized scheme.
-        experts: what vLLM's int8 experts reached; empty for a dense model.
+        experts: what int8 experts reached, vLLM's and ours; empty for a dense model.
         measured: the user's figures against the expected ones.
     """
 
@@ -108,20 +108,26 @@ def reason(base: Rollout, quantized: Rollout, workload: Workload) -> str:
 
 
 def about_experts(speedup: float | None) -> list[str]:
-    """What vLLM's int8 experts reached on the H200, and what that would make of the expected speedup."""
-    found = experts.reached()
-    seen = ", ".join(
-        f"{measured:.2f} at batch {batch} where {expected:.2f} was to be expected ({measured / expected:.2f} of it)"
-        for batch, (measured, expected) in found.items()
-    )
-    lines = [f"vLLM 0.23's int8 experts stay far behind their roofline: Qwen3-30B-A3B on an H200, int8 / bf16: {seen}."]
+    """What vLLM's int8 experts and ours reached on the H200, and what that would make of the expected speedup."""
+    theirs, ours = experts.reached(), experts.reached(experts.OURS)
+    lines = [
+        "vLLM 0.23's int8 experts stay far behind their roofline: Qwen3-30B-A3B on an H200, int8 / bf16: "
+        f"{_seen(theirs)}. With ascend-quant's experts for NVIDIA GPUs: {_seen(ours)}."
+    ]
     if speedup is not None:
-        reached = [speedup * measured / expected for measured, expected in found.values()]
+        reached = [speedup * measured / expected for measured, expected in theirs.values()]
         lines.append(
-            f"With the same fraction here, int8 / bf16 is {min(reached):.2f} to {max(reached):.2f}, not {speedup:.2f}; "
-            "other devices run other kernels, which this project has not measured."
+            f"With vLLM's fraction here, int8 / bf16 is {min(reached):.2f} to {max(reached):.2f}, not {speedup:.2f}; "
+            "NPUs run other kernels, which this project has not measured."
         )
     return lines
+
+
+def _seen(reached: Mapping[int, tuple[float, float]]) -> str:
+    return ", ".join(
+        f"{measured:.2f} at batch {batch} where {expected:.2f} was to be expected ({measured / expected:.2f} of it)"
+        for batch, (measured, expected) in reached.items()
+    )
 
 
 def against_measured(rollouts: Mapping[str, Rollout], measured: Mapping[str, float | None]) -> list[str]:

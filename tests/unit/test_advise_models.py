@@ -63,8 +63,8 @@ def test_folder_and_file(tmp_path):
 
 
 def test_a_model_of_the_hub_that_is_in_its_cache(tmp_path, monkeypatch):
-    hub = pytest.importorskip("huggingface_hub", reason="reads the cache")
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    constants = pytest.importorskip("huggingface_hub.constants", reason="reads the cache")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     folder, commit = tmp_path / "models--owner--name", "0" * 40
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(commit)
