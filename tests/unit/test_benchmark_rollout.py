@@ -160,6 +160,7 @@ def test_a_kernel_belongs_to_one_kind():
         "int8_product_tiles": "product",
         "router_tiles": "product",
         "triton_red_fused_fused_add_rms_norm_0": "norm and other fused",
+        "triton_red_fused__to_copy_abs_cutlass_scaled_mm_max_1": "quantization",
         "Memcpy HtoD (Pinned -> Device)": "other",
     }
     assert {name: trace.kind_of(name) for name in kinds} == kinds
