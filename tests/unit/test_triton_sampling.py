@@ -1,24 +1,14 @@
 """Tokens drawn in one pass, on a GPU or in Triton's interpreter: those that softmax, division and argmax give."""
 
-from importlib import import_module
-
-import numpy as np
 import pytest
 import torch
-from kernel_modules import interpreter
-
-NAME = "ascend_quant.kernels.triton_sampling"
+from kernel_modules import triton_module
 
 
 @pytest.fixture(scope="module")
 def sampling():
-    """The module of the kernel, and where its tensors are."""
-    pytest.importorskip("triton")
-    if torch.cuda.is_available():
-        yield import_module(NAME), "cuda"
-    else:
-        with interpreter(), np.errstate(all="ignore"):  # it computes with numpy
-            yield import_module(NAME), "cpu"
+    with triton_module("ascend_quant.kernels.triton_sampling") as found:
+        yield found
 
 
 def drawn_by_vllm(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,8 @@ def draw_in_one_pass() -> None:
 
     @wraps(original)
     def sample(self, logits, sampling_metadata, *args, **kwargs):
-        if args or kwargs or not _draws(logits) or not _draws_from_all(sampling_metadata) or _returns_more(self):
+        fits = logits.dtype == torch.float32 and logits.stride(1) == 1 and not (args or kwargs)
+        if not fits or not _draws_from_all(sampling_metadata) or _returns_more(self):
             return original(self, logits, sampling_metadata, *args, **kwargs)
         tokens = _drawn(logits, sampling_metadata.temperature, _noise(logits, sampling_metadata.generators))
         return (tokens, None) if returns_two else tokens
@@ -44,10 +45,6 @@ def _returns_more(sampler) -> bool:
     """Whether the sampler is asked for logits too, or for noise in float64."""
     mode = str(getattr(sampler, "logprobs_mode", "raw_logprobs"))
     return "processed" in mode or getattr(sampler, "use_fp64_gumbel", False)
-
-
-def _draws(logits: torch.Tensor) -> bool:
-    return logits.is_cuda and logits.dtype == torch.float32 and logits.stride(1) == 1
 
 
 def _drawn(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
