@@ -47,6 +47,7 @@ SETTINGS = {
     "worker_extension_cls": "benchmarks.rollout_worker.Extension",
 }
 WARM_STEPS, TIMED_STEPS, TRACED_STEPS = 8, 32, 10
+TRACED_ANSWER = 2 * (WARM_STEPS + TIMED_STEPS + TRACED_STEPS + 2)  # tokens: its second half is traced, and not its end
 
 
 @contextmanager

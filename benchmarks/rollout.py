@@ -43,6 +43,8 @@ def main(
     choices("--device", device, ("cuda", "cpu"))
     if trace and device == "cpu":
         raise typer.BadParameter("only a GPU's steps can be traced", param_hint="--trace")
+    if trace and answer < generation.TRACED_ANSWER:
+        raise typer.BadParameter(f"a trace needs {generation.TRACED_ANSWER} tokens or more", param_hint="--answer")
     tasks = [
         Task("generation", model, device, layers, variant=scheme, rollouts=replace(rollouts, trace=trace and not turn))
         for model in chosen

@@ -12,11 +12,11 @@ from ascend_quant.advise.rollouts import Workload, rollout
 from ascend_quant.advise.shapes import Shape
 
 QWEN3_30B_A3B = Shape(2048, 48, 32, 4, 128, 6144, 151936, False, 0, 128, 8, 768)
-MEASURED = {64: (3384, 4130), 256: (9819, 9419)}  # batch: tokens/s in bf16, in int8 with vLLM's experts
+THEIRS = {64: (3384, 4130), 256: (9819, 9419)}  # batch: tokens/s in bf16, in int8 with vLLM's experts
 OURS = {64: (3379, 5544), 256: (10013, 14810)}  # with ours
 
 
-def reached(measured: Mapping[int, tuple[float, float]] = MEASURED) -> dict[int, tuple[float, float]]:
+def reached(measured: Mapping[int, tuple[float, float]] = THEIRS) -> dict[int, tuple[float, float]]:
     """By batch: the measured speedup int8 / bf16, and the one that the roofline expects."""
     device, found = get_device("H200"), {}
     for batch, (bf16, int8) in measured.items():

@@ -10,7 +10,7 @@ from models import make
 from vllm import SamplingParams
 from vllm.v1.sample.sampler import Sampler
 
-from ascend_quant.integrations.vllm import sampling
+from ascend_quant.integrations.vllm import sampling, versions
 
 PROMPTS = [{"prompt_token_ids": [5 + row, 9, 2 * row]} for row in range(4)]
 FREE = {"temperature": 0.8, "max_tokens": 6, "ignore_eos": True, "detokenize": False}
@@ -72,6 +72,15 @@ def test_logprobs_are_those_that_vllm_returns(llm, drawn):
     sampling.draw_in_one_pass()
     [answer] = llm.generate(PROMPTS[:1], SamplingParams(**FREE, logprobs=0), use_tqdm=False)
     assert drawn == [1] * 6 and len(answer.outputs[0].logprobs) == 6
+
+
+def test_what_a_sampler_returns_is_told_by_its_annotation():
+    def alone(self, logits, metadata) -> torch.Tensor: ...
+    def both(self, logits, metadata) -> tuple[torch.Tensor, torch.Tensor | None]: ...
+    def later(self, logits, metadata) -> "tuple[torch.Tensor, torch.Tensor | None]": ...
+
+    assert [versions.samples_with_logprobs(sample) for sample in (alone, both, later)] == [False, True, True]
+    assert versions.samples_with_logprobs(Sampler.sample)
 
 
 @pytest.mark.parametrize("mode", ["processed_logits", "processed_logprobs"])

@@ -50,6 +50,7 @@ def test_command_on_the_cpu(tmp_path):
         (["--batch", "64,x"], "'64,x': give numbers of sequences"),
         (["--batch", "0"], "'0': give numbers of sequences"),
         (["--device", "cpu", "--trace"], "only a GPU's steps can be traced"),
+        (["--trace", "--answer", "64"], "a trace needs 104 tokens or more"),
     ],
 )
 def test_wrong_use(arguments, said):

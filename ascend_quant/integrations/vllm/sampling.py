@@ -2,9 +2,10 @@
 
 import logging
 from functools import wraps
-from typing import get_origin
 
 import torch
+
+from ascend_quant.integrations.vllm.versions import MARK, samples_with_logprobs
 
 logger = logging.getLogger(__name__)
 
@@ -17,9 +18,9 @@ def draw_in_one_pass() -> None:
     from vllm.v1.sample.sampler import Sampler
 
     original = Sampler.sample
-    if hasattr(original, "ascend_quant"):
+    if hasattr(original, MARK):
         return
-    returns_two = get_origin(original.__annotations__.get("return")) is tuple  # since vLLM 0.10
+    returns_two = samples_with_logprobs(original)
 
     @wraps(original)
     def sample(self, logits, sampling_metadata, *args, **kwargs):
@@ -29,7 +30,7 @@ def draw_in_one_pass() -> None:
         tokens = _drawn(logits, sampling_metadata.temperature, _noise(logits, sampling_metadata.generators))
         return (tokens, None) if returns_two else tokens
 
-    sample.ascend_quant = True
+    setattr(sample, MARK, True)
     Sampler.sample = sample
     logger.info("tokens are drawn in one pass over the logits, with vLLM's noise")
 

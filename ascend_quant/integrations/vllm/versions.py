@@ -1,7 +1,7 @@
 """What differs between vLLM versions, found by looking, never by version number; and where vLLM has no hook.
 
 Named wrappers, each with its reason. All have run on vLLM 0.28 and 0.32, but follow_sleep with stand-ins only (CPU
-workers do not sleep); older APIs are probed for, not yet run.
+workers do not sleep), and draw_in_one_pass on 0.28 with torch's ops; older APIs are probed for, not yet run.
 | wrapper          | why                                                                     |
 |------------------|-------------------------------------------------------------------------|
 | attach_to_models | nothing tells a plugin of the whole model between construction and load |
@@ -11,6 +11,7 @@ workers do not sleep); older APIs are probed for, not yet run.
 | follow_sleep     | sleep mode unmaps the residents, level 2 forgets their bytes            |
 | before_engines   | nothing lets a plugin add to the arguments that an engine starts with   |
 | after_start      | nothing calls a plugin once an engine is ready, its graphs captured     |
+| draw_in_one_pass | (sampling.py) nothing lets a plugin draw the tokens                     |
 """
 
 import logging
@@ -118,6 +119,11 @@ def select_experts(
 def per_expert(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """A tensor as this vLLM's loaders take it: before 0.28 they know experts one by one only."""
     return iter([(name, tensor)]) if TAKES_STACKED else one_by_one(name, tensor)
+
+
+def samples_with_logprobs(sample: Callable) -> bool:
+    """Whether a sampler's `sample` gives log-probabilities beside the tokens; vLLM 0.10.1's gives tokens alone."""
+    return "tuple" in str(sample.__annotations__.get("return")).lower()
 
 
 def attach_to_models() -> None:
