@@ -41,10 +41,18 @@ def _driver() -> int:
 
 
 @triton.jit
-def wait(EARLY: tl.constexpr):
-    """For what the kernels before have written and read; then the next one may come."""
+def wait(EARLY: tl.constexpr, LATE: tl.constexpr = False):
+    """For what the kernels before have written and read; then the next one may come, or not yet (`LATE`)."""
     if EARLY:
         gdc_wait()
+        if not LATE:
+            gdc_launch_dependents()
+
+
+@triton.jit
+def call_next(EARLY: tl.constexpr):
+    """Once all programs have said so, or are done, the next kernel comes."""
+    if EARLY:
         gdc_launch_dependents()
 
 

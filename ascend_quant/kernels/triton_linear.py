@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ascend_quant.kernels.shared_tiles import workspace
-from ascend_quant.kernels.triton_early import ask_for, launch, starts_early, wait
+from ascend_quant.kernels.triton_early import ask_for, call_next, launch, starts_early, wait
 from ascend_quant.kernels.triton_rows import _cast
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
 
@@ -67,6 +67,7 @@ def constants(tiles: Tiles, length: int, with_bias: bool, split: bool) -> dict[s
         "TMA": tiles.tma,
         "PDL": tiles.pdl,
         "AHEAD": tiles.pdl and tiles.ahead > 0,
+        "LATE": tiles.pdl and tiles.late,
     }
 
 
@@ -119,6 +120,7 @@ def int8_product_tiles(
     TMA: tl.constexpr,
     PDL: tl.constexpr,
     AHEAD: tl.constexpr,
+    LATE: tl.constexpr,
 ):
     program = tl.program_id(0)
     tile, part = program, 0
@@ -132,7 +134,7 @@ def int8_product_tiles(
     if AHEAD:
         rows = tl.minimum(n * BLOCK_N + tl.arange(0, BLOCK_N), N - 1)
         ask_for(weights, rows, first, tl.minimum(last, first + ahead), K, BLOCK_K)
-    wait(PDL)
+    wait(PDL, LATE)
     if TMA:
         sums = _sums_by_descriptor(
             x, w, m * BLOCK_M, n * BLOCK_N, first, last, BLOCK_M, BLOCK_N, BLOCK_K, TOKENS_ARE_COLUMNS
@@ -143,6 +145,7 @@ def int8_product_tiles(
         sums = _sums_by_pointer(
             x, w, x_rows, w_rows, K, first, last, BLOCK_M, BLOCK_N, BLOCK_K, TOKENS_ARE_COLUMNS, EVEN_K
         )
+    call_next(LATE)
     if TOKENS_ARE_COLUMNS:
         sums = tl.trans(sums)
 

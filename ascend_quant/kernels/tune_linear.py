@@ -61,7 +61,8 @@ def candidates(shape: tuple[int, int], rows: int, capability: tuple[int, int], p
 def refined(choice: Choice, capability: tuple[int, int]) -> list[Choice]:
     """Variants of a good choice."""
     early = choice["by"] == "triton" and capability >= HOPPER
-    return [{**choice, "pdl": True, "ahead": steps} for steps in AHEAD if early]
+    ways = [{"pdl": True, "ahead": steps, "late": late} for steps in AHEAD for late in (False, True)]
+    return [{**choice, **way} for way in ways if early]
 
 
 def compiled(choice: Choice) -> str:

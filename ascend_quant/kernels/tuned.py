@@ -32,6 +32,7 @@ class Tiles(NamedTuple):
         tma: loads by tensor descriptors (sm90 and newer; K a multiple of 16).
         pdl: starts while the kernel before still runs, waiting where it needs what that one wrote (sm90 and newer).
         ahead: steps of block_k whose weights a program with `pdl` asks for before it waits.
+        late: with `pdl`, the next kernel comes when a program has its sums, not when it begins.
     """
 
     block_m: int
@@ -43,6 +44,7 @@ class Tiles(NamedTuple):
     tma: bool = False
     pdl: bool = False
     ahead: int = 0
+    late: bool = False
 
 
 class HopperTiles(NamedTuple):

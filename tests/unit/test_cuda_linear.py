@@ -16,6 +16,7 @@ NEWER = pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_c
 TILES = [
     *(tiles._replace(split_k=parts) for tiles in linear_choice.BY_ROWS.values() for parts in (1, 3)),
     pytest.param(Tiles(64, 128, 128, 2, 4, 4, tma=True, pdl=True, ahead=4), marks=NEWER),
+    pytest.param(Tiles(64, 64, 256, 1, 4, 5, tma=True, pdl=True, late=True), marks=NEWER),
     pytest.param(Tiles(128, 128, 128, 1, 8, 3, pdl=True), marks=NEWER),
     pytest.param(HopperTiles(64, 128, 128, 4, 8), marks=HOPPER),
     pytest.param(HopperTiles(128, 128, 128, 8, 6), marks=HOPPER),
@@ -54,7 +55,7 @@ def test_every_kernel_has_the_definitions_bits(shape, tiles):
                 assert torch.equal(found, expected(*product, given, dtype)), (dtype, given is None)
 
 
-@pytest.mark.parametrize("tiles", TILES[1:2] + TILES[-7:-4] + TILES[-1:], ids=str)
+@pytest.mark.parametrize("tiles", TILES[1:2] + TILES[-8:-4] + TILES[-1:], ids=str)
 def test_a_captured_product_follows_its_inputs_also_beside_another_stream(tiles):
     from ascend_quant.kernels.triton_linear import int8_product
 

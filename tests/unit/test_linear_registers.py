@@ -86,5 +86,15 @@ def test_hoppers_ways_to_load_and_to_start(tma, pdl, ahead, tmp_path):
     assert ("prefetch.global.L2" in before) is (ahead > 0) and "prefetch.global.L2" not in after
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_the_next_kernel_may_come_at_the_beginning_or_after_the_sums(late, tmp_path):
+    made = compiled(Tiles(64, 64, 128, 1, 4, 4, tma=True, pdl=True, late=late), 90, tmp_path)
+    check(made, 90)
+    before, calls, after = made.ptx.partition("griddepcontrol.launch_dependents")
+    assert calls and "launch_dependents" not in after
+    assert ("wgmma.mma_async" in before) is late and ("wgmma.mma_async" in after) is not late
+    assert "st.global" not in before  # it does not wait for the values
+
+
 def test_nothing_is_asked_for_by_a_kernel_that_does_not_start_early(tmp_path):
     assert "prefetch" not in compiled(Tiles(64, 64, 128, 1, 4, 4, ahead=4), 90, tmp_path).ptx
