@@ -44,6 +44,7 @@ SETTINGS = {
     "skip_tokenizer_init": True,
     "max_num_batched_tokens": 8192,
     "enable_prefix_caching": False,
+    "distributed_executor_backend": "mp",  # as verl asks for: one process schedules, another one runs the model
     "worker_extension_cls": "benchmarks.rollout_worker.Extension",
 }
 WARM_STEPS, TIMED_STEPS, TRACED_STEPS = 8, 32, 10
