@@ -52,6 +52,18 @@ def test_demo_figures_are_those_of_the_run_in_the_picture():
         assert figure in ENGLISH and figure in CHINESE
 
 
+def test_rollouts_are_those_of_the_runs_that_are_kept():
+    names = {"qwen2.5-7b": "Qwen2.5-7B", "qwen2.5-32b": "Qwen2.5-32B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
+    runs = [ROOT / f"benchmarks/results/2026-11-22-h200-x4-rollout{which}.json" for which in ("", "-7b")]
+    rows = [row for run in runs for row in json.loads(run.read_text())["rows"]]  # the 7B's second run counts
+    found = {(row["model"], row["batch"], row["scheme"]): row for row in rows}
+    for model, batch in {key[:2] for key in found}:
+        plain, theirs, ours = (found[model, batch, scheme] for scheme in ("bf16", "int8-vllm", "int8-ours"))
+        cells = [f"{row['rate']:,.0f} ({row['ratio']:.2f})" for row in (theirs, ours)]
+        line = f"| {names[model]} | {batch} | {plain['rate']:,.0f} | {' | '.join(cells)} |"
+        assert line in ENGLISH and line in CHINESE, line
+
+
 def test_linked_files_exist():
     for text in (ENGLISH, CHINESE):
         for target in re.findall(r"\]\(([^)]+)\)", text):
