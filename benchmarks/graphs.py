@@ -42,7 +42,7 @@ def run(task: Task) -> dict:
     if task.device == "cuda" and bool(captured) is (task.variant == "eager"):
         faults.append(f"{task.variant}: vLLM captured {captured} CUDA graphs")
     faults += unchanged(answers) + ([] if anew is None else unlike(anew, answers[-1]))
-    return {"answers": answers, "captured": captured, "faults": faults}
+    return {"anew": anew, "answers": answers, "captured": captured, "faults": faults}
 
 
 def _answers(llm, task: Task) -> list[list[dict]]:

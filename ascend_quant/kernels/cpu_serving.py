@@ -100,7 +100,14 @@ def _int4_product(x_MK: torch.Tensor, packed: torch.Tensor, scale_NG: torch.Tens
     return F.linear(x_MK.float(), w_NK.float())
 
 
-def _mixture(product: Product) -> Callable[..., torch.Tensor]:
+def _as_op(function: Callable[..., torch.Tensor], name: str) -> Callable[..., torch.Tensor]:
+    """An op of its own: torch.compile cannot follow a loop over what the router chose."""
+    op = torch.library.custom_op(f"ascend_quant::cpu_{name}", function, mutates_args=())
+    op.register_fake(lambda x_MK, *_: torch.empty_like(x_MK))
+    return op
+
+
+def _mixture(product: Product, name: str) -> Callable[..., torch.Tensor]:
     """The mixture of `oracle.experts` with a product of one's own."""
 
     def experts(
@@ -128,13 +135,13 @@ def _mixture(product: Product) -> Callable[..., torch.Tensor]:
 
         return _mixed(x_MK, weight_MT, expert_MT, len(w13_codes), local_G, gate_up, down)
 
-    return experts
+    return _as_op(experts, f"experts_{name}")
 
 
-experts = _mixture(_int8_product)
+experts = _mixture(_int8_product, "int8")
 
 
-def plain_experts(
+def _plain_experts(
     x_MK: torch.Tensor,
     weight_MT: torch.Tensor,
     expert_MT: torch.Tensor,
@@ -153,6 +160,9 @@ def plain_experts(
     return _mixed(x_MK, weight_MT, expert_MT, len(w13_ENK), local_G, gate_up, down)
 
 
+plain_experts = _as_op(_plain_experts, "experts_plain")
+
+
 def _mixed(x_MK, weight_MT, expert_MT, count: int, local_G, gate_up: Callable, down: Callable) -> torch.Tensor:
     """The sum over a token's experts of weight * down(silu(gate(x)) * up(x)), in x's dtype."""
     expert_MT = expert_MT if local_G is None else local_G[expert_MT]
@@ -168,9 +178,9 @@ def _mixed(x_MK, weight_MT, expert_MT, count: int, local_G, gate_up: Callable, d
 
 
 _INT8 = Serving(matmul, experts, "torch._int_mm" if INT_MM_IS_EXACT else "torch in float64")
-_FP8 = Serving(fp8_matmul, _mixture(_fp8_product), "torch in float32")
-_BLOCK = Serving(fp8_block_matmul, _mixture(_block_product), "torch in float32")
-_INT4 = Serving(int4_matmul, _mixture(_int4_product), "torch in float32")
+_FP8 = Serving(fp8_matmul, _mixture(_fp8_product, "fp8"), "torch in float32")
+_BLOCK = Serving(fp8_block_matmul, _mixture(_block_product, "fp8_block"), "torch in float32")
+_INT4 = Serving(int4_matmul, _mixture(_int4_product, "int4"), "torch in float32")
 SERVING = {
     "int8": _INT8,
     "fp8": _FP8,

@@ -74,9 +74,10 @@ def test_scheme_bf16_is_refitted_in_place_without_quantization(kind, tmp_path):
         assert torch.equal(logprobs(llm), after)
 
 
-def test_compiled_graphs_follow_a_refit(tmp_path):
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3-moe"])
+def test_compiled_graphs_follow_a_refit(kind, tmp_path):
     """vLLM's default: the graph is compiled on the first weights and must read the next ones."""
-    folder = make("qwen3", tmp_path)
+    folder = make(kind, tmp_path)
     state = perturbed(checkpoint(folder), seed=1)
     found = {}
     for eager in (True, False):
