@@ -232,6 +232,7 @@ def pid_namespace(pid: int) -> str | None:
 def is_alive(process: psutil.Process) -> bool:
     """Whether it runs: not ended, and not a zombie."""
     try:
+        process.name()  # psutil keeps it: what it prints for a process that has ended says which one it was
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
