@@ -45,6 +45,7 @@ def run(task: Task) -> dict:
         captured = compilation_counter.num_cudagraph_captured
     if task.device == "cuda" and bool(captured) is (task.variant == "eager"):
         faults.append(f"{task.variant}: vLLM captured {captured} CUDA graphs")
+    faults += unchanged(answers)
     if first is not None:
         faults += unlike(first, answers[-1])
         answers = [first]
@@ -75,6 +76,13 @@ def _answer(request) -> list[dict]:
     return steps
 
 
+def unchanged(answers: list[list[list[dict]]]) -> list[str]:
+    """If a refit left answers as they were before."""
+    before, after = ([[step["token"] for step in answer] for answer in weights] for weights in answers)
+    same = sum(a == b for a, b in zip(before, after, strict=True))
+    return [f"{same} of {PROMPTS} answers did not change with the weights"] if same else []
+
+
 def unlike(first: list[list[dict]], again: list[list[dict]]) -> list[str]:
     """In what an engine's answers after refits differ from its first ones, with the same weights: any bit."""
     faults = []
@@ -86,7 +94,7 @@ def unlike(first: list[list[dict]], again: list[list[dict]]) -> list[str]:
 
 
 def differences(reference: dict, other: dict) -> list[str]:
-    """In what an engine's last answers differ from the reference's; and if a refit left the answers as they were.
+    """In what an engine's last answers differ from the reference's.
 
     Where the two best tokens are closer than the tolerance, either may be chosen, but by an engine with the same
     compiled code (which has its last answers alone): there the answer is followed no further.
@@ -106,10 +114,6 @@ def differences(reference: dict, other: dict) -> list[str]:
                 followed += 1
         if 2 * followed < PROMPTS * ANSWER:
             faults.append(f"weights {number}: only {followed} of {PROMPTS * ANSWER} tokens could be compared")
-    before, after = ([[step["token"] for step in answer] for answer in answers] for answers in other["answers"])
-    unchanged = sum(a == b for a, b in zip(before, after, strict=True))
-    if unchanged:
-        faults.append(f"{unchanged} of {PROMPTS} answers did not change with the weights")
     return faults
 
 
