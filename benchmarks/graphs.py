@@ -3,9 +3,9 @@
 Graphs alone are compared with an eager engine. Compiled code rounds otherwise than eager code, so a compiled engine
 is compared with one that was started anew on a checkpoint of the same weights, before any refit: every token. Inductor
 times some of its kernels and keeps the fastest, among them one whose sums run in another order: of models that norm q
-and k, engines that are started anew differ, in plain BF16 too (benchmarks/results/2026-11-23-h200-inductor.md). So these
-two engines choose by rule. One that is compiled as vLLM does by default is compared with itself: after other weights
-and then the first ones were refitted into it, it must give its first answers again, bit by bit.
+and k, engines that are started anew differ, in plain BF16 too (benchmarks/results/2026-11-23-h200-inductor.md). So
+these two choose by rule. One that is compiled as vLLM does by default is compared with itself: after other weights and
+then the first ones were refitted into it, it must give its first answers again, bit by bit.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """What int8 experts reached on the H200, vLLM's own and ours for CUDA, against what this roofline expects there.
 
 Qwen3-30B-A3B, 256 tokens in and 512 out, one H200, vLLM 0.23.0 (vLLM's: DESIGN.md; ours: benchmarks/results,
-2026-11-22-h200-x4-rollout). Only the tokens/s are written down here; the expected speedup is computed, so that they
+2026-11-23-h200-x2-rollout). Only the tokens/s are written down here; the expected speedup is computed, so that they
 stay comparable.
 """
 
@@ -13,7 +13,7 @@ from ascend_quant.advise.shapes import Shape
 
 QWEN3_30B_A3B = Shape(2048, 48, 32, 4, 128, 6144, 151936, False, 0, 128, 8, 768)
 THEIRS = {64: (3384, 4130), 256: (9819, 9419)}  # batch: tokens/s in bf16, in int8 with vLLM's experts
-OURS = {64: (3385, 5655), 256: (10053, 15236)}  # with ours
+OURS = {64: (3381, 5653), 256: (9992, 15274)}  # with ours
 
 
 def reached(measured: Mapping[int, tuple[float, float]] = THEIRS) -> dict[int, tuple[float, float]]:
