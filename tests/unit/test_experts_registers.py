@@ -3,41 +3,19 @@
 Triton and its own ptxas need no GPU for that.
 """
 
-import re
-import subprocess
-from pathlib import Path
-
 import pytest
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from compiled_kernel import SHARED, compiled
 
 from ascend_quant.kernels import triton_experts, triton_grouped, triton_routing
 
-TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 SHAPE = EXPERTS, WIDTH, HIDDEN, TOP = 128, 768, 2048, 8  # Qwen3-30B-A3B
 FEW = 104  # bytes a thread, at the end of a program; four warps with them are faster than eight without
-SHARED = 99 << 10  # bytes that every GPU from sm80 on lets a program have
 POINTERS = {
     "x": "*bf16", "x_codes": "*i8", "x_scale": "*fp32", "expert_at": "*i32", "local": "*i32", "pair_at": "*i32",
     "expert_of": "*i32", "w13": "*i8", "w13_scale": "*fp32", "h": "*fp32", "codes": "*i8", "scales": "*fp32",
     "h_codes": "*i8", "h_scale": "*fp32", "w2": "*i8", "w2_scale": "*fp32", "weight": "*fp32", "parts": "*bf16",
     "out": "*bf16", "counts": "*i32",
 }  # fmt: skip
-
-
-def compiled(kernel, capability: int, constants: dict, folder: Path, **options):
-    """Triton's kernel, and bytes of memory that each thread needs beside its registers."""
-    names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else POINTERS.get(name, "i32") for name in names}
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names if signature[name].startswith("*")}
-    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
-    found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    binary = folder / "kernel.cubin"
-    binary.write_bytes(found.asm["cubin"])
-    usage = subprocess.run([TOOL, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
-    stack, local = re.search(r"STACK:(\d+) .*LOCAL:(\d+)", usage).groups()
-    return found, int(stack) + int(local)
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
@@ -55,7 +33,7 @@ def test_products(capability, tokens, tmp_path):
         (triton_grouped.down, down, tiles.down_warps, tiles.down_stages),
     ):
         found, spilled = compiled(
-            kernel, capability, constants, tmp_path, num_warps=warps, num_stages=stages, **started
+            kernel, capability, constants, POINTERS, tmp_path, num_warps=warps, num_stages=stages, **started
         )
         assert spilled <= (FEW if tiles.block_m == 128 else 0)
         assert found.metadata.shared <= SHARED
@@ -75,5 +53,5 @@ def test_the_kernels_between_them(capability, tmp_path):
         (triton_grouped.quantize_pairs, {"K": WIDTH, "STEP": 256, **pdl}, 1),
         (triton_grouped.combine, {"N": HIDDEN, "BLOCK_N": triton_experts.COMBINED, **routing, **pdl}, 2),
     ):
-        _, spilled = compiled(kernel, capability, constants, tmp_path, num_warps=warps)
+        _, spilled = compiled(kernel, capability, constants, POINTERS, tmp_path, num_warps=warps)
         assert spilled == 0

@@ -1,4 +1,4 @@
-"""The router's product in Triton's interpreter, and compiled for GPUs that are not here."""
+"""The router's product in Triton's interpreter."""
 
 from importlib import import_module
 
