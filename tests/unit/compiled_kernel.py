@@ -22,8 +22,12 @@ def compiled(kernel, capability: int, constants: dict, pointers: dict[str, str],
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names if signature[name].startswith("*")}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
     found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return found, memory_of(found, folder)
+
+
+def memory_of(found, folder: Path) -> int:
+    """Bytes that each thread of a compiled kernel needs beside its registers."""
     binary = folder / "kernel.cubin"
     binary.write_bytes(found.asm["cubin"])
     usage = subprocess.run([TOOL, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
-    stack, local = re.search(r"STACK:(\d+) .*LOCAL:(\d+)", usage).groups()
-    return found, int(stack) + int(local)
+    return sum(map(int, re.search(r"STACK:(\d+) .*LOCAL:(\d+)", usage).groups()))

@@ -1,18 +1,16 @@
 """The int8 product's kernels compiled for a GPU that need not be here, by Triton and its own ptxas."""
 
-import re
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 import triton
+from compiled_kernel import memory_of
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ascend_quant.kernels import triton_linear
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
 
-TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 LENGTH = 4096
 
 
@@ -65,8 +63,4 @@ def _compiled(Source, kernel, matrices, constants, options, capability, folder) 
         {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    binary = folder / "kernel.cubin"
-    binary.write_bytes(made.asm["cubin"])
-    usage = subprocess.run([TOOL, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
-    stack, local = re.search(r"STACK:(\d+) .*LOCAL:(\d+)", usage).groups()
-    return Compiled(int(stack) + int(local), made.metadata.shared, made.asm["ptx"])
+    return Compiled(memory_of(made, folder), made.metadata.shared, made.asm["ptx"])

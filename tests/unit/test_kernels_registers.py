@@ -3,20 +3,18 @@
 Compiled for Hopper by Triton and its own ptxas, which need no GPU.
 """
 
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import triton
 import triton.language as tl
+from compiled_kernel import memory_of
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ascend_quant.kernels import cuda, triton_rows, triton_tiles
 from ascend_quant.kernels.moves import SAMPLE, Counters
 
-TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 HOPPER = GPUTarget("cuda", 90, 32)
 FEW = 16  # bytes a thread
 POINTERS = {"table": "*i64", "starts": "*i64", "totals": "*i64"}
@@ -37,11 +35,7 @@ def stack_of(kernel, constants: tuple, options: tuple, folder: Path) -> int:
     signature = {**dict.fromkeys(names, "constexpr"), **POINTERS, "pieces": "i32"}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in POINTERS}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in given.items()}, aligned)
-    binary = folder / "kernel.cubin"
-    binary.write_bytes(triton.compile(source, target=HOPPER, options=dict(options)).asm["cubin"])
-    usage = subprocess.run([TOOL, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
-    stack, local = re.search(r"STACK:(\d+) .*LOCAL:(\d+)", usage).groups()
-    return int(stack) + int(local)
+    return memory_of(triton.compile(source, target=HOPPER, options=dict(options)), folder)
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,16 @@ Triton and its own ptxas need no GPU for that.
 """
 
 import re
-import subprocess
-from pathlib import Path
 
 import pytest
 import triton
 import triton.language as tl
+from compiled_kernel import memory_of
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ascend_quant.kernels import triton_groups
 from ascend_quant.schemes import get_scheme
-
-TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
 @pytest.mark.parametrize(("name", "columns"), [("int4_g32", 2048), ("int4_g128", 2048), ("int8", 2048), ("int8", 9472)])
@@ -31,11 +28,7 @@ def test_the_compiled_kernel(name, columns, tmp_path):
     aligned = {(names.index(key),): [["tt.divisibility", 16]] for key in pointers}
     compiled = triton.compile(ASTSource(kernel, signature, values, aligned), target=GPUTarget("cuda", 90, 32))
 
-    binary = tmp_path / "kernel.cubin"
-    binary.write_bytes(compiled.asm["cubin"])
-    usage = subprocess.run([TOOL, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
-    stack, local = map(int, re.search(r"STACK:(\d+) .*LOCAL:(\d+)", usage).groups())
-    assert stack + local == 0
+    assert memory_of(compiled, tmp_path) == 0
 
     moved = dict.fromkeys(("ld", "st"), 0)  # bits, by all threads of a program
     for way, modes, bits in re.findall(r"(ld|st)\.global([.:\w]*)\.b(\d+)", compiled.asm["ptx"]):

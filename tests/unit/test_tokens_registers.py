@@ -4,7 +4,6 @@ Triton and its own ptxas need no GPU for that.
 """
 
 import re
-import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +18,7 @@ FEW = 16  # bytes of memory a thread
 def compiled(kernel, constants: dict, warps: int, capability: int, folder: Path) -> tuple[str, int]:
     """A kernel's PTX, and the memory that each of its threads needs beside registers."""
     import triton
+    from compiled_kernel import memory_of
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -31,11 +31,7 @@ def compiled(kernel, constants: dict, warps: int, capability: int, folder: Path)
     options = {"num_warps": warps, **({"launch_pdl": True} if early else {})}
     source = ASTSource(kernel, signature, values, aligned)
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    binary = folder / "kernel.cubin"
-    binary.write_bytes(built.asm["cubin"])
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    usage = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
-    return built.asm["ptx"], sum(map(int, re.search(r"STACK:(\d+) .*LOCAL:(\d+)", usage).groups()))
+    return built.asm["ptx"], memory_of(built, folder)
 
 
 def vector_loads(ptx: str) -> int:
