@@ -1,10 +1,18 @@
 """Whether a recipe, an inventory and the paths of a run go together. Each function is a subject and yields problems."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from ascend_quant.integrations.verl import attention_settings as attention
 from launch.inventory.fields import Inventory
+from launch.plan.job import last_value
 from launch.plan.places import needs, under
 from launch.recipes import Paths, Recipe
+
+ULYSSES = tuple(
+    f"actor_rollout_ref.{role}.{engine}ulysses_sequence_parallel_size"
+    for role in ("actor", "ref")
+    for engine in ("", "fsdp_config.")
+)
 
 
 def problems(recipe: Recipe, inventory: Inventory, paths: Paths) -> list[str]:
@@ -56,3 +64,9 @@ def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
     for path in [paths.out, *needs(recipe, paths)]:
         if not under(path, inside):
             yield f"{path}: the container would not see it: add it to `mounts` of the inventory, as {path}:{path}"
+
+
+def without_exchange(overrides: Sequence[str]) -> str | None:
+    """Why the attention cannot compute with sequence parallelism, by verl's settings as the user leaves them."""
+    ranks = [int(last_value(overrides, key, "1")) for key in ULYSSES]
+    return attention.without_exchange(last_value(overrides, attention.NAME_KEY, attention.FLASH), max(ranks))

@@ -11,7 +11,7 @@ from launch.environment.users import not_handed_on, of_shell
 from launch.errors import LaunchError
 from launch.inventory.fields import Host, Inventory
 from launch.plan import job as jobs
-from launch.plan.checks import problems
+from launch.plan.checks import problems, without_exchange
 from launch.plan.fields import Job, Layer, NodePlan, Plan
 from launch.plan.places import needs
 from launch.plan.start import container_name, start_line
@@ -59,6 +59,8 @@ def make(
     used = inventory.model_copy(update={"hosts": hosts})
     layers = [layers_of(resolved.environment, used, one, shell, here) for one, here in zip(hosts, local, strict=False)]
     overrides = [*resolved.overrides, *extra]
+    if found := without_exchange(overrides):
+        raise LaunchError(found)
     values = jobs.values(overrides, used.ports)
     head_job = jobs.job(resolved, extra, layers[0], restarts, paths)
     numbers, shm = range(len(hosts)), max(recipe.memory.host // 2, 1)

@@ -6,6 +6,7 @@ DistributedDataParallelConfig, `fp8_recipe` of its OptimizerConfig (megatron-cor
 
 from typing import Any
 
+from ascend_quant.integrations.verl import attention_settings as attention
 from launch.recipes.fields import Fp8, Parallel, Recipe, Training
 from launch.recipes.keys import ACTOR, DATA_PARALLEL, OPTIMIZER, REFERENCE, TRANSFORMER
 
@@ -26,8 +27,17 @@ def _fsdp2(recipe: Recipe) -> dict[str, Any]:
         f"{ACTOR}.strategy": "fsdp2",
         f"{ACTOR}.fsdp_config.strategy": "fsdp2",
         f"{REFERENCE}.fsdp_config.strategy": "fsdp2",
+        **_attention(recipe),
         **({f"{ACTOR}.ulysses_sequence_parallel_size": sequence} if sequence > 1 else {}),  # the reference follows
     }
+
+
+def _attention(recipe: Recipe) -> dict[str, Any]:
+    """The stack cuda13 has no flash-attn, verl's default; NPUs have that of transformers. The reference follows."""
+    of_the_recipe = recipe.verl.get("actor_rollout_ref", {}).get("model", {}).get("override_config", {})
+    if recipe.stack != "cuda13" or "attn_implementation" in of_the_recipe:
+        return {}
+    return {attention.LIBRARY_KEY: attention.LIBRARY, attention.NAME_KEY: attention.PACKED}
 
 
 def _megatron(recipe: Recipe) -> dict[str, Any]:

@@ -6,6 +6,8 @@ plugin.py     loaded by every `import verl`: the cpu platform (platform.py) and 
 main_ppo.py   the run's entry, runner.py its task runner, settings.py what its configuration asks for
 replica.py    the engine's server, trainer.py the trainer, both with the refits' receipts (receipts.py)
               and, of several replicas, the mismatch of each (replica_mismatch.py)
+packed_attention.py  the trainer's attention without a mask, attention_settings.py whether a run can have it
+log_probs.py  log-probabilities without a loop over rows
 sender.py     the trainer's side of the weight sync: digests behind the weights
 worker.py     the engine's side, inside its workers; receiver.py its transport
 leftovers.py  what killed runs leave behind

@@ -11,7 +11,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
-from ascend_quant.integrations.verl import settings
+from ascend_quant.integrations.verl import attention_settings, settings
 from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.runner import TaskRunner
 
@@ -24,6 +24,7 @@ def main(config: Any) -> None:
         raise ValueError(
             "trainer.use_v1=False selects verl's deprecated trainer, which cannot log refits: leave it True"
         )
+    attention_settings.check(config, need_critic(config))
     if settings.wants_refits(config):
         settings.check(config)
     remove_leftovers()

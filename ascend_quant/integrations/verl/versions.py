@@ -19,6 +19,7 @@ def apply() -> None:
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
         use_fsdp_engine_on_cpu()
         use_one_gloo_backend()
+    take_log_probs_in_chunks()
 
 
 # -- the cpu platform -------------------------------------------------------------------------------------------------
@@ -52,6 +53,41 @@ def _torch_accepts(backend: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+# -- the trainer's engine ---------------------------------------------------------------------------------------------
+
+
+def take_log_probs_in_chunks() -> None:
+    """Without flash-attn's cross entropy, or an NPU's, verl takes log-probabilities in a loop over rows. Its function
+    asks a flag of its module and calls a name there: both are given, so whoever has imported it follows, and verl's
+    variable VERL_DISABLE_FLASH_ATTN_CE still selects the loop. Covers verl 0.9.1."""
+    import verl.utils.torch_functional as module
+
+    flag = "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE"
+    if getattr(module, flag, True) or getattr(module, "NPU_CROSS_ENTROPY_LOSS_AVAILABLE", True):
+        return
+    from ascend_quant.integrations.verl.log_probs import cross_entropy_loss
+
+    module.cross_entropy_loss = cross_entropy_loss
+    setattr(module, flag, True)
+
+
+def keep_attention_out_of_checkpoints() -> None:
+    """verl writes `override_config` onto the model's config, and saves that: with the attention's name in config.json
+    only processes that know the name could load the checkpoint. The model has the name from elsewhere
+    (`AutoConfig.from_pretrained(attn_implementation=..)`, which transformers does not save). Covers verl 0.9.1."""
+    import verl.workers.config.model as module
+
+    original = module.update_model_config
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def without_attention(module_config: Any, override_config_kwargs: dict[str, Any]) -> None:
+        original(module_config, {k: v for k, v in override_config_kwargs.items() if k != "attn_implementation"})
+
+    module.update_model_config = without_attention
 
 
 # -- what main_ppo extends --------------------------------------------------------------------------------------------

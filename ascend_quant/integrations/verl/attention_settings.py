@@ -1,0 +1,120 @@
+"""Which attention a run's settings ask for, and the one clear error when verl cannot train with it.
+
+verl accepts any name of transformers'. Its sequence parallelism (Ulysses) is patched into transformers' flash path
+alone: with `sdpa` each rank would attend to its own part of the sequences, and nothing would tell. Read in verl 0.9.1:
+models/transformers/monkey_patch.py (the exchange), workers/config/model.py (the name), utils/model.py (value heads).
+"""
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+PACKED = "torch_varlen"  # the name of packed_attention.py with transformers
+LIBRARY = "ascend_quant.integrations.verl.packed_attention"
+NAME_KEY = "actor_rollout_ref.model.override_config.attn_implementation"
+LIBRARY_KEY = "actor_rollout_ref.model.external_lib"
+WHAT_TO_SET = f"{LIBRARY_KEY}={LIBRARY} ++{NAME_KEY}={PACKED}"
+
+FLASH = "flash_attention_2"  # verl's choice where nothing is said
+WITHOUT_EXCHANGE = ("eager", "flex_attention", "sdpa")
+FLASH_BY_NAME = ("qwen2_vl", "qwen2_5_vl", "glm4v")  # verl's own attention of these calls flash_attn's functions
+
+
+class AttentionError(ValueError):
+    """Settings of the trainer's attention, or of what goes with it, that cannot work."""
+
+
+def check(config: Any, critic: bool) -> None:
+    """Raise one clear error before anything starts, when verl's FSDP engine cannot compute what is asked for.
+
+    Args:
+        config: verl's whole configuration.
+        critic: whether the run has a critic.
+
+    Raises:
+        AttentionError: the setting, its value, and what to set in its place.
+    """
+    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    if actor.strategy not in ("fsdp", "fsdp2"):  # others have an attention of their own
+        return
+    attention = (model.get("override_config") or {}).get("attn_implementation", FLASH)
+    ranks = max(_ulysses(actor, "fsdp_config"), _ulysses(config.actor_rollout_ref.get("ref") or {}, "fsdp_config"))
+    if problem := without_exchange(attention, ranks):
+        raise AttentionError(problem)
+    if attention == PACKED and LIBRARY not in _libraries(model):
+        raise AttentionError(f"{NAME_KEY}={PACKED} is unknown to transformers: set {LIBRARY_KEY}={LIBRARY} besides")
+    if attention == FLASH and not _has_flash():
+        raise AttentionError(
+            f"{NAME_KEY}={FLASH} (verl's default) needs the package flash-attn, which is not installed: "
+            f"set {WHAT_TO_SET}"
+        )
+    _check_model(actor, model)
+    if critic:
+        _check_critic(config.critic)
+
+
+def without_exchange(attention: str, ranks: int) -> str | None:
+    """Why an attention cannot compute with Ulysses over so many ranks, if it cannot."""
+    if ranks == 1 or attention not in WITHOUT_EXCHANGE:
+        return None
+    return (
+        f"{NAME_KEY}={attention} with ulysses_sequence_parallel_size={ranks}: {attention} does not exchange heads, so "
+        "each device would attend to its own part of the sequences alone, and nothing would tell. "
+        f"Set {WHAT_TO_SET}, or no sequence parallelism"
+    )
+
+
+def _check_model(actor: Any, model: Any) -> None:
+    fused = bool(model.get("use_fused_kernels")) and actor.strategy == "fsdp2"
+    own = _model_config(model) if fused or not _flash_functions() else None
+    if own is None:
+        return
+    if own.model_type in FLASH_BY_NAME and not _flash_functions():
+        raise AttentionError(
+            f"actor_rollout_ref.model.path={model.path}: verl's attention for {own.model_type} calls flash_attn's "
+            "functions by name, and the package flash-attn is not installed: install it, or train another model"
+        )
+    if fused and not getattr(own, "tie_word_embeddings", False):
+        raise AttentionError(
+            "actor_rollout_ref.model.use_fused_kernels=True with strategy fsdp2 and a model whose embeddings are not "
+            "tied: verl's kernel would read lm_head's weight while it is sharded. Set use_fused_kernels=False"
+        )
+
+
+def _check_critic(critic: Any) -> None:
+    """verl loads value heads with flash_attention_2, whatever the settings say."""
+    if critic.strategy in ("fsdp", "fsdp2") and not _has_flash():
+        raise AttentionError(
+            f"critic.strategy={critic.strategy}: verl loads a critic with {FLASH}, whatever its settings say, and the "
+            "package flash-attn is not installed: install it, or use an estimator without a critic (adv_estimator=grpo)"
+        )
+
+
+def _ulysses(role: Any, engine: str) -> int:
+    """Ranks that share a sequence; both places are read, the outer one first."""
+    key = "ulysses_sequence_parallel_size"
+    return max(role.get(key) or 1, (role.get(engine) or {}).get(key) or 1)
+
+
+def _libraries(model: Any) -> list[str]:
+    libraries = model.get("external_lib") or []
+    return [libraries] if isinstance(libraries, str) else list(libraries)
+
+
+def _has_flash() -> bool:
+    """Whether transformers finds flash_attention_2: its package, the NPU's functions, or kernels from the hub."""
+    return _flash_functions() or find_spec("kernels") is not None
+
+
+def _flash_functions() -> bool:
+    return any(find_spec(package) is not None for package in ("flash_attn", "torch_npu"))
+
+
+def _model_config(model: Any) -> Any:
+    """The model's own config, of a folder or of the hub; None where there is none to read, which verl will tell."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(os.path.expanduser(model.path), trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError):
+        return None

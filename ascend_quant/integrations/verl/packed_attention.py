@@ -1,0 +1,260 @@
+"""Attention for packed sequences without a mask, for verl's trainer: torch's own FlashAttention 2 kernel.
+
+    actor_rollout_ref.model.external_lib=ascend_quant.integrations.verl.packed_attention
+    +actor_rollout_ref.model.override_config.attn_implementation=torch_varlen
+
+verl imports `external_lib` in every process that builds a model (actor, reference), which registers the name with
+transformers. `torch.nn.attention.varlen` is part of torch: nothing to install, memory grows with the tokens. On a CPU
+the same sequences go through torch's scaled_dot_product_attention.
+
+The kernel was not seen at work yet, for want of a GPU (tests/gpu/test_packed_attention.py is ready); the rest was.
+
+Shape suffixes: B rows of a batch, S tokens of a row, T tokens of all sequences, N sequences, H heads, D head dimension.
+"""
+
+import inspect
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import flash_attention_mask
+from verl.utils import ulysses
+
+from ascend_quant.integrations.verl import versions
+from ascend_quant.integrations.verl.attention_settings import PACKED
+
+# torch 2.13 refuses fewer key than query heads unless told; 2.11 takes them as they are.
+GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+EVERYTHING = -1  # no end of the window on this side
+
+
+class Sequences(NamedTuple):
+    """Where the sequences of a micro-batch lie.
+
+    Attributes:
+        offsets: int32 (N + 1,), where each begins among all tokens, and the end of the last.
+        longest: tokens of the longest.
+        kept: int64 (T,), of a padded batch the places of its true tokens among B * S; None if every token is one.
+    """
+
+    offsets: torch.Tensor
+    longest: int
+    kept: torch.Tensor | None = None
+
+
+def register() -> None:
+    """Make the name known to transformers, and keep it out of what verl saves."""
+    AttentionInterface.register(PACKED, packed_attention)
+    AttentionMaskInterface.register(PACKED, flash_attention_mask)  # a batch's 2-D mask as it is, or None
+    versions.keep_attention_out_of_checkpoints()
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    q_BHSD: torch.Tensor,
+    k_BHSD: torch.Tensor,
+    v_BHSD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls in every layer. Keys and values may have fewer heads than queries.
+
+    Under Ulysses each rank has a part of every row (S / ranks tokens) and all heads; heads are exchanged for tokens
+    before the kernel, and back after it.
+
+    Args:
+        attention_mask: (B, S), true tokens nonzero, or None if nothing is padded.
+        position_ids: (B, S); without a mask, a sequence begins wherever it is 0.
+
+    Returns:
+        (B, S, H, D), and None for the weights.
+
+    Raises:
+        NotImplementedError: dropout, softcap, attention sinks, a cache, a device without a kernel (on NPUs there is
+            flash_attention_2), or a model that does not hand its positions on to its attention.
+    """
+    causal = module.is_causal if is_causal is None else is_causal
+    _refuse(module, "dropout", dropout or None)
+    _refuse(module, "softcap", softcap)
+    _refuse(module, "attention sinks: s_aux", None if s_aux is None else tuple(s_aux.shape))
+    if (tokens := (q_BHSD.shape[2], k_BHSD.shape[2])) != tokens[::-1]:
+        _refuse(module, "cache: tokens of queries and keys", tokens)
+    if (device := q_BHSD.device.type) not in BY_DEVICE:
+        _refuse(module, "kernel for device", device)
+    exchange = ulysses.get_ulysses_sequence_parallel_world_size() > 1 and position_ids is not None
+    q, k, v = (x.transpose(1, 2) for x in _of_one_dtype(q_BHSD, k_BHSD, v_BHSD))
+    if exchange:
+        q, k, v = _all_tokens_of_some_heads(q, k, v)
+    batch = q.shape[:2]
+    if attention_mask is not None:
+        sequences = _once(attention_mask, _from_mask)
+    elif position_ids is not None:
+        sequences = _once(position_ids, _from_positions, batch, exchange)
+    elif not causal:
+        sequences = _whole_rows(*batch, q.device)
+    else:
+        _refuse(module, "sequences without positions: position_ids", "None")
+    q, k, v = (_true_tokens(x, sequences.kept) for x in (q, k, v))
+    window = sliding_window - 1 if sliding_window else EVERYTHING
+    out = varlen(q, k, v, sequences, (window, 0 if causal else window), scaling)
+    out = _padded_again(out, sequences.kept, batch)
+    return (ulysses.gather_heads_scatter_seq(out, seq_dim=1, head_dim=2) if exchange else out), None
+
+
+def varlen(
+    q_THD: torch.Tensor,
+    k_THD: torch.Tensor,
+    v_THD: torch.Tensor,
+    sequences: Sequences,
+    window: tuple[int, int],
+    scale: float | None,
+) -> torch.Tensor:
+    """Attention within each sequence, (T, H, D), as torch has it for the device.
+
+    Args:
+        window: how many tokens before and after itself a token sees; -1 is all of them.
+
+    Raises:
+        NotImplementedError: on a GPU, a dtype without a kernel.
+    """
+    return BY_DEVICE[q_THD.device.type](q_THD, k_THD, v_THD, sequences, window, scale)
+
+
+def _flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sequences: Sequences,
+    window: tuple[int, int],
+    scale: float | None,
+) -> torch.Tensor:
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        raise NotImplementedError(f"{PACKED} has no kernel for {q.dtype}: train in bfloat16 or float16, or with sdpa")
+    offsets, longest, _ = sequences
+    more = {"scale": scale, "window_size": window, **GROUPED}
+    return varlen_attn(q, k, v, offsets, offsets, longest, longest, **more)
+
+
+def _one_padded_batch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sequences: Sequences,
+    window: tuple[int, int],
+    scale: float | None,
+) -> torch.Tensor:
+    """Each sequence a row of one batch, filled up at its end."""
+    place = torch.arange(sequences.longest, device=q.device)
+    true_NS = place < sequences.offsets.diff().unsqueeze(1)
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return x.new_zeros(*true_NS.shape, *x.shape[1:]).masked_scatter(true_NS[..., None, None], x).transpose(1, 2)
+
+    plain = window == (EVERYTHING, 0)  # then what fills a row up comes after all that a true token sees
+    how = {"is_causal": True} if plain else {"attn_mask": _seen(true_NS, window)}
+    out = F.scaled_dot_product_attention(rows(q), rows(k), rows(v), scale=scale, enable_gqa=True, **how)
+    return out.transpose(1, 2)[true_NS]
+
+
+def _seen(true_NS: torch.Tensor, window: tuple[int, int]) -> torch.Tensor:
+    """Which tokens each token of a row sees, (N, 1, S, S); what fills a row up sees itself: nothing would give NaN."""
+    before, after = (true_NS.shape[1] if side == EVERYTHING else side for side in window)
+    place = torch.arange(true_NS.shape[1], device=true_NS.device)
+    back = place.unsqueeze(1) - place
+    return ((back <= before) & (-back <= after) & true_NS[:, None, None, :]) | (back == 0)
+
+
+BY_DEVICE = {"cuda": _flash_attention, "cpu": _one_padded_batch}
+
+
+# -- where the sequences lie: read from the device once a micro-batch --------------------------------------------------
+
+
+def _once(tensor: torch.Tensor, read: Any, *more: Any) -> Sequences:
+    """`read(tensor, *more)`, kept on the tensor: all layers, and checkpointing's second forward, get the same one.
+
+    Reading waits for the device; once a layer that would leave it without work.
+    """
+    version = None if tensor.is_inference() else tensor._version
+    found = getattr(tensor, "_packed_sequences", None)
+    if found is None or found[0] != (version, more):
+        found = (version, more), read(tensor, *more)
+        tensor._packed_sequences = found
+    return found[1]
+
+
+def _from_positions(position_ids: torch.Tensor, batch: tuple[int, int], exchange: bool) -> Sequences:
+    """A sequence begins where the position is 0, and with every row."""
+    if exchange:
+        parts = [torch.empty_like(position_ids) for _ in range(ulysses.get_ulysses_sequence_parallel_world_size())]
+        dist.all_gather(parts, position_ids.contiguous(), group=ulysses.get_ulysses_sequence_parallel_group())
+        position_ids = torch.cat(parts, dim=-1)
+    begins = position_ids.expand(batch) == 0  # a model without padding may give one row of positions for all
+    begins[:, 0] = True
+    return _sequences(begins.flatten().nonzero().flatten(), begins.numel())
+
+
+def _from_mask(mask: torch.Tensor) -> Sequences:
+    """Each row of a padded batch is a sequence."""
+    kept = mask.flatten().nonzero().flatten()
+    lengths = mask.bool().sum(dim=-1)
+    lengths = lengths[lengths > 0]
+    return _sequences(lengths.cumsum(0) - lengths, len(kept))._replace(kept=kept)
+
+
+def _whole_rows(rows: int, tokens: int, device: torch.device) -> Sequences:
+    return Sequences(torch.arange(0, (rows + 1) * tokens, tokens, dtype=torch.int32, device=device), tokens)
+
+
+def _sequences(begins: torch.Tensor, tokens: int) -> Sequences:
+    offsets = F.pad(begins, (0, 1), value=tokens).to(torch.int32)
+    return Sequences(offsets, int(offsets.diff().max()))
+
+
+# -- from a layer's tensors to the kernel's, and back ------------------------------------------------------------------
+
+
+def _of_one_dtype(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Under autocast its dtype, where norms and rotations have left float32; the kernel is not on autocast's lists."""
+    kind = tensors[0].device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return [x.to(dtype or x.dtype) for x in tensors]
+
+
+def _all_tokens_of_some_heads(*qkv_BSHD: torch.Tensor) -> list[torch.Tensor]:
+    """Ulysses' exchange, by verl's own functions: (B, S, H, D) to (B, S * ranks, H / ranks, D).
+
+    Key and value heads that are fewer than the ranks are repeated first, as verl does.
+    """
+    ranks = ulysses.get_ulysses_sequence_parallel_world_size()
+    whole = [x.repeat_interleave(max(ranks // x.shape[2], 1), dim=2) for x in qkv_BSHD]
+    return [ulysses.gather_seq_scatter_heads(x, seq_dim=1, head_dim=2) for x in whole]
+
+
+def _true_tokens(x_BSHD: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+    x_THD = x_BSHD.reshape(-1, *x_BSHD.shape[2:])
+    return x_THD if kept is None else x_THD[kept]
+
+
+def _padded_again(x_THD: torch.Tensor, kept: torch.Tensor | None, batch: tuple[int, int]) -> torch.Tensor:
+    if kept is not None:
+        x_THD = x_THD.new_zeros(batch[0] * batch[1], *x_THD.shape[1:]).index_copy(0, kept, x_THD)
+    return x_THD.view(*batch, *x_THD.shape[1:])
+
+
+def _refuse(module: torch.nn.Module, what: str, value: Any) -> None:
+    if value is not None:
+        raise NotImplementedError(f"{type(module).__name__}: {PACKED} has no {what}={value}; use another attention")
+
+
+register()

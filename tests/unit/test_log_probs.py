@@ -1,0 +1,88 @@
+"""Log-probabilities in chunks against float64, and verl's own function with them inside."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ascend_quant.integrations.verl import log_probs
+
+
+@pytest.fixture(autouse=True)
+def several_chunks(monkeypatch):
+    monkeypatch.setattr(log_probs, "ROWS", 5)
+
+
+def exact(logits: torch.Tensor, labels: torch.Tensor, grad: torch.Tensor):
+    """Log-probabilities and the gradient of the logits, in float64."""
+    leaf = logits.detach().double().requires_grad_()
+    found = leaf.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    found.backward(grad.double())
+    return found.detach(), leaf.grad
+
+
+def problem(dtype: torch.dtype, rows: int = 17):
+    torch.manual_seed(0)
+    logits = (4 * torch.randn(rows, 300, dtype=torch.float64)).to(dtype).requires_grad_()
+    return logits, torch.randint(0, 300, (rows,)), torch.randn(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    "dtype, of_value, of_gradient",
+    [(torch.bfloat16, 1e-6, 2**-8), (torch.float32, 1e-6, 1e-6), (torch.float64, 1e-14, 1e-14)],
+)
+def test_values_and_gradients(dtype, of_value: float, of_gradient: float, in_place: bool):
+    leaf, labels, grad = problem(dtype)
+    expected, gradient = exact(leaf, labels, grad)
+    logits = leaf * 1  # as a model's output: no leaf
+    losses, more = log_probs.cross_entropy_loss(logits, labels, inplace_backward=in_place)
+    assert losses.dtype == (torch.float64 if dtype == torch.float64 else torch.float32) and not more.any()
+    torch.testing.assert_close(-losses.double(), expected, rtol=of_value, atol=of_value)
+    before = logits.detach().clone()
+    (-losses).backward(grad.to(losses.dtype))
+    torch.testing.assert_close(leaf.grad.double(), gradient, rtol=of_gradient, atol=1e-8)
+    assert torch.equal(logits, before) is not in_place
+
+
+def test_logits_that_someone_else_keeps_are_not_spoiled_in_silence():
+    leaf, labels, _ = problem(torch.float32)
+    logits = leaf * 1
+    squares = logits.square().sum()  # autograd keeps the logits for this
+    losses, _ = log_probs.cross_entropy_loss(logits, labels, inplace_backward=True)
+    losses.sum().backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        squares.backward()
+
+
+def test_no_rows():
+    logits, labels, _ = problem(torch.bfloat16, rows=0)
+    losses, _ = log_probs.cross_entropy_loss(logits, labels)
+    assert losses.shape == (0,)
+
+
+SCRIPT = """
+import torch, verl
+from verl.utils import torch_functional as module
+from verl.utils.torch_functional import logprobs_from_logits
+module.logprobs_from_logits_v2 = None  # the loop
+torch.manual_seed(0)
+logits = torch.randn(2, 9, 50).bfloat16()
+labels = torch.randint(0, 50, (2, 9))
+for some in (slice(None), 0):
+    found = logprobs_from_logits(logits[some], labels[some])
+    expected = logits[some].double().log_softmax(-1).gather(-1, labels[some].unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+print("same")
+"""
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_verls_function_leaves_its_loop(disabled: bool, monkeypatch):
+    """In both shapes that verl calls it with; and verl's own variable still asks for the loop."""
+    pytest.importorskip("verl", reason="verl's function")
+    monkeypatch.setenv("VERL_DISABLE_FLASH_ATTN_CE", str(int(disabled)))
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300)
+    assert done.stdout.endswith("same\n") is not disabled, done.stderr
+    assert ("'NoneType' object is not callable" in done.stderr) is disabled
