@@ -33,6 +33,7 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   manifest [--json]             inside an image: what it is made of
   bench refit [..]              what a refit costs beside the alternatives, on this CPU (bench refit --help: options)
   bench rollout [..]            how fast engines generate, scheme beside scheme (on a GPU; --device cpu --models tiny: a try)
+  bench attention [..]          the trainer's attention over packed sequences (on a GPU; --device cpu --small: a try)
   bench convert FOLDER [..]     how fast checkpoints are converted beside a copy, on the disk of FOLDER
   lint                          the checks that CI runs: format, lint, shell scripts, YAML
   setup                         make the environment only
@@ -178,8 +179,8 @@ run_bench() {
   local what=${1:-}
   case $what in
   refit) set -- --device cpu "${@:2}" ;;
-  rollout | convert) shift ;;
-  *) die "bench: say which: refit rollout convert (./run.sh bench refit --help: options)" ;;
+  rollout | convert | attention) shift ;;
+  *) die "bench: say which: refit rollout attention convert (./run.sh bench refit --help: options)" ;;
   esac
   set_up
   offline

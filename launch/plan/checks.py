@@ -68,5 +68,6 @@ def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
 
 def without_exchange(overrides: Sequence[str]) -> str | None:
     """Why the attention cannot compute with sequence parallelism, by verl's settings as the user leaves them."""
-    ranks = [int(last_value(overrides, key, "1")) for key in ULYSSES]
-    return attention.without_exchange(last_value(overrides, attention.NAME_KEY, attention.FLASH), max(ranks))
+    said = [last_value(overrides, key, "1") for key in ULYSSES]
+    ranks = max([1, *(int(one) for one in said if one.isdecimal())])  # another value is verl's to refuse, or to look up
+    return attention.without_exchange(last_value(overrides, attention.NAME_KEY, attention.FLASH), ranks)

@@ -51,6 +51,18 @@ def test_a_node_plan_goes_through_one_line_of_json(number: int):
     assert NodePlan.from_json(line) == node
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
+def test_an_attention_that_exchanges_no_heads_is_refused(attention: str):
+    """The recipe shares a sequence between 16 devices; the user's own settings come last."""
+    name = f"++actor_rollout_ref.model.override_config.attn_implementation={attention}"
+    message = said(extra=[name])
+    assert f"{attention} with ulysses_sequence_parallel_size=16" in message and "torch_varlen" in message
+    alone = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1"
+    plan(extra=[name, alone])
+    inner = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=4"
+    assert "size=4" in said(extra=[name, alone, inner])
+
+
 @pytest.mark.parametrize("name", names())
 def test_every_recipe_has_an_inventory_that_fits(name: str):
     assert inventories_for(name), f"no example in configs/clusters fits {name}"

@@ -5,6 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from test_recipe_files import load, write
 
+from ascend_quant.integrations.verl.attention_settings import LIBRARY, PACKED
 from launch.recipes import Paths, paths_of, resolve
 from launch.recipes.hydra_syntax import text
 
@@ -131,6 +132,26 @@ def test_fsdp2(tmp_path):
     found = overrides(tmp_path, backend="fsdp2")
     assert (found["model_engine"], found["actor_rollout_ref.actor.strategy"]) == ("dp", "fsdp2")
     assert not [key for key in found if ".megatron." in key]
+
+
+ATTENTION = ("actor_rollout_ref.model.external_lib", "+actor_rollout_ref.model.override_config.attn_implementation")
+
+
+@pytest.mark.parametrize(
+    "stack, backend, ours",
+    [("cuda13", "fsdp2", True), ("cuda13", "megatron", False), ("ascend-cann9.1", "fsdp2", False)],
+)
+def test_the_attention_follows_the_stack(tmp_path, stack: str, backend: str, ours: bool):
+    """flash-attn, verl's default, is not in cuda13; on NPUs transformers has it, and Megatron has its own."""
+    found = overrides(tmp_path, stack=stack, backend=backend)
+    expected = (LIBRARY, PACKED) if ours else (None, None)
+    assert tuple(found.get(key) for key in ATTENTION) == expected
+
+
+def test_an_attention_that_the_recipe_names_is_left_alone(tmp_path):
+    tree = {"actor_rollout_ref": {"model": {"override_config": {"attn_implementation": "flash_attention_2"}}}}
+    found = overrides(tmp_path, backend="fsdp2", verl=tree)
+    assert tuple(found.get(key) for key in ATTENTION) == (None, "flash_attention_2")
 
 
 def test_without_bypass_the_loss_is_ppos(tmp_path):
