@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_module
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from ascend_quant.integrations.verl import qat, settings
+from ascend_quant.integrations.verl import attention_settings, main_ppo, qat, settings
 from launch.recipes import Paths, load, names, resolve
 from launch.recipes.keys import DATA_PARALLEL, OPTIMIZER, TRANSFORMER
 from launch.recipes.overrides import OPEN
@@ -102,6 +102,27 @@ def test_the_trainer_quantizes_what_the_engine_does(name: str):
         assert wanted is None
     else:
         assert wanted == (recipe.qat, tuple(recipe.rollout.ignore), "")
+
+
+@pytest.mark.parametrize("name", [name for name in names() if not load(name).stack.startswith("ascend")])
+def test_the_trainers_attention_needs_no_package(name: str):
+    """flash-attn is in no lock; NPUs have it in transformers."""
+    attention_settings.check(of(name), critic=False)
+
+
+def test_an_attention_that_would_train_wrongly_is_refused_before_ray(monkeypatch):
+    started = []
+    monkeypatch.setattr(main_ppo, "run_ppo", lambda *_, **__: started.append(1))
+    monkeypatch.setattr(main_ppo, "auto_set_device", lambda _: None)
+    monkeypatch.setattr(main_ppo, "remove_leftovers", lambda: None)
+    overrides = list(resolve(load("qwen2.5-32b-bf16-dapo-h200"), PATHS).overrides)
+    monkeypatch.setattr(main_ppo.settings, "check", lambda _: None)
+    main_ppo.main.__wrapped__(composed(overrides))
+    assert started == [1]
+    wrong = composed([*overrides, f"++{attention_settings.NAME_KEY}=sdpa"])
+    with pytest.raises(attention_settings.AttentionError, match="sdpa with ulysses_sequence_parallel_size=8"):
+        main_ppo.main.__wrapped__(wrong)
+    assert started == [1]
 
 
 def test_verl_refuses_a_key_that_it_does_not_have():

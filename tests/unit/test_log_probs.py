@@ -1,8 +1,5 @@
 """Log-probabilities in chunks against float64, and verl's own function with them inside."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -62,27 +59,33 @@ def test_no_rows():
     assert losses.shape == (0,)
 
 
-SCRIPT = """
-import torch, verl
-from verl.utils import torch_functional as module
-from verl.utils.torch_functional import logprobs_from_logits
-module.logprobs_from_logits_v2 = None  # the loop
-torch.manual_seed(0)
-logits = torch.randn(2, 9, 50).bfloat16()
-labels = torch.randint(0, 50, (2, 9))
-for some in (slice(None), 0):
-    found = logprobs_from_logits(logits[some], labels[some])
-    expected = logits[some].double().log_softmax(-1).gather(-1, labels[some].unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
-print("same")
-"""
-
-
-@pytest.mark.parametrize("disabled", [False, True])
-def test_verls_function_leaves_its_loop(disabled: bool, monkeypatch):
-    """In both shapes that verl calls it with; and verl's own variable still asks for the loop."""
+@pytest.mark.parametrize("shape", [(9,), (2, 9)])
+def test_verls_function_leaves_its_loop(shape: tuple[int, ...], monkeypatch):
+    """In both shapes that verl calls it with; its own variable still asks for the loop."""
     pytest.importorskip("verl", reason="verl's function")
-    monkeypatch.setenv("VERL_DISABLE_FLASH_ATTN_CE", str(int(disabled)))
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300)
-    assert done.stdout.endswith("same\n") is not disabled, done.stderr
-    assert ("'NoneType' object is not callable" in done.stderr) is disabled
+    from verl.utils import torch_functional
+
+    torch.manual_seed(0)
+    logits, labels = torch.randn(*shape, 50).bfloat16(), torch.randint(0, 50, shape)
+    expected = logits.double().log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    loop = torch.zeros(shape)
+    monkeypatch.setattr(torch_functional, "logprobs_from_logits_v2", lambda *_: loop)
+    found = torch_functional.logprobs_from_logits(logits, labels)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+    monkeypatch.setenv("VERL_DISABLE_FLASH_ATTN_CE", "1")
+    assert torch_functional.logprobs_from_logits(logits, labels) is loop
+
+
+@pytest.mark.parametrize("flash, npu, ours", [(True, False, False), (False, True, False), (False, False, True)])
+def test_faster_kernels_are_left_alone(flash: bool, npu: bool, ours: bool, monkeypatch):
+    pytest.importorskip("verl", reason="verl's function")
+    from verl.utils import torch_functional
+
+    from ascend_quant.integrations.verl import versions
+
+    monkeypatch.setattr(torch_functional, "cross_entropy_loss", "theirs", raising=False)
+    monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", flash)
+    monkeypatch.setattr(torch_functional, "NPU_CROSS_ENTROPY_LOSS_AVAILABLE", npu)
+    versions.take_log_probs_in_chunks()
+    assert (torch_functional.cross_entropy_loss is log_probs.cross_entropy_loss) is ours
+    assert torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE is (flash or ours)
