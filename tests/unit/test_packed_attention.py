@@ -106,11 +106,14 @@ def test_a_batch_without_positions_or_padding():
     assert_same(ours, theirs, found, one_at_a_time(theirs, texts((9, 9))))
 
 
-def test_autocast_leaves_no_two_dtypes():
-    """As with verl's mixed precision: Qwen3's norm of queries gives float32 where values are bfloat16."""
+def test_under_autocast_the_kernel_gets_one_dtype(monkeypatch):
+    """As with verl's mixed precision: norms of queries and keys leave float32, and values are bfloat16."""
+    given, compute = [], packed_attention.varlen
+    monkeypatch.setattr(packed_attention, "varlen", lambda *a: given.extend(x.dtype for x in a[:3]) or compute(*a))
     ours, theirs = models("qwen3")
     with torch.autocast("cpu", torch.bfloat16):
         found, expected = packed(ours, texts()), one_at_a_time(theirs, texts())
+    assert given == [torch.bfloat16] * 6
     torch.testing.assert_close(found.float(), expected.float(), rtol=0.05, atol=0.05)
 
 
