@@ -171,6 +171,15 @@ def test_a_cache_is_refused():
         packed_attention.packed_attention(torch.nn.Module(), q, k, k, None, is_causal=True)
 
 
+def test_padding_under_ulysses_is_refused(monkeypatch):
+    monkeypatch.setattr(packed_attention.ulysses, "get_ulysses_sequence_parallel_world_size", lambda: 2)
+    q, mask = torch.zeros(1, 4, 8, 16), torch.ones(1, 8)
+    with pytest.raises(NotImplementedError, match=r"attention_mask=\(1, 8\)"):
+        packed_attention.packed_attention(
+            torch.nn.Module(), q, q, q, mask, is_causal=True, position_ids=torch.arange(8).unsqueeze(0)
+        )
+
+
 def test_a_device_without_a_kernel_is_refused():
     q = torch.zeros(1, 4, 8, 16, device="meta")
     with pytest.raises(NotImplementedError, match="device=meta"):

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import flash_attention_mask
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 from verl.utils import ulysses
 
 from ascend_quant.integrations.verl import versions
@@ -81,7 +81,7 @@ def packed_attention(
 
     Raises:
         NotImplementedError: dropout, softcap, attention sinks, a cache, a device without a kernel (on NPUs there is
-            flash_attention_2), or a model that does not hand its positions on to its attention.
+            flash_attention_2), padding under Ulysses, or a model that hands its attention no positions.
     """
     causal = module.is_causal if is_causal is None else is_causal
     _refuse(module, "dropout", dropout or None)
@@ -92,6 +92,8 @@ def packed_attention(
     if (device := q_BHSD.device.type) not in BY_DEVICE:
         _refuse(module, "kernel for device", device)
     exchange = ulysses.get_ulysses_sequence_parallel_world_size() > 1 and position_ids is not None
+    if exchange and attention_mask is not None:
+        _refuse(module, "padded batches under Ulysses: attention_mask", tuple(attention_mask.shape))
     q, k, v = (x.transpose(1, 2) for x in _of_one_dtype(q_BHSD, k_BHSD, v_BHSD))
     if exchange:
         q, k, v = _all_tokens_of_some_heads(q, k, v)
@@ -196,8 +198,9 @@ def _once(tensor: torch.Tensor, read: Any, *more: Any) -> Sequences:
 def _from_positions(position_ids: torch.Tensor, batch: tuple[int, int], exchange: bool) -> Sequences:
     """A sequence begins where the position is 0, and with every row."""
     if exchange:
+        position_ids = position_ids.contiguous()
         parts = [torch.empty_like(position_ids) for _ in range(ulysses.get_ulysses_sequence_parallel_world_size())]
-        dist.all_gather(parts, position_ids.contiguous(), group=ulysses.get_ulysses_sequence_parallel_group())
+        dist.all_gather(parts, position_ids, group=ulysses.get_ulysses_sequence_parallel_group())
         position_ids = torch.cat(parts, dim=-1)
     begins = position_ids.expand(batch) == 0  # a model without padding may give one row of positions for all
     begins[:, 0] = True
