@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from pkgutil import get_importer
 
 
 @dataclass(frozen=True)
@@ -48,24 +48,34 @@ def has_module(name: str, first: Sequence[str] = ()) -> bool:
 
     `importlib.util.find_spec("megatron.core.x")` would import `megatron.core`, and torch with it.
     """
-    path, whole = None, ""
-    for part in name.split("."):
-        whole = f"{whole}.{part}" if whole else part
-        spec = _spec(whole, path, first)
-        if spec is None:
-            return False
-        path = spec.submodule_search_locations
-        if path is None and whole != name:  # a plain file has nothing below it
-            return False
-    return True
+    top, *parts = name.split(".")
+    folders = _in_folders(top, first)
+    if folders is None:
+        folders = _installed(top)
+    for part in parts:
+        folders = _in_folders(part, folders or ())
+    return folders is not None
 
 
-def _spec(name: str, path: Sequence[str] | None, first: Sequence[str]) -> ModuleSpec | None:
-    """Of the finders that `import` asks; PathFinder alone would miss editable installs."""
-    if path is None and first and (found := PathFinder.find_spec(name, list(first))):
-        return found
-    specs = (finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-    return next((spec for spec in specs if spec is not None), None)
+def _installed(name: str) -> list[str] | None:
+    """Where the parts of a package lie, none if it is a module; or None. By the finders of `import`: editable installs
+    have one of their own."""
+    specs = (finder.find_spec(name, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    spec = next((spec for spec in specs if spec is not None), None)
+    return None if spec is None else list(spec.submodule_search_locations or ())
+
+
+def _in_folders(name: str, folders: Iterable[str]) -> list[str] | None:
+    """The same, in these folders. A package without an __init__ may lie in several of them."""
+    spread: list[str] = []
+    for folder in folders:
+        finder = get_importer(folder)
+        spec = finder and finder.find_spec(name)
+        if spec and spec.loader:
+            return list(spec.submodule_search_locations or ())
+        if spec:
+            spread += spec.submodule_search_locations or ()
+    return spread or None
 
 
 def python_path(variables: Mapping[str, str]) -> list[str]:
