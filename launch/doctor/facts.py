@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from launch.modules import Import
+
 GIB, MIB = 1 << 30, 1 << 20
 
 
@@ -226,7 +228,11 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything about one host."""
+    """Everything about one host.
+
+    Attributes:
+        missing: Python modules that the recipe's processes will import, and that are not here.
+    """
 
     devices: Devices
     software: Software
@@ -238,3 +244,4 @@ class Facts:
     paths: tuple[Path, ...]
     kernels: Kernels
     variables: Mapping[str, str]
+    missing: tuple[Import, ...] = ()

@@ -40,7 +40,7 @@ def serve(lines: Iterator[str], answer: Any) -> None:
         (kind, value), *_ = json.loads(line).items()
         said: dict[str, Any]
         if kind == "examine":
-            findings, found = examine_here(Wanted(**value))
+            findings, found = examine_here(Wanted.of(value))
             said = {"findings": [asdict(finding) for finding in findings], "traits": found}
         elif kind == "clock":
             said = {"clock": time.time()}

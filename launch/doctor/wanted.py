@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from launch.inventory.fields import Inventory, Ports
+from launch.modules import Import
+from launch.plan.imports import imports
 from launch.recipes.fields import Recipe
+from launch.recipes.overrides import resolve
 from launch.recipes.settings import Paths
 from launch.stacks import STACK_VARIABLE
 
@@ -25,6 +28,7 @@ class Wanted:
         data_name: what `run.sh data` calls them.
         device_gib, host_gib: memory that the recipe says it needs.
         scheme: of the rollout.
+        imports: Python modules that the run's processes import.
         sleeps: whether the engine gives its memory back between rollouts (vLLM's sleep mode).
     """
 
@@ -43,7 +47,13 @@ class Wanted:
     device_gib: int | None = None
     host_gib: int | None = None
     scheme: str | None = None
+    imports: list[Import] = field(default_factory=list)
     sleeps: bool = True
+
+    @classmethod
+    def of(cls, tree: dict[str, Any]) -> "Wanted":
+        """What `asdict` made a tree of."""
+        return cls(**tree | {"imports": [Import(**one) for one in tree["imports"]]})
 
     @property
     def count(self) -> int | None:
@@ -85,6 +95,7 @@ def _of_recipe(recipe: Recipe | None, paths: Paths | None) -> dict[str, Any]:
         "device_gib": recipe.memory.device,
         "host_gib": recipe.memory.host,
         "scheme": recipe.rollout.scheme,
+        "imports": imports(recipe, resolve(recipe, paths or Paths("", "", "")).overrides),
         "sleeps": rollout.get("free_cache_engine", True) and rollout.get("enable_sleep_mode", True),
         "model": paths.model if paths else recipe.model.hub,
         "data_name": recipe.data.name,

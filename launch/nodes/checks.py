@@ -6,6 +6,7 @@ from typing import Any
 
 from launch import network
 from launch.errors import LaunchError
+from launch.modules import missing, python_path
 from launch.network import Wire
 from launch.nodes import devices, ports
 from launch.plan.fields import NodePlan
@@ -45,6 +46,8 @@ def find(plan: NodePlan, facts: dict[str, Any]) -> Findings:
         found.problems += str(error).splitlines()
     found.problems += ports.taken(ports.needed(plan.role, plan.ports))
     found.problems += [f"{path} is missing on this host" for path in plan.needs if not Path(path).exists()]
+    said = {name: value for _, variables in plan.layers for name, value in variables.items()}
+    found.problems += [f"{one.what}: {one.fix}" for one in missing(plan.imports, python_path(said))]
     found.problems += room(plan.temp_dir, facts)
     return found
 

