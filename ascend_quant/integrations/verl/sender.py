@@ -8,15 +8,24 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from verl.utils.device import get_device_id, get_device_name
 from verl.workers.engine_workers import TrainingWorker
 
-from ascend_quant.proof import sending
+from ascend_quant.proof import prepare, sending
 
 
 class ProvingTrainingWorker(TrainingWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.engine.get_per_tensor_param = with_digests(self.engine.get_per_tensor_param)
+
+    def reset(self) -> None:
+        """Make the model; then what its digests need, so that the first sync waits for no compiler."""
+        super().reset()
+        modules = self.engine.module if isinstance(self.engine.module, (list, tuple)) else [self.engine.module]
+        device = torch.device(get_device_name(), get_device_id())
+        prepare(device, (parameter for module in modules for parameter in module.parameters()))
 
 
 class SendsDigests:

@@ -154,6 +154,9 @@ def _take_post_load_pass(model: nn.Module, refit: Refit, dummy: bool) -> None:
     """vLLM calls `quant_method.process_weights_after_loading(layer)` for every layer; the first one speaks for all."""
 
     def settle() -> None:
+        if not prepared:  # before vLLM measures memory and captures graphs; a trainer's first tensors come later
+            prepared.append(True)
+            refit.prepare()
         if refit.settle_implicit():
             return
         if refit.last_receipt is None and dummy:
@@ -163,6 +166,7 @@ def _take_post_load_pass(model: nn.Module, refit: Refit, dummy: bool) -> None:
         else:
             refit.verify()
 
+    prepared = []
     speakers = [module for module in model.modules() if getattr(module, "quant_method", None) is not None]
     for module in speakers:
         module.ascend_quant_settle = settle if module is speakers[0] else _nothing
