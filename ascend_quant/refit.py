@@ -119,11 +119,15 @@ class Refit:
         self._started = 0.0
         self._tensors = self._bytes = self._count = 0
 
-    def prepare(self) -> None:
-        """Have the kernels compiled that refits from tensors on the engine's device will need, and digests of these."""
+    def prepare(self) -> float:
+        """Have the kernels compiled that refits from tensors on the engine's device will need, and digests of these.
+
+        Returns:
+            Seconds.
+        """
         device, start = self.residents[0].tensor.device, time.perf_counter()
         kernels_for(device).prepare(device, self._kinds_of_writes(), self._kinds_of_digests())
-        logger.info("the refit's kernels are ready after %.1f s", time.perf_counter() - start)
+        return time.perf_counter() - start
 
     def _kinds_of_writes(self) -> Iterator[tuple[Move, torch.dtype]]:
         for resident in self.residents:

@@ -5,10 +5,12 @@ through shared memory or IPC, and what distant ones get through a checkpoint eng
 """
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_id, get_device_name
 from verl.workers.engine_workers import TrainingWorker
 
@@ -17,6 +19,7 @@ from ascend_quant.proof import prepare, sending
 
 class ProvingTrainingWorker(TrainingWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.began, self.seconds = time.perf_counter(), 0.0  # until the model is there
         super().__init__(*args, **kwargs)
         self.engine.get_per_tensor_param = with_digests(self.engine.get_per_tensor_param)
 
@@ -26,12 +29,18 @@ class ProvingTrainingWorker(TrainingWorker):
         modules = self.engine.module if isinstance(self.engine.module, (list, tuple)) else [self.engine.module]
         device = torch.device(get_device_name(), get_device_id())
         prepare(device, (parameter for module in modules for parameter in module.parameters()))
+        self.seconds = time.perf_counter() - self.began
 
 
 class SendsDigests:
     """Mixed in before verl's actor worker class."""
 
     actor_worker_cls = ProvingTrainingWorker
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def seconds_of_actor(self) -> float:
+        """What it took to make the model that is trained, without the reference."""
+        return self.actor.seconds
 
 
 def sends_digests(worker_class: type) -> type:

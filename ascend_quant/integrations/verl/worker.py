@@ -18,7 +18,7 @@ from verl.workers.rollout.vllm_rollout.utils import monkey_patch_compute_logits,
 
 from ascend_quant.integrations.verl.receiver import DrainingReceiver
 from ascend_quant.integrations.verl.settings import QUANTIZATION
-from ascend_quant.integrations.vllm import refit_of
+from ascend_quant.integrations.vllm import refit_of, start_up
 from ascend_quant.proof import Receiving
 from ascend_quant.refit import RefitError
 
@@ -74,6 +74,10 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
             return None
         own = {"refit/proved": self.refit_proved, "refit/wait_ms": 1e3 * self.refit_waited}
         return {**receipt.as_metrics(), **own}
+
+    def start_up_seconds(self) -> dict[str, float]:
+        """What the parts of this worker's start took."""
+        return start_up.seconds_of(self.model_runner.vllm_config.compilation_config)
 
     def refit_quantization(self) -> str | None:
         """The options by which this worker quantizes, in words; None where there are no refits."""
