@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.utils.device import get_device_id, get_device_name
+from verl.utils.device import get_device_name
 from verl.workers.engine_workers import TrainingWorker
 
 from ascend_quant.proof import prepare, sending
@@ -26,9 +26,10 @@ class ProvingTrainingWorker(TrainingWorker):
     def reset(self) -> None:
         """Make the model; then what its digests need, so that the first sync waits for no compiler."""
         super().reset()
-        modules = self.engine.module if isinstance(self.engine.module, (list, tuple)) else [self.engine.module]
-        device = torch.device(get_device_name(), get_device_id())
-        prepare(device, (parameter for module in modules for parameter in module.parameters()))
+        found = getattr(self.engine, "module", [])  # one, or one for each of Megatron's virtual stages
+        modules = found if isinstance(found, (list, tuple)) else [found]
+        device = torch.empty(0, device=get_device_name()).device  # with its number
+        prepare(device, [parameter for module in modules for parameter in module.parameters()])
         self.seconds = time.perf_counter() - self.began
 
 
