@@ -184,7 +184,8 @@ def prepare(
     lengths = {(oracle.as_integers(torch.empty(1, 1, dtype=dtype)).dtype, length) for dtype, length in digested}
     groups = {Group("digest", bits, bits, length, 0, length % 16 == 0) for bits, length in lengths}
     for move, dtype in writes:
-        if move.kind != "int4" or isinstance(move.place, MarlinTiles):
+        has_kernel = isinstance(move.place, MarlinTiles) if move.kind == "int4" else move.target_NK.dtype in TYPES
+        if has_kernel:
             group = _line(move, dtype, aligned=True)[0]
             groups.add(group._replace(shared=1) if group.kind == "fp8_tensor" else group)
     scratch = torch.zeros(SCRATCH, dtype=torch.uint8, device=device)

@@ -37,7 +37,8 @@ START = {
     for stage in (
         *("driver", "trainer", "dataset", "workers_placed", "models", "models/actor", "models/other", "engines"),
         *("engines/weights", "engines/trial_run", "engines/graphs_and_warm-up", "engines/other", "checkpoint"),
-        *("first_sync", "before_step_1", "step_1", "step_1/gen_1", "step_1/update_actor_1", "total"),
+        *("first_sync", "before_step_1", "step_1", "step_1/prompts_sent_1", "step_1/gen_1"),
+        *("step_1/update_actor_1", "total"),
     )
 }
 ESS = "rollout_corr/rollout_is_eff_sample_size"

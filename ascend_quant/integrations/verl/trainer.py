@@ -4,6 +4,7 @@ With several replicas, each one's receipts and mismatch are reported too, by its
 """
 
 import logging
+import time
 from typing import Any
 
 import ray
@@ -34,6 +35,7 @@ class RefitTrainer:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.start_up = StartUp()
+        self.prompts_sent = 0.0  # seconds of the last step's prompts on their way to the agent loops
         self.refit_quantizations: dict[int, str | None] = {}  # by the replica's rank
         super().__init__(*args, **kwargs)
         # Only a platform that asks for it, and only in sync mode: on accelerators a step lasts minutes, each poll costs
@@ -73,6 +75,13 @@ class RefitTrainer:
         self.start_up.mark("before step 1")  # agent loops, loggers, a validation if there is one
         super().on_train_begin()
 
+    def prepare_step(self) -> dict[str, Any]:
+        """verl does not time it; in step 1 it waits until the agent loops' processes have started."""
+        start = time.perf_counter()
+        found = super().prepare_step()
+        self.prompts_sent = time.perf_counter() - start
+        return found
+
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()  # here verl says which role is played by which worker class
         if not settings.wants_proof(self.config.actor_rollout_ref.rollout):
@@ -89,8 +98,9 @@ class RefitTrainer:
         """The metrics of the start, once, with the table in the log."""
         if STEP in self.start_up.stages:
             return {}
-        parts = {f"{name} 1": seconds for name, seconds in self.timing_raw.items() if name in TIMED}
-        self.start_up.mark(STEP, parts)
+        timed = {name: seconds for name, seconds in self.timing_raw.items() if name in TIMED}
+        parts = {"prompts sent": self.prompts_sent, **timed}
+        self.start_up.mark(STEP, {f"{name} 1": seconds for name, seconds in parts.items()})
         print(self.start_up.table(), flush=True)  # verl shows no log line of ours below a warning
         return self.start_up.metrics()
 
