@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ascend_quant.kernels import kernels_for
+from ascend_quant.kernels.clock import KernelClock
 from ascend_quant.kernels.moves import Job, Move, Moves
 
 
@@ -26,6 +27,7 @@ class Batch:
     def __init__(self, device: torch.device):
         self.kernels = kernels_for(device)
         self.counters = self.kernels.Counters(device)
+        self.clock = KernelClock(device)
         self._jobs: list[Job] = []
         self._single: list[tuple[Move, torch.Tensor, int]] = []
         self._sources: list[tuple[str, int]] = []
@@ -50,7 +52,8 @@ class Batch:
             jobs.append(Job.of_each(*zip(*self._single, strict=True)))
             self._single = []
         if jobs:
-            self.kernels.write(jobs, self.counters)
+            with self.clock.running():
+                self.kernels.write(jobs, self.counters)
             if self.kernels.READS_ARE_FREE:
                 self.finish()
 

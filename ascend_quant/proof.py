@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from ascend_quant.kernels import kernels_for
-from ascend_quant.oracle import add_digests
+from ascend_quant.oracle import add_digests, last_dimension
 from ascend_quant.refit import RefitError
 
 SENT = "ascend_quant.sent_digests"  # travels like a parameter of this name
@@ -77,6 +77,11 @@ class Digests:
     def _count(self, name: str, digest: int, elements: int) -> None:
         self._elements[name] += elements
         self._sums[name] = add_digests(self._sums[name], digest)
+
+
+def prepare(device: torch.device, tensors: Iterable[torch.Tensor]) -> None:
+    """Have the kernels compiled that digests of such tensors on `device` will need; their values do not matter."""
+    kernels_for(device).prepare(device, (), {(tensor.dtype, last_dimension(tensor)) for tensor in tensors})
 
 
 def compare(sent: Mapping[str, Digest], received: Mapping[str, Digest]) -> None:

@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass
 import torch
 
 from ascend_quant.batch import Batch, RefitError
+from ascend_quant.former_codes import FormerCodes
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.moves import Move
-from ascend_quant.oracle import add_digests
+from ascend_quant.oracle import add_digests, last_dimension
 from ascend_quant.plan import Entry, NamedTensor, Plan, edges_of, sent_twice
 from ascend_quant.resident import ResidentWeight
 from ascend_quant.smoothing import Smoothing
@@ -33,6 +34,7 @@ __all__ = ["Receipt", "Refit", "RefitError"]
 
 logger = logging.getLogger(__name__)
 
+SENT_AS = (torch.bfloat16, torch.float32)  # by trainers
 SHOWN = 8  # names that one message lists
 
 
@@ -48,12 +50,15 @@ class Receipt:
     Attributes:
         number: 1 for the first load, counting up.
         tensors, bytes: received from the trainer or the checkpoint.
-        milliseconds: from open to close.
+        milliseconds: from open to close, on the host's clock: waiting for the trainer's tensors is a part of it.
+        kernel_ms: of these, what the refit's own kernels took, see `kernels.clock`.
         nonfinite: NaN and Inf elements seen; 0 in every receipt, since a refit that meets one fails.
         clamped: codes lost to clamping: what a frozen scale makes of them is outside [-128, 127]; 0 where every row has
             a scale of its own.
         changed: fraction of the quantized codes of every 64th row that differ from the previous refit's (0 if nothing
-            is quantized): reading all former codes would cost a third of the refit.
+            is quantized): reading all former codes would cost a third of the refit. None where it is unknown: there
+            is no previous refit (the first load), or the buffers do not hold its codes any more (a refit failed since;
+            a sleep discarded them and they could not be kept, see former_codes.py).
         digest: fingerprint of all resident bytes, 16 hex digits (see `oracle.digest`).
     """
 
@@ -61,15 +66,16 @@ class Receipt:
     tensors: int
     bytes: int
     milliseconds: float
+    kernel_ms: float
     nonfinite: int
     clamped: int
-    changed: float
+    changed: float | None
     digest: str
 
     def as_metrics(self) -> dict[str, float]:
-        """`refit/*` numbers for a training logger; the digest is cut to its low 32 bits."""
+        """`refit/*` numbers for a training logger, what is unknown left out; the digest is cut to its low 32 bits."""
         numbers = {**asdict(self), "digest": int(self.digest, 16) % 2**32}
-        return {f"refit/{name}": value for name, value in numbers.items()}
+        return {f"refit/{name}": value for name, value in numbers.items() if value is not None}
 
 
 class Refit:
@@ -103,6 +109,8 @@ class Refit:
         self._why = "its weights have not been loaded yet"
         self._explicit = False
         self._asleep: int | None = None
+        self._comparable = False  # whether the sampled rows hold the codes of the last refit that closed
+        self._former: FormerCodes | None = None  # these rows, where the sleep does not keep them
         self._plans = plans
         self._of_tensors = any(resident.of_tensors for resident in self.residents)
         self.smoothing = smoothing
@@ -110,6 +118,29 @@ class Refit:
         self.batch: Batch | None = None
         self._started = 0.0
         self._tensors = self._bytes = self._count = 0
+
+    def prepare(self) -> float:
+        """Have the kernels compiled that refits from tensors on the engine's device will need, and digests of these.
+
+        Returns:
+            Seconds.
+        """
+        device, start = self.residents[0].tensor.device, time.perf_counter()
+        kernels_for(device).prepare(device, self._kinds_of_writes(), self._kinds_of_digests())
+        return time.perf_counter() - start
+
+    def _kinds_of_writes(self) -> Iterator[tuple[Move, torch.dtype]]:
+        for resident in self.residents:
+            if resident.row_count and resident.row_length:
+                yield from ((resident.example(), dtype) for dtype in SENT_AS)
+                if self.smoothing is not None and resident.codes:
+                    yield resident.example(exact=True, frozen=self.smoothing.frozen), torch.float32
+
+    def _kinds_of_digests(self) -> Iterator[tuple[torch.dtype, int]]:
+        """Of what is sent (see proof.py), and of the resident tensors."""
+        for resident in self.residents:
+            yield from ((dtype, resident.whole_length) for dtype in SENT_AS)
+            yield from ((t.dtype, last_dimension(t)) for t, _ in resident.tensors() if isinstance(t, torch.Tensor))
 
     @property
     def is_open(self) -> bool:
@@ -158,6 +189,7 @@ class Refit:
         self._by_plan, self._entries, self._learnt = bool(self.plan.entries), {}, False
         self._edges: set[tuple[ResidentWeight, int]] = set()
         self._state, self._why, self._explicit = "open", "a refit is open", explicit
+        self._compares, self._comparable = self._comparable, False
         self._started = time.perf_counter()
         self._tensors = self._bytes = 0
 
@@ -313,7 +345,7 @@ class Refit:
         self.batch = None
         if self._plans and (self._learnt or len(self._entries) != len(self.plan.entries)):
             self.plan = Plan(self._entries)
-        self._state = "ready"
+        self._state, self._comparable = "ready", True
         logger.info("%s", self.last_receipt)
         return self.last_receipt
 
@@ -337,13 +369,18 @@ class Refit:
 
     def fail(self, error: BaseException) -> None:
         """Mark the refit as failed: the engine refuses to generate until the next complete one."""
-        self._state, self._why = "failed", f"its last refit failed ({error})"
+        self._state, self._why, self._comparable = "failed", f"its last refit failed ({error})", False
         self.batch = None  # with it the references to the sender's memory
         logger.error("refit failed, the engine refuses to generate: %s", error)
 
     def accept_dummy(self) -> None:
         """Serve whatever is in the buffers: the user asked for dummy weights."""
         self._state = "ready"
+
+    def falls_asleep(self, level: int) -> None:
+        """The engine is about to sleep: level 2 will discard the codes that the next refit is compared with."""
+        if level > 1 and self._asleep is None and self._comparable and not self.is_open:
+            self._former = FormerCodes.of(self.residents)
 
     def slept(self, level: int) -> None:
         """The engine went to sleep: its weights are in host memory (level 1) or gone (level 2)."""
@@ -361,6 +398,8 @@ class Refit:
         level, self._asleep = self._asleep, None
         if level > 1:
             self._state, self._why = "failed", f"sleep level {level} discarded its weights"
+            former, self._former = self._former, None
+            self._comparable = former is not None and former.put_back()
         else:
             with suppress(RefitError):
                 self.verify()
@@ -384,7 +423,7 @@ class Refit:
 
     def _receipt(self, changed: int, clamped: int, digest: int) -> Receipt:
         compared = sum(resident.sampled for resident in self.residents)
-        milliseconds = 1e3 * (time.perf_counter() - self._started)
-        fraction = changed / compared if compared else 0.0
-        numbers = self._count, self._tensors, self._bytes, milliseconds, 0, clamped, fraction
+        fraction = changed / max(compared, 1) if self._compares else None
+        milliseconds, kernel_ms = 1e3 * (time.perf_counter() - self._started), self.batch.clock.milliseconds()
+        numbers = self._count, self._tensors, self._bytes, milliseconds, kernel_ms, 0, clamped, fraction
         return Receipt(*numbers, f"{digest:016x}")

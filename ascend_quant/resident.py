@@ -53,6 +53,7 @@ class ResidentWeight:
         self.weight = (2 * zlib.crc32(name.encode()) + 1) % LANE
         self.row_length = data.shape[-1] if data.dim() > 1 else 1
         self.row_count = data.numel() // max(self.row_length, 1)
+        self.whole_length = self.row_length
         self.parts = list(parts) or [(name, self.row_count)]
         self._mask: np.ndarray | None = None
         self.begin()
@@ -98,6 +99,20 @@ class ResidentWeight:
         result = [self._move(*piece, base, exact) for piece in pieces]
         self._mark(numbers, writer)
         return result
+
+    def example(self, exact: bool = False, frozen: bool = False) -> Move:
+        """A move into this weight's first matrix, from nowhere: what is compiled for it serves its other moves too.
+
+        Args:
+            exact, frozen: see `moves`; with given scales if `frozen`.
+        """
+        matrix = self.data[(0,) * (self.data.dim() - 2)]
+        shape = matrix.shape if matrix.dim() < 2 else (matrix.shape[0], self.whole_length)
+        whole = torch.empty(shape, dtype=torch.float32, device="meta")
+        shard = whole[..., : matrix.shape[-1]] if matrix.dim() else whole
+        given = torch.empty(matrix.shape[:1], device="meta") if frozen else None
+        piece = next(self._pieces(shard, matrix, self._checked(shard, whole, given), given))
+        return self._move(*piece, whole, exact)
 
     def fill(self, view: torch.Tensor, value: float, writer: int) -> None:
         """Set the rows of `view`, which no shard carries (padding of a vocabulary), to a constant."""
@@ -169,6 +184,10 @@ class ResidentWeight:
         """The buffers whose bytes the digest covers, each with its weight in the digest of all residents."""
         return [(self.place or self.data, self.weight)]
 
+    def sampled_codes(self) -> torch.Tensor | None:
+        """A view of the memory that holds the codes of the sampled rows; None where there are none, or no such view."""
+        return None
+
     def refresh(self) -> None:
         """Bring up to date what the engine derives from this weight and does not read from it."""
 
@@ -236,6 +255,9 @@ class QuantizedWeight(ResidentWeight):
 
     def tensors(self) -> list[tuple[torch.Tensor | Place, int]]:
         return [(self.place or self.data, self.weight), (self.scale.view(-1), 3 * self.weight % LANE)]
+
+    def sampled_codes(self) -> torch.Tensor | None:
+        return self.data.view(-1, self.row_length)[::SAMPLE] if self.place is None else self.place.sampled()
 
     def refresh(self) -> None:
         for copy in self.copies:

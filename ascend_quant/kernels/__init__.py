@@ -3,6 +3,7 @@
 Counters(device)                              what `write` counts
 write(batch, counters)                        moves of a refit: rows quantized or copied into resident rows, counted
 digests(tensors)                              fingerprints of tensors' bytes
+prepare(device, writes, digested)             what moves and digests of a kind need is compiled; changes no tensor
 SERVING                                       the products of each scheme that the device serves (storage.py)
 storage(scheme, shape)                        the buffers that these compute with
 matmul(x, codes, scale, bias)                 the W8A8 linear layer

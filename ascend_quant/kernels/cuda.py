@@ -6,7 +6,7 @@ cuda_serving.py.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +42,7 @@ __all__ = [
     "float32_product",
     "matmul",
     "plain_experts",
+    "prepare",
     "router_product",
     "storage",
     "write",
@@ -50,8 +51,9 @@ __all__ = [
 READS_ARE_FREE = False  # reading a counter waits for the device
 
 # columns of a launch's table
-SOURCE, ROWS_OF, BAD, WHOLE = (
-    column.value for column in (rows_kernels.SOURCE, rows_kernels.ROWS_OF, rows_kernels.BAD, rows_kernels.WHOLE)
+SOURCE, ROWS_OF, TARGET, TARGET_STRIDE, SCALE, BAD, WHOLE = (
+    getattr(rows_kernels, name).value
+    for name in ("SOURCE", "ROWS_OF", "TARGET", "TARGET_STRIDE", "SCALE", "BAD", "WHOLE")
 )
 LONGEST_ROW = 65536
 TILINGS = {  # for rows of up to so many elements: step, how often, warps, registers
@@ -65,6 +67,7 @@ DIVIDING, DIVIDING_REGISTERS = ("int8_exact", "int8_given"), 112  # kinds, and h
 TILES = (("num_warps", 8),)  # options of int4's kernel
 UPLOAD = 32 << 20  # bytes of host memory that travel at a time
 TORCH_ELEMENTS = 1 << 23  # that torch operations take at a time; each needs about 20 bytes of work space
+SCRATCH = 1 << 20  # bytes: more than the scales of one int4 tile of rows take
 PATTERNS = 4  # ways in which a job's tensors may lie, that are kept
 TYPES = {
     torch.bfloat16: tl.bfloat16,
@@ -165,6 +168,35 @@ def digests(
     tables = ((group, np.array(entries, dtype=np.int64)) for group, entries in groups.items())
     start(*join([launch for group, table in tables for launch in _launches(group, table, True)]), sums)
     return sums[:, 0] % oracle.LANE + (sums[:, 1] << 32)
+
+
+def prepare(
+    device: torch.device, writes: Iterable[tuple[Move, torch.dtype]], digested: Iterable[tuple[torch.dtype, int]]
+) -> None:
+    """Compile what moves of these kinds and digests will need, so that the first refit waits for no compiler.
+
+    Each kernel is launched on no rows; what it stores regardless goes to scratch memory.
+
+    Args:
+        writes: a move, and the dtype of the tensors that it will read; these begin at multiples of 16 bytes.
+        digested: dtype and row length of the tensors; so do these.
+    """
+    lengths = {(oracle.as_integers(torch.empty(1, 1, dtype=dtype)).dtype, length) for dtype, length in digested}
+    groups = {Group("digest", bits, bits, length, 0, length % 16 == 0) for bits, length in lengths}
+    for move, dtype in writes:
+        has_kernel = isinstance(move.place, MarlinTiles) if move.kind == "int4" else move.target_NK.dtype in TYPES
+        if has_kernel:
+            group = _line(move, dtype, aligned=True)[0]
+            groups.add(group._replace(shared=1) if group.kind == "fp8_tensor" else group)
+    scratch = torch.zeros(SCRATCH, dtype=torch.uint8, device=device)
+    line = np.zeros((1, rows_kernels.FIELDS), dtype=np.int64)
+    line[0, [SOURCE, TARGET, SCALE, BAD, WHOLE]] = scratch.data_ptr()
+    line[0, [ROWS_OF, TARGET_STRIDE]] = TILE_N  # of no rows nothing would be started: see below
+    launches = [launch for group in groups for launch in _launches(group, line, True)]
+    for launch in launches:
+        launch.table[:, ROWS_OF] = 0
+    one = np.ones(1, dtype=np.int64)
+    start(*join([launch._replace(programs=one) for launch in launches]), Counters(device).totals)
 
 
 def _device_of(tensor: torch.Tensor | Place) -> torch.device:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ascend_quant.kernels.moves import SAMPLE
 from ascend_quant.oracle import pack_int4, unpack_int4
 
 TILE_K, TILE_N = 16, 64
@@ -41,6 +42,10 @@ class PackedRows:
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
         """Put rows from number `first` on in their places."""
         self.tensor.flatten(0, -2)[first : first + len(codes_NK)].copy_(pack_int4(codes_NK))
+
+    def sampled(self) -> torch.Tensor:
+        """The words of every SAMPLE-th row."""
+        return self.tensor.flatten(0, -2)[::SAMPLE]
 
     def refresh(self) -> None:
         """Nothing is kept beside the resident tensors."""
@@ -95,6 +100,11 @@ class MarlinTiles:
                 whole[start - begin : stop - begin] = codes
                 codes = whole
             matrix[:, self._columns(begin, end)] = self._packed(codes)
+
+    def sampled(self) -> torch.Tensor:
+        """The words of each tile's first row, which is every SAMPLE-th row; they hold its ninth row too."""
+        words = TILE_N * TILE_K // PER_WORD
+        return self.tensor.view(-1, words)[:, : 4 * NEIGHBOURS : NEIGHBOURS]
 
     def refresh(self) -> None:
         """Bring `served_scales` up to date.

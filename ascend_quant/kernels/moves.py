@@ -34,6 +34,9 @@ class Place(Protocol):
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
         """Put rows from number `first` on in their places."""
 
+    def sampled(self) -> torch.Tensor | None:
+        """A view of the memory that holds every SAMPLE-th row, and perhaps others; None where there is no such."""
+
 
 @dataclass(eq=False)
 class Move:

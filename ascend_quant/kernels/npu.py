@@ -7,7 +7,7 @@ What a profile has multiplied is no BF16 number any more and is divided, in floa
 CPU's bytes only where the device's Div is IEEE's, which tests/npu_smoke measures.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -84,6 +84,10 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
     """
     for pieces in _together(batch):
         _write(pieces, counters, receipt)
+
+
+def prepare(device: torch.device, writes: Iterable, digested: Iterable) -> None:
+    """Nothing is compiled here: the operations are torch_npu's own."""
 
 
 def digests(

@@ -38,6 +38,9 @@ class Transposed:
         """(n, K): a copy of some rows, consecutive or with a step."""
         return torch.cat([self.tensor.new_empty(0, self.shape[1]), *(view_KN.t() for view_KN in self._views(rows))])
 
+    def sampled(self) -> None:
+        """No view: sleep level 2, which it would be for, is refused on NPUs."""
+
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
         """Put rows from number `first` on in their places."""
         start = 0
@@ -80,6 +83,9 @@ class Panels:
             else:
                 found += [self._panels_EPKC[expert, n // PANEL, :, n % PANEL].unsqueeze(0) for n in numbers]
         return torch.cat(found)
+
+    def sampled(self) -> None:
+        """No view: sleep level 2, which it would be for, is refused on NPUs."""
 
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
         """Put rows from number `first` on in their places."""

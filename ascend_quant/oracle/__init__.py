@@ -17,6 +17,7 @@ from ascend_quant.oracle.fingerprint import (
     as_matrix,
     column_weights,
     digest,
+    last_dimension,
     row_weights,
     weights_of_rows,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "dequantize",
     "digest",
     "experts",
+    "last_dimension",
     "matmul",
     "pack_int4",
     "product",

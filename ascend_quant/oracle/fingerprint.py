@@ -57,6 +57,11 @@ def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
 
 
+def last_dimension(tensor: torch.Tensor) -> int:
+    """The length of the rows of `as_matrix`."""
+    return tensor.shape[-1] if tensor.dim() > 1 else 1
+
+
 def as_integers(matrix: torch.Tensor) -> torch.Tensor:
     """The elements' bits as signed integers of the same width; 8 bytes as two integers of 4."""
     if matrix.element_size() == 8:

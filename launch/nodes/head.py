@@ -20,13 +20,13 @@ LEAVE_SECONDS = 20
 
 def run(part: Part) -> int:
     """Start the head, wait for the members, run the job; returns the exit code."""
-    plan = part.plan
+    plan, began = part.plan, time.time()
     known = members.of_plan(plan)
     if part.meeting is not None:
         share(part.meeting, part.environment["RAY_AUTH_TOKEN"], part.facts["versions"])
     part.start_ray(plan, int(plan.ports["dashboard"]))
     dashboard = f"http://{joined(part.checked.wire.address, plan.ports['dashboard'])}"
-    head = Head(plan, known, part.ray, dashboard, part.emit)
+    head = Head(plan, known, part.ray, dashboard, part.emit, began)
     code = head.follow(part.orders.ended)
     if part.meeting is not None and len(plan.members) > 1:
         head.wait_until_alone()
@@ -36,12 +36,14 @@ def run(part: Part) -> int:
 class Head:
     """The head's Ray, asked every two seconds."""
 
-    def __init__(self, plan: NodePlan, known: members.Members, ray: RayNode, dashboard: str, emit: Emit) -> None:
+    def __init__(
+        self, plan: NodePlan, known: members.Members, ray: RayNode, dashboard: str, emit: Emit, began: float
+    ) -> None:
         self.plan, self.members, self.ray, self.dashboard, self.emit = plan, known, ray, dashboard, emit
         self.job: RunningJob | None = None
         self.tail: Tail | None = None
         self.status = ""
-        self.asked = 0.0
+        self.asked, self.began = 0.0, began
         self.answered = time.monotonic()
 
     def follow(self, ended: threading.Event) -> int:
@@ -78,7 +80,7 @@ class Head:
         if self.members.look(members.nodes(self.dashboard)):
             self.emit("members", joined=sorted(self.members.joined), lost=list(self.members.lost.items()))
         if self.job is None and len(self.members.joined) == len(self.plan.members):
-            self.job = RunningJob(self.dashboard, self.plan)
+            self.job = RunningJob(self.dashboard, self.plan, self.began)
             self.tail = Tail(self.job.log)
         return None
 

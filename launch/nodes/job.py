@@ -10,13 +10,18 @@ from launch.nodes.ray_node import client
 from launch.plan.fields import NodePlan
 
 STOP_SECONDS = 8
+STARTED = "ASCEND_QUANT_STARTED"  # when Ray's head was started, and when the job was submitted: for start_up/* metrics
 LONGEST_MESSAGE = 2000
 
 
 class RunningJob:
-    """One submitted job."""
+    """One submitted job.
 
-    def __init__(self, dashboard: str, plan: NodePlan) -> None:
+    Args:
+        began: when this host began with its part of the run, in seconds since the epoch.
+    """
+
+    def __init__(self, dashboard: str, plan: NodePlan, began: float) -> None:
         temp_dir, job = Path(plan.temp_dir), plan.job
         folder = temp_dir / "job"
         for name, text in {".run": plan.run, **job.files}.items():
@@ -28,7 +33,10 @@ class RunningJob:
             self.client.submit_job(
                 submission_id=self.id,
                 entrypoint=shlex.join([sys.executable, *job.entrypoint]),
-                runtime_env={"working_dir": str(folder), "env_vars": job.environment},
+                runtime_env={
+                    "working_dir": str(folder),
+                    "env_vars": {**job.environment, STARTED: f"{began:.3f},{time.time():.3f}"},
+                },
             )
         # Ray documents this name. The driver runs on the head, so its log needs no network.
         self.log = temp_dir / "session_latest" / "logs" / f"job-driver-{self.id}.log"

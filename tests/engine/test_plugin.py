@@ -162,11 +162,14 @@ def test_workers_tell_the_refit_of_their_sleep(monkeypatch, module, name, deepes
     versions.follow_sleep()
     versions.follow_sleep()  # once is enough
     told = []
-    refit = SimpleNamespace(slept=told.append, woke=lambda tags: told.append(tags))
+    before = []  # how often the worker had slept when it was told that it would
+    refit = SimpleNamespace(
+        slept=told.append, woke=told.append, falls_asleep=lambda _: before.append(len(worker.slept))
+    )
     worker, other = Worker(refit), Worker(None)
     worker.sleep(level=1)
     worker.wake_up(["weights"])
-    assert told == worker.slept == [1, ["weights"]]
+    assert told == worker.slept == [1, ["weights"]] and before == [0]
     other.sleep(2)
     assert other.slept == [2] and len(told) == 2
     if deepest < 2:

@@ -32,6 +32,15 @@ DEADLINE = 420
 STEPS = 5
 OURS, VERLS = "ascend_quant.integrations.verl.main_ppo", "verl.trainer.main_ppo"
 QUANTIZED = "+actor_rollout_ref.rollout.quantization=ascend_quant"
+START = {
+    f"start_up/{stage}"
+    for stage in (
+        *("driver", "trainer", "dataset", "workers_placed", "models", "models/actor", "models/other", "engines"),
+        *("engines/weights", "engines/trial_run", "engines/graphs_and_warm-up", "engines/other", "checkpoint"),
+        *("first_sync", "before_step_1", "step_1", "step_1/prompts_sent_1", "step_1/gen_1"),
+        *("step_1/update_actor_1", "total"),
+    )
+}
 ESS = "rollout_corr/rollout_is_eff_sample_size"
 
 REWARD = """
@@ -173,10 +182,19 @@ def test_every_step_has_its_receipt(folder):
     assert tensors == {2 * 12 + 3}
     assert len({step["refit/digest"] for step in steps}) == STEPS
     for step in steps:
-        assert step["refit/nonfinite"] == 0 and step["refit/milliseconds"] > 0
+        assert step["refit/nonfinite"] == 0
+        assert min(step["refit/kernel_ms"], step["refit/wait_ms"]) > 0
+        assert step["refit/kernel_ms"] + step["refit/wait_ms"] < step["refit/milliseconds"]
         assert step["refit/proved"] == step["refit/tensors"]
         assert 0 < step["refit/changed"] <= 1
         assert step[ESS] > 0.8
+    start, *later = [{name: value for name, value in step.items() if name.startswith("start_up/")} for step in steps]
+    assert not any(later) and start.keys() >= START and all(seconds >= 0 for seconds in start.values())
+    stages = [value for name, value in start.items() if name.count("/") == 1 and name != "start_up/total"]
+    assert sum(stages) == pytest.approx(start["start_up/total"]) and start["start_up/step_1"] > 0
+    assert start["start_up/engines"] > start["start_up/engines/weights"] > 0
+    assert start["start_up/models"] > start["start_up/models/actor"] > 0
+    assert "start to first step, seconds:" in (folder / "output.log").read_text()
 
 
 def test_a_rollout_that_stops_following_is_seen(folder):

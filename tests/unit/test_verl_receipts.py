@@ -8,7 +8,7 @@ from ascend_quant.refit import RefitError
 
 def receipt(digest, milliseconds=1.0, nonfinite=0, changed=0.5, tensors=10, proved=10, clamped=3):
     values = dict(tensors=tensors, bytes=20, milliseconds=milliseconds, nonfinite=nonfinite, changed=changed)
-    values |= {"proved": proved, "clamped": clamped}
+    values |= {"proved": proved, "clamped": clamped, "kernel_ms": milliseconds / 4, "wait_ms": milliseconds / 2}
     return {f"refit/{name}": value for name, value in {**values, "digest": digest}.items()}
 
 
@@ -19,6 +19,8 @@ def test_merges_ranks_and_replicas():
         "refit/tensors": 10,
         "refit/bytes": 20,
         "refit/milliseconds": 9.0,
+        "refit/kernel_ms": 2.25,
+        "refit/wait_ms": 4.5,
         "refit/nonfinite": 3,
         "refit/clamped": 7,  # of a model's two ranks; a replica has the same
         "refit/changed": pytest.approx(0.35),
@@ -29,6 +31,8 @@ def test_merges_ranks_and_replicas():
         "refit/replica0/tensors": 10,
         "refit/replica0/bytes": 20,
         "refit/replica0/milliseconds": 3.0,
+        "refit/replica0/kernel_ms": 0.75,
+        "refit/replica0/wait_ms": 1.5,
         "refit/replica0/nonfinite": 1,
         "refit/replica0/clamped": 7,
         "refit/replica0/changed": pytest.approx(0.35),

@@ -14,6 +14,7 @@ from verl.utils.device import auto_set_device
 from ascend_quant.integrations.verl import attention_settings, settings
 from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.runner import TaskRunner
+from ascend_quant.integrations.verl.start_up import began_here
 
 
 @hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)
@@ -28,6 +29,7 @@ def main(config: Any) -> None:
     if settings.wants_refits(config):
         settings.check(config)
     remove_leftovers()
+    began_here()
     run_ppo(config, task_runner_class=TaskRunner)
 
 

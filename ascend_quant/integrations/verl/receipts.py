@@ -3,10 +3,21 @@
 With several replicas there are the same figures for each: refit/replica0/milliseconds beside refit/milliseconds.
 """
 
+from statistics import fmean
+
 from ascend_quant.refit import RefitError
 
 Receipt = dict[str, float]
 PREFIX = "refit/"
+COMBINED = {  # what is neither here nor alike everywhere is the first one's
+    "refit/milliseconds": max,
+    "refit/kernel_ms": max,
+    "refit/wait_ms": max,
+    "refit/nonfinite": sum,
+    "refit/clamped": sum,
+    "refit/proved": min,
+    "refit/changed": fmean,
+}
 
 
 def merge(replicas: dict[int, list[Receipt | None]], quantizations: dict[int, str | None]) -> Receipt:
@@ -31,14 +42,17 @@ def merge(replicas: dict[int, list[Receipt | None]], quantizations: dict[int, st
 
 
 def _combine(receipts: list[Receipt]) -> Receipt:
+    """The figures of several as those of one; what one of them does not know, all do not."""
+    known = set.intersection(*(set(receipt) for receipt in receipts))
     return {
-        **receipts[0],
-        "refit/milliseconds": max(receipt["refit/milliseconds"] for receipt in receipts),
-        "refit/nonfinite": sum(receipt["refit/nonfinite"] for receipt in receipts),
-        "refit/clamped": sum(receipt["refit/clamped"] for receipt in receipts),
-        "refit/proved": min(receipt["refit/proved"] for receipt in receipts),
-        "refit/changed": sum(receipt["refit/changed"] for receipt in receipts) / len(receipts),
+        name: COMBINED.get(name, _first)([receipt[name] for receipt in receipts])
+        for name in receipts[0]
+        if name in known
     }
+
+
+def _first(values: list[float]) -> float:
+    return values[0]
 
 
 def _check_all_there(replicas: dict[int, list[Receipt | None]]) -> None:

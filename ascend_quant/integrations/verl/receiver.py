@@ -7,6 +7,7 @@ the sender is gone.
 
 import contextlib
 import logging
+import time
 from typing import Any
 
 import zmq
@@ -35,13 +36,15 @@ class WatchedSocket:
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
         self.received = 0
+        self.waited = 0.0  # seconds
         self.owes_reply = False
         self.gone = False
         socket.connect(address)
 
     def recv_pyobj(self) -> Any:
-        deadline = None if self.received else FIRST_MESSAGE_SECONDS * 1000
+        deadline, start = None if self.received else FIRST_MESSAGE_SECONDS * 1000, time.perf_counter()
         ready = dict(self._poller.poll(deadline))
+        self.waited += time.perf_counter() - start
         if self._socket in ready:
             message = self._socket.recv_pyobj()
             self.received += 1
@@ -70,11 +73,14 @@ class WatchedSocket:
 
 
 class DrainingReceiver(BucketedWeightReceiver):
+    waited = 0.0  # seconds for the sender's messages, known when all have come
+
     def _init_socket(self) -> None:
         self.socket = WatchedSocket(self.zmq_context.socket(zmq.REP), self.zmq_handle)
 
     def _cleanup(self) -> None:
         if self.socket is not None:
+            self.waited = self.socket.waited
             self._acknowledge_the_rest()
             if self.socket.gone and self.shm is not None:
                 with contextlib.suppress(FileNotFoundError):  # the sender's own resource tracker was faster

@@ -19,6 +19,10 @@ class RefitHttpServer(vLLMHttpServer):
         engines = await versions.ask_every_engine(self.engine, "refit_receipt")
         return [receipt for workers in engines for receipt in workers]
 
+    async def start_up_seconds(self) -> dict[str, float]:
+        """What the parts of the start took in the first worker."""
+        return (await self.engine.collective_rpc("start_up_seconds"))[0]
+
     async def refit_quantization(self) -> str | None:
         """How the replica serves: its quantization's options; None if it is not ours."""
         return (await self.engine.collective_rpc("refit_quantization"))[0]

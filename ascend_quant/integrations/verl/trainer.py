@@ -4,6 +4,7 @@ With several replicas, each one's receipts and mismatch are reported too, by its
 """
 
 import logging
+import time
 from typing import Any
 
 import ray
@@ -15,15 +16,26 @@ from ascend_quant.integrations.verl import settings
 from ascend_quant.integrations.verl.receipts import merge
 from ascend_quant.integrations.verl.replica_mismatch import ranks_of, replica_mismatch, upper_threshold
 from ascend_quant.integrations.verl.sender import sends_digests
+from ascend_quant.integrations.verl.start_up import StartUp
 from ascend_quant.integrations.verl.versions import plain_class
 
 logger = logging.getLogger(__name__)
+
+ASSIGNED = {  # attributes of verl's trainer, and what is done when they are set
+    "actor_rollout_wg": "workers placed",
+    "reward_loop_manager": "models",
+    "llm_server_manager": "engines",
+}
+STEP = "step 1"
+TIMED = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights")
 
 
 class RefitTrainer:
     """Mixed in before verl's trainer class."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.start_up = StartUp()
+        self.prompts_sent = 0.0  # seconds of the last step's prompts on their way to the agent loops
         self.refit_quantizations: dict[int, str | None] = {}  # by the replica's rank
         super().__init__(*args, **kwargs)
         # Only a platform that asks for it, and only in sync mode: on accelerators a step lasts minutes, each poll costs
@@ -31,6 +43,44 @@ class RefitTrainer:
         seconds = getattr(get_platform(), "replay_poll_seconds", None)
         if seconds is not None and self.trainer_mode == "sync":
             self.replay_buffer.poll_interval = seconds
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """verl makes workers, models and engines in one long method; what it assigns tells how far it is."""
+        super().__setattr__(name, value)
+        if name in ASSIGNED:
+            self.start_up.mark(ASSIGNED[name], self._seconds_inside(name, value))
+
+    def _seconds_inside(self, name: str, value: Any) -> dict[str, float]:
+        """Of the stage whose end is the assignment of `name`, what its processes say."""
+        if name == "reward_loop_manager" and hasattr(self.actor_rollout_wg, "seconds_of_actor"):
+            return {"actor": max(self.actor_rollout_wg.seconds_of_actor())}
+        if name == "llm_server_manager" and (replicas := value.get_replicas()):
+            return ray.get(replicas[0].servers[0].start_up_seconds.remote())
+        return {}
+
+    def _init_dataloader(self) -> None:
+        self.start_up.mark("trainer")
+        super()._init_dataloader()
+        self.start_up.mark("dataset")
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        self.start_up.mark("checkpoint")
+
+    def on_init_end(self) -> None:
+        super().on_init_end()
+        self.start_up.mark("first sync")
+
+    def on_train_begin(self) -> None:
+        self.start_up.mark("before step 1")  # agent loops, loggers, a validation if there is one
+        super().on_train_begin()
+
+    def prepare_step(self) -> dict[str, Any]:
+        """verl does not time it; in step 1 it waits until the agent loops' processes have started."""
+        start = time.perf_counter()
+        found = super().prepare_step()
+        self.prompts_sent = time.perf_counter() - start
+        return found
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()  # here verl says which role is played by which worker class
@@ -42,7 +92,17 @@ class RefitTrainer:
                 self.role_worker_mapping[role] = ray.remote(sends_digests(worker_class))
 
     def _consume_sync_metrics(self) -> dict[str, Any]:
-        return {**super()._consume_sync_metrics(), **self._receipts()}
+        return {**super()._consume_sync_metrics(), **self._receipts(), **self._first_step()}
+
+    def _first_step(self) -> dict[str, float]:
+        """The metrics of the start, once, with the table in the log."""
+        if STEP in self.start_up.stages:
+            return {}
+        timed = {name: seconds for name, seconds in self.timing_raw.items() if name in TIMED}
+        parts = {"prompts sent": self.prompts_sent, **timed}
+        self.start_up.mark(STEP, {f"{name} 1": seconds for name, seconds in parts.items()})
+        print(self.start_up.table(), flush=True)  # verl shows no log line of ours below a warning
+        return self.start_up.metrics()
 
     def _receipts(self) -> dict[str, float]:
         # the last manager's replicas are those that were synced at the end of this step

@@ -18,7 +18,7 @@ from verl.workers.rollout.vllm_rollout.utils import monkey_patch_compute_logits,
 
 from ascend_quant.integrations.verl.receiver import DrainingReceiver
 from ascend_quant.integrations.verl.settings import QUANTIZATION
-from ascend_quant.integrations.vllm import refit_of
+from ascend_quant.integrations.vllm import refit_of, start_up
 from ascend_quant.proof import Receiving
 from ascend_quant.refit import RefitError
 
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 class RefitWorkerExtension(vLLMColocateWorkerExtension):
     refit_wants_proof = True
     refit_proved = 0  # how many parameters the last sync proved
+    refit_waited = 0.0  # seconds of the last sync in which the trainer's next tensors were waited for
 
     def monkey_patch_model(self, vocab_size: int, banned_token_ids: list[int] | None = None) -> None:
         if not self._built_by_plugin():
@@ -60,6 +61,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
             for model in self._iter_all_models():
                 attempts.run(lambda model=model: sessions.enter_context(refit_of(model).session()))
             receiver.receive_weights(lambda weights, is_last: attempts.run(lambda: load(weights)))
+            self.refit_waited = receiver.waited
             attempts.run(prove)
             attempts.raise_it()
 
@@ -68,7 +70,14 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         if not self._built_by_plugin():
             return None
         receipt = refit_of(self.model_runner.model).last_receipt
-        return None if receipt is None else {**receipt.as_metrics(), "refit/proved": self.refit_proved}
+        if receipt is None:
+            return None
+        own = {"refit/proved": self.refit_proved, "refit/wait_ms": 1e3 * self.refit_waited}
+        return {**receipt.as_metrics(), **own}
+
+    def start_up_seconds(self) -> dict[str, float]:
+        """What the parts of this worker's start took."""
+        return start_up.seconds_of(self.model_runner.vllm_config.compilation_config)
 
     def refit_quantization(self) -> str | None:
         """The options by which this worker quantizes, in words; None where there are no refits."""

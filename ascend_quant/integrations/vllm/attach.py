@@ -7,6 +7,7 @@ Runs once a model, between its construction and its first load. From then on
 """
 
 import logging
+import time
 from collections.abc import Callable
 from functools import wraps
 from itertools import chain
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 
-from ascend_quant.integrations.vllm import mla
+from ascend_quant.integrations.vllm import mla, start_up
 from ascend_quant.integrations.vllm.inventory import residents_of, skipped_names
 from ascend_quant.integrations.vllm.loading import Loading, guard, storage_of
 from ascend_quant.integrations.vllm.lying import lent
@@ -154,6 +155,10 @@ def _take_post_load_pass(model: nn.Module, refit: Refit, dummy: bool) -> None:
     """vLLM calls `quant_method.process_weights_after_loading(layer)` for every layer; the first one speaks for all."""
 
     def settle() -> None:
+        if not prepared:  # before vLLM measures memory and captures graphs; a trainer's first tensors come later
+            prepared.append(True)
+            start_up.add("weights", time.perf_counter() - attached)
+            start_up.add("refit kernels", refit.prepare())
         if refit.settle_implicit():
             return
         if refit.last_receipt is None and dummy:
@@ -163,6 +168,8 @@ def _take_post_load_pass(model: nn.Module, refit: Refit, dummy: bool) -> None:
         else:
             refit.verify()
 
+    prepared, attached = [], time.perf_counter()
+    start_up.time_workers()
     speakers = [module for module in model.modules() if getattr(module, "quant_method", None) is not None]
     for module in speakers:
         module.ascend_quant_settle = settle if module is speakers[0] else _nothing

@@ -21,12 +21,18 @@ def draw_in_one_pass() -> None:
     if hasattr(original, MARK):
         return
     returns_two = samples_with_logprobs(original)
+    compiled = []
 
     @wraps(original)
     def sample(self, logits, sampling_metadata, *args, **kwargs):
         fits = logits.dtype == torch.float32 and logits.stride(1) == 1 and not (args or kwargs)
-        if not fits or not _draws_from_all(sampling_metadata) or _returns_more(self):
+        if not fits or _returns_more(self):
             return original(self, logits, sampling_metadata, *args, **kwargs)
+        if not _draws_from_all(sampling_metadata):
+            if not compiled:  # vLLM's trial run at start filters: otherwise the first answers would wait for a compiler
+                compiled.append(True)
+                _drawn(logits[:1], torch.ones_like(logits[:1, 0]), torch.ones_like(logits[:1]))
+            return original(self, logits, sampling_metadata)
         tokens = _drawn(logits, sampling_metadata.temperature, _noise(logits, sampling_metadata.generators))
         return (tokens, None) if returns_two else tokens
 

@@ -372,6 +372,8 @@ def _follow_sleep_of(worker_class: type, levels: int) -> None:
         refit = _refit_of_worker(self)
         if refit is not None and level > levels:
             raise RefitError(f"sleep level {level}: this engine loses more than its weights in it; use level {levels}")
+        if refit is not None:
+            refit.falls_asleep(level)
         sleep(self, level)
         if refit is not None:
             refit.slept(level)

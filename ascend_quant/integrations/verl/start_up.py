@@ -1,0 +1,73 @@
+"""From the start of a run to the end of its first step, by stage: a table in the log, and `start_up/*` metrics.
+
+A stage ends where a mark is set, on the clock of the trainer's process, and the next one begins; so stages add up to
+the total. What happened inside a stage elsewhere (in a worker, in an engine, in a step's timers) stands below it, and
+what that leaves is `other`. A process that lives on (a step 2) marks nothing any more.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+STARTED = "ASCEND_QUANT_STARTED"  # seconds since the epoch: of the run, and with a comma of the job's submission
+OTHER = "other"
+PREFIX = "start_up/"
+
+
+class StartUp:
+    """The stages of this process's run.
+
+    Args:
+        environment: where STARTED is, set by the launcher or by main_ppo; without it the run begins now.
+        now: seconds since the epoch.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ, now: Callable[[], float] = time.time):
+        self._now = now
+        self.stages: dict[str, float] = {}  # seconds, in the order in which they ended
+        self.inside: dict[str, dict[str, float]] = {}
+        begins, _, submitted = environment.get(STARTED, "").partition(",")
+        self._last = float(begins) if begins else now()
+        if submitted:
+            self._end("ray cluster", float(submitted))
+        if begins:
+            self._end("driver", now())
+
+    def mark(self, stage: str, inside: Mapping[str, float] | None = None) -> None:
+        """A stage ends, for the first time.
+
+        Args:
+            inside: seconds of its parts, which do not overlap.
+        """
+        if stage in self.stages:
+            return
+        self._end(stage, self._now())
+        if inside:
+            rest = self.stages[stage] - sum(inside.values())
+            self.inside[stage] = {**inside, OTHER: max(rest, 0.0)}
+
+    def _end(self, stage: str, moment: float) -> None:
+        self.stages[stage], self._last = moment - self._last, moment
+
+    @property
+    def total(self) -> float:
+        return sum(self.stages.values())
+
+    def metrics(self) -> dict[str, float]:
+        """Seconds: `start_up/engines`, `start_up/engines/compilation`, .., `start_up/total`."""
+        parts = {f"{stage}/{part}": value for stage, parts in self.inside.items() for part, value in parts.items()}
+        named = {**self.stages, **parts, "total": self.total}
+        return {PREFIX + name.replace(" ", "_"): value for name, value in named.items()}
+
+    def table(self) -> str:
+        """A line a stage, with its share; its parts below it."""
+        lines = ["start to first step, seconds:"]
+        for stage, seconds in self.stages.items():
+            lines.append(f"  {stage:32}{seconds:9.1f}{100 * seconds / max(self.total, 1e-9):6.0f} %")
+            lines += [f"    {part:30}{value:9.1f}" for part, value in self.inside.get(stage, {}).items()]
+        return "\n".join([*lines, f"  {'total':32}{self.total:9.1f}"])
+
+
+def began_here() -> None:
+    """Note this process's start as the run's, for the processes of the Ray cluster that it starts."""
+    os.environ.setdefault(STARTED, f"{time.time():.3f}")

@@ -1,0 +1,64 @@
+"""How long the parts of an engine worker's start took, in this worker: kept for whoever asks, logged by vLLM itself."""
+
+import sys
+import time
+from collections.abc import Callable
+from functools import wraps
+
+MARK = "ascend_quant_timed"
+WORKERS = (
+    ("vllm.v1.worker.gpu_worker", "Worker"),
+    ("vllm.v1.worker.cpu_worker", "CPUWorker"),
+    ("vllm_ascend.worker.worker", "NPUWorker"),
+    ("vllm_ascend.worker.worker_v1", "NPUWorker"),
+)
+STEPS = {  # of a worker, after the model is made
+    "determine_available_memory": "trial run",
+    "initialize_from_config": "kv cache",
+    "compile_or_warm_up_model": "graphs and warm-up",
+}
+
+_seconds: dict[str, float] = {}
+
+
+def add(part: str, seconds: float) -> None:
+    """Account for a part of the start."""
+    _seconds[part] = _seconds.get(part, 0.0) + seconds
+
+
+def seconds_of(compilation_config: object) -> dict[str, float]:
+    """Seconds of each part; torch.compile's are taken out of the trial run's or the warm-up's, in which it runs."""
+    found, left = dict(_seconds), float(getattr(compilation_config, "compilation_time", 0.0) or 0.0)
+    if left:
+        found["torch.compile"] = left
+    for part in ("trial run", "graphs and warm-up"):
+        taken = min(left, found.get(part, 0.0))
+        if taken:
+            found[part], left = found[part] - taken, left - taken
+    return found
+
+
+def time_workers() -> None:
+    """Time the steps of this process's worker, whose module is loaded; harmless when repeated.
+
+    vLLM tells these times in log lines alone. Covers vLLM 0.23 and 0.28; a step that is not there is not timed.
+    """
+    for module, name in WORKERS:
+        worker_class = getattr(sys.modules.get(module), name, None)
+        for method, part in STEPS.items():
+            function = getattr(worker_class, method, None)
+            if function is not None and not hasattr(function, MARK):
+                setattr(worker_class, method, _timed(function, part))
+
+
+def _timed(function: Callable, part: str) -> Callable:
+    @wraps(function)
+    def timed(*args, **kwargs):
+        start = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            add(part, time.perf_counter() - start)
+
+    setattr(timed, MARK, True)
+    return timed

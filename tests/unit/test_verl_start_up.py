@@ -1,0 +1,73 @@
+"""The stages of a start add up, and name what they cannot account for."""
+
+import pytest
+
+pytest.importorskip("vllm", reason="the engine's own times are read from it")
+
+import sys
+from types import SimpleNamespace
+
+from ascend_quant.integrations.verl.start_up import STARTED, StartUp, began_here
+from ascend_quant.integrations.vllm import start_up
+from launch.nodes import job
+
+
+class Clock:
+    def __init__(self, moment):
+        self.moment = moment
+
+    def __call__(self):
+        return self.moment
+
+
+def test_stages_add_up_from_the_launchers_start_to_the_last_mark():
+    clock = Clock(1030.0)
+    stages = StartUp({STARTED: "1000.0,1012.5"}, clock)
+    clock.moment = 1050.0
+    stages.mark("models", {"actor": 12.0})
+    clock.moment = 1090.0
+    stages.mark("engines", {"weights": 10.0, "torch.compile": 20.0})
+    clock.moment = 1200.0
+    stages.mark("models")  # again: nothing
+    assert stages.stages == {"ray cluster": 12.5, "driver": 17.5, "models": 20.0, "engines": 40.0}
+    assert stages.total == 90.0
+    metrics = stages.metrics()
+    assert metrics["start_up/ray_cluster"] == 12.5 and metrics["start_up/total"] == 90.0
+    assert metrics["start_up/models/other"] == 8.0 and metrics["start_up/engines/other"] == 10.0
+    lines = stages.table().splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [
+        *("ray", "driver", "models", "actor", "other", "engines", "weights", "torch.compile", "other", "total")
+    ]
+
+
+def test_without_a_launcher_the_run_begins_with_the_driver_or_now(monkeypatch):
+    clock = Clock(50.0)
+    assert StartUp({}, clock).stages == {}
+    monkeypatch.delenv(STARTED, raising=False)
+    began_here()
+    assert list(StartUp().stages) == ["driver"] and 0 <= StartUp().total < 60
+
+
+def test_the_launcher_and_the_trainer_mean_the_same_variable():
+    assert job.STARTED == STARTED
+
+
+def test_an_engines_parts(monkeypatch):
+    class Worker:
+        def determine_available_memory(self):
+            return 7
+
+        def compile_or_warm_up_model(self):
+            return "warm"
+
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu_worker", SimpleNamespace(Worker=Worker))
+    monkeypatch.setattr(start_up, "_seconds", {})
+    start_up.time_workers()
+    timed = Worker.determine_available_memory
+    start_up.time_workers()
+    assert Worker.determine_available_memory is timed
+    assert (Worker().determine_available_memory(), Worker().compile_or_warm_up_model()) == (7, "warm")
+    assert set(start_up.seconds_of(None)) == {"trial run", "graphs and warm-up"}
+    start_up._seconds.update({"trial run": 5.0, "graphs and warm-up": 9.0, "weights": 1.0})
+    found = start_up.seconds_of(SimpleNamespace(compilation_time=6.0))
+    assert found == {"weights": 1.0, "torch.compile": 6.0, "trial run": 0.0, "graphs and warm-up": 8.0}
