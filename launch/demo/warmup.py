@@ -21,6 +21,7 @@ from launch.demo.task import Task
 from launch.demo.tokenizer import END, PAD, SPACE, save_tokenizer, vocabulary
 
 FINAL_SHARE = 0.05  # of the learning rate
+LOOK_EVERY = 50  # updates, where a warm-up may end early
 IGNORED = -100
 
 Encoded = tuple[Tensor, Tensor]  # tokens and labels, one row a problem
@@ -33,9 +34,9 @@ def make_start(device: str, model_name: str, seed: int, folder: Path, on_update:
         torch.set_num_threads(1)  # these matrices are too small to share out
     disable_progress_bar()  # the demo has its own
     model = build_model(model_name, seed, setup.shape, setup.task.alphabet).to(device)
-    imitate_teacher(model, setup.task, setup.warm_up, seed, on_update)
-    model = model.to(torch.bfloat16)
     exam = encode([(problem.prompt, problem.answer) for problem in setup.task.exam()], setup.task)
+    imitate_teacher(model, setup.task, setup.warm_up, seed, exam, on_update)
+    model = model.to(torch.bfloat16)
     accuracy = sampled_accuracy(model, exam)
     check_band(accuracy, setup.warm_up.band)
     model.to("cpu").save_pretrained(folder)
@@ -45,7 +46,9 @@ def make_start(device: str, model_name: str, seed: int, folder: Path, on_update:
     return accuracy
 
 
-def imitate_teacher(model: Any, task: Task, plan: WarmUp, seed: int, on_update: Callable[[int], None]) -> None:
+def imitate_teacher(
+    model: Any, task: Task, plan: WarmUp, seed: int, exam: Encoded, on_update: Callable[[int], None]
+) -> None:
     """Supervised training on the teacher's lessons; on a GPU with products in BF16, over weights in float32.
 
     Raises:
@@ -64,6 +67,8 @@ def imitate_teacher(model: Any, task: Task, plan: WarmUp, seed: int, on_update: 
         schedule.step()
         optimizer.zero_grad()
         on_update(update + 1)
+        if plan.enough and (update + 1) % LOOK_EVERY == 0 and sampled_accuracy(model, exam) >= plan.enough:
+            return
         if time.monotonic() - begun > plan.seconds:
             raise DemoError(
                 f"the warm-up made {update + 1} of {plan.updates} updates in {plan.seconds:.0f} s: is the device in "

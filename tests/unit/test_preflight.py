@@ -67,7 +67,13 @@ WRONG = {
         *("train", CUDA, {"devices": GPU} | shared(8, 8)),
         *("8.0 of 8.0 GiB free in /dev/shm; 16", "docker run --shm-size=64g"),
     ),
-    "the demo has no form for NPUs": ("demo", ASCEND, OF_A2, "this image is for ascend-cann9.1", "use the cpu image or the"),
+    "the demo has no form for NPUs": (
+        "demo",
+        ASCEND,
+        OF_A2,
+        "this image is for ascend-cann9.1",
+        "use the cpu image or the",
+    ),
     "the demo without a GPU": (
         *("demo", CUDA, {"devices": Devices("nvidia-smi", "nvidia-smi lists no device")}),
         *("nvidia-smi lists no device", "--gpus all"),
