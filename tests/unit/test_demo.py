@@ -299,7 +299,7 @@ def test_last_errors_are_found_among_ray_prefixes(tmp_path):
     assert "  two" in logs.last_errors(log)
 
 
-def run_watch(tmp_path, code: str, steps: int = 2) -> tuple[subprocess.Popen, ProcessTree, list[int]]:
+def run_watch(tmp_path, code: str, steps: int = 2) -> tuple[training.Watched, list[int]]:
     """Watch a Python process that stands in for verl."""
     log, seen = tmp_path / "verl.log", []
     with log.open("wb") as output:
@@ -308,11 +308,10 @@ def run_watch(tmp_path, code: str, steps: int = 2) -> tuple[subprocess.Popen, Pr
         )
     tree = ProcessTree(verl.pid)
     try:
-        training.watch(verl, tree, steps, tmp_path / "metrics.jsonl", log, seen.append)
+        return training.watch(verl, tree, steps, tmp_path / "metrics.jsonl", log, seen.append), seen
     finally:
         tree.end()
         verl.wait()
-    return verl, tree, seen
 
 
 def writer(lines: list[str]) -> str:
@@ -320,8 +319,10 @@ def writer(lines: list[str]) -> str:
 
 
 def test_watch_counts_the_steps(tmp_path):
-    lines = [metrics_line(step, 0.5, 0, 1, 1, 1) for step in (1, 2)]
-    assert run_watch(tmp_path, writer(lines))[2][-1] == 2
+    lines = [metrics_line(step, 0.5, 0, 1, 1000, 1) for step in (1, 2)]
+    watched, seen = run_watch(tmp_path, writer(lines))
+    assert seen[-1] == 2 and watched.peak_memory > 0
+    assert 0 <= watched.start_seconds + 2 * 1000 < 60, "the steps' own time is none of the start's"
 
 
 def test_watch_reports_a_failure_with_its_reason(tmp_path):
