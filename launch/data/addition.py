@@ -19,7 +19,7 @@ def prepare(target: Path, progress: Progress) -> Summary:
     from launch.demo.task import write_parquet
     from launch.demo.warmup import make_start
 
-    task, updates = SETUPS["cpu"].task, SETUPS["cpu"].warm_up.updates
+    task, updates = SETUPS["cpu"].task, SETUPS["cpu"].warm_up.fall
     folder, made = target / "addition", Summary()
     folder.mkdir(parents=True, exist_ok=True)
     for name, prompts in (("train", load_recipe()["steps"] * prompts_a_step()), ("test", len(task.exam()))):

@@ -50,7 +50,8 @@ def warm_up(choices: Choices, out: Path, bars: Progress) -> None:
     """Make the common start of all arms."""
     from launch.demo.warmup import make_start
 
-    bar = bars.add_task("warm-up", total=choices.setup.warm_up.updates)
+    plan = choices.setup.warm_up
+    bar = bars.add_task("warm-up", total=plan.longest + plan.fall)
     accuracy = make_start(
         choices.device,
         choices.model,

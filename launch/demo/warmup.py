@@ -21,7 +21,8 @@ from launch.demo.task import Task
 from launch.demo.tokenizer import END, PAD, SPACE, save_tokenizer, vocabulary
 
 FINAL_SHARE = 0.05  # of the learning rate
-LOOK_EVERY = 50  # updates, where a warm-up may end early
+LOOK_EVERY = 50  # updates
+PASSED = 0.98  # of the exam's answers are the likeliest ones
 IGNORED = -100
 
 Encoded = tuple[Tensor, Tensor]  # tokens and labels, one row a problem
@@ -55,30 +56,38 @@ def imitate_teacher(
         DemoError: it takes longer than the plan allows.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.learning_rate)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: learning_rate(update, plan))
-    begun = time.monotonic()
-    for update, lesson in zip(range(plan.updates), task.lessons(seed, plan.batch), strict=False):
+    begun, falls_from = time.monotonic(), None if plan.longest else 0
+    for update, lesson in enumerate(task.lessons(seed, plan.batch)):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(update, falls_from, plan)
         tokens, labels = (part.to(model.device) for part in encode(lesson, task))
         with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):
             loss = model(input_ids=tokens, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
         optimizer.zero_grad()
         on_update(update + 1)
-        if plan.enough and (update + 1) % LOOK_EVERY == 0 and sampled_accuracy(model, exam) >= plan.enough:
+        if falls_from is None and is_learnt(model, exam, update + 1, plan):
+            falls_from = update + 1
+        if falls_from is not None and update + 1 == falls_from + plan.fall:
             return
         if time.monotonic() - begun > plan.seconds:
             raise DemoError(
-                f"the warm-up made {update + 1} of {plan.updates} updates in {plan.seconds:.0f} s: is the device in "
+                f"the warm-up made {update + 1} updates in {plan.seconds:.0f} s: is the device in "
                 "use by others, or much slower than those that the demo is for?"
             )
 
 
-def learning_rate(update: int, plan: WarmUp) -> float:
-    """The share of the highest rate in an update, from 0."""
-    return min((update + 1) / plan.ramp, 1 - (1 - FINAL_SHARE) * update / plan.updates)
+def learning_rate(update: int, falls_from: int | None, plan: WarmUp) -> float:
+    """The rate of an update, counted from 0; None: it does not fall yet."""
+    fallen = 0 if falls_from is None else (update - falls_from) / plan.fall
+    return plan.learning_rate * min((update + 1) / plan.ramp, 1 - (1 - FINAL_SHARE) * fallen)
+
+
+def is_learnt(model: Any, exam: Encoded, updates: int, plan: WarmUp) -> bool:
+    """Whether the rate is to fall from here: the likeliest answers are right, or that took as long as it may."""
+    return updates == plan.longest or (updates % LOOK_EVERY == 0 and likeliest_accuracy(model, exam) >= PASSED)
 
 
 def encode(pairs: list[tuple[str, str]], task: Task) -> Encoded:
@@ -92,6 +101,15 @@ def encode(pairs: list[tuple[str, str]], task: Task) -> Encoded:
         tokens[row, :end] = torch.tensor([*(numbers[character] for character in prompt + answer), numbers[END]])
         labels[row, start:end] = tokens[row, start:end]
     return tokens, labels
+
+
+@torch.no_grad()
+def likeliest_accuracy(model: Any, encoded: Encoded) -> float:
+    """The share of answers of which every token is the likeliest after those before it."""
+    tokens, labels = (part.to(model.device) for part in encoded)
+    likeliest = model(input_ids=tokens).logits[:, :-1].argmax(-1)
+    targets = labels[:, 1:]
+    return ((likeliest == targets) | (targets == IGNORED)).all(-1).float().mean().item()
 
 
 @torch.no_grad()

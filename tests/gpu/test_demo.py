@@ -26,7 +26,7 @@ STEPS = 3
 @pytest.fixture
 def short(monkeypatch):
     setup = SETUPS["cuda"]
-    warm_up = replace(setup.warm_up, updates=100, band=(0, 1), enough=None)
+    warm_up = replace(setup.warm_up, longest=0, fall=100, band=(0, 1))
     monkeypatch.setitem(SETUPS, "cuda", replace(setup, warm_up=warm_up))
 
 

@@ -131,12 +131,12 @@ def test_the_gpus_model_is_of_50_to_300_million_parameters_and_fits_its_kernels(
 def test_the_learning_rate_rises_and_falls():
     from launch.demo.warmup import learning_rate
 
-    plan = WarmUp(updates=1000, batch=1, learning_rate=1.0, ramp=100, band=(0, 1), enough=None, seconds=1)
-    rates = [learning_rate(update, plan) for update in range(1000)]
-    top = rates.index(max(rates))
-    assert 90 <= top <= 100 and max(rates) > 0.9
-    assert rates[:top] == sorted(rates[:top]) and rates[top:] == sorted(rates[top:], reverse=True)
-    assert rates[0] == pytest.approx(0.01) and rates[-1] == pytest.approx(0.051, abs=1e-3)
+    plan = WarmUp(longest=500, fall=200, batch=1, learning_rate=2.0, ramp=100, band=(0, 1), seconds=1)
+    rates = [learning_rate(update, None if update < 300 else 300, plan) for update in range(500)]
+    assert rates[:100] == pytest.approx([2.0 * update / 100 for update in range(1, 101)])
+    assert set(rates[100:301]) == {2.0}
+    assert rates[301:] == sorted(rates[301:], reverse=True) and rates[400] == pytest.approx(2.0 * (1 + 0.05) / 2)
+    assert rates[-1] == pytest.approx(2.0 * 0.05, rel=0.1)
 
 
 def test_a_warm_up_that_takes_too_long_is_refused():
@@ -146,25 +146,42 @@ def test_a_warm_up_that_takes_too_long_is_refused():
     from launch.demo.warmup import encode, imitate_teacher
 
     setup = SETUPS["cpu"]
-    plan = replace(setup.warm_up, updates=50, batch=4, seconds=0.0)
-    with pytest.raises(DemoError, match="made 1 of 50 updates in 0 s"):
+    plan = replace(setup.warm_up, fall=50, batch=4, seconds=0.0)
+    with pytest.raises(DemoError, match="made 1 updates in 0 s"):
         exam = encode([("7+5=", "12")], setup.task)
         imitate_teacher(build_model("qwen2", 0, TINY), setup.task, plan, 0, exam, lambda done: None)
 
 
-def test_a_warm_up_ends_when_the_exam_is_passed(monkeypatch):
+@pytest.mark.parametrize(("marks", "longest", "updates"), [((0.1, 0.97, 0.98), 50, 9 + 4), ((0.1, 0.2), 7, 7 + 4)])
+def test_a_warm_up_ends_some_updates_after_the_exam_is_passed(monkeypatch, marks, longest, updates):
     pytest.importorskip("transformers")
     from launch.demo import warmup
     from launch.demo.model import build_model
 
-    done, marks = [], iter([0.1, 0.35, 0.37, 0.9])
+    done, marked = [], iter(marks)
     monkeypatch.setattr(warmup, "LOOK_EVERY", 3)
-    monkeypatch.setattr(warmup, "sampled_accuracy", lambda model, exam: next(marks))
+    monkeypatch.setattr(warmup, "likeliest_accuracy", lambda model, exam: next(marked))
     setup = SETUPS["cpu"]
-    plan = replace(setup.warm_up, updates=50, batch=2, enough=0.36)
+    plan = replace(setup.warm_up, longest=longest, fall=4, batch=2)
     exam = warmup.encode([("7+5=", "12")], setup.task)
     warmup.imitate_teacher(build_model("qwen2", 0), setup.task, plan, 0, exam, done.append)
-    assert done == list(range(1, 10))
+    assert done == list(range(1, updates + 1))
+
+
+def test_the_likeliest_answers_are_counted_whole():
+    pytest.importorskip("transformers")
+    from launch.demo.model import build_model
+    from launch.demo.warmup import encode, likeliest_accuracy
+
+    task, model = SETUPS["cpu"].task, build_model("qwen2", 0)
+    tokens, labels = encode([("7+5=", "12"), ("3+4=", "7")], task)
+    with torch.no_grad():
+        said = model(input_ids=tokens).logits.argmax(-1)
+    own = labels.clone()  # what the model itself would say, at one place of the second row something else
+    own[:, 1:][labels[:, 1:] != -100] = said[:, :-1][labels[:, 1:] != -100]
+    assert likeliest_accuracy(model, (tokens, own)) == 1.0
+    own[1, 4] = (own[1, 4] + 1) % model.config.vocab_size
+    assert likeliest_accuracy(model, (tokens, own)) == 0.5
 
 
 def metrics_line(step: int, weights: bool) -> str:
