@@ -17,7 +17,8 @@ usage() {
 usage: ./run.sh COMMAND [ARGUMENTS]
 
   smoke [..]                    does it work here? kernels, a refit, generation, three training steps: one JSON file
-  demo [..]                     RL on a laptop with an engine re-quantized in place every step (demo --help: options)
+  demo [..]                     RL with an engine re-quantized in place every step: on a laptop, or with --device cuda on
+                                one GPU (demo --help: options)
   test [GROUP ..] [-- ARGS ..]  run tests; groups: unit engine npu cluster images all (no group: all); ARGS go to pytest
                                 (npu: the real torch_npu on host memory, in environments of its own; unit and engine
                                 run two files at once: -n 0 among ARGS for one process)

@@ -37,8 +37,11 @@ def problem(verb: str, stack: str, facts: Facts, temporary: str = TEMPORARY) -> 
 
 def _problems(verb: str, stack: str, facts: Facts, temporary: str) -> Iterator[str]:
     kind, wanted = pins(stack).devices, Wanted(stack=stack)
-    if verb == "demo" and kind != "none":
-        yield f"the demo computes on CPUs, and this image is for {stack}: use the cpu image, or smoke and train here"
+    if verb == "demo" and kind == "npu":
+        yield (
+            f"the demo computes on CPUs or a GPU, and this image is for {stack}: use the cpu image or the cuda13 "
+            "image, or smoke and train here"
+        )
     if kind == "npu":
         yield from _without_npus(facts.devices)
     if kind == "gpu" and not facts.devices.found:

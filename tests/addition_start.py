@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from launch.demo.addition import Addition
 from launch.demo.model import build_model
 from launch.demo.task import write_parquet
 from launch.demo.tokenizer import save_tokenizer
@@ -17,5 +18,5 @@ def write(data: Path, prompts: int) -> Path:
     build_model("qwen2", seed=0).to(torch.bfloat16).save_pretrained(folder / "start")
     save_tokenizer(folder / "start")
     for name in ("train", "test"):
-        write_parquet(folder / f"{name}.parquet", prompts=prompts, seed=0)
+        write_parquet(folder / f"{name}.parquet", prompts=prompts, seed=0, task=Addition())
     return folder

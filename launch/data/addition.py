@@ -15,17 +15,19 @@ def prepare(target: Path, progress: Progress) -> Summary:
     """Write addition/train.parquet, addition/test.parquet and addition/start."""
     from launch.demo.errors import DemoError
     from launch.demo.recipe import load_recipe, prompts_a_step
-    from launch.demo.task import all_problems, write_parquet
-    from launch.demo.warmup import UPDATES, make_start
+    from launch.demo.setups import SETUPS
+    from launch.demo.task import write_parquet
+    from launch.demo.warmup import make_start
 
+    task, updates = SETUPS["cpu"].task, SETUPS["cpu"].warm_up.fall
     folder, made = target / "addition", Summary()
     folder.mkdir(parents=True, exist_ok=True)
-    for name, prompts in (("train", load_recipe()["steps"] * prompts_a_step()), ("test", len(all_problems()))):
+    for name, prompts in (("train", load_recipe()["steps"] * prompts_a_step()), ("test", len(task.exam()))):
         file = folder / f"{name}.parquet"
-        write_parquet(file, prompts, SEED)
+        write_parquet(file, prompts, SEED, task)
         made.rows[file] = prompts
     try:
-        right = make_start("qwen2", SEED, folder / "start", lambda done: progress("warm-up", done, UPDATES))
+        right = make_start("cpu", "qwen2", SEED, folder / "start", lambda done: progress("warm-up", done, updates))
     except DemoError as error:
         raise DataError(str(error)) from error
     made.notes.append(f"{folder / 'start'}: a Qwen2 model that answers {right:.0%} right")

@@ -1,1 +1,1 @@
-"""The demo: a tiny model learns to add with real verl GRPO, once with a BF16 and once with an INT8 rollout."""
+"""The demo: a small model learns to add with real verl GRPO, on a CPU or a GPU, once for each kind of rollout."""

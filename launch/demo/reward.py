@@ -1,8 +1,11 @@
-"""The demo's reward: 1 when the answer is exactly right, else 0. verl loads this file by its path."""
+"""The demo's reward: 1 when the result is exactly right, else 0. verl loads this file by its path."""
 
 from typing import Any
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> float:
-    """verl's custom reward signature; `solution_str` is the decoded response without special tokens."""
-    return float(solution_str == ground_truth)
+    """verl's custom reward signature; `solution_str` is the decoded response without special tokens.
+
+    The result is what follows the last colon of a response, or all of it where there is none.
+    """
+    return float(solution_str.rpartition(":")[2] == ground_truth)

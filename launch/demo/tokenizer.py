@@ -9,16 +9,21 @@ from typing import Any
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPACE, NEWLINE = "Ġ", "Ċ"  # how ByteLevel spells " " and "\n"
-VOCABULARY = {token: index for index, token in enumerate([PAD, START, END, *"0123456789+=", SPACE, NEWLINE])}
+SUMS = "0123456789+="  # the alphabet of addition
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def build_tokenizer() -> Any:
+def vocabulary(alphabet: str = SUMS) -> dict[str, int]:
+    """The tokens and their numbers: the special ones, each character, blank and newline."""
+    return {token: index for index, token in enumerate([PAD, START, END, *alphabet, SPACE, NEWLINE])}
+
+
+def build_tokenizer(alphabet: str = SUMS) -> Any:
     """The tokenizer in memory; `vocab_size` of the model must be `len()` of it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    backend = Tokenizer(models.BPE(VOCABULARY, merges=[]))
+    backend = Tokenizer(models.BPE(vocabulary(alphabet), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
@@ -28,6 +33,6 @@ def build_tokenizer() -> Any:
     return tokenizer
 
 
-def save_tokenizer(folder: Path) -> None:
+def save_tokenizer(folder: Path, alphabet: str = SUMS) -> None:
     """Write the tokenizer's files into a checkpoint folder."""
-    build_tokenizer().save_pretrained(folder)
+    build_tokenizer(alphabet).save_pretrained(folder)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from launch.demo.errors import DemoError
@@ -25,8 +26,16 @@ POLL_SECONDS = 0.5
 MEMORY_EVERY = 8  # polls: adding up the memory of 30 processes costs time they need
 
 
-def train_arm(choices: Choices, arm: str, out: Path, on_steps: Callable[[int], None]) -> int:
-    """Run one arm to its last step and return the peak memory in bytes."""
+@dataclass(frozen=True)
+class Watched:
+    """What was seen from outside: the most memory of all processes, in bytes, and the seconds before the first step."""
+
+    peak_memory: int
+    start_seconds: float
+
+
+def train_arm(choices: Choices, arm: str, out: Path, on_steps: Callable[[int], None]) -> Watched:
+    """Run one arm to its last step."""
     folder = out / arm
     folder.mkdir(parents=True, exist_ok=True)
     log, metrics = folder / "verl.log", folder / "metrics.jsonl"
@@ -34,7 +43,7 @@ def train_arm(choices: Choices, arm: str, out: Path, on_steps: Callable[[int], N
     ray_folder = Path(tempfile.mkdtemp(prefix="aq-"))  # Ray's sockets need a short path
     command = [sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo"]
     command += overrides(choices, arm, out, ray_folder)
-    variables = environment("cpu", os.environ) | {"VERL_FILE_LOGGER_PATH": str(metrics)}
+    variables = environment(choices.setup.stack, os.environ) | {"VERL_FILE_LOGGER_PATH": str(metrics)}
     if arm == HYBRID:
         write_flashrl_config(folder / "flashrl.yaml")
         variables["FLASHRL_CONFIG"] = str(folder / "flashrl.yaml")
@@ -53,19 +62,22 @@ def train_arm(choices: Choices, arm: str, out: Path, on_steps: Callable[[int], N
 
 def watch(
     verl: subprocess.Popen, tree: ProcessTree, steps: int, metrics: Path, log: Path, on_steps: Callable[[int], None]
-) -> int:
+) -> Watched:
     """Follow the metrics until verl ends; raise if it fails, stalls or ends early."""
-    peak, done, polls, last_news = 0, 0, 0, time.monotonic()
-    ended = False
+    begun = last_news = time.monotonic()
+    peak, done, polls, start, ended = 0, 0, 0, 0.0, False
     while not ended:
         ended = verl.poll() is not None  # asked before the metrics are read, so that the last step is not missed
         if polls % MEMORY_EVERY == 0:
             tree.look()
             peak = max(peak, tree.memory_bytes() + own_memory_bytes())
         polls += 1
-        logged = len(read_lines(metrics))
-        if logged > done:
-            done, last_news = logged, time.monotonic()
+        lines = read_lines(metrics)
+        if len(lines) > done:
+            last_news = time.monotonic()
+            if not done:
+                start = last_news - begun - sum(line["data"]["timing_s/step"] for line in lines)
+            done = len(lines)
             on_steps(done)
         allowed = NEXT_STEP_SECONDS if done else FIRST_STEP_SECONDS
         if time.monotonic() - last_news > allowed:
@@ -73,4 +85,4 @@ def watch(
         time.sleep(0 if ended else POLL_SECONDS)
     if verl.returncode or done < steps:
         raise DemoError(f"verl ended with code {verl.returncode} after {done} of {steps} steps; {last_errors(log)}")
-    return peak
+    return Watched(peak, start)

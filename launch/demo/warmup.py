@@ -1,10 +1,11 @@
-"""The supervised warm-up: imitate a careless teacher, who adds or subtracts, so that RL has something to put right.
+"""The supervised warm-up: imitate the task's careless teacher, so that RL has something to put right.
 
 A model that imitates well answers about half of the problems right when sampled at temperature 1: every prompt gets
-right and wrong samples, which is what GRPO learns from. That accuracy is computed from the logits over all problems,
-so it has no sampling noise.
+right and wrong samples, which is what GRPO learns from. That accuracy is computed from the logits over the task's
+exam, so it has no sampling noise.
 """
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,77 +16,114 @@ from transformers.utils.logging import disable_progress_bar
 
 from launch.demo.errors import DemoError
 from launch.demo.model import build_model
-from launch.demo.task import all_problems
-from launch.demo.tokenizer import build_tokenizer, save_tokenizer
+from launch.demo.setups import SETUPS, WarmUp
+from launch.demo.task import Task
+from launch.demo.tokenizer import END, PAD, SPACE, save_tokenizer, vocabulary
 
-UPDATES = 800
-BATCH = 128
-LEARNING_RATE = 2e-3  # falls linearly to a twentieth
-TEACHER_RIGHT = 0.4  # of the answers; where one operand is 0, adding and subtracting agree and all are right
-BAND = (0.40, 0.60)
+FINAL_SHARE = 0.05  # of the learning rate
+LOOK_EVERY = 50  # updates
+PASSED = 0.98  # of the exam's answers are the likeliest ones
 IGNORED = -100
 
 Encoded = tuple[Tensor, Tensor]  # tokens and labels, one row a problem
 
 
-def make_start(model_name: str, seed: int, folder: Path, on_update: Callable[[int], None]) -> float:
+def make_start(device: str, model_name: str, seed: int, folder: Path, on_update: Callable[[int], None]) -> float:
     """Train, save the BF16 checkpoint that all arms start from, and return its sampled accuracy."""
-    torch.set_num_threads(1)  # these matrices are too small to share out
+    setup = SETUPS[device]
+    if device == "cpu":
+        torch.set_num_threads(1)  # these matrices are too small to share out
     disable_progress_bar()  # the demo has its own
-    model = build_model(model_name, seed)
-    right = encode([(problem.prompt, problem.answer) for problem in all_problems()])
-    imitate_teacher(model, right, seed, on_update)
+    model = build_model(model_name, seed, setup.shape, setup.task.alphabet).to(device)
+    exam = encode([(problem.prompt, problem.answer) for problem in setup.task.exam()], setup.task)
+    imitate_teacher(model, setup.task, setup.warm_up, seed, exam, on_update)
     model = model.to(torch.bfloat16)
-    accuracy = sampled_accuracy(model, right)
-    check_band(accuracy)
-    model.save_pretrained(folder)
-    save_tokenizer(folder)
+    accuracy = sampled_accuracy(model, exam)
+    check_band(accuracy, setup.warm_up.band)
+    model.to("cpu").save_pretrained(folder)
+    save_tokenizer(folder, setup.task.alphabet)
+    if device == "cuda":
+        torch.cuda.empty_cache()  # the arms have processes of their own
     return accuracy
 
 
-def imitate_teacher(model: Any, right: Encoded, seed: int, on_update: Callable[[int], None]) -> None:
-    """Supervised training on problems drawn at random, with the right answer or the mistake."""
-    wrong = encode([(problem.prompt, problem.mistake) for problem in all_problems()])
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, UPDATES)
-    for update in range(UPDATES):
-        rows = torch.randint(len(right[0]), (BATCH,), generator=generator)
-        careful = torch.rand(BATCH, 1, generator=generator) < TEACHER_RIGHT
-        tokens, labels = (torch.where(careful, r[rows], w[rows]) for r, w in zip(right, wrong, strict=True))
-        model(input_ids=tokens, labels=labels).loss.backward()
+def imitate_teacher(
+    model: Any, task: Task, plan: WarmUp, seed: int, exam: Encoded, on_update: Callable[[int], None]
+) -> None:
+    """Supervised training on the teacher's lessons; on a GPU with products in BF16, over weights in float32.
+
+    Raises:
+        DemoError: it takes longer than the plan allows.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.learning_rate)
+    begun, falls_from = time.monotonic(), None if plan.longest else 0
+    for update, lesson in enumerate(task.lessons(seed, plan.batch)):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(update, falls_from, plan)
+        tokens, labels = (part.to(model.device) for part in encode(lesson, task))
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):
+            loss = model(input_ids=tokens, labels=labels).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
         optimizer.zero_grad()
         on_update(update + 1)
+        if falls_from is None and is_learnt(model, exam, update + 1, plan):
+            falls_from = update + 1
+        if falls_from is not None and update + 1 == falls_from + plan.fall:
+            return
+        if time.monotonic() - begun > plan.seconds:
+            raise DemoError(
+                f"the warm-up made {update + 1} updates in {plan.seconds:.0f} s: is the device in "
+                "use by others, or much slower than those that the demo is for?"
+            )
 
 
-def encode(pairs: list[tuple[str, str]]) -> Encoded:
-    """Prompts with answers as right-padded rows, all of one width; the labels count the answer and its end only."""
-    tokenizer = build_tokenizer()
-    width = max(len(problem.prompt + problem.answer) for problem in all_problems()) + 1
-    tokens = torch.full((len(pairs), width), tokenizer.pad_token_id)
-    labels = torch.full((len(pairs), width), IGNORED)
+def learning_rate(update: int, falls_from: int | None, plan: WarmUp) -> float:
+    """The rate of an update, counted from 0; None: it does not fall yet."""
+    fallen = 0 if falls_from is None else (update - falls_from) / plan.fall
+    return plan.learning_rate * min((update + 1) / plan.ramp, 1 - (1 - FINAL_SHARE) * fallen)
+
+
+def is_learnt(model: Any, exam: Encoded, updates: int, plan: WarmUp) -> bool:
+    """Whether the rate is to fall from here: the likeliest answers are right, or that took as long as it may."""
+    return updates == plan.longest or (updates % LOOK_EVERY == 0 and likeliest_accuracy(model, exam) >= PASSED)
+
+
+def encode(pairs: list[tuple[str, str]], task: Task) -> Encoded:
+    """Prompts with answers as right-padded rows of the task's width; labels count the answer and its end only."""
+    numbers = vocabulary(task.alphabet)
+    numbers[" "] = numbers[SPACE]
+    tokens = torch.full((len(pairs), task.width), numbers[PAD])
+    labels = torch.full((len(pairs), task.width), IGNORED)
     for row, (prompt, answer) in enumerate(pairs):
         start, end = len(prompt), len(prompt) + len(answer) + 1
-        tokens[row, :end] = torch.tensor([*tokenizer.encode(prompt + answer), tokenizer.eos_token_id])
+        tokens[row, :end] = torch.tensor([*(numbers[character] for character in prompt + answer), numbers[END]])
         labels[row, start:end] = tokens[row, start:end]
     return tokens, labels
 
 
 @torch.no_grad()
+def likeliest_accuracy(model: Any, encoded: Encoded) -> float:
+    """The share of answers of which every token is the likeliest after those before it."""
+    tokens, labels = (part.to(model.device) for part in encoded)
+    likeliest = model(input_ids=tokens).logits[:, :-1].argmax(-1)
+    targets = labels[:, 1:]
+    return ((likeliest == targets) | (targets == IGNORED)).all(-1).float().mean().item()
+
+
+@torch.no_grad()
 def sampled_accuracy(model: Any, encoded: Encoded) -> float:
-    """The expected exact-match reward at temperature 1."""
-    tokens, labels = encoded
+    """The expected share of right answers at temperature 1."""
+    tokens, labels = (part.to(model.device) for part in encoded)
     log_probs = model(input_ids=tokens).logits[:, :-1].float().log_softmax(-1)
     targets = labels[:, 1:]
     chosen = log_probs.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     return (chosen * (targets != IGNORED)).sum(-1).exp().mean().item()
 
 
-def check_band(accuracy: float) -> None:
-    """Both arms must have something to learn and something to learn from."""
-    low, high = BAND
+def check_band(accuracy: float, band: tuple[float, float]) -> None:
+    """All arms must have something to learn and something to learn from."""
+    low, high = band
     if not low <= accuracy <= high:
         raise DemoError(f"the warm-up ended at accuracy {accuracy:.2f}, outside {low}-{high}: try another --seed")

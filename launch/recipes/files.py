@@ -16,12 +16,12 @@ from launch.recipes.rules import problems
 from launch.root import ROOT
 
 FOLDER = ROOT / "configs" / "recipes"
-DEMO = "demo"  # has a format and a loader of its own: launch/demo/recipe.py
+DEMOS = ("demo", "demo-cuda")  # have a format and a loader of their own: launch/demo/recipe.py
 
 
 def names(folder: Path = FOLDER) -> list[str]:
     """The recipes that can be loaded. A file whose name begins with _ is what others extend."""
-    return sorted(file.stem for file in folder.glob("[!_]*.yaml") if file.stem != DEMO)
+    return sorted(file.stem for file in folder.glob("[!_]*.yaml") if file.stem not in DEMOS)
 
 
 def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | None = None) -> Recipe:
@@ -34,7 +34,7 @@ def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | None = N
         RecipeError: there is none, or it is wrong: each line names the file and what to change.
     """
     file = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
-    if not file.is_file() or name == DEMO:
+    if not file.is_file() or name in DEMOS:
         raise RecipeError(f"no recipe {name!r}; {did_you_mean(name, names(folder)).replace('keys', 'names')}")
     tree = read(file)
     for key, value in (changes or {}).items():

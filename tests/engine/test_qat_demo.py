@@ -1,4 +1,7 @@
-"""The demo with int4 rollouts: trained for them, the policies of trainer and engine are far closer than otherwise."""
+"""The demo with int4 rollouts: trained for them, the policies of trainer and engine are far closer than otherwise.
+
+The other arm has no importance weights, on which the difference of the policies does not depend.
+"""
 
 import json
 from statistics import fmean
@@ -13,7 +16,7 @@ from launch.demo.options import choices
 from launch.demo.run import run_demo
 
 pytestmark = pytest.mark.timeout(900)
-ARMS = ("int4_g32", "int4_g32-qat")
+ARMS = ("int4_g32-uncorrected", "int4_g32-qat")
 
 
 def test_fake_quantization_brings_the_policies_together(tmp_path):
@@ -21,6 +24,11 @@ def test_fake_quantization_brings_the_policies_together(tmp_path):
     plain, trained = json.loads((tmp_path / "report.json").read_text())["arms"]
     assert (plain["name"], trained["name"]) == ARMS
     assert (plain["fake_quantization"], trained["fake_quantization"]) == (None, "int4_g32")
+    assert (plain["corrected"], trained["corrected"]) == (False, True)
+    assert all("ess" not in step for step in plain["steps"]) and all(step["ess"] > 0 for step in trained["steps"])
+    for arm in (plain, trained):
+        assert arm["start_seconds"] > 0 and all(step["tokens_per_second"] > 0 for step in arm["steps"])
+        assert all(0 < step["rollout_seconds"] < step["step_seconds"] for step in arm["steps"])
     found = [fmean(step["k3_kl"] for step in arm["steps"]) for arm in (plain, trained)]
     print(found)
     assert found[0] >= 5 * found[1] > 0

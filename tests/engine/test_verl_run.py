@@ -22,6 +22,7 @@ pytest.importorskip("vllm", reason="the engine tests need vLLM")
 import torch
 from safetensors.torch import load_file, save_file
 
+from launch.demo.addition import Addition
 from launch.demo.model import build_model
 from launch.demo.task import write_parquet
 from launch.demo.tokenizer import save_tokenizer
@@ -169,7 +170,7 @@ def folder(tmp_path):
     model = build_model("qwen2", seed=0).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "model")
     save_tokenizer(tmp_path / "model")
-    write_parquet(tmp_path / "train.parquet", prompts=8 * STEPS, seed=0)
+    write_parquet(tmp_path / "train.parquet", prompts=8 * STEPS, seed=0, task=Addition())
     (tmp_path / "reward.py").write_text(REWARD)
     (tmp_path / "frozen.py").write_text(FROZEN)
     return tmp_path

@@ -56,7 +56,7 @@ def test_triton_would_find_a_compiler_and_headers(docker, image):
     [
         (("smoke",), ("no NVIDIA GPU in this container", "--gpus all")),
         (("train",), ("no NVIDIA GPU in this container", "--gpus all")),
-        (("demo",), ("cpu image",)),
+        (("demo",), ("no NVIDIA GPU in this container", "--gpus all")),
         (("frobnicate",), ("no verb 'frobnicate'", "smoke")),
         (("/opt/ascend-quant/docker/healthcheck.sh",), ("no devices in /dev", "driver")),
     ],

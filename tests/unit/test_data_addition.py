@@ -1,13 +1,14 @@
 """The data and the model of the recipes addition-*: what they name, and the same for every host that makes them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from data_cases import read
 
 from launch.data import DataError, prepare
-from launch.demo import warmup
 from launch.demo.reward import compute_score
+from launch.demo.setups import SETUPS
 from launch.recipes import load, paths_of
 
 
@@ -15,9 +16,14 @@ from launch.recipes import load, paths_of
 def short():
     """A warm-up of a few updates, which teaches next to nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warmup, "UPDATES", 5)
-        patch.setattr(warmup, "BAND", (0, 1))
+        change(patch, fall=5, band=(0, 1))
         yield
+
+
+def change(patch: pytest.MonkeyPatch, **changes) -> None:
+    """Another warm-up for the CPU."""
+    setup = SETUPS["cpu"]
+    patch.setitem(SETUPS, "cpu", replace(setup, warm_up=replace(setup.warm_up, **changes)))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +58,7 @@ def test_every_host_makes_the_same(made: Path, tmp_path: Path):
 
 
 def test_a_warm_up_that_fails_is_one_line(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(warmup, "BAND", (0.99, 1))
+    change(monkeypatch, band=(0.99, 1))
     with pytest.raises(DataError, match="the warm-up ended at accuracy"):
         prepare("addition", None, tmp_path)
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from launch.cli import app
-from launch.demo import logs, recipe, report, task, tokenizer, training
+from launch.demo import addition, logs, recipe, report, task, tokenizer, training
 from launch.demo.errors import DemoError
 from launch.demo.metrics import read_lines
 from launch.demo.options import OptionError, choices
@@ -20,6 +20,7 @@ from launch.environment import environment
 from launch.processes import ProcessTree
 
 CHOICES = recipe.Choices(("bf16", "int8"), 7, "token", 3, "qwen2")
+WATCHED = {"bf16": training.Watched(1 << 30, 80.12), "int8": training.Watched(3 << 30, 70.0)}
 
 
 @pytest.mark.parametrize(
@@ -30,17 +31,17 @@ def test_reward_is_exact(said, reward):
 
 
 def test_problems_are_all_sums_with_the_difference_as_mistake():
-    problems = {problem.prompt: problem for problem in task.all_problems()}
+    problems = {problem.prompt: problem for problem in addition.all_problems()}
     assert len(problems) == 100
-    assert (problems["7+5="].answer, problems["7+5="].mistake) == ("12", "2")
+    assert (problems["7+5="].answer, addition.mistake(problems["7+5="])) == ("12", "2")
     for prompt, problem in problems.items():
         assert int(problem.answer) == sum(map(int, prompt[:-1].split("+")))
 
 
 def test_parquet_asks_every_problem_once_a_round(tmp_path):
     pandas = pytest.importorskip("pandas")
-    task.write_parquet(tmp_path / "a.parquet", 250, seed=1)
-    task.write_parquet(tmp_path / "b.parquet", 250, seed=1)
+    task.write_parquet(tmp_path / "a.parquet", 250, 1, addition.Addition())
+    task.write_parquet(tmp_path / "b.parquet", 250, 1, addition.Addition())
     rows = pandas.read_parquet(tmp_path / "a.parquet")
     prompts = [row[0]["content"] for row in rows["prompt"]]
     assert len(prompts) == 250
@@ -58,7 +59,7 @@ def test_tokenizer_round_trip_through_a_qwen2_checkpoint(tmp_path):
     model.save_pretrained(tmp_path)
     tokenizer.save_tokenizer(tmp_path)
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert len(loaded) == len(tokenizer.VOCABULARY) == model.config.vocab_size
+    assert len(loaded) == len(tokenizer.vocabulary()) == model.config.vocab_size
     assert loaded.decode(loaded.encode("12+7=")) == "12+7="
     assert [len(loaded.encode(text)) for text in ("12+7=", "\n", " ", "<|im_end|>")] == [5, 1, 1, 1]
     assert loaded.eos_token == "<|im_end|>"
@@ -85,11 +86,11 @@ def test_sampled_accuracy_is_the_probability_of_the_whole_answer():
     from launch.demo.model import build_model
 
     model = build_model("qwen2", seed=0)
-    accuracy = warmup.sampled_accuracy(model, warmup.encode([("7+5=", "12"), ("3+4=", "7")]))
+    accuracy = warmup.sampled_accuracy(model, warmup.encode([("7+5=", "12"), ("3+4=", "7")], addition.Addition()))
     expected = 0.0
     for prompt, answer in (("7+5=", "12"), ("3+4=", "7")):
         ids, probability = tokenizer.build_tokenizer().encode(prompt), 1.0
-        for token in [*tokenizer.build_tokenizer().encode(answer), tokenizer.VOCABULARY[tokenizer.END]]:
+        for token in [*tokenizer.build_tokenizer().encode(answer), tokenizer.vocabulary()[tokenizer.END]]:
             with torch.no_grad():
                 probability *= model(input_ids=torch.tensor([ids])).logits[0, -1].softmax(-1)[token].item()
             ids = [*ids, token]
@@ -101,9 +102,9 @@ def test_a_warm_up_outside_the_band_is_refused():
     pytest.importorskip("torch")
     from launch.demo.warmup import check_band
 
-    check_band(0.5)
+    check_band(0.5, (0.4, 0.6))
     with pytest.raises(DemoError, match=r"0\.72.*--seed"):
-        check_band(0.72)
+        check_band(0.72, (0.4, 0.6))
 
 
 def test_overrides_of_one_arm(tmp_path):
@@ -145,7 +146,7 @@ def test_arms_that_train_for_a_scheme_are_those_that_there_is_fake_quantization_
 def test_recipe_holds_a_whole_answer_and_divides_into_mini_batches():
     verl = recipe.load_recipe()["verl"]
     actor, rollout = verl["actor_rollout_ref"]["actor"], verl["actor_rollout_ref"]["rollout"]
-    longest = max(len(problem.answer) for problem in task.all_problems())
+    longest = max(len(problem.answer) for problem in addition.all_problems())
     assert verl["data"]["max_response_length"] > longest
     assert verl["data"]["train_batch_size"] % actor["ppo_mini_batch_size"] == 0
     assert actor["ppo_mini_batch_size"] * rollout["n"] % actor["ppo_micro_batch_size_per_gpu"] == 0
@@ -192,6 +193,11 @@ def metrics_line(step: int, reward: float, kl: float, ess: float, seconds: float
         "rollout_corr/rollout_is_eff_sample_size": ess,
         "timing_s/step": seconds,
         "timing_s/update_weights": refit,
+        "timing_s/gen": seconds / 2,
+        "timing_s/update_actor": seconds / 4,
+        "response_length/mean": 2.5,
+        "perf/throughput": 1000 / seconds,
+        "timing_per_token_ms/gen": seconds,
         "refit/tensors": 27,
         "refit/digest": 5 + step,
     }
@@ -212,7 +218,7 @@ def finished(tmp_path):
 
 
 def test_report_of_hand_written_metrics(finished):
-    result = report.build_report(CHOICES, finished, "adding", peak_memory=3 << 30, seconds=61.25)
+    result = report.build_report(CHOICES, finished, WATCHED, seconds=61.25)
     bf16, int8 = result["arms"]
     assert (bf16["name"], int8["scheme"]) == ("bf16", "int8")
     assert bf16["final_reward"] == pytest.approx((0.7 + 0.8 + 0.9 + 1.0 + 1.0) / 5)
@@ -226,7 +232,14 @@ def test_report_of_hand_written_metrics(finished):
         "ess": 0.99,
         "step_seconds": 3.0,
         "refit_seconds": 0.02,
+        "rollout_seconds": 1.5,
+        "update_seconds": 0.75,
+        "answer_tokens": 2.5,
+        "tokens_per_second": pytest.approx(1000 / 3),
+        "rollout_tokens_per_second": pytest.approx(1000 / 3),
     }
+    assert [arm["start_seconds"] for arm in result["arms"]] == [80.1, 70.0]
+    assert (result["task"], result["device"]) == ("addition of two numbers up to 9", "cpu")
     assert [receipt["digest"] for receipt in int8["receipts"]] == list(range(6, 13))
     assert result["hardware"]["peak_memory_gib"] == 3.0
     assert result["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
@@ -238,6 +251,8 @@ def test_report_of_hand_written_metrics(finished):
             "ess_min": 0.94,
             "refit_ms_median": 40.0,
             "step_s_median": 5.0,
+            "tokens_s_median": 200.0,
+            "rollout_tokens_s_median": 200.0,
         }
     )
 
@@ -246,7 +261,7 @@ def test_report_and_plot_are_files(finished):
     pytest.importorskip("matplotlib")
     from launch.demo.plot import draw
 
-    result = report.build_report(CHOICES, finished, "adding", 0, 1.0)
+    result = report.build_report(CHOICES, finished, WATCHED, 1.0)
     report.write_report(result, finished / "report.json")
     draw(result, finished / "report.png")
     assert json.loads((finished / "report.json").read_text()) == result
@@ -284,7 +299,7 @@ def test_last_errors_are_found_among_ray_prefixes(tmp_path):
     assert "  two" in logs.last_errors(log)
 
 
-def run_watch(tmp_path, code: str, steps: int = 2) -> tuple[subprocess.Popen, ProcessTree, list[int]]:
+def run_watch(tmp_path, code: str, steps: int = 2) -> tuple[training.Watched, list[int]]:
     """Watch a Python process that stands in for verl."""
     log, seen = tmp_path / "verl.log", []
     with log.open("wb") as output:
@@ -293,11 +308,10 @@ def run_watch(tmp_path, code: str, steps: int = 2) -> tuple[subprocess.Popen, Pr
         )
     tree = ProcessTree(verl.pid)
     try:
-        training.watch(verl, tree, steps, tmp_path / "metrics.jsonl", log, seen.append)
+        return training.watch(verl, tree, steps, tmp_path / "metrics.jsonl", log, seen.append), seen
     finally:
         tree.end()
         verl.wait()
-    return verl, tree, seen
 
 
 def writer(lines: list[str]) -> str:
@@ -305,8 +319,10 @@ def writer(lines: list[str]) -> str:
 
 
 def test_watch_counts_the_steps(tmp_path):
-    lines = [metrics_line(step, 0.5, 0, 1, 1, 1) for step in (1, 2)]
-    assert run_watch(tmp_path, writer(lines))[2][-1] == 2
+    lines = [metrics_line(step, 0.5, 0, 1, 1000, 1) for step in (1, 2)]
+    watched, seen = run_watch(tmp_path, writer(lines))
+    assert seen[-1] == 2 and watched.peak_memory > 0
+    assert 0 <= watched.start_seconds + 2 * 1000 < 60, "the steps' own time is none of the start's"
 
 
 def test_watch_reports_a_failure_with_its_reason(tmp_path):

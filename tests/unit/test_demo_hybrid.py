@@ -116,6 +116,11 @@ def metrics_line(step):
         "rollout_corr/rollout_is_eff_sample_size": 0.9,
         "timing_s/step": 2.0,
         "timing_s/update_weights": 0.1,
+        "timing_s/gen": 1.0,
+        "timing_s/update_actor": 0.5,
+        "response_length/mean": 2.5,
+        "perf/throughput": 320.0,
+        "timing_per_token_ms/gen": 1.5625,
         "refit/tensors": 27,
         "refit/digest": 5 + step,
     }
@@ -159,12 +164,13 @@ def test_table_and_plot_show_each_replica(finished):
     pytest.importorskip("matplotlib")
     from launch.demo.plot import draw
 
-    result = report.build_report(recipe.Choices(("hybrid",), 2, "token", 3, "qwen2"), finished, "adding", 0, 1.0)
+    watched = {"hybrid": training.Watched(0, 75.4)}
+    result = report.build_report(recipe.Choices(("hybrid",), 2, "token", 3, "qwen2"), finished, watched, 1.0)
     rows = list(zip(*(column.cells for column in table(result).columns), strict=True))
     assert rows == [
-        ("hybrid", "0.500 -> 0.500", "2.00e-04", "0.9000", "100", "2.0"),
-        (" replica 0: int8", "", "1.50e-04", "0.8000", "10", ""),
-        (" replica 1: bf16", "", "2.50e-04", "0.9000", "20", ""),
+        ("hybrid", "0.500 -> 0.500", "2.00e-04", "0.9000", "100", "2.0", "320", "640", "75"),
+        (" replica 0: int8", "", "1.50e-04", "0.8000", "10", "", "", "", ""),
+        (" replica 1: bf16", "", "2.50e-04", "0.9000", "20", "", "", "", ""),
     ]
     draw(result, finished / "report.png")
     assert (finished / "report.png").read_bytes().startswith(b"\x89PNG")

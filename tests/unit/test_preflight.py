@@ -67,7 +67,17 @@ WRONG = {
         *("train", CUDA, {"devices": GPU} | shared(8, 8)),
         *("8.0 of 8.0 GiB free in /dev/shm; 16", "docker run --shm-size=64g"),
     ),
-    "the demo is the cpu stack's": ("demo", CUDA, {"devices": GPU}, "this image is for cuda13", "use the cpu image"),
+    "the demo has no form for NPUs": (
+        "demo",
+        ASCEND,
+        OF_A2,
+        "this image is for ascend-cann9.1",
+        "use the cpu image or the",
+    ),
+    "the demo without a GPU": (
+        *("demo", CUDA, {"devices": Devices("nvidia-smi", "nvidia-smi lists no device")}),
+        *("nvidia-smi lists no device", "--gpus all"),
+    ),
 }
 
 
@@ -79,7 +89,13 @@ def test_what_is_wrong_is_one_line_with_its_fix(verb, stack, changed, what, fix,
 
 @pytest.mark.parametrize(
     ("verb", "stack", "changed"),
-    [("train", ASCEND, OF_A2), ("smoke", CUDA, {"devices": GPU}), ("demo", "cpu", {}), ("smoke", "cpu", shared(1, 1))],
+    [
+        ("train", ASCEND, OF_A2),
+        ("smoke", CUDA, {"devices": GPU}),
+        ("demo", "cpu", {}),
+        ("demo", CUDA, {"devices": GPU}),
+        ("smoke", "cpu", shared(1, 1)),
+    ],
 )
 def test_nothing_is_said_where_all_is_well(verb, stack, changed, tmp_path: Path):
     assert problem(verb, stack, well(stack, **changed), str(tmp_path)) is None

@@ -66,9 +66,10 @@ def test_the_guides_runs_are_there():
 
 def test_the_demo_and_shared_parts_are_no_recipes():
     others = {file.stem for file in FOLDER.glob("*.yaml")} - set(names())
-    assert "demo" in others and all(name == "demo" or name.startswith("_") for name in others)
-    with pytest.raises(RecipeError, match="no recipe 'demo'"):
-        load("demo")
+    assert {name for name in others if not name.startswith("_")} == {"demo", "demo-cuda"}
+    for name in ("demo", "demo-cuda"):
+        with pytest.raises(RecipeError, match=f"no recipe '{name}'"):
+            load(name)
 
 
 def test_a_file_may_be_anywhere(tmp_path: Path):
