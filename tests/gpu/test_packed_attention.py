@@ -164,7 +164,9 @@ def check_rank(rank: int, folder, dtype: str = "bf16", device: str = "cuda") -> 
     expected = expected_gradients()
     alone, shared = (worst(gradients(build(folder, PACKED, n, dtype))[0], expected) for n in (1, RANKS))
     wrong = worst(gradients(build(folder, "sdpa", RANKS, dtype))[0], expected)
-    print(f"worst gradient off by: Ulysses 1 {alone:.1e}, {RANKS} {shared:.1e}, sdpa with Ulysses {wrong:.1e}")
+    print(
+        f"worst gradient off by: Ulysses 1 {alone:.1e}, {RANKS} {shared:.1e}, sdpa with Ulysses {wrong:.1e}", flush=True
+    )
     assert shared <= NOISE * max(alone, LEAST) and wrong > 2 * shared
     dist.barrier()
     os._exit(0)
