@@ -18,8 +18,13 @@ FRAME = re.compile(r'\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<function
 CHAINED = ("During handling of the above exception,", "The above exception was the direct cause of")
 RAISED = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*)(?:: (?P<message>.*))?")
 BARE = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))\b(?:: (?P<message>.*))")
-CRASH = re.compile(r"Fatal Python error: (?P<what>.+)|\*\*\* (?P<signal>SIG[A-Z]+) received")  # faulthandler, Ray
-DIED = re.compile(r"\w[\w ]*proc\w* .* died unexpectedly.*")  # vLLM, of a process of its own
+CRASH = re.compile(r"Fatal Python error: (?P<what>.+)|\*\*\* (?P<signal>SIG(?:SEGV|BUS|ABRT|FPE|ILL)) ")  # Python, Ray
+CRASHED = "Crash"
+DIED = re.compile(r".*\w*[Pp]roc\w* .* died unexpectedly.*|.*engine core exited unexpectedly.*")  # vLLM, of its own
+LOST = re.compile(  # Ray's raylet, of a worker
+    r".*A worker died or was killed .*Worker IP address: (?P<ip>\S+) .*Worker PID: (?P<pid>\d+) "
+    r".*Worker exit detail: (?P<detail>.*?)(?: Some (?:common|potential) .*)?$"
+)
 TOLD = ("DEBUG", "INFO", "WARNING")  # levels at which an exception is reported that somebody has handled
 LONG = ("ConfigCompositionException", "ValidationError")  # the first line of these says little
 MORE_LINES = 2
@@ -137,9 +142,11 @@ def step(state: Following, line: Line, number: int) -> Raised | None:
         state.more -= 1
         state.open.message += f" {stripped}"
     elif found := CRASH.match(stripped):
-        return made(found["signal"] or "Crash", found["what"] or stripped, line, state, number)
+        return made(CRASHED, found["what"] or found["signal"], line, state, number)
     elif found := DIED.match(stripped):
         return made("ProcessDied", stripped, line, state, number)
+    elif found := LOST.match(stripped):
+        return Raised("ProcessDied", found["detail"], number, "a worker of Ray", (int(found["pid"]),), found["ip"])
     elif line.level not in TOLD and (found := BARE.fullmatch(stripped)):
         raised = made(found["type"], found["message"], line, state, number)
         raised.bare = True

@@ -40,13 +40,17 @@ FIXES = (
         "device memory: lower actor.ppo_max_token_len_per_gpu (or the micro batch), or rollout.gpu_memory_utilization",
     ),
     (
-        r"^SIGBUS|Bus error|/dev/shm|No space left on device.*(?:shm|psm_)",
+        r"^Crash: SIGBUS|Bus error|/dev/shm|No space left on device.*(?:shm|psm_)",
         "/dev/shm is full: give the container more (--shm-size, --ipc host), and look for what is left there",
     ),
     (r"No space left on device|OutOfDiskError", "a disk is full there: see `df -h` for --out, /tmp and the caches"),
     (
         r"Address already in use|EADDRINUSE",
         "another program has the port: end it, or choose `ports` in the inventory (./run.sh doctor names it)",
+    ),
+    (
+        r"unrecognized arguments: ",
+        "vLLM has no such option: correct actor_rollout_ref.rollout.engine_kwargs.vllm",
     ),
     (
         r"^hydra\.errors\.|^omegaconf\.errors\.",

@@ -4,12 +4,13 @@ What came first is decided by Ray's times where it has them, else by the driver'
 all workers as they come. An exception that only says that another process has ended is a consequence, never preferred.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launch.cause.cause import Cause, first, primary, telling
-from launch.cause.exceptions import Raised, exceptions
+from launch.cause.exceptions import CRASHED, Raised, exceptions
 from launch.cause.kinds import consequence, fix
 from launch.cluster.hosts import HostState
 from launch.cluster.logs import DRIVER, plain
@@ -20,6 +21,7 @@ USER_EXCEPTION = "User exception:\n"
 KILLED = "Killed: it left neither an exception nor a crash report, as SIGKILL does"
 BY_KERNEL = "Killed: by the kernel, which had no memory left on this host"
 BY_RAY = "HostOutOfMemory: Ray's memory monitor has killed it: "
+EXIT_CODE = re.compile(r"exit code (\d+)")
 SEARCHED = 60  # characters of a message by which it is found in a log
 
 
@@ -32,7 +34,7 @@ class Failure:
         kind: Ray's error type or exit type.
         text: the end of the traceback, or Ray's words on the worker's end.
         actor: its name, or its class where it has none.
-        task: its name; empty for a worker.
+        task: its name; of a worker the one that it had begun, or empty.
         host: its number in the plan; None where Ray does not say.
         milliseconds: when, since the epoch.
     """
@@ -101,11 +103,14 @@ class Evidence:
         """Of a worker: who has ended it, as far as that can be known."""
         if failure.kind == "NODE_OUT_OF_MEMORY":
             return self.told(BY_RAY + failure.text, failure.process, failure.host, failure.pid)
-        own = (one for file in self.own_files(failure.host, failure.pid) for one in raised_in(file))
-        crash = next((one.text for one in own if not one.bare and not consequence(one.text)), None)
-        if crash is None and failure.host is not None and self.hosts[failure.host].kernel_kills:
-            crash = BY_KERNEL
-        return self.told(crash or KILLED, failure.process, failure.host, failure.pid)
+        files = self.own_files(failure.host, failure.pid)
+        if left := EXIT_CODE.search(failure.text):
+            words = next(filter(None, map(last_words, files)), "it left no word")
+            return self.told(f"Exited with code {left[1]}: {words}", failure.process, failure.host, failure.pid)
+        crashes = (one.text for file in files for one in raised_in(file) if one.type == CRASHED)
+        by_kernel = failure.host is not None and self.hosts[failure.host].kernel_kills
+        error = next(crashes, BY_KERNEL if by_kernel else KILLED)
+        return self.told(error, failure.process, failure.host, failure.pid)
 
     def dead_host(self) -> Cause | None:
         """The first host that takes part no more."""
@@ -179,10 +184,16 @@ def raised_in(file: Path) -> Iterable[Raised]:
     return [telling(chain) for chain in exceptions(file.read_text(errors="replace").splitlines())]
 
 
+def last_words(file: Path) -> str:
+    """The last line that the process itself has written; Ray's own begin with a colon."""
+    lines = [line.strip() for line in file.read_text(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line and not line.startswith(":")), "")
+
+
 def line_of(file: Path, error: str, before: int) -> int | None:
     """The number of the first line that has the error's message, from 1; the first `before` lines do not count."""
     message = error.partition(": ")[2][:SEARCHED]
-    if not message or not file.exists():
+    if not message or error in (KILLED, BY_KERNEL) or not file.exists():
         return None
     with file.open(errors="replace") as opened:
         return next((at for at, line in enumerate(opened, start=1) if at > before and message in line), None)

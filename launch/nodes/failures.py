@@ -35,8 +35,10 @@ def failures(dashboard: str, members: Members) -> list[dict[str, Any]]:
         failure(TASK, task.error_type, task.error_message, task, task.worker_pid, actors) | {"task": task.name}
         for task in tasks
     ]
+    doing = {(task.node_id, task.worker_pid): task.name for task in tasks}
     found += [
-        failure(WORKER, worker.exit_type, worker.exit_detail, worker, worker.pid, actors) | {"task": ""}
+        failure(WORKER, worker.exit_type, worker.exit_detail, worker, worker.pid, actors)
+        | {"task": doing.get((worker.node_id, worker.pid), "")}
         for worker in workers
         if worker.exit_type in DIED
     ]
