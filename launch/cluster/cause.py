@@ -53,7 +53,7 @@ class Failure:
         if self.what != TASK or self.kind != RAISED:
             return None
         chains = exceptions(self.text.removeprefix(USER_EXCEPTION).splitlines(), inside=True)
-        return telling(chains[-1]) if chains else None
+        return next((telling(chain) for chain in reversed(chains) if not chain[-1].bare), None)
 
     @property
     def process(self) -> str:

@@ -27,39 +27,47 @@ def failures(dashboard: str, members: Members) -> list[dict[str, Any]]:
     asked = {"address": dashboard, "limit": LIMIT, "timeout": ANSWER_SECONDS, "raise_on_missing_output": False}
     tasks = list_tasks(filters=[("state", "=", "FAILED")], detail=True, **asked)
     workers = list_workers(filters=[("is_alive", "=", "False")], detail=True, **asked)
-    names = {(actor.node_id, actor.pid): actor.name or actor.class_name for actor in list_actors(**asked)}
     hosts = {node.node_id: members.number(node.node_ip) for node in list_nodes(**asked)}
-    return in_order(tasks, workers, names, hosts)
+    return in_order(tasks, workers, list_actors(**asked), hosts)
 
 
 def in_order(
-    tasks: list[Any], workers: list[Any], names: dict[tuple[str, int], str], hosts: dict[str, int | None]
+    tasks: list[Any], workers: list[Any], actors: list[Any], hosts: dict[str, int | None]
 ) -> list[dict[str, Any]]:
-    """Failed tasks and dead workers as Ray's state API has them, by time.
+    """Failed tasks and dead workers as Ray's state API has them, by time; `hosts` has their numbers by node.
 
-    Args:
-        names: of actors, by node and pid.
-        hosts: numbers of the hosts, by node.
+    A task's own pid and node are missing where its worker had no time to tell them; its actor's are there.
     """
     drivers = [one for one in workers if one.worker_type == DRIVER]
-    doing = {(task.node_id, task.worker_pid): task.name for task in tasks}
-    found = [(TASK, task.error_type, task.error_message, task, task.worker_pid) for task in tasks]
-    found += [(WORKER, one.exit_type, one.exit_detail, one, one.pid) for one in workers if one.exit_type in DIED]
+    by_id = {actor.actor_id: actor for actor in actors}
+    names = {(actor.node_id, actor.pid): actor.name or actor.class_name for actor in actors}
+    found, doing = [], {}
+    for task in tasks:
+        actor = by_id.get(task.actor_id)
+        process = (actor.node_id, actor.pid) if actor else (task.node_id, task.worker_pid)
+        doing[process] = task.name
+        found.append((TASK, task.error_type, task.error_message, process, task))
+    found += [(WORKER, one.exit_type, one.exit_detail, (one.node_id, one.pid), one) for one in workers if died(one)]
     told = [
         {
             "what": what,
             "kind": kind or "",
             "text": text or "",
-            "actor": names.get((state.node_id, pid), "the driver" if state in drivers else ""),
-            "task": doing.get((state.node_id, pid), "") if what == WORKER else state.name,
-            "pid": pid,
-            "host": hosts.get(state.node_id),
+            "actor": "the driver" if state in drivers else names.get(process, ""),
+            "task": state.name if what == TASK else doing.get(process, ""),
+            "pid": process[1],
+            "host": hosts.get(process[0]),
             "milliseconds": state.end_time_ms or 0,
         }
-        for what, kind, text, state, pid in found
+        for what, kind, text, process, state in found
     ]
     end = max((driver.end_time_ms or 0 for driver in drivers), default=0)
     return in_the_end(sorted(told, key=lambda one: one["milliseconds"]), end)
+
+
+def died(worker: Any) -> bool:
+    """Whether nobody had asked a worker to end."""
+    return worker.exit_type in DIED
 
 
 def in_the_end(found: list[dict[str, Any]], end: int) -> list[dict[str, Any]]:
