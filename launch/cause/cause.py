@@ -49,13 +49,18 @@ def first(lines: Sequence[str]) -> Raised | None:
 
     Other processes' tracebacks may be of what they have handled; the last one of the log's own process was not.
     """
-    begin = next((number for number in range(len(lines), 0, -1) if STEP.search(lines[number - 1])), 0)
-    chains = exceptions([*[""] * begin, *lines[begin:]])
+    chains = since_last_step(lines)
     found = [telling(chain) for chain in chains]
     own = [telling(chain) for chain in chains if writer(lines[chain[-1].line - 1]) == () and not chain[-1].bare]
     if own and not consequence(own[-1].text):
         return own[-1]
     return primary(found) or next(iter(own), None) or next(iter(found), None)
+
+
+def since_last_step(lines: Sequence[str]) -> list[Chain]:
+    """The exceptions after the last step that was whole."""
+    begin = next((number for number in range(len(lines), 0, -1) if STEP.search(lines[number - 1])), 0)
+    return exceptions([*[""] * begin, *lines[begin:]])
 
 
 def writer(line: str) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launch.cause.cause import Cause, first, primary, telling
+from launch.cause.cause import Cause, first, primary, since_last_step, telling
 from launch.cause.exceptions import CRASHED, Raised, exceptions
 from launch.cause.kinds import consequence, fix
 from launch.cluster.hosts import HostState
@@ -124,9 +124,9 @@ class Evidence:
 
     def behind(self, lines: list[str]) -> Cause | None:
         """What stands behind the first consequence: the error of a process of the actor's own, as vLLM's engine is."""
+        chains = since_last_step(lines) if self.failures else []
         for failure in self.failures:
-            found = [telling(chain) for chain in exceptions(lines) if failure.pid in chain[-1].pids]
-            raised = primary(found)
+            raised = primary(telling(chain) for chain in chains if failure.pid in chain[-1].pids)
             for file in self.own_files(failure.host, failure.pid) if raised is None else ():
                 raised = raised or primary(raised_in(file))
             if raised is not None:
