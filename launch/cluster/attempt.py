@@ -2,7 +2,7 @@
 
 import queue
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from launch.cluster import join
 from launch.cluster.ending import end_hosts
@@ -14,7 +14,7 @@ from launch.cluster.reasons import may_pass, reason
 from launch.cluster.record import Record
 from launch.cluster.status import Status
 from launch.cluster.transport import Channel, command_of
-from launch.cluster.watch import INTERRUPTED, NOT_FORMED, Outcome, dead, verdict
+from launch.cluster.watch import FAILED, INTERRUPTED, NOT_FORMED, Outcome, dead, verdict
 from launch.nodes.events import Event
 from launch.plan.fields import Plan
 
@@ -71,7 +71,7 @@ class Attempt:
         finally:
             self.desk.status.change(job="", doing="ending")
             end_hosts(self.plan, self.mine, self.events, self.news, self.desk.interrupt)
-        return outcome
+        return replace(outcome, cause=self.news.evidence.cause()) if outcome.code == FAILED else outcome
 
     def turn(self) -> None:
         """Connections and beats that are due, then all news there are."""

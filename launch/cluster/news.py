@@ -5,23 +5,23 @@ The method on_NAME takes the event of that name; launch/nodes/events.py lists th
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from launch.cluster.cause import Evidence, Failure
 from launch.cluster.hosts import HostState
-from launch.cluster.logs import Logs
+from launch.cluster.logs import DRIVER, Logs
 from launch.cluster.record import Record
 from launch.cluster.status import Status
 from launch.nodes.events import Event
 
-MESSAGE_LINES = 8
-
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How the job ended, and when that became known (time.monotonic())."""
+    """How the job ended, Ray's words on that, and when it became known (time.monotonic())."""
 
     status: str
-    lines: list[str]
+    message: str
     moment: float
 
 
@@ -36,6 +36,15 @@ class News:
         self.hosts, self.counting, self.record, self.logs, self.status = hosts, counting, record, logs, status
         self.job: JobEnd | None = None
         self.closed: list[tuple[int, int, str]] = []  # hosts whose channel has closed, with exit code and stderr
+        self.failures: list[Failure] = []
+        self.files: list[tuple[int, Path]] = []  # Ray's own logs, with the host that has sent them
+        self.driver_lines = logs.lines[DRIVER]  # of earlier attempts
+
+    @property
+    def evidence(self) -> Evidence:
+        """What there is to find the cause of a failure."""
+        said = self.job.message if self.job else ""
+        return Evidence(self.hosts, self.logs.folder, self.driver_lines, self.failures, self.files, said)
 
     def take(self, index: int, event: Event) -> None:
         """One event of one host."""
@@ -60,7 +69,7 @@ class News:
 
     def on_log(self, index: int, host: HostState, source: str, line: str) -> None:
         if source == "driver":
-            self.logs.write("driver", line)
+            self.logs.write(DRIVER, line)
             self.status.driver(line)
         else:
             host.last_line = line.strip() or host.last_line
@@ -86,14 +95,16 @@ class News:
     def on_job(self, index: int, host: HostState, status: str, message: str) -> None:
         self.status.change(job=status)
         if status in ("SUCCEEDED", "FAILED", "STOPPED"):
-            lines = [line for line in message.splitlines() if line.strip()][-MESSAGE_LINES:]
-            self.job = JobEnd(status, lines, time.monotonic())
+            self.job = JobEnd(status, message, time.monotonic())
+
+    def on_failures(self, index: int, host: HostState, found: list[dict[str, Any]]) -> None:
+        self.failures = [Failure(**fields) for fields in found]
 
     def on_file(self, index: int, host: HostState, name: str, text: str) -> None:
-        self.logs.file(host.address, name, text)
+        self.files.append((index, self.logs.file(host.address, name, text)))
 
-    def on_ended(self, index: int, host: HostState, code: int, count: int) -> None:
-        host.ended = True
+    def on_ended(self, index: int, host: HostState, code: int, count: int, kernel_kills: int = 0) -> None:
+        host.ended, host.kernel_kills = True, kernel_kills
 
     def on_closed(self, index: int, host: HostState, code: int, errors: str) -> None:
         host.closed = True

@@ -7,10 +7,11 @@ on from its last checkpoint. Exit codes: 0 done, 1 failed, 3 the cluster did not
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from rich.console import Console
 
+from launch.cause.cause import Cause
 from launch.cluster.attempt import Attempt, Desk
 from launch.cluster.interrupt import Interrupt
 from launch.cluster.logs import Logs
@@ -47,6 +48,7 @@ def run_on(plan: Plan, mine: Sequence[int], meeting: str | None, restarts: int) 
             status.say(f"run {plan.run}; logs: {logs.folder}; to end it: Ctrl-C, or ./run.sh stop {plan.run}")
             outcome = attempts(plan, desk, restarts)
             status.say(f"{SAID[outcome.code]}; logs: {logs.folder}")
+            tell(outcome.cause, desk)
     finally:
         record.change(state=STATES[outcome.code])
         logs.close()
@@ -59,10 +61,20 @@ def attempts(plan: Plan, desk: Desk, restarts: int) -> Outcome:
     for number in range(1, restarts + 1):
         if outcome.code != FAILED:
             break
+        tell(outcome.cause, desk)
         desk.status.say(f"restart {number} of {restarts}")
         desk.record.change(restarts=number)
         outcome = Attempt(again(plan, number), desk, patient=True).run()
     return outcome
+
+
+def tell(cause: Cause | None, desk: Desk) -> None:
+    """Why it failed, for people and for the record; nothing follows that is not of another attempt."""
+    if cause is None:
+        return
+    desk.record.change(cause=asdict(cause))
+    for line in cause.lines():
+        desk.status.say(line)
 
 
 def again(plan: Plan, number: int) -> Plan:

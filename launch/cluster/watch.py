@@ -7,6 +7,7 @@ Ray's health checks say so; whichever is known first.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launch.cause.cause import Cause
 from launch.cluster.hosts import HostState
 from launch.cluster.news import JobEnd
 
@@ -15,10 +16,11 @@ DONE, FAILED, NOT_FORMED, INTERRUPTED = 0, 1, 3, 130
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended: the exit code, and a line for each thing to tell."""
+    """How an attempt ended: the exit code, a line for each thing to tell, and why it failed, once that is known."""
 
     code: int
     lines: tuple[str, ...] = ()
+    cause: Cause | None = None
 
 
 def dead(hosts: Sequence[HostState]) -> tuple[str, ...]:
@@ -41,4 +43,4 @@ def verdict(hosts: Sequence[HostState], job: JobEnd | None) -> Outcome | None:
     unanswered = any(host.open and host.heard <= job.moment for host in hosts)
     if unanswered and not lines:
         return None
-    return Outcome(FAILED, (*lines, f"the job ended: {job.status}", *(f"  {line}" for line in job.lines)))
+    return Outcome(FAILED, (*lines, f"the job ended: {job.status}"))

@@ -44,7 +44,8 @@ def train(
 ) -> None:
     """Train a recipe with verl on a Ray cluster of its own.
 
-    Ends with 0 (done), 1 (the run failed), 2 (wrong use), 3 (the cluster did not form) or 130 (Ctrl-C).
+    Ends with 0 (done), 1 (the run failed; the last lines name the cause), 2 (wrong use), 3 (the cluster did not form)
+    or 130 (Ctrl-C).
     """
     from launch.errors import LaunchError
     from launch.recipes import RecipeError

@@ -6,16 +6,19 @@ import time
 from launch.errors import LaunchError
 from launch.nodes import members, ray_node
 from launch.nodes.events import Emit
+from launch.nodes.failures import failures
 from launch.nodes.job import RunningJob, Tail
 from launch.nodes.meeting import share
 from launch.nodes.part import Part
 from launch.nodes.ray_node import RayNode, joined
 from launch.plan.fields import NodePlan
 
+FAILED = "FAILED"  # Ray's word for a job whose driver has ended with another code than 0
 POLL_SECONDS = 0.5
 ASK_SECONDS = 2
 RAY_SILENT_SECONDS = 60
 LEAVE_SECONDS = 20
+REPORT_SECONDS = 1.5  # workers tell Ray every second what has failed
 
 
 def run(part: Part) -> int:
@@ -89,6 +92,8 @@ class Head:
         status, over, message = self.job.state()
         if over:
             self.pass_on_log(last=True)
+            if status == FAILED:
+                self.tell_failures()
         if status != self.status:
             self.status = status
             self.emit("job", status=status, message=message)
@@ -98,6 +103,18 @@ class Head:
         """The driver's new lines, to the control host."""
         for line in self.tail.lines(last) if self.tail else []:
             self.emit("log", source="driver", line=line)
+
+    def tell_failures(self) -> None:
+        """What has failed in Ray, as far as it can be asked: the logs of the hosts tell something too."""
+        try:
+            found = failures(self.dashboard, self.members)
+            if not found:
+                time.sleep(REPORT_SECONDS)
+                found = failures(self.dashboard, self.members)
+        except ray_node.trouble() as error:
+            self.emit("note", line=f"Ray does not say what has failed: {error}")
+            return
+        self.emit("failures", found=found)
 
     def stop_job(self) -> None:
         """The driver may write its last words."""

@@ -19,6 +19,7 @@ class Part:
         environment: of Ray, and so of everything that runs here.
         meeting: the file by which hosts meet that no control host reaches (--on-this-node); None otherwise.
         deadline: of joining, in time.monotonic().
+        kernel_kills: how many processes the kernel had ended on this host for want of memory when the part began.
         ray: this host's, once it was started.
     """
 
@@ -30,6 +31,7 @@ class Part:
     orders: Orders
     meeting: Path | None
     deadline: float
+    kernel_kills: int
     ray: RayNode | None = None
 
     def start_ray(self, plan: NodePlan, port: int) -> None:

@@ -12,6 +12,7 @@ from launch.nodes import head, ray_node, worker
 from launch.nodes.checks import Checked, check
 from launch.nodes.events import Emit
 from launch.nodes.facts import gather
+from launch.nodes.failures import kernel_kills
 from launch.nodes.orders import Orders
 from launch.nodes.part import Part
 from launch.nodes.session_logs import session_logs
@@ -47,7 +48,8 @@ def run_node(plan: NodePlan, token: str, emit: Emit, orders: Orders, meeting: st
         emit("ended", code=code, count=0)
         return code
     environment = prepare(plan, checked, token, facts, emit)
-    part = Part(plan, facts, checked, environment, emit, orders, Path(meeting) if meeting else None, deadline)
+    place = Path(meeting) if meeting else None
+    part = Part(plan, facts, checked, environment, emit, orders, place, deadline, kernel_kills())
     code = FAILED
     try:
         code = judged(head.run(part) if plan.role == "head" else worker.run(part), orders, emit)
@@ -108,4 +110,4 @@ def close(part: Part, code: int) -> None:
     for name, text in session_logs(Path(part.plan.temp_dir)):
         part.emit("file", name=name, text=text)
     ray_node.remove_folder(part.plan)
-    part.emit("ended", code=code, count=count)
+    part.emit("ended", code=code, count=count, kernel_kills=kernel_kills() - part.kernel_kills)

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import addition_start
 import psutil
 import pytest
 from cluster_cases import PROJECT, free_ports, new_run
@@ -45,7 +46,31 @@ print('Total training steps: 2')
 print('step:1 - loss:0.5')
 """
 SLEEP = "import time; print('job is there', flush=True); time.sleep(600)"
-FAIL = "import os; print('attempt', flush=True); raise ValueError('the reason is here')"
+FAIL = """
+import atexit, os, pathlib, signal, sys, ray
+attempts = pathlib.Path('ATTEMPTS')
+attempt = int(attempts.read_text()) if attempts.exists() else 0
+attempts.write_text(str(attempt + 1))
+@ray.remote(num_cpus=0)
+class Rank:
+    def pid(self):
+        return os.getpid()
+    def no_package(self):
+        import no_such_package
+    def no_memory(self):
+        import torch
+        torch.empty(1 << 50)
+    def killed(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+def warn():
+    for number in range(200):
+        print('UserWarning: number', number, file=sys.stderr)
+ray.init()
+atexit.register(warn)  # after the traceback
+rank = Rank.options(name='rank7').remote()
+print('attempt with', ray.get(rank.pid.remote()), flush=True)
+ray.get(getattr(rank, ('no_package', 'no_memory', 'killed')[attempt]).remote())
+"""
 
 
 class Run:
@@ -90,6 +115,11 @@ class Run:
         return of_run(self.id)
 
 
+def told_in(text: str) -> dict[str, str]:
+    """The cause of a failed attempt, from its last lines."""
+    return dict(line.split(": ", 1) for line in text.strip().splitlines()[-4:])
+
+
 @pytest.fixture
 def begin(tmp_path):
     """begin(first_port, job, restarts): a run; whatever happens, nothing of it stays."""
@@ -121,13 +151,23 @@ def test_a_job_runs_in_a_wired_marked_ray_and_nothing_is_left(begin):
     assert not (run.folder / "elsewhere").exists()
 
 
-def test_a_failing_job_is_restarted_so_often_and_its_last_words_are_told(begin):
-    run = begin(22200, FAIL, restarts=1)
-    assert run.process.wait(200) == 1, run.text
-    assert len(re.findall(r"^attempt$", run.text, re.MULTILINE)) == 2
-    assert run.text.count("restart 1 of 1") == 1
-    assert "ValueError: the reason is here" in run.text.split("the job ended: FAILED")[-1]
-    assert run.record["state"] == "failed" and run.record["restarts"] == 1
+def test_a_failing_job_is_restarted_so_often_and_each_cause_is_told_last(begin, tmp_path):
+    run = begin(22200, FAIL.replace("ATTEMPTS", str(tmp_path / "attempts")), restarts=2)
+    assert run.process.wait(250) == 1, run.text
+    attempts = re.split(r"^restart \d of 2$", run.text, flags=re.MULTILINE)
+    pids = re.findall(r"^attempt with (\d+)$", run.text, re.MULTILINE)
+    assert len(attempts) == len(pids) == 3
+    ways = {"no_package": r"ModuleNotFoundError: .*no_such_package", "no_memory": "Allocator", "killed": "Killed: "}
+    for text, pid, (way, error) in zip(attempts, pids, ways.items(), strict=True):
+        assert "UserWarning: number 199" in text
+        told = told_in(text)
+        assert list(told) == ["cause", "where", "log", "fix"], text[-3000:]
+        assert re.search(error, told["cause"]), told
+        assert told["where"] == f"rank7 ({way}), 127.0.0.1, pid {pid}"
+    file, _, line = told_in(attempts[1])["log"].rpartition(":")
+    assert "Allocator" in (run.folder / file).read_text().splitlines()[int(line) - 1]
+    assert run.record["state"] == "failed" and run.record["restarts"] == 2
+    assert run.record["cause"]["error"] == told["cause"]
     assert run.left() == []
 
 
@@ -169,3 +209,29 @@ def test_stop_ends_what_a_killed_node_process_has_left(begin):
     assert done.returncode == 0, done.stderr
     assert re.search(r"127\.0\.0\.1: \d+ ended", done.stdout)
     assert run.left() == [] and run.record["state"] == "stopped"
+
+
+def test_a_wrong_data_path_of_verl_is_the_last_thing_said(tmp_path):
+    """What a user types; verl's own main fails in its task runner, when it reads the data."""
+    addition_start.write(tmp_path / "data", prompts=8)
+    cluster = {"stack": "cpu", "hosts": [{"address": "127.0.0.1"}], "ports": free_ports(23000)}
+    (tmp_path / "here.yaml").write_text(json.dumps(cluster | {"python": sys.executable, "project": str(PROJECT)}))
+    options = ["--cluster", "here.yaml", "--set", "nodes=1", "--data", tmp_path / "data", "--out", tmp_path / "out"]
+    command = [sys.executable, "-m", "launch", "train", "addition-int8", *options]
+    path = str(tmp_path / "absent.parquet")
+    done = subprocess.run(
+        [*command, "--", f"data.train_files={path}"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 1, done.stdout[-4000:]
+    told = told_in(done.stdout)
+    assert told["cause"].startswith("FileNotFoundError: ") and path in told["cause"]
+    assert told["where"].startswith("RefitTaskRunner (run), 127.0.0.1, pid ")
+    file, _, line = told["log"].rpartition(":")
+    assert path in (tmp_path / file).read_text().splitlines()[int(line) - 1]
+    assert "--data" in told["fix"]

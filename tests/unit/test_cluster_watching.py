@@ -121,22 +121,19 @@ def test_a_pause_of_the_control_host_is_no_silence_of_the_others():
 
 
 def test_a_failed_job_waits_for_hosts_that_may_have_died():
-    job = JobEnd("FAILED", ["ActorDiedError"], time.monotonic())
+    job = JobEnd("FAILED", "ActorDiedError", time.monotonic())
     living, dying = host("a", heard=job.moment + 1), host("b", heard=job.moment - 1)
     assert verdict([living, dying], job) is None
     dying.waited = time.monotonic() - SILENT_SECONDS
     outcome = verdict([living, dying], job)
     assert outcome.code == FAILED
-    assert outcome.lines[0].startswith("b: silent") and outcome.lines[1:] == (
-        "the job ended: FAILED",
-        "  ActorDiedError",
-    )
+    assert outcome.lines[0].startswith("b: silent") and outcome.lines[1:] == ("the job ended: FAILED",)
     both = [host("a", heard=job.moment + 1), host("b", heard=job.moment + 1)]
-    assert verdict(both, job).lines == ("the job ended: FAILED", "  ActorDiedError")
+    assert verdict(both, job).lines == ("the job ended: FAILED",)
 
 
 def test_success_is_success_and_a_dead_host_is_not():
-    assert verdict([host("a")], JobEnd("SUCCEEDED", [], time.monotonic())).code == DONE
+    assert verdict([host("a")], JobEnd("SUCCEEDED", "", time.monotonic())).code == DONE
     assert verdict([host("a")], None) is None
     assert verdict([host("a"), host("b", problem="its Ray has died: killed")], None).code == FAILED
 
