@@ -59,11 +59,8 @@ class Arm:
     def fields(self) -> dict[str, object]:
         """The recipe's fields that are set before `changes`."""
         recipe = load(self.recipe)
-        fields = fields_for(recipe, self.gpus, self.tensor_parallel) | {
-            "rollout.scheme": self.scheme,
-            "rollout.max_prompt_length": self.prompt,
-            "rollout.max_response_length": self.answer,
-        }
+        fields = fields_for(recipe, self.gpus, self.prompt, self.answer, self.tensor_parallel)
+        fields["rollout.scheme"] = self.scheme
         if recipe.qat not in (None, self.scheme):
             fields["qat"] = None
         if self.model != model_of(recipe):
