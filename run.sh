@@ -21,7 +21,7 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   test [GROUP ..] [-- ARGS ..]  run tests; groups: unit engine npu cluster images all (no group: all); ARGS go to pytest
                                 (npu: the real torch_npu on host memory, in environments of its own; unit and engine
                                 run two files at once: -n 0 among ARGS for one process)
-  test gpu [-- ARGS ..]         what needs NVIDIA GPUs, with the PYTHON that has the stack cuda13 (tests/gpu/README.md)
+  test gpu [-- ARGS ..]         what needs NVIDIA GPUs, with the PYTHON that has the stack cuda13 (docs/gpu.md)
   test npu-smoke [-- ARGS ..]   on an Atlas A2 or A3: what it gives, into one JSON file to send back (-- --help: options)
   recipe list | show NAME [..]  what can be trained, and the verl command that it becomes (recipe show --help: options)
   train RECIPE [..] [-- ..]     train it on this machine, or with --cluster INVENTORY on its hosts; --dry-run shows the

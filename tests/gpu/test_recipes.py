@@ -21,15 +21,12 @@ def models(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
 @pytest.mark.parametrize("name", RECIPES)
-def test_two_steps_or_one_line(name, gpus, models, tmp_path):
-    if gpus > trainings.GPUS:
-        pytest.skip(f"needs {gpus} GPUs")
-    outcome = trainings.train(name, models, tmp_path, gpus, STEPS)
+def test_two_steps_or_one_line(name, models, tmp_path):
+    outcome = trainings.train(name, models, tmp_path, min(2, trainings.GPUS), STEPS)
     if outcome.result is not None:
         assert outcome.result["faults"] == []
         return
     log = next(tmp_path.glob("*.log")).read_text()
-    assert f"ended with {WRONG_USE};" in outcome.error, outcome.error
-    assert len(log.strip().splitlines()) == 1 and name in log, log
+    assert f"ended with {WRONG_USE};" in outcome.error, outcome.error  # before anything was started
+    assert len(log.strip().splitlines()) == 1, log
