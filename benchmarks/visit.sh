@@ -45,7 +45,7 @@ run_part() { # run_part PART: one line of the table
   mapfile -t words < <(command_of "$1")
   echo "visit.sh: $1, $minutes minutes at most: ./run.sh ${words[*]}"
   # INT, as from Ctrl-C: what the part has started ends with it
-  env --default-signal=INT timeout -s INT -k 60 "$((minutes * 60))" "$ROOT/run.sh" "${words[@]}" >"$log" 2>&1 || code=$?
+  env --default-signal=INT timeout -s INT -k 60 "${minutes}m" "$ROOT/run.sh" "${words[@]}" >"$log" 2>&1 || code=$?
   if ((code == 124)); then code="out of time"; fi
   TABLE+=("$(printf '%-10s %-12s %5d s  %s' "$1" "$code" "$((SECONDS - begun))" "$(grep -v '^\s*$' "$log" | tail -n 1)")")
 }

@@ -260,3 +260,26 @@ def test_arms_take_turns_at_being_first(monkeypatch, tmp_path):
     arms = [(task.answer, task.scheme) for task in asked]
     assert arms[:4] == [(64, "bf16"), (64, "int8"), (64, "int8"), (64, "bf16")] and len(arms) == 8
     assert {(task.recipe, task.model, task.gpus) for task in asked} == {(RECIPE, "qwen2.5-7b", 2)}
+
+
+def test_the_documented_commands_are_understood(monkeypatch, tmp_path):
+    """Of docs/gpu.md, and those in Chinese are the same."""
+    docs = Path(__file__).parents[2] / "docs"
+    english, chinese = (
+        [
+            line.partition(" #")[0].split()
+            for line in (docs / name).read_text().splitlines()
+            if line.startswith("./run.sh")
+        ]
+        for name in ("gpu.md", "gpu.zh.md")
+    )
+    assert english == chinese
+    asked = []
+    monkeypatch.setattr(train, "make_model", lambda *_: None)
+    monkeypatch.setattr(train, "in_turn", lambda tasks, *_: asked.append(list(tasks)) or [])
+    monkeypatch.chdir(tmp_path)
+    commands = [words[3:] for words in english if words[1:3] == ["bench", "train"]]
+    for arguments in commands:
+        run = CliRunner().invoke(train.app, arguments)
+        assert run.exit_code == 0, run.output
+    assert len(asked) == len(commands) > 3 and all(asked)
