@@ -25,7 +25,7 @@ from benchmarks.timing import summary
 from benchmarks.train_run import Arm
 
 STAGES = ("gen", "old_log_prob", "ref", "update_actor", "update_weights")  # verl's, in their order
-REST = "rest"  # of the step: reward, advantages, what no stage covers
+REST = "rest"  # of the step: prompts are handed out (engines begin before verl's timer gen does), reward, advantages
 PLAIN, OURS = "bf16", "int8"
 LEAST_MFU, LEAST_ROLLOUT, MOST_STEP, MOST_FIRST = 0.30, 1.35, 1.0, 5.0  # the bars
 JUDGED = ("qwen2.5-7b", 4096)  # model and answers that they were set for
@@ -93,7 +93,7 @@ def _row(model: str, answer: int, scheme: str, group: Sequence[Outcome], peak: f
         step_ratio=None,
         first_more=median(one["data"]["timing_s/step"] - two["data"]["timing_s/step"] for one, two in firsts),
         start=median(first["at"] - first["data"]["timing_s/step"] for first, _ in firsts),
-        memory_gib=max(data["perf/max_memory_allocated_gb"] for data in later),
+        memory_gib=max(data["actor/perf/max_memory_allocated_gb"] for data in later),
     )
 
 

@@ -34,6 +34,7 @@ ON_A_CPU = {
     "verl.actor_rollout_ref.actor.use_dynamic_bsz": "false",
     "verl.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8,
     "verl.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 8,
+    "verl.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 8,
     "verl.actor_rollout_ref.rollout.enforce_eager": "true",
     "verl.actor_rollout_ref.rollout.free_cache_engine": "false",
     "verl.actor_rollout_ref.rollout.enable_sleep_mode": "false",

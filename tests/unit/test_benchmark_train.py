@@ -123,7 +123,7 @@ def logged(step: int, seconds: float, gen: float, actor: float, answer: int = 40
         "timing_s/update_weights": 1.0,
         "perf/mfu/actor": 0.4,
         "perf/total_num_tokens": 64 * (256 + answer),
-        "perf/max_memory_allocated_gb": 50.0 + step,
+        "actor/perf/max_memory_allocated_gb": 50.0 + step,
         **{
             f"{name}/{end}": value
             for name, value in (("prompt_length", 256), ("response_length", answer))
