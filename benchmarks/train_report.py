@@ -22,7 +22,7 @@ from benchmarks.models import get_model
 from benchmarks.report import bars_table, console, write_run
 from benchmarks.tasks import Outcome
 from benchmarks.timing import summary
-from benchmarks.train_run import Arm
+from benchmarks.train_run import Arm, lengths_that_differ
 
 STAGES = ("gen", "old_log_prob", "ref", "update_actor", "update_weights")  # verl's, in their order
 REST = "rest"  # of the step: prompts are handed out (engines begin before verl's timer gen does), reward, advantages
@@ -62,14 +62,15 @@ class Row:
 
 
 def rows_of(outcomes: Sequence[Outcome], peak: float | None) -> list[Row]:
-    """Length by length.
+    """Length by length; a training that failed later has the steps it made, one with other lengths has no row.
 
     Args:
         peak: operations a second that one device promises in BF16.
     """
     groups: dict[tuple, list[Outcome]] = {}
     for outcome in outcomes:
-        if outcome.result and len(outcome.result["steps"]) > 1 and not outcome.result["faults"]:
+        steps = (outcome.result or {}).get("steps", [])
+        if len(steps) > 1 and not lengths_that_differ(outcome.task, steps):
             groups.setdefault((outcome.task.model, outcome.task.answer, outcome.task.scheme), []).append(outcome)
     rows = {key: _row(*key, group, peak) for key, group in sorted(groups.items(), key=lambda item: item[0][:2])}
     return [_beside(row, rows.get((row.model, row.answer, PLAIN))) for row in rows.values()]

@@ -10,13 +10,13 @@ from benchmarks.fewer_devices import as_options, fields_for
 from benchmarks.tasks import Outcome
 from launch.demo.metrics import read_lines
 from launch.recipes import Recipe, load
+from launch.recipes.hydra_syntax import text
 from launch.smoke.child import Setting, python, run
 
-PROMPTS = "data.train_batch_size"
 FORCED = {  # every answer as long as it may be, every step the same work, nothing but steps
     "actor_rollout_ref.rollout.ignore_eos": "true",  # read in verl's vllm_async_server.generate
     "algorithm.filter_groups.enable": "false",  # dynamic sampling generates some batches twice
-    "reward.custom_reward_function.path": train_reward.__file__,
+    "reward.custom_reward_function.path": text(train_reward.__file__),
     "trainer.val_before_train": "false",
     "trainer.test_freq": "-1",
     "trainer.save_freq": "-1",
@@ -36,6 +36,7 @@ class Arm:
         steps: that are trained; the first is shown apart.
         changes: fields of the recipe, as `train --set` takes them, over those that this benchmark sets.
         overrides: settings of verl, over all others.
+        turn: which repetition.
     """
 
     recipe: str
@@ -51,7 +52,6 @@ class Arm:
     overrides: tuple[str, ...] = ()
     turn: int = 0
 
-    # what `benchmarks.tasks.Outcome` asks of a task
     def title(self) -> str:
         """For a line of progress."""
         return f"{self.model} {self.scheme}, answers of {self.answer}"
@@ -150,9 +150,9 @@ def carry_out(arm: Arm, models: Path, logs: Path, seconds: float) -> Outcome:
 
 def memory_words(log: Path) -> str:
     """The usual cause, said first."""
-    text = log.read_text(errors="replace")
+    said = log.read_text(errors="replace")
     signs = ("OutOfMemoryError", "out of memory", "No available memory for the cache blocks")
-    return "out of memory; " if any(sign in text for sign in signs) else ""
+    return "out of memory; " if any(sign in said for sign in signs) else ""
 
 
 def lengths_that_differ(arm: Arm, steps: list[dict]) -> list[str]:
