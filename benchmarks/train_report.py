@@ -41,7 +41,7 @@ class Row:
         mfu: of the update: `flops.update_flops` / (seconds of update_actor x devices x peak); None without a peak.
         mfu_logged: verl's own figure, the mean over mini-batches of the time inside each.
         rollout_ratio, step_ratio: tokens a second, and seconds a step, of those of BF16 in the same run.
-        first_more: the first step's seconds beyond the second's.
+        first_more: the first step's seconds beyond the second's; first_stages: those of each stage.
         start: seconds from the command to the beginning of the first step.
         memory_gib: the most that the trainer allocated on a device.
     """
@@ -57,6 +57,7 @@ class Row:
     rollout_ratio: float | None
     step_ratio: float | None
     first_more: float
+    first_stages: dict[str, float]
     start: float
     memory_gib: float
 
@@ -81,6 +82,7 @@ def _row(model: str, answer: int, scheme: str, group: Sequence[Outcome], peak: f
     later = [line["data"] for one in group for line in one.result["steps"][1:]]
     stages = [stages_of(data) for data in later]
     firsts = [(one.result["steps"][0], one.result["steps"][1]) for one in group]
+    more = [(stages_of(first["data"]), stages_of(second["data"])) for first, second in firsts]
     return Row(
         model=model,
         answer=answer,
@@ -93,6 +95,7 @@ def _row(model: str, answer: int, scheme: str, group: Sequence[Outcome], peak: f
         rollout_ratio=None,
         step_ratio=None,
         first_more=median(one["data"]["timing_s/step"] - two["data"]["timing_s/step"] for one, two in firsts),
+        first_stages={name: median(one[name] - two[name] for one, two in more) for name in (*STAGES, REST)},
         start=median(first["at"] - first["data"]["timing_s/step"] for first, _ in firsts),
         memory_gib=max(data["actor/perf/max_memory_allocated_gb"] for data in later),
     )
@@ -197,6 +200,7 @@ def _figures(rows: Sequence[Row]) -> Table:
         table.add_column(heading, justify="right")
     for row in rows:
         ratios = [f"{ratio:.2f}" if ratio else "-" for ratio in (row.step_ratio, row.rollout_ratio)]
+        slowest = max(row.first_stages, key=row.first_stages.get)
         mfu = "-" if row.mfu is None else f"{row.mfu:.3f}"
         table.add_row(
             row.model,
@@ -209,7 +213,7 @@ def _figures(rows: Sequence[Row]) -> Table:
             ratios[1],
             mfu,
             f"{row.mfu_logged:.3f}",
-            f"{row.first_more:.1f}",
+            f"{row.first_more:.1f} ({slowest} {row.first_stages[slowest]:.1f})",
             f"{row.start:.0f}",
             f"{row.memory_gib:.1f}",
         )

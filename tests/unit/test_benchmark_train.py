@@ -151,6 +151,8 @@ def test_rows_leave_out_the_first_step():
         "update_weights": 1.0,
         "rest": 2.0,
     }
+    first = {name: seconds for name, seconds in ours.first_stages.items() if seconds}
+    assert first == {"gen": 20.0, "update_actor": 15.0, "rest": 2.0}
     assert ours.first_more == 60.0 - 23.0 and ours.start == 100.0 and ours.memory_gib == 54.0
     # 6 operations for each weight and token, and the causal half of attention's, over 2 devices for 10 s
     products = 28 * (3584 * (3584 + 2 * 512) + 3584 * 3584 + 3 * 3584 * 18944) + 152064 * 3584
