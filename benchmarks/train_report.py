@@ -239,7 +239,7 @@ def draw(outcomes: Sequence[Outcome], gpus: Sequence[str], path: Path) -> None:
     arm, rows = outcomes[0].task, rows_of(outcomes, peak_of(gpus))
     if not rows:
         return
-    figure = Figure(figsize=(2 + 1.4 * len(rows), 5), layout="constrained")
+    figure = Figure(figsize=(3.5 + 1.2 * len(rows), 5), layout="constrained")
     axes, below = figure.subplots(), [0.0] * len(rows)
     names = [f"{row.scheme}\n{row.answer}" for row in rows]
     for stage in (*STAGES, REST):
@@ -248,7 +248,7 @@ def draw(outcomes: Sequence[Outcome], gpus: Sequence[str], path: Path) -> None:
         below = [low + high for low, high in zip(below, heights, strict=True)]
     axes.set(ylabel="seconds a step, medians", xlabel="rollout's scheme, tokens of each answer")
     axes.set_xticks(range(len(rows)), names)
-    axes.legend(loc="upper left")
+    figure.legend(loc="outside right upper")
     device = gpus[0].split(",")[0] if gpus else "CPU"
     axes.set_title(f"{rows[0].model} by {arm.recipe}\n{arm.gpus} x {device}", fontsize="medium")
     path.parent.mkdir(parents=True, exist_ok=True)
