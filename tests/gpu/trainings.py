@@ -28,8 +28,8 @@ SMALL = {  # what a recipe's step is cut to
 }
 ON_A_CPU = {
     "stack": "cpu",
-    "training.offload": "false",  # FSDP pins what waits on the host
-    "training.reference_offload": "false",
+    "training.offload": "false",  # FSDP pins what waits on the host, for which it asks a GPU,
+    "verl.actor_rollout_ref.actor.use_kl_loss": "false",  # and a reference model always waits there
     "verl.trainer.device": "cpu",
     "verl.actor_rollout_ref.model.use_remove_padding": "false",
     "verl.actor_rollout_ref.model.override_config": "{attn_implementation: sdpa}",
