@@ -22,6 +22,7 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   test [GROUP ..] [-- ARGS ..]  run tests; groups: unit engine npu cluster images all (no group: all); ARGS go to pytest
                                 (npu: the real torch_npu on host memory, in environments of its own; unit and engine
                                 run two files at once: -n 0 among ARGS for one process)
+  test gpu [-- ARGS ..]         what needs NVIDIA GPUs, with the PYTHON that has the stack cuda13 (docs/gpu.md)
   test npu-smoke [-- ARGS ..]   on an Atlas A2 or A3: what it gives, into one JSON file to send back (-- --help: options)
   recipe list | show NAME [..]  what can be trained, and the verl command that it becomes (recipe show --help: options)
   train RECIPE [..] [-- ..]     train it on this machine, or with --cluster INVENTORY on its hosts; --dry-run shows the
@@ -35,13 +36,14 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   bench refit [..]              what a refit costs beside the alternatives, on this CPU (bench refit --help: options)
   bench rollout [..]            how fast engines generate, scheme beside scheme (on a GPU; --device cpu --models tiny: a try)
   bench attention [..]          the trainer's attention over packed sequences (on a GPU; --device cpu --small: a try)
+  bench train [..]              how long a recipe's steps take, stage by stage, INT8 beside BF16 (--device cpu: a try)
   bench convert FOLDER [..]     how fast checkpoints are converted beside a copy, on the disk of FOLDER
   lint                          the checks that CI runs: format, lint, shell scripts, YAML
   setup                         make the environment only
   help                          this text
 
-Every command but help and test npu-smoke first makes the environment from the lock: Python 3.11 and gcc are needed,
-nothing else. It is made once, and again when the lock changes.
+Every command but help, test npu-smoke and test gpu first makes the environment from the lock: Python 3.11 and gcc are
+needed, nothing else. It is made once, and again when the lock changes.
 
   VENV=DIR                where it is made (default: .venv beside run.sh)
   ASCEND_QUANT_LOCK=FILE  another lock (default: docker/locks/cpu.txt); give it a VENV of its own
@@ -79,10 +81,10 @@ offline() { # nothing here may fetch a model or phone home, unless the caller sa
 
 has_tests() { [[ -d $1 && -n $(find "$1" -name 'test_*.py' -print -quit) ]]; }
 
-run_pytest() { # run_pytest VENV FOLDER ARGS..: one run; after a failed one the next still runs
+run_pytest() { # run_pytest PYTHON FOLDER ARGS..: one run; after a failed one the next still runs
   local code=0
   cd "$ROOT"
-  "$1/bin/python" -m pytest "tests/$2" "${@:3}" || code=$?
+  "$1" -m pytest "tests/$2" "${@:3}" || code=$?
   case $code in
   0) RESULTS+=("tests/$2: passed") ;;
   5) RESULTS+=("tests/$2: no test was run: does a filter leave any?") ;;
@@ -97,16 +99,16 @@ run_group() { # run_group GROUP ARGS..
   npu)
     set_up_npu
     if (($# == 1)); then export NPU_OPS=${NPU_OPS:-compare}; fi # docs/npu_ops.md with what a whole run calls
-    run_pytest "$VENV-npu" "$folder" "${@:2}"
-    run_pytest "$VENV-npu-2.7" "${folder}_0_10" "${@:2}"
+    run_pytest "$VENV-npu/bin/python" "$folder" "${@:2}"
+    run_pytest "$VENV-npu-2.7/bin/python" "${folder}_0_10" "${@:2}"
     ;;
   unit | engine)
     set_up
-    run_pytest "$VENV" "$folder" "${TWO_AT_ONCE[@]}" "${@:2}"
+    run_pytest "$VENV/bin/python" "$folder" "${TWO_AT_ONCE[@]}" "${@:2}"
     ;;
   *) # alone: they wait for what must happen in time, and work on the machine as root
     set_up
-    run_pytest "$VENV" "$folder" "${@:2}"
+    run_pytest "$VENV/bin/python" "$folder" "${@:2}"
     ;;
   esac
 }
@@ -132,8 +134,37 @@ run_npu_smoke() { # in the user's own environment: their CANN, torch and torch_n
   exec "$python" -m npu_smoke "$@"
 }
 
+run_gpu() { # in the user's own environment: their GPUs, torch and vLLM are what is tried
+  local python=${PYTHON:-} lacking
+  if (($#)) && [[ $1 != -- ]]; then die "gpu runs alone, not with '$1'. Its arguments come after --"; fi
+  if (($#)); then shift; fi
+  [[ -n $python ]] || die "test gpu: set PYTHON to the interpreter that has the stack cuda13"
+  python=$(command -v "$python") || die "no '$PYTHON': set PYTHON to the interpreter that has the stack cuda13"
+  has_tests "$ROOT/tests/gpu" || die "test gpu: no tests here: mount a checkout and start that, as
+  docker run --gpus all --ipc host -v CHECKOUT:/src IMAGE /src/run.sh test gpu"
+  "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+    die "test gpu: no GPU: torch.cuda.is_available() is not true in $python"
+  lacking=$("$python" -c 'from importlib.util import find_spec
+print(*(name for name in ("pytest", "pytest_timeout", "hypothesis") if find_spec(name) is None))')
+  [[ -z $lacking ]] || die "test gpu: not in $python: $lacking. Run: $python -m pip install ${lacking//_/-}
+  (in an image with --target /tmp/pytest, and then PYTHONPATH=/tmp/pytest)"
+  offline
+  trap 'exit 130' INT
+  export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" # before what is installed: an image has the package too
+  RESULTS=() CODES=()
+  run_pytest "$python" gpu -m gpu "$@"
+  run_pytest "$python" unit -m gpu "$@"
+  show_results "$@"
+}
+
 run_tests() {
-  if [[ ${1:-} == npu-smoke ]]; then run_npu_smoke "${@:2}"; fi
+  case ${1:-} in
+  npu-smoke) run_npu_smoke "${@:2}" ;;
+  gpu)
+    run_gpu "${@:2}"
+    return
+    ;;
+  esac
   local group groups=()
   local -A chosen=()
   while (($#)) && [[ $1 != -- ]]; do
@@ -142,7 +173,7 @@ run_tests() {
     elif [[ -n ${FOLDER[$1]:-} ]]; then
       chosen[$1]=1
     else
-      die "no test group '$1'. Groups: ${GROUPS_IN_ORDER[*]} all, and npu-smoke alone. Arguments come after --"
+      die "no test group '$1'. Groups: ${GROUPS_IN_ORDER[*]} all; gpu or npu-smoke alone. Arguments come after --"
     fi
     shift
   done
@@ -165,7 +196,7 @@ run_tests() {
   show_results "$@"
 }
 
-run_launch() { # run_launch COMMAND ARGS..: in the environment from the lock, or in the stack's own
+run_module() { # run_module MODULE ARGS..: in the environment from the lock, or in the stack's own
   local python=${PYTHON:-}
   if [[ -z $python ]]; then
     set_up >&2 # stdout is for --json
@@ -173,20 +204,19 @@ run_launch() { # run_launch COMMAND ARGS..: in the environment from the lock, or
   fi
   command -v "$python" >/dev/null || die "no '$python': set PYTHON to the interpreter that has the stack"
   export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
-  exec "$python" -m launch "$@"
+  exec "$python" -m "$@"
 }
 
 run_bench() {
   local what=${1:-}
   case $what in
   refit) set -- --device cpu "${@:2}" ;;
-  rollout | convert | attention) shift ;;
-  *) die "bench: say which: refit rollout attention convert (./run.sh bench refit --help: options)" ;;
+  rollout | attention | train | convert) shift ;;
+  *) die "bench: say which: refit rollout attention train convert (./run.sh bench refit --help: options)" ;;
   esac
-  set_up
+  [[ -d $ROOT/benchmarks ]] || die "bench: no benchmarks here, this image has none: mount a checkout, and start its run.sh"
   offline
-  export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" # benchmarks/ is not part of the installed package
-  exec "$VENV/bin/python" -m "benchmarks.$what" "$@"
+  run_module "benchmarks.$what" "$@"
 }
 
 run_lint() {
@@ -201,11 +231,11 @@ main() {
   case $command in
   demo | smoke)
     offline
-    run_launch "$command" "$@"
+    run_module launch "$command" "$@"
     ;;
   test) run_tests "$@" ;;
   bench) run_bench "$@" ;;
-  recipe | train | stop | doctor | data | images | manifest) run_launch "$command" "$@" ;;
+  recipe | train | stop | doctor | data | images | manifest) run_module launch "$command" "$@" ;;
   lint) run_lint ;;
   setup) set_up ;;
   help | -h | --help) usage ;;

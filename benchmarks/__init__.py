@@ -12,5 +12,8 @@ matrices.py    the weight matrices of part "kernels"; methods.py all that it tim
 layout.py      which rows of the engine each of the trainer's tensors ends in; check.py the oracle's bytes there
 timing.py      samples, medians, spread, rotated order
 report.py      rows.py's figures and bars.py's bars, as tables and as JSON; machine.py the hardware and the versions
+train.py       how long a recipe's training steps take; train_run.py one training, train_files.py what it reads,
+               fewer_devices.py the recipe cut to the devices there are, flops.py, train_report.py, train_reward.py
+visit.sh       what one visit to a machine with GPUs can show, part by part
 results/       dated results
 """

@@ -48,11 +48,13 @@ def _is_whole(outcome: Outcome) -> bool:
 Found = Iterator[tuple[str, str, float, bool]]
 
 
-def _at_least(text: str, least: float, value: float) -> tuple[str, str, float, bool]:
+def at_least(text: str, least: float, value: float) -> tuple[str, str, float, bool]:
+    """A bar's text, target, value and whether it is met."""
     return text, f">= {least:g}", value, value >= least
 
 
-def _at_most(text: str, most: float, value: float) -> tuple[str, str, float, bool]:
+def at_most(text: str, most: float, value: float) -> tuple[str, str, float, bool]:
+    """The same from the other side."""
     return text, f"<= {most:g}", value, value <= most
 
 
@@ -65,11 +67,11 @@ def _kernels(figures: dict[tuple, Row], copied: float | None) -> Found:
             row = figures.get(("kernels", model, other))
             return row and row.ms["median"] / ours.ms["median"]
 
-        yield _at_least(f"{model}: quantizing to int8, of a copy's bandwidth", 0.85, ours.rate / copied)
-        yield _at_least(f"{model}: times FlashRL's speed", 10, times("FlashRL"))
+        yield at_least(f"{model}: quantizing to int8, of a copy's bandwidth", 0.85, ours.rate / copied)
+        yield at_least(f"{model}: times FlashRL's speed", 10, times("FlashRL"))
         if (in_place := times("vLLM in place")) is not None:
-            yield _at_least(f"{model}: times the speed of vLLM's in-place kernel", 1, in_place)
-        yield _at_most(f"{model}: time with the receipt, of that without", 1.1, 1 / times("ours, no receipt"))
+            yield at_least(f"{model}: times the speed of vLLM's in-place kernel", 1, in_place)
+        yield at_most(f"{model}: time with the receipt, of that without", 1.1, 1 / times("ours, no receipt"))
 
 
 def _engine(figures: dict[tuple, Row]) -> Found:
@@ -78,17 +80,17 @@ def _engine(figures: dict[tuple, Row]) -> Found:
 
     small, large = later("qwen2.5-7b", "load_weights"), later("qwen2.5-32b", "load_weights")
     if small:
-        yield _at_most("qwen2.5-7b: load_weights, ms", 20, small.ms["median"])
+        yield at_most("qwen2.5-7b: load_weights, ms", 20, small.ms["median"])
         if small.extra_bytes is not None:
-            yield _at_most("qwen2.5-7b: extra device memory, MiB", 64, small.extra_bytes / MIB)
+            yield at_most("qwen2.5-7b: extra device memory, MiB", 64, small.extra_bytes / MIB)
     if small and large:
-        yield _at_most("qwen2.5-32b: time a byte, of qwen2.5-7b's", 1.15, small.rate / large.rate)
+        yield at_most("qwen2.5-32b: time a byte, of qwen2.5-7b's", 1.15, small.rate / large.rate)
     for words, most in (("512 MiB buckets", 250), ("load_weights, stacked experts", 80)):
         if row := later("qwen3-30b-a3b", words):
-            yield _at_most(f"qwen3-30b-a3b: {words}, ms", most, row.ms["median"])
+            yield at_most(f"qwen3-30b-a3b: {words}, ms", most, row.ms["median"])
     ours, plain = (figures.get(("engine", "qwen3-30b-a3b", f"{name}: 512 MiB buckets")) for name in ("int8", "bf16"))
     if ours and plain:
-        yield _at_most("qwen3-30b-a3b: 512 MiB buckets, of BF16's time", 1.15, ours.ms["median"] / plain.ms["median"])
+        yield at_most("qwen3-30b-a3b: 512 MiB buckets, of BF16's time", 1.15, ours.ms["median"] / plain.ms["median"])
 
 
 def _ranks(figures: dict[tuple, Row]) -> Found:
@@ -98,4 +100,4 @@ def _ranks(figures: dict[tuple, Row]) -> Found:
         words = method.partition(": ")[2]
         one = figures.get(("ranks", model, f"1 rank: {words}"))
         if part == "ranks" and words in judged and one is not None and row is not one:
-            yield _at_most(f"{model}: {method}, of one rank's time", 0.6, row.ms["median"] / one.ms["median"])
+            yield at_most(f"{model}: {method}, of one rank's time", 0.6, row.ms["median"] / one.ms["median"])

@@ -12,6 +12,7 @@ class Model:
 
     Attributes:
         expert_width: intermediate size of one expert; 0 where there are no experts.
+        tied: whether the head's weight is the embedding's.
         real: whether people train it; the others are for tests.
     """
 
@@ -28,6 +29,7 @@ class Model:
     experts: int = 0
     top_k: int = 0
     expert_width: int = 0
+    tied: bool = False
     real: bool = True
 
     def cut(self, layers: int | None) -> "Model":
@@ -46,7 +48,8 @@ class Model:
         for layer in range(self.layers):
             prefix = f"model.layers.{layer}"
             shapes |= {f"{prefix}.{leaf}": shape for leaf, shape in self._layer()}
-        return shapes | {"model.norm.weight": (self.hidden,), "lm_head.weight": (self.vocab, self.hidden)}
+        head = {} if self.tied else {"lm_head.weight": (self.vocab, self.hidden)}
+        return shapes | {"model.norm.weight": (self.hidden,), **head}
 
     def _layer(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -87,7 +90,7 @@ class Model:
             "use_sliding_window": False,
             "attention_dropout": 0.0,
             "initializer_range": 0.02,
-            "tie_word_embeddings": False,
+            "tie_word_embeddings": self.tied,
             "torch_dtype": "bfloat16",
             "bos_token_id": 0,
             "eos_token_id": 1,
@@ -114,6 +117,7 @@ class Model:
 MODELS = {
     model.name: model
     for model in (
+        Model("qwen2.5-0.5b", 896, 24, 14, 2, 64, 4864, 151936, 1e-6, 32768, tied=True),
         Model("qwen2.5-7b", 3584, 28, 28, 4, 128, 18944, 152064, 1e-6, 131072),
         Model("qwen2.5-32b", 5120, 64, 40, 8, 128, 27648, 152064, 1e-5, 131072),
         Model("qwen3-30b-a3b", 2048, 48, 32, 4, 128, 6144, 151936, 1e-6, 40960, 128, 8, 768),

@@ -96,8 +96,17 @@ def _alternatives(
             yield from ({"scheme": scheme, "variant": way} for way in ways)
 
 
-def in_turn(tasks: Sequence[Task], seconds: float, write: Callable[[Sequence[Outcome]], None]) -> list[Outcome]:
-    """Carry out one task after the other, a line each; `write` is given what is known so far after each."""
+def in_turn(
+    tasks: Sequence[Task],
+    seconds: float,
+    write: Callable[[Sequence[Outcome]], None],
+    measure: Callable[[Task, float], Outcome] | None = None,
+) -> list[Outcome]:
+    """Carry out one task after the other, a line each; `write` is given what is known so far after each.
+
+    Args:
+        measure: carries out a task in so many seconds.  [default: in a process of its own, see `tasks`]
+    """
     outcomes: list[Outcome] = []
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     out = report.console()
@@ -105,7 +114,7 @@ def in_turn(tasks: Sequence[Task], seconds: float, write: Callable[[Sequence[Out
         shown = progress.add_task("")
         for number, task in enumerate(tasks, 1):
             progress.update(shown, description=f"{number} of {len(tasks)}: {task.title()}")
-            outcome = carry_out(task, seconds)
+            outcome = (measure or carry_out)(task, seconds)
             outcomes.append(outcome)
             ending = "failed" if outcome.result is None else "done"
             out.print(f"{number} of {len(tasks)}: {task.title()}: {ending} in {outcome.seconds:.0f} s")

@@ -89,7 +89,7 @@ def show(outcomes: Sequence[Outcome], out: Console) -> None:
             out.print(f"{outcome.task.title()}: {way} is refused: {escape(why)}", soft_wrap=True)
         _show_receipt(outcome, out)
     if bars := bars_of(outcomes):
-        out.print(_bars(bars))
+        out.print(bars_table(bars))
     for fault in faults_of(outcomes):
         out.print(f"[red]wrong:[/red] {escape(fault)}", soft_wrap=True)
 
@@ -117,7 +117,8 @@ def _figures(rows: Sequence[Row], copied: float | None) -> Table:
     return table
 
 
-def _bars(bars: Sequence[Bar]) -> Table:
+def bars_table(bars: Sequence[Bar]) -> Table:
+    """What was measured beside each bar."""
     table = Table(title="The bars (judged on a GPU, with whole models)")
     for heading in ("what", "bar", "measured", ""):
         table.add_column(heading, justify="right" if heading in ("bar", "measured") else "left")

@@ -1,6 +1,12 @@
-"""Settings every test shares: nothing reaches a model hub, and vLLM keeps its engine in the test's process."""
+"""Settings every test shares: nothing reaches a model hub, and vLLM keeps its engine in the test's process.
+
+What is marked `gpu` computes on an NVIDIA GPU (`./run.sh test gpu` runs just these). Elsewhere it is skipped, but for
+`gpu(interpreted=True)`: kernels that Triton's interpreter runs there.
+"""
 
 import os
+
+import pytest
 
 SEVERAL_AT_ONCE = "PYTEST_XDIST_WORKER" in os.environ
 LONGEST_FIRST = (  # else one process would be left with them when the others have ended
@@ -32,3 +38,19 @@ def pytest_collection_modifyitems(items):
     if SEVERAL_AT_ONCE:
         rank = {name: number for number, name in enumerate(LONGEST_FIRST)}
         items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    mark = item.get_closest_marker("gpu")
+    if mark is not None and not mark.kwargs.get("interpreted"):
+        torch = pytest.importorskip("torch")
+        if not torch.cuda.is_available():
+            pytest.skip("needs a GPU")
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """A run of the gpu tests in which all were skipped has shown nothing: it ends as if there had been none."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.option.markexpr == "gpu" and exitstatus == 0 and not reporter.stats.get("passed"):
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED

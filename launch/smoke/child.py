@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,7 @@ def run(
     limit: float,
     variables: Mapping[str, str] | None = None,
     apart: bool = False,
+    at_each_look: Callable[[], None] = lambda: None,
 ) -> Ended:
     """Run a command in the setting's folder, with the environment of its stack.
 
@@ -106,6 +107,7 @@ def run(
         limit: seconds.
         variables: more of them, over all others.
         apart: whether stdout goes to a file of its own, for JSON.
+        at_each_look: called as long as it runs, five times a second, and once when it has ended.
     """
     log = setting.folder / f"{name}.log"
     output = log.with_suffix(".out") if apart else log
@@ -126,7 +128,9 @@ def run(
             if polls % LOOK_EVERY == 0:
                 tree.look()
             polls += 1
+            at_each_look()
             time.sleep(POLL_SECONDS)
+        at_each_look()
     finally:
         tree.end()
         child.wait()

@@ -10,11 +10,20 @@ import torch
 from hypothesis import settings
 from kernel_modules import Kernels, interpreter
 
+INTERPRETED = pytest.mark.gpu(interpreted=True)  # see tests/conftest.py
+
 settings.register_profile("no clock", deadline=None)  # an example may be slow where others run beside it
 settings.load_profile("no clock")
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "cuda" in item.fixturenames:
+            item.add_marker(INTERPRETED)
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=INTERPRETED)])
 def kernels(request) -> Kernels:
     """Each kernel module in turn."""
     if request.param == "cuda":

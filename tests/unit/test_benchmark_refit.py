@@ -90,6 +90,7 @@ def test_the_check_of_part_kernels_sees_a_wrong_byte(monkeypatch):
 
 def test_models_have_their_true_sizes():
     sizes = {name: sum(torch.Size(s).numel() for s in model.shapes().values()) for name, model in MODELS.items()}
+    assert sizes["qwen2.5-0.5b"] == 494_032_768
     assert sizes["qwen2.5-7b"] == 7_615_616_512
     assert sizes["qwen2.5-32b"] == 32_763_876_352
     assert sizes["qwen3-30b-a3b"] == 30_532_122_624

@@ -9,7 +9,7 @@ import torch
 from ascend_quant import oracle
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 
 ERROR = 0.006  # of the norm: parts and their sum are rounded to BF16
 QWEN, SMALL, TINY = (128, 768, 2048, 8), (8, 160, 288, 2), (3, 64, 144, 3)  # experts, width, hidden, top

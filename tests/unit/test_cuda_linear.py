@@ -6,7 +6,7 @@ import torch
 from ascend_quant.kernels import linear_choice, tuned
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 
 RAGGED = [(1, 48, 512), (61, 208, 1040), (150, 2000, 4992), (300, 1024, 768), (300, 20000, 400)]
 HOPPER = pytest.mark.skipif(

@@ -7,7 +7,7 @@ from ascend_quant import oracle
 from ascend_quant.schemes import SCHEMES
 
 pytest.importorskip("vllm")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 
 QUANTIZED = [scheme for scheme in SCHEMES.values() if scheme.quantized]
 ERROR = 0.006  # of the norm: the output is rounded to BF16

@@ -11,7 +11,6 @@ from move_cases import Case, check
 from ascend_quant import oracle
 from ascend_quant.kernels.moves import Counters, Job, Move
 
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: a thousand million pairs")
 BELOW = 10  # |x| < absmax / 2**9 has the code 0
 
 
@@ -31,7 +30,7 @@ def test_every_pair_of_mantissas_equals_the_oracle(cuda, monkeypatch, exponent):
     check(cuda, [Case("int8", values.to(torch.bfloat16))])
 
 
-@NEEDS_GPU
+@pytest.mark.gpu  # a thousand million pairs
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_every_pair_of_bf16_values_equals_the_oracle(cuda, kind):
     """1,065,402,238 pairs of a row's largest magnitude and a value up to it: all there are, so all ties too."""

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from ascend_quant import oracle
 from ascend_quant.schemes import SCHEMES
 
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SPECIAL = [
     0.0,
     -0.0,
@@ -116,7 +115,7 @@ def nearest_float32(value: Fraction) -> float:
 
 
 @pytest.mark.parametrize("largest", [127, 448])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_scales_are_correctly_rounded_quotients(largest, device):
     """Of every BF16 magnitude. By a Python number, torch on CUDA would multiply with its rounded reciprocal."""
     absmax = torch.arange(1, 0x7F80, dtype=torch.int16).view(torch.bfloat16)

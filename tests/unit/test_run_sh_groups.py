@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ RUN_SH = Path(__file__).parents[2] / "run.sh"
 RUNS = ("npu_host", "npu_host_0_10", "unit", "engine", "cluster", "images")
 AT_ONCE = ["-n", "auto", "--dist", "loadfile"]
 PYTEST = """#!/bin/bash
+if [[ $1 == -c && $2 == *cuda* ]]; then exit "${no_gpu:-0}"; fi
+if [[ $1 == -c ]]; then echo "${lacking:-}"; exit; fi
 echo "$@" >>"$CALLS"
 name=${3#tests/}
 code=${name//-/_}_code
@@ -24,12 +27,12 @@ class Checkout:
     """A copy of run.sh whose environments are there and whose pytest ends as it is told."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.calls = folder, folder / "calls"
+        self.folder, self.calls, self.python = folder, folder / "calls", folder / "venv" / "bin" / "python"
         shutil.copy(RUN_SH, folder)
         self.executable("docker/locks/install.sh", "#!/bin/sh\n")
         for venv in ("venv", "venv-npu", "venv-npu-2.7"):
             self.executable(f"{venv}/bin/python", PYTEST)
-        for name in RUNS:
+        for name in (*RUNS, "gpu"):
             (folder / "tests" / name).mkdir(parents=True)
             (folder / "tests" / name / "test_x.py").touch()
 
@@ -42,7 +45,7 @@ class Checkout:
     def start(self, *arguments: str, **codes: object) -> subprocess.Popen:
         """`./run.sh test ARGUMENTS`, in which pytest ends with unit_code=.. in tests/unit, and so on; else with 0."""
         self.calls.write_text("")
-        variables = {"VENV": str(self.folder / "venv"), "CALLS": str(self.calls)}
+        variables = {"VENV": str(self.folder / "venv"), "CALLS": str(self.calls), "PYTHON": str(self.python)}
         return subprocess.Popen(
             [self.folder / "run.sh", "test", *arguments],
             env=os.environ | variables | {name: str(code) for name, code in codes.items()},
@@ -109,3 +112,47 @@ def test_after_ctrl_c_no_other_group_begins(checkout: Checkout):
         os.killpg(run.pid, signal.SIGINT)
         assert run.wait(60) == 130
     assert tuple(checkout.called()) == ("unit",)
+
+
+def test_gpu_is_a_group_of_its_own(checkout: Checkout):
+    assert checkout.code("gpu", "--", "-k", "x") == 0
+    assert checkout.called() == {"gpu": ["-m", "gpu", "-k", "x"], "unit": ["-m", "gpu", "-k", "x"]}
+    assert checkout.code("gpu", "unit") == 2 and checkout.code("unit", "gpu") == 2
+    assert checkout.called() == {}
+
+
+def test_gpu_tests_that_fail_or_are_all_skipped_do_not_pass(checkout: Checkout):
+    assert checkout.code("gpu", gpu_code=1) == 1
+    assert checkout.code("gpu", unit_code=5) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"no_gpu": 1}, "no GPU"),
+        ({"lacking": "pytest_timeout hypothesis"}, "-m pip install pytest-timeout hypothesis"),
+    ],
+)
+def test_gpu_tests_refuse_to_begin(checkout: Checkout, changes: dict[str, object], said: str):
+    assert checkout.code("gpu", **changes) == 2
+    assert said in checkout.said and checkout.called() == {}
+
+
+def test_gpu_tests_need_an_interpreter_and_a_checkout(checkout: Checkout):
+    checkout.python = ""
+    assert checkout.code("gpu") == 2 and "PYTHON" in checkout.said
+    checkout.python = checkout.folder / "nowhere"
+    assert checkout.code("gpu") == 2 and "nowhere" in checkout.said
+    checkout.python = checkout.folder / "venv" / "bin" / "python"
+    shutil.rmtree(checkout.folder / "tests" / "gpu")
+    assert checkout.code("gpu") == 2 and "docker run --gpus all" in checkout.said
+    assert checkout.called() == {}
+
+
+def test_gpu_tests_are_skipped_without_a_gpu_and_that_is_no_pass():
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/unit/test_cuda_tokens.py", "-q"]
+    run = subprocess.run(
+        command, cwd=RUN_SH.parent, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
+    )
+    assert run.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, run.stdout
+    assert "skipped" in run.stdout and "passed" not in run.stdout

@@ -4,6 +4,8 @@ import pytest
 import torch
 from kernel_modules import triton_module
 
+pytestmark = pytest.mark.gpu(interpreted=True)
+
 
 @pytest.fixture(scope="module")
 def sampling():

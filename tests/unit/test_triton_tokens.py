@@ -6,6 +6,7 @@ from kernel_modules import triton_module
 
 from ascend_quant import oracle
 
+pytestmark = pytest.mark.gpu(interpreted=True)
 NAME = "ascend_quant.kernels.triton_tokens"
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 

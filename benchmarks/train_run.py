@@ -1,0 +1,166 @@
+"""One arm of the training benchmark: a recipe trained as its user does it, and what verl logs of each step."""
+
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks import train_reward
+from benchmarks.fewer_devices import as_options, fields_for
+from benchmarks.tasks import Outcome
+from launch.demo.metrics import read_lines
+from launch.recipes import Recipe, load
+from launch.recipes.hydra_syntax import text
+from launch.smoke.child import Setting, python, run
+
+FORCED = {  # every answer as long as it may be, every step the same work, nothing but steps
+    "actor_rollout_ref.rollout.ignore_eos": "true",  # read in verl's vllm_async_server.generate
+    "algorithm.filter_groups.enable": "false",  # dynamic sampling generates some batches twice
+    "reward.custom_reward_function.path": text(train_reward.__file__),
+    "trainer.val_before_train": "false",
+    "trainer.test_freq": "-1",
+    "trainer.save_freq": "-1",
+    "trainer.resume_mode": "disable",
+    "trainer.logger": "[console,file]",
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One training.
+
+    Attributes:
+        recipe: its name; `model`: whose shape (see `models.MODELS`).
+        scheme: of the rollout.
+        prompt, answer: tokens of each.
+        steps: that are trained; the first is shown apart.
+        changes: fields of the recipe, as `train --set` takes them, over those that this benchmark sets.
+        overrides: settings of verl, over all others.
+        turn: which repetition.
+    """
+
+    recipe: str
+    model: str
+    scheme: str
+    prompt: int
+    answer: int
+    steps: int
+    gpus: int
+    device: str = "cuda"
+    tensor_parallel: int = 1
+    changes: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    turn: int = 0
+
+    def title(self) -> str:
+        """For a line of progress."""
+        return f"{self.model} {self.scheme}, answers of {self.answer}"
+
+    def fields(self) -> dict[str, object]:
+        """The recipe's fields that are set before `changes`."""
+        recipe = load(self.recipe)
+        fields = fields_for(recipe, self.gpus, self.prompt, self.answer, self.tensor_parallel)
+        fields["rollout.scheme"] = self.scheme
+        if recipe.qat not in (None, self.scheme):
+            fields["qat"] = None
+        if self.model != model_of(recipe):
+            fields["model.numbers"] = None  # they are of the recipe's own model
+        return fields
+
+    def loaded(self) -> Recipe:
+        """The recipe as it is trained.
+
+        Raises:
+            RecipeError: the fields do not go together.
+        """
+        options = [*as_options(self.fields()), *(word for change in self.changes for word in ("--set", change))]
+        return load(self.recipe, changes=dict(option.split("=", 1) for option in options[1::2]))
+
+    def command(self, model: Path, data: Path, out: Path) -> list[str]:
+        """The command of a user who wants this."""
+        command = python("-m", "launch", "train", self.recipe)
+        command += ["--model", str(model), "--data", str(data), "--out", str(out), *as_options(self.fields())]
+        command += [word for change in self.changes for word in ("--set", change)]
+        forced = FORCED | {"trainer.total_training_steps": str(self.steps)}
+        return [*command, "--", *(f"{key}={value}" for key, value in forced.items()), *self.overrides]
+
+
+def model_of(recipe: Recipe) -> str:
+    """The name in `models.MODELS` of the recipe's own model, if it is there."""
+    return recipe.model.place.rpartition("/")[2].lower()
+
+
+def sizes_of(recipe: Recipe) -> dict[str, int]:
+    """What a step is: prompts, samples of each, passes over them."""
+    tree = recipe.verl
+    epochs = tree.get("actor_rollout_ref", {}).get("actor", {}).get("ppo_epochs", 1)
+    return {"prompts": tree["data"]["train_batch_size"], "n": recipe.rollout.n, "epochs": epochs}
+
+
+@dataclass
+class Steps:
+    """Each step's line of verl's log, and when it came.
+
+    Attributes:
+        began: when the training was started, by `time.monotonic`.
+    """
+
+    out: Path
+    began: float
+    seen: list[dict] = field(default_factory=list)
+
+    def look(self) -> None:
+        """Take what has come since the last look."""
+        file = next(self.out.glob("metrics*/**/*.jsonl"), None)
+        lines = read_lines(file) if file else []
+        at = time.monotonic() - self.began
+        self.seen += [{"at": at, **line} for line in lines[len(self.seen) :]]
+
+
+def carry_out(arm: Arm, models: Path, logs: Path, seconds: float) -> Outcome:
+    """Train so many steps, in so many seconds; a failure is the outcome's error.
+
+    Args:
+        models: the folder with the models that `train_files` wrote.
+        logs: where the trainings' logs stay.
+    """
+    from benchmarks.train_files import write_prompts
+
+    recipe = arm.loaded()
+    sizes = sizes_of(recipe)
+    with tempfile.TemporaryDirectory(prefix="aq-train-") as folder:
+        out, data = Path(folder, "out"), Path(folder, "data")
+        files = [data / recipe.data.train, data / recipe.data.validation]
+        write_prompts(files, arm.steps * sizes["prompts"], arm.prompt)
+        logs.mkdir(parents=True, exist_ok=True)
+        steps = Steps(out, time.monotonic())
+        name = f"{arm.model}-{arm.scheme}-{arm.answer}-{arm.turn}"
+        devices = "gpu" if arm.device == "cuda" else "none"
+        command = arm.command(models / arm.model, data, out)
+        ended = run(Setting(recipe.stack, devices, logs, arm.steps), name, command, seconds, at_each_look=steps.look)
+    result = {"command": command, "log": ended.log.name, "sizes": sizes, "steps": steps.seen, "faults": []}
+    if ended.code != 0 or len(steps.seen) < arm.steps:
+        words = f"{len(steps.seen)} of {arm.steps} steps; {memory_words(ended.log)}{ended.why()}"
+        result["faults"].append(f"{arm.title()}: {words}")
+    result["faults"] += [f"{arm.title()}: {fault}" for fault in lengths_that_differ(arm, steps.seen)]
+    if not steps.seen:
+        return Outcome(arm, ended.seconds, None, result["faults"][0])
+    return Outcome(arm, ended.seconds, result)
+
+
+def memory_words(log: Path) -> str:
+    """The usual cause, said first."""
+    said = log.read_text(errors="replace")
+    signs = ("OutOfMemoryError", "out of memory", "No available memory for the cache blocks")
+    return "out of memory; " if any(sign in said for sign in signs) else ""
+
+
+def lengths_that_differ(arm: Arm, steps: list[dict]) -> list[str]:
+    """A line for each step whose prompts or answers are not as long as they should be: its times mean nothing."""
+    faults = []
+    for line in steps:
+        for name, wanted in (("prompt_length", arm.prompt), ("response_length", arm.answer)):
+            least, most = (line["data"][f"{name}/{end}"] for end in ("min", "max"))
+            if (least, most) != (wanted, wanted):
+                faults.append(f"step {line['step']}: {name} is {least:.0f} to {most:.0f}, {wanted} was asked for")
+    return faults

@@ -1,0 +1,32 @@
+"""Every recipe for GPUs, with a small model of its architecture on one or two: it trains, or says at once why not."""
+
+from pathlib import Path
+
+import pytest
+import trainings
+
+from launch.commands.ending import WRONG_USE
+from launch.recipes import load, names
+
+RECIPES = [name for name in names() if load(name).stack.startswith("cuda")]
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    """The folder of all small models."""
+    folder = tmp_path_factory.mktemp("models")
+    for architecture in trainings.ARCHITECTURES:
+        trainings.write_model(architecture, folder / architecture)
+    return folder
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_two_steps_or_one_line(name, models, tmp_path):
+    outcome = trainings.train(name, models, tmp_path, min(2, trainings.GPUS), STEPS)
+    if outcome.result is not None:
+        assert outcome.result["faults"] == []
+        return
+    log = next(tmp_path.glob("*.log")).read_text()
+    assert f"ended with {WRONG_USE};" in outcome.error, outcome.error  # before anything was started
+    assert len(log.strip().splitlines()) == 1, log

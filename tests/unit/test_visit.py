@@ -1,0 +1,54 @@
+"""benchmarks/visit.sh: each part within its minutes, whatever became of the others. With a stand-in for run.sh."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+VISIT = Path(__file__).parents[2] / "benchmarks" / "visit.sh"
+RUN_SH = """#!/bin/bash
+echo "$@" >>"$CALLS"
+case $* in
+*attention*) exit 3 ;;
+"test gpu"*) echo "run.sh: tests/gpu: passed" ;;
+"bench train"*) trap 'echo interrupted; exit 1' INT; while :; do sleep 0.1; done ;;
+esac
+"""
+
+
+@pytest.fixture
+def visit(tmp_path: Path):
+    """The script in a checkout of its own; returns how it ended, and the arguments of each call of run.sh."""
+    (tmp_path / "benchmarks").mkdir()
+    shutil.copy(VISIT, tmp_path / "benchmarks")
+    (tmp_path / "run.sh").write_text(RUN_SH)
+    (tmp_path / "run.sh").chmod(0o755)
+    calls = tmp_path / "calls"
+
+    def call(*parts: str, **variables: str) -> tuple[subprocess.CompletedProcess, list[str]]:
+        calls.write_text("")
+        command = [tmp_path / "benchmarks" / "visit.sh", tmp_path / "out", *parts]
+        environment = os.environ | {"CALLS": str(calls), "PYTHON": "python3"} | variables
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        return run, calls.read_text().splitlines()
+
+    return call
+
+
+def test_a_part_that_fails_or_runs_out_of_time_does_not_stop_the_others(visit, tmp_path):
+    run, calls = visit(MINUTES_train="0.02")
+    assert run.returncode == 0, run.stderr
+    assert [call.split()[:2] for call in calls] == [["bench", "attention"], ["test", "gpu"], ["bench", "train"]]
+    table = {line.split()[0]: line for line in (tmp_path / "out" / "table.txt").read_text().splitlines()[1:]}
+    assert table["attention"].split()[1] == "3" and table["tests"].split()[1] == "0"
+    assert "tests/gpu: passed" in table["tests"]
+    assert "out of time" in table["train"] and table["train"].endswith("interrupted")
+
+
+def test_parts_are_chosen(visit):
+    assert visit("demo", TRY="cpu")[1][0].startswith("demo --arms int8")
+    run, calls = visit("tests", "rollout")
+    assert run.returncode == 2 and "rollout" in run.stderr and calls == []
+    assert visit(PYTHON="")[0].returncode == 2
