@@ -1,6 +1,7 @@
 """What an exception's text tells: whether it is a mere consequence of another process's end, and what helps.
 
-The texts are those of the pinned versions: Ray 2.60, torch 2.7 to 2.13, transformers 4.57 to 5.10, vLLM 0.10 to 0.28.
+The texts are those of Ray 2.60, torch 2.11 and 2.13, transformers 5.9 and 5.10, vLLM 0.23 and 0.28; those of NPUs
+are from memory.
 """
 
 import re

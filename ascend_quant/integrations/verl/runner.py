@@ -7,6 +7,7 @@ import ray
 from verl.trainer.main_ppo import TaskRunnerV1
 
 from ascend_quant.integrations.verl import qat, settings, versions
+from ascend_quant.integrations.verl.early_processes import start_early
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ class RefitTaskRunner(versions.plain_class(TaskRunnerV1)):
             )
         if wanted is not None:
             use_fake_quantization(config.trainer.v1.trainer_mode, wanted)
+        start_early(config)
         super().run(config)
 
 
