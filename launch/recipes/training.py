@@ -26,6 +26,7 @@ def _fsdp2(recipe: Recipe) -> dict[str, Any]:
         "model_engine": "dp",
         f"{ACTOR}.strategy": "fsdp2",
         f"{ACTOR}.fsdp_config.strategy": "fsdp2",
+        f"{ACTOR}.fsdp_config.use_torch_compile": False,  # of the entropy; verl's engine reads it here alone
         f"{REFERENCE}.fsdp_config.strategy": "fsdp2",
         **_attention(recipe),
         **({f"{ACTOR}.ulysses_sequence_parallel_size": sequence} if sequence > 1 else {}),  # the reference follows

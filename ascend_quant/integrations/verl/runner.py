@@ -7,7 +7,6 @@ import ray
 from verl.trainer.main_ppo import TaskRunnerV1
 
 from ascend_quant.integrations.verl import qat, settings, versions
-from ascend_quant.integrations.verl.early_processes import start_early
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +23,7 @@ class RefitTaskRunner(versions.plain_class(TaskRunnerV1)):
             )
         if wanted is not None:
             use_fake_quantization(config.trainer.v1.trainer_mode, wanted)
-        start_early(config)
+        start_agent_loops(config)
         super().run(config)
 
 
@@ -39,6 +38,12 @@ def use_refits(trainer_mode: str) -> None:
     log_with_vllm()  # replica.py imports vLLM's server, which leaves the root logger's handler at ERROR
     RolloutReplicaRegistry.register("vllm", load)
     versions.replace_trainer(trainer_mode, with_refits(get_trainer_cls(trainer_mode)))
+
+
+def start_agent_loops(config: Any) -> None:
+    from ascend_quant.integrations.verl.early_agent_loops import EarlyAgentLoopManager
+
+    EarlyAgentLoopManager.start(config)
 
 
 def use_fake_quantization(trainer_mode: str, wanted: qat.FakeQuantization) -> None:

@@ -12,6 +12,7 @@ workers do not sleep), and draw_in_one_pass on 0.28 with torch's ops; older APIs
 | before_engines   | nothing lets a plugin add to the arguments that an engine starts with   |
 | after_start      | nothing calls a plugin once an engine is ready, its graphs captured     |
 | draw_in_one_pass | (sampling.py) nothing lets a plugin draw the tokens                     |
+| time_workers     | (start_up.py) how long a start's parts took is told in log lines alone   |
 """
 
 import logging

@@ -1,0 +1,60 @@
+"""verl's agent loops, whose processes start while models and engines are still loading.
+
+verl creates them last, and step 1 waits until each of their processes has imported verl, torch and vLLM. Here the
+actors are created first, and are given what they work with (`begin`) where verl would create them.
+"""
+
+import asyncio
+from typing import Any, ClassVar
+from uuid import uuid4
+
+import ray
+from omegaconf import open_dict
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+from ascend_quant.integrations.verl.versions import plain_class
+
+
+class EarlyAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):
+    """verl's worker, made before there is anything to give it."""
+
+    def __init__(self) -> None:
+        """Nothing: the process is there, and has imported what verl's constructor and its loops need."""
+
+    def begin(self, *arguments: Any) -> None:
+        """verl's constructor."""
+        super().__init__(*arguments)
+
+
+class EarlyAgentLoopManager(AgentLoopManagerTQ):
+    """verl's manager, over the workers that `start` has made; verl finds it by its name in the settings."""
+
+    started: ClassVar[list[Any]] = []
+
+    @classmethod
+    def start(cls, config: Any) -> None:
+        """Create the workers, dealt to the nodes as verl deals them, and name this class in the settings.
+
+        Args:
+            config: verl's whole configuration, changed in place; one that names a manager of its own is left as it is.
+        """
+        agent = config.actor_rollout_ref.rollout.agent
+        if agent.get("agent_loop_manager_class"):
+            return
+        with open_dict(agent):
+            agent.agent_loop_manager_class = f"{cls.__module__}.{cls.__qualname__}"
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+        worker = ray.remote(EarlyAgentLoopWorker)
+        cls.started = [
+            worker.options(
+                name=f"agent_loop_worker_{number}_{uuid4().hex[:8]}",
+                scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True),
+            ).remote()
+            for number in range(agent.num_workers)
+        ]
+
+    async def _init_agent_loop_workers(self) -> None:
+        given = self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles
+        self.agent_loop_workers = self.started
+        await asyncio.gather(*(worker.begin.remote(*given) for worker in self.started))
