@@ -1,7 +1,8 @@
 """verl's agent loops, whose processes start while models and engines are still loading.
 
-verl creates them last, and step 1 waits until each of their processes has imported verl, torch and vLLM. Here the
-actors are created first, and are given what they work with (`begin`) where verl would create them.
+verl creates them last, and step 1 waits until each of their processes has imported verl and torch, and, at the first
+prompt, vLLM. Here the actors are created first, import all of it, and are given what they work with (`begin`) where
+verl would create them.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import ray
 from omegaconf import open_dict
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.workers.rollout.replica import get_rollout_replica_class
 
 from ascend_quant.integrations.verl.versions import plain_class
 
@@ -19,8 +21,13 @@ from ascend_quant.integrations.verl.versions import plain_class
 class EarlyAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):
     """verl's worker, made before there is anything to give it."""
 
-    def __init__(self) -> None:
-        """Nothing: the process is there, and has imported what verl's constructor and its loops need."""
+    def __init__(self, rollout: str) -> None:
+        """Only import what the first prompt needs.
+
+        Args:
+            rollout: the engine's name with verl.
+        """
+        get_rollout_replica_class(rollout)
 
     def begin(self, *arguments: Any) -> None:
         """verl's constructor."""
@@ -50,7 +57,7 @@ class EarlyAgentLoopManager(AgentLoopManagerTQ):
             worker.options(
                 name=f"agent_loop_worker_{number}_{uuid4().hex[:8]}",
                 scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True),
-            ).remote()
+            ).remote(config.actor_rollout_ref.rollout.name)
             for number in range(agent.num_workers)
         ]
 
