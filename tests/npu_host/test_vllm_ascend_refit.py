@@ -45,9 +45,8 @@ def test_three_refits_of_experts(monkeypatch, counts):
     monkeypatch.setattr(moe_mlp, "dispose_tensor", lambda tensor: None)
     monkeypatch.setattr(moe_mlp, "_EXTRA_CTX", SimpleNamespace(moe_comm_type=moe_mlp.MoECommType.ALLGATHER))
     stream = SimpleNamespace(record_event=lambda: None)
-    monkeypatch.setattr(torch.npu, "current_stream", lambda: stream)
     for seed in range(3):
-        expected = layers.refit_experts(refit, residents, seed)
+        expected = layers.refit_experts(refit, residents, seed)  # records events on the real stream
         for _ in range(2):
             method.process_weights_after_loading(layer)
         (c13, s13), (c2, s2) = expected["w13_weight"], expected["w2_weight"]
@@ -57,17 +56,19 @@ def test_three_refits_of_experts(monkeypatch, counts):
         assert torch.equal(layer.w2_weight_scale.cpu(), s2.to(torch.bfloat16))
         assert layers.tensors_of(layer) == before and refit.last_receipt.digest == refit.digest()
         x_MK = layers.random(sum(counts), hidden, seed=7)
-        out = moe_mlp.quant_apply_mlp(
-            hidden_states=x_MK.npu(),
-            w1=[layer.w13_weight],
-            w1_scale=[layer.w13_weight_scale_fp32],
-            w2=[layer.w2_weight],
-            w2_scale=[layer.w2_weight_scale],
-            group_list=torch.tensor(counts),
-            group_list_type=1,
-            fusion=True,
-            act_quant_type=torch.int8,
-        )
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.npu, "current_stream", lambda: stream)
+            out = moe_mlp.quant_apply_mlp(
+                hidden_states=x_MK.npu(),
+                w1=[layer.w13_weight],
+                w1_scale=[layer.w13_weight_scale_fp32],
+                w2=[layer.w2_weight],
+                w2_scale=[layer.w2_weight_scale],
+                group_list=torch.tensor(counts),
+                group_list_type=1,
+                fusion=True,
+                act_quant_type=torch.int8,
+            )
         found = (out[0] if isinstance(out, tuple) else out).cpu()
         with torch.device("cpu"):
             expert_M1 = torch.repeat_interleave(torch.arange(experts), torch.tensor(counts)).unsqueeze(1)

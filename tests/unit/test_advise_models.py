@@ -17,7 +17,7 @@ def test_sizes(name):
     for field in ("hidden", "layers", "heads", "kv_heads", "head_dim", "vocab", "experts", "top_k", "expert_width"):
         assert getattr(found, field) == getattr(model, field), field
     assert found.expert_layers == (model.layers if model.experts else 0)
-    assert found.width == model.width and not found.tied
+    assert found.width == model.width and found.tied == model.tied
 
 
 def test_what_a_config_may_leave_out():

@@ -45,7 +45,7 @@ def test_command_on_the_cpu(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--models", "8b"], "'8b' is none of: 7b, 32b, 30b-a3b"),
+        (["--models", "8b"], "'8b' is none of: 0.5b, 7b, 32b, 30b-a3b"),
         (["--schemes", "int8"], "'int8' is none of: bf16, int8-vllm, int8-ours, fp8-vllm"),
         (["--batch", "64,x"], "'64,x': give numbers of sequences"),
         (["--batch", "0"], "'0': give numbers of sequences"),

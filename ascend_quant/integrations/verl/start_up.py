@@ -19,14 +19,15 @@ class StartUp:
 
     Args:
         environment: where STARTED is, set by the launcher or by main_ppo; without it the run begins now.
+            [default: this process's]
         now: seconds since the epoch.
     """
 
-    def __init__(self, environment: Mapping[str, str] = os.environ, now: Callable[[], float] = time.time):
+    def __init__(self, environment: Mapping[str, str] | None = None, now: Callable[[], float] = time.time):
         self._now = now
         self.stages: dict[str, float] = {}  # seconds, in the order in which they ended
         self.inside: dict[str, dict[str, float]] = {}
-        begins, _, submitted = environment.get(STARTED, "").partition(",")
+        begins, _, submitted = (os.environ if environment is None else environment).get(STARTED, "").partition(",")
         self._last = float(begins) if begins else now()
         if submitted:
             self._end("ray cluster", float(submitted))
@@ -70,4 +71,4 @@ class StartUp:
 
 def began_here() -> None:
     """Note this process's start as the run's, for the processes of the Ray cluster that it starts."""
-    os.environ.setdefault(STARTED, f"{time.time():.3f}")
+    os.environ.setdefault(STARTED, str(time.time()))
