@@ -12,7 +12,8 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+from launch.cause.exceptions import COLOUR
+
 STEP = re.compile(r"(?:^|\s)step:(\d+) - ")  # verl's console logger, once a step
 STEPS = re.compile(r"Total training steps: (\d+)")
 
