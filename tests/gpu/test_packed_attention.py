@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 NOISE = 2.0  # times bf16 SDPA's own error
-LEAST = 1e-3  # where SDPA happens to be nearly exact
+LEAST = 2**-9  # half a unit in bf16's last place: so near SDPA comes to the truth where sequences are short
 MIXED = (1, 17, 300, 2048)
 RANKS = 2
 
