@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
-from megatron.core.transformer.moe.experts import GroupedMLP
+from megatron.core.transformer.moe import experts
 from torch import nn
 
 from ascend_quant.integrations.megatron.names import checkpoint_names
@@ -27,6 +27,7 @@ from ascend_quant.schemes import Scheme
 
 logger = logging.getLogger(__name__)
 
+GroupedMLP = getattr(experts, "GroupedMLP", ())  # experts without TransformerEngine: gone from megatron-core 0.18
 FUSIONS = ("gradient_accumulation_fusion", "fuse_wgrad_accumulation")  # Megatron-core's layers', TransformerEngine's
 
 
@@ -116,7 +117,7 @@ def _weights_of(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
     return {name: Weight(getattr(module, name).shape[-1], quantize) for name in names}
 
 
-def _grouped_weights(module: GroupedMLP, scheme: Scheme) -> dict[str, Weight]:
+def _grouped_weights(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
     """Both are stacks of (input, output), put together in one matrix; the second's rows are split over ranks."""
     hidden, experts = module.config.hidden_size, module.num_local_experts
     group = module.tp_group if hasattr(module, "tp_group") else parallel_state.get_expert_tensor_parallel_group()
