@@ -22,7 +22,7 @@ from launch.stacks import pins
 PLUGINS = "vllm.general_plugins"  # entry points of this group are what vLLM loads
 OURS = "ascend_quant"
 
-COMPILED = "transformer_engine_torch"  # from a package beside TransformerEngine's core; or built with all of it, at the top
+COMPILED = "transformer_engine_torch"  # in the package for wheels of its core; at the top where all of it was built
 
 # verl/utils/tracking.py, by the names of `trainer.logger`; console and file need nothing.
 TRACKERS = {
