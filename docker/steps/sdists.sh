@@ -1,7 +1,7 @@
 #!/bin/sh
-# sdists.sh VENV LIST [OPTION ..]: build the source distributions of a list, each by its hash, with what is in VENV: torch, its
-# tools, and CUDA's headers in NVIDIA's packages. OPTION: uv's. UV=PROGRAM: uv, if it is not in /uv. MAX_JOBS: compilers
-# at once, each with up to 2 GB; else as many as there are cores. Needs g++ and Python's headers.
+# sdists.sh VENV LIST [OPTION ..]: build the source distributions of a list, each by its hash, with what is in VENV:
+# torch, its tools, and CUDA's headers in NVIDIA's packages. OPTION: uv's. UV=PROGRAM: uv, if it is not in /uv.
+# MAX_JOBS: compilers at once, each with up to 2 GB; else as many as there are cores. Needs g++ and Python's headers.
 set -eu
 # shellcheck source=docker/steps/index.sh
 . "$(dirname "$0")/index.sh"
