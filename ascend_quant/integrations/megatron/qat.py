@@ -4,7 +4,7 @@ A scale belongs to an output channel, or to a group of neighbours along one: the
 gate and up does not matter, nor does a split of them. A row-parallel layer splits the rows themselves (the reduction
 dimension K): int4's groups stay whole on their rank, an int8 row's largest magnitude is found by all ranks together.
 
-Layers of TransformerEngine are found by their classes; they have not been run here, as it installs on GPUs only.
+Layers of TransformerEngine are found by their classes: seen with 2.12.0 on host memory, where they cannot compute.
 """
 
 import logging
@@ -64,7 +64,9 @@ def apply_fake_quantization(
 
 
 def _refuse_fused_mlps(models: Sequence[nn.Module]) -> None:
-    if any("TEFusedMLP" in _names_of_classes(module) for model in models for module in model.modules()):
+    modules = [module for model in models for module in model.modules()]
+    # the second is what grouped experts of megatron-core 0.18 say of themselves
+    if any("TEFusedMLP" in _names_of_classes(one) or getattr(one, "_with_fused_impl", False) for one in modules):
         raise ValueError(
             "TransformerEngine's fused MLP reads its layers' weights past their forward, which would not be "
             "fake-quantized: set use_transformer_engine_op_fuser=False"
