@@ -11,7 +11,7 @@ import typer
 from ascend_quant.schemes import SCHEMES
 from benchmarks import train_report
 from benchmarks.machine import ROOT, hardware
-from benchmarks.models import MODELS
+from benchmarks.models import MODELS, get_model
 from benchmarks.refit import choices, in_turn
 from benchmarks.report import console
 from benchmarks.rollout import SHORT
@@ -33,6 +33,7 @@ def main(
     ] = None,
     recipe: Annotated[str, typer.Option(help="Which one.  [default: by device]")] = "",
     model: Annotated[str, typer.Option(help=f"Its shape: {', '.join(SHORT)}.  [default: the recipe's]")] = "",
+    layers: Annotated[int | None, typer.Option(help="Cut the model to so many layers.  [default: all]")] = None,
     arms: Annotated[str, typer.Option(help="Schemes of the rollout, with commas.")] = "bf16,int8",
     answers: Annotated[str, typer.Option(help="Tokens of each answer, with commas.")] = "1024,4096,8192",
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 256,
@@ -53,7 +54,12 @@ def main(
     choices("--device", device, tuple(RECIPE))
     lengths = lengths_of(answers)
     chosen = asked_for(recipe or RECIPE[device], model, device)
+    try:
+        get_model(chosen[1]).cut(layers)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--layers") from None
     given = {"prompt": prompt, "steps": steps, "gpus": gpus, "device": device, "tensor_parallel": tensor_parallel}
+    given["layers"] = layers
     given |= {"changes": tuple(changes or ()), "overrides": tuple(overrides or ())}
     tasks = [
         Arm(*chosen, scheme, answer=answer, turn=turn, **given)
@@ -67,7 +73,7 @@ def main(
     except RecipeError as error:
         raise typer.BadParameter(str(error), param_hint="--recipe") from None
     folder = folder.resolve()
-    make_model(chosen[1], folder / "models", device)
+    make_model(tasks[0], folder / "models")
 
     described = hardware(device).get("gpus", [])
 
@@ -108,13 +114,12 @@ def asked_for(recipe: str, model: str, device: str) -> tuple[str, str]:
     return recipe, own
 
 
-def make_model(name: str, folder: Path, device: str) -> None:
+def make_model(arm: Arm, folder: Path) -> None:
     """The checkpoint, unless an earlier run has left it there."""
-    if (folder / name / WHOLE).exists():
+    if (folder / arm.shape / WHOLE).exists():
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "benchmarks.train_files", str(folder), name, device]
-    subprocess.run(command, cwd=ROOT, check=True)
+    command = [sys.executable, "-m", "benchmarks.train_files", str(folder / arm.shape), arm.model, arm.device]
+    subprocess.run([*command, *([str(arm.layers)] if arm.layers else [])], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a training that is only timed reads: a model of true shape with random weights, and prompts of one length.
 
-python -m benchmarks.train_files FOLDER MODEL DEVICE writes FOLDER/MODEL. It is a process of its own: the trainer is to
-find the device empty.
+python -m benchmarks.train_files FOLDER MODEL DEVICE [LAYERS] writes FOLDER. It is a process of its own: the trainer is
+to find the device empty.
 """
 
 import json
@@ -80,5 +80,5 @@ def write_prompts(files: Sequence[Path], rows: int, tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    where, name, device = sys.argv[1:]
-    write_model(get_model(name), Path(where) / name, device)
+    where, name, device, *layers = sys.argv[1:]
+    write_model(get_model(name).cut(int(layers[0]) if layers else None), Path(where), device)

@@ -72,7 +72,7 @@ def rows_of(outcomes: Sequence[Outcome], peak: float | None) -> list[Row]:
     for outcome in outcomes:
         steps = (outcome.result or {}).get("steps", [])
         if len(steps) > 1 and not lengths_that_differ(outcome.task, steps):
-            groups.setdefault((outcome.task.model, outcome.task.answer, outcome.task.scheme), []).append(outcome)
+            groups.setdefault((outcome.task.shape, outcome.task.answer, outcome.task.scheme), []).append(outcome)
     rows = {key: _row(*key, group, peak) for key, group in sorted(groups.items(), key=lambda item: item[0][:2])}
     return [_beside(row, rows.get((row.model, row.answer, PLAIN))) for row in rows.values()]
 
@@ -122,7 +122,8 @@ def answers_in(arm: Arm, data: dict) -> int:
 
 def mfu_of(arm: Arm, epochs: int, data: dict, peak: float) -> float:
     """Share of the devices' peak that the update's mathematics reached, over all the time that update_actor took."""
-    flops = epochs * update_flops(get_model(arm.model), [arm.prompt + arm.answer] * answers_in(arm, data))
+    lengths = [arm.prompt + arm.answer] * answers_in(arm, data)
+    flops = epochs * update_flops(get_model(arm.model).cut(arm.layers), lengths)
     return flops / (data["timing_s/update_actor"] * arm.gpus * peak)
 
 

@@ -30,7 +30,7 @@ class Arm:
     """One training.
 
     Attributes:
-        recipe: its name; `model`: whose shape (see `models.MODELS`).
+        recipe: its name; `model`: whose shape (see `models.MODELS`), `layers`: with so many of its layers.
         scheme: of the rollout.
         prompt, answer: tokens of each.
         steps: that are trained; the first is shown apart.
@@ -51,10 +51,16 @@ class Arm:
     changes: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     turn: int = 0
+    layers: int | None = None
+
+    @property
+    def shape(self) -> str:
+        """The model's name, with its layers where some are cut away; its folder has it too."""
+        return self.model if self.layers is None else f"{self.model}-{self.layers}-layers"
 
     def title(self) -> str:
         """For a line of progress."""
-        return f"{self.model} {self.scheme}, answers of {self.answer}"
+        return f"{self.shape} {self.scheme}, answers of {self.answer}"
 
     def fields(self) -> dict[str, object]:
         """The recipe's fields that are set before `changes`."""
@@ -63,7 +69,7 @@ class Arm:
         fields["rollout.scheme"] = self.scheme
         if recipe.qat not in (None, self.scheme):
             fields["qat"] = None
-        if self.model != model_of(recipe):
+        if self.shape != model_of(recipe):
             fields["model.numbers"] = None  # they are of the recipe's own model
         return fields
 
@@ -134,9 +140,9 @@ def carry_out(arm: Arm, models: Path, logs: Path, seconds: float) -> Outcome:
         write_prompts(files, arm.steps * sizes["prompts"], arm.prompt)
         logs.mkdir(parents=True, exist_ok=True)
         steps = Steps(out, time.monotonic())
-        name = f"{arm.model}-{arm.scheme}-{arm.answer}-{arm.turn}"
+        name = f"{arm.shape}-{arm.scheme}-{arm.answer}-{arm.turn}"
         devices = "gpu" if arm.device == "cuda" else "none"
-        command = arm.command(models / arm.model, data, out)
+        command = arm.command(models / arm.shape, data, out)
         ended = run(Setting(recipe.stack, devices, logs, arm.steps), name, command, seconds, at_each_look=steps.look)
     result = {"command": command, "log": ended.log.name, "sizes": sizes, "steps": steps.seen, "faults": []}
     if ended.code != 0 or len(steps.seen) < arm.steps:

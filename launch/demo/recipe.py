@@ -108,6 +108,4 @@ def this_run(choices: Choices, arm: str, out: Path, ray_folder: Path) -> dict[st
         "reward.custom_reward_function.path": str(Path(__file__).with_name("reward.py")),
         "trainer.default_local_dir": str(out / arm / "checkpoints"),
         "trainer.total_training_steps": choices.steps,
-        "trainer.v1.sampler.custom_sampler.name": "QuickReplayBuffer",
-        "trainer.v1.sampler.custom_sampler.path": str(Path(__file__).with_name("sampler.py")),
     }

@@ -1,13 +1,11 @@
-"""`refit/changed`, `kernel_ms` and the compilers' rest on a GPU: a vLLM engine that sleeps, and refits after it.
-
-Written without a GPU at hand: not seen yet.
-"""
+"""`refit/changed`, `kernel_ms` and the compilers' rest on a GPU: a vLLM engine that sleeps, and refits after it."""
 
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.multiprocessing as mp
 
 pytest.importorskip("vllm")
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
@@ -66,8 +64,7 @@ def share(old, new, scheme):
     return differing / total
 
 
-@pytest.mark.parametrize("name", ["int8", "fp8", "fp8_block", "int4_g128"])
-def test_changed_is_exact_after_either_sleep(folder, name):
+def check_changed(_: int, folder, name):
     first = load_file(folder / "model.safetensors")
     generator = torch.Generator().manual_seed(1)
     second = {n: t * (1 + 0.1 * torch.randn(t.shape, generator=generator)).bfloat16() for n, t in first.items()}
@@ -82,6 +79,11 @@ def test_changed_is_exact_after_either_sleep(folder, name):
                 assert receipt.changed == pytest.approx(changed, abs=1e-12), (level, state is first)
                 assert 0 < receipt.kernel_ms < receipt.milliseconds
         assert refit(llm).why_not_servable() is None
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8", "fp8_block", "int4_g128"])
+def test_changed_is_exact_after_either_sleep(folder, name):
+    mp.spawn(check_changed, (folder, name))  # vLLM's sleeping engines: one a process
 
 
 def test_the_first_syncs_compile_nothing(folder):

@@ -21,12 +21,17 @@ GPUS = 1 if ON_CPU else torch.cuda.device_count()
 SECONDS = 840  # below pytest's limit
 PROMPT, ANSWER, PROMPTS = 16, 32, 4
 SMALL = {  # what a recipe's step is cut to
-    "rollout.gpu_memory_utilization": 0.3,
+    "rollout.gpu_memory_utilization": 0.1,
     "rollout.n": 8,  # half of the answers are right by chance: of so many never all or none
     "verl.data.train_batch_size": PROMPTS,
     "verl.actor_rollout_ref.actor.ppo_mini_batch_size": PROMPTS,
     "verl.trainer.total_epochs": 1,
+    "verl.actor_rollout_ref.rollout.agent": "{num_workers: 1}",  # each of these is a process to start
+    "verl.reward.num_workers": 1,
+    "verl.transfer_queue.backend": "{SimpleStorage: {num_data_storage_units: 1}}",
+    "verl.data.dataloader_num_workers": 0,
 }
+ON_A_GPU = {"verl.actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": 1 << 30}  # others may use it too
 ON_A_CPU = {
     "stack": "cpu",
     "training.offload": "false",  # FSDP pins what waits on the host, for which it asks a GPU
@@ -37,10 +42,6 @@ ON_A_CPU = {
     "verl.actor_rollout_ref.rollout.enforce_eager": "true",
     "verl.actor_rollout_ref.rollout.free_cache_engine": "false",
     "verl.actor_rollout_ref.rollout.enable_sleep_mode": "false",
-    "verl.actor_rollout_ref.rollout.agent": "{num_workers: 1}",
-    "verl.reward.num_workers": 1,
-    "verl.transfer_queue.backend": "{SimpleStorage: {num_data_storage_units: 1}}",
-    "verl.data.dataloader_num_workers": 0,
 }
 SHAPE = {
     "vocab_size": 512,
@@ -104,7 +105,7 @@ def train(
 ) -> Outcome:
     """Train a recipe with the small model of its architecture; see `benchmarks.train_run.carry_out`."""
     recipe = load(name)
-    fields = SMALL | (ON_A_CPU if ON_CPU else {}) | (changes or {})
+    fields = SMALL | (ON_A_CPU if ON_CPU else ON_A_GPU) | (changes or {})
     arm = Arm(
         recipe=name,
         model=architecture_of(recipe),

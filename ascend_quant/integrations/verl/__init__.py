@@ -6,7 +6,7 @@ plugin.py     loaded by every `import verl`: the cpu platform (platform.py) and 
 main_ppo.py   the run's entry, runner.py its task runner, settings.py what its configuration asks for
 replica.py    the engine's server, trainer.py the trainer, both with the refits' receipts (receipts.py)
               and, of several replicas, the mismatch of each (replica_mismatch.py)
-early_agent_loops.py  verl's agent loops, started while engines load; start_up.py where the time until step 1 goes
+early_actors.py  agent loops and load balancer, started while engines load; start_up.py where the time to step 1 goes
 packed_attention.py  the trainer's attention without a mask, attention_settings.py whether a run can have it
 log_probs.py  log-probabilities without a loop over rows
 sender.py     the trainer's side of the weight sync: digests behind the weights

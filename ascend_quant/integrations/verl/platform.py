@@ -52,9 +52,6 @@ class CpuDevice(ModuleType):
 
 
 class PlatformCPU(PlatformBase):
-    # verl's sync trainer looks for finished rollouts every 2 s, longer than a whole step of a model that fits a CPU
-    replay_poll_seconds = 0.1
-
     device_name = "cpu"
     vendor_name = "cpu"
     device_module = CpuDevice("ascend_quant.verl.cpu_device")

@@ -23,7 +23,7 @@ class RefitTaskRunner(versions.plain_class(TaskRunnerV1)):
             )
         if wanted is not None:
             use_fake_quantization(config.trainer.v1.trainer_mode, wanted)
-        start_agent_loops(config)
+        start_early(config)
         super().run(config)
 
 
@@ -40,9 +40,10 @@ def use_refits(trainer_mode: str) -> None:
     versions.replace_trainer(trainer_mode, with_refits(get_trainer_cls(trainer_mode)))
 
 
-def start_agent_loops(config: Any) -> None:
-    from ascend_quant.integrations.verl.early_agent_loops import EarlyAgentLoopManager
+def start_early(config: Any) -> None:
+    from ascend_quant.integrations.verl.early_actors import EarlyAgentLoopManager, EarlyLoadBalancer
 
+    EarlyLoadBalancer.start()
     EarlyAgentLoopManager.start(config)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import ray
 import transfer_queue
-from verl.plugin.platform import get_platform
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ascend_quant.integrations.verl import settings
@@ -27,6 +26,7 @@ ASSIGNED = {  # attributes of verl's trainer, and what is done when they are set
     "llm_server_manager": "engines",
 }
 STEP = "step 1"
+POLL_SECONDS = 0.25  # each poll costs the TransferQueue a listing
 TIMED = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights")
 
 
@@ -38,11 +38,10 @@ class RefitTrainer:
         self.prompts_sent = 0.0  # seconds of the last step's prompts on their way to the agent loops
         self.refit_quantizations: dict[int, str | None] = {}  # by the replica's rank
         super().__init__(*args, **kwargs)
-        # Only a platform that asks for it, and only in sync mode: on accelerators a step lasts minutes, each poll costs
-        # the TransferQueue a listing, and the async modes compare their waiting time with this interval.
-        seconds = getattr(get_platform(), "replay_poll_seconds", None)
-        if seconds is not None and self.trainer_mode == "sync":
-            self.replay_buffer.poll_interval = seconds
+        # In sync mode the trainer waits for the last answer, on average half of verl's 2 s too long; the async modes
+        # compare their waiting time with this interval.
+        if self.trainer_mode == "sync":
+            self.replay_buffer.poll_interval = POLL_SECONDS
 
     def __setattr__(self, name: str, value: Any) -> None:
         """verl makes workers, models and engines in one long method; what it assigns tells how far it is."""

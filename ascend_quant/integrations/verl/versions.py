@@ -7,6 +7,7 @@ import asyncio
 import functools
 import inspect
 import os
+from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.distributed_c10d import Backend, BackendConfig
@@ -97,6 +98,25 @@ def plain_class(actor_class: Any) -> type:
     """verl's TaskRunnerV1 is already a Ray actor class, which Ray forbids to subclass; Ray keeps the class it was made
     of. Covers verl 0.9.1 (the docs' "recipe to change TaskRunner" needs it), Ray 2.60."""
     return getattr(actor_class, "__ray_actor_class__", actor_class)
+
+
+def replace_router(early: Callable[[dict[str, Any], bool], Any]) -> None:
+    """verl has a setting for a load balancer of one's own, but creates it itself, last of all. Covers verl 0.9.1.
+
+    Args:
+        early: of the servers by address and `full_determinism`, a load balancer's handle; None for verl's own.
+    """
+    import verl.workers.rollout.router as module
+
+    original = module.get_router_handle
+
+    @functools.wraps(original)
+    def early_or_own(servers: dict[str, Any], *, full_determinism: bool = False, **named: Any) -> Any:
+        asked_for_another = any(value is not None for value in named.values())
+        found = None if asked_for_another else early(servers, full_determinism)
+        return found or original(servers, full_determinism=full_determinism, **named)
+
+    module.get_router_handle = early_or_own
 
 
 async def ask_every_engine(engine: Any, method: str) -> list[list[Any]]:

@@ -1,4 +1,4 @@
-"""verl's agent loops, whose processes start while models and engines are still loading.
+"""verl's agent loops and their load balancer, whose processes start while models and engines are still loading.
 
 verl creates them last, and step 1 waits until each of their processes has imported verl and torch, and, at the first
 prompt, vLLM. Here the actors are created first, import all of it, and are given what they work with (`begin`) where
@@ -14,8 +14,9 @@ from omegaconf import open_dict
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.workers.rollout.replica import get_rollout_replica_class
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from ascend_quant.integrations.verl.versions import plain_class
+from ascend_quant.integrations.verl.versions import plain_class, replace_router
 
 
 class EarlyAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):
@@ -65,3 +66,27 @@ class EarlyAgentLoopManager(AgentLoopManagerTQ):
         given = self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles
         self.agent_loop_workers = self.started
         await asyncio.gather(*(worker.begin.remote(*given) for worker in self.started))
+
+
+class EarlyLoadBalancer(GlobalRequestLoadBalancer):
+    """verl's load balancer, made before there are servers."""
+
+    def __init__(self) -> None:
+        pass
+
+    def begin(self, *arguments: Any, **named: Any) -> None:
+        """verl's constructor."""
+        super().__init__(*arguments, **named)
+
+    @classmethod
+    def start(cls) -> None:
+        """Create the actor, which serves the first who asks verl for a load balancer of its default kind."""
+        made = [ray.remote(cls).remote()]
+
+        def first(servers: dict[str, Any], full_determinism: bool) -> Any:
+            if not made:
+                return None
+            ray.get(made[0].begin.remote(servers, full_determinism=full_determinism))
+            return made.pop()
+
+        replace_router(first)
