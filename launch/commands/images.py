@@ -122,16 +122,22 @@ def build(
 ) -> None:
     """Build images with docker buildx, look into each, and tag those that are as pinned."""
     from launch.images import build as building
+    from launch.images import engine
     from launch.images.naming import name
 
     chosen = known(targets)
     with failing(WRONG_USE):
         building.must_be_pinned(chosen)
         sources = building.Sources(wheels, index_url, extra_index_url, ca)
-        command = building.command(chosen, sources, building.revision(dirty), building.project_version())
+        revision, version = building.revision(dirty), building.project_version()
+    with failing():
+        attested = not dry_run and engine.keeps_attestations()
+    command = building.command(chosen, sources, revision, version, attested)
     typer.echo(building.without_login(shlex.join(command)), err=not dry_run)
     if dry_run:
         return
+    if not attested:
+        typer.echo(building.NOT_ATTESTED, err=True)
     with failing():
         building.build(command)
     for target in chosen:
