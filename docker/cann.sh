@@ -1,7 +1,7 @@
 #!/bin/bash
 # cann.sh COMMAND ..: run it in the environment of CANN: the toolkit's, its BiSheng compiler's and NNAL's set_env.sh.
-# The ENV of CANN's images has most of it, which is what `docker exec` and HEALTHCHECK see. With jemalloc in place of glibc's
-# malloc, unless ASCEND_QUANT_JEMALLOC=off.
+# The ENV of CANN's images has most of it, which is what `docker exec` and HEALTHCHECK see. And with jemalloc, unless
+# ASCEND_QUANT_JEMALLOC=off.
 set -eo pipefail # not -u: the vendor's files read variables that are not set
 
 readonly ASCEND=${ASCEND_ROOT:-/usr/local/Ascend}

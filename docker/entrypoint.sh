@@ -6,6 +6,7 @@ readonly HOME_OF_PROJECT=${ASCEND_QUANT_HOME:-/opt/ascend-quant}
 readonly VERBS=(smoke doctor demo train stop data recipe manifest test help)
 readonly CHECKED=(smoke demo train doctor manifest) # what would stop them is said first, in one line
 readonly OF_CHECKOUTS=(bench images lint setup)     # run.sh's other commands: here are no sources to work on
+readonly FROM_A_CHECKOUT="mount a checkout and start that: docker run -v CHECKOUT:/src IMAGE /src/run.sh"
 
 usage() {
   cat <<'EOF'
@@ -34,9 +35,9 @@ refuse() {
 
 test_here() { # test_here test WHAT ..: the tests of a checkout are not in the image, npu-smoke is in those for NPUs
   if [[ ! -d $HOME_OF_PROJECT/tests/npu_smoke ]]; then
-    refuse "test: this image has no tests: mount a checkout, and start its run.sh: -v CHECKOUT:/src IMAGE /src/run.sh test .."
+    refuse "test: this image has no tests: $FROM_A_CHECKOUT test .."
   elif [[ ${2:-} != npu-smoke ]]; then
-    refuse "test${2:+ $2}: this image has the test npu-smoke alone; for others mount a checkout, and start its run.sh"
+    refuse "test${2:+ $2}: this image has the test npu-smoke alone: $FROM_A_CHECKOUT test .."
   fi
 }
 
@@ -53,7 +54,7 @@ main() {
     if [[ " ${CHECKED[*]} " == *" $verb "* ]]; then python -m launch preflight -- "$@" || exit; fi
     exec "$HOME_OF_PROJECT/run.sh" "$@"
   elif [[ " ${OF_CHECKOUTS[*]} " == *" $verb "* ]]; then
-    refuse "$verb is for a checkout: mount one, and start its run.sh: -v CHECKOUT:/src IMAGE /src/run.sh $verb"
+    refuse "$verb needs the sources: $FROM_A_CHECKOUT $verb .."
   elif ! type -P -- "$verb" >/dev/null; then
     refuse "no verb '$verb'. Verbs: ${VERBS[*]}; or a program of the image, such as bash"
   fi

@@ -9,11 +9,12 @@ from launch.stacks import pins
 
 
 @check(
-    "rdma.nccl",
+    "links.rdma",
     looks_at=(
         "the adapters in `/sys/class/infiniband`, the files in `/dev/infiniband` by which processes reach them, and "
         "whether `libibverbs.so.1`, which NCCL loads at run time, can be loaded",
-        "`/sys/class/infiniband` 中的网卡、`/dev/infiniband` 中的设备文件，以及 NCCL 运行时加载的 `libibverbs.so.1` 能否加载",
+        "`/sys/class/infiniband` 中的网卡、`/dev/infiniband` 中的设备文件，以及 NCCL 运行时加载的 "
+        "`libibverbs.so.1` 能否加载",
     ),
     means=(
         "between hosts NCCL takes TCP where one of them is missing, and says so only in its log: weight syncs and "
@@ -23,10 +24,11 @@ from launch.stacks import pins
     fix=(
         "in a container map the devices: docker run --device /dev/infiniband (the launcher does); on a host install "
         "ibverbs-providers and libibverbs1",
-        "容器内需映射设备：docker run --device /dev/infiniband（启动器会自动添加）；主机上安装 ibverbs-providers 与 libibverbs1",
+        "容器内需映射设备：docker run --device /dev/infiniband（启动器会自动添加）；主机上安装 ibverbs-providers 与 "
+        "libibverbs1",
     ),
 )
-def nccl(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def rdma(facts: Facts, wanted: Wanted) -> Iterator[Said]:
     found = facts.rdma
     if pins(wanted.stack).devices != "gpu" or wanted.hosts == 1 or not found.adapters:
         return
