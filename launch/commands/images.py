@@ -129,15 +129,15 @@ def build(
     with failing(WRONG_USE):
         building.must_be_pinned(chosen)
         sources = building.Sources(wheels, index_url, extra_index_url, ca)
-        revision, version = building.revision(dirty), building.project_version()
-    with failing():
-        attested = not dry_run and engine.keeps_attestations()
-    command = building.command(chosen, sources, revision, version, attested)
+        command = building.command(chosen, sources, building.revision(dirty), building.project_version())
     typer.echo(building.without_login(shlex.join(command)), err=not dry_run)
     if dry_run:
         return
-    if not attested:
-        typer.echo(building.NOT_ATTESTED, err=True)
+    with failing():
+        if engine.keeps_attestations():
+            command += building.ATTESTED
+        else:
+            typer.echo(building.NOT_ATTESTED, err=True)
     with failing():
         building.build(command)
     for target in chosen:

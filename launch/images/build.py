@@ -69,14 +69,8 @@ def working_name(target: Target) -> str:
     return f"{REPOSITORY}:{WORKING.format(target=target.name)}"
 
 
-def command(
-    targets: Sequence[Target], sources: Sources, revision: str, version: str, attested: bool = False
-) -> list[str]:
-    """The command that builds the targets and leaves each in the engine, under its working name.
-
-    Args:
-        attested: whether an SBOM and the provenance are put beside each image, where they are pushed with it.
-    """
+def command(targets: Sequence[Target], sources: Sources, revision: str, version: str) -> list[str]:
+    """The command that builds the targets and leaves each in the engine, under its working name."""
     told = [
         f"*.args.REVISION={revision}",
         f"*.args.VERSION={version}",
@@ -91,7 +85,6 @@ def command(
         "--file",
         BAKE,
         "--load",
-        *(ATTESTED if attested else ()),
         *(word for one in told for word in ("--set", one)),
         *names,
     ]
