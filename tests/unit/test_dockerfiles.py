@@ -186,7 +186,7 @@ def test_the_final_stage_says_what_every_image_says(file):
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
 def test_what_is_ours_comes_after_the_packages(file):
-    """A registry that has an image receives little of the next commit's: packages are a layer of their own, before ours."""
+    """A registry that has an image receives little of the next commit's: the packages are a layer of their own."""
     text = file.read_text()
     final = lines(text.partition(" AS final")[2])
     packages = final.index("COPY --link --from=trimmed /opt/venv /opt/venv")

@@ -1,4 +1,4 @@
-"""docker/entrypoint.sh: every word that one may say to an image, on this machine with the checkout as the image's files."""
+"""docker/entrypoint.sh: every word that one may say to an image; test_image_verbs.py asks a real container."""
 
 import os
 import re
@@ -28,7 +28,8 @@ def image(tmp_path: Path):
     (tmp_path / "python").chmod(0o755)
 
     def image(*said: str, npu: bool = False) -> tuple[int, str]:
-        (home / "tests" / "npu_smoke").mkdir(parents=True) if npu else None
+        if npu:
+            (home / "tests" / "npu_smoke").mkdir(parents=True)
         variables = os.environ | {"ASCEND_QUANT_HOME": str(home), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
         done = subprocess.run(["bash", ENTRY, *said], env=variables, capture_output=True, text=True, timeout=60)
         return done.returncode, (done.stdout + done.stderr).strip()
