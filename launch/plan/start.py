@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from launch.inventory.fields import Inventory
 from launch.limits import OPEN_FILES
 from launch.plan.places import project_of
-from launch.root import ROOT, SOURCES
+from launch.root import IS_CHECKOUT
 
 NODE = ("-m", "launch", "node")
-PYTHON = ".venv/bin/python" if ROOT == SOURCES else sys.executable  # in a container that is a host all are of one image
+PYTHON = ".venv/bin/python" if IS_CHECKOUT else sys.executable  # in a container that is a host all are of one image
 ASCEND_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 ASCEND_DRIVER = (
     "/usr/local/Ascend/driver",
