@@ -152,7 +152,7 @@ def test_an_engine_that_has_a_place_for_sbom_and_provenance_gets_both(docker: Pa
     shown = run("build", "small-a2", "--dirty")
     assert shown.exit_code == 0 and "no SBOM" not in shown.stderr
     (bake,) = [line.split() for line in calls(docker) if line.startswith("buildx bake")]
-    assert "--provenance=mode=max" in bake
+    assert "--provenance=mode=min" in bake  # more would tell the world the addresses of indexes and proxies
     (scanner,) = [word for word in bake if word.startswith("--sbom=generator=")]
     assert re.fullmatch("[0-9a-f]{64}", scanner.partition("@sha256:")[2])
 
