@@ -81,6 +81,7 @@ def list_targets(as_json: Json = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from launch.images.loose import loose
     from launch.images.targets import targets
 
     rows = [
@@ -91,6 +92,7 @@ def list_targets(as_json: Json = False) -> None:
             "base": one.base.partition("@")[0],
             "digest": one.base.partition("@")[2] or None,
             "locks": [file.name for file in one.locks],
+            "loose": loose(one),
         }
         for one in targets().values()
     ]
@@ -105,6 +107,9 @@ def list_targets(as_json: Json = False) -> None:
     for column in table.columns:
         column.no_wrap = True
     Console(width=200).print(table)
+    for row in rows:
+        if row["loose"]:
+            typer.echo(f"{row['target']} is not pinned: {' and '.join(row['loose'])}")
 
 
 @images_app.command()

@@ -1,5 +1,6 @@
 """Building images: `docker buildx bake` with docker/docker-bake.hcl, for one commit of this checkout."""
 
+import platform
 import re
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from launch.errors import LaunchError
 from launch.images import engine
+from launch.images.loose import loose
 from launch.images.tags import REPOSITORY, WORKING
 from launch.images.targets import Target
 from launch.root import ROOT
@@ -97,18 +99,16 @@ def without_login(text: str) -> str:
 
 
 def must_be_pinned(targets: Iterable[Target]) -> None:
-    """Whether every base has its digest and every package its hash.
+    """Whether every base has its digest and every package its hash, for this machine's processor.
 
     Raises:
         LaunchError: a line for each target that cannot be built.
     """
     lines = []
     for one in targets:
-        loose = [] if "@" in one.base else [f"{one.base} has no digest"]
-        loose += [] if one.locks else ["its packages have no lock"]
-        if loose:
+        if found := loose(one, [platform.machine()]):
             where = f"on a machine that reaches registry and index run python -m launch images lock {one.stack}"
-            lines.append(f"{one.name} is not pinned: {' and '.join(loose)}: {where}")
+            lines.append(f"{one.name} is not pinned: {' and '.join(found)}: {where}")
     if lines:
         raise LaunchError("\n".join(lines))
 
