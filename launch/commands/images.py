@@ -120,6 +120,9 @@ def build(
     index_url: Annotated[str | None, typer.Option(help="A package index in place of the usual one.")] = None,
     extra_index_url: Annotated[str | None, typer.Option(help="A package index beside it.")] = None,
     ca: Annotated[Path | None, typer.Option(help="File of a certificate authority, for the build alone.")] = None,
+    earlier: Annotated[
+        str | None, typer.Option(help="An image in a registry: its layers are taken where nothing has changed.")
+    ] = None,
     dirty: Annotated[
         bool, typer.Option("--dirty", help="Build files that differ from the commit; tags say so.")
     ] = False,
@@ -133,7 +136,7 @@ def build(
     chosen = known(targets)
     with failing(WRONG_USE):
         building.must_be_pinned(chosen)
-        sources = building.Sources(wheels, index_url, extra_index_url, ca)
+        sources = building.Sources(wheels, index_url, extra_index_url, ca, earlier)
         command = building.command(chosen, sources, building.revision(dirty), building.project_version())
     typer.echo(building.without_login(shlex.join(command)), err=not dry_run)
     if dry_run:

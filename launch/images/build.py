@@ -37,12 +37,14 @@ class Sources:
         wheels: a folder of files that are taken first.
         index, extra_index: addresses; a login in one is not shown.
         ca: a certificate authority's file, for a proxy or an index of one's own.
+        earlier: an image in a registry; layers that are as in it are not made again, so that they need not be sent.
     """
 
     wheels: Path | None = None
     index: str | None = None
     extra_index: str | None = None
     ca: Path | None = None
+    earlier: str | None = None
 
     def options(self) -> Iterable[str]:
         """What bake is told of them: the certificate as a secret, which stays in no layer."""
@@ -54,6 +56,8 @@ class Sources:
             yield f"*.args.EXTRA_INDEX_URL={self.extra_index}"
         if self.ca:
             yield f"*.secrets=id=ca,src={there(self.ca, '--ca')}"
+        if self.earlier:
+            yield f"*.cache-from=type=registry,ref={self.earlier}"
 
 
 def there(path: Path, option: str) -> Path:
@@ -77,6 +81,7 @@ def command(targets: Sequence[Target], sources: Sources, revision: str, version:
     told = [
         f"*.args.REVISION={revision}",
         f"*.args.VERSION={version}",
+        "*.cache-to=type=inline",  # a later build can be told that this one is the earlier
         *(f"{target.bake}.tags={working_name(target)}" for target in targets),
         *sources.options(),
     ]

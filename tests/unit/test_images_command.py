@@ -68,6 +68,7 @@ def test_the_build_command_can_be_copied_and_hides_a_login(tmp_path: Path):
     ca = tmp_path / "ca.pem"
     ca.write_text("certificate")
     options = ["--index-url", "https://me:hunter2@index.example/simple", "--extra-index-url", "https://more.example"]
+    options += ["--earlier", "registry.example/aq:cpu-amd64"]
     shown = run("build", "cpu", "--dirty", "--dry-run", "--wheels", str(tmp_path), "--ca", str(ca), *options)
     assert shown.exit_code == 0, shown.stderr
     command = shlex.split(shown.stdout)
@@ -80,6 +81,8 @@ def test_the_build_command_can_be_copied_and_hides_a_login(tmp_path: Path):
         "*.args.EXTRA_INDEX_URL=https://more.example",
         f"*.secrets=id=ca,src={ca}",
         "*.args.VERSION=0.1.0",
+        "*.cache-from=type=registry,ref=registry.example/aq:cpu-amd64",
+        "*.cache-to=type=inline",
     } < told
     (revision,) = (one for one in told if one.startswith("*.args.REVISION="))
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
