@@ -3,7 +3,7 @@
 # with bytecode. In a layer of its own: it changes with each commit, and what is in VENV before it with the locks.
 set -eu
 
-/uv/bin/uv pip install --quiet --python "$1/bin/python" --no-deps --no-index --link-mode copy "$2"/*.whl
+/uv/bin/uv pip install --quiet --no-cache --python "$1/bin/python" --no-deps --no-index --link-mode copy "$2"/*.whl
 mkdir -p "$4"
 cp -R "$3" "$4/launch"
 "$1/bin/python" -m compileall -q --invalidation-mode unchecked-hash \

@@ -1,10 +1,11 @@
 #!/bin/sh
-# trim.sh VENV: without what serves other projects' builds and tests and Ray's Java, and with bytecode, as the image's
-# root may be read-only. Of hundreds of model files a run imports one or two: they stay as text.
+# trim.sh VENV: without what serves other projects' builds and tests, Ray's Java and RLlib, names of countries in all
+# languages and TensorBoard's second reader of logs; and with bytecode, as the image's root may be read-only. Of hundreds
+# of model files a run imports one or two: they stay as text.
 set -eu
 
 cd "$1"/lib/python*/site-packages
-rm -rf torch/test ray/jars
+rm -rf torch/test ray/jars ray/rllib pycountry/locales tensorboard_data_server/bin
 find . -path './torch/bin/*' -type f ! -name torch_shm_manager -delete
 find . -name '*.a' -delete
 find . -type d -name tests -prune -exec rm -rf {} +
