@@ -183,9 +183,7 @@ def test_a_changed_project_file_is_a_small_layer(docker, cpu, stand_in_base, doc
     first, second = (inspected(docker, image)["RootFS"]["Layers"] for image in (cpu, name))
     history = docker.docker("history", "--human=false", "--no-trunc", "--format", "{{.Size}} {{.CreatedBy}}", name)
     lines = history.stdout.splitlines()
-    packages = next(
-        place for place, line in enumerate(lines) if "/opt/venv /opt/venv" in line
-    )  # the newest is the first
+    packages = next(place for place, line in enumerate(lines) if "/opt/venv /opt/venv" in line)  # newest first
     below = len([line for line in lines[packages:] if not line.startswith("0 ")])
     assert second[:below] == first[:below] and second != first
     assert sum(int(line.partition(" ")[0]) for line in lines[:packages]) < CHANGED
