@@ -1,4 +1,4 @@
-"""The README's vLLM example runs as it stands, from the wheel as pip installs it, and the refit gives a fresh engine's bytes.
+"""The README's vLLM example runs as it stands, from the wheel, and its refit gives a fresh engine's bytes.
 
 Small models stand in the places of the large one and of its later step. vLLM and the rest are this environment's.
 """
@@ -39,9 +39,14 @@ def test_the_vllm_example_runs(tmp_path):
     code += AFTER.format(then=str(then))
     script = tmp_path / "example.py"
     script.write_text(f"{TOLD}if __name__ == '__main__':\n" + re.sub(r"^", "    ", code, flags=re.M))
-    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO", "PYTHONPATH": str(site)}
+    variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO", "PYTHONPATH": str(site)}
     run = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=800,
     )
     said = run.stdout + run.stderr
     assert run.returncode == 0, said[-4000:]

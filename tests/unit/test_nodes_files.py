@@ -70,7 +70,8 @@ def test_the_meeting_file_is_for_its_owner_alone(tmp_path):
 
 def test_the_digest_tells_every_change_of_a_source(tmp_path):
     seen, packages = set(), [tmp_path / "launch", tmp_path / "site" / "ascend_quant"]
-    for name, text in [("launch/a.py", "1"), ("launch/a.py", "2"), ("site/ascend_quant/b.py", "2"), ("launch/sub/c.py", "")]:
+    changes = [("launch/a.py", "1"), ("launch/a.py", "2"), ("site/ascend_quant/b.py", "2"), ("launch/sub/c.py", "")]
+    for name, text in changes:
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text)
         seen.add(sources(packages))

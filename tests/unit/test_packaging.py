@@ -1,16 +1,16 @@
-"""What pip installs: `ascend_quant` and all of it, nothing else, from the wheel, the source distribution and in place."""
+"""What pip installs: all of `ascend_quant` and nothing else; from the wheel, the source distribution and in place."""
 
 import ast
 import subprocess
 import sys
 import tarfile
-import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
 import built
 import pytest
+import tomllib
 from packaging.requirements import Requirement
 
 import ascend_quant

@@ -1,9 +1,10 @@
-"""The bounds of the extras hold what was tried: every stack, and every lock that was made for one."""
+"""The bounds of the extras hold what was tried: every stack and every lock; the docs name them."""
 
-import tomllib
+import re
 from functools import cache
 
 import pytest
+import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -54,7 +55,8 @@ def test_a_lock_is_within_the_bounds_of_its_extra(name: str):
         if one.name == "torch" and not there:
             continue  # cpu-vllm0.32 and the NPU tests' locks: install.sh has it from the line `# torch:`
         assert bool(there) != ((name, one.name) in ABSENT), f"{name}: {one}"
-        assert not [version for version in there if not one.specifier.contains(version, prereleases=True)], f"{name}: {one}"
+        outside = {version for version in there if not one.specifier.contains(version, prereleases=True)}
+        assert not outside, f"{name}: {one}"
 
 
 @pytest.mark.parametrize("stack", all_pins())
@@ -73,3 +75,17 @@ def test_an_extra_says_up_to_where_it_was_tried(extra: str):
         one = Requirement(text)
         ends = {specifier.operator for specifier in one.specifier} & {"<", "<=", "==", "~="}
         assert extra == "dev" or one.name == "ascend-quant" or ends, text
+
+
+@pytest.mark.parametrize("page", ["docs/install.md", "docs/install.zh.md"])
+def test_the_page_says_what_each_extra_asks_for(page: str):
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", (ROOT / page).read_text(), re.M)
+    said = {name: re.findall("`([^`]+)`", cell) for name, cell in rows}
+    assert said == {name: [] if name == "dev" else wanted for name, wanted in EXTRAS.items()}
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh.md", "docs/install.md", "docs/install.zh.md"])
+def test_the_install_lines_name_extras_that_exist(page: str):
+    lines = re.findall(r"^pip install .*$", (ROOT / page).read_text(), re.M)
+    named = {name for line in lines for name in re.findall(r"\[(\w+)\]", line)}
+    assert lines and named and named <= set(EXTRAS)
