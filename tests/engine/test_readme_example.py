@@ -40,14 +40,8 @@ def test_the_vllm_example_runs(tmp_path):
     script = tmp_path / "example.py"
     script.write_text(f"{TOLD}if __name__ == '__main__':\n" + re.sub(r"^", "    ", code, flags=re.M))
     variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO", "PYTHONPATH": str(site)}
-    run = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=800,
-    )
+    command, environment = [sys.executable, str(script)], os.environ | variables
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800)
     said = run.stdout + run.stderr
     assert run.returncode == 0, said[-4000:]
     assert set(re.findall(r"ascend_quant of (.*)", said)) == {str(site / "ascend_quant" / "__init__.py")}
