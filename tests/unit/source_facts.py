@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def imports(setup: str) -> list[str]:
-    """The modules of others that a setup.py needs to start: imports outside functions, and programs run as `python -m`."""
+    """The modules of others that a setup.py needs to start: imports outside functions, programs run as `python -m`."""
     tree = ast.parse(setup)
     found = set()
     for node in _at_import(tree):

@@ -1,4 +1,4 @@
-"""What is built from source finds in its lock what its build imports and requires, and what it would fetch is pinned."""
+"""What is built from source finds in its lock what its build asks for, and what it would fetch is pinned."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ from packaging.utils import canonicalize_name
 from source_facts import imports, requires
 from test_locks import MISSING
 
-from launch.images.loose import MACHINES
 from launch.images.locked import locked, machine
+from launch.images.loose import MACHINES
 from launch.images.targets import targets
 from launch.stacks import all_pins
 
@@ -61,5 +61,5 @@ def test_facts_are_read_from_a_source():
         "subprocess.check_output(['python3', '-m', 'pybind11', '--includes'])\n"
     )
     assert imports(setup) == ["numpy", "pybind11", "setuptools_scm", "torch"]
-    project = "[build-system]\nrequires = [\n  \"cmake>=3.26\", # why\n  'wheel',\n]\n[project]\nrequires = [\"no\"]\n"
+    project = '[build-system]\nrequires = [\n  "cmake>=3.26", # why\n  \'wheel\',\n]\n[project]\nrequires = ["no"]\n'
     assert requires(project) == ["cmake>=3.26", "wheel"] and requires("[project]\n") == []
