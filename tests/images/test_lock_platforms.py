@@ -1,6 +1,7 @@
-"""Every lock can be installed on both processors: its files are on the index, with the hashes and platforms wanted.
+"""Every lock can be installed on both processors: the index has its versions, each with a file for the platform.
 
-Nothing is downloaded but lists of files; uv says which one it would take. What only other indexes have is left out.
+Nothing is downloaded but lists of files; uv says which one it would take, and looks at hashes where it takes one. What
+only other indexes have is left out.
 """
 
 import subprocess
