@@ -11,6 +11,7 @@ from pathlib import Path
 from launch.errors import LaunchError
 from launch.images.archive import sha256
 from launch.images.locked import locked, machine
+from launch.images.loose import unlocked
 from launch.images.targets import LOCKS, Target
 from launch.images.wheelhouse import platforms
 from launch.images.wheelhouse.download import Missing, download
@@ -45,6 +46,8 @@ def bundle(target: Target, folder: Path, platform: str, tell: Tell) -> list[Miss
     missing += download(wanted, folder / "wheels", options, lambda done: tell("packages, by their hashes", done, count))
     for name, entries in lists.items():
         (folder / name).write_text("".join(f"{one}\n" for one in entries))
+    unpinned = unlocked(target.pins, [*target.locks, *target.sdists], platforms.architecture(platform))
+    missing += [Missing(one, "no lock has it") for one in unpinned]
     missing += add_sources(target, folder, tell)
     tell("the wheel of this project", 0, 1)
     add_project(folder)
