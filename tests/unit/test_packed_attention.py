@@ -192,10 +192,33 @@ def test_the_gpus_kernel_is_called_as_it_wants(heads: int, pairs: int):
     q, k, v = (
         torch.zeros(12, h, 64, device="meta", dtype=torch.bfloat16, requires_grad=True) for h in (heads, pairs, pairs)
     )
-    sequences = packed_attention.Sequences(torch.zeros(3, dtype=torch.int32, device="meta"), 8)
+    sequences = packed_attention.Sequences(torch.zeros(3, dtype=torch.int32, device="meta"), (8, 8))
     out = packed_attention._flash_attention(q, k, v, sequences, (-1, 0), None)
     out.sum().backward()
     assert out.shape == q.shape
     assert [x.grad.shape for x in (q, k, v)] == [x.shape for x in (q, k, v)]
     with pytest.raises(NotImplementedError, match=r"torch\.float32"):
         packed_attention._flash_attention(q.float(), k.float(), v.float(), sequences, (-1, 0), None)
+
+
+def test_long_sequences_go_one_at_a_time(monkeypatch):
+    """Values and gradients against the padded batch's; and the GPU's way takes it from LONG tokens a sequence on."""
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(21, h, 16, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
+    offsets = torch.tensor([0, 12, 21], dtype=torch.int32)
+    sequences = packed_attention.Sequences(offsets, (12, 9))
+    expected = packed_attention._one_padded_batch(q, k, v, sequences, (-1, 0), None)
+    found = packed_attention.one_at_a_time(q, k, v, (12, 9), None)
+    torch.testing.assert_close(found, expected)
+    direction = torch.randn_like(expected)
+    for one, other in zip(*(torch.autograd.grad(x, (q, k, v), direction) for x in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other)
+
+    monkeypatch.setattr(packed_attention, "varlen_attn", lambda *_, **__: "packed")
+    half = [x.detach().bfloat16() for x in (q, k, v)]
+    for long, packed_way in ((10, False), (11, True)):
+        monkeypatch.setattr(packed_attention, "LONG", long)
+        way = packed_attention._flash_attention(*half, sequences, (-1, 0), None)
+        assert isinstance(way, str) == packed_way
+    monkeypatch.setattr(packed_attention, "LONG", 10)
+    assert packed_attention._flash_attention(*half, sequences, (4, 0), None) == "packed", "a window"

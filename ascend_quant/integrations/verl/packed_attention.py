@@ -1,18 +1,18 @@
-"""Attention for packed sequences without a mask, for verl's trainer: torch's own FlashAttention 2 kernel.
+"""Attention for packed sequences without a mask, for verl's trainer: torch's own kernels.
 
     actor_rollout_ref.model.external_lib=ascend_quant.integrations.verl.packed_attention
     +actor_rollout_ref.model.override_config.attn_implementation=torch_varlen
 
 verl imports `external_lib` in every process that builds a model (actor, reference), which registers the name with
-transformers. `torch.nn.attention.varlen` is part of torch: nothing to install, memory grows with the tokens. On a CPU
-the same sequences go through torch's scaled_dot_product_attention.
-
-The kernel was not seen at work yet, for want of a GPU (tests/gpu/test_packed_attention.py is ready); the rest was.
+transformers. `torch.nn.attention.varlen` (FlashAttention 2) is part of torch: nothing to install, memory grows with the
+tokens. Long sequences go one at a time through scaled_dot_product_attention, for which torch has a faster kernel on
+Hopper; on a CPU all of them do, as one batch.
 
 Shape suffixes: B rows of a batch, S tokens of a row, T tokens of all sequences, N sequences, H heads, D head dimension.
 """
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,9 @@ from ascend_quant.integrations.verl.attention_settings import PACKED
 # torch 2.13 refuses fewer key than query heads unless told; 2.11 takes them as they are.
 GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 EVERYTHING = -1  # no end of the window on this side
+# Tokens from which a launch a sequence pays: a 7B layer forward and backward on an H200 takes 0.98 ms in place of 1.80
+# at 4,096 tokens, 12.5 in place of 21.7 at 16,384 (benchmarks/results/2026-11-23-h200-attention.json).
+LONG = 4096
 
 
 class Sequences(NamedTuple):
@@ -36,12 +39,12 @@ class Sequences(NamedTuple):
 
     Attributes:
         offsets: int32 (N + 1,), where each begins among all tokens, and the end of the last.
-        longest: tokens of the longest.
+        lengths: tokens of each.
         kept: int64 (T,), of a padded batch the places of its true tokens among B * S; None if every token is one.
     """
 
     offsets: torch.Tensor
-    longest: int
+    lengths: tuple[int, ...]
     kept: torch.Tensor | None = None
 
 
@@ -142,9 +145,22 @@ def _flash_attention(
 ) -> torch.Tensor:
     if q.dtype not in (torch.bfloat16, torch.float16):
         raise NotImplementedError(f"{PACKED} has no kernel for {q.dtype}: train in bfloat16 or float16, or with sdpa")
-    offsets, longest, _ = sequences
+    if window == (EVERYTHING, 0) and len(q) >= LONG * len(sequences.lengths):
+        return one_at_a_time(q, k, v, sequences.lengths, scale)
+    offsets, longest = sequences.offsets, max(sequences.lengths)
     more = {"scale": scale, "window_size": window, **GROUPED}
     return varlen_attn(q, k, v, offsets, offsets, longest, longest, **more)
+
+
+def one_at_a_time(
+    q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, lengths: Sequence[int], scale: float | None
+) -> torch.Tensor:
+    """Causal attention, (T, H, D), a launch for each sequence."""
+    rows = zip(
+        *(x_THD.transpose(0, 1).unsqueeze(0).split(lengths, dim=2) for x_THD in (q_THD, k_THD, v_THD)), strict=True
+    )
+    outs = [F.scaled_dot_product_attention(*qkv, is_causal=True, scale=scale, enable_gqa=True) for qkv in rows]
+    return torch.cat(outs, dim=2)[0].transpose(0, 1)
 
 
 def _one_padded_batch(
@@ -156,7 +172,7 @@ def _one_padded_batch(
     scale: float | None,
 ) -> torch.Tensor:
     """Each sequence a row of one batch, filled up at its end."""
-    place = torch.arange(sequences.longest, device=q.device)
+    place = torch.arange(max(sequences.lengths), device=q.device)
     true_NS = place < sequences.offsets.diff().unsqueeze(1)
 
     def rows(x: torch.Tensor) -> torch.Tensor:
@@ -216,12 +232,12 @@ def _from_mask(mask: torch.Tensor) -> Sequences:
 
 
 def _whole_rows(rows: int, tokens: int, device: torch.device) -> Sequences:
-    return Sequences(torch.arange(0, (rows + 1) * tokens, tokens, dtype=torch.int32, device=device), tokens)
+    return Sequences(torch.arange(0, (rows + 1) * tokens, tokens, dtype=torch.int32, device=device), (tokens,) * rows)
 
 
 def _sequences(begins: torch.Tensor, tokens: int) -> Sequences:
     offsets = F.pad(begins, (0, 1), value=tokens).to(torch.int32)
-    return Sequences(offsets, int(offsets.diff().max()))
+    return Sequences(offsets, tuple(offsets.diff().tolist()))
 
 
 # -- from a layer's tensors to the kernel's, and back ------------------------------------------------------------------
