@@ -22,8 +22,3 @@ app = typer.Typer(
 )
 for command in (advise, convert, export, kernels, mismatch, profile, setup, cleanup, check_engine, tune):
     app.command()(command)
-
-
-def main() -> None:
-    """The console script."""
-    app()

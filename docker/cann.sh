@@ -1,6 +1,7 @@
 #!/bin/bash
 # cann.sh COMMAND ..: run it in the environment of CANN: the toolkit's, its BiSheng compiler's and NNAL's set_env.sh.
-# The ENV of CANN's images has most of it, which is what `docker exec` and HEALTHCHECK see.
+# The ENV of CANN's images has most of it, which is what `docker exec` and HEALTHCHECK see. And with jemalloc, unless
+# ASCEND_QUANT_JEMALLOC=off.
 set -eo pipefail # not -u: the vendor's files read variables that are not set
 
 readonly ASCEND=${ASCEND_ROOT:-/usr/local/Ascend}
@@ -20,5 +21,14 @@ cann_environment() { # without arguments: what is sourced would read ours
   done
 }
 
+memory_that_goes_back() { # Ray's and vLLM's processes live long: jemalloc returns what they free, glibc keeps it
+  local library
+  library=/usr/lib/$(uname -m)-linux-gnu/libjemalloc.so.2
+  if [[ ${ASCEND_QUANT_JEMALLOC:-on} != off && -f $library ]]; then
+    export LD_PRELOAD=$library${LD_PRELOAD:+:$LD_PRELOAD}
+  fi
+}
+
 cann_environment
+memory_that_goes_back
 exec "$@"

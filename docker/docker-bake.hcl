@@ -82,7 +82,7 @@ target "ascend-cann9_1-a2" {
     SOC_VERSION            = "ascend910b1"
     VLLM_TARGET_DEVICE     = "empty"
     COMPILE_CUSTOM_KERNELS = "1"
-    SOURCES                = "vllm=https://github.com/vllm-project/vllm@0fc695fc6d1d82e9a5ac6835ac8e4e1c83703665#0.23.0 vllm-ascend=https://github.com/vllm-project/vllm-ascend@5cb98caaadeff42b5b62b996e34bb2aaa29d20fd#0.23.0 mindspeed=https://github.com/Ascend/MindSpeed@e4772499f7eb9fa9a68919dd1eaddef00e915b2d megatron-core=https://github.com/NVIDIA/Megatron-LM@ddc0d6774783b032ddceacc5714e653651daecb9 megatron-bridge=https://github.com/NVIDIA-NeMo/Megatron-Bridge@de93536e9028ecf1e4dc28608dc80f336dcdfe59"
+    SOURCES                = "vllm=https://github.com/vllm-project/vllm@0fc695fc6d1d82e9a5ac6835ac8e4e1c83703665#0.23.0 vllm-ascend=https://github.com/vllm-project/vllm-ascend@1cdb8c4db6e50f36f1fb3283b3e3dd618f6821e8#0.23.0.post1 vllm-ascend/csrc/third_party/json=https://github.com/nlohmann/json/releases/download/v3.11.3/include.zip#sha256:a22461d13119ac5c78f205d3df1db13403e58ce1bb1794edc9313677313f4a9d vllm-ascend/csrc/third_party/makeself=https://gitcode.com/cann-src-third-party/makeself/releases/download/release-2.5.0-patch1.0/makeself-release-2.5.0-patch1.tar.gz#sha256:bfa730a5763cdb267904a130e02b2e48e464986909c0733ff1c96495f620369a mindspeed=https://github.com/Ascend/MindSpeed@e4772499f7eb9fa9a68919dd1eaddef00e915b2d megatron-core=https://github.com/NVIDIA/Megatron-LM@ddc0d6774783b032ddceacc5714e653651daecb9 megatron-bridge=https://github.com/NVIDIA-NeMo/Megatron-Bridge@de93536e9028ecf1e4dc28608dc80f336dcdfe59"
     VERSION                = VERSION
     REVISION               = REVISION
   }
@@ -100,7 +100,7 @@ target "ascend-cann9_1-a3" {
     SOC_VERSION            = "ascend910_9391"
     VLLM_TARGET_DEVICE     = "empty"
     COMPILE_CUSTOM_KERNELS = "1"
-    SOURCES                = "vllm=https://github.com/vllm-project/vllm@0fc695fc6d1d82e9a5ac6835ac8e4e1c83703665#0.23.0 vllm-ascend=https://github.com/vllm-project/vllm-ascend@5cb98caaadeff42b5b62b996e34bb2aaa29d20fd#0.23.0 mindspeed=https://github.com/Ascend/MindSpeed@e4772499f7eb9fa9a68919dd1eaddef00e915b2d megatron-core=https://github.com/NVIDIA/Megatron-LM@ddc0d6774783b032ddceacc5714e653651daecb9 megatron-bridge=https://github.com/NVIDIA-NeMo/Megatron-Bridge@de93536e9028ecf1e4dc28608dc80f336dcdfe59"
+    SOURCES                = "vllm=https://github.com/vllm-project/vllm@0fc695fc6d1d82e9a5ac6835ac8e4e1c83703665#0.23.0 vllm-ascend=https://github.com/vllm-project/vllm-ascend@1cdb8c4db6e50f36f1fb3283b3e3dd618f6821e8#0.23.0.post1 vllm-ascend/csrc/third_party/json=https://github.com/nlohmann/json/releases/download/v3.11.3/include.zip#sha256:a22461d13119ac5c78f205d3df1db13403e58ce1bb1794edc9313677313f4a9d vllm-ascend/csrc/third_party/makeself=https://gitcode.com/cann-src-third-party/makeself/releases/download/release-2.5.0-patch1.0/makeself-release-2.5.0-patch1.tar.gz#sha256:bfa730a5763cdb267904a130e02b2e48e464986909c0733ff1c96495f620369a mindspeed=https://github.com/Ascend/MindSpeed@e4772499f7eb9fa9a68919dd1eaddef00e915b2d megatron-core=https://github.com/NVIDIA/Megatron-LM@ddc0d6774783b032ddceacc5714e653651daecb9 megatron-bridge=https://github.com/NVIDIA-NeMo/Megatron-Bridge@de93536e9028ecf1e4dc28608dc80f336dcdfe59"
     VERSION                = VERSION
     REVISION               = REVISION
   }

@@ -1,20 +1,62 @@
 #!/bin/bash
-# What the images start: a verb of run.sh, or a program of the image (bash, python, ascend-quant, ray).
+# What the images start: a verb, which run.sh carries out, or a program of the image (bash, python, ascend-quant, ray).
 set -euo pipefail
 
 readonly HOME_OF_PROJECT=${ASCEND_QUANT_HOME:-/opt/ascend-quant}
-readonly VERBS=(smoke doctor demo train stop data recipe manifest help)
-readonly CHECKED=(smoke demo train) # these compute: what would stop them is said first, in one line
+readonly VERBS=(smoke doctor demo train stop data recipe manifest test help)
+readonly CHECKED=(smoke demo train doctor manifest) # what would stop them is said first, in one line
+readonly OF_CHECKOUTS=(bench images lint setup)     # run.sh's other commands: here are no sources to work on
+readonly FROM_A_CHECKOUT="mount a checkout and start that: docker run -v CHECKOUT:/src IMAGE /src/run.sh"
+
+usage() {
+  cat <<'EOF'
+usage: docker run [OPTIONS] IMAGE VERB [ARGUMENTS]
+
+  smoke [..]            does it work here? kernels, a refit, generation, three training steps: one JSON file
+  doctor [..]           look for what would stop a run, with fixes
+  demo [..]             RL with an engine re-quantized in place every step: on CPUs, or on one GPU (--device cuda)
+  train RECIPE [..]     train it on this machine, or with --cluster INVENTORY on its hosts
+  stop [RUN]            end what a run started, on every host, and nothing else
+  recipe list | show    what can be trained, and the verl command that it becomes
+  data NAME [..]        prepare a data set
+  manifest [--json]     what this image is made of
+  test npu-smoke [..]   in an image for NPUs: what an Atlas A2 or A3 gives, into one JSON file (-- --help: options)
+  help                  this text
+  bash, python, ..      a program of the image
+
+VERB --help has the options of each; docs/images.md of the project has those of docker run.
+EOF
+}
+
+refuse() {
+  echo "$1" >&2
+  exit 2
+}
+
+test_here() { # test_here test WHAT ..: the tests of a checkout are not in the image, npu-smoke is in those for NPUs
+  if [[ ! -d $HOME_OF_PROJECT/tests/npu_smoke ]]; then
+    refuse "test: this image has no tests: $FROM_A_CHECKOUT test .."
+  elif [[ ${2:-} != npu-smoke ]]; then
+    refuse "test${2:+ $2}: this image has the test npu-smoke alone: $FROM_A_CHECKOUT test .."
+  fi
+}
 
 main() {
   local verb=${1:-help}
+  case $verb in
+  help | -h | --help)
+    usage
+    exit
+    ;;
+  test) test_here "$@" ;;
+  esac
   if [[ " ${VERBS[*]} " == *" $verb "* ]]; then
     if [[ " ${CHECKED[*]} " == *" $verb "* ]]; then python -m launch preflight -- "$@" || exit; fi
     exec "$HOME_OF_PROJECT/run.sh" "$@"
-  fi
-  if ! command -v -- "$verb" >/dev/null; then
-    echo "no verb '$verb'. Verbs: ${VERBS[*]}; or a program of the image, such as bash" >&2
-    exit 2
+  elif [[ " ${OF_CHECKOUTS[*]} " == *" $verb "* ]]; then
+    refuse "$verb needs the sources: $FROM_A_CHECKOUT $verb .."
+  elif ! type -P -- "$verb" >/dev/null; then
+    refuse "no verb '$verb'. Verbs: ${VERBS[*]}; or a program of the image, such as bash"
   fi
   exec "$@"
 }

@@ -1,5 +1,13 @@
 """`python -m launch` is the command line behind `run.sh`."""
 
-from launch.cli import app
+import sys
+
+from launch.root import absent
+
+if said := absent():
+    print(said, file=sys.stderr)
+    sys.exit(2)
+
+from launch.cli import app  # noqa: E402  it reads these files
 
 app(prog_name="run.sh")

@@ -20,6 +20,7 @@ from launch.stacks import pins
 SWITCH = "ASCEND_QUANT_PREFLIGHT"  # off: look at nothing
 TEMPORARY = "/tmp"
 DRIVER = "/usr/local/Ascend/driver"
+LOOKING = {"doctor", "manifest"}  # verbs that compute nothing: Python alone needs a folder for what is temporary
 ELSEWHERE = {"--help", "--dry-run", "--cluster"}  # with these a command computes nothing here
 NPU_DRIVER = (
     f"mount the host's: docker run -v {DRIVER}:{DRIVER}:ro -v /usr/local/dcmi:/usr/local/dcmi:ro "
@@ -37,6 +38,9 @@ def problem(verb: str, stack: str, facts: Facts, temporary: str = TEMPORARY) -> 
 
 def _problems(verb: str, stack: str, facts: Facts, temporary: str) -> Iterator[str]:
     kind, wanted = pins(stack).devices, Wanted(stack=stack)
+    if verb in LOOKING:
+        yield from _unwritable(temporary)
+        return
     if verb == "demo" and kind == "npu":
         yield (
             f"the demo computes on CPUs or a GPU, and this image is for {stack}: use the cpu image or the cuda13 "
@@ -48,7 +52,8 @@ def _problems(verb: str, stack: str, facts: Facts, temporary: str) -> Iterator[s
         yield f"no NVIDIA GPU in this container ({facts.devices.problem}): {GPUS}"
     for check in (devices.present, versions.chip, system.shm):
         yield from _errors(check, facts, wanted)
-    yield from _unusable(temporary)
+    yield from _unwritable(temporary)
+    yield from _noexec(temporary)
 
 
 def _without_npus(found: Devices) -> Iterator[str]:
@@ -72,11 +77,15 @@ def _errors(check: Check, facts: Facts, wanted: Wanted) -> Iterator[str]:
             yield f"{finding.what}: {finding.fix}"
 
 
-def _unusable(folder: str) -> Iterator[str]:
-    """Ray, torch and Triton write there, and load what they have compiled."""
+def _unwritable(folder: str) -> Iterator[str]:
+    """Ray and torch write there, and Python itself."""
     if not os.access(folder, os.W_OK | os.X_OK):
         yield f"{folder} cannot be written by uid {os.getuid()}: {TMPFS}"
-    elif os.statvfs(folder).f_flag & os.ST_NOEXEC:
+
+
+def _noexec(folder: str) -> Iterator[str]:
+    """Torch and Triton load from there what they have compiled."""
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         yield f"{folder} is mounted noexec, so what is compiled there cannot be loaded: {TMPFS}"
 
 

@@ -1,8 +1,25 @@
-"""Where this project's files are (configs/, docker/, docs/): beside the sources, or where an image has put them."""
+"""Where this project's files are (launch/, configs/, docker/): in a checkout, or where an image has put them.
+
+launch/ is never installed: what it reads lies beside it. Whoever starts a process that needs it hands on `with_root`.
+"""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-VARIABLE = "ASCEND_QUANT_HOME"  # set by our images, in which the sources are an installed package
-SOURCES = Path(__file__).parents[1]  # what has ascend_quant/ and launch/
-ROOT = Path(os.environ.get(VARIABLE) or SOURCES)
+ROOT = Path(__file__).parents[1]
+NEEDED = ("configs", "docker/stacks.yaml")
+IS_CHECKOUT = (ROOT / "ascend_quant").is_dir()  # our images have the package installed, apart from these files
+
+
+def absent(root: Path = ROOT) -> str | None:
+    """What of the files is missing, in one line; None where all are there."""
+    if lacking := [name for name in NEEDED if not (root / name).exists()]:
+        there = f"{root} has launch/ without {' and '.join(lacking)}"
+        return f"{there}: start the run.sh of a whole checkout, or an image; `pip install` brings `ascend-quant` alone"
+    return None
+
+
+def with_root(own: Mapping[str, str]) -> str:
+    """PYTHONPATH for a process that starts anywhere: this folder before its own."""
+    return os.pathsep.join(filter(None, [str(ROOT), own.get("PYTHONPATH")]))

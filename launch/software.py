@@ -2,11 +2,12 @@
 
 import hashlib
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
-from launch.root import SOURCES
+from launch.root import ROOT
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
@@ -20,9 +21,16 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def sources(folder: Path = SOURCES) -> str:
-    """Twelve hex digits of a SHA-256 over the names and bytes of the Python files of ascend_quant and launch."""
+def own_packages() -> list[Path]:
+    """The folders of launch, and of the ascend_quant that would be imported: in an image it is installed elsewhere."""
+    found = find_spec("ascend_quant")
+    return [ROOT / "launch", *(Path(folder) for folder in (found and found.submodule_search_locations) or [])]
+
+
+def sources(packages: Sequence[Path]) -> str:
+    """Twelve hex digits of a SHA-256 over the names and bytes of the Python files of these packages."""
+    files = {f"{package.name}/{file.relative_to(package)}": file for package in packages for file in package.rglob("*.py")}
     whole = hashlib.sha256()
-    for file in sorted(file for package in ("ascend_quant", "launch") for file in (folder / package).rglob("*.py")):
-        whole.update(f"{file.relative_to(folder)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    for name in sorted(files):
+        whole.update(f"{name}\0".encode() + hashlib.sha256(files[name].read_bytes()).digest())
     return whole.hexdigest()[:12]

@@ -13,7 +13,20 @@ STACK_VARIABLE = "ASCEND_QUANT_STACK"  # set by our images
 Chip = Literal["A2", "A3"]
 Image = Annotated[str, Field(pattern=r"^[a-z0-9./-]+:[\w.-]+(@sha256:[0-9a-f]{64})?$")]
 Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
+Place = Annotated[str, Field(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]  # in a folder, never beside it
 Snapshot = Annotated[str, Field(pattern=r"^\d{8}T\d{6}Z$")]
+
+
+class File(Fields):
+    """An archive that a build would fetch.
+
+    Attributes:
+        address: where it is.
+        sha256: its hash, without which nothing of it is taken.
+    """
+
+    address: Annotated[str, Field(pattern=r"^https://[^\s#=@]+$")]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Source(Fields):
@@ -23,12 +36,14 @@ class Source(Fields):
         repository: where it is cloned from.
         commit: what is built.
         tag, branch: where the commit was read, and is read again by `images lock`. A commit without them was chosen.
+        files: what its build would fetch, by the folder of the checkout that it is unpacked in.
     """
 
     repository: Annotated[str, Field(pattern=r"^https://github\.com/[\w.-]+/[\w.-]+$")]
     commit: Commit
     tag: str | None = None
     branch: str | None = None
+    files: dict[Place, File] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _is_read_from_one_place(self) -> "Source":

@@ -39,9 +39,11 @@ debian | ubuntu) "snapshots_of_$distribution" ;;
 *) fail "no way to pin the packages of $distribution: Debian and Ubuntu are known" ;;
 esac
 if [ -s /run/secrets/ca ]; then ca=/run/secrets/ca; fi # Ubuntu's snapshots come over https
+# apt knows where the snapshots of amd64's archive are; those of all other processors, of Ubuntu's ports, are there too.
+ports='Acquire::Snapshots::URI::Host::ports.ubuntu.com=https://snapshot.ubuntu.com/ubuntu/@SNAPSHOTID@/'
 from_snapshot() {
   apt-get -qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="$folder/parts" \
-    -o Acquire::Check-Valid-Until=false ${ca:+-o "Acquire::https::CAInfo=$ca"} "$@"
+    -o Acquire::Check-Valid-Until=false -o "$ports" ${ca:+-o "Acquire::https::CAInfo=$ca"} "$@"
 }
 from_snapshot update
 from_snapshot install -y --no-install-recommends "$@"

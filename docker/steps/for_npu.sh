@@ -3,6 +3,8 @@
 # and without torch loading torch_npu by itself. Not for run time, where it would hide a missing driver.
 set -euo pipefail
 
-driver=$ASCEND_HOME_PATH/$(uname -m)-linux/devlib
+# CANN 8.5 has it below the processor's folder, as vllm-ascend's builds say; 9.1 below devlib, as verl's say.
+machine=$(uname -m)
+driver=$ASCEND_HOME_PATH/$machine-linux/devlib:$ASCEND_HOME_PATH/devlib/linux/$machine
 export TORCH_DEVICE_BACKEND_AUTOLOAD=0 LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$driver"
 exec "$@"

@@ -1,6 +1,7 @@
 #!/bin/sh
-# sources.sh FOLDER NAME=REPOSITORY@COMMIT[#VERSION] ..: exactly these commits, and the submodules that they name, at the
-# commits that they name: in one bare repository for each address, which knows it as remote.origin.url.
+# sources.sh FOLDER NAME=REPOSITORY@COMMIT[#VERSION] NAME/PLACE=ADDRESS#sha256:DIGEST ..: exactly these commits, and the
+# submodules that they name, at the commits that they name: in one bare repository for each address, which knows it as
+# remote.origin.url. And exactly these archives, unpacked in FOLDER/files, for that place in the checkout of NAME.
 # With their history: without it pip's clone never ends (a partial clone of a shallow one; git 2.39, pip 26).
 set -eu
 # shellcheck source=docker/steps/index.sh
@@ -37,9 +38,20 @@ fetch_submodules() { # fetch_submodules FOLDER REPOSITORY COMMIT
   done <"$2/submodules-$3"
 }
 
+unpack() { # unpack FOLDER NAME/PLACE=ADDRESS#sha256:DIGEST
+  pinned=${2#*=}
+  python3 "$(dirname "$0")/archive.py" "${pinned%#*}" "${pinned##*#sha256:}" "$1/files/${2%%=*}" ||
+    fail "no archive for ${2%%=*}: the reason stands above"
+  echo "$pinned"
+}
+
 folder=$1
 shift
 for source; do
+  if [ "$source" != "${source#*#sha256:}" ]; then
+    unpack "$folder" "$source"
+    continue
+  fi
   pinned=${source%%#*}
   address=${pinned#*=}
   echo "${address##*@}" | grep -qE '^[0-9a-f]{40}$' || fail "'$source' is not NAME=REPOSITORY@COMMIT with all 40 digits"

@@ -81,6 +81,7 @@ def list_targets(as_json: Json = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from launch.images.loose import loose
     from launch.images.targets import targets
 
     rows = [
@@ -91,6 +92,7 @@ def list_targets(as_json: Json = False) -> None:
             "base": one.base.partition("@")[0],
             "digest": one.base.partition("@")[2] or None,
             "locks": [file.name for file in one.locks],
+            "loose": loose(one),
         }
         for one in targets().values()
     ]
@@ -105,6 +107,9 @@ def list_targets(as_json: Json = False) -> None:
     for column in table.columns:
         column.no_wrap = True
     Console(width=200).print(table)
+    for row in rows:
+        if row["loose"]:
+            typer.echo(f"{row['target']} is not pinned: {' and '.join(row['loose'])}")
 
 
 @images_app.command()
@@ -115,6 +120,9 @@ def build(
     index_url: Annotated[str | None, typer.Option(help="A package index in place of the usual one.")] = None,
     extra_index_url: Annotated[str | None, typer.Option(help="A package index beside it.")] = None,
     ca: Annotated[Path | None, typer.Option(help="File of a certificate authority, for the build alone.")] = None,
+    earlier: Annotated[
+        str | None, typer.Option(help="An image in a registry: its layers are taken where nothing has changed.")
+    ] = None,
     dirty: Annotated[
         bool, typer.Option("--dirty", help="Build files that differ from the commit; tags say so.")
     ] = False,
@@ -122,16 +130,22 @@ def build(
 ) -> None:
     """Build images with docker buildx, look into each, and tag those that are as pinned."""
     from launch.images import build as building
+    from launch.images import engine
     from launch.images.naming import name
 
     chosen = known(targets)
     with failing(WRONG_USE):
         building.must_be_pinned(chosen)
-        sources = building.Sources(wheels, index_url, extra_index_url, ca)
+        sources = building.Sources(wheels, index_url, extra_index_url, ca, earlier)
         command = building.command(chosen, sources, building.revision(dirty), building.project_version())
     typer.echo(building.without_login(shlex.join(command)), err=not dry_run)
     if dry_run:
         return
+    with failing():
+        if engine.keeps_attestations():
+            command += building.ATTESTED
+        else:
+            typer.echo(building.NOT_ATTESTED, err=True)
     with failing():
         building.build(command)
     for target in chosen:

@@ -11,7 +11,7 @@ STOPPED = 3
 
 
 def preflight(
-    verb: Annotated[str, typer.Argument(help="smoke, demo or train.")],
+    verb: Annotated[str, typer.Argument(help="smoke, demo, train, doctor or manifest.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Those of the verb.")] = None,
 ) -> None:
     """One line and 3 if this container cannot carry the verb out; silence and 0 if nothing speaks against it."""

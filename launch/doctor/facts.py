@@ -137,6 +137,21 @@ class Links:
 
 
 @dataclass(frozen=True)
+class Rdma:
+    """Adapters by which GPUs of several hosts reach each other.
+
+    Attributes:
+        adapters: those that the kernel knows, as mlx5_0; a container sees those of its host.
+        devices: the files in /dev/infiniband by which processes reach them.
+        problem: why libibverbs, which NCCL loads at run time, cannot be loaded; None where it can.
+    """
+
+    adapters: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
 class System:
     """The machine. Sizes are bytes; limits are soft and hard, None for unlimited.
 
@@ -245,3 +260,4 @@ class Facts:
     kernels: Kernels
     variables: Mapping[str, str]
     missing: tuple[Import, ...] = ()
+    rdma: Rdma = Rdma()

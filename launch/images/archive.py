@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from launch.errors import LaunchError
 from launch.images import engine
-from launch.images.tags import REPOSITORY, WORKING
+from launch.images.tags import REPOSITORY, WORKING, for_processor
 from launch.images.targets import targets
 from launch.images.verify import Verified, verify
 
@@ -38,7 +38,8 @@ def save(name: str, folder: Path, tell: Tell) -> tuple[Path, Verified]:
     tell(f"looking into {image}", known.bytes, known.bytes)
     names = [one for one in known.names if not one.rpartition(":")[2].startswith(WORKING.format(target=""))]
     folder.mkdir(parents=True, exist_ok=True)
-    stem = verified.tags[0] if REPOSITORY in image else re.sub(r"[^\w.-]+", "-", image)
+    long = for_processor(verified.tags[0], verified.manifest.architecture)
+    stem = long if REPOSITORY in image else re.sub(r"[^\w.-]+", "-", image)
     archive = folder / f"{stem}.tar.{'zst' if shutil.which('zstd') else 'gz'}"
     part = archive.with_name(f"{archive.name}.part")
     try:

@@ -53,11 +53,15 @@ def arguments(target: Target) -> dict[str, str]:
 
 
 def _sources(target: Target) -> list[str]:
-    """NAME=REPOSITORY@COMMIT, and #VERSION where the stack has one: what is fetched by commit has no tag to tell it."""
+    """NAME=REPOSITORY@COMMIT, and #VERSION where the stack has one: what is fetched by commit has no tag to tell it.
+
+    And NAME/PLACE=ADDRESS#sha256:DIGEST for each archive that its build would fetch.
+    """
     found = []
     for name, source in target.pins.sources.items():
         version = target.pins.packages.get(name)
         found.append(f"{name}={source.repository}@{source.commit}" + (f"#{version}" if version else ""))
+        found += [f"{name}/{place}={file.address}#sha256:{file.sha256}" for place, file in source.files.items()]
     return found
 
 

@@ -67,6 +67,15 @@ def docker(*arguments: str) -> str:
     return done.stdout
 
 
+def keeps_attestations() -> bool:
+    """Whether the engine keeps images in containerd, where there is a place for an SBOM and the provenance.
+
+    Raises:
+        LaunchError: no engine answers.
+    """
+    return "io.containerd.snapshotter" in docker("info", "--format", "{{.DriverStatus}}")
+
+
 def why(errors: str) -> str:
     """What the client said last, and what to do about it where that is known."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]

@@ -15,24 +15,32 @@ NAMED = {  # in the long tag, by the word for it
     "vllm-ascend": ("vllm-ascend",),
     "verl": ("verl",),
 }
+PROCESSORS = {"x86_64": "amd64", "aarch64": "arm64"}  # as Docker calls them
 COMMIT_DIGITS, SOURCE_DIGITS = 12, 7
 LONGEST = 128  # characters that Docker allows
 
 
 def tags(manifest: Manifest, target: Target) -> list[str]:
-    """The long tag, which names one commit's image for good; that of the version; and the moving one.
+    """The long tag, which names one commit's images for good; that of the version; and the moving one.
+
+    In a registry each is a list of the images for all processors (`for_processor`).
 
     Raises:
         LaunchError: Docker would not take one.
     """
     version = word(manifest.version(OURS) or "")
     made = [long_tag(manifest, target), f"{target.name}-{version}", target.name]
-    for tag in made:
+    for tag in [for_processor(tag, manifest.architecture) for tag in made]:
         if len(tag) > LONGEST or not re.fullmatch(r"[\w][\w.-]*", tag):
             raise LaunchError(
                 f"{tag!r} cannot be a tag of Docker's: letters, digits, _ . - and {LONGEST} of them at most"
             )
     return made
+
+
+def for_processor(tag: str, architecture: str) -> str:
+    """The tag of one processor's image: one that is pushed takes nothing from those of the others."""
+    return f"{tag}-{PROCESSORS.get(architecture, architecture)}"
 
 
 def long_tag(manifest: Manifest, target: Target) -> str:

@@ -11,7 +11,7 @@ from launch.nodes import ports
 from launch.nodes.checks import Checked
 from launch.plan.fields import NodePlan
 from launch.processes import MARK
-from launch.root import ROOT, SOURCES
+from launch.root import with_root
 
 
 def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -43,9 +43,8 @@ def authentication(token: str) -> dict[str, str]:
 
 
 def this_python(own: Mapping[str, str]) -> dict[str, str]:
-    """`python` in a job is this interpreter, and imports what this checkout has."""
-    installed = ROOT != SOURCES  # as in our images
+    """`python` in a job is this interpreter, and imports what is beside these sources."""
     return {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), own.get("PATH", os.defpath)]),
-        "PYTHONPATH": os.pathsep.join(filter(None, ["" if installed else str(SOURCES), own.get("PYTHONPATH")])),
+        "PYTHONPATH": with_root(own),
     }

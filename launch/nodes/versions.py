@@ -1,6 +1,6 @@
 """Which versions are on this host, without importing any of them, and a digest of our own sources."""
 
-from launch.software import installed, sources
+from launch.software import installed, own_packages, sources
 
 PACKAGES = ("ray", "verl", "torch", "torch_npu", "vllm", "vllm_ascend", "transformers", "ascend_quant")
 SOURCES = "these sources"
@@ -8,7 +8,7 @@ SOURCES = "these sources"
 
 def versions() -> dict[str, str]:
     """Versions by package, of Python too, and the digest of our own sources; what is not installed is absent."""
-    return {**installed(PACKAGES), SOURCES: sources()}
+    return {**installed(PACKAGES), SOURCES: sources(own_packages())}
 
 
 def skew(head: dict[str, str], other: dict[str, str]) -> list[str]:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from launch.inventory.fields import Inventory
 from launch.limits import OPEN_FILES
 from launch.plan.places import project_of
-from launch.root import ROOT, SOURCES
+from launch.root import IS_CHECKOUT
 
 NODE = ("-m", "launch", "node")
-PYTHON = ".venv/bin/python" if ROOT == SOURCES else sys.executable  # in a container that is a host all are of one image
+PYTHON = ".venv/bin/python" if IS_CHECKOUT else sys.executable  # in a container that is a host all are of one image
 ASCEND_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
 ASCEND_DRIVER = (
     "/usr/local/Ascend/driver",
@@ -22,6 +22,8 @@ ASCEND_DRIVER = (
     "/usr/local/bin/npu-smi",
     "/etc/ascend_install.info",
 )
+ASCEND_ADDRESSES = "/etc/hccn.conf"  # of the NPUs' own network; an A3 may have none
+RDMA_DEVICES = "/dev/infiniband"  # docker maps the files of a folder
 
 
 def start_line(
@@ -85,10 +87,18 @@ def bind(mount: str) -> str:
 
 
 def devices(inventory: Inventory) -> list[str]:
-    """Device options; the host's shell lists its NPUs."""
+    """Options for devices and the networks between them; the host's shell lists its NPUs, and says what it has."""
     if inventory.stack.startswith("ascend"):
         return [
             shlex.join(f"--device={path}" for path in ASCEND_DEVICES),
             "$(printf -- ' --device=%s' /dev/davinci[0-9]*)",
+            if_there(ASCEND_ADDRESSES, f"--mount {bind(f'{ASCEND_ADDRESSES}:{ASCEND_ADDRESSES}:ro')}"),
         ]
-    return ["--gpus all"] if inventory.stack.startswith("cuda") else []
+    if inventory.stack.startswith("cuda"):
+        return ["--gpus all", if_there(RDMA_DEVICES, f"--device={RDMA_DEVICES}")]
+    return []
+
+
+def if_there(path: str, option: str) -> str:
+    """An option for hosts that have this file; with it, containers of the others would not start."""
+    return f"$(test ! -e {path} || echo {option})"

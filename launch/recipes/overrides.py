@@ -13,7 +13,7 @@ from launch.recipes.keys import DATA_PARALLEL, ENVIRONMENT, MODEL, OPTIMIZER, PO
 from launch.recipes.settings import Paths, folders, numerics, settings
 from launch.recipes.trees import leaves
 from launch.recipes.versions import verl_of
-from launch.root import SOURCES
+from launch.root import ROOT
 
 # Open mappings of verl, and the keys that its defaults have in them.
 OPEN: dict[str, tuple[str, ...]] = {
@@ -63,7 +63,7 @@ def resolve(recipe: Recipe, paths: Paths) -> Resolved:
         verl.main,
         tuple(f"{_plus(key)}{key}={text(value)}" for key, value in tree.items() if not verl.lacks(key)),
         {**numerics(recipe), **recipe.environment},
-        {name: SOURCES / file for name, file in recipe.files.items()},
+        {name: ROOT / file for name, file in recipe.files.items()},
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from launch.demo.logs import last_errors
 from launch.environment import environment
 from launch.processes import ProcessTree
+from launch.root import with_root
 
 POLL_SECONDS = 0.2
 LOOK_EVERY = 20  # polls: going through all processes costs time that they need
@@ -111,12 +112,13 @@ def run(
     """
     log = setting.folder / f"{name}.log"
     output = log.with_suffix(".out") if apart else log
+    whole = environment(setting.stack, {**OFFLINE, **os.environ, "PYTHONPATH": with_root(os.environ)})
     begun = time.monotonic()
     with log.open("wb") as errors, output.open("ab") as said:
         child = subprocess.Popen(
             command,
             cwd=setting.folder,
-            env=environment(setting.stack, {**OFFLINE, **os.environ}) | dict(variables or {}),
+            env=whole | dict(variables or {}),
             stdin=subprocess.DEVNULL,
             stdout=said if apart else errors,
             stderr=errors,

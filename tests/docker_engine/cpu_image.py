@@ -1,6 +1,7 @@
 """The image of stack cpu, from its unmodified Dockerfile and bake file, on the stand-in base."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,21 +13,36 @@ from launch.stacks import pins
 
 NAME = "ascend-quant:test-cpu"
 SECONDS = 1500
+TAKEN = (  # by the Dockerfiles of all stacks
+    *("LICENSE", "README.md", "pyproject.toml", "run.sh"),
+    *("ascend_quant", "launch", "configs", "docker", "benchmarks", "tests/npu_smoke"),
+)
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")  # of this machine: package indexes may be behind a proxy
 
 
-def build(engine: Engine, base: str, folder: Path, name: str = NAME, options: tuple[str, ...] = ()) -> str:
+def build(
+    engine: Engine, base: str, folder: Path, name: str = NAME, options: tuple[str, ...] = (), root: Path = ROOT
+) -> str:
     """Build it; returns its name.
 
     Args:
         options: more for `docker buildx bake`.
+        root: the checkout, or what `tree` made of it.
     """
-    files = [ROOT / "docker" / "docker-bake.hcl", _here(base, name, folder)]
+    files = [root / "docker" / "docker-bake.hcl", _here(base, name, folder)]
     arguments = {"VERSION": project_version(), "REVISION": git(ROOT, "rev-parse", "HEAD").strip()}
     said = [f"--set=cpu.args.{name}={value}" for name, value in arguments.items()]
     command = ["buildx", "bake", "--progress=plain", *(f"--file={file}" for file in files), *said, *options, "cpu"]
-    engine.docker(*command, timeout=SECONDS, cwd=ROOT)
+    engine.docker(*command, timeout=SECONDS, cwd=root)
     return name
+
+
+def tree(folder: Path) -> Path:
+    """What the Dockerfiles take of this checkout, as a folder of its own."""
+    for name in (*TAKEN, ".dockerignore"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy2)(ROOT / name, folder / name)
+    return folder
 
 
 def _here(base: str, name: str, folder: Path) -> Path:

@@ -50,14 +50,21 @@ PIN = f"--env=APT_SNAPSHOT={SNAPSHOT}"
             {"/etc/apt/sources.list.d/ubuntu.sources": NEW, "/etc/apt/sources.list.d/cuda.list": OTHERS},
             f"Snapshot: {SNAPSHOT}\nURIs: http://archive.example/ubuntu/",
         ),
+        (
+            {"/etc/apt/sources.list": OLD.replace("archive.example/ubuntu", "ports.ubuntu.com/ubuntu-ports")},
+            f"deb [snapshot={SNAPSHOT}] http://ports.ubuntu.com/ubuntu-ports jammy main restricted",
+        ),
     ],
-    ids=["22.04", "24.04"],
+    ids=["22.04", "24.04", "22.04 on arm64"],
 )
 def test_packages_come_from_one_snapshot(run, files, wanted):
     done = run(files, PIN)
     assert done.returncode == 0 and done.stdout.count(wanted) == 2, done  # of update and of install
     assert "other.example" not in done.stdout and "vendor.example" not in done.stdout
     assert "install -y --no-install-recommends tini" in done.stdout and "CAInfo" not in done.stdout
+    assert (
+        done.stdout.count("Snapshots::URI::Host::ports.ubuntu.com=https://") == 2
+    )  # apt knows none for arm64's archive
 
 
 def test_an_authority_of_ones_own_is_passed_on(run):

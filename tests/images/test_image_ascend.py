@@ -145,6 +145,7 @@ def test_wrong_use_is_one_line(image, tmp_path):
     one_line(image.run("train", options=(*devices(tmp_path / "other", other), "--shm-size=64g")), image.chip, other)
     one_line(image.run("train", options=(*devices(tmp_path / "shm", image.chip), "--shm-size=64m")), "/dev/shm")
     one_line(image.run("frobnicate"), "no verb 'frobnicate'", "smoke")
+    one_line(image.run("test", "unit"), "test unit", "npu-smoke alone")
     one_line(image.run("demo"), "cpu image")
 
 
@@ -153,6 +154,21 @@ def test_health_is_that_of_the_devices(image, tmp_path):
     one_line(image.run(*check), "no devices in /dev")
     done = image.run(*check, options=devices(tmp_path / "well", image.chip))
     assert done.returncode == 0 and done.stdout == "well\n", done
+
+
+def test_npu_smoke_begins(image):
+    """Its files are in the image; without a device and torch_npu it says which is missing."""
+    assert image.run("test", "npu-smoke", "--", "--help").returncode == 0
+    done = image.run("test", "npu-smoke")
+    assert done.returncode == 2 and "torch" in done.stderr, done
+
+
+def test_memory_goes_back_to_the_system(image):
+    """jemalloc is in every process, unless it is switched off; triton-ascend finds its compiler."""
+    line = "grep -c jemalloc /proc/self/maps; command -v clang clang++"
+    on, off = (image.run("bash", "-c", line, options=(f"--env=ASCEND_QUANT_JEMALLOC={word}",)) for word in ("", "off"))
+    assert int(on.stdout.split()[0]) > 0 and off.stdout.split()[0] == "0", (on, off)
+    assert on.stdout.split()[1:] == ["/usr/bin/clang", "/usr/bin/clang++"]
 
 
 def test_a_base_without_cann_is_named(image):

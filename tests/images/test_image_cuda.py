@@ -51,6 +51,13 @@ def test_triton_would_find_a_compiler_and_headers(docker, image):
     assert done.returncode == 0 and done.stdout.split()[0] == "/usr/bin/g++", done
 
 
+def test_nccl_would_find_rdma(docker, image):
+    """The library that it loads, and the providers of adapters: Mellanox's is the one of most hosts."""
+    line = "import ctypes, glob; ctypes.CDLL('libibverbs.so.1'); print(*glob.glob('/usr/lib/*/libibverbs/libmlx5*'))"
+    done = run(docker, image, "python", "-c", line)
+    assert done.returncode == 0 and "libmlx5" in done.stdout, done
+
+
 @pytest.mark.parametrize(
     ("command", "parts"),
     [

@@ -36,7 +36,8 @@ def toolchain(engine: Engine, base: str) -> str:
     system, name = "ascend-quant-test-system", "ascend-quant-test-toolchain"
     options = ["--target=system", f"--build-arg=BASE={base}", f"--file={ROOT}/docker/Dockerfile.cpu"]
     engine.docker("buildx", "build", "--quiet", *options, f"--tag={system}", ROOT, timeout=600)
-    step = f"FROM {system}\nRUN --mount=type=bind,source=apt.sh,target=/apt.sh /apt.sh cmake git make numactl patch\n"
+    packages = "cmake libclang-cpp15 libclang1-15 llvm-15-linker-tools make numactl patch"  # of clang-15 the large ones
+    step = f"FROM {system}\nRUN --mount=type=bind,source=apt.sh,target=/apt.sh /apt.sh {packages}\n"
     options = ["--file=-", f"--tag={name}"]
     engine.docker("buildx", "build", "--quiet", *options, ROOT / "docker" / "steps", input=step, timeout=300)
     return name

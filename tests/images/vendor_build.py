@@ -6,27 +6,15 @@ that is reached from here), the sources (vendor_sources.py). `not_built` says so
 
 import json
 import re
-import shutil
 from pathlib import Path
 
+from docker_engine import cpu_image
 from docker_engine.cpu_image import CERTIFICATES
 from docker_engine.engine import Engine
 
-from launch.root import ROOT
 from launch.stacks import pins
 
 SECONDS = 1500
-TAKEN = (
-    "LICENSE",
-    "README.md",
-    "pyproject.toml",
-    "run.sh",
-    "ascend_quant",
-    "launch",
-    "configs",
-    "docker",
-    "benchmarks",
-)
 # Of each lock: what the launcher imports, and what the stand-in sources are built with.
 PART = (
     *("annotated-doc", "annotated-types", "click", "markdown-it-py", "mdurl", "packaging", "pip", "psutil", "pybind11"),
@@ -55,7 +43,8 @@ REASONS = {
 def build(engine: Engine, target: str, folder: Path, arguments: dict[str, str]) -> str:
     """Build a target of the bake file; returns the image's name. `arguments` take the place of pins."""
     context, name = folder / "context", f"ascend-quant-test:{target}"
-    _copy(context)
+    cpu_image.tree(context)
+    _cut(context / "docker" / "locks")
     here = {
         "args": arguments,
         "secret": [f"id=ca,src={CERTIFICATES}"] if CERTIFICATES.exists() else [],
@@ -68,12 +57,9 @@ def build(engine: Engine, target: str, folder: Path, arguments: dict[str, str]) 
     return name
 
 
-def _copy(context: Path) -> None:
-    """What the Dockerfiles take, with parts of the locks in place of the locks."""
-    for name in (*TAKEN, "tests/npu_smoke", ".dockerignore"):
-        (context / name).parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, context / name)
-    for lock in (context / "docker" / "locks").glob("*.txt"):
+def _cut(locks: Path) -> None:
+    """Parts of the locks in place of the locks."""
+    for lock in locks.glob("*.txt"):
         if lock.name != "uv.txt":
             lock.write_text(part(lock.read_text()))
 

@@ -6,7 +6,19 @@ from typing import Any, NamedTuple
 from doctor_facts import NPU_FILES, packages, well
 
 from launch.doctor.checking import Check
-from launch.doctor.checks import devices, kernels, leftovers, links, network, paths, ray, system, variables, versions
+from launch.doctor.checks import (
+    devices,
+    kernels,
+    leftovers,
+    links,
+    network,
+    paths,
+    ray,
+    rdma,
+    system,
+    variables,
+    versions,
+)
 from launch.doctor.facts import (
     GIB,
     Device,
@@ -21,6 +33,7 @@ from launch.doctor.facts import (
     Package,
     Path,
     RayNode,
+    Rdma,
 )
 from launch.modules import Import
 
@@ -196,6 +209,14 @@ CASES = [
     case(links.address, "error", "no address: device 1", **link(address=None)),
     case(links.address, "error", "/etc/hccn.conf", links=replace(well().links, config=False)),
     case(links.tls, "error", "hccn_tool -i 1 -tls -s enable 0", **link(tls=True)),
+    case(rdma.rdma, "warning", "--device /dev/infiniband", rdma=Rdma(("mlx5_0",)), run={"stack": "cuda13"}),
+    case(
+        rdma.rdma,
+        "warning",
+        "libibverbs.so.1: no such file",
+        rdma=Rdma(("mlx5_0",), ("rdma_cm", "uverbs0"), "libibverbs.so.1: no such file"),
+        run={"stack": "cuda13"},
+    ),
     case(variables.address, "error", "unset HCCL_IF_IP", variables={"HCCL_IF_IP": "192.0.2.12"}, run={"hosts": 1}),
     case(variables.address, "warning", "(127.0.0.1, 192.0.2.11)", variables={"HCCL_IF_IP": "192.0.2.12"}),
     case(

@@ -36,8 +36,7 @@ cpu:
   python: "3.11"
   bases:
     any: registry/base:1  # how it is known
-  packages:
-    torch: 2.13.0
+  packages: {{}}
   sources:
     part:
       repository: https://github.com/owner/part

@@ -29,10 +29,11 @@ def services() -> dict[str, dict[str, Any]]:
     return found
 
 
-def launched(stack: str) -> list[str]:
-    """The options of the launcher's docker run on a host of the stack."""
+def launched(stack: str, network: bool = False) -> list[str]:
+    """The options of the launcher's docker run on a host of the stack; `network`: that has one of the devices."""
     inventory = this_machine(stack).model_copy(update={"image": "image", "project": None})
-    return shlex.split(container(inventory, 0, [], None, 64).partition(" image ")[0])
+    line = container(inventory, 0, [], None, 64).partition(" image ")[0]
+    return shlex.split(re.sub(r"\$\(test ! -e \S+ \|\| echo ([^)]*)\)", r"\1" if network else "", line))
 
 
 def values(options: list[str], name: str) -> list[str]:
@@ -97,3 +98,14 @@ def test_only_tmp_and_the_folders_of_the_run_can_be_written(name: str):
     assert service["read_only"] is True and [one.partition(":")[0] for one in service["tmpfs"]] == ["/tmp"]
     written = {mount["target"] for mount in service["volumes"] if not mount.get("read_only")}
     assert written == {"/work/data", "/work/runs"}
+
+
+@pytest.mark.parametrize(("file", "name"), [("rdma", "cuda"), ("hccn", "ascend-a2"), ("hccn", "ascend-a3")])
+def test_what_only_some_hosts_have_is_in_a_file_of_its_own(file: str, name: str):
+    """With it, a service has what the launcher gives to hosts that have a network of the devices."""
+    more = yaml.safe_load((ROOT / f"docker/compose.{file}.yaml").read_text())["services"]
+    assert set(more) <= set(SERVICES)
+    of_the_network = set(launched(SERVICES[name], network=True)) - set(launched(SERVICES[name]))
+    given = binds(more[name].get("volumes", [])) | {f"--device={path}" for path in more[name].get("devices", [])}
+    assert given == of_the_network != set()
+    assert values(launched(SERVICES[name]), "--network") == [more[name]["network_mode"]]

@@ -100,7 +100,7 @@ OF_DOCKERFILES: list[Rule] = [*OF_ALL, unpinned_base, addresses]
 
 def test_all_are_read():
     assert {file.name for file in DOCKERFILES} == {"Dockerfile.ascend", "Dockerfile.cpu", "Dockerfile.cuda"}
-    assert {"apt.sh", "python.sh", "sources.sh", "from_source.sh", "uv.sh", "finish.sh"} <= {
+    assert {"apt.sh", "python.sh", "sources.sh", "from_source.sh", "uv.sh", "trim.sh", "ours.sh"} <= {
         file.name for file in SCRIPTS
     }
 
@@ -180,5 +180,34 @@ def test_the_final_stage_says_what_every_image_says(file):
     for label in ("title", "description", "licenses", "version", "revision", "base.name"):
         assert f"org.opencontainers.image.{label}=" in words
     assert "ascend-quant.stack=" in words and "HEALTHCHECK" in words and "tini" in words
-    copied = [line for line in final if line.startswith("COPY --from=")]
-    assert copied == ["COPY --from=installed /opt/venv /opt/venv"]
+    copied = [line for line in final if "--from=" in line and line.startswith("COPY")]
+    assert copied == ["COPY --link --from=trimmed /opt/venv /opt/venv"]
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_what_is_ours_comes_after_the_packages(file):
+    """A registry that has an image receives little of the next commit's: the packages are a layer of their own."""
+    text = file.read_text()
+    final = lines(text.partition(" AS final")[2])
+    packages = final.index("COPY --link --from=trimmed /opt/venv /opt/venv")
+    assert not [line for line in final[:packages] if line.startswith(("COPY", "ENV", "LABEL"))]
+    (ours,) = [place for place, line in enumerate(final) if "/steps/ours.sh" in line]
+    assert ours > packages and not [line for line in final[ours + 1 :] if line.startswith(("COPY", "RUN"))]
+    taken = [line for line in lines(text) if re.search(r"ascend_quant|\blaunch\b|benchmarks|configs|README", line)]
+    before = lines(text.partition(" AS wheel\n")[0])
+    assert taken and not set(taken) & set(before)
+
+
+@pytest.mark.parametrize("step", ["uv", "python", "sdists", "trim"])
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: file.name)
+def test_a_layer_of_packages_depends_on_its_own_steps_alone(file, step):
+    """With the whole folder of steps, a change of any would build and ship the packages again."""
+    found = [line for line in lines(file.read_text()) if f" /steps/{step}.sh" in line]
+    assert found or step == "sdists"  # which one stack has
+    assert all("source=docker/steps/" in line and "source=docker/steps," not in line for line in found)
+
+
+def test_what_is_built_from_source_has_no_network():
+    """Everything that it would fetch is among the pinned sources: nothing else can come."""
+    found = [line for line in lines((ROOT / "docker" / "Dockerfile.ascend").read_text()) if "from_source.sh" in line]
+    assert len(found) == 2 and all(line.startswith("RUN --network=none ") for line in found)

@@ -6,9 +6,9 @@ import pytest
 from doctor_cases import CASES, Case
 from doctor_facts import PYTHONS, packages, said, wanted, well
 
-from launch.doctor.checks import CHECKS, devices, links, system, variables, versions
+from launch.doctor.checks import CHECKS, devices, links, rdma, system, variables, versions
 from launch.doctor.checks.versions import product
-from launch.doctor.facts import Device, Devices, Facts, Kernels, Package
+from launch.doctor.facts import Device, Devices, Facts, Kernels, Package, Rdma
 
 
 @pytest.mark.parametrize("stack", PYTHONS)
@@ -93,3 +93,12 @@ def test_the_cpu_stack_is_not_asked_for_devices():
     assert [
         said(check, facts, wanted("cpu")) for check in (devices.present, versions.chip, links.state, versions.driver)
     ] == [[]] * 4
+
+
+def test_rdma_is_for_hosts_with_gpus_that_meet_others():
+    there, mapped = Rdma(("mlx5_0",)), Rdma(("mlx5_0",), ("rdma_cm", "uverbs0"))
+    levels = [level for level, _ in said(rdma.rdma, well(rdma=mapped), wanted("cuda13"))]
+    assert levels == ["ok"]
+    assert [level for level, _ in said(rdma.rdma, well(rdma=there), wanted("cuda13"))] == ["warning"]
+    for facts, run in ((there, wanted("cuda13", hosts=1)), (there, wanted()), (Rdma(), wanted("cuda13"))):
+        assert said(rdma.rdma, well(rdma=facts), run) == []

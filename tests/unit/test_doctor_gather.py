@@ -17,6 +17,7 @@ from launch.doctor.gather.leftovers import is_engine_or_trainer, is_ray, leftove
 from launch.doctor.gather.network import network, open_ports, ranges, reach
 from launch.doctor.gather.paths import paths
 from launch.doctor.gather.ray import ray_nodes
+from launch.doctor.gather.rdma import rdma
 from launch.doctor.gather.software import packages, software
 from launch.doctor.gather.system import clock_is_synchronized, huge_pages, limits, system
 from launch.doctor.gather.tools import ask
@@ -213,3 +214,13 @@ def test_why_a_program_gave_no_answer():
         "bash -c echo half; echo broken >&2; exit 3 ended with 3: broken",
     )
     assert ask(["no-such-program"]).problem == "no-such-program is not on PATH"
+
+
+def test_rdma_adapters_their_devices_and_the_library(tmp_path: Path):
+    none = rdma(tmp_path, "libc.so.6")
+    assert (none.adapters, none.devices, none.problem) == ((), (), None)
+    for path in ("sys/class/infiniband/mlx5_1", "sys/class/infiniband/mlx5_0", "dev/infiniband/uverbs0"):
+        (tmp_path / path).mkdir(parents=True)
+    found = rdma(tmp_path, "libno-such-verbs.so.1")
+    assert (found.adapters, found.devices) == (("mlx5_0", "mlx5_1"), ("uverbs0",))
+    assert "libno-such-verbs.so.1" in found.problem

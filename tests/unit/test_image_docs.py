@@ -17,7 +17,7 @@ from launch.commands.images import images_app
 from launch.doctor.facts import GIB, Devices
 from launch.images.targets import targets
 from launch.inventory import Inventory, load, names
-from launch.plan.start import ASCEND_DEVICES, ASCEND_DRIVER, bind, limits
+from launch.plan.start import ASCEND_ADDRESSES, ASCEND_DEVICES, ASCEND_DRIVER, RDMA_DEVICES, bind, limits
 from launch.preflight import problem
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +86,8 @@ def test_containers_with_devices_get_what_the_launcher_gives_them():
     assert wanted | set(limits("ascend-cann9.1")) <= set(npus.split())
     assert "$(printf -- ' --device=%s' /dev/davinci[0-9]*)" in npus
     assert set(limits("cuda13")) | {"--gpus"} <= set(gpus.split())
+    for page in PAGES.values():  # for hosts that have them
+        assert f"--device {RDMA_DEVICES}`" in page and bind(f"{ASCEND_ADDRESSES}:{ASCEND_ADDRESSES}:ro") in page
 
 
 def test_services_and_their_verbs_exist():
@@ -106,14 +108,17 @@ def test_the_tables_have_every_image_and_every_verb():
 def wrong_uses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is said of each wrong use of the table, in its order."""
     npus, system, ascend = well().devices, well().system, "ascend-cann9.1"
-    unknown = subprocess.run(["bash", str(ENTRY), "smok"], capture_output=True, text=True, timeout=60)
+    refused = [
+        subprocess.run(["bash", str(ENTRY), word], capture_output=True, text=True, timeout=60).stderr.strip()
+        for word in ("smok", "bench")
+    ]
     no_driver = Devices("npu-smi", "npu-smi is not on PATH", files=NPU_FILES)
     no_npu = Devices("npu-smi", "dcmi failed", driver="25.5.1", files=NPU_FILES[2:])
     a3 = {"devices": replace(npus, chip="ascend910_9392"), "software": replace(well().software, chip_of_image="A2")}
     no_gpu = Devices("nvidia-smi", "nvidia-smi is not on PATH")
     small = replace(system, shared_memory=(GIB // 16, GIB // 16))
     said = [
-        unknown.stderr.strip(),
+        *refused,
         problem("smoke", ascend, well(ascend, devices=no_driver), str(folder)),
         problem("smoke", ascend, well(ascend, devices=no_npu), str(folder)),
         problem("smoke", ascend, well(ascend, **a3), str(folder)),

@@ -37,11 +37,11 @@ def without_zstd(monkeypatch) -> None:
 def test_an_archive_its_sum_and_its_manifest(docker: Path, tmp_path: Path, monkeypatch):
     without_zstd(monkeypatch)
     made, verified = archive.save("cpu", tmp_path / "to", quiet)
-    assert made == tmp_path / "to" / f"{verified.tags[0]}.tar.gz"
+    assert made == tmp_path / "to" / f"{verified.tags[0]}-arm64.tar.gz"
     assert gzip.decompress(made.read_bytes()) == (docker / "image.tar").read_bytes()
     said = subprocess.run(["sha256sum", "--check", f"{made.name}.sha256"], cwd=made.parent, capture_output=True)
     assert said.returncode == 0
-    assert (made.parent / f"{verified.tags[0]}.manifest.json").read_text() == manifest().as_json()
+    assert (made.parent / f"{verified.tags[0]}-arm64.manifest.json").read_text() == manifest().as_json()
     assert calls(docker)[-1] == "save ascend-quant:cpu ascend-quant:long", "all its names but the working one"
     assert "run --rm --network none ascend-quant:cpu manifest --json" in calls(docker)
     assert len(list(made.parent.iterdir())) == 3, "no half-written file"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from launch.images import build
 
 ROOT = Path(__file__).parents[2]
 LONG = "cann8.5.0-a2-py3.10-torch2.7.1-vllm-ascend0.10.1rc1.g89abcde-g0123456789ab"
+TAGS = [LONG, "small-a2-0.1.0", "small-a2"]
+OF_ARM = [f"{tag}-arm64" for tag in TAGS]  # the processor that the manifest names
 
 
 def run(*arguments: str):
@@ -42,6 +45,12 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
+def answering(docker: Path, words: str, script: str) -> None:
+    """The fake docker runs this where its first two arguments are these words."""
+    program = docker / "docker"
+    program.write_text(program.read_text().replace('case "$1 $2" in', f'case "$1 $2" in\n"{words}") {script} ;;'))
+
+
 def differing(docker: Path) -> None:
     (docker / "manifest.json").write_text(with_package("numpy", "1.26.5").as_json())
 
@@ -59,6 +68,7 @@ def test_the_build_command_can_be_copied_and_hides_a_login(tmp_path: Path):
     ca = tmp_path / "ca.pem"
     ca.write_text("certificate")
     options = ["--index-url", "https://me:hunter2@index.example/simple", "--extra-index-url", "https://more.example"]
+    options += ["--earlier", "registry.example/aq:cpu-amd64"]
     shown = run("build", "cpu", "--dirty", "--dry-run", "--wheels", str(tmp_path), "--ca", str(ca), *options)
     assert shown.exit_code == 0, shown.stderr
     command = shlex.split(shown.stdout)
@@ -71,6 +81,8 @@ def test_the_build_command_can_be_copied_and_hides_a_login(tmp_path: Path):
         "*.args.EXTRA_INDEX_URL=https://more.example",
         f"*.secrets=id=ca,src={ca}",
         "*.args.VERSION=0.1.0",
+        "*.cache-from=type=registry,ref=registry.example/aq:cpu-amd64",
+        "*.cache-to=type=inline",
     } < told
     (revision,) = (one for one in told if one.startswith("*.args.REVISION="))
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -130,11 +142,22 @@ def test_a_base_without_a_digest_is_not_built_on(docker: Path, tmp_path: Path, m
 def test_a_built_image_is_looked_into_and_named(docker: Path):
     shown = run("build", "small-a2", "--dirty")
     assert shown.exit_code == 0, shown.stderr
-    assert shown.stdout.splitlines() == [f"ascend-quant:{LONG}", "ascend-quant:small-a2-0.1.0", "ascend-quant:small-a2"]
+    assert shown.stdout.splitlines() == [f"ascend-quant:{tag}" for tag in (*TAGS, *OF_ARM)]
     made = calls(docker)
-    assert made[0] == "buildx version" and made[1].startswith("buildx bake --file docker/docker-bake.hcl --load")
+    assert "buildx version" in made and made[2].startswith("buildx bake --file docker/docker-bake.hcl --load")
     assert "run --rm --network none ascend-quant:build-small-a2 manifest --json" in made
-    assert made[-3:] == [f"image tag ascend-quant:build-small-a2 {name}" for name in shown.stdout.splitlines()]
+    assert made[-6:] == [f"image tag ascend-quant:build-small-a2 {name}" for name in shown.stdout.splitlines()]
+    assert "no SBOM, no provenance" in shown.stderr and not [line for line in made if "--sbom" in line]
+
+
+def test_an_engine_that_has_a_place_for_sbom_and_provenance_gets_both(docker: Path):
+    answering(docker, "info --format", "echo '[[driver-type io.containerd.snapshotter.v1]]'")
+    shown = run("build", "small-a2", "--dirty")
+    assert shown.exit_code == 0 and "no SBOM" not in shown.stderr
+    (bake,) = [line.split() for line in calls(docker) if line.startswith("buildx bake")]
+    assert "--provenance=mode=min" in bake  # more would tell the world the addresses of indexes and proxies
+    (scanner,) = [word for word in bake if word.startswith("--sbom=generator=")]
+    assert re.fullmatch("[0-9a-f]{64}", scanner.partition("@sha256:")[2])
 
 
 def test_a_build_that_fails_or_differs_gets_no_name(docker: Path):
@@ -143,8 +166,7 @@ def test_a_build_that_fails_or_differs_gets_no_name(docker: Path):
     assert shown.exit_code == 1
     assert "numpy: 1.26.5; pinned: 1.26.4" in shown.stderr
     assert not [line for line in calls(docker) if line.startswith("image tag")]
-    program = docker / "docker"
-    program.write_text(program.read_text().replace('case "$1 $2" in', 'case "$1 $2" in\n"buildx bake") exit 17 ;;'))
+    answering(docker, "buildx bake", "exit 17")
     shown = run("build", "small-a2", "--dirty")
     assert (shown.exit_code, shown.stderr.splitlines()[-1]) == (
         1,
@@ -168,8 +190,29 @@ def test_verify_tells_and_writes(docker: Path, tmp_path: Path):
 def test_tags_go_where_they_are_told_and_are_pushed_when_asked(docker: Path):
     shown = run("tag", "some:1", "--repository", "registry.example/aq", "--push", "--json")
     names = json.loads(shown.stdout)
-    assert names == [f"registry.example/aq:{tag}" for tag in (LONG, "small-a2-0.1.0", "small-a2")]
-    assert [line for line in calls(docker) if line.startswith("push")] == [f"push --quiet {name}" for name in names]
+    assert names == [f"registry.example/aq:{tag}" for tag in (*TAGS, *OF_ARM)]
+    pushed = [line for line in calls(docker) if line.startswith("push")]
+    assert pushed == [f"push --quiet registry.example/aq:{tag}" for tag in OF_ARM]
+
+
+@pytest.mark.parametrize(("there", "members"), [("amd64|arm64", ("amd64", "arm64")), ("arm64", ("arm64",))])
+def test_a_name_without_a_processor_is_the_list_of_this_commits_images(docker: Path, there: str, members):
+    """It holds what the registry has of this very commit, so that no processor gets another commit than the others."""
+    answering(
+        docker, "buildx imagetools", f'echo "$*" | grep -qE "({there})$" || {{ echo "x: not found" >&2; exit 1; }}'
+    )
+    shown = run("tag", "some:1", "--repository", "registry.example/aq", "--push")
+    assert shown.exit_code == 0, shown.stderr
+    of_processors = " ".join(f"registry.example/aq:{LONG}-{one}" for one in members)
+    lists = [line for line in calls(docker) if line.startswith("buildx imagetools create")]
+    assert lists == [f"buildx imagetools create --tag registry.example/aq:{tag} {of_processors}" for tag in TAGS]
+
+
+def test_a_registry_that_does_not_answer_makes_no_list(docker: Path):
+    answering(docker, "buildx imagetools", "echo 'ERROR: unauthorized' >&2; exit 1")
+    shown = run("tag", "some:1", "--repository", "registry.example/aq", "--push")
+    assert shown.exit_code == 1 and "unauthorized" in shown.stderr
+    assert not [line for line in calls(docker) if "create" in line]
 
 
 def test_uncommitted_files_are_not_pushed_and_differences_not_named(docker: Path):

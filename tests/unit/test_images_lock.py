@@ -1,5 +1,8 @@
 """`images lock`: what it asks, what it changes, and what it leaves when nobody answers."""
 
+import hashlib
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,9 +10,12 @@ import typer
 from lock_cases import HASHES, Tree, entry, make
 from typer.testing import CliRunner, Result
 
+from launch.errors import LaunchError
 from launch.images.lock.command import lock
 from launch.images.lock.edit import put
+from launch.images.lock.remote import same
 from launch.images.lock.text import Entry, merged, parse
+from launch.stacks import File
 
 OLD = entry("numpy==1.0") + entry("six==1.0")
 
@@ -34,13 +40,13 @@ def run(*arguments: str) -> Result:
 
 def shown(result: Result) -> list[list[str]]:
     """The rows of the difference."""
-    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in result.output.splitlines()[1:]]
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in result.stdout.splitlines()[1:]]
 
 
 def test_what_is_up_to_date_stays(tree: Tree):
     before = tree.files()
     result = run("cpu")
-    assert (result.exit_code, result.output.strip()) == (0, "cpu: no pin changes") and tree.files() == before
+    assert (result.exit_code, result.stdout.strip()) == (0, "cpu: no pin changes") and tree.files() == before
 
 
 def test_a_lock_has_both_machines_and_says_what_it_is(tree: Tree):
@@ -98,7 +104,7 @@ def test_what_is_not_reached_keeps_its_pin_and_is_said_by_name(tree: Tree, missi
     names = {
         "registry": ("cpu bases any keeps its pin", "no such host"),
         "git": ("cpu sources part commit keeps its pin", "does not appear to be a git repository"),
-        "index": ("cpu.txt keeps its pin", "No solution found"),
+        "index": ("cpu.txt keeps its pins", "No solution found"),
     }
     result = run("cpu")
     assert result.exit_code == 1 and tree.files() == before
@@ -110,6 +116,62 @@ def test_the_others_are_refreshed_all_the_same(tree: Tree):
     for machine in ("x86_64", "aarch64"):
         tree.answers("cpu", machine, entry("numpy==2.0"))
     assert run("cpu").exit_code == 1 and "numpy==2.0" in (tree.locks / "cpu.txt").read_text()
+
+
+def test_the_locks_of_a_stack_are_written_together(tree: Tree):
+    (tree.locks / "cpu.torch.in").write_text("# python: 3.11\ntorch==2.13.0+cpu\n")
+    for machine in ("x86_64", "aarch64"):
+        tree.answers("cpu", machine, entry("numpy==2.0"))
+    before = tree.files()
+    result = run("cpu")
+    assert result.exit_code == 1 and tree.files() == before
+    assert "cpu.torch.txt keeps its pins" in result.output and "cpu.txt keep theirs with it" in result.output
+    for machine in ("x86_64", "aarch64"):
+        tree.answers("cpu.torch", machine, entry("torch==2.13.0+cpu"))
+    assert run("cpu").exit_code == 0
+    assert "numpy==2.0" in (tree.locks / "cpu.txt").read_text() and (tree.locks / "cpu.torch.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("packages", "half"),
+    [("{six: '1.0'}", ""), ("{six: '2.0'}", "six 2.0"), ("{torch: 2.13.0}", "torch 2.13.0"), ("{part: '1'}", "")],
+)
+def test_half_a_lock_is_refused_by_name(tree: Tree, packages: str, half: str):
+    """A package of stacks.yaml, other than what is built from a commit, is in a lock; in its version."""
+    tree.stacks.write_text(tree.stacks.read_text().replace("packages: {}", f"packages: {packages}"))
+    result = run("cpu")
+    assert result.exit_code == bool(half)
+    for machine in ("x86_64", "aarch64") if half else ():
+        assert re.search(f"cpu for {machine}: {half} .*in no lock", result.output)
+
+
+def test_it_says_whom_it_asks_and_shows_no_login(tree: Tree, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("UV_DEFAULT_INDEX", raising=False)
+    monkeypatch.delenv("UV_INDEX_URL", raising=False)
+    monkeypatch.setenv("UV_INDEX", "https://user:secret@packages.example/simple")
+    said = run("cpu").stderr
+    assert "asking further package indexes: https://***@packages.example/simple" in said and "secret" not in said
+    assert "asking package index: uv's own" in said and "asking registry: registry/base:1\n" in said
+    assert "asking git: https://github.com/owner/part refs/heads/main" in said
+
+
+def archive(folder: Path) -> tuple[str, str]:
+    """An archive of one file, somewhere; its address and its hash."""
+    (folder / "content").mkdir()
+    (folder / "content" / "a.h").write_text("one")
+    file = shutil.make_archive(str(folder / "include"), "zip", folder / "content")
+    return f"file://{file}", hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def test_an_archive_that_is_another_file_now_is_an_error_and_no_new_pin(tmp_path: Path):
+    address, digest = archive(tmp_path)
+    assert same(File.model_construct(address=address, sha256=digest)) == digest
+    for other in (
+        File.model_construct(address=address, sha256="0" * 64),
+        File.model_construct(address=f"{address}x", sha256=digest),
+    ):
+        with pytest.raises(LaunchError, match=f"{address}.*({digest}|could not be fetched)"):
+            same(other)
 
 
 def test_an_annotated_tag_is_the_commit_that_it_points_at(tree: Tree):

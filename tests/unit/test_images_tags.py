@@ -7,7 +7,7 @@ from images_cases import COMMIT, manifest, small_target, with_package
 
 from launch.errors import LaunchError
 from launch.images.manifest import Package
-from launch.images.tags import tags
+from launch.images.tags import for_processor, tags
 from launch.images.targets import target, targets
 
 
@@ -44,6 +44,10 @@ def test_they_follow_the_contents(tmp_path: Path, monkeypatch):
     assert "torch2.8.0-" in tags(with_package("torch", "2.8.0"), small)[0]
     assert ".gfedcba9-" in tags(with_package("vllm-ascend", "0.10.1rc1", "fedcba9876543210"), small)[0]
     assert tags(with_package("ascend-quant", "0.2.0+local"), small)[1] == "small-a2-0.2.0_local"
+
+
+def test_a_processor_has_a_tag_of_its_own():
+    assert [for_processor("cpu", one) for one in ("x86_64", "aarch64")] == ["cpu-amd64", "cpu-arm64"]
 
 
 def test_what_docker_would_refuse_is_refused_here(tmp_path: Path, monkeypatch):

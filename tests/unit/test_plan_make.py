@@ -15,7 +15,7 @@ from launch.inventory import Inventory
 from launch.plan.fields import NodePlan
 from launch.plan.make import new_run
 from launch.plan.places import places
-from launch.plan.start import start_line
+from launch.plan.start import ASCEND_ADDRESSES, RDMA_DEVICES, start_line
 from launch.recipes import load, names, resolve
 
 
@@ -226,7 +226,9 @@ def docker_said(machines: Inventory, tmp_path: Path, run: str | None, **changes:
     tool.chmod(0o755)
     line = start_line(machines, 1, run=run, shm=7)
     for old, new in changes.items():
-        line = line.replace({"devices": "/dev/davinci[0-9]*"}[old], new)
+        line = line.replace(
+            {"devices": "/dev/davinci[0-9]*", "addresses": ASCEND_ADDRESSES, "rdma": RDMA_DEVICES}[old], new
+        )
     path = f"{tool.parent}:{os.environ['PATH']}"
     subprocess.run(["bash", "-c", line], env={"PATH": path}, check=True, timeout=60)
     return written.read_text().removesuffix("\0").split("\0")
@@ -260,6 +262,21 @@ def test_the_container_has_the_hosts_network_all_npus_and_the_driver(tmp_path: P
         ("--workdir", "/shared/project"),
     }
     assert {"--rm", "-i", "--init"} <= set(options)
+
+
+@pytest.mark.parametrize(
+    ("stack", "name", "option"),
+    [
+        ("ascend-cann9.1", "addresses", "type=bind,source={file},target={file},readonly"),
+        ("cuda13", "rdma", "--device={file}"),
+    ],
+)
+def test_the_network_of_the_devices_is_given_where_a_host_has_it(tmp_path: Path, stack: str, name: str, option: str):
+    machines, file = inventory(stack, image="img", project=None), tmp_path / "there"
+    assert option.format(file=file) not in docker_said(machines, tmp_path, None, **{name: str(file)})
+    file.touch()
+    said = docker_said(machines, tmp_path, None, **{name: str(file)})
+    assert said.index(option.format(file=file)) < said.index("img")
 
 
 def test_a_container_of_gpus_has_them_all_and_one_of_cpus_none(tmp_path: Path):

@@ -109,6 +109,15 @@ def test_a_folder_for_what_is_temporary(tmp_path: Path, monkeypatch):
     assert "mounted noexec" in line and "--tmpfs /tmp:exec" in line
 
 
+@pytest.mark.parametrize("verb", ["doctor", "manifest"])
+def test_what_computes_nothing_needs_no_device_and_a_folder_for_what_is_temporary(verb, tmp_path: Path, monkeypatch):
+    facts = well(CUDA, devices=Devices("nvidia-smi", "nvidia-smi is not on PATH"), **shared(0.01, 0.01))
+    assert problem(verb, CUDA, facts, str(tmp_path)) is None
+    assert "--tmpfs /tmp:exec" in problem(verb, CUDA, facts, str(tmp_path / "missing"))
+    monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    assert problem(verb, CUDA, facts, str(tmp_path)) is None
+
+
 def test_facts_of_a_container_with_a_driver_and_no_devices(tmp_path: Path, monkeypatch):
     """Real readings: npu-smi answers, and there is no /dev/davinci* on this machine."""
     write_npu_smi(tmp_path, A2_TABLE, A2_BOARD)

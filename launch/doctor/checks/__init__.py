@@ -9,10 +9,11 @@ from launch.doctor.checks import (
     network,
     paths,
     ray,
+    rdma,
     system,
     variables,
     versions,
 )
 
-MODULES = (devices, versions, kernels, network, links, variables, paths, system, ray, leftovers)
+MODULES = (devices, versions, kernels, network, links, rdma, variables, paths, system, ray, leftovers)
 CHECKS = tuple(value for module in MODULES for value in vars(module).values() if isinstance(value, Check))

@@ -3,7 +3,7 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from launch.doctor.facts import Devices, Facts, Links
+from launch.doctor.facts import Devices, Facts, Links, Rdma
 from launch.doctor.gather.gpu import gpus
 from launch.doctor.gather.kernels import kernels
 from launch.doctor.gather.leftovers import leftovers
@@ -12,6 +12,7 @@ from launch.doctor.gather.network import network
 from launch.doctor.gather.npu import npus
 from launch.doctor.gather.paths import paths
 from launch.doctor.gather.ray import ray_nodes
+from launch.doctor.gather.rdma import rdma
 from launch.doctor.gather.software import software
 from launch.doctor.gather.system import system
 from launch.doctor.wanted import Wanted
@@ -42,4 +43,5 @@ def gather(wanted: Wanted) -> Facts:
             variables=environment,
             kernels=asked.result(),
             missing=tuple(missing(wanted.imports, python_path(environment))),
+            rdma=rdma() if kind == "gpu" else Rdma(),
         )

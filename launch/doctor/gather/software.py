@@ -9,7 +9,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from launch.doctor.facts import Package, Software
-from launch.software import sources
+from launch.software import own_packages, sources
 
 CANN_FOLDERS = ("usr/local/Ascend/cann", "usr/local/Ascend/ascend-toolkit/latest")
 CANN_FILE = "*-linux/ascend_toolkit_install.info"
@@ -22,7 +22,7 @@ def software(root: Path = Path("/"), environment: Mapping[str, str] = os.environ
     return Software(
         python=platform.python_version(),
         packages=packages(),
-        sources=sources(),
+        sources=sources(own_packages()),
         cann=cann,
         cann_from=where,
         chip_of_image=environment.get(CHIP_VARIABLE) or chip_of_build(),

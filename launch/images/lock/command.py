@@ -20,12 +20,15 @@ def lock(
 ) -> None:
     """Refresh locks, digests and commits, and show the difference. Nothing else changes a pin.
 
+    It says whom it asks. The locks of a stack are written together, or not at all.
+
     Ends with 0, 1 (something was not reached and keeps its pin; with --check also: something would change) or 2.
     """
     from rich.console import Console
     from rich.table import Table
 
     from launch.errors import LaunchError
+    from launch.images.lock.asked import asked
     from launch.images.lock.packages import names
     from launch.images.lock.refresh import refresh
 
@@ -33,6 +36,8 @@ def lock(
         names(stack)
     except LaunchError as error:
         fail(str(error), WRONG_USE)
+    for line in asked(stack):
+        typer.echo(f"asking {line}", err=True)
     try:
         found = refresh(stack, upgrade)
     except LaunchError as error:
@@ -46,7 +51,7 @@ def lock(
     else:
         console.print(f"{stack}: no pin changes")
     for what, why in found.failures:
-        console.print(f"{what} keeps its pin: {why}", style="red", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{what}: {why}", style="red", markup=False, highlight=False, soft_wrap=True)
     if not check:
         found.write()
     raise typer.Exit(1 if found.failures or (check and found.files) else 0)

@@ -13,6 +13,7 @@ from launch.images.lock.edit import put
 from launch.images.lock.packages import LOCKS, Lock, install_uv, names
 from launch.images.lock.remote import questions
 from launch.images.lock.text import parse
+from launch.images.loose import MACHINES, unlocked
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,15 @@ def refresh(stack: str, upgrade: bool) -> Refresh:
     if stack in stacks.all_pins():
         _ask_others(stack, found)
     with tempfile.TemporaryDirectory() as folder:
-        _ask_index(locks, Path(folder), upgrade, found)
+        copy = Path(shutil.copytree(LOCKS, Path(folder) / "locks"))  # one lock is made from another
+        texts = _ask_index([Lock(name, copy) for name in locks], install_uv(Path(folder)), upgrade, found)
+        for name, text in texts.items():
+            before = (LOCKS / name).read_text() if (LOCKS / name).exists() else ""
+            if text != before:
+                found.files[LOCKS / name] = text
+                found.changes += _between(name, before, text)
+        if stack in stacks.all_pins():
+            _refuse_half(stack, [copy / f"{name}.txt" for name in (*locks, f"{stack}.sdists")], found)
     return found
 
 
@@ -70,7 +79,7 @@ def _ask_others(stack: str, found: Refresh) -> None:
         try:
             new = question.ask()
         except LaunchError as error:
-            found.failures.append((what, str(error)))
+            found.failures.append((f"{what} keeps its pin", str(error)))
             continue
         if new != question.now:
             text = put(text, (stack, *question.place), new)
@@ -79,21 +88,34 @@ def _ask_others(stack: str, found: Refresh) -> None:
         found.files[file] = text
 
 
-def _ask_index(locks: list[str], folder: Path, upgrade: bool, found: Refresh) -> None:
-    """In a copy of the locks, as one is made from another."""
-    copy = shutil.copytree(LOCKS, folder / "locks")
-    uv = install_uv(folder)
-    for lock in (Lock(name, copy) for name in locks):
-        before = lock.file.read_text() if lock.file.exists() else ""
+def _ask_index(locks: list[Lock], uv: Path, upgrade: bool, found: Refresh) -> dict[str, str]:
+    """What the locks should say, by their names, written where they are; nothing where one of them fails.
+
+    They belong together: torch is in one of a stack's, what it asks for in another.
+    """
+    texts: dict[str, str] = {}
+    failures = []
+    for lock in locks:
         try:
-            text = lock.resolved(uv, upgrade)
+            texts[lock.file.name] = lock.resolved(uv, upgrade)
         except LaunchError as error:
-            found.failures.append((lock.file.name, str(error)))
+            failures.append((f"{lock.file.name} keeps its pins", str(error)))
             continue
-        if text != before:
-            lock.file.write_text(text)
-            found.files[LOCKS / lock.file.name] = text
-            found.changes += _between(lock.file.name, before, text)
+        lock.file.write_text(texts[lock.file.name])
+    if failures and texts:
+        failures.append((f"{' and '.join(texts)} keep theirs with it", "the locks of a stack are written together"))
+    found.failures += failures
+    return {} if failures else texts
+
+
+def _refuse_half(stack: str, files: list[Path], found: Refresh) -> None:
+    """Say which packages of stacks.yaml are in no lock: nothing is built from half of one."""
+    pins = stacks.pins(stack)
+    for machine in MACHINES:
+        for package in unlocked(pins, [file for file in files if file.exists()], machine):
+            found.failures.append(
+                (f"{stack} for {machine}", f"{package} of stacks.yaml is in no lock: nothing is built")
+            )
 
 
 def _between(file: str, before: str, after: str) -> Iterator[Change]:

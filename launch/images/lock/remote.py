@@ -1,14 +1,17 @@
-"""What registries and git servers say now: the digest of a tag of an image, the commit of a tag or branch."""
+"""What registries, git servers and archives say now: the digest of an image's tag, a branch's commit, a file's hash."""
 
 import json
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from launch.errors import LaunchError
+from launch.images.fetched import fetch
 from launch.images.lock.packages import run
-from launch.stacks import Pins
+from launch.stacks import File, Pins
 
 DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
@@ -18,23 +21,31 @@ class Question:
     """A pin of stacks.yaml that somebody else knows.
 
     Attributes:
+        whom: who is asked, for people.
         place: its keys, below the stack.
         now: what it says.
         ask: what it should say; raises LaunchError with the reason where nobody answers.
     """
 
+    whom: str
     place: tuple[str, ...]
     now: str
     ask: Callable[[], str]
 
 
 def questions(pins: Pins) -> Iterator[Question]:
-    """Every base, and every source whose commit was read from a tag or branch; one that was chosen stays."""
+    """Every base, archive, and source whose commit was read from a tag or branch; one that was chosen stays."""
     for chip, image in pins.bases.items():
-        yield Question(("bases", chip), image, partial(pinned, image.partition("@")[0]))
+        tag = image.partition("@")[0]
+        yield Question(f"registry: {tag}", ("bases", chip), image, partial(pinned, tag))
     for name, source in pins.sources.items():
+        where = ("sources", name)
         if source.ref:
-            yield Question(("sources", name, "commit"), source.commit, partial(commit, source.repository, source.ref))
+            ask = partial(commit, source.repository, source.ref)
+            yield Question(f"git: {source.repository} {source.ref}", (*where, "commit"), source.commit, ask)
+        for place, file in source.files.items():
+            ask = partial(same, file)
+            yield Question(f"archive: {file.address}", (*where, "files", place, "sha256"), file.sha256, ask)
 
 
 def pinned(image: str) -> str:
@@ -61,3 +72,14 @@ def commit(repository: str, ref: str) -> str:
     if ref not in found:
         raise LaunchError(f"{repository} has no {ref}")
     return found.get(f"{ref}^{{}}", found[ref])
+
+
+def same(file: File) -> str:
+    """The hash of an archive, which is that of its pin: an address whose file changed is an error, not a new pin.
+
+    Raises:
+        LaunchError: it was not reached, is another file, or cannot be unpacked.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        fetch(file, Path(folder))
+    return file.sha256

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from launch.errors import LaunchError
 from launch.images.build import git
+from launch.images.fetched import fetch
 from launch.images.wheelhouse.download import Missing
 from launch.stacks import Source
 
 
 def pack(name: str, source: Source, folder: Path) -> Missing | None:
-    """Write NAME.tar.gz: the commit with its submodules; why that could not be, or None."""
+    """Write NAME.tar.gz: the commit, its submodules, what its build would fetch; why that could not be, or None."""
     with tempfile.TemporaryDirectory() as scratch:
         checkout = Path(scratch) / name
         checkout.mkdir()
@@ -23,6 +24,11 @@ def pack(name: str, source: Source, folder: Path) -> Missing | None:
             git(checkout, "submodule", "--quiet", "update", "--init", "--recursive", "--depth", "1")
         except LaunchError as error:
             return Missing(f"{name} at {source.repository}, commit {source.commit}", str(error))
+        for place, file in source.files.items():
+            try:
+                fetch(file, checkout / place)
+            except LaunchError as error:
+                return Missing(f"{file.address}, for {name}", str(error))
         with tarfile.open(folder / f"{name}.tar.gz", "w:gz") as archive:
             archive.add(checkout, name)
     return None

@@ -1,0 +1,35 @@
+"""The program `ascend-quant`: starts its commands; what they need and is not installed is told in a line, with status 2.
+
+The package itself needs torch and numpy alone, as it is installed beside an engine that has chosen everything else.
+"""
+
+import sys
+
+COMMANDS = frozenset(("typer", "rich", "yaml", "pydantic", "safetensors", "huggingface_hub", "matplotlib", "psutil"))
+ENGINE = frozenset(("vllm", "transformers"))
+
+
+def main() -> None:
+    """The console script.
+
+    Raises:
+        ModuleNotFoundError: what is missing is neither the commands' nor the engine's.
+    """
+    try:
+        from ascend_quant.cli import app
+
+        app()
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in COMMANDS | ENGINE:
+            raise
+        print(f"ascend-quant: {missing} is not installed. {remedy(missing)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def remedy(missing: str) -> str:
+    """What to do about it."""
+    pip = f"{sys.executable} -m pip install"
+    if missing in COMMANDS:
+        return f"Run: {pip} 'ascend-quant[cli]'"
+    return f"It comes with vLLM: call this in the engine's environment, or run: {pip} 'ascend-quant[cuda]' (CPU: [cpu])"

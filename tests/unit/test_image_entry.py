@@ -1,0 +1,90 @@
+"""docker/entrypoint.sh: every word that one may say to an image; test_image_verbs.py asks a real container."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENTRY = ROOT / "docker" / "entrypoint.sh"
+MOUNT = "mount a checkout and start that"
+
+
+def words(name: str, file: Path = ENTRY) -> list[str]:
+    """A list of a script."""
+    return re.findall(rf"^readonly {name}=\(([^)]*)\)", file.read_text(), re.MULTILINE)[0].split()
+
+
+@pytest.fixture
+def image(tmp_path: Path):
+    """`image(..)`: what the entry point does with these words; a run.sh that tells stands in for ours."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "run.sh").write_text('#!/bin/sh\necho "run.sh $*"\n')
+    (home / "run.sh").chmod(0o755)
+    (tmp_path / "python").write_text("#!/bin/sh\n")  # the preflight finds nothing
+    (tmp_path / "python").chmod(0o755)
+
+    def image(*said: str, npu: bool = False) -> tuple[int, str]:
+        if npu:
+            (home / "tests" / "npu_smoke").mkdir(parents=True)
+        variables = os.environ | {"ASCEND_QUANT_HOME": str(home), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(["bash", ENTRY, *said], env=variables, capture_output=True, text=True, timeout=60)
+        return done.returncode, (done.stdout + done.stderr).strip()
+
+    return image
+
+
+@pytest.mark.parametrize("verb", sorted(set(words("VERBS")) - {"help", "test"}))
+def test_verbs_are_carried_out_by_run_sh(image, verb: str):
+    assert image(verb, "--some", "thing") == (0, f"run.sh {verb} --some thing")
+
+
+@pytest.mark.parametrize("said", [(), ("help",), ("--help",), ("-h",)])
+def test_help_lists_every_verb(image, said):
+    code, text = image(*said)
+    listed = re.findall(r"^  (\w+)", text, re.MULTILINE)
+    assert code == 0 and set(words("VERBS")) <= set(listed)
+    assert not set(words("OF_CHECKOUTS")) & set(listed)
+
+
+@pytest.mark.parametrize(
+    ("said", "npu", "parts"),
+    [
+        *(((name,), False, (name, MOUNT)) for name in words("OF_CHECKOUTS")),
+        (("test",), False, ("no tests", MOUNT)),
+        (("test", "unit"), False, ("no tests", MOUNT)),
+        (("test", "npu-smoke"), False, ("no tests", MOUNT)),
+        (("test", "unit"), True, ("test unit", "npu-smoke alone", MOUNT)),
+        (("test",), True, ("npu-smoke alone",)),
+        (("nosuch",), False, ("no verb 'nosuch'", *words("VERBS"))),
+        (("printf_of_no_file",), False, ("no verb",)),
+        (("readonly",), False, ("no verb 'readonly'",)),  # the shell's own, and no program
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_what_an_image_does_not_do_is_one_line_and_2(image, said, npu, parts):
+    code, text = image(*said, npu=npu)
+    assert code == 2 and "\n" not in text
+    assert all(part in text for part in parts), text
+
+
+def test_an_image_for_npus_has_one_test(image):
+    assert image("test", "npu-smoke", "--", "--help", npu=True) == (0, "run.sh test npu-smoke -- --help")
+
+
+def test_programs_are_started(image):
+    assert image("sh", "-c", "echo well; exit 7") == (7, "well")
+
+
+def test_every_command_of_run_sh_is_a_verb_or_refused_by_its_name():
+    assert set(words("VERBS")) | set(words("OF_CHECKOUTS")) == set(words("COMMANDS", ROOT / "run.sh"))
+
+
+def test_what_computes_or_needs_a_folder_is_looked_at_first(image, tmp_path: Path):
+    (tmp_path / "python").write_text('#!/bin/sh\necho "asked: $*"; exit 3\n')
+    for verb in words("CHECKED"):
+        assert image(verb, "--x") == (3, f"asked: -m launch preflight -- {verb} --x")
+    assert image("recipe", "list")[0] == 0
