@@ -25,6 +25,8 @@ from workflow_cases import (
     steps,
 )
 
+from launch.images.build import must_be_pinned
+from launch.images.tags import PROCESSORS
 from launch.images.targets import targets
 from launch.plan.start import ASCEND_DEVICES, ASCEND_DRIVER, bind, limits
 
@@ -110,36 +112,28 @@ def test_an_environment_is_kept_until_its_locks_change(group: str):
 
 
 def test_every_image_is_built_verified_and_its_tags_are_its_own():
-    assert matrix_of(TREES["images"]["jobs"]["image"]) == {"target": list(targets())}
+    matrix = matrix_of(TREES["images"]["jobs"]["image"])
+    assert matrix == {"target": list(targets()), "processor": list(PROCESSORS.values())}
     for verb in ("build", "verify", "tag"):
-        assert len([words for words in calls("images") if words[:2] == ["images", verb]]) == len(targets())
+        assert len([words for words in calls("images") if words[:2] == ["images", verb]]) == 2 * len(targets())
     assert not [line for line in shell_of("images") if line.startswith(("docker tag", "docker push", "docker build"))]
 
 
 def test_targets_without_a_pin_leave_with_a_notice(tmp_path: Path):
     rows = json.loads(listed_targets())
-    rows[0] |= {"target": "no-lock", "digest": "sha256:0", "locks": []}
-    rows[1] |= {"target": "no-digest", "digest": None}
-    rows[2] |= {"target": "whole", "digest": "sha256:0", "locks": ["one.txt"]}
+    rows[0] |= {"target": "a-loose-one", "loose": ["one has no digest", "two is in no lock"]}
+    rows[1] |= {"target": "a-pinned-one", "loose": []}
     built, said = pinned(json.dumps(rows), tmp_path / "output")
-    assert "whole" in built and not {"no-lock", "no-digest"} & set(built)
+    assert "a-pinned-one" in built and "a-loose-one" not in built
     assert len(built) + len(said) == len(rows) and all(line.startswith("::notice ") for line in said)
-    (notice,) = [line for line in said if "no-digest" in line]
-    assert rows[1]["base"] in notice and f"images lock {rows[1]['stack']}" in notice
+    (notice,) = [line for line in said if "a-loose-one" in line]
+    assert all(what in notice for what in (*rows[0]["loose"], f"images lock {rows[0]['stack']}"))
 
 
-def test_what_is_pinned_is_what_a_build_takes(tmp_path: Path):
-    from launch.errors import LaunchError
-    from launch.images.build import must_be_pinned
-
+def test_what_is_pinned_is_taken_by_a_build(tmp_path: Path):
     built, _ = pinned(listed_targets(), tmp_path / "output")
-    assert "cpu" in built
-    for name, target in targets().items():
-        if name in built:
-            must_be_pinned([target])
-        else:
-            with pytest.raises(LaunchError):
-                must_be_pinned([target])
+    assert {"cpu", "cuda13"} <= set(built)
+    must_be_pinned([targets()[name] for name in built])
 
 
 def test_images_keep_their_provenance_and_sbom():

@@ -10,7 +10,7 @@ from launch.stacks import pins
 
 SELF_HOSTED = ("gpu-smoke", "npu-smoke")
 RELEASE = "release"  # trusted publishing asks GitHub for a token of its own
-GITHUBS = "ubuntu-24.04"
+GITHUBS = {"ubuntu-24.04", "ubuntu-24.04-arm"}
 ALL_TEXTS = [*TEXTS.values(), *(file.read_text() for file in ACTIONS)]
 SMOKE = {"CUDA_RUNNERS": "yes", "ASCEND_RUNNERS": "yes"}
 
@@ -82,12 +82,14 @@ def test_a_pull_request_gets_a_machine_of_github_s(name: str):
     for job in jobs(name):
         where = job["runs-on"]
         if "${{" not in where:
-            assert where == GITHUBS
+            assert where in GITHUBS
             continue
-        contexts = {"matrix": {"target": "cuda13"}, "vars": {"IMAGE_RUNNER": "large"}}
-        assert asked(where, github={"event_name": "pull_request"}, **contexts) == GITHUBS
-        assert asked(where, github={"event_name": "push"}, **contexts) == "large"
-        assert asked(where, github={"event_name": "push"}, **contexts | {"vars": {}}) == GITHUBS
+        for row in job["strategy"]["matrix"]["include"]:
+            assert row["own"].startswith("${{ vars.") and row["githubs"] in GITHUBS
+            ours, theirs = (row | {"target": "cuda13", "own": own} for own in ("large", ""))
+            assert asked(where, github={"event_name": "pull_request"}, matrix=ours) == row["githubs"]
+            assert asked(where, github={"event_name": "push"}, matrix=ours) == "large"
+            assert asked(where, github={"event_name": "push"}, matrix=theirs) == row["githubs"]
 
 
 @pytest.mark.parametrize("name", TREES)

@@ -55,7 +55,8 @@ def pinned(rows: str, output: Path) -> tuple[list[str], list[str]]:
 
 def matrix_of(job: dict[str, Any]) -> dict[str, list[str]]:
     """A job's matrix, with the lists of other jobs in it: all groups, and all targets, as if each were pinned."""
-    matrix = job.get("strategy", {}).get("matrix", {})
+    matrix = {**job.get("strategy", {}).get("matrix", {})}
+    matrix.pop("include", None)  # what depends on a row
     known = {
         "${{ fromJSON(needs.groups.outputs.names) }}": groups,
         "${{ fromJSON(needs.targets.outputs.pinned) }}": lambda: [
@@ -79,7 +80,7 @@ def shell_of(name: str) -> list[str]:
 def _lines(step: dict[str, Any], environment: dict[str, str], row: dict[str, str]) -> list[str]:
     text = step.get("run", "").replace("\\\n", " ")
     for variable, value in (environment | step.get("env", {})).items():
-        text = text.replace(f'"${variable}"', value)
+        text = re.sub(rf"\$\{{{variable}:\+([^}}]*)\}}", r"\1", text).replace(f'"${variable}"', value)
     for key, value in row.items():
         text = text.replace(f"${{{{ matrix.{key} }}}}", value)
     return [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
