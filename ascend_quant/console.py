@@ -1,4 +1,4 @@
-"""The program `ascend-quant`: starts its commands; what they need and is not installed is told in a line, with status 2.
+"""The program `ascend-quant`: starts its commands, or says in one line what they need that is not installed.
 
 The package itself needs torch and numpy alone, as it is installed beside an engine that has chosen everything else.
 """

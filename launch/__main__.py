@@ -8,6 +8,6 @@ if said := absent():
     print(said, file=sys.stderr)
     sys.exit(2)
 
-from launch.cli import app  # noqa: E402  it reads these files
+from launch.cli import app
 
 app(prog_name="run.sh")

@@ -29,7 +29,8 @@ def own_packages() -> list[Path]:
 
 def sources(packages: Sequence[Path]) -> str:
     """Twelve hex digits of a SHA-256 over the names and bytes of the Python files of these packages."""
-    files = {f"{package.name}/{file.relative_to(package)}": file for package in packages for file in package.rglob("*.py")}
+    of_package = ((package, file) for package in packages for file in package.rglob("*.py"))
+    files = {f"{package.name}/{file.relative_to(package)}": file for package, file in of_package}
     whole = hashlib.sha256()
     for name in sorted(files):
         whole.update(f"{name}\0".encode() + hashlib.sha256(files[name].read_bytes()).digest())

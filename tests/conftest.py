@@ -5,8 +5,12 @@ What is marked `gpu` computes on an NVIDIA GPU (`./run.sh test gpu` runs just th
 """
 
 import os
+from pathlib import Path
 
 import pytest
+
+# The processes that tests start find launch/ there, which is not installed; pytest itself has it by pyproject.toml.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.getenv("PYTHONPATH")]))
 
 SEVERAL_AT_ONCE = "PYTEST_XDIST_WORKER" in os.environ
 LONGEST_FIRST = (  # else one process would be left with them when the others have ended

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from cluster_cases import PROJECT, node_plan
 
+import ascend_quant
+import launch
 from launch.errors import LaunchError
 from launch.network import Wire
 from launch.nodes import meeting, session_logs
@@ -16,7 +18,7 @@ from launch.nodes.checks import Checked
 from launch.nodes.job import Tail
 from launch.nodes.variables import variables
 from launch.nodes.versions import skew, versions
-from launch.software import sources
+from launch.software import own_packages, sources
 
 
 def test_tail_gives_every_line_once_and_whole(tmp_path):
@@ -67,15 +69,22 @@ def test_the_meeting_file_is_for_its_owner_alone(tmp_path):
 
 
 def test_the_digest_tells_every_change_of_a_source(tmp_path):
-    seen = set()
-    for name, text in [("launch/a.py", "1"), ("launch/a.py", "2"), ("ascend_quant/b.py", "2"), ("launch/sub/c.py", "")]:
+    seen, packages = set(), [tmp_path / "launch", tmp_path / "site" / "ascend_quant"]
+    changes = [("launch/a.py", "1"), ("launch/a.py", "2"), ("site/ascend_quant/b.py", "2"), ("launch/sub/c.py", "")]
+    for name, text in changes:
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text)
-        seen.add(sources(tmp_path))
+        seen.add(sources(packages))
     (tmp_path / "launch" / "notes.txt").write_text("no source")
-    assert len(seen) == 4 and sources(tmp_path) in seen
-    (tmp_path / "ascend_quant" / "b.py").rename(tmp_path / "ascend_quant" / "d.py")
-    assert sources(tmp_path) not in seen
+    assert len(seen) == 4 and sources(packages) in seen
+    moved = (tmp_path / "site" / "ascend_quant").rename(tmp_path / "ascend_quant")
+    assert sources([tmp_path / "launch", moved]) in seen  # an image has the package elsewhere
+    (moved / "b.py").rename(moved / "d.py")
+    assert sources([tmp_path / "launch", moved]) not in seen
+
+
+def test_our_sources_are_those_that_are_imported():
+    assert own_packages() == [Path(launch.__file__).parent, Path(ascend_quant.__file__).parent]
 
 
 def test_version_skew_names_both_sides():

@@ -1,42 +1,42 @@
-"""What pip installs: `ascend_quant` and all of it, nothing else, from the wheel, the source distribution and in place."""
+"""What pip installs: all of `ascend_quant` and nothing else; from the wheel, the source distribution and in place."""
 
 import ast
 import subprocess
 import sys
 import tarfile
-import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
-import packages
+import built
 import pytest
+import tomllib
 from packaging.requirements import Requirement
 
 import ascend_quant
 
-ROOT = packages.ROOT
+ROOT = built.ROOT
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 METADATA = f"ascend_quant-{SETTINGS['version']}.dist-info"
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
-    return packages.copy(tmp_path_factory.mktemp("sources") / "tree")
+    return built.copy(tmp_path_factory.mktemp("sources") / "tree")
 
 
 @pytest.fixture(scope="module")
 def wheel(tree: Path, tmp_path_factory) -> Path:
-    return packages.build(tree, "build_wheel", tmp_path_factory.mktemp("wheel"))
+    return built.build(tree, "build_wheel", tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
 def sdist(tree: Path, tmp_path_factory) -> Path:
-    return packages.build(tree, "build_sdist", tmp_path_factory.mktemp("sdist"))
+    return built.build(tree, "build_sdist", tmp_path_factory.mktemp("sdist"))
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path):
-    found = packages.contents(wheel)
+    found = built.contents(wheel)
     assert {name.partition("/")[0] for name in found} == {"ascend_quant", METADATA}
     assert found[f"{METADATA}/top_level.txt"].split() == [b"ascend_quant"]
     files = [file for file in (ROOT / "ascend_quant").rglob("*") if file.is_file() and "__pycache__" not in file.parts]
@@ -46,20 +46,20 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path):
 
 
 def test_the_source_distribution_builds_the_same_wheel(wheel: Path, sdist: Path, tmp_path: Path):
-    unpacked = packages.unpack(sdist, tmp_path / "unpacked")
-    again = packages.build(unpacked, "build_wheel", tmp_path / "again")
-    assert packages.contents(again) == packages.contents(wheel)
+    unpacked = built.unpack(sdist, tmp_path / "unpacked")
+    again = built.build(unpacked, "build_wheel", tmp_path / "again")
+    assert built.contents(again) == built.contents(wheel)
 
 
 def test_the_source_distribution_holds_no_part_of_the_checkouts_tools(sdist: Path):
     with tarfile.open(sdist) as content:
         top = {name.split("/")[1] for name in content.getnames() if "/" in name}
-    assert top == {*packages.FILES, "ascend_quant", "PKG-INFO", "setup.cfg", "ascend_quant.egg-info"}
+    assert top == {*built.FILES, "ascend_quant", "PKG-INFO", "setup.cfg", "ascend_quant.egg-info"}
 
 
 def test_an_editable_install_brings_the_package_into_reach_and_nothing_else(tree: Path, tmp_path: Path):
-    """As `site` does at the start of Python, in a process that has no other packages."""
-    with zipfile.ZipFile(packages.build(tree, "build_editable", tmp_path / "editable")) as content:
+    """As `site` does at the start of Python, in a process that has no other built."""
+    with zipfile.ZipFile(built.build(tree, "build_editable", tmp_path / "editable")) as content:
         content.extractall(tmp_path / "site")
     code = (
         "import site, sys; from importlib.util import find_spec; site.addsitedir(sys.argv[1])\n"
@@ -89,7 +89,7 @@ def test_the_package_imports_nothing_of_the_checkouts_tools():
 
 
 def test_metadata_says_the_version_the_extras_and_the_readme(wheel: Path):
-    metadata = Parser().parsestr(packages.contents(wheel)[f"{METADATA}/METADATA"].decode())
+    metadata = Parser().parsestr(built.contents(wheel)[f"{METADATA}/METADATA"].decode())
     assert metadata["Version"] == SETTINGS["version"] == ascend_quant.__version__
     assert set(metadata.get_all("Provides-Extra")) == set(SETTINGS["optional-dependencies"])
     assert metadata["Description-Content-Type"] == "text/markdown"

@@ -7,7 +7,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
 FOLDERS = ("ascend_quant", "launch", "tests")  # the last two are there to be left out
 
