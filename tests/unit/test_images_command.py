@@ -60,8 +60,10 @@ def test_the_list_as_json_and_as_a_table():
     assert rows["cpu"]["base"] == "docker.io/library/debian:bookworm-slim"
     assert rows["cpu"]["digest"].startswith("sha256:")
     assert (rows["ascend-cann9.1-a3"]["stack"], rows["ascend-cann9.1-a3"]["chip"]) == ("ascend-cann9.1", "A3")
+    assert not rows["cpu"]["loose"] and any("triton-ascend" in one for one in rows["ascend-cann9.1-a3"]["loose"])
+    assert any("digest" in one for row in rows.values() if row["digest"] is None for one in row["loose"])
     table = run("list").stdout
-    assert all(name in table for name in rows)
+    assert all(name in table for name in rows) and "ascend-cann9.1-a3 is not pinned" in table
 
 
 def test_the_build_command_can_be_copied_and_hides_a_login(tmp_path: Path):
@@ -137,6 +139,13 @@ def test_a_base_without_a_digest_is_not_built_on(docker: Path, tmp_path: Path, m
         f"small-a2 is not pinned: {BASE.partition('@')[0]} has no digest and its packages have no lock" in shown.stderr
     )
     assert "images lock small" in shown.stderr
+
+
+def test_a_package_that_no_lock_has_stops_a_build(docker: Path, tmp_path: Path, monkeypatch):
+    half = small_target(tmp_path, monkeypatch, packages={"triton-ascend": "3.2.2"})
+    monkeypatch.setattr("launch.images.targets.targets", lambda: {half.name: half})
+    shown = run("build", "small-a2", "--dirty", "--dry-run")
+    assert shown.exit_code == 2 and "triton-ascend 3.2.2" in shown.stderr and "images lock small" in shown.stderr
 
 
 def test_a_built_image_is_looked_into_and_named(docker: Path):

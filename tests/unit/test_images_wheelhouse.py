@@ -19,7 +19,7 @@ from launch.errors import LaunchError
 from launch.images.targets import Target
 from launch.images.wheelhouse import bundle as bundling
 from launch.images.wheelhouse.platforms import architecture, pip_options
-from launch.stacks import Pins, Source
+from launch.stacks import File, Pins, Source
 
 HERE = f"{platform.machine()}-manylinux_2_17"
 PYTHON = ".".join(platform.python_version_tuple()[:2])
@@ -89,13 +89,16 @@ def small_stack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
         "GIT_CONFIG_VALUE_0": "https://github.com/of/",
     }.items():
         monkeypatch.setenv(name, value)
+    archive = Path(shutil.make_archive(str(folder / "include"), "zip", folder / "of", "built/built.py"))
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    file = File.model_construct(address=f"file://{archive}", sha256=digest)
     pins = Pins(
         devices="none",
         python=PYTHON,
         bases={"any": "docker.io/library/debian:bookworm-slim"},
         arguments={"BUILT_FOR": "no device"},
         packages={"built": "2.0"},
-        sources={"built": Source(repository="https://github.com/of/built", commit=commit)},
+        sources={"built": Source(repository="https://github.com/of/built", commit=commit, files={"third/json": file})},
     )
     return Target("small", None, pins)
 
@@ -145,6 +148,7 @@ def test_everything_is_in_it(made: Path):
     assert (made / "project" / "ours.py").read_text() == "value = 3\n"
     with tarfile.open(made / "sources" / "built.tar.gz") as archive:
         assert archive.extractfile("built/built.py").read() == b"value = 2\n"
+        assert archive.extractfile("built/third/json/built.py").read() == b"value = 2\n", "what its build would fetch"
     assert f"Python {PYTHON} with its C" in (made / "README.md").read_text()
 
 
@@ -175,6 +179,15 @@ def test_what_cannot_be_had_is_named_and_nothing_is_installed(target: Target, tm
     done = install(folder, tmp_path / "venv")
     assert done.returncode == 1 and "torch==2.7.1" in done.stderr and "not complete" in done.stderr
     assert not (tmp_path / "uv.log").exists()
+
+
+def test_what_no_lock_has_and_an_archive_of_another_hash_are_missing(target: Target, tmp_path: Path):
+    file = File.model_construct(address=target.pins.sources["built"].files["third/json"].address, sha256="0" * 64)
+    source = target.pins.sources["built"].model_copy(update={"files": {"third/json": file}})
+    pins = target.pins.model_copy(update={"packages": {"torch": "2.7.1"}, "sources": {"built": source}})
+    missing = bundling.bundle(Target("small", None, pins), tmp_path / "to", HERE, quiet)
+    assert [one.what for one in missing] == ["torch 2.7.1", f"{file.address}, for built"]
+    assert "no lock" in missing[0].why and "0" * 64 in missing[1].why
 
 
 def test_a_file_of_another_hash_is_not_taken(target: Target, tmp_path: Path):

@@ -1,16 +1,22 @@
 """What is committed in docker/locks fits what is wanted there, and docker/stacks.yaml."""
 
+import os
 import re
+import subprocess
 from functools import cache
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from launch.doctor.checks.versions import public
 from launch.images.lock.packages import LOCKS, Lock
 from launch.images.lock.text import Entry, parse
+from launch.images.loose import unlocked
 from launch.images.targets import targets
+from launch.root import ROOT
 from launch.stacks import all_pins
 
 NAMES = sorted(file.stem for file in LOCKS.glob("*.in"))
@@ -48,6 +54,33 @@ def test_a_lock_has_what_is_wanted(name: str, machine: str):
             assert package not in have, f"{name}: {package} is there after all: take it out of the exceptions"
         else:
             assert package in have and one.specifier.contains(have[package], prereleases=True), f"{name}: {one}"
+
+
+def test_what_is_in_no_lock_is_refused_by_builds():
+    """The list of exceptions here is what `images list` tells, and `images build` stops at."""
+    wanted = {
+        (f"{target.stack}.torch", machine, f"{canonicalize_name(package)} {target.pins.packages[package]}")
+        for target in targets().values()
+        for name, where, package in MISSING
+        for machine in (MACHINES if where == "*" else [where])
+        if name == f"{target.stack}.torch"
+    }
+    found = {
+        (f"{target.stack}.torch", machine, one)
+        for target in targets().values()
+        for machine in MACHINES
+        for one in unlocked(target.pins, [*target.locks, *target.sdists], machine)
+    }
+    assert found == wanted
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("uv", "npu-host", "npu-2.7")])
+def test_datasets_is_one_that_imports_beside_its_pyarrow(name: str):
+    """Its metadata puts no upper bound on pyarrow: 2.14 with pyarrow 21 or later dies in `import datasets`."""
+    for machine in MACHINES:
+        have = versions(name, machine)
+        if "datasets" in have:
+            assert Version(have["datasets"]) >= Version("4")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,3 +136,27 @@ def test_torch_of_a_cpu_is_no_cuda_build():
     assert versions("ascend-cann9.1.torch", "x86_64")["torch"].endswith("+cpu")
     torch = versions("cuda13", "x86_64")
     assert {name for name in torch if name.startswith("nvidia-") and name.endswith("-cu13")}
+
+
+STEP = ROOT / "docker" / "steps" / "python.sh"
+
+
+@pytest.mark.parametrize(
+    ("lock", "machine", "backend"),
+    [
+        ("cpu.torch", "x86_64", "cpu"),
+        ("cpu.torch", "aarch64", "cpu"),
+        ("ascend-cann9.1.torch", "x86_64", "cpu"),
+        ("ascend-cann9.1.torch", "aarch64", ""),  # the hashes are the usual index's: PyTorch's own has other files
+        ("ascend-cann9.1", "x86_64", ""),
+        ("cuda13", "x86_64", ""),
+    ],
+)
+def test_pytorchs_index_is_asked_where_the_lock_has_its_build(lock: str, machine: str, backend: str, tmp_path: Path):
+    """python.sh's own function, on a machine that says it is the other one."""
+    (tmp_path / "uname").write_text(f"#!/bin/sh\necho {machine}\n")
+    (tmp_path / "uname").chmod(0o755)
+    function = re.search(r"(?ms)^of_torch\(\).*?^}\n", STEP.read_text())[0]
+    command = ["sh", "-c", f"{function}of_torch {LOCKS / lock}.txt"]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, backend, "")
