@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+FILES = ("pyproject.toml", "README.md", "LICENSE")
 FOLDERS = ("ascend_quant", "launch", "tests")  # the last two are there to be left out
 
 
