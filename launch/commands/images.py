@@ -11,13 +11,14 @@ import typer
 
 from launch.commands.ending import FAILED, WRONG_USE, fail
 from launch.errors import LaunchError
-from launch.images.lock.command import lock
+from launch.images.lock.command import lock, try_out
 
 if TYPE_CHECKING:
     from launch.images.targets import Target
 
 images_app = typer.Typer(no_args_is_help=True, help="Pinned images: lock, build, verify, tag, save, load.")
 images_app.command()(lock)
+images_app.command("try")(try_out)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 Image = Annotated[str, typer.Argument(help="An image, by its name or id.")]

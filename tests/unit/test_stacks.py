@@ -16,6 +16,7 @@ NPU = CPU | {
     "bases": {"A2": IMAGE, "A3": IMAGE},
     "soc": {"A2": "ascend910b1", "A3": "ascend910_9391"},
 }
+ARCHIVE = {"address": "https://github.com/owner/part/include.zip", "sha256": "a" * 64}
 SOURCE = {"repository": "https://github.com/vllm-project/vllm", "commit": "e" * 40}
 
 
@@ -24,6 +25,7 @@ def test_what_is_right_is_taken():
     assert Pins.model_validate(NPU | {"sources": {"vllm": SOURCE}}).sources["vllm"].ref is None
     assert Source(**SOURCE, tag="v1").ref == "refs/tags/v1"
     assert Source(**SOURCE, branch="main").ref == "refs/heads/main"
+    assert Source(**SOURCE, files={"csrc/third-party_1": ARCHIVE}).files["csrc/third-party_1"].sha256 == "a" * 64
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,14 @@ def test_what_is_right_is_taken():
         (CPU | {"sources": {"vllm": SOURCE | {"commit": "v0.23.0"}}}, "commit"),
         (CPU | {"sources": {"vllm": SOURCE | {"repository": "git@github.com:vllm-project/vllm"}}}, "repository"),
         (CPU | {"sources": {"vllm": SOURCE | {"tag": "v1", "branch": "main"}}}, "not both"),
+        (CPU | {"sources": {"vllm": SOURCE | {"files": {"../up": ARCHIVE}}}}, "../up"),
+        (CPU | {"sources": {"vllm": SOURCE | {"files": {"/etc": ARCHIVE}}}}, "/etc"),
+        (CPU | {"sources": {"vllm": SOURCE | {"files": {"a/b": ARCHIVE | {"sha256": "12"}}}}}, "sha256"),
+        (
+            CPU | {"sources": {"vllm": SOURCE | {"files": {"a/b": ARCHIVE | {"address": "http://a.b/c"}}}}},
+            "address",
+        ),
+        (CPU | {"sources": {"vllm": SOURCE | {"files": {"a/b": {"address": ARCHIVE["address"]}}}}}, "sha256"),
     ],
 )
 def test_what_is_wrong_is_an_error_that_names_it(tree: dict, names: str):

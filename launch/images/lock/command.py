@@ -1,5 +1,6 @@
 """`run.sh images lock STACK`: ask for every pin of a stack again, on a machine that reaches indexes and registries."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -55,3 +56,37 @@ def lock(
     if not check:
         found.write()
     raise typer.Exit(1 if found.failures or (check and found.files) else 0)
+
+
+def try_out(
+    stack: Annotated[str, typer.Argument(help="A stack, or a lock in docker/locks that is no stack's.")],
+    scratch: Annotated[Path | None, typer.Option(help="Folder with room for the packages.")] = None,
+) -> None:
+    """Install the locks of a stack here, in a scratch environment, and import what they want. Needs the stack's Python.
+
+    Ends with 0, 1 (an import failed for a reason of its own, or nothing could be installed) or 2.
+    """
+    import tempfile
+
+    from launch.errors import LaunchError
+    from launch.images.lock.packages import names
+    from launch.images.lock.trial import try_locks
+
+    try:
+        names(stack)
+    except LaunchError as error:
+        fail(str(error), WRONG_USE)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        try:
+            found = try_locks(stack, Path(folder), lambda what: typer.echo(what, err=True))
+        except LaunchError as error:
+            fail(str(error), FAILED)
+    for name, why in found.absent.items():
+        typer.echo(f"{name} could not be installed here: {why}")
+    for one in found.imported:
+        if one.error:
+            ended = "fails" if one in found.failed else "lacks what is not here"
+            typer.echo(f"{one.module} of {one.package} {ended}: {one.error}")
+    good = sum(one.error is None for one in found.imported)
+    typer.echo(f"{stack}: {good} of {len(found.imported)} modules were imported, {len(found.failed)} failed")
+    raise typer.Exit(1 if found.failed else 0)
