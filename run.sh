@@ -162,7 +162,7 @@ run_gpu() { # in the user's own environment: their GPUs, torch and vLLM are what
   lacking=$("$python" -c 'from importlib.util import find_spec
 print(*(name for name in ("pytest", "pytest_timeout", "hypothesis") if find_spec(name) is None))')
   [[ -z $lacking ]] || die "test gpu: not in $python: $lacking. Run: $python -m pip install ${lacking//_/-}
-  (in an image, which has no pip: docs/gpu.md)"
+  (in an image: docs/gpu.md)"
   offline
   trap 'exit 130' INT
   export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" # before what is installed: an image has the package too
