@@ -31,7 +31,7 @@ from launch.images.targets import targets
 from launch.plan.start import ASCEND_DEVICES, ASCEND_DRIVER, bind, limits
 
 PROGRAMS = {"docker", "echo", "jq", "python", "sed", "sudo", "test"}  # of GitHub's machines, and of the owner's runners
-WORDS = {"if", "exit", "fi"}  # of the shell's own
+WORDS = {"{", "if", "exit", "fi"}  # of the shell's own
 CI = TREES["ci"]["jobs"]
 ENVIRONMENT = ROOT / ".github/actions/environment/action.yml"
 
