@@ -7,21 +7,22 @@ VENV=$(realpath -m "${VENV:-$ROOT/.venv}")
 LOCK=$(realpath -m "${ASCEND_QUANT_LOCK:-$ROOT/docker/locks/cpu.txt}")
 readonly ROOT VENV LOCK
 
-declare -rA FOLDER=([unit]=unit [engine]=engine [npu]=npu_host [cluster]=cluster [images]=images)
-readonly GROUPS_IN_ORDER=(npu unit engine cluster images) # npu first: its tests are not to see set_up's PATH
+# Every group that needs no accelerator, in order: .ci/run and .github/workflows/ci.yml read it here (test --list).
+readonly TEST_GROUPS=(npu unit engine cluster images) # npu first: its tests are not to see set_up's PATH
 readonly TWO_AT_ONCE=(-n auto --dist loadfile --no-loadscope-reorder) # a file stays together: its tests share engines
 readonly COMMANDS=(demo smoke train stop doctor data recipe images manifest test bench lint setup help)
 
 usage() {
-  cat <<'EOF'
+  cat <<EOF
 usage: ./run.sh COMMAND [ARGUMENTS]
 
   smoke [..]                    does it work here? kernels, a refit, generation, three training steps: one JSON file
   demo [..]                     RL with an engine re-quantized in place every step: on a laptop, or with --device cuda on
                                 one GPU (demo --help: options)
-  test [GROUP ..] [-- ARGS ..]  run tests; groups: unit engine npu cluster images all (no group: all); ARGS go to pytest
+  test [GROUP ..] [-- ARGS ..]  run tests; groups: ${TEST_GROUPS[*]} all (no group: all); ARGS go to pytest
                                 (npu: the real torch_npu on host memory, in environments of its own; unit and engine
                                 run two files at once: -n 0 among ARGS for one process)
+  test --list                   these groups, as a JSON list: what CI runs, each in a job of its own
   test gpu [-- ARGS ..]         what needs NVIDIA GPUs, with the PYTHON that has the stack cuda13 (docs/gpu.md)
   test npu-smoke [-- ARGS ..]   on an Atlas A2 or A3: what it gives, into one JSON file to send back (-- --help: options)
   recipe list | show NAME [..]  what can be trained, and the verl command that it becomes (recipe show --help: options)
@@ -79,6 +80,19 @@ offline() { # nothing here may fetch a model or phone home, unless the caller sa
   export TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-false}
 }
 
+folder_of() { # folder_of GROUP: its folder below tests/
+  case $1 in
+  npu) echo npu_host ;; # and npu_host_0_10, of the older environment
+  *) echo "$1" ;;
+  esac
+}
+
+list_groups() {
+  local listed
+  printf -v listed '"%s", ' "${TEST_GROUPS[@]}"
+  echo "[${listed%, }]"
+}
+
 has_tests() { [[ -d $1 && -n $(find "$1" -name 'test_*.py' -print -quit) ]]; }
 
 run_pytest() { # run_pytest PYTHON FOLDER ARGS..: one run; after a failed one the next still runs
@@ -94,7 +108,8 @@ run_pytest() { # run_pytest PYTHON FOLDER ARGS..: one run; after a failed one th
 }
 
 run_group() { # run_group GROUP ARGS..
-  local folder=${FOLDER[$1]}
+  local folder
+  folder=$(folder_of "$1")
   case $1 in
   npu)
     set_up_npu
@@ -164,23 +179,28 @@ run_tests() {
     run_gpu "${@:2}"
     return
     ;;
+  --list)
+    (($# == 1)) || die "test --list stands alone, not with '$2'"
+    list_groups
+    return
+    ;;
   esac
   local group groups=()
   local -A chosen=()
   while (($#)) && [[ $1 != -- ]]; do
     if [[ $1 == all ]]; then
-      for group in "${GROUPS_IN_ORDER[@]}"; do chosen[$group]=1; done
-    elif [[ -n ${FOLDER[$1]:-} ]]; then
+      for group in "${TEST_GROUPS[@]}"; do chosen[$group]=1; done
+    elif [[ " ${TEST_GROUPS[*]} " == *" $1 "* ]]; then
       chosen[$1]=1
     else
-      die "no test group '$1'. Groups: ${GROUPS_IN_ORDER[*]} all; gpu or npu-smoke alone. Arguments come after --"
+      die "no test group '$1'. Groups: ${TEST_GROUPS[*]} all; gpu or npu-smoke alone. Arguments come after --"
     fi
     shift
   done
   if (($#)); then shift; fi # the --
-  for group in "${GROUPS_IN_ORDER[@]}"; do
+  for group in "${TEST_GROUPS[@]}"; do
     if ((${#chosen[@]})) && [[ -z ${chosen[$group]:-} ]]; then continue; fi
-    if ! has_tests "$ROOT/tests/${FOLDER[$group]}"; then
+    if ! has_tests "$ROOT/tests/$(folder_of "$group")"; then
       echo "run.sh: test group $group: planned, not in this version; skipped" >&2
     else
       groups+=("$group")

@@ -1,5 +1,6 @@
 """`./run.sh test`: one run of pytest for each group, whatever came of the others. With a stand-in for pytest."""
 
+import json
 import os
 import shutil
 import signal
@@ -82,6 +83,17 @@ def test_two_files_at_once_where_tests_do_not_touch_the_machine(checkout: Checko
         assert words[:4] == AT_ONCE if name in ("unit", "engine") else words == ["--durations=9"]
 
 
+def test_the_list_of_groups_is_what_all_runs(checkout: Checkout):
+    with checkout.start("--list") as run:
+        listed = json.loads(run.communicate(timeout=60)[0])
+    assert run.returncode == 0 and checkout.called() == {}
+    assert checkout.code("all") == 0
+    assert [name for name in checkout.called() if name != "npu_host_0_10"] == [
+        "npu_host" if group == "npu" else group for group in listed
+    ]
+    assert checkout.code("--list", "unit") == 2 and "unit" in checkout.said
+
+
 def test_a_failed_group_does_not_keep_the_others_from_running(checkout: Checkout):
     assert checkout.code("all", unit_code=1, cluster_code=3) == 3
     assert tuple(checkout.called()) == RUNS
@@ -149,10 +161,11 @@ def test_gpu_tests_need_an_interpreter_and_a_checkout(checkout: Checkout):
     assert checkout.called() == {}
 
 
-def test_gpu_tests_are_skipped_without_a_gpu_and_that_is_no_pass():
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/unit/test_cuda_tokens.py", "-q"]
-    run = subprocess.run(
-        command, cwd=RUN_SH.parent, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
-    )
+@pytest.mark.parametrize("options", [["-m", "gpu"], ["-n", "1"]])
+def test_gpu_tests_are_skipped_without_a_gpu_and_that_is_no_pass(options: list[str]):
+    """Nor is it in CI, by whatever options: a group that shows nothing there would go unnoticed."""
+    command = [sys.executable, "-m", "pytest", *options, "tests/unit/test_cuda_tokens.py", "-q"]
+    variables = os.environ | {"CUDA_VISIBLE_DEVICES": "", "CI": "" if "-m" in options else "true"}
+    run = subprocess.run(command, cwd=RUN_SH.parent, env=variables, capture_output=True, text=True)
     assert run.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, run.stdout
     assert "skipped" in run.stdout and "passed" not in run.stdout

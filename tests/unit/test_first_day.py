@@ -1,0 +1,168 @@
+"""docs/first_day.md: a path of at most ten commands each, which exist; both languages show the same."""
+
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import tomllib
+import typer
+import yaml
+from command_cases import understood
+
+from ascend_quant.cli import app as tools
+from launch import recipes
+from launch.images.targets import targets
+from launch.inventory import load
+
+ROOT = Path(__file__).parents[2]
+PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("first_day.md", "first_day.zh.md")}
+ENGLISH, CHINESE = PAGES.values()
+MOST = 10
+OTHERS = {"cd", "docker", "export", "git", "hf", "kubectl", "mkdir", "printf", "salloc", "scontrol", "sed"}
+FOLDERS = {"gsm8k", "dapo-math-17k", "addition"}  # of `run.sh data`
+
+
+def sections(text: str) -> dict[str, str]:
+    """The entrances, by their headings."""
+    return dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", text, re.M | re.DOTALL))
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The code in a language; lines that go on are one."""
+    return [block.replace("\\\n", " ") for block in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each command; && and | part two of them, and what is written to a file is left out."""
+    lines = [line for block in blocks(text, "bash") for line in block.splitlines()]
+    found = []
+    for line in lines:
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|>")
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        one: list[str] = []
+        for word in [*lexer, "&&"]:
+            if word in ("&&", "|"):
+                found.append(one)
+                one = []
+            else:
+                one.append(word)
+    return [words[: words.index(">")] if ">" in words else [w for w in words if w != ">>"] for words in found]
+
+
+ALL = commands(ENGLISH)
+
+
+def of_run_sh() -> list[list[str]]:
+    """What follows ./run.sh, also where another program starts it, a container's verb and a pod's."""
+    found = [words[words.index("./run.sh") + 1 :] for words in ALL if "./run.sh" in words]
+    services = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"]
+    for words in ALL:
+        if words[:2] == ["docker", "compose"]:
+            (place,) = [place for place, word in enumerate(words) if word in services]
+            found.append(words[place + 1 :])
+    return [*found, pod()["args"]]
+
+
+def pod() -> dict:
+    (text,) = [block for block in blocks(ENGLISH, "yaml") if "kind: Pod" in block]
+    (container,) = yaml.safe_load(text)["spec"]["containers"]
+    return container
+
+
+def test_both_languages_have_the_same_code_figures_and_headings():
+    assert re.findall(r"```.*?```", ENGLISH, re.DOTALL) == re.findall(r"```.*?```", CHINESE, re.DOTALL)
+    assert len(sections(ENGLISH)) == len(sections(CHINESE)) == 7
+    for english, chinese in zip(sections(ENGLISH).values(), sections(CHINESE).values(), strict=True):
+        sizes = [sorted(re.findall(r"[\d.]+ (?:GB|MB|GiB|MiB)", text)) for text in (english, chinese)]
+        assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_entrance_is_linked_and_each_link_leads_somewhere(page: str):
+    def anchor(heading: str) -> str:
+        return "#" + re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+    links = re.findall(r"\]\(([^)]+)\)", PAGES[page])
+    assert {anchor(heading) for heading in sections(PAGES[page])} == {link for link in links if link.startswith("#")}
+    for link in links:
+        file, _, heading = link.partition("#")
+        target = ROOT / "docs" / file
+        assert not file or target.is_file(), link
+        if file and heading:
+            assert f"#{heading}" in map(anchor, re.findall(r"^#+ (.*)$", target.read_text(), re.M)), link
+
+
+@pytest.mark.parametrize("entrance", sections(ENGLISH))
+def test_a_path_is_short_and_tells_time_disk_and_downloads(entrance: str):
+    text = sections(ENGLISH)[entrance]
+    assert 1 <= sum(len(block.splitlines()) for block in blocks(text, "bash")) <= MOST
+    assert all(f"**{what}" in text or "**Time, disk, downloads**" in text for what in ("Time", "Disk", "Downloads"))
+    assert "ot run" in text or "othing here has run" in text or entrance == "A laptop"
+
+
+@pytest.mark.parametrize("words", of_run_sh(), ids=" ".join)
+def test_verbs_and_options_are_those_of_run_sh(words: list[str]):
+    understood(words)
+    verb, name = words[:2] if len(words) > 1 else (words[0], None)
+    if verb == "train":
+        given = dict(words[place + 1].split("=") for place, word in enumerate(words) if word == "--set")
+        recipe = recipes.load(name, changes=given)
+        assert "--cluster" in words or recipe.nodes == 1
+    elif verb == "data":
+        assert name in FOLDERS
+    elif verb == "images" and name == "build":
+        assert words[2] in targets()
+
+
+def test_other_programs_are_known_and_ours_take_their_options():
+    ours = [words for words in ALL if words[0] == "ascend-quant"]
+    for _, name, *options in ours:
+        typer.main.get_command(tools).commands[name].make_context(name, options)
+    pip = [words for words in ALL if words[:2] == ["python", "-m"]]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert ours and pip
+    for words in pip:
+        assert words[2:5] == ["pip", "install", "-e"] and words[5].strip(".[]") in extras
+    started = {words[0] for words in ALL} - OTHERS
+    assert started == {"./run.sh", "ascend-quant", "python", "srun"}
+
+
+def test_modules_that_are_named_exist():
+    for name in re.findall(r"`(ascend_quant(?:\.\w+)+)`", ENGLISH):
+        assert find_spec(name)
+
+
+def inventories(folder: Path) -> dict[str, Path]:
+    """The inventory of the page, and that which its commands write on two nodes of Slurm."""
+    (text,) = [block for block in blocks(ENGLISH, "yaml") if block.startswith("stack:")]
+    head, hosts = [words for words in ALL if words[0] in ("printf", "sed")]
+    lines = [line.replace("$PWD", "/training/a").replace("$PYTHON", "/training/venv/bin/python") for line in head[2:]]
+    replacement = hosts[1].split("/")[2]
+    slurm = [*lines, *(replacement.replace("&", node) for node in ("gpu001", "gpu002"))]
+    found = {"four": folder / "four.yaml", "slurm": folder / "slurm.yaml"}
+    found["four"].write_text(text)
+    found["slurm"].write_text("\n".join(slurm))
+    return found
+
+
+def test_inventories_are_understood(tmp_path: Path):
+    files = inventories(tmp_path)
+    four, slurm = load(str(files["four"])), load(str(files["slurm"]))
+    assert len(four.hosts) == 4 and four.image == f"ascend-quant:{four.stack}" and four.stack in targets()
+    assert [host.address for host in slurm.hosts] == ["gpu001", "gpu002"] and slurm.python and slurm.image is None
+
+
+def test_a_pod_has_shared_memory_and_an_image_that_is_pushed_before():
+    assert "/dev/shm" in {mount["mountPath"] for mount in pod()["volumeMounts"]}
+    repository, _, target = pod()["image"].rpartition(":")
+    pushed = [words for words in ALL if words[:3] == ["./run.sh", "images", "tag"]]
+    assert pushed == [["./run.sh", "images", "tag", f"ascend-quant:{target}", "--repository", repository, "--push"]]
+
+
+def test_sizes_are_those_of_the_models():
+    """BF16 takes 2 bytes a parameter, FSDP's checkpoint 12: float32 weights and Adam's two moments."""
+    for billions, entrance in ((7.6, "A node of H100s"), (30.5, "Four nodes")):
+        text = sections(ENGLISH)[entrance]
+        assert f"{2 * billions:.0f} GB" in text and f"{12 * billions:.0f} GB" in text
