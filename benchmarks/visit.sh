@@ -24,7 +24,7 @@ command_of() { # command_of PART: its words, one a line
   gpu-attention) printf '%s\n' bench attention --json "$to.json" ;;
   gpu-tests) printf '%s\n' test gpu -- -k "not test_recipes and not test_demo" ;;
   gpu-train)
-    if ((there > 1)); then shape=(--gpus 2 --answers 4096); else shape=(--gpus 1 --model 0.5b --answers 4096); fi
+    if ((there > 1)); then shape=(--gpus 2 --answers 4096); else shape=(--gpus 1 --layers 14 --answers 4096); fi
     printf '%s\n' bench train "${shape[@]}" --steps 4 --folder "$to" --json "$to.json" --picture "$to.png"
     ;;
   gpu-demo) printf '%s\n' demo --device cuda --out "$to" ;;

@@ -17,12 +17,14 @@ class Import:
         who: what needs it: "needed by ..".
         fix: what to install, or to set instead.
         group: the entry points among which `module` is a name.
+        elsewhere: another name that will do: the same module in another package.
     """
 
     module: str
     who: str
     fix: str
     group: str | None = None
+    elsewhere: str | None = None
 
     @property
     def what(self) -> str:
@@ -40,7 +42,7 @@ def is_there(one: Import, first: Sequence[str] = ()) -> bool:
     """Whether this environment has it."""
     if one.group is not None:
         return bool(importlib.metadata.entry_points(group=one.group, name=one.module))
-    return has_module(one.module, first)
+    return any(has_module(name, first) for name in (one.module, one.elsewhere) if name)
 
 
 def has_module(name: str, first: Sequence[str] = ()) -> bool:

@@ -138,7 +138,8 @@ def _check(name: str, module: nn.Module, weight: Weight, scheme: Scheme) -> None
 
 @cache
 def _fake_quantized(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(f"FakeQuantized{kind.__name__}", (FakeQuantized, kind), {})
+    # Its own name: by that Megatron-Bridge knows along which dimension a layer is split, when it sends the weights.
+    return type(kind.__name__, (FakeQuantized, kind), {})
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -86,8 +86,9 @@ def of_locks(manifest: Manifest, target: Target, again: str) -> Iterator[Differe
             "packages", f"{len(manifest.packages)} of them", None, f"lock them: images lock {target.stack}"
         )
         return
-    files = " and ".join(file.name for file in target.locks)
-    wanted = {one.name: one.version for one in locked(target.locks, machine(manifest.python, manifest.architecture))}
+    lists = [*target.locks, *target.sdists]
+    files = " and ".join(file.name for file in lists)
+    wanted = {one.name: one.version for one in locked(lists, machine(manifest.python, manifest.architecture))}
     built = {plain(name) for name in target.pins.sources}
     for name, version in wanted.items():
         found = manifest.version(name)

@@ -44,6 +44,12 @@ class Target:
         packages = image if image.is_file() else plain
         return [file for file in (torch, packages) if file.is_file()] if packages.is_file() else []
 
+    @property
+    def sdists(self) -> list[Path]:
+        """The file that lists what is built from source distributions against those packages, where there is one."""
+        file = LOCKS / f"{self.stack}.sdists.txt"
+        return [file] if self.locks and file.is_file() else []
+
 
 def targets() -> dict[str, Target]:
     """All of them, by name."""

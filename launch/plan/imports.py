@@ -22,6 +22,8 @@ from launch.stacks import pins
 PLUGINS = "vllm.general_plugins"  # entry points of this group are what vLLM loads
 OURS = "ascend_quant"
 
+COMPILED = "transformer_engine_torch"  # in the package for wheels of its core; at the top where all of it was built
+
 # verl/utils/tracking.py, by the names of `trainer.logger`; console and file need nothing.
 TRACKERS = {
     "clearml": "clearml",
@@ -96,7 +98,7 @@ def _megatron(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
         return
     # The last is compiled for one torch and installed apart. Without it `import megatron.core` itself fails.
     yield Import("transformer_engine.pytorch", "the Megatron trainer's layers", install)
-    yield Import("transformer_engine_torch", "TransformerEngine", install)
+    yield Import(COMPILED, "TransformerEngine", install, elsewhere=f"transformer_engine.wheel_lib.{COMPILED}")
     if last_value(overrides, f"{TRANSFORMER}.attention_backend", "flash") == "flash":
         instead = f"install flash-attn, or set {TRANSFORMER}.attention_backend=fused (cuDNN's)"
         yield Import("flash_attn", "Megatron's attention_backend flash (verl's default)", instead)

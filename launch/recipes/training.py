@@ -1,7 +1,7 @@
 """verl's settings for the trainer, FSDP2 or Megatron.
 
 FP8 training is Megatron's: `fp8`, `fp8_recipe` and `fp8_param` of its TransformerConfig, `fp8_param_gather` of its
-DistributedDataParallelConfig, `fp8_recipe` of its OptimizerConfig (megatron-core 0.16.1).
+DistributedDataParallelConfig, `fp8_recipe` of its OptimizerConfig (megatron-core 0.16 to 0.18).
 """
 
 from typing import Any

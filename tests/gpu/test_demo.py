@@ -1,4 +1,4 @@
-"""Three steps of the demo on a GPU with two arms: it starts, follows its weights and reports. Not run on a GPU yet.
+"""Three steps of the demo on a GPU with two arms: it starts, follows its weights and reports.
 
 The warm-up is shortened, so the rewards say nothing; what RL learns is the demo's own run to show.
 """

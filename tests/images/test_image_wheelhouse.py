@@ -12,17 +12,20 @@ from launch.images.targets import LOCKS, target
 from launch.images.wheelhouse import bundle as bundling
 from launch.images.wheelhouse.platforms import here
 
-KEPT = ("antlr4-python3-runtime", "numpy", "typing-extensions")  # the first has no wheel: it is built on the host
+BUILT = "antlr4-python3-runtime"  # has no wheel: it is built on the host
+KEPT = (BUILT, "numpy", "setuptools", "typing-extensions")
 IMPORTS = "import antlr4, numpy, typing_extensions, launch; print(numpy.__version__)"
 
 
-@pytest.fixture
-def some_packages(tmp_path: Path, monkeypatch) -> None:
-    """The lock of the cpu stack, cut down."""
+@pytest.fixture(params=["cpu.txt", "cpu.sdists.txt"])
+def some_packages(request, tmp_path: Path, monkeypatch) -> None:
+    """The lock of the cpu stack, cut down; what is built is in it, or in the list of what is built against it."""
     kept = [entry for entry in parse((LOCKS / "cpu-image.txt").read_text()) if entry.name in KEPT]
     assert len(kept) == len(KEPT)
     (tmp_path / "locks").mkdir()
-    (tmp_path / "locks" / "cpu.txt").write_text("".join(f"{entry}\n" for entry in kept))
+    for name in ("cpu.txt", "cpu.sdists.txt"):
+        there = [entry for entry in kept if (request.param if entry.name == BUILT else "cpu.txt") == name]
+        (tmp_path / "locks" / name).write_text("".join(f"{entry}\n" for entry in there))
     monkeypatch.setattr("launch.images.targets.LOCKS", tmp_path / "locks")
 
 

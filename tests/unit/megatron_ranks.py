@@ -200,8 +200,8 @@ def check_ignored(ranks: int) -> None:
 
 
 class Linear(torch.nn.Module):
-    """As much of TransformerEngine's layers as tells them: module, class and parameters' names. A stand-in: it installs
-    on GPUs only."""
+    """As much of TransformerEngine's layers as tells them: module, class and parameters' names. A stand-in: it is in no
+    CPU stack."""
 
     def __init__(self, rows: int, columns: int, count: int):
         super().__init__()
@@ -217,6 +217,7 @@ class Linear(torch.nn.Module):
 Linear.__module__ = "transformer_engine.pytorch.module.linear"
 TERowParallelGroupedLinear = type("TERowParallelGroupedLinear", (Linear,), {"tp_group": None})
 TEFusedMLP = type("TEFusedMLP", (torch.nn.Module,), {})
+TEGroupedMLP = type("TEGroupedMLP", (torch.nn.Module,), {"_with_fused_impl": True})
 
 
 def check_transformer_engine(ranks: int) -> None:
@@ -226,13 +227,15 @@ def check_transformer_engine(ranks: int) -> None:
         before = {name: w.detach().clone() for name, w in layer.named_parameters()}
         applied = apply_fake_quantization(torch.nn.ModuleDict({"linear_fc": layer}), "int8")
         assert applied.quantized == ["linear_fc"] and not layer.fuse_wgrad_accumulation
+        assert type(layer).__name__ == kind.__name__  # by which Megatron-Bridge knows how it is split
         shown = layer()
         for name, w in before.items():
             weight = name != "layer_norm_weight"
             assert torch.equal(shown[name], quantize_by_hand(w, split, "int8") if weight else w), name
-    try:
-        apply_fake_quantization(TEFusedMLP(), "int8")
-    except ValueError as error:
-        assert "use_transformer_engine_op_fuser=False" in str(error)
-    else:
-        raise AssertionError("no error")
+    for fused in (TEFusedMLP(), TEGroupedMLP()):
+        try:
+            apply_fake_quantization(fused, "int8")
+        except ValueError as error:
+            assert "use_transformer_engine_op_fuser=False" in str(error)
+        else:
+            raise AssertionError("no error")

