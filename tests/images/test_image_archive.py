@@ -115,7 +115,8 @@ def test_verify_finds_the_one_package_that_differs(make_image: MakeImage, tmp_pa
 def test_an_image_that_is_saved_removed_and_loaded_is_the_same(client: Engine, make_image: MakeImage, tmp_path: Path):
     image = make_image("ascend-quant-test:build-cpu", as_pinned())
     tagged = images("tag", image, "--repository", "ascend-quant-test")
-    assert tagged.stdout.splitlines() == [f"ascend-quant-test:{tag}" for tag in (LONG, "cpu-0.1.0", "cpu")]
+    lists = [f"ascend-quant-test:{tag}" for tag in (LONG, "cpu-0.1.0", "cpu")]
+    assert tagged.stdout.splitlines() == [*lists, *(f"{one}-amd64" for one in lists)]
     before = identity(client, "ascend-quant-test:cpu")
     saved = images("save", "ascend-quant-test:cpu", "--to", str(tmp_path / "to"))
     assert saved.exit_code == 0, saved.stderr

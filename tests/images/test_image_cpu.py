@@ -173,14 +173,19 @@ def test_one_may_extend_it(docker, cpu, tmp_path):
     assert done.returncode == 0 and "/opt/venv/lib" in done.stdout, done
 
 
-def test_a_changed_project_file_is_a_small_layer(docker, cpu, stand_in_base, docker_folder, tmp_path):
-    """What a registry that has the image receives of the next: the packages are in both, to the byte."""
+@pytest.mark.usefixtures("cpu")
+def test_a_changed_project_file_is_a_small_layer(docker, stand_in_base, docker_folder, tmp_path):
+    """What a registry that has the image receives of the next: the packages are in both, to the byte.
+
+    Both are built here: another test builds without a cache, and leaves layers of its own in it.
+    """
     tree = cpu_image.tree(tmp_path / "tree")
+    before = cpu_image.build(docker, stand_in_base, docker_folder, name="ascend-quant:test-before", root=tree)
     for file in ("launch/cli.py", "ascend_quant/schemes.py", "configs/recipes/demo.yaml"):
         (tree / file).write_text((tree / file).read_text() + "\n# another line\n")
     name = "ascend-quant:test-changed"
     cpu_image.build(docker, stand_in_base, docker_folder, name=name, root=tree)
-    first, second = (inspected(docker, image)["RootFS"]["Layers"] for image in (cpu, name))
+    first, second = (inspected(docker, image)["RootFS"]["Layers"] for image in (before, name))
     history = docker.docker("history", "--human=false", "--no-trunc", "--format", "{{.Size}} {{.CreatedBy}}", name)
     lines = history.stdout.splitlines()
     packages = next(place for place, line in enumerate(lines) if "/opt/venv /opt/venv" in line)  # newest first
