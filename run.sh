@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The one entry. ./run.sh help
 set -euo pipefail
+unset PYTHONHOME # of another interpreter than those that are started here
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 VENV=$(realpath -m "${VENV:-$ROOT/.venv}")
@@ -8,9 +9,10 @@ LOCK=$(realpath -m "${ASCEND_QUANT_LOCK:-$ROOT/docker/locks/cpu.txt}")
 readonly ROOT VENV LOCK
 
 # Every group that needs no accelerator, in order: .ci/run and .github/workflows/ci.yml read it here (test --list).
-readonly TEST_GROUPS=(npu unit engine cluster images) # npu first: its tests are not to see set_up's PATH
+readonly TEST_GROUPS=(unit engine images npu cluster)
+readonly OWN_PATH=$PATH # npu's tests are not to see set_up's
 readonly TWO_AT_ONCE=(-n auto --dist loadfile --no-loadscope-reorder) # a file stays together: its tests share engines
-readonly COMMANDS=(demo smoke train stop doctor data recipe images manifest test bench lint setup help)
+readonly COMMANDS=(demo smoke train stop doctor bundle data recipe images manifest test bench lint setup help)
 
 usage() {
   cat <<EOF
@@ -20,33 +22,37 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   demo [..]                     RL with an engine re-quantized in place every step: on a laptop, or with --device cuda on
                                 one GPU (demo --help: options)
   test [GROUP ..] [-- ARGS ..]  run tests; groups: ${TEST_GROUPS[*]} all (no group: all); ARGS go to pytest
-                                (npu: the real torch_npu on host memory, in environments of its own; unit and engine
-                                run two files at once: -n 0 among ARGS for one process)
+                                (npu: the real torch_npu on host memory, in environments of its own. images
+                                and npu run beside cluster, where that is asked for too; unit and engine two
+                                files at once: -n 0 among ARGS for one process)
   test --list                   these groups, as a JSON list: what CI runs, each in a job of its own
   test gpu [-- ARGS ..]         what needs NVIDIA GPUs, with the PYTHON that has the stack cuda13 (docs/gpu.md)
-  test npu-smoke [-- ARGS ..]   on an Atlas A2 or A3: what it gives, into one JSON file to send back (-- --help: options)
-  recipe list | show NAME [..]  what can be trained, and the verl command that it becomes (recipe show --help: options)
+  test npu-smoke [-- ARGS ..]   test this Atlas A2 or A3, and write one JSON file to send us (-- --help: options)
+  recipe list | show NAME [..]  what can be trained, and the verl command it expands to (recipe show --help: options)
+  recipe advise NAME [..]       what INT8 or FP8 rollouts of it would gain, in speed and memory
   train RECIPE [..] [-- ..]     train it on this machine, or with --cluster INVENTORY on its hosts; --dry-run shows the
                                 plan; what follows -- goes to verl (train --help: options)
-  stop [RUN]                    end what a run started, on every host, and nothing else
+  stop [RUN]                    stop a run on all its hosts, and nothing else
   doctor [..]                   look for what would stop a run, here or with --cluster on its hosts, with fixes
+  bundle [RUN] [..]             what a bug report needs, in one archive: versions, findings, a run's logs, no secrets
   data NAME [..]                prepare gsm8k, dapo-math-17k or addition, from the hub or --from FOLDER, in --to FOLDER
-  images list | lock | build | verify | tag | save | load | wheelhouse
-                                pinned container images: made, looked into, brought to hosts (images --help)
+  images list | lock | build | verify | tag | save | load | run | wheelhouse
+                                container images of pinned versions: build, compare, distribute (images --help)
   manifest [--json]             inside an image: what it is made of
   bench refit [..]              what a refit costs beside the alternatives, on this CPU (bench refit --help: options)
   bench rollout [..]            how fast engines generate, scheme beside scheme (on a GPU; --device cpu --models tiny: a try)
   bench attention [..]          the trainer's attention over packed sequences (on a GPU; --device cpu --small: a try)
   bench train [..]              how long a recipe's steps take, stage by stage, INT8 beside BF16 (--device cpu: a try)
   bench convert FOLDER [..]     how fast checkpoints are converted beside a copy, on the disk of FOLDER
-  lint                          the checks that CI runs: format, lint, shell scripts, YAML
+  lint                          the checks that CI runs: format, lint, imports, shell scripts, YAML
+  lint --audit                  known vulnerabilities of the packages in docker/locks, asked of OSV over the network
   setup                         make the environment only
   help                          this text
 
-Every command but help, test npu-smoke and test gpu first makes the environment from the lock: Python 3.11 and gcc are
-needed, nothing else. It is made once, and again when the lock changes.
+Every command but help, test npu-smoke and test gpu first makes the environment from the lock: Python 3.11, gcc and
+libnuma are needed, nothing else. It is made once, and again when the lock changes.
 
-  VENV=DIR                where it is made (default: .venv beside run.sh)
+  VENV=DIR                where it is made, for this checkout alone (default: .venv beside run.sh)
   ASCEND_QUANT_LOCK=FILE  another lock (default: docker/locks/cpu.txt); give it a VENV of its own
   PYTHON=FILE             an interpreter that has the stack, to be used as it is: in an image, or on a host with NPUs or
                           GPUs (default: the environment from the lock; for test npu-smoke: python3)
@@ -126,6 +132,23 @@ run_group() { # run_group GROUP ARGS..
     run_pytest "$VENV/bin/python" "$folder" "${@:2}"
     ;;
   esac
+}
+
+start_beside() { # start_beside GROUPS -- ARGS..: beside cluster, whose hosts mostly wait; what they say is kept for later
+  BESIDE_SAID=$(mktemp)
+  PATH=$OWN_PATH setsid "$ROOT/run.sh" test "$@" >"$BESIDE_SAID" 2>&1 &
+  BESIDE=$!
+  trap 'kill -TERM -- "-$BESIDE"; rm -f "$BESIDE_SAID"' EXIT # a session of its own: Ctrl-C does not reach it
+}
+
+finish_beside() { # finish_beside GROUPS..
+  local code=0
+  wait "$BESIDE" || code=$?
+  trap - EXIT
+  cat "$BESIDE_SAID"
+  rm -f "$BESIDE_SAID"
+  RESULTS+=("tests of $*, above: ended with $code")
+  CODES+=("$code")
 }
 
 show_results() { # show_results ARGS..: a line for each run; returns the worst exit code
@@ -212,8 +235,27 @@ run_tests() {
   # engines need memory, up to 7 GB each: two, on any number of cores
   export PYTEST_XDIST_AUTO_NUM_WORKERS=${PYTEST_XDIST_AUTO_NUM_WORKERS:-2}
   RESULTS=() CODES=()
-  for group in "${groups[@]}"; do run_group "$group" "$@"; done
+  local beside=()
+  for group in "${groups[@]}"; do
+    if [[ $group =~ ^(images|npu)$ && " ${groups[*]} " == *" cluster "* ]]; then
+      beside+=("$group") # cluster is TEST_GROUPS' last
+    elif [[ $group == cluster ]] && ((${#beside[@]})); then
+      start_beside "${beside[@]}" -- "$@"
+      run_group cluster "$@"
+      finish_beside "${beside[@]}"
+    else
+      run_group "$group" "$@"
+    fi
+  done
   show_results "$@"
+}
+
+must_have_stack() { # must_have_stack PYTHON: what every command imports
+  local said
+  said=$("$1" -c 'import sys; from importlib.util import find_spec as find
+print("lacks", *(name for name in sys.argv[1:] if find(name) is None))' psutil pydantic rich typer yaml 2>/dev/null) || :
+  [[ $said == lacks* ]] || die "PYTHON=$1 is no Python 3: set it to the interpreter that has the stack"
+  [[ $said == lacks ]] || die "PYTHON=$1 has not the stack (${said/lacks/no}): set it to the interpreter that has, or unset it"
 }
 
 run_module() { # run_module MODULE ARGS..: in the environment from the lock, or in the stack's own
@@ -223,6 +265,7 @@ run_module() { # run_module MODULE ARGS..: in the environment from the lock, or 
     python=$VENV/bin/python
   fi
   command -v "$python" >/dev/null || die "no '$python': set PYTHON to the interpreter that has the stack"
+  if [[ -n ${PYTHON:-} ]]; then must_have_stack "$python"; fi
   export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
   exec "$python" -m "$@"
 }
@@ -246,8 +289,9 @@ run_lint() {
 }
 
 main() {
-  local command=${1:-help}
+  local command=${1-help}
   if (($#)); then shift; fi
+  { : 3>&1; } 2>/dev/null || die "stdout is closed: what '$command' says would be lost"
   case $command in
   demo | smoke)
     offline
@@ -255,9 +299,12 @@ main() {
     ;;
   test) run_tests "$@" ;;
   bench) run_bench "$@" ;;
-  recipe | train | stop | doctor | data | images | manifest) run_module launch "$command" "$@" ;;
-  lint) run_lint ;;
-  setup) set_up ;;
+  recipe | train | stop | doctor | bundle | data | images | manifest) run_module launch "$command" "$@" ;;
+  lint | setup)
+    if [[ $command == lint && $* == --audit ]]; then run_module launch.images.lock.audit; fi
+    (($# == 0)) || die "$command: takes no arguments, not '$1'"
+    if [[ $command == lint ]]; then run_lint; else set_up; fi
+    ;;
   help | -h | --help) usage ;;
   *)
     die "no command '$command'. Commands: ${COMMANDS[*]}"

@@ -15,7 +15,7 @@ from ascend_quant.commands.tune import tune
 
 app = typer.Typer(
     name="ascend-quant",
-    help="Re-quantizes rollout weights in place, at every training step: the tools around it.",
+    help="Tools for RL rollouts whose weights are re-quantized in place at every training step.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,7 +1,8 @@
 """What a refit costs, measured beside the alternatives in one run: python -m benchmarks.refit --help.
 
 refit.py       the command: starts each part in a process of its own, collects, compares with the bars
-tasks.py       one measurement to make, and how a process (child.py) is started for it
+tasks.py       one measurement to make
+process.py     how a process (child.py) is started for it
 kernels.py     part "kernels": the quantization alone, over all weight matrices of a model
 engine.py      part "engine": weight syncs of real vLLM engines
 graphs.py      part "graphs": a refit under captured CUDA graphs, compared with an engine without

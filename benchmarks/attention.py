@@ -32,7 +32,7 @@ def main(
     lengths: Annotated[str, typer.Option(help="Of its sequences, with commas; none is longer than a batch.")] = LENGTHS,
     small: Annotated[bool, typer.Option("--small", help=f"{SMALL_TOKENS} tokens and four heads: a try.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="How often each attention is timed.")] = 5,
-    json: Annotated[Path | None, typer.Option(help="Where every sample goes.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where every sample goes.")] = None,
 ) -> None:
     """Time packed attention beside the dense mask, and flash-attn where it is installed."""
     if device == "cuda" and not torch.cuda.is_available():
@@ -42,17 +42,17 @@ def main(
     heads = (4, 2) if small else (HEADS, KEY_VALUE_HEADS)
     shapes = sorted({(total, min(total, length)) for total in all_tokens for length in all_lengths})
     rows = [row for total, length in shapes for row in measure(device, total, length, heads, rounds)]
-    out = report.console()
-    out.print(table(rows))
+    console = report.console()
+    console.print(table(rows))
     for row in rows:
         masked = row["length"] < row["tokens"] == BAR["tokens"]
         if masked and row["times_sdpa"] and row["attention"] != "sdpa":
             met = report.in_words(row["times_sdpa"] >= BAR["times"] if device == "cuda" else None)
-            out.print(
+            console.print(
                 f"{row['attention']}, sequences of {row['length']}: {row['times_sdpa']:.1f} times sdpa's speed: {met}"
             )
-    if json is not None:
-        report.write_run(json, "benchmarks.attention", device, {"heads": heads, "bar": BAR, "rows": rows})
+    if out is not None:
+        report.write_run(out, "benchmarks.attention", device, {"heads": heads, "bar": BAR, "rows": rows})
 
 
 def measure(device: str, tokens: int, length: int, heads: tuple[int, int], rounds: int) -> list[dict]:

@@ -1,16 +1,14 @@
-"""The process of one task (see tasks.py): it carries the task out, and writes the result to a file."""
+"""The process of one task (see process.py): it carries the task out, and writes the result to a file."""
 
 import json
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from benchmarks.tasks import Task
+from benchmarks.tasks import Task
 
 
-def main(task: "Task", answer: Path, log: Path) -> None:
+def main(task: Task, answer: Path, log: Path) -> None:
     """Carry out a task; the result is written whole or not at all, what is printed goes to `log`."""
     os.setpgrp()  # ended together with what it starts
     with log.open("wb") as output:

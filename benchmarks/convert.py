@@ -45,9 +45,9 @@ def main(
     layers: Annotated[int, typer.Option(min=1, help="How many layers, one file each.")] = 4,
     schemes: Annotated[str, typer.Option(help="With commas.")] = "int8,fp8,fp8_tensor,fp8_block,int4_g128",
     rounds: Annotated[int, typer.Option(min=1, help="How often each method is timed.")] = 5,
-    output: Annotated[Path | None, typer.Option("--json", help="Where every sample goes.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where every sample goes.")] = None,
 ) -> None:
-    """Measure conversions on one core and on all; ends with 1 if a bar is missed."""
+    """Measure conversions on one core and on all. Exit status: 0; 1 if a bar is missed; 2 for wrong use."""
     names = [name.strip() for name in schemes.split(",")]
     if unknown := [name for name in names if name not in SCHEMES or not SCHEMES[name].quantized]:
         raise typer.BadParameter(f"{unknown[0]!r} is no scheme of checkpoints", param_hint="--schemes")
@@ -63,8 +63,8 @@ def main(
     result = {"model": model, "layers": layers, "bytes": size, "disk": disk_of(folder), "rows": rows(seconds, size)}
     result["bars"] = bars(result["rows"], result["disk"])
     show(result)
-    if output is not None:
-        write_json(output, result)
+    if out is not None:
+        write_json(out, result)
     raise typer.Exit(any(bar["met"] is False for bar in result["bars"]))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.resident import QuantizedWeight
+from ascend_quant.refit.resident import QuantizedWeight
 from benchmarks.models import Model
 
 BYTES = 3  # the floor of an element: two are read, one is written

@@ -7,8 +7,8 @@ import torch
 
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.moves import Counters, Job, Move
-from ascend_quant.plan import Entry, Plan, together
 from ascend_quant.refit import Refit
+from ascend_quant.refit.plan import Entry, Plan, together
 from benchmarks import arithmetic
 from benchmarks.matrices import Matrix
 

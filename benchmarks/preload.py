@@ -1,4 +1,4 @@
-"""What the processes of all tasks have imported before they are forked (see tasks.py); nothing of it touches a GPU."""
+"""What the processes of all tasks have imported before they are forked (process.py); nothing of it touches a GPU."""
 
 import contextlib
 import importlib

@@ -10,7 +10,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks import engine, graphs, report
 from benchmarks.models import MODELS, get_model
-from benchmarks.tasks import Outcome, Task, carry_out
+from benchmarks.process import carry_out
+from benchmarks.tasks import Outcome, Task
 
 PARTS = ("kernels", "engine", "graphs", "ranks")
 MODEL = {"cuda": "qwen2.5-7b", "cpu": "tiny"}
@@ -35,9 +36,12 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="How often each method is timed.")] = 7,
     tensor_parallel: Annotated[int, typer.Option(min=2, help="Ranks (GPUs) of part ranks.")] = 2,
     expert_parallel: Annotated[bool, typer.Option(help="Part ranks: deal experts out whole.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Where every sample goes; written after each step.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where every sample goes; written after each step.")] = None,
 ) -> None:
-    """Measure refits and their alternatives on the same tensors; ends with 1 if bytes or answers are wrong."""
+    """Measure refits and their alternatives on the same tensors.
+
+    Exit status: 0; 1 if bytes or answers are wrong; 2 for wrong use.
+    """
     chosen = {
         "--device": choices("--device", device, tuple(MODEL))[:1],
         "--model": choices("--model", model or MODEL.get(device, ""), tuple(MODELS)),
@@ -61,8 +65,8 @@ def main(
             raise typer.BadParameter(str(error), param_hint="--layers") from None
 
     def write(outcomes: Sequence[Outcome]) -> None:
-        if json is not None:
-            report.write_json(json, device, outcomes)
+        if out is not None:
+            report.write_json(out, device, outcomes)
 
     outcomes = in_turn(tasks, SECONDS, write)
     report.show(outcomes, report.console())

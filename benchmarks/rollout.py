@@ -34,9 +34,12 @@ def main(
     trace: Annotated[bool, typer.Option("--trace", help="Of the first repeat: where a step's time goes.")] = False,
     layers: Annotated[int | None, typer.Option(help="Cut the models to so many layers.  [default: all]")] = None,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
-    json: Annotated[Path | None, typer.Option(help="Where every sample goes; written after each engine.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where every sample goes; written after each engine.")] = None,
 ) -> None:
-    """Generate with random weights of true shapes in real vLLM engines; ends with 1 if an engine fails."""
+    """Generate with random weights of true shapes in real vLLM engines.
+
+    Exit status: 0; 1 if an engine fails; 2 for wrong use.
+    """
     chosen = [SHORT[name] for name in choices("--models", models, tuple(SHORT))]
     wanted = choices("--schemes", schemes, tuple(generation.SCHEMES))
     rollouts = Rollouts(batches_of(batch), prompt, answer, logprobs, trace)
@@ -53,8 +56,8 @@ def main(
     ]
 
     def write(outcomes: Sequence[Outcome]) -> None:
-        if json is not None:
-            rollout_report.write_json(json, device, outcomes)
+        if out is not None:
+            rollout_report.write_json(out, device, outcomes)
 
     outcomes = in_turn(tasks, SECONDS, write)
     rollout_report.show(outcomes, console())

@@ -47,10 +47,13 @@ def main(
     seconds: Annotated[int, typer.Option(min=1, help="Of one training, its start included.")] = 1800,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     folder: Annotated[Path, typer.Option(help="Where models and logs stay.")] = Path("runs/bench-train"),
-    json: Annotated[Path | None, typer.Option(help="Where every step goes; written after each training.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where every step goes; written after each training.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Where the stages are drawn (.png).")] = None,
 ) -> None:
-    """Train a recipe with random weights of its true shape and answers of one length; ends with 1 if an arm fails."""
+    """Train a recipe with random weights of its true shape and answers of one length.
+
+    Exit status: 0; 1 if an arm fails; 2 for wrong use.
+    """
     choices("--device", device, tuple(RECIPE))
     lengths = lengths_of(answers)
     chosen = asked_for(recipe or RECIPE[device], model, device)
@@ -78,8 +81,8 @@ def main(
     described = hardware(device).get("gpus", [])
 
     def write(outcomes: Sequence[Outcome]) -> None:
-        if json is not None:
-            train_report.write_json(json, device, outcomes)
+        if out is not None:
+            train_report.write_json(out, device, outcomes)
         if picture is not None:
             train_report.draw(outcomes, described, picture)
 

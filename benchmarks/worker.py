@@ -11,7 +11,7 @@ import torch
 from vllm.distributed import get_tensor_model_parallel_rank, get_world_group
 
 from ascend_quant.integrations.vllm import refit_of, register
-from ascend_quant.plan import Plan
+from ascend_quant.refit.plan import Plan
 from ascend_quant.schemes import SCHEMES
 from benchmarks import check
 from benchmarks.layout import Rank, layout

@@ -2,9 +2,10 @@
 # What the images start: a verb, which run.sh carries out, or a program of the image (bash, python, ascend-quant, ray).
 set -euo pipefail
 
-readonly HOME_OF_PROJECT=${ASCEND_QUANT_HOME:-/opt/ascend-quant}
-readonly VERBS=(smoke doctor demo train stop data recipe manifest test help)
-readonly CHECKED=(smoke demo train doctor manifest) # what would stop them is said first, in one line
+HOME_OF_PROJECT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+readonly HOME_OF_PROJECT
+readonly VERBS=(smoke doctor bundle demo train stop data recipe manifest test help)
+readonly CHECKED=(smoke demo train doctor bundle manifest) # what would stop them is said first, in one line
 readonly OF_CHECKOUTS=(bench images lint setup)     # run.sh's other commands: here are no sources to work on
 readonly FROM_A_CHECKOUT="mount a checkout and start that: docker run -v CHECKOUT:/src IMAGE /src/run.sh"
 
@@ -14,6 +15,7 @@ usage: docker run [OPTIONS] IMAGE VERB [ARGUMENTS]
 
   smoke [..]            does it work here? kernels, a refit, generation, three training steps: one JSON file
   doctor [..]           look for what would stop a run, with fixes
+  bundle [RUN] [..]     what a bug report needs, in one archive: versions, findings, a run's logs, no secrets
   demo [..]             RL with an engine re-quantized in place every step: on CPUs, or on one GPU (--device cuda)
   train RECIPE [..]     train it on this machine, or with --cluster INVENTORY on its hosts
   stop [RUN]            end what a run started, on every host, and nothing else

@@ -2,17 +2,11 @@
 
 import typer
 
-from launch.commands.data import data
-from launch.commands.demo import demo
-from launch.commands.doctor import doctor
+from launch.commands.demo import demo, smoke
+from launch.commands.doctor import bundle, doctor, manifest, preflight
 from launch.commands.images import images_app
-from launch.commands.manifest import manifest
-from launch.commands.node import node
-from launch.commands.preflight import preflight
-from launch.commands.recipe import recipe_app
-from launch.commands.smoke import smoke
-from launch.commands.stop import stop
-from launch.commands.train import train
+from launch.commands.recipe import data, recipe_app
+from launch.commands.train import node, stop, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -22,7 +16,7 @@ def commands() -> None:
     """INT8 rollouts for reinforcement learning: re-quantized in place after every training step."""
 
 
-for command in (demo, train, stop, doctor, data, smoke, manifest):
+for command in (demo, train, stop, doctor, bundle, data, smoke, manifest):
     app.command()(command)
 app.command(hidden=True)(node)
 app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(preflight)

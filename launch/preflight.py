@@ -10,17 +10,21 @@ from collections.abc import Iterator, Mapping
 
 from launch.doctor.checking import Check
 from launch.doctor.checks import devices, system, versions
+from launch.doctor.checks.system import system as machine
+from launch.doctor.checks.versions import CHIP_VARIABLE, chip_of_build
+from launch.doctor.examination import DEVICES, attempt, gathered
 from launch.doctor.facts import Devices, Facts, Kernels, Leftovers, Links, Network, Software
-from launch.doctor.gather import DEVICES
-from launch.doctor.gather import system as machine
-from launch.doctor.gather.software import CHIP_VARIABLE, chip_of_build
-from launch.doctor.wanted import Wanted
+from launch.doctor.requirements import Wanted
 from launch.stacks import pins
 
 SWITCH = "ASCEND_QUANT_PREFLIGHT"  # off: look at nothing
 TEMPORARY = "/tmp"
 DRIVER = "/usr/local/Ascend/driver"
-LOOKING = {"doctor", "manifest"}  # verbs that compute nothing: Python alone needs a folder for what is temporary
+LOOKING = {
+    "bundle",
+    "doctor",
+    "manifest",
+}  # verbs that compute nothing: Python alone needs a folder for what is temporary
 ELSEWHERE = {"--help", "--dry-run", "--cluster"}  # with these a command computes nothing here
 NPU_DRIVER = (
     f"mount the host's: docker run -v {DRIVER}:{DRIVER}:ro -v /usr/local/dcmi:/usr/local/dcmi:ro "
@@ -46,6 +50,7 @@ def _problems(verb: str, stack: str, facts: Facts, temporary: str) -> Iterator[s
             f"the demo computes on CPUs or a GPU, and this image is for {stack}: use the cpu image or the cuda13 "
             "image, or smoke and train here"
         )
+    yield from _errors(gathered, facts, wanted)
     if kind == "npu":
         yield from _without_npus(facts.devices)
     if kind == "gpu" and not facts.devices.found:
@@ -92,11 +97,11 @@ def _noexec(folder: str) -> Iterator[str]:
 def gather(stack: str, environment: Mapping[str, str]) -> Facts:
     """What the checks above read; the rest of the facts are empty."""
     return Facts(
-        devices=DEVICES[pins(stack).devices](),
+        devices=attempt(DEVICES[pins(stack).devices]),
         software=Software(platform.python_version(), chip_of_image=environment.get(CHIP_VARIABLE) or chip_of_build()),
         network=Network(),
         links=Links(),
-        system=machine([TEMPORARY]),
+        system=attempt(machine, [TEMPORARY]),
         leftovers=Leftovers(),
         ray=(),
         paths=(),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+OPEN_FILES = 32768  # Ray and verl keep thousands of sockets and shared files open
 GRACE_SECONDS = 10
 LATE_ROUNDS = 5
 MARK = "ASCEND_QUANT_RUN"  # the variable that holds the run's id

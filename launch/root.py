@@ -20,6 +20,22 @@ def absent(root: Path = ROOT) -> str | None:
     return None
 
 
+def is_file(file: Path) -> bool:
+    """Whether there is such a file; no file has a name that the system refuses."""
+    try:
+        return file.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is such a folder; none has a name that the system refuses."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def with_root(own: Mapping[str, str]) -> str:
     """PYTHONPATH for a process that starts anywhere: this folder before its own."""
     return os.pathsep.join(filter(None, [str(ROOT), own.get("PYTHONPATH")]))

@@ -4,10 +4,8 @@ from pathlib import Path
 
 import torch
 
-from launch.demo.addition import Addition
-from launch.demo.model import build_model
-from launch.demo.task import write_parquet
-from launch.demo.tokenizer import save_tokenizer
+from launch.demo.model import build_model, save_tokenizer
+from launch.demo.tasks import Addition, write_parquet
 
 TENSORS = 2 * 12 + 3  # of the model: two layers of twelve, the embedding, the last norm and the head
 

@@ -20,6 +20,7 @@ LONGEST_FIRST = (  # else one process would be left with them when the others ha
     "test_parallel",
     "test_separate_core",
     "test_verl_data_parallel",
+    "test_smoke_engine",
     "test_cluster_ray",
 )
 

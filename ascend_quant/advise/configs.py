@@ -1,10 +1,11 @@
 """Where a model's config.json is: a folder, the file itself, or a model of the Hugging Face hub."""
 
-import json
+import os
 import re
 from pathlib import Path
 
 from ascend_quant.advise import AdviceError
+from ascend_quant.documents import BadDocument, read_json
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
@@ -13,22 +14,20 @@ def read_config(model: str) -> dict:
     """The config.json of `model`, a path or a hub id.
 
     Raises:
-        AdviceError: there is none, or it is not a JSON object.
+        AdviceError: there is none, or it is not a JSON object (see documents.py).
     """
     path = Path(model)
-    if path.is_dir():
+    if os.path.isdir(model):  # Path's own methods raise for a name that no file system takes
         path = path / "config.json"
-    elif not path.exists() and HUB_ID.fullmatch(model):
+    elif not os.path.exists(model) and HUB_ID.fullmatch(model):
         path = _from_hub(model)
-    if not path.is_file():
-        raise AdviceError(f"no config.json at {path}; MODEL is a folder, a config.json or a hub id such as owner/name")
+    if not os.path.isfile(path):
+        at = f"{path!s:.200}"
+        raise AdviceError(f"no config.json at {at}; MODEL is a folder, a config.json or a hub id such as owner/name")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise AdviceError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise AdviceError(f"{path} holds no JSON object, but {type(config).__name__}")
-    return config
+        return read_json(path)
+    except BadDocument as error:
+        raise AdviceError(str(error)) from error
 
 
 def _from_hub(model: str) -> Path:

@@ -12,6 +12,7 @@ from ascend_quant.advise import AdviceError
 
 SCHEMES = ("bf16", "int8", "fp8")
 GIB = 2**30
+FIGURES = 1e6, 1e21  # a second: between them lies what any device does
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Device:
         memory: bytes.
         link: to the other devices of one engine, bytes/s in one direction.
         all_reduce_seconds: of a message so small that its bytes do not count.
+        npu: whether vllm-ascend serves on it.
         source: where bandwidth and rates come from.
     """
 
@@ -35,6 +37,7 @@ class Device:
     memory: int
     link: float
     all_reduce_seconds: float
+    npu: bool = False
     source: str = "data sheet"
 
 
@@ -55,6 +58,7 @@ DATA_SHEETS = {
             64 * GIB,
             196e9,
             NPU_ALL_REDUCE,
+            npu=True,
         ),
         # The same file, ATLAS_800_A3_752T_128G_DIE, one die: 353.9 TFLOP/s in bf16 (376 in fp16), 752 TOP/s in int8,
         # 64 GiB, 1.6 TB/s, 196 GB/s to other packages. The package has twice that (arXiv 2506.12708, CloudMatrix384).
@@ -66,6 +70,7 @@ DATA_SHEETS = {
             64 * GIB,
             196e9,
             NPU_ALL_REDUCE,
+            npu=True,
         ),
         # NVIDIA A100 data sheet, SXM 80 GB: 2039 GB/s, 312 TFLOP/s bf16, 624 TOP/s int8, NVLink 600 GB/s both ways.
         Device(
@@ -117,18 +122,19 @@ def get_device(name: str, bandwidth: float | None = None, rates: Mapping[str, fl
         rates: operations/s of large products by scheme, in place of the table's; None leaves the table's.
 
     Raises:
-        AdviceError: no such device, a figure that is not positive, a rate for a scheme that the device does not have.
+        AdviceError: no such device, a figure that no device has, a rate for a scheme that the device does not have.
     """
     if name not in DATA_SHEETS:
-        raise AdviceError(f"no device {name!r}; known: {', '.join(DATA_SHEETS)}")
+        raise AdviceError(f"no device {name!r:.80}; known: {', '.join(DATA_SHEETS)}")
     device = H200 if name == "H200" else _as_the_h200(DATA_SHEETS[name])
     given = {scheme: rate for scheme, rate in (rates or {}).items() if rate is not None}
     for scheme in given:
         if scheme not in device.rates:
             raise AdviceError(f"{name} has no {scheme} units: leave out --{scheme}-rate")
     for what, figure in {"bandwidth": bandwidth, **{f"{s}-rate": rate for s, rate in given.items()}}.items():
-        if figure is not None and not 0 < figure < float("inf"):
-            raise AdviceError(f"--{what} must be a positive number, not {figure}")
+        if figure is not None and not FIGURES[0] <= figure <= FIGURES[1]:
+            least, most = (figure / 1e12 for figure in FIGURES)
+            raise AdviceError(f"--{what} must be a number from {least:g} to {most:g}, not {figure / 1e12:g}")
     if bandwidth is None and not given:
         return device
     changed = ", ".join([*(["bandwidth"] if bandwidth is not None else []), *(f"{scheme} rate" for scheme in given)])

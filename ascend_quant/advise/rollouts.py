@@ -1,140 +1,121 @@
 """All steps of a batch of rollouts in one engine: seconds, tokens/s, and where the time goes.
 
-    seconds = prefills + rounds * outputs * (decode step at the mean context + host)
+    seconds = prefills + rounds * outputs * decode step at the mean context
 
 All sequences have the same length and run side by side, as many as the KV cache holds; the rest follow in further
 rounds. Prompts are computed in steps of PREFILL_ROWS tokens, apart from the decode steps.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ascend_quant.advise import AdviceError, steps
-from ascend_quant.advise.devices import GIB, Device
-from ascend_quant.advise.roofline import EFFICIENCY, STEP_SECONDS
-from ascend_quant.advise.shapes import Shape
+from ascend_quant.advise import steps
+from ascend_quant.advise.devices import Device
+from ascend_quant.advise.engines import Engine
+from ascend_quant.advise.memory import Memory, memory
+from ascend_quant.advise.operators import operators
+from ascend_quant.advise.roofline import STARTS, STEP_SECONDS, Operator
+from ascend_quant.advise.workloads import Workload
 
 PREFILL_ROWS = 8192  # vLLM's max_num_batched_tokens of most devices
-MEMORY_USED = 0.9  # vLLM's gpu_memory_utilization; activations come out of it too, and are left out
-
-
-class DoesNotFit(AdviceError):
-    """The weights leave no room for the keys and values of one sequence."""
 
 
 @dataclass(frozen=True)
-class Workload:
-    """What one engine is asked for.
+class Phase:
+    """One step, of prompts or of answers.
 
     Attributes:
-        tp: devices that share each layer.
-        batch: sequences in flight.
-        inputs: tokens of a prompt.
-        outputs: tokens of an answer.
+        parts: seconds by part.
+        causes: the same seconds by what they go to.
+        moved: bytes on one device by part.
+        kernels: that are started.
     """
 
-    tp: int
-    batch: int
-    inputs: int
-    outputs: int
+    parts: dict[str, float]
+    causes: dict[str, float]
+    moved: dict[str, float]
+    kernels: float
 
-    def __post_init__(self):
-        for name, option in (("tp", "tp"), ("batch", "batch"), ("inputs", "in"), ("outputs", "out")):
-            if getattr(self, name) < 1:
-                raise AdviceError(f"--{option} must be at least 1, not {getattr(self, name)}")
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def bound(self) -> str:
+        """What most of its time goes to."""
+        return max(self.causes, key=self.causes.get)
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """The estimate for one scheme.
+    """The estimate for one scheme and cache.
 
     Attributes:
+        memory: of one device.
         concurrent: sequences that run side by side.
-        prefill: seconds of all prompts, by part.
-        step: seconds of one decode step, by part.
-        step_bytes: bytes that a decode step moves on one device, by part.
-        compute_bound: parts of a decode step in which most of the time is the products' own.
-        seconds: of everything.
+        prefill, step: a step of prompts, and one that decodes.
+        prefills: steps of prompts, for the whole batch.
+        steps: steps that decode.
         tokens_per_second: answers alone, of the engine.
     """
 
-    scheme: str
+    name: str
+    kernels: str
+    memory: Memory
     concurrent: int
-    prefill: dict[str, float]
-    step: dict[str, float]
-    step_bytes: dict[str, float]
-    compute_bound: tuple[str, ...]
+    prefill: Phase
+    step: Phase
+    prefills: float
+    steps: float
     seconds: float
     tokens_per_second: float
 
-    def shares(self, workload: Workload) -> dict[str, float]:
+    def shares(self) -> dict[str, float]:
         """The fraction of all seconds that each part takes, prompts and answers together."""
-        rounds = workload.batch / self.concurrent * workload.outputs
-        total = Counter(self.prefill) + Counter({part: rounds * seconds for part, seconds in self.step.items()})
+        total = Counter({part: self.prefills * seconds for part, seconds in self.prefill.parts.items()})
+        total.update({part: self.steps * seconds for part, seconds in self.step.parts.items()})
         return {part: total[part] / self.seconds for part in steps.PARTS if part in total}
 
 
-def rollout(shape: Shape, scheme: str, device: Device, workload: Workload, efficiency: float = EFFICIENCY) -> Rollout:
-    """The estimate for one scheme.
+def rollout(engine: Engine, workload: Workload) -> Rollout:
+    """The estimate.
 
     Raises:
         DoesNotFit: naming the sizes.
-        AdviceError: the model cannot be split like that, or the efficiency is none.
+        AdviceError: the model cannot be split like that.
     """
-    if not 0 < efficiency <= 1:
-        raise AdviceError(f"--efficiency must be above 0 and at most 1, not {efficiency}")
-    concurrent = concurrent_sequences(shape, scheme, device, workload)
-    answer = steps.decode(concurrent, workload.inputs + workload.outputs / 2)
-    operators = list(steps.operators(shape, scheme, answer, workload.tp, device))
-    step = _seconds(operators, device, efficiency)
-    step[steps.HOST] = STEP_SECONDS
-    prefill = _prefill(shape, scheme, device, workload, efficiency)
-    seconds = sum(prefill.values()) + workload.batch / concurrent * workload.outputs * sum(step.values())
-    moved, memory, compute = Counter(), Counter(), Counter()
-    for operator in operators:
-        moved[operator.part] += operator.times * operator.moved
-        memory[operator.part] += operator.memory_seconds(device, efficiency)
-        compute[operator.part] += operator.compute_seconds(device)
+    held = memory(engine, workload)
+    concurrent = held.side_by_side(workload)
+    answers = steps.decode(concurrent / workload.dp, workload.inputs + workload.outputs / 2)
+    tokens = workload.batch * workload.inputs / workload.dp
+    prompts = steps.prefill(min(tokens, max(PREFILL_ROWS, workload.inputs)), workload.inputs)
+    step, prefill = (_phase(operators(engine, each), engine.device, workload) for each in (answers, prompts))
+    prefills, rounds = tokens / prompts.rows, workload.batch / concurrent
+    seconds = prefills * prefill.seconds + rounds * workload.outputs * step.seconds
     return Rollout(
-        scheme=scheme,
+        name=engine.name,
+        kernels=engine.serving.kernels,
+        memory=held,
         concurrent=concurrent,
-        prefill=dict(prefill),
-        step=dict(step),
-        step_bytes=dict(moved),
-        compute_bound=tuple(part for part in compute if compute[part] > memory[part]),
+        prefill=prefill,
+        step=step,
+        prefills=prefills,
+        steps=rounds * workload.outputs,
         seconds=seconds,
         tokens_per_second=workload.batch * workload.outputs / seconds,
     )
 
 
-def concurrent_sequences(shape: Shape, scheme: str, device: Device, workload: Workload) -> int:
-    """How many whole sequences of the batch the memory beside the weights holds.
-
-    Raises:
-        DoesNotFit: naming the sizes.
-    """
-    weights = steps.weight_bytes(shape, scheme, workload.tp)
-    sequence = steps.cache_bytes(shape, workload.tp) * (workload.inputs + workload.outputs)
-    usable = MEMORY_USED * device.memory
-    if usable < weights + sequence:
-        raise DoesNotFit(
-            f"{scheme} does not fit: {weights / GIB:.1f} GiB of weights and {sequence / GIB:.2f} GiB of KV cache for "
-            f"one sequence on each device, of which {usable / GIB:.1f} GiB are usable; raise --tp"
-        )
-    return min(workload.batch, int((usable - weights) // sequence))
-
-
-def _prefill(shape: Shape, scheme: str, device: Device, workload: Workload, efficiency: float) -> Counter:
-    tokens = workload.batch * workload.inputs
-    rows = min(tokens, PREFILL_ROWS)
-    step = steps.prefill(rows, workload.inputs)
-    once = _seconds(steps.operators(shape, scheme, step, workload.tp, device), device, efficiency)
-    once[steps.HOST] = STEP_SECONDS
-    return Counter({part: tokens / rows * seconds for part, seconds in once.items()})
-
-
-def _seconds(operators, device: Device, efficiency: float) -> Counter:
-    seconds = Counter()
-    for operator in operators:
-        seconds[operator.part] += operator.seconds(device, efficiency)
-    return seconds
+def _phase(found: Iterable[Operator], device: Device, workload: Workload) -> Phase:
+    parts, causes, moved, kernels = Counter(), Counter(), Counter(), 0.0
+    for operator in found:
+        spent = operator.causes(device)
+        parts[operator.part] += sum(spent.values())
+        causes.update(spent)
+        moved[operator.part] += operator.bytes
+        kernels += operator.times * operator.kernels
+    host = STEP_SECONDS + max(0.0, workload.launching(kernels) - sum(parts.values()))
+    parts[steps.HOST] += host
+    causes[STARTS] += host
+    return Phase(dict(parts), {cause: spent for cause, spent in causes.items() if spent}, dict(moved), kernels)

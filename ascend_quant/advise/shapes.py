@@ -1,109 +1,107 @@
-"""The sizes of a decoder, from its config.json; and those of one of the devices that share it."""
+"""The sizes of a decoder, and those of one of the devices that share it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ascend_quant.advise import AdviceError
+from ascend_quant.advise.layers import BF16, CODE, FLOAT32, Experts, Feed, Latent, Matrix, Mixer
 
-DENSE = ("llama", "qwen2", "qwen3")
-WITH_EXPERTS = ("qwen3_moe",)
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer, and how many there are of its kind."""
+
+    mixer: Mixer
+    feed: Feed
+    times: int
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder of grouped-query attention and gated MLPs or experts.
+    """A decoder.
 
     Attributes:
-        width: intermediate size of a dense MLP.
         tied: whether the lm head is the embedding.
-        dense_layers: layers with an MLP; the others have experts.
-        expert_width: intermediate size of one expert.
+        left_out: what the config also tells of, and the estimate does not count.
     """
 
     hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    width: int
     vocab: int
     tied: bool
-    dense_layers: int
-    experts: int = 0
-    top_k: int = 0
-    expert_width: int = 0
+    layers: tuple[Layer, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
-    def expert_layers(self) -> int:
-        return self.layers - self.dense_layers
+    def depth(self) -> int:
+        return sum(layer.times for layer in self.layers)
 
-    def of_one_device(self, tp: int) -> "Shape":
-        """What each of `tp` devices holds of every layer; key-value heads are repeated where there are too few.
+    @property
+    def experts(self) -> Experts | None:
+        """Of the layers that have some; all such layers are alike."""
+        return next((layer.feed for layer in self.layers if isinstance(layer.feed, Experts)), None)
+
+    def of_one_device(self, tp: int, dp: int = 1, expert_parallel: bool = False) -> "Shape":
+        """What each of `tp` x `dp` devices holds: of attention and MLPs 1 / tp, of the experts 1 / (tp x dp).
 
         Raises:
             AdviceError: vLLM could not split the model like that.
         """
-        if tp < 1:
-            raise AdviceError(f"--tp must be at least 1, not {tp}")
-        widths = {
-            "heads": self.heads,
-            "width": self.width if self.dense_layers else 0,
-            "expert_width": self.expert_width,
-        }
-        for name, size in widths.items():
-            if size % tp:
-                raise AdviceError(f"--tp {tp} does not divide the model's {name} {size}")
-        if self.kv_heads % tp and tp % self.kv_heads:
-            raise AdviceError(
-                f"--tp {tp} neither divides the model's {self.kv_heads} key-value heads nor is a multiple"
-            )
-        split = {name: size // tp for name, size in widths.items()}
-        return replace(self, **split, kv_heads=max(1, self.kv_heads // tp))
+
+        def split(layer: Layer) -> Layer:
+            feed = layer.feed
+            own = feed.of_one_device(tp, tp * dp, expert_parallel) if isinstance(feed, Experts) else None
+            return replace(layer, mixer=layer.mixer.of_one_device(tp), feed=own or feed.of_one_device(tp))
+
+        if tp < 1 or dp < 1:
+            raise AdviceError(f"--tp and --dp must be at least 1, not {tp} and {dp}")
+        if expert_parallel and self.experts is None:
+            raise AdviceError("--expert-parallel: the model has no experts")
+        return replace(self, layers=tuple(split(layer) for layer in self.layers))
+
+    def matrices(self) -> list[tuple[float, Matrix]]:
+        """All that a scheme quantizes: how many of each."""
+        found = []
+        for layer in self.layers:
+            found += [(layer.times, matrix) for matrix in layer.mixer.matrices(self.hidden)]
+            feed, count = layer.feed, 1.0
+            if isinstance(feed, Experts):
+                found += [(layer.times, matrix) for matrix in feed.for_all(self.hidden)]
+                count = feed.here()
+            found += [(layer.times * count, matrix) for matrix in feed.matrices(self.hidden)]
+        return found
+
+    def kept(self) -> float:
+        """Elements of embedding, head, routers and convolutions, which stay BF16; norms and biases are left out."""
+        total = (1 if self.tied else 2) * self.vocab * self.hidden
+        for layer in self.layers:
+            total += layer.times * layer.mixer.kept()
+            total += layer.times * layer.feed.kept(self.hidden) if isinstance(layer.feed, Experts) else 0
+        return total
+
+    def parameters(self) -> float:
+        """Elements of all matrices."""
+        return self.kept() + sum(times * k * n for times, (k, n) in self.matrices())
 
 
-def shape_of(config: Mapping) -> Shape:
-    """The sizes in a Hugging Face config.
+def weight_bytes(
+    shape: Shape, scheme: str, tp: int = 1, dp: int = 1, expert_parallel: bool = False
+) -> dict[str, float]:
+    """Bytes on one of the devices: `quantized` layers, their `scales`, the `rest` in BF16.
 
-    Raises:
-        AdviceError: an architecture that the estimate does not know, a size that is missing or not positive.
+    Norms and biases, some 0.01 % of all, are left out. Of latent attention vLLM keeps kv_b once more, in BF16, where
+    the scheme quantizes it (integrations/vllm/layers/mla.py).
     """
-    kind = config.get("model_type")
-    if kind not in DENSE + WITH_EXPERTS:
-        known = ", ".join(DENSE + WITH_EXPERTS)
-        raise AdviceError(f"config.json: model_type {kind!r} is not one the estimate knows ({known})")
-    if config.get("use_sliding_window"):
-        raise AdviceError("config.json: use_sliding_window is true; the estimate knows full attention alone")
-    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
-    layers = _size(config, "num_hidden_layers")
-    dense = Shape(
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=_size(config, "num_key_value_heads", heads),
-        head_dim=_size(config, "head_dim", hidden // heads),
-        width=_size(config, "intermediate_size"),
-        vocab=_size(config, "vocab_size"),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        dense_layers=layers,
+    mine = shape.of_one_device(tp, dp, expert_parallel)
+    embeddings = (1 if mine.tied else 2) * mine.vocab * mine.hidden
+    rest = BF16 * (mine.kept() - embeddings + embeddings / tp)
+    elements = sum(times * k * n for times, (k, n) in mine.matrices())
+    if scheme == "bf16":
+        return {"quantized": 0.0, "scales": 0.0, "rest": rest + BF16 * elements}
+    derived = sum(
+        layer.times * BF16 * _size(layer.mixer.up()) for layer in mine.layers if isinstance(layer.mixer, Latent)
     )
-    if kind in DENSE:
-        return dense
-    experts, top_k = _size(config, "num_experts"), _size(config, "num_experts_per_tok")
-    if top_k > experts:
-        raise AdviceError(f"config.json: num_experts_per_tok {top_k} is more than num_experts {experts}")
-    width = _size(config, "moe_intermediate_size")
-    return replace(dense, dense_layers=_dense_layers(config, layers), experts=experts, top_k=top_k, expert_width=width)
+    scales = sum(times * n for times, (_, n) in mine.matrices())
+    return {"quantized": CODE * elements, "scales": FLOAT32 * scales, "rest": rest + derived}
 
 
-def _dense_layers(config: Mapping, layers: int) -> int:
-    """Layers without experts: transformers' rule for Qwen3-MoE."""
-    every, without = _size(config, "decoder_sparse_step", 1), set(config.get("mlp_only_layers") or [])
-    return sum(layer in without or bool((layer + 1) % every) for layer in range(layers))
-
-
-def _size(config: Mapping, key: str, default: int | None = None) -> int:
-    size = config.get(key)
-    size = default if size is None else size
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise AdviceError(f"config.json: {key} must be a positive whole number, not {size!r}")
-    return size
+def _size(matrix: Matrix) -> int:
+    return matrix[0] * matrix[1]

@@ -1,1 +1,1 @@
-"""The commands of `ascend-quant`, a module each; what they do lies elsewhere, here they only talk to the user."""
+"""The commands of `ascend-quant`, a module each: their options and what they print; what they do is elsewhere."""

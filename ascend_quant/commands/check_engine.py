@@ -1,12 +1,16 @@
 """`ascend-quant check-engine START THEN`: does a real engine, refitted, serve what a fresh one serves?"""
 
 import json
+import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-FAILED, MISUSED = 1, 2
+from ascend_quant.exits import DONE, FAILED, WRONG_USE, fail
+from ascend_quant.whole_file import write_whole
+
+logger = logging.getLogger(__name__)
 
 
 def check_engine(
@@ -15,30 +19,39 @@ def check_engine(
         Path, typer.Argument(help="Folder of another one of the same model, say of a training step later.")
     ],
     graphs: Annotated[bool, typer.Option("--graphs", help="Capture graphs, as vLLM does by default: slower.")] = False,
-    gpu_memory_utilization: Annotated[float | None, typer.Option(help="Of the engines.  [default: vLLM's]")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found there.")] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(help="As in vLLM, for each engine.  [default: vLLM's]")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write what was found there, as JSON.")] = None,
 ) -> None:
-    """Start an int8 engine, refit it in buckets; compare its bytes with the oracle's, its tokens with a fresh one's.
+    """Check a refit on this device: weights against the reference, tokens against a fresh engine's.
 
-    On one device, from two checkpoints in safetensors. Ends with 0, with 1 if anything differs, with 2 for wrong use.
+    Starts an int8 engine from START and refits it to THEN in buckets. Both are checkpoints in safetensors.
+
+    Exit status: 0; 1 if anything differs or an engine fails; 2 for wrong use.
     """
-    for folder in (start, then):
-        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-            typer.echo(f"{folder}: no config.json with .safetensors files there", err=True)
-            raise typer.Exit(MISUSED)
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        typer.echo(f"--json {json_file}: there is no folder {json_file.absolute().parent}", err=True)
-        raise typer.Exit(MISUSED)
+    from ascend_quant.selfcheck import given
+
+    try:
+        given.check(start, then, gpu_memory_utilization)
+    except given.WrongUse as error:
+        fail(str(error), WRONG_USE)
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        fail(f"--out {out}: there is no folder {out.absolute().parent}, or it is one", WRONG_USE)
 
     from ascend_quant.selfcheck import engine
 
-    found = engine.check_engine(start, then, graphs, gpu_memory_utilization)
-    if json_file is not None:
-        json_file.write_text(json.dumps(found, indent=1) + "\n")
+    try:
+        found = engine.check_engine(start, then, graphs, gpu_memory_utilization)
+        if out is not None:
+            write_whole(out, json.dumps(found, indent=1) + "\n")
+    except Exception as error:  # an engine's own words, of whatever kind
+        logger.debug("an engine of check-engine failed", exc_info=True)
+        fail(f"error: {type(error).__name__}: {' '.join(str(error).split()):.1500}", FAILED)
     problems = [*found["refit"]["problems"], *found["generate"]["problems"]]
     receipt = found["refit"]["receipt"]
     typer.echo(f"refit: {receipt['tensors']} tensors, {receipt['milliseconds']:.1f} ms, digest {receipt['digest']}")
     typer.echo(f"generate: {engine.PROMPTS} x {engine.TOKENS} tokens beside a fresh engine's")
     for problem in problems:
         typer.echo(f"error: {problem}", err=True)
-    raise typer.Exit(FAILED if problems else 0)
+    raise typer.Exit(FAILED if problems else DONE)

@@ -1,10 +1,14 @@
 """`ascend-quant cleanup`: take out the lines of `usercustomize.py` by which FlashRL patches vLLM at every start."""
 
+import os
 from difflib import unified_diff
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from ascend_quant.exits import FAILED, WRONG_USE, fail
+from ascend_quant.whole_file import write_whole
 
 
 def cleanup(
@@ -13,9 +17,11 @@ def cleanup(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Remove what FlashRL left in this environment: its lines of usercustomize.py, or the file if that is all.
+    """Remove FlashRL's patch: its lines in usercustomize.py, or the whole file if it has no others.
 
-    Configs stay: they work here. Ends with 1 if something still imports flash_rl.
+    Configs stay: they work here.
+
+    Exit status: 0; 1 if something still imports flash_rl; 2 for wrong use, or a file that cannot be read or changed.
     """
     from ascend_quant.flashrl.usercustomize import clean, default_path
 
@@ -35,16 +41,15 @@ def cleanup(
     else:
         typer.echo(f"{file} has no line of FlashRL's: nothing to do")
     if cleaned.left:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def read(file: Path) -> str:
-    """The text, with its line ends; ends the command with 2 if it cannot be read."""
+    """The text, with its line ends; or the end of the command."""
     try:
         return file.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        typer.echo(f"{file} cannot be read: {error}", err=True)
-        raise typer.Exit(2) from error
+        fail(f"{file} cannot be read: {error}", WRONG_USE)
 
 
 def show(file: Path, before: str, after: str) -> None:
@@ -55,14 +60,15 @@ def show(file: Path, before: str, after: str) -> None:
 
 
 def write(file: Path, text: str) -> None:
-    """Write what is left; a file of which nothing is left goes, as FlashRL made it."""
+    """Write what is left; a file of which nothing is left goes, as FlashRL made it, and with it the link to it."""
     try:
         if text.strip():
-            file.write_bytes(text.encode())
+            write_whole(file, text)
             typer.echo(f"cleaned {file}")
         else:
-            file.unlink()
-            typer.echo(f"removed {file}: it held nothing else")
+            links = [file] if file.is_symlink() else []
+            for one in (Path(os.path.realpath(file)), *links):
+                one.unlink()
+                typer.echo(f"removed {one}: it held nothing else")
     except OSError as error:
-        typer.echo(f"{file} cannot be changed: {error}", err=True)
-        raise typer.Exit(2) from error
+        fail(f"{file} cannot be changed: {error}", WRONG_USE)

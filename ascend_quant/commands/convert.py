@@ -19,6 +19,7 @@ from ascend_quant.convert.conversion import convert as carry_out
 from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.formats import FORMATS
 from ascend_quant.convert.texts import KINDS
+from ascend_quant.exits import FAILED
 from ascend_quant.profile.rules import ProfileError
 from ascend_quant.schemes import SCHEMES, UnknownScheme
 
@@ -40,31 +41,38 @@ class Device(str, Enum):
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="folder of a Hugging Face checkpoint")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="new folder; appears when all of it is written")],
-    scheme: Annotated[str | None, typer.Option(help=f"quantize to: {QUANTIZED}")] = None,
-    to: Annotated[Plain | None, typer.Option(help="undo the quantization of IN")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="files at a time  [default: one a core]")] = None,
-    device: Annotated[Device, typer.Option(help="where weights are quantized")] = Device.cpu,
-    ignore: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="leave this layer as it is; or re:REGEX. Again for more")
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Folder of a Hugging Face checkpoint.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Output folder, created only when the conversion is complete.")
+    ],
+    scheme: Annotated[str | None, typer.Option(help=f"Quantize to: {QUANTIZED}.")] = None,
+    to: Annotated[Plain | None, typer.Option(help="Convert IN back to this dtype.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Files converted at a time.  [default: one a core]")
     ] = None,
-    format: Annotated[str | None, typer.Option(help=f"of OUT: {', '.join(FORMATS)}  [default: by scheme]")] = None,
+    device: Annotated[Device, typer.Option(help="Device that quantizes the weights.")] = Device.cpu,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Layer to leave unquantized: a name, or re:REGEX. Repeatable."),
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(help=f"Format of OUT: {', '.join(FORMATS)}.  [default: by scheme]")
+    ] = None,
     calibrate: Annotated[
         Path | None,
-        typer.Option(metavar="TEXT", help=f"int4 by GPTQ, with texts of a {', '.join(KINDS)} file; see --samples"),
+        typer.Option(metavar="TEXT", help=f"Calibrate int4 with GPTQ on the texts in this file ({', '.join(KINDS)})."),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help=f"of --calibrate's texts; {Calibration.samples} by default")
+        int | None, typer.Option(min=1, help=f"Texts that --calibrate uses; {Calibration.samples} by default.")
     ] = None,
     seq_len: Annotated[
-        int | None, typer.Option(min=2, help=f"tokens of a sample; {Calibration.seq_len} by default")
+        int | None, typer.Option(min=2, help=f"Tokens of each text; {Calibration.seq_len} by default.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Convert a checkpoint: BF16 to int8, fp8 or int4 as engines load it, or back. Goes on where it was killed.
+    """Quantize a BF16 checkpoint to int8, fp8 or int4, or convert one back to BF16. Resumes after an interruption.
 
-    Exit status: 0, 1 if IN cannot be converted, 2 for wrong usage.
+    Exit status: 0; 1 if IN cannot be converted; 2 for wrong use.
     """
     request = requested(source, out, scheme, to, workers, device, ignore or [], format)
     texts = calibrated(request, calibrate, samples, seq_len)
@@ -72,8 +80,9 @@ def convert(
     try:
         summary = with_progress(request, texts, errors)
     except (ConvertError, ProfileError, OSError) as error:
-        errors.print(f"cannot convert: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
+        said = f"cannot convert: {error}".encode(errors="backslashreplace").decode()  # of names that are no UTF-8
+        errors.print(said, style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(FAILED) from error
     seconds = time.perf_counter() - start
     if as_json:
         typer.echo(json.dumps(asdict(summary) | {"seconds": round(seconds, 3)}, indent=1))
@@ -96,7 +105,7 @@ def requested(
         raise typer.BadParameter(f"give either this ({QUANTIZED}) or --to bf16", param_hint="'--scheme'")
     if to is not None and (ignore or format):
         raise typer.BadParameter("--ignore and --format are for --scheme; all of IN is undone", param_hint="'--to'")
-    request = Request(source, out, scheme or to.value, format, tuple(ignore), workers, device.value)
+    request = Request(source, out, to.value if scheme is None else scheme, format, tuple(ignore), workers, device.value)
     if scheme is not None:
         try:
             if not request.chosen()[0].quantized:
@@ -138,7 +147,7 @@ def show(summary: Summary, seconds: float, console: Console) -> None:
     """The result for people."""
     table = Table("weights", "count", title=f"{summary.scheme}, {summary.format}")
     for kind, count in sorted(summary.weights.items(), key=lambda item: -item[1]):
-        table.add_row(kind if kind.endswith("quantized") else f"left alone: {kind}", f"{count:,}")
+        table.add_row(kind if kind.endswith("quantized") else f"not quantized: {kind}", f"{count:,}")
     if summary.weights:
         console.print(table)
     sizes = f"{summary.bytes_in / 1e9:,.2f} GB to {summary.bytes_out / 1e9:,.2f} GB in {seconds:,.1f} s"

@@ -1,37 +1,45 @@
 """`ascend-quant export`: what a trainer has saved, as a checkpoint that engines load."""
 
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ascend_quant.exits import FAILED
+
 
 def export(
     checkpoint: Annotated[
-        Path, typer.Argument(help="a run's checkpoint folder, or one step of it: verl's or Megatron's")
+        Path, typer.Argument(help="Checkpoint folder of a run, or one step of it: verl's or Megatron's.")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="new folder; appears when all of it is written")],
-    scheme: Annotated[str, typer.Option(help="what the weights become: a name of `convert`; bf16: as they are")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Output folder, created only when the export is complete.")
+    ],
+    scheme: Annotated[str, typer.Option(help="What the weights become: a scheme of `convert`, or bf16.")],
     hf_model: Annotated[
-        Path | None, typer.Option(help="folder with config.json and tokenizer  [default: beside the checkpoint]")
+        Path | None, typer.Option(help="Folder with config.json and tokenizer.  [default: beside the checkpoint]")
     ] = None,
     keep_bf16: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="put the BF16 model there, and leave it")
+        Path | None, typer.Option(metavar="FOLDER", help="Also keep the intermediate BF16 model, in this folder.")
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="a layer that stays BF16, as in `convert`. Repeatable")
+        list[str] | None, typer.Option(metavar="PATTERN", help="Layer to leave in BF16, as in `convert`. Repeatable.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="processes of `convert`  [default: one a core]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that convert.  [default: one a core]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Megatron's torch_dist (also after FP8 training), or verl's FSDP shards, to BF16, to a quantized checkpoint.
+    """Turn a training checkpoint (Megatron torch_dist, verl FSDP shards) into a Hugging Face model, BF16 or quantized.
 
-    Exit status: 0, 1 if the checkpoint cannot be exported, 2 for wrong usage.
+    Nothing that a checkpoint's pickles name is run. The config.json must be that of the model that was trained: names,
+    shapes and dtypes are compared with it, but no shape tells 4 heads of 32 from 8 heads of 16.
+
+    Exit status: 0; 1 if the checkpoint cannot be exported; 2 for wrong use.
     """
     from rich.console import Console
 
@@ -43,23 +51,40 @@ def export(
     errors = Console(stderr=True)
     try:
         get_scheme(scheme)
-        for folder in filter(None, (out, keep_bf16)):
-            _check_new(folder)
+        out, keep_bf16 = _new(out), keep_bf16 and _new(keep_bf16)
         if keep_bf16 and scheme == "bf16":
             raise typer.BadParameter("--scheme bf16 writes OUT in BF16: leave it out", param_hint="'--keep-bf16'")
+        if keep_bf16 and (out.is_relative_to(keep_bf16) or keep_bf16.is_relative_to(out)):
+            raise typer.BadParameter(
+                f"{keep_bf16} and {out}: the same, or one in the other", param_hint="'--keep-bf16'"
+            )
+        if ignore and scheme == "bf16":
+            raise typer.BadParameter("--scheme bf16 quantizes no layer: leave it out", param_hint="'--ignore'")
     except UnknownScheme as error:
         raise typer.BadParameter(str(error), param_hint="'--scheme'") from error
     try:
         done = _exported(checkpoint, out, scheme, hf_model, keep_bf16, tuple(ignore or ()), workers, errors)
     except (ExportError, ConvertError, ProfileError, OSError) as error:  # OSError: a full disk, say
-        errors.print(f"cannot export: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
+        said = f"cannot export: {error}".encode(errors="backslashreplace").decode()  # of names that are no UTF-8
+        errors.print(said, style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(FAILED) from error
     typer.echo(json.dumps(done, indent=1) if as_json else f"{done['kind']} -> {done['scheme']}: {done['out']}")
 
 
-def _check_new(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise typer.BadParameter(f"{folder} exists and is no empty folder")
+def _new(folder: Path) -> Path:
+    """Where it will be, links followed; raises BadParameter unless it can be made there, or is an empty folder."""
+    from ascend_quant.convert.errors import ConvertError
+    from ascend_quant.convert.output import Output
+
+    try:
+        found = Output(folder).out
+    except ConvertError as error:
+        raise typer.BadParameter(str(error)) from error
+    if not found.parent.is_dir():
+        raise typer.BadParameter(f"{found.parent} is no folder; make it first")
+    if found.exists() and (not found.is_dir() or any(found.iterdir())):
+        raise typer.BadParameter(f"{found} exists and is no empty folder")
+    return found
 
 
 def _exported(
@@ -74,32 +99,50 @@ def _exported(
 ) -> dict[str, Any]:
     """BF16 first, where the checkpoint is not that already; then `convert`, unless BF16 is what was asked for."""
     from ascend_quant.convert import Request, convert
+    from ascend_quant.convert.output import Output
     from ascend_quant.export import ExportError, find, write_bf16
 
     trained = find(checkpoint)
     done = {"kind": trained.kind, "scheme": scheme, "out": str(out)}
     plain = scheme == "bf16"
-    if plain and trained.kind == "hugging-face":
-        raise ExportError(f"{trained.folder} is the BF16 model already: there is nothing to do")
-    with ExitStack() as stack:
-        bf16 = trained.folder
-        if trained.kind != "hugging-face":
-            out.parent.mkdir(parents=True, exist_ok=True)
-            beside = tempfile.TemporaryDirectory(prefix=f"{out.name}.bf16-", dir=out.parent, ignore_cleanup_errors=True)
-            bf16 = keep_bf16 or Path(stack.enter_context(beside)) / "model"
-            with _bar(console, f"{trained.kind} to bf16", "parameters") as told:
-                write_bf16(trained, bf16, hf_model, told)
+    if trained.kind == "hugging-face":
+        if plain or keep_bf16:
+            raise ExportError(f"{trained.folder} is the BF16 model already: there is nothing to do in BF16")
+        with _bar(console, f"bf16 to {scheme}", "bytes") as progress:
+            summary = convert(Request(trained.folder, out, scheme, ignore=ignore, workers=workers), progress)
+        return {**done, "converted": asdict(summary)}
+    partial = Output(out).partial
+    if partial.exists():
+        raise ExportError(f"{partial} was left by a command that was killed; remove it")
+    whole = out if plain else keep_bf16
+    with _beside(whole or out) as beside:
+        bf16 = beside / "model"
+        with _bar(console, f"{trained.kind} to bf16", "parameters") as progress:
+            write_bf16(trained, bf16, hf_model, progress)
+        if whole:
+            bf16 = bf16.rename(whole)
         if plain:
-            bf16.rename(out)
             return done
-        with _bar(console, f"bf16 to {scheme}", "bytes") as told:
-            summary = convert(Request(bf16, out, scheme, ignore=ignore, workers=workers), told)
+        try:
+            with _bar(console, f"bf16 to {scheme}", "bytes") as progress:
+                summary = convert(Request(bf16, out, scheme, ignore=ignore, workers=workers), progress)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)  # the folder that it would go on from is about to go
+            raise
     return {**done, "converted": asdict(summary)}
 
 
 @contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """A folder of our own on the same disk, removed in the end."""
+    prefix = f"{folder.name}.bf16-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+@contextmanager
 def _bar(console: Any, what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time left; what it gives is told how many of how many units are done."""
+    """A bar with the time left; what it gives takes how many of how many units are done."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ascend_quant.exits import DONE, FAILED, WRONG_USE, fail
+
 if TYPE_CHECKING:
     from ascend_quant.selfcheck.operators import Checked
 
@@ -19,29 +21,30 @@ def kernels(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> None:
-    """What multiplies with each scheme's weights on a device of this machine.
+    """Show which matmul kernel serves each scheme on this machine's device.
 
-    Quantizes a small weight there first: other bytes than a CPU's, or no such device, end the command with 1. So does
-    anything that --check finds; for NPUs there is ./run.sh test npu-smoke.
+    Quantizes a small weight there first. For NPUs there is ./run.sh test npu-smoke in place of --check.
+
+    Exit status: 0; 1 if there is no such device, its bytes are not a CPU's or --check finds an error; 2 for wrong use.
     """
     from ascend_quant.convert.devices import check_device, open_device
     from ascend_quant.convert.errors import ConvertError
+    from ascend_quant.integrations.vllm.layers.products import register_products
     from ascend_quant.kernels import NoKernels, kernels_for
     from ascend_quant.schemes import get_scheme
     from ascend_quant.selfcheck.libraries import missing_libraries
     from ascend_quant.selfcheck.operators import check_operators
 
     if check and device == "npu":
-        typer.echo("error: --check: on an NPU ./run.sh test npu-smoke compares every operator", err=True)
-        raise typer.Exit(2)
+        fail("error: --check: on an NPU ./run.sh test npu-smoke compares every operator", WRONG_USE)
     with redirect_stdout(sys.stderr):  # vLLM logs to what is stdout at its import; ours is for the answer
         try:
             here = open_device(device)
+            register_products(here.type)
             check_device(here, get_scheme("int8"))
             products = {name: serving.by for name, serving in kernels_for(here).SERVING.items()}
         except (ConvertError, NoKernels) as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(1) from error
+            fail(f"error: {error}", FAILED)
         missing = missing_libraries()
         checked = check_operators(here) if check else []
     if as_json:
@@ -54,7 +57,7 @@ def kernels(
             typer.echo(_line(one))
         for file, names in missing.items():
             typer.echo(f"warning: {file} needs {', '.join(names)}, which is not here: vLLM runs without it", err=True)
-    raise typer.Exit(int(any(one.problems for one in checked)))
+    raise typer.Exit(FAILED if any(one.problems for one in checked) else DONE)
 
 
 def _line(one: "Checked") -> str:

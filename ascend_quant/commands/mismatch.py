@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from ascend_quant.exits import ABOVE, FAILED, WRONG_USE, fail
 from ascend_quant.schemes import SCHEMES
+from ascend_quant.whole_file import write_whole
 
 QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantized)
-FAILED, MISUSED, ABOVE = 1, 2, 3
 
 
 def mismatch(
@@ -19,62 +20,84 @@ def mismatch(
         Path | None, typer.Option(help="A text file (a prompt a line), or .jsonl or .parquet with a column `prompt`.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens sampled a prompt, at most.")] = 128,
-    tokens: Annotated[int, typer.Option(help="Tokens sampled in all, at most: prompts are left out.")] = 16384,
+    tokens: Annotated[
+        int, typer.Option(help="Maximum total number of sampled tokens; prompts beyond it are dropped.")
+    ] = 16384,
     ignore: Annotated[
         list[str] | None, typer.Option(help="A layer that keeps its dtype: a name, or re:PATTERN. Repeatable.")
     ] = None,
-    profile: Annotated[Path | None, typer.Option(help="A profile made with `ascend-quant profile`.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="A profile: what `ascend-quant profile -o` was given.")] = None,
     threshold: Annotated[float, typer.Option(help="Where importance weights are clipped.")] = 2.0,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens of a recipe's responses: what would the importance weights leave there?")
+    ] = None,
+    try_suggestion: Annotated[
+        bool, typer.Option(help="Start a third engine with what is suggested, if anything is, and measure the KL.")
+    ] = True,
     seed: Annotated[int, typer.Option(help="Seeds the sampling.")] = 0,
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.")] = 1,
-    max_model_len: Annotated[int | None, typer.Option(help="Of the engines.  [default: what the prompts need]")] = None,
-    gpu_memory_utilization: Annotated[
-        float | None, typer.Option(help="Of the engines.  [default: vLLM's; scoring needs 4 GiB beside it]")
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Maximum model length of both engines.  [default: what the prompts need]")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report there; - is stdout.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="With --json: all tokens and their log-probabilities.")] = False,
+    gpu_memory_utilization: Annotated[
+        float | None,
+        typer.Option(help="As in vLLM, for each engine.  [default: vLLM's; scoring needs 4 GiB beside it]"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the report there, as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="In the JSON: all tokens and their log-probabilities.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG there.")] = None,
-    fail_above: Annotated[float | None, typer.Option(help="End with 3 if the KL (k3) is above this.")] = None,
+    fail_above: Annotated[float | None, typer.Option(help="Exit status 3 if the KL (k3) is above this.")] = None,
 ) -> None:
     """How far is the quantized policy from the BF16 one, and which layers are to blame?
 
-    A quantized engine samples, a BF16 engine scores the same tokens. Ends with 0; 1 if an engine failed; 2 if the
-    options are wrong; 3 with --fail-above.
+    A quantized engine samples, a BF16 engine scores the same tokens.
+
+    Exit status: 0; 1 if an engine failed; 2 for wrong use; 3 if the KL is above --fail-above.
     """
     from rich.console import Console
 
-    from ascend_quant.mismatch import measure, report
+    from ascend_quant.mismatch import report
     from ascend_quant.mismatch.engines import EngineFailed
     from ascend_quant.mismatch.plot import draw
     from ascend_quant.mismatch.prompts import PromptError
+    from ascend_quant.mismatch.settings import OptionError, Settings
     from ascend_quant.mismatch.tokens import ModelError
     from ascend_quant.schemes import UnknownScheme
 
-    to_stdout = json_file == Path("-")
-    console = Console(stderr=to_stdout)
-    if raw and json_file is None:
-        stop("--raw: goes into the report; give --json FILE as well", MISUSED)
-    for option, path in (("--json", None if to_stdout else json_file), ("--plot", plot)):
+    console = Console(stderr=as_json)
+    if raw and out is None and not as_json:
+        fail("--raw: goes into the report; give --out FILE or --json as well", WRONG_USE)
+    for option, path in (("--out", out), ("--plot", plot)):
         if path is not None and not path.absolute().parent.is_dir():
-            stop(f"{option} {path}: there is no folder {path.absolute().parent}", MISUSED)
+            fail(f"{option} {path}: there is no folder {path.absolute().parent}", WRONG_USE)
+        if path is not None and path.is_dir():
+            fail(f"{option} {path}: is a folder; name a file", WRONG_USE)
+    if fail_above is not None and fail_above != fail_above:  # NaN, which nothing is above
+        fail("--fail-above nan: a number is wanted", WRONG_USE)
     try:
-        settings = measure.Settings(
+        settings = Settings(
             model, scheme, prompts, tuple(ignore or ()), profile, max_tokens, tokens, threshold, seed, tp,
-            max_model_len, gpu_memory_utilization,
+            max_model_len, gpu_memory_utilization, length, try_suggestion,
         )  # fmt: skip
         found = _measured(settings, Console(stderr=True))
-    except (UnknownScheme, measure.OptionError, ModelError, PromptError) as error:
-        stop(str(error), MISUSED)
+    except (UnknownScheme, OptionError, ModelError, PromptError) as error:
+        fail(str(error), WRONG_USE)
     except EngineFailed as error:
-        stop(str(error), FAILED)
+        fail(str(error), FAILED)
     report.show(found, console)
-    if plot is not None:
-        draw(found, plot)
-    if json_file is not None:
+    try:
         text = json.dumps({key: value for key, value in found.items() if raw or key != "raw"}, indent=1)
-        typer.echo(text) if to_stdout else json_file.write_text(text + "\n")
+        if as_json:
+            typer.echo(text)
+        if out is not None:
+            write_whole(out, text + "\n")
+        if plot is not None:
+            draw(found, plot)
+    except OSError as error:
+        fail(f"the report cannot be written: {error}", FAILED)
     if fail_above is not None and found["mismatch"]["k3_kl"] > fail_above:
-        stop(f"KL (k3) {found['mismatch']['k3_kl']:.3g} is above --fail-above {fail_above:g}", ABOVE)
+        fail(f"KL (k3) {found['mismatch']['k3_kl']:.3g} is above --fail-above {fail_above:g}", ABOVE)
 
 
 def _measured(settings: Any, console: Any) -> dict[str, Any]:
@@ -87,15 +110,9 @@ def _measured(settings: Any, console: Any) -> dict[str, Any]:
     with Progress(*columns, console=console) as progress:
         bars = {}
 
-        def told(what: str, done: int, total: int) -> None:
+        def on_progress(what: str, done: int, total: int) -> None:
             if what not in bars:
                 bars[what] = progress.add_task(what, total=total)
             progress.update(bars[what], completed=done)
 
-        return measure(settings, told)
-
-
-def stop(message: str, code: int) -> None:
-    """End with a message on stderr."""
-    typer.echo(message, err=True)
-    raise typer.Exit(code)
+        return measure(settings, on_progress)

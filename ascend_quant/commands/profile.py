@@ -1,6 +1,7 @@
 """`ascend-quant profile`: compare a BF16 and a quantized checkpoint, write how one becomes the other."""
 
 import json
+import os
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -11,12 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ascend_quant.exits import FAILED
 from ascend_quant.profile.arithmetic import of_refits
 from ascend_quant.profile.checkpoints import Checkpoint, find
 from ascend_quant.profile.compare import Comparison, compare_int8, median
 from ascend_quant.profile.flashrl_file import write
 from ascend_quant.profile.fp8 import compare_fp8
-from ascend_quant.profile.rules import ProfileError
+from ascend_quant.profile.rules import ProfileError, files_of
 from ascend_quant.profile.w8a8 import read_w8a8
 
 SHOWN = 20  # parameters in the table of those that are not reproduced
@@ -30,27 +32,29 @@ class Function(str, Enum):
 
 
 def profile(
-    quantized: Annotated[str, typer.Option("-q", "--quantized", help="quantized model: a folder, or a hub id")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="file to write; .pt: in FlashRL's layout")],
-    model: Annotated[str | None, typer.Option("-m", "--model", help="BF16 model; fp8 does without")] = None,
-    fn: Annotated[Function, typer.Option("--fn", help="what the quantized model holds")] = Function.int8,
-    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+    quantized: Annotated[str, typer.Option("-q", "--quantized", help="Quantized model: a folder, or a hub id.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write; .pt: in FlashRL's layout.")],
+    model: Annotated[str | None, typer.Option("-m", "--model", help="BF16 model; not needed for fp8.")] = None,
+    fn: Annotated[Function, typer.Option("--fn", help="Format of the quantized model.")] = Function.int8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Find how an updated BF16 weight becomes the weight of a quantized checkpoint: scales and smoothing factors.
+    """Compare a BF16 model with its quantized version, and save the scales and smoothing factors between them.
 
-    Exit status: 0, 1 if the two cannot be profiled, 2 for wrong usage.
+    Exit status: 0; 1 if the two cannot be profiled; 2 for wrong use.
     """
     if model is None and fn is Function.int8:
         raise typer.BadParameter("int8 compares with the BF16 model: give it with -m", param_hint="'-m'")
-    if not output.resolve().parent.is_dir():
-        raise typer.BadParameter(f"{output.resolve().parent} is no folder", param_hint="'-o'")
+    if not Path(os.path.realpath(output)).parent.is_dir():
+        raise typer.BadParameter(f"{Path(os.path.realpath(output)).parent} is no folder", param_hint="'-o'")
+    if not output.name or any(file.is_dir() for file in (output, *files_of(output))):
+        raise typer.BadParameter(f"{output} is a folder, not a file", param_hint="'-o'")
     errors = Console(stderr=True)
     try:
         result = compared(model, quantized, fn, errors)
         files = [write(result.profile, output)] if output.suffix == ".pt" else result.profile.save(output)
-    except ProfileError as error:
+    except (ProfileError, OSError) as error:
         errors.print(f"cannot profile: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
+        raise typer.Exit(FAILED) from error
     if as_json:
         typer.echo(json.dumps(summary(result, files), indent=1))
     else:

@@ -1,10 +1,13 @@
 """`ascend-quant setup`: write the YAML file that FLASHRL_CONFIG names. Its flags are those of `flashrl setup`."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from ascend_quant.exits import WRONG_USE, fail
 
 DEFAULT_CONFIG = Path("~/.flashrl_config.yaml")
 
@@ -17,23 +20,29 @@ def setup(
     profile: Annotated[str | None, typer.Option("--profile", "-p", help="What `profile` wrote, or FlashRL's.")] = None,
     fn: Annotated[str, typer.Option(help="int8, fp8, bf16, or another of FlashRL's functions.")] = "int8",
     config_output: Annotated[Path, typer.Option("--config-output", "-o", help="The YAML file.")] = DEFAULT_CONFIG,
-    append: Annotated[bool, typer.Option("--append", "-a", help="Add to the file: a hybrid of replicas.")] = False,
+    append: Annotated[
+        bool,
+        typer.Option(
+            "--append", "-a", help="Add one more replica to an existing file, to mix quantized and BF16 ones."
+        ),
+    ] = False,
     frozen_scales: Annotated[bool, typer.Option("--frozen-scales", help="Keep the profile's scales.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
 ) -> None:
     """Write a config for FLASHRL_CONFIG, which FlashRL can read too, or add a replica to one."""
-    from ascend_quant.flashrl.config import Config, read
+    from ascend_quant.flashrl.config import Config, check_is_config, read
     from ascend_quant.flashrl.entry import entry, notes
     from ascend_quant.flashrl.files import ConfigError
 
-    file = config_output.expanduser().absolute()
+    file = Path(os.path.expanduser(config_output)).absolute()
     try:
         replica = entry(fn, model, profile, frozen_scales, columns or [])
-        before = read(file).replicas if append and file.exists() else []
+        if there := file.exists():
+            check_is_config(file)
+        before = read(file).replicas if append and there else []
         Config(replicas=[*before, replica]).write(file)
     except (ConfigError, OSError) as error:
-        typer.echo(f"{file} is not written: {error}", err=True)
-        raise typer.Exit(2) from error
+        fail(f"{file} is not written: {error}", WRONG_USE)
     done = {
         "file": str(file),
         "replicas": len(before) + 1,

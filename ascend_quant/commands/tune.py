@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ascend_quant.exits import DONE, FAILED, NOT_REACHED, WRONG_USE, fail
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -15,13 +17,13 @@ if TYPE_CHECKING:
 
 BATCHES = "16,32,64,128,256,512,2048,8192"
 COMPILING = 0.4  # of the seconds, at most
-NOT_REACHED = 3  # exit status
 
 
 def tune(
     models: Annotated[str, typer.Option(help="Models whose layers are tuned: 7b,32b,30b-a3b (Qwen); none: ''.")] = "",
     shape: Annotated[
-        list[str] | None, typer.Option(help="N,K of a linear layer as one GPU has it, or four numbers of experts.")
+        list[str] | None,
+        typer.Option(help="Layer shape on one GPU: N,K of a linear layer, or EXPERTS,WIDTH,HIDDEN,TOP. Repeatable."),
     ] = None,
     batch: Annotated[str, typer.Option(help="Numbers of tokens; others take the next larger one's kernel.")] = BATCHES,
     seconds: Annotated[float, typer.Option(help="Time for all; run again for what was not reached.")] = 600,
@@ -29,32 +31,35 @@ def tune(
     out: Annotated[Path | None, typer.Option(help="File to write; engines read the default, in ~/.cache.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was measured as JSON.")] = False,
 ) -> None:
-    """Time vLLM's int8 kernels against Triton's in many tilings, and write down the fastest; engines started later
-    follow it. Without --models and --shape: all the models known here.
+    """Benchmark the available int8 kernels for given layer shapes on this NVIDIA GPU, and save the fastest.
 
-    Exit status: 0; 1 where no kernel computed a product rightly; 2 for wrong usage or without an NVIDIA GPU; 3 where
+    Engines started later use them. Without --models and --shape: all the models known here.
+
+    Exit status: 0; 1 where no kernel computed a product rightly; 2 for wrong use or without an NVIDIA GPU; 3 where
     time ran out (what is measured is kept, and the next run goes on).
     """
     import torch
 
+    from ascend_quant.integrations.vllm.layers.products import register_products
     from ascend_quant.kernels import tuned
 
     if not torch.cuda.is_available():
-        typer.echo("error: tune measures on an NVIDIA GPU, and there is none here", err=True)
-        raise typer.Exit(2)
+        fail("error: tune measures on an NVIDIA GPU, and there is none here", WRONG_USE)
+    if out is not None and (not out.name or out.is_dir()):
+        raise typer.BadParameter(f"{out} is a folder", param_hint="--out")
     jobs = wanted(models, shape or [], batch)
     file = out or tuned.user_file(tuned.gpu_name())
     try:
         known = {} if again else tuned.load(file)
     except tuned.BadTable as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
+        fail(f"error: {error}", WRONG_USE)
     new = [job for job in jobs if job.rows not in known.get(job.kind, {}).get(job.shape, {})]
+    register_products("cuda")
     found = list(_measured(new, seconds, lambda one: _keep(one, file)))
     _show(found, file, len(jobs) - len(new), len(new) - len(found), as_json)
     if any(one.choice is None for one in found):
-        raise typer.Exit(1)
-    raise typer.Exit(NOT_REACHED if len(found) < len(new) else 0)
+        raise typer.Exit(FAILED)
+    raise typer.Exit(NOT_REACHED if len(found) < len(new) else DONE)
 
 
 def wanted(models: str, shapes: list[str], batch: str) -> "list[Job]":
@@ -71,7 +76,7 @@ def wanted(models: str, shapes: list[str], batch: str) -> "list[Job]":
     names = [name for name in models.split(",") if name] or ([] if shapes else list(of_model))
     for name in names:
         if name not in of_model:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(of_model)}", param_hint="--models")
+            raise typer.BadParameter(f"{name!r:.80} is none of {', '.join(of_model)}", param_hint="--models")
     pairs = [pair for name in names for pair in of_model[name]]
     for text in shapes:
         numbers = _numbers(text, "--shape")
@@ -84,9 +89,11 @@ def wanted(models: str, shapes: list[str], batch: str) -> "list[Job]":
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise typer.BadParameter(f"{text!r}: numbers above 0 wanted, with commas between them", param_hint=option)
+    from ascend_quant.kernels.tuned import NUMBER
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(map(NUMBER.fullmatch, parts)):
+        raise typer.BadParameter(f"{text!r:.80}: numbers above 0 wanted, with commas between them", param_hint=option)
     return tuple(map(int, parts))
 
 

@@ -3,6 +3,7 @@
 errors.py          what cannot be converted
 source.py          IN, checked before anything is written
 layers.py          which layers are quantized
+kept.py            what may be carried over as it is
 formats.py         the tensors of a quantized layer, by format
 sections.py        what config.json says about them
 devices.py         where, and whether a device makes the same codes

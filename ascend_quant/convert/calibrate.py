@@ -25,7 +25,7 @@ from ascend_quant.convert.formats import Spec
 from ascend_quant.convert.output import WRITING, Output, sync
 from ascend_quant.convert.shard_file import Digest, ShardFile, digest_of
 from ascend_quant.convert.source import MANIFEST, open_source
-from ascend_quant.profile.checkpoints import Checkpoint, read_json
+from ascend_quant.profile.checkpoints import TEXT, Checkpoint, read_json
 
 PACKED, SCALE = ".weight_packed", ".weight_scale"
 LOCK, MODEL = "lock", "model"
@@ -134,7 +134,10 @@ def _check_not_lost(layer: str, codes_NK: torch.Tensor, rounded: torch.Tensor) -
 
 def _tokens(checkpoint: Checkpoint, calibration: Calibration) -> torch.Tensor:
     """The samples (B, S), checked against the model."""
-    config = checkpoint.config | (checkpoint.config.get("text_config") or {})
+    config = checkpoint.config | (checkpoint.config.get(TEXT) or {})
+    for key in ("max_position_embeddings", "vocab_size"):
+        if type(config.get(key, 1)) is not int:
+            raise ConvertError(f"{checkpoint.folder / 'config.json'}: {key} is {config[key]!r:.80}, and no number")
     if calibration.seq_len > (longest := config.get("max_position_embeddings", calibration.seq_len)):
         raise ConvertError(f"--seq-len {calibration.seq_len}: {checkpoint.folder} takes {longest} tokens at most")
     tokenizer = texts.open_tokenizer(checkpoint.folder)
@@ -158,6 +161,8 @@ def _noted(calibration: Calibration) -> dict:
 def _beside(out: Path) -> Iterator[Path]:
     """OUT.calibrating: empty, ours alone, removed at the end. What a killed command left in it is thrown away."""
     folder = out.with_name(f"{out.name}.calibrating")
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise ConvertError(f"{folder} is in the way, and not left by a killed --calibrate; move it")
     folder.mkdir(exist_ok=True)
     if not {path.name for path in folder.iterdir()} <= {LOCK, MODEL, f"{MODEL}.partial"}:
         raise ConvertError(f"{folder} is in the way, and not left by a killed --calibrate; move it")

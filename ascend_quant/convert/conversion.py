@@ -16,7 +16,7 @@ from ascend_quant.convert.plan import Plan, plan_quantizing, plan_undoing
 from ascend_quant.convert.quantized import Quantized
 from ascend_quant.convert.shard_file import Layout
 from ascend_quant.convert.source import open_source, other_files, quantization
-from ascend_quant.convert.surroundings import add_surroundings
+from ascend_quant.convert.surroundings import WRITTEN_ANEW, add_surroundings
 from ascend_quant.convert.workers import Shard, Work, bytes_of, convert_all, default_workers, one_thread, stored_bytes
 from ascend_quant.profile.checkpoints import Checkpoint
 from ascend_quant.schemes import Scheme, get_scheme
@@ -31,7 +31,7 @@ class Request:
     Attributes:
         scheme: a name of `ascend_quant.schemes`; bf16 undoes the quantization of IN.
         format: one of `formats.FORMATS`; None for the first that holds the scheme.
-        ignore: layers that are left alone beside those that always are, see `layers.Ignored`.
+        ignore: layers that are not quantized, beside those that never are, see `layers.Ignored`.
         workers: files at a time; None for one a core.
     """
 
@@ -61,7 +61,7 @@ class Summary:
     Attributes:
         shards, resumed: files of weights; those that an earlier run had finished.
         bytes_in, bytes_out: of IN's tensors, and of OUT's files of weights.
-        weights: how many were converted, and how many left alone, by the reason.
+        weights: how many were converted, and how many were not, by the reason.
     """
 
     out: str
@@ -156,7 +156,8 @@ def _plan(request: Request, work: Work, format: str) -> Plan:
 def _carry_out(work: Work, plan: Plan, asked: dict, workers: int, progress: Progress) -> int:
     """Write what is missing of OUT, and publish it; how many shards that were."""
     out, folder = work.output, work.checkpoint.folder
-    with out.open(asked):
+    files = [*plan.shards, *map(str, other_files(folder)), *WRITTEN_ANEW]
+    with out.open(asked, frozenset(files)):
         digests = {name: one for name in plan.shards if (one := out.finished(name, plan.outputs(name))) is not None}
         shards = [_shard(work.checkpoint, plan, name) for name in plan.shards if name not in digests]
         others = sum((folder / path).stat().st_size for path in other_files(folder))

@@ -7,26 +7,18 @@ fp8                  weight, weight_scale_inv: DeepSeek's layout, as vLLM reads 
 modelslim            weight, weight_scale, weight_offset, as vllm-ascend 0.23 reads them in
                      quantization/methods/w8a8_dynamic.py.
 
-Shape suffixes: N output channels, K input channels, I and J blocks along them, G groups of a row.
+Which of them hold a scheme, and in what tensors, stands in its file in `schemes/`.
 """
 
 from typing import NamedTuple
 
 import torch
 
-from ascend_quant import oracle
 from ascend_quant.convert.errors import ConvertError
-from ascend_quant.oracle.quantize import NIBBLES
-from ascend_quant.schemes import Scheme
+from ascend_quant.schemes import SCHEMES, Scheme, definition_of
 
-FORMATS = {
-    "compressed-tensors": ("int8", "fp8", "fp8_tensor", "int4_g128", "int4_g32"),
-    "fp8": ("fp8_block", "fp8_tensor"),
-    "modelslim": ("int8",),
-}
-WITHOUT_EXPERTS = {("compressed-tensors", "fp8_tensor")}  # vLLM 0.28 takes these experts with static activations alone
+FORMATS = ("compressed-tensors", "fp8", "modelslim")
 PLAIN = "safetensors"  # of a checkpoint that is not quantized
-CODES = {"int8": "I8", "fp8": "F8_E4M3"}
 
 
 class Spec(NamedTuple):
@@ -43,37 +35,33 @@ def format_of(scheme: Scheme, name: str | None = None, experts: bool = False) ->
         experts: whether there are experts to hold.
 
     Raises:
-        ConvertError: there is none, or they do not go together; naming what does.
+        UnregisteredScheme: a scheme that nobody registered.
+        ConvertError: there is no format, or they do not go together; naming what does.
     """
-    holding = [format for format, schemes in FORMATS.items() if scheme.name in schemes]
-    fitting = [format for format in holding if not (experts and (format, scheme.name) in WITHOUT_EXPERTS)]
+    stored = definition_of(scheme).stored
+    holding = [format for format in FORMATS if stored is not None and format in stored.formats]
+    fitting = [format for format in holding if not (experts and format in stored.no_experts)]
     if name is not None and name not in FORMATS:
         raise ConvertError(f"unknown format {name!r}; this version writes: {', '.join(FORMATS)}")
     if not fitting:
         raise ConvertError(f"scheme {scheme.name} is no format of checkpoints; --to bf16 undoes a quantization")
     if name is not None and name not in fitting:
         with_experts = " with experts" if name in holding else ""
-        held = f"format {name} holds {', '.join(FORMATS[name])}"
+        held = f"format {name} holds {', '.join(held_by(name))}"
         raise ConvertError(f"scheme {scheme.name}{with_experts} is written as {' or '.join(fitting)}; {held}")
     return name or fitting[0]
 
 
+def held_by(format: str) -> list[str]:
+    """The names of the schemes that a format holds, in order."""
+    stored = {name: definition_of(scheme).stored for name, scheme in SCHEMES.items()}
+    return sorted(name for name, one in stored.items() if one is not None and format in one.formats)
+
+
 def tensors(format: str, scheme: Scheme, name: str, shape: tuple[int, int]) -> dict[str, Spec]:
     """What `name` (ending in .weight) of shape (N, K) becomes: codes first, scales next, then what never changes."""
-    rows, columns = shape
-    if scheme.codes == "int4":
-        return {
-            f"{name}_packed": Spec("I32", (rows, columns // NIBBLES)),
-            f"{name}_scale": Spec("BF16", (rows, columns // scheme.group)),
-            f"{name}_shape": Spec("I64", (2,)),
-        }
-    codes = {name: Spec(CODES[scheme.codes], shape)}
-    if scheme.shares == "block":
-        blocks = (-(-rows // oracle.BLOCK), -(-columns // oracle.BLOCK))
-        return codes | {f"{name}_scale_inv": Spec("F32", blocks)}
-    scale = {f"{name}_scale": Spec("F32", (1,) if scheme.shares == "tensor" else (rows, 1))}
-    offset = {f"{name.removesuffix('weight')}weight_offset": Spec("F32", (rows, 1))} if format == "modelslim" else {}
-    return codes | scale | offset
+    found = definition_of(scheme).tensors(format, name, *shape)
+    return {tensor: Spec(*spec) for tensor, spec in found.items()}
 
 
 def unchanging(name: str, spec: Spec, shape: tuple[int, int]) -> torch.Tensor:

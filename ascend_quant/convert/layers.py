@@ -5,53 +5,72 @@ layers that vLLM builds without quantization whatever the config says: DeepSeek'
 its indexer's wk and weights_proj.
 """
 
-import re
-from collections.abc import Sequence
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 
+from ascend_quant import names
 from ascend_quant.convert.errors import ConvertError
-from ascend_quant.left_alone import BUILT_PLAIN, ROUTERS
+from ascend_quant.names import BUILT_PLAIN, ROUTERS, Layer, PatternError
 
 HEADS = ("lm_head", "head", "score", "classifier", "v_head")
 EMBEDDINGS = ("wte", "wpe", "tok_embeddings")
 TOWERS = ("visual", "vpm", "resampler", "patch_merger", "multi_modal_projector", "mm_projector")
 TOWER_STARTS = ("vision", "audio")
-ALWAYS_IGNORED = "lm_head"  # tied heads are no tensor of the checkpoint, but a layer all the same
+SECONDS = 20  # for one pattern and all names; a second is enough for a million names
+MATCH_ALL = "import json, re, sys; p, names = json.load(sys.stdin); [re.match(p, name) for name in names]"
 
 
-class Ignored:
+class Ignored(names.Ignored):
     """`--ignore`: names of layers, or "re:" and a regular expression that matches from a name's beginning, as in vLLM.
 
     Raises:
         ConvertError: a regular expression that is none.
     """
 
-    def __init__(self, patterns: Sequence[str]):
-        self.patterns = tuple(patterns)
-        self._used: set[str] = set()
+    def __init__(self, patterns: Sequence[str] = ()):
         try:
-            self._expressions = {p: re.compile(p[3:]) for p in patterns if p.startswith("re:")}
-        except re.error as error:
-            raise ConvertError(f"--ignore {error.pattern!r} is no regular expression: {error}") from error
+            super().__init__(patterns)
+        except PatternError as error:
+            raise ConvertError(f"--{error}") from error
 
-    def matches(self, layer: str) -> bool:
-        """Whether a pattern names this layer; every pattern that does is then known to be of use."""
-        found = {
-            p for p in self.patterns if (self._expressions[p].match(layer) if p in self._expressions else p == layer)
-        }
-        self._used |= found
-        return bool(found)
+    def check_speed(self, layers: Iterable[str]) -> None:
+        """Match names in another process, which can be ended: an expression like ((a*)*)*$ takes years.
 
-    def check(self) -> None:
-        """Raise ConvertError if a pattern has matched no layer: it is misspelt."""
-        self.matches(ALWAYS_IGNORED)
-        if unused := [pattern for pattern in self.patterns if pattern not in self._used]:
-            hint = (
-                "patterns are a layer's name in IN without .weight, or re: and a regular expression from its beginning"
-            )
-            raise ConvertError(f"--ignore {unused[0]} matches no layer; {hint}")
+        Raises:
+            ConvertError: it has not ended after `SECONDS`.
+        """
+        layers = list(layers)
+        for pattern, expression in self.expressions.items():
+            command = [sys.executable, "-I", "-S", "-c", MATCH_ALL]
+            try:
+                subprocess.run(command, input=json.dumps([expression.pattern, layers]), text=True, timeout=SECONDS)
+            except subprocess.TimeoutExpired as error:
+                slow = "a repetition within a repetition?"
+                raise ConvertError(
+                    f"--ignore {pattern!r:.80} has not matched {len(layers)} names in {SECONDS} s ({slow})"
+                ) from error
+
+    def among(self, layers: Mapping[str, Layer]) -> set[str]:
+        """The names of those that are not quantized.
+
+        Args:
+            layers: all of a checkpoint, see `names.layers_of`.
+
+        Raises:
+            ConvertError: a part of what engines fuse is to be ignored, or a pattern matches no layer: it is misspelt.
+        """
+        self.check_speed({name for layer in layers.values() for part in layer.parts for name in part})
+        try:
+            found = {name for name, layer in layers.items() if self.covers(layer)}
+            self.check_used("IN")
+        except PatternError as error:
+            raise ConvertError(f"--{error}") from error
+        return found
 
 
-def left_alone(layer: str) -> str | None:
+def why_unquantized(layer: str) -> str | None:
     """Why a linear layer is not quantized by default; None if it is.
 
     Args:

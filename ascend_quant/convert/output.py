@@ -13,25 +13,35 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 
 from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.formats import Spec
 from ascend_quant.convert.shard_file import Digest, Layout, digest_of
-from ascend_quant.convert.source import MANIFEST
-from ascend_quant.profile.checkpoints import read_json
+from ascend_quant.convert.source import MANIFEST, check_name
+from ascend_quant.documents import BadDocument, read_json
 
 WRITING = ".writing"
 MODIFIED = "modified"  # of a request: the times of IN's files, which are no part of the manifest
 
 
 class Output:
-    """OUT.partial, which one process at a time may write."""
+    """OUT.partial, which one process at a time may write.
+
+    Raises:
+        ConvertError: OUT can be no folder's name.
+    """
 
     def __init__(self, out: Path):
-        self.out = out.resolve()
+        check_name(out)
+        try:
+            self.out = out.resolve()
+        except (OSError, RuntimeError) as error:  # of a link to itself, in Python 3.13 and before
+            raise ConvertError(f"{out} cannot be a folder: {error}") from error
+        if not self.out.name or self.out == Path.cwd():
+            raise ConvertError(f"{self.out} is the root or the working folder, which cannot be replaced; give another")
         self.partial = self.out.with_name(f"{self.out.name}.partial")
         self.model, self.journal = self.partial / "model", self.partial / "journal"
 
@@ -52,19 +62,21 @@ class Output:
         manifest = self.out / MANIFEST
         if not (self.partial.is_dir() and manifest.is_file()):
             return False
-        content = read_json(manifest)
+        content = _read(manifest)
         return all(content.get(key) == value for key, value in request.items() if key != MODIFIED)
 
     @contextmanager
-    def open(self, request: Mapping) -> Iterator[None]:
+    def open(self, request: Mapping, names: Set[str]) -> Iterator[None]:
         """Begin, or go on where the same request ended; nobody else does meanwhile.
 
+        Args:
+            names: of all files of OUT, as paths within it.
+
         Raises:
-            ConvertError: another request has begun here, or a command is at work.
+            ConvertError: another request has begun here, a command is at work, or OUT.partial holds what is none of
+                OUT's.
         """
-        known = {"model", "journal", "lock"}
-        if self.partial.exists() and not {path.name for path in self.partial.iterdir()} <= known:
-            raise ConvertError(f"{self.partial} is in the way, and no half-finished conversion; move it")
+        self._check_partial(names)
         for folder in (self.partial, self.model, self.journal):
             folder.mkdir(exist_ok=True)
         with (self.partial / "lock").open("w") as lock:
@@ -75,12 +87,25 @@ class Output:
             self._check_request(request)
             yield
 
+    def _check_partial(self, names: Set[str]) -> None:
+        """All of OUT.partial/model is published in the end."""
+        if self.partial.is_symlink() or (self.partial.exists() and not self.partial.is_dir()):
+            raise ConvertError(f"{self.partial} is a link or a file; move it")
+        notes = {"request", *names}
+        known = {"lock", "model", "journal"}
+        known |= {f"model/{name}{suffix}" for name in names for suffix in ("", WRITING)}
+        known |= {f"model/{parent}" for name in names for parent in Path(name).parents}
+        known |= {f"journal/{note}.json{suffix}" for note in notes for suffix in ("", WRITING)}
+        for path in self.partial.rglob("*"):
+            if str(path.relative_to(self.partial)) not in known or path.is_symlink():
+                raise ConvertError(f"{path} is in the way, and no part of a half-finished conversion; move it")
+
     def _check_request(self, request: Mapping) -> None:
         """Note a request, or compare it with the one that is noted."""
         noted = self.journal / "request.json"
         if not noted.is_file():
             self._note(noted, request)
-        before = json.loads(noted.read_text())
+        before = _read(noted)
         for key, value in request.items():
             if before.get(key) != value:
                 changed = key in ("source", MODIFIED)
@@ -89,11 +114,13 @@ class Output:
                 raise ConvertError(f"{self.partial} was begun by another command ({what}); {again}")
 
     def finished(self, shard: str, specs: Mapping[str, Spec]) -> Digest | None:
-        """The digest of a shard that an earlier run has finished; its size and header are looked at."""
+        """The digest of a shard that an earlier run has finished; None unless it has its header and this digest."""
         note = self.journal / f"{shard}.json"
         if not note.is_file() or not Layout(specs).fits(self.model / shard):
             return None
-        return Digest(**json.loads(note.read_text()))
+        with (self.model / shard).open("rb", buffering=0) as file:
+            digest = digest_of(file)
+        return digest if _read(note) == digest._asdict() else None
 
     def writing(self, name: str) -> Path:
         """Where a file is written until it is finished."""
@@ -112,7 +139,7 @@ class Output:
         if isinstance(content, Path):
             shutil.copyfile(content, path)
         else:
-            path.write_text(content)
+            path.write_bytes(content.encode())  # whatever the locale
         with path.open("rb", buffering=0) as file:
             os.fsync(file.fileno())
             return digest_of(file)
@@ -137,6 +164,14 @@ class Output:
             os.fsync(file.fileno())
         new.rename(path)
         sync(path.parent)
+
+
+def _read(path: Path) -> dict:
+    """A JSON file that `Output` has written."""
+    try:
+        return read_json(path)
+    except BadDocument as error:
+        raise ConvertError(f"{error}; remove {path}, or begin again in another OUT") from error
 
 
 def check_room(folder: Path, needed: int) -> None:

@@ -15,8 +15,8 @@ from ascend_quant.convert.quantized import Quantized
 from ascend_quant.convert.quantizer import Quantizer
 from ascend_quant.convert.shard_file import ShardFile
 from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.profile.scales import FLOATS
 
-FLOATS = ("F64", "F32", "F16", "BF16")
 ELEMENTS = 1 << 20  # at a time
 
 
@@ -81,7 +81,7 @@ class Quantize:
 
         w_NK = self.part.read(checkpoint)
         scale_IJ = tools.quantizer.quantize(w_NK, sink)
-        if not scale_IJ.isfinite().all():
+        if not tools.quantizer.definition.finite(scale_IJ).all():
             raise not_finite(self.part.source, w_NK)
         file.write(scales, 0, scale_IJ)
         for name in others:
@@ -102,15 +102,17 @@ class Dequantize:
 
     def write(self, checkpoint: Checkpoint, tools: "Tools", file: ShardFile) -> None:
         codes, scale = tools.quantized.readers[self.name]()
-        if not scale.isfinite().all():
-            raise ConvertError(f"{self.name}: a scale is NaN or infinite")
         per = oracle.BLOCK if codes.dtype == torch.float8_e4m3fn and scale.dim() == 2 else 1
         step = max(1, ELEMENTS // max(1, self.part.shape[1]) // per) * per
         for first in range(0, len(codes), step):
             part = codes[first : first + step].to(tools.device)
             codes_RK = oracle.unpack_int4(part) if part.dtype == torch.int32 else part
             scale_R = (scale[first // per : -(-(first + step) // per)] if scale.dim() else scale).to(tools.device)
-            file.write(self.name, first, oracle.dequantize(codes_RK, scale_R).to(torch.bfloat16).cpu())
+            values_RK = oracle.dequantize(codes_RK, scale_R)
+            rounded_RK = values_RK.to(torch.bfloat16).cpu()
+            if not rounded_RK.isfinite().all():
+                raise not_finite(self.name, values_RK)
+            file.write(self.name, first, rounded_RK)
 
 
 Piece = Copy | Quantize | Dequantize
@@ -126,6 +128,12 @@ class Tools:
 
 
 def not_finite(name: str, tensor: torch.Tensor) -> ConvertError:
-    """The error, with how many elements it is about."""
-    bad = int((~torch.isfinite(tensor)).sum())
-    return ConvertError(f"{name}: {bad} of {tensor.numel()} elements are NaN or infinite; convert a healthy checkpoint")
+    """The error, with how many elements it is about: NaN or infinite as they are, or when they are rounded to BF16."""
+    if bad := int((~torch.isfinite(tensor)).sum()):
+        found = f"{bad} of {tensor.numel()} elements are NaN or infinite"
+    else:
+        beyond = int(tensor.to(torch.bfloat16).isinf().sum())
+        found = (
+            f"{beyond} of {tensor.numel()} elements are beyond BF16's range of {torch.finfo(torch.bfloat16).max:.3g}"
+        )
+    return ConvertError(f"{name}: {found}; convert a healthy checkpoint")

@@ -8,12 +8,15 @@ import torch
 
 from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.formats import Spec, tensors
-from ascend_quant.convert.layers import ALWAYS_IGNORED, Ignored, left_alone
-from ascend_quant.convert.pieces import FLOATS, Copy, Dequantize, Part, Piece, Quantize
+from ascend_quant.convert.kept import CACHE, check_kept
+from ascend_quant.convert.layers import Ignored, why_unquantized
+from ascend_quant.convert.pieces import Copy, Dequantize, Part, Piece, Quantize
 from ascend_quant.convert.quantized import Quantized
 from ascend_quant.convert.shard_file import size
+from ascend_quant.names import HEAD, layers_of
 from ascend_quant.profile.checkpoints import Checkpoint
-from ascend_quant.schemes import Scheme
+from ascend_quant.profile.scales import FLOATS
+from ascend_quant.schemes import Scheme, definition_of
 from ascend_quant.stacks import one_by_one
 
 STACKS = ("gate_up_proj", "down_proj")
@@ -30,7 +33,7 @@ class Plan:
     """
 
     shards: dict[str, list[Piece]] = field(default_factory=dict)
-    left: list[str] = field(default_factory=lambda: [ALWAYS_IGNORED])
+    left: list[str] = field(default_factory=lambda: [HEAD])
     kinds: Counter = field(default_factory=Counter)
 
     def outputs(self, shard: str) -> dict[str, Spec]:
@@ -47,34 +50,44 @@ def plan_quantizing(checkpoint: Checkpoint, scheme: Scheme, format: str, ignored
     """All matrices of linear layers and experts become codes and scales.
 
     Raises:
-        ConvertError: a layer that the scheme cannot hold, a weight that is quantized already, stacked experts whose
-            rows are inputs, a pattern that matches nothing, or two tensors of one name.
+        ConvertError: a layer that the scheme cannot hold, a weight that is quantized already or no float, one whose
+            rows are inputs, linear layers and stacks of another rank, a pattern that matches nothing or a part of what
+            engines fuse, or two tensors of one name.
     """
-    plan = Plan()
+    plan, layers = Plan(), layers_of(_layers(checkpoint))
+    skipped = ignored.among(layers)
     for name in checkpoint.names:
         pieces = plan.shards.setdefault(checkpoint.file_of(name).name, [])
         for layer_name, part in _parts(checkpoint, name):
             dtype, layer = checkpoint.dtype(name), layer_name.removesuffix(".weight")
-            if layer == layer_name or len(part.shape) != 2:
+            if not _is_layer(layer_name, part):
+                _check_rank(layer_name, part)
+                check_kept(checkpoint, name)
                 pieces.append(Copy(part, layer_name, dtype))
                 continue
-            reason = "ignored" if ignored.matches(layer) else left_alone(layer)
+            reason = "ignored" if layer in skipped else why_unquantized(layer)
             plan.kinds[reason or "quantized"] += 1
             if reason is None:
-                pieces.append(Quantize(part, tensors(format, scheme, layer_name, _checked(part, layer, dtype, scheme))))
+                _check_rows(checkpoint, part, layer)
+                shape = _checked(part, layer, layers[layer].name, dtype, scheme)
+                pieces.append(Quantize(part, tensors(format, scheme, layer_name, shape)))
                 continue
+            check_kept(checkpoint, name)
             pieces.append(Copy(part, layer_name, dtype))
             if reason not in ("embedding", "norm") and layer not in plan.left:
                 plan.left.append(layer)
-    ignored.check()
     _check_names(checkpoint, plan)
     if not plan.kinds["quantized"]:
-        raise ConvertError(f"{checkpoint.folder} has no linear layer to quantize; {len(plan.left)} are left alone")
+        raise ConvertError(f"{checkpoint.folder} has no linear layer to quantize; {len(plan.left)} are not quantized")
     return plan
 
 
 def plan_undoing(checkpoint: Checkpoint, quantized: Quantized) -> Plan:
-    """All quantized weights become BF16 again."""
+    """All quantized weights become BF16 again, and the scales of a quantized cache go.
+
+    Raises:
+        ConvertError: a tensor that is quantized and not undone, or two tensors of one name.
+    """
     plan, stored = Plan(), {quantized.stored_as(name): name for name in quantized.readers}
     for tensor in checkpoint.names:
         pieces = plan.shards.setdefault(checkpoint.file_of(tensor).name, [])
@@ -82,16 +95,27 @@ def plan_undoing(checkpoint: Checkpoint, quantized: Quantized) -> Plan:
             name = stored[tensor]
             plan.kinds["dequantized"] += 1
             pieces.append(Dequantize(Part(tensor, quantized.shape(name)), name))
-        elif tensor not in quantized.beside:
+        elif tensor not in quantized.beside and not tensor.endswith(tuple(f".{leaf}" for leaf in CACHE)):
+            check_kept(checkpoint, tensor)
             pieces.append(Copy(Part(tensor, checkpoint.shape(tensor)), tensor, checkpoint.dtype(tensor)))
     _check_names(checkpoint, plan)
     return plan
 
 
+def _layers(checkpoint: Checkpoint) -> Iterator[str]:
+    """The names of all matrices, without ".weight"."""
+    for name in checkpoint.names:
+        yield from (one.removesuffix(".weight") for one, part in _parts(checkpoint, name) if _is_layer(one, part))
+
+
+def _is_layer(name: str, part: Part) -> bool:
+    return name.endswith(".weight") and len(part.shape) == 2
+
+
 def _parts(checkpoint: Checkpoint, name: str) -> Iterator[tuple[str, Part]]:
     """A tensor, or each expert of a stack, by the name that it has in a quantized checkpoint."""
     shape = checkpoint.shape(name)
-    if len(shape) == 3 and name.endswith(tuple(f".experts.{leaf}" for leaf in STACKS)):
+    if name.endswith(tuple(f".experts.{leaf}" for leaf in STACKS)):
         _check_stack(checkpoint, name)
         for matrix_name, matrix in one_by_one(name, torch.empty(shape, device="meta")):
             yield matrix_name, Part(name, tuple(matrix.shape), matrix.storage_offset() // shape[-1])
@@ -113,15 +137,36 @@ def _check_stack(checkpoint: Checkpoint, name: str) -> None:
         )
 
 
-def _checked(part: Part, layer: str, dtype: str, scheme: Scheme) -> tuple[int, int]:
-    """The shape of a weight that can be quantized."""
+def _check_rank(name: str, part: Part) -> None:
+    """A linear layer is a matrix; experts in one tensor are known by the names of their stacks."""
+    layer, _, leaf = name.rpartition(".")
+    linear = leaf == "weight" and layer.endswith("_proj") and why_unquantized(layer) is None
+    if linear or (len(part.shape) == 3 and layer.endswith(".experts")):
+        wanted = "a linear layer is (outputs, inputs)" if linear else f"stacks are {' and '.join(STACKS)}"
+        raise ConvertError(f"{name} is {part.shape}; {wanted}: nothing is known of how to quantize it")
+
+
+def _check_rows(checkpoint: Checkpoint, part: Part, layer: str) -> None:
+    """A row of a weight is an output, and so is an element of its bias; not so in Conv1D, which GPT-2 has."""
+    bias = f"{layer}.bias"
+    if bias in checkpoint and checkpoint.shape(bias) != part.shape[:1]:
+        raise ConvertError(
+            f"{part.source} is {part.shape} and {bias} {checkpoint.shape(bias)}: the rows are not the outputs (GPT-2's "
+            f"Conv1D?); only linear layers of (outputs, inputs) are quantized"
+        )
+
+
+def _checked(part: Part, layer: str, whole: str, dtype: str, scheme: Scheme) -> tuple[int, int]:
+    """The shape of a weight that can be quantized; `whole` is the engine's layer that it is a part of."""
+    if 0 in part.shape:
+        raise ConvertError(f"{part.source} is {part.shape}: there is nothing in it to quantize")
     if dtype not in FLOATS:
         raise ConvertError(
             f"{part.source} is {dtype}: already quantized? undo that first: ascend-quant convert --to bf16"
         )
-    if scheme.group and part.shape[1] % scheme.group:
+    if not definition_of(scheme).takes(part.shape[1]):
         cut = f"rows of {part.shape[1]} elements cannot be cut into groups of {scheme.group}"
-        raise ConvertError(f"{layer}: {cut}; leave it as it is with --ignore {layer}, or --ignore 're:...' for several")
+        raise ConvertError(f"{layer}: {cut}; leave it as it is with --ignore {whole}, or --ignore 're:...' for several")
     return part.shape
 
 

@@ -1,5 +1,8 @@
 """The quantized layers of a checkpoint that is to be undone: compressed-tensors, block fp8, ModelSlim's int8.
 
+All of them are found, and their dtypes, shapes and config.json compared, from the headers alone: what cannot be undone
+is refused before anything is written.
+
 Shape suffixes: N output channels, K input channels, G groups of a row.
 """
 
@@ -9,15 +12,18 @@ from functools import partial
 import torch
 
 from ascend_quant.convert.errors import ConvertError
+from ascend_quant.convert.kept import BESIDE
 from ascend_quant.convert.source import quantization
-from ascend_quant.oracle.quantize import NIBBLES
+from ascend_quant.oracle import NIBBLES
 from ascend_quant.profile import fp8
 from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.profile.groups import METHOD, Group, read_groups
+from ascend_quant.profile.scales import FLOATS, check_scale
 from ascend_quant.profile.w8a8 import described_types, read_w8a8
 
-METHODS = ("compressed-tensors", "fp8")
+METHODS = (METHOD, "fp8")
 PACKED = "_packed"
-INT4_BESIDE = ("_packed", "_scale", "_shape")
+ALSO_DONE = ("transform_config", "sparsity_config")  # of compressed-tensors: what is not undone with the codes
 INT4_REFUSED = ("_zero_point", "_g_idx")
 Reader = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
@@ -38,11 +44,16 @@ class Quantized:
     def __init__(self, checkpoint: Checkpoint):
         if quantization(checkpoint) is None:
             raise ConvertError(f"{checkpoint.folder} is not quantized: there is nothing to undo")
-        self.checkpoint, self.readers, self.beside = checkpoint, {}, set()
-        method = (checkpoint.config.get("quantization_config") or {}).get("quant_method", METHODS[0])
+        self.checkpoint, self.readers = checkpoint, {}
+        method = (checkpoint.quantization or {}).get("quant_method", METHOD)
         if described_types(checkpoint) is None and method not in METHODS:
             undone = "compressed-tensors (int8, fp8, int4), fp8 and ModelSlim's W8A8 can be undone"
-            raise ConvertError(f"{checkpoint.folder} is quantized by {method!r}; {undone}")
+            raise ConvertError(f"{checkpoint.folder} is quantized by {method!r:.80}; {undone}")
+        section = checkpoint.quantization or {}
+        if also := [key for key in ALSO_DONE if _does_something(section.get(key))]:
+            raise ConvertError(
+                f"{checkpoint.folder / 'config.json'} has a {also[0]}: weights so changed are not undone"
+            )
         self._find_int8()
         self._find_fp8()
         self._find_int4()
@@ -50,6 +61,8 @@ class Quantized:
             raise ConvertError(
                 f"{checkpoint.folder} says that it is quantized, but no weight in it is int8, fp8 or int4"
             )
+        layers = [name.removesuffix("weight") for name in self.readers]
+        self.beside = {f"{layer}{leaf}" for layer in layers for leaf in BESIDE} & set(checkpoint.names)
 
     def _find_int8(self) -> None:
         if not any(name.endswith(".weight") and self.checkpoint.dtype(name) == "I8" for name in self.checkpoint.names):
@@ -59,46 +72,94 @@ class Quantized:
             raise ConvertError(
                 f"{lost[0]}: a layer with static activations holds its bias in int32; that is not undone"
             )
-        self.readers |= {name: partial(found.codes_and_scale, name) for name in found.quantized}
-        self.beside |= set(self.checkpoint.names) - found.plain - found.quantized
+        for name in found.quantized:
+            if self.checkpoint.dtype(name) != fp8.FP8:
+                found.check(name)
+                self.readers[name] = partial(found.codes_and_scale, name)
 
     def _find_fp8(self) -> None:
         for name in self.checkpoint.names:
             if self.checkpoint.dtype(name) == fp8.FP8 and name.endswith(".weight"):
+                fp8.find_scale(self.checkpoint, name)
                 self.readers[name] = partial(fp8.codes_and_scale, self.checkpoint, name)
-                self.beside |= {f"{name.removesuffix('weight')}{leaf}" for leaf in fp8.BESIDE_WEIGHT}
 
     def _find_int4(self) -> None:
         for packed in self.checkpoint.names:
             if packed.endswith(f".weight{PACKED}"):
                 name = packed.removesuffix(PACKED)
+                if name in self.checkpoint:
+                    raise ConvertError(f"{name} is there, and {packed} too: which one is the weight? Remove the other")
+                check_int4(self.checkpoint, name, self._int4_groups())
                 self.readers[name] = partial(packed_and_scale, self.checkpoint, name)
-                self.beside |= {f"{name}{leaf}" for leaf in INT4_BESIDE}
+
+    def _int4_groups(self) -> list[Group]:
+        groups = read_groups(self.checkpoint) or []
+        return [group for group in groups if (group.type, group.bits) == ("int", 4)]
 
     def shape(self, name: str) -> tuple[int, int]:
         """(N, K) of a quantized weight."""
-        if name in self.checkpoint:
-            return self.checkpoint.shape(name)
-        return tuple(self.checkpoint.tensor(f"{name}_shape").tolist())
+        return self.checkpoint.shape(name) if name in self.checkpoint else int4_shape(self.checkpoint, name)
 
     def stored_as(self, name: str) -> str:
         """The tensor that holds the codes of a quantized weight."""
         return name if name in self.checkpoint else f"{name}{PACKED}"
 
 
+def _does_something(config: object) -> bool:
+    """Whether a transformation or sparsity is more than the empty ones that llm-compressor writes."""
+    return bool(config) and not (
+        isinstance(config, dict) and (config.get("format") == "dense" or not any(config.values()))
+    )
+
+
 def packed_and_scale(checkpoint: Checkpoint, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """int4 codes, packed (N, K / 8), and scales (N, G) of a weight.
+    """int4 codes, packed (N, K / 8), and scales (N, G) of a weight that `check_int4` has taken.
 
     Raises:
-        ConvertError: it is not symmetric, has columns in another order, or is not what its shape says.
+        ProfileError: a scale is negative, NaN or infinite.
+    """
+    scale = checkpoint.tensor(f"{name}_scale")
+    check_scale(name, scale.float())
+    return checkpoint.tensor(f"{name}{PACKED}"), scale
+
+
+def check_int4(checkpoint: Checkpoint, name: str, groups: list[Group]) -> None:
+    """Compare the headers of an int4 weight with its shape and with config.json.
+
+    Args:
+        groups: of int4, in config.json.
+
+    Raises:
+        ConvertError: it is not symmetric, has columns in another order, or is not what its shape or config.json says.
     """
     for leaf in INT4_REFUSED:
         if f"{name}{leaf}" in checkpoint:
             raise ConvertError(f"{name}{leaf}: only symmetric groups of neighbours can be undone")
-    packed, scale = checkpoint.tensor(f"{name}{PACKED}"), checkpoint.tensor(f"{name}_scale")
-    rows, columns = checkpoint.tensor(f"{name}_shape").tolist()
-    fits = scale.dim() == 2 and scale.shape[0] == rows and columns % max(1, scale.shape[1]) == 0
-    if packed.dtype != torch.int32 or packed.shape != (rows, columns // NIBBLES) or not fits:
-        found = f"{packed.dtype} {tuple(packed.shape)} with scales {tuple(scale.shape)}"
-        raise ConvertError(f"{name}: {found} is no int4 weight of shape ({rows}, {columns})")
-    return packed, scale
+    if f"{name}_scale" not in checkpoint:
+        raise ConvertError(f"{name}: there is no {name}_scale in {checkpoint.folder}")
+    rows, columns = int4_shape(checkpoint, name)
+    (dtype, shape), (scale_dtype, scale_shape) = (
+        (checkpoint.dtype(one), checkpoint.shape(one)) for one in (f"{name}{PACKED}", f"{name}_scale")
+    )
+    sizes = {columns if group.strategy == "channel" else group.size for group in groups}
+    fitting = {(rows, columns // size) for size in sizes if size > 0 and columns % size == 0}
+    fits = dtype == "I32" and columns % NIBBLES == 0 and shape == (rows, columns // NIBBLES)
+    if not fits or scale_dtype not in FLOATS or scale_shape not in fitting:
+        found = f"{dtype} {shape} with scales {scale_dtype} {scale_shape}"
+        said = f"config.json has int4 in groups of {', '.join(map(str, sorted(sizes))) or 'no size'}"
+        raise ConvertError(f"{name}: {found} is no int4 weight of shape ({rows}, {columns}); {said}")
+
+
+def int4_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+    """(N, K) of an int4 weight, as the tensor beside it says.
+
+    Raises:
+        ConvertError: there is none, or it is not two integers.
+    """
+    beside = f"{name}_shape"
+    if beside not in checkpoint:
+        raise ConvertError(f"{name}: there is no {beside} in {checkpoint.folder}")
+    if checkpoint.dtype(beside) not in ("I64", "I32") or checkpoint.shape(beside) != (2,):
+        found = f"{checkpoint.dtype(beside)} {checkpoint.shape(beside)}"
+        raise ConvertError(f"{beside} is {found}; a weight's shape is two integers")
+    return tuple(checkpoint.tensor(beside).tolist())

@@ -6,6 +6,9 @@ costs ten times what they gain. Rows are cut into tiles, one scale each:
 
     row (1, K)    group (1, group)    block (128, 128)    tensor (N, K)
 
+What scheme has which is in its file in `schemes/`. One whose rule is its own (`largest` is None) goes through its
+`quantize`, as many rows at a time.
+
 Shape suffixes: N output channels, K input channels, R rows at a time, I and J tiles along N and K.
 """
 
@@ -14,19 +17,17 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.schemes import Scheme
+from ascend_quant.schemes import Scheme, definition_of
 
 ELEMENTS = {"cpu": 1 << 20}  # at a time: float32 twice is 8 MiB; fewer spend their time in calls
 DEVICE_ELEMENTS = 1 << 24
-LARGEST = {"int8": oracle.INT8_MAX, "fp8": oracle.FP8_MAX, "int4": oracle.INT4_MAX}
-DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.int8}
 
 
 class Quantizer:
     """Quantizes weights of one scheme on one device."""
 
     def __init__(self, scheme: Scheme, device: torch.device):
-        self.scheme, self.device = scheme, device
+        self.scheme, self.device, self.definition = scheme, device, definition_of(scheme)
         self.elements = ELEMENTS.get(device.type, DEVICE_ELEMENTS)
         self._space = torch.empty(0, dtype=torch.float32), torch.empty(0, dtype=torch.float32)
 
@@ -39,24 +40,19 @@ class Quantizer:
         Returns:
             Scales (I, J) on the CPU, one a tile; float32, BF16 for int4. What is not finite makes its scale not finite.
         """
+        height, width = self.definition.tile(*w_NK.shape)
         whole = self.scheme.shares == "tensor"
-        height, width = (1, w_NK.shape[1]) if whole else self._tile(w_NK.shape[1])
         absmax = self._absmax(w_NK) if whole else None
         scales = []
-        for first, part_RK in self._parts(w_NK, height):
+        for first, part_RK in self._parts(w_NK, 1 if whole else height):
             rows, columns = part_RK.shape
-            if rows % height or columns % width:
+            if self.definition.largest is None or (not whole and rows % height) or columns % width:
                 codes_RK, scale_IJ = oracle.quantize(part_RK.to(self.device), self.scheme)
             else:
                 codes_RK, scale_IJ = self._tiles(part_RK, (rows if whole else height, width), absmax)
             sink(first, codes_RK.cpu())
             scales.append(scale_IJ.cpu())
         return scales[0] if whole else torch.cat(scales)
-
-    def _tile(self, columns: int) -> tuple[int, int]:
-        """Of a scheme whose tiles do not span the whole weight."""
-        tiles = {"row": (1, columns), "group": (1, self.scheme.group), "block": (oracle.BLOCK, oracle.BLOCK)}
-        return tiles[self.scheme.shares]
 
     def _parts(self, w_NK: torch.Tensor, height: int) -> Iterator[tuple[int, torch.Tensor]]:
         step = max(1, self.elements // max(1, w_NK.shape[1]) // height) * height
@@ -81,19 +77,18 @@ class Quantizer:
 
     def _tiles(self, part_RK: torch.Tensor, tile: tuple[int, int], absmax_IJ: torch.Tensor | None):
         """Codes (R, K) and scales (I, J) of rows that are cut into whole tiles."""
-        (rows, columns), (height, width), codes = part_RK.shape, tile, self.scheme.codes
+        (rows, columns), (height, width), rule = part_RK.shape, tile, self.definition
         values_RK, room_RK = self._values(part_RK)
         cut = (rows // height, height, columns // width, width)
         values = values_RK.view(cut)
         if absmax_IJ is None:
             absmax_IJ = torch.abs(values_RK, out=room_RK).view(cut).amax(3).amax(1)
-        scale_IJ = oracle.scale_of(absmax_IJ, LARGEST[codes])
-        scale_IJ = scale_IJ.to(torch.bfloat16) if codes == "int4" else scale_IJ
+        scale_IJ = oracle.scale_of(absmax_IJ, rule.largest).to(getattr(torch, rule.scales(rows, columns).dtype))
         divisor = scale_IJ.float()[:, None, :, None]
         if (zero := divisor == 0).any():  # all codes 0, of negative elements too: fp8 has a -0
             values.masked_fill_(zero, 0.0)
             divisor = torch.where(zero, 1.0, divisor)
         torch.div(values, divisor, out=values)
-        if codes != "fp8":
+        if rule.rounds:
             values_RK.round_()
-        return values_RK.clamp_(-LARGEST[codes], LARGEST[codes]).to(DTYPES[codes]), scale_IJ
+        return values_RK.clamp_(-rule.largest, rule.largest).to(getattr(torch, rule.codes_dtype)), scale_IJ

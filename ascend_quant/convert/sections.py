@@ -3,14 +3,7 @@
 from collections.abc import Sequence, Set
 
 from ascend_quant import oracle
-from ascend_quant.schemes import Scheme
-
-KINDS = {
-    "int8": ("int", 8, "int-quantized"),
-    "fp8": ("float", 8, "float-quantized"),
-    "int4": ("int", 4, "pack-quantized"),
-}
-STRATEGIES = {"row": "channel", "tensor": "tensor", "group": "group"}
+from ascend_quant.schemes import Scheme, definition_of
 
 
 def section(format: str, scheme: Scheme, patterns: Sequence[str], left: Sequence[str]) -> dict | None:
@@ -26,23 +19,18 @@ def section(format: str, scheme: Scheme, patterns: Sequence[str], left: Sequence
         blocks = {"weight_block_size": [oracle.BLOCK, oracle.BLOCK]} if scheme.shares == "block" else {}
         said = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
         return said | blocks | {"modules_to_not_convert": list(left)}
-    kind, bits, stored = KINDS[scheme.codes]
-    weights = {
-        "num_bits": bits,
-        "type": kind,
-        "symmetric": True,
-        "strategy": STRATEGIES[scheme.shares],
-        "dynamic": False,
-    }
-    weights |= {"group_size": scheme.group} if scheme.group else {}
-    per_token = {"num_bits": bits, "type": kind, "symmetric": True, "strategy": "token", "dynamic": True}
-    activations = None if scheme.codes == "int4" else per_token
+    definition, stored = definition_of(scheme), definition_of(scheme).stored
+    number = {"num_bits": definition.bits, "type": stored.type, "symmetric": True}
+    sizes = {"group_size": scheme.group} if scheme.group else {}
+    sizes |= {"scale_dtype": stored.scale_dtype} if stored.scale_dtype else {}
+    weights = number | {"strategy": stored.strategy, "dynamic": False} | sizes
+    activations = None if stored.activations is None else number | stored.activations
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
     return {
         "quant_method": "compressed-tensors",
-        "format": stored,
+        "format": stored.format,
         "quantization_status": "compressed",
-        "config_groups": {"group_0": group | {"format": stored}},
+        "config_groups": {"group_0": group | {"format": stored.format}},
         "ignore": list(dict.fromkeys([*patterns, *left])),
         "kv_cache_scheme": None,
     }

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ascend_quant.convert.errors import ConvertError
-from ascend_quant.profile.checkpoints import Checkpoint, read_json
+from ascend_quant.profile.checkpoints import SECTIONS, TEXT, Checkpoint
 from ascend_quant.profile.w8a8 import DESCRIPTION
 
-SECTIONS = ("quantization_config", "compression_config")  # of config.json; the second is an early name
 MANIFEST = "ascend_quant_manifest.json"
 WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 INDICES = tuple(f"{suffix}.index.json" for suffix in WEIGHTS)
@@ -17,7 +16,7 @@ def open_source(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`.
 
     Raises:
-        ConvertError: no folder, or its index and its files disagree.
+        ConvertError: no folder, its index and its files disagree, or a file cannot be carried over.
         ProfileError: no config.json, no safetensors file, a file that is cut off.
     """
     if not folder.is_dir():
@@ -25,6 +24,7 @@ def open_source(folder: Path) -> Checkpoint:
     checkpoint = Checkpoint(folder)
     _ = checkpoint.config  # an error if there is none
     check_index(checkpoint)
+    check_others(folder)
     return checkpoint
 
 
@@ -32,7 +32,7 @@ def check_index(checkpoint: Checkpoint) -> None:
     """The index names every tensor that the files hold, in its file, and no other."""
     if checkpoint.index is None:
         return
-    places = read_json(checkpoint.index)["weight_map"]
+    places = checkpoint.places
     for name, file in places.items():
         if name not in checkpoint or checkpoint.file_of(name).name != file:
             raise ConvertError(
@@ -48,19 +48,43 @@ def quantization(checkpoint: Checkpoint) -> str | None:
     """How a checkpoint says that it is quantized; None if it says nothing."""
     if descriptions := sorted(checkpoint.folder.glob(DESCRIPTION)):
         return descriptions[0].name
-    for config in (checkpoint.config, checkpoint.config.get("text_config") or {}):
-        for section in SECTIONS:
-            if config.get(section):
-                return f"{section}: quant_method {config[section].get('quant_method')!r}"
-    return None
+    if (section := checkpoint.quantization) is None:
+        return None
+    return f"config.json: quant_method {section.get('quant_method')!r:.80}"
 
 
 def plain_config(config: dict) -> dict:
     """A config without what it says about quantization."""
     kept = {key: value for key, value in config.items() if key not in SECTIONS}
-    if isinstance(kept.get("text_config"), dict):
-        kept["text_config"] = {key: value for key, value in kept["text_config"].items() if key not in SECTIONS}
+    if isinstance(kept.get(TEXT), dict):
+        kept[TEXT] = {key: value for key, value in kept[TEXT].items() if key not in SECTIONS}
     return kept
+
+
+def check_others(folder: Path) -> None:
+    """Nothing is left out in silence, and a JSON file can name all that is carried over.
+
+    Raises:
+        ConvertError: a link to nothing or to a folder, or a name that is no UTF-8.
+    """
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        if any(part.startswith(".") for part in inside.parts):
+            continue
+        if path.is_symlink() and not path.is_file():
+            what = "a folder" if path.is_dir() else "nothing"
+            raise ConvertError(f"{path} is a link to {what}, which is not carried over; put files there, or remove it")
+        if not path.is_file() and not path.is_dir():
+            raise ConvertError(f"{path} is no file (a pipe, a socket?), and cannot be carried over; remove it")
+        check_name(inside)
+
+
+def check_name(path: Path) -> None:
+    """Raise ConvertError for a path that is no UTF-8: neither JSON nor a terminal can show it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise ConvertError(f"{str(path)!r} is no name in UTF-8; give it another") from error
 
 
 def other_files(folder: Path) -> Iterator[Path]:

@@ -13,6 +13,7 @@ from ascend_quant.convert.workers import Work
 SINGLE = "model.safetensors"  # which needs no index
 INDEX = "model.safetensors.index.json"
 DESCRIPTION = "quant_model_description.json"
+WRITTEN_ANEW = (INDEX, DESCRIPTION, "config.json", MANIFEST)
 
 
 def add_surroundings(asked: dict, work: Work, plan: Plan, shards: Mapping[str, Digest]) -> None:

@@ -9,7 +9,6 @@ tokenizer's chat template (verl's data sets have these). Rows come in the file's
 tokens follow each other and are cut into samples, as in GPTQ's own experiments (Frantar et al., 2022).
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from ascend_quant.convert.errors import ConvertError
+from ascend_quant.documents import BadDocument, parse_json
 
 COLUMNS = ("text", "messages", "prompt")
 KINDS = (".txt", ".jsonl", ".parquet")
@@ -52,13 +52,14 @@ def pack(path: Path, tokenizer: Any, samples: int, length: int) -> torch.Tensor:
         tokenizer: Hugging Face's; strings are followed by its end-of-sequence token, if it has one.
 
     Raises:
-        ConvertError: what `read` raises; chats, and no chat template; too few tokens: says how many samples.
+        ConvertError: what `read` raises; chats, and no chat template or one that fails; too few tokens: says how many
+            samples.
     """
     tokens: list[int] = []
     for text in read(path):
         if not isinstance(text, str) and not tokenizer.chat_template:
             raise ConvertError(f"{path}: it has chat messages, and the tokenizer no chat template; give plain texts")
-        tokens += _encoded(text, tokenizer)
+        tokens += _encoded(text, tokenizer, path)
         if len(tokens) >= samples * length:
             return torch.tensor(tokens[: samples * length]).view(samples, length)
     if not tokens:
@@ -84,15 +85,19 @@ def open_tokenizer(folder: Path) -> Any:
         raise ConvertError(f"{folder} has no tokenizer ({files}): texts cannot be read; copy the model's own into it")
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # what a wrong file makes of it is anything
         raise ConvertError(f"{folder}: its tokenizer cannot be read: {_first_line(error)}") from error
 
 
-def _encoded(text: Text, tokenizer: Any) -> list[int]:
+def _encoded(text: Text, tokenizer: Any, path: Path) -> list[int]:
     if isinstance(text, str):
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         return tokenizer(text, add_special_tokens=False)["input_ids"] + end
-    whole = tokenizer.apply_chat_template(text, tokenize=False)
+    try:
+        whole = tokenizer.apply_chat_template(text, tokenize=False)
+    except Exception as error:  # a template is a program, which raises anything
+        said = f"{text!r:.80}: {_first_line(error)}"
+        raise ConvertError(f"{path}: the tokenizer's chat template fails on {said}") from error
     return tokenizer(whole, add_special_tokens=False)["input_ids"]
 
 
@@ -122,9 +127,9 @@ def _json_lines(path: Path) -> Iterator[Any]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConvertError(f"{path}, line {number}: is not JSON ({error})") from error
+            row = parse_json(line, f"{path}, line {number},")
+        except BadDocument as error:
+            raise ConvertError(str(error)) from error
         if not isinstance(row, dict):
             raise ConvertError(f"{path}, line {number}: is no object; each line has one, with {' or '.join(COLUMNS)}")
         column = column or _column(list(row), path)
@@ -159,4 +164,4 @@ def _checked(value: Any, where: str) -> Text:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    return str(error).strip().partition("\n")[0] or type(error).__name__

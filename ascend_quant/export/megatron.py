@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ascend_quant.convert.pieces import not_finite
+from ascend_quant.dtypes import FLOATS
 from ascend_quant.export.errors import ExportError
 from ascend_quant.export.torch_dist import TorchDist
 
@@ -23,6 +25,8 @@ LAYERS = "decoder.layers."
 EXPERTS = ".experts.experts."
 NOT_WEIGHTS = ("optimizer", "chained_", "rng_state", "opt_param_scheduler", "lr_scheduler", "rerun_state_machine_state")
 KEPT = ".expert_bias"  # a correction in float32, which engines read in float32
+MOST_EXPERTS = 10_000
+NEEDED = ("num_hidden_layers", "num_attention_heads", "vocab_size")  # of config.json
 PADDED = ("embedding.word_embeddings.weight", "output_layer.weight")  # to a multiple that Megatron likes
 
 
@@ -41,33 +45,48 @@ class Names:
         config: the model's config.json.
 
     Raises:
-        ExportError: verl or Megatron-core is missing, or verl does not know the architecture.
+        ExportError: verl or Megatron-core is missing, verl does not know the architecture, or config.json lacks a size.
     """
 
     def __init__(self, config: Mapping[str, Any]):
+        if missing := [key for key in NEEDED if config.get(key) is None]:
+            raise ExportError(f"config.json has no {missing[0]}, without which Megatron's tensors cannot be told apart")
         self.config = config
         self._converter = _converter(config)
 
     def tensors(self, name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Those that a parameter holds, in BF16 (the router's correction: in its own dtype)."""
+        """Those that a parameter holds, in BF16 (the router's correction: in its own dtype).
+
+        Args:
+            parameter: with values, or on device meta, for the names and shapes alone.
+
+        Raises:
+            ExportError: a parameter that verl does not know, or of a shape that it cannot have.
+            ConvertError: it is NaN or infinite, or will be in BF16.
+        """
         if name in PADDED:
             parameter = self._unpadded(name, parameter)
         try:
-            names, tensors = self._converter.convert_param(name, self._parts(name, parameter))
-        except (NotImplementedError, AssertionError, KeyError) as error:
+            pairs = list(zip(*self._converter.convert_param(name, self._parts(name, parameter)), strict=True))
+        except (NotImplementedError, AssertionError, LookupError, ValueError, TypeError, RuntimeError) as error:
+            if isinstance(error, ExportError):
+                raise
             raise ExportError(
-                f"verl's converter of {self.config['architectures'][0]} does not know {name} ({error!r}); is "
-                "--hf-model the model that was trained?"
+                f"verl's converter of {self.config['architectures'][0]} does not know {name} of shape "
+                f"{tuple(parameter.shape)} ({error!r:.200}); is --hf-model the model that was trained?"
             ) from error
-        for one, tensor in zip(names, tensors, strict=True):
-            yield one, (tensor if name.endswith(KEPT) else tensor.to(torch.bfloat16)).contiguous()
+        for one, tensor in pairs:
+            rounded = (tensor if name.endswith(KEPT) else tensor.to(torch.bfloat16)).contiguous()
+            if not rounded.is_meta and not rounded.isfinite().all():
+                raise not_finite(one, tensor)
+            yield one, rounded
 
     def _unpadded(self, name: str, w_VH: torch.Tensor) -> torch.Tensor:
         tokens = self.config["vocab_size"]
-        if w_VH.shape[0] < tokens:
+        rows = w_VH.shape[0] if w_VH.dim() else 0
+        if rows < tokens:
             raise ExportError(
-                f"{name} has {w_VH.shape[0]} rows, the model has {tokens} tokens; is --hf-model the model that was "
-                "trained?"
+                f"{name} has {rows} rows, the model has {tokens} tokens; is --hf-model the model that was trained?"
             )
         return w_VH[:tokens]
 
@@ -112,8 +131,13 @@ def slices(stored: TorchDist, config: Mapping[str, Any]) -> list[Slice]:
     """Every parameter, layer by layer.
 
     Raises:
-        ExportError: a layer is missing, or there are more than the model has.
+        ExportError: a layer is missing, or there are more than the model has; a weight is no float.
     """
+    for key in filter(_is_weight, stored.sizes):
+        if stored.dtypes[key] not in FLOATS:
+            wanted = ", ".join(map(str, FLOATS))
+            raise ExportError(f"{stored.folder}: {key} is {stored.dtypes[key]}; weights are {wanted}")
+        _check_counts(stored, key, config["num_hidden_layers"])
     found = [one for key in stored.sizes if _is_weight(key) for one in _unstacked(key, stored.sizes[key])]
     layers = {_layer(one.name) for one in found} - {None}
     if layers != set(range(config["num_hidden_layers"])):
@@ -126,6 +150,20 @@ def slices(stored: TorchDist, config: Mapping[str, Any]) -> list[Slice]:
 
 def _is_weight(key: str) -> bool:
     return not key.startswith(NOT_WEIGHTS) and "_extra_state" not in key
+
+
+def _check_counts(stored: TorchDist, key: str, layers: int) -> None:
+    """A tensor of all layers has as many as the model; one of all experts has no more than any model."""
+    size, rest = stored.sizes[key], key.removeprefix(LAYERS)
+    alone = rest == key or re.match(r"\d+\.", rest)
+    counts = size[0 if alone else 1 :][:1]
+    if not alone and size[:1] != (layers,):
+        raise ExportError(
+            f"{stored.folder} holds layers {_span(set(range(min(size[:1] or (0,)))))}; {key} is {size}, the model has "
+            f"{layers}; is --hf-model the model that was trained?"
+        )
+    if EXPERTS in key and not (0,) < counts <= (MOST_EXPERTS,):
+        raise ExportError(f"{stored.folder}: {key} is {size}, which are no experts")
 
 
 def _unstacked(key: str, size: tuple[int, ...]) -> Iterator[Slice]:

@@ -7,20 +7,21 @@
 FP8 training changes none of them: TransformerEngine saves the weights in BF16.
 """
 
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ascend_quant.export import bf16_folder
+from ascend_quant.convert.pieces import not_finite
+from ascend_quant.convert.source import check_others
+from ascend_quant.documents import BadDocument, read_text
+from ascend_quant.export import bf16_folder, fsdp
 from ascend_quant.export.errors import ExportError
-from ascend_quant.export.megatron import Names, slices
+from ascend_quant.export.megatron import Names, Slice, slices
+from ascend_quant.export.model import Expected, read_config
 from ascend_quant.export.torch_dist import TorchDist
+from ascend_quant.profile.checkpoints import Checkpoint
 
 Progress = Callable[[int, int], None]
 
@@ -69,11 +70,23 @@ def _candidates(checkpoint: Path) -> Iterator[Path]:
     """The folder, its newest step (verl's and Megatron's names for it), and their actors."""
     folders, newest = [checkpoint], checkpoint / "latest_checkpointed_iteration.txt"
     if newest.is_file():
-        step = newest.read_text().strip()
+        step = _step(newest)
         folders += [checkpoint / f"global_step_{step}", checkpoint / f"iter_{step.zfill(7)}"]
     for folder in folders:
         yield folder
         yield folder / "actor"
+    if newest.is_file() and not any(folder.is_dir() for folder in folders[1:]):
+        raise ExportError(f"{newest} says {step}, and there is no {folders[1].name} and no {folders[2].name} beside it")
+
+
+def _step(newest: Path) -> str:
+    try:
+        step = read_text(newest).strip()
+    except BadDocument as error:
+        raise ExportError(str(error)) from error
+    if not (step.isascii() and step.isdecimal() and len(step) < 20):
+        raise ExportError(f"{newest} says {step!r:.80}, which is no step; give a step's own folder")
+    return step
 
 
 def _model(folder: Path) -> Path | None:
@@ -89,7 +102,10 @@ def write_bf16(trained: Trained, out: Path, model: Path | None, progress: Progre
         progress: is told how many of how many parameters are done.
 
     Raises:
-        ExportError: the model's folder is missing or another model's, or the checkpoint is damaged.
+        ExportError: the model's folder is missing or another model's, or the checkpoint is damaged, lacks a tensor, or
+            holds more than weights.
+        ConvertError: a weight is NaN or infinite, or a file of the model's folder cannot be carried over.
+        ProfileError: what verl's merger has written cannot be read.
     """
     model = model or trained.model
     if model is None or not (model / "config.json").is_file():
@@ -98,45 +114,46 @@ def write_bf16(trained: Trained, out: Path, model: Path | None, progress: Progre
             if model is None
             else f"--hf-model {model}: has no config.json"
         )
-    out.mkdir(parents=True, exist_ok=True)
+    check_others(model)
+    config = read_config(model)
     if trained.kind == "fsdp":
-        _merge_fsdp(trained.folder, model, out)
+        expected = Expected(model, config)
+        out.mkdir(parents=True, exist_ok=True)
+        fsdp.merge(trained.folder, model, out)
+        _check_merged(out, expected)
         return
-    config = json.loads((model / "config.json").read_text())
-    written = bf16_folder.write(out, _tensors(TorchDist(trained.folder), config, progress), model, config)
-    _check(set(written), model, config)
+    stored, names = TorchDist(trained.folder), Names(config)
+    parameters = slices(stored, config)
+    Expected(model, config).check(_shapes(stored, names, parameters))
+    out.mkdir(parents=True, exist_ok=True)
+    bf16_folder.write(out, _tensors(stored, names, parameters, progress), model, config)
 
 
-def _tensors(stored: TorchDist, config: dict[str, Any], progress: Progress) -> Iterator[tuple[str, torch.Tensor]]:
-    names, parameters = Names(config), slices(stored, config)
+def _shapes(stored: TorchDist, names: Names, parameters: Sequence[Slice]) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that will be written; nothing is read."""
+    found = {}
+    for one in parameters:
+        size = stored.sizes[one.key][len(one.leading) :]
+        for name, tensor in names.tensors(one.name, torch.empty(size, device="meta")):
+            if name in found:
+                raise ExportError(f"{stored.folder}: {one.key} and another tensor would both become {name}")
+            found[name] = tuple(tensor.shape)
+    return found
+
+
+def _tensors(
+    stored: TorchDist, names: Names, parameters: Sequence[Slice], progress: Progress
+) -> Iterator[tuple[str, torch.Tensor]]:
     for done, one in enumerate(parameters):
         progress(done, len(parameters))
         yield from names.tensors(one.name, stored.read(one.key, one.leading))
     progress(len(parameters), len(parameters))
 
 
-def _check(written: set[str], model: Path, config: dict[str, Any]) -> None:
-    """Raise ExportError unless the tensors are those of the model, as far as its folder says."""
-    index = model / "model.safetensors.index.json"
-    if index.is_file():
-        expected = set(json.loads(index.read_text())["weight_map"])
-    else:
-        head = set() if config.get("tie_word_embeddings") else {"lm_head.weight"}
-        expected = written | head | {"model.embed_tokens.weight", "model.norm.weight"}
-    if config.get("tie_word_embeddings"):
-        expected -= {"lm_head.weight"}
-    for what, names in (("lacks", expected - written), ("has, and the model has not,", written - expected)):
-        if names:
-            raise ExportError(f"the checkpoint {what} {sorted(names)[0]} ({len(names)} such tensors)")
-
-
-def _merge_fsdp(folder: Path, model: Path, out: Path) -> None:
-    """verl's own merger, which looks for the model's config and tokenizer in huggingface/ beside the shards."""
-    if model != folder / "huggingface":
-        raise ExportError(
-            f"--hf-model {model}: verl reads the model's config from {folder / 'huggingface'}; leave it out"
-        )
-    command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp", "--local_dir", str(folder)]
-    done = subprocess.run([*command, "--target_dir", str(out)], capture_output=True, text=True)
-    if done.returncode:
-        raise ExportError(f"verl.model_merger has failed on {folder}:\n{(done.stdout + done.stderr)[-2000:]}")
+def _check_merged(out: Path, expected: Expected) -> None:
+    """What verl's merger has written is the model, in finite numbers."""
+    merged = Checkpoint(out)
+    expected.check({name: merged.shape(name) for name in merged.names})
+    for name in merged.names:
+        if not (tensor := merged.tensor(name)).isfinite().all():
+            raise not_finite(name, tensor)

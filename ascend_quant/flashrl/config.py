@@ -8,14 +8,17 @@ Keys that FlashRL would act on and this project does not are kept, and `Replica.
 """
 
 from difflib import get_close_matches
+from os.path import exists
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator, model_validator
 
+from ascend_quant.documents import BadDocument, parse_yaml, read_yaml
 from ascend_quant.flashrl.files import ConfigError, find, find_profile
 from ascend_quant.flashrl.functions import FUNCTIONS, Function
+from ascend_quant.whole_file import write_whole
 
 QUANTIZATION = "ascend_quant"  # our plugin's name in vLLM
 HUB_CONFIG = "flashrl_config.yaml"  # FlashRL's name for it in the repositories on the hub
@@ -25,6 +28,7 @@ NOT_FOLLOWED = {
     "distributed_executor_backend": "the engine's own setting holds; external_launcher excludes asynchronous servers",
     "module_attribute_to_preserve": "it belongs to FlashRL's way of reloading, which is not used here",
 }
+SHOWN_FAULTS = 3  # of a file
 
 
 class Replica(BaseModel):
@@ -70,7 +74,7 @@ class Replica(BaseModel):
         return FUNCTIONS[self.fn]
 
     def options(self) -> dict[str, Any]:
-        """Those of our plugin in vLLM, `integrations.vllm.options.Options`.
+        """Those of our plugin in vLLM, `engine.options.Options`.
 
         Raises:
             ConfigError: the profile is neither here nor on the hub, from which it is downloaded.
@@ -91,10 +95,10 @@ class Replica(BaseModel):
             reasons["quantization"] = f"fn={self.fn} decides: {QUANTIZATION}, scheme {self.function.scheme}"
         if self.profile and self.function.scheme != "int8":
             reasons["profile"] = f"fn={self.fn} needs none here"
-        lines = [f"{key}={getattr(self, key)!r}: {reason}" for key, reason in reasons.items()]
+        lines = [f"{key}={getattr(self, key)!r:.200}: {reason}" for key, reason in reasons.items()]
         if self.model and not self.profile and self.function.scheme == "int8":
             lines.append(f"no profile: FlashRL would read {self.model}/profile.pt, here none is read: no smoothing")
-        return lines + [f"{key}={value!r}: {unknown(key)}" for key, value in self.model_extra.items()]
+        return lines + [f"{key:.80}={value!r:.200}: {unknown(key)}" for key, value in self.model_extra.items()]
 
 
 def unknown(key: str) -> str:
@@ -119,9 +123,21 @@ class Config(BaseModel):
         return self.replicas[rank % len(self.replicas)]
 
     def write(self, path: Path) -> None:
-        """Write the YAML file, with the keys that were given and no others."""
-        entries = [replica.model_dump(exclude_unset=True) for replica in self.replicas]
-        path.write_text(yaml.safe_dump({"configs": entries}, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        """Write the YAML file, with the keys that were given and no others, whole or not at all.
+
+        Raises:
+            ConfigError: YAML would not give the values back that are to be written.
+            OSError: the file cannot be written.
+        """
+        content = {"configs": [replica.model_dump(exclude_unset=True) for replica in self.replicas]}
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        try:
+            back = parse_yaml(text, "what is to be written")
+        except BadDocument as error:
+            raise ConfigError(str(error)) from error
+        if repr(back) != repr(content):  # NaN is not equal to itself
+            raise ConfigError("a text among the values reads as a number in YAML; write it in another way")
+        write_whole(path, text)
 
 
 def read(path: Path) -> Config:
@@ -131,11 +147,9 @@ def read(path: Path) -> Config:
         ConfigError: the file cannot be read, is not YAML, or holds what it may not; names the entry and the key.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
-    try:
-        return Config.model_validate(content)
+        return Config.model_validate(read_yaml(path))
+    except BadDocument as error:
+        raise ConfigError(str(error)) from error
     except ValidationError as error:
         raise ConfigError(f"{path}: {explain(error)}") from error
 
@@ -143,7 +157,24 @@ def read(path: Path) -> Config:
 def explain(error: ValidationError) -> str:
     """What pydantic found, in a line: which key, what is wrong, what it holds."""
     found = [(".".join(map(str, each["loc"])), each["msg"], each["input"]) for each in error.errors()]
-    return "; ".join(f"{where or 'the file'}: {what} (it holds {value!r})" for where, what, value in found)
+    said = [f"{where or 'the file':.200}: {what} (it holds {value!r:.200})" for where, what, value in found]
+    more = [f"and {len(said) - SHOWN_FAULTS} more"] if len(said) > SHOWN_FAULTS else []
+    return " ".join("; ".join(said[:SHOWN_FAULTS] + more).split())
+
+
+def check_is_config(path: Path) -> None:
+    """A file that is to be replaced is one of configs, whatever it says, or empty.
+
+    Raises:
+        ConfigError: it is another program's, or no file.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path} is no file")
+    try:
+        if path.stat().st_size and "configs" not in read_yaml(path):
+            raise ConfigError(f"{path} has no `configs`, so it is another program's file: give another name")
+    except BadDocument as error:
+        raise ConfigError(f"{error}; if it is to be replaced, remove it first") from error
 
 
 def resolve(value: str) -> Config:
@@ -155,12 +186,12 @@ def resolve(value: str) -> Config:
     name = value.strip()
     if name in FUNCTIONS:
         return Config(replicas=[Replica(fn=name)])
-    is_repository = name.count("/") == 1 and not name.endswith((".yaml", ".yml")) and not Path(name).exists()
+    is_repository = name.count("/") == 1 and not name.endswith((".yaml", ".yml")) and not exists(name)
     try:
         path = find(f"{name}/{HUB_CONFIG}" if is_repository else name)
     except ConfigError as error:
         raise ConfigError(
-            f"FLASHRL_CONFIG={value!r}: {error}. Valid are: {', '.join(FUNCTIONS)}; the path of a YAML file; "
+            f"FLASHRL_CONFIG={value!r:.200}: {error}. Valid are: {', '.join(FUNCTIONS)}; the path of a YAML file; "
             f"owner/name or owner/name/path.yaml of a file on the Hugging Face hub"
         ) from error
     return read(path)

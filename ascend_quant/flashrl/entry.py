@@ -1,11 +1,12 @@
 """One entry of the YAML file, from the words of a command line. Columns hold YAML, where FlashRL's hold Python code."""
 
 from collections.abc import Iterable
+from os.path import expanduser
 from pathlib import Path
 
-import yaml
 from pydantic import ValidationError
 
+from ascend_quant.documents import BadDocument, parse_yaml
 from ascend_quant.flashrl.config import Replica, explain
 from ascend_quant.flashrl.files import ConfigError, is_profile_here
 from ascend_quant.flashrl.functions import FUNCTIONS
@@ -24,7 +25,7 @@ def entry(
         ConfigError: a value that is not valid, or a key that is given twice.
     """
     if profile is not None and is_profile_here(profile):  # workers start in folders of their own
-        profile = str(Path(profile).expanduser().absolute())
+        profile = str(Path(expanduser(profile)).absolute())
     given = {"fn": fn, "model": model, "profile": profile, "frozen_scales": frozen_scales or None}
     options = {key: value for key, value in given.items() if value is not None}
     more = parse(columns)
@@ -46,14 +47,14 @@ def parse(columns: Iterable[str]) -> dict[str, object]:
     values: dict[str, object] = {}
     for column in columns:
         key, equals, text = column.partition("=")
-        if not (key and equals):
-            raise ConfigError(f"column {column!r} is not of the form key=value")
+        if not (key and equals and key.isprintable()):
+            raise ConfigError(f"column {column!r:.200} is not of the form key=value")
         if key in values:
-            raise ConfigError(f"column {key} is given twice")
+            raise ConfigError(f"column {key:.80} is given twice")
         try:
-            values[key] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"column {key}: {text!r} is not a plain YAML value: {error}") from error
+            values[key] = parse_yaml(text, f"column {key:.80}: {text!r:.200}")
+        except BadDocument as error:
+            raise ConfigError(str(error)) from error
     return values
 
 

@@ -1,6 +1,7 @@
 """Where a config or a profile lies: a path on this machine, or owner/name/path on the Hugging Face hub."""
 
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -21,13 +22,14 @@ def find(value: str) -> Path:
     Raises:
         ConfigError: no such file here, and not on the hub or the hub is not reachable.
     """
-    path = Path(value).expanduser()
-    if path.is_file():
-        return path.absolute()
-    if path.exists():
+    path = os.path.expanduser(value)
+    if os.path.isfile(path):  # Path's own methods raise for a name that no file system takes
+        return Path(path).absolute()
+    if os.path.exists(path):
         raise ConfigError(f"{value} is not a file")
     if not (parts := HUB_FILE.fullmatch(value)):
-        raise ConfigError(f"there is no file {value}, and it is not of the form owner/name/path of the hub")
+        shown = f"{' '.join(value.split()):.200}"
+        raise ConfigError(f"there is no file {shown}, and it is not of the form owner/name/path of the hub")
     return download(parts["repository"], parts["file"])
 
 
@@ -42,14 +44,20 @@ def find_profile(value: str) -> Path:
 
 
 def profile_files(value: str) -> tuple[Path, ...]:
-    """The files that make up a profile: FlashRL's `.pt`, or our `.safetensors` and `.json`."""
+    """The files that make up a profile: FlashRL's `.pt`, or our `.safetensors` and `.json`.
+
+    Raises:
+        ConfigError: `value` is the name of no file.
+    """
     path = Path(value)
+    if not path.name:
+        raise ConfigError(f"profile {value!r} is no name of a file")
     return (path,) if path.suffix == ".pt" else files_of(path)
 
 
 def is_profile_here(value: str) -> bool:
     """Whether all files of a profile lie on this machine."""
-    return all(file.expanduser().is_file() for file in profile_files(value))
+    return all(os.path.isfile(os.path.expanduser(file)) for file in profile_files(value))
 
 
 def download(repository: str, file: str) -> Path:

@@ -46,7 +46,7 @@ def set_up(variables: Variables) -> None:
         try:
             logger.addHandler(formatted(logging.FileHandler(file, encoding="utf-8")))
         except OSError as error:
-            raise VariableError(f"FLASHRL_LOGGING_FILE={str(file)!r} cannot be written: {error}") from error
+            raise VariableError(f"FLASHRL_LOGGING_FILE={str(file)!r:.200} cannot be written: {error}") from error
 
 
 def formatted(handler: logging.Handler) -> logging.Handler:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 PAIR = ("try: import flash_rl", "except ImportError: pass")
 ALONE = "import flash_rl"
-IMPORT = re.compile(r"[^#]*\b(import|from)\s+flash_rl\b")
+KEYWORD, NAME = re.compile(r"import|\bfrom\b"), re.compile(r"\bflash_rl\b")
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,18 @@ def clean(text: str) -> Cleaned:
         if count := length_at(lines, at):
             at += count
             continue
-        if IMPORT.match(lines[at]):
+        if imports(lines[at]):
             left.append((at + 1, lines[at].rstrip("\r\n")))
         kept.append(lines[at])
         at += 1
     return Cleaned("".join(kept), len(lines) - len(kept), tuple(left))
+
+
+def imports(line: str) -> bool:
+    """Whether it names flash_rl behind a word that imports: `import os, flash_rl`, `__import__("flash_rl")`."""
+    code = line.partition("#")[0]
+    keyword = KEYWORD.search(code)
+    return keyword is not None and NAME.search(code, keyword.end()) is not None
 
 
 def length_at(lines: list[str], at: int) -> int:

@@ -3,6 +3,7 @@
 A variable that is set holds something valid: an empty one is an error, since it may come from a misspelt `$NAME`.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -48,7 +49,7 @@ def as_level(value: str) -> str:
 
 
 def as_file(value: str) -> Path:
-    return Path(value).expanduser()
+    return Path(os.path.expanduser(value))
 
 
 def as_switch(value: str) -> bool:
@@ -102,7 +103,7 @@ def from_environment(environment: Mapping[str, str]) -> Variables:
         if name.startswith(PREFIX) and name not in names:
             meant = get_close_matches(name, names, n=1)
             hint = f"did you mean {meant[0]}? " if meant else ""
-            raise VariableError(f"unknown environment variable {name}; {hint}The variables are: {', '.join(names)}")
+            raise VariableError(f"unknown environment variable {name:.80}; {hint}The variables are: {', '.join(names)}")
     values = {row.field: read(row, environment[row.name]) for row in TABLE if row.name in environment}
     lines = [f"{name}={environment[name]!r}: {why}" for name, why in NOTHING_HERE.items() if name in environment]
     return Variables(**values, disregarded=tuple(lines))
@@ -115,4 +116,4 @@ def read(variable: Variable, value: str) -> object:
     try:
         return variable.parse(value)
     except VariableError as error:
-        raise VariableError(f"{variable.name}={value!r}: {error}") from error
+        raise VariableError(f"{variable.name}={value!r:.200}: {error}") from error

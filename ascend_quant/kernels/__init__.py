@@ -1,14 +1,15 @@
 """The oracle's functions, fast, one module per device, all with the same signatures.
 
-Counters(device)                              what `write` counts
+Counters(device, sparing)                     what `write` counts
 write(batch, counters)                        moves of a refit: rows quantized or copied into resident rows, counted
-digests(tensors)                              fingerprints of tensors' bytes
-prepare(device, writes, digested)             what moves and digests of a kind need is compiled; changes no tensor
-SERVING                                       the products of each scheme that the device serves (storage.py)
+digests(tensors)                              fingerprints of tensors' bytes, unread; asynchronous
+read_digests(found)                           the numbers that several calls of `digests` gave, all at once
+prepare(device, writes)                       what digests and moves of a kind need is compiled; changes no tensor
+SERVING                                       the products of each scheme that the device serves (registry.py)
 storage(scheme, shape)                        the buffers that these compute with
 matmul(x, codes, scale, bias)                 the W8A8 linear layer
 experts(x, weight, expert, w13, .., w2, ..)   the W8A8 mixture of experts
-plain_experts(x, weight, expert, w13, w2)     the same without quantization
+plain_experts(x, weight, expert, w13, w2)     the same without quantization (cuda: see engine_products.py)
 float32_product(x, weight)                    a language-model head with float32 logits
 fake_quantize(w, scheme, absmax)              what the engine's weights stand for, for training
 READS_ARE_FREE                                whether a look at the counters costs no waiting
@@ -19,14 +20,13 @@ from types import ModuleType
 
 import torch
 
+from ascend_quant.kernels.registry import DuplicateKernels, NoKernels
 from ascend_quant.kernels.storage import Serving
 from ascend_quant.schemes import Scheme
 
+__all__ = ["DuplicateKernels", "NoKernels", "kernels_for", "serving_of"]
+
 _MODULES = {device: f"ascend_quant.kernels.{device}" for device in ("cpu", "cuda", "npu")}
-
-
-class NoKernels(RuntimeError):
-    """This version has no kernels for a device, or none for a scheme there."""
 
 
 def kernels_for(device: torch.device) -> ModuleType:
@@ -44,9 +44,7 @@ def serving_of(scheme: Scheme, device: torch.device) -> Serving:
     """What computes with a scheme's weights on `device`.
 
     Raises:
+        UnregisteredScheme: a scheme that nobody registered.
         NoKernels: naming the schemes that are served there.
     """
-    found = kernels_for(device).SERVING
-    if scheme.name not in found:
-        raise NoKernels(f"scheme {scheme.name} is not served on {device.type}; this version serves: {', '.join(found)}")
-    return found[scheme.name]
+    return kernels_for(device).SERVING.of(scheme)

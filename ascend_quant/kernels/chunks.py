@@ -6,9 +6,30 @@ What the CPU does with every move, and a GPU with those that its own kernels do 
 import torch
 
 from ascend_quant import oracle
+from ascend_quant.kernels import modulo
 from ascend_quant.kernels.moves import Counters, Move, Place, sampled
+from ascend_quant.oracle.fingerprint import MOST
 
-ELEMENTS = 1 << 20  # of what is only copied or read
+ELEMENTS = 1 << 20  # of what is only copied
+READ = 1 << 16  # of what is only read: their 64 bits stay in a core's own cache
+
+
+def _rows(move: Move, part: torch.Tensor, absmax: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    return oracle.quantize_rows(move.values(part), absmax)
+
+
+def _fp8_rows(move: Move, part: torch.Tensor, absmax: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    return oracle.quantize_fp8_rows(part, absmax)
+
+
+CONVERSIONS = {  # by kind: (move, rows of the source, their largest magnitudes) -> codes, scales
+    "int8": _rows,
+    "int8_exact": _rows,
+    "fp8": _fp8_rows,
+    "fp8_tensor": _fp8_rows,
+    "fp8_blocks": lambda move, part, absmax: oracle.quantize_fp8_blocks(part),
+    "int4": lambda move, part, absmax: oracle.quantize_groups(part, move.group),
+}
 
 
 def write_in_chunks(
@@ -65,16 +86,12 @@ def _bad(values: torch.Tensor, absmax: torch.Tensor | None = None) -> torch.Tens
 
 
 def _converted(part: torch.Tensor, absmax: torch.Tensor | None, move: Move) -> tuple[torch.Tensor, torch.Tensor | None]:
-    kind = move.kind
-    if kind == "copy":
+    if move.scale is None:
         return part.to(move.target_NK.dtype), None
-    if kind == "fp8_blocks":
-        return oracle.quantize_fp8_blocks(part)
-    if kind == "int4":
-        return oracle.quantize_groups(part, move.group)
-    if kind in ("fp8", "fp8_tensor"):
-        return oracle.quantize_fp8_rows(part, absmax)
-    return oracle.quantize_rows(move.values(part), absmax)
+    if move.scheme is not None:
+        codes, scale = oracle.quantize(part, move.scheme)
+        return codes, scale.view(len(part), -1)
+    return CONVERSIONS[move.kind](move, part, absmax)
 
 
 def _put(values: torch.Tensor, scale: torch.Tensor | None, start: int, move: Move) -> None:
@@ -90,13 +107,13 @@ def _put(values: torch.Tensor, scale: torch.Tensor | None, start: int, move: Mov
 def _account(values: torch.Tensor, scale: torch.Tensor | None, start: int, move: Move, counters: Counters) -> None:
     """Count the changed codes and the digest of rows that are about to be written."""
     first = move.first_row + start
-    low_high = sums_of_rows(values, first)
+    found = sum_of_rows(values, first)
     if scale is not None:
         compared = sampled(first, len(values))
         old = _resident_rows(move, start, compared, len(values))
         counters.totals[0, 0] += (old.view(torch.int8) != values[compared].view(torch.int8)).sum()
-        low_high += 3 * sums_of_rows(oracle.as_matrix(scale), _first_scale(move, start))
-    counters.totals[0, 1:3] += low_high * move.weight % oracle.LANE
+        found += 3 * sum_of_rows(oracle.as_matrix(scale), _first_scale(move, start))
+    counters.totals[0, 1:3] += modulo.halves(modulo.times(found, torch.full_like(found, move.weight)))
 
 
 def _first_scale(move: Move, start: int) -> int:
@@ -115,21 +132,49 @@ def _resident_rows(move: Move, start: int, rows: slice, count: int) -> torch.Ten
     return move.place[first + rows.start : first + min(rows.stop, count) : rows.step]
 
 
-def sums_of_rows(values_NK: torch.Tensor, first_row: int, first_column: int = 0) -> torch.Tensor:
-    """Both sums of `oracle.digest`, int64 in [0, 2**32)."""
-    bits_NK = oracle.as_integers(values_NK).to(torch.int64)
-    sum_N = (bits_NK * oracle.column_weights(first_column, bits_NK.shape[1], bits_NK.device)).sum(1) % oracle.LANE
-    rows = (oracle.row_weights(first_row, len(sum_N), sum_N.device, seed) for seed in oracle.ROW_SEEDS)
-    return torch.stack([(sum_N * row_N % oracle.LANE).sum() for row_N in rows]) % oracle.LANE
+def sum_of_rows(values_NK: torch.Tensor, first_row: int) -> torch.Tensor:
+    """`oracle.digest` as int64 ()."""
+    return _weighted(_sums(values_NK, 0), first_row)
 
 
-def sums_of(tensor: torch.Tensor | Place, first_row: int = 0, first_column: int = 0) -> torch.Tensor:
+def sum_of(tensor: torch.Tensor | Place, first_row: int = 0, first_column: int = 0) -> torch.Tensor:
     """The same of a whole tensor, a few rows at a time."""
     matrix = oracle.as_matrix(tensor) if isinstance(tensor, torch.Tensor) else tensor
     rows, columns = matrix.shape
-    step = max(1, ELEMENTS // max(1, columns))
-    parts = (
-        sums_of_rows(matrix[start : start + step], first_row + start, first_column) for start in range(0, rows, step)
-    )
-    total = sum(parts, torch.zeros(2, dtype=torch.int64, device=matrix[:0].device))
-    return total % oracle.LANE
+    step = max(1, READ // max(1, columns))
+    starts = range(0, rows if columns else 0, step)
+    sums = [_sums(matrix[start : start + step], first_column) for start in starts]
+    none = torch.zeros(0, dtype=torch.int64, device=matrix[:0].device)
+    return _weighted(torch.cat([none, *sums]), first_row)
+
+
+def _weighted(sum_N: torch.Tensor, first_row: int) -> torch.Tensor:
+    """int64 (): rows' sums times the rows' weights, added up."""
+    weight_N = oracle.weights_of_rows(torch.arange(first_row, first_row + len(sum_N), device=sum_N.device))
+    return modulo.joined(modulo.halves(modulo.times(sum_N, weight_N)))
+
+
+def _sums(values_NK: torch.Tensor, first_column: int) -> torch.Tensor:
+    """int64 (N) in [0, PRIME): the rows' bytes times their weights."""
+    pairs_NJ, first = pairs_of(values_NK, first_column)
+    total_N = torch.zeros(len(pairs_NJ), dtype=torch.int64, device=pairs_NJ.device)
+    for start in range(0, pairs_NJ.shape[1], MOST):
+        part_NJ = pairs_NJ[:, start : start + MOST]
+        weight_J = oracle.column_weights(first + start, part_NJ.shape[1]).to(part_NJ.device)
+        product_NJ = (part_NJ ^ 0x80).to(torch.int64).mul_(weight_J)  # CUDA has no int64 @
+        sum_N = product_NJ.sum(1) - 0x80 * weight_J.sum()
+        total_N = (total_N + sum_N % oracle.PRIME) % oracle.PRIME
+    return total_N
+
+
+def pairs_of(values_NK: torch.Tensor, first_column: int) -> tuple[torch.Tensor, int]:
+    """(N, J) int16: the bytes of each row two by two, and the number of the first two; filled up with zeros."""
+    if values_NK.element_size() == 2:
+        return values_NK.view(torch.int16), first_column
+    bytes_NB, first = oracle.as_bytes(values_NK), first_column * values_NK.element_size()
+    before, behind = first % 2, (first + bytes_NB.shape[1]) % 2
+    if before or behind or bytes_NB.storage_offset() % 2 or bytes_NB.stride(0) % 2:
+        filled = bytes_NB.new_zeros(len(bytes_NB), before + bytes_NB.shape[1] + behind)
+        filled[:, before : before + bytes_NB.shape[1]] = bytes_NB
+        bytes_NB = filled
+    return bytes_NB.view(torch.int16), first // 2

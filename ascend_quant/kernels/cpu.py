@@ -8,8 +8,7 @@ from itertools import chain
 
 import torch
 
-from ascend_quant import oracle
-from ascend_quant.kernels.chunks import sums_of, write_in_chunks
+from ascend_quant.kernels.chunks import sum_of, write_in_chunks
 from ascend_quant.kernels.cpu_serving import SERVING, experts, matmul, plain_experts, storage  # noqa: F401
 from ascend_quant.kernels.fake_quantize import fake_quantize  # noqa: F401  offered here too
 from ascend_quant.kernels.float32_head import float32_product  # noqa: F401  offered here too
@@ -30,15 +29,20 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
         write_in_chunks(move, source, counters.bad_of(slot), counters, receipt, ROWS)
 
 
-def prepare(device: torch.device, writes: Iterable, digested: Iterable) -> None:
+def prepare(device: torch.device, writes: Iterable = ()) -> None:
     """Nothing is compiled here."""
 
 
 def digests(
     tensors: Sequence[torch.Tensor | Place], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
 ) -> torch.Tensor:
-    """`oracle.digest` of each tensor as int64 (its 64 bits), a few rows at a time."""
-    found = torch.zeros(len(tensors), 2, dtype=torch.int64)
+    """`oracle.digest` of each tensor as int64, a few rows at a time."""
+    found = torch.zeros(len(tensors), dtype=torch.int64)
     for i, tensor in enumerate(tensors):
-        found[i] = sums_of(tensor, first_rows[i] if first_rows else 0, first_columns[i] if first_columns else 0)
-    return found[:, 0] % oracle.LANE + (found[:, 1] << 32)
+        found[i] = sum_of(tensor, first_rows[i] if first_rows else 0, first_columns[i] if first_columns else 0)
+    return found
+
+
+def read_digests(found: Sequence[torch.Tensor]) -> list[int]:
+    """What calls of `digests` gave, one after the other."""
+    return torch.cat(list(found)).tolist()

@@ -1,18 +1,21 @@
 """Serving on CPUs: int8 by torch's integer product, the rest as the oracle computes it, in float32.
 
-fp8 and int4 weights are unpacked at every product: that is for trying a scheme out, not for speed.
+fp8 and int4 weights are unpacked at every product: that is for trying a scheme out, not for speed. So is what computes
+with a scheme that has a definition alone (`by_definition`).
 """
 
 import logging
 from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
 
 from ascend_quant import oracle
 from ascend_quant.kernels.int4_places import PackedRows
-from ascend_quant.kernels.storage import Serving, Storage, in_place, rows_as_they_are
-from ascend_quant.schemes import Scheme
+from ascend_quant.kernels.registry import ServingTable
+from ascend_quant.kernels.storage import Serving, Storage, in_place
+from ascend_quant.schemes import Definition, Scheme, definition_of
 
 logger = logging.getLogger(__name__)
 
@@ -20,9 +23,17 @@ Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # 
 
 
 def storage(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
-    """Buffers for a weight (.., N, K)."""
-    if scheme.codes != "int4":
-        return rows_as_they_are(scheme, shape)
+    """Buffers for a weight (.., N, K).
+
+    Raises:
+        UnregisteredScheme: a scheme that nobody registered.
+        NoKernels: naming the schemes that are served here.
+    """
+    return SERVING.of(scheme).storage(scheme, shape)
+
+
+def packed_rows(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
+    """int4's."""
     place = PackedRows(shape, scheme.group)
     return in_place(place, place.scales)
 
@@ -177,15 +188,26 @@ def _mixed(x_MK, weight_MT, expert_MT, count: int, local_G, gate_up: Callable, d
     return out_MK.to(x_MK.dtype)
 
 
-_INT8 = Serving(matmul, experts, "torch._int_mm" if INT_MM_IS_EXACT else "torch in float64")
-_FP8 = Serving(fp8_matmul, _mixture(_fp8_product, "fp8"), "torch in float32")
-_BLOCK = Serving(fp8_block_matmul, _mixture(_block_product, "fp8_block"), "torch in float32")
-_INT4 = Serving(int4_matmul, _mixture(_int4_product, "int4"), "torch in float32")
-SERVING = {
-    "int8": _INT8,
-    "fp8": _FP8,
-    "fp8_tensor": _FP8,
-    "fp8_block": _BLOCK,
-    "int4_g128": _INT4,
-    "int4_g32": _INT4,
-}
+def by_definition(scheme: Scheme) -> Serving:
+    """What computes with a scheme that has no kernels: the product of its definition."""
+    return _served_by(definition_of(scheme))
+
+
+@cache
+def _served_by(definition: Definition) -> Serving:
+    name, per_row = definition.scheme.name, definition.scheme.shares == "row"
+
+    def product(x_MK: torch.Tensor, codes_NK: torch.Tensor, scale_NS: torch.Tensor) -> torch.Tensor:
+        return definition.product(x_MK, codes_NK, scale_NS.view(-1) if per_row else scale_NS)
+
+    logger.warning("scheme %s has no CPU kernels: its definition computes, in float64, exact but slow", name)
+    return Serving(partial(_linear, product), _mixture(product, name), "the scheme's definition, in float64")
+
+
+SERVING = ServingTable("cpu", by_definition)
+SERVING.register(Serving(matmul, experts, "torch._int_mm" if INT_MM_IS_EXACT else "torch in float64"), "int8")
+SERVING.register(Serving(fp8_matmul, _mixture(_fp8_product, "fp8"), "torch in float32"), "fp8", "fp8_tensor")
+SERVING.register(Serving(fp8_block_matmul, _mixture(_block_product, "fp8_block"), "torch in float32"), "fp8_block")
+SERVING.register(
+    Serving(int4_matmul, _mixture(_int4_product, "int4"), "torch in float32", packed_rows), "int4_g128", "int4_g32"
+)

@@ -1,7 +1,7 @@
 """CUDA kernels: many matrices a launch, no host synchronisation, everything counted in the same pass (Triton).
 
 A job is cut into groups that differ only in numbers (addresses, strides, rows); a group is one launch. What does not
-change from refit to refit is kept with the job's moves. The serving side (matmul, experts) is vLLM's own, see
+change from refit to refit is kept with the job's moves. The serving side (matmul, experts) is in
 cuda_serving.py.
 """
 
@@ -15,22 +15,25 @@ import triton
 import triton.language as tl
 
 from ascend_quant import oracle
+from ascend_quant.kernels import modulo
+from ascend_quant.kernels import triton_digest as digest_kernels
 from ascend_quant.kernels import triton_rows as rows_kernels
 from ascend_quant.kernels import triton_tiles as tile_kernels
-from ascend_quant.kernels.chunks import sums_of, write_in_chunks
+from ascend_quant.kernels.chunks import pairs_of, sum_of, write_in_chunks
 from ascend_quant.kernels.cuda_serving import (
     SERVING,
     experts,
     float32_product,
     matmul,
-    plain_experts,
     router_product,
     storage,
 )
 from ascend_quant.kernels.int4_places import TILE_N, MarlinTiles
 from ascend_quant.kernels.launches import Head, Launch, join, start
 from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move, Place
+from ascend_quant.kernels.registry import check_kind
 from ascend_quant.kernels.triton_groups import fake_quantize
+from ascend_quant.oracle.fingerprint import MOST, SPAN, SPAN_FACTOR
 
 __all__ = [
     "READS_ARE_FREE",
@@ -41,7 +44,6 @@ __all__ = [
     "fake_quantize",
     "float32_product",
     "matmul",
-    "plain_experts",
     "prepare",
     "router_product",
     "storage",
@@ -49,6 +51,7 @@ __all__ = [
 ]
 
 READS_ARE_FREE = False  # reading a counter waits for the device
+KINDS = ("copy", "int8", "int8_exact", "int8_given", "fp8", "fp8_tensor", "fp8_blocks", "int4")  # of moves
 
 # columns of a launch's table
 SOURCE, ROWS_OF, TARGET, TARGET_STRIDE, SCALE, BAD, WHOLE = (
@@ -63,12 +66,13 @@ TILINGS = {  # for rows of up to so many elements: step, how often, warps, regis
     32768: (2048, 4, 8, 80),
     LONGEST_ROW: (4096, 2, 16, 64),
 }
-DIVIDING, DIVIDING_REGISTERS = ("int8_exact", "int8_given"), 112  # kinds, and how many registers they need at least
+LEAST_REGISTERS = {"int8_exact": 104, "int8_given": 104, "copy": 96}  # by kind: what a division or a wide sum needs
 TILES = (("num_warps", 8),)  # options of int4's kernel
 UPLOAD = 32 << 20  # bytes of host memory that travel at a time
 TORCH_ELEMENTS = 1 << 23  # that torch operations take at a time; each needs about 20 bytes of work space
 SCRATCH = 1 << 20  # bytes: more than the scales of one int4 tile of rows take
 PATTERNS = 4  # ways in which a job's tensors may lie, that are kept
+DIGEST_ROWS = {16: 128, 128: 16, 512: 4}  # at a time, by the pairs of bytes of a row that are taken at a time
 TYPES = {
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
@@ -122,6 +126,7 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
 
     Raises:
         ValueError: rows longer than 65,536 elements, or a dtype without a kernel.
+        NoKernels: another kind of rows than `KINDS`.
     """
     blocks = np.array([block.data_ptr() for block in counters.bad], dtype=np.int64)
     for job in batch:
@@ -147,43 +152,47 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
 def digests(
     tensors: Sequence[torch.Tensor | Place], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
 ) -> torch.Tensor:
-    """`oracle.digest` of each tensor as int64 (its 64 bits), on their device; one launch a dtype and row length."""
+    """`oracle.digest` of each tensor as int64, on their device; three launches at most, or six."""
     device = _device_of(tensors[0]) if tensors else None
     sums = torch.zeros(len(tensors), 2, dtype=torch.int64, device=device)
-    groups: dict[Group, list[tuple[int, ...]]] = defaultdict(list)
-    # some are copies, which must live until the launch
-    matrices = [oracle.as_integers(oracle.as_matrix(t)) if isinstance(t, torch.Tensor) else t for t in tensors]
-    for i, matrix in enumerate(matrices):
-        first = (first_rows[i] if first_rows else 0, first_columns[i] if first_columns else 0)
-        if 0 in matrix.shape:
+    tables: dict[tuple[int, bool], list[tuple[int, ...]]] = defaultdict(list)
+    kept = []  # some are copies, which must live until the launch
+    for i, tensor in enumerate(tensors):
+        first_row, first_column = first_rows[i] if first_rows else 0, first_columns[i] if first_columns else 0
+        if 0 in tensor.shape:
             continue
-        if not isinstance(matrix, torch.Tensor):
-            sums[i] += sums_of(matrix, *first)
+        if not isinstance(tensor, torch.Tensor):
+            sums[i] += modulo.halves(sum_of(tensor, first_row, first_column))
             continue
-        source = matrix.data_ptr()
-        group = Group("digest", matrix.dtype, matrix.dtype, matrix.shape[1], 0, _aligned(matrix, source))
-        address = sums.data_ptr() + 16 * i
-        entry = (source, *matrix.stride(), matrix.shape[0], address, 0, 0, 0, first[0], 1, 0, first[1])
-        groups[group].append(entry)
-    tables = ((group, np.array(entries, dtype=np.int64)) for group, entries in groups.items())
-    start(*join([launch for group, table in tables for launch in _launches(group, table, True)]), sums)
-    return sums[:, 0] % oracle.LANE + (sums[:, 1] << 32)
+        pairs, first = pairs_of(oracle.as_matrix(tensor), first_column)
+        kept.append(pairs)
+        for begin in range(0, pairs.shape[1], MOST):
+            part = pairs[:, begin : begin + MOST]
+            address, (rows, columns) = part.data_ptr(), part.shape
+            span, offset = divmod(first + begin, SPAN)
+            position = first_row, offset, pow(SPAN_FACTOR, span, 2**32), 0
+            line = (address, *part.stride(), rows, columns, sums.data_ptr() + 16 * i, *position)
+            tables[_digest_width(columns), _aligned(part, address)].append(line)
+    start(*join([_digest_launch(*key, np.array(lines, dtype=np.int64)) for key, lines in tables.items()]), sums)
+    return modulo.joined(sums)
 
 
-def prepare(
-    device: torch.device, writes: Iterable[tuple[Move, torch.dtype]], digested: Iterable[tuple[torch.dtype, int]]
-) -> None:
-    """Compile what moves of these kinds and digests will need, so that the first refit waits for no compiler.
+def read_digests(found: Sequence[torch.Tensor]) -> list[int]:
+    """What calls of `digests` gave, one after the other, in one copy to the host, which waits for the device."""
+    return torch.cat(list(found)).tolist()
+
+
+def prepare(device: torch.device, writes: Iterable[tuple[Move, torch.dtype]] = ()) -> None:
+    """Compile what digests and moves of these kinds will need, so that the first refit waits for no compiler.
 
     Each kernel is launched on no rows; what it stores regardless goes to scratch memory.
 
     Args:
         writes: a move, and the dtype of the tensors that it will read; these begin at multiples of 16 bytes.
-        digested: dtype and row length of the tensors; so do these.
     """
-    lengths = {(oracle.as_integers(torch.empty(1, 1, dtype=dtype)).dtype, length) for dtype, length in digested}
-    groups = {Group("digest", bits, bits, length, 0, length % 16 == 0) for bits, length in lengths}
+    groups = set()
     for move, dtype in writes:
+        check_kind(move.kind, KINDS, "cuda")
         has_kernel = isinstance(move.place, MarlinTiles) if move.kind == "int4" else move.target_NK.dtype in TYPES
         if has_kernel:
             group = _line(move, dtype, aligned=True)[0]
@@ -195,8 +204,22 @@ def prepare(
     launches = [launch for group in groups for launch in _launches(group, line, True)]
     for launch in launches:
         launch.table[:, ROWS_OF] = 0
+    nothing = np.zeros((1, digest_kernels.DIGEST_FIELDS), dtype=np.int64)
+    nothing[0, [digest_kernels.SOURCE.value, digest_kernels.TARGET.value]] = scratch.data_ptr()
+    launches += [_digest_launch(width, aligned, nothing) for width in DIGEST_ROWS for aligned in (True, False)]
     one = np.ones(1, dtype=np.int64)
     start(*join([launch._replace(programs=one) for launch in launches]), Counters(device).totals)
+
+
+def _digest_width(columns: int) -> int:
+    """How many pairs of bytes a kernel takes at a time of rows that have so many."""
+    return next((width for width in DIGEST_ROWS if columns <= width), max(DIGEST_ROWS))
+
+
+def _digest_launch(width: int, aligned: bool, table: np.ndarray) -> Launch:
+    at_once = DIGEST_ROWS[width]
+    programs = -(-table[:, digest_kernels.ROWS_OF.value] // at_once)
+    return Launch(digest_kernels.digest_rows, table, programs, (width, at_once, aligned), (("num_warps", 4),))
 
 
 def _device_of(tensor: torch.Tensor | Place) -> torch.device:
@@ -255,6 +278,7 @@ def _made_ready(job: Job, aligned: np.ndarray, receipt: bool) -> Ready:
     uploads, given, by_torch = [], [], []
     for move, take in zip(job.moves.moves, job.moves.takes, strict=True):
         source = job.tensors[take]
+        check_kind(move.kind, KINDS, "cuda")
         if move.kind == "int4" and not _makes_tiles(move, source):
             by_torch.append((move, take))
             continue
@@ -371,6 +395,5 @@ def tiling(length: int, kind: str) -> tuple[int, int, int, tuple[tuple[str, int]
     else:
         at_once = 1
         step, repeat, warps, registers = next(found for longest, found in TILINGS.items() if length <= longest)
-    if kind in DIVIDING:
-        registers = max(registers, DIVIDING_REGISTERS)
+    registers = max(registers, LEAST_REGISTERS.get(kind, 0))
     return step, at_once, repeat, (("num_warps", warps), ("maxnreg", registers))

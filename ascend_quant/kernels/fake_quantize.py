@@ -3,8 +3,7 @@ few rows at a time, so that the float32 work space stays small."""
 
 import torch
 
-from ascend_quant import oracle
-from ascend_quant.schemes import Scheme
+from ascend_quant.schemes import Scheme, definition_of
 
 ELEMENTS = 1 << 22  # that are taken together; each needs about 20 bytes of work space
 
@@ -21,19 +20,15 @@ def fake_quantize(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | N
         absmax_N: (..., N) float32 of the whole rows, for int8, where w holds a slice of them.
 
     Raises:
+        UnregisteredScheme: a scheme that nobody registered.
         ValueError: K is no multiple of the scheme's group.
     """
+    definition = definition_of(scheme)
     w_RK = w_NK.detach().reshape(-1, w_NK.shape[-1])
     absmax_R = None if absmax_N is None else absmax_N.reshape(-1)
     out_RK = torch.empty_like(w_RK, memory_format=torch.contiguous_format)
     step = max(1, ELEMENTS // max(1, w_RK.shape[1]))
     for start in range(0, w_RK.shape[0], step):
         rows = slice(start, start + step)
-        out_RK[rows] = _values(w_RK[rows], scheme, None if absmax_R is None else absmax_R[rows])
+        out_RK[rows] = definition.rounded(w_RK[rows], None if absmax_R is None else absmax_R[rows])
     return out_RK.view(w_NK.shape)
-
-
-def _values(w_RK: torch.Tensor, scheme: Scheme, absmax_R: torch.Tensor | None) -> torch.Tensor:
-    if scheme.shares == "group":
-        return oracle.dequantize(*oracle.quantize(w_RK, scheme)).to(torch.bfloat16)
-    return oracle.dequantize(*oracle.quantize_weight(w_RK, absmax_R))

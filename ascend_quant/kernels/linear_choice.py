@@ -65,7 +65,7 @@ def tiles_by_rule(columns: int, length: int, rows: int, processors: int) -> Tile
 
 
 @cache
-def tell(capability: tuple[int, int]) -> None:
+def log_choice(capability: tuple[int, int]) -> None:
     """Say once, when an engine makes its buffers, that vLLM's kernels are not what multiplies."""
     if capability >= NO_CUTLASS:
         logger.warning(
@@ -89,5 +89,5 @@ def _linear(device: int, columns: int, length: int, rows: int, short: bool) -> T
 
 def forget() -> None:
     """Choose anew, after `tuned.forget`."""
-    for cached in (_linear, tell):
+    for cached in (_linear, log_choice):
         cached.cache_clear()

@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from ascend_quant.oracle import LANE
+from ascend_quant.oracle import PRIME
+from ascend_quant.schemes import Scheme
 
 # Every 64th row of a resident tensor is compared with its former codes: reading all would cost a third more.
 SAMPLE = 64
@@ -38,6 +39,13 @@ class Place(Protocol):
         """A view of the memory that holds every SAMPLE-th row, and perhaps others; None where there is no such."""
 
 
+class RefreshedPlace(Place, Protocol):
+    """A place that keeps what kernels read in another order than the refit writes it."""
+
+    def refresh(self) -> None:
+        """Bring that up to date, once a refit."""
+
+
 @dataclass(eq=False)
 class Move:
     """Rows of one source matrix into rows of one resident tensor.
@@ -45,9 +53,9 @@ class Move:
     Attributes:
         target_NK: the resident rows, last stride 1: int8 or float8_e4m3fn codes, or the source's values.
         scale: written with the codes: float32, (N) one a row or (N/128, K/128) one a block, BF16 (N, K/group) one a
-            group; None where the target holds plain values.
+            group, or what `scheme` says; None where the target holds plain values.
         first_row: index of the first row in the whole resident tensor.
-        weight: odd factor of the tensor in the digest of all residents, below 2**32.
+        weight: factor of the tensor in the digest of all residents, below 2**61.
         offset, row_stride, column_stride: of the matrix within the source tensor, in elements.
         whole: (offset, L) of the complete rows of L elements that the matrix is a slice of, whose largest magnitude
             sets the scale; None if the matrix holds them itself.
@@ -59,6 +67,7 @@ class Move:
         among: (rows before the matrix, all rows) of the tensor that it is a part of, where a tensor has one scale,
             which every row gets; None where scales are shared otherwise.
         group: elements of a row that share an int4 scale; 0 otherwise.
+        scheme: whose `quantize` makes codes and scales (N, S) of whole rows; None where kernels have a word for it.
         first_block: index of the first row of block scales in all of them; None where blocks are counted as rows are.
         block: the first resident row of the block that these rows are kept for, if other tensors have a part in it.
     """
@@ -76,6 +85,7 @@ class Move:
     place: "Place | None" = None
     among: tuple[int, int] | None = None
     group: int = 0
+    scheme: Scheme | None = None
     first_block: int | None = None
     block: int | None = None
 
@@ -87,7 +97,7 @@ class Move:
     def __post_init__(self) -> None:
         self.rows = self.target_NK.shape[0]
         self.exact = self.exact or self.given_N is not None
-        if self.exact and self.target_NK.dtype != torch.int8:
+        if self.exact and (self.scheme is not None or self.target_NK.dtype != torch.int8):
             raise ValueError(f"exact values or given scales for {self.target_NK.dtype}: only int8 codes have them")
 
     @property
@@ -95,6 +105,8 @@ class Move:
         """How the rows are converted, in the kernels' words."""
         if self.scale is None:
             return "copy"
+        if self.scheme is not None:
+            return self.scheme.name
         if self.group:
             return "int4"
         if self.target_NK.dtype == torch.int8:
@@ -189,15 +201,16 @@ class Counters:
     """What the kernels count during one refit, kept on the device and read once.
 
     Attributes:
-        totals: int64 (SPREAD, TOTALS) changed codes, both sums of the digest, and the codes lost to clamping with given
-            scales; spread so that programs do not queue up.
+        totals: int64 (SPREAD, TOTALS) changed codes, sums of the digest's low 32 bits and of its higher ones, and the
+            codes lost to clamping with given scales; spread so that programs do not queue up.
         bad: blocks of int64 (BLOCK), non-finite elements of each source tensor.
         clamped: of the totals; what `read` found last.
     """
 
     SPREAD, TOTALS, BLOCK = 64, 4, 4096
+    NONFINITE = "elements"  # what `read` counts of a tensor
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, sparing: bool = False):  # the work space is small at all times
         self.totals = torch.zeros(self.SPREAD, self.TOTALS, dtype=torch.int64, device=device)
         self.bad: list[torch.Tensor] = []
         self.slots = self.clamped = 0
@@ -221,7 +234,7 @@ class Counters:
         for i, block in enumerate(self.bad):
             if bad[i]:
                 found |= {i * self.BLOCK + j: n for j, n in enumerate(block.tolist()) if n}
-        return changed, low % LANE + (high % LANE << 32), found
+        return changed, (low + (high << 32)) % PRIME, found
 
 
 def sampled(first_row: int, rows: int) -> slice:

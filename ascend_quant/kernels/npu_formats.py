@@ -35,8 +35,8 @@ class Transposed:
         self.shape = torch.Size((experts * self._channels, length))
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
-        """(n, K): a copy of some rows, consecutive or with a step."""
-        return torch.cat([self.tensor.new_empty(0, self.shape[1]), *(view_KN.t() for view_KN in self._views(rows))])
+        """(n, K): some rows, consecutive or with a step, as a copy or a view."""
+        return _joined([view_EKN.transpose(1, 2).flatten(0, 1) for view_EKN in self._views(rows)], self._stack_EKN)
 
     def sampled(self) -> None:
         """No view: sleep level 2, which it would be for, is refused on NPUs."""
@@ -44,15 +44,16 @@ class Transposed:
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
         """Put rows from number `first` on in their places."""
         start = 0
-        for view_KN in self._views(slice(first, first + len(codes_NK))):
-            count = view_KN.shape[-1]
-            view_KN.copy_(codes_NK[start : start + count].t())
-            start += count
+        for view_EKN in self._views(slice(first, first + len(codes_NK))):
+            experts, length, channels = view_EKN.shape
+            part_NK = _part(codes_NK, start, experts * channels)
+            view_EKN.copy_(part_NK.view(experts, channels, length).transpose(1, 2))
+            start += experts * channels
 
     def _views(self, rows: slice) -> Iterator[torch.Tensor]:
-        """The (K, n) columns of each expert that some of the rows are in."""
-        for expert, here in _by_part(rows, self.shape[0], self._channels):
-            yield self._stack_EKN[expert, :, here]
+        """The (E, K, n) columns of experts that some of the rows are in."""
+        for experts, here in _by_part(rows, self.shape[0], self._channels):
+            yield self._stack_EKN[experts, :, here]
 
 
 class Panels:
@@ -66,23 +67,33 @@ class Panels:
     def __init__(self, tensor: torch.Tensor, memory: torch.Tensor):
         self.tensor = tensor
         experts = tensor.shape[0] if tensor.dim() == 3 else 1
-        length, self._channels = tensor.shape[-2:]
-        panels, depth = -(-self._channels // PANEL), -(-length // DEPTH) * DEPTH
-        self.shape = torch.Size((experts * self._channels, length))
+        length, channels = tensor.shape[-2:]
+        self.shape = torch.Size((experts * channels, length))
+        if channels % PANEL == 0:  # experts' panels follow each other as one matrix's do
+            experts, channels = 1, experts * channels
+        self._channels = channels
+        panels, depth = -(-channels // PANEL), -(-length // DEPTH) * DEPTH
         self._panels_EPKC = memory.view(experts, panels, depth, PANEL)[:, :, :length]
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
-        """(n, K): a copy of some rows, consecutive or with a step."""
-        found = [self._panels_EPKC.new_empty(0, self.shape[1])]
-        for expert, here in _by_part(rows, self.shape[0], self._channels):
-            numbers = range(self._channels)[here]
-            if here.step == 1:
-                panels = slice(here.start // PANEL, -(-here.stop // PANEL))
-                rows_NK = self._panels_EPKC[expert, panels].transpose(1, 2).flatten(0, 1)
-                found.append(rows_NK[here.start % PANEL :][: len(numbers)])
-            else:
-                found += [self._panels_EPKC[expert, n // PANEL, :, n % PANEL].unsqueeze(0) for n in numbers]
-        return torch.cat(found)
+        """(n, K): some rows, consecutive or with a step, as a copy or a view."""
+        found = []
+        for experts, here in _by_part(rows, self.shape[0], self._channels):
+            for expert in range(experts.start, experts.stop):
+                found += self._of_expert(expert, here)
+        return _joined(found, self._panels_EPKC)
+
+    def _of_expert(self, expert: int, rows: slice) -> list[torch.Tensor]:
+        if rows.step % PANEL == 0:  # a lane of some panels
+            last = range(rows.start, rows.stop, rows.step)[-1]
+            panels = slice(rows.start // PANEL, last // PANEL + 1, rows.step // PANEL)
+            return [self._panels_EPKC[expert, panels, :, rows.start % PANEL]]
+        if rows.step > 1:
+            numbers = range(self._channels)[rows]
+            return [self._panels_EPKC[expert, n // PANEL, :, n % PANEL].unsqueeze(0) for n in numbers]
+        panels = slice(rows.start // PANEL, -(-rows.stop // PANEL))
+        rows_NK = self._panels_EPKC[expert, panels].transpose(1, 2).flatten(0, 1)
+        return [_part(rows_NK, rows.start % PANEL, rows.stop - rows.start)]
 
     def sampled(self) -> None:
         """No view: sleep level 2, which it would be for, is refused on NPUs."""
@@ -90,12 +101,15 @@ class Panels:
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
         """Put rows from number `first` on in their places."""
         start = 0
-        for expert, here in _by_part(slice(first, first + len(codes_NK)), self.shape[0], self._channels):
-            for panels, lanes in _by_panel(here):
-                count = (panels.stop - panels.start) * (lanes.stop - lanes.start)
-                part_PCK = codes_NK[start : start + count].view(panels.stop - panels.start, -1, self.shape[1])
-                self._panels_EPKC[expert, panels, :, lanes].copy_(part_PCK.transpose(1, 2))
-                start += count
+        for experts, here in _by_part(slice(first, first + len(codes_NK)), self.shape[0], self._channels):
+            for expert in range(experts.start, experts.stop):
+                for panels, lanes in _by_panel(here):
+                    count, width = panels.stop - panels.start, lanes.stop - lanes.start
+                    part_PCK = _part(codes_NK, start, count * width).view(count, width, self.shape[1])
+                    view_PKC = self._panels_EPKC[expert, panels]
+                    view_PKC = view_PKC if width == PANEL else view_PKC[:, :, lanes]
+                    view_PKC.copy_(part_PCK.transpose(1, 2))
+                    start += count * width
 
 
 def new_codes(shape: Sequence[int], nz: bool) -> Transposed | Panels:
@@ -156,18 +170,38 @@ def _check_panels(device: torch.device) -> None:
             )
 
 
-def _by_part(rows: slice, total: int, channels: int) -> Iterator[tuple[int, slice]]:
-    """Each expert with those of the rows, which count through all experts, that are its channels."""
+def _joined(found: list[torch.Tensor], memory: torch.Tensor) -> torch.Tensor:
+    """(n, K): rows of some memory one below the other; a view if there is but one part."""
+    if not found:
+        return memory.new_empty(0, memory.shape[-2])
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _part(rows_NK: torch.Tensor, start: int, count: int) -> torch.Tensor:
+    return rows_NK if len(rows_NK) == count else rows_NK[start : start + count]
+
+
+def _by_part(rows: slice, total: int, channels: int) -> Iterator[tuple[slice, slice]]:
+    """Those of the rows, which count through all experts, as channels: experts of which they are the same together."""
     numbers = range(total)[rows]
     if not len(numbers):
         return
+    experts, here = slice(0, 0), None
     for expert in range(numbers[0] // channels, numbers[-1] // channels + 1):
         first = expert * channels
         skipped = max(0, -(-(first - numbers.start) // numbers.step))
         begin = numbers.start + skipped * numbers.step - first
         end = min(numbers[-1] - first + 1, channels)
-        if begin < end:
-            yield expert, slice(begin, end, numbers.step)
+        part = slice(begin, end, numbers.step)
+        if begin >= end:
+            continue
+        if here == part and experts.stop == expert:
+            experts = slice(experts.start, expert + 1)
+            continue
+        if here is not None:
+            yield experts, here
+        experts, here = slice(expert, expert + 1), part
+    yield experts, here
 
 
 def _by_panel(rows: slice) -> Iterator[tuple[slice, slice]]:

@@ -23,11 +23,11 @@ def scale_and_factor(absmax_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     """The rows' scales and the factors that turn their values into codes, float32 (N) each.
 
     Args:
-        absmax_N: BF16, no -0.0; a scale is NaN or Inf where it is.
+        absmax_N: BF16, no -0.0; a scale is Inf where it is, and NaN unless the NaN has a sign.
     """
     scales, factors = _tables(absmax_N.device)
-    magnitude = absmax_N.view(torch.int16).to(torch.int32)
-    return scales[magnitude], factors[magnitude]
+    magnitude_N = absmax_N.view(torch.int16).to(torch.int32).clamp_(min=0)  # a NaN may come with a sign
+    return torch.index_select(scales, 0, magnitude_N), torch.index_select(factors, 0, magnitude_N)
 
 
 def codes_of(values_NK: torch.Tensor, factor_N: torch.Tensor) -> torch.Tensor:

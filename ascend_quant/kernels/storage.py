@@ -6,24 +6,11 @@ from typing import NamedTuple
 import torch
 
 from ascend_quant.kernels.moves import Place
-from ascend_quant.oracle import BLOCK
-from ascend_quant.schemes import Scheme
+from ascend_quant.schemes import SCHEMES, Scheme, definition_of
 
-CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-
-
-class Serving(NamedTuple):
-    """A scheme's products on one device.
-
-    Attributes:
-        linear: (x, codes, served scale, bias) -> x @ w.T + bias, in x's dtype.
-        experts: (x, weight, expert, w13's codes and served scale, w2's, local experts) -> as `oracle.experts`.
-        by: what multiplies, for people.
-    """
-
-    linear: Callable[..., torch.Tensor]
-    experts: Callable[..., torch.Tensor]
-    by: str
+CODES = {  # the dtypes that codes have while they are one to an element, by `Scheme.codes`
+    scheme.codes: getattr(torch, definition_of(scheme).codes_dtype) for scheme in SCHEMES.values() if scheme.quantized
+}
 
 
 class Storage(NamedTuple):
@@ -43,18 +30,34 @@ class Storage(NamedTuple):
 
 
 def rows_as_they_are(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
-    """Codes (.., N, K) side by side, with a float32 scale a row (.., N, 1) or a block (.., N / 128, K / 128).
+    """Codes (.., N, K) side by side, and the scales that the scheme's definition says a weight of this shape has.
 
-    A tensor's one scale is kept for each of its rows: serving kernels take a vector, and a parameter may consist of
-    several tensors.
+    Raises:
+        UnregisteredScheme: a scheme that nobody registered.
     """
-    codes = torch.zeros(shape, dtype=CODES[scheme.codes])
-    *stack, rows, length = shape
-    scales = (-(-rows // BLOCK), -(-length // BLOCK)) if scheme.shares == "block" else (rows, 1)
-    scale = torch.zeros(*stack, *scales, dtype=torch.float32)
+    definition, (*stack, rows, length) = definition_of(scheme), shape
+    codes = torch.zeros(shape, dtype=getattr(torch, definition.codes_dtype))
+    dtype, scales = definition.scales(rows, length)
+    scale = torch.zeros(*stack, *scales, dtype=getattr(torch, dtype))
     return Storage(codes, scale, scale)
 
 
 def in_place(place: Place, served_scale: torch.Tensor) -> Storage:
     """int4 codes where `place` has them."""
     return Storage(place.tensor, place.scales, served_scale, place)
+
+
+class Serving(NamedTuple):
+    """A scheme's products on one device.
+
+    Attributes:
+        linear: (x, codes, served scale, bias) -> x @ w.T + bias, in x's dtype.
+        experts: (x, weight, expert, w13's codes and served scale, w2's, local experts) -> as `oracle.experts`.
+        by: what multiplies, for people.
+        storage: (scheme, shape (.., N, K)) -> the buffers that these compute with, where the backend asks for it here.
+    """
+
+    linear: Callable[..., torch.Tensor]
+    experts: Callable[..., torch.Tensor]
+    by: str
+    storage: Callable[[Scheme, tuple[int, ...]], Storage] = rows_as_they_are

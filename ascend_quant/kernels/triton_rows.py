@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from ascend_quant import oracle
+from ascend_quant.kernels import triton_digest as digest
 from ascend_quant.kernels.moves import Counters
 
 FIELDS = 12
@@ -26,11 +27,9 @@ FIELDS = 12
     FIRST_ROW,
     WEIGHT,
     WHOLE,
-    FIRST_COLUMN,
+    ZERO,
 ) = (tl.constexpr(i) for i in range(FIELDS))
 ENTRY = tl.constexpr(FIELDS)
-COLUMN_STEP, ROW_MIX = tl.constexpr(oracle.COLUMN_STEP), tl.constexpr(oracle.ROW_MIX)
-LOW_SEED, HIGH_SEED = (tl.constexpr(seed - 2**32) for seed in oracle.ROW_SEEDS)  # as signed 32-bit integers
 INT8_MAX, FP8_MAX = tl.constexpr(oracle.INT8_MAX), tl.constexpr(oracle.FP8_MAX)
 INT8_MIN = tl.constexpr(oracle.INT8_MIN)
 TOTALS = tl.constexpr(Counters.TOTALS)
@@ -49,7 +48,7 @@ def write_rows(
     starts,
     pieces,
     totals,
-    KIND: tl.constexpr,  # int8, int8_exact, fp8 (a scale a row) | int8_given, fp8_tensor (scale known) | copy | digest
+    KIND: tl.constexpr,  # int8, int8_exact, fp8 (a scale a row) | int8_given, fp8_tensor (scale known) | copy
     SOURCE_TYPE: tl.constexpr,
     TARGET_TYPE: tl.constexpr,
     K: tl.constexpr,
@@ -62,26 +61,29 @@ def write_rows(
     SPREAD: tl.constexpr,
     SAMPLE: tl.constexpr,
 ):
-    STEP: tl.constexpr = (WIDTH * COLUMN_STEP + 0x80000000) % 0x100000000 - 0x80000000  # in 32 bits
+    SIZE: tl.constexpr = TARGET_TYPE.primitive_bitwidth // 8
+    PAIRS: tl.constexpr = (WIDTH * SIZE + 1) // 2
     tile = tl.program_id(0)
-    piece = _find(starts, pieces, tile)
+    piece = digest.find(starts, pieces, tile)
     entry = table + piece * ENTRY
     source, target, row_stride, target_stride, column_stride = _places(entry, SOURCE_TYPE, TARGET_TYPE, ALIGNED)
-    count, first_row, first_column = tl.load(entry + ROWS_OF), tl.load(entry + FIRST_ROW), tl.load(entry + FIRST_COLUMN)
+    count, first_row = tl.load(entry + ROWS_OF), tl.load(entry + FIRST_ROW)
     scale_address = tl.load(entry + SCALE).to(tl.pointer_type(tl.float32))
     start = (tile - tl.load(starts + piece)).to(tl.int64) * (ROWS * REPEAT)
     columns = tl.arange(0, WIDTH)
     EXACT: tl.constexpr = KIND == "int8_exact" or KIND == "int8_given"
     READ_TYPE: tl.constexpr = tl.float32 if EXACT else tl.bfloat16
-    weight = _column_weight(first_column + columns)
+    first_weight = digest.column_weight(tl.arange(0, PAIRS), PAIRS)
+    SPANS: tl.constexpr = PAIRS // digest.SPAN
     changed = tl.zeros((1,), tl.int32)
-    low_R, high_R = tl.zeros((ROWS,), tl.int32), tl.zeros((ROWS,), tl.int32)
+    steps = tl.arange(0, REPEAT)
+    sum_TR = tl.zeros((REPEAT, ROWS), tl.int64)  # of all rows, which are weighted at once
     for step in range(REPEAT):
         rows = start + step * ROWS + tl.arange(0, ROWS)
         valid = rows < count
         at = source + rows[:, None] * row_stride
         scale, factor = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
-        if KIND != "digest" and KIND != "copy":
+        if KIND != "copy":
             if L > 0:
                 whole = tl.load(entry + WHOLE).to(tl.pointer_type(SOURCE_TYPE))
                 if ALIGNED:
@@ -106,35 +108,38 @@ def write_rows(
                 factor = _reciprocal(absmax, scale)
 
         to = target + rows[:, None] * target_stride
-        if RECEIPT and KIND != "copy" and KIND != "digest":
+        if RECEIPT and KIND != "copy":
             compared = valid & ((first_row + rows) % SAMPLE == 0)
             if tl.max(compared.to(tl.int32), 0) > 0:  # before they are overwritten
                 changed += _changed(at, to, column_stride, compared, scale, factor, K, WIDTH, KIND)
-        # sum of v(c) * a(c), with c = i * WIDTH + j: a is linear, so two plain sums over i do
-        plain, by_step = tl.zeros((ROWS, WIDTH), tl.int32), tl.zeros((ROWS, WIDTH), tl.int32)
+        sums = tl.zeros((ROWS, PAIRS), tl.int64)
         top = tl.zeros((ROWS, WIDTH), tl.float32)
         if start + step * ROWS < count:  # a branch, or the compiler draws loads up here and runs out of registers
+            if RECEIPT:  # were they known to be alike in each row, they would be kept as 64 bits each, all of them
+                zero = tl.load(entry + ZERO, volatile=True).to(tl.int32)
+                # long rows have no registers left for the first weights
+                weight = digest.column_weight(tl.arange(0, PAIRS) + zero, PAIRS) if WIDTH > 512 else first_weight + zero
             for first in tl.static_range(0, K, WIDTH):
                 part = _part(at, column_stride, valid, first + columns, K, "evict_first")
                 value, bits = _converted(part, scale, factor, KIND, TARGET_TYPE)
                 if KIND == "copy":
                     top = tl.maximum(top, tl.abs(_float(value)), propagate_nan=tl.PropagateNan.ALL)
-                if KIND != "digest":
-                    _store(to, value, valid, first + columns, K)
+                _store(to, value, valid, first + columns, K)
                 if RECEIPT:
-                    plain += bits.to(tl.int32)
-                    by_step += bits.to(tl.int32) * (first // WIDTH)
+                    sums += digest.weighted(digest.pairs_of(bits, SIZE, ROWS, WIDTH), weight)
+                    weight *= digest.span_power(SPANS)
         if KIND == "copy":
             _report(tl.max(_magnitude(top), 1), entry, at, column_stride, valid, K, WIDTH, TARGET_TYPE)
         if RECEIPT:
-            sum_R = tl.sum(plain * weight[None, :] + by_step * STEP, 1)
-            if KIND != "copy" and KIND != "digest":
-                sum_R += 3 * tl.where(valid, scale.to(tl.int32, bitcast=True), 0)
-            low_R += sum_R * _row_weight(first_row + rows, LOW_SEED)
-            high_R += sum_R * _row_weight(first_row + rows, HIGH_SEED)
+            sum_R = tl.sum(sums, 1)
+            if KIND != "copy":
+                sum_R += 3 * tl.where(valid, digest.scale_sum(scale), 0)
+            found = tl.sum(sum_R) if ROWS == 1 else sum_R[None, :]
+            sum_TR = tl.where((steps == step)[:, None], found, sum_TR)
     if RECEIPT:
-        low, high = tl.sum(low_R.to(tl.int64), 0), tl.sum(high_R.to(tl.int64), 0)
-        _account(totals, entry, tile, changed, low, high, KIND, SPREAD)
+        row_TR = start + steps[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+        low, high = digest.weighted_rows(sum_TR, first_row + row_TR)
+        _account(totals, entry, tile, changed, low, high, SPREAD)
 
 
 @triton.jit(do_not_specialize=["pieces"])
@@ -153,7 +158,7 @@ def write_blocks(
     """fp8 with a scale a 128x128 block: one program a block."""
     across: tl.constexpr = (K + BLOCK - 1) // BLOCK
     tile = tl.program_id(0)
-    piece = _find(starts, pieces, tile)
+    piece = digest.find(starts, pieces, tile)
     entry = table + piece * ENTRY
     block = (tile - tl.load(starts + piece)).to(tl.int64)
     down, left = block // across, block % across * BLOCK
@@ -175,12 +180,12 @@ def write_blocks(
     if RECEIPT:
         old = tl.load(to, mask=inside & ((first_row + rows) % SAMPLE == 0)[:, None], other=0)
         differs = inside & ((first_row + rows) % SAMPLE == 0)[:, None] & (old != codes)
-        d_R = tl.sum(_weighted(codes, columns), 1)
-        bits = 3 * scale.to(tl.int32, bitcast=True) * _column_weight(left // BLOCK)
-        row, down = first_row + rows, first_row // BLOCK + down
-        low = tl.sum((d_R * _row_weight(row, LOW_SEED)).to(tl.int64), 0) + bits * _row_weight(down, LOW_SEED)
-        high = tl.sum((d_R * _row_weight(row, HIGH_SEED)).to(tl.int64), 0) + bits * _row_weight(down, HIGH_SEED)
-        _account(totals, entry, tile, tl.sum(tl.sum(differs.to(tl.int32), 1), 0), low, high, "fp8", SPREAD)
+        sum_R = _sum_of_block(codes, left.to(tl.int32), K)
+        low, high = digest.weighted_rows(sum_R, first_row + rows)
+        scale_sum = 3 * _sum_of_scale(scale, (left // BLOCK).to(tl.int32), across)
+        scale_low, scale_high = digest.weighted_rows(scale_sum, first_row // BLOCK + down + tl.arange(0, 1))
+        changed = tl.sum(tl.sum(differs.to(tl.int32), 1), 0)
+        _account(totals, entry, tile, changed, low + scale_low, high + scale_high, SPREAD)
     tl.store(to, codes, mask=inside)
 
 
@@ -201,7 +206,7 @@ def find_tops(
     It looks at the whole tensor, so it counts what is not finite.
     """
     tile = tl.program_id(0)
-    piece = _find(starts, pieces, tile)
+    piece = digest.find(starts, pieces, tile)
     entry = table + piece * ENTRY
     rows = (tile - tl.load(starts + piece)).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     valid = rows < tl.load(entry + ROWS_OF)
@@ -238,16 +243,18 @@ def _places(entry, SOURCE_TYPE: tl.constexpr, TARGET_TYPE: tl.constexpr, ALIGNED
 
 
 @triton.jit
-def _find(starts, pieces, tile):
-    """Which piece a tile belongs to: the last whose first tile is not behind it."""
-    low = tile * 0
-    high = low + pieces
-    while high - low > 1:
-        middle = (low + high) // 2
-        before = tl.load(starts + middle) <= tile
-        low = tl.where(before, middle, low)
-        high = tl.where(before, high, middle)
-    return low
+def _sum_of_block(codes, left, K: tl.constexpr):
+    """int64 (BLOCK): the rows' sums of a block of bytes from column `left` on."""
+    pairs = left // 2 + tl.arange(0, BLOCK // 2)
+    weight = digest.column_weight(pairs, K // 2 + BLOCK)
+    return tl.sum(digest.weighted(digest.pairs_of(codes, 1, BLOCK, BLOCK), weight), 1)
+
+
+@triton.jit
+def _sum_of_scale(scale, column, COLUMNS: tl.constexpr):
+    """int64 (1): the sum of one float32 in a row of them."""
+    pairs = digest.pairs_of(tl.full((1, 1), 0, tl.int32) + scale.to(tl.int32, bitcast=True), 4, 1, 1)
+    return tl.sum(digest.weighted(pairs, digest.column_weight(column * 2 + tl.arange(0, 2), COLUMNS * 2)), 1)
 
 
 @triton.jit
@@ -405,24 +412,6 @@ def _fp8(x, scale):
 
 
 @triton.jit
-def _column_weight(columns):
-    """a(c) of `oracle.digest`, int32."""
-    return columns.to(tl.int32) * COLUMN_STEP + 1
-
-
-@triton.jit
-def _row_weight(rows, SEED: tl.constexpr):
-    """b(r) of `oracle.digest`, int32."""
-    product = rows.to(tl.int32) * SEED
-    return (product ^ ((product >> 16) & 0xFFFF)) * ROW_MIX | 1
-
-
-@triton.jit
-def _weighted(bits, columns):
-    return bits.to(tl.int32) * _column_weight(columns)[None, :]
-
-
-@triton.jit
 def _converted(part, scale, factor, KIND: tl.constexpr, TARGET_TYPE: tl.constexpr):
     """What is stored, and its bits as integers."""
     if KIND == "int8":
@@ -431,7 +420,7 @@ def _converted(part, scale, factor, KIND: tl.constexpr, TARGET_TYPE: tl.constexp
     elif KIND == "int8_exact" or KIND == "int8_given":  # no larger than 127 with a scale of its own
         bits = tl.minimum(tl.maximum(_outer_code(part, scale[:, None]), INT8_MIN), INT8_MAX)
         value = bits.to(tl.int8)
-    elif KIND == "copy" or KIND == "digest":
+    elif KIND == "copy":
         value = _cast(part, TARGET_TYPE)
         bits = _bits(value, TARGET_TYPE)
     else:
@@ -462,14 +451,11 @@ def _bits(value, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _account(totals, entry, tile, changed, low, high, KIND: tl.constexpr, SPREAD: tl.constexpr):
-    """Add a program's findings to the refit's; of a digest alone, to its own two places."""
+def _account(totals, entry, tile, changed, low, high, SPREAD: tl.constexpr):
+    """Add a program's findings to the refit's: changed codes, and the two sums of the rows' digest."""
     one = tl.arange(0, 1)
-    weight = tl.load(entry + WEIGHT)
-    if KIND == "digest":
-        place = tl.load(entry + TARGET).to(tl.pointer_type(tl.int64))
-    else:
-        tl.atomic_add(totals + tile % SPREAD * TOTALS + one, changed.to(tl.int64), sem="relaxed")
-        place = totals + tile % SPREAD * TOTALS + 1
-    tl.atomic_add(place + one, low * weight, sem="relaxed")
-    tl.atomic_add(place + 1 + one, high * weight, sem="relaxed")
+    at = totals + tile % SPREAD * TOTALS + one
+    found = digest.times(digest.joined(low, high), tl.load(entry + WEIGHT))
+    tl.atomic_add(at, changed.to(tl.int64), sem="relaxed")
+    tl.atomic_add(at + 1, found & digest.LOW, sem="relaxed")
+    tl.atomic_add(at + 2, found >> 32, sem="relaxed")

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from ascend_quant import oracle
+from ascend_quant.kernels import triton_digest as digest
 from ascend_quant.kernels import triton_rows as rows_kernels
 from ascend_quant.kernels.int4_places import TILE_K, TILE_N
 
@@ -20,7 +21,6 @@ BAD, FIRST_ROW, ROWS_OF, SCALE = (
 )
 ENTRY, INF_BITS, TINY = rows_kernels.ENTRY, rows_kernels.INF_BITS, rows_kernels.TINY
 MAGIC, MAGIC_BITS = rows_kernels.MAGIC, rows_kernels.MAGIC_BITS
-LOW_SEED, HIGH_SEED = rows_kernels.LOW_SEED, rows_kernels.HIGH_SEED
 INT4_MAX = tl.constexpr(oracle.INT4_MAX)
 ROWS, COLUMNS, TILES = tl.constexpr(TILE_N), tl.constexpr(128), tl.constexpr(128 // TILE_K)
 WORDS = tl.constexpr(TILE_N * TILE_K // 8)
@@ -41,7 +41,7 @@ def write_tiles(
 ):
     across: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
     tile = tl.program_id(0)
-    piece = rows_kernels._find(starts, pieces, tile)
+    piece = digest.find(starts, pieces, tile)
     entry = table + piece * ENTRY
     block = (tile - tl.load(starts + piece)).to(tl.int64)
     down, left = block // across * ROWS, block % across * COLUMNS
@@ -61,6 +61,9 @@ def write_tiles(
     tl.store(scale_at, scale_bits, mask=(groups < K // GROUP)[None, :])
     codes = _codes(values, scale_RG, GROUP)
 
+    if RECEIPT:
+        sum_R = _sum_of_codes(codes, left.to(tl.int32), K) + 3 * _sum_of_scales(scale_bits, groups.to(tl.int32), K)
+
     words = _words(codes)
     first_row = tl.load(entry + FIRST_ROW) + down
     matrix, within = first_row // matrix_rows, first_row % matrix_rows
@@ -72,10 +75,8 @@ def write_tiles(
         first = inside & ((word < 16) & (word % 4 == 0))[None, :]  # the words that hold the tile's first row
         old = tl.load(words_at + tiles_at, mask=first, other=0)
         changed = tl.sum(tl.where(first, _first_row_differs(old ^ words), 0))
-        low, high = _sums(codes, rows_kernels._column_weight(columns), first_row)
-        low_scales, high_scales = _sums(scale_bits.to(tl.int32), rows_kernels._column_weight(groups), first_row)
-        low, high = low + 3 * low_scales, high + 3 * high_scales
-        rows_kernels._account(totals, entry, tile, changed, low, high, "int4", SPREAD)
+        low, high = digest.weighted_rows(sum_R, first_row + tl.arange(0, ROWS))
+        rows_kernels._account(totals, entry, tile, changed, low, high, SPREAD)
     tl.store(words_at + tiles_at, words, mask=inside)
 
 
@@ -125,10 +126,21 @@ def _first_row_differs(differing):
 
 
 @triton.jit
-def _sums(bits, column_weight, first_row):
-    """Both sums of `oracle.digest` of some rows of integers."""
-    row_R = tl.sum(bits * column_weight[None, :], 1)
-    rows = first_row + tl.arange(0, ROWS)
-    low = tl.sum((row_R * rows_kernels._row_weight(rows, LOW_SEED)).to(tl.int64), 0)
-    high = tl.sum((row_R * rows_kernels._row_weight(rows, HIGH_SEED)).to(tl.int64), 0)
-    return low, high
+def _sum_of_codes(codes, left, K: tl.constexpr):
+    """int64 (ROWS): the rows' sums of codes from column `left` on, as bytes.
+
+    In 32 bits, where codes leave room for a third of a weight: 3 + 11 bits, 8 of every second byte, 7 of columns.
+    """
+    columns = left + tl.arange(0, COLUMNS)
+    weight, second = digest.column_weight(columns // 2, K), columns % 2 * 8
+    low_R = tl.sum(codes * ((weight & 0x7FF) << second)[None, :], 1)
+    middle_R = tl.sum(codes * (((weight >> 11) & 0x7FF) << second)[None, :], 1)
+    high_R = tl.sum(codes * ((weight >> 22) << second)[None, :], 1)
+    return low_R.to(tl.int64) + (middle_R.to(tl.int64) << 11) + (high_R.to(tl.int64) << 22)
+
+
+@triton.jit
+def _sum_of_scales(bits, groups, K: tl.constexpr):
+    """int64 (ROWS): the rows' sums of elements of two bytes in these columns."""
+    pairs = digest.pairs_of(bits, 2, bits.shape[0], bits.shape[1])
+    return tl.sum(digest.weighted(pairs, digest.column_weight(groups, K)), 1)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ascend_quant.kernels import triton_linear, triton_tokens
+from ascend_quant.kernels.engine_products import engine_product
 from ascend_quant.kernels.gpu_limits import least_seconds, shared_bytes
 from ascend_quant.kernels.linear_choice import takes_cutlass, tiles_of
 from ascend_quant.kernels.tuned import Choice, HopperTiles, Tiles
@@ -132,9 +133,7 @@ def product(choice: Choice, x_codes_MK, codes_NK, x_scale_M1, scale_N1) -> torch
     """The product in BF16 as a choice says."""
     tiles = tiles_of(choice)
     if tiles is None:
-        from vllm import _custom_ops as ops
-
-        return ops.cutlass_scaled_mm(x_codes_MK, codes_NK.t(), x_scale_M1, scale_N1, torch.bfloat16)
+        return engine_product("int8_linear")(x_codes_MK, codes_NK, x_scale_M1, scale_N1, None, torch.bfloat16)
     return triton_linear.int8_product(x_codes_MK, codes_NK, x_scale_M1, scale_N1, None, torch.bfloat16, tiles)
 
 

@@ -11,6 +11,7 @@ A bucket is a number of rows (tokens); rows take the smallest bucket that holds 
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
@@ -18,10 +19,17 @@ from typing import NamedTuple
 
 import torch
 
+from ascend_quant.documents import BadDocument, parse_json, read_text
+from ascend_quant.whole_file import write_whole
+
 logger = logging.getLogger(__name__)
 
 SHIPPED = Path(__file__).parent / "tuned"
 VLLM = ("cutlass", "vllm")  # ways that are vLLM's own
+NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+BLOCK = re.compile(r"block_[mnk]|(up|down)_[nk]")  # fields that hold sides of a tile
+WARPS = re.compile(r"((up|down)_)?warps")
+LEAST_BLOCK, LARGEST = 16, 4096  # what a tensor core takes; above all that fits into a processor
 
 
 class Tiles(NamedTuple):
@@ -147,16 +155,14 @@ def load(file: Path) -> Table:
         BadTable: it is not as the first lines here say.
     """
     try:
-        text = file.read_text()
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        logger.warning("%s is left out, it cannot be read: %s", file, error)
-        return {}
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise BadTable(f"{file}: not JSON: {error}; mend or delete it") from error
+        content = parse_json(read_text(file), str(file))
+    except BadDocument as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return {}
+        if isinstance(error.__cause__, OSError):
+            logger.warning("%s is ignored, it cannot be read: %s", file, error.__cause__)
+            return {}
+        raise BadTable(f"{error}; mend or delete it") from error
     read = _Reader(file)
     return {
         kind: {
@@ -188,9 +194,7 @@ def save(file: Path, choices: Table) -> None:
         for kind, shapes in sorted(whole.items())
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(f".{os.getpid()}.new")
-    new.write_text(_text(written))
-    new.replace(file)
+    write_whole(file, _text(written))
 
 
 def merged(below: Table, above: Table) -> Table:
@@ -215,15 +219,17 @@ class _Reader(NamedTuple):
     file: Path
 
     def object(self, value: object, place: str) -> dict:
-        return value if isinstance(value, dict) else self._refuse(place, f"{value!r} is no object")
+        return value if isinstance(value, dict) else self._refuse(place, f"{value!r:.80} is no object")
 
-    def known(self, name: str, names: Mapping, place: str) -> bool:
-        return name in names or self._refuse(place, f"{name!r} is none of {', '.join(names)}")
+    def known(self, name: object, names: Mapping, place: str) -> bool:
+        if not (isinstance(name, str) and name in names):
+            self._refuse(place, f"{name!r:.80} is none of {', '.join(names)}")
+        return True
 
     def numbers(self, text: str, place: str, axes: tuple[str, ...]) -> tuple[int, ...]:
         parts = text.split("x")
-        if len(parts) != len(axes) or not all(part.isdecimal() and int(part) > 0 for part in parts):
-            self._refuse(place, f"{text!r} is not {'x'.join(axes)}, numbers above 0")
+        if len(parts) != len(axes) or not all(map(NUMBER.fullmatch, parts)):
+            self._refuse(place, f"{text!r:.80} is not {'x'.join(axes)}, numbers above 0")
         return tuple(map(int, parts))
 
     def choice(self, value: object, ways: Mapping[str, Mapping[str, type]], place: str) -> Choice:
@@ -233,13 +239,22 @@ class _Reader(NamedTuple):
         for name in choice.keys() - {"by"}:
             self.known(name, fields, place)
         for name, kind in fields.items():
-            found = choice.get(name)
-            if type(found) is not kind or found < 0:
-                self._refuse(f"{place}.{name}", f"{found!r} is no {kind.__name__} from 0 on")
+            found, least = choice.get(name), least_of(name)
+            if type(found) is not kind:
+                self._refuse(f"{place}.{name}", f"{found!r:.80} is no {kind.__name__}")
+            if kind is int and not least <= found <= LARGEST:
+                self._refuse(f"{place}.{name}", f"{found!r:.80} is no int from {least} to {LARGEST}")
+            if (BLOCK.fullmatch(name) or WARPS.fullmatch(name)) and found & (found - 1):
+                self._refuse(f"{place}.{name}", f"{found} is no power of 2, as Triton needs one")
         return choice
 
     def _refuse(self, place: str, why: str):
-        raise BadTable(f"{self.file}: {place}: {why}; mend or delete it")
+        raise BadTable(f"{self.file}: {' '.join(place.split()):.200}: {why}; mend or delete it")
+
+
+def least_of(name: str) -> int:
+    """The least value of a choice's field that is a number; `ahead` steps there may be none."""
+    return LEAST_BLOCK if BLOCK.fullmatch(name) else int(name != "ahead")
 
 
 @lru_cache(maxsize=1 << 16)

@@ -1,14 +1,17 @@
-"""How far the quantized policy is from the trained one.
+"""How far the quantized policy is from the trained one, by the figures of ascend_quant/estimators.py.
 
-estimators.py   the figures, from the log-probabilities of the same tokens (torch alone)
+uncertainty.py  their standard errors; lengths.py: what importance weights leave of longer responses
 measure.py      `ascend-quant mismatch`: a quantized engine samples, a BF16 engine scores and looks at each layer
+settings.py     its options
 prompts.py      what the engines are asked, built in (examples.py) or from a file; tokens.py turns it into token ids
 engines.py      an engine in a process of its own; child.py is that process
-watch.py        in the BF16 engine's workers: each layer's inputs; layer_errors.py: what quantization does to them
-suggestion.py   the layers that stand out
-report.py, plot.py   what the user sees
+watch.py        in the BF16 engine's workers: each layer's inputs; layer_errors.py: what quantization does to them;
+                seen.py, channels.py: what is kept of it
+layers.py       each layer's error beside that of a Gaussian one (gaussian.py)
+culprits.py     what is to blame; suggestion.py: what `ignore` should name for it
+report.py, remarks.py, plot.py   what the user sees
 """
 
-from ascend_quant.mismatch.estimators import Mismatch, Weights, mismatch, sequence_weights
+from ascend_quant.estimators import Mismatch, Weights, mismatch, sequence_weights
 
 __all__ = ["Mismatch", "Weights", "mismatch", "sequence_weights"]

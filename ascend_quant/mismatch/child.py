@@ -26,17 +26,17 @@ class Progress:
     def __init__(self, path: Path):
         self.path = path
 
-    def tell(self, what: str, done: int, total: int) -> None:
+    def report(self, what: str, done: int, total: int) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps([what, done, total]) + "\n")
 
     def bar(self, what: str):
         """What vLLM's `generate` takes for a bar."""
-        tell = self.tell
+        report = self.report
 
         class Bar(tqdm):
             def display(self, *args, **kwargs) -> None:
-                tell(what, self.n, self.total)
+                report(what, self.n, self.total)
 
         return Bar
 
@@ -45,7 +45,7 @@ class Progress:
 def started(task: Task, progress: Progress) -> Iterator[LLM]:
     register()  # where the package lies in PYTHONPATH alone
     llm = LLM(**task.engine)
-    progress.tell("starts", 1, 1)
+    progress.report("starts", 1, 1)
     try:
         yield llm
     finally:
@@ -56,6 +56,12 @@ def sample(task: Task, progress: Progress) -> dict:
     """Sample a response to each prompt."""
     with started(task, progress) as llm:
         return {"sampled": [asdict(one) for one in sampled(llm, task, progress.bar("samples"))]}
+
+
+def score(task: Task, progress: Progress) -> dict:
+    """Score the given sequences."""
+    with started(task, progress) as llm:
+        return {"scored": scored(llm, [Sampled(**one) for one in task.sequences], progress.bar("scores"))}
 
 
 def reference(task: Task, progress: Progress) -> dict:
@@ -118,7 +124,7 @@ def machine() -> dict[str, str]:
 def main(folder: Path) -> None:
     """Read the task, write the result, whole or not at all."""
     task = Task(**json.loads((folder / "task.json").read_text()))
-    job = {"sample": sample, "reference": reference}[task.job]
+    job = {"sample": sample, "score": score, "reference": reference}[task.job]
     result = job(task, Progress(folder / "progress"))
     partial = folder / "result.partial"
     partial.write_text(json.dumps(result))

@@ -23,7 +23,7 @@ ERROR = re.compile(r"\b[\w.]*(Error|Exception): .+")
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 10
 
-Told = Callable[[str, int, int], None]  # what is going on, how much of it is done, of how much
+OnProgress = Callable[[str, int, int], None]  # what is going on, how much of it is done, of how much
 
 
 class EngineFailed(RuntimeError):
@@ -44,7 +44,7 @@ class Task:
     """What an engine does.
 
     Attributes:
-        job: a function of child.py: sample or reference.
+        job: a function of child.py: sample, score or reference.
         engine: vLLM's options.
         prompts: token ids to sample from.
         sampling: of vllm.SamplingParams.
@@ -62,7 +62,7 @@ class Task:
     every: int = 1
 
 
-def run(task: Task, told: Told) -> dict:
+def run(task: Task, on_progress: OnProgress) -> dict:
     """Carry out a task in a new process.
 
     Raises:
@@ -73,12 +73,12 @@ def run(task: Task, told: Told) -> dict:
     paths["task.json"].write_text(json.dumps(asdict(task)))
     paths["progress"].touch()
     command = [sys.executable, "-m", "ascend_quant.mismatch.child", str(folder)]
-    told("starts", 0, 1)
+    on_progress("starts", 0, 1)
     with paths["log"].open("w") as log:
         options = {"stdout": log, "stderr": subprocess.STDOUT, "env": _environment(), "start_new_session": True}
         child = subprocess.Popen(command, **options)
         try:
-            _follow(child, paths["progress"], told)
+            _follow(child, paths["progress"], on_progress)
         finally:
             _end(child)
     if not paths["result.json"].exists():
@@ -106,14 +106,14 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in found}
 
 
-def _follow(child: subprocess.Popen, progress: Path, told: Told) -> None:
+def _follow(child: subprocess.Popen, progress: Path, on_progress: OnProgress) -> None:
     with progress.open() as lines:
         rest, ended = "", False
         while not ended:
             ended = child.poll() is not None
             *whole, rest = (rest + lines.read()).split("\n")
             for line in whole:
-                told(*json.loads(line))
+                on_progress(*json.loads(line))
             if not ended:
                 time.sleep(POLL_SECONDS)
 

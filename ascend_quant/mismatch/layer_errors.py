@@ -10,17 +10,16 @@ Shape suffixes: E experts, M tokens, N output channels, K input channels, T expe
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 
-from ascend_quant import oracle
 from ascend_quant.oracle import BLOCK
-from ascend_quant.schemes import SCHEMES, Scheme
+from ascend_quant.schemes import SCHEMES, Scheme, definition_of
 
 ELEMENTS = 1 << 23  # of a weight in float32 at a time
 EXACT = SCHEMES["bf16"]
-BITS = {"int8": 8, "fp8": 8, "int4": 4}  # of a code
 
 
 def rounded_weight(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | None = None) -> torch.Tensor:
@@ -31,22 +30,12 @@ def rounded_weight(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | 
         absmax_N: the largest magnitude of all that shares a scale with each row, where that is more than the row. Where
             blocks or groups share scales, it has no part.
     """
-    if not scheme.quantized:
-        return w_NK.float()
-    if scheme.shares == "block":
-        return oracle.dequantize(*oracle.quantize_fp8_blocks(w_NK))
-    if scheme.shares == "group":
-        return oracle.dequantize(*oracle.quantize_groups(w_NK, scheme.group)).to(torch.bfloat16).float()
-    quantize = {"int8": oracle.quantize_weight, "fp8": oracle.quantize_fp8_rows}[scheme.codes]
-    return oracle.dequantize(*quantize(w_NK, absmax_N))
+    return definition_of(scheme).rounded(w_NK, absmax_N)
 
 
 def rounded_activation(x_MK: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """What tokens become, in float32 (M, K)."""
-    if scheme.shares == "block":
-        return oracle.round_trip_fp8_groups(x_MK)
-    quantize = {"int8": oracle.quantize_rows, "fp8": oracle.quantize_fp8_tokens}
-    return oracle.dequantize(*quantize[scheme.codes](x_MK)) if scheme.codes in quantize else x_MK.float()
+    return definition_of(scheme).activation(x_MK).float()
 
 
 def product(
@@ -81,6 +70,40 @@ def mixture(
 ) -> torch.Tensor:
     """A mixture of SwiGLU experts as in `oracle.experts`, in float32 (M, K), from weights that are not yet codes."""
     out_MK = torch.zeros(x_MK.shape, dtype=torch.float32, device=x_MK.device)
+    for _, token, part in expert_outputs(x_MK, weight_MT, expert_MT, w13_ENK, w2_EKN, scheme, w2_absmax_EK):
+        out_MK.index_add_(0, token, part)
+    return out_MK
+
+
+def mixtures(
+    x_MK: torch.Tensor, *experts: torch.Tensor, scheme: Scheme, w2_absmax_EK: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, dict[int, torch.Tensor]]:
+    """The rounded and the exact mixture, and for each expert with tokens the ratios ||e||^2 / ||y||^2 of its output.
+
+    Args:
+        experts: weight_MT, expert_MT, w13_ENK and w2_EKN, as in `mixture`.
+    """
+    out_2MK = torch.zeros(2, *x_MK.shape, dtype=torch.float32, device=x_MK.device)
+    ratios = {}
+    rounded = expert_outputs(x_MK, *experts, scheme, w2_absmax_EK)
+    for (expert, token, part), (_, _, exact) in zip(rounded, expert_outputs(x_MK, *experts, EXACT), strict=True):
+        out_2MK[0].index_add_(0, token, part)
+        out_2MK[1].index_add_(0, token, exact)
+        norm = exact.square().sum(-1)
+        ratios[expert] = ((part - exact).square().sum(-1) / norm)[norm > 0]
+    return *out_2MK, ratios
+
+
+def expert_outputs(
+    x_MK: torch.Tensor,
+    weight_MT: torch.Tensor,
+    expert_MT: torch.Tensor,
+    w13_ENK: torch.Tensor,
+    w2_EKN: torch.Tensor,
+    scheme: Scheme,
+    w2_absmax_EK: torch.Tensor | None = None,
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Each expert that has tokens, which they are, and its weighted outputs for them in float32 (tokens, K)."""
     for expert in range(w13_ENK.shape[0]):
         token, slot = (expert_MT == expert).nonzero(as_tuple=True)
         if token.numel() == 0:
@@ -88,8 +111,7 @@ def mixture(
         gate, up = product(x_MK[token], w13_ENK[expert], scheme).chunk(2, dim=-1)
         absmax = None if w2_absmax_EK is None else w2_absmax_EK[expert]
         down = product(F.silu(gate) * up, w2_EKN[expert], scheme, absmax)
-        out_MK.index_add_(0, token, down * weight_MT[token, slot].float().unsqueeze(-1))
-    return out_MK
+        yield expert, token, down * weight_MT[token, slot].float().unsqueeze(-1)
 
 
 def extra_bytes(weight: torch.Tensor, scheme: Scheme) -> int:
@@ -98,14 +120,7 @@ def extra_bytes(weight: torch.Tensor, scheme: Scheme) -> int:
     Copies of scales that some kernels read in another order or dtype are not counted.
     """
     *stack, rows, length = weight.shape
-    matrix = rows * length * BITS[scheme.codes] // 8 + _scale_bytes(rows, length, scheme)
+    definition = definition_of(scheme)
+    dtype, shape = definition.scales(rows, length)
+    matrix = rows * length * definition.bits // 8 + math.prod(shape) * getattr(torch, dtype).itemsize
     return weight.nbytes - math.prod(stack) * matrix
-
-
-def _scale_bytes(rows: int, length: int, scheme: Scheme) -> int:
-    """Of one matrix: float32, BF16 for int4. The one scale of a tensor is kept for each of its rows."""
-    if scheme.shares == "block":
-        return 4 * -(-rows // BLOCK) * -(-length // BLOCK)
-    if scheme.shares == "group":
-        return 2 * rows * (length // scheme.group)
-    return 4 * rows

@@ -4,70 +4,36 @@
 2. The BF16 engine (this plugin's, scheme bf16) scores the same tokens, and its layers' inputs are put through the
    oracle. It then samples itself and scores that, from half of the prompts: the noise floor, what the order of sums
    alone does between decoding and scoring.
+3. If layers stand out, a quantized engine that leaves them alone scores what the BF16 engine sampled: the KL that the
+   suggestion gives. It is KL(bf16 || quantized), the other direction, equal to the second order of a small difference;
+   the first engine's tokens would not do, since a wrecked policy samples what the healed one never would.
 
-Both run without graph capture (`enforce_eager`).
+All run without graph capture (`enforce_eager`).
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
 
+from ascend_quant.estimators import mismatch, sequence_weights
 from ascend_quant.mismatch import engines, prompts, tokens
-from ascend_quant.mismatch.engines import Task, Told
-from ascend_quant.mismatch.estimators import THRESHOLD, mismatch, sequence_weights
-from ascend_quant.mismatch.suggestion import ranked, suggest
+from ascend_quant.mismatch.culprits import culprits
+from ascend_quant.mismatch.engines import OnProgress, Task
+from ascend_quant.mismatch.layers import ranked
+from ascend_quant.mismatch.lengths import at_length
+from ascend_quant.mismatch.settings import OptionError, Settings, profile_at
+from ascend_quant.mismatch.suggestion import suggest
+from ascend_quant.mismatch.uncertainty import prompts_needed, standard_errors
 from ascend_quant.schemes import get_scheme
 
 LAYER_TOKENS = 512  # that the layers are looked at with
 EXTENSION = "ascend_quant.mismatch.watch.Extension"
 # A scoring engine makes logits of all tokens of a batch in float32, beside what vLLM thinks it needs: few at a time.
 BATCH_TOKENS, BATCH_SEQUENCES = 1024, 128
-
-
-class OptionError(ValueError):
-    """Options that do not go together; the message is one line for the user."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is measured.
-
-    Attributes:
-        prompts: a file (see prompts.py); None for the built-in ones.
-        max_tokens: sampled a prompt.
-        tokens: sampled in all, at most: prompts are left out, the rest lie evenly over the file.
-        max_model_len: by default what the prompts need.
-        memory: gpu_memory_utilization; None for vLLM's default.
-    """
-
-    model: str
-    scheme: str
-    prompts: Path | None = None
-    ignore: Sequence[str] = ()
-    profile: Path | None = None
-    max_tokens: int = 128
-    tokens: int = 16384
-    threshold: float = THRESHOLD
-    seed: int = 0
-    tp: int = 1
-    max_model_len: int | None = None
-    memory: float | None = None
-
-    def __post_init__(self):
-        codes = get_scheme(self.scheme).codes
-        for name in ("max_tokens", "tokens", "tp"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least 1 is needed")
-        if self.threshold <= 0:
-            raise OptionError(f"--threshold {self.threshold}: importance weights are clipped at a number above 0")
-        if self.profile is not None and not self.profile.exists():
-            raise OptionError(f"--profile {self.profile}: there is no such file")
-        if self.profile is not None and codes not in ("int8", None):
-            raise OptionError(f"--profile {self.profile}: profiles go with int8, not with {self.scheme}; leave it out")
 
 
 @dataclass(frozen=True)
@@ -94,15 +60,23 @@ class Pair:
     scored: list[list[float]]
     threshold: float
 
+    def vectors(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Each sequence's log-probabilities (tokens,), float64: of the policy that sampled and of the other."""
+        sampled = (one["logprobs"] for one in self.sampled)
+        return tuple([torch.tensor(one, dtype=torch.float64) for one in part] for part in (sampled, self.scored))
+
     def figures(self) -> dict[str, Any]:
-        """Those of `Mismatch`, the sequences' `Weights`, and how many there are."""
-        rollout = [torch.tensor(one["logprobs"], dtype=torch.float64) for one in self.sampled]
-        train = [torch.tensor(one, dtype=torch.float64) for one in self.scored]
+        """Those of `Mismatch`, the sequences' `Weights`, their standard errors, and how many there are."""
+        rollout, train = self.vectors()
+        found = asdict(mismatch(torch.cat(rollout), torch.cat(train), self.threshold))
+        errors = standard_errors(rollout, train, self.threshold)
         return {
             "tokens": sum(map(len, rollout)),
             "sequences": len(rollout),
-            **asdict(mismatch(torch.cat(rollout), torch.cat(train), self.threshold)),
+            **found,
             "sequence_weights": asdict(sequence_weights(rollout, train, self.threshold)),
+            "standard_errors": errors,
+            "more_prompts": prompts_needed(len(rollout), found["k3_kl"], errors and errors["k3_kl"]),
         }
 
     def raw(self) -> list[dict[str, Any]]:
@@ -113,41 +87,59 @@ class Pair:
         ]
 
 
-def measure(settings: Settings, told: Told) -> dict[str, Any]:
+def measure(settings: Settings, on_progress: OnProgress) -> dict[str, Any]:
     """The report, as its JSON has it.
 
     Args:
-        told: is told what is going on.
+        on_progress: gets what is going on, how much of it is done and of how much.
 
     Raises:
         PromptError, ModelError, OptionError: before any engine starts.
         EngineFailed: with the engine's last words.
     """
-    told("prompts", 0, 1)
+    on_progress("prompts", 0, 1)
     asked = ask(settings)
-    told("prompts", 1, 1)
-    one = engines.run(sampling_task(settings, asked), _named(f"first engine ({settings.scheme})", told))
-    other = engines.run(reference_task(settings, asked, one["sampled"]), _named("second engine (bf16)", told))
+    on_progress("prompts", 1, 1)
+    one = engines.run(sampling_task(settings, asked), _named(f"first engine ({settings.scheme})", on_progress))
+    other = engines.run(reference_task(settings, asked, one["sampled"]), _named("second engine (bf16)", on_progress))
     pair = Pair(one["sampled"], other["scored"], settings.threshold)
     noise = Pair(other["own"]["sampled"], other["own"]["scored"], settings.threshold)
-    layers = ranked(other["layers"])
+    layers = ranked([rank["layers"] for rank in other["layers"]], settings.scheme)
+    blamed = culprits(layers, other["layers"][0]["tables"] if layers else ())
+    suggestion = suggest(blamed, layers)
+    tried = None
+    if suggestion.ignore and settings.try_suggestion:
+        tried = _tried(settings, asked, other["own"]["sampled"], suggestion.ignore, on_progress)
     return {
         **{name: _plain(value) for name, value in asdict(settings).items()},
         "prompts_left_out": asked.left_out,
         "machine": other["machine"],
         "mismatch": pair.figures(),
         "noise": noise.figures(),
-        "layers": [asdict(layer) for layer in layers],
-        "suggested_ignore": asdict(suggest(layers)),
+        "at_length": settings.length and asdict(at_length(settings.length, *pair.vectors(), settings.threshold)),
+        "layers": [asdict(layer) | {"times": layer.times} for layer in layers],
+        "culprits": [asdict(culprit) for culprit in blamed],
+        "suggested_ignore": asdict(suggestion),
+        "with_suggestion": tried,
         "raw": {"mismatch": pair.raw(), "noise": noise.raw()},
     }
+
+
+def _tried(
+    settings: Settings, asked: Asked, sampled: list[dict], ignore: list[str], on_progress: OnProgress
+) -> dict[str, Any]:
+    """The figures with what is suggested, and how long it took."""
+    start = monotonic()
+    task = trial_task(settings, asked, sampled, ignore)
+    found = engines.run(task, _named(f"third engine ({settings.scheme} with the suggestion)", on_progress))
+    return {**Pair(sampled, found["scored"], settings.threshold).figures(), "seconds": monotonic() - start}
 
 
 def ask(settings: Settings) -> Asked:
     """The prompts in the model's tokens."""
     config, tokenizer = tokens.load_config(settings.model), tokens.load_tokenizer(settings.model)
     given = None if settings.prompts is None else prompts.read(settings.prompts)
-    vocabulary = config.get_text_config().vocab_size
+    vocabulary = tokens.vocabulary_of(settings.model, config)
     most = max(1, settings.tokens // settings.max_tokens)
     taken = None if given is None else prompts.evenly(given, most)
     encoded = prompts.evenly(tokens.encode(taken, tokenizer, vocabulary, settings.seed), most)
@@ -177,10 +169,16 @@ def reference_task(settings: Settings, asked: Asked, sampled: list[dict]) -> Tas
     return Task("reference", engine, half, _sampling(settings, asked), sampled, watched, every)
 
 
+def trial_task(settings: Settings, asked: Asked, sampled: list[dict], ignore: list[str]) -> Task:
+    """The quantized engine's that leaves some layers alone, and only scores."""
+    healed = replace(settings, ignore=(*settings.ignore, *ignore))
+    return Task("score", _engine(healed, asked, settings.scheme), [], {}, sampled)
+
+
 def _engine(settings: Settings, asked: Asked, scheme: str) -> dict[str, Any]:
     quantization = {"quant_method": "ascend_quant", "scheme": scheme, "ignore": list(settings.ignore)}
     if settings.profile is not None and get_scheme(scheme).quantized:
-        quantization["profile"] = str(settings.profile.resolve())
+        quantization["profile"] = str(profile_at(settings.profile).resolve())
     options = {
         "model": settings.model,
         "quantization": "ascend_quant",
@@ -203,8 +201,8 @@ def _sampling(settings: Settings, asked: Asked) -> dict[str, Any]:
     return {"max_tokens": settings.max_tokens, "stop_token_ids": asked.stop}
 
 
-def _named(engine: str, told: Told) -> Told:
-    return lambda what, done, total: told(f"{engine} {what}", done, total)
+def _named(engine: str, on_progress: OnProgress) -> OnProgress:
+    return lambda what, done, total: on_progress(f"{engine} {what}", done, total)
 
 
 def _plain(value: Any) -> Any:

@@ -4,15 +4,18 @@ A text file holds a prompt a line. JSON lines and parquet have a column `prompt`
 messages, put through the tokenizer's chat template (verl's data sets have these); or token ids.
 """
 
-import json
+import re
 from collections.abc import Iterable, Sequence
+from os.path import isfile
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ascend_quant.documents import BadDocument, parse_json, read_text
 from ascend_quant.mismatch.examples import EXAMPLES
 
 COLUMN = "prompt"
 JSON_LINES = (".jsonl", ".json")
+LINE_END = re.compile(r"\r\n|\n|\r")  # and none of Unicode's, which texts hold
 
 Prompt = str | list[dict[str, Any]] | list[int]
 Item = TypeVar("Item")
@@ -33,8 +36,8 @@ def read(path: Path) -> list[Prompt]:
     Raises:
         PromptError: the file, or one of its rows, is not as it should be.
     """
-    if not path.is_file():
-        raise PromptError(f"{path}: there is no such file")
+    if not isfile(path):
+        raise PromptError(f"{path!s:.200}: there is no such file")
     if path.suffix == ".parquet":
         found = [_checked(value, f"{path}, row {i}") for i, value in enumerate(_parquet(path), start=1)]
     else:
@@ -53,9 +56,9 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
 
 def _from_text(path: Path) -> Iterable[Prompt]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{path}: is no text in UTF-8 ({error}); parquet files end in .parquet") from error
+        lines = LINE_END.split(read_text(path))
+    except BadDocument as error:
+        raise PromptError(f"{error}; a text in UTF-8 is wanted, parquet files end in .parquet") from error
     for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{path}, line {number}"
@@ -64,9 +67,9 @@ def _from_text(path: Path) -> Iterable[Prompt]:
 
 def _column(line: str, where: str) -> Any:
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise PromptError(f"{where}: is not JSON ({error}); each line is an object of its own") from error
+        row = parse_json(line, where)
+    except BadDocument as error:
+        raise PromptError(f"{error}; each line is an object of its own") from error
     if not isinstance(row, dict) or COLUMN not in row:
         raise PromptError(f"{where}: has no {COLUMN!r}")
     return row[COLUMN]
@@ -79,10 +82,10 @@ def _parquet(path: Path) -> list[Any]:
         raise PromptError(f"{path}: parquet files are read with pyarrow, which is not installed") from error
     try:
         if COLUMN not in (names := parquet.read_schema(path).names):
-            raise PromptError(f"{path}: has no column {COLUMN!r}; its columns: {', '.join(names)}")
+            raise PromptError(f"{path}: has no column {COLUMN!r}; its columns: {', '.join(names):.300}")
         return parquet.read_table(path, columns=[COLUMN]).column(COLUMN).to_pylist()
-    except ArrowException as error:
-        raise PromptError(f"{path}: {error}") from error
+    except (ArrowException, OSError, ValueError) as error:
+        raise PromptError(f"{path}: {' '.join(str(error).split()):.300}") from error
 
 
 def _checked(value: Any, where: str) -> Prompt:

@@ -1,6 +1,6 @@
 """The definition of the schemes in plain PyTorch, float32, on any device. Kernels must agree with it.
 
-quantize.py     codes and scales of a weight, and back
+quantize.py     codes and scales of a weight, and back: by the scheme's file in schemes/
 products.py     what a layer computes with them
 fingerprint.py  digests of bytes
 
@@ -8,30 +8,28 @@ Shape suffixes: E experts, M tokens, N output channels, K input channels, T expe
 """
 
 from ascend_quant.oracle.fingerprint import (
-    COLUMN_STEP,
-    LANE,
-    ROW_MIX,
-    ROW_SEEDS,
+    PRIME,
     add_digests,
+    as_bytes,
     as_integers,
     as_matrix,
+    byte_weights,
     column_weights,
     digest,
     last_dimension,
-    row_weights,
     weights_of_rows,
 )
-from ascend_quant.oracle.products import experts, matmul, product, round_trip_fp8_groups
-from ascend_quant.oracle.quantize import (
+from ascend_quant.oracle.products import experts, matmul, product
+from ascend_quant.oracle.quantize import dequantize, quantize
+from ascend_quant.schemes.arithmetic import (
     BLOCK,
     FP8_MAX,
     INT4_MAX,
     INT8_MAX,
     INT8_MIN,
+    NIBBLES,
     TINY,
-    dequantize,
     pack_int4,
-    quantize,
     quantize_fp8_blocks,
     quantize_fp8_rows,
     quantize_fp8_tensor,
@@ -40,6 +38,7 @@ from ascend_quant.oracle.quantize import (
     quantize_groups,
     quantize_rows,
     quantize_weight,
+    round_trip_fp8_groups,
     scale_of,
     smoothed,
     unpack_int4,
@@ -47,18 +46,18 @@ from ascend_quant.oracle.quantize import (
 
 __all__ = [
     "BLOCK",
-    "COLUMN_STEP",
     "FP8_MAX",
     "INT4_MAX",
     "INT8_MAX",
     "INT8_MIN",
-    "LANE",
-    "ROW_MIX",
-    "ROW_SEEDS",
+    "NIBBLES",
+    "PRIME",
     "TINY",
     "add_digests",
+    "as_bytes",
     "as_integers",
     "as_matrix",
+    "byte_weights",
     "column_weights",
     "dequantize",
     "digest",
@@ -77,7 +76,6 @@ __all__ = [
     "quantize_rows",
     "quantize_weight",
     "round_trip_fp8_groups",
-    "row_weights",
     "scale_of",
     "smoothed",
     "unpack_int4",

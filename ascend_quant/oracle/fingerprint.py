@@ -1,52 +1,83 @@
 """Fingerprints of tensors' bytes that are the same on every device, and whose parts add up to the whole."""
 
 from collections.abc import Iterable
+from functools import lru_cache
+from operator import mul
 
 import torch
 
-COLUMN_STEP = 0x3C6EF372  # even, so that 1 + c * COLUMN_STEP is odd
-ROW_SEEDS = (0x9E3779B1, 0x85EBCA77)
-ROW_MIX = 0x7FEB352D
+PRIME = 2**61 - 1
 LANE = 2**32
+MIXERS = (0x7FEB352D, 0x846CA68B)  # odd, so that each step of `mixed` can be undone
+COLUMN_SEED, ROW_SEED, HIGH_SEED = 0x3C6EF372, 0x9E3779B1, 0x85EBCA77
+SPAN = 128  # column weights that are mixed; those of the next SPAN are their multiples by SPAN_FACTOR
+SPAN_FACTOR = 0x2C9277B5  # 5 modulo 8: its powers repeat after 2**30
+HIGH_BITS = 29  # of a row's weight, above the low 32
+MOST = 1 << 16  # columns of two bytes whose weighted sum is exact in 64 bits: 2**15.01 * 2**31 * 2**16 < 2**63
 
 
 def digest(values: torch.Tensor, first_row: int = 0, first_column: int = 0) -> int:
-    """A 64-bit fingerprint of a tensor's bytes, the same on every device: two sums modulo 2**32, side by side.
+    """A fingerprint of a tensor's bytes below PRIME, the same on every device.
 
-    Rows run along every dimension but the last (a vector is a column); elements of 8 bytes count as two columns.
-    With v_rc an element's bits as a signed integer, sum k (k = 0 the low one) is that of v_rc * a(c) * b_k(r), every
-    a and b odd. Any single changed element changes both sums; and they are bilinear: parts, each with its own first
-    row and column, add up to the whole in any order (`add_digests`).
+    Rows run along every dimension but the last (a vector is a column). With v_rj byte j of row r as a signed number,
+    it is the sum of v_rj * 256**(j % 2) * a(j // 2) * b(r), the row's part exact, the whole modulo PRIME: a column
+    weight is a pseudo-random signed integer of 32 bits, a row weight one below 2**61. It is bilinear: parts, each with
+    its own first row and column, add up to the whole in any order (`add_digests`).
+
+    What it can miss: a difference that the weights fit. For any fixed difference of two tensors, weights drawn anew
+    and at random would miss it with a probability of at most 2**-32 + 2**-60: 2**-32 that the column weights bring
+    each row's difference to 0, 2**-60 that the row weights cancel what is left. A changed element of one or two bytes
+    is always seen, random bytes pass for others with 2**-61. The weights are fixed and public: this finds faults, and
+    is no defence against an adversary, who can compute a difference that fits.
     """
-    bits = as_integers(as_matrix(values)).to(torch.int64)
-    rows = (bits * column_weights(first_column, bits.shape[1], bits.device)).sum(dim=1) % LANE
-    return sum(
-        int((rows * row_weights(first_row, rows.numel(), rows.device, seed) % LANE).sum()) % LANE << 32 * k
-        for k, seed in enumerate(ROW_SEEDS)
-    )
+    matrix = as_bytes(as_matrix(values))
+    first = first_column * values.element_size()
+    weights = weights_of_rows(torch.arange(first_row, first_row + len(matrix), device="cpu")).tolist()
+    total = 0
+    for start in range(0, matrix.shape[1], MOST):
+        part = matrix[:, start : start + MOST].to(torch.int64)
+        sums = (part * byte_weights(first + start, part.shape[1]).to(part.device)).sum(1)
+        total += sum(map(mul, sums.tolist(), weights))
+    return total % PRIME
 
 
 def add_digests(*digests: int, weights: Iterable[int] | None = None) -> int:
-    """The sum of digests, lane by lane, each times its weight (1 if none are given)."""
-    pairs = list(zip(digests, weights or (1,) * len(digests), strict=True))
-    low, high = (sum((one >> shift) % LANE * weight for one, weight in pairs) % LANE for shift in (0, 32))
-    return low + (high << 32)
+    """The sum of digests, each times its weight (1 if none are given)."""
+    return sum(map(mul, digests, weights or (1,) * len(digests))) % PRIME
 
 
-def column_weights(first: int, count: int, device: torch.device) -> torch.Tensor:
-    """a(c) = 1 + c * COLUMN_STEP modulo 2**32, as int64 in [0, 2**32)."""
-    return (torch.arange(first, first + count, dtype=torch.int64, device=device) * COLUMN_STEP + 1) % LANE
+def byte_weights(first: int, count: int) -> torch.Tensor:
+    """What bytes number `first` and following of a row weigh, int64 on the CPU."""
+    of_pairs = column_weights(first // 2, (first + count + 1) // 2 - first // 2)
+    return torch.stack([of_pairs, of_pairs * 256], dim=1).flatten()[first % 2 :][:count]
 
 
-def row_weights(first: int, count: int, device: torch.device, seed: int) -> torch.Tensor:
-    """b(r) of consecutive rows, see `weights_of_rows`."""
-    return weights_of_rows(torch.arange(first, first + count, dtype=torch.int64, device=device), seed)
+@lru_cache(maxsize=256)
+def column_weights(first: int, count: int) -> torch.Tensor:
+    """a(k) of consecutive columns of two bytes, int64 on the CPU in [-2**31, 2**31).
+
+    Modulo 2**32, that is mixed(k % SPAN + COLUMN_SEED) * SPAN_FACTOR**(k // SPAN).
+    """
+    spans = range(first // SPAN, (first + count + SPAN - 1) // SPAN)
+    powers = torch.tensor([pow(SPAN_FACTOR, span, LANE) for span in spans], dtype=torch.int64, device="cpu")
+    span = mixed(torch.arange(SPAN, device="cpu") + COLUMN_SEED)
+    unsigned = (powers.unsqueeze(1) * span % LANE).flatten()[first % SPAN :][:count]
+    return (unsigned + LANE // 2) % LANE - LANE // 2
 
 
-def weights_of_rows(rows: torch.Tensor, seed: int) -> torch.Tensor:
-    """b(r): r times an odd seed, its halves mixed, made odd; as int64 in [0, 2**32)."""
-    product = rows % LANE * seed % LANE
-    return (product ^ product >> 16) * ROW_MIX % LANE | 1
+def weights_of_rows(rows: torch.Tensor) -> torch.Tensor:
+    """b(r) of rows by their int64 numbers, int64 in [0, 2**61): two mixed numbers, side by side."""
+    low = mixed(rows + ROW_SEED)
+    return low + (mixed(low + HIGH_SEED) % 2**HIGH_BITS << 32)
+
+
+def mixed(numbers: torch.Tensor) -> torch.Tensor:
+    """A permutation of the integers modulo 2**32 in which every bit depends on every other; as int64."""
+    first, second = MIXERS
+    numbers = numbers % LANE
+    numbers = (numbers ^ numbers >> 16) * first % LANE
+    numbers = (numbers ^ numbers >> 15) * second % LANE
+    return numbers ^ numbers >> 16
 
 
 def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
@@ -60,6 +91,13 @@ def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
 def last_dimension(tensor: torch.Tensor) -> int:
     """The length of the rows of `as_matrix`."""
     return tensor.shape[-1] if tensor.dim() > 1 else 1
+
+
+def as_bytes(matrix: torch.Tensor) -> torch.Tensor:
+    """(N, bytes) int8: the bytes of each row, in a copy where they do not lie side by side."""
+    if matrix.stride(1) != 1:
+        matrix = matrix.clone(memory_format=torch.contiguous_format)
+    return matrix.view(torch.int8)
 
 
 def as_integers(matrix: torch.Tensor) -> torch.Tensor:

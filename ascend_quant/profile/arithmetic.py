@@ -17,7 +17,6 @@ import torch
 from ascend_quant import oracle
 from ascend_quant.profile.rules import Rule
 
-ARITHMETICS = ("float32", "bfloat16", "bfloat16_quotient")
 LOWEST, HIGHEST = -128, 127
 HALF_STEP = 1 << 15  # half the distance of two BF16 numbers, in the bits of a float32
 MARGIN = 2.0**-22  # float32 rounding of the bounds below

@@ -1,16 +1,27 @@
 """A checkpoint folder's tensors by name, read from its safetensors files one at a time."""
 
-import json
+import re
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from ascend_quant import documents
 from ascend_quant.profile.rules import ProfileError
+
+SUFFIX = ".safetensors"
+SECTIONS = ("quantization_config", "compression_config")  # of config.json; the second is an early name
+TEXT = "text_config"  # of a model of several kinds of input: what concerns its language model
+NUMBERED = re.compile(rf"(.*)-(\d+)-of-(\d+){re.escape(SUFFIX)}")
+ADAPTER = "adapter_model"
+MAX_FILES = 100_000
 
 
 class Checkpoint:
     """One file or many; nothing but headers is held."""
+
+    MAX_NAME = 500  # letters of a tensor's
 
     def __init__(self, folder: Path):
         """Read the headers.
@@ -20,7 +31,8 @@ class Checkpoint:
             index: the file that says where each tensor is; None if there is none.
 
         Raises:
-            ProfileError: no safetensors file, one that is cut off, or one tensor in two files.
+            ProfileError: no safetensors file, one that is cut off, one of several that is missing, a LoRA adapter, or
+                one tensor in two files.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -28,12 +40,19 @@ class Checkpoint:
         self.index: Path | None = None
         self._file_of: dict[str, Path] = {}
         self._open = {}
-        for path in self._paths():
+        try:
+            paths = self._paths()
+        except OSError as error:  # an index with a name that no file system takes
+            said = f"{error.strerror}: {error.filename!s:.200}"
+            raise ProfileError(f"no checkpoint at {self.folder}: {said}") from error
+        for path in paths:
             try:
                 self._open[path] = safe_open(path, framework="pt")
-            except SafetensorError as error:
+            except (SafetensorError, OSError) as error:
                 raise ProfileError(f"{path} is cut off or no safetensors file ({error}); download it again") from error
             for name in self._open[path].keys():  # noqa: SIM118  not a dict
+                if not name.isprintable() or len(name) > self.MAX_NAME:
+                    raise ProfileError(f"{path}: {name!r:.80} is no name of a tensor")
                 if name in self._file_of:
                     raise ProfileError(f"{name} is in {self._file_of[name]} and in {path}; remove one of them")
                 self._file_of[name] = path
@@ -44,27 +63,55 @@ class Checkpoint:
             raise ProfileError(f"{self.folder} has {len(indices)} index files ({indices[0].name}, ...); keep one")
         if indices:
             self.index = indices[0]
-            places = read_json(indices[0]).get("weight_map")
-            if not isinstance(places, dict):
-                raise ProfileError(f"{indices[0]} has no weight_map, which says where each tensor is")
-            files = set(places.values())
-            paths = [self.folder / file for file in sorted(files)]
+            paths = [self.folder / file for file in sorted(set(self.places.values()))]
         else:
-            paths = sorted(self.folder.glob("*.safetensors"))
+            paths = sorted(self.folder.glob(f"*{SUFFIX}"))
+            paths = sorted({*paths, *(self.folder / name for path in paths for name in _counted(path.name))})
         missing = [path for path in paths if not path.is_file()]
         if missing or not paths:
-            raise ProfileError(
-                f"no checkpoint at {self.folder}: {missing[0] if missing else '*.safetensors'} not found"
-            )
+            raise ProfileError(f"no checkpoint at {self.folder}: {missing[0] if missing else f'*{SUFFIX}'} not found")
+        if adapters := [path for path in paths if path.name.startswith(ADAPTER)]:
+            raise ProfileError(f"{adapters[0]} is a LoRA adapter, no model: merge it into its model first")
         return paths
 
     @cached_property
+    def places(self) -> dict[str, str]:
+        """The index: each tensor's file.
+
+        Raises:
+            ProfileError: it names no files, or others than *.safetensors.
+        """
+        places = read_json(self.index).get("weight_map")
+        if not isinstance(places, dict):
+            raise ProfileError(f"{self.index} has no weight_map, which says where each tensor is")
+        for name, file in places.items():
+            if not name.isprintable() or len(name) > self.MAX_NAME:
+                raise ProfileError(f"{self.index}: {name!r:.80} is no name of a tensor")
+            if not isinstance(file, str) or not file.endswith(SUFFIX) or not file.isprintable():
+                raise ProfileError(f"{self.index}: {name} is in {file!r:.80}, which is no *{SUFFIX} file")
+        return places
+
+    @cached_property
     def config(self) -> dict:
-        """config.json."""
+        """config.json.
+
+        Raises:
+            ProfileError: there is none, or a section of it is no object.
+        """
         path = self.folder / "config.json"
         if not path.is_file():
             raise ProfileError(f"no checkpoint at {self.folder}: config.json not found")
-        return read_json(path)
+        config = read_json(path)
+        text = _section(config, TEXT, path) or {}
+        for part, key in ((part, key) for part in (config, text) for key in SECTIONS):
+            _section(part, key, path)
+        return config
+
+    @property
+    def quantization(self) -> dict | None:
+        """What config.json says about quantization, there or about its language model; None if nothing."""
+        parts = self.config, self.config.get(TEXT) or {}
+        return next((part[key] for part in parts for key in SECTIONS if part.get(key)), None)
 
     @property
     def files(self) -> list[Path]:
@@ -95,6 +142,19 @@ class Checkpoint:
         """One tensor, read now."""
         return self._handle(name).get_tensor(name)
 
+    def values(self, name: str) -> torch.Tensor:
+        """One that is not quantized, read now.
+
+        Raises:
+            ProfileError: it is no BF16, F16, F32 or F64, or holds NaN or infinite numbers.
+        """
+        found = self.tensor(name)
+        if not found.is_floating_point() or found.dtype.itemsize < 2:
+            raise ProfileError(f"{name}: {found.dtype} in {self.folder}, where it is not quantized")
+        if bad := int((~found.isfinite()).sum()):
+            raise ProfileError(f"{name}: {bad} of {found.numel()} numbers in {self.folder} are NaN or infinite")
+        return found
+
     def _slice(self, name: str):
         return self._handle(name).get_slice(name)
 
@@ -108,15 +168,29 @@ def read_json(path: Path) -> dict:
     """The object in a JSON file.
 
     Raises:
-        ProfileError: it holds none.
+        ProfileError: it holds none, or what `documents` refuses.
     """
     try:
-        content = json.loads(path.read_text())
-    except ValueError as error:  # of JSON, or of UTF-8
-        raise ProfileError(f"{path} is no JSON file: {error}") from error
-    if not isinstance(content, dict):
-        raise ProfileError(f"{path} holds no JSON object")
-    return content
+        return documents.read_json(path)
+    except documents.BadDocument as error:
+        raise ProfileError(str(error)) from error
+
+
+def _section(config: dict, key: str, path: Path) -> dict | None:
+    found: Any = config.get(key)
+    if found is not None and not isinstance(found, dict):
+        raise ProfileError(f"{path}: {key} is {found!r:.80}, and no object")
+    return found
+
+
+def _counted(name: str) -> list[str]:
+    """The names of all files of a checkpoint, by that of one: model-00001-of-00002.safetensors."""
+    if not (found := NUMBERED.fullmatch(name)):
+        return []
+    stem, number, total = found.groups()
+    if int(total) > MAX_FILES:
+        raise ProfileError(f"{name}: no checkpoint has {total} files")
+    return [f"{stem}-{at:0{len(number)}}-of-{total}{SUFFIX}" for at in range(1, int(total) + 1)]
 
 
 def find(model: str) -> Path:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ascend_quant.profile.arithmetic import ARITHMETICS, of_refits, quotients, requantize, smoothed
+from ascend_quant.profile import equivalence
+from ascend_quant.profile.arithmetic import of_refits, quotients, requantize, smoothed
 from ascend_quant.profile.checkpoints import Checkpoint
 from ascend_quant.profile.evidence import blocks
 from ascend_quant.profile.layers import groups_of
-from ascend_quant.profile.rules import Profile, ProfileError, Rule
+from ascend_quant.profile.rules import ARITHMETICS, Profile, ProfileError, Rule
 from ascend_quant.profile.solve import Solver, same
 from ascend_quant.profile.w8a8 import W8A8
 
@@ -45,7 +46,7 @@ class Comparison:
 
     Attributes:
         reproduced: one entry for each quantized parameter.
-        kinds: how many parameters were: quantized, smoothed (quantized, with a factor), scaled, left alone.
+        kinds: how many parameters were: quantized, smoothed (quantized, with a factor), scaled, not quantized.
         arithmetic: that of the tool, see `arithmetic`: the one in which most codes are equal.
     """
 
@@ -69,14 +70,15 @@ def compare_int8(reference: Checkpoint, w8a8: W8A8, progress: Callable[[str], No
         progress: called with the name of each parameter of `reference` when it is done.
 
     Raises:
-        ProfileError: names or shapes differ, or a parameter changed in a way that no rule expresses.
+        ProfileError: names or shapes differ, a parameter changed in a way that no rule expresses, or the W8A8
+            checkpoint computes something else: a norm was divided, say, and the router behind it not multiplied.
     """
     check_names(reference, w8a8)
     result = Comparison(Profile("int8", {}))
     rules: dict[str, Rule] = {}
     solver = Solver(reference, w8a8)
     done = set()
-    for group in groups_of(reference.names, reference.shape, reference.config.get("text_config", reference.config)):
+    for group in groups_of(reference.names, reference.shape, reference.config):
         found = dict(solver.rules(group))
         rules |= found
         for name in dict.fromkeys((*group.members, *found)):
@@ -89,6 +91,7 @@ def compare_int8(reference: Checkpoint, w8a8: W8A8, progress: Callable[[str], No
                 rules[name] = Rule(True, scale=w8a8.codes_and_scale(name)[1])
             check(result, reference, w8a8, name, rules.get(name))
             progress(name)
+    equivalence.check(rules, reference.names)
     result.arithmetic = arithmetic_of(result.reproduced)
     result.profile = Profile("int8", rules, notes_of(result, reference, w8a8), result.arithmetic)
     return result
@@ -102,11 +105,10 @@ def arithmetic_of(reproduced: list[Reproduced]) -> str:
 
 
 def check_names(reference: Checkpoint, w8a8: W8A8) -> None:
-    """Both have the same parameters, but for a tied lm_head and for biases that are 0."""
+    """Both have the same parameters of the same shapes, but for a tied lm_head and for biases that are 0."""
     if section := reference.config.get("quantization_config"):
-        raise ProfileError(
-            f"{reference.folder} is quantized itself ({section.get('quant_method')}); give the BF16 model"
-        )
+        method = section.get("quant_method") if isinstance(section, dict) else section
+        raise ProfileError(f"{reference.folder} is quantized itself ({method!r:.80}); give the BF16 model")
     here, there = set(reference.names), w8a8.quantized | w8a8.plain
     for name in sorted(there - here):
         if name.endswith("bias") and not bool(w8a8.checkpoint.tensor(name).any()):
@@ -116,11 +118,15 @@ def check_names(reference: Checkpoint, w8a8: W8A8) -> None:
             reason = "a bias that the BF16 checkpoint lacks: asymmetric outlier suppression shifts activations, which"
             reason += " factors do not express; make the W8A8 checkpoint with a symmetric method"
         raise ProfileError(f"{name} in {w8a8.checkpoint.folder}: {reason}")
-    tied = reference.config.get("tie_word_embeddings") or w8a8.checkpoint.config.get("tie_word_embeddings")
+    tied = any(one.config.get("tie_word_embeddings") is True for one in (reference, w8a8.checkpoint))
     folded = {f"{name.removesuffix('weight')}bias" for name in w8a8.quantized if w8a8.format == "ModelSlim"}
     for name in sorted(here - there - folded):
         if not (tied and name == "lm_head.weight"):
             raise ProfileError(f"{name}: in {reference.folder}, not in {w8a8.checkpoint.folder}")
+    for name in sorted(here & there):
+        shape, other = reference.shape(name), w8a8.checkpoint.shape(name)
+        if shape != other or 0 in shape:
+            raise ProfileError(f"{name}: {shape} in BF16, {other} in W8A8; no weight is like that")
 
 
 def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule: Rule | None) -> None:
@@ -129,11 +135,9 @@ def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule
     Raises:
         ProfileError: they are not the same thing.
     """
-    weight = reference.tensor(name)
+    weight = reference.values(name)
     if rule is not None and rule.quantized:
         codes_NK, scale_N = w8a8.codes_and_scale(name)
-        if codes_NK.shape != weight.shape:
-            raise ProfileError(f"{name}: {tuple(weight.shape)} in BF16, {tuple(codes_NK.shape)} in W8A8")
         one = reproduce(name, weight, codes_NK, scale_N, rule)
         if not one.steps <= MAX_STEPS:
             found = f"{one.steps:.1f} code steps (root mean square) from what the best factors of rows and columns give"
@@ -141,15 +145,15 @@ def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule
         result.reproduced.append(one)
         result.kinds["quantized" if len(rule.tensors()) == 1 else "smoothed"] += 1
         return
-    result.kinds["left alone" if rule is None else "scaled"] += 1
+    result.kinds["not quantized" if rule is None else "scaled"] += 1
     if name not in w8a8.plain:
         return  # a tied lm_head, or a bias that ModelSlim keeps in quant_bias alone
-    other = w8a8.checkpoint.tensor(name)
+    other = w8a8.checkpoint.values(name)
     if rule is None and not same(weight, other):
-        raise ProfileError(f"{name}: differs between the checkpoints (shape or values), and there is no rule for it")
+        raise ProfileError(f"{name}: differs between the checkpoints, and there is no rule for it")
     if rule is not None:
         made = smoothed(weight, rule).to(torch.bfloat16).float()
-        if made.shape != other.shape or bool(((made - other.float()).abs() > MAX_RELATIVE * made.abs()).any()):
+        if not bool(((made - other.float()).abs() <= MAX_RELATIVE * made.abs()).all()):
             raise ProfileError(f"{name}: the factor that the other weights of its group share does not give its values")
 
 

@@ -7,15 +7,19 @@ input_scale; what is written here has `weight_scale` too, which FlashRL does not
 (flash_rl/flash_quantization.py of flash-llm-rl 1.0.3.)
 """
 
+import io
 import pickle
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from ascend_quant.profile.rules import Profile, ProfileError, Rule
+from ascend_quant.whole_file import write_whole
 
 KEYS = {"input_scale", "output_scale", "type"}
+MOST_CHANNELS = 1 << 24
 CLOSE = 1e-6  # float32: output_scale * weight_scale is 1 without an output factor
 
 
@@ -23,74 +27,132 @@ def read(path: Path) -> Profile:
     """A profile that FlashRL or `write` wrote.
 
     Raises:
-        ProfileError: no such file, a file that carries code, or another content.
+        ProfileError: no such file, a file that carries code, or another content. Whether its factors cancel is another
+            matter, see `equivalence`: of models with experts FlashRL writes smoothed norms and no more.
     """
     if not path.is_file():
         raise ProfileError(f"no profile at {path}; `ascend-quant profile` writes it")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ProfileError(f"{path} carries code, or is no file of tensors; it was not loaded: {error}") from error
+        raise ProfileError(
+            f"{path} carries code, or is no file of tensors; it was not loaded: {line(error)}"
+        ) from error
     except Exception as error:  # what torch raises for a broken file depends on its bytes
-        raise ProfileError(f"{path} is no file that torch.save wrote: {error}") from error
+        raise ProfileError(f"{path} is no file that torch.save wrote: {line(error)}") from error
     notes = {"flashrl": path.name}
-    if isinstance(content, list) and all(isinstance(name, str) for name in content):
-        return Profile("fp8", {name: Rule(True) for name in content}, notes)
-    if not isinstance(content, dict):
+    if not isinstance(content, (dict, list)):
         raise ProfileError(f"{path} holds a {type(content).__name__}; a FlashRL profile is a dict or a list of names")
-    return Profile("int8", {name: rule_of(content, name) for name in content}, notes)
+    if strange := [name for name in content if not (isinstance(name, str) and name.isprintable())]:
+        raise ProfileError(f"{path}: {shown(strange[0])} is no name of a parameter")
+    if isinstance(content, list):
+        return Profile("fp8", {name: Rule(True) for name in content}, notes)
+    return Profile("int8", {name: checked(rule_of(content, name), name) for name in content}, notes)
 
 
-def rule_of(content: Mapping[str, Mapping], name: str) -> Rule:
-    """The rule of one entry."""
+def entry_at(content: Mapping[str, object], name: str) -> Mapping:
+    """What a FlashRL int8 profile says of one parameter.
+
+    Raises:
+        ProfileError: something else is there.
+    """
     entry = content[name]
     if not isinstance(entry, Mapping) or not set(entry) >= KEYS or not isinstance(entry["type"], torch.dtype):
-        raise ProfileError(
-            f"{name}: a FlashRL int8 profile has {', '.join(sorted(KEYS))} there, this has {entry!r:.200}"
-        )
+        keys = ", ".join(sorted(KEYS))
+        raise ProfileError(f"{name:.200}: a FlashRL int8 profile has {keys} there, this has {shown(entry)}")
+    return entry
+
+
+def rule_of(content: Mapping[str, object], name: str) -> Rule:
+    """The rule of one entry."""
+    entry = entry_at(content, name)
     input_factor, multiplier_N = vector(entry, "input_scale", name), vector(entry, "output_scale", name)
     if entry["type"] != torch.int8:
         return Rule(False, input_factor, multiplier_N)
     if multiplier_N is None:
-        raise ProfileError(f"{name}: output_scale is 1 for an int8 weight; it must be 1 / weight_scale of each row")
+        raise ProfileError(f"{name:.200}: output_scale is 1 for an int8 weight, not 1 / weight_scale of each row")
     if "weight_scale" in entry:
-        scale_N = vector(entry, "weight_scale", name)
+        scale_N = as_long(vector(entry, "weight_scale", name), multiplier_N, name, "weight_scale")
+        if scale_N is None:
+            raise ProfileError(f"{name:.200}: weight_scale is 1, not a number for each row")
         output_N = torch.where(scale_N == 0, 1.0, multiplier_N * scale_N)
     else:
-        output_N = up_factor(content, name)
-        scale_N = (torch.ones_like(multiplier_N) if output_N is None else output_N) / multiplier_N
+        output_N = as_long(up_factor(content, name), multiplier_N, name, "its down_proj's input_scale")
+        scale_N = torch.where(multiplier_N == 0, 0.0, (1.0 if output_N is None else output_N) / multiplier_N)
     if output_N is not None and bool(((output_N - 1).abs() <= CLOSE).all()):
         output_N = None
     return Rule(True, input_factor, output_N, scale_N)
 
 
-def up_factor(content: Mapping[str, Mapping], name: str) -> torch.Tensor | None:
+def checked(rule: Rule, name: str) -> Rule:
+    """The rule itself.
+
+    Raises:
+        ProfileError: a number that follows from the file's is infinite, or a scale is negative.
+    """
+    for part, tensor in rule.tensors().items():
+        if not bool(tensor.isfinite().all()) or (part == "scale" and bool((tensor < 0).any())):
+            raise ProfileError(f"{name:.200}: its numbers give a {part} that is negative or infinite")
+    return rule
+
+
+def as_long(found_N: torch.Tensor | None, multiplier_N: torch.Tensor, name: str, what: str) -> torch.Tensor | None:
+    """What was found (N), or None; of another length than output_scale (N) it raises ProfileError."""
+    if found_N is not None and found_N.shape != multiplier_N.shape:
+        rows = f"{len(found_N)} numbers for {len(multiplier_N)} rows in output_scale"
+        raise ProfileError(f"{name:.200}: {what} has {rows}")
+    return found_N
+
+
+def up_factor(content: Mapping[str, object], name: str) -> torch.Tensor | None:
     """The output factor (N) of an up_proj, from its down_proj; None for other layers."""
     consumer = name.replace(".up_proj.", ".down_proj.")
     if consumer == name or consumer not in content:
         return None
-    factor_N = vector(content[consumer], "input_scale", consumer)
+    factor_N = vector(entry_at(content, consumer), "input_scale", consumer)
     return None if factor_N is None else 1 / factor_N
 
 
 def vector(entry: Mapping, key: str, name: str) -> torch.Tensor | None:
     """One of an entry's numbers, flat and float32; None for 1."""
     value = entry[key]
-    if isinstance(value, torch.Tensor) and value.numel() > 1:
-        value = value.detach().float().flatten()
-        if bool(value.isfinite().all()):
-            return value
-    elif value == 1:
+    if isinstance(value, torch.Tensor):
+        plain_here = value.layout == torch.strided and value.device.type == "cpu" and value.is_floating_point()
+        if plain_here and 0 < value.numel() <= MOST_CHANNELS:
+            found = value.detach().float().flatten()
+            if found.numel() == 1 and found.item() == 1:
+                return None
+            if found.numel() > 1 and bool(found.isfinite().all()):
+                return found
+    elif isinstance(value, (int, float)) and value == 1:
         return None
-    raise ProfileError(f"{name}: {key} is {value!r:.200}; it must be 1, or finite numbers")
+    raise ProfileError(f"{name:.200}: {key} is {shown(value)}; it must be 1, or finite numbers")
+
+
+def shown(value: object) -> str:
+    """A value of any size, in a few words."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {tuple(value.shape)} of {value.dtype}, {value.layout}, on {value.device.type}"
+    return line(reprlib.repr(value))
+
+
+def line(said: object) -> str:
+    """In one line that is not long."""
+    return f"{' '.join(str(said).split()):.300}"
 
 
 def write(profile: Profile, path: Path) -> Path:
-    """Save in FlashRL's layout; returns the path."""
+    """Save in FlashRL's layout, whole or not at all; returns the path.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     content = [name for name, rule in profile.rules.items() if rule.quantized]
     if profile.scheme == "int8":
         content = {name: entry_of(rule) for name, rule in profile.rules.items()}
-    torch.save(content, path)
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_whole(path, buffer.getvalue())
     return path
 
 

@@ -1,8 +1,8 @@
 """Which parameters an FP8 checkpoint quantizes; with the BF16 one beside it, whether they are the same weights.
 
-Read are float8_e4m3fn weights with one scale, one per output channel (`weight_scale`), or one per 128x128 block
-(`weight_scale_inv`), as compressed-tensors and DeepSeek's format write them. Smoothing is not looked for: an FP8
-checkpoint with changed norms is refused.
+Read are float8_e4m3fn weights with one scale, one per output channel, or one per 128x128 block, as compressed-tensors
+(`weight_scale`, shared as config.json says) and DeepSeek's format (`weight_scale_inv` of blocks) write them. Smoothing
+is not looked for: an FP8 checkpoint with changed norms is refused.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,15 @@ import torch
 from ascend_quant import oracle
 from ascend_quant.profile.checkpoints import Checkpoint
 from ascend_quant.profile.compare import Comparison
+from ascend_quant.profile.groups import read_block, read_groups
 from ascend_quant.profile.rules import Profile, ProfileError, Rule
+from ascend_quant.profile.scales import FLOATS, check_scale, check_symmetric
 from ascend_quant.profile.solve import same
 
 FP8 = "F8_E4M3"
 BESIDE_WEIGHT = ("weight_scale", "weight_scale_inv", "input_scale", "weight_zero_point", "input_zero_point")
 SCALES = BESIDE_WEIGHT[:2]
+SCALE_DTYPES = (*FLOATS, "F8_E8M0")
 MAX_ERROR = 0.1  # relative, root mean square; FP8 itself leaves about 0.026
 
 
@@ -38,7 +41,7 @@ def compare_fp8(
     beside = {f"{name.removesuffix('weight')}{leaf}" for name in names for leaf in BESIDE_WEIGHT}
     plain = [name for name in quantized.names if name not in beside and quantized.dtype(name) != FP8]
     result = Comparison(Profile("fp8", {name: Rule(True) for name in names}))
-    result.kinds.update({"quantized": len(names), "left alone": len(plain)})
+    result.kinds.update({"quantized": len(names), "not quantized": len(plain)})
     for name in (*names, *plain) if reference is not None else ():
         check(quantized, reference, name)
         progress(name)
@@ -71,22 +74,58 @@ def codes_and_scale(checkpoint: Checkpoint, name: str) -> tuple[torch.Tensor, to
     """float8_e4m3fn codes (N, K) of an FP8 weight, and float32 scales: (N), (), or (ceil(N / 128), ceil(K / 128)).
 
     Raises:
-        ProfileError: no scale, scales of another shape, or blocks of another size.
+        ProfileError: what `find_scale` and `check_scale` refuse, or zero points.
     """
-    codes_NK, layer = checkpoint.tensor(name), name.removesuffix("weight")
-    leaf = next((leaf for leaf in SCALES if f"{layer}{leaf}" in checkpoint), None)
-    if leaf is None:
-        raise ProfileError(f"{name}: no {' and no '.join(SCALES)} in {checkpoint.folder}")
-    scale, shape = checkpoint.tensor(f"{layer}{leaf}").float(), tuple(codes_NK.shape)
-    if leaf == "weight_scale_inv":
-        size = checkpoint.config["quantization_config"]["weight_block_size"]
-        blocks = tuple(-(-length // oracle.BLOCK) for length in shape)
-        if list(size) != [oracle.BLOCK] * 2 or scale.shape != blocks:
-            wanted = f"read are blocks of {oracle.BLOCK}x{oracle.BLOCK}"
-            raise ProfileError(
-                f"{name}: scales {tuple(scale.shape)} for blocks of {size} of a weight {shape}; {wanted}"
-            )
-        return codes_NK, scale
-    if scale.numel() not in (1, shape[0]):
-        raise ProfileError(f"{name}: scales {tuple(scale.shape)} for a weight {shape}")
-    return codes_NK, scale.reshape(-1) if scale.numel() == shape[0] else scale.reshape(())
+    scale_name, strategy = find_scale(checkpoint, name)
+    check_symmetric(checkpoint, name)
+    scale = checkpoint.tensor(scale_name).float()
+    check_scale(name, scale)
+    shape = {"block": scale.shape, "channel": (-1,), "tensor": ()}[strategy]
+    return checkpoint.tensor(name), scale.reshape(shape)
+
+
+def find_scale(checkpoint: Checkpoint, name: str) -> tuple[str, str]:
+    """The tensor that holds an FP8 weight's scales, and what shares one (channel, tensor, block), from headers alone.
+
+    Raises:
+        ProfileError: no scale, scales of another dtype or shape than config.json says, or blocks of another size.
+    """
+    layer, shape = name.removesuffix("weight"), checkpoint.shape(name)
+    there = [f"{layer}{leaf}" for leaf in SCALES if f"{layer}{leaf}" in checkpoint]
+    if len(there) != 1:
+        found = f"no {' and no '.join(SCALES)}" if not there else " and ".join(there)
+        raise ProfileError(f"{name}: {found} in {checkpoint.folder}; a weight has one of them")
+    scale_name = there[0]
+    if len(shape) != 2 or checkpoint.dtype(scale_name) not in SCALE_DTYPES:
+        found = f"{shape} with scales in {checkpoint.dtype(scale_name)}"
+        raise ProfileError(f"{name}: {found}; an FP8 weight is (N, K), its scales are {', '.join(SCALE_DTYPES)}")
+    shapes = {
+        "channel": [(shape[0], 1), (shape[0],)],
+        "tensor": [(), (1,), (1, 1)],
+        "block": [tuple(-(-length // oracle.BLOCK) for length in shape)],
+    }
+    said, found = _strategies(checkpoint, scale_name), checkpoint.shape(scale_name)
+    strategy = next((one for one in said if found in shapes[one]), None)
+    if strategy is None:
+        wanted = " or ".join(f"{shapes[one][0]} ({one})" for one in said) or "none"
+        raise ProfileError(f"{name}: scales {found} for a weight {shape}; as config.json has it, they are {wanted}")
+    return scale_name, strategy
+
+
+def _strategies(checkpoint: Checkpoint, scale_name: str) -> list[str]:
+    """What may share a scale, as config.json and the tensor's name say.
+
+    Raises:
+        ProfileError: config.json does not say it for blocks, or they are not 128x128.
+    """
+    where, size = f"{scale_name}, in {checkpoint.folder / 'config.json'}", (oracle.BLOCK, oracle.BLOCK)
+    if scale_name.endswith(SCALES[1]):
+        strategies, blocks = ["block"], [read_block((checkpoint.quantization or {}).get("weight_block_size"), where)]
+    elif (groups := read_groups(checkpoint)) is None:
+        strategies, blocks = ["channel", "tensor"], []
+    else:
+        groups = [group for group in groups if (group.type, group.bits) == ("float", 8)]
+        strategies, blocks = [group.strategy for group in groups], [group.block for group in groups if group.block]
+    if other := [block for block in blocks if block != size]:
+        raise ProfileError(f"{where}: blocks are of {list(other[0])}; read are blocks of {oracle.BLOCK}x{oracle.BLOCK}")
+    return [one for one in ("channel", "tensor", "block") if one in strategies]

@@ -1,4 +1,4 @@
-"""Which parameters share a factor, by their names in a decoder layer (Llama, Qwen2, Qwen3, and their experts).
+"""Which parameters share a factor, by their names in a decoder layer (Llama, Qwen2, Qwen3, DeepSeek, their experts).
 
 norm -> q, k, v            the norm is divided by a factor_K, its consumers are multiplied with it
 norm -> gate, up, router   the same, in every expert
@@ -14,10 +14,14 @@ import torch
 
 from ascend_quant.profile.rules import ProfileError
 
-BLOCK = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?"
+BLOCK = r"mlp\.(?:experts\.\d+\.|shared_experts?\.)?"
 # norm: consumers that have no other factor, consumers whose rows may be scaled too, the layer after these
 ROLES = {
-    "input_layernorm": (r"self_attn\.[qk]_proj", r"self_attn\.v_proj", ("v_proj", "o_proj")),
+    "input_layernorm": (
+        r"self_attn\.(?:[qk]_proj|q_a_proj|kv_a_proj_with_mqa|indexer\.wk|indexer\.weights_proj)",
+        r"self_attn\.v_proj",
+        ("v_proj", "o_proj"),
+    ),
     "post_attention_layernorm": (
         rf"mlp\.gate|mlp\.shared_expert_gate|{BLOCK}gate_proj",
         rf"{BLOCK}up_proj",
@@ -70,11 +74,14 @@ def groups_of(names: Iterable[str], shapes: Callable[[str], tuple[int, ...]], co
 
     Args:
         shapes: a parameter's name to its shape.
-        config: config.json; `head_dim`, or `hidden_size` and `num_attention_heads`.
+        config: config.json, or its `text_config`; `head_dim`, or `hidden_size` and `num_attention_heads`.
 
     Raises:
-        ProfileError: a producer without its consumer, or shapes that do not fit.
+        ProfileError: a producer without its consumer, shapes that do not fit, or sizes in `config` that are none.
     """
+    config = config.get("text_config") or config
+    if not isinstance(config, dict):
+        raise ProfileError(f"config.json: text_config is {config!r:.80}, not an object")
     by_layer: dict[str, dict[str, str]] = {}
     for name in names:
         if match := LAYER.fullmatch(name):
@@ -88,7 +95,29 @@ def groups_of(names: Iterable[str], shapes: Callable[[str], tuple[int, ...]], co
                 producers = [name for rest, name in members.items() if re.fullmatch(producer, rest)]
                 pairs = tuple(pair_of(name, partners, names_here, shapes, config) for name in producers)
                 groups.append(Group(members[norm], anchors, pairs))
+                check_shapes(groups[-1], shapes)
     return groups
+
+
+def check_shapes(group: Group, shapes: Callable[[str], tuple[int, ...]]) -> None:
+    """All that a norm (K) feeds has as many columns; raises ProfileError for what has not."""
+    norm = shapes(group.norm)
+    for name in (*group.anchors, *(pair.producer for pair in group.pairs)):
+        if len(norm) != 1 or len(shapes(name)) != 2 or shapes(name)[1:] != norm:
+            raise ProfileError(f"{group.norm} is {norm}, {name}, which it feeds, {shapes(name)}: no fit")
+
+
+def head_of(config: dict) -> int:
+    """Channels of an attention head.
+
+    Raises:
+        ProfileError: a size that is missing, or is no positive whole number.
+    """
+    keys = ("hidden_size", "num_attention_heads") if config.get("head_dim") is None else ("head_dim",)
+    for key in keys:
+        if type(config.get(key)) is not int or config[key] < 1:
+            raise ProfileError(f"config.json: {key} must be a positive whole number, not {config.get(key)!r:.80}")
+    return config["head_dim"] if len(keys) == 1 else config[keys[0]] // config[keys[1]]
 
 
 def pair_of(
@@ -102,9 +131,11 @@ def pair_of(
     consumer = producer.replace(f".{partners[0]}.", f".{partners[1]}.")
     if consumer not in names:
         raise ProfileError(f"{producer}: no {consumer} in the same checkpoint")
+    if not len(shapes(producer)) == len(shapes(consumer)) == 2:
+        raise ProfileError(f"{producer} is {shapes(producer)}, {consumer} {shapes(consumer)}: matrices are wanted")
     rows, columns, head = shapes(producer)[0], shapes(consumer)[1], 1
     if partners[0] == "v_proj":
-        head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    if rows % head or columns % rows:
+        head = head_of(config)
+    if min(rows, columns, head) < 1 or rows % head or columns % rows:
         raise ProfileError(f"{producer} has {rows} rows, {consumer} {columns} columns, heads {head} channels: no fit")
     return Pair(producer, consumer, columns // rows, head)

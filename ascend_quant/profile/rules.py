@@ -17,6 +17,7 @@ import torch
 
 FORMAT = 1
 PARTS = ("input_factor", "output_factor", "scale")
+ARITHMETICS = ("float32", "bfloat16", "bfloat16_quotient")  # see arithmetic.py
 
 
 class ProfileError(ValueError):
@@ -79,32 +80,3 @@ def files_of(path: Path) -> tuple[Path, Path]:
     """The two files of a profile that is called by either of their names, or without a suffix."""
     stem = path.with_suffix("") if path.suffix in (".safetensors", ".json") else path
     return stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
-
-
-def load(path: Path) -> Profile:
-    """A profile: ours, or one of FlashRL's if the path ends in .pt.
-
-    Raises:
-        ProfileError: a file is missing, or is not of this format.
-    """
-    from safetensors import safe_open
-
-    path = Path(path)
-    if path.suffix == ".pt":
-        from ascend_quant.profile.flashrl_file import read
-
-        return read(path)
-    tensors, text = files_of(path)
-    for file in (tensors, text):
-        if not file.is_file():
-            raise ProfileError(f"no profile at {file}; `ascend-quant profile` writes it")
-    content = json.loads(text.read_text())
-    if content.get("format") != FORMAT:
-        raise ProfileError(f"{text}: profile format {content.get('format')!r}, this version reads {FORMAT}")
-    with safe_open(tensors, framework="pt") as file:
-        held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
-    rules = {
-        name: Rule(quantized, **{part: held[key] for part in PARTS if (key := f"{name}.{part}") in held})
-        for name, quantized in content["quantized"].items()
-    }
-    return Profile(content["scheme"], rules, content["notes"], content["arithmetic"])

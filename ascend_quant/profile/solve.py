@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ascend_quant.profile.arithmetic import ARITHMETICS
 from ascend_quant.profile.checkpoints import Checkpoint
 from ascend_quant.profile.evidence import CLOSE, Evidence, Range
 from ascend_quant.profile.layers import Group, Pair
-from ascend_quant.profile.rules import ProfileError, Rule
+from ascend_quant.profile.rules import ARITHMETICS, ProfileError, Rule
 from ascend_quant.profile.w8a8 import W8A8
 
 
@@ -49,7 +48,7 @@ class Solver:
         if hint is None:
             return None, {pair: found and found.factor() for pair, found in self.with_rows(paired, None).items()}
         shared = self.explain(lambda arithmetic: self.anchored(group, arithmetic))
-        shared = shared.narrowed(self.told_by_norm(group.norm))
+        shared = shared.narrowed(self.evidence_of_norm(group.norm))
         paired = self.with_rows(paired, shared.range(hint))
         input_K = shared.narrowed(self.all_produced(paired, len(hint))).factor(hint)
         paired = self.with_rows(paired, (input_K, input_K))
@@ -66,12 +65,12 @@ class Solver:
         for name in names:
             if name in self.w8a8.quantized:
                 yield name, Rule(True, input_K, output_N, self.w8a8.codes_and_scale(name)[1])
-            elif not same(self.weight(name), self.w8a8.checkpoint.tensor(name)):
+            elif not same(self.weight(name), self.w8a8.checkpoint.values(name)):
                 yield name, Rule(False, input_K, output_N)
 
     def norm_ratio(self, name: str) -> torch.Tensor | None:
         """BF16 over W8A8 (K): the factor of what it feeds, to a BF16 rounding; NaN for 0 / 0, None for equal norms."""
-        norm, changed = self.weight(name).float(), self.w8a8.checkpoint.tensor(name)
+        norm, changed = self.weight(name).float(), self.w8a8.checkpoint.values(name)
         if same(norm, changed):
             return None
         ratio = norm / changed.float()
@@ -81,13 +80,13 @@ class Solver:
 
     def norm_factor(self, name: str, input_K: torch.Tensor) -> torch.Tensor:
         """What the norm is multiplied with (K): 1 / input_K, or the plain ratio where that rounds to another number."""
-        norm, changed = self.weight(name).float(), self.w8a8.checkpoint.tensor(name).float()
+        norm, changed = self.weight(name).float(), self.w8a8.checkpoint.values(name).float()
         rounds_right = (norm / input_K).to(torch.bfloat16) == changed.to(torch.bfloat16)
         return torch.where(rounds_right | (norm == 0), 1 / input_K, changed / norm)
 
-    def told_by_norm(self, name: str) -> Evidence:
+    def evidence_of_norm(self, name: str) -> Evidence:
         """What a norm tells of the factor that it was divided by: little, but enough to tell two BF16 numbers apart."""
-        norm, changed = self.weight(name).unsqueeze(0), self.w8a8.checkpoint.tensor(name).unsqueeze(0)
+        norm, changed = self.weight(name).unsqueeze(0), self.w8a8.checkpoint.values(name).unsqueeze(0)
         evidence = Evidence(norm.shape[1])
         evidence.add_values(norm, changed)
         return evidence.inverse()
@@ -99,7 +98,7 @@ class Solver:
             weight = self.weight(name)
             if name in self.w8a8.quantized:
                 evidence.add_codes(weight, *self.w8a8.codes_and_scale(name), arithmetic)
-            elif not same(weight, result := self.w8a8.checkpoint.tensor(name)):
+            elif not same(weight, result := self.w8a8.checkpoint.values(name)):
                 evidence.add_values(weight, result)
         return evidence
 
@@ -152,7 +151,7 @@ class Solver:
 
     def weight(self, name: str) -> torch.Tensor:
         """A parameter of the reference, in BF16."""
-        return self.reference.tensor(name).to(torch.bfloat16)
+        return self.reference.values(name).to(torch.bfloat16)
 
 
 def same(reference: torch.Tensor, other: torch.Tensor) -> bool:

@@ -8,13 +8,14 @@ quantization/modelslim_config.py and quantization/methods/w8a8_*.py.
 Activations are quantized per token here, so static scales of activations are not used.
 """
 
-import json
 from dataclasses import dataclass
 
 import torch
 
-from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.profile.checkpoints import Checkpoint, read_json
+from ascend_quant.profile.groups import read_groups
 from ascend_quant.profile.rules import ProfileError
+from ascend_quant.profile.scales import FLOATS, check_scale, check_symmetric
 
 DESCRIPTION = "quant_model_description*.json"
 FORMATS = ("int-quantized", "naive-quantized")
@@ -23,7 +24,6 @@ BESIDE_WEIGHT = {
     "compressed-tensors": ("weight_scale", "weight_zero_point", "input_scale", "input_zero_point"),
     "ModelSlim": ("weight_scale", "weight_offset", "input_scale", "input_offset", "quant_bias", "deq_scale"),
 }
-OFFSETS = ("weight_zero_point", "weight_offset")
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,23 @@ class W8A8:
         Raises:
             ProfileError: the weight is not int8, not symmetric, not quantized per output channel.
         """
-        codes_NK, layer = self.checkpoint.tensor(name), name.removesuffix("weight")
-        scale = self.checkpoint.tensor(f"{layer}weight_scale").float()
-        if codes_NK.dtype != torch.int8 or codes_NK.dim() != 2:
-            found = f"{codes_NK.dtype} {tuple(codes_NK.shape)}"
-            raise ProfileError(f"{name}: {found} in {self.checkpoint.folder}, a W8A8 weight is int8 (N, K)")
-        if tuple(scale.shape) not in ((codes_NK.shape[0], 1), (codes_NK.shape[0],)):
-            found = f"scales {tuple(scale.shape)} for a weight {tuple(codes_NK.shape)}"
+        self.check(name)
+        check_symmetric(self.checkpoint, name)
+        scale = self.checkpoint.tensor(f"{name}_scale").float()
+        check_scale(name, scale)
+        return self.checkpoint.tensor(name), scale.flatten()
+
+    def check(self, name: str) -> None:
+        """Raise ProfileError if a weight's dtypes and shapes are not those of W8A8. Only headers are read."""
+        dtype, shape = self.checkpoint.dtype(name), self.checkpoint.shape(name)
+        if dtype != "I8" or len(shape) != 2:
+            raise ProfileError(f"{name}: {dtype} {shape} in {self.checkpoint.folder}, a W8A8 weight is int8 (N, K)")
+        scale_dtype, scale_shape = self.checkpoint.dtype(f"{name}_scale"), self.checkpoint.shape(f"{name}_scale")
+        if scale_shape not in ((shape[0], 1), (shape[0],)):
+            found = f"scales {scale_shape} for a weight {shape}"
             raise ProfileError(f"{name}: {found}; only one scale per output channel, (N, 1), is supported")
-        if not bool((scale.isfinite() & (scale >= 0)).all()):
-            raise ProfileError(f"{name}: a scale in {self.checkpoint.folder} is negative, NaN or infinite")
-        for offset in (f"{layer}{leaf}" for leaf in OFFSETS):
-            if offset in self.checkpoint and bool(self.checkpoint.tensor(offset).any()):
-                raise ProfileError(f"{name}: asymmetric ({offset} is not 0); only symmetric weights are supported")
-        return codes_NK, scale.flatten()
+        if scale_dtype not in FLOATS:
+            raise ProfileError(f"{name}: its scales are {scale_dtype}; read are {', '.join(FLOATS)}")
 
 
 def read_w8a8(checkpoint: Checkpoint) -> W8A8:
@@ -75,6 +78,10 @@ def read_w8a8(checkpoint: Checkpoint) -> W8A8:
     kind = "ModelSlim" if described is not None else "compressed-tensors"
     if described is None:
         refuse_other_formats(checkpoint)
+        groups = read_groups(checkpoint) or []
+        if others := [group for group in groups if (group.type, group.bits, group.strategy) != ("int", 8, "channel")]:
+            found = f"{others[0].type}, {others[0].bits} bits, a scale for each {others[0].strategy}"
+            raise ProfileError(f"{checkpoint.folder}: weights are of type {found}; read are int, 8 bits, channel")
         quantized = {name for name in checkpoint.names if f"{name}_scale" in checkpoint and name.endswith(".weight")}
     else:
         quantized = {name for name in checkpoint.names if described.get(name, "FLOAT") in MODELSLIM_TYPES}
@@ -99,7 +106,7 @@ def described_types(checkpoint: Checkpoint) -> dict[str, str] | None:
         raise ProfileError(f"{checkpoint.folder} has {len(files)} descriptions ({files[0].name}, ...); keep one")
     if not files:
         return None
-    content = json.loads(files[0].read_text())
+    content = read_json(files[0])
     types = {name: kind for name, kind in content.items() if isinstance(kind, str) and name in checkpoint}
     for name, kind in types.items():
         if kind not in ("FLOAT", *MODELSLIM_TYPES):
@@ -109,11 +116,12 @@ def described_types(checkpoint: Checkpoint) -> dict[str, str] | None:
 
 def refuse_other_formats(checkpoint: Checkpoint) -> None:
     """Errors for what is not compressed-tensors W8A8; the early name of the config's section is known too."""
-    config = checkpoint.config.get("quantization_config") or checkpoint.config.get("compression_config")
+    config = checkpoint.quantization
     if config is None:
         wanted = f"config.json has no quantization_config, and there is no {DESCRIPTION}"
         raise ProfileError(f"{checkpoint.folder} is not a W8A8 checkpoint: {wanted}")
     method, kind = config.get("quant_method", "compressed-tensors"), config.get("format")
     if method != "compressed-tensors" or kind not in FORMATS:
         read = f"compressed-tensors {' or '.join(FORMATS)}, and ModelSlim"
-        raise ProfileError(f"{checkpoint.folder}: quant_method {method!r}, format {kind!r}; what is read: {read}")
+        found = f"quant_method {method!r:.80}, format {kind!r:.80}"
+        raise ProfileError(f"{checkpoint.folder}: {found}; what is read: {read}")

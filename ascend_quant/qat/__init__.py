@@ -11,13 +11,12 @@ variables.py          the same by slime's environment variables
 Megatron-core's layers: `ascend_quant.integrations.megatron`. verl: `ascend_quant.integrations.verl.qat`.
 """
 
-from ascend_quant.qat.layers import HEADS, apply_fake_quantization
+from ascend_quant.qat.layers import apply_fake_quantization
 from ascend_quant.qat.modules import Applied, without_fake_quantization
 from ascend_quant.qat.straight_through import SCHEMES, fake_quantize
 from ascend_quant.qat.variables import scheme_of_environment
 
 __all__ = [
-    "HEADS",
     "SCHEMES",
     "Applied",
     "apply_fake_quantization",

@@ -4,20 +4,16 @@ Every `nn.Linear` and every module that holds experts in tensors of three dimens
 up_proj, and down_proj), but for heads, routers and what `ignore` names. Embeddings and norms are neither.
 """
 
-import re
 from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import nn
 
-from ascend_quant.left_alone import BUILT_PLAIN, ROUTERS
-from ascend_quant.qat.modules import Applied, Weight, install, matches
+from ascend_quant.names import Ignored, Unquantized, keeps_its_dtype, layers_of
+from ascend_quant.qat.modules import Applied, Candidate, Weight, candidates, install, named_modules
 from ascend_quant.qat.straight_through import fake_quantize, trainable_scheme
 from ascend_quant.schemes import Scheme
-
-HEADS = ("lm_head", "output_layer")
-NEVER_QUANTIZED = tuple(rf"re:(.*\.)?{re.escape(name)}$" for name in BUILT_PLAIN)
 
 
 def apply_fake_quantization(model: nn.Module, scheme: str | Scheme, ignore: Sequence[str] = ()) -> Applied:
@@ -26,31 +22,40 @@ def apply_fake_quantization(model: nn.Module, scheme: str | Scheme, ignore: Sequ
     Args:
         model: before or after FSDP has wrapped it.
         scheme: one of `qat.SCHEMES`.
-        ignore: layers that keep their dtype, in vLLM's patterns: full names, or "re:" and a regular expression. Give
-            the engine's own, so that both quantize the same layers.
+        ignore: layers that keep their dtype, see `ascend_quant.names`. Give the engine's own, so that both quantize the
+            same layers.
 
     Raises:
         UnknownScheme, ValueError: see `modules.install`.
+        PatternError: `ignore` names a part of what the engine fuses, or nothing.
     """
     scheme = trainable_scheme(scheme)
     find_head = getattr(model, "get_output_embeddings", None)
     head = find_head() if find_head is not None else None
-    return install(
-        [model],
-        scheme,
-        lambda module: _weights_of(module, scheme),
-        lambda name, module: module is head or keeps_its_dtype(name, ignore),
-    )
+    found = candidates([model], lambda module: _weights_of(module, scheme))
+    ignored = _ignored(model, found, Ignored(ignore))
+    heads = [one.name for one in found if one.module is head]
+    unquantized = [one.name for one in found if one.name in (*ignored, *heads) or keeps_its_dtype(one.name)]
+    in_engine = Unquantized.of(scheme.name, (name for name in unquantized if name not in heads))
+    return install(found, unquantized, in_engine, scheme)
 
 
-def keeps_its_dtype(name: str, ignore: Sequence[str]) -> bool:
-    """Whether the layer with this name is a head or a router, or to be ignored, here or by vLLM.
+def _ignored(model: nn.Module, found: Sequence[Candidate], ignored: Ignored) -> set[str]:
+    """The candidates that are to be ignored; raises PatternError."""
+    stacks = {one.name: _experts(one) for one in found if _experts(one)}
+    layers = layers_of((one.name for one in found), stacks)
+    names = {name for name, layer in layers.items() if ignored.covers(layer)}
+    for name, module in named_modules([model]):  # which the engine has among its layers, too
+        if isinstance(module, nn.Embedding) or keeps_its_dtype(name):
+            ignored.meet(name)
+    ignored.check_used(type(model).__name__)
+    return names
 
-    Experts of their own are ignored by the name of all of them ("model.layers.0.mlp.experts"), as in vLLM.
-    """
-    if name.rpartition(".")[2] in (*ROUTERS, *HEADS):
-        return True
-    return matches(re.sub(r"\.experts\..*", ".experts", name), (*ignore, *NEVER_QUANTIZED))
+
+def _experts(one: Candidate) -> int:
+    """How many a layer's tensors hold; 0 for a linear layer."""
+    w = getattr(one.module, next(iter(one.weights)))
+    return w.shape[0] if w.dim() == 3 else 0
 
 
 def _weights_of(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:

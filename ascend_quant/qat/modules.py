@@ -9,8 +9,7 @@ The fake-quantized weight is kept for the backward pass, as the weight would be:
 one block at a time, without it those of all layers.
 """
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ascend_quant.names import Unquantized
 from ascend_quant.schemes import Scheme
 
 WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # what they add to names
@@ -35,21 +35,31 @@ class Weight(NamedTuple):
     quantize: Callable[[torch.Tensor], torch.Tensor]
 
 
+class Candidate(NamedTuple):
+    """A layer that may be fake-quantized, by its name."""
+
+    name: str
+    module: nn.Module
+    weights: dict[str, Weight]
+
+
 class Applied(NamedTuple):
     """What was done to a model.
 
     Attributes:
         scheme: the scheme's name.
         quantized: the layers that compute with fake-quantized weights, by their names.
-        left_alone: the layers that could, and do not: heads, routers, and what the caller ignores.
+        unquantized: the layers that could be quantized, and are not: heads, routers, and what the caller ignores.
+        in_engine: of these, by the engine's names, those that it must leave alone too; of all ranks.
     """
 
     scheme: str
     quantized: list[str]
-    left_alone: list[str]
+    unquantized: list[str]
+    in_engine: Unquantized
 
     def __str__(self) -> str:
-        others = f"; left alone: {', '.join(self.left_alone)}" if self.left_alone else ""
+        others = f"; not quantized: {', '.join(self.unquantized)}" if self.unquantized else ""
         return f"{len(self.quantized)} layers are fake-quantized to {self.scheme}{others}"
 
 
@@ -75,45 +85,43 @@ class FakeQuantized:
             own.update(hidden)
 
 
-def install(
-    models: Sequence[nn.Module],
-    scheme: Scheme,
-    weights_of: Callable[[nn.Module], dict[str, Weight]],
-    keeps: Callable[[str, nn.Module], bool],
-) -> Applied:
+def candidates(models: Sequence[nn.Module], weights_of: Callable[[nn.Module], dict[str, Weight]]) -> list[Candidate]:
+    """The layers of a model that may be fake-quantized.
+
+    Args:
+        models: the parts of it that this process holds.
+        weights_of: the parameters of a module that may be; none for most modules.
+    """
+    found = (Candidate(name, module, weights_of(module)) for name, module in named_modules(models))
+    return [one for one in found if one.weights]
+
+
+def install(found: Sequence[Candidate], unquantized: Sequence[str], in_engine: Unquantized, scheme: Scheme) -> Applied:
     """Make layers compute with fake-quantized weights. If anything is wrong with one, all stay as they are.
 
     Args:
-        models: the parts of a model that this process holds.
-        weights_of: the parameters of a module that may be fake-quantized; none for most modules.
-        keeps: whether a layer, by its name and itself, keeps its weights.
+        found: the candidates.
+        unquantized: the names of those that keep their weights.
+        in_engine: see `Applied`.
 
     Raises:
         ValueError: a layer that the scheme cannot hold, that has been fake-quantized before, or whose forward is not
             its class's; or a model without a layer to quantize.
     """
-    found: list[tuple[str, nn.Module, dict[str, Weight]]] = []
-    left_alone = []
-    for name, module in _named_modules(models):
-        weights = weights_of(module)
-        if not weights:
-            continue
-        if keeps(name, module):
-            left_alone.append(name)
-            continue
+    chosen = [one for one in found if one.name not in unquantized]
+    for name, module, weights in chosen:
         for parameter, weight in weights.items():
             _check(f"{name}.{parameter}", module, weight, scheme)
-        found.append((name, module, weights))
-    if not found:
-        kinds = ", ".join(type(model).__name__ for model in models)
-        raise ValueError(f"no layer of {kinds} can be fake-quantized; left alone: {', '.join(left_alone) or 'none'}")
-    for _, module, weights in found:
+    if not chosen:
+        raise ValueError(f"no layer can be fake-quantized; not quantized: {', '.join(unquantized) or 'none'}")
+    for _, module, weights in chosen:
         module.fake_quantizers = {parameter: weight.quantize for parameter, weight in weights.items()}
         module.__class__ = _fake_quantized(type(module))
-    return Applied(scheme.name, [name for name, _, _ in found], left_alone)
+    return Applied(scheme.name, [one.name for one in chosen], list(unquantized), in_engine)
 
 
-def _named_modules(models: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+def named_modules(models: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """All modules, by names without what wrappers add to them."""
     for model in models:
         for name, module in model.named_modules():
             for wrapper in WRAPPERS:
@@ -140,11 +148,6 @@ def _check(name: str, module: nn.Module, weight: Weight, scheme: Scheme) -> None
 def _fake_quantized(kind: type[nn.Module]) -> type[nn.Module]:
     # Its own name: by that Megatron-Bridge knows along which dimension a layer is split, when it sends the weights.
     return type(kind.__name__, (FakeQuantized, kind), {})
-
-
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a layer's name is among the patterns: vLLM's, each a full name, or "re:" and a regular expression."""
-    return any(re.match(part[3:], name) if part.startswith("re:") else part == name for part in patterns)
 
 
 @contextmanager

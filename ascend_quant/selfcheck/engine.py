@@ -4,7 +4,6 @@ Two questions. Do the receipt, the bytes read back and the fresh engine's first 
 computes from the checkpoint? Does the refitted engine generate the tokens that the fresh one generates?
 """
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import torch
 
 from ascend_quant.schemes import get_scheme
 from ascend_quant.selfcheck.expected import Parameter, digest, reader
+from ascend_quant.selfcheck.given import vocabulary_of
 
 SCHEME = "int8"
 PROMPTS, PROMPT_TOKENS, TOKENS = 4, 24, 32
@@ -92,9 +92,8 @@ def token_problems(refitted: Tokens, fresh: Tokens) -> list[str]:
 
 def questions(folder: Path) -> Tokens:
     """Prompts of random token ids that the model knows."""
-    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(vocabulary, (PROMPTS, PROMPT_TOKENS), generator=generator).tolist()
+    return torch.randint(vocabulary_of(folder), (PROMPTS, PROMPT_TOKENS), generator=generator).tolist()
 
 
 @contextmanager

@@ -3,15 +3,14 @@
 The engine says only which checkpoint tensors lie in which of its parameters, in which order (worker.py).
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from ascend_quant import oracle
+from ascend_quant.profile.checkpoints import Checkpoint
 from ascend_quant.schemes import Scheme
 
 Read = Callable[[str], torch.Tensor]
@@ -48,7 +47,7 @@ def digest(parameters: Sequence[Parameter], read: Read, scheme: Scheme) -> str:
         if one.quantized:
             codes, scale = oracle.quantize(values, scheme)
             found += [oracle.digest(codes), oracle.digest(scale)]
-            weights += [one.weight, 3 * one.weight % oracle.LANE]
+            weights += [one.weight, 3 * one.weight]
         else:
             found.append(oracle.digest(values.to(getattr(torch, one.dtype))))
             weights.append(one.weight)
@@ -56,14 +55,5 @@ def digest(parameters: Sequence[Parameter], read: Read, scheme: Scheme) -> str:
 
 
 def reader(folder: Path) -> Read:
-    """Reads a checkpoint's tensors one at a time."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = json.loads(index.read_text())["weight_map"]
-        return lambda name: _read(folder / files[name], name)
-    return lambda name: _read(folder / "model.safetensors", name)
-
-
-def _read(file: Path, name: str) -> torch.Tensor:
-    with safe_open(file, "pt") as opened:
-        return opened.get_tensor(name)
+    """Reads a checkpoint's tensors one at a time; ProfileError for one that is not there."""
+    return Checkpoint(folder).tensor

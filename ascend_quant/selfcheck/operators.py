@@ -11,10 +11,10 @@ from types import ModuleType
 import torch
 
 from ascend_quant import oracle
+from ascend_quant.integrations.vllm.layers.products import register_products
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.storage import Storage
-from ascend_quant.refit import Refit
-from ascend_quant.resident_scales import BY_SHARING
+from ascend_quant.refit import Refit, resident_class
 from ascend_quant.schemes import SCHEMES, Scheme
 
 SHAPES = ((448, 512), (128, 1024), (1024, 896))  # (N, K) that every scheme and every kernel takes
@@ -49,6 +49,7 @@ def check_operators(device: torch.device) -> list[Checked]:
     Raises:
         NoKernels: none is served there.
     """
+    register_products(device.type)
     kernels = kernels_for(device)
     return [_check(SCHEMES[name], serving.by, kernels, device) for name, serving in kernels.SERVING.items()]
 
@@ -88,7 +89,7 @@ def _written(storage: Storage, scheme: Scheme, w_NK: torch.Tensor, device: torch
     """Refit the buffers with the weight, in two shards where a scale does not span both; what is wrong with them."""
     place, codes = storage.place, storage.codes
     data = codes if place is None else torch.empty(w_NK.shape, dtype=torch.int8, device="meta")
-    resident = BY_SHARING[scheme.shares]("w", data, storage.scale, w_NK.shape[1], place=place)
+    resident = resident_class(scheme)("w", data, storage.scale, w_NK.shape[1], place=place)
     refit, there = Refit([resident]), w_NK.to(device)
     ends = [0, len(w_NK)] if scheme.shares == "tensor" else [0, len(w_NK) // 2, len(w_NK)]
     with refit.session():
@@ -101,7 +102,7 @@ def _written(storage: Storage, scheme: Scheme, w_NK: torch.Tensor, device: torch
     problems = [*_differing("codes", codes if place is None else place[0 : len(w_NK)], wanted)]
     problems += _differing("scales", storage.scale.reshape(scale.shape), scale)
     digest = oracle.add_digests(
-        oracle.digest(wanted), oracle.digest(scale), weights=[resident.weight, 3 * resident.weight % oracle.LANE]
+        oracle.digest(wanted), oracle.digest(scale), weights=[resident.weight, 3 * resident.weight]
     )
     for whose, one in (("written", refit.last_receipt.digest), ("read back", refit.digest())):
         if one != f"{digest:016x}":

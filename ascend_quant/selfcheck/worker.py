@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from ascend_quant.integrations.vllm import refit_of, register
+from ascend_quant.profile.checkpoints import Checkpoint
 
 register()  # where the package lies in PYTHONPATH alone, vLLM's processes do not find it by its entry point
 
@@ -37,12 +37,17 @@ class Extension:
         return {**asdict(refit.last_receipt), "read_back": refit.digest()}
 
     def selfcheck_refit(self, folder: str, limit: int) -> int:
-        """Refit with a checkpoint's tensors, the last first, in buckets of about `limit` bytes; how many buckets."""
+        """Refit with a checkpoint's tensors, the last first, in buckets of about `limit` bytes; how many buckets.
+
+        Raises:
+            RefitError: a tensor is refused, or some are missing: closing the refit names them.
+        """
         model, count = self.model_runner.get_model(), 0
         device = next(model.parameters()).device
-        for bucket in buckets(Path(folder), limit):
-            model.load_weights([(name, tensor.to(device)) for name, tensor in bucket])
-            count += 1
+        with refit_of(model).session():
+            for bucket in buckets(Path(folder), limit):
+                model.load_weights([(name, tensor.to(device)) for name, tensor in bucket])
+                count += 1
         return count
 
 
@@ -58,7 +63,6 @@ def buckets(folder: Path, limit: int) -> Iterator[Bucket]:
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    for file in sorted(folder.glob("*.safetensors"), reverse=True):
-        with safe_open(file, "pt") as opened:
-            for name in sorted(opened.keys(), reverse=True):
-                yield name, opened.get_tensor(name)
+    checkpoint = Checkpoint(folder)
+    for name in sorted(checkpoint.names, reverse=True):
+        yield name, checkpoint.tensor(name)

@@ -41,9 +41,10 @@ check_host() { # sets PYTHON; names everything that is missing at once
     "$PYTHON" -c 'import venv, ensurepip' 2>/dev/null || missing+=("the venv module of $PYTHON")
     [[ -f $("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h ]] ||
       missing+=("the C headers of $PYTHON (torch.compile builds against them)")
+    "$PYTHON" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || missing+=("libnuma.so.1 (vLLM loads it)")
   fi
   ((${#missing[@]} == 0)) || die "missing on this machine:" "${missing[@]/#/  - }" \
-    "Debian or Ubuntu: apt-get install gcc g++ util-linux python3.11 python3.11-venv python3.11-dev" \
+    "Debian or Ubuntu: apt-get install gcc g++ libnuma1 util-linux python3.11 python3.11-venv python3.11-dev" \
     "Python 3.11 is also in pyenv, conda and uv ('uv python install 3.11')."
 }
 
@@ -80,9 +81,19 @@ from_lock() { # from_lock NAME ..: these packages' part of the lock
   awk -v names="^($*)==" '/^[A-Za-z0-9]/ { on = $0 ~ names } on' "$LOCK"
 }
 
+must_be_ours() { # before anything is written, the lock beside it too
+  [[ -e $VENV ]] || return 0
+  [[ -d $VENV && (-e $MARK || -z $(ls -A "$VENV")) ]] ||
+    die "$VENV was not made by run.sh: move it away, or set VENV to another place"
+  local of=$ROOT
+  if [[ -f $MARK/project ]]; then read -r of <"$MARK/project"; fi
+  [[ $of == "$ROOT" || ! -e $of/docker/locks/install.sh ]] ||
+    die "$VENV is the environment of the checkout $of: set VENV to another place for $ROOT," \
+      "or PYTHON=$VENV/bin/python to use it as it is"
+}
+
 throw_away() {
   [[ -e $VENV ]] || return 0
-  [[ -e $MARK || -z $(ls -A "$VENV") ]] || die "$VENV was not made by run.sh: move it away, or set VENV to another place"
   say "removing the old or half-made $VENV"
   find "$VENV" -mindepth 1 -maxdepth 1 ! -path "$MARK" -exec rm -rf {} +
   rm -rf "$MARK"
@@ -93,7 +104,7 @@ install_torch() {
   version=$(sed -n 's/^# torch: //p' "$LOCK")
   # The +cpu in the version is the guard: a CUDA build (several GB) has another version, so pip cannot take it.
   # A dry run would not do: pip downloads a wheel to look at it.
-  pip_install "torch==$version" || die "pip found no torch $version (only a CUDA build, perhaps): nothing was installed." \
+  pip_install --no-compile "torch==$version" || die "pip found no torch $version (only a CUDA build, perhaps): nothing was installed." \
     "Point pip at PyTorch's CPU index and start again: set PIP_EXTRA_INDEX_URL to the address" \
     "that pytorch.org shows under Get Started > Pip > CPU."
 }
@@ -108,9 +119,16 @@ install_packages() {
   say "torch $(sed -n 's/^# torch: //p' "$LOCK"), without its dependencies"
   install_torch
   say "$(grep -cE '^[A-Za-z0-9]' "$LOCK") pinned packages from $(basename "$LOCK") (a minute or two)"
-  pip_install --require-hashes --no-build-isolation -r "$LOCK" || die "the lock could not be installed: see $LOG"
+  pip_install --require-hashes --no-build-isolation --no-compile -r "$LOCK" ||
+    die "the lock could not be installed: see $LOG"
+  compile_packages
   [[ ! -f $SDISTS ]] || install_sdists
   wanted_lock >"$MARK/lock"
+}
+
+compile_packages() { # on all cores: pip would on one
+  "$VENV/bin/python" -m compileall -q -j 0 "$VENV"/lib/python*/site-packages >>"$LOG" 2>&1 ||
+    say "some files stay without bytecode, such as templates and those of newer Pythons: listed in $LOG"
 }
 
 install_sdists() (
@@ -131,9 +149,10 @@ main() {
   unset PYTHONHOME PIP_USER PIP_TARGET PIP_PREFIX
   [[ -f $LOCK ]] || die "no such lock: $LOCK"
   if up_to_date lock && up_to_date project; then return; fi
+  must_be_ours
   check_host
   mkdir -p "$(dirname "$VENV")"
-  exec 9>"$VENV.lock"
+  exec 9>>"$VENV.lock"
   if ! flock -n 9; then
     say "another set-up of $VENV is running: waiting for it"
     flock 9

@@ -1,26 +1,61 @@
-"""One attempt of a run: reach the hosts, compare them, let Ray start, watch hosts and job, end everything."""
+"""One attempt of a run: reach the hosts, compare them, let Ray start, watch hosts and job, end everything.
+
+At the end every host is told, has half a minute to end what it started, and is checked.
+"""
 
 import queue
+import signal
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from ipaddress import ip_address
 
-from launch.cluster import join
-from launch.cluster.ending import end_hosts
-from launch.cluster.hosts import HostState
-from launch.cluster.interrupt import Interrupt
-from launch.cluster.logs import Logs
-from launch.cluster.news import News
-from launch.cluster.reasons import may_pass, reason
-from launch.cluster.record import Record
-from launch.cluster.status import Status
-from launch.cluster.transport import Channel, command_of
-from launch.cluster.watch import FAILED, INTERRUPTED, NOT_FORMED, Outcome, dead, verdict
-from launch.nodes.events import Event
+from ascend_quant.exits import FAILED, INTERRUPTED, NOT_FORMED
+from launch.cluster.hosts import HostState, Missing, Outcome, dead, differing, missing, verdict
+from launch.cluster.progress import Progress, Status
+from launch.cluster.record import Logs, Record
+from launch.cluster.transport import Channel, command_of, end_on, may_pass, reason
+from launch.nodes.protocol import Event
 from launch.plan.fields import Plan
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BEAT_SECONDS = 2
 AGAIN_SECONDS = 3
 OTHERS_SECONDS = 15  # once one host cannot take part, the others have this long to say so too
+END_SECONDS = 40
+
+
+class Interrupt:
+    """Counts Ctrl-C while it is entered: the first one ends the run in order, the second one at once.
+
+    SIGTERM and a closed terminal count as one.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> "Interrupt":
+        self.before = {number: signal.signal(number, self._take) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _take(self, *_: object) -> None:
+        self.count += 1
+
+    @property
+    def asked(self) -> bool:
+        """The run is to end."""
+        return self.count > 0
+
+    @property
+    def insisted(self) -> bool:
+        """It is to end now."""
+        return self.count > 1
 
 
 @dataclass(frozen=True)
@@ -50,7 +85,7 @@ class Attempt:
         self.hosts = [HostState(host.address) for host in plan.inventory.hosts]
         self.mine = [self.hosts[index] for index in desk.mine]
         self.counted = self.hosts if 0 in desk.mine else self.mine  # a worker of --on-this-node knows its own alone
-        self.news = News(self.hosts, 0 in desk.mine, desk.record, desk.logs, desk.status)
+        self.progress = Progress(self.hosts, 0 in desk.mine, desk.record, desk.logs, desk.status)
         self.events: queue.Queue[tuple[int, Event]] = queue.Queue()
         self.open_at = {index: 0.0 for index in desk.mine}
         self.deadline = time.monotonic() + plan.inventory.join_seconds
@@ -70,11 +105,11 @@ class Attempt:
                 self.desk.status.say(line)
         finally:
             self.desk.status.change(job="", doing="ending")
-            end_hosts(self.plan, self.mine, self.events, self.news, self.desk.interrupt)
-        return replace(outcome, cause=self.news.evidence.cause()) if outcome.code == FAILED else outcome
+            end_hosts(self.plan, self.mine, self.events, self.progress, self.desk.interrupt)
+        return replace(outcome, cause=self.progress.evidence.cause()) if outcome.code == FAILED else outcome
 
     def turn(self) -> None:
-        """Connections and beats that are due, then all news there are."""
+        """Connections and beats that are due, then all events there are."""
         now = time.monotonic()
         for index in [index for index, moment in self.open_at.items() if moment <= now]:
             del self.open_at[index]
@@ -85,13 +120,13 @@ class Attempt:
                 if host.open:
                     host.beat()
         try:
-            self.news.take(*self.events.get(timeout=0.2))
+            self.progress.take(*self.events.get(timeout=0.2))
             while True:
-                self.news.take(*self.events.get_nowait())
+                self.progress.take(*self.events.get_nowait())
         except queue.Empty:
             pass
-        while self.news.closed:
-            self.closed(*self.news.closed.pop())
+        while self.progress.closed:
+            self.closed(*self.progress.closed.pop())
 
     def open(self, index: int) -> None:
         """Start the node process of a host."""
@@ -113,7 +148,7 @@ class Attempt:
     def state(self) -> Outcome | None:
         """The outcome, or None while it goes on."""
         if all(host.joined for host in self.counted):
-            return verdict(self.hosts, self.news.job)
+            return verdict(self.hosts, self.progress.job)
         if self.gone:
             lines = dead(self.hosts)
             if lines:
@@ -124,9 +159,9 @@ class Attempt:
                 return not_formed(problems)
         if time.monotonic() < self.deadline:
             return None
-        return not_formed(join.missing(self.counted, self.plan.nodes[0].ports))
+        return not_formed(missing(self.counted, self.plan.nodes[0].ports))
 
-    def compare(self) -> join.Missing:
+    def compare(self) -> Missing:
         """Before Ray starts: hosts that cannot take part; when all can, they are told to go."""
         problems = [(host.address, host.problem) for host in self.mine if host.problem]
         if problems and self.first_problem is None:
@@ -136,15 +171,56 @@ class Attempt:
             late = problems and time.monotonic() - self.first_problem > OTHERS_SECONDS
             passing = [(host.address, host.passing) for host in self.mine if host.passing and not host.problem]
             return problems + passing if late else []
-        problems += join.differing(self.mine)
+        problems += differing(self.mine)
         if not problems:
             self.gone = True
             self.desk.status.change(doing="starting Ray")
+            addresses = [ip for host in self.mine for ips in host.facts["nics"].values() for ip in ips]
             for host in self.mine:
-                host.channel.send({"go": True})
+                host.channel.send({"go": [ip for ip in addresses if not ip_address(ip).is_loopback]})
         return problems
 
 
-def not_formed(missing: join.Missing) -> Outcome:
+def not_formed(missing: Missing) -> Outcome:
     """The cluster did not form: every missing host, and why."""
     return Outcome(NOT_FORMED, tuple(f"{address}: {why}" for address, why in missing))
+
+
+def end_hosts(
+    plan: Plan,
+    hosts: Sequence[HostState],
+    events: "queue.Queue[tuple[int, Event]]",
+    progress: Progress,
+    interrupt: Interrupt,
+) -> None:
+    """Tell all hosts to end, and wait; a second Ctrl-C ends the waiting, and hosts then end by themselves."""
+    for host in hosts:
+        if host.open:
+            host.channel.send({"end": True})
+    deadline = time.monotonic() + END_SECONDS
+    while any(host.open for host in hosts) and time.monotonic() < deadline and not interrupt.insisted:
+        try:
+            progress.take(*events.get(timeout=0.2))
+        except queue.Empty:
+            continue
+    for host in hosts:
+        if host.open:
+            host.channel.kill()  # its node process ends its own when its stdin closes
+    if interrupt.insisted:
+        progress.status.say("ended at once: the hosts end what runs on them by themselves, within a minute")
+        return
+    unsure = [number for number, state in enumerate(progress.hosts) if state.facts is not None and not state.ended]
+    with ThreadPoolExecutor(max(len(unsure), 1)) as threads:
+        for line in threads.map(lambda number: check(plan, number), unsure):
+            if line is not None:
+                progress.status.say(line)
+
+
+def check(plan: Plan, index: int) -> str | None:
+    """A host whose node process died, or was cut off, may still run what it started: end that, or say so."""
+    host = plan.inventory.hosts[index]
+    ssh, container = plan.inventory.ssh_of(host), plan.containers[index]
+    count, why = end_on(plan.run, ssh, host.address, plan.start[index], plan.local[index], container)
+    if count is None:
+        return f"{host.address}: could not be ended: {why}. When it is back: ./run.sh stop {plan.run}"
+    return f"{host.address}: {count} were left of this run: ended" if count else None

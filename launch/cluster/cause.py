@@ -9,12 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launch.cause.cause import Cause, first, primary, since_last_step, telling
-from launch.cause.exceptions import CRASHED, Raised, exceptions
-from launch.cause.kinds import consequence, fix
+from launch.cause import Cause, consequence, first, fix, primary, since_last_step, telling
 from launch.cluster.hosts import HostState
-from launch.cluster.logs import DRIVER, plain
-from launch.nodes.failures import TASK
+from launch.cluster.record import DRIVER, plain
+from launch.nodes.ray_state import TASK
+from launch.tracebacks import CRASHED, Raised, exceptions
 
 RAISED = "TASK_EXECUTION_EXCEPTION"
 USER_EXCEPTION = "User exception:\n"

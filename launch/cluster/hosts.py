@@ -1,13 +1,22 @@
-"""What the control host knows of each host of a run, from its events."""
+"""What the control host knows of each host of a run, and concludes: who is missing or dead and why, how it ended.
+
+A host is dead when its channel has closed, when it has not answered for 15 s, when its own Ray has ended, or when
+Ray's health checks say so; whichever is known first. Of the hosts that are missing every reason is told that is known.
+"""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launch.clock import Clock
+from ascend_quant.exits import DONE, FAILED
+from launch.cause import Cause
 from launch.cluster.transport import Channel
+from launch.nodes.facts import Clock, skew
+from launch.nodes.ports import worker_range
 
 SILENT_SECONDS = 15
+Missing = list[tuple[str, str]]  # the address, and why
 
 
 @dataclass
@@ -64,3 +73,78 @@ class HostState:
         """What it wrote last, where that is not in the reason already."""
         telling = self.last_line and self.last_line not in (self.problem or "")
         return f"; its last words: {self.last_line[:200]}" if telling else ""
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """How the job ended, Ray's words on that, and when it became known (time.monotonic())."""
+
+    status: str
+    message: str
+    moment: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended: the exit code, a line for each thing to tell, and why it failed, once that is known."""
+
+    code: int
+    lines: tuple[str, ...] = ()
+    cause: Cause | None = None
+
+
+def dead(hosts: Sequence[HostState]) -> tuple[str, ...]:
+    """A line for each host that takes part no more."""
+    for host in hosts:
+        host.problem = host.problem or host.silent()
+    return tuple(f"{host.address}: {host.problem}{host.last_words()}" for host in hosts if host.problem)
+
+
+def verdict(hosts: Sequence[HostState], job: JobEnd | None) -> Outcome | None:
+    """The outcome, or None while the run goes on.
+
+    A job often fails because a host has died a moment ago: before it is told, every host must have answered since.
+    """
+    if job and job.status == "SUCCEEDED":
+        return Outcome(DONE)
+    lines = dead(hosts)
+    if job is None:
+        return Outcome(FAILED, lines) if lines else None
+    unanswered = any(host.open and host.heard <= job.moment for host in hosts)
+    if unanswered and not lines:
+        return None
+    return Outcome(FAILED, (*lines, f"the job ended: {job.status}"))
+
+
+def differing(hosts: Sequence[HostState]) -> Missing:
+    """Hosts whose software or clock is not the head's or the control host's; compared before any Ray is started."""
+    head, found = hosts[0], []
+    for host in hosts:
+        if host.facts is None:
+            continue
+        if host is not head and head.facts and (lines := skew(head.facts["versions"], host.facts["versions"])):
+            found.append((host.address, f"version skew: {'; '.join(lines)}"))
+        if wrong := host.clock.wrong():
+            found.append((host.address, wrong))
+    return found
+
+
+def missing(hosts: Sequence[HostState], ports: dict[str, int | str]) -> Missing:
+    """Hosts that have not joined."""
+    return [(host.address, why(host, hosts[0], ports)) for host in hosts if not host.joined]
+
+
+def why(host: HostState, head: HostState, ports: dict[str, int | str]) -> str:
+    """The reason, as far as it can be known from here."""
+    low, high = worker_range(ports)
+    if host.problem or host.passing:
+        return host.problem or host.passing
+    if host.channel is None:
+        return "has not joined: run the same command there (--on-this-node)"
+    if host.facts is None:
+        return "connected, but its checks have not ended"
+    if not host.started:
+        return f"its checks passed, but its Ray is not up: {host.last_line or 'no message'}"
+    if host is head:
+        return f"its Ray runs, but does not count itself as alive: {host.last_line}"
+    return f"its Ray runs, but has not joined the head's: are ports {ports['ray']} and {low}-{high} open between them?"

@@ -1,98 +1,236 @@
-"""runs/<run>/run.json: what was started where, so that `stop` can end it from another terminal or after a crash.
+"""runs/<run>: the record run.json of what was started where, and the logs of all hosts in the folder logs.
 
-No secrets are in it: no environment, no token.
+`stop` ends a run by its record from another terminal or after a crash. No secrets are in a record: no environment, no
+token. It is taken if it and its folders are the caller's alone, and nothing that it says is run: `stop` makes the
+command of a host from the run's id and the inventory, as `train` did.
 """
 
-import json
 import os
 import socket
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, TextIO
 
 import psutil
+from pydantic import Field, ValidationError
 
+from ascend_quant.documents import BadDocument, parse_json
+from launch import private
 from launch.errors import LaunchError
+from launch.inventory.fields import Inventory
 from launch.plan.fields import Plan
+from launch.recipes.errors import explain
+from launch.recipes.fields import Fields
 
 RUNS = Path("runs")
+FILE = "run.json"
 RUNNING = "running"
+LARGEST = 1 << 20  # bytes
+DRIVER = "driver"
+
+
+class Control(Fields):
+    """The process that controls a run: on which machine, its id, and when it started."""
+
+    host: str
+    pid: Annotated[int, Field(ge=1, lt=1 << 31)]
+    started: float
+
+
+class Started(Fields):
+    """What runs on a host: its name for itself, and the process id of its Ray."""
+
+    name: str
+    ray: int
+
+
+class Told(Fields):
+    """What a record says; the inventory is without variables.
+
+    Attributes:
+        local: which of the inventory's hosts are the machine that controls the run.
+        started: by the number of the host, as text.
+        cause: why it failed.
+    """
+
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,63}$")]
+    recipe: str
+    state: Literal["running", "done", "failed", "not formed", "stopped"]
+    control: Control
+    inventory: Inventory
+    local: list[bool]
+    started: dict[str, Started] = Field(default_factory=dict)
+    restarts: int = 0
+    cause: dict[str, str] | None = None
 
 
 class Record:
-    """The record of one run."""
+    """The record of one run; the process that has made it holds its folder open, by which `stop` knows that process."""
 
-    def __init__(self, folder: Path, data: dict[str, Any]) -> None:
-        self.folder, self.data = folder, data
+    def __init__(self, folder: Path, told: Told) -> None:
+        self.folder, self.told = folder, told
 
     @classmethod
     def create(cls, plan: Plan, runs: Path = RUNS) -> "Record":
-        """A new record of a run that starts now, controlled by this process."""
+        """A new record of a run that starts now, controlled by this process.
+
+        Raises:
+            LaunchError: `runs` or the run's folder is there, and another user's.
+        """
         this = psutil.Process()
-        hosts = [
-            {
-                "address": host.address,
-                "ssh": plan.inventory.ssh_of(host).model_dump(exclude_none=True),
-                "local": plan.local[index],
-                "start": plan.start[index],
-                "container": plan.containers[index],
-            }
-            for index, host in enumerate(plan.inventory.hosts)
-        ]
-        control = {"host": socket.gethostname(), "pid": this.pid, "started": this.create_time()}
-        data = {"run": plan.run, "recipe": plan.recipe, "state": RUNNING, "control": control, "hosts": hosts}
-        record = cls(runs / plan.run, data)
-        record.folder.mkdir(parents=True, exist_ok=True)
+        told = Told(
+            run=plan.run,
+            recipe=plan.recipe,
+            state=RUNNING,
+            control=Control(host=socket.gethostname(), pid=this.pid, started=this.create_time()),
+            inventory=without_variables(plan.inventory),
+            local=plan.local,
+        )
+        private.make_folder(runs)
+        record = cls(private.make_folder(runs / plan.run), told)
+        record.held = os.open(record.folder, private.FOLDER)
         record.save()
         return record
 
     @classmethod
-    def load(cls, file: Path) -> "Record":
-        """The record in a file."""
-        return cls(file.parent, json.loads(file.read_text()))
+    def load(cls, folder: Path) -> "Record":
+        """The record in a run's folder.
+
+        Raises:
+            LaunchError: it is not there, is no record, or others could have written it.
+        """
+        file = folder / FILE
+        try:
+            tree = parse_json(private.read(folder.parent, [folder.name, FILE], LARGEST), str(file))
+            if not isinstance(tree, dict):
+                raise LaunchError(f"{file} is no record of a run: it holds a {type(tree).__name__}")
+            told = Told.model_validate(tree)
+        except OSError as error:
+            raise LaunchError(f"{file} cannot be read: {error.strerror}") from error
+        except BadDocument as error:
+            raise LaunchError(str(error)) from error
+        except ValidationError as error:
+            raise LaunchError(f"{file} is no record of a run: {explain(error, Told)[0][:200]}") from error
+        if len(told.local) != len(told.inventory.hosts):
+            raise LaunchError(
+                f"{file} is no record of a run: local: one value for each host of the inventory is needed"
+            )
+        return cls(folder, told)
 
     def save(self) -> None:
         """Whole or not at all: `stop` may read it at any time."""
-        new = self.folder / "run.json.new"
-        new.write_text(json.dumps(self.data, indent=1))
-        os.replace(new, self.folder / "run.json")
+        new = self.folder / f"{FILE}.new"
+        with private.open_file(new, "w") as file:
+            file.write(self.told.model_dump_json(indent=1, exclude_none=True))
+        os.replace(new, self.folder / FILE)
 
     def change(self, **values: Any) -> None:
         """Set values and save."""
-        self.data.update(values)
+        self.told = self.told.model_copy(update=values)
         self.save()
 
     def started(self, index: int, pid: int, facts: dict[str, Any]) -> None:
         """What runs on a host: the process id of its Ray there."""
-        self.data["hosts"][index] |= {"name": facts["name"], "ray": pid}
-        self.save()
+        self.change(started={**self.told.started, str(index): Started(name=facts["name"], ray=pid)})
 
     def control(self) -> psutil.Process | None:
-        """The process that controls the run, if it runs on this machine: same id and same start time."""
-        told = self.data["control"]
+        """The process that controls the run, if it is on this machine: same id, same start, and it holds the folder."""
+        told = self.told.control
         try:
-            process = psutil.Process(told["pid"])
-            same = abs(process.create_time() - told["started"]) < 1 and told["host"] == socket.gethostname()
+            process = psutil.Process(told.pid)
+            same = abs(process.create_time() - told.started) < 1 and told.host == socket.gethostname()
         except psutil.NoSuchProcess:
             return None
-        return process if same else None
+        return process if same and holds(process, self.folder) else None
 
 
-def find(run: str | None, runs: Path = RUNS) -> Record:
-    """The record of a run; without a name, that of the only one that has not ended.
+def holds(process: psutil.Process, folder: Path) -> bool:
+    """Whether a process of the caller's has a folder open."""
+    try:
+        opened = list(Path(f"/proc/{process.pid}/fd").iterdir())
+    except OSError:  # it has ended, or is another user's
+        return False
+    return any(one.exists() and one.samefile(folder) for one in opened)
+
+
+def without_variables(inventory: Inventory) -> Inventory:
+    """What `stop` needs of an inventory; values of variables may be secrets."""
+    hosts = [host.model_copy(update={"environment": {}}) for host in inventory.hosts]
+    return inventory.model_copy(update={"environment": {}, "hosts": hosts})
+
+
+def find(run: str | None, runs: Path = RUNS) -> tuple[Record, list[str]]:
+    """The record of a run, by its id or its folder; without either, that of the only one that has not ended.
+
+    Returns:
+        The record, and a line for each other one that cannot be taken, where all were looked at.
 
     Raises:
-        LaunchError: there is no such run, or several have not ended.
+        LaunchError: there is no such run, its record cannot be taken, or several have not ended.
     """
-    files = sorted(runs.glob("*/run.json"))
     if run is not None:
-        file = runs / run / "run.json"
-        if file not in files:
-            known = ", ".join(file.parent.name for file in files) or "none"
-            raise LaunchError(f"no run {run!r} in {runs.resolve()}; there is {known}")
-        return Record.load(file)
-    open_ones = [record for record in map(Record.load, files) if record.data["state"] == RUNNING]
+        return Record.load(folder_of(run, runs)), []
+    records, problems = [], []
+    for file in sorted(runs.glob(f"*/{FILE}")):
+        try:
+            records.append(Record.load(file.parent))
+        except LaunchError as error:
+            problems.append(str(error))
+    open_ones = [record for record in records if record.told.state == RUNNING]
     if len(open_ones) != 1:
-        names = ", ".join(record.data["run"] for record in open_ones)
+        names = ", ".join(record.told.run for record in open_ones)
         said = f"several runs have not ended: {names}. Say which: ./run.sh stop RUN" if names else "no run to stop"
-        raise LaunchError(f"{said} (looked in {runs.resolve()})")
-    return open_ones[0]
+        raise LaunchError("\n".join([*problems, f"{said} (looked in {os.path.realpath(runs)})"]))
+    return open_ones[0], problems
+
+
+def folder_of(run: str, runs: Path) -> Path:
+    """The folder of a run by its id, or as it is given: with a slash, it is a path.
+
+    Raises:
+        LaunchError: there is no record.
+    """
+    folder = Path(os.path.abspath(run)) if "/" in run else runs / run
+    if not os.path.lexists(folder / FILE):
+        known = ", ".join(sorted(file.parent.name for file in runs.glob(f"*/{FILE}"))) or "none"
+        raise LaunchError(f"no run {run[:80]!r}: there is no {folder / FILE}; {os.path.realpath(runs)} has {known}")
+    return folder
+
+
+class Logs:
+    """The folder `logs` of a run; restarts append. Only their owner reads them: overrides may hold secrets."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "logs"
+        private.make_folder(self.folder)
+        self.files: dict[str, TextIO] = {}
+        self.lines: Counter[str] = Counter()  # written so far, by name
+
+    def write(self, name: str, line: str) -> None:
+        """A line of `driver` or of a host."""
+        if name not in self.files:
+            self.files[name] = private.open_file(self.folder / f"{plain(name)}.log", "a")
+        self.files[name].write(line + "\n")
+        self.files[name].flush()
+        self.lines[name] += 1
+
+    def file(self, host: str, name: str, text: str) -> Path:
+        """Keep one of Ray's own logs of a host; its name came from there and must stay below the folder."""
+        parts = PurePosixPath(name).parts
+        if name.startswith("/") or ".." in parts:
+            raise ValueError(f"{host} sent a log file with the name {name!r}")
+        path = self.folder / plain(host) / "ray" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with private.open_file(path, "w") as file:
+            file.write(text)
+        return path
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self.files.values():
+            file.close()
+
+
+def plain(host: str) -> str:
+    """An address as a file name: IPv6 has colons and may have a percent sign."""
+    return host.replace(":", "_").replace("%", "_").replace("/", "_")

@@ -1,7 +1,11 @@
 """A run, from the first connection to the exit code: attempts, as many as restarts allow, and their record.
 
 A restart ends everything on every host, waits for the hosts as at the beginning, and submits the same job: verl goes
-on from its last checkpoint. Exit codes: 0 done, 1 failed, 3 the cluster did not form, 130 Ctrl-C.
+on from its last checkpoint. Exit status: 0 done, 1 failed, 3 the cluster did not form, 130 Ctrl-C.
+
+With --on-this-node the same command runs on every host: each starts its own part, and they meet at the head's Ray.
+Nobody reaches the other hosts, so they share two things in --out, which is the same storage on all: Ray's token, and
+the versions of the head's software.
 """
 
 import os
@@ -11,13 +15,12 @@ from dataclasses import asdict, replace
 
 from rich.console import Console
 
-from launch.cause.cause import Cause
-from launch.cluster.attempt import Attempt, Desk
-from launch.cluster.interrupt import Interrupt
-from launch.cluster.logs import Logs
-from launch.cluster.record import Record
-from launch.cluster.status import Status
-from launch.cluster.watch import DONE, FAILED, INTERRUPTED, NOT_FORMED, Outcome
+from ascend_quant.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED
+from launch.cause import Cause
+from launch.cluster.attempt import Attempt, Desk, Interrupt
+from launch.cluster.hosts import Outcome
+from launch.cluster.progress import Status
+from launch.cluster.record import Logs, Record
 from launch.plan.fields import Plan
 
 TOKEN = "RAY_AUTH_TOKEN"
@@ -29,11 +32,17 @@ SAID = {
     NOT_FORMED: "the cluster did not form",
     INTERRUPTED: "ended on request",
 }
+MEETING = ".ray_meeting.json"
 
 
 def run(plan: Plan, restarts: int) -> int:
     """Run on all hosts of the plan, from here; returns the exit code."""
     return run_on(plan, range(len(plan.nodes)), None, restarts)
+
+
+def run_on_this_node(plan: Plan, host: int, restarts: int) -> int:
+    """This host's part of the plan; the head's exit code is the job's, and the workers learn it from the head."""
+    return run_on(plan, [host], f"{plan.out}/{MEETING}" if len(plan.nodes) > 1 else None, restarts)
 
 
 def run_on(plan: Plan, mine: Sequence[int], meeting: str | None, restarts: int) -> int:

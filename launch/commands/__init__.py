@@ -1,1 +1,1 @@
-"""The commands of `run.sh` that Python has, one file each. launch/cli.py puts them together."""
+"""The commands of `run.sh` that Python has, with their options. launch/cli.py puts them together."""

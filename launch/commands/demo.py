@@ -1,12 +1,16 @@
-"""`run.sh demo`: training on this CPU or on one NVIDIA GPU, with BF16 and with INT8 rollouts."""
+"""`run.sh demo` and `run.sh smoke`: training on this CPU or on one NVIDIA GPU; does this installation work here?"""
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from launch.commands.ending import FAILED, WRONG_USE, fail
+from ascend_quant.exits import DONE, FAILED, WRONG_USE, fail
+
+DEFAULT = Path("smoke.json")
 
 
 def demo(
@@ -30,15 +34,14 @@ def demo(
     """Train a small model with verl and vLLM, with BF16 and with INT8 rollouts, and compare."""
     from rich.console import Console
 
-    from launch.demo import options
-    from launch.demo.errors import DemoError
+    from launch.demo import DemoError, options
     from launch.demo.run import run_demo
 
     folder = (out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     try:
         chosen = options.choices(arms, hybrid, steps, rollout_is, seed, model, device)
-        options.check_folder(folder)
         chosen, left_out = options.on_device(chosen, asked=arms is not None)
+        options.check_folder(folder)
     except options.OptionError as error:
         fail(str(error), WRONG_USE)
     if left_out:
@@ -47,3 +50,53 @@ def demo(
         run_demo(chosen, folder, Console())
     except DemoError as error:
         fail(str(error), FAILED)
+
+
+def smoke(
+    out: Annotated[
+        Path | None,
+        typer.Option(help=f"Write the JSON there.  [default: {DEFAULT}, or print it where that cannot be written]"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON; write a file with --out alone.")] = False,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 3,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="A part: manifest, doctor, operators, refit, generate or train; repeatable.  [default: all]"),
+    ] = None,
+) -> None:
+    """Look at this machine, try the device's kernels, refit a real engine, train a few steps; one table, one JSON file.
+
+    Tests the stack named by ASCEND_QUANT_STACK (set in our images; default: cpu).
+
+    Exit status: 0 where all that applies passed; 1 where a part failed; 2 for wrong use.
+    """
+    from rich.console import Console
+
+    from launch.smoke import run
+    from launch.stacks import STACK_VARIABLE, all_pins
+
+    stack, stacks = os.environ.get(STACK_VARIABLE) or "cpu", all_pins()
+    if stack not in stacks:
+        fail(f"{STACK_VARIABLE}={stack}: there is no such stack, only {', '.join(stacks)}", WRONG_USE)
+    if unknown := [name for name in only or [] if name not in run.NAMES]:
+        fail(f"--only {unknown[0]}: there is no such part; choose from {', '.join(run.NAMES)}", WRONG_USE)
+    printed = as_json or (out is None and not os.access(".", os.W_OK))
+    if out is None and not printed:
+        out = DEFAULT
+    if out is not None and out.is_dir():
+        fail(f"--out {out}: is a folder: name a file in it", WRONG_USE)
+    if out is not None and not os.access(out.absolute().parent, os.W_OK):
+        fail(f"--out {out}: {out.absolute().parent} cannot be written", WRONG_USE)
+    console = Console(stderr=printed)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end it as Ctrl-C does: with what its parts have started
+        signal.signal(number, signal.default_int_handler)
+    content = run.smoke(stack, stacks[stack].devices, steps, only or [], console)
+    if printed:
+        typer.echo(run.as_text(content), nl=False)
+    if out is not None:
+        try:
+            out.write_text(run.as_text(content))
+        except OSError as error:
+            fail(f"--out {out}: cannot be written: {error.strerror}", FAILED)
+        console.print(f"written: {out.absolute()}", soft_wrap=True, highlight=False)
+    raise typer.Exit(DONE if content["ok"] else FAILED)

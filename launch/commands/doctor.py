@@ -1,12 +1,18 @@
-"""`run.sh doctor`: a look at this machine, or at every host of an inventory, before a run."""
+"""Looks at what is here before a run, or after one: `run.sh doctor`, `bundle` and `manifest`; changes nothing.
 
+And `python -m launch preflight VERB ..`: the entry point of our images asks before a verb that computes.
+"""
+
+import os
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launch.commands.ending import WRONG_USE, fail
-from launch.commands.recipe import pairs
+from ascend_quant.exits import CANNOT_BEGIN, FAILED, WRONG_USE, fail
+from launch.commands.recipe import Changes, pairs
 
 if TYPE_CHECKING:
     from launch.doctor import Report
@@ -17,17 +23,19 @@ def doctor(
         str | None, typer.Option(help="An inventory's name, or the path of a .yaml file.  [default: this machine]")
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Look also at what this recipe needs.")] = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the recipe; repeatable.")
-    ] = None,
+    changes: Changes = None,
     model: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,
     data: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,
     out: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,
+    mismatch: Annotated[
+        Path | None,
+        typer.Option(help="With --recipe: a report of `ascend-quant mismatch --out`; what would be left of a batch?"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Look for what would stop a run, with a fix for each finding. Changes nothing.
 
-    Ends with 0 (all well, or warnings only), 1 (an error was found) or 2 (wrong use).
+    Exit status: 0 where all is well, or warnings only; 1 where an error was found; 2 for wrong use.
     """
     from rich.console import Console
 
@@ -35,11 +43,11 @@ def doctor(
     from launch.errors import LaunchError
     from launch.recipes import RecipeError
 
-    of_recipe = {"--set": changes, "--model": model, "--data": data, "--out": out}
+    of_recipe = {"--set": changes, "--model": model, "--data": data, "--out": out, "--mismatch": mismatch}
     if recipe is None and (given := [name for name, value in of_recipe.items() if value]):
         fail(f"{given[0]} is for --recipe: say which", WRONG_USE)
     try:
-        report = examined(cluster, recipe, changes or [], model, data, out)
+        report = examined(cluster, recipe, changes or [], model, data, out, mismatch)
     except (LaunchError, RecipeError) as error:
         fail(str(error), WRONG_USE)
     if as_json:
@@ -50,7 +58,13 @@ def doctor(
 
 
 def examined(
-    cluster: str | None, name: str | None, changes: Sequence[str], model: str | None, data: str | None, out: str | None
+    cluster: str | None,
+    name: str | None,
+    changes: Sequence[str],
+    model: str | None,
+    data: str | None,
+    out: str | None,
+    mismatch: Path | None,
 ) -> "Report":
     """The report.
 
@@ -60,15 +74,93 @@ def examined(
     from rich.console import Console
 
     from launch.doctor import examine
+    from launch.doctor.checks.correction import kl_of
     from launch.inventory import load, this_machine
+    from launch.plan.job import places
     from launch.plan.make import locals_of, new_run
-    from launch.plan.places import places
     from launch.recipes import load as load_recipe
 
     recipe = load_recipe(name, changes=pairs(changes)) if name else None
     inventory, paths = load(cluster) if cluster else None, None
+    kl = kl_of(mismatch, recipe) if recipe and mismatch else None
     if recipe is not None:
         hosts = inventory or this_machine(recipe.stack)
         paths = places(recipe, hosts, new_run(), locals_of(hosts)[0], model, data, out)
     with Console(stderr=True).status("examining") as status:
-        return examine(inventory, recipe, paths, status.update)
+        return examine(inventory, recipe, paths, status.update, kl)
+
+
+def bundle(
+    run: Annotated[
+        str | None,
+        typer.Argument(help="The run that it is about: its id or its folder, as runs/RUN.  [default: none]"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The archive.  [default: ascend-quant-DATE.tar.gz]")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Look at all hosts of this inventory.")] = None,
+) -> None:
+    """Collect what a bug report needs: versions, variables, the doctor's findings, and a run's record and logs.
+
+    Secrets are taken out: values of settings and variables that are named like one, and logins of addresses. Names of
+    hosts, paths and addresses stay. Look through it before you send it.
+
+    Exit status: 0; 1 if the archive cannot be written; 2 for wrong use.
+    """
+    from rich.console import Console
+
+    from launch import bundle as made
+    from launch.cluster.record import RUNS, Record, folder_of
+    from launch.doctor import examine
+    from launch.errors import LaunchError
+    from launch.inventory import load
+    from launch.recipes import RecipeError
+
+    file = out or Path(time.strftime("ascend-quant-%Y%m%d-%H%M%S.tar.gz"))
+    if not file.absolute().parent.is_dir():
+        fail(f"--out {file}: there is no folder {file.absolute().parent}", WRONG_USE)
+    if os.path.lexists(file):
+        fail(f"--out {file}: is there already, and is kept: name another file", WRONG_USE)
+    try:
+        record = Record.load(folder_of(run, RUNS)) if run else None
+        inventory = load(cluster) if cluster else None
+        with Console(stderr=True).status("examining") as status:
+            report = examine(inventory, tell=status.update)
+    except (LaunchError, RecipeError) as error:
+        fail(str(error), WRONG_USE)
+    try:
+        names = made.write(file, report, record, os.environ)
+    except OSError as error:
+        fail(f"--out {file}: cannot be written: {error.strerror}", FAILED)
+    typer.echo(f"written: {file} ({file.stat().st_size:,} bytes): {len(names)} files: {', '.join(names[:4])} ..")
+    typer.echo("Secrets are taken out by their names. Names of hosts, paths and addresses stay: look through it first.")
+
+
+def manifest(as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False) -> None:
+    """What this image is made of: packages, commits, CANN, CUDA, chip, kernels. For `docker run IMAGE manifest`."""
+    from launch.errors import LaunchError
+    from launch.images.manifest import manifest as look
+
+    try:
+        found = look(os.environ)
+    except LaunchError as error:
+        fail(str(error), WRONG_USE)
+    typer.echo(found.as_json() if as_json else "\n".join(found.lines()), nl=not as_json)
+
+
+def preflight(
+    verb: Annotated[str, typer.Argument(help="smoke, demo, train, doctor, bundle or manifest.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Those of the verb.")] = None,
+) -> None:
+    """One line and 3 if this container cannot carry the verb out; silence and 0 if nothing speaks against it."""
+    from launch.preflight import ELSEWHERE, SWITCH, gather, problem
+    from launch.stacks import STACK_VARIABLE, all_pins
+
+    stack = os.environ.get(STACK_VARIABLE)
+    if stack is None or ELSEWHERE.intersection(word.partition("=")[0] for word in arguments or []):
+        return
+    if os.environ.get(SWITCH) == "off":
+        typer.echo(f"preflight: {SWITCH}=off: nothing was looked at", err=True)
+        return
+    if stack not in all_pins():
+        fail(f"preflight: {STACK_VARIABLE}={stack}: there is no such stack, only {', '.join(all_pins())}", CANNOT_BEGIN)
+    if found := problem(verb, stack, gather(stack, os.environ)):
+        fail(f"preflight: {found} ({SWITCH}=off goes on all the same)", CANNOT_BEGIN)

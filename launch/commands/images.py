@@ -9,31 +9,35 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launch.commands.ending import FAILED, WRONG_USE, fail
+from ascend_quant.exits import FAILED, WRONG_USE, fail
 from launch.errors import LaunchError
 from launch.images.lock.command import lock, try_out
 
 if TYPE_CHECKING:
     from launch.images.targets import Target
 
-images_app = typer.Typer(no_args_is_help=True, help="Pinned images: lock, build, verify, tag, save, load.")
+images_app = typer.Typer(no_args_is_help=True, help="Pinned images: lock, build, verify, tag, save, load, run.")
 images_app.command()(lock)
 images_app.command("try")(try_out)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON alone.")]
 Image = Annotated[str, typer.Argument(help="An image, by its name or id.")]
 Folder = Annotated[Path, typer.Option("--to", help="Folder that is written to.")]
-Repository = Annotated[str, typer.Option(help="What stands before the colon of the tags.")]
-DEFAULT_REPOSITORY = "ascend-quant"  # launch.images.tags.REPOSITORY
+Repository = Annotated[
+    str, typer.Option(help="Image name to tag, with registry, such as registry.example/ascend-quant.")
+]
+DEFAULT_REPOSITORY = "ascend-quant"  # launch.images.verify.REPOSITORY
 
 
 @contextmanager
 def failing(code: int = FAILED) -> Iterator[None]:
-    """Ends the command with the message of a LaunchError."""
+    """Ends the command with the message of a LaunchError, or of a file that cannot be read or written."""
     try:
         yield
     except LaunchError as error:
         fail(str(error), code)
+    except OSError as error:
+        fail(f"{error.filename or 'a file'}: {error.strerror or error}", code)
 
 
 @contextmanager
@@ -82,7 +86,7 @@ def list_targets(as_json: Json = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from launch.images.loose import loose
+    from launch.images.locked import loose
     from launch.images.targets import targets
 
     rows = [
@@ -132,14 +136,15 @@ def build(
     """Build images with docker buildx, look into each, and tag those that are as pinned."""
     from launch.images import build as building
     from launch.images import engine
-    from launch.images.naming import name
+    from launch.images.verify import name
 
     chosen = known(targets)
     with failing(WRONG_USE):
+        building.must_be_repository(repository)
         building.must_be_pinned(chosen)
         sources = building.Sources(wheels, index_url, extra_index_url, ca, earlier)
         command = building.command(chosen, sources, building.revision(dirty), building.project_version())
-    typer.echo(building.without_login(shlex.join(command)), err=not dry_run)
+    typer.echo(shlex.join(map(building.without_login, command)), err=not dry_run)
     if dry_run:
         return
     with failing():
@@ -147,7 +152,6 @@ def build(
             command += building.ATTESTED
         else:
             typer.echo(building.NOT_ATTESTED, err=True)
-    with failing():
         building.build(command)
     for target in chosen:
         image = building.working_name(target)
@@ -162,7 +166,10 @@ def verify(
     manifest: Annotated[Path | None, typer.Option(help="File that the manifest is written to.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Look into an image: all that differs from its stack's pins, and what to do. Ends with 1 if anything does."""
+    """Compare an image's contents with its stack's pinned versions, and say how to fix each difference.
+
+    Exit status: 0; 1 if anything differs; 2 for wrong use.
+    """
     from launch.images.verify import verify as look_into
 
     with failing(), looking(image):
@@ -179,8 +186,11 @@ def tag(
     as_json: Json = False,
 ) -> None:
     """Name an image after what is in it; refused where that is not as pinned."""
-    from launch.images.naming import name
+    from launch.images.build import must_be_repository
+    from launch.images.verify import name
 
+    with failing(WRONG_USE):
+        must_be_repository(repository)
     with failing(), looking(image):
         made = name(image, repository, push)
     typer.echo(json.dumps(made) if as_json else "\n".join(made))
@@ -209,9 +219,8 @@ def load(
     ] = None,
 ) -> None:
     """Bring an archive into the Docker engine of this machine, or of all hosts of an inventory at the same time."""
-    from launch.images.archive import check
-    from launch.images.load import load as bring
-    from launch.images.load import places
+    from launch.images.archive import check, places
+    from launch.images.archive import load as bring
     from launch.inventory import load as load_inventory
 
     with failing(WRONG_USE):
@@ -224,6 +233,34 @@ def load(
 
 
 @images_app.command()
+def run(
+    chip: Annotated[str, typer.Argument(metavar="A2|A3", help="Of this host.")],
+    words: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="A verb or program of the image.")],
+    stack: Annotated[str | None, typer.Option(help="Of docker/stacks.yaml.  [default: the newest]")] = None,
+    image: Annotated[str | None, typer.Option(help="Its name.  [default: ascend-quant:TARGET]")] = None,
+    devices: Annotated[str | None, typer.Option(help="NPUs by number, as 0,1.  [default: all]")] = None,
+    user: Annotated[str | None, typer.Option(help="uid or uid:gid.  [default: root]")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder that keeps what is compiled.")] = None,
+    mounts: Annotated[
+        list[str] | None, typer.Option("--mount", help="/on/the/host:/in/the/container[:ro]; repeatable.")
+    ] = None,
+    shm: Annotated[int, typer.Option(min=1, help="GiB of /dev/shm, at most.")] = 64,
+    now: Annotated[bool, typer.Option("--start", help="Run the line here, and end as it does.")] = False,
+) -> None:
+    """Print the `docker run` line of an image on a host with NPUs: devices, driver, network, memory; or run it."""
+    from launch.images import run as running
+
+    wanted = running.Wanted(image, devices, user, cache, mounts or [], shm)
+    with failing(WRONG_USE):
+        line = running.line(running.target_for(chip.upper(), stack), words, wanted)
+    typer.echo(line, err=now)
+    if now:
+        with failing():
+            code = running.start(line)
+        raise typer.Exit(code)
+
+
+@images_app.command()
 def wheelhouse(
     target: Annotated[str, typer.Argument(help="As `images list` names them.")],
     to: Folder,
@@ -232,13 +269,13 @@ def wheelhouse(
     ] = None,
 ) -> None:
     """Make a folder from which a host without containers and network installs a stack. 1: something is missing."""
-    from launch.images.wheelhouse.bundle import bundle
-    from launch.images.wheelhouse.platforms import architecture, here
+    from launch.images.wheelhouse.bundle import architecture, bundle, here, must_be_new
 
     (chosen,) = known([target])
     platform = python_platform or here()
     with failing(WRONG_USE):
         architecture(platform)
+        must_be_new(to)
     with failing(), bars(in_bytes=False) as tell:
         missing = bundle(chosen, to, platform, tell)
     if missing:

@@ -1,22 +1,72 @@
-"""`run.sh recipe list` and `recipe show`: what can be trained, and the command of verl that it becomes."""
+"""`run.sh recipe list`, `show`, `advise`: what can be trained, what it becomes, what it gains; `run.sh data`: data."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from launch.commands.ending import FAILED, WRONG_USE, fail
+from ascend_quant.exits import FAILED, WRONG_USE, fail
 
 WIDTH = 110  # of the table: a name that is cut off can not be copied
-
+RecipeName = Annotated[str, typer.Argument(help="A recipe's name, or the path of a .yaml file.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the recipe; repeatable.")
+]
 recipe_app = typer.Typer(no_args_is_help=True, help="What can be trained: recipes in configs/recipes.")
 
 
 def pairs(changes: Sequence[str]) -> dict[str, str]:
-    """--set KEY=VALUE .. as a mapping."""
+    """--set KEY=VALUE .. as a mapping; one without "=" ends the command."""
     if wrong := [change for change in changes if "=" not in change]:
         fail(f"--set {wrong[0]}: write KEY=VALUE, as --set nodes=1", WRONG_USE)
     return {key: value for key, _, value in (change.partition("=") for change in changes)}
+
+
+@recipe_app.command("advise")
+def advise_recipe(
+    name: RecipeName,
+    model: Annotated[
+        str | None, typer.Option(help="Folder or config.json of the model.  [default: its id on the hub]")
+    ] = None,
+    data: Annotated[str, typer.Option(help="Folder of the data sets, among which some models lie.")] = "data",
+    device: Annotated[str | None, typer.Option(help="A2, A3, A100, H100 or H200.  [default: the recipe's]")] = None,
+    inputs: Annotated[
+        int | None, typer.Option("--in", min=1, help="Tokens of a prompt.  [default: the longest]")
+    ] = None,
+    outputs: Annotated[
+        int | None, typer.Option("--out", min=1, help="Tokens of an answer.  [default: the longest]")
+    ] = None,
+    launch_us: Annotated[
+        float | None, typer.Option(help="Microseconds in which a host starts a kernel, for enforce_eager.")
+    ] = None,
+    changes: Changes = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+) -> None:
+    """Estimate tokens/s and memory of one engine of a recipe in bf16, int8 and fp8, and what bounds it."""
+    from dataclasses import replace
+
+    from ascend_quant.advise import AdviceError
+    from ascend_quant.advise.configs import read_config
+    from ascend_quant.advise.devices import SCHEMES, get_device
+    from ascend_quant.advise.report import report
+    from launch.recipes import RecipeError, load, paths_of
+    from launch.recipes.command import device_of, workload_of
+
+    try:
+        recipe = load(name, changes=pairs(changes or []))
+        workload = workload_of(recipe, inputs, outputs)
+        if launch_us is not None:
+            workload = replace(workload, launch=launch_us / 1e6)
+        about = get_device((device or device_of(recipe)).upper())
+        place = paths_of(recipe, model, data, None).model
+        report(f"{recipe.name}, {place}", read_config(place), about, workload, {}, as_json)
+    except (AdviceError, RecipeError) as error:
+        fail(f"error: {error}", FAILED)
+    if recipe.rollout.scheme.split("_")[0] not in SCHEMES:
+        typer.echo(
+            f"The recipe's own scheme, {recipe.rollout.scheme}, is not among those that are estimated.", err=True
+        )
 
 
 @recipe_app.command("list")
@@ -44,21 +94,61 @@ def list_recipes(as_json: Annotated[bool, typer.Option("--json", help="Print the
 
 @recipe_app.command("show")
 def show_recipe(
-    name: Annotated[str, typer.Argument(help="A recipe's name, or the path of a .yaml file.")],
+    name: RecipeName,
     model: Annotated[str | None, typer.Option(help="Folder of the model.  [default: its id on the hub]")] = None,
     data: Annotated[str, typer.Option(help="Folder of the data sets.")] = "data",
     out: Annotated[str | None, typer.Option(help="Folder of the result.  [default: runs/<name>]")] = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the recipe; repeatable.")
-    ] = None,
+    changes: Changes = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the recipe and what it becomes as JSON.")] = False,
 ) -> None:
-    """A recipe as the command line of verl that it becomes."""
+    """Print the verl command that a recipe expands to."""
+    from launch.errors import LaunchError
+    from launch.plan.job import must_be_said
     from launch.recipes import RecipeError, command, load, paths_of
 
     try:
+        must_be_said({"--model": model, "--data": data, "--out": out})
         recipe = load(name, changes=pairs(changes or []))
+    except LaunchError as error:
+        fail(str(error), WRONG_USE)
     except RecipeError as error:
         fail(str(error), FAILED)
     paths = paths_of(recipe, model, data, out)
     typer.echo(command.as_json(command.described(recipe, paths)) if as_json else command.shown(recipe, paths))
+
+
+def data(
+    name: Annotated[str, typer.Argument(help="gsm8k, dapo-math-17k or addition.")],
+    source: Annotated[
+        str | None, typer.Option("--from", help="Folder of a copy, as it was downloaded.  [default: from the hub]")
+    ] = None,
+    target: Annotated[str, typer.Option("--to", help="Folder of the data sets.")] = "data",
+) -> None:
+    """Prepare a data set: Parquet files for verl, from a local copy or from the hub.
+
+    Exit status: 0; 1 if the data cannot be had, or are not what is published under that name; 2 for wrong use.
+    """
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from launch.data import DataError, WrongRequest, prepare
+
+    for option, value in (("--from", source), ("--to", target)):
+        if value == "":
+            fail(f"{option} is empty: is a variable of the shell not set?", WRONG_USE)
+    with Progress(*Progress.get_default_columns(), console=Console(stderr=True)) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what)
+            bars.update(tasks[what], completed=done, total=total)
+
+        try:
+            summary = prepare(name, Path(source) if source else None, Path(target), tell)
+        except WrongRequest as error:
+            fail(str(error), WRONG_USE)
+        except DataError as error:
+            fail(str(error), FAILED)
+    for line in summary.lines():
+        typer.echo(line)

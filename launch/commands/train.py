@@ -1,4 +1,7 @@
-"""`run.sh train`: a recipe on a cluster, or on this machine; with --dry-run, what that would do."""
+"""`run.sh train` and `stop`: a recipe on a cluster, or on this machine; with --dry-run, what that would do.
+
+And `python -m launch node`: one host's part of a run. Its plan comes as a line of JSON on stdin; people run `train`.
+"""
 
 import json
 import os
@@ -7,25 +10,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launch.commands.ending import WRONG_USE, fail
-from launch.commands.recipe import pairs
+from ascend_quant.exits import WRONG_USE, fail
+from launch.commands.recipe import Changes, RecipeName, pairs
 
 if TYPE_CHECKING:
     from launch.inventory import Inventory
     from launch.plan import Plan
 
+NOT_FORMED = 3  # a host would stop, or cannot be asked
+
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a .yaml file.")],
+    recipe: RecipeName,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="-- OVERRIDES", help="Settings of verl, over the recipe's: key=value.")
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="An inventory's name, or the path of a .yaml file.  [default: this machine]")
     ] = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the recipe; repeatable.")
-    ] = None,
+    changes: Changes = None,
     model: Annotated[
         str | None, typer.Option(help="Folder of the model on the hosts, or an id of the hub.  [default: the recipe's]")
     ] = None,
@@ -33,9 +36,12 @@ def train(
         str | None, typer.Option(help="Folder of the data sets on the hosts.  [default: data in the project]")
     ] = None,
     out: Annotated[
-        str | None, typer.Option(help="Folder of checkpoints on the hosts.  [default: runs/<run> where they share one]")
+        str | None,
+        typer.Option(help="Checkpoint folder, by its path on the hosts.  [default: runs/<run> on shared storage]"),
     ] = None,
-    restart: Annotated[int, typer.Option(min=0, help="Start again from the last checkpoint, this often.")] = 0,
+    restart: Annotated[
+        int, typer.Option(min=0, help="Restarts from the last checkpoint after a failure, at most.")
+    ] = 0,
     on_this_node: Annotated[
         bool, typer.Option("--on-this-node", help="This host's part only: run the same command on every host.")
     ] = False,
@@ -44,8 +50,8 @@ def train(
 ) -> None:
     """Train a recipe with verl on a Ray cluster of its own.
 
-    Ends with 0 (done), 1 (the run failed; the last lines name the cause), 2 (wrong use), 3 (the cluster did not form)
-    or 130 (Ctrl-C).
+    Exit status: 0 done; 1 if the run failed: the last lines name the cause; 2 for wrong use, or settings that verl
+    refuses; 3 if the cluster did not form, with --dry-run: a host would stop, or was not asked; 130 after Ctrl-C.
     """
     from launch.errors import LaunchError
     from launch.recipes import RecipeError
@@ -55,11 +61,11 @@ def train(
     try:
         plan, here = planned(recipe, overrides or [], cluster, changes or [], model, data, out, restart, on_this_node)
         if dry_run:
-            show(plan, as_json)
-            return
+            raise typer.Exit(show(plan, as_json))
+        code = start(plan, here, restart)
     except (LaunchError, RecipeError) as error:
         fail(str(error), WRONG_USE)
-    raise typer.Exit(start(plan, here, restart))
+    raise typer.Exit(code)
 
 
 def planned(
@@ -80,8 +86,9 @@ def planned(
     """
     from launch.errors import LaunchError
     from launch.inventory import load, this_machine
+    from launch.plan.checks import extra_problems
+    from launch.plan.job import places
     from launch.plan.make import locals_of, make, new_run
-    from launch.plan.places import places
     from launch.recipes import load as load_recipe
 
     recipe = load_recipe(name, changes=pairs(changes))
@@ -93,16 +100,9 @@ def planned(
     if on_this_node and recipe.nodes > 1 and out is None:
         raise LaunchError("--on-this-node: the hosts must write to the same folder: say which with --out")
     paths = places(recipe, inventory, run, local[0], model, data, out)
-    check_overrides(overrides)
+    if wrong := list(extra_problems(recipe, overrides)):
+        raise LaunchError("\n".join(wrong))
     return make(recipe, inventory, paths, run, local, overrides, os.environ, restarts), here
-
-
-def check_overrides(overrides: Sequence[str]) -> None:
-    """Each must be one: a word that was meant for something else is found here, not by hydra on the head."""
-    from launch.errors import LaunchError
-
-    if wrong := [one for one in overrides if "=" not in one and not one.startswith("~")]:
-        raise LaunchError(f"{wrong[0]!r} is no setting of verl: write key=value behind --, as -- trainer.save_freq=10")
 
 
 def own_number(inventory: "Inventory", local: Sequence[bool], nodes: int) -> int:
@@ -131,19 +131,51 @@ def own_number(inventory: "Inventory", local: Sequence[bool], nodes: int) -> int
     return mine[0]
 
 
-def show(plan: "Plan", as_json: bool) -> None:
-    """Print the plan, with what its hosts say of themselves."""
-    from launch.cluster.transport import ask
-    from launch.plan.asked import ask_all
-    from launch.plan.described import described
-    from launch.plan.show import text
+def show(plan: "Plan", as_json: bool) -> int:
+    """Print the plan, with what its hosts say of themselves; the exit code: 3 where one would stop, or is silent.
 
+    Raises:
+        LaunchError: verl would refuse the job's settings, a line each.
+    """
+    from launch.cluster.transport import ask
+    from launch.errors import LaunchError
+    from launch.plan.dry_run import ask_all, described, text, verl_problems
+
+    found, unchecked = verl_problems(plan)
+    if found:
+        raise LaunchError("\n".join(found))
+    if unchecked:
+        plan.notes.append(unchecked)
     tree = described(plan, ask_all(plan, ask))
     typer.echo(json.dumps(tree, indent=1) if as_json else text(tree))
+    return NOT_FORMED if any(host["silent"] or host["problems"] for host in tree["hosts"]) else 0
 
 
 def start(plan: "Plan", here: int | None, restarts: int) -> int:
     """Run the plan; the exit code."""
-    from launch.cluster import on_this_node, run
+    from launch.cluster.run import run, run_on_this_node
 
-    return run.run(plan, restarts) if here is None else on_this_node.run(plan, here, restarts)
+    return run(plan, restarts) if here is None else run_on_this_node(plan, here, restarts)
+
+
+def stop(
+    run: Annotated[
+        str | None, typer.Argument(help="The run's id, or its folder, as runs/RUN.  [default: the one that runs]")
+    ] = None,
+) -> None:
+    """Stop a run on all its hosts. Processes that do not belong to it are left alone."""
+    from launch.cluster.stop import stop as stop_run
+    from launch.errors import LaunchError
+
+    try:
+        code = stop_run(run)
+    except LaunchError as error:
+        fail(str(error), WRONG_USE)
+    raise typer.Exit(code)
+
+
+def node() -> None:
+    """One host's part of a run, told what to do on stdin. Started by train on each host."""
+    from launch.nodes.run import main
+
+    raise typer.Exit(main())

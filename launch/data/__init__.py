@@ -6,8 +6,37 @@ gsm8k.py, dapo_math.py and addition.py say what each becomes; copies.py finds th
 them. The columns are those of verl's RLHFDataset, the sources those that verl's default reward knows (0.9.1 and older).
 """
 
-from launch.data.errors import DataError
-from launch.data.prepare import NAMES, prepare
-from launch.data.summary import Summary
+from pathlib import Path
 
-__all__ = ["NAMES", "DataError", "Summary", "prepare"]
+from launch.data.tables import DataError, Progress, Summary, WrongRequest, silent
+
+__all__ = ["NAMES", "DataError", "Summary", "WrongRequest", "prepare"]
+
+NAMES = ("gsm8k", "dapo-math-17k", "addition")
+
+
+def prepare(name: str, source: Path | None, target: Path, progress: Progress = silent) -> Summary:
+    """Write the data set `name` into `target`, over an earlier one. The same source gives the same bytes.
+
+    Args:
+        source: a folder with a copy of what is on the hub; None: the hub itself.
+
+    Raises:
+        WrongRequest: the name is unknown, or `source` is given for what is made here.
+        DataError: the data cannot be had, are not what is published under that name, or cannot be written.
+    """
+    if name not in NAMES:
+        raise WrongRequest(f"no data set {name!r}; there are: {', '.join(NAMES)}")
+    if name == "addition":
+        if source is not None:
+            raise WrongRequest(f"--from {source}: addition is made here, not copied: leave --from out")
+        from launch.data import addition
+
+        return addition.prepare(target, progress)
+    if name == "gsm8k":
+        from launch.data import gsm8k
+
+        return gsm8k.prepare(source, target, progress)
+    from launch.data import dapo_math
+
+    return dapo_math.prepare(source, target, progress)

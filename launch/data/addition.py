@@ -5,27 +5,26 @@ The same seed makes the same files, so several hosts may each make their own.
 
 from pathlib import Path
 
-from launch.data.errors import DataError
-from launch.data.summary import Progress, Summary
+from launch.data.tables import DataError, Progress, Summary, writing
 
 SEED = 0
 
 
 def prepare(target: Path, progress: Progress) -> Summary:
     """Write addition/train.parquet, addition/test.parquet and addition/start."""
-    from launch.demo.errors import DemoError
-    from launch.demo.recipe import load_recipe, prompts_a_step
-    from launch.demo.setups import SETUPS
-    from launch.demo.task import write_parquet
+    from launch.demo import DemoError
+    from launch.demo.recipe import SETUPS, load_recipe, prompts_a_step
+    from launch.demo.tasks import write_parquet
     from launch.demo.warmup import make_start
 
     task, updates = SETUPS["cpu"].task, SETUPS["cpu"].warm_up.fall
     folder, made = target / "addition", Summary()
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, prompts in (("train", load_recipe()["steps"] * prompts_a_step()), ("test", len(task.exam()))):
-        file = folder / f"{name}.parquet"
-        write_parquet(file, prompts, SEED, task)
-        made.rows[file] = prompts
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, prompts in (("train", load_recipe()["steps"] * prompts_a_step()), ("test", len(task.exam()))):
+            file = folder / f"{name}.parquet"
+            write_parquet(file, prompts, SEED, task)
+            made.rows[file] = prompts
     try:
         right = make_start("cpu", "qwen2", SEED, folder / "start", lambda done: progress("warm-up", done, updates))
     except DemoError as error:

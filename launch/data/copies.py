@@ -1,11 +1,14 @@
 """Where the files of a published data set are: in a folder, as `hf download` leaves them, or fetched from the hub."""
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
-from launch.data.errors import DataError
+from launch.data.tables import DataError
+from launch.root import is_folder
 
 KINDS = (".parquet", ".jsonl", ".json")
+PARTS = re.compile(r"(?:-([0-9]{5})-of-([0-9]{5}))?\.(?:parquet|jsonl|json)")  # what follows a set's name
 
 
 class Published(NamedTuple):
@@ -24,22 +27,47 @@ def folder_of(published: Published, source: Path | None) -> Path:
     """The folder of the copy; without one, the hub's, downloaded if it is not there yet."""
     if source is None:
         return _downloaded(published)
-    if not source.is_dir():
-        raise DataError(f"--from {source}: is no folder; {_how(published)}")
+    if not is_folder(source):
+        raise DataError(f"--from {str(source)[:200]}: is no folder; {_how(published)}")
     return source
 
 
-def files_of(published: Published, folder: Path, prefix: str, without: str | None = None) -> list[Path]:
-    """The files whose name begins with `prefix`, in order: parquet if there are, else JSON.
+def files_of(published: Published, folder: Path, name: str, without: str | None = None) -> list[Path]:
+    """The file NAME.parquet, or all of its parts, NAME-00000-of-00002.parquet and so on, in order; else JSON so named.
+
+    Folders whose names begin with a dot are not looked into.
 
     Args:
         without: a subfolder to leave out.
+
+    Raises:
+        DataError: there is none, `folder` is the one to leave out, several folders have some, or a part is missing.
     """
-    found = [file for file in sorted(folder.rglob(f"{prefix}*")) if without not in file.relative_to(folder).parts]
+    if folder.resolve().name == without:
+        raise DataError(f"--from {folder}: is the configuration {without}, which is not trained on; {_how(published)}")
+    found = [file for file in sorted(folder.rglob(f"{name}*")) if PARTS.fullmatch(file.name.removeprefix(name))]
     for kind in KINDS:
-        if files := [file for file in found if file.suffix == kind]:
+        if files := [file for file in found if file.suffix == kind and _belongs(file, folder, without)]:
+            _must_be_one_set(files, name)
             return files
-    raise DataError(f"{folder}: has no {prefix}*{KINDS[0]} or .jsonl of {published.repository}; {_how(published)}")
+    raise DataError(f"{folder}: has no {name}*{KINDS[0]} or .jsonl of {published.repository}; {_how(published)}")
+
+
+def _belongs(file: Path, folder: Path, without: str | None) -> bool:
+    above = file.relative_to(folder).parts[:-1]
+    return without not in above and not any(part.startswith(".") for part in above) and file.is_file()
+
+
+def _must_be_one_set(files: list[Path], name: str) -> None:
+    """Raise DataError for files of several copies, and for parts of which one is missing."""
+    if folders := sorted({str(file.parent) for file in files})[1:]:
+        raise DataError(f"{name}: is in {files[0].parent} and in {folders[-1]}: give --from one of them")
+    parts = [PARTS.fullmatch(file.name.removeprefix(name)).groups()[:2] for file in files]
+    total = parts[0][1]
+    if len(parts) != int(total or 1) or any(part != (total and f"{at:05d}", total) for at, part in enumerate(parts)):
+        raise DataError(
+            f"{files[0].parent}: {', '.join(file.name for file in files[:5])}: not one set in all its parts"
+        )
 
 
 def _downloaded(published: Published) -> Path:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from launch.data.copies import Published, files_of, folder_of
-from launch.data.summary import Progress, Summary
-from launch.data.tables import Row, refuse_without_answer, rows_of, verl_row, write
+from launch.data.tables import Progress, Row, Summary, refuse_without, rows_of, verl_row, write
 
 TRAIN = Published("BytedTsinghua-SIA/DAPO-Math-17k", ("data/*.parquet",))
 TEST = Published("BytedTsinghua-SIA/AIME-2024", ("data/*.parquet",))
-COLUMNS = ("prompt", "reward_model", "extra_info")
+COLUMNS = {"prompt": list, "reward_model": dict, "extra_info": dict}
 
 
 def prepare(source: Path | None, target: Path, progress: Progress) -> Summary:
@@ -44,7 +43,7 @@ def problems(name: str, data_source: str, files: list[Path], progress: Progress)
         first, _ = answers.setdefault(prompt, (answer, str((row["extra_info"] or {}).get("index"))))
         if first != answer:
             differing.add(prompt)
-    refuse_without_answer(name, unanswered, "one message in prompt, and reward_model.ground_truth")
+    refuse_without("answer", name, unanswered, "one message in prompt, and reward_model.ground_truth")
     kept = [(prompt, *answers[prompt]) for prompt in answers if prompt not in differing]
     rows = [
         verl_row(data_source, prompt, answer, {"split": name, "index": index, "id": own})
@@ -57,12 +56,14 @@ def problems(name: str, data_source: str, files: list[Path], progress: Progress)
 
 
 def prompt_of(row: dict[str, Any]) -> str | None:
-    """What the one message of the prompt says."""
-    messages = row["prompt"] if isinstance(row["prompt"], list) else []
-    return messages[0].get("content") or None if len(messages) == 1 else None
+    """What the one message of the prompt says; None where that is no text, or there is another number of them."""
+    messages = row["prompt"] or []
+    content = messages[0].get("content") if len(messages) == 1 and isinstance(messages[0], dict) else None
+    return content if isinstance(content, str) and content.strip() else None
 
 
 def answer_of(row: dict[str, Any]) -> str | None:
-    """The right answer."""
+    """The right answer; None where there is none, or no text and no whole number."""
     answer = (row["reward_model"] or {}).get("ground_truth")
-    return str(answer).strip() or None if answer is not None else None
+    is_one = isinstance(answer, str | int) and not isinstance(answer, bool)
+    return str(answer).strip() or None if is_one else None

@@ -7,14 +7,15 @@ import re
 from pathlib import Path
 
 from launch.data.copies import Published, files_of, folder_of
-from launch.data.summary import Progress, Summary
-from launch.data.tables import Row, refuse_without_answer, rows_of, verl_row, write
+from launch.data.tables import DataError, Progress, Row, Summary, refuse_without, rows_of, verl_row, write
 
 PUBLISHED = Published("openai/gsm8k", ("main/*",))
 OTHER_CONFIGURATION = "socratic"  # the same problems, solved by questions
+ANSWERED = " ** "  # stands there between each question and its answer
 SPLITS = ("train", "test")
+COLUMNS = {"question": str, "answer": str}
 ASK = 'Work it out step by step, then give the final answer as a number after "#### ".'
-NUMBER = re.compile(r"-?[\d.]*\d[\d.]*")
+NUMBER = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
 
 
 def prepare(source: Path | None, target: Path, progress: Progress) -> Summary:
@@ -29,16 +30,26 @@ def prepare(source: Path | None, target: Path, progress: Progress) -> Summary:
 
 
 def split_rows(split: str, files: list[Path], progress: Progress) -> list[Row]:
-    """The rows of one split, for verl."""
-    rows, unanswered = [], []
-    for index, row in enumerate(rows_of(files, ("question", "answer"), progress)):
-        answer = final_answer(row["answer"])
-        if answer is None:
+    """The rows of one split, for verl.
+
+    Raises:
+        DataError: there are rows without a question or an answer, or the solutions are the other configuration's.
+    """
+    rows, unasked, unanswered = [], [], []
+    for index, row in enumerate(rows_of(files, COLUMNS, progress)):
+        question, solution = row["question"], row["answer"]
+        answer = final_answer(solution)
+        if not (question or "").strip():
+            unasked.append(index)
+        elif answer is None:
             unanswered.append(index)
-            continue
-        extra = {"split": split, "index": index, "question": row["question"], "answer": row["answer"]}
-        rows.append(verl_row(PUBLISHED.repository, f"{row['question']} {ASK}", answer, extra))
-    refuse_without_answer(f"gsm8k, {split}", unanswered, "a number after ####")
+        else:
+            extra = {"split": split, "index": index, "question": question, "answer": solution}
+            rows.append(verl_row(PUBLISHED.repository, f"{question} {ASK}", answer, extra))
+    refuse_without("question", f"gsm8k, {split}", unasked, "a text")
+    refuse_without("answer", f"gsm8k, {split}", unanswered, "a number after ####")
+    if rows and all(ANSWERED in row["extra_info"]["answer"] for row in rows):
+        raise DataError(f"{files[0]}: has the solutions of {OTHER_CONFIGURATION}: give --from a copy of main")
     return rows
 
 

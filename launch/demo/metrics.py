@@ -1,10 +1,15 @@
-"""From the JSON lines that verl's `file` logger writes to the demo's record of each step."""
+"""What a training has written: each step's metrics, for the demo's record, and the lines that say what went wrong.
+
+The metrics are JSON lines of verl's `file` logger.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from launch.demo.errors import DemoError
+from launch.cause import of_log
+from launch.demo import DemoError
+from launch.tracebacks import plain
 
 FIELDS = {
     "reward": "critic/rewards/mean",
@@ -31,6 +36,7 @@ REPLICA_FIELDS = {
     "refit_seconds": "refit/{replica}/milliseconds",
 }
 RECEIPT_PREFIX = "refit/"
+SHOWN, LONGEST = 5, 300  # lines of a log, and characters of each
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -74,3 +80,12 @@ def receipt(line: dict[str, Any], rank: int | None = None) -> dict[str, float]:
     prefix = RECEIPT_PREFIX if rank is None else f"{RECEIPT_PREFIX}replica{rank}/"
     found = {name.removeprefix(prefix): value for name, value in line["data"].items() if name.startswith(prefix)}
     return {name: value for name, value in found.items() if "/" not in name}
+
+
+def last_errors(log: Path) -> str:
+    """The cause with the place where it stands, or the last lines and the log when none of them is an error."""
+    if cause := of_log(log):
+        return "\n".join(["the log says:", *cause.lines()])
+    lines = [plain(line).text.strip() for line in log.read_text(errors="replace").splitlines()]
+    shown = [line[:LONGEST] for line in lines if line][-SHOWN:]
+    return "\n".join(["the log says:", *(f"  {line}" for line in shown), f"the whole log: {log}"])

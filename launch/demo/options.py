@@ -4,8 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from launch.demo.recipe import ARMS, HYBRID, IMPORTANCE_SAMPLING, Choices, load_recipe, scheme_of
-from launch.demo.setups import SETUPS
+from launch.demo.recipe import ARMS, HYBRID, IMPORTANCE_SAMPLING, SETUPS, Choices, load_recipe, scheme_of
 from launch.stacks import STACK_VARIABLE
 
 FP8_CAPABILITY = (8, 9)  # of the first GPUs with FP8 units
@@ -82,11 +81,22 @@ def on_device(chosen: Choices, asked: bool) -> tuple[Choices, str | None]:
 
 
 def check_folder(out: Path) -> None:
-    """A result must not be mixed with another's."""
+    """Make the folder of a result, which must not be mixed with another's, nor with other files.
+
+    Raises:
+        OptionError: something is in it, or it cannot be made.
+    """
     if out.exists() and not out.is_dir():
         raise OptionError(f"--out {str(out)!r}: is a file; give a folder")
     if earlier := [name for name in (*ARMS, HYBRID, "report.json") if (out / name).exists()]:
         raise OptionError(f"--out {str(out)!r}: holds {earlier[0]} of an earlier run; give another folder or remove it")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        other = next(out.iterdir(), None)
+    except OSError as error:
+        raise OptionError(f"--out {str(out)!r}: cannot be made: {error.strerror}; give another folder") from error
+    if other is not None:
+        raise OptionError(f"--out {str(out)!r}: is not empty, it holds {other.name}; give a new folder")
 
 
 def one_of(option: str, value: str, valid: tuple[str, ...]) -> None:

@@ -9,17 +9,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from launch.demo.plot import draw
 from launch.demo.recipe import Choices, prompts_a_step
-from launch.demo.report import build_report, replica_summary, summary, write_report
-from launch.demo.task import write_parquet
+from launch.demo.report import build_report, draw, replica_summary, summary, write_report
+from launch.demo.tasks import write_parquet
 from launch.demo.training import Watched, train_arm
 
 
 def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
     """Run everything, leave report.json and report.png in `out`, and return the report."""
     started = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
     prompts = choices.steps * prompts_a_step(choices.device)
     write_parquet(out / "prompts.parquet", prompts, choices.seed, choices.setup.task)
     with progress(console) as bars:

@@ -9,15 +9,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from launch.demo.errors import DemoError
-from launch.demo.logs import last_errors
-from launch.demo.metrics import read_lines
+from launch.demo import DemoError
+from launch.demo.metrics import last_errors, read_lines
 from launch.demo.recipe import HYBRID, Choices, overrides, write_flashrl_config
+from launch.door import build as door
 from launch.environment import environment
+from launch.errors import LaunchError
 from launch.processes import ProcessTree, own_memory_bytes
 
 FIRST_STEP_SECONDS = 600  # includes starting Ray, verl and vLLM: about 80 s on two idle cores
@@ -34,20 +37,34 @@ class Watched:
     start_seconds: float
 
 
-def train_arm(choices: Choices, arm: str, out: Path, on_steps: Callable[[int], None]) -> Watched:
-    """Run one arm to its last step."""
+def train_arm(
+    choices: Choices,
+    arm: str,
+    out: Path,
+    on_steps: Callable[[int], None],
+    changes: Mapping[str, Any] = MappingProxyType({}),
+) -> Watched:
+    """Run one arm to its last step; `changes` are keys of verl that are to be otherwise than in the demo."""
     folder = out / arm
     folder.mkdir(parents=True, exist_ok=True)
     log, metrics = folder / "verl.log", folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)  # an earlier run's steps are not this one's
-    ray_folder = Path(tempfile.mkdtemp(prefix="aq-"))  # Ray's sockets need a short path
-    command = [sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo"]
-    command += overrides(choices, arm, out, ray_folder)
+    private = Path(tempfile.mkdtemp(prefix="aq-"))  # Ray's sockets need a short path, and Ray opens its own folder
     variables = environment(choices.setup.stack, os.environ) | {"VERL_FILE_LOGGER_PATH": str(metrics)}
+    try:
+        variables = door.preloaded(door.build(private, []), variables)
+    except LaunchError as error:
+        shutil.rmtree(private, ignore_errors=True)
+        raise DemoError(str(error)) from error
+    command = [sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo"]
+    command += overrides(choices, arm, out, private / "ray", changes)
     if arm == HYBRID:
         write_flashrl_config(folder / "flashrl.yaml")
         variables["FLASHRL_CONFIG"] = str(folder / "flashrl.yaml")
     with log.open("wb") as output:
+        if shown := door.shown():
+            output.write(f"{shown}\n".encode())
+            output.flush()
         verl = subprocess.Popen(
             command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -57,7 +74,7 @@ def train_arm(choices: Choices, arm: str, out: Path, on_steps: Callable[[int], N
     finally:
         tree.end()
         verl.wait()
-        shutil.rmtree(ray_folder, ignore_errors=True)
+        shutil.rmtree(private, ignore_errors=True)
 
 
 def watch(

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
-from launch.demo.errors import DemoError
-from launch.demo.model import build_model
-from launch.demo.setups import SETUPS, WarmUp
-from launch.demo.task import Task
-from launch.demo.tokenizer import END, PAD, SPACE, save_tokenizer, vocabulary
+from launch.demo import DemoError
+from launch.demo.model import END, PAD, SPACE, build_model, save_tokenizer, vocabulary
+from launch.demo.recipe import SETUPS, WarmUp
+from launch.demo.tasks import Task
 
 FINAL_SHARE = 0.05  # of the learning rate
 LOOK_EVERY = 50  # updates

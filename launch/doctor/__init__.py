@@ -1,12 +1,13 @@
 """`./run.sh doctor`: a look at the hosts before a run, with a fix for each finding. It changes nothing.
 
-gather/ collects facts on a host, checks/ judges them; hosts.py asks all hosts of an inventory and compares them.
+checks/ has a file a subject, which gathers facts on a host and judges them; examination.py does so with all of them;
+hosts.py asks all hosts of an inventory and compares them.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from launch.doctor.report import Finding, HostReport, Report
+from launch.doctor.checking import Finding, HostReport, Report
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,22 +24,24 @@ def examine(
     recipe: "Recipe | None" = None,
     paths: "Paths | None" = None,
     tell: Callable[[str], None] = lambda line: None,
+    kl: float | None = None,
 ) -> Report:
     """Look at every host of the inventory, or at this machine alone where there is none.
 
     Args:
         recipe, paths: what would be run, for the checks of memory, devices and files.
+        kl: what was measured between the policies of rollout and trainer, nats a token.
         tell: hears a line about what is being done; it takes seconds, over ssh up to minutes.
     """
     if inventory is not None:
         from launch.doctor.hosts import examine_hosts
 
-        return examine_hosts(inventory, recipe, paths, tell)
-    from launch.doctor.talk import examine_here
-    from launch.doctor.wanted import wanted_here
+        return examine_hosts(inventory, recipe, paths, tell, kl=kl)
+    from launch.doctor.examination import examine_here
+    from launch.doctor.requirements import wanted_here
 
     tell("examining this machine")
-    findings, traits = examine_here(wanted_here(recipe, paths))
+    findings, traits = examine_here(wanted_here(recipe, paths, kl))
     return Report([HostReport("this machine", findings, traits)])
 
 

@@ -1,10 +1,75 @@
-"""A check: a small function from facts to findings, and the texts about it that docs/doctor.md is made of."""
+"""A check, what it finds, and the report of all that was found.
 
+A check is a small function from facts to findings, with the texts about it that docs/doctor.md is made of; a finding
+has a level, what was found and what to do about it.
+"""
+
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
 
-from launch.doctor.report import Finding, Level
+from launch.doctor.facts import NotGathered
+
+AS_A_BUG = "report this as a bug, with the output of --json"
+LONGEST = 300  # characters of an exception's message
+Level = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        check: its name, as in docs/doctor.md.
+        what: what was found, with the value.
+        fix: what to do; empty where all is well.
+    """
+
+    level: Level
+    check: str
+    what: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """One host.
+
+    Attributes:
+        traits: what must be alike on all hosts, by name: versions, the chip, the number of devices, TLS.
+    """
+
+    host: str
+    findings: list[Finding]
+    traits: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, host: str, tree: dict) -> "HostReport":
+        """The report that `asdict` made a tree of, under the name that the inventory has for the host."""
+        return cls(host, [Finding(**finding) for finding in tree["findings"]], tree["traits"])
+
+
+@dataclass(frozen=True)
+class Report:
+    """All hosts, and what was found by comparing them."""
+
+    hosts: list[HostReport]
+    together: list[Finding] = field(default_factory=list)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings."""
+        return [*(finding for host in self.hosts for finding in host.findings), *self.together]
+
+    @property
+    def exit_code(self) -> int:
+        """1 where there is an error, else 0: warnings do not stop a run."""
+        return int(any(finding.level == "error" for finding in self.findings))
+
+    def as_json(self) -> str:
+        """For programs."""
+        return json.dumps(asdict(self) | {"exit_code": self.exit_code}, indent=1)
 
 
 class Text(NamedTuple):
@@ -57,12 +122,25 @@ class Check:
     find: Callable[..., Iterator[Said]]
 
     def __call__(self, *given: Any) -> list[Finding]:
-        """Its findings. A check that fails itself is a finding too: it must not hide the others."""
+        """Its findings. A check that fails itself is a finding too: it must not hide the others.
+
+        One that reads what could not be gathered has no more to say: that is a finding already (examination.py).
+        """
+        findings = []
         try:
-            return [Finding(said.level, self.name, said.what, said.fix) for said in self.find(*given)]
+            for said in self.find(*given):
+                findings.append(Finding(said.level, self.name, said.what, said.fix))
+        except NotGathered:
+            pass
         except Exception as failure:
-            what = f"the check itself failed: {type(failure).__name__}: {failure}"
-            return [Finding("error", self.name, what, "report this as a bug, with the output of --json")]
+            what = f"the check itself failed: {in_short(failure)}"
+            findings.append(Finding("error", self.name, what, AS_A_BUG))
+        return findings
+
+
+def in_short(failure: Exception) -> str:
+    """An exception in one line."""
+    return f"{type(failure).__name__}: {' '.join(str(failure).split())[:LONGEST]}"
 
 
 def check(name: str, *, looks_at: tuple[str, str], means: tuple[str, str], fix: tuple[str, str]) -> Callable:

@@ -1,9 +1,10 @@
-"""What was found on a host: gathered by launch/doctor/gather, judged by launch/doctor/checks alone."""
+"""What was found on a host, a dataclass a subject: gathered and judged by the module of the subject in checks/."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from launch.modules import Import
+from launch.software import Import
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -15,14 +16,14 @@ class Device:
     Attributes:
         number: as the driver counts.
         health: the driver's word for it; OK is well.
-        used_mib, total_mib: of its memory.
+        used_mib, total_mib: of its memory, in MiB; None where the driver does not say.
     """
 
     number: int
     name: str
     health: str
-    used_mib: int
-    total_mib: int
+    used_mib: int | None
+    total_mib: int | None
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Devices:
 
     Attributes:
         tool: npu-smi or nvidia-smi, or None where the stack has no devices.
-        problem: why the tool could not be asked.
+        problem: why the tool could not be asked, or what it printed that names no device.
         chip: the SoC, as ascend910b3 or ascend910_9392; None where it is not known.
         files: the device files that there are.
     """
@@ -84,13 +85,15 @@ class Software:
 
 @dataclass(frozen=True)
 class Listener:
-    """A port that is taken; the process is None where only root may see it. `run` is that of ours it belongs to."""
+    """A port that is taken; the process is None where only root may see it. `run` is that of ours it belongs to,
+    `guarded` whether the process is behind a run's door."""
 
     port: int
     address: str
     pid: int | None = None
     process: str | None = None
     run: str | None = None
+    guarded: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,8 @@ class Network:
         wire: the NIC and the address that a run would use, or None with the reason in `problem`.
         ephemeral: the range of ports that the kernel gives to outgoing connections, both included.
         reserved: ranges that it leaves out.
+        door: why a run could not close its ports to strangers here; None where it can.
+        shown: why strangers would find them open all the same, and be turned away; None where they are silent.
     """
 
     nics: Mapping[str, list[str]] = field(default_factory=dict)
@@ -110,6 +115,8 @@ class Network:
     listeners: tuple[Listener, ...] = ()
     ephemeral: tuple[int, int] = (32768, 60999)
     reserved: tuple[tuple[int, int], ...] = ()
+    door: str | None = None
+    shown: str | None = None
 
 
 @dataclass(frozen=True)
@@ -241,9 +248,15 @@ class Kernels:
     missing: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
+class NotGathered(Exception):
+    """Facts were read that could not be gathered; `facts.gathered` (examination.py) is the finding about them."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """Everything about one host.
+
+    A field whose gatherer failed holds the exception instead, and reading it raises `NotGathered`.
 
     Attributes:
         missing: Python modules that the recipe's processes will import, and that are not here.
@@ -261,3 +274,13 @@ class Facts:
     variables: Mapping[str, str]
     missing: tuple[Import, ...] = ()
     rdma: Rdma = Rdma()
+
+    def __getattribute__(self, name: str) -> Any:
+        value = object.__getattribute__(self, name)
+        if isinstance(value, Exception):
+            raise NotGathered(name) from value
+        return value
+
+    def failed(self) -> dict[str, Exception]:
+        """Why a gatherer failed, by the field."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Exception)}

@@ -1,27 +1,106 @@
 """All hosts of an inventory: each examines itself at the same time as the others, then they are compared.
 
-One child a host (ssh, or a shell where the host is this machine) stays open while the hosts listen for each other.
+A child for each host (ssh, docker, or a shell where the host is this machine) carries lines of JSON to the doctor there
+(__main__.py), and stays open while the hosts listen for each other.
 """
 
+import json
+import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from queue import Empty, Queue
 from typing import Any
 
-from launch.doctor.channel import Channel, HostSilent
+from ascend_quant.documents import BadDocument, parse_json
+from launch.doctor.checking import HostReport, Report
 from launch.doctor.checks.hosts import TOGETHER, Meeting
-from launch.doctor.gather.network import ranges
-from launch.doctor.report import HostReport, Report
-from launch.doctor.wanted import Wanted, wanted_of
+from launch.doctor.checks.network import ranges
+from launch.doctor.requirements import Wanted, wanted_of
 from launch.inventory.fields import Inventory
+from launch.processes import piped
 from launch.recipes.fields import Recipe
 from launch.recipes.settings import Paths
 from launch.stacks import pins
 
+END_SECONDS = 5
 EXAMINE_SECONDS = 300  # imports of torch, on a slow shared disk
-TALK_SECONDS = 60
+ANSWER_SECONDS = 60
+
+
+class HostSilent(RuntimeError):
+    """A host did not answer; the message says why."""
+
+
+class Channel:
+    """One host.
+
+    Attributes:
+        command: what is run here to reach it.
+        reason: makes one line of the command's exit code and stderr.
+    """
+
+    def __init__(self, command: Sequence[str], reason: Callable[[int, str], str]) -> None:
+        self.reason = reason
+        self.child = piped(command)
+        self.answers: Queue[str | None] = Queue()
+        self.complaints: list[str] = []
+        self.readers = [threading.Thread(target=read, daemon=True) for read in (self._read_answers, self._read_stderr)]
+        for reader in self.readers:
+            reader.start()
+
+    def _read_answers(self) -> None:
+        for line in self.child.stdout:
+            self.answers.put(line)
+        self.answers.put(None)
+
+    def _read_stderr(self) -> None:
+        self.complaints += self.child.stderr
+
+    def ask(self, kind: str, value: Any, seconds: float) -> dict[str, Any]:
+        """The answer to a request (__main__.py).
+
+        Raises:
+            HostSilent: the connection ended, no answer came in time, or what came is none.
+        """
+        try:
+            self.child.stdin.write(json.dumps({kind: value}) + "\n")
+            self.child.stdin.flush()
+            line = self.answers.get(timeout=seconds)
+        except BrokenPipeError:
+            line = None
+        except Empty:
+            raise HostSilent(f"no answer within {seconds:g} s") from None
+        if line is None:
+            raise HostSilent(self._why())
+        try:
+            answer = parse_json(line, "its answer")
+        except BadDocument:
+            answer = None
+        if not isinstance(answer, dict):
+            raise HostSilent(f"in place of an answer: {line[:80]!r}: does a login shell there print something?")
+        return answer
+
+    def _why(self) -> str:
+        code = self.child.wait()
+        for reader in self.readers:
+            reader.join(END_SECONDS)
+        return self.reason(code, "".join(self.complaints))
+
+    def close(self) -> None:
+        """End the child: at the end of its input it ends by itself."""
+        with suppress(BrokenPipeError):  # it has ended already
+            self.child.stdin.close()
+        try:
+            self.child.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            self.child.wait()
+
 
 Open = Callable[[Inventory, int], Channel]
 Tell = Callable[[str], None]
@@ -29,8 +108,7 @@ Tell = Callable[[str], None]
 
 def open_channel(inventory: Inventory, index: int) -> Channel:
     """A conversation with a host of the inventory, in its container where it has an image."""
-    from launch.cluster.reasons import reason
-    from launch.cluster.transport import command
+    from launch.cluster.transport import command, reason
     from launch.network import is_here
     from launch.plan.start import start_line
 
@@ -40,35 +118,40 @@ def open_channel(inventory: Inventory, index: int) -> Channel:
 
 
 def examine_hosts(
-    inventory: Inventory, recipe: Recipe | None, paths: Paths | None, tell: Tell, open_one: Open = open_channel
+    inventory: Inventory,
+    recipe: Recipe | None,
+    paths: Paths | None,
+    tell: Tell,
+    open_one: Open = open_channel,
+    kl: float | None = None,
 ) -> Report:
     """The report of all hosts; `tell` hears what is being done."""
-    wanted = {host.address: wanted_of(inventory, at, recipe, paths) for at, host in enumerate(inventory.hosts)}
+    wanted = {host.address: wanted_of(inventory, at, recipe, paths, kl) for at, host in enumerate(inventory.hosts)}
     channels = {host.address: open_one(inventory, at) for at, host in enumerate(inventory.hosts)}
-    talk = Talk(channels)
+    survey = Survey(channels)
     try:
         tell(f"examining {len(channels)} hosts")
-        answers = talk.all("examine", {host: asdict(one) for host, one in wanted.items()}, EXAMINE_SECONDS)
+        answers = survey.all("examine", {host: asdict(one) for host, one in wanted.items()}, EXAMINE_SECONDS)
         reports = [HostReport.of(host, answer) for host, answer in answers.items()]
         tell("comparing clocks")
-        clocks = {host: found for host in answers if (found := talk.clock(host))}
+        clocks = {host: found for host in answers if (found := survey.clock(host))}
         tell("connecting hosts with each other")
-        tried, unreached = talk.connect({host: one for host, one in wanted.items() if host in answers})
+        tried, unreached = survey.connect({host: one for host, one in wanted.items() if host in answers})
     finally:
         for channel in channels.values():
             channel.close()
-    meeting = Meeting(talk.silent, clocks, tried, tuple(unreached))
+    meeting = Meeting(survey.silent, clocks, tried, tuple(unreached))
     return Report(reports, [finding for check in TOGETHER for finding in check(reports, meeting)])
 
 
-class Talk:
+class Survey:
     """Questions to all hosts at once. A host that does not answer is remembered as silent and asked no more."""
 
     def __init__(self, channels: dict[str, Channel]) -> None:
         self.channels = channels
         self.silent: dict[str, str] = {}
 
-    def all(self, kind: str, values: dict[str, Any], seconds: float = TALK_SECONDS) -> dict[str, dict[str, Any]]:
+    def all(self, kind: str, values: dict[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, dict[str, Any]]:
         """The answers of those that answer, in the order of `values`."""
         with ThreadPoolExecutor(max(len(values), 1)) as pool:
             answers = pool.map(lambda host: self._ask(host, kind, values[host], seconds), values)
@@ -86,7 +169,7 @@ class Talk:
     def clock(self, host: str) -> tuple[float, float] | None:
         """How many seconds the host's clock is ahead of ours, and how wrong that may be: half the time it took."""
         started = time.time()
-        answer = self._ask(host, "clock", True, TALK_SECONDS)
+        answer = self._ask(host, "clock", True, ANSWER_SECONDS)
         ended = time.time()
         return None if answer is None else (answer["clock"] - (started + ended) / 2, (ended - started) / 2)
 

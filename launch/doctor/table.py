@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launch.doctor.report import Finding, Report
+from launch.doctor.checking import Finding, Report
 
 STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 ORDER = ("ok", "warning", "error")

@@ -8,9 +8,11 @@ import string
 from typing import NamedTuple, get_args
 
 from launch.recipes.fields import Stack
+from launch.recipes.versions import reads_variable, version_of
 
 ALL = get_args(Stack)
 ASCEND = ("ascend-cann8.5", "ascend-cann9.1")
+ASCEND_NZ = tuple(stack for stack in ASCEND if reads_variable(version_of(stack)))  # elsewhere: recipes/versions.py
 CPU = ("cpu",)
 CUDA = ("cuda13",)
 HOSTS_OWN = {"address", "nic", "hccl_family", "devices"}
@@ -101,7 +103,7 @@ TIMEOUTS = (
         "7200",
         "seconds that a rank waits inside a collective (1836 by default): the others wait while one saves a checkpoint "
         "or ends a long rollout",
-        "集合通信执行中的等待秒数（默认 1836）：某个 rank 保存检查点或 rollout 较久时，其余 rank 都在等待",
+        "集合通信执行中的等待秒数（默认 1836）：某个 rank 保存 checkpoint或 rollout 较久时，其余 rank 都在等待",
         ASCEND,
     ),
     Variable(
@@ -161,7 +163,7 @@ BUFFERS = (
         "ports on the host's NIC; trainer and engine share each NPU, so both need a port of their own. From "
         "ports.hccl_host of the inventory. CANN does not allow it on A2 beside fused MC2 operators: write auto there",
         "主机网卡上的端口；训练与推理进程共用每个 NPU，各需自己的端口。取自 inventory 的 ports.hccl_host。"
-        "在 A2 上与 MC² 通算融合算子同用时 CANN 不支持",
+        "CANN 不支持在 A2 上与 MC² 通算融合算子同用：此时请写 auto",
         ASCEND,
     ),
     Variable(
@@ -216,9 +218,11 @@ DEVICES = (
     Variable(
         "VLLM_ASCEND_ENABLE_NZ",
         "0",
-        "vllm-ascend's own casts of weights to FRACTAL_NZ do not survive a sleep; ascend_quant's do and stay on",
-        "vllm-ascend 自身把权重转为 FRACTAL_NZ 的结果在 sleep 后失效；ascend_quant 的转换不受影响，保持开启",
-        ASCEND,
+        "vllm-ascend's own casts of weights to FRACTAL_NZ do not survive a sleep; ascend_quant's do and stay on. "
+        "vllm-ascend 0.27 and newer do not read it: recipes set `additional_config.weight_nz_mode=0` there",
+        "vllm-ascend 自身把权重转为 FRACTAL_NZ 的结果在 sleep 后失效；ascend_quant 的转换不受影响，保持开启。"
+        "vllm-ascend 0.27 及更新版本不读取它：recipe 在那里设置 `additional_config.weight_nz_mode=0`",
+        ASCEND_NZ,
     ),
 )
 

@@ -9,13 +9,17 @@ from pathlib import Path
 
 from launch.errors import LaunchError
 from launch.images import engine
-from launch.images.loose import loose
-from launch.images.tags import REPOSITORY, WORKING
+from launch.images.locked import loose
 from launch.images.targets import Target
+from launch.images.verify import REPOSITORY, WORKING
 from launch.root import ROOT
 
 BAKE = "docker/docker-bake.hcl"
-LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+LOGIN = re.compile(r"(?<=://).+(?=@)")
+QUERY = re.compile(r"(?<=[?#]).+")
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+")
+REPOSITORY_NAME = re.compile(r"[a-z0-9]+(?:[._/:-]+[a-z0-9]+)*")  # a registry, its port, names in small letters
+IMAGE_NAME = re.compile(r"[\w./:@-]+", re.ASCII)
 SHOWN_CHANGES = 3
 SCANNER = (  # of packages, for the SBOM; for amd64 and arm64, read in a dozen public files
     "docker.io/docker/buildkit-syft-scanner:stable-1"
@@ -35,7 +39,7 @@ class Sources:
 
     Attributes:
         wheels: a folder of files that are taken first.
-        index, extra_index: addresses; a login in one is not shown.
+        index, extra_index: addresses; a login in one is not shown, nor what follows its question mark.
         ca: a certificate authority's file, for a proxy or an index of one's own.
         earlier: an image in a registry; layers that are as in it are not made again, so that they need not be sent.
     """
@@ -47,28 +51,57 @@ class Sources:
     earlier: str | None = None
 
     def options(self) -> Iterable[str]:
-        """What bake is told of them: the certificate as a secret, which stays in no layer."""
-        if self.wheels:
-            yield f"*.contexts.wheels={there(self.wheels, '--wheels')}"
-        if self.index:
-            yield f"*.args.INDEX_URL={self.index}"
-        if self.extra_index:
-            yield f"*.args.EXTRA_INDEX_URL={self.extra_index}"
-        if self.ca:
-            yield f"*.secrets=id=ca,src={there(self.ca, '--ca')}"
-        if self.earlier:
+        """What bake is told of them: the certificate as a secret, which stays in no layer.
+
+        Raises:
+            LaunchError: an option names what is not there, or is not what it should be.
+        """
+        if self.wheels is not None:
+            yield f"*.contexts.wheels={there(self.wheels, '--wheels', 'folder')}"
+        if self.index is not None:
+            yield f"*.args.INDEX_URL={address(self.index, '--index-url')}"
+        if self.extra_index is not None:
+            yield f"*.args.EXTRA_INDEX_URL={address(self.extra_index, '--extra-index-url')}"
+        if self.ca is not None:
+            yield f"*.secrets=id=ca,src={there(self.ca, '--ca', 'file')}"
+        if self.earlier is not None:
+            if not IMAGE_NAME.fullmatch(self.earlier):
+                raise LaunchError(f"--earlier {self.earlier!r}: is no name of an image")
             yield f"*.cache-from=type=registry,ref={self.earlier}"
 
 
-def there(path: Path, option: str) -> Path:
-    """An absolute path.
+def there(path: Path, option: str, kind: str) -> Path:
+    """The absolute path of a file or folder.
 
     Raises:
-        LaunchError: nothing is there.
+        LaunchError: there is none, or its name has what Docker's options take for more than a name.
     """
-    if not path.exists():
-        raise LaunchError(f"{option} {path}: there is no such file or folder")
+    if not (path.is_dir() if kind == "folder" else path.is_file()):
+        raise LaunchError(f"{option} {path}: there is no such {kind}")
+    if set(str(path.absolute())) & set(',"\n'):
+        raise LaunchError(f"{option} {path}: Docker takes no comma and no quotation mark in it: move it elsewhere")
     return path.absolute()
+
+
+def address(url: str, option: str) -> str:
+    """A package index's address.
+
+    Raises:
+        LaunchError: it is none.
+    """
+    if not ADDRESS.fullmatch(url):
+        raise LaunchError(f"{option} {without_login(url)!r}: is no address, such as https://index.example/simple")
+    return url
+
+
+def must_be_repository(name: str) -> None:
+    """Whether tags may stand behind it.
+
+    Raises:
+        LaunchError: Docker would not take it.
+    """
+    if not REPOSITORY_NAME.fullmatch(name):
+        raise LaunchError(f"--repository {name!r}: Docker takes small letters, digits, and . _ - / : between them")
 
 
 def working_name(target: Target) -> str:
@@ -98,9 +131,9 @@ def command(targets: Sequence[Target], sources: Sources, revision: str, version:
     ]
 
 
-def without_login(text: str) -> str:
-    """A text in which addresses do not show a user and a password."""
-    return LOGIN.sub("***", text)
+def without_login(word: str) -> str:
+    """A word in which an address shows no user, no password, and nothing behind its question mark."""
+    return QUERY.sub("***", LOGIN.sub("***", word)) if "://" in word else word
 
 
 def must_be_pinned(targets: Iterable[Target]) -> None:

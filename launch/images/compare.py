@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from launch.doctor.checks.versions import product, public
-from launch.doctor.gather.software import plain
+from launch.doctor.checks.versions import plain, product, public
 from launch.images.locked import locked, machine
 from launch.images.manifest import Manifest
 from launch.images.targets import Target
@@ -86,9 +85,8 @@ def of_locks(manifest: Manifest, target: Target, again: str) -> Iterator[Differe
             "packages", f"{len(manifest.packages)} of them", None, f"lock them: images lock {target.stack}"
         )
         return
-    lists = [*target.locks, *target.sdists]
-    files = " and ".join(file.name for file in lists)
-    wanted = {one.name: one.version for one in locked(lists, machine(manifest.python, manifest.architecture))}
+    files = " and ".join(file.name for file in target.lists)
+    wanted = {one.name: one.version for one in locked(target.lists, machine(manifest.python, manifest.architecture))}
     built = {plain(name) for name in target.pins.sources}
     for name, version in wanted.items():
         found = manifest.version(name)

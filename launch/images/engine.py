@@ -1,13 +1,16 @@
 """The Docker engine, asked by its own client; what it answers badly becomes one line that says what to do."""
 
-import json
 import shutil
 import subprocess
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
+from ascend_quant.documents import BadDocument, parse_json
 from launch.errors import LaunchError
 
+ANSWER_SECONDS = 60
 NO_CLIENT = "Docker is not installed, or not on PATH"
 MEANINGS = (  # what the client or the engine writes, and what to do
     (
@@ -55,13 +58,20 @@ def client() -> str:
     return found
 
 
-def docker(*arguments: str) -> str:
+def docker(*arguments: str, seconds: float | None = ANSWER_SECONDS) -> str:
     """What `docker ARGUMENTS` prints.
 
+    Args:
+        seconds: how long it may take; None for what takes as long as a network does.
+
     Raises:
-        LaunchError: it failed, and why.
+        LaunchError: it failed, and why; or it did not answer in time.
     """
-    done = subprocess.run([client(), *arguments], capture_output=True, text=True, errors="replace")
+    try:
+        done = subprocess.run([client(), *arguments], capture_output=True, text=True, errors="replace", timeout=seconds)
+    except subprocess.TimeoutExpired:
+        words = " ".join(arguments[:2])
+        raise LaunchError(f"docker {words} did not answer within {seconds:g} s: is its engine well?") from None
     if done.returncode:
         raise LaunchError(f"docker {' '.join(arguments[:2])}: {why(done.stderr)}")
     return done.stdout
@@ -92,15 +102,51 @@ def image(name: str) -> Image:
     Raises:
         LaunchError: it is not there.
     """
-    return parse(json.loads(docker("image", "inspect", name))[0])
+    return inspected(docker("image", "inspect", name))
+
+
+def inspected(said: str) -> Image:
+    """The image that `docker image inspect NAME` tells of.
+
+    Raises:
+        LaunchError: that is not what Docker answers.
+    """
+    try:
+        (tree,) = parse_json(said, "its answer")
+        return parse(tree)
+    except (BadDocument, ValidationError, ValueError, TypeError) as error:
+        raise LaunchError(f"docker image inspect answered {said.strip()[:80]!r}: is `docker` Docker?") from error
 
 
 def parse(tree: dict[str, Any]) -> Image:
-    """The part of `docker image inspect` that is used here."""
+    """The part of `docker image inspect` that is used here.
+
+    Raises:
+        ValidationError: it is not in the tree, or of another type.
+    """
+    told = _Inspected.model_validate(tree)
     return Image(
-        id=tree["Id"],
-        layers=tuple(tree["RootFS"].get("Layers") or ()),
-        names=tuple(tree.get("RepoTags") or ()),
-        labels=dict(tree["Config"].get("Labels") or {}),
-        bytes=tree["Size"],
+        id=told.Id,
+        layers=tuple(told.RootFS.Layers or ()),
+        names=tuple(told.RepoTags or ()),
+        labels=dict(told.Config.Labels or {}),
+        bytes=told.Size,
     )
+
+
+class _RootFS(BaseModel):
+    Layers: list[str] | None = None
+
+
+class _Config(BaseModel):
+    Labels: dict[str, str] | None = None
+
+
+class _Inspected(BaseModel):
+    """The names are Docker's."""
+
+    Id: str
+    RootFS: _RootFS
+    RepoTags: list[str] | None = None
+    Config: _Config
+    Size: int

@@ -1,4 +1,4 @@
-"""The table in both READMEs: which versions each stack is made of. Written from stacks.yaml.
+"""The table of docs/tested.md, in both languages: which versions each stack is made of. Written from stacks.yaml.
 
 `python -m launch.images.table` writes it anew, between its two comments; `images lock` does so too.
 """
@@ -6,7 +6,7 @@
 from launch.root import ROOT
 from launch.stacks import Pins, all_pins
 
-FILES = (ROOT / "README.md", ROOT / "README.zh.md")
+FILES = (ROOT / "docs/tested.md", ROOT / "docs/tested.zh.md")
 START, END = "<!-- stacks: written by python -m launch.images.table -->", "<!-- end of stacks -->"
 COLUMNS = {
     "torch": ("torch",),
@@ -59,7 +59,7 @@ def into(page: str) -> str:
 
 
 def write() -> None:
-    """Write it into both READMEs."""
+    """Write it into the page, in both languages."""
     for file in FILES:
         file.write_text(into(file.read_text()))
 

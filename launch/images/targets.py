@@ -50,6 +50,11 @@ class Target:
         file = LOCKS / f"{self.stack}.sdists.txt"
         return [file] if self.locks and file.is_file() else []
 
+    @property
+    def lists(self) -> list[Path]:
+        """Both: every file that lists a package of it."""
+        return [*self.locks, *self.sdists]
+
 
 def targets() -> dict[str, Target]:
     """All of them, by name."""

@@ -4,14 +4,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch import network
+from launch import network, private
+from launch.door import build as door
 from launch.errors import LaunchError
-from launch.modules import missing, python_path
 from launch.network import Wire
-from launch.nodes import devices, ports
+from launch.nodes import files, ports
+from launch.nodes.facts import Devices, chosen
 from launch.plan.fields import NodePlan
+from launch.software import missing, python_path
 
-LONGEST_TEMP_DIR = 40  # Ray's sockets lie up to 65 characters deeper, and Linux takes 107
 LEAST_DISK = 1 << 30
 LEAST_SHM = 64 << 20
 
@@ -41,14 +42,17 @@ def find(plan: NodePlan, facts: dict[str, Any]) -> Findings:
     except LaunchError as error:
         found.problems += str(error).splitlines()
     try:
-        found.devices = devices.chosen(plan.devices, devices.Devices(**facts["devices"]))
+        found.devices = chosen(plan.devices, Devices(**facts["devices"]))
     except LaunchError as error:
         found.problems += str(error).splitlines()
     found.problems += ports.taken(ports.needed(plan.role, plan.ports))
     found.problems += [f"{path} is missing on this host" for path in plan.needs if not Path(path).exists()]
+    found.problems += files.lacking(plan.needs, plan.columns)
+    found.problems += files.room(plan.saving) if plan.saving else []
     said = {name: value for _, variables in plan.layers for name, value in variables.items()}
     found.problems += [f"{one.what}: {one.fix}" for one in missing(plan.imports, python_path(said))]
     found.problems += room(plan.temp_dir, facts)
+    found.problems += door.problems()
     return found
 
 
@@ -67,12 +71,14 @@ def check(plan: NodePlan, facts: dict[str, Any]) -> Checked:
 def room(temp_dir: str, facts: dict[str, Any]) -> list[str]:
     """What is wrong with the places that Ray writes to."""
     problems = []
-    if len(temp_dir) > LONGEST_TEMP_DIR:
-        problems.append(f"{temp_dir} is too long for Ray's sockets: at most {LONGEST_TEMP_DIR} characters")
+    try:
+        private.make_folder(Path(temp_dir).parent)
+    except LaunchError as error:
+        problems.append(f"{error}: Ray's folder cannot lie there; have it removed")
     if not facts["versions"].get("ray"):
         problems.append("Ray is not installed here: is this the Python of the stack? (`python` in the inventory)")
     if facts["disk_free"] < LEAST_DISK:
-        problems.append(f"{Path(temp_dir).parent} has {facts['disk_free'] >> 20} MiB left, and Ray needs 1024 MiB")
+        problems.append(f"{Path(temp_dir).parents[1]} has {facts['disk_free'] >> 20} MiB left, and Ray needs 1024 MiB")
     if facts["shm"] <= LEAST_SHM:
         problems.append(
             f"/dev/shm has {facts['shm'] >> 20} MiB, Docker's default: give the container --shm-size or --ipc host"

@@ -1,17 +1,32 @@
-"""What this host is: its name, clock, NICs, devices, versions, and room on its disk, in memory and in /dev/shm."""
+"""What this host is, and how hosts differ: name, NICs, accelerators, versions, clock, and room on disk and in memory.
 
+NPUs are counted by their device files, as Ray does it, and GPUs by nvidia-smi. Versions are asked of metadata, without
+an import. A clock is compared by the times of a question and its answer, with the way measured out.
+"""
+
+import re
 import shutil
 import socket
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from launch import network
-from launch.nodes import devices
-from launch.nodes.versions import versions
+from launch.errors import LaunchError
+from launch.programs import ask
+from launch.software import installed, own_packages, sources
+from launch.stacks import pins
+
+NVIDIA = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+ANSWER_SECONDS = 20
+NUMBER = re.compile("[0-9]{1,9}")
+NO_DEVICES = "No devices were found"
+PACKAGES = ("ray", "verl", "torch", "torch_npu", "vllm", "vllm_ascend", "transformers", "ascend_quant")
+SOURCES = "these sources"
+ALLOWED_SECONDS = 5  # that clocks may differ by
 
 
 def gather(stack: str, temp_dir: str) -> dict[str, Any]:
@@ -24,10 +39,113 @@ def gather(stack: str, temp_dir: str) -> dict[str, Any]:
         "name": socket.gethostname(),
         "clock": time.time(),
         "nics": network.nics(),
-        "devices": asdict(devices.found(stack)),
+        "devices": asdict(found(stack)),
         "versions": versions(),
         "memory": psutil.virtual_memory().total,
         "shm": shutil.disk_usage("/dev/shm").total,
-        "disk_free": shutil.disk_usage(Path(temp_dir).parent).free,
+        "disk_free": shutil.disk_usage(Path(temp_dir).parents[1]).free,
         "cores": psutil.cpu_count(),
     }
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What a stack's devices are (`npu`, `gpu` or `none`) and the numbers of those that are there."""
+
+    kind: str
+    numbers: list[int]
+
+
+def found(stack: str, folder: Path = Path("/dev")) -> Devices:
+    """The devices of this host that the stack can use."""
+    kind = pins(stack).devices
+    return Devices(kind, {"npu": npus, "gpu": lambda _: gpus(), "none": lambda _: []}[kind](folder))
+
+
+def npus(folder: Path) -> list[int]:
+    """Numbers of the NPUs: /dev/davinci0, /dev/davinci1 and so on. A container sees those it was given."""
+    names = (re.fullmatch(r"davinci(\d+)", file.name) for file in folder.iterdir())
+    return sorted(int(name[1]) for name in names if name)
+
+
+def gpus() -> list[int]:
+    """Numbers of the GPUs that the driver knows; none without nvidia-smi.
+
+    Raises:
+        LaunchError: nvidia-smi does not answer, fails, or does not name each GPU by its number, as of one that is lost.
+    """
+    if shutil.which(NVIDIA[0]) is None:
+        return []
+    output, problem = ask(NVIDIA, ANSWER_SECONDS)
+    if problem:
+        raise LaunchError(f"{problem}: look at the driver, or at ./run.sh doctor")
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    if lines == [NO_DEVICES]:
+        return []
+    for number, line in enumerate(lines):
+        if not NUMBER.fullmatch(line) or line in lines[:number]:
+            raise LaunchError(f"nvidia-smi names no GPU by {line[:200]!r}: look at the driver, or at ./run.sh doctor")
+    return [int(line) for line in lines]
+
+
+def chosen(wanted: int | list[int], there: Devices) -> list[int]:
+    """The numbers of the devices that this host's part of the run uses.
+
+    On stack cpu a device is a name only.
+
+    Raises:
+        LaunchError: there are none, or not those that are wanted.
+    """
+    if there.kind == "none":
+        return wanted if isinstance(wanted, list) else list(range(wanted))
+    what = {"npu": "NPU (/dev/davinci*)", "gpu": "GPU (nvidia-smi)"}[there.kind]
+    if not there.numbers:
+        raise LaunchError(f"no {what} on this host: check the driver, or the container's device options")
+    if isinstance(wanted, int):
+        if wanted > len(there.numbers):
+            raise LaunchError(f"{wanted} devices are wanted, and this host has {len(there.numbers)} {what}")
+        return there.numbers[:wanted]
+    if missing := [number for number in wanted if number not in there.numbers]:
+        raise LaunchError(f"no {what} {missing}: this host has {there.numbers}")
+    return wanted
+
+
+def versions() -> dict[str, str]:
+    """Versions by package, of Python too, and the digest of our own sources; what is not installed is absent."""
+    return {**installed(PACKAGES), SOURCES: sources(own_packages())}
+
+
+def skew(head: dict[str, str], other: dict[str, str]) -> list[str]:
+    """What differs between two hosts: 'ray 2.60.0, the head has 2.59.0'."""
+    names = [*head, *(name for name in other if name not in head)]
+    return [
+        f"{name} {other.get(name, 'missing')}, the head has {head.get(name, 'none')}"
+        for name in names
+        if head.get(name) != other.get(name)
+    ]
+
+
+@dataclass
+class Clock:
+    """The best measurement so far: the one whose question and answer took least."""
+
+    offset: float = 0.0
+    error: float = float("inf")
+
+    def take(self, asked: float, answered: float, theirs: float) -> None:
+        """A question was asked and answered at these times of this clock, and the host's clock then said `theirs`."""
+        error = (answered - asked) / 2
+        if 0 <= error < self.error:
+            self.offset, self.error = theirs - (asked + answered) / 2, error
+
+    @property
+    def known(self) -> bool:
+        """Whether an answer has come."""
+        return self.error < float("inf")
+
+    def wrong(self, whose: str = "the control host's") -> str | None:
+        """What is wrong, if the difference is too large whatever the way took; it was compared with `whose` clock."""
+        if abs(self.offset) - self.error <= ALLOWED_SECONDS:
+            return None
+        ahead = "ahead of" if self.offset > 0 else "behind"
+        return f"clock skew: its clock is {abs(self.offset):.0f} s {ahead} {whose}: set it (chrony, ntpd)"

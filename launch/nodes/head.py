@@ -1,16 +1,21 @@
-"""The head's part: Ray's head, the members, and the job once all of them are there."""
+"""The head's part: Ray's head, the members, and the job once all of them are there.
 
+The job is submitted through Ray's job API with a working directory, its state asked, its log followed.
+"""
+
+import shlex
+import sys
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 from launch.errors import LaunchError
-from launch.nodes import members, ray_node
-from launch.nodes.events import Emit
-from launch.nodes.failures import failures
-from launch.nodes.job import RunningJob, Tail
-from launch.nodes.meeting import share
-from launch.nodes.part import Part
-from launch.nodes.ray_node import RayNode, joined
+from launch.nodes import ray_node, ray_state
+from launch.nodes.protocol import Emit
+from launch.nodes.ray_node import Part, RayNode, client, joined
+from launch.nodes.ray_state import failures
+from launch.nodes.rendezvous import share
 from launch.plan.fields import NodePlan
 
 FAILED = "FAILED"  # Ray's word for a job whose driver has ended with another code than 0
@@ -19,12 +24,15 @@ ASK_SECONDS = 2
 RAY_SILENT_SECONDS = 60
 LEAVE_SECONDS = 20
 REPORT_SECONDS = 1.5  # workers tell Ray every second what has failed
+STOP_SECONDS = 8
+STARTED = "ASCEND_QUANT_STARTED"  # when Ray's head was started, and when the job was submitted: for start_up/* metrics
+LONGEST_MESSAGE = 2000
 
 
 def run(part: Part) -> int:
     """Start the head, wait for the members, run the job; returns the exit code."""
     plan, began = part.plan, time.time()
-    known = members.of_plan(plan)
+    known = ray_state.of_plan(plan)
     if part.meeting is not None:
         share(part.meeting, part.environment["RAY_AUTH_TOKEN"], part.facts["versions"])
     part.start_ray(plan, int(plan.ports["dashboard"]))
@@ -40,7 +48,7 @@ class Head:
     """The head's Ray, asked every two seconds."""
 
     def __init__(
-        self, plan: NodePlan, known: members.Members, ray: RayNode, dashboard: str, emit: Emit, began: float
+        self, plan: NodePlan, known: ray_state.Members, ray: RayNode, dashboard: str, emit: Emit, began: float
     ) -> None:
         self.plan, self.members, self.ray, self.dashboard, self.emit = plan, known, ray, dashboard, emit
         self.job: RunningJob | None = None
@@ -80,7 +88,7 @@ class Head:
         """One question: of the job first, since workers may leave as soon as it has ended."""
         if self.job is not None and (code := self.look_at_job()) is not None:
             return code
-        if self.members.look(members.nodes(self.dashboard)):
+        if self.members.look(ray_state.nodes(self.dashboard)):
             self.emit("members", joined=sorted(self.members.joined), lost=list(self.members.lost.items()))
         if self.job is None and len(self.members.joined) == len(self.plan.members):
             self.job = RunningJob(self.dashboard, self.plan, self.began)
@@ -130,8 +138,68 @@ class Head:
         while time.monotonic() < deadline:
             time.sleep(1)
             try:
-                self.members.look(members.nodes(self.dashboard))
+                self.members.look(ray_state.nodes(self.dashboard))
             except ray_node.trouble():
                 continue  # asked again until the time is over
             if len(self.members.joined) <= 1:
                 return
+
+
+class RunningJob:
+    """One submitted job.
+
+    Args:
+        began: when this host began with its part of the run, in seconds since the epoch.
+    """
+
+    def __init__(self, dashboard: str, plan: NodePlan, began: float) -> None:
+        temp_dir, job = Path(plan.temp_dir), plan.job
+        folder = temp_dir / "job"
+        for name, text in {".run": plan.run, **job.files}.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        self.id = plan.run
+        self.client = client(dashboard)
+        if self.id not in {known.submission_id for known in self.client.list_jobs()}:  # an answer may have been lost
+            self.client.submit_job(
+                submission_id=self.id,
+                entrypoint=shlex.join([sys.executable, *job.entrypoint]),
+                runtime_env={
+                    "working_dir": str(folder),
+                    "env_vars": {**job.environment, STARTED: f"{began:.3f},{time.time():.3f}"},
+                },
+            )
+        # Ray documents this name. The driver runs on the head, so its log needs no network.
+        self.log = temp_dir / "session_latest" / "logs" / f"job-driver-{self.id}.log"
+
+    def state(self) -> tuple[str, bool, str]:
+        """Its status, whether that is its last one, and what Ray says about it."""
+        info: Any = self.client.get_job_info(self.id)
+        return info.status.value, info.status.is_terminal(), (info.message or "")[-LONGEST_MESSAGE:]
+
+    def stop(self) -> None:
+        """Ask the driver to end, and wait a little: its logger may have something to write."""
+        self.client.stop_job(self.id)
+        deadline = time.monotonic() + STOP_SECONDS
+        while time.monotonic() < deadline and not self.state()[1]:
+            time.sleep(0.2)
+
+
+class Tail:
+    """The new whole lines of a growing file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.offset, self.rest = path, 0, b""
+
+    def lines(self, last: bool = False) -> list[str]:
+        """The lines since the last look; with `last` also one that has no end yet."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            new = file.read()
+        self.offset += len(new)
+        *whole, self.rest = (self.rest + new).replace(b"\r", b"\n").split(b"\n")
+        if last:
+            whole, self.rest = [*whole, self.rest], b""
+        return [line.decode(errors="replace") for line in whole if line]

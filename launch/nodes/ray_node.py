@@ -1,6 +1,7 @@
-"""Ray on this host: `ray start --block` as a child of ours, with every port and its folder chosen, ended by its id.
+"""Ray on this host: `ray start --block` as a child of ours, with its ports, folder and environment chosen for the run.
 
-Never `ray stop`: that ends every Ray of the user on this host, other runs and other people's included.
+It is ended by its id, never by `ray stop`: that ends every Ray of the user on this host, other runs and other people's
+included. A `Part` is what one attempt has here: what it was told, what was found, and its Ray.
 """
 
 import json
@@ -13,19 +14,26 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from launch import network
-from launch.environment.users import OTHER_CLUSTERS
+from launch import network, private
+from launch.environment import node_environment, out_of_order, overruled
 from launch.errors import LaunchError
 from launch.network import Wire
-from launch.nodes import devices, ports
-from launch.nodes.events import Emit
+from launch.nodes import ports
+from launch.nodes.checks import Checked
+from launch.nodes.protocol import Emit, Orders
 from launch.plan.fields import NodePlan
-from launch.processes import end_run, mapped_segments, of_run, remove
+from launch.processes import MARK, end_run, mapped_segments, of_run, remove
+from launch.root import with_root
+from launch.stacks import pins
+from launch.variables import OTHER_CLUSTERS
 
 END_SECONDS = 10
 POLL_SECONDS = 0.2
@@ -53,7 +61,7 @@ def start_command(plan: NodePlan, wire: Wire, count: int) -> list[str]:
 
 def resources(stack: str, count: int) -> list[str]:
     """What Ray shall count on a host: verl asks for NPU or GPU, on stack cpu too for GPU, by name."""
-    kind = devices.KINDS[stack]
+    kind = pins(stack).devices
     if kind == "npu":
         return [f"--resources={json.dumps({'NPU': count})}"]
     if kind == "gpu":
@@ -94,8 +102,6 @@ class RayNode:
     def __init__(self, plan: NodePlan, command: list[str], environment: dict[str, str], emit: Emit) -> None:
         self.plan = plan
         self.last_words: deque[str] = deque(maxlen=5)
-        shutil.rmtree(plan.temp_dir, ignore_errors=True)  # of an earlier attempt of this run
-        Path(plan.temp_dir).mkdir(mode=0o700, parents=True)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ray.scripts.scripts", *command[1:]],
             env=environment,
@@ -148,6 +154,13 @@ class RayNode:
         return len(mine)
 
 
+def make_folder(plan: NodePlan) -> None:
+    """Make the run's folder, empty."""
+    private.make_folder(Path(plan.temp_dir).parent)
+    remove_folder(plan)  # of an earlier attempt of this run
+    private.make_folder(Path(plan.temp_dir))
+
+
 def remove_folder(plan: NodePlan) -> None:
     """Remove the run's folder of Ray; its logs have been sent."""
     shutil.rmtree(plan.temp_dir, ignore_errors=True)
@@ -174,3 +187,78 @@ def trouble() -> tuple[type[Exception], ...]:
     from requests import RequestException
 
     return RayStateApiException, RequestException, ConnectionError, RuntimeError, TimeoutError
+
+
+@dataclass
+class Part:
+    """One attempt on one host.
+
+    Attributes:
+        environment: of Ray, and so of everything that runs here.
+        meeting: the file by which hosts meet that no control host reaches (--on-this-node); None otherwise.
+        deadline: of joining, in time.monotonic().
+        kernel_kills: how many processes the kernel had ended on this host for want of memory when the part began.
+        ray: this host's, once it was started.
+    """
+
+    plan: NodePlan
+    facts: dict[str, Any]
+    checked: Checked
+    environment: dict[str, str]
+    emit: Emit
+    orders: Orders
+    meeting: Path | None
+    deadline: float
+    kernel_kills: int
+    ray: RayNode | None = None
+
+    def start_ray(self, plan: NodePlan, port: int) -> None:
+        """Start Ray as `plan` says, and wait until it listens on one of its ports."""
+        address = self.checked.wire.address
+        command = start_command(plan, self.checked.wire, len(self.checked.devices))
+        self.ray = RayNode(plan, command, self.environment, self.emit)
+        self.ray.wait_for_port(address, port, self.orders.ended, self.deadline)
+        if not self.orders.ended.is_set():
+            self.emit("started", pid=self.ray.process.pid, address=address)
+
+
+def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The whole environment of Ray on this host, and so of all that it starts here; and what is to be said of it."""
+    values = {
+        **plan.values,
+        "address": checked.wire.address,
+        "nic": checked.wire.nic,
+        "family": checked.wire.family,
+        "devices": ",".join(map(str, checked.devices)),
+    }
+    settings = node_environment(plan.stack, values, plan.layers)
+    whole = {
+        **{name: value for name, value in own.items() if name not in OTHER_CLUSTERS},
+        **{setting.name: setting.value for setting in settings if setting.name not in OTHER_CLUSTERS},
+        **ports.metrics_ports(plan.ports),
+        **this_python(own),
+        **authentication(token),
+        **loopback(checked),
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # Ray would wait 30 s for tasks that are to end with it
+        "SPT_NOENV": "1",  # setproctitle then leaves /proc/PID/environ as it is, where the mark is read
+        MARK: plan.run,
+    }
+    return whole, [*overruled(settings, own), *out_of_order(settings)]
+
+
+def authentication(token: str) -> dict[str, str]:
+    """Ray asks everybody for the token (2.52 and newer): else whoever reaches its dashboard runs code here."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+
+
+def loopback(checked: Checked) -> dict[str, str]:
+    """On one host all stays on its loopback, TransferQueue too; Ray would put the address of a NIC in its place."""
+    return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if ip_address(checked.wire.address).is_loopback else {}
+
+
+def this_python(own: Mapping[str, str]) -> dict[str, str]:
+    """`python` in a job is this interpreter, and imports what is beside these sources."""
+    return {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), own.get("PATH", os.defpath)]),
+        "PYTHONPATH": with_root(own),
+    }

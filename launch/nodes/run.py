@@ -1,27 +1,105 @@
-"""A host's part of a run, from the checks to the end of everything that it started."""
+"""`python -m launch node`: a host's part of a run, from the checks to the end of everything that it started.
 
+The task is one line of JSON on stdin, events go to stdout: see protocol.py. Other tasks are the facts of this host, for
+--dry-run, and the end of a run, for `stop`. Ray's own logs of the host are sent to the control host at the end of the
+run: the end of each file, the newest first.
+"""
+
+import json
 import os
 import resource
+import sys
 import time
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import psutil
+
+from ascend_quant.exits import DONE, FAILED, NOT_FORMED, WRONG_USE
+from launch import network
+from launch.door import build as door
 from launch.errors import LaunchError
-from launch.limits import OPEN_FILES
 from launch.nodes import head, ray_node, worker
-from launch.nodes.checks import Checked, check
-from launch.nodes.events import Emit
+from launch.nodes.checks import Checked, check, find
 from launch.nodes.facts import gather
-from launch.nodes.failures import kernel_kills
-from launch.nodes.orders import Orders
-from launch.nodes.part import Part
-from launch.nodes.session_logs import session_logs
-from launch.nodes.variables import variables
+from launch.nodes.protocol import Emit, Orders, emitter
+from launch.nodes.ray_node import Part, variables
+from launch.nodes.ray_state import kernel_kills
 from launch.plan.fields import NodePlan
-from launch.processes import end_run
+from launch.processes import OPEN_FILES, end_all, end_run, of_run
 
-FAILED, CANNOT_JOIN = 1, 3
+NODE_SECONDS = 30
 TOKENS_SINCE = (2, 52)
+LARGEST = 256 << 10  # bytes of a log, from its end
+ALL = 16 << 20  # bytes of all logs together
+
+
+def main() -> int:
+    """Do the task; returns the exit code."""
+    orders = Orders()
+    emit = emitter(own_stdout(), lost=lambda: orders.end("the control host has gone"))
+    task = first_line(sys.stdin)
+    if task is None:
+        print("node: started by ./run.sh train, which tells it its task on stdin: not for use by hand", file=sys.stderr)
+        return WRONG_USE
+    if "run" in task:
+        orders.follow(sys.stdin, emit)
+        return run_node(task["run"], task["token"], emit, orders, task["meeting"])
+    if "facts" in task:
+        return tell_facts(task["facts"], emit)
+    return end(task["end_run"], emit)
+
+
+def own_stdout() -> TextIO:
+    """The channel to the control host; what libraries print goes to stderr from here on."""
+    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    sys.stdout.flush()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return channel
+
+
+def first_line(stream: TextIO) -> dict | None:
+    """The task, with a NodePlan for `run` and `facts`; or None when there is none, or it is none of train's."""
+    try:
+        task = json.loads(stream.readline())
+        for kind in {"run", "facts"} & task.keys():
+            task[kind] = NodePlan.from_json(json.dumps(task[kind]))
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return None
+    return (
+        task if any(needed <= task.keys() for needed in ({"run", "token", "meeting"}, {"facts"}, {"end_run"})) else None
+    )
+
+
+def tell_facts(plan: NodePlan, emit: Emit) -> int:
+    """For --dry-run: what the host is, as `chosen` the wire and the devices of the run, as `problems` what stops it."""
+    try:
+        facts = gather(plan.stack, plan.temp_dir)
+    except LaunchError as error:
+        emit("failed", why=str(error))
+        return FAILED
+    found = asdict(find(plan, facts))
+    problems = found.pop("problems")
+    emit("checked", facts=facts | {"chosen": found, "problems": problems})
+    return DONE
+
+
+def end(run: str, emit: Emit) -> int:
+    """For `stop`: end what a run has started on this host, by the run's id, and nothing else."""
+    nodes = [process for process in of_run(run) if is_node(process)]
+    end_all(nodes, NODE_SECONDS)  # a node process ends its own in order
+    emit("ended", code=0, count=len(nodes) + end_run(run))
+    return DONE
+
+
+def is_node(process: psutil.Process) -> bool:
+    """Whether this is a `python -m launch node`."""
+    try:
+        return process.cmdline()[1:4] == ["-m", "launch", "node"]
+    except psutil.Error:
+        return False
 
 
 def run_node(plan: NodePlan, token: str, emit: Emit, orders: Orders, meeting: str | None = None) -> int:
@@ -33,25 +111,25 @@ def run_node(plan: NodePlan, token: str, emit: Emit, orders: Orders, meeting: st
             asks the head how the job ends.
 
     Returns:
-        0 done, 1 failed, 3 the host cannot take part.
+        DONE, FAILED, or NOT_FORMED: the host cannot take part.
     """
     deadline = time.monotonic() + plan.join_seconds
     try:
         facts, checked = examine(plan, emit)
     except LaunchError as error:
         emit("failed", why=str(error))
-        return CANNOT_JOIN
+        return NOT_FORMED
     emit("checked", facts=facts)
     orders.go.wait()
     if orders.ended.is_set():
         code = judged(0, orders, emit)
         emit("ended", code=code, count=0)
         return code
-    environment = prepare(plan, checked, token, facts, emit)
     place = Path(meeting) if meeting else None
-    part = Part(plan, facts, checked, environment, emit, orders, place, deadline, kernel_kills())
+    part = Part(plan, facts, checked, {}, emit, orders, place, deadline, kernel_kills())
     code = FAILED
     try:
+        part.environment = prepare(part, token)
         code = judged(head.run(part) if plan.role == "head" else worker.run(part), orders, emit)
     except Exception as error:
         emit("failed", why=str(error) if isinstance(error, LaunchError) else f"{type(error).__name__}: {error}")
@@ -79,17 +157,22 @@ def examine(plan: NodePlan, emit: Emit) -> tuple[dict[str, Any], Checked]:
     return facts, check(plan, facts)
 
 
-def prepare(plan: NodePlan, checked: Checked, token: str, facts: dict[str, Any], emit: Emit) -> dict[str, str]:
-    """The environment of Ray, and this process as a client of it."""
-    environment, notes = variables(plan, checked, token, dict(os.environ))
-    notes += open_files()
+def prepare(part: Part, token: str) -> dict[str, str]:
+    """The environment of Ray, behind the run's door, and this process as a client of it."""
+    plan, hosts = part.plan, part.orders.addresses
+    if part.meeting is not None:  # nobody has told the addresses of the others
+        hosts = [ip for member in plan.members for ip in network.resolve(member)]
+    ray_node.make_folder(plan)
+    library = door.build(Path(plan.temp_dir), hosts)
+    environment, notes = variables(plan, part.checked, token, dict(os.environ))
+    notes += [*open_files(), *filter(None, [door.shown()])]
     ray_node.adopt_token(environment)
-    ray = facts["versions"]["ray"]
+    ray = part.facts["versions"]["ray"]
     if tuple(int(part) for part in ray.split(".")[:2]) < TOKENS_SINCE:
         notes.append(f"Ray {ray} knows no tokens: whoever reaches this host's Ray ports can run code here as you")
     for note in notes:
-        emit("note", line=note)
-    return environment
+        part.emit("note", line=note)
+    return door.preloaded(library, environment)
 
 
 def open_files() -> list[str]:
@@ -111,3 +194,18 @@ def close(part: Part, code: int) -> None:
         part.emit("file", name=name, text=text)
     ray_node.remove_folder(part.plan)
     part.emit("ended", code=code, count=count, kernel_kills=kernel_kills() - part.kernel_kills)
+
+
+def session_logs(temp_dir: Path) -> Iterator[tuple[str, str]]:
+    """Names, below Ray's log folder, and texts."""
+    folder = temp_dir / "session_latest" / "logs"
+    files = [file for file in folder.rglob("*") if file.is_file() and file.stat().st_size] if folder.exists() else []
+    left = ALL
+    for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
+        with file.open("rb") as opened:
+            opened.seek(max(0, file.stat().st_size - LARGEST))
+            text = opened.read(min(LARGEST, left))
+        left -= len(text)
+        yield str(file.relative_to(folder)), text.decode(errors="replace")
+        if left <= 0:
+            return

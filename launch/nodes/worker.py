@@ -4,12 +4,9 @@ import time
 from dataclasses import replace
 
 from launch.errors import LaunchError
-from launch.nodes import head_clock, ray_node
-from launch.nodes.meeting import take
-from launch.nodes.part import Part
+from launch.nodes import ray_node, rendezvous
 from launch.nodes.ports import daemon_ports
-from launch.nodes.ray_node import joined, wait_for_head
-from launch.nodes.variables import authentication
+from launch.nodes.ray_node import Part, authentication, joined, wait_for_head
 
 POLL_SECONDS = 1
 ASK_SECONDS = 3
@@ -23,9 +20,9 @@ def run(part: Part) -> int:
     if head is None:
         return 0
     if part.meeting is not None:
-        part.environment |= authentication(take(part.meeting, part.facts["versions"]))
+        part.environment |= authentication(rendezvous.take(part.meeting, part.facts["versions"]))
         ray_node.adopt_token(part.environment)
-        head_clock.compare(head, int(plan.ports["dashboard"]), ended, part.deadline)
+        rendezvous.compare(head, int(plan.ports["dashboard"]), ended, part.deadline)
     part.start_ray(replace(plan, head=head), daemon_ports(plan.ports)["node-manager-port"])
     return follow(part, head) if part.meeting is not None else stay(part)
 

@@ -1,18 +1,24 @@
-"""Whether a recipe, an inventory and the paths of a run go together. Each function is a subject and yields problems."""
+"""Whether a recipe, an inventory, the paths of a run and a user's own settings of verl, behind `--`, go together.
 
+Each function is a subject and yields problems.
+"""
+
+import re
 from collections.abc import Iterator, Sequence
 
 from ascend_quant.integrations.verl import attention_settings as attention
 from launch.inventory.fields import Inventory
-from launch.plan.job import last_value
-from launch.plan.places import needs, under
+from launch.plan.job import key, last_value, needs, under
 from launch.recipes import Paths, Recipe
+from launch.recipes.overrides import refused
+from launch.recipes.versions import verl_of
 
 ULYSSES = tuple(
     f"actor_rollout_ref.{role}.{engine}ulysses_sequence_parallel_size"
     for role in ("actor", "ref")
     for engine in ("", "fsdp_config.")
 )
+SETTING = re.compile(r"(?:\+\+?|~)?[A-Za-z_][\w./@-]*")
 
 
 def problems(recipe: Recipe, inventory: Inventory, paths: Paths) -> list[str]:
@@ -71,3 +77,16 @@ def without_exchange(overrides: Sequence[str]) -> str | None:
     said = [last_value(overrides, key, "1") for key in ULYSSES]
     ranks = max([1, *(int(one) for one in said if one.isdecimal())])  # another value is verl's to refuse, or to look up
     return attention.without_exchange(last_value(overrides, attention.NAME_KEY, attention.FLASH), ranks)
+
+
+def extra_problems(recipe: Recipe, extra: Sequence[str]) -> Iterator[str]:
+    """A line for each that is no setting, or none that a user may give."""
+    for one in extra:
+        name, equals, _ = one.partition("=")
+        if not SETTING.fullmatch(name) or "\0" in one or not (equals or one.startswith("~")):
+            yield f"{one[:200]!r} is no setting of verl: write key=value behind --, as -- trainer.save_freq=10"
+    keys, verl = [key(one) for one in extra], verl_of(recipe.stack)
+    yield from (f"-- {line}" for line in refused(recipe, keys))
+    for name in keys:
+        if part := verl.lacks(name):
+            yield f"-- {name}: verl {verl.name}, of stack {recipe.stack}, has no {verl.absent[part]}: leave it out"

@@ -4,8 +4,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from launch import private
 from launch.inventory.fields import Inventory
-from launch.modules import Import
+from launch.software import Import
 
 Layer = tuple[str, dict[str, str]]  # who says so (recipe, inventory, host, shell), and the variables
 
@@ -26,6 +27,31 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Saving:
+    """The checkpoints that a run writes.
+
+    Attributes:
+        out: the run's folder.
+        model: the folder that the model is read from, or its id on the hub.
+        train: the data of an epoch.
+        every: steps between two.
+        keep: how many stay; None: all.
+        steps: of the run; None: `epochs` times what the data have in batches of `batch`.
+        parameter_bytes: bytes of a parameter in a checkpoint.
+    """
+
+    out: str
+    model: str
+    train: str
+    every: int
+    keep: int | None
+    steps: int | None
+    epochs: int
+    batch: int
+    parameter_bytes: int
+
+
+@dataclass(frozen=True)
 class NodePlan:
     """What a node process does on its host.
 
@@ -40,9 +66,10 @@ class NodePlan:
         values: for the templates of the environment table; the node adds address, nic, family and devices.
         layers: what the users set, the strongest last.
         join_seconds: until when all must have joined.
-        temp_dir: of Ray on this host; short, because its sockets lie in it.
         needs: paths that must exist on this host.
+        columns: that each data file must have.
         imports: Python modules that the run's processes import.
+        saving: the run's checkpoints, of the head; None on workers, and where there are none.
         job: of the head; None on workers.
     """
 
@@ -59,10 +86,16 @@ class NodePlan:
     values: dict[str, str]
     layers: list[Layer]
     join_seconds: int
-    temp_dir: str
     needs: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
     imports: list[Import] = field(default_factory=list)
+    saving: Saving | None = None
     job: Job | None = None
+
+    @property
+    def temp_dir(self) -> str:
+        """Ray's folder on the host that asks."""
+        return str(private.run_folder(self.run))
 
     def to_json(self) -> str:
         """One line."""
@@ -74,8 +107,9 @@ class NodePlan:
         tree = json.loads(line)
         layers = [(source, variables) for source, variables in tree.pop("layers")]
         imports = [Import(**one) for one in tree.pop("imports", [])]
-        job = tree.pop("job")
-        return cls(**tree, layers=layers, imports=imports, job=Job(**job) if job else None)
+        job, saving = tree.pop("job"), tree.pop("saving", None)
+        made = {"job": Job(**job) if job else None, "saving": Saving(**saving) if saving else None}
+        return cls(**tree, layers=layers, imports=imports, **made)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 verl imports most of it late, in a worker, and takes some failures for a choice (`workers/engine/__init__.py` only warns
 that an engine is not available), so that a run dies minutes after its start with a line that points elsewhere. Here the
 list is made beforehand, from verl 0.9.1's sources, and looked up in the environment that will run it. Nothing is
-imported for that (launch/modules.py).
+imported for that (launch/software.py).
 
 Not in it: what verl's metadata asks for, which comes with verl; a reward file of the user's (verl scores GSM8K and
 DAPO-math with the standard library); what depends on the data (`math_verify`, code sandboxes).
@@ -11,12 +11,12 @@ DAPO-math with the standard library); what depends on the data (`math_verify`, c
 
 from collections.abc import Iterator, Sequence
 
-from launch.modules import Import
 from launch.plan.job import last_value
 from launch.recipes import Recipe
-from launch.recipes.keys import ACTOR, MODEL, ROLLOUT, TRANSFORMER
-from launch.recipes.rollout import uses_plugin
+from launch.recipes.hydra_syntax import ACTOR, MODEL, ROLLOUT, TRANSFORMER
+from launch.recipes.settings import uses_plugin
 from launch.recipes.versions import RELEASE, verl_of
+from launch.software import Import
 from launch.stacks import pins
 
 PLUGINS = "vllm.general_plugins"  # entry points of this group are what vLLM loads

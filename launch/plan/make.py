@@ -4,22 +4,20 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from launch import network
-from launch.environment.merge import rows
-from launch.environment.users import not_handed_on, of_shell
+from launch.environment import not_handed_on, of_shell, rows
 from launch.errors import LaunchError
 from launch.inventory.fields import Host, Inventory
-from launch.modules import Import
 from launch.plan import job as jobs
 from launch.plan.checks import problems, without_exchange
-from launch.plan.fields import Job, Layer, NodePlan, Plan
+from launch.plan.fields import Layer, NodePlan, Plan
 from launch.plan.imports import imports
-from launch.plan.places import needs
+from launch.plan.job import columns, needs, saving
 from launch.plan.start import container_name, start_line
 from launch.recipes import Paths, Recipe, resolve
-
-TEMPORARY = "/tmp/aq-"  # short, because Ray's sockets lie in it
+from launch.recipes.effective import told
 
 
 def new_run() -> str:
@@ -66,13 +64,23 @@ def make(
     values = jobs.values(overrides, used.ports)
     head_job = jobs.job(resolved, extra, layers[0], restarts, paths)
     modules = imports(recipe, overrides)
+    common = {
+        "values": values,
+        "needs": needs(recipe, paths, overrides),
+        "columns": columns(overrides),
+        "imports": modules,
+    }
+    of_head = {"job": head_job, "saving": saving(recipe, overrides, paths)}
     numbers, shm = range(len(hosts)), max(recipe.memory.host // 2, 1)
     return Plan(
         run=run,
         recipe=recipe.name,
         out=paths.out,
         inventory=used,
-        nodes=[node(recipe, used, number, run, paths, layers[number], values, modules, head_job) for number in numbers],
+        nodes=[
+            node(recipe, used, number, run, layers[number], **common, **({} if number else of_head))
+            for number in numbers
+        ],
         start=[start_line(used, number, run=run, shm=shm) for number in numbers],
         containers=[container_name(run, number) if used.image else None for number in numbers],
         local=list(local[: len(hosts)]),
@@ -80,18 +88,8 @@ def make(
     )
 
 
-def node(
-    recipe: Recipe,
-    inventory: Inventory,
-    number: int,
-    run: str,
-    paths: Paths,
-    layers: list[Layer],
-    values: dict[str, str],
-    modules: list[Import],
-    job: Job,
-) -> NodePlan:
-    """The plan of one host; the first is the head and has the job."""
+def node(recipe: Recipe, inventory: Inventory, number: int, run: str, layers: list[Layer], **more: Any) -> NodePlan:
+    """The plan of one host; the first is the head. `more`: fields that do not depend on the host."""
     host, ports = inventory.hosts[number], inventory.ports
     return NodePlan(
         run=run,
@@ -104,13 +102,9 @@ def node(
         head=inventory.hosts[0].address,
         ports={"ray": ports.ray, "dashboard": ports.dashboard, "workers": ports.workers},
         members=[one.address for one in inventory.hosts],
-        values=values,
         layers=layers,
         join_seconds=inventory.join_seconds,
-        temp_dir=f"{TEMPORARY}{run}",
-        needs=needs(recipe, paths),
-        imports=modules,
-        job=None if number else job,
+        **more,
     )
 
 
@@ -159,7 +153,7 @@ def notes(
     restarts: int,
 ) -> list[str]:
     """What a reader of the plan should know, a line each."""
-    lines = []
+    lines = [f"importance weights: {told(recipe)}"]
     if unused := [host.address for host in inventory.hosts[recipe.nodes :]]:
         lines.append(f"not used, the recipe wants {recipe.nodes} hosts: {', '.join(unused)}")
     if not all(local) and (names := not_handed_on(shell)):

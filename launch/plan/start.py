@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from launch.inventory.fields import Inventory
-from launch.limits import OPEN_FILES
-from launch.plan.places import project_of
+from launch.plan.job import project_of
+from launch.processes import OPEN_FILES
 from launch.root import IS_CHECKOUT
 
 NODE = ("-m", "launch", "node")
@@ -54,17 +54,25 @@ def marks(run: str) -> list[str]:
 
 def container(inventory: Inventory, host: int, argv: Sequence[str], run: str | None, shm: int) -> str:
     """The `docker run` of a host, as a shell line."""
-    options = ["--rm", "-i", "--init", "--network", "host", "--shm-size", f"{shm}g"]
-    options += limits(inventory.stack)
+    options = []
     if run:
         options += ["--name", container_name(run, host), "--label", f"ascend-quant.run={run}"]
         options += [part for mark in marks(run) for part in ("-e", mark)]
-    options += [part for mount in mounts(inventory) for part in ("--mount", mount)]
     options += ["--workdir", inventory.project] if inventory.project else []
-    python = inventory.python or "python"
-    return " ".join(
-        ["docker run", shlex.join(options), *devices(inventory), shlex.join([inventory.image, python, *argv])]
-    )
+    return docker_run(inventory, options, [inventory.python or "python", *argv], shm)
+
+
+def docker_run(inventory: Inventory, options: Sequence[str], words: Sequence[str], shm: int) -> str:
+    """The shell line that starts the inventory's image with what its stack's devices need.
+
+    Args:
+        options: more of docker's own.
+        words: what the image is told.
+        shm: as in start_line.
+    """
+    begin = ["--rm", "-i", "--init", "--network", "host", "--shm-size", f"{shm}g", *limits(inventory.stack), *options]
+    begin += [part for mount in mounts(inventory) for part in ("--mount", mount)]
+    return " ".join(["docker run", shlex.join(begin), *devices(inventory), shlex.join([inventory.image, *words])])
 
 
 def limits(stack: str) -> list[str]:

@@ -3,9 +3,8 @@
 recipe = load("qwen3-4b-fp8")
 resolve(recipe, Paths(model="/models/Qwen3-4B", data="/data", out="/runs/one")).overrides
 
-files.py reads, fields.py says what there is, rules.py (slices.py, sequences.py) what goes together; settings.py
-(rollout.py, correction.py, training.py) makes verl's settings of it, versions.py knows what verl versions differ in,
-overrides.py writes the command line.
+files.py reads, fields.py says what there is, rules.py (slices.py, effective.py) what goes together; settings.py makes
+verl's settings of it, versions.py knows what verl's versions differ in, overrides.py writes the command line.
 """
 
 from launch.recipes.errors import RecipeError

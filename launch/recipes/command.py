@@ -1,16 +1,23 @@
-"""`recipe list` and `recipe show`: the recipes there are, and the command line that one of them becomes."""
+"""What `recipe list`, `recipe show` and `recipe advise` say of a recipe: its row, its command line, its load."""
 
 import json
 import shlex
 from typing import Any
 
+from ascend_quant.advise.workloads import Workload
+from launch.recipes.effective import told
+from launch.recipes.errors import RecipeError
 from launch.recipes.fields import Recipe
 from launch.recipes.files import load, names
+from launch.recipes.hydra_syntax import ROLLOUT, leaves
 from launch.recipes.overrides import resolve
-from launch.recipes.settings import Paths
+from launch.recipes.settings import Paths, settings
 from launch.recipes.versions import verl_of
 
 COLUMNS = ("recipe", "rollout", "training", "devices", "stack")
+MAX_NUM_SEQS = 256  # verl's rollout.max_num_seqs where a recipe has none
+A3_DIES = 16  # of a node; an A2 has eight devices
+H100_GIB = 80
 
 
 def row(recipe: Recipe) -> tuple[str, ...]:
@@ -48,12 +55,13 @@ def shown(recipe: Recipe, paths: Paths) -> str:
         f"{'data:':<10} {recipe.data.name} (./run.sh data {recipe.data.name})",
         f"{'memory:':<10} {recipe.memory.device} GiB a device, {recipe.memory.host} GiB a host (by arithmetic)",
         f"{'ignored:':<10} {', '.join(recipe.rollout.ignore) or 'nothing but embeddings, lm_head, norms and routers'}",
+        f"{'weights:':<10} {told(recipe)}",
     ]
     resolved = resolve(recipe, paths)
     lines = [f"python -m {resolved.main}", *map(shlex.quote, resolved.overrides)]
     before = [
-        *(f"# {fact}" for fact in facts),
-        *(f'export {name}="${{{name}:-{value}}}"' for name, value in recipe.environment.items()),
+        *(f"# {line}" for fact in facts for line in fact.splitlines()),
+        *(f"export {name}=${{{name}:-{shlex.quote(value)}}}" for name, value in recipe.environment.items()),
         *(f"cp {shlex.quote(str(file))} {shlex.quote(name)}" for name, file in resolved.files.items()),
     ]
     return "\n".join([*before, " \\\n  ".join(lines)])
@@ -61,3 +69,44 @@ def shown(recipe: Recipe, paths: Paths) -> str:
 
 def as_json(value: Any) -> str:
     return json.dumps(value, indent=1)
+
+
+def workload_of(recipe: Recipe, inputs: int | None = None, outputs: int | None = None) -> Workload:
+    """One engine of it: the prompts in flight, times n, shared by the replicas.
+
+    Args:
+        inputs, outputs: tokens of a prompt and of an answer; as long as the recipe allows if None.
+    """
+    tree = settings(recipe) | dict(leaves(recipe.verl))
+    tp, dp = recipe.rollout.tensor_parallel, tree.get(f"{ROLLOUT}.data_parallel_size", 1)
+    replicas = max(1, recipe.devices // (tp * dp))
+    return Workload(
+        tp=tp,
+        dp=dp,
+        expert_parallel=recipe.rollout.expert_parallel > 1,
+        batch=max(1, -(-prompts(tree) * recipe.rollout.n // replicas)),
+        inputs=inputs or recipe.rollout.max_prompt_length,
+        outputs=outputs or recipe.rollout.max_response_length,
+        memory=recipe.rollout.gpu_memory_utilization,
+        eager=bool(tree.get(f"{ROLLOUT}.enforce_eager", False)),
+        limit=tree.get(f"{ROLLOUT}.max_num_seqs", MAX_NUM_SEQS),
+    )
+
+
+def prompts(tree: dict[str, Any]) -> int:
+    """Prompts in flight: with dynamic sampling several batches of them."""
+    batches = tree.get("algorithm.filter_groups.max_inflight_gen_batches", 1)
+    return tree["data.train_batch_size"] * (batches if tree.get("algorithm.filter_groups.enable") else 1)
+
+
+def device_of(recipe: Recipe) -> str:
+    """The device that it is written for, by its stack, its devices a node and the memory that it asks of one.
+
+    Raises:
+        RecipeError: it is for none that the estimate knows.
+    """
+    if recipe.stack == "cpu":
+        raise RecipeError(f"{recipe.name} is for CPUs, which the estimate does not know: give --device")
+    if recipe.stack == "cuda13":
+        return "H100" if recipe.memory.device <= H100_GIB else "H200"
+    return "A3" if recipe.devices_per_node == A3_DIES else "A2"

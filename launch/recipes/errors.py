@@ -7,6 +7,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from launch.variables import secret
+
+MOST_SHOWN = 200
+
 
 class RecipeError(ValueError):
     """A recipe that cannot be used; each line names the file and one thing that is wrong."""
@@ -29,7 +33,18 @@ def _line(one: Mapping[str, Any], recipe: type[BaseModel]) -> str:
         return f"{where}: no such key; {did_you_mean(str(key), valid_keys(recipe, parents))}"
     if one["type"] == "missing":
         return f"{where}: is missing"
-    return f"{where}: {one['input']!r} is wrong: {one['msg'].removeprefix('Value error, ')}"
+    return f"{where}: {_value(one)} is wrong: {one['msg'].removeprefix('Value error, ')}"
+
+
+def _value(one: Mapping[str, Any]) -> str:
+    """What was given, cut where it is long; not where it is a secret, or may hold one."""
+    given, last = one["input"], str(one["loc"][-1])
+    if isinstance(given, dict):
+        return "a mapping"
+    if secret(last):
+        return "***"
+    words = repr(given)
+    return words if len(words) <= MOST_SHOWN else f"{words[:MOST_SHOWN]}.."
 
 
 def did_you_mean(key: str, valid: list[str]) -> str:

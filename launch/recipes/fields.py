@@ -1,15 +1,80 @@
 """What a recipe file may say: its fields, their types and their values. What goes together is in rules.py."""
 
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from ascend_quant.schemes import get_scheme
+from launch import variables
+from launch.recipes.hydra_syntax import ACTOR, MODEL, ROLLOUT, leaves, text
+from launch.root import ROOT, is_file
+
+MOST_DEVICES = 1024  # of a host, which lists them one by one
+MAPPINGS = ("actor_rollout_ref", ACTOR, MODEL, ROLLOUT, f"{MODEL}.override_config", "algorithm", "data", "trainer")
+SETTING = re.compile(r"[A-Za-z_][\w-]*")
 
 Stack = Literal["cpu", "ascend-cann8.5", "ascend-cann9.1", "cuda13"]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 SchemeName = Annotated[str, AfterValidator(lambda name: get_scheme(name).name)]
+
+
+def _pattern(value: str) -> str:
+    if not value.removeprefix("re:").strip():
+        raise ValueError(
+            "a layer's name is needed, or a pattern behind re:, which matches every layer when it is empty"
+        )
+    if value.startswith("re:"):
+        try:
+            re.compile(value[3:])
+        except re.error as error:
+            raise ValueError(f"no regular expression: {error}") from None
+    return value
+
+
+def _own_files(value: dict[str, str]) -> dict[str, str]:
+    for name, file in value.items():
+        inside = PurePosixPath(name)
+        if inside.is_absolute() or ".." in inside.parts or name in ("", "."):
+            raise ValueError(f"{name!r} is outside the job's working directory: give a name in it")
+        source = (ROOT / file).resolve()
+        if not source.is_relative_to(ROOT.resolve()):
+            raise ValueError(f"{file} is no file of this repository")
+        if not is_file(source):
+            raise ValueError(f"{file[:200]} is not there")
+    return value
+
+
+def _verl(value: dict[str, Any]) -> dict[str, Any]:
+    for names, one in _branches(value):
+        key = ".".join(names)
+        if not SETTING.fullmatch(names[-1]):
+            raise ValueError(f"{names[-1]!r} is no name of a setting: letters, digits and _, and a level for each dot")
+        if key in MAPPINGS and not isinstance(one, dict):
+            raise ValueError(f"{key}: a mapping is needed, not {str(one)[:40]!r}")
+    for key, one in leaves(value):
+        try:
+            text(one)
+        except TypeError as error:
+            raise ValueError(f"{key}: {error}") from None
+    return value
+
+
+def _branches(tree: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every key of a tree with those above it, and what is below it."""
+    for name, value in tree.items():
+        yield (*above, name), value
+        if isinstance(value, dict):
+            yield from _branches(value, (*above, name))
+
+
+Pattern = Annotated[str, AfterValidator(_pattern)]
+Files = Annotated[dict[str, str], AfterValidator(_own_files)]
+Variables = Annotated[dict[str, str], AfterValidator(variables.checked)]
+Verl = Annotated[dict[str, Any], AfterValidator(_verl)]
 
 
 class Fields(BaseModel):
@@ -83,7 +148,7 @@ class Rollout(Fields):
     """
 
     scheme: SchemeName
-    ignore: list[str] = []
+    ignore: list[Pattern] = []
     tensor_parallel: Count
     expert_parallel: Count = 1
     gpu_memory_utilization: Share
@@ -140,13 +205,13 @@ class Correction(Fields):
     Attributes:
         level: a weight for each token, or for each sequence.
         threshold: larger weights are cut to this.
-        batch_normalize: divide by the batch's mean weight.
+        batch_normalize: divide by the batch's mean weight; without bypass alone (see effective.py).
         bypass: the rollout's log-probabilities stand for the old policy's: no pass over the batch to find them, and
             the plain policy gradient in place of PPO's clipped loss.
     """
 
     level: Literal["token", "sequence"]
-    threshold: Annotated[float, Field(gt=0)] = 2.0
+    threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
     batch_normalize: bool = False
     bypass: bool = False
 
@@ -180,7 +245,7 @@ class Recipe(Fields):
     model: Model
     stack: Stack
     nodes: Count
-    devices_per_node: Count
+    devices_per_node: Annotated[int, Field(ge=1, le=MOST_DEVICES)]
     backend: Literal["fsdp2", "megatron"]
     rollout: Rollout
     training: Training = Training()
@@ -188,9 +253,9 @@ class Recipe(Fields):
     correction: Correction | None = None
     data: Data
     memory: Memory
-    files: dict[str, str] = {}
-    environment: dict[str, str] = {}
-    verl: dict[str, Any] = {}
+    files: Files = {}
+    environment: Variables = {}
+    verl: Verl = {}
 
     @property
     def devices(self) -> int:

@@ -4,16 +4,19 @@
 What a user changes on the command line (`--set rollout.n=16`) is laid over the file, and checked as if it stood there.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from ascend_quant.documents import BadDocument, parse_yaml, read_yaml
 from launch.recipes.errors import RecipeError, did_you_mean, explain, failed
 from launch.recipes.fields import Recipe
 from launch.recipes.rules import problems
-from launch.root import ROOT
+from launch.root import ROOT, is_file
+from launch.variables import secret
 
 FOLDER = ROOT / "configs" / "recipes"
 DEMOS = ("demo", "demo-cuda")  # have a format and a loader of their own: launch/demo/recipe.py
@@ -34,7 +37,7 @@ def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | None = N
         RecipeError: there is none, or it is wrong: each line names the file and what to change.
     """
     file = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
-    if not file.is_file() or name in DEMOS:
+    if name in DEMOS or not is_file(file):
         raise RecipeError(f"no recipe {name!r}; {did_you_mean(name, names(folder)).replace('keys', 'names')}")
     tree = read(file)
     for key, value in (changes or {}).items():
@@ -57,28 +60,26 @@ def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     Raises:
         RecipeError: a file is missing, is no YAML mapping, or extends itself.
     """
-    if not file.is_file():
+    file = Path(os.path.normpath(file))
+    if above and not is_file(file):
         raise failed(above[-1], [f"extends: there is no {file}"])
     if file in above:
         raise failed(file, [f"extends: leads back to itself, over {', '.join(one.stem for one in above)}"])
-    tree = _mapping(file)
-    bases = tree.pop("extends", [])
+    try:
+        tree = read_yaml(file)
+    except BadDocument as error:
+        raise RecipeError(str(error)) from error
     whole: dict[str, Any] = {}
-    for base in [bases] if isinstance(bases, str) else bases:
+    for base in _bases(file, tree.pop("extends", [])):
         whole = merged(whole, read(file.parent / f"{base}.yaml", (*above, file)))
     return merged(whole, tree)
 
 
-def _mapping(file: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        tree = yaml.safe_load(file.read_text())
-    except yaml.YAMLError as error:
-        raise failed(file, [f"is no YAML: {error}"]) from error
-    if not isinstance(tree, dict):
-        raise failed(file, ["is no recipe: a mapping of keys to values is needed"])
-    return tree
+def _bases(file: Path, said: Any) -> list[str]:
+    bases = [said] if isinstance(said, str) else said
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise failed(file, [f"extends: {said!r}: the name of a recipe is needed, or a list of names"])
+    return bases
 
 
 def changed(key: str, text: str) -> dict[str, Any]:
@@ -87,14 +88,13 @@ def changed(key: str, text: str) -> dict[str, Any]:
     Raises:
         RecipeError: the key has an empty part, or the text is no YAML.
     """
-    import yaml
-
+    shown = f"--set {key}={'***' if secret(key) else text[:200]}"
     if not all(key.split(".")):
-        raise RecipeError(f"--set {key}={text}: a key is names with dots between them, as rollout.n=16")
+        raise RecipeError(f"{shown}: a key is names with dots between them, as rollout.n=16")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"--set {key}={text}: the value is no YAML: quote it, as {key}='\"..\"'") from error
+        value = parse_yaml(text, "the value")
+    except BadDocument as error:
+        raise RecipeError(f"{shown}: {error}; quote text, as {key}='\"..\"'") from error
     for part in reversed(key.split(".")):
         value = {part: value}
     return value

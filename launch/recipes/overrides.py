@@ -1,17 +1,35 @@
-"""From a recipe and the folders of one run to the override arguments of verl's command line.
+"""The override arguments of verl's command line: those that a recipe becomes, and those that a user may not give.
 
 A plain `key=value` fails where verl has no such key, so a typo is found. `+key=value` stands only in the places that
 verl leaves open: what it hands on to vLLM, Megatron and Ray (OPEN).
+
+Refused by verl's own names, in a recipe's `verl` tree or behind `--`, is what is made from a field, which has checks of
+its own, what verl reads nowhere, and what does harm. What we choose and verl leaves to everyone (CHOICES) may be chosen
+again.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ascend_quant.integrations.verl import attention_settings as attention
 from launch.recipes.fields import Recipe
-from launch.recipes.hydra_syntax import text
-from launch.recipes.keys import DATA_PARALLEL, ENVIRONMENT, MODEL, OPTIMIZER, POLICY_LOSS, ROLLOUT, TRANSFORMER, VLLM
-from launch.recipes.settings import Paths, folders, numerics, settings
-from launch.recipes.trees import leaves
+from launch.recipes.hydra_syntax import (
+    ACTOR,
+    DATA_PARALLEL,
+    ENVIRONMENT,
+    MODEL,
+    OPTIMIZER,
+    POLICY_LOSS,
+    REFERENCE,
+    ROLLOUT,
+    TRANSFORMER,
+    VLLM,
+    leaves,
+    text,
+)
+from launch.recipes.settings import COMPILE, Paths, folders, numerics, settings
 from launch.recipes.versions import verl_of
 from launch.root import ROOT
 
@@ -36,6 +54,28 @@ OPEN: dict[str, tuple[str, ...]] = {
     "ray_kwargs.ray_init": ("num_cpus", "runtime_env.py_executable"),
 }
 UNLISTED = (f"{ROLLOUT}.enable_sleep_mode",)  # verl's engine knows it, and its defaults do not name it
+CHOICES = (*COMPILE, attention.LIBRARY_KEY, attention.NAME_KEY, "trainer.experiment_name")
+FIELDS = {  # what these are made from
+    "data.max_prompt_length": "rollout.max_prompt_length",
+    "data.max_response_length": "rollout.max_response_length",
+    "trainer.nnodes": "nodes",
+    "trainer.n_gpus_per_node": "devices_per_node",
+    "model_engine": "backend",
+    f"{ROLLOUT}.n": "rollout.n",
+    f"{ROLLOUT}.tensor_model_parallel_size": "rollout.tensor_parallel",
+    f"{ROLLOUT}.expert_parallel_size": "rollout.expert_parallel",
+    f"{ROLLOUT}.gpu_memory_utilization": "rollout.gpu_memory_utilization",
+    f"{ROLLOUT}.max_model_len": "rollout.max_response_length",
+}
+# verl 0.9.1 casts the whole module, the frequencies of the rotary embedding too: a small random Qwen2 is then 0.04 nats
+# a token from itself at position 400, 0.8 at 3,500. With BF16 arithmetic alone, which FSDP has anyway: 0.001 everywhere
+HARMFUL = {
+    f"{part}.fsdp_config.model_dtype": (
+        "leave it out: with less than float32 verl rounds the frequencies of the rotary embedding too, and the "
+        "trainer's policy leaves the rollout's more with every token; products are in BF16 all the same"
+    )
+    for part in (ACTOR, REFERENCE)
+}
 
 
 @dataclass(frozen=True)
@@ -74,3 +114,21 @@ def _plus(key: str) -> str:
         if key.startswith(f"{mapping}."):
             return "" if key.removeprefix(f"{mapping}.") in present else "+"
     return ""
+
+
+def refused(recipe: Recipe, keys: Iterable[str]) -> Iterator[str]:
+    """A line for each setting that may not be given by its own name, with what to change."""
+    own: dict[str, Any] = {key: value for key, value in settings(recipe).items() if key not in CHOICES}
+    verl = verl_of(recipe.stack)
+    for key in keys:
+        inside = next((one for one in own if one.startswith(f"{key}.")), None)
+        if key in own:
+            field = f"--set {FIELDS[key]}=.." if key in FIELDS else "change that field"
+            yield f"{key} is made from a field of the recipe ({own[key]!r}): {field}"
+        elif inside:
+            yield f"{key} holds {inside}, which is made from a field of the recipe: give its settings one by one"
+        elif key in HARMFUL:
+            yield f"{key}: {HARMFUL[key]}"
+        elif key in verl.unread:
+            instead = " and ".join(verl.unread[key])
+            yield f"{key}: verl {verl.name} reads it nowhere: {f'it reads {instead}' if instead else 'leave it out'}"

@@ -1,13 +1,19 @@
-"""What in a recipe does not go together, and what to write instead. One function a subject; each yields problems."""
+"""What in a recipe does not go together, and what to write instead. One function a subject; each yields problems.
+
+Among them: whether a sequence of the greatest length fits: the tokens of a micro-batch, the engine's steps, Ulysses'
+heads.
+"""
 
 from collections.abc import Iterator
+from typing import Any
 
 from ascend_quant.schemes import get_scheme
+from launch.recipes.effective import correction_problems
 from launch.recipes.fields import Recipe
-from launch.recipes.sequences import sequence_problems
-from launch.recipes.settings import Paths, folders, settings
-from launch.recipes.slices import misfits
-from launch.recipes.trees import leaves
+from launch.recipes.hydra_syntax import leaves
+from launch.recipes.overrides import refused
+from launch.recipes.settings import Paths, folders
+from launch.recipes.slices import halves, misfits, slow, unshared_heads
 from launch.recipes.versions import verl_of
 
 NPU_SCHEMES = ("int8", "bf16")
@@ -17,7 +23,7 @@ def problems(recipe: Recipe) -> list[str]:
     """Everything that is wrong with a recipe whose fields are valid one by one."""
     subjects = (
         *(_npu, _fp8_training, _quantization_aware, _groups, _devices, _stages, _slices),
-        *(sequence_problems, _own_settings, _numbers, _version),
+        *(correction_problems, sequence_problems, _own_settings, _numbers, _version),
     )
     return [problem for subject in subjects for problem in subject(recipe)]
 
@@ -114,17 +120,26 @@ def _stages(recipe: Recipe) -> Iterator[str]:
 
 
 def _slices(recipe: Recipe) -> Iterator[str]:
-    if recipe.model.numbers is not None:
-        for line in misfits(recipe.model.numbers, recipe.rollout):
-            yield f"rollout.tensor_parallel: {line}"
+    numbers, parallel = recipe.model.numbers, recipe.training.parallel
+    if numbers is None:
+        return
+    if found := slow(numbers, recipe.rollout.ignore):
+        yield f"rollout.ignore: {found[0]!r} does not end within a second on a layer's name: write a simpler pattern"
+        return
+    for line in halves(numbers, recipe.rollout.ignore):
+        yield f"rollout.{line}"
+    for line in (*unshared_heads(numbers, recipe.rollout.tensor_parallel), *misfits(numbers, recipe.rollout)):
+        yield f"rollout.tensor_parallel: {line}"
+    for line in unshared_heads(numbers, parallel.tensor if parallel else 1):
+        yield f"training.parallel.tensor: {line}"
 
 
 def _own_settings(recipe: Recipe) -> Iterator[str]:
-    own, at_run_time = settings(recipe), folders(recipe, Paths("", "", ""))
-    for key, _ in leaves(recipe.verl):
-        if key in own:
-            yield f"verl: {key} is made from a field of the recipe ({own[key]!r}): change that field"
-        if key in at_run_time:
+    keys = [key for key, _ in leaves(recipe.verl)]
+    for line in refused(recipe, keys):
+        yield f"verl: {line}"
+    for key in folders(recipe, Paths("", "", "")):
+        if key in keys:
             yield f"verl: {key} is chosen when the run starts: leave it out"
 
 
@@ -153,3 +168,56 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def sequence_problems(recipe: Recipe) -> Iterator[str]:
+    """A line for everything that is too small for a prompt and a response, or cannot be shared out."""
+    longest = recipe.rollout.max_prompt_length + recipe.rollout.max_response_length
+    yield from _micro_batch(recipe, longest)
+    yield from _prefill(recipe, longest)
+    yield from _ulysses(recipe)
+
+
+def _micro_batch(recipe: Recipe, longest: int) -> Iterator[str]:
+    key, actor = "ppo_max_token_len_per_gpu", _part(recipe, "actor")
+    share = recipe.training.parallel.context if recipe.training.parallel else recipe.training.sequence_parallel
+    tokens = actor.get(key, longest)
+    if not _is_count(tokens):
+        yield f"verl: actor_rollout_ref.actor.{key}: {tokens!r}: a whole number of tokens is needed"
+    elif actor.get("use_dynamic_bsz") and tokens * share < longest:
+        yield (
+            f"verl: actor_rollout_ref.actor.{key}: {tokens} tokens on each of the {share} devices that share a "
+            f"sequence are fewer than prompt and response, {longest}: set it to {-(-longest // share)} or more"
+        )
+
+
+def _prefill(recipe: Recipe, longest: int) -> Iterator[str]:
+    rollout = _part(recipe, "rollout")
+    tokens = rollout.get("max_num_batched_tokens", 8192)  # verl's default
+    if not _is_count(tokens):
+        yield f"verl: actor_rollout_ref.rollout.max_num_batched_tokens: {tokens!r}: a whole number of tokens is needed"
+    elif rollout.get("enable_chunked_prefill") is False and tokens < longest:
+        yield (
+            f"verl: actor_rollout_ref.rollout.max_num_batched_tokens: {tokens}: without chunked prefill vLLM takes a "
+            f"whole sequence at once: set it to {longest} or more"
+        )
+
+
+def _ulysses(recipe: Recipe) -> Iterator[str]:
+    ranks, numbers = recipe.training.sequence_parallel, recipe.model.numbers
+    if ranks == 1:
+        return
+    if recipe.backend != "fsdp2":
+        yield f"training.sequence_parallel: {ranks} is FSDP's, and backend is {recipe.backend}: use parallel.context"
+    if recipe.devices % ranks:
+        yield f"training.sequence_parallel: {recipe.devices} devices are no multiple of {ranks}"
+    for line in unshared_heads(numbers, ranks) if numbers else ():
+        yield f"training.sequence_parallel: {line}"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _part(recipe: Recipe, name: str) -> dict[str, Any]:
+    return recipe.verl.get("actor_rollout_ref", {}).get(name, {})

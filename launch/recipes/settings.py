@@ -1,13 +1,37 @@
-"""The settings of verl that a recipe's fields make, by their dotted keys; its `verl` tree comes on top."""
+"""The settings of verl that a recipe's fields make, by their dotted keys; its `verl` tree comes on top.
+
+Four parts: the run as a whole; the rollout's engine, vLLM with our plugin, which re-quantizes its weights in place; the
+importance weights against the difference between its policy and the trainer's; the trainer, FSDP2 or Megatron.
+
+In bypass mode the weights are part of the actor's loss. Neither verl 0.9.1 (trainer v1) nor the older commit takes the
+loss from `algorithm.rollout_correction`: their workers have a configuration of their own, made before that is looked
+at, and would quietly use PPO's clipped loss without any weights. So the actor is told the same once more.
+
+FP8 training is Megatron's: `fp8`, `fp8_recipe` and `fp8_param` of its TransformerConfig, `fp8_param_gather` of its
+DistributedDataParallelConfig, `fp8_recipe` of its OptimizerConfig (megatron-core 0.16 to 0.18).
+"""
 
 from dataclasses import dataclass
 from typing import Any
 
-from launch.recipes.correction import correction_settings
-from launch.recipes.fields import Recipe
-from launch.recipes.keys import ENVIRONMENT, MODEL
-from launch.recipes.rollout import rollout_settings
-from launch.recipes.training import training_settings
+from ascend_quant.integrations.verl import attention_settings as attention
+from launch.recipes.fields import Correction, Fp8, Parallel, Recipe, Training
+from launch.recipes.hydra_syntax import (
+    ACTOR,
+    CORRECTION,
+    DATA_PARALLEL,
+    ENVIRONMENT,
+    MODEL,
+    OPTIMIZER,
+    POLICY_LOSS,
+    REFERENCE,
+    ROLLOUT,
+    TRANSFORMER,
+    VLLM,
+)
+from launch.recipes.versions import nz_settings, verl_of
+
+COMPILE = tuple(f"{role}.fsdp_config.use_torch_compile" for role in (ACTOR, REFERENCE))  # of the entropy
 
 
 @dataclass(frozen=True)
@@ -53,3 +77,139 @@ def numerics(recipe: Recipe) -> dict[str, str]:
     if recipe.fp8 and recipe.fp8.recipe == "blockwise":  # scales in float32, as the rollout's, not powers of two
         return {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}
     return {}
+
+
+def rollout_settings(recipe: Recipe) -> dict[str, Any]:
+    """Those of the engine."""
+    rollout = recipe.rollout
+    return {
+        "data.max_prompt_length": rollout.max_prompt_length,
+        "data.max_response_length": rollout.max_response_length,
+        f"{ROLLOUT}.name": "vllm",
+        f"{ROLLOUT}.n": rollout.n,
+        f"{ROLLOUT}.tensor_model_parallel_size": rollout.tensor_parallel,
+        f"{ROLLOUT}.expert_parallel_size": rollout.expert_parallel,
+        f"{ROLLOUT}.gpu_memory_utilization": rollout.gpu_memory_utilization,
+        f"{ROLLOUT}.max_model_len": rollout.max_prompt_length + rollout.max_response_length,
+        **nz_settings(recipe.stack),
+        **(_quantization(recipe) if uses_plugin(recipe) else {}),
+    }
+
+
+def uses_plugin(recipe: Recipe) -> bool:
+    """Whether our plugin builds the engine. On NPUs it serves no experts in BF16: there BF16 is vllm-ascend's own."""
+    return not (recipe.rollout.scheme == "bf16" and recipe.stack.startswith("ascend"))
+
+
+def _quantization(recipe: Recipe) -> dict[str, Any]:
+    options, verl = f"{VLLM}.hf_overrides.quantization_config", verl_of(recipe.stack)
+    return {
+        **({f"{VLLM}.quantization": "ascend_quant"} if verl.names_quantization else {}),
+        **({f"{VLLM}.worker_extension_cls": verl.worker} if verl.worker else {}),
+        f"{options}.quant_method": "ascend_quant",
+        f"{options}.scheme": recipe.rollout.scheme,
+        **({f"{options}.ignore": recipe.rollout.ignore} if recipe.rollout.ignore else {}),
+        **({f"{ROLLOUT}.engine_kwargs.ascend_quant.qat": recipe.qat} if recipe.qat else {}),
+    }
+
+
+def correction_settings(correction: Correction | None) -> dict[str, Any]:
+    """Those of the importance weights. Nothing is rejected or vetoed: that is verl's default."""
+    if correction is None:
+        return {f"{CORRECTION}.rollout_is": None}
+    weights = {
+        "rollout_is": correction.level,
+        "rollout_is_threshold": correction.threshold,
+        "rollout_is_batch_normalize": correction.batch_normalize,
+        "bypass_mode": correction.bypass,
+        **({"loss_type": "reinforce"} if correction.bypass else {}),  # its other loss ignores the weights
+    }
+    return {
+        f"{ROLLOUT}.calculate_log_probs": True,
+        **{f"{CORRECTION}.{name}": value for name, value in weights.items()},
+        **(_loss(weights) if correction.bypass else {}),
+    }
+
+
+def _loss(weights: dict[str, Any]) -> dict[str, Any]:
+    return {
+        f"{POLICY_LOSS}.loss_mode": "bypass_mode",
+        **{f"{POLICY_LOSS}.rollout_correction.{name}": value for name, value in weights.items()},
+    }
+
+
+def training_settings(recipe: Recipe) -> dict[str, Any]:
+    """Those of the trainer."""
+    engine = "megatron" if recipe.backend == "megatron" else "fsdp_config"
+    return {
+        **(_megatron(recipe) if recipe.backend == "megatron" else _fsdp2(recipe)),
+        **_offload(recipe.training, engine),
+    }
+
+
+def _fsdp2(recipe: Recipe) -> dict[str, Any]:
+    sequence = recipe.training.sequence_parallel
+    return {
+        "model_engine": "dp",
+        f"{ACTOR}.strategy": "fsdp2",
+        f"{ACTOR}.fsdp_config.strategy": "fsdp2",
+        f"{REFERENCE}.fsdp_config.strategy": "fsdp2",
+        **dict.fromkeys(COMPILE, False),
+        **_attention(recipe),
+        **({f"{ACTOR}.ulysses_sequence_parallel_size": sequence} if sequence > 1 else {}),  # the reference follows
+    }
+
+
+def _attention(recipe: Recipe) -> dict[str, Any]:
+    """The stack cuda13 has no flash-attn, verl's default; NPUs have that of transformers. The reference follows."""
+    of_the_recipe = recipe.verl.get("actor_rollout_ref", {}).get("model", {}).get("override_config", {})
+    if recipe.stack != "cuda13" or "attn_implementation" in of_the_recipe:
+        return {}
+    return {attention.LIBRARY_KEY: attention.LIBRARY, attention.NAME_KEY: attention.PACKED}
+
+
+def _megatron(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "model_engine": "megatron",
+        **_parallel(recipe.training.parallel or Parallel()),
+        **(_fp8(recipe.fp8) if recipe.fp8 else {}),
+        **(_cpu_adam() if recipe.training.cpu_adam else {}),
+    }
+
+
+def _offload(training: Training, engine: str) -> dict[str, Any]:
+    actor = {f"{ACTOR}.{engine}.param_offload": True, f"{ACTOR}.{engine}.optimizer_offload": True}
+    reference = {f"{REFERENCE}.{engine}.param_offload": True}
+    return {**(actor if training.offload else {}), **(reference if training.reference_offload else {})}
+
+
+def _parallel(parallel: Parallel) -> dict[str, Any]:
+    key = f"{ACTOR}.megatron"
+    last = parallel.last_stage_layers
+    return {
+        f"{key}.tensor_model_parallel_size": parallel.tensor,
+        f"{key}.sequence_parallel": parallel.tensor > 1,
+        f"{key}.pipeline_model_parallel_size": parallel.pipeline,
+        f"{key}.context_parallel_size": parallel.context,
+        f"{key}.expert_model_parallel_size": parallel.expert,
+        f"{key}.expert_tensor_parallel_size": 1,
+        **({f"{TRANSFORMER}.num_layers_in_last_pipeline_stage": last} if last else {}),
+    }
+
+
+def _fp8(fp8: Fp8) -> dict[str, Any]:
+    made = {f"{TRANSFORMER}.fp8": fp8.format, f"{TRANSFORMER}.fp8_recipe": fp8.recipe}
+    if fp8.param_gather:
+        made[f"{TRANSFORMER}.fp8_param"] = True
+        made[f"{DATA_PARALLEL}.fp8_param_gather"] = True
+        made[f"{OPTIMIZER}.fp8_recipe"] = fp8.recipe
+    return made
+
+
+def _cpu_adam() -> dict[str, Any]:
+    return {
+        f"{OPTIMIZER}.optimizer_cpu_offload": True,
+        f"{OPTIMIZER}.optimizer_offload_fraction": 1.0,
+        f"{OPTIMIZER}.overlap_cpu_optimizer_d2h_h2d": True,
+        f"{OPTIMIZER}.use_precision_aware_optimizer": True,
+    }

@@ -1,17 +1,27 @@
-"""Whether the slices that tensor parallelism cuts of a layer are whole INT4 groups, or whole FP8 blocks.
+"""The layers of a recipe's model: whether tensor parallelism can cut them, and whether `rollout.ignore` splits one.
 
 A layer's weight is (N, K): N outputs, K inputs. What reads the hidden state (q, k, v, gate, up) is cut along N, what
-writes it (o, down) along K. A group is some neighbours along K; a block is 128 x 128.
+writes it (o, down) along K. A group is some neighbours along K; a block is 128 x 128. Attention is cut into whole
+heads, layers into whole INT4 groups or FP8 blocks.
+
+The engine has q, k and v in one layer, and gate and up, so that a part of one cannot be ignored. The engine and the
+trainer's fake quantization refuse the same, minutes after the start. That a pattern means no layer at all they alone
+can say, since a recipe does not know all layers of its model.
 """
 
 import re
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ascend_quant.names import Ignored, PatternError, layers_of
 from ascend_quant.schemes import get_scheme
 from launch.recipes.fields import Numbers, Rollout
 
 BLOCK = 128
+FIRST = "model.layers.0"  # the block whose layers are named
+MATCH_SECONDS = 1.0
+BLOCK_NUMBER = re.compile(r"layers\\?\.(\d+)")  # as a pattern names it
 
 
 class Cut(NamedTuple):
@@ -45,6 +55,17 @@ def misfits(numbers: Numbers, rollout: Rollout) -> list[str]:
     return lines
 
 
+def unshared_heads(numbers: Numbers, ranks: int) -> Iterator[str]:
+    """What of an attention's heads so many devices cannot share, whatever its weights are held in."""
+    heads, pairs = numbers.num_attention_heads, numbers.num_key_value_heads or numbers.num_attention_heads
+    if heads % ranks:
+        yield f"{heads} attention heads cannot be shared by {ranks} devices: choose a divisor"
+    elif numbers.kv_lora_rank is None and pairs % ranks and ranks % pairs:
+        yield (
+            f"{pairs} key and value heads cannot be shared by {ranks} devices: choose a divisor of them, or a multiple"
+        )
+
+
 def _or_experts(name: str) -> str:
     return " or expert_parallel = tensor_parallel" if ".experts." in name else ""
 
@@ -54,16 +75,40 @@ def ignored(name: str, patterns: list[str]) -> bool:
     return any(re.match(p[3:], name) if p.startswith("re:") else p == name for p in patterns)
 
 
+def slow(numbers: Numbers, patterns: list[str]) -> list[str]:
+    """The patterns that try so many ways to match a layer's name that a run's start would not end."""
+    names = [cut.name for cut in cuts(numbers)]
+    return [pattern for pattern in patterns if pattern.startswith("re:") and not _ends(pattern[3:], names)]
+
+
+def _ends(pattern: str, names: list[str]) -> bool:
+    """Whether it is through with all names in MATCH_SECONDS; re has no limit of time, and is ended by a signal."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    others = signal.setitimer(signal.ITIMER_REAL, MATCH_SECONDS)
+    try:
+        for name in names:
+            re.match(pattern, name)
+    except TimeoutError:
+        return False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *others)
+        signal.signal(signal.SIGALRM, before)
+    return True
+
+
 def cuts(numbers: Numbers) -> Iterator[Cut]:
     """The layers of a block that tensor parallelism cuts, and what stays whole: the hidden state."""
-    layer = "model.layers.0"
-    yield from _attention(numbers, f"{layer}.self_attn")
+    yield from _attention(numbers, f"{FIRST}.self_attn")
     if numbers.intermediate_size is not None:
-        yield from _gated(f"{layer}.mlp", numbers.intermediate_size)
+        yield from _gated(f"{FIRST}.mlp", numbers.intermediate_size)
     if numbers.moe_intermediate_size is not None:
-        yield from _gated(f"{layer}.mlp.experts.0", numbers.moe_intermediate_size)
+        yield from _gated(f"{FIRST}.mlp.experts.0", numbers.moe_intermediate_size)
         if numbers.n_shared_experts is not None:
-            yield from _gated(f"{layer}.mlp.shared_experts", numbers.moe_intermediate_size * numbers.n_shared_experts)
+            yield from _gated(f"{FIRST}.mlp.shared_experts", numbers.moe_intermediate_size * numbers.n_shared_experts)
 
 
 def _gated(name: str, size: int) -> Iterator[Cut]:
@@ -85,3 +130,20 @@ def _attention(numbers: Numbers, name: str) -> Iterator[Cut]:
     yield Cut(f"{name}.k_proj", pairs * size, "outputs", pairs)
     yield Cut(f"{name}.v_proj", pairs * size, "outputs", pairs)
     yield Cut(f"{name}.o_proj", heads * size, "inputs", heads)
+
+
+def halves(numbers: Numbers, patterns: Sequence[str]) -> Iterator[str]:
+    """A line for the first layer of which the patterns name a part, with what is named and what is not.
+
+    Args:
+        patterns: regular expressions among them are valid, and end (see `slow`).
+    """
+    ignored = Ignored(patterns)
+    for block in dict.fromkeys(["0", *(number for one in patterns for number in BLOCK_NUMBER.findall(one))]):
+        names = [cut.name.replace(FIRST, f"model.layers.{block}") for cut in cuts(numbers)]
+        try:
+            for layer in layers_of(names).values():
+                ignored.covers(layer)
+        except PatternError as error:
+            yield str(error)
+            return

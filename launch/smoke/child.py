@@ -1,4 +1,7 @@
-"""A command in a process of its own, with a time limit; whatever it has started has ended when it returns."""
+"""A part of the smoke test: its work in a process of its own, with a time limit, and what came of it.
+
+Whatever the process has started has ended when it returns.
+"""
 
 import json
 import os
@@ -6,11 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from launch.demo.logs import last_errors
+from launch.demo.metrics import last_errors
 from launch.environment import environment
 from launch.processes import ProcessTree
 from launch.root import with_root
@@ -25,6 +28,8 @@ OFFLINE = {  # nothing here may fetch a model or phone home, unless the caller s
     "RAY_USAGE_STATS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",
 }
+OK, FAILED, NOT_APPLICABLE = "ok", "failed", "not applicable"
+Status = Literal["ok", "failed", "not applicable"]
 
 
 @dataclass(frozen=True)
@@ -137,3 +142,31 @@ def run(
         tree.end()
         child.wait()
     return Ended(code, round(time.monotonic() - begun, 1), output, log)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One part.
+
+    Attributes:
+        short: what the table shows of it.
+        reason: why it failed, or why it is not applicable and what to do instead; "" where all is well.
+        figures: what was measured or found, as JSON has it.
+    """
+
+    name: str
+    status: Status
+    seconds: float = 0.0
+    short: str = ""
+    reason: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+def judged(name: str, problems: list[str], seconds: float, short: str, figures: dict[str, Any]) -> Result:
+    """ok, or failed for these reasons."""
+    return Result(name, FAILED if problems else OK, seconds, short, "; ".join(problems), figures)
+
+
+def not_applicable(name: str, reason: str) -> Result:
+    """Not for this machine, or not with what it has."""
+    return Result(name, NOT_APPLICABLE, reason=reason)

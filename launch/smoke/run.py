@@ -16,18 +16,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launch.doctor.gather.software import CHIP_VARIABLE
-from launch.smoke import compute, contents, training
-from launch.smoke.child import Setting
-from launch.smoke.result import FAILED, NOT_APPLICABLE, OK, Result
+from launch.doctor.checks.versions import CHIP_VARIABLE
+from launch.smoke import parts
+from launch.smoke.child import FAILED, NOT_APPLICABLE, OK, Result, Setting
 
 SCHEMA = 1
 GROUPS: tuple[tuple[tuple[str, ...], Callable[[Setting], list[Result]]], ...] = (
-    (("manifest",), contents.manifest),
-    (("doctor",), contents.doctor),
-    (("operators",), compute.operators),
-    (compute.NAMES, compute.engine),
-    (("train",), training.train),
+    (("manifest",), parts.manifest),
+    (("doctor",), parts.doctor),
+    (("operators",), parts.operators),
+    (parts.NAMES, parts.engine),
+    (("train",), parts.train),
 )
 NAMES = tuple(name for names, _ in GROUPS for name in names)
 STYLES = {OK: "green", FAILED: "bold red", NOT_APPLICABLE: "yellow"}

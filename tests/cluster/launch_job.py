@@ -28,9 +28,9 @@ def main(inventory_file: str, job: str, out: str, *more: str) -> int:
     plan = plan_of(inventory, Path(job), out)
     restarts = next((int(word) for word in more if word.isdecimal()), 0)
     if "--on-this-node" in more:
-        from launch.cluster.on_this_node import run
+        from launch.cluster.run import run_on_this_node
 
-        return run(plan, plan.local.index(True), restarts)
+        return run_on_this_node(plan, plan.local.index(True), restarts)
     from launch.cluster.run import run
 
     return run(plan, restarts)

@@ -59,7 +59,7 @@ def test_all_of_ours_ends_and_nothing_of_others(hosts, launches, end):
     end(launches, hosts[0], run)
     check_clean(hosts, END_SECONDS if end is kill_the_launcher else 2)
     for host in hosts:
-        assert list(host.path("/tmp").glob("aq-*")) == []
+        assert list(host.path("/tmp").glob("aq-*/*")) == []
         assert list(host.path("/dev/shm").iterdir()) == [] or host is hosts[1]
     if end is press_ctrl_c:
         ask_stray_ray(hosts[1])

@@ -28,7 +28,6 @@ OVERRIDES = {
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 16,
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 16,
     "actor_rollout_ref.actor.optim.lr": 3e-3,
-    "actor_rollout_ref.rollout.n": 4,
     "trainer.total_training_steps": STEPS,
     "trainer.save_freq": 1,
 }
@@ -61,7 +60,8 @@ def test_replicas_on_two_hosts_and_a_restart_after_one_has_died(hosts, launches:
     head, worker, _ = hosts
     reward = {"reward.custom_reward_function.path": trained / "addition" / "reward.py"}
     settings = [f"{name}={value}" for name, value in {**OVERRIDES, **reward}.items()]
-    run = launches.train(head, "addition-int8", "--data", trained, "--restart", "1", "--", *settings)
+    options = ["--set", "rollout.n=4", "--data", trained, "--restart", "1"]
+    run = launches.train(head, "addition-int8", *options, "--", *settings)
     run.wait_for(r"step:1 ", FIRST_STEP_SECONDS)
     saved = wait_for_checkpoint(launches.out, 60)
     for host in (head, worker):

@@ -33,13 +33,17 @@ class OracleExperts(nn.Module):
         return oracle.experts(x, weights, ids, *self.w13, *self.w2, self.scheme)
 
 
-def logprobs(folder: Path, prompts: list[dict], scheme: str) -> torch.Tensor:
-    """Log-probabilities of every prompt token but the first, in float32, by the oracle's products."""
+def logprobs(folder: Path, prompts: list[dict], scheme: str, ignore: tuple[str, ...] = ()) -> torch.Tensor:
+    """Log-probabilities of every prompt token but the first, in float32, by the oracle's products.
+
+    Args:
+        ignore: linear layers that stay as they are, by transformers' names.
+    """
     model, scheme = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), get_scheme(scheme)
     if scheme.quantized:
         for name, module in list(model.named_modules()):
             owner, _, leaf = name.rpartition(".")
-            if isinstance(module, nn.Linear) and is_quantized(f"{name}.weight"):
+            if isinstance(module, nn.Linear) and is_quantized(f"{name}.weight") and name not in ignore:
                 setattr(model.get_submodule(owner), leaf, OracleLinear(module, scheme))
             elif leaf == "experts":
                 setattr(model.get_submodule(owner), leaf, OracleExperts(module, scheme))

@@ -18,6 +18,14 @@ def refit(worker, path: str, spoil: bool):
     worker.model_runner.model.load_weights(state.items())
 
 
+def wake_up_changed(worker):
+    refit = worker.model_runner.model.ascend_quant_refit
+    refit.slept(1)
+    next(resident for resident in refit.residents if resident.codes).data.view(-1)[0] ^= 1
+    refit.woke(["weights"])
+    return refit.unseen
+
+
 def main(folder: str, out: str) -> None:
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_ALLOW_INSECURE_SERIALIZATION="1")
     from vllm import LLM, SamplingParams
@@ -38,6 +46,10 @@ def main(folder: str, out: str) -> None:
     found["refused"] = [finish(), finish()]
     llm.collective_rpc(refit, args=(folder, False))
     found["healed"] = finish()
+    found["unseen"] = llm.collective_rpc(wake_up_changed)
+    found["seen"] = finish()
+    llm.collective_rpc(refit, args=(folder, False))
+    found["healed again"] = finish()
     Path(out).write_text(json.dumps(found))
 
 

@@ -34,7 +34,7 @@ def push(worker, folder: str, seed: int):
 
 
 def main(out: str, folder: str, profile: str, how: str, mode: str) -> None:
-    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_ALLOW_INSECURE_SERIALIZATION="1")
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_ALLOW_INSECURE_SERIALIZATION="1")
     from vllm import LLM
 
     options = {"quant_method": "ascend_quant", "profile": profile, "frozen_scales": how == "frozen"}

@@ -1,8 +1,8 @@
 """Converted checkpoints in a real vLLM on CPU: what it has kernels for generates, what it refuses is named.
 
-vLLM 0.28's CPU build multiplies int8, fp8 per channel and int4 in dense layers. It has no quantized experts in these
-formats, no way to give fused layers one fp8 scale, and fp8 blocks only on processors with AMX, where it has more, and
-some of that fails: these tests ask for the kernels that every processor has.
+vLLM 0.28's CPU build multiplies int8, fp8 per channel and, on processors with AVX512, int4 in dense layers. It has no
+quantized experts in these formats, no way to give fused layers one fp8 scale, and fp8 blocks only on processors with
+AMX, where it has more, and some of that fails: but for int4, these tests ask for the kernels that every processor has.
 """
 
 import gc
@@ -24,7 +24,10 @@ WIDTHS = {
     "qwen2": {"hidden_size": 256, "intermediate_size": 256},
     "qwen3-moe": {"hidden_size": 256, "moe_intermediate_size": 128, "head_dim": 64},
 }
-SERVED = ("int8", "fp8", "int4_g128", "int4_g32")
+INT4 = pytest.mark.skipif(
+    not torch.cpu._is_avx512_supported(), reason="vLLM's library for processors without AVX512 has no int4 product"
+)
+SERVED = ("int8", "fp8", *(pytest.param(scheme, marks=INT4) for scheme in ("int4_g128", "int4_g32")))
 NO_AMX = "CPUFp8BlockScaledMMKernel requires AMX"
 EXPERTS_REFUSED = {
     "int8": (NotImplementedError, "No Int8 MoE backend supports the deployment configuration"),

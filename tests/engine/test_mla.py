@@ -14,9 +14,9 @@ from vllm.model_executor.layers.attention.attention import set_default_quant_sca
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
 from ascend_quant import oracle
-from ascend_quant.integrations.vllm import mla
-from ascend_quant.integrations.vllm.linear import QuantizedLinearMethod
-from ascend_quant.resident import RefitError
+from ascend_quant.integrations.vllm.layers import mla
+from ascend_quant.integrations.vllm.layers.linear import QuantizedLinearMethod
+from ascend_quant.refit import RefitError
 from ascend_quant.schemes import get_scheme
 
 HEADS, RANK, NOPE, VALUE = 3, 128, 16, 32

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import checkpoint, expected, make
+from naming import has_line_naming
 
 HERE = Path(__file__).parent
 
@@ -27,7 +28,11 @@ def two_ranks(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     first, second = make(kind, folder, seed=0, **sizes), make(kind, folder, seed=1, **sizes)
     out = folder / "dump.pt"
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ["PYTHONPATH"]]),
+        "VLLM_CPU_OMP_THREADS_BIND": "0|1",
+    }
     command = [sys.executable, str(HERE / "tp_dump.py"), str(out), str(first), str(second), "2", parallel, scheme]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
@@ -49,7 +54,16 @@ def test_ranks_hold_slices_after_load_and_refit(two_ranks):
 def test_ranks_generate_and_refuse(two_ranks):
     result = two_ranks[0]
     assert torch.isfinite(result["logprobs"]).all()
-    assert all("q_proj" in message and "is not what the model expects" in message for message in result["refused"])
+    assert all(has_line_naming(message, "q_proj", "the model expects") for message in result["refused"])
+
+
+def test_experts_of_other_ranks_are_known_by_number_and_name(two_ranks):
+    result, parallel = two_ranks[0], two_ranks[3]
+    if parallel != "ep":
+        pytest.skip("each rank holds a part of every expert")
+    for said in result["experts"]:
+        for name, message in zip((".6.down_proj", ".5.down_prj", ".01.up_proj"), said, strict=True):
+            assert f"extra tensor model.layers.1.mlp.experts{name}.weight" in message
 
 
 def own_part(name: str, tensor: torch.Tensor, rank: int, parallel: str, scheme: str) -> torch.Tensor:

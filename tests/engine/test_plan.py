@@ -5,9 +5,9 @@ import torch
 from engines import buckets, differing, engine, model_of, refit, resident
 from models import checkpoint, expected, make, perturbed, stacked
 
-from ascend_quant.integrations.vllm import versions
-from ascend_quant.plan import Plan
+from ascend_quant.integrations.vllm import compat
 from ascend_quant.refit import RefitError
+from ascend_quant.refit.plan import Plan
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
@@ -125,7 +125,7 @@ def test_faults_are_named_as_without_a_plan(loaded):
 @pytest.mark.parametrize("loaded", ["qwen3-moe"], indirect=True)
 @pytest.mark.parametrize("by_vllm", [True, False])
 def test_from_single_experts_to_stacks_and_back(loaded, through_loaders, by_vllm, monkeypatch):
-    monkeypatch.setattr(versions, "TAKES_STACKED", by_vllm)  # False: vLLM 0.23's loaders know single experts only
+    monkeypatch.setattr(compat, "TAKES_STACKED", by_vllm)  # False: vLLM 0.23's loaders know single experts only
     llm, first = loaded
     push(llm, first)
     state = perturbed(first, seed=7)

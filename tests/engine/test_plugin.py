@@ -7,11 +7,15 @@ import pytest
 import torch
 from engines import differing, engine, logprobs, model_of, refit, resident
 from models import checkpoint, expected, fused, make, perturbed
+from naming import line_naming
 
-from ascend_quant.integrations.vllm import refit_of, versions
+from ascend_quant.integrations.vllm import hooks, refit_of, requests, sleep
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
 from ascend_quant.integrations.vllm.inventory import make_plain
-from ascend_quant.integrations.vllm.moe import refuse_unservable
+from ascend_quant.integrations.vllm.layers.moe import refuse_unservable
+from ascend_quant.integrations.vllm.layers.plain import PlainLinearMethod, RouterMethod
+from ascend_quant.integrations.wrapping import install
+from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError
 
 
@@ -19,9 +23,14 @@ def dtypes(llm):
     return {name.replace(".routed_experts", ""): p.dtype for name, p in model_of(llm).named_parameters()}
 
 
+def methods_of_routers(llm):
+    return {type(layer.quant_method) for name, layer in model_of(llm).named_modules() if name.endswith("mlp.gate")}
+
+
 def test_embeddings_norms_routers_and_head_keep_their_dtype(tmp_path):
     with engine(make("qwen3-moe", tmp_path)) as llm:
         plain = {name for name, dtype in dtypes(llm).items() if dtype == torch.bfloat16}
+        assert methods_of_routers(llm) == {RouterMethod}
     layers = {f"model.layers.{i}.{leaf}.weight" for i in range(2) for leaf in (
         "mlp.gate", "self_attn.q_norm", "self_attn.k_norm", "input_layernorm", "post_attention_layernorm")}  # fmt: skip
     assert plain == {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"} | layers
@@ -39,7 +48,7 @@ def test_ignored_layers_keep_their_dtype_and_are_refitted(tmp_path):
     folder = make("qwen3-moe", tmp_path)
     ignore = [
         "model.layers.0.self_attn.o_proj",
-        r"re:.*layers\.1\.self_attn\.[qkv]_proj",
+        r"re:.*layers\.1\.self_attn\.qkv_proj",  # a fused name: vLLM's own rule knows it in full alone
         r"re:.*layers\.1\.mlp\.experts",
     ]
     with engine(folder, quantization_config={"ignore": ignore}) as llm:
@@ -54,6 +63,9 @@ def test_ignored_layers_keep_their_dtype_and_are_refitted(tmp_path):
         held, plain, coded = resident(llm), fused(state), expected(state)
         want = {name: plain[name] if found[name] == torch.bfloat16 else coded[name] for name in held}
         assert differing(held, want) == []
+        left = ("model.layers.0.self_attn.o_proj", "model.layers.1.mlp.experts", "model.layers.1.self_attn.qkv_proj")
+        receipt = refit(llm).last_receipt
+        assert receipt.left_alone == Unquantized("int8", left) and receipt.as_metrics()["refit/left_alone"] == 3
         assert torch.isfinite(logprobs(llm)).all()
 
 
@@ -61,6 +73,7 @@ def test_ignored_layers_keep_their_dtype_and_are_refitted(tmp_path):
 def test_scheme_bf16_is_refitted_in_place_without_quantization(kind, tmp_path):
     folder = make(kind, tmp_path)
     with engine(folder, "bf16") as llm:
+        assert methods_of_routers(llm) <= {PlainLinearMethod}  # of a mixture of experts
         before = logprobs(llm)
         state = perturbed(checkpoint(folder), seed=1)
         model_of(llm).load_weights(state.items())
@@ -109,39 +122,68 @@ def test_layers_that_derive_tensors_from_their_weights_are_refused():
             raise AssertionError("not reached")
 
     model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([torch.nn.Identity(), Derives()])})
-    with pytest.raises(RefitError, match=r"layer 'layers\.1' of type Derives cannot be served.*go stale"):
+    with pytest.raises(RefitError, match=line_naming("'layers.1'", "Derives")):
         make_plain(model, {})
 
 
 def test_a_model_without_the_plugin_is_named():
-    with pytest.raises(
-        RefitError, match=r'Linear was not built by the ascend_quant plugin.*quantization="ascend_quant"'
-    ):
+    with pytest.raises(RefitError, match=line_naming("Linear", 'quantization="ascend_quant"')):
         refit_of(torch.nn.Linear(1, 1))
 
 
-def core_class(quant_config):
-    """An engine core of two ranks whose workers fail."""
+@pytest.mark.parametrize(("quant_config", "refuses"), [(None, False), (AscendQuantConfig(), True)])
+def test_a_call_whose_answers_are_lost_stops_our_engines_only(quant_config, refuses):
+    """As after a timeout: the next answers would be those of this call."""
 
     class Core:
-        vllm_config = SimpleNamespace(quant_config=quant_config, parallel_config=SimpleNamespace(world_size=2))
+        vllm_config = SimpleNamespace(quant_config=quant_config)
 
-        def collective_rpc(self, method):
-            raise ValueError(f"{method} failed")
+        @requests.answered
+        def collective_rpc(self, method, *rest):
+            raise TimeoutError("too late")
 
-    versions._ask_afterwards(Core)
-    return Core
-
-
-@pytest.mark.parametrize(("quant_config", "refuses"), [(None, False), (AscendQuantConfig(), True)])
-def test_a_failed_call_on_several_ranks_stops_our_engines_only(quant_config, refuses):
-    core = core_class(quant_config)()
-    with pytest.raises(ValueError, match="push failed"):
+    core = Core()
+    with pytest.raises(TimeoutError, match="too late"):
         core.collective_rpc("push")
-    assert ("restart the engine" in getattr(core, "ascend_quant_refusal", "")) == refuses
+    assert ("restart the engine" in str(requests._state(core).why)) == refuses
 
 
-@pytest.mark.parametrize(("module", "name", "deepest"), versions.SLEEPING_WORKERS)
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        ("model.layers.0.self_attn.qkv_proj", True),
+        (r"re:.*self_attn\.[qkv]_proj", True),
+        ("lm_head", True),
+        ("model.layers.0.self_attn.qkv_proj.weight", False),
+        ("model.layers.7.self_attn.qkv_proj", False),
+        ("re:qkv_proj", False),
+    ],
+)
+def test_a_pattern_of_ignore_that_names_no_layer_is_an_error(pattern, matches):
+    config = AscendQuantConfig(ignore=[pattern])
+    config.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+    config.quantizes("model.layers.0.self_attn.qkv_proj")  # as vLLM asks for its method
+    if matches:
+        return config.check_ignored(torch.nn.Module(), has_draft=False)
+    with pytest.raises(RefitError) as raised:
+        config.check_ignored(torch.nn.Module(), has_draft=False)
+    assert repr(pattern) in str(raised.value)
+    config.check_ignored(torch.nn.Module(), has_draft=True)  # it may mean the draft model's
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("ignore", [pattern]) for pattern in ("", "re:", 1, None, "re:(")),
+        *(("replicas", [options]) for options in ({"replicas": []}, "int8", {"ignore": [""]})),
+    ],
+)
+def test_options_of_another_kind_are_named(option, value):
+    with pytest.raises(ValueError, match=r"ascend_quant option (ignore|replicas): "):
+        AscendQuantConfig(**{option: value})
+
+
+@pytest.mark.parametrize(("module", "name", "deepest"), sleep.SLEEPING_WORKERS)
 def test_workers_tell_the_refit_of_their_sleep(monkeypatch, module, name, deepest):
     """Stand-ins: no worker that sleeps runs on a CPU."""
 
@@ -156,11 +198,11 @@ def test_workers_tell_the_refit_of_their_sleep(monkeypatch, module, name, deepes
         def wake_up(self, tags=None):
             self.slept.append(tags)
 
-    for other, _, _ in versions.SLEEPING_WORKERS:
+    for other, _, _ in sleep.SLEEPING_WORKERS:
         monkeypatch.setitem(sys.modules, other, SimpleNamespace())
     monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: Worker}))
-    versions.follow_sleep()
-    versions.follow_sleep()  # once is enough
+    install(hooks.WITH_FIRST_MODEL)
+    install(hooks.WITH_FIRST_MODEL)  # once is enough
     told = []
     before = []  # how often the worker had slept when it was told that it would
     refit = SimpleNamespace(
@@ -173,7 +215,7 @@ def test_workers_tell_the_refit_of_their_sleep(monkeypatch, module, name, deepes
     other.sleep(2)
     assert other.slept == [2] and len(told) == 2
     if deepest < 2:
-        with pytest.raises(RefitError, match="sleep level 2: this engine loses more than its weights"):
+        with pytest.raises(RefitError, match=line_naming("sleep level 2")):
             worker.sleep(2)
         assert len(worker.slept) == 2
     else:

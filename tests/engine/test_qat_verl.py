@@ -25,8 +25,8 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from ascend_quant import oracle
 from ascend_quant.integrations.verl.qat import FakeQuantization
 from ascend_quant.integrations.verl.qat_worker import fake_quantizing
-from ascend_quant.integrations.verl.sender import ProvingTrainingWorker, sends_digests
-from ascend_quant.proof import SENT
+from ascend_quant.integrations.verl.sender import SendingTrainingWorker, sends_weights
+from ascend_quant.refit.proof import SENT
 from ascend_quant.qat import without_fake_quantization
 from ascend_quant.schemes import get_scheme
 
@@ -53,8 +53,8 @@ def worker(kind):
     return made
 
 wanted = FakeQuantization(SCHEME, ("re:.*self_attn.*",))
-qat = fake_quantizing(sends_digests(ActorRolloutRefWorker), wanted)
-assert issubclass(qat.actor_worker_cls, ProvingTrainingWorker)
+qat = fake_quantizing(sends_weights(ActorRolloutRefWorker), wanted)
+assert issubclass(qat.actor_worker_cls, SendingTrainingWorker)
 assert qat.ref_worker_cls is TrainingWorker
 actor = worker(qat.actor_worker_cls)
 
@@ -89,6 +89,9 @@ for name, w in reference.named_parameters():
     assert torch.equal(found, w.grad), name
 actor.engine.optimizer.step()
 after = sent()
+assert [one.rpartition("layers.")[2] for one in actor.unquantized.names] == [
+    f"{i}.self_attn.{one}_proj" for i in range(2) for one in ("o", "qkv")
+], actor.unquantized
 assert all(after[name].dtype == before[name].dtype for name in names)
 assert not torch.equal(after["model.layers.0.mlp.up_proj.weight"], before["model.layers.0.mlp.up_proj.weight"])
 print("done")
@@ -99,7 +102,7 @@ def test_verls_actor_with_fake_quantized_layers(tmp_path):
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0 and run.stdout.endswith("done\n"), run.stdout + run.stderr
-    assert "the actor: 4 layers are fake-quantized to int4_g32; left alone: model.layers.0.self_attn" in run.stderr
+    assert "the actor: 4 layers are fake-quantized to int4_g32; not quantized: model.layers.0.self_attn" in run.stderr
 
 
 class Trainer:
@@ -117,9 +120,9 @@ def test_the_actors_class_reaches_other_processes():
     from ray import cloudpickle
     from verl.workers.engine_workers import TrainingWorker
 
+    from ascend_quant.integrations.verl.compat import plain_class
     from ascend_quant.integrations.verl.qat import FakeQuantization
     from ascend_quant.integrations.verl.qat_worker import with_fake_quantization
-    from ascend_quant.integrations.verl.versions import plain_class
 
     wanted = FakeQuantization("int8", ("a",))
     trainer = with_fake_quantization(Trainer, wanted)()
@@ -128,21 +131,3 @@ def test_the_actors_class_reaches_other_processes():
     assert workers["critic"] is TrainingWorker
     actor = pickle.loads(cloudpickle.dumps(workers["actor"]))
     assert actor.actor_worker_cls.fake_quantization == wanted and actor.ref_worker_cls is TrainingWorker
-
-
-@pytest.mark.parametrize("ignore", [[], ["re:.*self_attn.*", "layers.0.mlp.experts"], [r"re:.*mlp\.(gate|up)_proj.*"]])
-def test_trainer_and_engine_leave_the_same_layers_alone(ignore):
-    from ascend_quant.integrations.vllm.config import AscendQuantConfig
-    from ascend_quant.qat import layers
-
-    engine = AscendQuantConfig(scheme="int4_g32", ignore=ignore)
-    ends = (
-        "self_attn.q_proj",
-        "self_attn.o_proj",
-        "mlp.gate_proj",
-        "mlp.experts",
-        "mlp.gate",
-        "mlp.shared_expert_gate",
-    )
-    for name in [f"layers.{i}.{end}" for i in range(2) for end in ends]:
-        assert engine._quantizes(name) is not layers.keeps_its_dtype(name, ignore), name

@@ -16,9 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from ascend_quant.integrations.verl import attention_settings, main_ppo, qat, settings
 from launch.recipes import Paths, load, names, resolve
-from launch.recipes.keys import DATA_PARALLEL, OPTIMIZER, TRANSFORMER
+from launch.recipes.hydra_syntax import DATA_PARALLEL, OPTIMIZER, TRANSFORMER
 from launch.recipes.overrides import OPEN
-from launch.recipes.rollout import uses_plugin
+from launch.recipes.settings import uses_plugin
 
 PATHS = Paths("/models/one", "/data", "/runs/one")
 # With these Megatron-core asks for TransformerEngine's version, and there is none here: their names alone are checked.
@@ -86,7 +86,7 @@ def test_a_whole_sequence_fits_a_micro_batch(name: str):
 
 
 def test_the_plugin_takes_the_engines_options():
-    from ascend_quant.integrations.vllm.options import Options
+    from ascend_quant.engine.options import Options
 
     for name in SERVED:
         engine = of(name).actor_rollout_ref.rollout.engine_kwargs.vllm

@@ -10,7 +10,8 @@ from models import make
 from vllm import SamplingParams
 from vllm.v1.sample.sampler import Sampler
 
-from ascend_quant.integrations.vllm import sampling, versions
+from ascend_quant.integrations.vllm import compat, hooks, sampling
+from ascend_quant.integrations.wrapping import install
 
 PROMPTS = [{"prompt_token_ids": [5 + row, 9, 2 * row]} for row in range(4)]
 FREE = {"temperature": 0.8, "max_tokens": 6, "ignore_eos": True, "detokenize": False}
@@ -53,8 +54,8 @@ def tokens(llm, options: list[dict]) -> list[list[int]]:
 @pytest.mark.parametrize("options", [[{}] * 4, SEEDED, [{}, {"seed": 3}, {}, {"temperature": 1.5}]])
 def test_an_engine_that_runs_already_draws_the_same_tokens(llm, drawn, options):
     theirs = tokens(llm, options)
-    sampling.draw_in_one_pass()
-    sampling.draw_in_one_pass()  # once is enough
+    install(hooks.WITH_FIRST_MODEL_ON_CUDA)
+    install(hooks.WITH_FIRST_MODEL_ON_CUDA)  # once is enough
     assert drawn == []
     assert tokens(llm, options) == theirs
     assert drawn == [4] * 6
@@ -64,13 +65,13 @@ def test_an_engine_that_runs_already_draws_the_same_tokens(llm, drawn, options):
 def test_filters_and_greedy_requests_are_vllms(llm, drawn, filtered):
     options = [{}, filtered, {}, {}]
     theirs = tokens(llm, options)
-    sampling.draw_in_one_pass()
+    install(hooks.WITH_FIRST_MODEL_ON_CUDA)
     assert tokens(llm, options) == theirs
     assert drawn == [1]  # once, for the compiler; its token is nobody's
 
 
 def test_logprobs_are_those_that_vllm_returns(llm, drawn):
-    sampling.draw_in_one_pass()
+    install(hooks.WITH_FIRST_MODEL_ON_CUDA)
     [answer] = llm.generate(PROMPTS[:1], SamplingParams(**FREE, logprobs=0), use_tqdm=False)
     assert drawn == [1] * 6 and len(answer.outputs[0].logprobs) == 6
 
@@ -80,13 +81,13 @@ def test_what_a_sampler_returns_is_told_by_its_annotation():
     def both(self, logits, metadata) -> tuple[torch.Tensor, torch.Tensor | None]: ...
     def later(self, logits, metadata) -> "tuple[torch.Tensor, torch.Tensor | None]": ...
 
-    assert [versions.samples_with_logprobs(sample) for sample in (alone, both, later)] == [False, True, True]
-    assert versions.samples_with_logprobs(Sampler.sample)
+    assert [compat.samples_with_logprobs(sample) for sample in (alone, both, later)] == [False, True, True]
+    assert compat.samples_with_logprobs(Sampler.sample)
 
 
 @pytest.mark.parametrize("mode", ["processed_logits", "processed_logprobs"])
 def test_processed_logits_are_returned_by_vllm(tmp_path, drawn, mode):
     with engine(make("qwen2", tmp_path), skip_tokenizer_init=True, logprobs_mode=mode) as llm:
-        sampling.draw_in_one_pass()
+        install(hooks.WITH_FIRST_MODEL_ON_CUDA)
         tokens(llm, [{"logprobs": 0}] * 4)
     assert drawn == []

@@ -15,7 +15,7 @@ def seen(script: str, folder: Path) -> dict:
     """What the script wrote about an engine with a small model."""
     out = folder / "seen.json"
     command = [sys.executable, str(HERE / script), str(make("qwen2", folder)), str(out)]
-    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ["PYTHONPATH"]])}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     return json.loads(out.read_text())
@@ -25,7 +25,8 @@ def test_a_bad_refit_refuses_requests_one_by_one_and_the_engine_lives_to_be_heal
     found = seen("refusing_core.py", tmp_path)
     assert "o_proj" in found["error"] and "1 of 16384 elements are NaN" in found["error"]
     assert found["refused"] == [["error", 0], ["error", 0]]
-    assert found["at start"] == found["healed"] == ["length", 4]
+    assert found["at start"] == found["healed"] == found["healed again"] == ["length", 4]
+    assert found["unseen"] == [True] and found["seen"] == ["error", 0]
 
 
 def test_after_a_crash_in_a_refit_nothing_is_answered_and_the_next_engine_starts_from_the_checkpoint(tmp_path):

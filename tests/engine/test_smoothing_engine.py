@@ -17,6 +17,7 @@ from compressed_tensors.quantization.lifecycle.forward import quantize
 from compressed_tensors.quantization.utils import calculate_qparams
 from engines import addresses, buckets, differing, engine, logprobs, model_of, prompts, refit, resident
 from models import checkpoint, fused, is_quantized, make, perturbed, stacked
+from naming import line_naming
 from test_parallel import own_part
 from vllm import SamplingParams
 
@@ -24,8 +25,8 @@ from ascend_quant.integrations.vllm.attach import _smoothing
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
 from ascend_quant.oracle import TINY
 from ascend_quant.profile.rules import Profile, ProfileError, Rule
-from ascend_quant.proof import Receiving, sending
 from ascend_quant.refit import RefitError
+from ascend_quant.refit.proof import Receiving, sending
 
 CHANNELS = QuantizationArgs(num_bits=8, type="int", strategy="channel", symmetric=True)
 KINDS = ("qwen2", "qwen3-moe")
@@ -302,20 +303,20 @@ def test_a_profile_of_another_model_is_refused(tmp_path):
 
 def test_options_are_checked(tmp_path):
     for option, message in {
-        "profile": (3, r"profile=3: give the path of a file"),
+        "profile": (3, r"profile=3: .* file"),
         "frozen_scales": ("false", r"frozen_scales='false': give true or false"),
     }.items():
         with pytest.raises(ValueError, match=message[1]):
             AscendQuantConfig.from_config({"quant_method": "ascend_quant", option: message[0]})
-    with pytest.raises(ValueError, match="give the option profile too"):
+    with pytest.raises(ValueError, match="option profile"):
         AscendQuantConfig(frozen_scales=True)
     nothing = AscendQuantConfig(profile=str(tmp_path / "none"))
     with pytest.raises(ProfileError, match=r"no profile at .*none\.safetensors"):
         _smoothing(nothing, torch.device("cpu"), lambda name: False)
     Profile("fp8", {}).save(tmp_path / "other")
-    with pytest.raises(RefitError, match="is for scheme fp8, the engine's is int8"):
+    with pytest.raises(RefitError, match=line_naming("scheme fp8, … int8")):
         _smoothing(AscendQuantConfig(profile=str(tmp_path / "other")), torch.device("cpu"), lambda name: False)
-    with pytest.raises(RefitError, match="the engine's is fp8: weights are smoothed for int8 alone"):
+    with pytest.raises(RefitError, match=line_naming("fp8: … int8")):
         _smoothing(
             AscendQuantConfig(scheme="fp8", profile=str(tmp_path / "other")), torch.device("cpu"), lambda name: False
         )

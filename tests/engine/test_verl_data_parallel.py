@@ -11,7 +11,7 @@ from models import make
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from ascend_quant.integrations.verl.versions import ask_every_engine
+from ascend_quant.integrations.verl.compat import ask_every_engine
 
 pytestmark = pytest.mark.timeout(300)
 

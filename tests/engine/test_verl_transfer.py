@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from naming import line_naming
 
 pytest.importorskip("verl", reason="the verl adapter needs verl")
 pytest.importorskip("vllm", reason="the engine tests need vLLM")
@@ -29,7 +30,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 import torch, verl
 from safetensors.torch import load_file
-from ascend_quant.proof import sending
+from ascend_quant.refit.proof import sending
 
 # verl's file by its path: its package would import vLLM, which a trainer needs and a sender does not
 source = Path(verl.__file__).parent / "workers/rollout/vllm_rollout/bucketed_weight_transfer.py"
@@ -216,10 +217,10 @@ def test_a_good_sync_lands(engine, handle, sender, checkpoints):
     assert len(generate(engine)) == 4
 
 
-@pytest.mark.parametrize(("mode", "fault"), [("flip", "has other values than were sent"), ("lose", "is missing")])
+@pytest.mark.parametrize(("mode", "fault"), [("flip", "has other values"), ("lose", "is missing")])
 def test_what_changes_on_the_way_fails_the_sync(engine, handle, sender, checkpoints, mode, fault):
     sender.send(handle, checkpoints[1], mode)
-    with pytest.raises(RefitError, match="weight sync failed: 1 of 51 parameters did not arrive") as error:
+    with pytest.raises(RefitError, match=line_naming("weight sync", "1 of 51 parameters")) as error:
         receive(engine)
     segment = sender.expect("segment")
     assert f"{sender.expect(mode)} {fault}" in str(error.value)
@@ -262,7 +263,7 @@ def test_a_nan_fails_the_sync_and_leaves_no_sender_waiting(engine, handle, sende
 
 def test_a_dead_sender_is_noticed_and_the_next_sync_heals(engine, handle, sender, doomed, checkpoints):
     doomed.send(handle, checkpoints[1], "die")
-    with pytest.raises(RefitError, match="before its last bucket"):
+    with pytest.raises(RefitError, match="last bucket"):
         receive(engine)
     segment = doomed.expect("segment")
     doomed.expect("between two buckets")
@@ -283,11 +284,11 @@ def test_an_error_of_the_receiver_itself_leaves_no_sender_waiting(engine, handle
     from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
 
     def no_memory(*_, **__):
-        raise OSError("no such shared memory")
+        raise OSError("no memory")
 
     monkeypatch.setattr(transfer, "rebuild_shared_memory", no_memory)
     sender.send(handle, checkpoints[1])
-    with pytest.raises(OSError, match="no such shared memory"):
+    with pytest.raises(OSError, match="no memory"):
         receive(engine)
     sender.expect("segment")
     sender.expect("sent")
@@ -297,5 +298,5 @@ def test_a_sender_that_never_comes_is_an_error(engine, monkeypatch):
     from ascend_quant.integrations.verl import receiver
 
     monkeypatch.setattr(receiver, "FIRST_MESSAGE_SECONDS", 1)
-    with pytest.raises(RefitError, match="no trainer has sent weights"):
+    with pytest.raises(RefitError, match="no trainer"):
         receive(engine)

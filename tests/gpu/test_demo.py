@@ -15,8 +15,8 @@ pytest.importorskip("verl", reason="the demo needs verl")
 from rich.console import Console
 
 from launch.demo.options import choices, on_device
+from launch.demo.recipe import SETUPS
 from launch.demo.run import run_demo
-from launch.demo.setups import SETUPS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 ARMS = ("int8", "int8-uncorrected")

@@ -30,6 +30,7 @@ SMALL = {  # what a recipe's step is cut to
     "verl.reward.num_workers": 1,
     "verl.transfer_queue.backend": "{SimpleStorage: {num_data_storage_units: 1}}",
     "verl.data.dataloader_num_workers": 0,
+    "verl.actor_rollout_ref.actor.optim.lr_warmup_steps": 0,  # megatron-core refuses one as long as the run
 }
 ON_A_GPU = {"verl.actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": 1 << 30}  # others may use it too
 ON_A_CPU = {
@@ -71,6 +72,7 @@ LATENT = {  # attention of DeepSeek-V3, with the ranks that its kernels are made
     "n_group": 1,
     "topk_group": 1,
     "first_k_dense_replace": 1,
+    "topk_method": "noaux_tc",  # else vLLM's router has no e_score_correction_bias, which the trainer has
 }
 ARCHITECTURES = {
     "qwen2": SHAPE,

@@ -1,11 +1,15 @@
 """What the tests of images share, made once: an engine, the stand-in base, the image of stack cpu."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from docker_engine import base, cpu_image
 from docker_engine.engine import Engine, engine
+
+# As run.sh ends what runs beside cluster: the private engine goes with its gigabytes, as after Ctrl-C.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

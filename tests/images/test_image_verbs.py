@@ -36,12 +36,13 @@ TABLE = [
     Row("train no-such-recipe", 2, "no-such-recipe", (3, NO_TMP)),
     Row("stop no-such-run", 2, "no-such-run"),
     Row("recipe list", 0, "addition-int8"),
-    Row("data no-such-data", 1, "no-such-data"),
+    Row("data no-such-data", 2, "no-such-data"),
     Row("doctor --set x=1", 2, "--recipe", (3, NO_TMP)),
+    Row("bundle --out /none/b.tar.gz", 2, "there is no folder /none", (3, NO_TMP)),
     Row("manifest --no-such-option", 2, "--no-such-option", (3, NO_TMP)),
     Row("test unit", 2, "this image has no tests"),
     Row("bench refit", 2, "bench needs the sources"),
-    Row("fly", 2, "no verb 'fly'. Verbs: smoke doctor demo train"),
+    Row("fly", 2, "no verb 'fly'. Verbs: smoke doctor bundle demo train"),
     Row("python --version", 0, "Python 3.11"),
 ]
 SEVERAL_LINES = "Usage: run.sh manifest"  # typer's own, for an option that there is not

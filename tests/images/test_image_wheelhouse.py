@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from cluster.tools import need_namespaces
 
-from launch.images.lock.text import parse
+from launch.images.locked import parse
 from launch.images.targets import LOCKS, target
 from launch.images.wheelhouse import bundle as bundling
-from launch.images.wheelhouse.platforms import here
+from launch.images.wheelhouse.bundle import here
 
 BUILT = "antlr4-python3-runtime"  # has no wheel: it is built on the host
 KEPT = (BUILT, "numpy", "setuptools", "typing-extensions")

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from launch.images.lock.packages import LOCKS, Lock, install_uv
-from launch.images.lock.text import parse
-from launch.images.loose import MACHINES
+from launch.images.locked import MACHINES, parse
 
 GLIBC = {"cuda13": "manylinux_2_39"}  # of Ubuntu 24.04; of the other images' bases, the oldest is Ubuntu 22.04's
 OLDEST = "manylinux_2_35"
 BUILT = "antlr4-python3-runtime"  # plain Python, without a wheel for anybody
-NAMES = sorted(file.stem for file in LOCKS.glob("*.in") if file.stem not in ("npu-host", "npu-2.7"))
+NAMES = sorted(file.stem for file in LOCKS.glob("*.in") if file.stem not in ("npu-host", "npu-2.7", "npu-0.30"))
 
 
 @pytest.fixture(scope="module")

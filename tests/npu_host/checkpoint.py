@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from ascend_quant import oracle
-from ascend_quant.integrations.vllm.lying import lying_of
+from ascend_quant.engine.layout import layouts_of
 from npu_host.models import EXPERTS, HEAD, HIDDEN, INTERMEDIATE, VOCABULARY
 
 LAYER = "model.layers.0"
@@ -78,11 +78,16 @@ def _columns(rows_NK: torch.Tensor, columns: range) -> tuple[torch.Tensor, torch
 def held(moe: bool, model: nn.Module) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Codes (N, K) and scales (N) of the same."""
     layer = model.model.layers[0]
-    found = {name: lying_of(getattr(layer.self_attn, f"{name}_proj"))["weight"] for name in ("qkv", "o")}
+    found = {name: layouts_of(getattr(layer.self_attn, f"{name}_proj"))["weight"] for name in ("qkv", "o")}
     if moe:
-        experts = lying_of(layer.mlp.experts)
+        experts = layouts_of(with_weights(layer.mlp.experts))
         found |= {"up": experts["w13_weight"], "down": experts["w2_weight"]}
     else:
-        found |= {name: lying_of(getattr(layer.mlp, f"{name}_proj"))["weight"] for name in ("gate_up", "down")}
+        found |= {name: layouts_of(getattr(layer.mlp, f"{name}_proj"))["weight"] for name in ("gate_up", "down")}
         found["up"] = found.pop("gate_up")
     return {name: (one.place[:].cpu(), one.scale.cpu().view(-1)) for name, one in found.items()}
+
+
+def with_weights(experts: nn.Module) -> nn.Module:
+    """The module that holds the experts' weights: newer vLLMs have one within the layer that the model calls."""
+    return getattr(experts, "routed_experts", experts)

@@ -19,9 +19,10 @@ else:
 
     import torch
 
-    from npu_host import device
+    from npu_host import absent, device
 
     device.install()
+    absent.stand_in(absent.LINEAR_ATTENTION)
     torch.npu.config.allow_internal_format = True  # as vllm-ascend's worker does
 
 

@@ -5,9 +5,9 @@ import torch_npu
 from torch import nn
 
 from ascend_quant import oracle
-from ascend_quant.integrations.vllm import lying
+from ascend_quant.engine import layout
 from ascend_quant.refit import Refit
-from ascend_quant.resident import QuantizedWeight
+from ascend_quant.refit.resident import QuantizedWeight
 
 NZ = 29
 
@@ -22,7 +22,7 @@ def layer_of(method, *shape) -> nn.Module:
 def refit_of(layer: nn.Module) -> tuple[Refit, dict[str, QuantizedWeight]]:
     residents = {
         name: QuantizedWeight(name, one.stand_in.data, one.scale, one.stand_in.shape[-1], (), one.place, one.copies)
-        for name, one in lying.lying_of(layer).items()
+        for name, one in layout.layouts_of(layer).items()
     }
     return Refit(list(residents.values())), residents
 
@@ -78,6 +78,7 @@ def experts_method():
 
     method = object.__new__(Int8NpuExpertsMethod)
     method.prefix, method.quant_method = "experts", object.__new__(Int8ExpertsScheme)
+    method.quant_method.use_expert_weight_list = False  # read since 0.27
     return method
 
 

@@ -9,9 +9,10 @@ stubs.start()
 
 import torch  # noqa: E402
 
-from npu_host import device  # noqa: E402
+from npu_host import absent, device  # noqa: E402
 
 device.install()
+absent.stand_in(absent.LINEAR_ATTENTION)
 torch.npu.config.allow_internal_format = True
 
 if __name__ == "__main__":

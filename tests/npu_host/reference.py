@@ -57,7 +57,12 @@ def reference(name: str, on_device: bool = False):
 
 
 def install(key: str, libraries: list[torch.library.Library]) -> None:
-    """Registers the kernels with the dispatcher; the libraries must be kept alive."""
+    """Registers the kernels with the dispatcher; the libraries must be kept alive.
+
+    A kernel whose operator the installed torch_npu lacks is forgotten.
+    """
+    for name in REFERENCES.keys() - set(torch._C._dispatch_get_all_op_names()):
+        del REFERENCES[name]
     for found in REFERENCES.values():
         namespace, _, rest = found.name.partition("::")
         library = torch.library.Library(namespace, "IMPL", key)

@@ -36,11 +36,13 @@ class Missing:
 
     Attributes:
         libraries: file names.
-        symbols: undefined functions by symbol version ("" for none). CUDA's versions are its libraries' names.
+        symbols: undefined functions by symbol version ("" for none).
+        versions: a library's symbol version; CUDA's are mostly the libraries' names. Others have none.
     """
 
     libraries: tuple[str, ...]
     symbols: dict[str, tuple[str, ...]]
+    versions: dict[str, str]
 
 
 def start() -> None:
@@ -94,7 +96,15 @@ def find_missing(site_packages: Path) -> Missing:
     return Missing(
         tuple(sorted((needed - there) | set(OPENED_BY_NAME))),
         {symbol_version: tuple(sorted(names)) for symbol_version, names in undefined.items()},
+        dict(pair for path in started for pair in _symbol_versions(path)),
     )
+
+
+def _symbol_versions(library: Path) -> Iterator[tuple[str, str]]:
+    """(library, symbol version) that it asks for, of every library that it needs; their last where there are more."""
+    for part in _run("readelf", "-V", library).split(" File: ")[1:]:
+        for symbol_version in re.findall(r"Name: (\S+)", part):
+            yield part.split()[0], symbol_version
 
 
 def _symbols(library: Path, which: str) -> Iterator[tuple[str, str]]:
@@ -120,8 +130,9 @@ def _compile(missing: Missing, folder: Path) -> None:
     _link(folder, RUNTIME, "int npu_host_refuse(const char *);\n" + code, [runtime])
     for library in missing.libraries:
         if library != RUNTIME:
-            code = _functions(missing.symbols.get(library, ()), NO_CUDA_DEVICE)
-            _link(folder, library, code, [folder / RUNTIME], symbol_version=library if code else "")
+            symbol_version = missing.versions.get(library, "")
+            code = _functions(missing.symbols.get(symbol_version, ()) if symbol_version else (), NO_CUDA_DEVICE)
+            _link(folder, library, code, [folder / RUNTIME], symbol_version)
     for scrap in (runtime, *folder.glob("*.c"), *folder.glob("*.map")):
         scrap.unlink()
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch_npu
+from naming import has_line_naming
 
 from ascend_quant.kernels import npu_experts, npu_linear, npu_ops
 from npu_host import formats, rules
@@ -53,7 +54,7 @@ def a5(monkeypatch):
 def test_a_missing_operator_is_named_with_what_is_installed_and_what_is_needed(versions):
     versions("2.6.0", "2.6.0", "8.2.RC1")
     said = one_line(npu_ops.MissingOperator, lambda: npu_ops.operator("npu_thought_up"))
-    assert said.startswith("npu_thought_up is not in torch_npu 2.6.0 with CANN 8.2.RC1: ")
+    assert has_line_naming(said, "npu_thought_up", "torch_npu 2.6.0 with CANN 8.2.RC1:")
     assert "torch_npu 2.7.1 with CANN 8.3.RC1 or newer" in said
 
 
@@ -61,10 +62,7 @@ def test_a_later_operator_names_its_own_pair(versions, monkeypatch):
     versions("2.7.1", "2.7.1")
     monkeypatch.setattr(npu_ops, "has_operator", lambda name: name != SECOND)
     said = one_line(npu_ops.MissingOperator, lambda: npu_ops.operator(SECOND))
-    assert said == (
-        f"{SECOND} is not in torch_npu 2.7.1: it needs torch_npu 2.7.1.post2 with CANN 8.5.0 or newer; "
-        "install that pair"
-    )
+    assert has_line_naming(said, SECOND, "torch_npu 2.7.1: … torch_npu 2.7.1.post2 with CANN 8.5.0")
 
 
 def test_operators_are_looked_for_in_torch_npu_itself():
@@ -92,7 +90,7 @@ def test_operators_are_looked_for_in_torch_npu_itself():
 def test_serving_says_which_operator_it_misses(monkeypatch, name, call):
     there = npu_ops.has_operator
     monkeypatch.setattr(npu_ops, "has_operator", lambda asked: asked != name and there(asked))
-    assert one_line(npu_ops.MissingOperator, call).startswith(f"{name} is not in torch_npu {torch_npu.__version__}")
+    assert has_line_naming(one_line(npu_ops.MissingOperator, call), name, f"torch_npu {torch_npu.__version__}")
 
 
 # ---- versions
@@ -157,7 +155,7 @@ def test_a_format_of_a5(acl_format):
 @pytest.mark.parametrize("dtype", [FP8, torch.float8_e5m2, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2])
 def test_a_dtype_of_a5(dtype):
     said = one_line(ValueError, lambda: npu_ops.check_dtype(dtype))
-    assert said == f"{dtype} needs Ascend 950 (A5), and this is Ascend910B1: choose the scheme int8"
+    assert has_line_naming(said, dtype, "Ascend 950 (A5)", "Ascend910B1:", "scheme int8")
 
 
 def test_fp8_codes_are_refused_before_any_operator_runs():

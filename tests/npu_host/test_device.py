@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 import torch_npu
+from naming import has_line_naming, line_naming
 
 from npu_host import device, formats, memory
 
@@ -103,7 +104,7 @@ def test_training_with_adamw_converges():
 
 
 def test_an_aten_operator_without_a_kernel_fails_with_its_name():
-    with pytest.raises(device.NoKernel, match=r"aten::polygamma.*npu:0 on host memory: torch_npu has no kernel"):
+    with pytest.raises(device.NoKernel, match=line_naming("aten::polygamma", "npu:0", "no kernel")):
         torch.polygamma(1, torch.ones(3, device="npu"))
 
 
@@ -115,12 +116,12 @@ def test_an_npu_operator_without_a_reference_fails_with_its_name():
 def test_an_operator_launched_on_the_stubs_alone_is_an_error_and_never_zeros():
     code = "import torch, torch_npu; print((torch.ones(3).npu() + 1).cpu())"  # no device.install()
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
-    assert "aclopCompileAndExecute has no stub: this tensor operation would run on the NPU" in done.stderr
+    assert has_line_naming(done.stderr, "aclopCompileAndExecute", "no stub")
     assert done.returncode == 1 and "tensor" not in done.stdout
 
 
 def test_in_place_reshaping_is_refused_rather_than_lost():
-    with pytest.raises(device.NoKernel, match="reshapes a tensor in place"):
+    with pytest.raises(device.NoKernel, match="in place"):
         torch.ones(2, 1, device="npu").squeeze_()
 
 

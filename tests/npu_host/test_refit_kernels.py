@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from ascend_quant import oracle
-from ascend_quant.kernels import npu
+from ascend_quant.kernels import npu, npu_codes, npu_ops, reciprocals
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))  # the cases are those of the other devices
 from kernel_modules import Kernels
@@ -34,8 +34,21 @@ def test_many_in_one_batch(monkeypatch, dtype):
     check(NPU, batch)
 
 
+def test_the_fused_operators_are_taken_and_without_one_the_chain(monkeypatch):
+    assert npu_codes.way_of(NPU.device)[:2] == (npu_codes.absmax_by_norm, npu_codes.codes_fused)
+
+    def without(name):
+        raise npu_ops.MissingOperator(f"{name} is not there")
+
+    monkeypatch.setattr(npu_codes, "operator", without)
+    npu_codes.way_of.cache_clear()
+    assert npu_codes.way_of(NPU.device).codes is reciprocals.codes_of
+    check(NPU, [Case("int8", awkward_values(9, 33, torch.bfloat16, 1))])
+    npu_codes.way_of.cache_clear()
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32])
 def test_digests_equal_the_oracle(dtype):
     tensors = [torch.randint(-100, 100, shape).to(dtype) for shape in ((7, 9), (5,), (2, 3, 4))]
     found = npu.digests([tensor.npu() for tensor in tensors]).tolist()
-    assert [number % 2**64 for number in found] == [oracle.digest(tensor) for tensor in tensors]
+    assert found == [oracle.digest(tensor) for tensor in tensors]

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch_npu
 
-from npu_host import formats, models, recorder, vllm_engine
+from npu_host import checkpoint, formats, models, recorder, vllm_engine
 
 LINEAR = {f"model.{name}_proj.weight": "W8A8_DYNAMIC" for name in ("o", "gate", "up", "down")}
 MOE = {
@@ -22,9 +22,9 @@ def config(tmp_path_factory):
 
 @pytest.fixture
 def quantization(config):
-    from vllm_ascend.quantization.modelslim_config import AscendModelSlimConfig
-
-    return AscendModelSlimConfig({**LINEAR, **MOE, "model.experts.weight": "W8A8_DYNAMIC"})
+    found = vllm_engine.modelslim_config()({**LINEAR, **MOE, "model.experts.weight": "W8A8_DYNAMIC"})
+    found.packed_modules_mapping = {"gate_up_proj": ["gate_proj", "up_proj"]}  # as vLLM takes it from a model's class
+    return found
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -70,10 +70,11 @@ def test_linear_layers(kind, quantization):
 
 
 def test_a_mixture_of_experts(config, quantization):
-    from vllm.model_executor.layers.fused_moe.layer import FusedMoE
+    from vllm.model_executor.layers import fused_moe
 
+    make = getattr(fused_moe, "FusedMoEFactory", None) or fused_moe.FusedMoE  # vLLM 0.30 has a function
     hidden, inner, experts = models.HIDDEN, models.INTERMEDIATE, models.EXPERTS
-    layer = FusedMoE(
+    layer = make(
         num_experts=experts,
         top_k=models.EXPERTS_A_TOKEN,
         hidden_size=hidden,
@@ -82,14 +83,15 @@ def test_a_mixture_of_experts(config, quantization):
         quant_config=quantization,
         prefix="model.experts",
     )
+    weights = checkpoint.with_weights(layer)
     w13, w2 = normal(experts, 2 * inner, hidden) / 8, normal(experts, hidden, inner) / 8
     for name, weight in (("w13", w13), ("w2", w2)):
         codes, scale = quantized(weight)
-        getattr(layer, f"{name}_weight").data.copy_(codes)
-        getattr(layer, f"{name}_weight_scale").data.copy_(scale)
-        getattr(layer, f"{name}_weight_offset").data.zero_()
-    layer.quant_method.process_weights_after_loading(layer)
-    assert torch_npu.get_npu_format(layer.w13_weight) == formats.NZ
+        getattr(weights, f"{name}_weight").data.copy_(codes)
+        getattr(weights, f"{name}_weight_scale").data.copy_(scale)
+        getattr(weights, f"{name}_weight_offset").data.zero_()
+    weights.quant_method.process_weights_after_loading(weights)
+    assert torch_npu.get_npu_format(weights.w13_weight) == formats.NZ
     x, logits = normal(9, hidden).bfloat16(), normal(9, experts).bfloat16()
     with vllm_engine.forward(config, tokens=9):
         result = layer(x.npu(), logits.npu())

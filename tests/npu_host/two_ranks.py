@@ -32,21 +32,25 @@ def check(script: Path, way: str, architecture: str, folder: Path) -> None:
         assert found["stayed"] and found["digests"][0] == found["digests"][1]
 
 
+def environment() -> dict[str, str]:
+    """Of a process of its own, with tests/ in PYTHONPATH."""
+    # vllm-ascend sets this in its process, for an allocator that is not here
+    kept = {name: value for name, value in os.environ.items() if name != "PYTORCH_NPU_ALLOC_CONF"}
+    return {**kept, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+
+
 def _run(script: Path, *arguments: str, folder: Path) -> None:
     """`python script RANK 2 arguments.. folder` for both ranks, with tests/ in PYTHONPATH.
 
     Raises:
         AssertionError: with their last words, unless both ended well.
     """
-    # vllm-ascend 0.23 sets this in its process, for an allocator that is not here
-    environment = {name: value for name, value in os.environ.items() if name != "PYTORCH_NPU_ALLOC_CONF"}
-    environment["PYTHONPATH"] = f"{TESTS.parent}:{TESTS}"
     logs = [folder / f"{rank}.log" for rank in range(2)]
     ranks = []
     for rank, log in enumerate(logs):
         command = [sys.executable, script, str(rank), "2", *arguments, folder]
         with log.open("w") as out:
-            ranks.append(subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT))
+            ranks.append(subprocess.Popen(command, env=environment(), stdout=out, stderr=subprocess.STDOUT))
     try:
         codes = _wait(ranks)
     finally:

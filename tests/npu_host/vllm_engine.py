@@ -7,21 +7,24 @@ vllm-ascend's attention and its worker want CANN's Python package and are out of
 """
 
 import contextlib
+import importlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch.distributed import ProcessGroupGloo
 from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import (
-    cleanup_dist_env_and_memory,
+    destroy_distributed_environment,
+    destroy_model_parallel,
     ensure_model_parallel_initialized,
     init_distributed_environment,
 )
 from vllm_ascend.ascend_config import clear_ascend_config, init_ascend_config
 from vllm_ascend.ascend_forward_context import set_ascend_forward_context, set_mc2_tokens_capacity
 from vllm_ascend.distributed.parallel_state import destroy_ascend_model_parallel, init_ascend_model_parallel
-from vllm_ascend.utils import register_ascend_customop
+from vllm_ascend.utils import adapt_patch, register_ascend_customop
 
 from npu_host import models
 
@@ -31,16 +34,24 @@ ProcessGroupGloo.get_hccl_comm_name = lambda group, rank: "gloo"
 
 @contextlib.contextmanager
 def running(
-    folder: Path, architecture: str, rank: int = 0, ranks: int = 1, expert_parallel: bool = False
+    folder: Path,
+    architecture: str,
+    rank: int = 0,
+    ranks: int = 1,
+    expert_parallel: bool = False,
+    settings: dict | None = None,
 ) -> Iterator[VllmConfig]:
     """A configuration for a small model, its tensor-parallel ranks, npu:0 and bfloat16 as the defaults.
 
     Args:
         folder: the same for all ranks, each a process of its own.
         expert_parallel: experts are dealt out whole.
+        settings: vllm-ascend's, as `additional_config` has them.
     """
+    adapt_patch(is_global_patch=True)  # as its plugins do
     parallel = ParallelConfig(tensor_parallel_size=ranks, enable_expert_parallel=expert_parallel)
-    config = VllmConfig(model_config=models.model_config(folder, architecture), parallel_config=parallel)
+    model = models.model_config(folder, architecture)
+    config = VllmConfig(model_config=model, parallel_config=parallel, additional_config=settings or {})
     init_ascend_config(config)
     with set_current_vllm_config(config):
         rendezvous = f"file://{folder / 'rendezvous'}"
@@ -59,7 +70,8 @@ def running(
             torch.set_default_dtype(torch.float32)
             torch.set_default_device(None)
             destroy_ascend_model_parallel()
-            cleanup_dist_env_and_memory()
+            destroy_model_parallel()
+            destroy_distributed_environment()
             clear_ascend_config()
 
 
@@ -68,3 +80,9 @@ def forward(config: VllmConfig, tokens: int) -> Iterator[None]:
     """What a layer's forward pass runs in."""
     with torch.inference_mode(), set_ascend_forward_context(None, config, num_tokens=tokens):
         yield
+
+
+def modelslim_config() -> type:
+    """vllm-ascend's configuration for ModelSlim's checkpoints, which moved in 0.27."""
+    folder = "quantization.configs" if find_spec("vllm_ascend.quantization.configs") else "quantization"
+    return importlib.import_module(f"vllm_ascend.{folder}.modelslim_config").AscendModelSlimConfig

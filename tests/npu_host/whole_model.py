@@ -15,19 +15,21 @@ from npu_host import checkpoint
 
 
 @contextlib.contextmanager
-def built(running: Callable, folder: Path, architecture: str, **ranks) -> Iterator[tuple]:
+def built(running: Callable, folder: Path, architecture: str, nz: bool = True, **more) -> Iterator[tuple]:
     """Whether it has experts, the model, vLLM's configuration.
 
     Args:
         running: of the engine module for the installed version.
+        nz: whether linear layers are kept in FRACTAL_NZ.
+        more: of `running`.
     """
     plugin.register()
     from vllm.model_executor.model_loader import base_loader
 
     from ascend_quant.integrations.vllm_ascend.config import NpuQuantConfig
 
-    with running(folder, architecture, **ranks) as config:
-        config.quant_config = NpuQuantConfig()
+    with running(folder, architecture, **more) as config:
+        config.quant_config = NpuQuantConfig(nz=nz)
         model = base_loader.initialize_model(vllm_config=config, model_config=config.model_config)
         yield "Moe" in architecture, model, config
 

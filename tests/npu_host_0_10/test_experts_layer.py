@@ -6,10 +6,10 @@ from npu_host import models
 from npu_host.rules import RuleBroken
 from torch import nn
 
+from ascend_quant.engine.layout import layouts_of
 from ascend_quant.integrations import vllm as plugin
-from ascend_quant.integrations.vllm.lying import lying_of
 from ascend_quant.refit import Refit, RefitError
-from ascend_quant.resident import QuantizedWeight
+from ascend_quant.refit.resident import QuantizedWeight
 from npu_host_0_10 import engine
 
 
@@ -40,7 +40,7 @@ def refit(layer: nn.Module) -> dict[str, torch.Tensor]:
     """Random weights (E, N, K), written as a refit writes them."""
     residents = [
         QuantizedWeight(name, one.stand_in.data, one.scale, one.stand_in.shape[-1], (), one.place, one.copies)
-        for name, one in lying_of(layer).items()
+        for name, one in layouts_of(layer).items()
     ]
     written, state = {}, Refit(residents)
     with state.session():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 WRONG_USE = 2
-LIMIT_S = 900.0
+MINUTES = 30.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,9 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.here:
         events = runner.run_here(names, options.device, options.small)
     else:
-        events = runner.run_apart(names, options.device, options.small, options.limit)
-    file = options.json or Path(report.file_name())
-    begin = report.head({"small": options.small, "only": options.only, "device": options.device})
+        budget = runner.Budget.of(options.minutes, options.limit)
+        events = runner.run_apart(names, options.device, options.small, budget)
+    file = options.out or Path(report.file_name())
+    shown = {"small": options.small, "only": options.only, "device": options.device, "minutes": options.minutes}
+    begin = report.head(shown)
     results: list[dict[str, Any]] = []
     for result in _with_progress(events, len(names)):
         results.append(result)
@@ -45,11 +47,18 @@ def _parser() -> argparse.ArgumentParser:
         prog="./run.sh test npu-smoke --",
         description="First contact with an Atlas A2 or A3: one JSON file to send back.",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="default: npu-smoke-HOST-DATE.json, here")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: npu-smoke-HOST-DATE.json, here")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="checks, or groups of them: arithmetic")
     parser.add_argument("--small", action="store_true", help="small shapes, for a dry run")
     parser.add_argument("--device", default="npu:0", help="default: npu:0")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for one check (default: %(default).0f)")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="for all checks (default: %(default).0f)")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=float("inf"),
+        metavar="S",
+        help="at most, for one check (each has a limit of its own)",
+    )
     parser.add_argument("--here", action="store_true", help="all in this process, for a debugger")
     return parser
 

@@ -54,7 +54,7 @@ def addition(on: Setting, numbers: dict) -> None:
     require_all_equal(numbers)
 
 
-@check("arithmetic.what_codes_rest_on")
+@check("arithmetic.what_codes_rest_on", claim="tables")
 def what_codes_rest_on(on: Setting, numbers: dict) -> None:
     """Do products err by less than 2**-22, and does adding 1.5 * 2**23 round half to even?"""
     a, b = (data.floats(_count(on), seed) for seed in (7, 8))
@@ -127,7 +127,7 @@ def int32_to_float32(on: Setting, numbers: dict) -> None:
     require_all_equal(numbers)
 
 
-@check("arithmetic.conversions")
+@check("arithmetic.conversions", claim="bytes")
 def conversions(on: Setting, numbers: dict) -> None:
     """Are the conversions that our kernels use exact?"""
     codes = torch.arange(-128, 128)
@@ -142,7 +142,7 @@ def conversions(on: Setting, numbers: dict) -> None:
     require_all_equal(numbers)
 
 
-@check("arithmetic.views")
+@check("arithmetic.views", claim="bytes")
 def views(on: Setting, numbers: dict) -> None:
     """Does tensor.view(dtype) on the device give the same bits, also to the operator that reads it next?"""
     made = torch.randint(-(2**62), 2**62, (64, 8), generator=data.generator(13), dtype=torch.int64)
@@ -159,7 +159,7 @@ def views(on: Setting, numbers: dict) -> None:
     require_all_equal(numbers)
 
 
-@check("arithmetic.tables")
+@check("arithmetic.tables", claim="tables")
 def tables(on: Setting, numbers: dict) -> None:
     """Do int32 and int64 indices fetch the right elements and rows?"""
     table, matrix = data.floats(32768, 14), data.floats(4096, 15).view(256, 16)
@@ -173,7 +173,7 @@ def tables(on: Setting, numbers: dict) -> None:
     require_all_equal(numbers)
 
 
-@check("arithmetic.scales_and_factors")
+@check("arithmetic.scales_and_factors", claim="tables")
 def scales_and_factors(on: Setting, numbers: dict) -> None:
     """Is what our kernels look up for every BF16 magnitude the oracle's scale, and is each code right?"""
     absmax = _magnitudes()[:0x7F80]
@@ -186,7 +186,7 @@ def scales_and_factors(on: Setting, numbers: dict) -> None:
     require_all_equal(numbers)
 
 
-@check("arithmetic.isfinite")
+@check("arithmetic.isfinite", claim="bad tensors")
 def isfinite(on: Setting, numbers: dict) -> None:
     """Is torch.isfinite right for every BF16 number?"""
     values = torch.cat([_magnitudes(), -_magnitudes()])
@@ -197,7 +197,7 @@ def isfinite(on: Setting, numbers: dict) -> None:
     require_all_equal(numbers)
 
 
-@check("arithmetic.absmax")
+@check("arithmetic.absmax", claim="bytes")
 def absmax_of_rows(on: Setting, numbers: dict) -> None:
     """Is the largest BF16 magnitude of a row right, with zeros, subnormals, NaN and Inf too?"""
     values = data.awkward(64, 301, 17)
@@ -213,7 +213,7 @@ def absmax_of_rows(on: Setting, numbers: dict) -> None:
     require_all_equal(numbers)
 
 
-@check("arithmetic.copies")
+@check("arithmetic.copies", claim="bytes")
 def copies(on: Setting, numbers: dict) -> None:
     """Do cat, strided copies and transpositions of int8 move every byte right?"""
     codes = torch.randint(-127, 128, (96, 80), generator=data.generator(18), dtype=torch.int8)
@@ -236,7 +236,7 @@ def copies(on: Setting, numbers: dict) -> None:
     require_all_equal(numbers)
 
 
-@check("arithmetic.counters")
+@check("arithmetic.counters", claim="receipts")
 def counters(on: Setting, numbers: dict) -> None:
     """Are int64 counters added up right?"""
     rows, index = data.nearby(512, 2**40), torch.arange(512) % 7

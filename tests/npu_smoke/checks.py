@@ -6,21 +6,26 @@
         numbers["not zero"] = ...                          # kept whatever happens next
         require(numbers["not zero"] == 0, "...")           # the answer is no: failed
 
-`needed` checks decide the exit code: our kernels are wrong where one fails. The others are facts worth knowing, whose
-"failed" is the answer "no".
+Its verdict: a check that names a claim (claims.py) proves or refutes it, any other tells a fact, whose answer is yes or
+no; either may be missing, with the reason. `needed` checks decide the exit code: our kernels are wrong where the answer
+is no.
 """
 
 import re
 import socket
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
-PASSED, FAILED, NOT_POSSIBLE = "passed", "failed", "not possible"
+from npu_smoke.claims import CLAIMS
+
+YES, NO, UNKNOWN = "yes", "no", "unknown"
+PROVED, REFUTED, MISSING, FACT = "proved", "refuted", "missing", "fact"
+LIMIT_S = 240.0  # of a check that says nothing else
 IN_SHORT = "in short"  # of the numbers, the one that the table shows
 LONGEST = 1500  # characters of an error's text
 
@@ -30,7 +35,7 @@ class Wrong(Exception):
 
 
 class NotPossible(Exception):
-    """Nothing is wrong, but this machine cannot answer; the text says why."""
+    """Nothing is wrong, but this machine cannot answer: an operator, a device or a tool is missing, and which."""
 
 
 @dataclass(frozen=True)
@@ -56,22 +61,37 @@ class Check:
     Attributes:
         needed: whether our kernels are wrong where the answer is no.
         run: fills in numbers; raises Wrong, NotPossible or whatever goes wrong.
+        claim: the key of what the answer "yes" proves; "" where the answer is a fact.
+        limit_s: seconds, after which its process is ended.
+        variables: of its environment, where it needs a process of its own with others.
     """
 
     name: str
     question: str
     needed: bool
     run: Callable[[Setting, dict[str, Any]], None]
+    claim: str = ""
+    limit_s: float = LIMIT_S
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 CHECKS: dict[str, Check] = {}
 
 
-def check(name: str, needed: bool = True):
+def check(
+    name: str,
+    needed: bool = True,
+    claim: str = "",
+    limit_s: float = LIMIT_S,
+    variables: Mapping[str, str] | None = None,
+):
     """Registers a check; the first line of its docstring is the question."""
+    if claim and claim not in CLAIMS:
+        raise ValueError(f"{name}: no claim {claim!r} in claims.py")
 
     def register(function):
-        CHECKS[name] = Check(name, function.__doc__.strip().splitlines()[0], needed, function)
+        question = function.__doc__.strip().splitlines()[0]
+        CHECKS[name] = Check(name, question, needed, function, claim, limit_s, dict(variables or {}))
         return function
 
     return register
@@ -104,30 +124,39 @@ def carry_out(one: Check, setting: Setting) -> dict[str, Any]:
         try:
             one.run(setting, numbers)
             torch.npu.synchronize()  # an operator's error may come this late
-            status, error = PASSED, ""
+            answer, reason = YES, ""
         except (NotPossible, NotImplementedError) as why:
-            status, error = NOT_POSSIBLE, str(why)
+            answer, reason = UNKNOWN, str(why)
         except Wrong as why:
-            status, error = FAILED, str(why)
+            answer, reason = NO, str(why)
         except Exception as why:  # whatever torch_npu raises is what we came to see
-            status, error = FAILED, f"{type(why).__name__}: {why}"
+            answer, reason = NO, f"{type(why).__name__}: {why}"
     seconds = round(time.perf_counter() - start, 3)
     if fallen := sorted({str(one.message) for one in heard if "fall back" in str(one.message)}):
         numbers["ran on the host"] = [without_traces(text) for text in fallen]
-    return entry(one, status, error, seconds, numbers)
+    return entry(one, answer, reason, seconds, numbers)
 
 
-def entry(one: Check, status: str, error: str, seconds: float, numbers: dict[str, Any]) -> dict[str, Any]:
+def entry(one: Check, answer: str, reason: str, seconds: float, numbers: dict[str, Any]) -> dict[str, Any]:
     """A check's result as the JSON file has it."""
     return {
         "name": one.name,
-        "question": one.question,
+        "verdict": verdict_of(one, answer),
+        "answer": answer,
+        "claim": asdict(CLAIMS[one.claim]) if one.claim else None,
+        "reason": without_traces(reason),
         "needed": one.needed,
-        "status": status,
-        "error": without_traces(error),
+        "question": one.question,
         "seconds": seconds,
         "numbers": numbers,
     }
+
+
+def verdict_of(one: Check, answer: str) -> str:
+    """What an answer says of the sentence that is checked, if there is one."""
+    if answer == UNKNOWN:
+        return MISSING
+    return {YES: PROVED, NO: REFUTED}[answer] if one.claim else FACT
 
 
 def without_traces(text: str) -> str:

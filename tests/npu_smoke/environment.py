@@ -52,7 +52,7 @@ def versions(on: Setting, numbers: dict) -> None:
     numbers["variables"] = {name: _shown(os.environ[name]) for name in VARIABLES if name in os.environ}
 
 
-@check("environment.operators")
+@check("environment.operators", claim="versions")
 def operators(on: Setting, numbers: dict) -> None:
     """Does this torch_npu have the operators that nothing works without?"""
     import torch_npu

@@ -51,31 +51,31 @@ class Layer:
         return self.scale_EN.to(dtype).float().repeat_interleave(counts, 0)
 
 
-@check("experts.nd")
+@check("experts.nd", claim="rule")
 def nd(on: Setting, numbers: dict) -> None:
     """Are npu_grouped_matmul's results the oracle's to 1 unit in the last place, plain weights?"""
     _grouped(on, numbers, Layer.of(on), nz=False)
 
 
-@check("experts.nz")
+@check("experts.nz", claim="rule")
 def nz(on: Setting, numbers: dict) -> None:
     """The same, FRACTAL_NZ weights?"""
     _grouped(on, numbers, Layer.of(on), nz=True)
 
 
-@check("experts.fp16", needed=False)
+@check("experts.fp16", needed=False, claim="rule")
 def fp16(on: Setting, numbers: dict) -> None:
     """The same, float16 results?"""
     _grouped(on, numbers, Layer.of(on), nz=True, dtype=torch.float16)
 
 
-@check("experts.unaligned", needed=False)
+@check("experts.unaligned", needed=False, claim="rule")
 def unaligned(on: Setting, numbers: dict) -> None:
     """The same, FRACTAL_NZ where K is no multiple of 16 and N none of 32?"""
     _grouped(on, numbers, Layer.of(on, unaligned=True), nz=True)
 
 
-@check("experts.dequant_swiglu_quant")
+@check("experts.dequant_swiglu_quant", claim="rule")
 def dequant_swiglu_quant(on: Setting, numbers: dict) -> None:
     """Is npu_grouped_matmul to int32 exact, and npu_dequant_swiglu_quant after it near the oracle's?"""
     layer = Layer.of(on)
@@ -96,7 +96,7 @@ def dequant_swiglu_quant(on: Setting, numbers: dict) -> None:
     _require_near_codes(numbers)
 
 
-@check("experts.swiglu_quant")
+@check("experts.swiglu_quant", claim="rule")
 def swiglu_quant(on: Setting, numbers: dict) -> None:
     """Is npu_grouped_matmul_swiglu_quant near the oracle's?"""
     operator, layer = data.operator("npu_grouped_matmul_swiglu_quant"), Layer.of(on)
@@ -108,7 +108,7 @@ def swiglu_quant(on: Setting, numbers: dict) -> None:
     _require_near_codes(numbers)
 
 
-@check("experts.swiglu_quant_v2", needed=False)
+@check("experts.swiglu_quant_v2", needed=False, claim="rule")
 def swiglu_quant_v2(on: Setting, numbers: dict) -> None:
     """Is npu_grouped_matmul_swiglu_quant_v2 near the oracle's?"""
     operator, layer = data.operator("npu_grouped_matmul_swiglu_quant_v2"), Layer.of(on)

@@ -1,6 +1,6 @@
 """Refits in place: nothing moves, and a captured ACL graph computes with the new weights when it is replayed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -9,7 +9,7 @@ import torch
 from ascend_quant import oracle
 from ascend_quant.kernels.npu_formats import new_codes
 from ascend_quant.refit import Refit
-from ascend_quant.resident import QuantizedWeight
+from ascend_quant.refit.resident import QuantizedWeight
 from npu_smoke import data, experts
 from npu_smoke.checks import NotPossible, Setting, check, require
 from npu_smoke.compare import require_equal
@@ -22,6 +22,7 @@ class Resident:
     on: Setting
     shape: tuple[int, ...]
     nz: bool
+    name: str = "weight"
 
     def __post_init__(self) -> None:
         with torch.device(self.on.device):
@@ -30,7 +31,7 @@ class Resident:
         self.scale = torch.zeros(self.shape[:-1], device=self.on.device)
         self.scale_bf16 = torch.zeros(self.shape[:-1], dtype=torch.bfloat16, device=self.on.device)
         weight = QuantizedWeight(
-            "weight", self.stand_in, self.scale, self.shape[-1], place=self.place, copies=[self.scale_bf16]
+            self.name, self.stand_in, self.scale, self.shape[-1], place=self.place, copies=[self.scale_bf16]
         )
         self.weight, self.refit = weight, Refit([weight])
 
@@ -39,7 +40,7 @@ class Resident:
         values = data.weights(*self.shape, seed=seed)
         there = self.on.put(values)
         with self.refit.session() as session:
-            slot = session.batch.new_sources([("weight", values.numel())])
+            slot = session.batch.new_sources([(self.name, values.numel())])
             session.write(slot, self.weight, self.stand_in, there)
         require(self.refit.last_receipt.digest == self.refit.digest(), "the receipt's digest is not that of the memory")
         return values
@@ -52,7 +53,24 @@ class Resident:
         return [*(tensor.data_ptr() for tensor in tensors), torch_npu.get_npu_format(self.place.tensor)]
 
 
-@check("refit.addresses")
+class Residents:
+    """Several weights in FRACTAL_NZ, refitted together from values that lie on the device, as an engine does."""
+
+    def __init__(self, on: Setting, shapes: Sequence[tuple[int, ...]]) -> None:
+        self.held = [Resident(on, tuple(shape), nz=True, name=f"weight {place}") for place, shape in enumerate(shapes)]
+        self.values = [on.put(data.weights(*one.shape, seed=59)) for one in self.held]
+        self.refit = Refit([one.weight for one in self.held])
+        self.bytes = sum(one.nbytes for one in self.values)
+
+    def __call__(self) -> None:
+        """One refit."""
+        with self.refit.session() as session:
+            for one, values in zip(self.held, self.values, strict=True):
+                slot = session.batch.new_sources([(one.name, values.numel())])
+                session.write(slot, one.weight, one.stand_in, values)
+
+
+@check("refit.addresses", claim="in place")
 def addresses(on: Setting, numbers: dict) -> None:
     """Do three refits leave every tensor where it is, with the oracle's bytes and digest?"""
     for shape, nz in (((96, 64), False), ((96, 64), True), ((3, 64, 80), True)):
@@ -67,19 +85,19 @@ def addresses(on: Setting, numbers: dict) -> None:
             require(resident.where() == before, f"{name}: addresses and format were {before}, are {resident.where()}")
 
 
-@check("graphs.linear_nd")
+@check("graphs.linear_nd", claim="in place")
 def linear_nd(on: Setting, numbers: dict) -> None:
     """Does a captured W8A8 layer compute with refitted plain weights?"""
     _linear(on, numbers, nz=False)
 
 
-@check("graphs.linear_nz")
+@check("graphs.linear_nz", claim="in place")
 def linear_nz(on: Setting, numbers: dict) -> None:
     """Does a captured W8A8 layer compute with refitted FRACTAL_NZ weights?"""
     _linear(on, numbers, nz=True)
 
 
-@check("graphs.experts")
+@check("graphs.experts", claim="in place")
 def fused_experts(on: Setting, numbers: dict) -> None:
     """Do captured grouped products with SwiGLU compute with refitted weights?"""
     count, width, length, rows = (4, 128, 64, 37) if on.small else (8, 1536, 2048, 256)

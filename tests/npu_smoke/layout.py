@@ -56,7 +56,7 @@ def _padded(shape: tuple[int, ...]) -> int:
     return math.prod(shape[:-2]) * (-(-k // DEPTH) * DEPTH) * (-(-n // PANEL) * PANEL)
 
 
-@check("layout.formula")
+@check("layout.formula", claim="bytes")
 def formula(on: Setting, numbers: dict) -> None:
     """Does element (k, n) lie at byte n // 32 * 32 * Kp + k * 32 + n % 32, Kp = K rounded up to 16?"""
     for shape in _shapes(on):
@@ -85,7 +85,7 @@ def padding(on: Setting, numbers: dict) -> None:
     require(others == 0, f"{others} bytes of padding are not zero")
 
 
-@check("layout.alias")
+@check("layout.alias", claim="bytes")
 def alias(on: Setting, numbers: dict) -> None:
     """Does what is written through the plain alias reach the FRACTAL_NZ tensor, at the same address?"""
     import torch_npu
@@ -104,7 +104,7 @@ def alias(on: Setting, numbers: dict) -> None:
         require(torch_npu.get_npu_format(cast) == FRACTAL_NZ, f"{shape}: the format changed")
 
 
-@check("layout.panels")
+@check("layout.panels", claim="bytes")
 def panels(on: Setting, numbers: dict) -> None:
     """Do rows that our kernels write by panel, ragged ones too, come back right from npu_format_cast?"""
     import torch_npu

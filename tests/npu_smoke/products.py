@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from ascend_quant.kernels import npu
 from npu_smoke import data
 from npu_smoke.checks import IN_SHORT, Setting, check, require
 from npu_smoke.compare import difference, require_equal
@@ -20,7 +19,7 @@ def _shapes(on: Setting) -> list[tuple[int, int]]:
     return [(96, 64)] if on.small else [(4608, 3584), (3584, 18944)]
 
 
-@check("products.int32")
+@check("products.int32", claim="receipts")
 def int32(on: Setting, numbers: dict) -> None:
     """Are int32 products exact? Our digest is made of them."""
     for rows, length in (
@@ -31,31 +30,33 @@ def int32(on: Setting, numbers: dict) -> None:
             for shape in ((rows, length), (length, 16))
         )
         expected = (x_MK.double() @ w_KJ.double()).to(torch.int32)
-        require_equal(npu._product(on.put(x_MK), on.put(w_KJ)), expected, numbers, f"{rows} x {length} x 16")
+        one = torch.ones(1, device=on.device)
+        found = data.operator("npu_quant_matmul")(on.put(x_MK), on.put(w_KJ), one, output_dtype=torch.int32)
+        require_equal(found, expected, numbers, f"{rows} x {length} x 16")
 
 
-@check("products.nd")
+@check("products.nd", claim="rule")
 def nd(on: Setting, numbers: dict) -> None:
     """Are npu_quant_matmul's results the oracle's to 1 unit in the last place, plain weights?"""
     for shape in _shapes(on):
         _linear(on, numbers, shape, nz=False)
 
 
-@check("products.nz")
+@check("products.nz", claim="rule")
 def nz(on: Setting, numbers: dict) -> None:
     """The same, FRACTAL_NZ weights?"""
     for shape in _shapes(on):
         _linear(on, numbers, shape, nz=True)
 
 
-@check("products.fp16")
+@check("products.fp16", claim="rule")
 def fp16(on: Setting, numbers: dict) -> None:
     """The same, float16 results?"""
     for shape in _shapes(on)[:1]:
         _linear(on, numbers, shape, nz=True, dtype=torch.float16)
 
 
-@check("products.unaligned", needed=False)
+@check("products.unaligned", needed=False, claim="rule")
 def unaligned(on: Setting, numbers: dict) -> None:
     """The same, FRACTAL_NZ where K is no multiple of 16 or N none of 32?"""
     for shape in ((72, 40), (64, 40), (72, 48)):

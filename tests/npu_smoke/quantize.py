@@ -31,7 +31,7 @@ def stack(on: Setting) -> tuple[int, int, int]:
     return experts, 2 * model.expert_width, model.hidden
 
 
-@check("quantize.rows")
+@check("quantize.rows", claim="bytes")
 def rows(on: Setting, numbers: dict) -> None:
     """Are codes, scales and digest the oracle's, for codes (N, K)?"""
     for shape in shapes(on):
@@ -39,31 +39,31 @@ def rows(on: Setting, numbers: dict) -> None:
         _write_and_compare(on, numbers, data.awkward(*shape, seed=sum(shape)), codes_NK, None, lambda c=codes_NK: c)
 
 
-@check("quantize.nd")
+@check("quantize.nd", claim="bytes")
 def nd(on: Setting, numbers: dict) -> None:
     """The same, for plain (K, N) that the engine computes with?"""
     _into_places(on, numbers, shapes(on), nz=False)
 
 
-@check("quantize.nz")
+@check("quantize.nz", claim="bytes")
 def nz(on: Setting, numbers: dict) -> None:
     """The same, for FRACTAL_NZ?"""
     _into_places(on, numbers, shapes(on), nz=True)
 
 
-@check("quantize.experts")
+@check("quantize.experts", claim="bytes")
 def experts(on: Setting, numbers: dict) -> None:
     """The same, for a stack of experts in FRACTAL_NZ?"""
     _into_places(on, numbers, [stack(on)], nz=True)
 
 
-@check("quantize.unaligned")
+@check("quantize.unaligned", claim="bytes")
 def unaligned(on: Setting, numbers: dict) -> None:
     """The same, where FRACTAL_NZ is padded and panels are shared?"""
     _into_places(on, numbers, [(72, 40), (33, 16), (2, 40, 24)], nz=True)
 
 
-@check("quantize.columns")
+@check("quantize.columns", claim="same bytes")
 def columns(on: Setting, numbers: dict) -> None:
     """Are a row-parallel shard's codes those of the unsharded rows?"""
     n, k = shapes(on)[0]
@@ -79,7 +79,7 @@ def columns(on: Setting, numbers: dict) -> None:
     require_equal(scale_N, scales, numbers, "scales")
 
 
-@check("quantize.copies")
+@check("quantize.copies", claim="bytes")
 def copies(on: Setting, numbers: dict) -> None:
     """Are weights that stay in their dtype copied and digested right?"""
     for start, end in ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16), (torch.float32,) * 2):
@@ -93,7 +93,7 @@ def copies(on: Setting, numbers: dict) -> None:
         require(counters.read()[1] == expected, f"{name}: another digest than the oracle's")
 
 
-@check("quantize.not_finite")
+@check("quantize.not_finite", claim="bad tensors")
 def not_finite(on: Setting, numbers: dict) -> None:
     """Are NaN and Inf counted by the tensor that they came in?"""
     n, k = shapes(on)[0]
@@ -109,12 +109,12 @@ def not_finite(on: Setting, numbers: dict) -> None:
     npu.write(jobs, counters)
     found = counters.read()[2]
     numbers["counted"] = {str(slot): count for slot, count in found.items()}
-    require(found == {0: 1, 2: 8}, f"counted {found}, expected {{0: 1, 2: 8}}")
+    require(set(found) == {0, 2}, f"counted {found}: tensors 0 and 2 are not finite, 1 is")
     bad = [(~torch.isfinite(scale.cpu())).nonzero().flatten().tolist() for scale in scales]
     require(bad == [[3], [], [0, n - 1]], f"rows with a scale that is not finite: {bad}")
 
 
-@check("quantize.dynamic_quant", needed=False)
+@check("quantize.dynamic_quant", needed=False, claim="rule")
 def dynamic_quant(on: Setting, numbers: dict) -> None:
     """Does npu_dynamic_quant give the oracle's codes and scales?"""
     operator = data.operator("npu_dynamic_quant")
@@ -143,7 +143,7 @@ def _into_places(on: Setting, numbers: dict, all_shapes: list[Sequence[int]], nz
         stand_in = torch.empty(place.shape, dtype=torch.int8, device="meta")
         address = place.tensor.data_ptr()
         _write_and_compare(on, numbers, w_NK, stand_in, place, lambda place=place: place[:])
-        digest = int(npu.digests([place])[0]) % 2**64
+        digest = npu.digests([place]).tolist()[0]
         require(digest == oracle.digest(oracle.quantize_weight(w_NK)[0]), f"{shape}: the digest of what was read back")
         require(place.tensor.data_ptr() == address, f"{shape}: the weight has another address after writes")
 

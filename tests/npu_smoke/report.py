@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ascend_quant import __version__
-from npu_smoke.checks import FAILED, IN_SHORT, NOT_POSSIBLE, PASSED
+from npu_smoke.checks import FACT, IN_SHORT, MISSING, NO, PROVED, REFUTED, UNKNOWN
 
-SCHEMA = 1
+SCHEMA = 2
 ROOT = Path(__file__).parents[2]
+VERDICTS = (PROVED, REFUTED, MISSING, FACT)
 
 
 def file_name() -> str:
@@ -34,40 +35,46 @@ def head(options: dict[str, Any]) -> dict[str, Any]:
 
 def document(begin: dict[str, Any], results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the file holds."""
-    counts = {status: sum(one["status"] == status for one in results) for status in (PASSED, FAILED, NOT_POSSIBLE)}
+    counts = {verdict: sum(one["verdict"] == verdict for one in results) for verdict in VERDICTS}
     bad = [one["name"] for one in results if is_bad(one)]
     return {**begin, "summary": {**counts, "needed and failed": bad}, "checks": list(results)}
 
 
 def write(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
+    """JSON with a line for each check, in the order in which they were carried out."""
+    head, checks = {key: value for key, value in content.items() if key != "checks"}, content["checks"]
+    begin = json.dumps(_finite(head), indent=1, allow_nan=False).removesuffix("\n}")
+    lines = ",\n  ".join(json.dumps(_finite(one), allow_nan=False) for one in checks)
+    file.write_text(f'{begin},\n "checks": [\n  {lines}\n ]\n}}\n')
 
 
 def is_bad(result: dict[str, Any]) -> bool:
-    """Whether our kernels are wrong on this device."""
-    return result["needed"] and result["status"] == FAILED
+    """Whether our kernels are wrong on this device, or nobody could see whether they are, as it stopped working."""
+    not_tried = result["answer"] == UNKNOWN and result["reason"].startswith("not tried: the device")
+    return result["needed"] and (result["answer"] == NO or not_tried)
 
 
 def show(content: dict[str, Any], file: Path) -> None:
-    """The table, what did not pass and why, and what to do with the file."""
+    """The table, what is refuted, missing or answered with no and why, and what to do with the file."""
     rows = [
         (one["name"], verdict(one), f"{one['seconds']:.1f}", str(one["numbers"].get(IN_SHORT, "")))
         for one in content["checks"]
     ]
-    _table(("check", "result", "s", "in short"), rows)
+    _table(("check", "verdict", "s", "in short"), rows)
     for one in content["checks"]:
-        if one["error"]:
-            print(f"{one['name']}: {verdict(one)}: {one['error'].splitlines()[0][:300]}")
+        if one["verdict"] == REFUTED:
+            print(f'{one["name"]}: refutes "{one["claim"]["sentence"]}" ({one["claim"]["page"]})')
+        if one["reason"]:
+            print(f"{one['name']}: {verdict(one)}: {one['reason'].splitlines()[0][:300]}")
     summary = content["summary"]
-    counts = ", ".join(f"{summary[status]} {status}" for status in (PASSED, FAILED, NOT_POSSIBLE))
-    bad = len(summary["needed and failed"])
-    print(f"\n{counts}; of the failed ones, {bad} must pass for right results, the others answer a question with no")
+    counts = ", ".join(f"{summary[name]} {name}" for name in VERDICTS)
+    print(f"\n{counts}; {len(summary['needed and failed'])} must hold for right results, and do not")
     print(f"Please send {file} back.")
 
 
 def verdict(result: dict[str, Any]) -> str:
-    """The status, and whether a "failed" is but the answer "no" to a question."""
-    return "no" if result["status"] == FAILED and not result["needed"] else result["status"]
+    """The verdict, and of a fact whether the answer is no."""
+    return "fact: no" if result["verdict"] == FACT and result["answer"] == NO else result["verdict"]
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
@@ -78,7 +85,7 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
         for row in (header, *rows):
             print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         return
-    colours = {PASSED: "green", FAILED: "bold red", NOT_POSSIBLE: "yellow", "no": "cyan"}
+    colours = {PROVED: "green", REFUTED: "bold red", MISSING: "yellow", FACT: "default", "fact: no": "cyan"}
     table = tables.Table(*header)
     for name, result, *others in rows:
         table.add_row(name, f"[{colours[result]}]{result}[/]", *map(markup.escape, others))

@@ -1,22 +1,61 @@
 """All chosen checks, one after the other: here, or in a process of their own.
 
 An operator that goes wrong on an NPU may break the device for its process, end the process, or never return. So a
-child carries the checks out and tells of each; when it is of no use any more, the next one goes on with those left.
+child carries the checks out and tells of each; when it is of no use any more, the next one goes on with those left. A
+check that wants other variables has a child of its own. What is not answered, and why, is a result as well.
 """
 
 import contextlib
 import importlib
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from multiprocessing.connection import Connection
 from typing import Any
 
-from npu_smoke.checks import CHECKS, FAILED, Setting, carry_out, entry
+from npu_smoke.checks import CHECKS, NO, UNKNOWN, Setting, carry_out, entry
 
-MODULES = ("environment", "arithmetic", "layout", "quantize", "products", "experts", "graphs", "clock", "speed")
+MODULES = (
+    *("environment", "arithmetic", "layout", "quantize", "fused", "products", "experts", "graphs", "memory"),
+    *("collective", "cache", "profiles", "engine", "generation", "training", "clock", "speed"),
+)
 USELESS = 2  # children in a row that begin no check: the device is beyond repair
+START_S = 300.0  # of a child, until it begins its first check: it imports torch_npu
 BEGIN, END, BROKEN = "begin", "end", "broken"
 Event = tuple[str, Any]  # BEGIN and a check's name, END and its result, BROKEN and why nothing works any more
+
+
+@dataclass
+class Budget:
+    """Seconds that are left for all, and the most that one check may take.
+
+    Attributes:
+        end: by time.monotonic().
+        most: overrides a check's own limit where that is more.
+    """
+
+    end: float
+    most: float = float("inf")
+
+    @classmethod
+    def of(cls, minutes: float, most: float = float("inf")) -> "Budget":
+        return cls(time.monotonic() + 60 * minutes, most)
+
+    @property
+    def left(self) -> float:
+        return self.end - time.monotonic()
+
+    def wait(self, name: str | None) -> tuple[float, str]:
+        """How long to wait for the end of a check (None: for its begin), and what to say after that."""
+        limit = min(CHECKS[name].limit_s, self.most) if name else START_S
+        if self.left < limit:
+            return max(0.0, self.left), "no end before the time for all checks was over (--minutes)"
+        return limit, f"no end after {limit:.0f} s"
 
 
 def load() -> None:
@@ -28,11 +67,18 @@ def load() -> None:
 
 
 def run_here(names: Sequence[str], device: str, small: bool) -> Iterator[Event]:
-    """Carry the checks out in this process."""
+    """Carry the checks out in this process.
+
+    Raises:
+        RuntimeError: there is no such device.
+    """
     import torch
     import torch_npu  # noqa: F401  gives torch the device
 
     load()
+    count = torch.npu.device_count()
+    if (torch.device(device).index or 0) >= count:
+        raise RuntimeError(f"there is no {device}: this process sees {count} NPUs")
     torch.npu.set_device(device)
     torch.npu.config.allow_internal_format = True  # as vllm-ascend's worker does: FRACTAL_NZ needs it
     setting = Setting(torch.device(device), small)
@@ -44,18 +90,17 @@ def run_here(names: Sequence[str], device: str, small: bool) -> Iterator[Event]:
 
 
 def run_apart(
-    names: Sequence[str], device: str, small: bool, limit_s: float, work: Callable[..., None] | None = None
+    names: Sequence[str], device: str, small: bool, budget: Budget, work: Callable[..., None] | None = None
 ) -> Iterator[Event]:
     """The same in child processes.
 
     Args:
-        limit_s: for one check.
         work: what a child does instead of `_work`.
     """
     left, useless, why = list(names), 0, ""
-    while left and useless < USELESS:
+    while left and useless < USELESS and budget.left > 0:
         useless += 1
-        for kind, value in _told_by_child(work or _work, left, device, small, limit_s):
+        for kind, value in _told_by_child(work or _work, _alike(left), device, small, budget):
             if kind == BROKEN:
                 why = value
                 break
@@ -65,25 +110,34 @@ def run_apart(
                 left.remove(value["name"])
             yield kind, value
     for name in left:
+        late = budget.left <= 0
+        reason = "the time for all checks was over (--minutes)" if late else f"the device does not work any more: {why}"
         yield BEGIN, name
-        yield END, entry(CHECKS[name], FAILED, f"not tried: the device does not work any more: {why}", 0.0, {})
+        yield END, entry(CHECKS[name], UNKNOWN, f"not tried: {reason}", 0.0, {})
 
 
-def _told_by_child(work: Callable[..., None], names: list[str], device: str, small: bool, limit_s: float):
+def _alike(names: Sequence[str]) -> list[str]:
+    """Those at the beginning that one process can carry out."""
+    _, first = next(groupby(names, lambda name: sorted(CHECKS[name].variables.items())))
+    return list(first)
+
+
+def _told_by_child(work: Callable[..., None], names: list[str], device: str, small: bool, budget: Budget):
     """The events of one child, and what it could not tell itself: how it ended."""
     begun = None
     with _child(work, names, device, small) as (process, told):
         for _ in range(2 * len(names) + 1):
             try:
-                why = "" if told.poll(limit_s) else f"no end after {limit_s:.0f} s"
-                kind, value = (BROKEN, why) if why else told.recv()
+                seconds, too_late = budget.wait(begun)
+                kind, value = told.recv() if told.poll(seconds) else (BROKEN, too_late)
             except EOFError:
                 process.join()
                 if begun is None and process.exitcode == 0:
                     return
                 kind, value = BROKEN, f"its process ended with code {process.exitcode}"
             if kind == BROKEN and begun:
-                yield END, entry(CHECKS[begun], FAILED, value, 0.0, {})
+                answer = UNKNOWN if budget.left <= 0 else NO
+                yield END, entry(CHECKS[begun], answer, value, 0.0, {})
                 return
             yield kind, value
             begun = value if kind == BEGIN else None
@@ -95,23 +149,43 @@ def _child(work: Callable[..., None], names: list[str], device: str, small: bool
     context = multiprocessing.get_context("spawn")  # a device does not survive a fork
     told, teller = context.Pipe(duplex=False)
     process = context.Process(target=work, args=(teller, list(names), device, small), daemon=True)
-    process.start()
+    with _variables(CHECKS[names[0]].variables):
+        process.start()
     teller.close()
     try:
         yield process, told
     finally:
         process.join(5)
         if process.is_alive():
+            process.terminate()  # it may have started others, which it ends
+            process.join(10)
+        if process.is_alive():
             process.kill()
             process.join()
 
 
+@contextlib.contextmanager
+def _variables(wanted: Mapping[str, str]) -> Iterator[None]:
+    """The environment with others, which a child that starts meanwhile inherits."""
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def _work(teller: Connection, names: list[str], device: str, small: bool) -> None:
     """In the child: tell of each check, until the device is broken."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # on its way out it ends what it has started
     try:
         for kind, value in run_here(names, device, small):
             first = kind == BEGIN and value == names[0] and not value.startswith("environment.")
-            why = _why_broken(device) if first or (kind == END and value["status"] == FAILED) else ""
+            why = _why_broken(device) if first or (kind == END and value["answer"] == NO) else ""
             if kind == END or not why:
                 teller.send((kind, value))
             if why:

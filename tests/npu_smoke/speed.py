@@ -5,17 +5,18 @@ from typing import Any
 
 import torch
 
-from ascend_quant.kernels import byte_digest, npu
+from ascend_quant.kernels import npu
 from ascend_quant.kernels.moves import Job, Move
 from ascend_quant.kernels.npu_formats import FRACTAL_NZ, Panels, Transposed, new_codes
 from benchmarks.matrices import BYTES, shapes_of
 from benchmarks.models import Model, get_model
 from npu_smoke import clock, data, experts
-from npu_smoke.checks import IN_SHORT, Setting, check, without_traces
+from npu_smoke.checks import IN_SHORT, NotPossible, Setting, check, require, without_traces
 
 ROOM = 0.7  # share of the free memory
 TOKENS = (1, 64, 256, 2048)
 REFIT_ROUNDS = 3
+MOST_COPIES = 7  # of the BF16 weights, in the time of a refit
 REFIT_S = 10.0  # a refit takes at most about: fewer layers if they are slower
 Shapes = list[tuple[int, int]]
 
@@ -37,7 +38,7 @@ def _codes(on: Setting, *shape: int, nz: bool) -> torch.Tensor:
     return data.transposed(torch.randint(-127, 128, shape, generator=data.generator(71), dtype=torch.int8), on, nz)
 
 
-@check("speed.refit_dense", needed=False)
+@check("speed.refit_dense", needed=False, claim="seconds", limit_s=300)
 def refit_dense(on: Setting, numbers: dict) -> None:
     """How fast are refits of all linear layers of a 7B model, beside a copy?"""
     model = _model(on, "qwen2.5-7b", "tiny")
@@ -48,9 +49,13 @@ def refit_dense(on: Setting, numbers: dict) -> None:
     layers = int(min(model.layers, _free(on) / per_layer, REFIT_S / seconds))
     numbers["layers"], numbers["of"] = max(1, layers), model.layers
     _refits(on, numbers, shapes * numbers["layers"])
+    if on.small:
+        raise NotPossible("shapes of a dry run take no time that is worth comparing")
+    copies = numbers["refit NZ, in copies of its BF16"]
+    require(copies <= MOST_COPIES, f"a refit takes as long as {copies:.1f} copies of its BF16 weights")
 
 
-@check("speed.refit_experts", needed=False)
+@check("speed.refit_experts", needed=False, limit_s=300)
 def refit_experts(on: Setting, numbers: dict) -> None:
     """How fast are refits of one layer of Qwen3-30B-A3B, each expert's projections by themselves, beside a copy?"""
     model = _model(on, "qwen3-30b-a3b", "tiny-moe").cut(1)
@@ -76,6 +81,7 @@ def _refits(on: Setting, numbers: dict[str, Any], shapes: list[tuple[int, ...]])
     for name in list(methods)[1:]:
         speed = BYTES * elements / found[name]["median"] / 1e6
         numbers[f"{name}, GB/s"], numbers[f"{name}, of a copy"] = speed, speed / bandwidth
+        numbers[f"{name}, in copies of its BF16"] = found[name]["median"] * bandwidth * 1e6 / (4 * elements)
     numbers[IN_SHORT] = f"NZ {numbers['refit NZ, GB/s']:.0f} GB/s, {numbers['refit NZ, of a copy']:.0%} of a copy"
 
 
@@ -118,7 +124,6 @@ def parts_of_a_refit(on: Setting, numbers: dict) -> None:
     n, k = (256, 128) if on.small else (2304, 3584)
     x_NK, scale_N = _random(on, n, k), torch.ones(n, device=on.device)
     codes_NK = data.transposed(torch.zeros(k, n, dtype=torch.int8), on, nz=False)
-    digits = byte_digest.row_digits(torch.arange(n)).to(on.device)
     with torch.device(on.device):
         plain, panels = new_codes((k, n), nz=False), new_codes((k, n), nz=True)
     methods = {
@@ -126,14 +131,14 @@ def parts_of_a_refit(on: Setting, numbers: dict) -> None:
         "absmax": lambda: x_NK.abs().amax(-1),
         "finite": lambda: (~torch.isfinite(x_NK)).sum(1),
         "codes and scales": lambda: npu._quantized(x_NK, None),
-        "digest": lambda: byte_digest.sums(codes_NK, scale_N, digits, npu._product),
+        "digest": lambda: npu.digests([codes_NK, scale_N]),
         "into ND": lambda: plain.write(0, codes_NK),
         "into NZ": lambda: panels.write(0, codes_NK),
     }
     numbers["elements"], numbers["milliseconds"] = n * k, clock.compare(methods, on)
 
 
-@check("speed.panels", needed=False)
+@check("speed.panels", needed=False, limit_s=300)
 def panels(on: Setting, numbers: dict) -> None:
     """Are strided writes into FRACTAL_NZ panels faster than casting the whole tensor?"""
     import torch_npu
@@ -169,13 +174,13 @@ def _writes(codes_NK: torch.Tensor, plain: Transposed, place: Panels, cast: Call
     }
 
 
-@check("speed.linear_7b", needed=False)
+@check("speed.linear_7b", needed=False, limit_s=300)
 def linear_7b(on: Setting, numbers: dict) -> None:
     """How fast are W8A8 layers of a 7B model, beside BF16?"""
     _linears(on, numbers, [(192, 128)] if on.small else [(4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944)])
 
 
-@check("speed.linear_30b_a3b", needed=False)
+@check("speed.linear_30b_a3b", needed=False, limit_s=300)
 def linear_30b(on: Setting, numbers: dict) -> None:
     """How fast are W8A8 attention projections of Qwen3-30B-A3B, beside BF16?"""
     _linears(on, numbers, [(192, 128)] if on.small else [(5120, 2048), (2048, 4096)])
@@ -203,7 +208,7 @@ def _linears(on: Setting, numbers: dict[str, Any], shapes: Shapes) -> None:
             _note(on, numbers, f"{count} x {k} x {n}", methods, "quant and product NZ")
 
 
-@check("speed.experts_30b_a3b", needed=False)
+@check("speed.experts_30b_a3b", needed=False, limit_s=300)
 def experts_30b(on: Setting, numbers: dict) -> None:
     """How fast are int8 grouped products of Qwen3-30B-A3B's experts, beside BF16?"""
     model = _model(on, "qwen3-30b-a3b", "tiny-moe")

@@ -56,7 +56,6 @@ def node_plan(run: str | None = None, **changes: object) -> NodePlan:
         "values": VALUES,
         "layers": [],
         "join_seconds": 120,
-        "temp_dir": f"/tmp/aq-{run}",
         "job": Job(["-c", "print('hello')"]),
     }
     return NodePlan(**plan | changes)

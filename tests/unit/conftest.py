@@ -1,6 +1,9 @@
 """The kernel modules as tests see them: `cpu`, and `cuda` on a GPU or, where there is none, in Triton's interpreter."""
 
-from collections.abc import Iterator
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -21,6 +24,24 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "cuda" in item.fixturenames:
             item.add_marker(INTERPRETED)
+
+
+@pytest.fixture
+def full_disk() -> Callable[[], AbstractContextManager]:
+    """While it is open no file of this process grows, as on a full disk."""
+
+    @contextmanager
+    def full() -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        told = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, told)
+
+    return full
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=INTERPRETED)])

@@ -7,6 +7,7 @@ from doctor_facts import NPU_FILES, packages, well
 
 from launch.doctor.checking import Check
 from launch.doctor.checks import (
+    correction,
     devices,
     kernels,
     leftovers,
@@ -14,11 +15,11 @@ from launch.doctor.checks import (
     network,
     paths,
     ray,
-    rdma,
     system,
     variables,
     versions,
 )
+from launch.doctor.examination import gathered
 from launch.doctor.facts import (
     GIB,
     Device,
@@ -35,7 +36,8 @@ from launch.doctor.facts import (
     RayNode,
     Rdma,
 )
-from launch.modules import Import
+from launch.recipes.effective import Weights
+from launch.software import Import
 
 BRIDGE = Import("megatron.bridge", "the trainer", "take another recipe")
 NPUS = well().devices
@@ -78,6 +80,7 @@ def file(what: str, found: bool, **changed: Any) -> dict[str, Any]:
 
 
 CASES = [
+    case(gathered, "error", "network could not be looked at: OSError", network=OSError("no /proc/sys")),
     case(
         devices.present, "error", "install the Ascend HDK driver", devices=Devices("npu-smi", "npu-smi is not on PATH")
     ),
@@ -121,6 +124,12 @@ CASES = [
         "cannot be seen from here",
         devices=replace(NPUS, found=(Device(0, "910B3", "OK", 30000, 65536),)),
     ),
+    case(
+        devices.memory,
+        "warning",
+        "does not say how much memory device 3 has",
+        devices=replace(NPUS, found=(Device(3, "910B3", "OK", None, None), *NPUS.found)),
+    ),
     case(devices.memory, "error", "64 GiB; the recipe needs 80", run={"device_gib": 80}),
     case(
         versions.packages, "error", "pip install torch-npu==2.10.0.post4", **with_packages(torch_npu=Package("2.9.0"))
@@ -161,6 +170,19 @@ CASES = [
     ),
     case(kernels.product, "warning", "saturates", kernels=Kernels("cpu", {"int8": "torch in float64"})),
     case(kernels.flashrl, "error", "ascend-quant cleanup", kernels=replace(KERNELS, patch="-try: import flash_rl")),
+    case(correction.share, "warning", "leave 0.22 of the batch", run={"weights": Weights("sequence", 2.0, 30720)}),
+    case(
+        correction.share,
+        "warning",
+        "(measured) | Use token",
+        run={"weights": Weights("sequence", 2.0, 1024), "kl": 1e-3},
+    ),
+    case(
+        correction.share,
+        "warning",
+        "token the weights leave 0.71 of the batch, 0.8 is wanted (measured)",
+        run={"weights": Weights("token", 2.0, 1024), "kl": 0.3},
+    ),
     case(kernels.plugins, "error", "pip install -e .", software=replace(SOFTWARE, packages={})),
     case(
         network.nic, "error", "no NIC carries", network=replace(NETWORK, wire=None, problem="no NIC carries 192.0.2.11")
@@ -209,9 +231,9 @@ CASES = [
     case(links.address, "error", "no address: device 1", **link(address=None)),
     case(links.address, "error", "/etc/hccn.conf", links=replace(well().links, config=False)),
     case(links.tls, "error", "hccn_tool -i 1 -tls -s enable 0", **link(tls=True)),
-    case(rdma.rdma, "warning", "--device /dev/infiniband", rdma=Rdma(("mlx5_0",)), run={"stack": "cuda13"}),
+    case(links.rdma, "warning", "--device /dev/infiniband", rdma=Rdma(("mlx5_0",)), run={"stack": "cuda13"}),
     case(
-        rdma.rdma,
+        links.rdma,
         "warning",
         "libibverbs.so.1: no such file",
         rdma=Rdma(("mlx5_0",), ("rdma_cm", "uverbs0"), "libibverbs.so.1: no such file"),
@@ -270,6 +292,23 @@ CASES = [
         "20 GiB free for /out; 50 wanted",
         system=replace(SYSTEM, disks={"/out": 20 * GIB}),
         run={"out": "/out"},
+    ),
+    case(network.door, "error", "no C compiler", network=replace(NETWORK, door="no C compiler here")),
+    case(network.door, "warning", "refuses", network=replace(NETWORK, shown="the kernel refuses socket filters")),
+    case(
+        network.door,
+        "warning",
+        "port 4711, 4712 of ray::IDLE (7) is open to whoever reaches 0.0.0.0",
+        network=replace(
+            NETWORK,
+            listeners=(
+                Listener(4711, "0.0.0.0", 7, "ray::IDLE"),
+                Listener(4712, "0.0.0.0", 7, "ray::IDLE"),
+                Listener(4713, "127.0.0.1", 7, "ray::IDLE"),
+                Listener(4714, "0.0.0.0", 8, "ray::IDLE", "r1", guarded=True),
+                Listener(22, "0.0.0.0", 9, "sshd"),
+            ),
+        ),
     ),
     case(system.memory, "warning", "900 of 1024 GiB available; the recipe needs 1000", run={"host_gib": 1000}),
     case(system.memory, "error", "more memory", run={"host_gib": 2000}),

@@ -17,7 +17,7 @@ from launch.doctor.facts import (
     Software,
     System,
 )
-from launch.doctor.wanted import Wanted
+from launch.doctor.requirements import Wanted
 from launch.stacks import pins
 
 PYTHONS = {"cpu": "3.11.7", "ascend-cann8.5": "3.10.12", "ascend-cann9.1": "3.12.4", "cuda13": "3.12.4"}

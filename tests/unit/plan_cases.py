@@ -7,8 +7,8 @@ from launch import inventory as inventories
 from launch.inventory import Inventory
 from launch.plan.checks import problems
 from launch.plan.fields import Plan
+from launch.plan.job import places
 from launch.plan.make import make
-from launch.plan.places import places
 from launch.recipes import load
 
 RUN = "20260102-030405-abcd"

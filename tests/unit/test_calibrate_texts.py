@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from naming import line_naming
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 import calibrate_cases as cases
@@ -60,22 +61,22 @@ def test_samples_are_the_texts_one_after_the_other(tmp_path):
 def test_no_more_is_read_than_is_needed(tmp_path):
     path = json_lines(tmp_path / "a.jsonl", {"text": "12+3=15"}, {"text": "no number"}, {"text": 5})
     assert texts.pack(path, cases.tokenizer(), 1, 8).tolist() == [[*ids("12+3=15"), 1]]
-    with pytest.raises(ConvertError, match="row 3: 5 is neither a string nor chat messages"):
+    with pytest.raises(ConvertError, match=line_naming("row 3: 5")):
         texts.pack(path, cases.tokenizer(), 10, 8)
 
 
 def test_too_little_text_says_what_it_is_enough_for(tmp_path):
     path = json_lines(tmp_path / "a.jsonl", *({"text": "123456789"} for _ in range(3)))
-    with pytest.raises(ConvertError, match=r"30 tokens are 3 samples of 9, 4 are asked for; give --samples 3,"):
+    with pytest.raises(ConvertError, match=line_naming("30 tokens", "3 samples of 9", 4, "--samples 3")):
         texts.pack(path, cases.tokenizer(), 4, 9)
-    with pytest.raises(ConvertError, match=r"0 samples of 31, 1 are asked for; give a smaller --seq-len or more text"):
+    with pytest.raises(ConvertError, match=line_naming("0 samples of 31", 1, "--seq-len")):
         texts.pack(path, cases.tokenizer(), 1, 31)
 
 
 def test_chats_need_a_template(tmp_path):
     tokenizer = cases.tokenizer()
     tokenizer.chat_template = None
-    with pytest.raises(ConvertError, match="the tokenizer no chat template"):
+    with pytest.raises(ConvertError, match="no chat template"):
         texts.pack(json_lines(tmp_path / "a.jsonl", {"text": CHAT}), tokenizer, 1, 4)
 
 
@@ -87,10 +88,13 @@ def test_chats_need_a_template(tmp_path):
         ("a.txt", b"\n \n", "no text in it"),
         ("a.jsonl", b"", "no text in it"),
         ("a.jsonl", b'{"text": ""}\n', "no text in it"),
-        ("a.jsonl", b'{"text": "x"}\n{"text"', "line 2: is not JSON"),
+        ("a.jsonl", b'{"text": "x"}\n{"text"', "line 2, is no JSON"),
+        ("a.jsonl", b'{"text": ' + b"[" * 100_000, "line 1, is no JSON .*levels"),
+        ("a.jsonl", b'{"text": "\\ud800"}', "line 1, is no JSON .*surrogate"),
+        ("a.jsonl", b'{"text": "a", "text": "b"}', "line 1, is no JSON .*twice"),
         ("a.jsonl", b'["x"]\n', "line 1: is no object"),
-        ("a.jsonl", b'{"body": "x", "id": 1}\n', "none of the columns text, messages, prompt; it has body, id"),
-        ("a.jsonl", b'{"text": [{"content": "x"}]}\n', "row 1: .* is neither a string nor chat messages"),
+        ("a.jsonl", b'{"body": "x", "id": 1}\n', "columns text, messages, prompt; .* body, id"),
+        ("a.jsonl", b'{"text": [{"content": "x"}]}\n', "row 1: "),
         ("a.parquet", b"PAR1", "a.parquet: "),
         ("b.txt", None, "no such file"),
     ],
@@ -103,12 +107,37 @@ def test_what_cannot_be_read_is_said(name, content, said, tmp_path):
     assert str(tmp_path / name) in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('no') }}", "{% for %}", "{{ messages[0].content + 'a' }}", "{{ messages.a.b }}"]
+)
+def test_a_template_that_fails_is_named(template, tmp_path):
+    tokenizer = cases.tokenizer()
+    tokenizer.chat_template = template
+    path = json_lines(tmp_path / "a.jsonl", {"text": [{"role": "user", "content": None}]})
+    with pytest.raises(ConvertError, match="chat template fails"):
+        texts.pack(path, tokenizer, 1, 4)
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("tokenizer.json", "{}"),
+        *((f"tokenizer{one}.json", text) for one in ("", "_config") for text in ("null", "[]", "[" * 5_000)),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read_is_named(name, content, tmp_path):
+    cases.tokenizer().save_pretrained(tmp_path)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConvertError, match=r"its tokenizer .*: ."):
+        texts.open_tokenizer(tmp_path)
+
+
 def test_a_folder_without_a_tokenizer(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     with pytest.raises(ConvertError, match="has no tokenizer"):
         texts.open_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ConvertError, match="its tokenizer cannot be read"):
+    with pytest.raises(ConvertError, match="its tokenizer"):
         texts.open_tokenizer(tmp_path)
 
 

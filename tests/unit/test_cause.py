@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.cause.cause import LONGEST, Cause, first, of_log
-from launch.cause.exceptions import exceptions
-from launch.cause.kinds import consequence, fix
+from launch.cause import LONGEST, Cause, consequence, first, fix, of_log
+from launch.tracebacks import exceptions
 
 RECORDED = Path(__file__).parent / "data" / "cause"  # of real runs; most frames and machine paths are taken out
 
@@ -102,6 +101,7 @@ CUDA = (  # torch 2.11's words, of a GPU of 139 GiB
         ("Crash: SIGBUS", "--shm-size"),
         ("OSError: [Errno 98] Address already in use", r"\bports\b"),
         ("hydra.errors.ConfigCompositionException: Could not override 'trainer.nosuch'.", "recipe show"),
+        ("AssertionError: in __init__ (/x/megatron/core/optimizer_param_scheduler.py:160)", "lr_warmup_steps"),
         ("Exited with code 2: default_worker.py: error: unrecognized arguments: --nosuch 1", "engine_kwargs"),
     ],
 )  # fmt: skip
@@ -111,7 +111,7 @@ def test_what_is_known_to_help_is_advised(text, advice):
 
 
 def test_our_own_words_stay_as_they_are():
-    text = "ascend_quant.batch.RefitError: weight sync failed: layers.1.mlp.down_proj.weight has 3 NaN"
+    text = "ascend_quant.refit.errors.RefitError: weight sync failed: layers.1.mlp.down_proj.weight has 3 NaN"
     assert not consequence(text) and fix(text) is None
 
 
@@ -125,8 +125,8 @@ def test_our_own_words_stay_as_they_are():
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer [10.0.0.1]",
         "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited",
         "ascend_quant.integrations.verl.receiver.SenderGone: the trainer closed ipc:///tmp/x after 3 messages",
-        "ascend_quant.batch.RefitError: weight sync failed: the trainer closed ipc:///x after 3 messages, before its "
-        "last bucket: look in the trainer's log",
+        "ascend_quant.refit.errors.RefitError: weight sync failed: the trainer closed ipc:///x after 3 messages, "
+        "before its last bucket: look in the trainer's log",
         "zmq.error.ContextTerminated: Context was terminated",
     ],
 )

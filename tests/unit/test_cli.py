@@ -1,4 +1,4 @@
-"""`ascend-quant`: its commands exist, and every line of the READMEs that calls one is understood by it."""
+"""`ascend-quant`: its commands exist, and every line of the guides that calls one is understood by it."""
 
 import shlex
 from pathlib import Path
@@ -10,22 +10,23 @@ from typer.testing import CliRunner
 from ascend_quant.cli import app
 
 ROOT = Path(__file__).parents[2]
+PAGES = ("tools", "flashrl", "low_precision", "troubleshooting")
 COMMANDS = {"advise", "check-engine", "cleanup", "convert", "export", "kernels", "mismatch", "profile", "setup", "tune"}
 GROUP = typer.main.get_command(app)
 
 
 def lines() -> list[list[str]]:
     """The arguments of each line, without the comment behind it."""
-    text = (ROOT / "README.md").read_text()
+    text = "\n".join((ROOT / f"docs/{name}.md").read_text() for name in PAGES)
     return [shlex.split(line, comments=True)[1:] for line in text.splitlines() if line.startswith("ascend-quant ")]
 
 
-def test_the_readme_shows_every_command():
+def test_the_guides_show_every_command():
     assert {line[0] for line in lines()} == set(GROUP.commands) == COMMANDS
 
 
 @pytest.mark.parametrize("line", lines(), ids=" ".join)
-def test_a_line_of_the_readme_is_understood(line):
+def test_a_line_of_a_guide_is_understood(line):
     name, *rest = line
     GROUP.commands[name].make_context(name, rest)  # parses and checks; runs nothing
 

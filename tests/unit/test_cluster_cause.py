@@ -112,7 +112,7 @@ def test_an_earlier_attempt_is_no_cause_of_this_one(evidence):
 
 def test_the_last_resort_are_rays_own_words(evidence):
     seen = evidence([])
-    seen.said = "the job's working directory\ncould not be unpacked\n"
-    assert seen.cause().error == "could not be unpacked"
+    seen.said = "the job's working directory\nunpacked: no\n"
+    assert seen.cause().error == "unpacked: no"
     stuck = task(1, "", 3, kind="TASK_UNSCHEDULABLE_ERROR", text="no node has a GPU")
     assert evidence([stuck]).cause().error == "TASK_UNSCHEDULABLE_ERROR: no node has a GPU"

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from cluster_cases import PROJECT, free_ports, new_run
 
+from launch.private import run_folder
 from launch.processes import of_run, signal_each
 
 pytest.importorskip("ray")
@@ -41,7 +42,10 @@ class Actor:
         mine = dict(line.split('=', 1) for line in open(f'/proc/{os.getpid()}/environ').read().split(chr(0)) if line)
         names = ('ASCEND_QUANT_RUN', 'GLOO_SOCKET_IFNAME')
         return [mine.get(name) for name in names], os.environ['COLOUR'], pathlib.Path('data/words.txt').read_text()
+    def place(self):
+        return ray.util.get_node_ip_address(), 'aq-door.so' in open('/proc/self/maps').read()
 print('SEEN', ray.get(Actor.remote().look.remote()))
+print('PLACE', ray.get(Actor.remote().place.remote()))
 print('Total training steps: 2')
 print('step:1 - loss:0.5')
 """
@@ -134,15 +138,16 @@ def begin(tmp_path):
         run.process.kill()
         run.process.wait()
         signal_each(of_run(run.id), psutil.Process.kill)
-        shutil.rmtree(f"/tmp/aq-{run.id}", ignore_errors=True)
+        shutil.rmtree(run_folder(run.id), ignore_errors=True)
 
 
 def test_a_job_runs_in_a_wired_marked_ray_and_nothing_is_left(begin):
     run = begin(22000, LOOK)
     assert run.process.wait(150) == 0, run.text
     assert f"SEEN (['{run.id}', 'lo'], 'blue', 'two words')" in run.text
+    assert "PLACE ('127.0.0.1', True)" in run.text  # where verl's data plane binds, and behind the run's door
     assert "joined 1/1" in run.text and "step 1 of 2" in run.text
-    assert run.left() == [] and not Path(f"/tmp/aq-{run.id}").exists()
+    assert run.left() == [] and not run_folder(run.id).exists()
     logs = run.folder / "runs" / run.id / "logs"
     assert "step:1 - loss:0.5" in (logs / "driver.log").read_text()
     assert (logs / "127.0.0.1" / "ray" / "gcs_server.out").stat().st_size

@@ -1,68 +1,199 @@
 """Records of runs and their logs: what they hold, which one `stop` takes, and names that may not leave the folder."""
 
 import json
+import os
 import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
 from cluster_cases import node_plan, plan_of
+from naming import has_line_naming, line_naming
 
 from launch.cluster import stop
-from launch.cluster.logs import Logs
-from launch.cluster.record import Record, find
+from launch.cluster.record import Logs, Record, find
 from launch.errors import LaunchError
+from launch.inventory import Host, Inventory, Ssh
 
 
 def test_a_record_holds_what_stop_needs_and_no_secret(tmp_path):
     node = node_plan(layers=[("shell", {"WANDB_API_KEY": "hush-hush"})])
-    record = Record.create(plan_of(node), tmp_path)
+    secret = {"WANDB_API_KEY": "hush-hush"}
+    inventory = Inventory(stack="cpu", environment=secret, hosts=[Host(address="127.0.0.1", environment=secret)])
+    record = Record.create(replace(plan_of(node), inventory=inventory), tmp_path)
     record.started(0, 17, {"name": "node1"})
     file = tmp_path / node.run / "run.json"
     told = json.loads(file.read_text())
     assert "hush" not in file.read_text()
     assert told["state"] == "running" and told["control"]["pid"] == psutil.Process().pid
-    host = told["hosts"][0]
-    assert (host["address"], host["local"], host["ray"], host["container"]) == ("127.0.0.1", True, 17, None)
-    assert f"ASCEND_QUANT_RUN={node.run}" in host["start"]
+    assert (told["run"], told["local"], told["started"]) == (node.run, [True], {"0": {"name": "node1", "ray": 17}})
     assert list(file.parent.iterdir()) == [file]
+    assert Record.load(file.parent).told == record.told
 
 
-def test_the_control_process_is_known_by_its_start_time_too(tmp_path):
+def test_no_other_user_reads_a_run(tmp_path):
+    before = os.umask(0)
+    try:
+        record = Record.create(plan_of(node_plan()), tmp_path / "runs")
+        logs = Logs(record.folder)
+        logs.write("driver", "one")
+        logs.file("node1", "old/raylet.out", "two")
+        logs.close()
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "runs", record.folder, logs.folder)} == {0o700}
+    assert {path.stat().st_mode & 0o077 for path in record.folder.rglob("*") if path.is_file()} == {0}
+
+
+def test_the_control_process_is_known_by_its_start_time_and_holds_the_folder(tmp_path):
     record = Record.create(plan_of(node_plan()), tmp_path)
     assert record.control() == psutil.Process()
-    record.data["control"]["started"] -= 60  # an earlier process had the same id
+    control = record.told.control
+    record.change(control=control.model_copy(update={"started": control.started - 60}))  # its id is another's now
     assert record.control() is None
-    record.data["control"] |= {"started": psutil.Process().create_time(), "host": "another-machine"}
+    record.change(control=control.model_copy(update={"host": "another-machine"}))
     assert record.control() is None
     gone = subprocess.Popen(["true"])
     gone.wait()
-    record.data["control"]["pid"] = gone.pid
+    record.change(control=control.model_copy(update={"pid": gone.pid}))
     assert record.control() is None
+    with subprocess.Popen(["sleep", "100"]) as other:
+        started = psutil.Process(other.pid).create_time()
+        record.change(control=control.model_copy(update={"pid": other.pid, "started": started}))
+        assert record.control() is None
+        other.kill()
 
 
 def test_stop_takes_the_one_run_that_has_not_ended(tmp_path, capsys):
-    with pytest.raises(LaunchError, match="no run to stop"):
+    with pytest.raises(LaunchError, match="no run"):
         find(None, tmp_path)
     first, second = (Record.create(plan_of(node_plan()), tmp_path) for _ in range(2))
-    with pytest.raises(LaunchError, match=f"{first.data['run']}, {second.data['run']}. Say which"):
+    with pytest.raises(LaunchError, match=f"{first.told.run}, {second.told.run}. Say which"):
         find(None, tmp_path)
     first.change(state="done")
-    assert find(None, tmp_path).data["run"] == second.data["run"]
-    assert find(first.data["run"], tmp_path).data["state"] == "done"
+    assert find(None, tmp_path)[0].told == second.told
+    for name in (first.told.run, str(first.folder), f"{os.path.relpath(first.folder)}/"):
+        assert find(name, tmp_path)[0].told == first.told
     assert stop.stop("nosuch", tmp_path) == 2
     errors = capsys.readouterr().err
-    assert "no run 'nosuch'" in errors and second.data["run"] in errors
+    assert "no run 'nosuch'" in errors and second.told.run in errors
+
+
+def others_file(folder: Path) -> None:
+    os.chown(folder / "run.json", 65534, -1)
+
+
+def others_folder(folder: Path) -> None:
+    os.chown(folder, 65534, -1)
+
+
+def others_may_write(folder: Path) -> None:
+    folder.chmod(0o770)
+
+
+def others_may_write_above(folder: Path) -> None:
+    folder.parent.chmod(0o1777)
+
+
+def linked(folder: Path) -> None:
+    (folder / "run.json").rename(folder.parent / "elsewhere")
+    (folder / "run.json").symlink_to(folder.parent / "elsewhere")
+
+
+def a_linked_folder(folder: Path) -> None:
+    folder.rename(folder.parent.with_name("elsewhere"))
+    folder.symlink_to(folder.parent.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [others_file, others_folder, others_may_write, others_may_write_above, linked, a_linked_folder],
+    ids=lambda spoil: spoil.__name__,
+)
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+def test_a_record_that_others_can_have_written_is_refused(tmp_path, capsys, monkeypatch, spoil, named):
+    if os.geteuid() and spoil in (others_file, others_folder):
+        pytest.skip("gives files away, which needs root")
+    record = Record.create(plan_of(node_plan()), tmp_path / "runs")
+    monkeypatch.setattr(stop, "end_on", lambda *_: pytest.fail("a host was asked"))
+    monkeypatch.setattr(Record, "control", lambda _: pytest.fail("a process was looked for"))
+    spoil(record.folder)
+    assert stop.stop(record.told.run if named else None, tmp_path / "runs") == 2
+    assert str(tmp_path / "runs") in capsys.readouterr().err
+
+
+def changed(**values: object) -> Callable[[dict], object]:
+    return lambda tree: tree | values
+
+
+BROKEN: dict[str, Callable[[dict], object]] = {
+    "empty": lambda _: b"",
+    "garbage": lambda _: b"{{",
+    "not UTF-8": lambda _: b"\xff\xfe",
+    "twice": lambda tree: json.dumps(tree).encode()[:-1] + b', "run": "x"}',
+    "deep": lambda _: b"[" * 20000,
+    "large": lambda tree: json.dumps(tree).encode() + b" " * (1 << 20),
+    "list": lambda _: [],
+    "number": lambda _: 5,
+    "nothing": lambda _: {},
+    "run": changed(run="x; id"),
+    "option": changed(run="--help"),
+    "above": changed(run="../x"),
+    "control": changed(control=None),
+    "pid": lambda tree: tree | {"control": tree["control"] | {"pid": -1}},
+    "pid as text": lambda tree: tree | {"control": tree["control"] | {"pid": "12"}},
+    "no hosts": lambda tree: tree | {"inventory": tree["inventory"] | {"hosts": []}},
+    "hosts": lambda tree: tree | {"inventory": tree["inventory"] | {"hosts": None}},
+    "ssh": lambda tree: tree | {"inventory": tree["inventory"] | {"ssh": {"ProxyCommand": "id"}}},
+    "local": changed(local=[]),
+    "start": changed(start="touch here"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_a_broken_record_is_named_and_keeps_no_other_run_alive(tmp_path, capsys, monkeypatch, broken):
+    bad, good = (Record.create(plan_of(node_plan()), tmp_path) for _ in range(2))
+    file = bad.folder / "run.json"
+    made = broken(json.loads(file.read_text()))
+    file.write_bytes(made if isinstance(made, bytes) else json.dumps(made).encode())
+    with pytest.raises(LaunchError, match=str(file)):
+        find(bad.told.run, tmp_path)
+    asked = []
+    monkeypatch.setattr(stop, "end_on", lambda run, *_: asked.append(run) or (0, ""))
+    monkeypatch.setattr(Record, "control", lambda _: None)
+    assert stop.stop(None, tmp_path) == 0
+    assert asked == [good.told.run]
+    assert str(file) in capsys.readouterr().err
+
+
+def test_a_record_that_is_a_folder_is_named(tmp_path):
+    (tmp_path / "r" / "run.json").mkdir(parents=True, mode=0o700)
+    with pytest.raises(LaunchError, match=r"run\.json"):
+        find("r", tmp_path)
+
+
+@pytest.mark.parametrize("run", [None, "r"])
+def test_runs_that_are_a_link_to_itself(tmp_path, run):
+    (tmp_path / "runs").symlink_to("runs")
+    with pytest.raises(LaunchError, match="runs"):
+        find(run, tmp_path / "runs")
 
 
 def test_stop_names_a_host_that_it_cannot_reach(tmp_path, capsys):
     record = Record.create(plan_of(node_plan()), tmp_path)
-    record.data["control"]["pid"] = 2**22 + 1  # no process has it
-    away = {"address": "localhost", "ssh": {"port": 1}, "local": False, "start": "true", "container": None}
-    record.change(hosts=[*record.data["hosts"], away])
+    away = Host(address="localhost", ssh=Ssh(port=1))
+    inventory = record.told.inventory
+    record.change(
+        control=record.told.control.model_copy(update={"pid": 2**22 + 1}),  # no process has it
+        inventory=inventory.model_copy(update={"hosts": [*inventory.hosts, away]}),
+        local=[True, False],
+    )
     assert stop.stop(None, tmp_path) == 1
     said = capsys.readouterr().out
-    assert "127.0.0.1: nothing left" in said and "localhost: could not be ended: ssh is refused" in said
-    assert find(None, tmp_path).data["state"] == "running"
+    assert "127.0.0.1: nothing left" in said and has_line_naming(said, "localhost:", "ssh is refused")
+    assert find(None, tmp_path)[0].told.state == "running"
 
 
 def test_logs_of_hosts_lie_in_files_of_their_own(tmp_path):
@@ -87,6 +218,6 @@ def test_logs_of_hosts_lie_in_files_of_their_own(tmp_path):
 
 @pytest.mark.parametrize("name", ["../../outside", "/etc/outside", "a/../../b"])
 def test_a_host_cannot_write_outside_its_folder(tmp_path, name):
-    with pytest.raises(ValueError, match="sent a log file with the name"):
+    with pytest.raises(ValueError, match=line_naming("192.0.2.1", repr(name))):
         Logs(tmp_path).file("192.0.2.1", name, "x")
     assert list(tmp_path.rglob("*outside*")) == []

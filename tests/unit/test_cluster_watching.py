@@ -5,15 +5,13 @@ import time
 from email.utils import formatdate
 
 import pytest
+from naming import has_line_naming
 from rich.console import Console
 
-from launch.clock import Clock
-from launch.cluster import join
-from launch.cluster.hosts import SILENT_SECONDS, HostState
-from launch.cluster.news import JobEnd
-from launch.cluster.status import Status
-from launch.cluster.watch import DONE, FAILED, dead, verdict
-from launch.nodes.head_clock import measured
+from launch.cluster.hosts import DONE, FAILED, SILENT_SECONDS, HostState, JobEnd, dead, differing, missing, verdict
+from launch.cluster.progress import Status
+from launch.nodes.facts import Clock
+from launch.nodes.rendezvous import measured
 
 PORTS = {"ray": 6766, "dashboard": 8260, "workers": "20000-29999"}
 VERSIONS = {"ray": "2.60.0", "python": "3.11.2"}
@@ -54,13 +52,13 @@ def test_the_clocks_difference_has_the_way_measured_out(asked, answered, theirs,
 
 @pytest.mark.parametrize(
     ("ahead", "wrong"),
-    [(0.0, None), (4.9, None), (-4.9, None), (7.0, "7 s ahead of the head's"), (-90.0, "90 s behind")],
+    [(0.0, None), (4.9, None), (-4.9, None), (7.0, "7 s ahead"), (-90.0, "90 s behind")],
 )
 def test_the_date_of_an_answer_tells_the_heads_clock_to_a_second(ahead, wrong):
     theirs = 1_700_000_000.4  # the head answers then, and names the whole second
     date = formatdate(int(theirs), usegmt=True)
     found = measured(theirs + ahead - 0.1, theirs + ahead + 0.1, date).wrong("the head's")
-    assert (found is None) == (wrong is None) and (wrong is None or wrong in found)
+    assert (found is None) == (wrong is None) and (wrong is None or has_line_naming(found, wrong, "the head's"))
 
 
 def test_the_quickest_answer_counts():
@@ -76,11 +74,11 @@ def test_hosts_that_differ_from_the_head_are_named():
     late = host("c")
     late.clock = Clock(offset=-60.0, error=0.1)
     hosts = [host("a"), host("b", facts={"versions": VERSIONS | {"ray": "2.59.0"}}), late]
-    found = join.differing(hosts)
+    found = differing(hosts)
     assert [address for address, _ in found] == ["b", "c"]
     assert "ray 2.59.0, the head has 2.60.0" in found[0][1]
     assert "60 s behind" in found[1][1]
-    assert join.differing([host("a"), host("b")]) == []
+    assert differing([host("a"), host("b")]) == []
 
 
 def test_every_missing_host_has_its_reason():
@@ -93,7 +91,7 @@ def test_every_missing_host_has_its_reason():
         host("firewall", started=True),
         HostState("absent"),
     ]
-    reasons = dict(join.missing(hosts, PORTS))
+    reasons = dict(missing(hosts, PORTS))
     assert list(reasons) == ["refused", "slow", "stuck", "firewall", "absent"]
     assert reasons["refused"] == "ssh is refused"
     assert "checks" in reasons["slow"]
@@ -135,7 +133,7 @@ def test_a_failed_job_waits_for_hosts_that_may_have_died():
 def test_success_is_success_and_a_dead_host_is_not():
     assert verdict([host("a")], JobEnd("SUCCEEDED", "", time.monotonic())).code == DONE
     assert verdict([host("a")], None) is None
-    assert verdict([host("a"), host("b", problem="its Ray has died: killed")], None).code == FAILED
+    assert verdict([host("a"), host("b", problem="killed")], None).code == FAILED
 
 
 def shown(terminal: bool, lines: list[str]) -> tuple[str, Status]:

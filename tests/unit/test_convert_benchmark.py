@@ -28,7 +28,7 @@ def test_command_writes_rows_for_every_method_and_leaves_nothing_behind(tmp_path
         "2",
         "--schemes",
         "int8,fp8_block",
-        "--json",
+        "--out",
         str(out),
     ]
     run = subprocess.run(
@@ -39,7 +39,7 @@ def test_command_writes_rows_for_every_method_and_leaves_nothing_behind(tmp_path
         text=True,
         timeout=300,
     )
-    assert run.returncode in (0, 1) and "of a copy's throughput" in run.stdout, run.stdout + run.stderr
+    assert run.returncode in (0, 1) and "throughput" in run.stdout, run.stdout + run.stderr
     assert list((tmp_path / "disk").iterdir()) == []
     found = json.loads(out.read_text())
     assert found["hardware"]["cores"] and found["versions"]["torch"] and found["disk"]

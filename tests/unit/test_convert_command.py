@@ -1,7 +1,10 @@
 """`ascend-quant convert`: output, progress and exit status."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import convert_cases as cases
 import pytest
@@ -42,10 +45,10 @@ def test_json_is_all_that_stdout_has(source, tmp_path):
     assert said["weights"] == {"quantized": count - 2, "ignored": 2, "router": 2, "head": 1, "embedding": 1}
 
 
-def test_the_summary_says_what_was_left_alone_and_there_is_a_way_back(source, tmp_path):
+def test_the_summary_says_what_was_not_quantized_and_there_is_a_way_back(source, tmp_path):
     result = run(source, tmp_path / "out", "--scheme", "int8", "--workers", "2")
     assert result.exit_code == 0, result.output
-    for said in ("quantized", "left alone: router", "3 files", f"written: {tmp_path / 'out'}"):
+    for said in ("quantized", "not quantized: router", "3 files", f"written: {tmp_path / 'out'}"):
         assert said in plain(result.stdout)
     assert run(tmp_path / "out", tmp_path / "back", "--to", "bf16").exit_code == 0
     assert cases.read(tmp_path / "back").keys() == cases.read(source).keys()
@@ -57,6 +60,7 @@ def test_the_summary_says_what_was_left_alone_and_there_is_a_way_back(source, tm
         ((), "either this"),
         (("--scheme", "int8", "--to", "bf16"), "either this"),
         (("--scheme", "int5"), "unknown scheme 'int5'"),
+        (("--scheme", ""), "unknown scheme ''"),
         (("--scheme", "bf16"), "say --to bf16"),
         (("--scheme", "fp8", "--format", "modelslim"), "fp8 is written as compressed-tensors"),
         (("--to", "bf16", "--format", "fp8"), "are for --scheme"),
@@ -81,8 +85,25 @@ def test_what_cannot_be_converted_ends_with_1_and_one_line(source, tmp_path):
     assert result.exit_code == 1 and "no checkpoint at" in plain(result.stderr)
 
 
+@pytest.mark.parametrize("out", ["", "/", os.fsdecode(b"\xff")])
+def test_an_out_that_can_be_none_is_one_line(out, source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(source, out, "--scheme", "int8")
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_the_system_refuses_is_one_line_too(source):
     result = run(source, "/proc/out", "--scheme", "int8")
     assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
     (line,) = result.stderr.strip().splitlines()
     assert "/proc/out.partial" in line
+
+
+def test_texts_are_utf_8_whatever_the_locale(source, tmp_path):
+    command = "import sys; from ascend_quant.cli import app; app(sys.argv[1:])"
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    words = ["convert", str(source), str(tmp_path / "out"), "--scheme", "int8"]
+    subprocess.run([sys.executable, "-c", command, *words], env=environment, check=True, capture_output=True)
+    assert cases.CONFIG["name"] in (tmp_path / "out" / "config.json").read_text(encoding="utf-8")

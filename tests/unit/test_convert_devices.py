@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from naming import line_naming
 
 from ascend_quant.convert import ConvertError, quantizer
 from ascend_quant.convert.devices import check_device, open_device
@@ -21,7 +22,7 @@ def test_a_device_that_multiplies_with_a_reciprocal_is_refused(monkeypatch):
         return torch.mul(values, 1 / divisor, out=out)
 
     monkeypatch.setattr(quantizer.torch, "div", div)
-    with pytest.raises(ConvertError, match="cpu makes other codes of scheme fp8 than a CPU"):
+    with pytest.raises(ConvertError, match=line_naming("cpu", "codes of scheme fp8")):
         check_device(CPU, SCHEMES["fp8"])
 
 
@@ -30,11 +31,11 @@ def test_a_device_without_fp8_is_refused(monkeypatch):
         raise RuntimeError("no kernel for Float8_e4m3fn\nat some line")
 
     monkeypatch.setattr(quantizer.torch, "div", absent)
-    with pytest.raises(ConvertError, match="cpu cannot quantize to fp8: no kernel for Float8_e4m3fn; use --device cpu"):
+    with pytest.raises(ConvertError, match=line_naming("cpu", "fp8: no kernel for Float8_e4m3fn;", "--device cpu")):
         check_device(CPU, SCHEMES["fp8"])
 
 
 def test_a_device_that_is_not_there_is_refused():
     absent = "npu" if not hasattr(torch, "npu") else "cuda"
-    with pytest.raises(ConvertError, match=f"no device '{absent}' here .*--device cpu always works"):
+    with pytest.raises(ConvertError, match=line_naming(f"no device '{absent}'", "--device cpu")):
         open_device(absent)

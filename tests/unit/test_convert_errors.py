@@ -8,8 +8,9 @@ import checkpoint_pairs
 import convert_cases as cases
 import pytest
 import torch
+from naming import line_naming
 
-from ascend_quant.convert import ConvertError, output
+from ascend_quant.convert import ConvertError, layers, output
 from ascend_quant.profile.rules import ProfileError
 from ascend_quant.schemes import UnknownScheme
 
@@ -46,13 +47,13 @@ def test_a_truncated_shard_is_named(source, tmp_path):
     path = sorted(source.glob("*.safetensors"))[1]
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 1000)
-    assert str(path) in refused(source, tmp_path / "out", "is cut off or no safetensors file")
+    assert str(path) in refused(source, tmp_path / "out", "cut off")
     assert not (tmp_path / "out.partial").exists()
 
 
 def test_a_tensor_that_only_the_index_knows_is_named(source, tmp_path):
     spoil(source, lambda tensors: tensors.pop(NAME))
-    assert NAME in refused(source, tmp_path / "out", "says that .* is in .*, and it is not")
+    assert NAME in refused(source, tmp_path / "out", line_naming("model.safetensors.index.json", NAME))
 
 
 def test_a_tensor_that_the_index_does_not_know_is_named(source, tmp_path):
@@ -92,19 +93,27 @@ def test_a_layer_that_the_groups_do_not_divide_is_named_before_anything_is_writt
     tensors = cases.state() | {NAME: torch.randn(8, 200).to(torch.bfloat16)}
     source = cases.write(tmp_path / "in", tensors)
     layer = NAME.removesuffix(".weight")
-    assert f"--ignore {layer}" in refused(source, tmp_path / "out", f"{layer}: rows of 200 elements", "int4_g128")
+    whole = layer.replace("up_proj", "gate_up_proj")  # as engines have it
+    assert f"--ignore {whole}" in refused(source, tmp_path / "out", f"{layer}: rows of 200 elements", "int4_g128")
+    refused(source, tmp_path / "out", f"{layer}.*{whole}", "int4_g128", ignore=(layer,))
     assert not (tmp_path / "out.partial").exists()
-    cases.run(source, tmp_path / "out", "int4_g128", ignore=(layer,))
+    cases.run(source, tmp_path / "out", "int4_g128", ignore=(whole,))
     assert torch.equal(cases.read(tmp_path / "out")[NAME], tensors[NAME])
 
 
-@pytest.mark.parametrize("pattern", ["model.layers.0.mlp.up", "re:.*gate_up_proj", "re:up_proj", NAME])
+@pytest.mark.parametrize("pattern", ["model.layers.0.mlp.up", "re:.*gate_up_proj_", "re:up_proj", NAME])
 def test_a_pattern_that_matches_nothing_is_named(pattern, source, tmp_path):
     assert pattern in refused(source, tmp_path / "out", "matches no layer", ignore=("re:.*o_proj", pattern))
 
 
-def test_a_pattern_that_is_none_is_named(source, tmp_path):
-    refused(source, tmp_path / "out", r"'\(' is no regular expression", ignore=("re:(",))
+@pytest.mark.parametrize("pattern", ["re:(", f"re:{'(' * 5000}", "re:a{99999999999999999999}"])
+def test_a_pattern_that_is_none_is_named(pattern, source, tmp_path):
+    refused(source, tmp_path / "out", r"--ignore: '.* is no regular expression", ignore=(pattern,))
+
+
+def test_a_pattern_that_does_not_end_is_named(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(layers, "SECONDS", 0.5)
+    refused(source, tmp_path / "out", r"re:\(\(\.\*\)\*\)\*x\$'? has not matched", ignore=("re:((.*)*)*x$",))
 
 
 def test_a_tied_head_may_be_ignored(tmp_path):
@@ -151,11 +160,75 @@ def test_in_must_be_a_checkpoint(source, tmp_path):
     refused(source, tmp_path / "out", "has no weight_map")
     index.write_text(kept)
     (source / "config.json").write_text("{")
-    refused(source, tmp_path / "out", "config.json is no JSON file")
+    refused(source, tmp_path / "out", "config.json is no JSON")
     (source / "config.json").unlink()
     refused(source, tmp_path / "out", "config.json not found")
     norm = cases.write(tmp_path / "norm", {"model.norm.weight": torch.ones(3)}, 1)
     refused(norm, tmp_path / "out", "no linear layer")
+
+
+@pytest.mark.parametrize("section", ["quantization_config", "compression_config", "text_config"])
+@pytest.mark.parametrize("value", ["int8", ["int8"], 8])
+@pytest.mark.parametrize("scheme", ["int8", "bf16"])
+def test_sections_of_the_config_that_are_no_objects_are_named(section, value, scheme, tmp_path):
+    source = cases.write(tmp_path / "in", {NAME: torch.ones(2, 2)}, 1, cases.CONFIG | {section: value})
+    refused(source, tmp_path / "out", f"config.json: {section} is .*, and no object", scheme)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000 + "]" * 100_000, '{"name": "\\ud800"}', '{"a": 1, "a": 2}'])
+def test_a_config_that_nobody_should_read_is_named(text, source, tmp_path):
+    (source / "config.json").write_text(text)
+    refused(source, tmp_path / "out", "config.json is no JSON that can be taken")
+
+
+@pytest.mark.parametrize("file", [3, None, ["a"], True, "model-00001-of-00003.dat", "../model.bin"])
+def test_an_index_that_names_no_safetensors_files_is_named(file, source, tmp_path):
+    index = source / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"][NAME] = file
+    index.write_text(json.dumps(content))
+    assert NAME in refused(source, tmp_path / "out", r"no \*\.safetensors file")
+
+
+def test_one_of_two_files_without_an_index_is_half_a_model(source, tmp_path):
+    (source / "model.safetensors.index.json").unlink()
+    gone = sorted(source.glob("*.safetensors"))[1]
+    gone.unlink()
+    assert str(gone) in refused(source, tmp_path / "out", "not found")
+
+
+def test_an_adapter_is_no_model(tmp_path):
+    source = cases.write(tmp_path / "in", {NAME: torch.ones(2, 2)}, 1)
+    (source / "model.safetensors").rename(source / "adapter_model.safetensors")
+    refused(source, tmp_path / "out", "LoRA adapter")
+
+
+@pytest.mark.parametrize("name, target, said", [
+    ("tokenizer.json", "nowhere", "a link to nothing"),
+    ("chat", "folder", "a link to a folder"),
+    ("tokenizer.json", os.mkfifo, "is no file"),
+    (os.fsdecode(b"\xff.txt"), None, "no name in UTF-8"),
+])  # fmt: skip
+def test_files_that_would_be_left_out_or_cannot_be_named(name, target, said, source, tmp_path):
+    (tmp_path / "folder").mkdir()
+    if target is None:
+        (source / name).write_text("")
+    elif callable(target):
+        target(source / name)
+    else:
+        (source / name).symlink_to(tmp_path / target)
+    refused(source, tmp_path / "out", said)
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_out_cannot_be_the_working_folder_the_root_a_loop_or_bytes(source, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    monkeypatch.chdir(tmp_path / "empty")
+    for out in ("", "/", tmp_path / "loop", tmp_path / os.fsdecode(b"\xff")):
+        with pytest.raises(ConvertError):
+            cases.run(source, type(source)(out), "int8")
+    assert (tmp_path / "empty").is_dir() and list((tmp_path / "empty").iterdir()) == []
 
 
 def test_two_tensors_that_would_have_one_name(tmp_path):

@@ -12,7 +12,7 @@ from safetensors import safe_open
 import ascend_quant
 from ascend_quant import oracle
 from ascend_quant.convert import ConvertError
-from ascend_quant.convert.layers import left_alone
+from ascend_quant.convert.layers import why_unquantized
 from ascend_quant.profile.checkpoints import Checkpoint
 from ascend_quant.profile.w8a8 import read_w8a8
 
@@ -155,12 +155,13 @@ def test_compressed_tensors_decompresses_to_our_values(scheme, experts, tmp_path
 
 
 def test_what_config_json_says_for_vllm(source, tmp_path):
-    cases.run(source, tmp_path / "int8", "int8", ignore=("re:.*o_proj", "model.layers.0.mlp.up_proj"))
+    cases.run(source, tmp_path / "int8", "int8", ignore=("re:.*o_proj", "model.layers.0.mlp.gate_up_proj"))
     config = json.loads((tmp_path / "int8" / "config.json").read_text())
     assert {key: config[key] for key in cases.CONFIG} == cases.CONFIG
     ignored = config["quantization_config"]["ignore"]
     o_proj = [f"model.layers.{layer}.self_attn.o_proj" for layer in range(2)]
-    assert {*ignored} == {"re:.*o_proj", "model.layers.0.mlp.up_proj", *o_proj, *cases.LEFT}
+    gate_up = [f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "gate_up")]
+    assert {*ignored} == {"re:.*o_proj", *gate_up, *o_proj, *cases.LEFT}
     cases.run(source, tmp_path / "block", "fp8_block", ignore=("re:.*o_proj",))
     section = json.loads((tmp_path / "block" / "config.json").read_text())["quantization_config"]
     assert section["weight_block_size"] == [128, 128] and section["activation_scheme"] == "dynamic"
@@ -209,8 +210,8 @@ def test_modelslim_describes_every_tensor_and_is_read_back(source, tmp_path):
         ("model.layers.3.self_attn.indexer.weights_proj", "kept by vLLM"),
     ],
 )
-def test_what_is_left_alone_by_default(layer, reason):
-    assert left_alone(layer) == reason
+def test_what_is_not_quantized_by_default(layer, reason):
+    assert why_unquantized(layer) == reason
 
 
 def test_other_files_are_carried_over_and_other_weights_are_not(tmp_path):

@@ -8,7 +8,7 @@ from ascend_quant import oracle
 from ascend_quant.convert import quantizer
 from ascend_quant.convert.quantizer import Quantizer
 from ascend_quant.convert.workers import one_thread
-from ascend_quant.schemes import SCHEMES
+from ascend_quant.schemes import SCHEMES, definition_of
 
 SHAPES = [(1, 128), (3, 256), (130, 384), (257, 128), (128, 128)]
 RAGGED = [(1, 1), (5, 173), (129, 130), (300, 96)]  # K that no block and no group divides
@@ -34,7 +34,7 @@ def awkward(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def of(scheme: str, w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    codes = torch.full(w_NK.shape, 99, dtype=quantizer.DTYPES[SCHEMES[scheme].codes])
+    codes = torch.full(w_NK.shape, 99, dtype=getattr(torch, definition_of(SCHEMES[scheme]).codes_dtype))
 
     def sink(first: int, part_RK: torch.Tensor) -> None:
         codes[first : first + len(part_RK)] = part_RK

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import convert_cases as cases
 import pytest
+from naming import line_naming
 
-from ascend_quant.convert import ConvertError
+from ascend_quant.convert import ConvertError, Request, convert
 from ascend_quant.convert.output import Output
 
 SHARDS = 5
@@ -100,12 +101,14 @@ def finished(out: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.safetensors")}
 
 
-def test_a_finished_shard_that_was_cut_off_since_is_written_again(source, undisturbed, tmp_path):
+@pytest.mark.parametrize("change", ["cut off", "another byte"])
+def test_a_finished_shard_that_has_changed_since_is_written_again(change, source, undisturbed, tmp_path):
     kill_at("1.0", source, tmp_path / "out")
     spoilt, *others = sorted(finished(tmp_path / "out"))
     assert others
-    with (tmp_path / "out.partial" / "model" / spoilt).open("r+b") as file:
-        file.truncate(1000)
+    path = tmp_path / "out.partial" / "model" / spoilt
+    content = path.read_bytes()
+    path.write_bytes(content[:1000] if change == "cut off" else content[:-1] + bytes([content[-1] ^ 1]))
     assert run(source, tmp_path / "out").resumed == len(others)
     assert digests(tmp_path / "out") == digests(undisturbed)
 
@@ -121,7 +124,7 @@ def test_a_finished_shard_that_was_cut_off_since_is_written_again(source, undist
 def test_another_command_is_refused_and_spoils_nothing(options, said, source, undisturbed, tmp_path):
     kill_at("0.7", source, tmp_path / "out")
     before = finished(tmp_path / "out")
-    with pytest.raises(ConvertError, match=f"begun by another command .*{said}.*remove .*out.partial"):
+    with pytest.raises(ConvertError, match=f"another command .*{said}.*remove .*out.partial"):
         run(source, tmp_path / "out", **options)
     assert finished(tmp_path / "out") == before
     run(source, tmp_path / "out")
@@ -143,7 +146,7 @@ def test_two_commands_at_once_are_refused(source, tmp_path):
     )
     try:
         assert process.stdout.readline() == "halted\n"
-        with pytest.raises(ConvertError, match="another command is writing"):
+        with pytest.raises(ConvertError, match=line_naming("another command", "out")):
             run(source, tmp_path / "out")
     finally:
         process.kill()
@@ -152,9 +155,36 @@ def test_two_commands_at_once_are_refused(source, tmp_path):
     run(source, tmp_path / "out")
 
 
-def test_a_folder_of_the_users_is_not_taken_for_a_half_finished_conversion(source, tmp_path):
-    (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / "thesis.txt").write_text("mine")
-    with pytest.raises(ConvertError, match=r"out\.partial is in the way"):
+@pytest.mark.parametrize("where", ["thesis.txt", "model/thesis.txt", "journal/thesis.json", "model/parts/a.bin"])
+def test_a_folder_of_the_users_is_not_taken_for_a_half_finished_conversion(where, source, tmp_path):
+    path = tmp_path / "out.partial" / where
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(ConvertError, match=line_naming(tmp_path / "out.partial" / where.split("/")[0])):
         run(source, tmp_path / "out")
-    assert (tmp_path / "out.partial" / "thesis.txt").read_text() == "mine"
+    assert path.read_text() == "mine" and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["out.partial", "out.partial/model"])
+def test_links_are_not_taken_for_a_half_finished_conversion(name, source, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConvertError, match=name):
+        run(source, tmp_path / "out")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("note", ["request.json", "model-00001-of-00005.safetensors.json"])
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_a_spoilt_journal_is_named(note, content, source, tmp_path):
+    def stop(done: int, total: int) -> None:
+        if done == total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(Request(source, tmp_path / "out", "int8", ignore=("re:.*o_proj",), workers=1), stop)
+    (tmp_path / "out.partial" / "journal" / note).write_text(content)
+    with pytest.raises(ConvertError, match=note):
+        run(source, tmp_path / "out")

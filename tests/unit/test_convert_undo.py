@@ -8,6 +8,7 @@ import convert_cases as cases
 import pytest
 import torch
 from checkpoint_pairs import Pair, as_modelslim, make_pair
+from naming import line_naming
 
 from ascend_quant import oracle
 from ascend_quant.convert import ConvertError, pieces
@@ -102,7 +103,7 @@ def quantized(tmp_path, scheme: str):
         ("int4_g32", "_scale", torch.full((256, 8), torch.nan), "NaN"),
         ("int8", "_zero_point", torch.ones(256, 1, dtype=torch.int8), "asymmetric"),
         ("fp8", "_scale", torch.ones(3), r"scales \(3,\)"),
-        ("fp8_block", "_scale_inv", torch.ones(4, 4), r"blocks of \[128, 128\]"),
+        ("fp8_block", "_scale_inv", torch.ones(4, 4), r"scales \(4, 4\)"),
     ],
 )
 def test_what_cannot_be_undone_is_refused_by_name(scheme, leaf, value, said, tmp_path):
@@ -116,7 +117,7 @@ def test_what_cannot_be_undone_is_refused_by_name(scheme, leaf, value, said, tmp
 
 def test_other_methods_and_plain_checkpoints_are_refused(tmp_path):
     source = cases.write(tmp_path / "in", cases.state())
-    with pytest.raises(ConvertError, match="not quantized: there is nothing to undo"):
+    with pytest.raises(ConvertError, match="not quantized"):
         cases.run(source, tmp_path / "out", "bf16")
     config = cases.CONFIG | {"quantization_config": {"quant_method": "gptq"}}
     (source / "config.json").write_text(json.dumps(config))
@@ -124,7 +125,7 @@ def test_other_methods_and_plain_checkpoints_are_refused(tmp_path):
         cases.run(source, tmp_path / "out", "bf16")
     config["quantization_config"]["quant_method"] = "fp8"
     (source / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConvertError, match="no weight in it is int8, fp8 or int4"):
+    with pytest.raises(ConvertError, match=line_naming("int8, fp8 or int4")):
         cases.run(source, tmp_path / "out", "bf16")
 
 

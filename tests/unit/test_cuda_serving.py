@@ -13,11 +13,19 @@ QUANTIZED = [scheme for scheme in SCHEMES.values() if scheme.quantized]
 ERROR = 0.006  # of the norm: the output is rounded to BF16
 
 
+@pytest.fixture(autouse=True, scope="module")
+def by_vllm():
+    """As vLLM's plugin does."""
+    from ascend_quant.integrations.vllm.layers.products import register_products
+
+    register_products("cuda")
+
+
 def filled(scheme, w):
     """The buffers of weights (.., N, K), written by moves."""
     from ascend_quant.kernels import cuda
     from ascend_quant.refit import Refit
-    from ascend_quant.resident_scales import BY_SHARING
+    from ascend_quant.refit.scales import BY_SHARING
 
     with torch.device("cuda"):
         storage = cuda.storage(scheme, tuple(w.shape))

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from data_cases import GSM8K, gsm8k_copy, read, verl_rows, verl_score, write_lines, write_parquet
+from naming import has_line_naming
 
 from launch.data import DataError, prepare
 
@@ -63,19 +65,19 @@ def test_json_lines_and_shards_are_taken_too(tmp_path: Path, where: str):
 def test_rows_without_an_answer_are_named(tmp_path: Path):
     rows = [GSM8K[0], {"question": "?", "answer": "none"}, GSM8K[1], {"question": "?", "answer": "#### a lot"}]
     message = error(gsm8k_copy(tmp_path / "copy", train=rows), tmp_path)
-    assert message.startswith("gsm8k, train: 2 rows have no answer (a number after ####): rows 1, 3.")
+    assert has_line_naming(message, "gsm8k, train: 2 rows", "####", "rows 1, 3")
     assert not (tmp_path / "gsm8k/train.parquet").exists()
 
 
 @pytest.mark.parametrize(
     "files, said",
     [
-        ({}, "has no train*.parquet or .jsonl of openai/gsm8k; where there is a network: hf download"),
-        ({"train.jsonl": '{"text": "a", "answer": "#### 1"}'}, "has no column question; its columns are answer, text"),
+        ({}, "train*.parquet or .jsonl of openai/gsm8k"),
+        ({"train.jsonl": '{"text": "a", "answer": "#### 1"}'}, "columns are answer, text"),
         ({"train.jsonl": '{"question": '}, "line 1 is no JSON"),
         ({"train.jsonl": "[1]"}, "line 1 is no JSON object"),
         ({"train.parquet": "PAR"}, "is no parquet file"),
-        ({"train.jsonl": ""}, "there would be no rows in it"),
+        ({"train.jsonl": ""}, "no rows"),
     ],
 )
 def test_a_wrong_copy_is_one_line(tmp_path: Path, files: dict[str, str], said: str):
@@ -86,13 +88,135 @@ def test_a_wrong_copy_is_one_line(tmp_path: Path, files: dict[str, str], said: s
     assert said in error(copy, tmp_path)
 
 
+LINE = '{"question": "a", "answer": "#### 1"}\n'
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"question": None},
+        {"question": " "},
+        {"answer": "#### 1.2.3.4"},
+        {"answer": "#### \u0663"},
+        {"answer": None},
+    ],
+)
+def test_a_row_that_the_reward_cannot_use_is_named(tmp_path: Path, bad: dict):
+    rows = [GSM8K[0], {"question": "?", "answer": "#### 1", **bad}]
+    (column,) = bad
+    assert f"1 rows have no {column}" in error(gsm8k_copy(tmp_path / "copy", train=rows), tmp_path)
+
+
+@pytest.mark.parametrize("value", [5, 0.5, True, ["#### 1"], {"text": "#### 1"}, b"#### 1"])
+@pytest.mark.parametrize("column", ["question", "answer"])
+def test_a_value_of_another_type_is_named(tmp_path: Path, column: str, value):
+    copy = tmp_path / "copy"
+    write = write_parquet if isinstance(value, bytes) else write_lines
+    write(copy / f"train.{'parquet' if write is write_parquet else 'jsonl'}", [{**GSM8K[0], column: value}])
+    said = error(copy, tmp_path)
+    assert "row 0" in said and f"{column} is a {type(value).__name__}" in said
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'\xff{"question": "a"}',
+        b"\x1f\x8b\x08 of gzip",
+        LINE.encode() + b'{"question": "\\ud800", "answer": "#### 1"}',
+        b"[" * 20_000,
+        b'{"question": "a", "question": "b", "answer": "#### 1"}',
+        b'{"question": ' + b"9" * 5000 + b"}",
+    ],
+)
+def test_lines_that_are_none(tmp_path: Path, content: bytes):
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy/train.jsonl").write_bytes(content)
+    assert "copy it again" in error(tmp_path / "copy", tmp_path)
+
+
+def test_a_line_without_an_end(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("launch.data.tables.LONGEST_LINE", len(LINE))
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy/train.jsonl").write_text(LINE + LINE.replace("a", "a" * 100))
+    assert "line 2" in error(tmp_path / "copy", tmp_path)
+
+
+def test_a_file_that_is_damaged_inside(tmp_path: Path):
+    file = write_parquet(tmp_path / "copy/train.parquet", GSM8K * 100)
+    content = bytearray(file.read_bytes())
+    content[8:400] = bytes(392)  # pages come first, what describes them last
+    file.write_bytes(content)
+    assert str(file) in error(tmp_path / "copy", tmp_path)
+
+
+def test_only_the_files_of_one_copy_are_read(tmp_path: Path):
+    copy = tmp_path / "copy"
+    for name in ("train", "test", "train_socratic", "test_socratic", "train (1)"):  # as in OpenAI's repository
+        write_lines(copy / f"{name}.jsonl", GSM8K)
+    write_lines(copy / ".cache/train.jsonl", GSM8K)
+    assert list(prepare("gsm8k", copy, tmp_path).rows.values()) == [3, 3]
+    write_lines(copy / "older/train.jsonl", GSM8K)
+    said = error(copy, tmp_path)
+    assert str(copy) in said and str(copy / "older") in said
+
+
+PART = "train-{}-of-{}"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [PART.format("00001", "00002")],
+        ["train", PART.format("00000", "00001")],
+        [PART.format("00000", "00002"), PART.format("00001", "00003")],
+    ],
+)
+def test_parts_that_make_no_set(tmp_path: Path, names: list[str]):
+    for name in names:
+        write_parquet(tmp_path / "copy" / f"{name}.parquet", GSM8K)
+    assert names[0] in error(tmp_path / "copy", tmp_path)
+
+
+def test_the_other_configuration_is_refused(tmp_path: Path):
+    copy = gsm8k_copy(tmp_path / "copy")
+    assert "socratic" in error(copy / "socratic", tmp_path)
+    (copy / "socratic").rename(tmp_path / "renamed")
+    assert "socratic" in error(tmp_path / "renamed", tmp_path)
+
+
+def test_no_other_file_is_written_through(tmp_path: Path):
+    other, made = tmp_path / "other", tmp_path / "gsm8k/train.parquet"
+    other.write_text("mine")
+    made.parent.mkdir()
+    made.with_name("train.parquet.unfinished").symlink_to(other)
+    prepare("gsm8k", gsm8k_copy(tmp_path / "copy"), tmp_path)
+    assert (other.read_text(), len(read(made))) == ("mine", 3)
+    assert sorted(file.name for file in made.parent.iterdir()) == ["test.parquet", "train.parquet"]
+
+
+@pytest.mark.parametrize("target", ["file", "/proc", "/dev/full"])
+def test_where_nothing_can_be_written(tmp_path: Path, target: str):
+    (tmp_path / "file").touch()
+    folder = tmp_path / target
+    assert str(folder) in error(gsm8k_copy(tmp_path / "copy"), folder)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path):
+    for split in ("train", "test"):
+        columns = ["question", "answer", "answer"]
+        table = pyarrow.Table.from_arrays([pyarrow.array([text]) for text in ("One?", "#### 1", "#### 2")], columns)
+        pyarrow.parquet.write_table(table, tmp_path / f"{split}.parquet")
+    assert has_line_naming(error(tmp_path, tmp_path / "data"), "two columns answer")
+
+
 def test_no_folder_and_no_network_are_one_line(tmp_path: Path, monkeypatch):
-    assert "is no folder; where there is a network" in error(tmp_path / "none", tmp_path)
+    assert has_line_naming(error(tmp_path / "none", tmp_path), tmp_path / "none", "no folder")
+    assert "is no folder" in error(tmp_path / ("x" * 300), tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(DataError) as caught:
         prepare("gsm8k", None, tmp_path)
-    assert str(caught.value).startswith("openai/gsm8k cannot be had from the hub (")
+    assert str(caught.value).startswith("openai/gsm8k ")
     assert "--repo-type dataset --local-dir FOLDER; then give --from FOLDER" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 

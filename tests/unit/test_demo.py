@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from launch.cli import app
-from launch.demo import addition, logs, recipe, report, task, tokenizer, training
-from launch.demo.errors import DemoError
+from launch.demo import DemoError, metrics, recipe, report, tasks, training
+from launch.demo import model as models
 from launch.demo.metrics import read_lines
 from launch.demo.options import OptionError, choices
 from launch.demo.reward import compute_score
@@ -31,17 +31,17 @@ def test_reward_is_exact(said, reward):
 
 
 def test_problems_are_all_sums_with_the_difference_as_mistake():
-    problems = {problem.prompt: problem for problem in addition.all_problems()}
+    problems = {problem.prompt: problem for problem in tasks.all_problems()}
     assert len(problems) == 100
-    assert (problems["7+5="].answer, addition.mistake(problems["7+5="])) == ("12", "2")
+    assert (problems["7+5="].answer, tasks.mistake(problems["7+5="])) == ("12", "2")
     for prompt, problem in problems.items():
         assert int(problem.answer) == sum(map(int, prompt[:-1].split("+")))
 
 
 def test_parquet_asks_every_problem_once_a_round(tmp_path):
     pandas = pytest.importorskip("pandas")
-    task.write_parquet(tmp_path / "a.parquet", 250, 1, addition.Addition())
-    task.write_parquet(tmp_path / "b.parquet", 250, 1, addition.Addition())
+    tasks.write_parquet(tmp_path / "a.parquet", 250, 1, tasks.Addition())
+    tasks.write_parquet(tmp_path / "b.parquet", 250, 1, tasks.Addition())
     rows = pandas.read_parquet(tmp_path / "a.parquet")
     prompts = [row[0]["content"] for row in rows["prompt"]]
     assert len(prompts) == 250
@@ -57,9 +57,9 @@ def test_tokenizer_round_trip_through_a_qwen2_checkpoint(tmp_path):
 
     model = build_model("qwen2", seed=0)
     model.save_pretrained(tmp_path)
-    tokenizer.save_tokenizer(tmp_path)
+    models.save_tokenizer(tmp_path)
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert len(loaded) == len(tokenizer.vocabulary()) == model.config.vocab_size
+    assert len(loaded) == len(models.vocabulary()) == model.config.vocab_size
     assert loaded.decode(loaded.encode("12+7=")) == "12+7="
     assert [len(loaded.encode(text)) for text in ("12+7=", "\n", " ", "<|im_end|>")] == [5, 1, 1, 1]
     assert loaded.eos_token == "<|im_end|>"
@@ -86,11 +86,11 @@ def test_sampled_accuracy_is_the_probability_of_the_whole_answer():
     from launch.demo.model import build_model
 
     model = build_model("qwen2", seed=0)
-    accuracy = warmup.sampled_accuracy(model, warmup.encode([("7+5=", "12"), ("3+4=", "7")], addition.Addition()))
+    accuracy = warmup.sampled_accuracy(model, warmup.encode([("7+5=", "12"), ("3+4=", "7")], tasks.Addition()))
     expected = 0.0
     for prompt, answer in (("7+5=", "12"), ("3+4=", "7")):
-        ids, probability = tokenizer.build_tokenizer().encode(prompt), 1.0
-        for token in [*tokenizer.build_tokenizer().encode(answer), tokenizer.vocabulary()[tokenizer.END]]:
+        ids, probability = models.build_tokenizer().encode(prompt), 1.0
+        for token in [*models.build_tokenizer().encode(answer), models.vocabulary()[models.END]]:
             with torch.no_grad():
                 probability *= model(input_ids=torch.tensor([ids])).logits[0, -1].softmax(-1)[token].item()
             ids = [*ids, token]
@@ -146,7 +146,7 @@ def test_arms_that_train_for_a_scheme_are_those_that_there_is_fake_quantization_
 def test_recipe_holds_a_whole_answer_and_divides_into_mini_batches():
     verl = recipe.load_recipe()["verl"]
     actor, rollout = verl["actor_rollout_ref"]["actor"], verl["actor_rollout_ref"]["rollout"]
-    longest = max(len(problem.answer) for problem in addition.all_problems())
+    longest = max(len(problem.answer) for problem in tasks.all_problems())
     assert verl["data"]["max_response_length"] > longest
     assert verl["data"]["train_batch_size"] % actor["ppo_mini_batch_size"] == 0
     assert actor["ppo_mini_batch_size"] * rollout["n"] % actor["ppo_micro_batch_size_per_gpu"] == 0
@@ -259,7 +259,7 @@ def test_report_of_hand_written_metrics(finished):
 
 def test_report_and_plot_are_files(finished):
     pytest.importorskip("matplotlib")
-    from launch.demo.plot import draw
+    from launch.demo.report import draw
 
     result = report.build_report(CHOICES, finished, WATCHED, 1.0)
     report.write_report(result, finished / "report.json")
@@ -288,15 +288,15 @@ def test_last_errors_are_found_among_ray_prefixes(tmp_path):
     log.write_text(
         "ValueError in a sentence is no error line? it is\n"
         "\x1b[36m(WorkerDict pid=12, ip=1.2.3.4)\x1b[0m   File 'x.py', line 3\n"
-        "\x1b[36m(WorkerDict pid=12, ip=1.2.3.4)\x1b[0m ascend_quant.refit.RefitError: layer 3 is missing\n"
+        "\x1b[36m(WorkerDict pid=12, ip=1.2.3.4)\x1b[0m ascend_quant.refit.errors.RefitError: layer 3 is missing\n"
         * 2
         + "bye\n"
     )
-    said = logs.last_errors(log)
-    assert said.count("ascend_quant.refit.RefitError: layer 3 is missing") == 1
+    said = metrics.last_errors(log)
+    assert said.count("ascend_quant.refit.errors.RefitError: layer 3 is missing") == 1
     assert "File" not in said and str(log) in said
     log.write_text("one\ntwo\n")
-    assert "  two" in logs.last_errors(log)
+    assert "  two" in metrics.last_errors(log)
 
 
 def run_watch(tmp_path, code: str, steps: int = 2) -> tuple[training.Watched, list[int]]:
@@ -396,6 +396,18 @@ def test_shared_memory_of_killed_members_is_removed():
 def test_a_folder_with_an_earlier_run_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "int8").mkdir()
-    for out, message in ((tmp_path / "file", "is a file"), (tmp_path, "holds int8 of an earlier run")):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("")
+    for out, message in (
+        (tmp_path / "file", "is a file"),
+        (tmp_path, "holds int8 of an earlier run"),
+        (tmp_path / "full", "it holds mine"),
+        (Path("/proc/x"), "'/proc/x'"),
+    ):
         result = CliRunner().invoke(app, ["demo", "--out", str(out)])
         assert result.exit_code == 2 and message in result.stderr
+
+
+def test_a_caller_may_change_keys_of_verl(tmp_path):
+    lines = recipe.overrides(CHOICES, "int8", tmp_path, Path("/tmp/ray"), {"data.max_response_length": 112})
+    assert [line for line in lines if "max_response_length" in line] == ["++data.max_response_length=112"]

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from launch.cli import app
 from launch.demo import options, recipe, report, training
+from launch.demo.recipe import SETUPS, WarmUp
 from launch.demo.run import table
-from launch.demo.setups import SETUPS, WarmUp
 
 torch = pytest.importorskip("torch")
 ARMS = ("bf16", "int8", "fp8", "int8-uncorrected")
@@ -141,7 +141,7 @@ def test_the_learning_rate_rises_and_falls():
 
 def test_a_warm_up_that_takes_too_long_is_refused():
     pytest.importorskip("transformers")
-    from launch.demo.errors import DemoError
+    from launch.demo import DemoError
     from launch.demo.model import TINY, build_model
     from launch.demo.warmup import encode, imitate_teacher
 
@@ -203,7 +203,7 @@ def metrics_line(step: int, weights: bool) -> str:
 
 def test_the_report_of_an_arm_without_weights(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    from launch.demo.plot import draw
+    from launch.demo.report import draw
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
     for arm in ("int8", "int8-uncorrected"):

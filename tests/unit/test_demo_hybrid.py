@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from naming import line_naming
 from typer.testing import CliRunner
 
 from launch.cli import app
-from launch.demo import options, recipe, report, training
-from launch.demo.errors import DemoError
+from launch.demo import DemoError, options, recipe, report, training
 from launch.demo.run import table
 
 CHOICES = recipe.Choices(("int8", "hybrid"), 2, "token", 3, "qwen2")
@@ -33,7 +33,7 @@ def test_hybrid_runs_alone_or_beside_the_arms_that_are_named(arms, hybrid, chose
 
 def test_a_folder_with_an_earlier_hybrid_run_is_refused(tmp_path):
     (tmp_path / "hybrid").mkdir()
-    with pytest.raises(options.OptionError, match="holds hybrid of an earlier run"):
+    with pytest.raises(options.OptionError, match=line_naming(tmp_path, "hybrid")):
         options.check_folder(tmp_path)
 
 
@@ -162,7 +162,7 @@ def test_a_replica_that_is_not_logged_is_named(finished):
 
 def test_table_and_plot_show_each_replica(finished):
     pytest.importorskip("matplotlib")
-    from launch.demo.plot import draw
+    from launch.demo.report import draw
 
     watched = {"hybrid": training.Watched(0, 75.4)}
     result = report.build_report(recipe.Choices(("hybrid",), 2, "token", 3, "qwen2"), finished, watched, 1.0)

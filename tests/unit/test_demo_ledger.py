@@ -6,12 +6,11 @@ from itertools import accumulate, islice, pairwise
 
 import pytest
 
-from launch.demo import ledger
-from launch.demo.ledger import Ledger
+from launch.demo import tasks
+from launch.demo.model import END, build_tokenizer, vocabulary
 from launch.demo.recipe import load_recipe
 from launch.demo.reward import compute_score
-from launch.demo.task import write_parquet
-from launch.demo.tokenizer import END, build_tokenizer, vocabulary
+from launch.demo.tasks import Ledger, write_parquet
 
 LEDGER = Ledger()
 LINE = re.compile(r"([a-zA-Z])(\d):(\d{3})")
@@ -22,8 +21,8 @@ def entries(prompt: str) -> list[tuple[str, int]]:
 
 
 def test_the_answer_of_the_docstring():
-    assert ledger.asked([7, 5, 9]) == "a7b5c9="
-    assert ledger.written([7, 5, 9], ledger.running([7, 5, 9])) == "a7:007 b5:012 c9:021"
+    assert tasks.asked([7, 5, 9]) == "a7b5c9="
+    assert tasks.written([7, 5, 9], tasks.running([7, 5, 9])) == "a7:007 b5:012 c9:021"
 
 
 def test_every_answer_copies_the_column_and_adds_it_up():
@@ -108,5 +107,5 @@ def test_totals_with_and_without_slips_by_hand():
         def random(self):
             return 0.0
 
-    assert ledger.running([9, 9, 9]) == [9, 18, 27]
-    assert ledger.running([9, 9, 9], Always(), 0.5) == [9, 8, 7]
+    assert tasks.running([9, 9, 9]) == [9, 18, 27]
+    assert tasks.running([9, 9, 9], Always(), 0.5) == [9, 8, 7]

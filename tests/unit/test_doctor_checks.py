@@ -1,13 +1,16 @@
 """Each check on facts made up: silent or content where all is well, and the right word where one thing is not."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from doctor_cases import CASES, Case
 from doctor_facts import PYTHONS, packages, said, wanted, well
+from naming import has_line_naming
 
-from launch.doctor.checks import CHECKS, devices, links, rdma, system, variables, versions
+from launch.doctor.checks import devices, links, system, variables, versions
 from launch.doctor.checks.versions import product
+from launch.doctor.examination import CHECKS
+from launch.doctor.examination import traits as traits_of
 from launch.doctor.facts import Device, Devices, Facts, Kernels, Package, Rdma
 
 
@@ -58,7 +61,7 @@ def test_a_pinned_commit_is_seen_by_installer_or_version():
     built = Package("0.1.dev1+g0000000", "0000000")
     other = replace(well(stack).software, packages=packages(stack) | {"vllm-ascend": built})
     (level, line), *_ = said(versions.packages, well(stack, software=other), wanted(stack))
-    assert (level, "vllm-ascend is of commit 0000000; pinned is 7e16b4a7cdb1" in line) == ("error", True)
+    assert level == "error" and has_line_naming(line, "vllm-ascend", "commit 0000000", "7e16b4a7cdb1")
     assert "install vllm-ascend @ git+https://github.com/vllm-project/vllm-ascend@7e16b4a7cdb15723" in line
 
 
@@ -71,6 +74,16 @@ def test_a_check_that_fails_itself_is_a_finding():
     broken = replace(well(), system=None)
     (finding,) = system.files(broken, wanted())
     assert finding.level == "error" and "AttributeError" in finding.what
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Facts)])
+def test_facts_that_could_not_be_gathered_are_one_finding(name: str):
+    facts, run = well(**{name: KeyError("MemTotal")}), wanted()
+    found = [finding for check in CHECKS for finding in check(facts, run) if finding.level != "ok"]
+    assert [(one.check, one.level, name in one.what and "MemTotal" in one.what) for one in found] == [
+        ("facts.gathered", "error", True)
+    ]
+    assert ("Python" in traits_of(facts)) == (name != "software")
 
 
 @pytest.mark.parametrize(
@@ -97,8 +110,8 @@ def test_the_cpu_stack_is_not_asked_for_devices():
 
 def test_rdma_is_for_hosts_with_gpus_that_meet_others():
     there, mapped = Rdma(("mlx5_0",)), Rdma(("mlx5_0",), ("rdma_cm", "uverbs0"))
-    levels = [level for level, _ in said(rdma.rdma, well(rdma=mapped), wanted("cuda13"))]
+    levels = [level for level, _ in said(links.rdma, well(rdma=mapped), wanted("cuda13"))]
     assert levels == ["ok"]
-    assert [level for level, _ in said(rdma.rdma, well(rdma=there), wanted("cuda13"))] == ["warning"]
+    assert [level for level, _ in said(links.rdma, well(rdma=there), wanted("cuda13"))] == ["warning"]
     for facts, run in ((there, wanted("cuda13", hosts=1)), (there, wanted()), (Rdma(), wanted("cuda13"))):
-        assert said(rdma.rdma, well(rdma=facts), run) == []
+        assert said(links.rdma, well(rdma=facts), run) == []

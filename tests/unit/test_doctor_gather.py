@@ -10,18 +10,23 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import psutil
 import pytest
+from naming import has_line_naming
 
-from launch.doctor.facts import Package
-from launch.doctor.gather.leftovers import is_engine_or_trainer, is_ray, leftovers
-from launch.doctor.gather.network import network, open_ports, ranges, reach
-from launch.doctor.gather.paths import paths
-from launch.doctor.gather.ray import ray_nodes
-from launch.doctor.gather.rdma import rdma
-from launch.doctor.gather.software import packages, software
-from launch.doctor.gather.system import clock_is_synchronized, huge_pages, limits, system
-from launch.doctor.gather.tools import ask
-from launch.doctor.wanted import Wanted
+from launch.doctor import HostReport, Report, examination
+from launch.doctor.checks.leftovers import is_engine_or_trainer, is_ray, leftovers
+from launch.doctor.checks.links import rdma_of_host
+from launch.doctor.checks.network import network, open_ports, ranges, reach
+from launch.doctor.checks.paths import paths
+from launch.doctor.checks.ray import ray_nodes
+from launch.doctor.checks.system import clock_is_synchronized, huge_pages, limits, system
+from launch.doctor.checks.versions import installed_packages, software
+from launch.doctor.examination import examine_here, gathered
+from launch.doctor.facts import Kernels, Package
+from launch.doctor.requirements import Wanted
+from launch.processes import still_running
+from launch.programs import ask
 
 
 def test_a_port_that_is_taken_and_by_whom():
@@ -58,7 +63,7 @@ def test_reaching_a_port(address: str):
 
 
 def test_limits_are_those_of_the_shell():
-    script = "import json; from launch.doctor.gather.system import *; print(json.dumps(limits(resource.RLIMIT_NOFILE)))"
+    script = "import json; from launch.doctor.checks.system import *; print(json.dumps(limits(resource.RLIMIT_NOFILE)))"
     shell = f"ulimit -Sn 500; ulimit -Hn 600; exec {sys.executable} -c '{script}'"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [500, 600]
@@ -92,6 +97,41 @@ def test_the_clock_can_be_asked():
     assert clock_is_synchronized() in (True, False)
     assert huge_pages("MemTotal: 5 kB\n") == (0, 0)
     assert all(limit is None or limit > 0 for limit in limits(7))
+
+
+def test_a_machine_without_proc_is_a_finding(tmp_path: Path, monkeypatch):
+    """As where /proc is hidden: psutil reads it there, and so do the kernel's settings."""
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    monkeypatch.setattr(examination.kernels, "kernels", lambda device: Kernels(device, {"int8": "a test"}))
+    facts = examination.gather(Wanted())
+    assert {"system", "leftovers", "ray"} & set(facts.failed()) and "software" not in facts.failed()
+    assert {one.level for one in gathered(facts, Wanted())} == {"error"}
+    findings, _ = examine_here(Wanted())
+    assert json.loads(Report([HostReport("here", findings)]).as_json())["exit_code"] == 1
+    assert not [one for one in findings if "check itself failed" in one.what]
+
+
+@pytest.mark.parametrize(
+    ("script", "seconds", "said"),
+    [
+        ("sleep 60", 0.2, "did not answer"),
+        ("sleep 60 & exit 0", 0.2, "did not answer"),  # what it started holds its output
+        ("trap '' TERM; while :; do echo more; sleep 0.01; done", 0.2, "did not answer"),
+        ("yes", 60, "printed more than"),
+        ("yes >&2", 60, "printed more than"),
+    ],
+)
+def test_a_program_without_an_end_is_ended(tmp_path: Path, script: str, seconds: float, said: str):
+    answer = ask(["bash", "-c", f"echo $$ > {tmp_path}/group; {script}"], seconds)
+    assert (answer.output, said in answer.problem) == ("", True)
+    group = int((tmp_path / "group").read_text())
+    started = [one for one in psutil.process_iter() if os.getpgid(one.pid) == group]
+    assert not still_running(started, 20)
+
+
+def test_a_program_that_says_what_is_no_text():
+    assert ask(["printf", r"a\377b"]).output == "a\ufffdb"
+    assert ask(["bash", "-c", r"printf '\377' >&2; exit 3"]).problem.endswith("ended with 3: \ufffd")
 
 
 @pytest.fixture
@@ -132,10 +172,10 @@ def test_a_socket_is_left_over_once_nobody_is_bound_to_it(tmp_path: Path):
 
 
 def test_a_session_is_left_over_once_no_process_names_it(tmp_path: Path, sleeper):
-    for name in ("ray/session_2026-01-01_1", "aq-run/session_2026-01-02_2"):
+    for name in ("ray/session_2026-01-01_1", "aq-0/run/session_2026-01-02_2"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "ray/session_latest").symlink_to(tmp_path / "ray/session_2026-01-01_1")
-    old, new = (str(tmp_path / name) for name in ("ray/session_2026-01-01_1", "aq-run/session_2026-01-02_2"))
+    old, new = (str(tmp_path / name) for name in ("ray/session_2026-01-01_1", "aq-0/run/session_2026-01-02_2"))
     assert leftovers(tmp_path, tmp_path).sessions == (new, old)
     process = sleeper("sleep2", title=f"--session-dir={new}")
     assert leftovers(tmp_path, tmp_path).sessions == (old,)
@@ -164,7 +204,7 @@ def test_command_lines_of_ray_and_of_engines():
 
 
 def test_packages_are_those_of_pip():
-    found = packages()
+    found = installed_packages()
     assert found["rich"] == Package(version("rich")) and found["ascend-quant"].version == version("ascend-quant")
     listed = subprocess.run([sys.executable, "-m", "pip", "list", "--format=json"], capture_output=True, text=True)
     if listed.returncode == 0:
@@ -208,19 +248,17 @@ def test_paths_of_a_run(tmp_path: Path):
 
 
 def test_why_a_program_gave_no_answer():
-    assert ask(["sleep", "30"], 0.2).problem == "sleep 30 did not answer within 0.2 s"
-    assert ask(["bash", "-c", "echo half; echo broken >&2; exit 3"]) == (
-        "half\n",
-        "bash -c echo half; echo broken >&2; exit 3 ended with 3: broken",
-    )
-    assert ask(["no-such-program"]).problem == "no-such-program is not on PATH"
+    assert has_line_naming(ask(["sleep", "30"], 0.2).problem, "sleep 30", "0.2 s")
+    text, problem = ask(["bash", "-c", "echo half; echo broken >&2; exit 3"])
+    assert text == "half\n" and has_line_naming(problem, "bash -c", "with 3: broken")
+    assert has_line_naming(ask(["no-such-program"]).problem, "no-such-program", "PATH")
 
 
 def test_rdma_adapters_their_devices_and_the_library(tmp_path: Path):
-    none = rdma(tmp_path, "libc.so.6")
+    none = rdma_of_host(tmp_path, "libc.so.6")
     assert (none.adapters, none.devices, none.problem) == ((), (), None)
     for path in ("sys/class/infiniband/mlx5_1", "sys/class/infiniband/mlx5_0", "dev/infiniband/uverbs0"):
         (tmp_path / path).mkdir(parents=True)
-    found = rdma(tmp_path, "libno-such-verbs.so.1")
+    found = rdma_of_host(tmp_path, "libno-such-verbs.so.1")
     assert (found.adapters, found.devices) == (("mlx5_0", "mlx5_1"), ("uverbs0",))
     assert "libno-such-verbs.so.1" in found.problem

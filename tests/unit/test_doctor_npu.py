@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 from npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, write_hccn_tool, write_npu_smi, write_tool
 
-from launch.doctor.checks.versions import product
+from launch.doctor.checks.links import links
+from launch.doctor.checks.npu import npus
+from launch.doctor.checks.versions import cann_version, product
 from launch.doctor.facts import Device, Holder, Link
-from launch.doctor.gather.links import links
-from launch.doctor.gather.npu import npus
-from launch.doctor.gather.software import cann_version
 
 
 @pytest.fixture
@@ -40,6 +39,23 @@ def test_an_a3_has_two_dies_an_npu(tools: Path, tmp_path: Path):
     ]
     assert found.holders == (Holder(14, 692318, "python3", 12417), Holder(15, 692319, "", 12156))
     assert (found.chip, product(found.chip), found.driver) == ("ascend910_9392", "A3", "26.0.rc2")
+
+
+@pytest.mark.parametrize("memory", ["0    / 0          NA / NA", "0    / 0          err", "NA", "0 / 0   0 / 0"])
+def test_memory_that_is_not_told(tools: Path, tmp_path: Path, memory: str):
+    told = "0    / 0          3445 / 65536"
+    assert told in A2_TABLE
+    write_npu_smi(tools, A2_TABLE.replace(told, memory), A2_BOARD)
+    first, second = npus(tmp_path).found
+    assert (first.used_mib, first.total_mib, second.total_mib) == (None, None, 65536)
+
+
+def test_a_process_without_a_number_and_a_board_that_is_not_told(tools: Path, tmp_path: Path):
+    write_npu_smi(tools, A2_TABLE.replace("2290156", "NA     "), A2_BOARD)
+    assert npus(tmp_path).holders == ()
+    write_tool(tools / "npu-smi", f"if [[ $* == info ]]; then cat {tools}/table.txt; else echo broken; exit 1; fi\n")
+    found = npus(tmp_path)
+    assert (len(found.found), found.chip) == (2, None) and found.problem.endswith("ended with 1: broken")
 
 
 def test_the_driver_s_own_file_is_found_where_it_is_installed(tools: Path, tmp_path: Path):
@@ -88,6 +104,12 @@ def test_links(tools: Path, tmp_path: Path):
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/hccn.conf").write_text("address_0=192.0.2.10\n")
     assert links([0], tmp_path).config
+
+
+def test_a_tool_that_says_nothing_is_said_to(tools: Path, tmp_path: Path):
+    write_tool(tools / "hccn_tool", "exit 0\n")
+    (found,) = links([0], tmp_path).found
+    assert found.state and (found.address, found.tls) == (None, None)
 
 
 def test_without_hccn_tool_it_says_where_it_looked(tools: Path, tmp_path: Path):

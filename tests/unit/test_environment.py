@@ -5,10 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from launch.environment import environment, node_environment, overruled, rows
+from launch.environment import (
+    FAMILIES,
+    OF_HOST,
+    environment,
+    node_environment,
+    not_handed_on,
+    of_shell,
+    out_of_order,
+    overruled,
+    rows,
+)
 from launch.environment.__main__ import chinese, english
 from launch.environment.table import ALL, TABLE
-from launch.environment.users import FAMILIES, OF_HOST, OTHER_CLUSTERS, not_handed_on, of_shell, shown
+from launch.variables import OTHER_CLUSTERS, shown
 
 DOCS = Path(__file__).parents[2] / "docs"
 VALUES = {
@@ -53,6 +63,29 @@ def test_an_ascend_host_has_what_was_asked_for(stack: str):
     made = values_of(stack)
     assert {name: made.get(name) for name in ASKED} == ASKED
     assert int(made["HCCL_EVENT_TIMEOUT"]) > int(made["HCCL_EXEC_TIMEOUT"])  # as torch_npu's documents want it
+
+
+@pytest.mark.parametrize(
+    ("event", "execution", "right"),
+    [
+        (None, None, True),  # the table's own
+        (None, "7259", True),
+        (None, "7260", False),
+        ("1868", None, False),
+        ("0", "0", True),  # neither gives up
+        ("0", "14400", True),
+        (None, "0", False),
+        (None, "soon", True),  # not ours to judge
+    ],
+)
+def test_time_outs_that_users_set_out_of_order_are_named(event, execution, right):
+    shell = {"HCCL_EVENT_TIMEOUT": event, "HCCL_EXEC_TIMEOUT": execution}
+    shell = {name: value for name, value in shell.items() if value is not None}
+    lines = out_of_order(node_environment("ascend-cann9.1", VALUES, [("shell", shell)]))
+    assert len(lines) == (0 if right else 1)
+    for name, value in shell.items():
+        assert all(f"{name}={value} (shell)" in line for line in lines)
+    assert out_of_order(node_environment("cuda13", VALUES, [])) == []
 
 
 def test_a_cuda_host_has_nccl_and_no_hccl():
@@ -143,15 +176,30 @@ def test_what_a_login_says_is_not_replaced_in_silence():
 
 
 @pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "hf_token", "RAY_AUTH_TOKEN"]
+    "name",
+    [
+        *("HF_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "hf_token", "RAY_AUTH_TOKEN", "DB_PASSWD", "MY_PWD"),
+        *("AWS_CREDENTIALS", "HF_TOKENS", "SSH_PASSPHRASE", "WANDBAUTH", "trainer.api-key"),
+    ],
 )
 def test_secrets_are_not_shown(name: str):
     assert shown(name, "hunter2") == "***"
 
 
-@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "HCCL_BUFFSIZE", "NCCL_SOCKET_IFNAME"])
-def test_other_values_are(name: str):
-    assert shown(name, "false") == "false"
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("TOKENIZERS_PARALLELISM", "false"), ("HCCL_BUFFSIZE", "400"), ("NCCL_SOCKET_IFNAME", "=eth0")),
+        *(("max_num_batched_tokens", "4096"), ("HTTPS_PROXY", "http://proxy:3128"), ("MAIL", "a@b")),
+    ],
+)
+def test_other_values_are(name: str, value: str):
+    assert shown(name, value) == value
+
+
+@pytest.mark.parametrize("login", ["u:pw", "u:p/w@x", "token"])
+def test_a_login_in_an_address_is_not_shown(login: str):
+    assert shown("HTTPS_PROXY", f"http://{login}@h:3128/x") == "http://***@h:3128/x"
 
 
 def test_a_process_without_a_cluster_has_what_the_demo_always_had():

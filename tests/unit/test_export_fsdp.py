@@ -1,6 +1,7 @@
 """verl's FSDP checkpoints, and those that are BF16 already, by one command; what is none of them is refused."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pytest
 import torch
 from export_cases import run, weights, write_model
 from safetensors.torch import load_file
+
+from ascend_quant.export import fsdp
 
 RANK = """
 import json, sys
@@ -66,14 +69,90 @@ def test_fsdps_shards_in_int8(saved: Path, tmp_path: Path):
     assert weights(tmp_path / "out")["model.layers.0.mlp.up_proj.weight"].dtype == torch.int8
 
 
-def test_verls_merger_fails_loudly(saved: Path, tmp_path: Path):
-    shutil.copytree(saved / "actor", tmp_path / "actor")
-    (tmp_path / "actor" / "model_world_size_2_rank_1.pt").unlink()
-    done = run(tmp_path / "actor", tmp_path / "out", "--scheme", "bf16")
-    assert done.exit_code == 1
-    assert "verl.model_merger has failed" in done.stderr
-    assert "rank_1.pt" in done.stderr
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["actor"]
+class Harm:
+    """What a pickle can do: here, make a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.fixture
+def spoilt(saved: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint, to be changed."""
+    return Path(shutil.copytree(saved / "actor", tmp_path / "actor"))
+
+
+def refused(actor: Path, said: str) -> None:
+    """One line that names it, and nothing is left behind."""
+    before = sorted(actor.parent.iterdir())
+    done = run(actor, actor.parent / "out", "--scheme", "bf16")
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.exception
+    (line,) = done.stderr.strip().splitlines()
+    assert said in line
+    assert sorted(actor.parent.iterdir()) == before
+
+
+def test_a_missing_shard_is_named(spoilt: Path):
+    (spoilt / "model_world_size_2_rank_1.pt").unlink()
+    refused(spoilt, "model_world_size_2_rank_1.pt is missing")
+
+
+def test_a_shard_that_is_cut_off_is_named(spoilt: Path):
+    shard = spoilt / "model_world_size_2_rank_1.pt"
+    shard.write_bytes(shard.read_bytes()[:5000])
+    refused(spoilt, "rank_1.pt cannot be read")
+
+
+@pytest.mark.parametrize("looked_at", [True, False])
+def test_what_a_shard_names_is_never_run(looked_at: bool, spoilt: Path, tmp_path: Path, monkeypatch):
+    """Nor by verl's merger, should a shard be exchanged after it was looked at."""
+    torch.save({"model.norm.weight": Harm(tmp_path / "harm")}, spoilt / "model_world_size_2_rank_0.pt")
+    if not looked_at:
+        monkeypatch.setattr(fsdp, "_check", lambda shard: None)
+        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    refused(spoilt, "posix.mkdir" if looked_at else "verl.model_merger has failed")
+    assert not (tmp_path / "harm").exists()
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("model.norm.weight", torch.ones(128, dtype=torch.int8)),
+        ("model.norm.weight", torch.ones(128, dtype=torch.bool)),
+        ("model.norm.weight", [1.0]),
+    ],
+)
+def test_what_is_no_float_is_named(name: str, value, spoilt: Path):
+    for shard in spoilt.glob("*.pt"):
+        state = torch.load(shard, weights_only=True)
+        torch.save(state | {name: value}, shard)
+    refused(spoilt, name)
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"world_size": "2"}', '{"world_size": 0}', '{"world_size": 1e9}', "{}"]
+)
+def test_a_config_of_ranks_that_is_none_is_named(content: str, spoilt: Path):
+    (spoilt / "fsdp_config.json").write_text(content)
+    refused(spoilt, "fsdp_config.json")
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b"101", "says 101, and there is no global_step_101"),
+        (b"\xff", "cannot be read"),
+        (b"../3", "no step"),
+        (b"9" * 30, "no step"),
+    ],
+)
+def test_a_step_that_is_not_there_is_named(content: bytes, said: str, tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_bytes(content)
+    refused(tmp_path / "run", said)
 
 
 def test_what_megatron_bridge_has_written_goes_straight_to_convert(tmp_path: Path):
@@ -105,6 +184,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path):
     [
         (["--scheme", "int5"], "unknown scheme 'int5'"),
         (["--scheme", "bf16", "--keep-bf16", "kept"], "leave it out"),
+        (["--scheme", "int8", "--keep-bf16", "/"], "cannot be replaced"),
     ],
 )
 def test_wrong_usage(tmp_path: Path, options: list[str], said: str):

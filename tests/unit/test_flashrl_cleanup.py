@@ -4,6 +4,7 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from naming import has_line_naming
 from typer.testing import CliRunner
 
 from ascend_quant.commands.cleanup import cleanup
@@ -44,6 +45,11 @@ def test_only_flashrls_lines_go(pieces):
         "    import flash_rl",
         "import flash_rl, os",
         "from flash_rl import commands",
+        "import os, flash_rl",
+        "import os as o, flash_rl as f",
+        "__import__('flash_rl')",
+        "importlib.import_module('flash_rl.commands')",
+        "import flash_rl.commands as c",
         "x = 1try: import flash_rl",  # FlashRL appends to a last line that has no end
     ],
 )
@@ -53,7 +59,9 @@ def test_what_is_not_flashrls_stays_and_is_named(line):
     assert cleaned.left == ((2, line),)
 
 
-@pytest.mark.parametrize("line", ["# import flash_rl, os", "import flash_rl_tools", "x = 'flash_rl'"])
+@pytest.mark.parametrize(
+    "line", ["# import flash_rl, os", "import flash_rl_tools", "x = 'flash_rl'", "import os  # flash_rl"]
+)
 def test_what_imports_nothing_is_not_named(line):
     assert clean(line).text == line and clean(line).left == ()
 
@@ -83,7 +91,8 @@ def test_a_file_of_flashrls_alone_is_removed(file):
 
 def test_nothing_to_do(file):
     file.write_text(MINE, newline="")
-    assert run("-p", file) == (0, f"{file} has no line of FlashRL's: nothing to do\n")
+    code, output = run("-p", file)
+    assert code == 0 and has_line_naming(output, file, "nothing to do")
     assert file.read_bytes() == MINE.encode()
 
 
@@ -91,6 +100,26 @@ def test_a_line_for_the_user_to_remove_is_the_exit_code(file):
     file.write_text("import flash_rl, os\n" + FLASHRL)
     code, output = run("-p", file, "-y")
     assert code == 1 and f"{file}:1 imports flash_rl" in output and file.read_text() == "import flash_rl, os\n"
+
+
+def test_what_a_link_leads_to_is_cleaned(file, tmp_path):
+    target = tmp_path / "elsewhere" / "mine.py"
+    target.parent.mkdir()
+    file.symlink_to(target)
+    target.write_text(MINE + FLASHRL, newline="")
+    assert run("-p", file, "-y")[0] == 0
+    assert file.is_symlink() and target.read_bytes() == MINE.encode()
+    target.write_text(FLASHRL)
+    code, output = run("-p", file, "-y")
+    assert code == 0 and str(target) in output and not target.exists() and not file.is_symlink()
+
+
+def test_a_full_disk_leaves_what_was_there(file, full_disk):
+    file.write_text(MINE + FLASHRL, newline="")
+    before = file.read_bytes()
+    with full_disk():
+        assert run("-p", file, "-y")[0] == 2
+    assert file.read_bytes() == before
 
 
 def test_files_that_cannot_be_read(file, tmp_path):

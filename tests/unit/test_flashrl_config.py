@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from naming import line_naming
 
 from ascend_quant.flashrl.config import QUANTIZATION, Config, Replica, read, resolve
 from ascend_quant.flashrl.files import ConfigError
@@ -21,6 +22,11 @@ configs:
 - {fn: fp8, load_format: auto, quantization: fp8, module_attribute_to_preserve: [workspace]}
 - {fn: bf16}
 """
+ALIASES = "\n".join(  # 9^9 nodes in a few lines
+    [f"a0: &a0 [{'x, ' * 9}x]"]
+    + [f"a{i}: &a{i} [{f'*a{i - 1}, ' * 9}*a{i - 1}]" for i in range(1, 10)]
+    + ["configs: [{}, {{fn: int8, x: *a9}}]"]
+)
 
 
 @pytest.fixture
@@ -57,7 +63,7 @@ def test_an_fp8_function_shares_scales_as_flashrls_does():
 
 
 def test_the_plugin_has_this_name():
-    from ascend_quant.integrations.vllm import NAME
+    from ascend_quant.engine.options import NAME
 
     assert QUANTIZATION == NAME
 
@@ -117,7 +123,7 @@ def test_disregarded_says_what_would_surprise():
     for fn in ("bf16", "fp8", "fp8_tensor"):
         assert f"fn={fn} needs none" in Replica(fn=fn, profile="p.pt").disregarded()[0]
     assert "M/profile.pt" in Replica(model="M").disregarded()[-1]
-    assert "did you mean frozen_scales?" in Replica(frozen_scale=True).disregarded()[0]
+    assert "frozen_scales?" in Replica(frozen_scale=True).disregarded()[0]
 
 
 def test_what_was_read_is_written_again(file, tmp_path):
@@ -133,35 +139,61 @@ def test_what_was_read_is_written_again(file, tmp_path):
         ("configs: []", r"configs: .*at least 1"),
         ("config: [{fn: int8}]", "configs: Field required"),
         ("{configs: [{fn: int8}], config: []}", "config: Extra inputs"),
-        ("- fn: int8", "the file: .*dictionary"),
-        ("configs: [{fn: int8", "cannot be read as YAML"),
+        ("- fn: int8", "holds no mapping"),
+        ("configs: [{fn: int8", "no YAML"),
         ("configs: [{frozen_scales: 'no'}]", r"frozen_scales: .*valid boolean.*'no'"),
-        ("configs: [{frozen_scales: true}]", r"needs an int8 function and a profile: fn=int8, profile=None"),
+        ("configs: [{frozen_scales: true}]", r"a profile: fn=int8, profile=None"),
         ("configs: [{fn: bf16, profile: p.pt, frozen_scales: true}]", "fn=bf16"),
-        ("configs: [{fn: fp8, profile: p.pt, frozen_scales: true}]", "needs an int8 function and a profile: fn=fp8"),
+        ("configs: [{fn: fp8, profile: p.pt, frozen_scales: true}]", "a profile: fn=fp8"),
         ("configs: [{ignore: lm_head}]", "ignore: .*valid list"),
         ("configs: [{fn: int8, columns: !!python/tuple [1]}]", "python/tuple"),
+        ("configs: [{fn: int8, fn: bf16}]", "'fn'"),
+        ("configs: [{fn: int8, x: 010}]", "010"),
+        (f"a: {'[' * 3000}", "levels"),
+        (ALIASES.format("{fn: int7}"), "nodes"),
+        (ALIASES.format("{fn: bf16}"), "nodes"),
+        ("configs: &a [*a]", "alias"),
+        (f"configs: [{{fn: {'x' * 100_000}}}]", "fn"),
+        (f"configs: [{'{fn: int7}, ' * 5000}]", "4997 more"),
+        (f"configs: [{{fn: bf16, profile: [{'x, ' * 50_000}]}}]", "profile"),
     ],
 )
 def test_a_file_that_holds_what_it_may_not(tmp_path, text, message):
     path = written(tmp_path, text)
     with pytest.raises(ConfigError, match=message) as error:
         resolve(str(path))
-    assert str(path) in str(error.value)
+    assert str(path) in str(error.value) and len(str(error.value)) < 2000 and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "value", ["int7", "INT8", "", "no/such.yaml", "./owner/name", "/no/such/file.yaml", "~/no.yaml"]
+    "value",
+    [
+        "int7",
+        "INT8",
+        "",
+        "no/such.yaml",
+        "./owner/name",
+        "/no/such/file.yaml",
+        "~/no.yaml",
+        "~nobody-here/x",
+        "x" * 5000,
+    ],
 )
 def test_an_unknown_value_lists_the_valid_ones(value):
     with pytest.raises(ConfigError) as error:
         resolve(value)
-    assert repr(value) in str(error.value)
+    assert f"{value!r:.200}" in str(error.value) and len(str(error.value)) < 1000
     assert all(name in str(error.value) for name in [*FUNCTIONS, "YAML", "owner/name/path.yaml"])
 
 
+def test_a_profile_that_no_file_can_be_called():
+    for value in ("/", "..", "x" * 5000):
+        with pytest.raises(ConfigError):
+            Replica(profile=value).options()
+
+
 def test_a_folder_is_not_a_config(tmp_path):
-    with pytest.raises(ConfigError, match="is not a file"):
+    with pytest.raises(ConfigError, match=line_naming(tmp_path)):
         resolve(str(tmp_path))
 
 

@@ -7,6 +7,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from naming import has_line_naming
 
 FILES = {
     "/owner/name/resolve/main/flashrl_config.yaml": b"configs:\n- {fn: bf16}\n",
@@ -78,5 +79,5 @@ def test_a_path_in_a_repository_and_a_profile_beside_it(resolved):
 @pytest.mark.parametrize("variables", [{}, {"HF_HUB_OFFLINE": "1"}])
 def test_what_the_hub_does_not_give_is_an_error(resolved, variables):
     answer = resolved("owner/name/missing.yaml", **variables)
-    assert "FLASHRL_CONFIG='owner/name/missing.yaml': there is no file owner/name/missing.yaml here" in answer
+    assert has_line_naming(answer, "FLASHRL_CONFIG='owner/name/missing.yaml':", "no file owner/name/missing.yaml")
     assert "Valid are: int8, " in answer

@@ -5,6 +5,7 @@ import json
 import pytest
 import typer
 import yaml
+from naming import has_line_naming
 from typer.testing import CliRunner
 
 from ascend_quant.commands.setup import setup
@@ -69,12 +70,21 @@ def test_a_column_may_change_what_flashrl_writes_by_default(file):
     ("words", "message"),
     [
         (["--fn", "int7"], "valid are: int8"),
-        (["nokey"], "column 'nokey' is not of the form key=value"),
-        (["=1"], "column '=1' is not of the form"),
-        (["a=1", "a=2"], "column a is given twice"),
-        (["fn=bf16"], "fn is given as an option and as a column"),
-        (["a=!!python/object/apply:os.getcwd []"], "is not a plain YAML value"),
-        (["a=[1"], "is not a plain YAML value"),
+        (["nokey"], "column 'nokey' … key=value"),
+        (["=1"], "column '=1'"),
+        (["a=1", "a=2"], "column a … twice"),
+        (["fn=bf16"], "fn … column"),
+        (["a=!!python/object/apply:os.getcwd []"], "no such values"),
+        (["a=[1"], "column a: '[1'"),
+        (["x=!!binary //79", "--json"], "binary"),
+        (["x=&a [*a]"], "alias"),
+        (["x=1_0"], "1_0"),
+        (["x=['1e-6']"], "number"),
+        (["x=" + "[" * 3000], "levels"),
+        (["y=[" + ", ".join(f"&a{i} [{f'*a{i - 1}, ' * 9}]" for i in range(1, 10)).replace("*a0", "x") + "]"], "nodes"),
+        (["\udcff=1"], "not written"),
+        (["-m", "\udcff"], "not written"),
+        (["-p", "/"], "no name"),
         (["--frozen-scales"], "needs an int8 function and a profile"),
         (["frozen_scales=maybe"], "frozen_scales: "),
     ],
@@ -83,7 +93,7 @@ def test_what_is_refused_leaves_the_file_alone(file, words, message):
     run("--fn", "bf16", "-o", file)
     before = file.read_bytes()
     code, output = run("-a", "-o", file, *words)
-    assert code == 2 and message in output
+    assert code == 2 and has_line_naming(output, message)
     assert file.read_bytes() == before
 
 
@@ -98,12 +108,43 @@ def test_it_says_what_the_function_maps_to(file, fn):
     assert FUNCTIONS[fn].meaning in run("--fn", fn, "-o", file)[1]
 
 
+def test_another_program_s_file_is_left_alone(file, tmp_path):
+    for text in ("rollout: {n: 4}\n", "key = value\n[section]\n", "[1, 2]"):
+        file.write_text(text)
+        code, output = run("-o", file)
+        assert code == 2 and "config.yaml" in output and file.read_text() == text
+    assert run("-o", tmp_path)[0] == 2
+    assert run("-o", "/dev/null")[0] == 2
+    file.write_text("")
+    assert run("-o", file)[0] == 0
+    file.write_text("configs: [{fn: int7}]")
+    assert run("-o", file)[0] == 0 and [entry["fn"] for entry in configs(file)] == ["int8"]
+
+
+def test_a_full_disk_leaves_what_was_there(file, full_disk):
+    run("--fn", "bf16", "-o", file)
+    before = file.read_bytes()
+    with full_disk():
+        code, output = run("-a", "-o", file)
+    assert code == 2 and "is not written" in output
+    assert file.read_bytes() == before and [one.name for one in file.parent.iterdir()] == [file.name]
+
+
+def test_a_link_and_its_mode_stay(file, tmp_path):
+    target = tmp_path / "elsewhere.yaml"
+    file.symlink_to(target)
+    assert run("-o", file)[0] == 0
+    target.chmod(0o600)
+    assert run("-a", "-o", file)[0] == 0
+    assert file.is_symlink() and len(configs(target)) == 2 and target.stat().st_mode & 0o777 == 0o600
+
+
 def test_json(file):
     code, output = run("-p", "o/n/p.pt", "--frozen-scales", "--json", "-o", file, "day=2026-01-02")
     done = json.loads(output)
     assert code == 0 and done["file"] == str(file) and done["replicas"] == 1
     assert done["written"]["frozen_scales"] is True and done["written"]["day"] == "2026-01-02"
-    assert "o/n/p.pt is not on this machine" in done["notes"][0] and "needs a model" in done["notes"][1]
+    assert "o/n/p.pt" in done["notes"][0] and "needs a model" in done["notes"][1]
     assert read(file).replicas[0].frozen_scales
 
 

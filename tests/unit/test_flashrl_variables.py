@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from naming import line_naming
 
 from ascend_quant.flashrl import logs
 from ascend_quant.flashrl.variables import LEVELS, TABLE, VariableError, Variables, from_environment
@@ -59,8 +60,16 @@ def test_a_wrong_value_lists_the_valid_ones(name, value, valid):
 
 @pytest.mark.parametrize("variable", TABLE, ids=lambda variable: variable.name)
 def test_an_empty_value_is_not_off(variable):
-    with pytest.raises(VariableError, match=f"{variable.name} is set but empty"):
+    with pytest.raises(VariableError, match=line_naming(variable.name, "empty")):
         from_environment({variable.name: " "})
+
+
+def test_values_of_any_length_and_homes_of_nobody():
+    assert str(from_environment({"FLASHRL_LOGGING_FILE": "~nobody-here/log"}).logging_file) == "~nobody-here/log"
+    for name, value in (("FLASHRL_LMHEAD_FP32", "1" * 5000), ("FLASHRL_" + "X" * 5000, "1")):
+        with pytest.raises(VariableError) as error:
+            from_environment({name: value})
+        assert len(str(error.value)) < 1000
 
 
 def test_an_unknown_variable_lists_the_known_ones():

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from images_cases import BASE, COMMIT, calls, fake_docker, inspected, manifest, small_target, with_package
+from naming import has_line_naming, line_naming
 from typer.testing import CliRunner
 
 from launch.cli import app
 from launch.errors import LaunchError
-from launch.images import build
+from launch.images import build, engine
 
 ROOT = Path(__file__).parents[2]
 LONG = "cann8.5.0-a2-py3.10-torch2.7.1-vllm-ascend0.10.1rc1.g89abcde-g0123456789ab"
@@ -102,6 +103,15 @@ def test_the_build_command_can_be_copied_and_hides_a_login(tmp_path: Path):
             "--python-platform arm: write PROCESSOR-",
         ),
         (["load", "x.tar.gz", "--cluster", "no-such"], "no inventory 'no-such'"),
+        (["build", "cpu", "--dirty", "--dry-run", "--wheels", __file__], f"--wheels {__file__}: "),
+        (["build", "cpu", "--dirty", "--dry-run", "--ca", "/tmp"], "--ca /tmp: "),
+        (["build", "cpu", "--dirty", "--dry-run", "--index-url", "nonsense x"], "--index-url 'nonsense x': "),
+        (["build", "cpu", "--dirty", "--dry-run", "--extra-index-url", ""], "--extra-index-url '': "),
+        (["build", "cpu", "--dirty", "--dry-run", "--earlier", "a,mode=max"], "--earlier 'a,mode=max': "),
+        (["build", "cpu", "--dirty", "--dry-run", "--repository", "UPPER CASE!"], "--repository 'UPPER CASE!': "),
+        (["tag", "x", "--repository", "/x"], "--repository '/x': "),
+        (["wheelhouse", "cpu", "--to", __file__], f"--to {__file__}: something is there"),
+        (["wheelhouse", "cpu", "--to", "/proc/x"], "--to /proc/x: "),
     ],
 )
 def test_wrong_use_ends_with_2(arguments: list[str], said: str):
@@ -110,11 +120,62 @@ def test_wrong_use_ends_with_2(arguments: list[str], said: str):
     assert shown.stderr.startswith(said) and "Traceback" not in shown.stderr
 
 
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://h/simple?token=hunter2", "https://h/simple?***"),
+        ("https://me:hunt/er2@h/simple", "https://***@h/simple"),
+        ("https://me:hunter2@x@h/simple?t=hunter2#hunter2", "https://***@h/simple?***"),
+        ("https://me:hunt'er2@h/simple", "https://***@h/simple"),
+        ("https://h/simple", "https://h/simple"),
+    ],
+)
+def test_no_secret_of_an_address_is_shown(address: str, shown: str):
+    said = run("build", "cpu", "--dirty", "--dry-run", "--index-url", address)
+    assert said.exit_code == 0 and f"*.args.INDEX_URL={shown}" in shlex.split(said.stdout)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "[]",
+        "[{}]",
+        "{}",
+        "null",
+        "<html>",
+        "[[",
+        '[{"Id": 1}]',
+        '[{"Id": "a", "RootFS": null}]',
+        "[1, 2]",
+        "7" * 5000,
+    ],
+)
+@pytest.mark.parametrize("command", [["verify", "x"], ["tag", "x"], ["save", "x", "--to", "{folder}/to"]])
+def test_what_no_docker_answers_is_one_line(docker: Path, tmp_path: Path, answer: str, command: list[str]):
+    (docker / "inspect.json").write_text(answer)
+    shown = run(*(word.format(folder=tmp_path) for word in command))
+    assert shown.exit_code == 1 and len(shown.stderr.strip().splitlines()) == 1
+    assert repr(answer[:80]) in shown.stderr
+
+
+def test_an_engine_that_hangs_is_left_behind(docker: Path, monkeypatch):
+    (docker / "docker").write_text("#!/bin/sh\nexec sleep 600\n")
+    monkeypatch.setattr(engine.docker, "__kwdefaults__", {"seconds": 0.2})
+    shown = run("verify", "x")
+    assert shown.exit_code == 1 and has_line_naming(shown.stderr, "docker image inspect", "0.2 s")
+
+
+def test_a_manifest_that_cannot_be_written_is_one_line(docker: Path, tmp_path: Path):
+    shown = run("verify", "x", "--manifest", str(tmp_path))
+    assert shown.exit_code == 1 and shown.stderr.strip().splitlines()[-1].startswith(f"{tmp_path}: ")
+
+
 def test_without_docker_it_says_so(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     for arguments in (["verify", "x"], ["tag", "x"], ["save", "x", "--to", "/nowhere"]):
         shown = run(*arguments)
-        assert (shown.exit_code, shown.stderr.split(":")[0]) == (1, "docker is not on PATH")
+        assert shown.exit_code == 1 and has_line_naming(shown.stderr, "docker", "PATH")
 
 
 def test_a_revision_is_the_commit_or_says_that_it_is_not(checkout: Path, tmp_path: Path):
@@ -122,10 +183,10 @@ def test_a_revision_is_the_commit_or_says_that_it_is_not(checkout: Path, tmp_pat
     assert len(commit) == 40
     (checkout / "file").write_text("2")
     (checkout / "new").write_text("3")
-    with pytest.raises(LaunchError, match=f"not as in commit {commit[:12]}: file, new: commit, or add --dirty"):
+    with pytest.raises(LaunchError, match=line_naming(f"commit {commit[:12]}: file, new:", "--dirty")):
         build.revision(False, checkout)
     assert build.revision(True, checkout) == f"{commit}-dirty"
-    with pytest.raises(LaunchError, match="not a git repository"):
+    with pytest.raises(LaunchError, match="git repository"):
         build.revision(False, tmp_path)
 
 
@@ -135,9 +196,7 @@ def test_a_base_without_a_digest_is_not_built_on(docker: Path, tmp_path: Path, m
     monkeypatch.setattr("launch.images.targets.targets", lambda: {loose.name: loose})
     shown = run("build", "small-a2", "--dirty", "--dry-run")
     assert shown.exit_code == 2
-    assert (
-        f"small-a2 is not pinned: {BASE.partition('@')[0]} has no digest and its packages have no lock" in shown.stderr
-    )
+    assert has_line_naming(shown.stderr, "small-a2", BASE.partition("@")[0], "no digest", "no lock")
     assert "images lock small" in shown.stderr
 
 
@@ -177,16 +236,13 @@ def test_a_build_that_fails_or_differs_gets_no_name(docker: Path):
     assert not [line for line in calls(docker) if line.startswith("image tag")]
     answering(docker, "buildx bake", "exit 17")
     shown = run("build", "small-a2", "--dirty")
-    assert (shown.exit_code, shown.stderr.splitlines()[-1]) == (
-        1,
-        "docker buildx bake ended with 17: the reason stands above",
-    )
+    assert shown.exit_code == 1 and has_line_naming(shown.stderr.splitlines()[-1], "docker buildx bake", 17)
 
 
 def test_verify_tells_and_writes(docker: Path, tmp_path: Path):
     shown = run("verify", "some:1", "--manifest", str(tmp_path / "found.json"))
     assert shown.exit_code == 0
-    assert shown.stdout == "some:1: small-a2: 5 packages, labels and base as pinned\n"
+    assert has_line_naming(shown.stdout, "some:1: small-a2:", "5 packages") and shown.stdout.count("\n") == 1
     assert (tmp_path / "found.json").read_text() == manifest().as_json()
     differing(docker)
     shown = run("verify", "some:1", "--json")
@@ -232,7 +288,7 @@ def test_uncommitted_files_are_not_pushed_and_differences_not_named(docker: Path
     (docker / "inspect.json").write_text(inspected(**labels))
     assert run("tag", "some:1").stdout.splitlines()[0].endswith("-dirty")
     shown = run("tag", "some:1", "--push")
-    assert shown.exit_code == 1 and "built from uncommitted files" in shown.stderr
+    assert shown.exit_code == 1 and "uncommitted files" in shown.stderr
     differing(docker)
     assert run("tag", "some:1").exit_code == 1
     assert not [line for line in calls(docker) if line.startswith("push")]
@@ -242,7 +298,7 @@ def test_an_image_of_no_stack(docker: Path):
     (docker / "manifest.json").write_text(manifest(stack="other").as_json())
     shown = run("verify", "some:1")
     assert shown.exit_code == 1
-    assert shown.stderr.startswith("stack 'other' with chip 'A2' is none of docker/stacks.yaml; its targets: small-a2")
+    assert has_line_naming(shown.stderr, "stack 'other' with chip 'A2'", "docker/stacks.yaml", "small-a2")
 
 
 def test_save_and_load(docker: Path, tmp_path: Path):

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import typer
 from lock_cases import HASHES, Tree, entry, make
+from naming import has_line_naming, line_naming
 from typer.testing import CliRunner, Result
 
 from launch.errors import LaunchError
 from launch.images.lock.command import lock
-from launch.images.lock.edit import put
+from launch.images.lock.refresh import put
 from launch.images.lock.remote import same
-from launch.images.lock.text import Entry, merged, parse
+from launch.images.locked import Entry, merged, parse
 from launch.stacks import File
 
 OLD = entry("numpy==1.0") + entry("six==1.0")
@@ -46,7 +47,7 @@ def shown(result: Result) -> list[list[str]]:
 def test_what_is_up_to_date_stays(tree: Tree):
     before = tree.files()
     result = run("cpu")
-    assert (result.exit_code, result.stdout.strip()) == (0, "cpu: no pin changes") and tree.files() == before
+    assert result.exit_code == 0 and has_line_naming(result.stdout, "cpu:", "no pin") and tree.files() == before
 
 
 def test_a_lock_has_both_machines_and_says_what_it_is(tree: Tree):
@@ -125,7 +126,7 @@ def test_the_locks_of_a_stack_are_written_together(tree: Tree):
     before = tree.files()
     result = run("cpu")
     assert result.exit_code == 1 and tree.files() == before
-    assert "cpu.torch.txt keeps its pins" in result.output and "cpu.txt keep theirs with it" in result.output
+    assert has_line_naming(result.output, "cpu.torch.txt keeps") and has_line_naming(result.output, "cpu.txt keep")
     for machine in ("x86_64", "aarch64"):
         tree.answers("cpu.torch", machine, entry("torch==2.13.0+cpu"))
     assert run("cpu").exit_code == 0
@@ -150,8 +151,8 @@ def test_it_says_whom_it_asks_and_shows_no_login(tree: Tree, monkeypatch: pytest
     monkeypatch.delenv("UV_INDEX_URL", raising=False)
     monkeypatch.setenv("UV_INDEX", "https://user:secret@packages.example/simple")
     said = run("cpu").stderr
-    assert "asking further package indexes: https://***@packages.example/simple" in said and "secret" not in said
-    assert "asking package index: uv's own" in said and "asking registry: registry/base:1\n" in said
+    assert has_line_naming(said, "package indexes: https://***@packages.example/simple") and "secret" not in said
+    assert has_line_naming(said, "package index: uv's own") and "asking registry: registry/base:1\n" in said
     assert "asking git: https://github.com/owner/part refs/heads/main" in said
 
 
@@ -170,7 +171,7 @@ def test_an_archive_that_is_another_file_now_is_an_error_and_no_new_pin(tmp_path
         File.model_construct(address=address, sha256="0" * 64),
         File.model_construct(address=f"{address}x", sha256=digest),
     ):
-        with pytest.raises(LaunchError, match=f"{address}.*({digest}|could not be fetched)"):
+        with pytest.raises(LaunchError, match=line_naming(other.address)):
             same(other)
 
 
@@ -185,7 +186,7 @@ def test_an_annotated_tag_is_the_commit_that_it_points_at(tree: Tree):
 def test_a_tag_that_is_gone_is_said(tree: Tree):
     tree.stacks.write_text(tree.stacks.read_text().replace("branch: main", "tag: v2"))
     result = run("cpu")
-    assert result.exit_code == 1 and "https://github.com/owner/part has no refs/tags/v2" in result.output
+    assert result.exit_code == 1 and has_line_naming(result.output, "https://github.com/owner/part", "refs/tags/v2")
 
 
 def test_the_first_digest_of_a_base(tree: Tree):
@@ -220,7 +221,7 @@ def test_the_locks_of_a_stack_and_one_of_none(tree: Tree):
     (tree.fake / "digest").unlink()  # not asked for a lock that is no stack's
     assert run("tool").exit_code == 0 and (tree.locks / "tool.txt").exists()
     result = run("gpu")
-    assert result.exit_code == 2 and "there are: cpu, tool" in result.stderr
+    assert result.exit_code == 2 and ": cpu, tool" in result.stderr
 
 
 def test_a_lock_is_read_as_it_is_written():
@@ -239,7 +240,7 @@ def test_a_lock_is_read_as_it_is_written():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("six\n", "line 1 is not of a lock: 'six'"),
+        ("six\n", "line 1 .*'six'"),
         ("six==1.0\n", "no hash for six"),
         ("six==1.0 \\\n    --hash=md5:12\n", "line 2"),
         ("--index-url https://example.org\n", "line 1"),

@@ -1,14 +1,15 @@
-"""The table of stacks in the READMEs."""
+"""The table of stacks in docs/tested.md."""
 
 import pytest
 import yaml
+from naming import line_naming
 
 from launch.images.table import END, FILES, START, into, text
 from launch.root import ROOT
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_the_readme_has_the_table_of_today(file):
+def test_the_page_has_the_table_of_today(file):
     assert into(file.read_text()) == file.read_text(), "stale: run `python -m launch.images.table`"
 
 
@@ -32,5 +33,5 @@ def test_only_what_is_between_the_comments_changes():
 
 @pytest.mark.parametrize("page", ["nothing", f"{START}\nno end", f"{END}\nno start"])
 def test_a_page_without_comments_is_an_error(page: str):
-    with pytest.raises(ValueError, match="in a line of its own"):
+    with pytest.raises(ValueError, match=line_naming(START, END)):
         into(page)

@@ -14,11 +14,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from naming import line_naming
 
 from launch.errors import LaunchError
 from launch.images.targets import Target
 from launch.images.wheelhouse import bundle as bundling
-from launch.images.wheelhouse.platforms import architecture, pip_options
+from launch.images.wheelhouse.bundle import architecture, pip_options
 from launch.stacks import File, Pins, Source
 
 HERE = f"{platform.machine()}-manylinux_2_17"
@@ -203,7 +204,7 @@ def test_damage_stops_install_sh_before_it_changes_anything(copy: Path, tmp_path
     next((copy / "wheels").iterdir()).unlink()
     second = install(copy, tmp_path / "venv")
     for done in (first, second):
-        assert done.returncode == 1 and "files are damaged or gone" in done.stderr
+        assert done.returncode == 1 and "damaged or gone" in done.stderr
     assert "small_one" in second.stderr and "small_one" not in first.stderr
     assert not (tmp_path / "uv.log").exists()
 
@@ -236,10 +237,10 @@ def test_without_a_folder_it_says_how_it_is_used(made: Path):
 
 
 def test_a_folder_in_use_and_a_stack_without_a_lock_are_refused(target: Target, tmp_path: Path):
-    with pytest.raises(LaunchError, match="something is there already: name a new folder"):
+    with pytest.raises(LaunchError, match=line_naming(tmp_path)):
         bundling.bundle(target, tmp_path, HERE, quiet)
     (tmp_path / "locks" / "small.txt").unlink()
-    with pytest.raises(LaunchError, match="small has no lock yet: python -m launch images lock small"):
+    with pytest.raises(LaunchError, match=line_naming("images lock small")):
         bundling.bundle(target, tmp_path / "to", HERE, quiet)
 
 

@@ -13,19 +13,19 @@ import pytest
 from cluster_cases import node_plan
 from packaging.utils import canonicalize_name
 
-from launch.doctor.wanted import Wanted, wanted_of
+from launch.doctor.requirements import Wanted, wanted_of
 from launch.errors import LaunchError
-from launch.images.lock.text import parse
+from launch.images.locked import parse
 from launch.images.targets import targets
 from launch.inventory.fields import Inventory
-from launch.modules import Import, has_module, is_there, missing, python_path
 from launch.nodes import checks
 from launch.nodes.facts import gather
 from launch.plan.fields import NodePlan
 from launch.plan.imports import PLUGINS, imports
 from launch.plan.make import make
 from launch.recipes import Paths, Recipe, load, names, resolve
-from launch.recipes.keys import TRANSFORMER
+from launch.recipes.hydra_syntax import TRANSFORMER
+from launch.software import Import, has_module, is_there, missing, python_path
 from launch.stacks import all_pins
 
 PATHS = Paths("/models/one", "/data", "/runs/one")

@@ -82,7 +82,7 @@ def test_digest_in_chunks_equals_the_oracle(monkeypatch):
     monkeypatch.setattr(chunks, "ELEMENTS", 7)
     for dtype in (torch.int8, *DTYPES):
         values = (torch.randn(5, 11) * 50).to(dtype)
-        assert int(cpu.digests([values])) % 2**64 == oracle.digest(values)
+        assert int(cpu.digests([values])) == oracle.digest(values)
 
 
 def test_a_device_without_kernels_is_named():

@@ -80,7 +80,7 @@ def test_moves_into_places_equal_the_oracle(kernels, kind, dtype, length, group)
     assert digest == oracle.add_digests(*expected, weights=[5, 15])
     found = kernels.module.digests([place, place.scales]).tolist()
     zeros = oracle.digest(torch.zeros(128, length, dtype=torch.int8))
-    assert found[0] % 2**64 == oracle.add_digests(zeros, expected[0])
+    assert found[0] == oracle.add_digests(zeros, expected[0])
 
 
 def test_what_is_not_finite_is_counted(kernels):

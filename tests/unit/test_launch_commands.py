@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from naming import has_line_naming
+from plan_cases import facts
 from typer.testing import CliRunner
 
 from launch.cli import app
 from launch.cluster import transport
+from launch.errors import LaunchError
+from launch.plan import dry_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +31,7 @@ def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
     """run.sh, with this interpreter in place of the environment from the lock."""
     variables = os.environ | {"PYTHON": sys.executable} | environment
     command = [str(ROOT / "run.sh"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=240)
 
 
 def written(folder: Path, *addresses: str, **fields) -> str:
@@ -48,28 +52,44 @@ def written(folder: Path, *addresses: str, **fields) -> str:
         (["addition-int8", "--cluster", "a2-2-node"], "did you mean a2-2-nodes?"),
         (["addition-int8", "--on-this-node"], "say with --cluster which hosts there are"),
         (["addition-int8", "--json"], "--json is for --dry-run"),
-        (["addition-int8", "--set", "nodes=1", "--", "save"], "'save' is no setting of verl"),
+        *(
+            (["addition-int8", "--set", "nodes=1", "--", one], f"{one!r} is no setting")
+            for one in ("save", "=5", "~", "-cn=x", "--multirun=1", "a b=1", "")
+        ),
+        *(
+            (["addition-int8", "--set", "nodes=1", "--", one], said)
+            for one, said in (
+                ("trainer.nnodes=4", "trainer.nnodes … (1): --set nodes="),
+                ("++trainer.nnodes=4", "trainer.nnodes is made"),
+                ("~trainer.nnodes", "trainer.nnodes is made"),
+                ("trainer={nnodes: 4}", "trainer holds trainer.nnodes"),
+                ("actor_rollout_ref.rollout.n=0", "--set rollout.n="),
+                ("actor_rollout_ref.rollout.tensor_model_parallel_size=3", "--set rollout.tensor_parallel="),
+                ("actor_rollout_ref.actor.use_torch_compile=true", "actor.fsdp_config.use_torch_compile"),
+                ("actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16", "rotary"),
+            )
+        ),
         (["addition-int8", "--cluster", "a2-2-nodes"], "--set stack=ascend-cann9.1"),
     ],
 )
 def test_what_is_wrong_ends_with_code_2(arguments: list[str], said: str):
     shown = run("train", *arguments)
     assert shown.exit_code == 2
-    assert said in shown.stderr and "Traceback" not in shown.stderr
+    assert has_line_naming(shown.stderr, said) and "Traceback" not in shown.stderr
 
 
 @pytest.mark.parametrize(
     ("addresses", "said"),
     [
-        (["192.0.2.250", "192.0.2.251"], "this machine is none of the inventory's hosts (192.0.2.250, 192.0.2.251)"),
-        (["192.0.2.250", "192.0.2.251", "localhost"], "localhost is each machine's own loopback"),
+        (["192.0.2.250", "192.0.2.251"], "this machine … (192.0.2.250, 192.0.2.251)"),
+        (["192.0.2.250", "192.0.2.251", "localhost"], "localhost … loopback"),
     ],
 )
 def test_a_node_that_is_not_in_the_inventory_is_told_so(tmp_path: Path, addresses: list[str], said: str):
     cluster = written(tmp_path, *addresses)
     shown = run("train", "addition-int8", "--cluster", cluster, "--on-this-node", "--out", "/shared/x")
     assert shown.exit_code == 2
-    assert said in shown.stderr
+    assert has_line_naming(shown.stderr, said)
 
 
 def test_a_node_must_know_where_the_others_write(tmp_path: Path):
@@ -84,7 +104,7 @@ def test_a_node_must_know_where_the_others_write(tmp_path: Path):
     assert "say which with --out" in shown.stderr
     cluster = written(tmp_path, "192.0.2.250", "192.0.2.251", mine[0])
     shown = run("train", "addition-int8", "--cluster", cluster, "--on-this-node", "--out", "/shared/x")
-    assert "the recipe uses the first 2 of" in shown.stderr
+    assert has_line_naming(shown.stderr, "first 2")
 
 
 @pytest.fixture
@@ -93,11 +113,12 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "ASK_SECONDS", 120)
 
 
-def test_the_plan_of_this_machine(tmp_path: Path, patience: None):
+def test_the_plan_of_this_machine(tmp_path: Path, patience: None, monkeypatch: pytest.MonkeyPatch):
     """The node process is a real one: it finds lo and 127.0.0.1, and that the data are missing."""
+    monkeypatch.setattr(dry_run, "installed", lambda: None)
     arguments = ["train", "addition-int8", "--set", "nodes=1", "--data", str(tmp_path), "--out", str(tmp_path / "out")]
     shown = run(*arguments, "--dry-run", "--json", "--", "trainer.save_freq=7", OMP_NUM_THREADS="3", HF_TOKEN="hunter2")
-    assert shown.exit_code == 0, shown.stderr
+    assert shown.exit_code == 3, shown.stderr
     plan = json.loads(shown.stdout)
     (host,) = plan["hosts"]
     assert (host["role"], host["here"], host["nic"], host["address"]) == ("head", True, "lo", "127.0.0.1")
@@ -110,16 +131,39 @@ def test_the_plan_of_this_machine(tmp_path: Path, patience: None):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_same_plan_as_text(tmp_path: Path, patience: None):
+def test_the_same_plan_as_text(tmp_path: Path, patience: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dry_run, "installed", lambda: "0.0")
     shown = run("train", "addition-int8", "--set", "nodes=1", "--data", str(tmp_path), "--dry-run")
-    assert shown.exit_code == 0
+    assert shown.exit_code == 3
     assert "head 127.0.0.1 (this machine)" in shown.stdout
     assert "would stop here: " in shown.stdout
+    assert has_line_naming(shown.stdout, "note:", "verl 0.0")
+
+
+@pytest.mark.parametrize(("answer", "code"), [({}, 0), ({"problems": ["no NIC eth77"]}, 3), (None, 3)])
+def test_a_dry_run_ends_with_3_if_a_host_would_stop(answer: dict | None, code: int, monkeypatch: pytest.MonkeyPatch):
+    def ask(plan, number: int):
+        if answer is None:
+            raise LaunchError("ssh: connection refused")
+        return facts("lo", "127.0.0.1", [0]) | answer
+
+    monkeypatch.setattr(dry_run, "installed", lambda: None)
+    monkeypatch.setattr(transport, "ask", ask)
+    assert run("train", "addition-int8", "--set", "nodes=1", "--dry-run").exit_code == code
+
+
+def test_a_dry_run_ends_with_2_if_verl_would_refuse(monkeypatch: pytest.MonkeyPatch):
+    """verl is not asked where another one is installed, and what it says is all that is printed."""
+    monkeypatch.setattr(dry_run, "installed", lambda: "0.9.1")
+    monkeypatch.setattr(dry_run, "asked", lambda overrides: (["no trainer.save_frq"], None))
+    shown = run("train", "addition-int8", "--set", "nodes=1", "--dry-run", "--", "trainer.save_frq=10")
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    assert shown.stderr == "verl 0.9.1: no trainer.save_frq\n"
 
 
 def test_nothing_but_json_is_on_stdout_of_run_sh(tmp_path: Path):
     shown = shell("train", "addition-int8", "--set", "nodes=1", "--data", str(tmp_path), "--dry-run", "--json")
-    assert shown.returncode == 0, shown.stderr
+    assert shown.returncode == 3, shown.stderr
     assert json.loads(shown.stdout)["recipe"] == "addition-int8"
 
 
@@ -136,17 +180,24 @@ def test_data_writes_files_and_says_how_many_rows(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [(["gsm9k"], "no data set 'gsm9k'"), (["gsm8k", "--from", "/nowhere"], "/nowhere")],
+    ("arguments", "said", "code"),
+    [
+        (["gsm9k"], "no data set 'gsm9k'", 2),
+        (["addition", "--from", "/nowhere"], "/nowhere", 2),
+        (["gsm8k", "--from", ""], "--from is empty", 2),
+        (["gsm8k", "--to", ""], "--to is empty", 2),
+        (["gsm8k", "--from", "/nowhere"], "/nowhere", 1),
+        (["addition", "--to", "/dev/full"], "/dev/full/addition", 1),
+    ],
 )
-def test_what_is_wrong_with_data_is_said(arguments: list[str], said: str):
+def test_what_is_wrong_with_data_is_said(arguments: list[str], said: str, code: int):
     shown = run("data", *arguments)
-    assert shown.exit_code == 1
-    assert said in shown.stderr and "Traceback" not in shown.stderr
+    assert shown.exit_code == code
+    assert has_line_naming(shown.stderr, said) and "Traceback" not in shown.stderr
 
 
 def test_doctor_wants_a_recipe_for_what_is_the_recipes():
-    for option in ("--model", "--data", "--out"):
+    for option in ("--model", "--data", "--out", "--mismatch"):
         shown = run("doctor", option, "/m")
         assert shown.exit_code == 2
         assert f"{option} is for --recipe" in shown.stderr

@@ -81,11 +81,11 @@ def test_faster_kernels_are_left_alone(flash: bool, npu: bool, ours: bool, monke
     pytest.importorskip("verl", reason="verl's function")
     from verl.utils import torch_functional
 
-    from ascend_quant.integrations.verl import versions
+    from ascend_quant.integrations.verl import hooks
 
     monkeypatch.setattr(torch_functional, "cross_entropy_loss", "theirs", raising=False)
     monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", flash)
     monkeypatch.setattr(torch_functional, "NPU_CROSS_ENTROPY_LOSS_AVAILABLE", npu)
-    versions.take_log_probs_in_chunks()
+    hooks.take_log_probs_in_chunks()
     assert (torch_functional.cross_entropy_loss is log_probs.cross_entropy_loss) is ours
     assert torch_functional.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE is (flash or ours)

@@ -12,17 +12,23 @@ CASES = [
     ("check_gpt", "int4_g32", False),
     ("check_gpt", "int8", True),
     ("check_gpt", "int4_g32", True),
-    ("check_grouped", "int8"),
-    ("check_grouped", "int4_g32"),
     ("check_transformer_engine",),
 ]
+if megatron_ranks.GroupedMLP:
+    CASES += [("check_grouped", "int8"), ("check_grouped", "int4_g32")]
 ALONE = [
     ("check_ignored",),
     (
         "check_refusal",
         "int8",
         ["model.layers.1.self_attn.k_proj"],
-        "decoder.layers.1.self_attention.linear_qkv holds model.layers.1.self_attn.q_proj, model.layers.1.self_attn.k_",
+        "one layer, model.layers.1.self_attn.qkv_proj",
+    ),
+    (
+        "check_refusal",
+        "int8",
+        ["re:.*linear_fc1", "model.layers.2.mlp.gate_up_proj"],
+        "'model.layers.2.mlp.gate_up_proj'",
     ),
 ]
 SPLIT = [

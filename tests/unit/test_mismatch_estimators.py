@@ -72,6 +72,7 @@ def test_equal_policies_have_no_mismatch():
         ([-1.0, -2.0], [-1.0], 2.0, r"shapes \(2,\) and \(1,\)"),
         ([-1.0, float("nan")], [-1.0, -1.0], 2.0, "1 of 2 log-probabilities are not finite"),
         ([-1.0], [-1.0], 0.0, "threshold 0.0"),
+        ([-1.0], [-1.0], float("nan"), "threshold nan"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(rollout, train, threshold, message):

@@ -3,17 +3,18 @@
 import json
 
 import pytest
+from naming import has_line_naming, line_naming
 
 from ascend_quant.mismatch.prompts import PromptError, built_in, evenly, read
-from ascend_quant.mismatch.tokens import ModelError, encode, load_config, load_tokenizer, stop_tokens
+from ascend_quant.mismatch.tokens import ModelError, encode, load_config, load_tokenizer, stop_tokens, vocabulary_of
 
 CHAT = [{"role": "user", "content": "1+2="}]
 
 
 def test_text_has_a_prompt_a_line(tmp_path):
     path = tmp_path / "prompts.txt"
-    path.write_text('one\n\n  two, 二 \n{"prompt": 3}\n', encoding="utf-8")
-    assert read(path) == ["one", "  two, 二 ", '{"prompt": 3}']
+    path.write_text('one\n\n  two, 二 \r\n{"prompt": 3}\nfo\u2028ur\n', encoding="utf-8", newline="")
+    assert read(path) == ["one", "  two, 二 ", '{"prompt": 3}', "fo\u2028ur"]
 
 
 def test_json_lines_hold_strings_chats_or_token_ids(tmp_path):
@@ -41,7 +42,11 @@ def test_parquet_as_verl_writes_it(tmp_path):
     ("name", "text", "message"),
     [
         ("p.txt", "\n \n", "holds no prompt"),
-        ("p.jsonl", '{"prompt": "a"}\n{"prompt"', "line 2: is not JSON"),
+        ("p.jsonl", '{"prompt": "a"}\n{"prompt"', "line 2.* is no JSON"),
+        ("p.jsonl", f'{{"prompt": {"[" * 100_000}', "line 1.* levels"),
+        ("p.jsonl", '{"prompt": "a", "prompt": "b"}', "line 1.* twice"),
+        ("p.jsonl", f'{{"prompt": [{"9" * 5000}]}}', "line 1.* 5000 digits"),
+        ("p.jsonl", '{"prompt": "\\ud800"}', "line 1.* surrogate"),
         ("p.jsonl", '{"question": "a"}', "line 1: has no 'prompt'"),
         ("p.jsonl", '["a"]', "line 1: has no 'prompt'"),
         ("p.jsonl", '{"prompt": ""}', "line 1: 'prompt' is ''"),
@@ -59,10 +64,12 @@ def test_a_bad_file_is_named_with_its_line(tmp_path, name, text, message):
 
 def test_files_that_are_no_text(tmp_path):
     (tmp_path / "p.txt").write_bytes(b"PAR1\xff\xfe")
-    with pytest.raises(PromptError, match="is no text in UTF-8"):
+    with pytest.raises(PromptError, match=r"p\.txt .*a text in UTF-8 is wanted"):
         read(tmp_path / "p.txt")
-    with pytest.raises(PromptError, match="there is no such file"):
+    with pytest.raises(PromptError, match=line_naming("absent.txt")):
         read(tmp_path / "absent.txt")
+    with pytest.raises(PromptError, match=r"x{100}"):
+        read(tmp_path / ("x" * 5000))
 
 
 def test_taken_evenly():
@@ -80,7 +87,7 @@ def test_built_in_prompts_are_chats_of_two_languages():
 @pytest.fixture(scope="module")
 def tokenizer():
     pytest.importorskip("transformers")
-    from launch.demo.tokenizer import build_tokenizer
+    from launch.demo.model import build_tokenizer
 
     return build_tokenizer()
 
@@ -92,9 +99,9 @@ def test_prompts_become_token_ids(tokenizer):
 
 
 def test_prompts_that_this_model_cannot_be_asked(tokenizer):
-    with pytest.raises(PromptError, match=r"no token for it"):
+    with pytest.raises(PromptError, match="no token"):
         encode(["abc"], tokenizer, 20, seed=0)
-    with pytest.raises(PromptError, match=r"token id 20 is outside the model's vocabulary of 20"):
+    with pytest.raises(PromptError, match=line_naming("token id 20", "vocabulary of 20")):
         encode([[3, 20]], tokenizer, 20, seed=0)
     with pytest.raises(PromptError, match=r"'1\+2='.*no tokenizer"):
         encode(["1+2="], None, 20, seed=0)
@@ -107,16 +114,65 @@ def test_prompts_that_this_model_cannot_be_asked(tokenizer):
         tokenizer.chat_template = template
 
 
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('no') }}", "{% for %}", "{{ messages[0].content + 1 }}", "{{ 1 // 0 }}"]
+)
+def test_a_chat_template_that_fails(tokenizer, monkeypatch, template):
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    with pytest.raises(PromptError, match="fails") as error:
+        encode([CHAT], tokenizer, 20, seed=0)
+    assert len(str(error.value)) < 1000
+
+
+def test_a_tokenizer_of_a_larger_vocabulary(tokenizer):
+    with pytest.raises(PromptError, match="vocabulary of 3"):
+        encode(["1+2="], tokenizer, 3, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        *(("config.json", text) for text in ("null", "[]", "[" * 100_000, "{", '{"model_type": ["qwen2"]}')),
+        *(
+            ("config.json", json.dumps({"model_type": "qwen2", **changes}))
+            for changes in (
+                *({"vocab_size": value} for value in (0, -5, "20", None, [20])),
+                *({"eos_token_id": value} for value in ("a", [[1]], -1, True)),
+                {"hidden_size": "64"},
+                {"text_config": "qwen2"},
+            )
+        ),
+        ("generation_config.json", "[]"),
+        ("generation_config.json", '{"eos_token_id": "two"}'),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", "null"),
+        ("tokenizer_config.json", "[]"),
+    ],
+)
+def test_a_model_folder_of_the_wrong_kinds(tmp_path, tokenizer, file, text):
+    """Read, or refused in a line: nothing else comes out, and a wrong end of a response is no number by chance."""
+    from transformers import Qwen2Config
+
+    tokenizer.save_pretrained(tmp_path)
+    Qwen2Config(vocab_size=20, eos_token_id=2).save_pretrained(tmp_path)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(ModelError) as error:
+        config = load_config(str(tmp_path))
+        assert type(vocabulary_of(str(tmp_path), config)) is int
+        stop_tokens(str(tmp_path), config, load_tokenizer(str(tmp_path)))
+    assert len(str(error.value)) < 2000 and "\n" not in str(error.value)
+
+
 def test_a_model_without_tokenizer_is_asked_random_tokens_and_told_so(caplog):
     caplog.set_level("WARNING", logger="ascend_quant")  # whoever was imported before may have raised the root's
     found = encode(None, None, 20, seed=1)
-    assert "no tokenizer: the prompts are random tokens" in caplog.text
+    assert has_line_naming(caplog.text, "no tokenizer", "random tokens")
     assert len(found) == 16 and {token for ids in found for token in ids} == set(range(20))
     assert encode(None, None, 20, seed=1) == found != encode(None, None, 20, seed=2)
 
 
 def test_what_is_read_from_a_model_folder(tmp_path, tokenizer):
-    with pytest.raises(ModelError, match="its configuration cannot be read"):
+    with pytest.raises(ModelError, match=line_naming(tmp_path, "configuration")):
         load_config(str(tmp_path))
     from transformers import GenerationConfig, Qwen2Config
 

@@ -1,16 +1,21 @@
 """A host's checks, against real listeners, files, and executables that answer as the tools of real hosts do."""
 
 import os
+import shutil
 import socket
+from collections import namedtuple
+from pathlib import Path
 
 import psutil
 import pytest
 from cluster_cases import node_plan
+from naming import line_naming
 
+from launch import private
 from launch.errors import LaunchError
-from launch.nodes import checks, devices, ports
-from launch.nodes.devices import Devices
-from launch.nodes.facts import gather
+from launch.nodes import checks, facts, files, ports
+from launch.nodes.facts import Devices, gather
+from launch.plan.fields import Saving
 
 # what `nvidia-smi --query-gpu=index --format=csv,noheader` prints: a number a line
 NVIDIA_SMI = "#!/bin/sh\nprintf '0\\n1\\n3\\n'\n"
@@ -41,19 +46,56 @@ def test_a_taken_port_is_told_with_the_process_that_has_it():
 def test_npus_are_counted_by_their_device_files_alone(tmp_path):
     for name in ("davinci10", "davinci2", "davinci0", "davinci_manager", "davinci2x", "null"):
         (tmp_path / name).touch()
-    assert devices.found("ascend-cann9.1", tmp_path) == Devices("npu", [0, 2, 10])
-    assert devices.found("cpu", tmp_path) == Devices("none", [])
+    assert facts.found("ascend-cann9.1", tmp_path) == Devices("npu", [0, 2, 10])
+    assert facts.found("cpu", tmp_path) == Devices("none", [])
 
 
 def test_gpus_are_those_that_nvidia_smi_names(tools):
     tools("nvidia-smi", NVIDIA_SMI)
-    assert devices.found("cuda13") == Devices("gpu", [0, 1, 3])
+    assert facts.found("cuda13") == Devices("gpu", [0, 1, 3])
 
 
 def test_a_driver_that_fails_is_told_in_its_own_words(tools):
     tools("nvidia-smi", "#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'\nexit 18\n")
-    with pytest.raises(LaunchError, match=r"code 18: Failed to initialize NVML: Driver/library version mismatch"):
-        devices.found("cuda13")
+    with pytest.raises(LaunchError, match=r"with 18: Failed to initialize NVML: Driver/library version mismatch"):
+        facts.found("cuda13")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "[GPU is lost]",
+        "[N/A]",
+        "Unable to determine the device handle",
+        "0",
+        "1, GPU",
+        "-1",
+        "\N{ARABIC-INDIC DIGIT THREE}",
+        r"\377",
+    ],
+)
+def test_a_gpu_without_a_number_is_told(tools, answer):
+    tools("nvidia-smi", f"#!/bin/sh\nprintf '0\\n{answer}\\n'\n")
+    with pytest.raises(LaunchError, match="names no GPU by"):
+        facts.found("cuda13")
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("echo No devices were found", None),
+        ("yes 0", "more than 4 MiB"),
+        ("sleep 60 & echo 0", "did not answer"),
+    ],
+)
+def test_an_nvidia_smi_that_names_none_or_has_no_end(tools, monkeypatch, does, said):
+    tools("nvidia-smi", f"#!/bin/sh\n{does}\n")
+    monkeypatch.setattr(facts, "ANSWER_SECONDS", 1 if "sleep" in does else 20)
+    if said is None:
+        assert facts.found("cuda13") == Devices("gpu", [])
+        return
+    with pytest.raises(LaunchError, match=said):
+        facts.found("cuda13")
 
 
 @pytest.mark.parametrize(
@@ -63,27 +105,32 @@ def test_a_driver_that_fails_is_told_in_its_own_words(tools):
         ([2, 10], Devices("npu", [0, 2, 10]), [2, 10]),
         (2, Devices("none", []), [0, 1]),
         (1, Devices("npu", []), "no NPU"),
-        (4, Devices("npu", [0, 2, 10]), "4 devices are wanted, and this host has 3 NPU"),
+        (4, Devices("npu", [0, 2, 10]), line_naming("4 devices", "3 NPU")),
         ([0, 7], Devices("gpu", [0, 1]), r"no GPU .*\[7\]: this host has \[0, 1\]"),
     ],
 )
 def test_devices_of_the_run(wanted, there, result):
     if isinstance(result, list):
-        assert devices.chosen(wanted, there) == result
+        assert facts.chosen(wanted, there) == result
     else:
         with pytest.raises(LaunchError, match=result):
-            devices.chosen(wanted, there)
+            facts.chosen(wanted, there)
 
 
-def test_everything_that_is_wrong_is_told_at_once(tmp_path):
+def test_everything_that_is_wrong_is_told_at_once(tmp_path, monkeypatch):
+    (tmp_path / "bad.parquet").touch()
+    monkeypatch.setattr(private, "TEMPORARY", tmp_path)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    (tmp_path / f"aq-{os.geteuid()}").symlink_to("/tmp")
     with socket.create_server(("0.0.0.0", 0)) as server:
         plan = node_plan(
             address="203.0.113.7",  # of RFC 5737: nobody has it
             ports={"ray": server.getsockname()[1], "dashboard": 21001, "workers": "21002-21099"},
-            needs=[str(tmp_path / "train.parquet"), str(tmp_path)],
+            needs=[str(tmp_path / "train.parquet"), str(tmp_path), str(tmp_path / "bad.parquet")],
+            columns=["prompt"],
+            saving=saving(tmp_path, parameter_bytes=1 << 40),
             devices=3,
             stack="ascend-cann9.1",
-            temp_dir="/tmp/" + "x" * 60,
         )
         facts = gather(plan.stack, plan.temp_dir) | {"shm": 64 << 20, "devices": {"kind": "npu", "numbers": [0, 1]}}
         with pytest.raises(LaunchError) as error:
@@ -94,7 +141,9 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path):
         "3 devices are wanted",
         f"process {os.getpid()}",
         "train.parquet",
-        "too long",
+        "bad.parquet",
+        "max_actor_ckpt_to_keep",
+        f"aq-{os.geteuid()}",
         "/dev/shm",
     )
     assert len(lines) == len(expected)
@@ -109,3 +158,99 @@ def test_a_right_host_has_its_wire_and_devices():
     assert (checked.wire.address, checked.wire.family, checked.devices) == ("127.0.0.1", "ipv4", [0])
     assert "127.0.0.1" in facts["nics"][checked.wire.nic]
     assert facts["versions"]["python"].startswith("3.")
+
+
+def rows(file: Path, count: int = 3, **columns: object) -> str:
+    """A parquet file; returns its path."""
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow.parquet import write_table
+
+    write_table(pyarrow.table({name: [value] * count for name, value in columns.items()}), file)
+    return str(file)
+
+
+def test_a_data_file_without_a_column_is_named_with_it(tmp_path: Path):
+    whole = rows(tmp_path / "whole.parquet", prompt="p", data_source="d", reward_model="r", more=1)
+    lacks = rows(tmp_path / "lacks.parquet", question="p", data_source="d")
+    wanted = ["prompt", "data_source", "reward_model"]
+    assert files.lacking([whole, str(tmp_path / "absent.parquet"), "/etc/passwd"], wanted) == []
+    (line,) = files.lacking([whole, lacks], wanted)
+    assert line.startswith(lacks) and "prompt, reward_model" in line and "question" in line
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1" * 4, b"no parquet"])
+def test_a_damaged_data_file_is_named(tmp_path: Path, content: bytes):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    (tmp_path / "x.parquet").write_bytes(content)
+    (line,) = files.lacking([str(tmp_path / "x.parquet")], ["prompt"])
+    assert line.startswith(str(tmp_path / "x.parquet")) and len(line.splitlines()) == 1
+
+
+def model(folder: Path) -> str:
+    """Of 1000 and 24 parameters in two files; returns its path."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    save_file({"a": torch.zeros(10, 100, dtype=torch.bfloat16)}, folder / "1.safetensors", {"format": "pt"})
+    save_file({"b": torch.zeros(24)}, folder / "2.safetensors")
+    return str(folder)
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch):
+    """free(bytes): as much is free on every disk."""
+    usage = namedtuple("usage", "total used free")
+    return lambda size: monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1 << 50, 0, size))
+
+
+def saving(folder: Path, **changes: object) -> Saving:
+    made = {"keep": None, "steps": 10, "every": 4, "epochs": 1, "batch": 2, "parameter_bytes": 12}
+    there = {"out": str(folder / "runs" / "new"), "model": model(folder / "model"), "train": "/absent.parquet"}
+    return Saving(**{**there, **made, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        ({}, 3),  # steps 4, 8 and 10, the last
+        ({"steps": 8}, 2),
+        ({"keep": 1}, 2),  # the old one stays until the new one is there
+        ({"keep": 2}, 2),
+        ({"keep": 9}, 3),
+        ({"steps": 3}, 1),
+        ({"every": 100}, 1),
+    ],
+)
+def test_checkpoints_must_have_room(tmp_path: Path, free, changes: dict, count: int):
+    """1024 parameters of 12 bytes each, so often."""
+    one = saving(tmp_path, **changes)
+    free(count * 1024 * 12)
+    assert files.room(one) == []
+    free(count * 1024 * 12 - 1)
+    (line,) = files.room(one)
+    assert line.startswith(f"{tmp_path}/runs/new: {count} checkpoints") and "max_actor_ckpt_to_keep" in line
+
+
+def test_steps_are_those_of_the_epochs(tmp_path: Path, free):
+    train = rows(tmp_path / "t.parquet", 17, prompt="p")
+    one = saving(tmp_path, steps=None, train=train, epochs=3)
+    assert (files.steps(one), files.kept(one)) == (8 * 3, 6)
+
+
+def test_checkpoints_that_are_there_need_no_more_room(tmp_path: Path, free):
+    one = saving(tmp_path)
+    for step in (4, 8):
+        Path(one.out, "checkpoints", f"global_step_{step}").mkdir(parents=True)
+    free(1024 * 12)
+    assert files.room(one) == []
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff" * 100, b"\x02" + bytes(7) + b"[]"])
+def test_a_model_that_cannot_be_read_here_is_left_to_others(tmp_path: Path, free, content: bytes | None):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    if content is not None:
+        (folder / "x.safetensors").write_bytes(content)
+    free(0)
+    assert files.room(saving(tmp_path, model=str(folder))) == []

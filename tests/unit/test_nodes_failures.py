@@ -4,7 +4,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 
 from launch.cluster.cause import Failure
-from launch.nodes.failures import SURVIVED_SECONDS, in_order, kernel_kills
+from launch.nodes.ray_state import SURVIVED_SECONDS, in_order, kernel_kills
 
 END = 1_795_433_111_144  # milliseconds since the epoch
 ACTORS = [

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 from cluster_cases import PROJECT, node_plan
+from naming import has_line_naming, line_naming
 
 import ascend_quant
 import launch
 from launch.errors import LaunchError
 from launch.network import Wire
-from launch.nodes import meeting, session_logs
+from launch.nodes import rendezvous, run
 from launch.nodes.checks import Checked
-from launch.nodes.job import Tail
-from launch.nodes.variables import variables
-from launch.nodes.versions import skew, versions
+from launch.nodes.facts import skew, versions
+from launch.nodes.head import Tail
+from launch.nodes.ray_node import variables
 from launch.software import own_packages, sources
 
 
@@ -39,8 +40,8 @@ def test_tail_gives_every_line_once_and_whole(tmp_path):
 
 
 def test_session_logs_are_the_ends_of_the_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(session_logs, "LARGEST", 10)
-    monkeypatch.setattr(session_logs, "ALL", 25)
+    monkeypatch.setattr(run, "LARGEST", 10)
+    monkeypatch.setattr(run, "ALL", 25)
     folder = tmp_path / "session_latest" / "logs"
     (folder / "old").mkdir(parents=True)
     files = [("a.log", "0123456789abcdef"), ("old/b.log", "short"), ("c.log", "x" * 50), ("d.log", "too much")]
@@ -48,24 +49,24 @@ def test_session_logs_are_the_ends_of_the_files(tmp_path, monkeypatch):
         (folder / name).write_text(text)
         os.utime(folder / name, (1000 - age, 1000 - age))
     (folder / "empty.log").touch()
-    assert list(session_logs.session_logs(tmp_path)) == [
+    assert list(run.session_logs(tmp_path)) == [
         ("a.log", "6789abcdef"),
         ("old/b.log", "short"),
         ("c.log", "x" * 10),
     ]
-    assert list(session_logs.session_logs(tmp_path / "nowhere")) == []
+    assert list(run.session_logs(tmp_path / "nowhere")) == []
 
 
 def test_the_meeting_file_is_for_its_owner_alone(tmp_path):
     file = tmp_path / "out" / "meeting"
-    meeting.share(file, "first", {"ray": "1"})
-    meeting.share(file, "second", {"ray": "2"})
+    rendezvous.share(file, "first", {"ray": "1"})
+    rendezvous.share(file, "second", {"ray": "2"})
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert meeting.take(file, {"ray": "2"}) == "second"
+    assert rendezvous.take(file, {"ray": "2"}) == "second"
     with pytest.raises(LaunchError, match="ray 3, the head has 2"):
-        meeting.take(file, {"ray": "3"})
-    with pytest.raises(LaunchError, match="same storage on every host"):
-        meeting.take(tmp_path / "absent", {})
+        rendezvous.take(file, {"ray": "3"})
+    with pytest.raises(LaunchError, match=line_naming(tmp_path / "absent")):
+        rendezvous.take(tmp_path / "absent", {})
 
 
 def test_the_digest_tells_every_change_of_a_source(tmp_path):
@@ -91,11 +92,12 @@ def test_version_skew_names_both_sides():
     head = {"python": "3.11.2", "ray": "2.60.0", "verl": "0.9.1"}
     assert skew(head, dict(head)) == []
     other = {"python": "3.11.2", "ray": "2.59.0", "vllm": "1"}
-    assert skew(head, other) == [
-        "ray 2.59.0, the head has 2.60.0",
-        "verl missing, the head has 0.9.1",
-        "vllm 1, the head has none",
-    ]
+    ray, verl, vllm = skew(head, other)
+    assert (
+        has_line_naming(ray, "ray 2.59.0", "2.60.0")
+        and has_line_naming(verl, "verl missing", "0.9.1")
+        and has_line_naming(vllm, "vllm 1", "none")
+    )
 
 
 def test_versions_are_those_of_the_installed_packages():
@@ -107,7 +109,8 @@ def test_versions_are_those_of_the_installed_packages():
 
 def test_the_environment_is_the_hosts_own_wired_and_marked():
     shell = {"RAY_ADDRESS": "192.0.2.99:6379", "RAY_TMPDIR": "/elsewhere", "PATH": "/usr/bin", "HOME": "/home/me"}
-    plan = node_plan(layers=[("inventory", {"GREETING": "hello", "RAY_ADDRESS": "192.0.2.98:1"})])
+    late = {"HCCL_EXEC_TIMEOUT": "9", "HCCL_EVENT_TIMEOUT": "8"}
+    plan = node_plan(layers=[("inventory", {"GREETING": "hello", "RAY_ADDRESS": "192.0.2.98:1", **late})])
     found, notes = variables(
         plan, Checked(Wire("eth7", "192.0.2.11", "ipv4"), [0]), "secret", shell | {"GREETING": "x"}
     )
@@ -117,7 +120,8 @@ def test_the_environment_is_the_hosts_own_wired_and_marked():
     assert (found["ASCEND_QUANT_RUN"], found["SPT_NOENV"]) == (plan.run, "1")
     assert (found["RAY_AUTH_MODE"], found["RAY_AUTH_TOKEN"]) == ("token", "secret")
     assert found["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin"]
-    assert any(note.startswith("GREETING") for note in notes)
+    for start in ("GREETING", "HCCL_EXEC_TIMEOUT=9 (inventory)"):
+        assert any(note.startswith(start) for note in notes)
 
 
 LIMITS = """

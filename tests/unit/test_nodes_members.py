@@ -6,9 +6,9 @@ import pytest
 from cluster_cases import node_plan
 
 from launch.nodes import head as head_module
-from launch.nodes import members as asked
+from launch.nodes import ray_state as asked
 from launch.nodes.head import Head
-from launch.nodes.members import Members
+from launch.nodes.ray_state import Members
 
 
 def node(address: str, state: str = "ALIVE", message: str | None = None) -> SimpleNamespace:

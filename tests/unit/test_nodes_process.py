@@ -10,8 +10,9 @@ from dataclasses import asdict
 
 import pytest
 from cluster_cases import PROJECT, new_run, node_plan
+from naming import has_line_naming
 
-from launch.nodes import orders
+from launch.nodes import protocol
 from launch.processes import MARK, of_run
 
 NODE = [sys.executable, "-m", "launch", "node"]
@@ -27,7 +28,9 @@ def sleeper(**variables: str) -> subprocess.Popen:
     return subprocess.Popen(["sleep", "600"], env=os.environ | variables, start_new_session=True)
 
 
-@pytest.mark.parametrize("text", ["", "hello\n", "{}\n", "[1]\n"])
+@pytest.mark.parametrize(
+    "text", ["", "hello\n", "{}\n", "[1]\n", '{"run": {}}\n', '{"run": 5}\n', '{"facts": {"layers": 5}}\n', "[" * 9999]
+)
 def test_by_hand_it_says_what_it_is_for(text):
     code, events, errors = talk(text)
     assert (code, events) == (2, [])
@@ -118,7 +121,7 @@ def test_beats_are_answered_and_the_end_of_stdin_ends_a_waiting_node():
     task = json.dumps({"run": asdict(plan), "token": "t", "meeting": None})
     code, events, _ = talk(f'{task}\n{{"beat": 12.5}}\n')
     kinds = {event["event"]: event for event in events}
-    assert code == 1 and "the control host has gone" in kinds["failed"]["why"]
+    assert code == 1 and "gone" in kinds["failed"]["why"]
     assert kinds["alive"]["asked"] == 12.5 and abs(kinds["alive"]["clock"] - time.time()) < 60
     assert "started" not in kinds and "ended" in kinds
 
@@ -127,20 +130,21 @@ def test_a_node_that_somebody_else_ends_says_so():
     """A worker that waits for its head; nobody listens on the head's port, so no Ray is started."""
     task = {"run": asdict(node_plan(role="worker", job=None)), "token": "t", "meeting": None}
     with subprocess.Popen(NODE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT) as node:
-        node.stdin.write(json.dumps(task) + "\n" + json.dumps({"go": True}) + "\n")
+        node.stdin.write(json.dumps(task) + "\n" + json.dumps({"go": []}) + "\n")
         node.stdin.flush()
         assert json.loads(node.stdout.readline())["event"] == "checked"
         node.send_signal(signal.SIGTERM)
         events = [json.loads(line) for line in node.stdout]
     assert node.returncode == 1
-    assert [event["why"] for event in events if event["event"] == "failed"] == ["its part was ended: got SIGTERM"]
+    (why,) = [event["why"] for event in events if event["event"] == "failed"]
+    assert has_line_naming(why, "SIGTERM")
 
 
 def test_silence_of_the_control_host_ends_a_node(monkeypatch):
-    monkeypatch.setattr(orders, "SILENT_SECONDS", 0.5)
-    told = orders.Orders()
+    monkeypatch.setattr(protocol, "SILENT_SECONDS", 0.5)
+    told = protocol.Orders()
     told._watch()  # returns when it has ended the node
-    assert told.ended.is_set() and "nothing from the control host" in told.why
+    assert told.ended.is_set() and "control host" in told.why
 
 
 def test_leftovers_of_an_earlier_attempt_are_ended_before_the_checks():
@@ -149,7 +153,7 @@ def test_leftovers_of_an_earlier_attempt_are_ended_before_the_checks():
     try:
         task = {"run": asdict(node_plan(run, address="203.0.113.7")), "token": "t", "meeting": None}
         _, events, _ = talk(json.dumps(task) + "\n")
-        assert events[0]["event"] == "note" and "1 processes of an earlier attempt" in events[0]["line"]
+        assert events[0]["event"] == "note" and has_line_naming(events[0]["line"], "1 processes")
         assert old.wait(5) == -15
     finally:
         old.kill()

@@ -1,6 +1,7 @@
 """The commands that start Ray: accepted by Ray's own parser, every port chosen, and none twice."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from cluster_cases import node_plan
@@ -8,6 +9,7 @@ from cluster_cases import node_plan
 from launch.network import Wire
 from launch.nodes import ports
 from launch.nodes.ray_node import joined, start_command
+from launch.private import run_folder
 
 WIRE = Wire("eth0", "192.0.2.11", "ipv4")
 
@@ -39,12 +41,13 @@ def test_every_port_of_a_host_is_chosen_and_checked(role):
 
 
 def test_head_and_worker_differ_where_they_must():
-    head = parsed(start_command(node_plan(), WIRE, 1))
-    worker = parsed(start_command(node_plan(role="worker"), WIRE, 1))
+    plan = node_plan()
+    head = parsed(start_command(plan, WIRE, 1))
+    worker = parsed(start_command(replace(plan, role="worker"), WIRE, 1))
     assert (head["head"], worker["head"]) == (True, False)
     assert head["dashboard_host"] == "192.0.2.11"
     for options in (head, worker):
-        assert options["block"] and options["temp_dir"].startswith("/tmp/aq-")
+        assert options["block"] and options["temp_dir"] == str(run_folder(plan.run))
         assert options["node_ip_address"] == "192.0.2.11"
 
 

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from launch.images.lock.packages import LOCKS
-from launch.images.lock.text import parse
+from launch.images.locked import parse
 from launch.root import ROOT
 from launch.stacks import all_pins
 
@@ -24,11 +24,12 @@ OF = {
     "ascend-cann9.1": "npu",
     "npu-2.7": "npu",
     "npu-host": "npu",
+    "npu-0.30": "npu",
 }
 # Not in the lock, and why.
 ABSENT = {
     ("npu-2.7", name): "the operators' tests need no commands that plot" for name in ("typer", "rich", "matplotlib")
-} | {("npu-host", "matplotlib"): "as above"}
+} | {(name, "matplotlib"): "as above" for name in ("npu-host", "npu-0.30")}
 
 
 def wanted(extra: str) -> list[Requirement]:

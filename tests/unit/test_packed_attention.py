@@ -129,13 +129,15 @@ def test_lengths_are_read_once_a_micro_batch(checkpointing: bool, monkeypatch):
 
 
 def test_positions_that_change_are_read_again():
+    torch.manual_seed(0)
     q = torch.randn(1, 4, 8, 16)
     module = torch.nn.Module()
     positions = torch.arange(8).unsqueeze(0)
     call = lambda: packed_attention.packed_attention(module, q, q, q, None, is_causal=True, position_ids=positions)[0]  # noqa: E731
     whole = call()
     positions[0, 4:] -= 4
-    assert torch.equal(whole[:, :4], call()[:, :4]) and not torch.allclose(whole[:, 4:], call()[:, 4:])
+    torch.testing.assert_close(call()[:, :4], whole[:, :4], rtol=1e-5, atol=1e-6)  # a processor may add otherwise
+    assert not torch.allclose(whole[:, 4:], call()[:, 4:], atol=1e-2)
 
 
 def test_attention_to_both_sides():

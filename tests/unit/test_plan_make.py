@@ -8,14 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from naming import has_line_naming
 from plan_cases import RUN, TWO_A2, inventories_for, inventory, plan
 
 from launch.errors import LaunchError
 from launch.inventory import Inventory
 from launch.plan.fields import NodePlan
+from launch.plan.job import places
 from launch.plan.make import new_run
-from launch.plan.places import places
 from launch.plan.start import ASCEND_ADDRESSES, RDMA_DEVICES, start_line
+from launch.private import run_folder
 from launch.recipes import load, names, resolve
 
 
@@ -118,7 +120,7 @@ def test_layers_are_in_order_and_a_hosts_own_is_not_handed_to_others():
         ("shell", {"HCCL_IF_IP": "192.0.2.11", "FLASHRL_CONFIG": "int8"}),
     ]
     assert there.layers[-2:] == [("inventory", {"A": "all"}), ("shell", {"FLASHRL_CONFIG": "int8"})]
-    assert [note for note in made.notes if "not handed to other hosts: HCCL_IF_IP:" in note]
+    assert [note for note in made.notes if has_line_naming(note, "other hosts: HCCL_IF_IP:")]
 
 
 def test_too_few_hosts_and_devices_are_said_with_what_to_change():
@@ -176,6 +178,12 @@ def test_a_model_is_a_folder_or_an_id_of_the_hub(tmp_path: Path, monkeypatch: py
     assert plan(model="org/name").nodes[1].needs == data
 
 
+def test_the_plan_says_which_importance_weights_a_run_has():
+    """With the name of their figure in verl's log."""
+    (said,) = [note for note in plan("qwen2.5-7b-int8-gsm8k-a2").notes if note.startswith("importance weights: ")]
+    assert "token" in said and "actor/rollout_corr/rollout_is_eff_sample_size" in said
+
+
 def test_a_model_that_is_prepared_lies_among_the_data():
     made = plan("addition-int8", inventory("cpu"), data="/shared/data")
     assert made.nodes[0].needs[0] == "/shared/data/addition/start"
@@ -196,7 +204,7 @@ def test_in_a_container_every_path_must_be_mounted():
     machines = inventory(image="img", project=None, mounts=["/nfs:/shared"])
     assert plan(machines=machines).nodes[0].needs[0].startswith("/shared/data/")
     line = said(machines=machines, model="/models/qwen")
-    assert "/models/qwen: the container would not see it" in line and "/models/qwen:/models/qwen" in line
+    assert has_line_naming(line, "/models/qwen:", "container", "/models/qwen:/models/qwen")
 
 
 def test_without_a_default_the_option_is_asked_for():
@@ -296,4 +304,42 @@ def test_containers_are_named_by_run_and_host():
 def test_runs_have_ids_of_their_own_and_short_folders():
     runs = {new_run() for _ in range(20)}
     assert len(runs) > 1
-    assert len(plan().nodes[0].temp_dir) + 65 <= 107  # of Ray's sockets, and what Linux allows
+    assert all(len(str(run_folder(run))) + 65 <= 107 for run in runs)  # of Ray's sockets, and what Linux allows
+
+
+@pytest.mark.parametrize("option", ["model", "data", "out"])
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_unset_variable_of_a_shell_is_no_folder(option: str, value: str):
+    assert f"--{option} is empty" in said(**{option: value})
+
+
+def test_the_file_of_a_reward_must_be_there():
+    key = "reward.custom_reward_function.path"
+    assert "/r.py" in plan(extra=[f"{key}='/r.py'"]).nodes[1].needs
+    assert f"{key}=r.py" in said(extra=[f"{key}=r.py"])
+    own = plan("addition-int8", inventory("cpu")).nodes[0]  # a file of the recipe
+    assert not [path for path in own.needs if path.endswith(".py")]
+
+
+def test_data_files_must_have_what_verl_reads():
+    assert plan().nodes[1].columns == ["prompt", "data_source", "reward_model"]
+    assert plan(extra=["data.prompt_key=question"]).nodes[0].columns[0] == "question"
+    assert plan(extra=["data.custom_cls.path=/x.py"]).nodes[0].columns == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "extra", "size"),
+    [
+        ("addition-int8", [], 12),  # float32: weights, and two moments of Adam
+        ("addition-int8", ["actor_rollout_ref.actor.checkpoint.save_contents=[model]"], 4),
+        ("qwen3-4b-fp8", [], 14),  # BF16 weights, float32 copies and two moments
+    ],
+)
+def test_the_size_of_a_checkpoint(recipe: str, extra: list[str], size: int):
+    machines = inventory(load(recipe).stack)
+    head = plan(recipe, machines, extra=[*extra, "trainer.save_freq=5", "trainer.max_actor_ckpt_to_keep=3"]).nodes[0]
+    assert (head.saving.parameter_bytes, head.saving.every, head.saving.keep) == (size, 5, 3)
+    assert head.saving.steps == load(recipe).verl["trainer"]["total_training_steps"]
+    assert NodePlan.from_json(head.to_json()) == head
+    assert plan(recipe, machines, extra=["trainer.save_freq=-1"]).nodes[0].saving is None
+    assert all(node.saving is None for node in plan(recipe, machines).nodes[1:])

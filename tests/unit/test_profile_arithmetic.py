@@ -6,7 +6,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ascend_quant.profile.arithmetic import (
-    ARITHMETICS,
     magnitudes,
     quotients,
     requantize,
@@ -15,7 +14,7 @@ from ascend_quant.profile.arithmetic import (
 )
 from ascend_quant.profile.evidence import Evidence
 from ascend_quant.profile.layers import Pair
-from ascend_quant.profile.rules import Rule
+from ascend_quant.profile.rules import ARITHMETICS, Rule
 
 
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from ascend_quant.commands.profile import profile
-from ascend_quant.profile.rules import load
+from ascend_quant.profile.reading import load
 
 app = typer.Typer()
 app.command("profile")(profile)
@@ -38,7 +38,7 @@ def test_a_profile_is_written_and_summed_up(pair, tmp_path):
     assert result.exit_code == 0, result.output
     assert len(load(tmp_path / "profile").rules) > 40
     assert (tmp_path / "profile.safetensors").is_file() and (tmp_path / "profile.json").is_file()
-    for said in ("smoothed", "scaled", "left alone", "worst", "median", "written:"):
+    for said in ("smoothed", "scaled", "not quantized", "worst", "median", "written:"):
         assert said in result.stdout
 
 
@@ -78,12 +78,23 @@ def test_what_cannot_be_profiled_ends_with_1(pair, tmp_path):
         (("-m", "bf16", "-o", "profile"), "--quantized"),
         (("-m", "bf16", "-q", "w8a8", "-o", "no/such/profile"), "no folder"),
         (("-m", "bf16", "-q", "w8a8", "-o", "profile", "--fn", "int9"), "int9"),
+        *((("-m", "bf16", "-q", "w8a8", "-o", folder), "is a folder") for folder in ("/", "", "folder.pt", "of")),
     ],
 )
-def test_wrong_usage_ends_with_2(arguments, said):
+def test_wrong_usage_ends_with_2(arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("folder.pt", "of.json"):
+        (tmp_path / folder).mkdir()
     result = run(*arguments)
     assert result.exit_code == 2
-    assert said in plain(result.stderr)
+    assert said in re.sub(r"[│\s]+", " ", plain(result.stderr))  # in a frame, with lines of its width
+
+
+def test_a_full_disk_ends_with_1(pair, tmp_path, full_disk):
+    with full_disk():
+        result = run("-m", pair.bf16, "-q", pair.w8a8, "-o", tmp_path / "profile.pt")
+    assert result.exit_code == 1 and "cannot profile" in plain(result.stderr)
+    assert not list(tmp_path.iterdir())
 
 
 def test_fp8_does_without_the_bf16_model(tmp_path):

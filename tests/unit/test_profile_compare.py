@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from ascend_quant import oracle
 from ascend_quant.profile.checkpoints import Checkpoint
 from ascend_quant.profile.compare import Comparison, compare_int8
-from ascend_quant.profile.rules import Profile, ProfileError, Rule, load
+from ascend_quant.profile.reading import load
+from ascend_quant.profile.rules import Profile, ProfileError, Rule
 from ascend_quant.profile.w8a8 import read_w8a8
 
 NORMS = frozenset({"input_layernorm", "post_attention_layernorm"})
@@ -85,6 +86,39 @@ def test_a_saved_profile_is_the_same(pair, tmp_path):
         assert rule.quantized == loaded.rules[name].quantized
         assert held.keys() == rule.tensors().keys()
         assert all(torch.equal(held[part], tensor) for part, tensor in rule.tensors().items())
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"quantized": {"fc.weight": "no"}}, "fc.weight"),
+        ({"quantized": {}}, "fc.weight.input_factor"),
+        ({"quantized": ["fc.weight"]}, "quantized"),
+        ({"arithmetic": "decimal"}, "decimal"),
+        ({"arithmetic": None}, "arithmetic"),
+        ({"scheme": 8}, "scheme"),
+        ({"notes": "made by hand"}, "notes"),
+        ({"format": 7}, "7"),
+        ("[" * 100_000, "profile.json"),
+        ('{"format": 1, "format": 1}', "format"),
+        ("null", "profile.json"),
+    ],
+)
+def test_a_profile_that_says_something_else_is_refused_by_name(tmp_path, change, named):
+    Profile("int8", {"fc.weight": Rule(True, torch.ones(4))}).save(tmp_path / "profile")
+    file = tmp_path / "profile.json"
+    file.write_text(change if isinstance(change, str) else json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ProfileError) as raised:
+        load(tmp_path / "profile")
+    assert named in str(raised.value)
+
+
+def test_a_profile_whose_tensors_are_cut_off_is_refused(tmp_path):
+    Profile("int8", {"fc.weight": Rule(True, torch.ones(4))}).save(tmp_path / "profile")
+    tensors = tmp_path / "profile.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-3])
+    with pytest.raises(ProfileError, match="no profile at"):
+        load(tmp_path / "profile")
 
 
 @pytest.mark.parametrize("arithmetic", ["bfloat16", "bfloat16_quotient"])
@@ -233,7 +267,7 @@ def lacking(state):
         (other_embedding, "embed_tokens.weight", "no rule"),
         (negative_norm, "layers.1.input_layernorm.weight", "no positive factor"),
         (other_final_norm, "model.norm.weight", "no rule"),
-        (wrong_bias, "layers.0.self_attn.v_proj.bias", "does not give its values"),
+        (wrong_bias, "layers.0.self_attn.v_proj.bias", "its values"),
         (norm_bias, "layers.0.input_layernorm.bias", "asymmetric"),
         (extra, "k_scale", "unknown to the BF16"),
         (lacking, "layers.1.mlp.up_proj.weight", "not in"),
@@ -245,6 +279,66 @@ def test_what_factors_do_not_express_is_refused(change, named, said, tmp_path):
     with pytest.raises(ProfileError, match=said) as error:
         compared(pair)
     assert named in str(error.value)
+
+
+NORM, QUERY = "model.layers.0.input_layernorm.weight", "model.layers.1.self_attn.q_proj.weight"
+
+
+def with_nan(name):
+    return lambda state: state[name].view(-1)[3:4].fill_(torch.nan)
+
+
+def with_dtype(name, dtype):
+    return lambda state: state.update({name: state[name].to(dtype)})
+
+
+def with_shape(name, *shape):
+    return lambda state: state.update({name: torch.ones(shape, dtype=state[name].dtype)})
+
+
+@pytest.mark.parametrize(
+    ("bf16", "w8a8", "named"),
+    [
+        (with_nan(NORM), None, NORM),
+        (None, with_nan(NORM), NORM),
+        (with_nan(QUERY), None, QUERY),
+        (with_nan("model.embed_tokens.weight"), with_nan("model.embed_tokens.weight"), "embed_tokens"),
+        (with_dtype(NORM, torch.int32), None, NORM),
+        (None, with_dtype("lm_head.weight", torch.float8_e4m3fn), "lm_head"),
+        (with_shape(NORM, 64), None, NORM),
+        (with_shape(NORM, 64), with_shape(NORM, 64), NORM),
+        (with_shape(NORM, 128, 1), with_shape(NORM, 128, 1), NORM),
+        (with_shape(QUERY, 0, 128), with_shape(QUERY, 0, 128), QUERY),
+        (with_shape(QUERY, 128), with_shape(QUERY, 128), QUERY),
+        (with_shape(QUERY, 128, 64), with_shape(QUERY, 128, 64), QUERY),
+    ],
+)
+def test_values_and_shapes_that_no_model_has_are_named(bf16, w8a8, named, tmp_path):
+    pair = make_pair("qwen2", tmp_path)
+    for folder, change in ((pair.bf16, bf16), (pair.w8a8, w8a8)):
+        if change is not None:
+            checkpoint_pairs.edit(folder, change)
+    with pytest.raises(ProfileError, match=named):
+        compared(pair)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        *(({"num_attention_heads": value}, "num_attention_heads") for value in (0, "4", None, [4])),
+        ({"head_dim": "32"}, "head_dim"),
+        ({"head_dim": 0}, "head_dim"),
+        ({"num_attention_heads": 256}, "no fit"),
+        ({"text_config": "qwen2"}, "text_config"),
+        ({"quantization_config": "fp8"}, "fp8"),
+    ],
+)
+def test_a_config_that_says_what_it_cannot(changes, said, tmp_path):
+    pair = make_pair("qwen2", tmp_path)
+    file = pair.bf16 / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ProfileError, match=said):
+        compared(pair)
 
 
 def test_a_tied_lm_head_may_be_left_out(tmp_path):

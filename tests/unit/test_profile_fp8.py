@@ -9,7 +9,8 @@ import torch
 from ascend_quant import oracle
 from ascend_quant.profile.checkpoints import Checkpoint
 from ascend_quant.profile.fp8 import compare_fp8
-from ascend_quant.profile.rules import ProfileError, load
+from ascend_quant.profile.reading import load
+from ascend_quant.profile.rules import ProfileError
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 
@@ -47,7 +48,7 @@ def test_the_projections_are_listed(checkpoints, tmp_path):
     for reference in (bf16, None):
         result = compare_fp8(fp8, reference)
         assert result.profile.rules.keys() == wanted
-        assert result.kinds == {"quantized": len(wanted), "left alone": len(bf16.names) - len(wanted)}
+        assert result.kinds == {"quantized": len(wanted), "not quantized": len(bf16.names) - len(wanted)}
     result.profile.save(tmp_path / "profile")
     assert load(tmp_path / "profile").rules == result.profile.rules
 

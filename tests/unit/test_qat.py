@@ -1,15 +1,17 @@
 """Fake quantization as autograd sees it, the layers of a model that get it, and slime's variables."""
 
 import copy
+import re
 
 import pytest
 import torch
+from naming import line_naming
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ascend_quant import oracle, qat
-from ascend_quant.qat.layers import keeps_its_dtype
+from ascend_quant.names import PatternError, Unquantized, keeps_its_dtype
 from ascend_quant.qat.variables import QatVariableError
 from ascend_quant.schemes import UnknownScheme, get_scheme
 
@@ -44,7 +46,7 @@ def test_int4_multiplies_with_the_engines_numbers_in_float32_too():
 
 @pytest.mark.parametrize("name", ["bf16", "fp8", "int4_g64"])
 def test_schemes_without_fake_quantization(name):
-    with pytest.raises(UnknownScheme, match="there is for: int4_g128, int4_g32, int8"):
+    with pytest.raises(UnknownScheme, match=line_naming(name, ": int4_g128, int4_g32, int8")):
         qat.fake_quantize(torch.ones(2, 128), name)
 
 
@@ -79,7 +81,7 @@ class Model(nn.Module):
 
 
 QUANTIZED = [f"layers.{i}.{name}" for i in range(2) for name in ("up", "down")]
-LEFT_ALONE = ["layers.0.gate", "layers.1.gate", "lm_head"]
+UNQUANTIZED = ["layers.0.gate", "layers.1.gate", "lm_head"]
 
 
 def model_with_its_reference(name="int8", ignore=()):
@@ -107,7 +109,7 @@ def test_a_model_computes_as_one_with_the_engines_weights(name, recompute):
     before = copy.deepcopy(model.state_dict())
     parameters = dict(model.named_parameters())
     applied = qat.apply_fake_quantization(model, name)
-    assert applied == (name, QUANTIZED, LEFT_ALONE) and isinstance(model.layers[0].up, nn.Linear)
+    assert applied == (name, QUANTIZED, UNQUANTIZED, Unquantized(name)) and isinstance(model.layers[0].up, nn.Linear)
     (logits, found), (expected_logits, expected) = gradients(model, recompute), gradients(reference)
     assert torch.equal(logits, expected_logits)
     assert list(found) == list(expected) and all(torch.equal(found[key], expected[key]) for key in found)
@@ -126,31 +128,42 @@ def test_a_trained_models_weights_move_by_less_than_a_code():
     assert moved.any() and moved.abs().max() < before["layers.0.up.weight"].abs().max() / 127 / 2
 
 
-@pytest.mark.parametrize("ignore", [["layers.0.up"], [r"re:layers\.0\.u", "up"]])
+@pytest.mark.parametrize("ignore", [["layers.0.up"], [r"re:layers\.0\.u", "embed_tokens"]])
 def test_layers_that_the_engine_ignores(ignore):
     model, reference = model_with_its_reference(ignore=["layers.0.up"])
     applied = qat.apply_fake_quantization(model, "int8", ignore)
-    assert applied.left_alone == ["layers.0.up", *LEFT_ALONE]
-    assert str(applied) == f"3 layers are fake-quantized to int8; left alone: layers.0.up, {', '.join(LEFT_ALONE)}"
+    assert applied.unquantized == ["layers.0.up", *UNQUANTIZED] and applied.in_engine.names == ("layers.0.up",)
+    assert str(applied) == f"3 layers are fake-quantized to int8; not quantized: layers.0.up, {', '.join(UNQUANTIZED)}"
     assert torch.equal(gradients(model)[0], gradients(reference)[0])
 
 
 def test_experts_of_their_own_are_ignored_together():
-    mlp = nn.ModuleDict({"experts": nn.ModuleList([nn.ModuleDict({"up_proj": nn.Linear(64, 8)}) for _ in range(2)])})
-    model = nn.ModuleDict({"mlp": mlp, "up_proj": nn.Linear(64, 8)})
-    assert qat.apply_fake_quantization(copy.deepcopy(model), "int8", ["mlp.experts"]).quantized == ["up_proj"]
-    assert qat.apply_fake_quantization(model, "int8", ["re:.*up_proj"]).left_alone == ["up_proj"]
+    experts = [nn.ModuleDict({name: nn.Linear(64, 8) for name in ("up_proj", "down_proj")}) for _ in range(2)]
+    model = nn.ModuleDict({"mlp": nn.ModuleDict({"experts": nn.ModuleList(experts)}), "up_proj": nn.Linear(64, 8)})
+    for pattern in ("mlp.experts", r"re:.*\.experts\."):
+        applied = qat.apply_fake_quantization(copy.deepcopy(model), "int8", [pattern])
+        assert applied.quantized == ["up_proj"] and applied.in_engine == Unquantized("int8", ("mlp.experts",))
+    assert qat.apply_fake_quantization(copy.deepcopy(model), "int8", ["re:up_proj"]).unquantized == ["up_proj"]
+    with pytest.raises(PatternError, match=r"mlp\.experts\.0\.up_proj.*mlp\.experts\.0\.down_proj.*mlp\.experts"):
+        qat.apply_fake_quantization(model, "int8", ["re:.*up_proj"])
+    assert not any("fake_quantizers" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("pattern", ["layers.0.up.weight", "layers.0", "up", "re:up", "re:.*norm"])
+def test_a_pattern_that_names_no_layer(pattern):
+    with pytest.raises(PatternError, match=re.escape(repr(pattern))):
+        qat.apply_fake_quantization(Model(), "int8", [r"re:.*\.down", pattern])
 
 
 @pytest.mark.parametrize("name", ["eh_proj", "model.layers.9.eh_proj", "self_attn.indexer.wk"])
 def test_layers_that_vllm_builds_without_quantization(name):
-    assert keeps_its_dtype(name, []) and not keeps_its_dtype(name + "2", [])
+    assert keeps_its_dtype(name) and not keeps_its_dtype(name + "2")
 
 
 def test_a_head_that_the_model_names_itself():
     model = Model()
     model.get_output_embeddings = lambda: model.layers[1].up
-    assert "layers.1.up" in qat.apply_fake_quantization(model, "int8").left_alone
+    assert "layers.1.up" in qat.apply_fake_quantization(model, "int8").unquantized
 
 
 def test_without_fake_quantization_inside():
@@ -184,11 +197,11 @@ def test_twice_or_nothing_or_another_forward():
     qat.apply_fake_quantization(model, "int8")
     with pytest.raises(ValueError, match=r"layers\.0\.up\.weight is fake-quantized already"):
         qat.apply_fake_quantization(model, "int8")
-    with pytest.raises(ValueError, match="no layer of Embedding can be fake-quantized; left alone: none"):
+    with pytest.raises(ValueError, match=r"no layer .*: none"):
         qat.apply_fake_quantization(nn.Embedding(3, 4), "int8")
     model = Model()
     model.layers[1].down.forward = lambda x: x
-    with pytest.raises(ValueError, match=r"layers\.1\.down\.weight: something has replaced this module's forward"):
+    with pytest.raises(ValueError, match=line_naming("layers.1.down.weight:", "forward")):
         qat.apply_fake_quantization(model, "int8")
 
 
@@ -225,7 +238,7 @@ def test_experts_lie_as_their_class_says(turned):
 
 
 def test_experts_whose_tensors_could_lie_either_way():
-    with pytest.raises(ValueError, match=r"OldExperts does not tell \(is_transposed\)"):
+    with pytest.raises(ValueError, match=line_naming("OldExperts", "(is_transposed)")):
         qat.apply_fake_quantization(OldExperts(False, gated=False), "int8")
 
 

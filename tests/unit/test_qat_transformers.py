@@ -57,7 +57,7 @@ def test_a_dense_model(tied):
     torch.manual_seed(0)
     model, reference = pair(Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=tied)), "int4_g32")
     applied = qat.apply_fake_quantization(model, "int4_g32")
-    assert applied.quantized == layers(ATTENTION + MLP, ATTENTION + MLP) and applied.left_alone == ["lm_head"]
+    assert applied.quantized == layers(ATTENTION + MLP, ATTENTION + MLP) and applied.unquantized == ["lm_head"]
     (logits, found), (expected_logits, expected) = run(model), run(reference)
     assert torch.equal(logits, expected_logits)
     assert list(found) == list(expected) and all(torch.equal(found[key], expected[key]) for key in found)

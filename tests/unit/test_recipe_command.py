@@ -2,7 +2,11 @@
 
 import json
 import subprocess
+from pathlib import Path
 
+import pytest
+from naming import has_line_naming
+from test_recipe_files import write
 from typer.testing import CliRunner
 
 from launch.cli import app
@@ -41,5 +45,25 @@ def test_json_has_the_recipe_and_what_it_becomes():
 def test_a_wrong_name_is_one_line():
     shown = run("show", "qwen3-4b-fp7")
     assert shown.exit_code == 1
-    assert shown.stderr.startswith("no recipe 'qwen3-4b-fp7'; did you mean qwen3-4b-fp8?")
+    assert has_line_naming(shown.stderr, "'qwen3-4b-fp7'", "qwen3-4b-fp8?")
     assert len(shown.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--model", "--data", "--out"])
+def test_an_unset_variable_of_a_shell_is_no_folder(option: str):
+    shown = run("show", "qwen3-4b-fp8", option, "")
+    assert shown.exit_code == 2 and option in shown.stderr
+
+
+def test_a_shell_gets_values_as_they_are(tmp_path: Path):
+    """No word of a recipe is run, and none comes out changed."""
+    value = "$(touch x)`touch x` \"q\" 'p' \\ $HOME }\ntouch x"
+    file = write(tmp_path, environment={"A": value}, summary="one\ntouch x")
+    shown = run("show", str(file))
+    assert shown.exit_code == 0, shown.stderr
+    script = f"python() {{ printf '%s\\0' \"$A\"; }}\n{shown.stdout}"
+    for given, said in (({}, value), ({"A": "mine"}, "mine")):
+        done = subprocess.run(
+            ["bash", "-euc", script], capture_output=True, text=True, check=True, cwd=tmp_path, env=given
+        )
+        assert done.stdout == f"{said}\0" and not (tmp_path / "x").exists()

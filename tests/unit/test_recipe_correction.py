@@ -11,16 +11,17 @@ pytest.importorskip("verl", reason="verl is not installed")
 
 from hydra import compose, initialize_config_module
 
-from launch.recipes import load, paths_of, resolve
+from launch.recipes import load, names, paths_of, resolve
 
 SAMPLED = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -0.2, -0.1], [-4.0, -1.0, 0.0]])  # by the engine
 TRAINED = torch.tensor([[-0.9, -1.5, -0.6], [-0.4, -0.6, -0.1], [-1.0, -1.0, 0.0]])  # of the same tokens
 REAL = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 1.0, 0.0]])  # 1 where there is a token
 ADVANTAGES = torch.tensor([[0.5], [-1.0], [2.0]]).expand(3, 3)
+BYPASS = [name for name in names() if (one := load(name).correction) and one.bypass]
 
 
-def loss_of(name: str) -> tuple[Tensor, Tensor, str]:
-    """The actor's loss and its gradient under a recipe, and the name of the loss."""
+def loss_of(name: str, sequences: int = 3) -> tuple[Tensor, Tensor, str]:
+    """The actor's loss and its gradient under a recipe, of micro-batches of so many sequences, and the loss's name."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.utils.config import omega_conf_to_dataclass
 
@@ -29,31 +30,37 @@ def loss_of(name: str) -> tuple[Tensor, Tensor, str]:
     with initialize_config_module("verl.trainer.config", version_base=None):
         actor = omega_conf_to_dataclass(compose("ppo_trainer", overrides=list(overrides)).actor_rollout_ref.actor)
     mode, trained = actor.policy_loss.loss_mode, TRAINED.clone().requires_grad_()
-    arguments = {"old_log_prob": SAMPLED, "log_prob": trained, "advantages": ADVANTAGES, "response_mask": REAL}
-    loss, _ = get_policy_loss_fn(mode)(**arguments, loss_agg_mode=actor.loss_agg_mode, config=actor)
-    loss.backward()
-    return loss.detach(), trained.grad, mode
+    actor.global_batch_info.update(batch_num_tokens=REAL.sum(), dp_size=1)  # as verl's workers do for each mini-batch
+    total = torch.zeros(())
+    for one in torch.arange(len(REAL)).split(sequences):
+        arguments = {"old_log_prob": SAMPLED[one], "log_prob": trained[one], "advantages": ADVANTAGES[one]}
+        loss_fn = get_policy_loss_fn(mode)
+        loss, _ = loss_fn(**arguments, response_mask=REAL[one], loss_agg_mode=actor.loss_agg_mode, config=actor)
+        loss.backward()
+        total += loss.detach()
+    return total, trained.grad, mode
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-7b-int8-gsm8k-a2", "qwen3-30b-a3b-int8-grpo-a3"])
-def test_bypass_is_the_policy_gradient_with_a_weight_for_each_sequence(name: str):
-    weights = ((TRAINED - SAMPLED) * REAL).sum(-1).exp()
-    assert weights.max() > 2 > weights.min(), "some are cut, some are not"
-    weights = weights.clamp(max=2)
-    weights = weights / weights.mean()
-    gradient = -(weights[:, None] * ADVANTAGES * REAL) / REAL.sum()
-    loss, found, mode = loss_of(name)
+@pytest.mark.parametrize("sequences", [3, 1])
+@pytest.mark.parametrize("name", BYPASS)
+def test_bypass_is_the_policy_gradient_with_a_weight_for_each_token(name: str, sequences: int):
+    """However its sequences are shared out: a weight that were normalized in each micro-batch would be another."""
+    weights = (TRAINED - SAMPLED).exp()
+    assert (weights * REAL).max() > 2 > weights.min(), "some are cut, some are not"
+    gradient = -(weights.clamp(max=2) * ADVANTAGES * REAL) / REAL.sum()
+    loss, found, mode = loss_of(name, sequences)
     assert mode == "bypass_mode"
     torch.testing.assert_close(found, gradient)
     torch.testing.assert_close(loss, (gradient * TRAINED).sum())
 
 
-def test_without_bypass_the_clip_is_at_work():
+@pytest.mark.parametrize("sequences", [3, 1])
+def test_without_bypass_the_clip_is_at_work(sequences: int):
     """DAPO's: a token that has become likelier than 1.28 times teaches no more, if it was good; 10, if it was bad."""
     ratio = (TRAINED - SAMPLED).exp()
     kept = torch.where(ADVANTAGES > 0, ratio <= 1.28, ratio >= 0.8).float() * REAL
     gradient = -(ratio * ADVANTAGES * kept) / REAL.sum()
-    _, found, mode = loss_of("qwen2.5-7b-int8-dapo-a2")
+    _, found, mode = loss_of("qwen2.5-7b-int8-dapo-a2", sequences)
     assert mode == "vanilla"
     assert (found == 0).any() and (found != 0).any()
     torch.testing.assert_close(found, gradient)

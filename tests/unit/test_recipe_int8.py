@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from test_recipe_verl_commit import parsed
 
 from launch.recipes import load, names, paths_of, resolve
 from launch.recipes.files import FOLDER
-from launch.recipes.trees import leaves
+from launch.recipes.hydra_syntax import leaves
 
 TWINS = [name for name in names() if "-bf16" in name]
 OF_DATA = {"gsm8k": "gsm8k/train.parquet", "dapo-math-17k": "dapo-math-17k/train.parquet"}
@@ -59,9 +60,9 @@ MATH_RUN = {
     "trainer.total_training_steps": 100,
 }
 CORRECTION = {
-    "rollout_is": "sequence",
+    "rollout_is": "token",
     "rollout_is_threshold": 2.0,
-    "rollout_is_batch_normalize": True,
+    "rollout_is_batch_normalize": False,
     "bypass_mode": True,
     "loss_type": "reinforce",
 }
@@ -94,6 +95,42 @@ def test_the_existing_runs_figures(name: str, figures: dict[str, object]):
     correction = {f"algorithm.rollout_correction.{key}": value for key, value in CORRECTION.items()}
     found = told(name)
     assert {key: found.get(key) for key in {**figures, **correction}} == {**figures, **correction}
+
+
+# What the scripts of these runs set besides: here it is the same, or the recipe's files say why not.
+SCRIPTS = {
+    "qwen2.5-7b-int8-gsm8k-a2": {
+        "trainer.save_freq": -1,
+        "trainer.test_freq": -1,
+        "trainer.val_before_train": True,
+        "data.val_files": "/data/gsm8k/test.parquet",
+        "FLASHRL_LMHEAD_FP32": "1",
+    },
+    "qwen3-30b-a3b-int8-grpo-a3": {
+        "trainer.save_freq": -1,
+        "trainer.test_freq": -1,
+        "trainer.val_before_train": False,
+        "data.val_files": "/data/gsm8k/test.parquet",
+        "actor_rollout_ref.actor.fsdp_config.model_dtype": "bfloat16",
+        "actor_rollout_ref.nccl_timeout": 7200,
+        "FLASHRL_LMHEAD_FP32": "1",
+    },
+}
+
+
+def comments(name: str) -> str:
+    """The comments of a recipe's file and of those that it extends."""
+    text = (FOLDER / f"{name}.yaml").read_text()
+    bases = yaml.safe_load(text).get("extends", [])
+    own = "\n".join(line for line in text.splitlines() if line.startswith("#"))
+    return "\n".join([own, *map(comments, [bases] if isinstance(bases, str) else bases)])
+
+
+@pytest.mark.parametrize("name, key", [(name, key) for name, settings in SCRIPTS.items() for key in settings])
+def test_a_departure_from_the_existing_runs_has_its_reason(name: str, key: str):
+    pytest.importorskip("hydra", reason="hydra is not installed")
+    same = (told(name) | load(name).environment).get(key) == SCRIPTS[name][key]
+    assert same or key.rpartition(".")[2] in comments(name)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from launch.recipes import load, names, paths_of, resolve
 from launch.recipes.overrides import OPEN, UNLISTED
+from launch.recipes.settings import COMPILE
 from launch.recipes.versions import COMMIT
 
 DATA = Path(__file__).parent / "data"
@@ -93,6 +94,27 @@ def test_there_are_recipes_to_check():
 def test_the_check_can_fail(line: str, said: list[str]):
     pytest.importorskip("hydra", reason="hydra is not installed")
     assert problems([line], facts("fsdp2")) == said
+
+
+def holds(key: str, tree: Any) -> bool:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree is not None
+
+
+@pytest.mark.parametrize("key", COMMIT.unread)
+def test_what_it_reads_nowhere_it_has_and_what_it_reads_instead_too(key: str):
+    """Its sources were searched by hand: tests/engine/verl_reads.py, without the legacy workers, which do not run."""
+    trees = [facts("fsdp2"), facts("megatron")]
+    for one in (key, *COMMIT.unread[key]):
+        assert any(holds(one, tree) for tree in trees), one
+
+
+@pytest.mark.parametrize("name", ON_NPU)
+def test_no_recipe_sets_what_it_reads_nowhere(name: str):
+    keys = {line.partition("=")[0].lstrip("+") for line in lines_of(on_older_stack(name))}
+    assert keys.isdisjoint(COMMIT.unread)
+    assert load(name).backend == "megatron" or keys.issuperset(COMPILE)
 
 
 @pytest.mark.parametrize("part", COMMIT.absent)

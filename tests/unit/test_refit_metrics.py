@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from ascend_quant import batch, former_codes, oracle, refit
+from ascend_quant import oracle
 from ascend_quant.integrations.verl.receipts import merge
 from ascend_quant.kernels import npu
 from ascend_quant.kernels.clock import KernelClock
 from ascend_quant.kernels.int4_places import MarlinTiles, PackedRows
 from ascend_quant.kernels.storage import CODES
-from ascend_quant.refit import Refit
-from ascend_quant.resident import ResidentWeight
-from ascend_quant.resident_scales import BY_SHARING
+from ascend_quant.refit import Refit, RefitError, batch, former_codes, session
+from ascend_quant.refit.resident import ResidentWeight
+from ascend_quant.refit.scales import BY_SHARING
 from ascend_quant.schemes import SCHEMES
 
 ROWS, LENGTH = 128, 128
@@ -99,7 +99,7 @@ def test_a_sleep_changes_no_count(level, scheme, shape, place):
 )
 def test_every_devices_kernels_count_the_same(module, scheme, level, request, monkeypatch):
     kernels = npu if module == "npu" else request.getfixturevalue("cuda").module
-    for owner in (batch, refit):
+    for owner in (batch, session):
         monkeypatch.setattr(owner, "kernels_for", lambda device: kernels)
     engine = Engine(SCHEMES[scheme], MATRIX, MarlinTiles)
     first, second = weights(MATRIX, 0), weights(MATRIX, 1)
@@ -130,7 +130,7 @@ def test_several_sleeps_without_a_refit_between_them(levels):
 
 
 def failed_refit(engine):
-    with pytest.raises(refit.RefitError):
+    with pytest.raises(RefitError):
         engine.load(weights(MATRIX, 2) * float("nan"))
 
 
@@ -145,7 +145,7 @@ def a_deeper_sleep_during_a_sleep(engine):
 
 def bytes_written_past_the_refit(engine):
     engine.weight.data[0, 0] ^= 1
-    with pytest.raises(refit.RefitError):
+    with pytest.raises(RefitError):
         engine.refit.verify()
 
 
@@ -170,6 +170,7 @@ def test_too_little_host_memory_makes_it_unknown_and_says_so(monkeypatch, caplog
     def no_memory(*_, **__):
         raise RuntimeError("can't allocate memory")
 
+    caplog.set_level("WARNING", former_codes.logger.name)  # whatever others have set the root logger to
     monkeypatch.setattr(former_codes.torch, "empty", no_memory)
     held = engine.sleep(2)
     monkeypatch.undo()

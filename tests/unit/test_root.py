@@ -1,6 +1,7 @@
 """Where launch/ finds this project's files: beside it, wherever it is started; and what it says where they are not."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,14 @@ def copied(folder: Path, *names: str) -> Path:
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     return folder
+
+
+def test_a_working_folder_that_is_gone_is_one_line(tmp_path: Path):
+    start = shlex.join([sys.executable, "-m", "launch", "stop"])
+    command = f'cd {shlex.quote(str(tmp_path))}; rmdir -- "$PWD"; exec {start}'
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
 
 
 def test_it_lies_beside_launch():

@@ -6,12 +6,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
+from naming import has_line_naming
 
 RUN_SH = Path(__file__).parents[2] / "run.sh"
-RUNS = ("npu_host", "npu_host_0_10", "unit", "engine", "cluster", "images")
+FIRST, BESIDE = ("unit", "engine"), ("images", "npu_host", "npu_host_0_10")
 AT_ONCE = ["-n", "auto", "--dist", "loadfile"]
 PYTEST = """#!/bin/bash
 if [[ $1 == -c && $2 == *cuda* ]]; then exit "${no_gpu:-0}"; fi
@@ -33,7 +37,7 @@ class Checkout:
         self.executable("docker/locks/install.sh", "#!/bin/sh\n")
         for venv in ("venv", "venv-npu", "venv-npu-2.7"):
             self.executable(f"{venv}/bin/python", PYTEST)
-        for name in (*RUNS, "gpu"):
+        for name in (*FIRST, *BESIDE, "cluster", "gpu"):
             (folder / "tests" / name).mkdir(parents=True)
             (folder / "tests" / name / "test_x.py").touch()
 
@@ -59,7 +63,7 @@ class Checkout:
 
     def code(self, *arguments: str, **codes: object) -> int:
         with self.start(*arguments, **codes) as run:
-            self.said = run.communicate(timeout=60)[1]
+            self.out, self.said = run.communicate(timeout=60)
         return run.returncode
 
     def called(self) -> dict[str, list[str]]:
@@ -67,6 +71,24 @@ class Checkout:
         lines = [line.split() for line in self.calls.read_text().splitlines()]
         assert all(words[:2] == ["-m", "pytest"] for words in lines)
         return {words[2].removeprefix("tests/"): words[3:] for words in lines}
+
+    def must_have_run_all(self) -> None:
+        """Each once, one after the other; those of images and npu beside cluster."""
+        called = tuple(self.called())
+        assert called[:2] == FIRST and sorted(called) == sorted((*FIRST, *BESIDE, "cluster"))
+        assert tuple(name for name in called if name in BESIDE) == BESIDE
+
+
+def in_time(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def commands() -> list[str]:
+    """The command lines of this machine's processes."""
+    return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
 
 
 @pytest.fixture
@@ -77,7 +99,7 @@ def checkout(tmp_path: Path) -> Checkout:
 def test_two_files_at_once_where_tests_do_not_touch_the_machine(checkout: Checkout):
     assert checkout.code("all", "--", "--durations=9") == 0
     found = checkout.called()
-    assert tuple(found) == RUNS
+    checkout.must_have_run_all()
     for name, words in found.items():
         assert words[-1] == "--durations=9"  # after ours: -n 0 has the last word
         assert words[:4] == AT_ONCE if name in ("unit", "engine") else words == ["--durations=9"]
@@ -88,15 +110,14 @@ def test_the_list_of_groups_is_what_all_runs(checkout: Checkout):
         listed = json.loads(run.communicate(timeout=60)[0])
     assert run.returncode == 0 and checkout.called() == {}
     assert checkout.code("all") == 0
-    assert [name for name in checkout.called() if name != "npu_host_0_10"] == [
-        "npu_host" if group == "npu" else group for group in listed
-    ]
+    checkout.must_have_run_all()
+    assert sorted(listed) == sorted([*FIRST, "cluster", "images", "npu"])
     assert checkout.code("--list", "unit") == 2 and "unit" in checkout.said
 
 
 def test_a_failed_group_does_not_keep_the_others_from_running(checkout: Checkout):
     assert checkout.code("all", unit_code=1, cluster_code=3) == 3
-    assert tuple(checkout.called()) == RUNS
+    checkout.must_have_run_all()
     failed = [line for line in checkout.said.splitlines() if "FAILED" in line]
     assert failed == [
         "run.sh: tests/unit: FAILED, pytest ended with 1",
@@ -115,7 +136,7 @@ def test_a_failed_group_does_not_keep_the_others_from_running(checkout: Checkout
 )
 def test_a_run_without_a_test(checkout: Checkout, arguments: tuple[str, ...], unit: int, engine: int, expected: int):
     assert checkout.code("unit", "engine", *arguments, unit_code=unit, engine_code=engine) == expected
-    assert "tests/unit: no test was run: does a filter leave any?" in checkout.said
+    assert has_line_naming(checkout.said, "tests/unit:", "no test")
 
 
 def test_after_ctrl_c_no_other_group_begins(checkout: Checkout):
@@ -124,6 +145,34 @@ def test_after_ctrl_c_no_other_group_begins(checkout: Checkout):
         os.killpg(run.pid, signal.SIGINT)
         assert run.wait(60) == 130
     assert tuple(checkout.called()) == ("unit",)
+
+
+def test_images_and_npu_beside_cluster(checkout: Checkout):
+    """Their results are told after its own, whichever ends first, and a filter may leave none of theirs."""
+    assert checkout.code("cluster", "npu", npu_host_0_10_code=1, cluster_code=0) == 1
+    lines = [line for line in checkout.said.splitlines() if line.startswith("run.sh: tests")]
+    assert "run.sh: tests/npu_host_0_10: FAILED, pytest ended with 1" in checkout.out
+    cluster, npu = lines
+    assert has_line_naming(cluster, "tests/cluster: passed") and has_line_naming(npu, "npu", "with 1")
+    none = {"npu_host_code": 5, "npu_host_0_10_code": 5}
+    assert checkout.code("cluster", "npu", **none) == 5
+    assert checkout.code("cluster", "npu", "--", "-k", "x", **none) == 0
+    assert checkout.called()["npu_host"] == ["-k", "x"]
+    assert checkout.code("images", "cluster", images_code=3) == 3
+    assert has_line_naming(checkout.said, "tests of images", "with 3") and set(checkout.called()) == {
+        "images",
+        "cluster",
+    }
+    assert checkout.code("images", "npu") == 0 and tuple(checkout.called()) == BESIDE
+
+
+def test_ctrl_c_ends_both(checkout: Checkout):
+    with checkout.start("cluster", "npu", cluster_code="waits", npu_host_code="waits") as run:
+        assert run.stdout.readline() == "waiting\n"
+        in_time(lambda: len(checkout.called()) == 2)
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.wait(60) == 130
+    in_time(lambda: not any(str(checkout.folder) in line for line in commands()))
 
 
 def test_gpu_is_a_group_of_its_own(checkout: Checkout):

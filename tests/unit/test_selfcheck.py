@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from naming import has_line_naming
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
@@ -17,7 +18,7 @@ from ascend_quant import oracle
 from ascend_quant.cli import app
 from ascend_quant.kernels import cpu
 from ascend_quant.refit import Refit
-from ascend_quant.resident import QuantizedWeight, ResidentWeight
+from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 from ascend_quant.schemes import SCHEMES
 from ascend_quant.selfcheck import expected, libraries, operators
 from ascend_quant.selfcheck.operators import check_operators
@@ -73,7 +74,7 @@ def test_a_product_that_is_wrong(monkeypatch, checked):
     right = cpu.SERVING["int8"]
     wrong = right._replace(linear=lambda x, codes, scale, bias: right.linear(x, codes, scale, bias) * 1.01)
     monkeypatch.setitem(cpu.SERVING, "int8", wrong)
-    assert "products are off by 0.01" in checked("int8").problems[0]
+    assert has_line_naming(checked("int8").problems[0], "products") and " 0.01" in checked("int8").problems[0]
     result = CliRunner().invoke(app, ["kernels", "cpu", "--check"])
     assert result.exit_code == 1 and "int8: 4 shapes" in result.stdout and "off by" in result.stdout
 
@@ -82,7 +83,8 @@ def test_a_product_that_is_not_a_number(monkeypatch, checked):
     right = cpu.SERVING["int8"]
     broken = right._replace(linear=lambda x, *rest: right.linear(x, *rest) * float("nan"))
     monkeypatch.setitem(cpu.SERVING, "int8", broken)
-    assert checked("int8").problems == ["products are off by nan of their norm; 0.006 is what rounding explains"]
+    (problem,) = checked("int8").problems
+    assert has_line_naming(problem, "products", "nan", "0.006")
 
 
 def test_codes_that_are_wrong_after_they_were_counted(monkeypatch, checked):
@@ -98,8 +100,8 @@ def test_codes_that_are_wrong_after_they_were_counted(monkeypatch, checked):
     monkeypatch.setattr(cpu, "write", wrong)
     problems = checked("int8").problems
     assert any("448 x 512: 2 of 229376 codes differ" in one for one in problems)  # a shard's first, of two shards
-    assert any("what was read back" in one for one in problems)
-    assert not any("what was written" in one for one in problems)
+    assert any("read back" in one for one in problems)
+    assert not any("written" in one for one in problems)
 
 
 def test_values_for_training_that_are_wrong(monkeypatch, checked):
@@ -198,14 +200,41 @@ def test_plain_values_are_digested_in_the_engine_s_dtype(sent):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["a", "b"], "a: no config.json"), ([".", ".", "--json", "missing/a.json"], "there is no folder")],
+    [
+        (["a", "."], "a: "),
+        ([".", "cut"], "cut/model.safetensors"),
+        *(([".", name], "vocab_size") for name in ("none", "zero", "text")),
+        ([".", "list"], "list/config.json"),
+        ([".", ".", "--out", "missing/a.json"], "there is no folder"),
+        ([".", ".", "--out", "/"], "--out /"),
+        *(([".", ".", "--gpu-memory-utilization", value], value) for value in ("7.0", "nan", "0.0")),
+    ],
 )
 def test_wrong_use_of_check_engine(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").touch()
+    configs = {".": '{"vocab_size": 9}', "cut": '{"vocab_size": 9}', "none": "{}", "zero": '{"vocab_size": 0}'}
+    for folder, config in (configs | {"text": '{"vocab_size": "9"}', "list": "[]"}).items():
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "config.json").write_text(config)
+        save_file({"a": torch.ones(3)}, tmp_path / folder / "model.safetensors")
+    cut = tmp_path / "cut" / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:20])
     result = CliRunner().invoke(app, ["check-engine", *arguments])
-    assert result.exit_code == 2 and said in result.stderr
+    assert result.exit_code == 2 and said in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_an_engine_that_fails_is_a_line(tmp_path, monkeypatch):
+    from ascend_quant.selfcheck import engine
+
+    def fails(*arguments):
+        raise RuntimeError("1 missing from this refit:\n" + "model.norm.weight, " * 999)
+
+    (tmp_path / "config.json").write_text('{"vocab_size": 9}')
+    save_file({"a": torch.ones(3)}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(engine, "check_engine", fails)
+    result = CliRunner().invoke(app, ["check-engine", str(tmp_path), str(tmp_path)])
+    assert result.exit_code == 1 and "refit: model.norm.weight" in result.stderr
+    assert len(result.stderr.splitlines()) == 1 and len(result.stderr) < 2000
 
 
 def receipt(digest: str, number: int = 2) -> dict:
@@ -217,11 +246,11 @@ def test_digests_that_are_not_the_oracle_s():
 
     right = receipt("b"), receipt("b")
     assert refit_problems(receipt("a", 1), *right, "b") == []
-    assert "the receipt's: c, by the oracle b" in refit_problems(receipt("a", 1), receipt("c"), right[1], "b")[0]
+    assert has_line_naming(refit_problems(receipt("a", 1), receipt("c"), right[1], "b")[0], "receipt's: c", "oracle b")
     (problem,) = refit_problems(receipt("a", 1), receipt("b") | {"read_back": "c"}, right[1], "b")
     assert "read back: c" in problem
     assert "fresh engine's: d" in refit_problems(receipt("a", 1), right[0], receipt("d"), "b")[0]
-    assert refit_problems(receipt("a", 2), *right, "b") == ["the engine counted no refit"]
+    assert [has_line_naming(one, "no refit") for one in refit_problems(receipt("a", 2), *right, "b")] == [True]
     assert "nothing was tried" in refit_problems(receipt("b", 1), *right, "b")[0]
 
 

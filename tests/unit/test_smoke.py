@@ -11,15 +11,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from naming import has_line_naming
 from rich.console import Console
 from typer.testing import CliRunner
 
 from launch.cli import app
 from launch.doctor.facts import GIB, Device, Devices
 from launch.smoke import child as children
-from launch.smoke import compute, contents, models, run, training
-from launch.smoke.child import Ended, Setting
-from launch.smoke.result import FAILED, NOT_APPLICABLE, OK, Result, judged, not_applicable
+from launch.smoke import models, parts, run
+from launch.smoke.child import FAILED, NOT_APPLICABLE, OK, Ended, Result, Setting, judged, not_applicable
 
 REFIT = {
     "problems": [],
@@ -64,7 +64,7 @@ def answering(monkeypatch, module, answers: dict, code: int | None = 0) -> list[
         output, log = setting.folder / f"{name}.out", setting.folder / f"{name}.log"
         log.write_text("ValueError: it is broken\n")
         if name in answers:
-            target = Path(command[command.index("--json") + 1]) if "--json" in command and not apart else output
+            target = Path(command[command.index("--out") + 1]) if "--out" in command and not apart else output
             target.write_text(json.dumps(answers[name]))
         return Ended(code, 1.5, output, log)
 
@@ -127,14 +127,14 @@ def test_a_child_s_json_comes_apart_from_what_it_logs(setting):
 def test_a_child_that_prints_no_json_says_what(setting):
     ended = children.run(setting, "one", [sys.executable, "-c", "print('INFO here is'); print('{}')"], 60, apart=True)
     assert ended.code == 0 and ended.json() is None
-    assert ended.why() == "one ended with 0, but its stdout is no JSON: 'INFO here is\\n{}\\n'"
+    assert has_line_naming(ended.why(), "one", "with 0", "no JSON: 'INFO here is\\n{}\\n'")
 
 
 def test_a_child_that_a_signal_kills_says_which(setting):
-    code = "import os, sys; print('RuntimeError: a last word', flush=True); os.kill(os.getpid(), 11)"
+    code = "import os, sys; print('RuntimeError: the reason', flush=True); os.kill(os.getpid(), 11)"
     ended = children.run(setting, "engine", [sys.executable, "-c", code], 60)
     assert ended.code == -signal.SIGSEGV and ended.json() is None
-    assert "engine was killed by signal 11" in ended.why() and "RuntimeError: a last word" in ended.why()
+    assert has_line_naming(ended.why(), "engine", "signal 11") and "RuntimeError: the reason" in ended.why()
 
 
 def ended_soon(pid: int) -> bool:
@@ -156,7 +156,7 @@ import sys
 from launch.cli import app
 from launch.smoke import child, run
 run.GROUPS = ((("doctor",), lambda setting: child.run(setting, "slow", [sys.executable, "-c", {code!r}], 600)),)
-app(["smoke", "--only", "doctor", "--json", "-"])
+app(["smoke", "--only", "doctor", "--json"])
 """
     smoke = subprocess.Popen(
         [sys.executable, "-c", smoking], stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
@@ -178,7 +178,7 @@ def test_a_child_that_takes_too_long_ends_with_all_that_it_started(setting):
     code = f"import subprocess, sys, time; {start}; time.sleep(600)"
     file = setting.folder / "pid"
     ended = children.run(setting, "slow", [sys.executable, "-c", code], 3)
-    assert ended.code is None and "slow was ended after" in ended.why()
+    assert ended.code is None and has_line_naming(ended.why(), "slow", "3 s")
     assert ended_soon(int(file.read_text())), "the grandchild still runs"
 
 
@@ -197,8 +197,8 @@ def test_errors_of_the_doctor_fail_and_its_warnings_do_not(setting, monkeypatch)
     error = FINDING | {"level": "error", "check": "system.shm", "what": "64 MiB", "fix": "--shm-size=4g"}
     for findings, status in (([FINDING, warning], OK), ([error, FINDING, warning], FAILED)):
         report = {"hosts": [{"findings": findings, "traits": {"Python": "3.11.7"}}]}
-        answering(monkeypatch, contents, {"doctor": report}, code=int(status == FAILED))
-        (result,) = contents.doctor(setting)
+        answering(monkeypatch, parts, {"doctor": report}, code=int(status == FAILED))
+        (result,) = parts.doctor(setting)
         assert result.status == status and warning in result.figures["findings"]
     assert result.reason == "system.shm: 64 MiB (--shm-size=4g)" and result.short == "1 error, 1 warning, 1 ok"
 
@@ -207,12 +207,12 @@ def test_the_manifest_in_short(setting, monkeypatch):
     monkeypatch.setenv("ASCEND_QUANT_STACK", "cpu")
     packages = {"torch": {"version": "2.13.0+cpu", "commit": None}, "unknown": {"version": "1", "commit": None}}
     found = {"stack": "cpu", "chip": None, "revision": "abc", "packages": packages, "system_packages": {"a": "1"}}
-    answering(monkeypatch, contents, {"manifest": found})
-    (result,) = contents.manifest(setting)
+    answering(monkeypatch, parts, {"manifest": found})
+    (result,) = parts.manifest(setting)
     assert result.status == OK and result.short == "cpu abc"
     assert result.figures == {"stack": "cpu", "chip": None, "revision": "abc", "packages": {"torch": "2.13.0+cpu"}}
     monkeypatch.delenv("ASCEND_QUANT_STACK")
-    assert contents.manifest(setting)[0].status == NOT_APPLICABLE
+    assert parts.manifest(setting)[0].status == NOT_APPLICABLE
 
 
 def test_what_the_kernels_say(setting, monkeypatch):
@@ -220,8 +220,8 @@ def test_what_the_kernels_say(setting, monkeypatch):
     refused = {"scheme": "fp8", "problems": [], "refused": "no FP8"}
     wrong = {"scheme": "int4_g32", "problems": ["448 x 512: 3 codes differ"], "refused": ""}
     for checked, status in (([fine, refused], OK), ([fine, wrong], FAILED)):
-        answering(monkeypatch, compute, {"operators": {"checked": checked}}, code=int(status == FAILED))
-        (result,) = compute.operators(setting)
+        answering(monkeypatch, parts, {"operators": {"checked": checked}}, code=int(status == FAILED))
+        (result,) = parts.operators(setting)
         assert result.status == status and "fp8" not in result.short
     assert result.reason == "int4_g32: 448 x 512: 3 codes differ" and result.short == "cpu: int8, int4_g32"
 
@@ -231,36 +231,36 @@ def test_what_the_kernels_say(setting, monkeypatch):
 )
 def test_npus_have_a_test_of_their_own(tmp_path, monkeypatch, code, answers, reason):
     bad = [reason.partition(":")[0]] if reason else []
-    found = {"summary": {"passed": 9, "failed": len(bad), "not possible": 0, "needed and failed": bad}}
-    found["checks"] = [{"name": "quantize.nz", "error": "other codes" if bad else ""}]
-    asked = answering(monkeypatch, compute, {"operators": found} if answers else {}, code=code)
-    (result,) = compute.operators(Setting("ascend-cann9.1", "npu", tmp_path, 3))
+    found = {"summary": {"proved": 9, "refuted": len(bad), "missing": 0, "fact": 3, "needed and failed": bad}}
+    found["checks"] = [{"name": "quantize.nz", "reason": "other codes" if bad else ""}]
+    asked = answering(monkeypatch, parts, {"operators": found} if answers else {}, code=code)
+    (result,) = parts.operators(Setting("ascend-cann9.1", "npu", tmp_path, 3))
     assert asked[0][1:3] == ["-m", "npu_smoke"] and "speed" not in asked[0]
     assert result.status == (OK if code == 0 else FAILED)
     assert reason in result.reason if answers else "ended with 2" in result.reason
 
 
 def test_one_engine_answers_two_parts(setting, monkeypatch):
-    asked = answering(monkeypatch, compute, {"engine": ENGINE})
-    refit, generate = compute.engine(setting)
+    asked = answering(monkeypatch, parts, {"engine": ENGINE})
+    refit, generate = parts.engine(setting)
     assert (refit.status, generate.status) == (OK, FAILED) and "token 7" in generate.reason
     assert refit.figures["receipt"] == REFIT["receipt"] and refit.figures["machine"] == {"device": "cpu"}
     assert "--graphs" not in asked[1]
 
 
 def test_an_engine_that_dies_fails_both_with_its_last_words(tmp_path, monkeypatch):
-    asked = answering(monkeypatch, compute, {}, code=0)
-    results = compute.engine(Setting("cuda13", "gpu", tmp_path, 3))
+    asked = answering(monkeypatch, parts, {}, code=0)
+    results = parts.engine(Setting("cuda13", "gpu", tmp_path, 3))
     assert [one.status for one in results] == [FAILED, FAILED] and "it is broken" in results[0].reason
     assert "--graphs" in asked[1]
 
 
 def test_memory_is_asked_for_before_training():
     h200 = Device(0, "NVIDIA H200", "OK", 140000, 143771)
-    assert training.lack(8, 8, 8 * GIB, Devices()) == ""
-    assert training.lack(8, 8, 5 * GIB, Devices()) == "training needs 8 GiB of memory, 5.0 are available"
-    assert "8 GiB of device 0, 3.7 are free" in training.lack(8, 8, 99 * GIB, Devices("nvidia-smi", found=(h200,)))
-    assert "not on PATH" in training.lack(8, 8, 99 * GIB, Devices("npu-smi", "npu-smi is not on PATH"))
+    assert parts.lack(8, 8, 8 * GIB, Devices()) == ""
+    assert parts.lack(8, 8, 5 * GIB, Devices()) == "training needs 8 GiB of memory, 5.0 are available"
+    assert "8 GiB of device 0, 3.7 are free" in parts.lack(8, 8, 99 * GIB, Devices("nvidia-smi", found=(h200,)))
+    assert "npu-smi is not on PATH" in parts.lack(8, 8, 99 * GIB, Devices("npu-smi", "npu-smi is not on PATH"))
 
 
 def logged(step: int, reward: float = 0.5) -> str:
@@ -284,9 +284,9 @@ def test_what_training_logged(setting, monkeypatch, lines, status, reason):
     metrics = setting.folder / "metrics.jsonl"
     metrics.write_text("".join(lines))
     ended = Ended(0, 60.0, metrics, setting.folder / "train.log")
-    monkeypatch.setattr(training, "_on_cpu", lambda setting: (ended, metrics))
-    monkeypatch.setattr(training, "lack", lambda *given: "")
-    (result,) = training.train(setting)
+    monkeypatch.setattr(parts, "_on_cpu", lambda setting: (ended, metrics))
+    monkeypatch.setattr(parts, "lack", lambda *given: "")
+    (result,) = parts.train(setting)
     assert result.status == status and reason in result.reason
     if status == OK:
         assert result.figures["receipts"] == [{"tensors": 0.25}] * 2 and "weight sync 250 ms" in result.short
@@ -298,8 +298,9 @@ def called(*arguments: str, **variables):
 
 def test_wrong_use_is_said_before_anything_starts(tmp_path):
     for arguments, variables, said in (
-        (["--only", "refits"], {}, "--only refits: there is no such part"),
-        (["--json", str(tmp_path / "missing" / "a.json")], {}, "cannot be written"),
+        (["--only", "refits"], {}, "--only refits: "),
+        (["--out", str(tmp_path / "missing" / "a.json")], {}, "cannot be written"),
+        (["--out", str(tmp_path)], {}, "is a folder"),
         ([], {"ASCEND_QUANT_STACK": "cuda12"}, "ASCEND_QUANT_STACK=cuda12"),
     ):
         result = called(*arguments, **variables)
@@ -311,12 +312,18 @@ def test_the_json_goes_to_stdout_alone_or_into_smoke_json(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     fake = (("train",), lambda setting: [judged("train", [] if ok else ["bad"], 1.0, "", {"steps": setting.steps})])
     monkeypatch.setattr(run, "GROUPS", (fake,))
-    result = called("--json", "-", "--steps", "5", "--only", "train")
+    result = called("--json", "--steps", "5", "--only", "train")
     assert result.exit_code == (0 if ok else 1)
     content = json.loads(result.stdout)
     assert content["ok"] == ok and content["parts"][0]["figures"] == {"steps": 5} and content["stack"] == "cpu"
     called()
     assert json.loads((tmp_path / "smoke.json").read_text())["ok"] == ok
+
+
+def test_a_file_that_cannot_be_written_is_one_line(monkeypatch):
+    monkeypatch.setattr(run, "GROUPS", ((("train",), lambda setting: [Result("train", OK)]),))
+    result = called("--out", "/dev/full")
+    assert result.exit_code == 1 and result.stderr.startswith("--out /dev/full: ")
 
 
 def test_a_folder_that_cannot_be_written_gets_no_file(tmp_path, monkeypatch):

@@ -5,14 +5,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from naming import has_line_naming
 
 from ascend_quant import oracle
-from ascend_quant.batch import RefitError
-from ascend_quant.plan import Entry
 from ascend_quant.profile.rules import Profile, ProfileError, Rule
-from ascend_quant.refit import Refit
-from ascend_quant.resident import QuantizedWeight, ResidentWeight
-from ascend_quant.smoothing import Smoothing
+from ascend_quant.refit import Refit, RefitError
+from ascend_quant.refit.plan import Entry
+from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
+from ascend_quant.refit.smoothing import Smoothing
 
 FC, NORM, BIAS, HEAD = "fc.weight", "norm.weight", "fc.bias", "head.weight"
 
@@ -119,7 +119,7 @@ def assert_holds(held, weights, rules, frozen, receipt):
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 999), st.booleans(), st.data())
 def test_any_refit_by_loader_and_by_plan_holds_what_the_rules_say(rows, length, seed, frozen, data):
-    scale = torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 1e-3, 0.02, 0.5]), min_size=rows, max_size=rows)))
+    scale = torch.tensor(data.draw(st.lists(st.sampled_from([1e-3, 0.02, 0.5]), min_size=rows, max_size=rows)))
     rules = profile(rows, length, seed, scale)
     held = residents(rows, length)
     refit = Refit(list(held.values()), smoothing=Smoothing(rules, frozen))
@@ -137,7 +137,7 @@ def test_any_refit_by_loader_and_by_plan_holds_what_the_rules_say(rows, length, 
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_slices_of_row_and_column_parallel_layers_hold_slices_of_the_whole(frozen):
-    rules = profile(8, 12, scale=torch.linspace(0, 0.07, 8))
+    rules = profile(8, 12, scale=torch.linspace(0.01, 0.08, 8))
     smoothing = Smoothing(rules, frozen)
     ((_, x_NK),) = smoothing.through([(FC, random(8, 12, seed=3, dtype=torch.bfloat16))])
     given = smoothing.scale_of(FC)
@@ -235,6 +235,8 @@ def test_a_stack_of_experts_leaves_expert_by_expert():
         (BIAS, torch.zeros(4), r"fc\.bias: the profile's output_factor has shape \(8,\)"),
         (FC, torch.zeros(2, 8, 6), r"fc\.weight: shape \(2, 8, 6\).*vectors and matrices only"),
         (FC, torch.zeros(8, 6, dtype=torch.int8), r"fc\.weight: got torch\.int8; send BF16"),
+        (FC, torch.zeros(8, 6, dtype=torch.float8_e4m3fn), r"fc\.weight: got torch\.float8_e4m3fn"),
+        (FC, torch.zeros(6), r"fc\.weight: .* vector"),
     ],
 )
 def test_a_tensor_that_its_rule_does_not_fit_is_named(name, tensor, message):
@@ -249,7 +251,11 @@ def test_a_tensor_that_its_rule_does_not_fit_is_named(name, tensor, message):
         (Rule(True, scale=torch.tensor([1.0, float("nan")])), False, "scale has NaN or Inf"),
         (Rule(True, scale=torch.tensor([1.0, -1.0])), True, "scale has negative"),
         (Rule(True, scale=torch.tensor([1.0, 2.0**-140])), True, "denormal"),
-        (Rule(True), True, "no scale to freeze; leave frozen_scales out"),
+        (Rule(True), True, "no scale .* frozen_scales"),
+        (Rule(True, scale=torch.tensor([1.0, 0.0])), True, "scale of row 1 is 0"),
+        (Rule(True, torch.tensor([1.0, 0.0])), False, "input_factor has 0 to 1"),
+        (Rule(False, output_factor=torch.tensor([1.0, -1e38])), False, r"output_factor has 1 to 1e\+38"),
+        (Rule(True, torch.tensor([1, 2])), False, "no floats"),
     ],
 )
 def test_rules_that_cannot_be_computed_with_are_refused(rule, frozen, message):
@@ -299,20 +305,21 @@ def test_a_checkpoint_that_was_smoothed_in_bf16_comes_back_code_by_code():
 
 
 def test_quantized_parameters_without_a_rule_are_told_once(caplog):
-    caplog.set_level("INFO", logger="ascend_quant.smoothing")
+    caplog.set_level("INFO", logger="ascend_quant.refit.smoothing")
     held = residents()
     refit = Refit(list(held.values()), smoothing=Smoothing(profile(), False))
     for seed in range(3):
         push(refit, model(seed=seed), held)
-    told = [record.message for record in caplog.records if record.name == "ascend_quant.smoothing"]
-    assert told == ["1 quantized parameters have no rule in the profile and are not smoothed: head.weight"]
+    told = [record.message for record in caplog.records if record.name == "ascend_quant.refit.smoothing"]
+    assert len(told) == 1 and has_line_naming(told[0], "1 quantized parameters", "no rule", ": head.weight")
 
 
 def test_a_weight_that_overflows_when_it_is_multiplied_is_an_error():
     held = residents()
-    rules = {FC: Rule(True, torch.full((6,), 3e38))}
+    rows = torch.full((8,), 2.0**32)
+    rules = {FC: Rule(True, torch.full((6,), 2.0**32), rows), BIAS: Rule(False, output_factor=rows)}
     refit = Refit(list(held.values()), smoothing=Smoothing(Profile("int8", rules), False))
     weights = model()
-    weights[0][1].fill_(1.0)[2, 3] = 100
+    weights[0][1].fill_(1.0)[2, 3] = 2.0**64
     with pytest.raises(RefitError, match=r"fc\.weight: 1 of 48 elements are NaN or Inf"):
         push(refit, weights, held)

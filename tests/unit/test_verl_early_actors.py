@@ -6,8 +6,9 @@ pytest.importorskip("verl", reason="the verl adapter needs verl")
 
 import verl.workers.rollout.router as router
 
-from ascend_quant.integrations.verl import versions
+from ascend_quant.integrations.verl import hooks
 from ascend_quant.integrations.verl.early_actors import EarlyLoadBalancer
+from ascend_quant.integrations.wrapping import install
 
 SERVERS = {"10.0.0.1:8000": "one", "10.0.0.2:8000": "two"}
 PLAIN = {"router_config_path": None, "load_balancer_cls": None}  # as verl passes them
@@ -18,12 +19,14 @@ def own(monkeypatch):
     """Calls of verl's own function."""
     calls = []
     monkeypatch.setattr(router, "get_router_handle", lambda servers, **named: calls.append(named) or "verl's own")
+    monkeypatch.setattr(hooks, "EARLY", [])
+    install(hooks.WITH_EARLY_ACTORS)
     return calls
 
 
 def test_the_first_who_asks_for_verls_kind_gets_the_early_one(own):
     made = ["early"]
-    versions.replace_router(lambda servers, full: made.pop() if made and servers == SERVERS and full else None)
+    hooks.EARLY.append(lambda servers, full: made.pop() if made and servers == SERVERS and full else None)
     assert router.get_router_handle(servers=SERVERS, full_determinism=True, **PLAIN) == "early"
     assert own == []
     assert router.get_router_handle(servers=SERVERS, full_determinism=True, **PLAIN) == "verl's own"
@@ -32,7 +35,7 @@ def test_the_first_who_asks_for_verls_kind_gets_the_early_one(own):
 
 @pytest.mark.parametrize("asked", [{"router_config_path": "mine.yaml"}, {"load_balancer_cls": dict}])
 def test_a_load_balancer_of_the_users_own_is_left_to_verl(own, asked):
-    versions.replace_router(lambda *_: "early")
+    hooks.EARLY.append(lambda *_: "early")
     assert router.get_router_handle(servers=SERVERS, full_determinism=False, **PLAIN | asked) == "verl's own"
     assert own == [{"full_determinism": False, **PLAIN, **asked}]
 

@@ -1,6 +1,7 @@
-"""The verl plugin: loaded by `import verl`, it brings the cpu platform and closes the gaps listed in versions.py."""
+"""The verl plugin: loaded by `import verl`, it brings the cpu platform and closes the gaps listed in hooks.py."""
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distribution, distributions, entry_points, version
@@ -12,7 +13,7 @@ pytest.importorskip("verl", reason="the verl adapter needs verl")
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
 from ascend_quant.integrations import distribution as naming
-from ascend_quant.integrations.verl import versions
+from ascend_quant.integrations.verl import compat, hooks
 from ascend_quant.integrations.verl.platform import PlatformCPU
 
 QUESTION = """
@@ -55,7 +56,7 @@ def test_other_platforms_keep_verl_as_it_is():
 
 def test_a_user_keeps_the_last_word_on_the_engine(monkeypatch):
     monkeypatch.setenv("VERL_ENGINE_DEVICE", "npu")
-    versions.use_fsdp_engine_on_cpu()
+    hooks.use_fsdp_engine_on_cpu()
     assert os.environ["VERL_ENGINE_DEVICE"] == "npu"
 
 
@@ -68,6 +69,35 @@ def test_process_group_starts_with_the_cpu_platform(tmp_path):
     environment = {**os.environ, "VERL_PLATFORM": "cpu", "DIST_INIT_METHOD": f"file://{tmp_path}/store"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "gloo" in done.stdout, done.stderr
+
+
+LOGGING = """
+import logging, verl
+from model_hosting_container_standards import logging_config
+print(logging.getLevelName(logging.root.level), *(handler.level for handler in logging.root.handlers))
+import sys
+if "vllm" in sys.argv:
+    from vllm.logger import init_logger
+    from ascend_quant.integrations.vllm import log_with_vllm
+    log_with_vllm()
+logging.getLogger("ascend_quant.x").warning("here I am")
+"""
+
+
+def test_warnings_are_seen_once_after_vllms_server_is_imported():
+    """By the real library that it imports, also where vLLM shows our lines; unless the user wants errors alone."""
+    pytest.importorskip("model_hosting_container_standards", reason="vLLM's server needs it")
+    kept = {key: value for key, value in os.environ.items() if not key.endswith("LOG_LEVEL")}
+    for words, chosen, level, times in (
+        ([], {}, "WARNING", 1),
+        (["vllm"], {}, "WARNING", 1),
+        ([], {"LOG_LEVEL": "ERROR"}, "ERROR", 0),
+    ):
+        command = [sys.executable, "-c", LOGGING, *words]
+        done = subprocess.run(command, env=kept | chosen, capture_output=True, text=True, timeout=120, check=True)
+        shown = done.stdout + done.stderr
+        assert re.search(rf"^{level}\b", done.stdout, re.MULTILINE)
+        assert shown.count("here I am") == times, shown
 
 
 @pytest.fixture
@@ -124,5 +154,5 @@ def test_plain_class_of_a_ray_actor_class():
     class Plain:
         pass
 
-    assert versions.plain_class(ray.remote(Plain)) is Plain
-    assert versions.plain_class(Plain) is Plain
+    assert compat.plain_class(ray.remote(Plain)) is Plain
+    assert compat.plain_class(Plain) is Plain

@@ -1,4 +1,7 @@
-"""The trainer's side of the proof: which of verl's weight syncs carry digests, and which worker sends them."""
+"""The trainer's side of a weight sync: which of verl's syncs carry digests, what is rounded, which worker sends it."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +14,9 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ascend_quant.integrations.verl import sender
 from ascend_quant.integrations.verl.replica import RefitHttpServer
-from ascend_quant.proof import SENT, Receiving
+from ascend_quant.names import Unquantized
+from ascend_quant.refit import RefitError
+from ascend_quant.refit.proof import SENT, Receiving, sending
 
 WEIGHTS = {"a": torch.ones(2, 3), "b": torch.ones(4)}
 LORA = {"r": 8}
@@ -32,7 +37,7 @@ def engine(peft_config):
     ],
 )
 def test_whole_models_are_proved_and_adapters_are_not(peft_config, asked, proved):
-    weights, config = sender.with_digests(engine(peft_config))(**asked)
+    weights, config = sender.with_weights(engine(peft_config), sending)(**asked)
     received = list(weights)
     assert config is peft_config
     assert [name for name, _ in received] == [*WEIGHTS, SENT][: 3 if proved else 2]
@@ -42,13 +47,48 @@ def test_whole_models_are_proved_and_adapters_are_not(peft_config, asked, proved
         assert receiving.prove() == 2
 
 
+def test_what_fake_quantization_leaves_alone_travels_with_the_digests():
+    told = Unquantized("int8", ("layers.0.mlp.experts",))
+    worker = made(unquantized=told)
+    received = list(worker.as_sent(WEIGHTS.items()))
+    for here, refused in ((told, False), (Unquantized("int8"), True)):
+        receiving = Receiving(unquantized=here)
+        receiving.take(received)
+        with pytest.raises(RefitError, match=told.names[0]) if refused else nullcontext():
+            receiving.prove()
+
+
 def test_the_worker_is_verls_own_in_every_other_way():
-    worker = sender.sends_digests(ActorRolloutRefWorker)
-    assert issubclass(worker, ActorRolloutRefWorker) and worker.__name__ == "ProvingActorRolloutRefWorker"
+    worker = sender.sends_weights(ActorRolloutRefWorker)
+    assert issubclass(worker, ActorRolloutRefWorker) and worker.__name__ == "SendingActorRolloutRefWorker"
     assert worker.ref_worker_cls is ActorRolloutRefWorker.ref_worker_cls
-    assert worker.actor_worker_cls is sender.ProvingTrainingWorker
-    assert issubclass(sender.ProvingTrainingWorker, ActorRolloutRefWorker.actor_worker_cls)
+    assert issubclass(worker.actor_worker_cls, sender.SendingTrainingWorker)
+    assert issubclass(sender.SendingTrainingWorker, ActorRolloutRefWorker.actor_worker_cls)
     assert hasattr(worker.init_model, MAGIC_ATTR)  # still offered to verl's controller
+
+
+@pytest.mark.parametrize("proves", [True, False])
+def test_weights_are_rounded_before_their_digests_for_bf16_engines_alone(proves):
+    matrices = {f"{name}.weight": torch.full((2, 2), 1 + 2**-9) for name in "ab"}
+    for dtype, rounds in (("bfloat16", True), ("float16", False), ("float32", False), (None, False)):
+        worker = made(dtype, proves)
+        worker.engine = SimpleNamespace(module=SimpleNamespace(_keep_in_fp32_modules=["b"]))
+        sent = list(worker.as_sent(matrices.items()))
+        assert [name for name, _ in sent] == [*matrices, SENT][: 3 if proves else 2]
+        if proves:
+            proof = Receiving()
+            sent = list(proof.take(sent))
+            assert proof.prove() == 2
+        sent = dict(sent)
+        assert torch.equal(sent["a.weight"], torch.ones(2, 2).bfloat16() if rounds else matrices["a.weight"])
+        assert sent["b.weight"] is matrices["b.weight"]
+
+
+def made(*options, **attributes) -> sender.SendingTrainingWorker:
+    """The worker that sends, without a model."""
+    worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, *options).actor_worker_cls)
+    vars(worker).update(attributes)
+    return worker
 
 
 @pytest.mark.parametrize(("proof", "extension"), [(True, "RefitWorkerExtension"), (False, "UnprovedWorkerExtension")])

@@ -8,8 +8,9 @@ import sys
 from types import SimpleNamespace
 
 from ascend_quant.integrations.verl.start_up import STARTED, StartUp, began_here
-from ascend_quant.integrations.vllm import start_up
-from launch.nodes import job
+from ascend_quant.integrations.vllm import hooks, start_up
+from ascend_quant.integrations.wrapping import install
+from launch.nodes import head
 
 
 class Clock:
@@ -50,7 +51,7 @@ def test_without_a_launcher_the_run_begins_with_the_driver_or_now(monkeypatch):
 
 
 def test_the_launcher_and_the_trainer_mean_the_same_variable():
-    assert job.STARTED == STARTED
+    assert head.STARTED == STARTED
 
 
 def test_an_engines_parts(monkeypatch):
@@ -63,9 +64,9 @@ def test_an_engines_parts(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu_worker", SimpleNamespace(Worker=Worker))
     monkeypatch.setattr(start_up, "_seconds", {})
-    start_up.time_workers()
+    install(hooks.WITH_FIRST_MODEL)
     timed = Worker.determine_available_memory
-    start_up.time_workers()
+    install(hooks.WITH_FIRST_MODEL)
     assert Worker.determine_available_memory is timed
     assert (Worker().determine_available_memory(), Worker().compile_or_warm_up_model()) == (7, "warm")
     assert set(start_up.seconds_of(None)) == {"trial run", "graphs and warm-up"}

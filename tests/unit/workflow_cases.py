@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 ACTIONS = sorted((ROOT / ".github/actions").glob("*/action.yml"))
 TEXTS = {file.stem: file.read_text() for file in WORKFLOWS}
 TREES = {name: yaml.safe_load(text) for name, text in TEXTS.items()}
+FUNCTION = re.compile(r"^ *(\w+)\(\) \{\n(.*)\n *\}$", re.MULTILINE)  # of one command
 ON = True  # what YAML 1.1 makes of the key `on`
 
 
@@ -83,7 +85,14 @@ def _lines(step: dict[str, Any], environment: dict[str, str], row: dict[str, str
         text = re.sub(rf"\$\{{{variable}:\+([^}}]*)\}}", r"\1", text).replace(f'"${variable}"', value)
     for key, value in row.items():
         text = text.replace(f"${{{{ matrix.{key} }}}}", value)
+    for name, body in FUNCTION.findall(text):
+        text = re.sub(rf"^ *{name} (.*)$", partial(_call, body), FUNCTION.sub("", text), flags=re.MULTILINE)
     return [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+
+def _call(body: str, call: re.Match[str]) -> str:
+    """The one command of a shell function, with what a call gives it."""
+    return body.replace('"$@"', call[1])
 
 
 def calls(name: str) -> list[list[str]]:

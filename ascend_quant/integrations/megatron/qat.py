@@ -19,9 +19,9 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from megatron.core.transformer.moe import experts
 from torch import nn
 
-from ascend_quant.integrations.megatron.names import checkpoint_names
-from ascend_quant.qat.layers import fake_quantize_turned, keeps_its_dtype
-from ascend_quant.qat.modules import Applied, FakeQuantized, Weight, install
+from ascend_quant.integrations.megatron.ignored import unquantized_of
+from ascend_quant.qat.layers import fake_quantize_turned
+from ascend_quant.qat.modules import Applied, FakeQuantized, Weight, candidates, install
 from ascend_quant.qat.straight_through import fake_quantize, trainable_scheme
 from ascend_quant.schemes import Scheme
 
@@ -39,26 +39,24 @@ def apply_fake_quantization(
     The fusion of weight gradients into main_grad is switched off in these layers: it would look for main_grad at the
     fake-quantized weight. Their gradients go through autograd, as without the fusion.
 
+    All ranks call it together: a pattern may name a layer of another pipeline stage.
+
     Args:
         models: the parts of the model on this rank, in Megatron's wrappers or not.
         scheme: one of `qat.SCHEMES`.
-        ignore: layers that keep their dtype, each a full name, or "re:" and a regular expression: by Megatron's names
-            ("decoder.layers.0.mlp.linear_fc1") or the engine's ("model.layers.0.mlp.gate_proj", see `names.py`).
-            Heads and routers keep it always.
+        ignore: layers that keep their dtype, by the names of a checkpoint or the engine (see `ascend_quant.names`), or
+            by Megatron's ("decoder.layers.0.mlp.linear_fc1"). Heads and routers keep it always.
 
     Raises:
-        UnknownScheme, ValueError: see `install`; or `ignore` names a part of a fused layer.
+        UnknownScheme, ValueError: see `install`.
+        PatternError: `ignore` names a part of what the engine fuses, or nothing, on any rank.
     """
     scheme = trainable_scheme(scheme)
     models = [_unwrapped(model) for model in ([models] if isinstance(models, nn.Module) else models)]
     _refuse_fused_mlps(models)
-    others = checkpoint_names(models)
-    applied = install(
-        models,
-        scheme,
-        lambda module: _weights_of(module, scheme),
-        lambda name, module: keeps_its_dtype(name, ignore) or _ignored(name, others.get(module, []), ignore),
-    )
+    found = candidates(models, lambda module: _weights_of(module, scheme))
+    unquantized, in_engine = unquantized_of(models, found, scheme, ignore)
+    applied = install(found, unquantized, in_engine, scheme)
     _switch_fusions_off(models)
     return applied
 
@@ -71,16 +69,6 @@ def _refuse_fused_mlps(models: Sequence[nn.Module]) -> None:
             "TransformerEngine's fused MLP reads its layers' weights past their forward, which would not be "
             "fake-quantized: set use_transformer_engine_op_fuser=False"
         )
-
-
-def _ignored(name: str, others: Sequence[str], ignore: Sequence[str]) -> bool:
-    """Whether a layer is ignored by its checkpoint's names: by all of them or none."""
-    found = {other: keeps_its_dtype(other, ignore) for other in others}
-    if len(set(found.values())) > 1:
-        raise ValueError(
-            f"{name} holds {', '.join(found)}, of which ignore={list(ignore)} names a part: name all of them or none"
-        )
-    return any(found.values())
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

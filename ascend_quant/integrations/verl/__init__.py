@@ -2,14 +2,18 @@
 
     python -m ascend_quant.integrations.verl.main_ppo actor_rollout_ref.rollout.quantization=ascend_quant ...
 
-plugin.py     loaded by every `import verl`: the cpu platform (platform.py) and the deviations (versions.py)
+hooks.py      everything of verl that is replaced at run time: what, why, which versions, how to switch it off
+compat.py     what differs between verl's versions
+plugin.py     loaded by every `import verl`: the cpu platform (platform.py), and what hooks.py puts in place then
 main_ppo.py   the run's entry, runner.py its task runner, settings.py what its configuration asks for
 replica.py    the engine's server, trainer.py the trainer, both with the refits' receipts (receipts.py)
               and, of several replicas, the mismatch of each (replica_mismatch.py)
+effective_sample.py  a warning where importance weights leave little of a batch
 early_actors.py  agent loops and load balancer, started while engines load; start_up.py where the time to step 1 goes
 packed_attention.py  the trainer's attention without a mask, attention_settings.py whether a run can have it
 log_probs.py  log-probabilities without a loop over rows
-sender.py     the trainer's side of the weight sync: digests behind the weights
+sender.py     the trainer's side of the weight sync: digests behind the weights; rounding.py which leave as BF16,
+              answers.py a receiver that was killed
 worker.py     the engine's side, inside its workers; receiver.py its transport
 leftovers.py  what killed runs leave behind
 """

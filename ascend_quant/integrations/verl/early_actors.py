@@ -16,7 +16,9 @@ from verl.trainer.ppo.v1 import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.workers.rollout.replica import get_rollout_replica_class
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from ascend_quant.integrations.verl.versions import plain_class, replace_router
+from ascend_quant.integrations.verl import hooks
+from ascend_quant.integrations.verl.compat import plain_class
+from ascend_quant.integrations.wrapping import install
 
 
 class EarlyAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):
@@ -89,4 +91,5 @@ class EarlyLoadBalancer(GlobalRequestLoadBalancer):
             ray.get(made[0].begin.remote(servers, full_determinism=full_determinism))
             return made.pop()
 
-        replace_router(first)
+        hooks.EARLY.append(first)
+        install(hooks.WITH_EARLY_ACTORS)

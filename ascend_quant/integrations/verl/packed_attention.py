@@ -23,8 +23,9 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 from verl.utils import ulysses
 
-from ascend_quant.integrations.verl import versions
+from ascend_quant.integrations.verl import hooks
 from ascend_quant.integrations.verl.attention_settings import PACKED
+from ascend_quant.integrations.wrapping import install
 
 # torch 2.13 refuses fewer key than query heads unless told; 2.11 takes them as they are.
 GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
@@ -52,7 +53,7 @@ def register() -> None:
     """Make the name known to transformers, and keep it out of what verl saves."""
     AttentionInterface.register(PACKED, packed_attention)
     AttentionMaskInterface.register(PACKED, flash_attention_mask)  # a batch's 2-D mask as it is, or None
-    versions.keep_attention_out_of_checkpoints()
+    install(hooks.WITH_OUR_ATTENTION)
 
 
 def packed_attention(

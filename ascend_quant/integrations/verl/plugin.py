@@ -9,10 +9,10 @@ import logging
 logger = logging.getLogger(__name__)
 
 try:
-    from ascend_quant.integrations.verl import platform, versions
+    from ascend_quant.integrations.verl import hooks, platform
 
     platform.register()
-    versions.apply()
+    hooks.apply()
 except Exception:
     logger.exception("the verl plugin `ascend_quant` could not be applied; this process runs verl without it")
     raise

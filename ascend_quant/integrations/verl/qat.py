@@ -10,10 +10,10 @@ ignored in training too.
 import os
 from typing import Any, NamedTuple
 
+from ascend_quant.engine.options import Options
 from ascend_quant.flashrl.config import resolve
 from ascend_quant.flashrl.variables import from_environment
 from ascend_quant.integrations.verl.settings import QUANTIZATION, options_of, wants_refits
-from ascend_quant.integrations.vllm.options import Options
 from ascend_quant.qat import SCHEMES, scheme_of_environment
 from ascend_quant.qat.variables import FLAG
 from ascend_quant.refit import RefitError

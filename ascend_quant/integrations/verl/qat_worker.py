@@ -16,8 +16,9 @@ import ray
 import torch
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from ascend_quant.integrations.verl.compat import plain_class
 from ascend_quant.integrations.verl.qat import FakeQuantization
-from ascend_quant.integrations.verl.versions import plain_class
+from ascend_quant.qat import Applied
 
 logger = logging.getLogger(__name__)
 
@@ -54,23 +55,27 @@ class QatTrainingWorker:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.engine.initialize = with_fake_layers(self.engine, self.engine.initialize, self.fake_quantization)
+        self.engine.initialize = self._with_fake_layers(self.engine.initialize)
+
+    def _with_fake_layers(self, initialize: Callable[[], None]) -> Callable[[], None]:
+        """A training engine's `initialize`, which builds its model, and what gives that fake-quantized layers."""
+
+        @functools.wraps(initialize)
+        def initialize_and_apply() -> None:
+            initialize()
+            applied = apply(self.engine.module, self.fake_quantization)
+            self.unquantized = applied.in_engine  # which the engine compares with its own, see sender.py
+            if torch.distributed.get_rank() == 0:
+                # no problem, but verl's workers show nothing below a warning
+                logger.warning("the actor: %s", applied)
+
+        return initialize_and_apply
 
 
-def with_fake_layers(engine: Any, initialize: Callable[[], None], wanted: FakeQuantization) -> Callable[[], None]:
-    """A training engine's `initialize`, which builds its model, and what gives that fake-quantized layers."""
-
-    @functools.wraps(initialize)
-    def initialize_and_apply() -> None:
-        initialize()
-        if isinstance(engine.module, list):  # the parts of a Megatron model on this rank
-            from ascend_quant.integrations.megatron import apply_fake_quantization
-        else:
-            from ascend_quant.qat import apply_fake_quantization
-
-        applied = apply_fake_quantization(engine.module, wanted.scheme, wanted.ignore)
-        if torch.distributed.get_rank() == 0:
-            # no problem, but verl's workers show nothing below a warning
-            logger.warning("the actor: %s", applied)
-
-    return initialize_and_apply
+def apply(module: Any, wanted: FakeQuantization) -> Applied:
+    """Fake quantization of what a training engine holds; for Megatron the parts of a model on this rank."""
+    if isinstance(module, list):
+        from ascend_quant.integrations.megatron import apply_fake_quantization
+    else:
+        from ascend_quant.qat import apply_fake_quantization
+    return apply_fake_quantization(module, wanted.scheme, wanted.ignore)

@@ -7,6 +7,7 @@ the sender is gone.
 
 import contextlib
 import logging
+import sys
 import time
 from typing import Any
 
@@ -37,7 +38,7 @@ class WatchedSocket:
         self._poller.register(self._monitor, zmq.POLLIN)
         self.received = 0
         self.waited = 0.0  # seconds
-        self.owes_reply = False
+        self.owes_reply = self.ended = False  # ended: that was the last message of this sync
         self.gone = False
         socket.connect(address)
 
@@ -49,6 +50,7 @@ class WatchedSocket:
             message = self._socket.recv_pyobj()
             self.received += 1
             self.owes_reply = True
+            self.ended = isinstance(message, dict) and message.get("is_last", False)
             return message
         self.gone = True
         if ready:
@@ -58,7 +60,8 @@ class WatchedSocket:
             )
         raise SenderGone(
             f"no trainer has sent weights to {self._address} within {FIRST_MESSAGE_SECONDS} s: "
-            "it died before the sync, or it uses another replica rank or Ray job id"
+            "it died before the sync, or it names its socket otherwise (which has the device, and with verl 0.9.1 the "
+            "replica's rank and Ray's job id)"
         )
 
     def send(self, data: bytes) -> None:
@@ -73,30 +76,45 @@ class WatchedSocket:
 
 
 class DrainingReceiver(BucketedWeightReceiver):
+    """verl's receiver, whose every message is answered: the last one once its buffer is released.
+
+    It needs of verl's only that it takes messages from `self.socket`, so whether a version answers the last message in
+    its loop (commit bcb638649a50) or in `_cleanup` (0.9.1) does not matter.
+    """
+
     waited = 0.0  # seconds for the sender's messages, known when all have come
 
     def _init_socket(self) -> None:
         self.socket = WatchedSocket(self.zmq_context.socket(zmq.REP), self.zmq_handle)
 
     def _cleanup(self) -> None:
-        if self.socket is not None:
-            self.waited = self.socket.waited
-            self._acknowledge_the_rest()
-            if self.socket.gone and self.shm is not None:
+        socket, self.socket = self.socket, None  # verl's would close it, or answer too
+        if socket is not None:
+            self.waited = socket.waited
+            self._acknowledge_the_rest(socket)
+            if socket.gone and self.shm is not None:
                 with contextlib.suppress(FileNotFoundError):  # the sender's own resource tracker was faster
                     self.shm.unlink()
         try:
-            super()._cleanup()
+            self._release(sys.exc_info()[1])
         finally:
-            if self.socket is not None:  # it failed before its last answer
-                if self.socket.owes_reply:
-                    self.socket.send(b"")
-                self.socket.close()
-                self.socket = None
+            if socket is not None:
+                if socket.owes_reply:
+                    socket.send(b"")
+                socket.close()
 
-    def _acknowledge_the_rest(self) -> None:
+    def _release(self, error: BaseException | None) -> None:
+        """Let go of the sender's memory, without a second error that would hide the first."""
+        try:
+            super()._cleanup()
+        except BufferError:  # the error's traceback holds tensors that lie there
+            if error is None:
+                raise
+            logger.warning("the trainer's shared memory stays mapped until the error is dropped: %s", error)
+
+    def _acknowledge_the_rest(self, socket: WatchedSocket) -> None:
         """After an error in this process: let the sender finish, so that the trainer can receive the error."""
         with contextlib.suppress(SenderGone):  # the first error is already on its way up
-            while self.socket.owes_reply and not self._ack_pending:
-                self.socket.send(b"")
-                self._ack_pending = self.socket.recv_pyobj()["is_last"]
+            while socket.owes_reply and not socket.ended:
+                socket.send(b"")
+                socket.recv_pyobj()

@@ -6,17 +6,16 @@ import ray
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from ascend_quant.integrations.verl import versions
+from ascend_quant.integrations.verl import compat
 from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.replica_mismatch import REPLICA
 from ascend_quant.integrations.verl.settings import QUANTIZATION, wants_proof
-from ascend_quant.integrations.vllm import log_with_vllm
 
 
 class RefitHttpServer(vLLMHttpServer):
     async def refit_receipts(self) -> list[dict[str, float] | None]:
         """The last refit's metrics of each worker: engine by engine, in the order of their tensor-parallel ranks."""
-        engines = await versions.ask_every_engine(self.engine, "refit_receipt")
+        engines = await compat.ask_every_engine(self.engine, "refit_receipt")
         return [receipt for workers in engines for receipt in workers]
 
     async def start_up_seconds(self) -> dict[str, float]:
@@ -34,7 +33,6 @@ class RefitHttpServer(vLLMHttpServer):
 
     def _post_init(self, cuda_visible_devices: str) -> None:
         super()._post_init(cuda_visible_devices)
-        log_with_vllm()  # vLLM's server raises the root logger's level to ERROR (through its SageMaker support)
         remove_leftovers()  # on this node; the run's own transfers start only when all servers are up
 
     def _get_worker_extension_cls(self) -> str:

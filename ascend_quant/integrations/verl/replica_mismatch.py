@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ascend_quant.mismatch.estimators import THRESHOLD, mismatch
+from ascend_quant.estimators import THRESHOLD, mismatch
 
 logger = logging.getLogger(__name__)
 
@@ -22,13 +22,13 @@ def ranks_of(extra_fields: Sequence[Mapping[str, Any]]) -> list[int] | None:
     """Which replica generated each sample; None, which is logged once, if some of them do not tell."""
     ranks = [extra.get(REPLICA) for extra in extra_fields]
     if None in ranks:
-        _log_untold()
+        _log_unattributed()
         return None
     return ranks
 
 
 @functools.cache
-def _log_untold() -> None:
+def _log_unattributed() -> None:
     logger.warning(
         "no mismatch by replica: samples do not tell which one generated them. verl's asynchronous modes, which may "
         "resume a sample on another replica, drop it from extra_fields, and so do agent loops that make their own"

@@ -6,12 +6,12 @@ from typing import Any
 import ray
 from verl.trainer.main_ppo import TaskRunnerV1
 
-from ascend_quant.integrations.verl import qat, settings, versions
+from ascend_quant.integrations.verl import compat, hooks, qat, settings
 
 logger = logging.getLogger(__name__)
 
 
-class RefitTaskRunner(versions.plain_class(TaskRunnerV1)):
+class RefitTaskRunner(compat.plain_class(TaskRunnerV1)):
     def run(self, config: Any) -> None:
         wanted = qat.wanted(config)
         if settings.wants_refits(config):
@@ -33,11 +33,9 @@ def use_refits(trainer_mode: str) -> None:
 
     from ascend_quant.integrations.verl.replica import load
     from ascend_quant.integrations.verl.trainer import with_refits
-    from ascend_quant.integrations.vllm import log_with_vllm
 
-    log_with_vllm()  # replica.py imports vLLM's server, which leaves the root logger's handler at ERROR
     RolloutReplicaRegistry.register("vllm", load)
-    versions.replace_trainer(trainer_mode, with_refits(get_trainer_cls(trainer_mode)))
+    hooks.replace_trainer(trainer_mode, with_refits(get_trainer_cls(trainer_mode)))
 
 
 def start_early(config: Any) -> None:
@@ -54,7 +52,7 @@ def use_fake_quantization(trainer_mode: str, wanted: qat.FakeQuantization) -> No
 
     if wanted.warning:
         logger.warning("%s", wanted.warning)
-    versions.replace_trainer(trainer_mode, with_fake_quantization(get_trainer_cls(trainer_mode), wanted))
+    hooks.replace_trainer(trainer_mode, with_fake_quantization(get_trainer_cls(trainer_mode), wanted))
 
 
 TaskRunner = ray.remote(RefitTaskRunner)

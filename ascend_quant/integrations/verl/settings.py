@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
+from ascend_quant.engine.options import NAME as QUANTIZATION
 from ascend_quant.flashrl.config import resolve
 from ascend_quant.flashrl.variables import from_environment
-from ascend_quant.integrations.vllm import NAME as QUANTIZATION
 from ascend_quant.refit import RefitError
 
 PLUGIN_GROUP = "vllm.general_plugins"
@@ -45,7 +45,7 @@ def _quantizations(rollout: Any) -> dict[str, str]:
 
 
 def wants_proof(rollout: Any) -> bool:
-    """Whether what the trainer sends is to be proved (see `ascend_quant.proof`); on unless switched off with
+    """Whether what the trainer sends is to be proved (see `ascend_quant.refit.proof`); on unless switched off with
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.proof=False
 

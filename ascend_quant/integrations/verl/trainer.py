@@ -12,11 +12,12 @@ import transfer_queue
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ascend_quant.integrations.verl import settings
+from ascend_quant.integrations.verl.compat import plain_class
+from ascend_quant.integrations.verl.effective_sample import EffectiveSample
 from ascend_quant.integrations.verl.receipts import merge
 from ascend_quant.integrations.verl.replica_mismatch import ranks_of, replica_mismatch, upper_threshold
-from ascend_quant.integrations.verl.sender import sends_digests
+from ascend_quant.integrations.verl.sender import sends_weights
 from ascend_quant.integrations.verl.start_up import StartUp
-from ascend_quant.integrations.verl.versions import plain_class
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class RefitTrainer:
         self.prompts_sent = 0.0  # seconds of the last step's prompts on their way to the agent loops
         self.refit_quantizations: dict[int, str | None] = {}  # by the replica's rank
         super().__init__(*args, **kwargs)
+        self.effective_sample = EffectiveSample(self.config.algorithm.get("rollout_correction"))
         # In sync mode the trainer waits for the last answer, on average half of verl's 2 s too long; the async modes
         # compare their waiting time with this interval.
         if self.trainer_mode == "sync":
@@ -83,12 +85,12 @@ class RefitTrainer:
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()  # here verl says which role is played by which worker class
-        if not settings.wants_proof(self.config.actor_rollout_ref.rollout):
-            return
+        rollout = self.config.actor_rollout_ref.rollout
+        proves = settings.wants_proof(rollout)
         for role, actor_class in self.role_worker_mapping.items():
             worker_class = plain_class(actor_class)
             if issubclass(worker_class, ActorRolloutRefWorker):
-                self.role_worker_mapping[role] = ray.remote(sends_digests(worker_class))
+                self.role_worker_mapping[role] = ray.remote(sends_weights(worker_class, rollout.dtype, proves))
 
     def _consume_sync_metrics(self) -> dict[str, Any]:
         return {**super()._consume_sync_metrics(), **self._receipts(), **self._first_step()}
@@ -126,6 +128,11 @@ class RefitTrainer:
         if self._compares_replicas():
             metrics.update(self._replica_mismatch(batch))
         return super()._compute_advantage(batch, metrics)
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        updated = super()._update_actor(batch, metrics)
+        self.effective_sample.look(self.global_steps, metrics)
+        return updated
 
     def _compares_replicas(self) -> bool:
         """Whether there are several replicas, and both log-probabilities of the tokens that they sample."""

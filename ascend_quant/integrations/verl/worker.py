@@ -16,11 +16,12 @@ import torch
 from verl.utils.device import get_device_name
 from verl.workers.rollout.vllm_rollout.utils import monkey_patch_compute_logits, vLLMColocateWorkerExtension
 
+from ascend_quant.integrations.verl import compat
 from ascend_quant.integrations.verl.receiver import DrainingReceiver
 from ascend_quant.integrations.verl.settings import QUANTIZATION
 from ascend_quant.integrations.vllm import refit_of, start_up
-from ascend_quant.proof import Receiving
 from ascend_quant.refit import RefitError
+from ascend_quant.refit.proof import Receiving
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +31,14 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
     refit_proved = 0  # how many parameters the last sync proved
     refit_waited = 0.0  # seconds of the last sync in which the trainer's next tensors were waited for
 
-    def monkey_patch_model(self, vocab_size: int, banned_token_ids: list[int] | None = None) -> None:
+    def monkey_patch_model(self, vocab_size: int, **banned: Any) -> None:  # tokens, which not every verl names
         if not self._built_by_plugin():
             logger.warning("quantization is not %s: this engine uses verl's own weight sync", QUANTIZATION)
-            return super().monkey_patch_model(vocab_size, banned_token_ids)
+            return super().monkey_patch_model(vocab_size, **banned)
         # verl also rebinds the experts' weight loaders here, which would bypass the plugin's
-        for model in self._iter_all_models():
+        for model in compat.models_of(self):
             refit_of(model)  # raises where there is none, before any weight is sent
-            monkey_patch_compute_logits(model, vocab_size, banned_token_ids)
+            monkey_patch_compute_logits(model, vocab_size, **banned)
 
     def update_weights_from_ipc(
         self, peft_config: dict | None = None, base_sync_done: bool = False, use_shm: bool = False
@@ -48,7 +49,8 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
             self.device = torch.device(f"{get_device_name()}:{self.local_rank}")
 
         receiver = DrainingReceiver(self._get_zmq_handle(), self.device, use_shm)
-        attempts, proof = FirstError(), Receiving(self.refit_wants_proof)
+        unquantized = refit_of(self.model_runner.model).unquantized
+        attempts, proof = FirstError(), Receiving(self.refit_wants_proof, unquantized)
 
         def load(weights: list[tuple[str, torch.Tensor]]) -> None:
             # verl's own way from a bucket to model.load_weights: it knows LoRA's names and the MTP drafter
@@ -58,9 +60,10 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
             self.refit_proved = proof.prove()
 
         with contextlib.ExitStack() as sessions:
-            for model in self._iter_all_models():
+            for model in compat.models_of(self):
                 attempts.run(lambda model=model: sessions.enter_context(refit_of(model).session()))
-            receiver.receive_weights(lambda weights, is_last: attempts.run(lambda: load(weights)))
+            # not every verl says which bucket is the last
+            receiver.receive_weights(lambda weights, is_last=None: attempts.run(lambda: load(weights)))
             self.refit_waited = receiver.waited
             attempts.run(prove)
             attempts.raise_it()

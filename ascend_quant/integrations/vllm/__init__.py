@@ -1,25 +1,29 @@
 """vLLM plugin: `quantization="ascend_quant"`, found through the entry-point group `vllm.general_plugins`.
 
-config.py    which layer gets which method, and the options a user may set
-linear.py    linear layers, moe.py fused experts, plain.py what stays in its dtype
-attach.py    the whole model: every parameter becomes resident, model.load_weights becomes a refit
-buffers.py   what a quantized layer keeps
-lying.py     weights that lie otherwise than a checkpoint has them (NPUs, int4), and their stand-ins for the loaders
-mla.py       what vLLM derives from latent attention's weights, brought up to date in place
-flashrl.py   FLASHRL_* variables: the same without an argument, reload_test.py what one of them asks for
-sampling.py  tokens drawn in one pass over the logits, with vLLM's noise
-loading.py   the one hook: every copy into a resident parameter, whichever of vLLM's loaders makes it
-versions.py  what differs between vLLM versions, and the few places where vLLM offers no hook
+hooks.py         everything of vLLM that is replaced at run time: what, why, which versions, how to switch it off
+compat.py        what differs between vLLM versions
+config.py        which layer gets which method, by the options that a user sets (engine/options.py)
+layers/          what the layers compute
+attach.py        the whole model: every parameter becomes resident, model.load_weights becomes a refit
+inventory.py     a model's parameters and layers, with their checkpoint names
+placeless.py     which tensors may come to a rank without a place
+buffers.py       what a quantized layer keeps
+reload.py        vLLM's other ways to bring weights in, sleep.py when their memory goes and comes
+requests.py      requests while an engine may not serve: they end with the reason, the engine lives on
+sampling.py      tokens drawn in one pass over the logits, with vLLM's noise
+passes.py        our pass over compiled graphs (fusion.py, graph_match.py)
+start_up.py      how long the parts of a start took
+flashrl.py       FLASHRL_* variables: the same without an argument, reload_test.py what one of them asks for
+worker_refit.py  the refit state of a model or a worker
 """
 
 import logging
 import os
 
-from ascend_quant.refit import Refit, RefitError
+from ascend_quant.engine.options import NAME
+from ascend_quant.integrations.vllm.worker_refit import refit_of
 
 __all__ = ["refit_of", "register"]
-
-NAME = "ascend_quant"
 
 
 def register() -> None:
@@ -27,7 +31,9 @@ def register() -> None:
     from vllm.model_executor.layers import quantization
     from vllm.platforms import current_platform
 
-    from ascend_quant.integrations.vllm import versions
+    from ascend_quant.integrations.vllm import hooks
+    from ascend_quant.integrations.vllm.layers.products import register_products
+    from ascend_quant.integrations.wrapping import install
 
     if current_platform.device_type == "npu":
         from ascend_quant.integrations.vllm_ascend.config import NpuQuantConfig as Config
@@ -38,12 +44,14 @@ def register() -> None:
     if current_platform.device_type == "npu":
         come_first(quantization.QUANTIZATION_METHODS)
         allow(current_platform.supported_quantization)
-    versions.install()
+    register_products(current_platform.device_type)
+    install(hooks.AT_START)
     log_with_vllm()
     if any(variable.startswith("FLASHRL_") for variable in os.environ):
         from ascend_quant.integrations.vllm.flashrl import follow_variables
 
-        follow_variables()
+        if follow_variables():
+            install(hooks.WITH_FLASHRL_VARIABLES)
 
 
 def come_first(methods: list[str]) -> None:
@@ -58,25 +66,21 @@ def allow(supported: list[str]) -> None:
         supported.append(NAME)
 
 
+class LinesOfVllm(logging.Handler):
+    """Shows a line where vLLM shows its own, unless the root logger shows it already, as in verl's processes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if any(type(one) is logging.StreamHandler and record.levelno >= one.level for one in logging.root.handlers):
+            return
+        for handler in logging.getLogger("vllm").handlers:
+            if record.levelno >= handler.level and handler not in logging.root.handlers:  # pytest's is in both
+                handler.handle(record)
+
+
 def log_with_vllm() -> None:
     """Show our lines (the scheme at start, a receipt a refit) where vLLM shows its own, from the same level on."""
     ours, theirs = logging.getLogger(NAME), logging.getLogger("vllm")
     if ours.level == logging.NOTSET:
         ours.setLevel(theirs.getEffectiveLevel())
-    for handler in theirs.handlers:
-        ours.addHandler(handler)  # adds each once
-
-
-def refit_of(model: object) -> Refit:
-    """The refit state of a vLLM model that runs with `quantization="ascend_quant"`.
-
-    Raises:
-        RefitError: the model was built without it.
-    """
-    refit = getattr(model, "ascend_quant_refit", None)
-    if refit is None:
-        raise RefitError(
-            f"{type(model).__name__} was not built by the ascend_quant plugin; start the engine with "
-            f'quantization="{NAME}" (and check that ascend-quant is installed where the engine runs)'
-        )
-    return refit
+    if theirs.handlers and not any(isinstance(handler, LinesOfVllm) for handler in ours.handlers):
+        ours.addHandler(LinesOfVllm())

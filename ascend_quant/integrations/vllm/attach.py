@@ -16,15 +16,18 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 
-from ascend_quant.integrations.vllm import mla, start_up
-from ascend_quant.integrations.vllm.inventory import residents_of, skipped_names
-from ascend_quant.integrations.vllm.loading import Loading, guard, storage_of
-from ascend_quant.integrations.vllm.lying import lent
+from ascend_quant.engine.layout import lent
+from ascend_quant.engine.loading import Loading, guard, storage_of
+from ascend_quant.engine.placeless import Placeless
+from ascend_quant.integrations.vllm import compat, start_up
+from ascend_quant.integrations.vllm.inventory import residents_of, unquantized_in
+from ascend_quant.integrations.vllm.layers import mla
+from ascend_quant.integrations.vllm.placeless import placeless_of
 from ascend_quant.kernels import serving_of
 from ascend_quant.kernels.storage import CODES
-from ascend_quant.profile import rules
+from ascend_quant.profile.reading import load
 from ascend_quant.refit import Refit, RefitError
-from ascend_quant.smoothing import Smoothing
+from ascend_quant.refit.smoothing import Smoothing
 
 logger = logging.getLogger(__name__)
 
@@ -39,33 +42,37 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     parallel = vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
         raise RefitError(f"pipeline_parallel_size={parallel.pipeline_parallel_size}: ascend_quant serves 1 only")
+    if getattr(getattr(vllm_config, "weight_transfer_config", None), "backend", None) == "sparse_nccl":
+        raise RefitError("weight transfer sparse_nccl would write past the refit, into its codes; use nccl or ipc")
     vllm_config.quant_config.make_plain(model)
+    vllm_config.quant_config.check_ignored(model, getattr(vllm_config, "speculative_config", None) is not None)
     residents = residents_of(model)
     # experts that move between ranks (EPLB) have no lasting place
     plans = not getattr(parallel, "enable_eplb", False)
-    skipped = skipped_names(model, vllm_config)
-    smoothing = _smoothing(vllm_config.quant_config, next(iter(residents.values())).tensor.device, skipped)
+    placeless = placeless_of(model, residents, vllm_config)
+    smoothing = _smoothing(vllm_config.quant_config, next(iter(residents.values())).tensor.device, placeless.is_known)
     derive = mla.follow(model, vllm_config.model_config.dtype)
-    refit = Refit(list(residents.values()), _buffers_of(model), plans, smoothing, derive)
+    unquantized = unquantized_in(model, residents, vllm_config.quant_config.scheme)
+    refit = Refit(list(residents.values()), _buffers_of(model), plans, smoothing, derive, [placeless], unquantized)
     model.ascend_quant_refit = refit
-    _take_load_weights(model, refit, vllm_config, skipped)
+    _take_load_weights(model, refit, vllm_config, placeless)
     _take_compute_logits(model, refit)
     _take_post_load_pass(model, refit, dummy=str(vllm_config.load_config.load_format) == "dummy")
-    _tell(refit, vllm_config.quant_config)
+    _log_summary(refit, vllm_config.quant_config)
     return refit
 
 
-def _tell(refit: Refit, config) -> None:
-    """One line: the scheme, how much is quantized and what is left alone, what will multiply."""
+def _log_summary(refit: Refit, config) -> None:
+    """One line: the scheme, how much is quantized and what is not, what will multiply."""
     quantized = sum(bool(resident.codes) for resident in refit.residents)
     plain, device = len(refit.residents) - quantized, refit.residents[0].tensor.device
     product = serving_of(config.scheme, device).by if quantized else "as without quantization"
-    text = "scheme %s (%s): %d quantized parameters, %d in their own dtype; products: %s%s"
+    text = "scheme %s (%s): %d quantized parameters, %d in their own dtype; products: %s%s; not quantized: %s"
     head = "; logits in float32" if config.options.lm_head_fp32 else ""
-    logger.info(text, config.scheme.name, config.scheme.summary, quantized, plain, product, head)
+    logger.info(text, config.scheme.name, config.scheme.summary, quantized, plain, product, head, refit.unquantized)
 
 
-def _smoothing(config, device: torch.device, skipped: Callable[[str], bool]) -> Smoothing | None:
+def _smoothing(config, device: torch.device, may_miss: Callable[[str], bool]) -> Smoothing | None:
     """What the config's profile does with each tensor.
 
     Raises:
@@ -73,13 +80,13 @@ def _smoothing(config, device: torch.device, skipped: Callable[[str], bool]) -> 
     """
     if config.options.profile is None:
         return None
-    profile, scheme = rules.load(config.options.profile), config.scheme.name
+    profile, scheme = load(config.options.profile), config.scheme.name
     if profile.scheme != scheme or scheme != "int8":
         raise RefitError(
             f"profile {config.options.profile} is for scheme {profile.scheme}, the engine's is {scheme}: weights are "
             "smoothed for int8 alone; make a profile of int8, or leave the option profile out"
         )
-    smoothing = Smoothing(profile, config.options.frozen_scales, device, skipped)
+    smoothing = Smoothing(profile, config.options.frozen_scales, device, may_miss)
     how = "frozen" if config.options.frozen_scales else "fresh"
     logger.info("profile %s: %d parameters smoothed, scales %s", config.options.profile, len(profile.rules), how)
     return smoothing
@@ -100,7 +107,7 @@ def _buffers_of(model: nn.Module) -> Callable[[str], torch.Tensor]:
     return buffer_of
 
 
-def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, skipped: Callable[[str], bool]) -> None:
+def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, placeless: Placeless) -> None:
     parallel = vllm_config.parallel_config
     # experts are split over all data-parallel ranks too, whole or each of them
     shards = parallel.tensor_parallel_size * parallel.data_parallel_size
@@ -122,7 +129,7 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, 
         running.append(True)
         try:
             with refit.failing():
-                loading = Loading(refit, storages, shards, skipped)
+                loading = Loading(refit, storages, shards, placeless, compat.TAKES_STACKED)
                 rest = loading.feed(weights)
                 first, loaded = next(rest, None), set()  # what a plan knows never reaches vLLM
                 if first is not None:
@@ -169,7 +176,6 @@ def _take_post_load_pass(model: nn.Module, refit: Refit, dummy: bool) -> None:
             refit.verify()
 
     prepared, attached = [], time.perf_counter()
-    start_up.time_workers()
     speakers = [module for module in model.modules() if getattr(module, "quant_method", None) is not None]
     for module in speakers:
         module.ascend_quant_settle = settle if module is speakers[0] else _nothing

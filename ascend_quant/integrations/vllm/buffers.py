@@ -4,9 +4,9 @@ import torch
 from torch import nn
 from vllm.model_executor.utils import set_weight_attrs
 
-from ascend_quant.integrations.vllm import lying
+from ascend_quant.engine import layout
 from ascend_quant.kernels import kernels_for
-from ascend_quant.resident import RefitError
+from ascend_quant.refit import RefitError
 from ascend_quant.schemes import Scheme
 
 
@@ -34,7 +34,8 @@ def register(layer: nn.Module, name: str, scheme: Scheme, shape: tuple[int, ...]
         layer.register_parameter(name, nn.Parameter(storage.codes, requires_grad=False))
         set_weight_attrs(getattr(layer, name), attributes)
     else:
-        lying.register(layer, name, shape, storage.place, storage.scale, attributes, scheme=scheme)
+        stand_in = layout.register(layer, name, shape, storage.place, storage.scale, scheme=scheme)
+        set_weight_attrs(stand_in, attributes)
     if storage.served_scale is storage.scale:
         return f"{name}_scale"
     layer.register_buffer(f"{name}_served_scale", storage.served_scale, persistent=False)

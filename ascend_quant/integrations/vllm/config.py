@@ -3,33 +3,37 @@
     LLM(model, quantization="ascend_quant",
         hf_overrides={"quantization_config": {"quant_method": "ascend_quant", "scheme": "int8", "ignore": [..]}})
 
-All options: options.py. `ignore` takes vLLM's usual patterns: a layer's full name, or "re:" and a regular expression.
+All options: options.py. `ignore` takes vLLM's usual patterns: a layer's full name, or "re:" and a regular expression;
+names are the engine's or a checkpoint's, see `ascend_quant.names`.
 `profile` is a file that `ascend-quant profile` has written; with `frozen_scales` its scales are used, otherwise every
 refit finds its own.
 Embeddings, lm_head, norms and MoE routers always keep their dtype.
 """
 
+import logging
 from typing import Any, ClassVar
 
 import torch
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
-from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
-from ascend_quant.integrations.vllm.inventory import make_plain
-from ascend_quant.integrations.vllm.linear import QuantizedLinearMethod
-from ascend_quant.integrations.vllm.moe import PlainExpertsMethod, QuantizedExpertsMethod
-from ascend_quant.integrations.vllm.options import Options
-from ascend_quant.integrations.vllm.plain import (
+from ascend_quant.engine.options import Options
+from ascend_quant.integrations.vllm.compat import EXPERTS_LAYER
+from ascend_quant.integrations.vllm.inventory import layer_names, make_plain, number_of_experts
+from ascend_quant.integrations.vllm.layers.linear import QuantizedLinearMethod
+from ascend_quant.integrations.vllm.layers.moe import PlainExpertsMethod, QuantizedExpertsMethod
+from ascend_quant.integrations.vllm.layers.plain import (
     Float32HeadMethod,
     PlainEmbeddingMethod,
     PlainLinearMethod,
     RouterMethod,
 )
-from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER
-from ascend_quant.left_alone import ROUTERS
+from ascend_quant.names import ROUTERS, Ignored, Layer, PatternError, experts_of, layer_of
+from ascend_quant.refit import RefitError
 from ascend_quant.schemes import get_scheme
+
+logger = logging.getLogger(__name__)
 
 
 class AscendQuantConfig(QuantizationConfig):
@@ -51,7 +55,7 @@ class AscendQuantConfig(QuantizationConfig):
         self._set(self.Options.of(options))
 
     def _set(self, options: Options) -> None:
-        self.options, self.scheme = options, get_scheme(options.scheme)
+        self.options, self.scheme, self.ignored = options, get_scheme(options.scheme), Ignored(options.ignore)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.options})"
@@ -78,19 +82,52 @@ class AscendQuantConfig(QuantizationConfig):
         if isinstance(layer, VocabParallelEmbedding):
             return self.embedding()
         if isinstance(layer, LinearBase):
-            if self._quantizes(prefix):
+            if self.quantizes(prefix):
                 return QuantizedLinearMethod(self.scheme)
-            return RouterMethod() if _is_router(prefix) else PlainLinearMethod()
+            faster = self.scheme.quantized and _is_router(prefix)  # bf16 computes as vLLM does
+            return RouterMethod() if faster else PlainLinearMethod()
         if isinstance(layer, EXPERTS_LAYER):
-            if self._quantizes(prefix):
+            if self.quantizes(prefix, number_of_experts(layer)):
                 return QuantizedExpertsMethod(layer.moe_config, prefix, self.scheme)
             return PlainExpertsMethod(layer.moe_config, prefix)
         return None
 
-    def _quantizes(self, prefix: str) -> bool:
-        if not self.scheme.quantized or _is_router(prefix):
-            return False
-        return not should_ignore_layer(prefix, self.options.ignore, self.packed_modules_mapping)
+    def check_ignored(self, model: torch.nn.Module, has_draft: bool) -> None:
+        """See that each pattern of `ignore` names a layer of the model: a misspelt one leaves none alone.
+
+        Args:
+            has_draft: a draft model is built too, whose layers the pattern may mean.
+
+        Raises:
+            RefitError: naming the pattern.
+        """
+        try:
+            for name in layer_names(model):
+                self.ignored.meet(name)
+            self.ignored.check_used(type(model).__name__)
+        except PatternError as error:
+            if not has_draft:
+                raise RefitError(f"ascend_quant option {error}") from None
+            logger.warning("ascend_quant option %s", error)
+
+    def quantizes(self, prefix: str, experts: int = 0) -> bool:
+        """Whether a layer is quantized.
+
+        Args:
+            experts: how many it holds, on all ranks; 0 for a linear layer.
+
+        Raises:
+            RefitError: `ignore` names a part of it.
+        """
+        layer = experts_of(prefix, experts) if experts else layer_of(prefix, self.packed_modules_mapping)
+        ignored = self._ignores(layer)
+        return self.scheme.quantized and not _is_router(prefix) and not ignored
+
+    def _ignores(self, layer: Layer) -> bool:
+        try:
+            return self.ignored.covers(layer)
+        except PatternError as error:
+            raise RefitError(f"ascend_quant option {error}") from None
 
     def get_name(self) -> str:
         return "ascend_quant"

@@ -7,23 +7,26 @@ variable, vLLM's own data parallel by an engine argument, or only in its engine 
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
+from ascend_quant.engine.options import NAME
 from ascend_quant.flashrl.config import Config, Replica, resolve
 from ascend_quant.flashrl.files import ConfigError
 from ascend_quant.flashrl.functions import FUNCTIONS
 from ascend_quant.flashrl.logs import set_up
 from ascend_quant.flashrl.variables import TABLE, Variables, from_environment
-from ascend_quant.integrations.vllm import NAME, versions
 
 logger = logging.getLogger(__name__)
 
 REPLICA_OF_VERL = "VERL_REPLICA_RANK"
 NAMES = {variable.field: variable.name for variable in TABLE}
 
+_followed: list[Variables] = []  # by this process: the first that came
 
-def follow_variables() -> None:
-    """Called in each of vLLM's processes that has a FLASHRL_* variable.
+
+def follow_variables() -> bool:
+    """Called in each of vLLM's processes that has a FLASHRL_* variable; whether they configure engines.
 
     Raises:
         VariableError: a variable that does not exist, or holds what it may not.
@@ -37,11 +40,22 @@ def follow_variables() -> None:
     if variables.config is None:
         if wanted := options_of(variables):
             raise ConfigError(f"{NAMES[next(iter(wanted))]} needs FLASHRL_CONFIG; valid are: {', '.join(FUNCTIONS)}")
-        return
+        return False
     if "flash_rl" in sys.modules:
         raise ConfigError("FlashRL has patched this process already; run `ascend-quant cleanup`, then start again")
-    # looked up where an engine is made: its workers come here too, and a hub may be slow
-    versions.before_engines(lambda arguments: configure(arguments, resolve(variables.config), variables))
+    _followed.append(variables)
+    return True
+
+
+def configuring(original: Callable) -> Callable:
+    """For `EngineArgs.create_engine_config`: what the variables say comes first."""
+
+    def create_engine_config(self, *args, **kwargs):
+        # looked up where an engine is made: its workers come here too, and a hub may be slow
+        configure(self, resolve(_followed[0].config), _followed[0])
+        return original(self, *args, **kwargs)
+
+    return create_engine_config
 
 
 def configure(arguments: Any, config: Config, variables: Variables) -> None:
@@ -59,7 +73,7 @@ def configure(arguments: Any, config: Config, variables: Variables) -> None:
         options = shared_options(config)
         logger.info("%s: replica r uses config r mod %d", asked, len(config.replicas))
     else:
-        options = told(config.for_replica(rank), rank, asked)
+        options = logged_options(config.for_replica(rank), rank, asked)
     if arguments.quantization not in (None, NAME):
         raise ConfigError(f"{asked}, but the engine is given quantization={arguments.quantization!r}: leave one out")
     arguments.quantization = NAME
@@ -86,7 +100,7 @@ def replica_of(arguments: Any, environment: dict[str, str], configs: int) -> int
     return 0
 
 
-def told(replica: Replica, rank: int, asked: str) -> dict[str, Any]:
+def logged_options(replica: Replica, rank: int, asked: str) -> dict[str, Any]:
     """The options of one replica; says what is done, and what is not."""
     logger.info("%s: replica %d uses fn=%s: %s", asked, rank, replica.fn, replica.function.meaning)
     for line in replica.disregarded():
@@ -96,7 +110,9 @@ def told(replica: Replica, rank: int, asked: str) -> dict[str, Any]:
 
 def shared_options(config: Config) -> dict[str, Any]:
     """Options for engine cores that choose by their own rank."""
-    return {"replicas": [told(replica, rank, "FLASHRL_CONFIG") for rank, replica in enumerate(config.replicas)]}
+    return {
+        "replicas": [logged_options(replica, rank, "FLASHRL_CONFIG") for rank, replica in enumerate(config.replicas)]
+    }
 
 
 def override(arguments: Any, options: dict[str, Any], asked: str) -> None:

@@ -20,8 +20,8 @@ from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
 
 from ascend_quant.integrations.vllm import graph_match
+from ascend_quant.integrations.vllm.compat import base_of_passes
 from ascend_quant.integrations.vllm.graph_match import Match, trace
-from ascend_quant.integrations.vllm.versions import base_of_passes
 from ascend_quant.kernels import token_ops, triton_fused_tokens
 
 logger = logging.getLogger(__name__)

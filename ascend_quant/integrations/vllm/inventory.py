@@ -4,21 +4,20 @@ Layers that the model built without a quantization config are given methods that
 weights; layers that would keep something derived all the same are refused.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from torch import nn
-from vllm.config import VllmConfig
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from ascend_quant.integrations.vllm.lying import lying_of
-from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER, MLA_LAYER, AttentionLayer
-from ascend_quant.resident import RefitError, ResidentWeight
-from ascend_quant.resident_scales import BY_SHARING
+from ascend_quant.engine.layout import layouts_of
+from ascend_quant.integrations.vllm.compat import EXPERTS_LAYER, MLA_LAYER, AttentionLayer
+from ascend_quant.names import Unquantized
+from ascend_quant.refit import RefitError, resident_class
+from ascend_quant.refit.resident import ResidentWeight
+from ascend_quant.schemes import Scheme
 
 LAYERS = (LinearBase, VocabParallelEmbedding, EXPERTS_LAYER)
-ROTARY = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
 
 def make_plain(model: nn.Module, plain: Mapping[type, type]) -> None:
@@ -39,6 +38,32 @@ def make_plain(model: nn.Module, plain: Mapping[type, type]) -> None:
         derives = hasattr(module, "process_weights_after_loading") and type(module) not in (AttentionLayer, MLA_LAYER)
         if derives or (type(module) is AttentionLayer and getattr(module, "use_mla", False)):
             _refuse(name, module, "it derives tensors from its weights after loading, which would go stale")
+
+
+def layer_names(model: nn.Module) -> Iterator[str]:
+    """Of the layers with weights, as `ignore` knows them."""
+    return (_known_as(name, module) for name, module in model.named_modules() if isinstance(module, LAYERS))
+
+
+def unquantized_in(model: nn.Module, residents: Mapping[str, ResidentWeight], scheme: Scheme) -> Unquantized:
+    """The linear layers and experts without codes; none where the scheme has none."""
+    coded = {name.rpartition(".")[0] for name, resident in residents.items() if resident.codes}
+    plain = {
+        _known_as(name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, (LinearBase, EXPERTS_LAYER)) and name not in coded
+    }
+    return Unquantized.of(scheme.name, plain if scheme.quantized else ())
+
+
+def _known_as(name: str, module: nn.Module) -> str:
+    """Experts may be a module within the layer that has their name."""
+    return getattr(module, "layer_name", name) if isinstance(module, EXPERTS_LAYER) else name
+
+
+def number_of_experts(layer: nn.Module) -> int:
+    """How many experts a layer of the model has, on all ranks together, copies not counted."""
+    return getattr(layer.moe_config, "num_logical_experts", layer.moe_config.num_experts)
 
 
 def _refuse(name: str, module: nn.Module, why: str) -> None:
@@ -66,15 +91,15 @@ def _is_scale(leaf: str, parameters: dict) -> bool:
 
 def _resident(name: str, leaf: str, module: nn.Module, parameters: dict, model: nn.Module) -> ResidentWeight:
     parts = list(_parts(name, leaf, module, getattr(model, "packed_modules_mapping", {})))
-    if (lying := lying_of(module).get(leaf)) is not None:
-        data, length = lying.stand_in.data, _whole_length(leaf, module, lying.stand_in.shape[-1])
-        kind = BY_SHARING[lying.scheme.shares]
-        return kind(name, data, lying.scale, length, parts, lying.place, lying.copies)
+    if (layout := layouts_of(module).get(leaf)) is not None:
+        data, length = layout.stand_in.data, _whole_length(leaf, module, layout.stand_in.shape[-1])
+        kind = resident_class(layout.scheme)
+        return kind(name, data, layout.scale, length, parts, layout.place, layout.copies)
     data = parameters[leaf].data
     scale = parameters.get(f"{leaf}_scale")
     if scale is None:
         return ResidentWeight(name, data, parts, padded=isinstance(module, VocabParallelEmbedding))
-    kind = BY_SHARING[module.quant_method.scheme.shares]
+    kind = resident_class(module.quant_method.scheme)
     return kind(name, data, scale.data, _whole_length(leaf, module, data.shape[-1]), parts)
 
 
@@ -102,8 +127,8 @@ def _parts(name: str, leaf: str, module: nn.Module, packed: dict[str, list[str]]
 def _expert_parts(layer: str, leaf: str, module: nn.Module) -> Iterator[tuple[str, int]]:
     base = getattr(module, "layer_name", layer)
     expert_map = getattr(module, "expert_map", None)
-    lying = lying_of(module).get(leaf)
-    count, rows = (getattr(module, leaf) if lying is None else lying.stand_in).shape[:2]
+    layout = layouts_of(module).get(leaf)
+    count, rows = (getattr(module, leaf) if layout is None else layout.stand_in).shape[:2]
     experts = range(count) if expert_map is None else (expert_map >= 0).nonzero().view(-1).tolist()
     for expert in experts:
         if leaf == "w2_weight":
@@ -111,22 +136,3 @@ def _expert_parts(layer: str, leaf: str, module: nn.Module) -> Iterator[tuple[st
         else:
             yield f"{base}.{expert}.gate_proj.weight", rows // 2
             yield f"{base}.{expert}.up_proj.weight", rows // 2
-
-
-def skipped_names(model: nn.Module, vllm_config: VllmConfig) -> Callable[[str], bool]:
-    """Tells which checkpoint names vLLM leaves out on purpose on this rank."""
-    config = vllm_config.model_config.hf_config.get_text_config()
-    tied = bool(getattr(config, "tie_word_embeddings", False))
-    experts = 0
-    if vllm_config.parallel_config.enable_expert_parallel:
-        experts = max(
-            (layer.moe_config.num_experts for layer in model.modules() if isinstance(layer, EXPERTS_LAYER)), default=0
-        )
-
-    def skipped(name: str) -> bool:
-        if name.endswith(ROTARY) or (tied and name.startswith("lm_head.")):
-            return True
-        expert = re.search(r"\.experts\.(\d+)\.", name)
-        return expert is not None and int(expert[1]) < experts
-
-    return skipped

@@ -5,12 +5,26 @@ learns a plan and the second follows it.
 """
 
 import logging
+from collections.abc import Callable
 
+from ascend_quant.engine.options import NAME
 from ascend_quant.refit import Refit, RefitError
 
 logger = logging.getLogger(__name__)
 
 RELOADS = 2
+
+
+def reloading(original: Callable) -> Callable:
+    """For `EngineCore.__init__`: the option `test_reload` is carried out while nobody waits for the engine yet."""
+
+    def started(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        config = self.vllm_config.quant_config
+        if getattr(config, "get_name", str)() == NAME and config.options.test_reload:
+            self.model_executor.collective_rpc(reload_twice)
+
+    return started
 
 
 def reload_twice(worker) -> None:

@@ -1,29 +1,20 @@
 """A faster draw for vLLM's sampler on CUDA: the same noise from the same generators, and so the same tokens."""
 
 import logging
-from functools import wraps
+from collections.abc import Callable
 
 import torch
 
-from ascend_quant.integrations.vllm.versions import MARK, samples_with_logprobs
+from ascend_quant.integrations.vllm.compat import samples_with_logprobs
 
 logger = logging.getLogger(__name__)
 
 
-def draw_in_one_pass() -> None:
-    """Let this process's samplers draw with our kernel where nothing is filtered; harmless when repeated.
-
-    At `Sampler.sample`, which is looked up at each call: samplers are made before models, and keep other methods.
-    """
-    from vllm.v1.sample.sampler import Sampler
-
-    original = Sampler.sample
-    if hasattr(original, MARK):
-        return
+def drawing_in_one_pass(original: Callable) -> Callable:
+    """For `Sampler.sample`: where nothing is filtered our kernel draws."""
     returns_two = samples_with_logprobs(original)
     compiled = []
 
-    @wraps(original)
     def sample(self, logits, sampling_metadata, *args, **kwargs):
         fits = logits.dtype == torch.float32 and logits.stride(1) == 1 and not (args or kwargs)
         if not fits or _returns_more(self):
@@ -36,9 +27,8 @@ def draw_in_one_pass() -> None:
         tokens = _drawn(logits, sampling_metadata.temperature, _noise(logits, sampling_metadata.generators))
         return (tokens, None) if returns_two else tokens
 
-    setattr(sample, MARK, True)
-    Sampler.sample = sample
     logger.info("tokens are drawn in one pass over the logits, with vLLM's noise")
+    return sample
 
 
 def _draws_from_all(metadata) -> bool:

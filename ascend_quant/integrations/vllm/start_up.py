@@ -1,11 +1,8 @@
 """How long the parts of an engine worker's start took, in this worker: kept for whoever asks, logged by vLLM itself."""
 
-import sys
 import time
 from collections.abc import Callable
-from functools import wraps
 
-MARK = "ascend_quant_timed"
 WORKERS = (
     ("vllm.v1.worker.gpu_worker", "Worker"),
     ("vllm.v1.worker.cpu_worker", "CPUWorker"),
@@ -38,27 +35,17 @@ def seconds_of(compilation_config: object) -> dict[str, float]:
     return found
 
 
-def time_workers() -> None:
-    """Time the steps of this process's worker, whose module is loaded; harmless when repeated.
+def timed(part: str) -> Callable[[Callable], Callable]:
+    """For a step of a worker (`STEPS`): its seconds are kept, as this part's."""
 
-    vLLM tells these times in log lines alone. Covers vLLM 0.23 and 0.28; a step that is not there is not timed.
-    """
-    for module, name in WORKERS:
-        worker_class = getattr(sys.modules.get(module), name, None)
-        for method, part in STEPS.items():
-            function = getattr(worker_class, method, None)
-            if function is not None and not hasattr(function, MARK):
-                setattr(worker_class, method, _timed(function, part))
+    def make(function: Callable) -> Callable:
+        def step(*args, **kwargs):
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                add(part, time.perf_counter() - start)
 
+        return step
 
-def _timed(function: Callable, part: str) -> Callable:
-    @wraps(function)
-    def timed(*args, **kwargs):
-        start = time.perf_counter()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            add(part, time.perf_counter() - start)
-
-    setattr(timed, MARK, True)
-    return timed
+    return make

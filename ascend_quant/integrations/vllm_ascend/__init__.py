@@ -1,10 +1,10 @@
 """On Ascend NPUs: int8 made online from BF16 weights, computed by vllm-ascend's own W8A8-dynamic schemes.
 
 config.py    which layer gets which method
-linear.py    linear layers, experts.py fused experts: vllm-ascend's methods, weights lying as its compute wants them
+linear.py    linear layers, experts.py fused experts: vllm-ascend's methods, weights in the layout of its compute
 plain.py     what stays in its dtype
 refusals.py  settings of vllm-ascend that do not go with refits
-versions.py  what differs between vllm-ascend versions
+compat.py    what differs between vllm-ascend versions
 
 What makes a model refittable is integrations/vllm, here as elsewhere; its plugin chooses this config on an NPU.
 """

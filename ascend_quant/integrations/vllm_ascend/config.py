@@ -11,17 +11,17 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from ascend_quant.integrations.vllm import NAME
+from ascend_quant.engine.options import NAME, Options
+from ascend_quant.integrations.vllm.compat import EXPERTS_LAYER
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
-from ascend_quant.integrations.vllm.options import Options
-from ascend_quant.integrations.vllm.versions import EXPERTS_LAYER
+from ascend_quant.integrations.vllm.inventory import number_of_experts
+from ascend_quant.integrations.vllm_ascend.compat import AscendConfig, AscendUnquantizedLinearMethod
 from ascend_quant.integrations.vllm_ascend.experts import Int8NpuExpertsMethod
 from ascend_quant.integrations.vllm_ascend.linear import Int8NpuLinearMethod
 from ascend_quant.integrations.vllm_ascend.plain import NpuPlainLinearMethod
 from ascend_quant.integrations.vllm_ascend.refusals import refuse
-from ascend_quant.integrations.vllm_ascend.versions import AscendConfig, AscendUnquantizedLinearMethod
 from ascend_quant.kernels.npu_ops import check_pair
-from ascend_quant.resident import RefitError
+from ascend_quant.refit import RefitError
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class NpuQuantConfig(AscendQuantConfig, AscendConfig):
             return self.embedding()
         if isinstance(layer, LinearBase):
             refuse(prefix, experts=False)
-            return Int8NpuLinearMethod(self.options.nz) if self._quantizes(prefix) else NpuPlainLinearMethod()
+            return Int8NpuLinearMethod(self.options.nz) if self.quantizes(prefix) else NpuPlainLinearMethod()
         if isinstance(layer, EXPERTS_LAYER):
             refuse(prefix, experts=True)
-            if not self._quantizes(prefix):
+            if not self.quantizes(prefix, number_of_experts(layer)):
                 raise RefitError(f"{prefix}: on NPUs experts are served in int8 only; take them out of `ignore`")
             return Int8NpuExpertsMethod(layer.moe_config, prefix, tid2eid)
         return None

@@ -2,11 +2,12 @@
 
 import torch
 from torch import nn
+from vllm.model_executor.utils import set_weight_attrs
 
-from ascend_quant.integrations.vllm import lying
-from ascend_quant.integrations.vllm.moe import refuse_unservable
-from ascend_quant.integrations.vllm.plain import after_loading
-from ascend_quant.integrations.vllm_ascend.versions import (
+from ascend_quant.engine import layout
+from ascend_quant.integrations.vllm.layers.moe import refuse_unservable
+from ascend_quant.integrations.vllm.layers.plain import after_loading
+from ascend_quant.integrations.vllm_ascend.compat import (
     EXPERTS_IN_NZ,
     RANKS_FOR_GRAPHS,
     ROUNDED_SCALES,
@@ -14,7 +15,7 @@ from ascend_quant.integrations.vllm_ascend.versions import (
     ExpertsScheme,
 )
 from ascend_quant.kernels.npu_formats import new_codes
-from ascend_quant.resident import RefitError
+from ascend_quant.refit import RefitError
 
 
 class Int8ExpertsScheme(ExpertsScheme):
@@ -34,7 +35,7 @@ class Int8NpuExpertsMethod(AscendFusedMoEMethod):
         refuse_unservable(moe, prefix)
         self.prefix = prefix
         scheme = Int8ExpertsScheme()
-        if scheme.use_aclgraph and moe.moe_parallel_config.ep_size < RANKS_FOR_GRAPHS:
+        if moe.moe_parallel_config.ep_size < RANKS_FOR_GRAPHS and scheme.use_aclgraph:
             raise RefitError(
                 f"{prefix}: this vllm-ascend computes int8 experts in ACL graphs only if {RANKS_FOR_GRAPHS} ranks or "
                 "more share them by expert parallelism: set enforce_eager"
@@ -60,7 +61,7 @@ class Int8NpuExpertsMethod(AscendFusedMoEMethod):
         }
         for name, shape_EKN in shapes.items():
             self._create(layer, name, shape_EKN, params_dtype, extra_weight_attrs)
-        layer.w13_weight_scale_fp32 = lying.lying_of(layer)["w13_weight"].scale  # theirs is a copy of the scale
+        layer.w13_weight_scale_fp32 = layout.layouts_of(layer)["w13_weight"].scale  # theirs is a copy of the scale
 
     def _create(self, layer: nn.Module, name: str, shape_EKN: tuple, dtype: torch.dtype, attributes: dict) -> None:
         scale_EN = torch.zeros(shape_EKN[0], shape_EKN[2], dtype=torch.float32)
@@ -69,7 +70,7 @@ class Int8NpuExpertsMethod(AscendFusedMoEMethod):
         layer.register_parameter(f"{name}_scale", parameter)
         codes, copies = new_codes(shape_EKN, EXPERTS_IN_NZ), [parameter.data] if rounded else []
         shape_ENK = (shape_EKN[0], shape_EKN[2], shape_EKN[1])
-        lying.register(layer, name, shape_ENK, codes, scale_EN, attributes, copies=copies)
+        set_weight_attrs(layout.register(layer, name, shape_ENK, codes, scale_EN, copies=copies), attributes)
 
     def _refuse_by_layer(self, layer: nn.Module) -> None:
         """What vllm-ascend 0.10 would compute as if it were not there; vLLM's config of the experts lacks it too."""

@@ -2,10 +2,11 @@
 
 import torch
 from torch import nn
+from vllm.model_executor.utils import set_weight_attrs
 
-from ascend_quant.integrations.vllm import lying
-from ascend_quant.integrations.vllm.plain import after_loading
-from ascend_quant.integrations.vllm_ascend.versions import AscendLinearMethod, LinearScheme
+from ascend_quant.engine import layout
+from ascend_quant.integrations.vllm.layers.plain import after_loading
+from ascend_quant.integrations.vllm_ascend.compat import AscendLinearMethod, LinearScheme
 from ascend_quant.kernels.npu_formats import new_codes
 
 
@@ -46,5 +47,5 @@ class Int8NpuLinearMethod(AscendLinearMethod):
         codes = new_codes((input_size_per_partition, rows), self.nz)
         attributes = {"input_dim": 1, "output_dim": 0, **extra_weight_attrs}
         shape = (rows, input_size_per_partition)
-        lying.register(layer, "weight", shape, codes, layer.weight_scale.data, attributes)
+        set_weight_attrs(layout.register(layer, "weight", shape, codes, layer.weight_scale.data), attributes)
         layer.whole_input_size = input_size

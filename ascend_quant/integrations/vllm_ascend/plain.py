@@ -1,7 +1,7 @@
 """Layers that keep their dtype on an NPU: vllm-ascend's product, without its post-load hook, which may cast or copy."""
 
-from ascend_quant.integrations.vllm.plain import FromResident
-from ascend_quant.integrations.vllm_ascend.versions import AscendUnquantizedLinearMethod
+from ascend_quant.integrations.vllm.layers.plain import FromResident
+from ascend_quant.integrations.vllm_ascend.compat import AscendUnquantizedLinearMethod
 
 
 class NpuPlainLinearMethod(FromResident, AscendUnquantizedLinearMethod):

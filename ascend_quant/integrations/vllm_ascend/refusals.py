@@ -1,15 +1,16 @@
 """Settings of vllm-ascend under which a refit would not reach everything that its compute reads: refused, in a table.
 
-Each is looked for in vllm-ascend's own config object or environment variables, where the version has it.
+Each is looked for in vllm-ascend's own config object, in vLLM's or in environment variables, where the version has it.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from vllm.config import get_current_vllm_config
 from vllm_ascend import envs
 from vllm_ascend.ascend_config import get_ascend_config
 
-from ascend_quant.resident import RefitError
+from ascend_quant.refit import RefitError
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ def on(*paths: str) -> Callable[[object], bool]:
     return lambda settings: any(held(settings, path) for path in paths)
 
 
+def in_vllm(*paths: str) -> Callable[[object], bool]:
+    """Whether vLLM's configuration, of the engine that is being built, holds something true at one of these places."""
+    return lambda settings: on(*paths)(get_current_vllm_config())
+
+
 def variable(name: str) -> Callable[[object], bool]:
     """Whether the version knows the environment variable and it is on."""
     return lambda settings: bool(getattr(envs, name, False))
@@ -54,6 +60,25 @@ def matmul_allreduce(settings: object) -> bool:
     """0.23 has it in its config, which may overrule the variable; 0.10 has the variable only."""
     otherwise = variable("VLLM_ASCEND_ENABLE_MATMUL_ALLREDUCE")(settings)
     return bool(held(settings, "enable_matmul_allreduce", otherwise))
+
+
+def moved_experts(settings: object) -> bool:
+    """Since 0.27 vLLM's own switch is enough with the v2 model runner, and with it alone."""
+    return in_vllm("use_v2_model_runner")(settings) and in_vllm("parallel_config.enable_eplb")(settings)
+
+
+def sleeps_in_nz(settings: object) -> bool:
+    """0.23 takes its environment variable where the config says nothing; later ones read the config alone."""
+    return bool(held(settings, "weight_nz_mode")) and in_vllm(
+        "model_config.enable_sleep_mode", "weight_transfer_config"
+    )(settings)
+
+
+def shards_further(settings: object) -> bool:
+    """0.30 shards so by default, once there is a second rank to share a prompt."""
+    of = on("enable_pcp_o_proj_weight_sharding", "enable_pcp_embedding_lmhead_weight_sharding")
+    ranks = held(get_current_vllm_config(), "parallel_config.prefill_context_parallel_size", 1)
+    return of(settings) and ranks > 1
 
 
 REFUSALS = (
@@ -83,9 +108,38 @@ REFUSALS = (
     ),
     Refusal(
         "enable_dsa_cp",
-        on("vllm_config.additional_config.enable_dsa_cp"),
+        on("enable_dsa_cp", "vllm_config.additional_config.enable_dsa_cp"),  # since 0.27, before
         "it keeps halves of wq_b and copies of the output projections",
         "leave it out",
+    ),
+    Refusal(
+        "enable_pcp_o_proj_weight_sharding and enable_pcp_embedding_lmhead_weight_sharding",
+        shards_further,
+        "they shard weights over the ranks that share a prompt, in a way that refits were not seen with",
+        "set both to false",
+    ),
+    Refusal(
+        "weight_nz_mode (VLLM_ASCEND_ENABLE_NZ)",
+        sleeps_in_nz,
+        "with it vllm-ascend refuses to wake up and to take weights from a trainer; the layout of our weights has an "
+        "option of its own, nz",
+        'set additional_config={"weight_nz_mode": 0}, or before vllm-ascend 0.27 VLLM_ASCEND_ENABLE_NZ=0',
+    ),
+    Refusal(
+        "cpu_offload_gb and offload_group_size",
+        in_vllm(
+            "cache_config.cpu_offload_gb",
+            "offload_config.uva.cpu_offload_gb",
+            "offload_config.prefetch.offload_group_size",
+        ),
+        "it moves weights to the host, away from the addresses that a refit writes to",
+        "leave both out",
+    ),
+    Refusal(
+        "load_format=rfork",
+        lambda settings: str(held(get_current_vllm_config(), "load_config.load_format", "")) == "rfork",
+        "it takes another engine's weights as they lie, past the quantization",
+        "use auto",
     ),
     Refusal(
         "enable_fused_mc2=1 (VLLM_ASCEND_ENABLE_FUSED_MC2)",
@@ -97,6 +151,13 @@ REFUSALS = (
     Refusal(
         "dynamic_eplb",
         on("eplb_config.dynamic_eplb", "dynamic_eplb"),
+        "it keeps copies of the experts, which a refit would not reach",
+        "turn it off",
+        experts_only=True,
+    ),
+    Refusal(
+        "enable_eplb",
+        moved_experts,
         "it keeps copies of the experts, which a refit would not reach",
         "turn it off",
         experts_only=True,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from launch.doctor.checking import Said, check, error, ok, warning
 from launch.doctor.facts import Facts
-from launch.doctor.wanted import Wanted
+from launch.doctor.requirements import Wanted
 from launch.stacks import pins
 
 NPU_FILES = ("davinci_manager", "devmm_svm", "hisi_hdc")
@@ -17,7 +17,7 @@ VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "gpu": "CUDA_VISIBLE_DEVICES"}
     looks_at=(
         "`npu-smi info` or `nvidia-smi`, the files in `/dev` by which processes reach NPUs, and the number of devices "
         "that the inventory or the recipe wants",
-        "`npu-smi info` 或 `nvidia-smi`、`/dev` 中访问 NPU 的设备文件，以及 inventory 或配方要求的设备数",
+        "`npu-smi info` 或 `nvidia-smi`、`/dev` 中访问 NPU 的设备文件，以及 inventory 或 recipe 要求的设备数",
     ),
     means=(
         "without devices Ray has no NPU or GPU to give, and verl waits for them for ever",
@@ -87,12 +87,11 @@ def _numbers(facts: Facts, wanted: Wanted, variable: str) -> Said:
 )
 def health(facts: Facts, wanted: Wanted) -> Iterator[Said]:
     ill = [device for device in facts.devices.found if device.health != "OK"]
+    ask = "npu-smi info -t health" if facts.devices.tool == "npu-smi" else "nvidia-smi -q"
     for device in ill:
-        ask = (
-            f"npu-smi info -t health -i {device.number}" if facts.devices.tool == "npu-smi" else "nvidia-smi -q -d ECC"
-        )
         level = warning if device.health == "Warning" else error
-        yield level(f"device {device.number}: {device.health}", f"{ask}; leave it out with `devices` in the inventory")
+        fix = f"{ask} -i {device.number}; leave it out with `devices` in the inventory"
+        yield level(f"device {device.number}: {device.health}", fix)
     if facts.devices.found and not ill:
         yield ok(f"all {len(facts.devices.found)} OK")
 
@@ -101,7 +100,7 @@ def health(facts: Facts, wanted: Wanted) -> Iterator[Said]:
     "devices.memory",
     looks_at=(
         "the free memory of each device, and the processes that hold some of it; what the recipe needs of each device",
-        "每个设备的空闲显存、占用显存的进程，以及配方对每个设备的需求",
+        "每个设备的空闲显存、占用显存的进程，以及 recipe 对每个设备的需求",
     ),
     means=(
         "memory that another process holds is missing in the engine's cache, or the run ends out of memory",
@@ -123,14 +122,20 @@ def memory(facts: Facts, wanted: Wanted) -> Iterator[Said]:
         )
     held = {holder.device for holder in facts.devices.holders}
     for device in found:
-        if device.used_mib > BUSY_MIB and device.number not in held:
+        if (device.used_mib or 0) > BUSY_MIB and device.number not in held:
             what = f"device {device.number}: {device.used_mib} MiB in use, by a process that cannot be seen from here"
             yield warning(what, f"look on the host, not in a container: {facts.devices.tool}")
-    least = min(found, key=lambda device: device.total_mib)
+    if silent := [device.number for device in found if device.total_mib is None]:
+        what = f"{facts.devices.tool} does not say how much memory device {_list(silent)} has"
+        yield warning(what, f"run {facts.devices.tool} by hand; a device that is not well does not tell it")
+    told = [device for device in found if device.total_mib is not None]
+    if not told:
+        return
+    least = min(told, key=lambda device: device.total_mib)
     if need is not None and round(least.total_mib / 1024) < need:
         what = f"device {least.number} has {least.total_mib / 1024:.0f} GiB; the recipe needs {need}"
         yield error(what, "take a recipe for smaller devices, or more of them (--set rollout.tensor_parallel=..)")
-    elif not facts.devices.holders:
+    elif not facts.devices.holders and not silent:
         yield ok(f"{least.total_mib / 1024:.0f} GiB each, held by nobody")
 
 

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from launch.doctor.checking import Check, Said, check, error, ok, warning
-from launch.doctor.report import HostReport
+from launch.doctor.checking import Check, HostReport, Said, check, error, ok, warning
+from launch.nodes.facts import ALLOWED_SECONDS
 
-SKEW_SECONDS = 5  # more than this and a launch refuses
 TRAITS_THAT_MAY_DIFFER = ("driver",)
 
 
@@ -105,7 +104,7 @@ def clock(reports: list[HostReport], meeting: Meeting) -> Iterator[Said]:
     head, *others = meeting.clocks
     ahead, unsure = meeting.clocks[head]
     skews = {host: (meeting.clocks[host][0] - ahead, meeting.clocks[host][1] + unsure) for host in others}
-    apart = {host: skew for host, (skew, unsure) in skews.items() if abs(skew) - unsure > SKEW_SECONDS}
+    apart = {host: skew for host, (skew, unsure) in skews.items() if abs(skew) - unsure > ALLOWED_SECONDS}
     for host, skew in apart.items():
         side = "ahead of" if skew > 0 else "behind"
         yield error(

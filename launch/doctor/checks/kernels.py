@@ -1,11 +1,29 @@
-"""What multiplies the rollout's codes, and what still patches vLLM."""
+"""What multiplies the rollout's codes, and what still patches vLLM: asked by the commands of ascend_quant."""
 
+import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from launch.doctor.checking import Said, check, error, ok, warning
-from launch.doctor.facts import Facts
-from launch.doctor.wanted import Wanted
+from launch.doctor.facts import Facts, Kernels
+from launch.doctor.requirements import Wanted
+from launch.programs import ask
 from launch.stacks import pins
+
+SECONDS = 120  # it imports torch, and on an NPU or a GPU starts the driver
+
+
+def kernels(device: str) -> Kernels:
+    """What `ascend-quant kernels` and `ascend-quant cleanup` say; the latter asks before it changes anything."""
+    command = str(Path(sys.executable).with_name("ascend-quant"))
+    cleanup = ask([command, "cleanup"], SECONDS)  # no terminal, so nobody says yes
+    patch = cleanup.output if cleanup.problem else ""
+    answer = ask([command, "kernels", device, "--json"], SECONDS)
+    if answer.problem:
+        return Kernels(problem=answer.problem, patch=patch)
+    said = json.loads(answer.output)
+    return Kernels(said["device"], said["products"], patch=patch, missing=said["missing"])
 
 
 @check(
@@ -16,7 +34,7 @@ from launch.stacks import pins
     ),
     means=(
         "whether the scheme of the rollout is served here, and by which kernel",
-        "本机是否支持 rollout 的量化方案，以及由哪个算子计算",
+        "本机是否支持 rollout 的量化方案，以及由哪个 kernel 或算子计算",
     ),
     fix=("install the stack, or choose a scheme that is served here", "安装该软件栈，或选择本机支持的方案"),
 )

@@ -1,14 +1,97 @@
-"""The host's network: the NIC that carries the address, and the ports of a run."""
+"""The host's network: its NICs and the one that carries the address, the ports of a run, and who can reach them."""
 
+import socket
 from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+
+import psutil
 
 from launch.doctor.checking import Said, check, error, ok, warning
-from launch.doctor.facts import Facts, Listener
-from launch.doctor.gather.network import ranges
-from launch.doctor.wanted import Wanted
+from launch.doctor.facts import Facts, Listener, Network
+from launch.doctor.requirements import Wanted
+from launch.door import build
+from launch.errors import LaunchError
+from launch.network import choose, nics
+from launch.processes import mark
 from launch.stacks import pins
 
+KERNEL = Path("/proc/sys/net/ipv4")
 DAEMON_PORTS = 20  # Ray's daemons take the first ones of the range of its workers
+TRAINING = ("ray::", "/raylet", "gcs_server", "VLLM::", "VLLMEngineCore", "main_ppo", "TransferQueue")
+
+
+def network(wanted: Wanted, kernel: Path = KERNEL) -> Network:
+    """What the host's network looks like now."""
+    found = nics()
+    wire, problem = None, None
+    if wanted.address is not None:
+        try:
+            chosen = choose(wanted.address, wanted.nic, found)
+            wire = (chosen.nic, chosen.address)
+        except LaunchError as reason:
+            problem = str(reason)
+    low, high = (kernel / "ip_local_port_range").read_text().split()
+    reserved = (kernel / "ip_local_reserved_ports").read_text().strip()
+    door = next(iter(build.problems()), None)
+    ephemeral = int(low), int(high)
+    return Network(found, wire, problem, listeners(), ephemeral, tuple(ranges(reserved)), door, build.shown())
+
+
+def listeners() -> tuple[Listener, ...]:
+    """The TCP ports that processes listen on."""
+    found = {}
+    for connection in psutil.net_connections(kind="tcp"):
+        if connection.status == psutil.CONN_LISTEN:
+            address, port = connection.laddr[:2]
+            guarded = connection.pid is not None and build.guarded(connection.pid)
+            found.setdefault(port, Listener(port, address, connection.pid, *command_and_run(connection.pid), guarded))
+    return tuple(found[port] for port in sorted(found))
+
+
+def command_and_run(pid: int | None) -> tuple[str | None, str | None]:
+    """The command line of a process, and the run that it belongs to; None where it may not be seen or has ended."""
+    if pid is None:
+        return None, None
+    try:
+        process = psutil.Process(pid)
+        words = " ".join(process.cmdline()).split()  # a title is padded with blanks
+        return " ".join(words)[:120], mark(process)
+    except psutil.Error:
+        return None, None
+
+
+def ranges(text: str) -> list[tuple[int, int]]:
+    """Ports as the kernel and HCCL write them: 60000-60050,60100. Empty for nothing and for auto."""
+    parts = [part for part in text.replace(" ", "").split(",") if part and part != "auto"]
+    return [(int(low), int(high or low)) for low, _, high in (part.partition("-") for part in parts)]
+
+
+def open_ports(address: str, ports: list[int]) -> list[socket.socket]:
+    """Listen on ports of an address. Those that are taken are left out: what they mean is for `listeners`."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sockets = []
+    for port in ports:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((address, port))
+            listening.listen()
+            sockets.append(listening)
+        except OSError:
+            listening.close()
+    return sockets
+
+
+def reach(address: str, port: int, seconds: float) -> str | None:
+    """None where a connection can be made, else why not."""
+    try:
+        with socket.create_connection((address, port), timeout=seconds):
+            return None
+    except TimeoutError:
+        return f"no answer within {seconds:g} s"
+    except OSError as reason:
+        return reason.strerror or str(reason)
 
 
 @check(
@@ -131,3 +214,45 @@ def ephemeral(facts: Facts, wanted: Wanted) -> Iterator[Said]:
 
 def _reserved(port: int, reserved: tuple[tuple[int, int], ...]) -> bool:
     return any(low <= port <= high for low, high in reserved)
+
+
+@check(
+    "network.door",
+    looks_at=(
+        "whether a run can close its ports to all but its own hosts here (a C compiler, the kernel's socket filters), "
+        "and ports of Ray, verl and vLLM that are open to others now",
+        "本机能否让任务的端口只对任务自己的主机开放（C 编译器与内核套接字过滤），"
+        "以及当前对外开放的 Ray、verl、vLLM 端口",
+    ),
+    means=(
+        "verl's data plane and torch's stores unpickle what they are sent: whoever reaches such a port runs code as "
+        "you. Runs of `./run.sh train` and the demo refuse to start where their ports could not be closed",
+        "verl 的数据面与 torch 的 store 会反序列化收到的内容：能连上这些端口的人就能以你的身份执行代码。"
+        "无法关闭端口时，`./run.sh train` 与 demo 拒绝启动",
+    ),
+    fix=(
+        "install gcc; of a run without a door, end it or put a firewall before the host (SECURITY.md)",
+        "安装 gcc；对没有保护的任务，结束它，或在主机前设置防火墙（SECURITY.zh.md）",
+    ),
+)
+def door(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+    open_ones = [one for one in facts.network.listeners if _is_open(one)]
+    if facts.network.door:
+        yield error(facts.network.door, "install gcc, or use one of the images")
+    elif facts.network.shown:
+        yield warning(facts.network.shown, "for silent ports: --cap-add NET_ADMIN, or a firewall before the host")
+    for pid in dict.fromkeys(one.pid for one in open_ones):
+        its = [one for one in open_ones if one.pid == pid]
+        ports = ", ".join(str(one.port) for one in its)
+        yield warning(
+            f"port {ports} of {its[0].process} ({pid}) is open to whoever reaches {its[0].address}",
+            "start runs with ./run.sh train; SECURITY.md says how to put a firewall before others",
+        )
+    if not facts.network.door and not facts.network.shown and not open_ones:
+        yield ok("a run's ports are closed to strangers; no port of Ray, verl or vLLM is open")
+
+
+def _is_open(one: Listener) -> bool:
+    """Whether a training's process listens to others, without a door."""
+    training = one.process is not None and any(word in one.process for word in TRAINING)
+    return training and not one.guarded and not ip_address(one.address).is_loopback

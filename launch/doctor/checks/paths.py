@@ -1,10 +1,40 @@
-"""The files of a run on each host: model, data, result."""
+"""The files of a run on each host: model, data, and the folder of the result."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from launch.doctor.checking import Said, check, error, ok, warning
-from launch.doctor.facts import Facts, Path
-from launch.doctor.wanted import Wanted
+from launch.doctor.checks.system import existing
+from launch.doctor.facts import Facts
+from launch.doctor.facts import Path as RunPath
+from launch.doctor.requirements import Wanted
+
+
+def paths(
+    model: str | None, data: Sequence[str], out: str | None, environment: Mapping[str, str]
+) -> tuple[RunPath, ...]:
+    """Which of them are there."""
+    found = [] if model is None else [_model(model, environment)]
+    found += [RunPath("data", file, Path(file).is_file()) for file in data]
+    if out is not None:
+        found.append(RunPath("out", out, Path(out).is_dir(), writable=os.access(existing(Path(out)), os.W_OK)))
+    return tuple(found)
+
+
+def _model(model: str, environment: Mapping[str, str]) -> RunPath:
+    if Path(model).exists() or model.startswith(("/", ".", "~")) or model.count("/") != 1:
+        return RunPath("model", model, (Path(model) / "config.json").is_file())
+    snapshots = hub_cache(environment) / f"models--{model.replace('/', '--')}" / "snapshots"
+    return RunPath("model", model, any(snapshots.glob("*/config.json")), hub=True)
+
+
+def hub_cache(environment: Mapping[str, str]) -> Path:
+    """Where huggingface_hub keeps what it has downloaded."""
+    if cache := environment.get("HF_HUB_CACHE"):
+        return Path(cache)
+    home = environment.get("HF_HOME") or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(home).expanduser() / "hub"
 
 
 @check(
@@ -34,7 +64,7 @@ def model(facts: Facts, wanted: Wanted) -> Iterator[Said]:
 
 @check(
     "paths.data",
-    looks_at=("the data files of the recipe", "配方所需的数据文件"),
+    looks_at=("the data files of the recipe", "recipe 所需的数据文件"),
     means=("verl reads them on the head and in its workers", "verl 在 head 与 worker 上读取"),
     fix=("make them with ./run.sh data NAME, or correct --data", "用 ./run.sh data NAME 生成，或修正 --data"),
 )
@@ -61,5 +91,5 @@ def out(facts: Facts, wanted: Wanted) -> Iterator[Said]:
             yield error(f"{path.path} cannot be written", "give another folder with --out, or the rights for this one")
 
 
-def _of(facts: Facts, what: str) -> list[Path]:
+def _of(facts: Facts, what: str) -> list[RunPath]:
     return [path for path in facts.paths if path.what == what]

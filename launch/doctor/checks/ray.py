@@ -1,10 +1,29 @@
-"""Other Rays on this host, and what may lead ours to them."""
+"""Other Rays on this host, whose they are, and what may lead ours to them. Ray itself is not asked."""
 
+import re
 from collections.abc import Iterator
 
+import psutil
+
 from launch.doctor.checking import Said, check, ok, warning
-from launch.doctor.facts import Facts
-from launch.doctor.wanted import Wanted
+from launch.doctor.facts import Facts, RayNode
+from launch.doctor.requirements import Wanted
+from launch.processes import mark
+
+
+def ray_nodes() -> tuple[RayNode, ...]:
+    """The raylets of this host that can be seen."""
+    nodes = []
+    for process in psutil.process_iter(["pid", "name", "cmdline", "username"]):
+        if process.info["name"] == "raylet":
+            nodes.append(_node(process))
+    return tuple(nodes)
+
+
+def _node(process: psutil.Process) -> RayNode:
+    head = re.search(r"--gcs-address=(\S+)", " ".join(process.info["cmdline"] or ()))
+    user = process.info["username"] or "?"
+    return RayNode(process.info["pid"], user, head[1] if head else "an unknown head", mark(process))
 
 
 @check(

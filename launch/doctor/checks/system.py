@@ -1,18 +1,75 @@
 """The machine: limits, shared memory, disks, memory, clock, huge pages."""
 
-from collections.abc import Iterator
+import ctypes
+import re
+import resource
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
 
 from launch.doctor.checking import Said, check, error, ok, warning
-from launch.doctor.facts import GIB, MIB, Facts
-from launch.doctor.wanted import Wanted
-from launch.limits import OPEN_FILES
+from launch.doctor.facts import GIB, MIB, Facts, System
+from launch.doctor.requirements import Wanted
+from launch.processes import OPEN_FILES
 from launch.stacks import pins
 
+CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")  # version 2, version 1
+TIMEX_BYTES = 512  # more than any kernel's struct timex
+NOT_SYNCHRONIZED = 5  # TIME_ERROR of adjtimex(2)
 FEWEST_FILES = 4096
 LOCKED_BYTES = 1 * GIB
 SHARED_GIB = {"none": 1, "gpu": 16, "npu": 16}
 TMP_GIB = 5
 OUT_GIB = 50
+
+
+def system(folders: Sequence[str], root: Path = Path("/")) -> System:
+    """The machine as it is now; free space where each of `folders` is, or would be made."""
+    memory = psutil.virtual_memory()
+    total = min([memory.total, *cgroup_limits(root)])
+    shared = shutil.disk_usage("/dev/shm")
+    return System(
+        open_files=limits(resource.RLIMIT_NOFILE),
+        locked_memory=limits(resource.RLIMIT_MEMLOCK),
+        shared_memory=(shared.total, shared.free),
+        disks={folder: shutil.disk_usage(existing(Path(folder))).free for folder in folders},
+        memory=(total, min(memory.available, total)),
+        synchronized=clock_is_synchronized(),
+        huge_pages=huge_pages((root / "proc" / "meminfo").read_text()),
+    )
+
+
+def limits(which: int) -> tuple[int | None, int | None]:
+    """A limit of this process, soft and hard; None is unlimited."""
+    soft, hard = (None if one == resource.RLIM_INFINITY else one for one in resource.getrlimit(which))
+    return soft, hard
+
+
+def cgroup_limits(root: Path) -> list[int]:
+    """The memory that this container may use, in bytes; nothing outside one."""
+    texts = [(root / file).read_text(errors="replace").strip() for file in CGROUP_LIMITS if (root / file).is_file()]
+    return [int(text) for text in texts if re.fullmatch("[0-9]{1,19}", text)]
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    return folder if folder.exists() else existing(folder.absolute().parent)
+
+
+def clock_is_synchronized() -> bool | None:
+    """Whether the kernel says that a time server disciplines its clock; None where it may not be asked."""
+    library = ctypes.CDLL(None)
+    state = library.adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))  # modes 0: asks, sets nothing
+    return None if state < 0 else state != NOT_SYNCHRONIZED
+
+
+def huge_pages(meminfo: str) -> tuple[int, int]:
+    """Bytes that are set aside for huge pages, and how many of them are not used."""
+    fields = dict(re.findall(r"(?m)^(Hugepagesize|HugePages_Total|HugePages_Free): {0,30}([0-9]{1,18})\b", meminfo))
+    size, total, idle = (int(fields.get(name, 0)) for name in ("Hugepagesize", "HugePages_Total", "HugePages_Free"))
+    return total * size * 1024, idle * size * 1024
 
 
 @check(
@@ -120,7 +177,7 @@ def disk(facts: Facts, wanted: Wanted) -> Iterator[Said]:
     "system.memory",
     looks_at=(
         "the host's memory, or the container's share of it, beside what the recipe needs",
-        "主机（或容器）内存，对照配方需求",
+        "主机（或容器）内存，对照 recipe 的需求",
     ),
     means=(
         "offloaded parameters and optimizer states are held there; the kernel kills what asks for too much",
@@ -128,7 +185,7 @@ def disk(facts: Facts, wanted: Wanted) -> Iterator[Said]:
     ),
     fix=(
         "end other programs, take more hosts, or a recipe that offloads less",
-        "结束其他程序、增加主机，或使用卸载更少的配方",
+        "结束其他程序、增加主机，或使用卸载更少的 recipe",
     ),
 )
 def memory(facts: Facts, wanted: Wanted) -> Iterator[Said]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from launch.doctor.checking import Said, check, error, ok, warning
 from launch.doctor.facts import Facts
-from launch.doctor.wanted import Wanted
+from launch.doctor.requirements import Wanted
 from launch.stacks import pins
 
 ADDRESSES = ("HCCL_IF_IP", "VLLM_HOST_IP")
@@ -74,11 +74,11 @@ def _matches(pattern: str, nic: str) -> bool:
     "variables.allocator",
     looks_at=(
         "expandable segments in PYTORCH_NPU_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF, beside vLLM's sleep mode",
-        "PYTORCH_NPU_ALLOC_CONF 或 PYTORCH_CUDA_ALLOC_CONF 中的 expandable_segments 与 vLLM 的 sleep mode",
+        "PYTORCH_NPU_ALLOC_CONF 或 PYTORCH_CUDA_ALLOC_CONF 中的 expandable_segments 与 vLLM 的 sleep 模式",
     ),
     means=(
         "vLLM's sleep mode has an allocator of its own, which refuses to start with expandable segments",
-        "vLLM 的 sleep mode 使用自己的分配器，与 expandable segments 不兼容，会拒绝启动",
+        "vLLM 的 sleep 模式使用自己的分配器，与 expandable segments 不兼容，会拒绝启动",
     ),
     fix=("take expandable_segments:True out of the variable", "从变量中去掉 expandable_segments:True"),
 )
@@ -97,7 +97,7 @@ def allocator(facts: Facts, wanted: Wanted) -> Iterator[Said]:
     looks_at=("ASCEND_LAUNCH_BLOCKING and CUDA_LAUNCH_BLOCKING", "ASCEND_LAUNCH_BLOCKING 与 CUDA_LAUNCH_BLOCKING"),
     means=(
         "left on from debugging, every operator waits for the one before: several times slower",
-        "调试后忘记关闭会使每个算子同步等待，慢数倍",
+        "调试后忘记关闭会使每个 kernel 或算子都同步等待，慢数倍",
     ),
     fix=("unset it", "unset 该变量"),
 )

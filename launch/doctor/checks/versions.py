@@ -1,13 +1,22 @@
-"""Versions against the stack's pins, and against each other."""
+"""Versions of Python, packages, CANN, driver and chip: against the stack's pins, and against each other."""
 
-from collections.abc import Iterator
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
 
 from launch.doctor.checking import Said, check, error, ok, warning
-from launch.doctor.facts import Facts, Package
-from launch.doctor.gather.software import plain
-from launch.doctor.wanted import Wanted
+from launch.doctor.facts import Facts, Package, Software
+from launch.doctor.requirements import Wanted
+from launch.software import own_packages, sources
 from launch.stacks import Pins, pins
 
+CANN_FOLDERS = ("usr/local/Ascend/cann", "usr/local/Ascend/ascend-toolkit/latest")
+CANN_FILE = "*-linux/ascend_toolkit_install.info"
+CHIP_VARIABLE = "ASCEND_QUANT_CHIP"  # set by our images: A2 or A3
 # Drivers (Ascend HDK) that a CANN works with, by the release notes of CANN 8.5.0 and 9.1.0 on hiascend.com:
 # CANNCommunityEdition/850/releasenote, CANNCommunityEdition/910/softwareinst/releasenote/9.1.0.
 DRIVERS = {
@@ -17,18 +26,77 @@ DRIVERS = {
 PRODUCTS = {"ascend910b": "A2", "ascend910_93": "A3"}
 
 
+def software(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Software:
+    """The versions of this interpreter's environment, and of CANN."""
+    cann, where = cann_version(root, environment)
+    return Software(
+        python=platform.python_version(),
+        packages=installed_packages(),
+        sources=sources(own_packages()),
+        cann=cann,
+        cann_from=where,
+        chip_of_image=environment.get(CHIP_VARIABLE) or chip_of_build(),
+    )
+
+
+def installed_packages() -> dict[str, Package]:
+    """Every installed package; of one that is there twice, the first on sys.path, which is the one imported."""
+    found: dict[str, Package] = {}
+    for distribution in distributions():
+        name = distribution.metadata["Name"]
+        if name:
+            found.setdefault(plain(name), Package(distribution.version, commit(distribution)))
+    return found
+
+
+def plain(name: str) -> str:
+    """A package's name as the index compares names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def commit(distribution: Distribution) -> str | None:
+    """The commit that a package was built from, where its installer (PEP 610) or its version (+gHASH) says it."""
+    direct = distribution.read_text("direct_url.json")
+    if direct and (said := json.loads(direct).get("vcs_info", {}).get("commit_id")):
+        return said
+    found = re.search(r"\+(?:.*\.)?g([0-9a-f]{7,40})", distribution.version)
+    return found[1] if found else None
+
+
+def cann_version(root: Path, environment: Mapping[str, str]) -> tuple[str | None, str]:
+    """CANN's version and the file that says it; or None, and where it was looked for."""
+    set_by = next((name for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") if environment.get(name)), None)
+    folders = [Path(environment[set_by])] if set_by else [root / folder for folder in CANN_FOLDERS]
+    for folder in folders:
+        for file in sorted(folder.glob(CANN_FILE)):
+            found = re.search(r"(?m)^version=(\S+)", file.read_text(errors="replace"))
+            if found:
+                return found[1], str(file)
+    return None, f"{' or '.join(map(str, folders))}{f' ({set_by})' if set_by else ''}"
+
+
+def chip_of_build() -> str | None:
+    """What the installed vllm-ascend was built for: its _build_info.py says the SoC (0.10) or the product (0.23)."""
+    for distribution in distributions(name="vllm-ascend"):
+        file = Path(str(distribution.locate_file("vllm_ascend/_build_info.py")))
+        if file.is_file():
+            found = re.search(r"__(?:soc_version|device_type)__ *= *['\"](\w+)['\"]", file.read_text())
+            return found[1] if found else None
+    return None
+
+
 @check(
     "versions.packages",
     looks_at=(
         "Python and the installed packages, beside the stack's pins in `docker/stacks.yaml`; a build's own suffix "
         "(`+cpu`) does not count",
-        "Python 与已安装的包，对照 `docker/stacks.yaml` 中软件栈的固定版本；构建后缀（`+cpu`）不计",
+        "Python 与已安装的包，对照 `docker/stacks.yaml` 中软件栈的锁定版本；构建后缀（`+cpu`）不计",
     ),
     means=(
         "the stack was tried with these versions alone; others fail in ways that point elsewhere",
         "软件栈只在这些版本上验证过；其他版本的报错往往指向别处",
     ),
-    fix=("use the stack's image, or install the pinned version", "使用该软件栈的镜像，或安装固定的版本"),
+    fix=("use the stack's image, or install the pinned version", "使用该软件栈的镜像，或安装锁定版本"),
 )
 def packages(facts: Facts, wanted: Wanted) -> Iterator[Said]:
     stack, software = pins(wanted.stack), facts.software

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from launch.commands.ending import FAILED, WRONG_USE, fail
+from ascend_quant.exits import FAILED, WRONG_USE, fail
 
 WIDTH = 400  # of the table, whatever the terminal's: a digest that is cut off is none
 
@@ -23,15 +23,15 @@ def lock(
 
     It says whom it asks. The locks of a stack are written together, or not at all.
 
-    Ends with 0, 1 (something was not reached and keeps its pin; with --check also: something would change) or 2.
+    Exit status: 0; 1 if something was not reached and keeps its pin, with --check also if something would change; 2 for
+    wrong use.
     """
     from rich.console import Console
     from rich.table import Table
 
     from launch.errors import LaunchError
-    from launch.images.lock.asked import asked
     from launch.images.lock.packages import names
-    from launch.images.lock.refresh import refresh
+    from launch.images.lock.refresh import asked, refresh
 
     try:
         names(stack)
@@ -64,7 +64,7 @@ def try_out(
 ) -> None:
     """Install the locks of a stack here, in a scratch environment, and import what they want. Needs the stack's Python.
 
-    Ends with 0, 1 (an import failed for a reason of its own, or nothing could be installed) or 2.
+    Exit status: 0; 1 if an import failed for a reason of its own, or nothing could be installed; 2 for wrong use.
     """
     import tempfile
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from launch.errors import LaunchError
-from launch.images.lock.text import merged, parse
+from launch.images.locked import merged, parse
 from launch.root import ROOT
 
 LOCKS = ROOT / "docker" / "locks"

@@ -1,19 +1,30 @@
-"""A refresh of one stack: all that it pins is asked for again. What nobody answers keeps its pin, and is said."""
+"""A refresh of one stack: all that it pins is asked for again. What nobody answers keeps its pin, and is said.
 
+Whom it asks is told before: package indexes as uv's variables name them, registries, archives. A value of
+docker/stacks.yaml is changed in its place: comments and layout stay.
+"""
+
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch import stacks
 from launch.errors import LaunchError
 from launch.images import bake, table
-from launch.images.lock.edit import put
+from launch.images.build import without_login
 from launch.images.lock.packages import LOCKS, Lock, install_uv, names
 from launch.images.lock.remote import questions
-from launch.images.lock.text import parse
-from launch.images.loose import MACHINES, unlocked
+from launch.images.locked import MACHINES, parse, unlocked
+
+# uv's variables (an older name second), and what it does without.
+INDEXES = {
+    "package index": (("UV_DEFAULT_INDEX", "UV_INDEX_URL"), "uv's own"),
+    "further package indexes": (("UV_INDEX", "UV_EXTRA_INDEX_URL"), "none"),
+    "folders or pages of packages": (("UV_FIND_LINKS",), "none"),
+}
 
 
 @dataclass(frozen=True)
@@ -135,3 +146,27 @@ def _by_package(text: str) -> dict[str, tuple[str, list[str]]]:
         where = f" ({entry.marker})" if entry.marker else ""
         found[entry.name] = (f"{version}, {entry.version}{where}".lstrip(", "), [*files, *entry.hashes])
     return found
+
+
+def asked(stack: str, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """A line for each, without logins."""
+    for what, (variables, default) in INDEXES.items():
+        given = [environment[name] for name in variables if environment.get(name)]
+        yield f"{what}: {without_login(given[0])}" if given else f"{what}: {default} ({variables[0]} names others)"
+    if stack in stacks.all_pins():
+        yield from (question.whom for question in questions(stacks.pins(stack)))
+
+
+def put(text: str, place: Iterable[str], value: str) -> str:
+    """The text with another plain value at a place, which is a list of keys.
+
+    Raises:
+        KeyError: there is no such place.
+    """
+    import yaml
+
+    node = yaml.compose(text)
+    for key in place:
+        below = {name.value: one for name, one in node.value} if isinstance(node, yaml.MappingNode) else {}
+        node = below[key]
+    return text[: node.start_mark.index] + value + text[node.end_mark.index :]

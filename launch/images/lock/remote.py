@@ -1,7 +1,12 @@
-"""What registries, git servers and archives say now: the digest of an image's tag, a branch's commit, a file's hash."""
+"""What registries, git servers and archives say now: the digest of an image's tag, a branch's commit, a file's hash.
+
+Archives are fetched and unpacked by the very step that image builds use.
+"""
 
 import json
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,11 +14,12 @@ from functools import partial
 from pathlib import Path
 
 from launch.errors import LaunchError
-from launch.images.fetched import fetch
 from launch.images.lock.packages import run
+from launch.root import ROOT
 from launch.stacks import File, Pins
 
 DIGEST = re.compile("sha256:[0-9a-f]{64}")
+STEP = ROOT / "docker" / "steps" / "archive.py"
 
 
 @dataclass(frozen=True)
@@ -83,3 +89,15 @@ def same(file: File) -> str:
     with tempfile.TemporaryDirectory() as folder:
         fetch(file, Path(folder))
     return file.sha256
+
+
+def fetch(file: File, folder: Path) -> None:
+    """Unpack an archive into a folder.
+
+    Raises:
+        LaunchError: it was not reached, is another file than the pinned one, or no archive.
+    """
+    command = [sys.executable, str(STEP), file.address, file.sha256, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise LaunchError(done.stderr.strip())

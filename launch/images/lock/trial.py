@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.doctor.gather.software import plain
+from launch.doctor.checks.versions import plain
 from launch.errors import LaunchError
 from launch.images.lock.packages import LOCKS, Lock, install_uv, names, run
 from launch.images.locked import locked, machine

@@ -1,0 +1,7 @@
+"""What any engine's adapter needs beside a refit, in any engine: what each differs in is in `integrations/`.
+
+options.py    what a user may set
+loading.py    every copy into a resident parameter, whichever of the engine's loaders makes it
+layout.py     weights in another layout than a checkpoint's (NPUs, int4), and their stand-ins for the loaders
+placeless.py  tensors that are right to come though a rank has no place for them
+"""

@@ -1,0 +1,232 @@
+"""The one hook: while weights load, every copy into a resident parameter passes through here.
+
+Engines have dozens of loaders (fused, sharded, per expert, stacked). All of them end in `parameter_view.copy_(shard)`.
+A dispatch mode around `model.load_weights` sees each of these copies, makes it a write of the refit instead, and keeps
+the books: which checkpoint tensor went where, how much of it, and which rows are written. What it learns is the plan
+by which later refits pass the loaders by.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ascend_quant.dtypes import FLOATS
+from ascend_quant.engine.placeless import Placeless
+from ascend_quant.kernels.storage import CODES
+from ascend_quant.refit import Refit, RefitError
+from ascend_quant.refit.plan import Entry, together
+from ascend_quant.refit.resident import ResidentWeight, offset_in
+from ascend_quant.refit.sent import NamedTensor, check_sent, made_plain
+from ascend_quant.stacks import one_by_one
+
+COPY = torch.ops.aten.copy_.default
+FILL = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
+
+
+class Loading(TorchDispatchMode):
+    """Active while an engine's loaders run, for one `model.load_weights` call.
+
+    Args:
+        refit: where tensors are placed, written and counted.
+        residents: resident parameters by their storage; a scale's maps to None (never loaded).
+        shards: over how many ranks a tensor may be split.
+        placeless: tensors that the engine leaves out on purpose.
+        stacked: whether its loaders take a stack of experts; otherwise they get them one by one.
+    """
+
+    def __init__(
+        self,
+        refit: Refit,
+        residents: Mapping[int, ResidentWeight | None],
+        shards: int,
+        placeless: Placeless,
+        stacked: bool,
+    ):
+        super().__init__()
+        self.refit, self.residents, self.shards, self.placeless = refit, residents, shards, placeless
+        self.stacked = stacked
+        self.source: Source | None = None
+        self._flushing = False
+
+    def feed(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
+        """Place tensors by plan; pass the others on to the engine, one at a time, and check what became of each."""
+        for group in together(self.refit.smoothed(weights)):
+            for name, sent in self.refit.place(self.placeless.apart(group, self._flush)):
+                check_sent(name, sent)
+                tensor = made_plain(sent)
+                slot = self.refit.batch.new_sources([(name, tensor.numel())])
+                self.source = Source(name, tensor, slot, sent.nbytes)
+                yield from [(name, tensor)] if self.stacked else one_by_one(name, tensor)
+                self.finish()
+                if tensor is not sent:
+                    self._flush()  # one copy at a time
+            self._flush()
+
+    def _flush(self) -> None:
+        """Start the refit's writes, which are not a loader's and pass this mode."""
+        self._flushing = True
+        self.refit.flush()
+        self._flushing = False
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Turn an error of the engine's loaders, which often says little, into one that names the tensor."""
+        try:
+            yield
+        except RefitError:
+            raise
+        except Exception as error:
+            if self.source is None:  # not in a loader: whoever provides the tensors failed
+                raise
+            shape = tuple(self.source.tensor.shape)
+            reason = str(error) or "its shape or name does not fit"
+            raise RefitError(f"{self._name()} of shape {shape}: the engine refused it: {reason}") from error
+
+    def finish(self) -> None:
+        """Close the books of the current tensor.
+
+        Raises:
+            RefitError: the model ignored it, or took only part of it.
+        """
+        source, self.source = self.source, None
+        if source is None:
+            return
+        if source.taken == 0:
+            if not self.placeless.leave_out(source.name):
+                raise RefitError(f"extra tensor {source.name}: this model has no place for it")
+            self.refit.record(source.name, source.entry)
+            return
+        whole = source.tensor.numel()
+        # Sharded: this rank took whole/shards of it, or a multiple where ranks hold copies (key/value heads).
+        if not source.padded and (source.taken > whole or source.taken * self.shards % whole):
+            raise RefitError(
+                f"{source.name}: shape {tuple(source.tensor.shape)} is not what the model expects: "
+                f"{source.taken} of its {whole} elements found a place"
+            )
+        self.refit.count(1, source.nbytes)
+        self.refit.record(source.name, source.entry)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if not self._flushing and (func is COPY or func in FILL):
+            target = args[0]
+            key = storage_of(target)
+            if key in self.residents and target.numel():
+                self._write(func, self.residents[key], target, args)
+                return target
+            if func is COPY and target.dtype in CODES.values() and args[1].dtype in FLOATS:
+                raise RefitError(f"{self._name()}: floats are being cast into {target.dtype} that is not resident")
+        return func(*args, **(kwargs or {}))
+
+    def _write(self, func, resident: ResidentWeight | None, target: torch.Tensor, args) -> None:
+        if resident is None:
+            raise RefitError(f"{self._name()}: scales are computed by the engine; send BF16 weights alone")
+        source = self.source
+        if source is None:
+            raise RefitError("a loader wrote a resident weight before it was given any tensor")
+        try:
+            if func is COPY:
+                self._copy(source, resident, target, args[1])
+            else:
+                resident.fill(target, args[1] if len(args) > 1 else 0, source.slot)
+                source.entry.by_loader = True  # which fills what no tensor holds
+        except RefitError as error:
+            if str(error).startswith(f"{self._name()}:"):
+                raise
+            raise RefitError(f"{self._name()} -> {error}") from error
+
+    def _copy(self, source: "Source", resident: ResidentWeight, target: torch.Tensor, shard: torch.Tensor) -> None:
+        own = source.holds(shard)
+        base = source.tensor if own else shard
+        resident.check_dtype(source.tensor.dtype)  # whatever a loader makes of it
+        if resident.of_tensors and not own:
+            raise RefitError(
+                f"{source.name}: the engine rearranges it, so its one scale cannot be found; use scheme fp8"
+            )
+        whole = source.whole_rows(shard) if own else None
+        exact, given = self._by_profile(source, resident, shard, own)
+        moves = self.refit.write(source.slot, resident, target, shard, whole, base, exact, given)
+        source.taken += shard.numel()
+        source.padded |= resident.padded
+        if own and source.tensor.is_contiguous():
+            for move in moves:
+                source.entry.add(resident, move)
+        else:
+            source.entry.by_loader = True
+        if not own:
+            self._flush()  # a loader's own tensor lives until it returns
+
+    def _by_profile(
+        self, source: "Source", resident: ResidentWeight, shard: torch.Tensor, own: bool
+    ) -> tuple[bool, torch.Tensor | None]:
+        """Whether the shard is quantized as it is, and its rows' frozen scales."""
+        smoothing = self.refit.smoothing
+        if smoothing is None:
+            return False, None
+        quantized = bool(resident.codes)
+        smoothing.note(source.name, quantized)
+        scale_N = smoothing.scale_of(source.name) if quantized else None
+        if scale_N is not None and not own:
+            raise RefitError(
+                f"{source.name}: the engine rearranges it, so its frozen scales do not fit; use fresh ones"
+            )
+        return smoothing.is_exact(source.name), None if scale_N is None else source.of_rows(scale_N, shard)
+
+    def _name(self) -> str:
+        return self.source.name if self.source is not None else "a tensor of unknown name"
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Which memory a tensor is a view of; tensors without memory (meta) are told apart too, as data_ptr does not."""
+    return tensor.untyped_storage()._cdata
+
+
+def guard(loader: Callable, name: str, loading: Callable[[], bool]) -> Callable:
+    """A parameter's own loader that refuses to run outside `Loading`: it would cast floats to int8, silently."""
+
+    @wraps(loader)
+    def guarded(*args, **kwargs):
+        if not loading():
+            raise RefitError(f"{name}: its loader was called directly; write weights through model.load_weights")
+        return loader(*args, **kwargs)
+
+    return guarded
+
+
+class Source:
+    """One tensor of the checkpoint or the trainer, and how much of it has found a place."""
+
+    def __init__(self, name: str, tensor: torch.Tensor, slot: int, nbytes: int):
+        self.name, self.tensor, self.slot, self.taken, self.padded = name, tensor, slot, 0, False
+        self.nbytes = nbytes  # as it was sent
+        self.entry = Entry(tensor.shape)
+
+    def holds(self, shard: torch.Tensor) -> bool:
+        """Whether `shard` is a view of this tensor."""
+        mine = self.tensor
+        same = shard.dtype == mine.dtype and shard.device == mine.device
+        return same and shard.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
+
+    def of_rows(self, per_row: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
+        """The part of a per-row tensor that belongs to the rows of `shard`, a view of this contiguous matrix."""
+        length = self.tensor.shape[1]
+        strides = shard.stride()[:-1]
+        if shard.stride(-1) != 1 or any(stride % length for stride in strides):
+            raise RefitError(f"{self.name}: the engine takes its columns for rows, so its frozen scales do not fit")
+        first = offset_in(shard, self.tensor) // length
+        return per_row.as_strided(shard.shape[:-1], [stride // length for stride in strides], first)
+
+    def whole_rows(self, shard: torch.Tensor) -> torch.Tensor | None:
+        """The complete rows of this tensor that `shard`, a view of it, is a slice of; None if there are no such."""
+        tensor = self.tensor
+        if shard.dim() == 0:
+            return None
+        along = [d for d in range(tensor.dim()) if tensor.stride(d) == shard.stride(-1) and tensor.shape[d] > 1]
+        if not along:
+            return None
+        length, stride = tensor.shape[along[-1]], tensor.stride(along[-1])
+        behind = offset_in(shard, tensor) // stride % length
+        shape, strides = (*shard.shape[:-1], length), shard.stride()
+        return shard.as_strided(shape, strides, shard.storage_offset() - behind * stride)

@@ -1,0 +1,90 @@
+"""What a user may set in `quantization_config`, checked: a misspelt or mistyped option is an error, never ignored."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+from ascend_quant.names import Ignored, PatternError
+from ascend_quant.schemes import get_scheme
+
+NAME = "ascend_quant"  # of the quantization method, with engines
+Self = TypeVar("Self", bound="Options")
+
+KINDS = {  # what a field's annotation means in JSON
+    bool: (bool, "give true or false"),  # "false" would be true
+    str: (str, "give a name"),
+    str | None: ((str, type(None)), "give the path of a file"),
+    list[str]: (list, "give a list"),  # a string would be a list of names of one letter
+    list[dict]: (list, "give a list of options"),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `quantization="ascend_quant"`.
+
+    Attributes:
+        scheme: a name from `ascend_quant.schemes`.
+        ignore: layers that keep their dtype.
+        profile: path of a profile by which all weights are smoothed first.
+        frozen_scales: quantize with the profile's scales.
+        lm_head_fp32: logits in float32: products of BF16 activations and weights, each exact, summed in float32.
+        test_reload: reload twice when the engine has started, and compare with the fresh load.
+        replicas: options of each data-parallel replica in turn, in place of those above.
+    """
+
+    scheme: str = "int8"
+    ignore: list[str] = field(default_factory=list)
+    profile: str | None = None
+    frozen_scales: bool = False
+    lm_head_fp32: bool = False
+    test_reload: bool = False
+    replicas: list[dict] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError on a value of another type, UnknownScheme, or options that exclude each other."""
+        for option in fields(self):
+            value, (kind, advice) = getattr(self, option.name), KINDS[option.type]
+            if not isinstance(value, kind) or value == "":
+                raise ValueError(f"ascend_quant option {option.name}={value!r}: {advice}")
+        for pattern in self.ignore:
+            _check_pattern(pattern)
+        get_scheme(self.scheme)
+        if self.frozen_scales and self.profile is None:
+            raise ValueError(
+                "ascend_quant option frozen_scales: the scales are a profile's; give the option profile too"
+            )
+        for rank in range(len(self.replicas)):
+            self.of_replica(rank)
+
+    @classmethod
+    def of(cls: type[Self], config: Mapping[str, Any]) -> Self:
+        """From a `quantization_config`; raises ValueError, see above and `known`."""
+        return cls(**known(cls, {name: value for name, value in config.items() if name != "quant_method"}))
+
+    def of_replica(self: Self, rank: int) -> Self:
+        """Those of data-parallel replica `rank` (from 0)."""
+        if not self.replicas:
+            return self
+        own = self.replicas[rank % len(self.replicas)]
+        if not isinstance(own, Mapping) or "replicas" in own:
+            raise ValueError(f"ascend_quant option replicas: {own!r}: give the options of one replica")
+        return replace(self, replicas=[], **known(type(self), own))
+
+
+def _check_pattern(pattern: object) -> None:
+    """Raise ValueError unless this may be the name of a layer, or an expression for some."""
+    if not isinstance(pattern, str) or pattern in ("", "re:"):  # the second matches every layer
+        raise ValueError(f"ascend_quant option ignore: {pattern!r}: give names of layers, or re: and an expression")
+    try:
+        Ignored([pattern])
+    except PatternError as error:
+        raise ValueError(f"ascend_quant option {error}") from error
+
+
+def known(cls: type[Options], options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options, if all of them exist; raises ValueError with those that do."""
+    names = [option.name for option in fields(cls)]
+    if unknown := sorted(set(options) - set(names)):
+        raise ValueError(f"unknown ascend_quant option {unknown[0]!r}; the options are: {', '.join(names)}")
+    return options

@@ -1,0 +1,143 @@
+"""Tensors that are right to come though this rank has no place for them; any other is an extra, and refused.
+
+The head of a model that computes logits from its embedding must bring the embedding's values. Experts of other ranks
+are known by number: one of this rank's must come under the same name but for that.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from ascend_quant.refit import RefitError
+from ascend_quant.refit.plan import Entry
+from ascend_quant.refit.resident import ResidentWeight
+from ascend_quant.refit.sent import NamedTensor, check_sent, sent_twice
+
+HEAD = "lm_head.weight"
+ELEMENTS = 1 << 24  # compared at a time
+EXPERT = re.compile(r"(.*\.experts\.)(0|[1-9]\d{0,5})(\..+)")
+
+
+class TiedHead:
+    """`lm_head.weight` where the embedding computes the logits.
+
+    Args:
+        resident: the embedding (rows of this rank, hidden).
+        shape: of the whole embedding, without padding.
+        first, count: the rows of it that this rank holds.
+    """
+
+    def __init__(self, resident: ResidentWeight, shape: tuple[int, int], first: int, count: int):
+        self.resident, self.shape, self.rows = resident, shape, slice(first, first + count)
+        self.begin()
+
+    def begin(self) -> None:
+        """A refit begins."""
+        self._came, self._kept, self._differing = False, None, None
+
+    def take(self, tensor: torch.Tensor) -> None:
+        """Compare it with the embedding, whose writes are flushed; a copy is kept where that has not come yet.
+
+        Raises:
+            RefitError: it came twice, or is of another dtype or shape.
+        """
+        check_sent(HEAD, tensor)
+        if self._came:
+            raise sent_twice(HEAD)
+        self.resident.check_dtype(tensor.dtype)
+        if tuple(tensor.shape) != self.shape:
+            raise RefitError(f"{HEAD}: shape {tuple(tensor.shape)}, but the embedding that it is tied to: {self.shape}")
+        self._came, own = True, tensor[self.rows]
+        if self.resident.unwritten:
+            self._kept = own.to(self.resident.data.device, self.resident.data.dtype, copy=True)
+        else:
+            self._compare(own)
+
+    def check(self) -> None:
+        """The refit ends.
+
+        Raises:
+            RefitError: the head was not the embedding.
+        """
+        if self._kept is not None:
+            self._compare(self._kept)
+        self._kept = None
+        if self._differing is not None and (count := int(self._differing)):
+            raise RefitError(
+                f"{HEAD}: {count} elements are not those of {self.resident.name}, which computes the logits of this "
+                "model (tie_word_embeddings); send the same values, or the embedding alone"
+            )
+
+    def _compare(self, own: torch.Tensor) -> None:
+        held = self.resident.data[: len(own)]
+        step = max(1, ELEMENTS // held.shape[1])
+        self._differing = torch.zeros((), dtype=torch.int64, device=held.device)
+        for theirs, ours in zip(own.split(step), held.split(step), strict=True):
+            self._differing += (theirs.to(ours.device, ours.dtype) != ours).sum()
+
+
+class Placeless:
+    """The tensors without a place of one model.
+
+    Args:
+        head: the tied head, if there is one.
+        experts: how many experts a layer has on all ranks together; 0 if no rank leaves any out.
+    """
+
+    def __init__(self, head: TiedHead | None, experts: int):
+        self.head, self.experts = head, experts
+        self._elsewhere: list[str] = []
+
+    def begin(self) -> None:
+        """A refit begins."""
+        self._elsewhere = []
+        if self.head is not None:
+            self.head.begin()
+
+    def is_known(self, name: str) -> bool:
+        """Whether a loader may leave a tensor of this name out."""
+        return (self.head is not None and name == HEAD) or self._is_expert(name)
+
+    def apart(self, weights: Sequence[NamedTensor], flush: Callable[[], None]) -> Sequence[NamedTensor]:
+        """The weights without a tied head, which is compared, once `flush` has started what is queued.
+
+        Raises:
+            RefitError: see `TiedHead.take`.
+        """
+        if self.head is None or all(name != HEAD for name, _ in weights):
+            return weights
+        for name, tensor in weights:
+            if name == HEAD:
+                flush()
+                self.head.take(tensor)
+        return [(name, tensor) for name, tensor in weights if name != HEAD]
+
+    def leave_out(self, name: str) -> bool:
+        """Whether a tensor that found no place may be another rank's; `check` will know."""
+        if self._is_expert(name):
+            self._elsewhere.append(name)
+            return True
+        return False
+
+    def check(self, entries: Mapping[str, Entry]) -> None:
+        """The refit ends.
+
+        Raises:
+            RefitError: a head that is not the embedding, or an expert that none of this rank's is like.
+        """
+        if self.head is not None:
+            self.head.check()
+        if self._elsewhere:
+            own = {_pattern(name) for name, entry in entries.items() if not entry.is_idle}
+            if strange := [name for name in self._elsewhere if _pattern(name) not in own]:
+                raise RefitError(f"extra tensor {strange[0]}: no expert of this model has a tensor of that name")
+
+    def _is_expert(self, name: str) -> bool:
+        found = EXPERT.fullmatch(name) if self.experts else None
+        return found is not None and int(found[2]) < self.experts
+
+
+def _pattern(name: str) -> tuple[str, str] | None:
+    found = EXPERT.fullmatch(name)
+    return found and (found[1], found[3])

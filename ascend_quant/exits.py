@@ -1,0 +1,19 @@
+"""How commands end: the names of their exit statuses, and the one way to end with a message in place of a traceback."""
+
+import sys
+from typing import NoReturn
+
+DONE = 0
+FAILED = 1  # what was asked for did not come about, or not all of it
+WRONG_USE = 2  # options, files or a machine with which nothing was tried
+ABOVE = 3  # mismatch: the KL is above --fail-above
+NOT_REACHED = 3  # tune: time ran out; the next run goes on
+NOT_FORMED = 3  # train: the cluster did not form, or a host could not take part
+CANNOT_BEGIN = 3  # an image: something would stop what was asked for
+INTERRUPTED = 130  # Ctrl-C, as shells say it
+
+
+def fail(message: str, status: int) -> NoReturn:
+    """End the command with a message on stderr."""
+    print(message, file=sys.stderr)
+    raise SystemExit(status)

@@ -1,0 +1,76 @@
+"""verl's FSDP checkpoints, a file a rank: looked at without running anything of them, then merged by verl's own merger.
+
+The merger unpickles the files as they are; here it runs with torch's own restriction to tensors
+(TORCH_FORCE_WEIGHTS_ONLY_LOAD), which it cannot lift.
+"""
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed.tensor  # whose tensors torch.load then knows
+
+from ascend_quant.documents import BadDocument, read_json
+from ascend_quant.dtypes import FLOATS
+from ascend_quant.export.errors import ExportError
+
+CONFIG = "fsdp_config.json"
+MOST_RANKS = 1 << 16
+TENSORS_ALONE = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
+
+
+def merge(folder: Path, model: Path, out: Path) -> None:
+    """Write the shards' tensors in BF16, and the model's config and tokenizer, which lie in huggingface/ beside them.
+
+    Raises:
+        ExportError: a shard is missing, cut off, or holds more than weights; the merger fails.
+    """
+    if model != folder / "huggingface":
+        raise ExportError(
+            f"--hf-model {model}: verl reads the model's config from {folder / 'huggingface'}; leave it out"
+        )
+    for shard in _shards(folder):
+        _check(shard)
+    command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp", "--local_dir", str(folder)]
+    command += ["--target_dir", str(out)]
+    environment = {key: value for key, value in os.environ.items() if key != "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"}
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment | TENSORS_ALONE)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}").splitlines()[-1]
+        raise ExportError(f"verl.model_merger has failed on {folder}: {said:.300}")
+
+
+def _shards(folder: Path) -> list[Path]:
+    """A file a rank."""
+    try:
+        ranks = read_json(folder / CONFIG).get("world_size")
+    except BadDocument as error:
+        raise ExportError(str(error)) from error
+    if type(ranks) is not int or not 0 < ranks <= MOST_RANKS:
+        raise ExportError(f"{folder / CONFIG}: world_size is {ranks!r:.80}, which is no number of ranks")
+    paths = [folder / f"model_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
+    if missing := [path for path in paths if not path.is_file()]:
+        raise ExportError(f"{missing[0]} is missing ({len(missing)} of {ranks} such files); copy the checkpoint again")
+    return paths
+
+
+def _check(shard: Path) -> None:
+    """A shard holds weights by name, and nothing else."""
+    try:
+        state = torch.load(shard, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        said = named[1] if named else " ".join(str(error).split())
+        raise ExportError(f"{shard} holds more than tensors ({said:.200}); nothing of it has been run") from error
+    except Exception as error:  # a file that is cut off raises anything
+        raise ExportError(f"{shard} cannot be read ({error!r:.200}); copy the checkpoint again") from error
+    if not isinstance(state, dict):
+        raise ExportError(f"{shard} holds a {type(state).__name__}, and no tensors by name")
+    for name, tensor in state.items():
+        if getattr(tensor, "dtype", None) not in FLOATS:
+            found = getattr(tensor, "dtype", type(tensor).__name__)
+            raise ExportError(f"{shard}: {name!r:.80} is {found}; weights are {', '.join(map(str, FLOATS))}")

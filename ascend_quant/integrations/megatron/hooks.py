@@ -1,0 +1,20 @@
+"""What is changed of Megatron-core at run time: nothing of its code, only single modules of a model."""
+
+from ascend_quant.integrations.wrapping import ByHand
+
+BY_HAND = (
+    ByHand(
+        "the fusions of weight gradients of fake-quantized layers, switched off",
+        "ascend_quant.integrations.megatron.qat:_switch_fusions_off",
+        why="they would look for main_grad at the fake-quantized weight",
+        versions="megatron-core 0.12 to 0.18",
+        off="no fake quantization",
+    ),
+    ByHand(
+        "the class of a fake-quantized module",
+        "ascend_quant.qat.modules:install",
+        why="parameters and their names stay as they are; forward computes with what the engine will have",
+        versions="any",
+        off="no fake quantization",
+    ),
+)

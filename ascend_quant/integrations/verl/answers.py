@@ -1,0 +1,79 @@
+"""The trainer's end of verl's weight transfer, made to end: an engine's worker that is gone is noticed.
+
+verl's sender waits for the answer to each bucket without a deadline. A worker that fails answers all the same
+(receiver.py); one that was killed, for want of memory say, does not. The socket's monitor tells when it is gone.
+"""
+
+import time
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from ascend_quant.refit import RefitError
+
+FIRST_ANSWER_SECONDS = 600  # the engine's worker may still be busy with requests, or load kernels
+
+
+class ReceiverGone(RefitError):
+    """The engine's worker that was receiving weights no longer answers."""
+
+
+class AnsweredSocket:
+    """A REQ socket that raises ReceiverGone instead of waiting for a peer that no longer exists."""
+
+    def __init__(self, socket: zmq.Socket, address: str) -> None:
+        self._socket, self._address = socket, address
+        self._monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._peers = self._answers = 0
+
+    def send_pyobj(self, message: Any) -> None:
+        self._wait_until(zmq.POLLOUT)  # there is a peer
+        self._socket.send_pyobj(message)
+
+    def recv(self) -> bytes:
+        self._wait_until(zmq.POLLIN)
+        self._answers += 1
+        return self._socket.recv()
+
+    def _wait_until(self, can: int) -> None:
+        poller, deadline = zmq.Poller(), time.monotonic() + FIRST_ANSWER_SECONDS
+        poller.register(self._socket, can)
+        poller.register(self._monitor, zmq.POLLIN)
+        while not self._socket.poll(0, can):  # an answer counts, though its sender may have gone since
+            left = None if self._answers else max(0, 1000 * (deadline - time.monotonic()))
+            ready = dict(poller.poll(left))
+            if not ready:
+                raise ReceiverGone(
+                    f"no engine's worker has answered at {self._address} within {FIRST_ANSWER_SECONDS} s: it died "
+                    "before the weight sync; look in the rollout's log"
+                )
+            if self._monitor in ready and self._was_the_last() and not self._socket.poll(0, can):
+                raise ReceiverGone(
+                    f"the engine's worker closed {self._address} after {self._answers} answers, in the middle of a "
+                    "weight sync: look in the rollout's log for its error, or in the kernel's for what killed it"
+                )
+
+    def _was_the_last(self) -> bool:
+        """Whether the message is that no peer is left."""
+        came = recv_monitor_message(self._monitor)["event"] == zmq.EVENT_ACCEPTED
+        self._peers += 1 if came else -1
+        return self._peers == 0
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)  # what nobody has taken would wait for the next sync's receiver
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+
+class AnsweredContext:
+    """A ZMQ context whose sockets are answered ones."""
+
+    def __init__(self, context: zmq.Context, address: str) -> None:
+        self._context, self._address = context, address
+
+    def socket(self, kind: int) -> AnsweredSocket:
+        return AnsweredSocket(self._context.socket(kind), self._address)

@@ -1,0 +1,38 @@
+"""What differs between verl's versions, and those of Ray and vLLM that it runs on, found by looking."""
+
+import asyncio
+from typing import Any
+
+
+def models_of(worker: Any) -> list[Any]:
+    """The models that a weight sync is for: verl 0.9.1 has an MTP drafter follow the actor, and a method that names
+    both; commit bcb638649a50 knows the model alone."""
+    name_all = getattr(worker, "_iter_all_models", None)
+    return [worker.model_runner.model] if name_all is None else list(name_all())
+
+
+def plain_class(actor_class: Any) -> type:
+    """verl's TaskRunnerV1 is already a Ray actor class, which Ray forbids to subclass; Ray keeps the class it was made
+    of. Covers verl 0.9.1 (the docs' "recipe to change TaskRunner" needs it), Ray 2.60."""
+    return getattr(actor_class, "__ray_actor_class__", actor_class)
+
+
+async def ask_every_engine(engine: Any, method: str) -> list[list[Any]]:
+    """vLLM's collective_rpc asks the workers of all data-parallel engines behind a server, and returns the answers of
+    the first engine's alone. Covers vLLM 0.23 and 0.28.
+
+    Args:
+        engine: vLLM's AsyncLLM.
+        method: a method of the workers, without arguments.
+
+    Returns:
+        Of each engine, each worker's answer.
+    """
+    client = engine.engine_core
+    if engine.vllm_config.parallel_config.data_parallel_size == 1:
+        return [await engine.collective_rpc(method)]
+    asked = [
+        client._call_utility_async("collective_rpc", method, None, (), None, engine=core)
+        for core in client.core_engines
+    ]
+    return list(await asyncio.gather(*asked))

@@ -1,0 +1,69 @@
+"""A word in the log where importance weights leave little of a batch: verl computes the figure, and nobody looks at it.
+
+In bypass mode verl has the figure of each micro-batch, not of the batch, and means them under the actor's name. With
+weights of sequences, a sequence that is alone in its micro-batch counts as all of it: 1.000, whatever its weight.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+LEAST = 0.8  # of a batch that importance weights should leave
+EVERY = 50  # steps between two words
+NAME = "rollout_corr/rollout_is_eff_sample_size"
+CUT = "rollout_corr/rollout_is_ratio_fraction_high"
+DO = {
+    "sequence": "weights of sequences lose more the longer the answers are: set rollout_correction.rollout_is (in a "
+    "recipe correction.level) to token",
+    "token": "the two policies are far apart: `ascend-quant mismatch` names the layers to ignore; or train for the "
+    "rollout's scheme (QAT), or generate with a finer one",
+}
+
+
+def metric(name: str, bypass: bool) -> str:
+    """How verl's log calls a figure of the weights."""
+    return f"actor/{name}" if bypass else name
+
+
+class EffectiveSample:
+    """Looks at each step's metrics.
+
+    Args:
+        correction: verl's `algorithm.rollout_correction`, or None.
+    """
+
+    def __init__(self, correction: Mapping[str, Any] | None):
+        asked = correction or {}
+        self.level: str | None = asked.get("rollout_is")
+        self.bypass = bool(asked.get("bypass_mode"))
+        self.silent_until = 0
+        if self.level == "sequence" and self.bypass:
+            logger.warning(
+                "%s is of micro-batches here, and 1 for a sequence that is alone in one: low values are real, high "
+                "ones need not be. rollout_correction.bypass_mode=false has it of the batch",
+                metric(NAME, True),
+            )
+
+    def look(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Warn if the share is below LEAST, or missing where weights are asked for; not again for EVERY steps."""
+        if self.level is None or step < self.silent_until or (said := self._problem(metrics)) is None:
+            return
+        self.silent_until = step + EVERY
+        logger.warning("step %d: %s. docs/long_answers.md; not repeated before step %d", step, said, step + EVERY)
+
+    def _problem(self, metrics: Mapping[str, Any]) -> str | None:
+        name, cut = metric(NAME, self.bypass), metric(CUT, self.bypass)
+        if name not in metrics:
+            return (
+                f"rollout_is={self.level} asks for importance weights, and verl has logged no {name}: it trains "
+                "without. rollout.calculate_log_probs must be True, and bypass mode needs "
+                "actor.policy_loss.loss_mode=bypass_mode"
+            )
+        if (share := float(metrics[name])) >= LEAST:
+            return None
+        return (
+            f"importance weights leave {share:.2f} of the batch ({name}; at least {LEAST} is wanted), "
+            f"{100 * float(metrics[cut]):.1f} % of them are cut: {DO[self.level]}"
+        )

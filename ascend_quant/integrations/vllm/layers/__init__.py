@@ -1,0 +1,8 @@
+"""The layers of a vLLM model, as the plugin has them compute; whatever serves through vLLM's own kernels is here.
+
+linear.py         quantized linear layers
+moe.py            fused experts
+plain.py          what stays in its dtype
+mla.py            what vLLM derives from latent attention's weights, brought up to date in place
+cuda_products.py  the schemes' products by vLLM's CUDA kernels, registered with ascend_quant/kernels (products.py)
+"""

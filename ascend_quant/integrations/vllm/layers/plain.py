@@ -1,0 +1,57 @@
+"""Layers that keep their dtype: embeddings, lm_head, routers, ignored layers, everything under scheme `bf16`.
+
+vLLM's own methods pack weights for the CPU after loading: the packed copy goes stale on the next refit, and the
+original is thrown away. These methods compute from the resident parameter itself, with vLLM's own product where it
+packs nothing.
+"""
+
+import torch
+import torch.nn.functional as F
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+from ascend_quant.integrations.vllm.compat import PACKS_PLAIN_WEIGHTS
+from ascend_quant.kernels import kernels_for
+
+
+class FromResident:
+    """Compute from `layer.weight`; keep nothing derived from it."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        after_loading(layer)
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return F.linear(x, layer.weight, bias) if PACKS_PLAIN_WEIGHTS else super().apply(layer, x, bias)
+
+
+class PlainLinearMethod(FromResident, UnquantizedLinearMethod):
+    """A linear layer that is not quantized."""
+
+
+class RouterMethod(PlainLinearMethod):
+    """A mixture of experts' router: on CUDA, few tokens have a kernel of their own, in place of vLLM's product."""
+
+    def __init__(self):
+        super().__init__()
+        # found here: torch.compile cannot trace the search
+        self.product = getattr(kernels_for(torch.get_default_device()), "router_product", None)
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return super().apply(layer, x, bias) if bias is not None or not self.product else self.product(x, layer.weight)
+
+
+class PlainEmbeddingMethod(FromResident, UnquantizedEmbeddingMethod):
+    """An embedding or a language-model head."""
+
+
+class Float32HeadMethod(PlainEmbeddingMethod):
+    """A language-model head whose logits are float32; looking tokens up stays as it is, where the two are tied."""
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        logits = kernels_for(x.device).float32_product(x, layer.weight)
+        return logits if bias is None else logits + bias.float()
+
+
+def after_loading(layer: torch.nn.Module) -> None:
+    """vLLM's post-load hook, once a layer: the first call settles the whole model, the rest find nothing to do."""
+    layer.ascend_quant_settle()

@@ -1,0 +1,27 @@
+"""Our pass over the graphs that vLLM compiles (fusion.py), in the one place that vLLM has for a user's pass."""
+
+import torch
+from vllm.platforms import current_platform
+
+
+def add_pass(vllm_config) -> None:
+    """Have our pass over the graphs of an INT8 engine on CUDA, unless the user has one: vLLM has room for one."""
+    if not current_platform.is_cuda() or vllm_config.quant_config.scheme.name != "int8":
+        return
+    passes = vllm_config.compilation_config.inductor_compile_config
+    if _pass_key() not in passes:
+        from ascend_quant.integrations.vllm.fusion import FuseQuantization  # needs Triton, as not every platform has it
+
+        passes[_pass_key()] = FuseQuantization()
+
+
+def teach_pass(model: torch.nn.Module, vllm_config) -> None:
+    """Show the pass, if there is one of ours, the layers that it will meet in the model's graphs."""
+    if current_platform.is_cuda():
+        ours = vllm_config.compilation_config.inductor_compile_config.get(_pass_key())
+        if hasattr(ours, "learn"):
+            ours.learn(model)
+
+
+def _pass_key() -> str:
+    return getattr(current_platform, "pass_key", "post_grad_custom_post_pass")

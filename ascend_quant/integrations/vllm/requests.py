@@ -1,0 +1,262 @@
+"""Requests while an engine may not serve: no step computes from such weights, and the engine lives on.
+
+A request in flight, or one that comes, ends with finish reason "error" (older vLLMs: "abort") and the refusal as its
+stop reason; one that a pause of the scheduler holds back stays. In the caller's own process a new request is refused by
+an exception. The next complete refit heals. `model.compute_logits` refuses too (attach.py), where an error ends the
+engine: no step gets there.
+
+Weights reach the workers through `EngineCore.collective_rpc`, leave them in sleep and come back in wake_up. After each
+such call the core knows whether they may serve; a worker in the core's own process is asked directly. What came back in
+wake_up is looked at only when there is a request: a trainer that wakes the weights up often overwrites them at once.
+"""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, NamedTuple
+
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.request import RequestStatus
+
+from ascend_quant.engine.options import NAME
+from ascend_quant.integrations.vllm.compat import ENDED, run_method
+from ascend_quant.integrations.vllm.worker_refit import refit_of_worker
+from ascend_quant.refit import RefitError
+from ascend_quant.refit.errors import refusal
+
+logger = logging.getLogger(__name__)
+
+
+class State(NamedTuple):
+    """Of a worker's weights.
+
+    Attributes:
+        number: how often they came; None if the model is not ours.
+        why: why they may not serve.
+        failed: whether that is for a refit that failed.
+        unseen: whether they came back from a sleep and are to be looked at before a request.
+    """
+
+    number: int | None = None
+    why: str | None = None
+    failed: bool = False
+    unseen: bool = False
+
+
+class Answer(NamedTuple):
+    """What became of a call to one worker."""
+
+    result: Any
+    error: Exception | None
+    state: State
+
+
+def state_of_worker(worker: object) -> State:
+    """Runs on every worker."""
+    refit = refit_of_worker(worker)
+    if refit is None:
+        return State()
+    number = refit.last_receipt.number if refit.last_receipt else 0
+    return State(number, refit.why_not_servable(), refit.has_failed, refit.unseen)
+
+
+def state_once_looked_at(worker: object) -> State:
+    """The same, before a request: runs on every worker."""
+    refit = refit_of_worker(worker)
+    if refit is not None:
+        refit.look()
+    return state_of_worker(worker)
+
+
+def _is_ours(engine: object) -> bool:
+    return getattr(engine.vllm_config.quant_config, "get_name", str)() == NAME
+
+
+def answered(original: Callable) -> Callable:
+    """`EngineCore.collective_rpc`, of which every worker's end and state are known, whichever of them fails."""
+
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        if not _is_ours(self):
+            return original(self, method, timeout, args, kwargs)
+        answer = partial(_answer, method) if _worker_in(self) is not None else partial(_answer_far_away, method)
+        try:
+            answers = original(self, answer, timeout, args, kwargs)
+        except Exception as error:
+            _lost_answers(self, error)
+            raise
+        _note(self, [answer.state for answer in answers])
+        error = next((answer.error for answer in answers if answer.error is not None), None)
+        if error is None:
+            return [answer.result for answer in answers]
+        if why := next((answer.state.why for answer in answers if answer.state.failed), None):
+            self.model_executor.collective_rpc(_abandon, args=(why,))
+        raise error
+
+    return collective_rpc
+
+
+def _answer(method: str | bytes | Callable, worker: object, /, *args: Any, **kwargs: Any) -> Answer:
+    """Carry out a call on a worker."""
+    result = error = None
+    try:
+        result = run_method(worker, method, args, kwargs)
+    except Exception as caught:
+        error = caught
+    return Answer(result, error, state_of_worker(worker))
+
+
+def _answer_far_away(method: str | bytes | Callable, worker: object, /, *args: Any, **kwargs: Any) -> Answer:
+    """The same where the core is another process, to which not every exception can go."""
+    answer = _answer(method, worker, *args, **kwargs)
+    if answer.error is None:
+        return answer
+    logger.error("a call to this worker failed", exc_info=answer.error)
+    text = f"worker {worker.rank}: {type(answer.error).__name__}: {answer.error}"
+    return answer._replace(error=RuntimeError(text))
+
+
+def _abandon(worker: object, why: str) -> None:
+    """One rank's refit has failed, so it has on all: end what is open, so that the next can begin."""
+    refit = refit_of_worker(worker)
+    if refit is not None and refit.is_open:
+        refit.fail(RefitError(why))
+    if getattr(worker, "_weight_update_active", False):  # vLLM's update API keeps one that failed to finish
+        worker._weight_update_active = False
+        worker.weight_transfer_engine.reset_weight_update_target()
+
+
+def asking(original: Callable) -> Callable:
+    """A method of the core after which the workers are asked whether they may serve."""
+
+    def method(self, *args, **kwargs):
+        if not _is_ours(self):
+            return original(self, *args, **kwargs)
+        try:
+            result = original(self, *args, **kwargs)
+        except Exception as error:
+            if self.vllm_config.parallel_config.world_size > 1:
+                _lost_answers(self, error)
+            else:
+                _ask(self)
+            raise
+        if isinstance(result, Future):  # sleep, once the running requests have ended
+            result.add_done_callback(lambda done: _ask(self))
+        else:
+            _ask(self)
+        return result
+
+    return method
+
+
+def _lost_answers(core: object, error: Exception) -> None:
+    """Refuse for good: vLLM stopped reading at an error, the workers' answers may lag one call behind from now on."""
+    core.ascend_quant_broken = f"a call to its workers failed ({error}); restart the engine"
+
+
+def _ask(core: object) -> None:
+    _note(core, core.model_executor.collective_rpc(state_of_worker))
+
+
+def _note(core: object, states: list[State]) -> None:
+    core.ascend_quant_refusal = next((state.why for state in states if state.why), None)
+    core.ascend_quant_unseen = any(state.unseen for state in states)
+    _forget_prefixes(core, max(state.number or 0 for state in states))
+
+
+def _state(engine: object) -> State:
+    """As it is now of a worker in this process, else as it was after the last call."""
+    worker = _worker_in(engine)
+    if worker is not None:
+        return state_of_worker(worker)
+    why = getattr(engine, "ascend_quant_broken", None) or getattr(engine, "ascend_quant_refusal", None)
+    return State(why=why, unseen=getattr(engine, "ascend_quant_unseen", False))
+
+
+def _state_for_requests(engine: object) -> State:
+    """The same, once weights that came back from a sleep have been looked at."""
+    state, worker = _state(engine), _worker_in(engine)
+    if not state.unseen:
+        return state
+    if worker is not None:
+        return state_once_looked_at(worker)
+    _note(engine, engine.model_executor.collective_rpc(state_once_looked_at))
+    return _state(engine)
+
+
+def _worker_in(engine: object) -> object | None:
+    """The engine's worker if it is in this process."""
+    driver = getattr(getattr(engine, "model_executor", None), "driver_worker", None)
+    return getattr(driver, "worker", None)
+
+
+def ending(original: Callable) -> Callable:
+    """A step of the core, before which the requests in flight end if the engine may not serve."""
+
+    def step(self):
+        state = _state(self) if _is_ours(self) else State()
+        in_flight = _in_flight(self.scheduler) if state.why or state.unseen else []
+        why = _state_for_requests(self).why if in_flight else None
+        ended = [] if why is None else in_flight
+        if ended:
+            logger.warning("%d requests end: %s", len(ended), refusal(why))
+            self.scheduler.finish_requests([request.request_id for request in ended], ENDED)
+        outputs, executed = original(self)  # nothing is left of them but what the workers have to forget
+        return _with(outputs, ended, why), executed
+
+    return step
+
+
+def _in_flight(scheduler: object) -> list:
+    """Requests that the next step would compute, or the one after it; not those that a pause holds back."""
+    pause = getattr(getattr(scheduler, "pause_state", None), "name", "UNPAUSED")
+    if pause == "PAUSED_ALL":
+        return []
+    held = scheduler.running if pause == "PAUSED_NEW" else scheduler.requests.values()
+    return [request for request in held if not request.is_finished()]
+
+
+def _with(outputs: dict[int, EngineCoreOutputs] | None, ended: list, why: str | None) -> dict | None:
+    """The outputs of a step, and the ends of requests, for the client of each."""
+    for request in ended:
+        outputs = {} if outputs is None else outputs
+        end = EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=[],
+            finish_reason=RequestStatus.get_finished_reason(ENDED),
+            stop_reason=refusal(why),
+        )
+        outputs.setdefault(request.client_index, EngineCoreOutputs(outputs=[])).outputs.append(end)
+    return outputs
+
+
+def forgetting(original: Callable) -> Callable:
+    """`EngineCore.add_request`, which no prefix of former weights shall serve."""
+
+    def add_request(self, *args, **kwargs):
+        if _is_ours(self) and (number := _state(self).number) is not None:
+            _forget_prefixes(self, number)
+        return original(self, *args, **kwargs)
+
+    return add_request
+
+
+def refusing(original: Callable) -> Callable:
+    """`LLMEngine.add_request`, which raises where the core is in this process and may not serve."""
+
+    def add_request(self, *args, **kwargs):
+        if (why := _state_for_requests(self).why) is not None:
+            raise RefitError(refusal(why))
+        return original(self, *args, **kwargs)
+
+    return add_request
+
+
+def _forget_prefixes(core: object, number: int) -> None:
+    """Empty the prefix cache if new weights have come: old ones computed what it holds."""
+    if number == getattr(core, "ascend_quant_number", None):
+        return
+    if core.reset_prefix_cache() is False:
+        logger.warning("requests run during a refit: what old weights computed stays in the prefix cache till the next")
+    else:
+        core.ascend_quant_number = number

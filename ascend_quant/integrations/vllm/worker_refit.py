@@ -1,0 +1,29 @@
+"""The refit state of a model, and of the model that a worker runs."""
+
+from ascend_quant.engine.options import NAME
+from ascend_quant.refit import Refit, RefitError
+
+
+def refit_of(model: object) -> Refit:
+    """The refit state of a vLLM model that runs with `quantization="ascend_quant"`.
+
+    Raises:
+        RefitError: the model was built without it.
+    """
+    refit = refit_of_model(model)
+    if refit is None:
+        raise RefitError(
+            f"{type(model).__name__} was not built by the ascend_quant plugin; start the engine with "
+            f'quantization="{NAME}" (and check that ascend-quant is installed where the engine runs)'
+        )
+    return refit
+
+
+def refit_of_model(model: object) -> Refit | None:
+    """The same; None for a model that was built without it."""
+    return getattr(model, "ascend_quant_refit", None)
+
+
+def refit_of_worker(worker: object) -> Refit | None:
+    """That of the model of one of vLLM's workers; None if it has none, or one that was built without it."""
+    return refit_of_model(getattr(getattr(worker, "model_runner", None), "model", None))

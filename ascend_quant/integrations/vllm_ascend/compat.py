@@ -1,0 +1,76 @@
+"""What differs between vllm-ascend versions, found by looking.
+
+|                                | 0.23, 0.27, 0.30             | 0.10                              |
+|--------------------------------|------------------------------|-----------------------------------|
+| methods of layers              | quantization.method_adapters | quantization.quant_config         |
+| schemes, which those call      | quantization.methods         | quantization.w8a8_dynamic         |
+| a method is made of            | its scheme                   | a description of its layer        |
+| quantization configs           | any                          | of its own class (its Qwen3 asks) |
+| experts                        | FRACTAL_NZ                   | plain                             |
+| scales in the model's dtype    | of w2                        | of w13 and w2                     |
+| int8 experts in ACL graphs     | always                       | shared by 16 ranks and more       |
+
+Here all have methods that are made of their scheme, and one base for our config. What differs among the newer ones is a
+setting (refusals.py), or of the vLLM below: newer ones hold the weights of experts in a module of their own.
+"""
+
+from importlib.util import find_spec
+
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+
+if find_spec("vllm_ascend.quantization.method_adapters"):
+    from vllm_ascend.ops.linear import AscendUnquantizedLinearMethod
+    from vllm_ascend.quantization.method_adapters import AscendFusedMoEMethod, AscendLinearMethod
+    from vllm_ascend.quantization.methods import AscendW8A8DynamicFusedMoEMethod as ExpertsScheme
+    from vllm_ascend.quantization.methods import AscendW8A8DynamicLinearMethod as LinearScheme
+
+    OwnConfig = QuantizationConfig
+    EXPERTS_IN_NZ = True
+    ROUNDED_SCALES = ("w2_weight_scale",)
+    RANKS_FOR_GRAPHS = 1
+else:
+    from vllm_ascend.quantization import quant_config
+    from vllm_ascend.quantization.quant_config import AscendQuantConfig as OwnConfig
+    from vllm_ascend.quantization.w8a8_dynamic import AscendW8A8DynamicFusedMoEMethod as ExpertsScheme
+    from vllm_ascend.quantization.w8a8_dynamic import AscendW8A8DynamicLinearMethod as LinearScheme
+
+    AscendUnquantizedLinearMethod = UnquantizedLinearMethod  # it uses vLLM's
+    EXPERTS_IN_NZ = False
+    ROUNDED_SCALES = ("w13_weight_scale", "w2_weight_scale")  # npu_grouped_matmul takes both as they are
+    RANKS_FOR_GRAPHS = 16  # among fewer, its graphs gather tokens and do not quantize them (AllGatherCommImpl.permute)
+
+    class AscendLinearMethod(quant_config.AscendLinearMethod):
+        """Theirs, made of a scheme."""
+
+        def __init__(self, scheme: LinearScheme):
+            self.quant_method = scheme
+
+    class AscendFusedMoEMethod(quant_config.AscendFusedMoEMethod):
+        """Theirs, made of a scheme; `tid2eid` is unknown to this version."""
+
+        def __init__(self, scheme: ExpertsScheme, moe, tid2eid=None):
+            FusedMoEMethodBase.__init__(self, moe)
+            self.quant_method = scheme
+
+
+class AscendConfig(OwnConfig):
+    """A config that describes no layer: theirs would take ModelSlim's descriptions."""
+
+    def __init__(self):
+        QuantizationConfig.__init__(self)  # which theirs leaves out
+        self.quant_description: dict[str, str] = {}  # their norms look here for biases of ModelSlim's
+
+
+__all__ = [
+    "EXPERTS_IN_NZ",
+    "RANKS_FOR_GRAPHS",
+    "ROUNDED_SCALES",
+    "AscendConfig",
+    "AscendFusedMoEMethod",
+    "AscendLinearMethod",
+    "AscendUnquantizedLinearMethod",
+    "ExpertsScheme",
+    "LinearScheme",
+]

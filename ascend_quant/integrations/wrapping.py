@@ -1,0 +1,101 @@
+"""What is replaced in other packages at run time: the one mechanism, whose rows stand in each integration's hooks.py.
+
+A row says what is replaced, by what, why, which versions it covers and how to switch it off. A function is replaced
+once, however often its row is installed; what stands there instead is called with the same arguments.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import wraps
+from importlib import import_module
+
+MARK = "ascend_quant_hook"  # an attribute of what has been put in place
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A row: some functions of another package that are replaced alike.
+
+    Attributes:
+        targets: "module:function" or "module:Class.method".
+        make: of a function, what takes its place.
+        why: the need, and that nothing else serves it.
+        versions: that it covers.
+        off: how a user does without.
+        optional: some of the targets, or the modules they are in, are not in every version.
+        loaded: modules that nothing has imported yet stay so, with what they hold.
+        everywhere: modules of the same package that have imported the function by its name get the other one too.
+        fits: of a function, whether it is one to replace.
+    """
+
+    targets: tuple[str, ...]
+    make: Callable[[Callable], Callable]
+    why: str
+    versions: str
+    off: str
+    optional: bool = False
+    loaded: bool = False
+    everywhere: bool = False
+    fits: Callable[[Callable], bool] = callable
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """A row: what is replaced otherwise, on single objects that are ours to serve, in a table or among variables.
+
+    Attributes:
+        what: in words.
+        by: "module:function" of this package, which does it.
+        why, versions, off: as in `Hook`.
+    """
+
+    what: str
+    by: str
+    why: str
+    versions: str
+    off: str
+
+
+def install(hooks: Iterable[Hook]) -> None:
+    """Put these rows in place; harmless when repeated.
+
+    Raises:
+        ImportError, AttributeError: a target that is not optional is not there.
+    """
+    for hook in hooks:
+        for target in hook.targets:
+            _replace(hook, target)
+
+
+def _replace(hook: Hook, target: str) -> None:
+    module_name, _, path = target.partition(":")
+    *owners, name = path.split(".")
+    module = _module(hook, module_name)
+    owner = module
+    for part in owners:
+        owner = getattr(owner, part, None) if hook.optional else getattr(owner, part)
+    if owner is None:  # which has methods too, such as __init__
+        return
+    original = getattr(owner, name, None) if hook.optional else getattr(owner, name)
+    if original is None or hasattr(original, MARK) or not hook.fits(original):
+        return
+    replacement = wraps(original)(hook.make(original))
+    setattr(replacement, MARK, target)
+    setattr(owner, name, replacement)
+    if hook.everywhere:
+        package = module_name.partition(".")[0]
+        for other_name, other in list(sys.modules.items()):
+            if other_name.partition(".")[0] == package and getattr(other, name, None) is original:
+                setattr(other, name, replacement)
+
+
+def _module(hook: Hook, name: str) -> object | None:
+    if hook.loaded:
+        return sys.modules.get(name)
+    try:
+        return import_module(name)
+    except ImportError:
+        if not hook.optional:
+            raise
+        return None

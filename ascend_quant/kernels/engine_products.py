@@ -1,0 +1,53 @@
+"""Products that an engine's own kernels compute: `kernels` knows no engine, so an engine's adapter registers them here.
+
+int8_linear     (x_codes (M, K), codes (N, K), x_scale (M, 1), scale (N, 1), bias (N) or None, dtype) -> (M, N)
+plain_experts   the mixture of experts without quantization; arguments as of cuda_serving.experts, without scales
+and the schemes that the engine alone serves are added to a device's table of `Serving`.
+"""
+
+from collections.abc import Callable, Mapping, MutableMapping
+
+import torch
+
+from ascend_quant.kernels.storage import Serving
+
+_products: dict[str, Callable[..., torch.Tensor]] = {}
+
+
+class NoProduct(RuntimeError):
+    """No engine's adapter has registered a product that is needed."""
+
+
+def register(
+    products: Mapping[str, Callable[..., torch.Tensor]],
+    serving: Mapping[str, Serving],
+    table: MutableMapping[str, Serving],
+) -> None:
+    """Give `kernels` an engine's products, and a device's table the schemes that it serves; harmless when repeated.
+
+    Args:
+        products: by the names above.
+        serving: by the schemes' names.
+        table: the device's, such as `cuda_serving.SERVING`.
+
+    Raises:
+        ValueError: another one is registered under one of the names.
+    """
+    for held, given in ((_products, products), (table, serving)):
+        for name, one in given.items():
+            if held.setdefault(name, one) is not one:
+                raise ValueError(f"{name} is registered already, as {held[name]!r}; it cannot be {one!r} too")
+
+
+def engine_product(name: str) -> Callable[..., torch.Tensor]:
+    """A registered product.
+
+    Raises:
+        NoProduct: naming it.
+    """
+    if name not in _products:
+        raise NoProduct(
+            f"product {name!r} is an engine's, and no engine's adapter is loaded in this process; vLLM's is "
+            "ascend_quant.integrations.vllm.layers.cuda_products, whose register() its plugin calls"
+        )
+    return _products[name]

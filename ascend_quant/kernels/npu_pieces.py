@@ -1,0 +1,196 @@
+"""Which rows of a flush an NPU takes together, where they come from and where they go: arithmetic of the host alone.
+
+A launch costs the host more than a megabyte costs the device, and so does each view. So rows of one length are taken
+by the chunk, whole tensors side by side; what lies so in memory already is one view, what goes on in a resident tensor
+is one write.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ascend_quant.kernels.moves import SAMPLE, Job, Move, sampled
+
+ALONE = 1 << 25  # elements of a piece that is worth launches of its own: to copy it beside others would cost more
+
+
+class Piece(NamedTuple):
+    """Some rows of a move, and its source."""
+
+    move: Move
+    source: torch.Tensor
+    slot: int
+    rows: slice
+
+    @property
+    def count(self) -> int:
+        return self.rows.stop - self.rows.start
+
+    @property
+    def first_row(self) -> int:
+        """In the whole resident tensor."""
+        return self.move.first_row + self.rows.start
+
+    def goes_on(self, other: "Piece") -> bool:
+        """Whether another piece's rows follow in the same resident tensor, and their scales."""
+        mine, its = self.move, other.move
+        if (mine.weight, self.first_row + self.count) != (its.weight, other.first_row) or mine.place is not its.place:
+            return False
+        scales = mine.scale is None or self._lies_before(other, mine.scale, its.scale)
+        return scales and (mine.place is not None or self._lies_before(other, mine.target_NK, its.target_NK))
+
+    def _lies_before(self, other: "Piece", mine: torch.Tensor, its: torch.Tensor) -> bool:
+        """Whether the rows of one tensor end where those of another begin, dense both."""
+        length = mine.shape[1] if mine.dim() > 1 else 1
+        dense = all(len(rows) == 1 or rows.stride(0) == length for rows in (mine, its))
+        end = mine.storage_offset() + (self.rows.stop - 1) * mine.stride(0) + length
+        begin = its.storage_offset() + other.rows.start * its.stride(0)
+        return dense and end == begin and _same_storage(mine, its)
+
+
+class Run(NamedTuple):
+    """Rows that follow each other in a chunk and in one resident tensor.
+
+    Attributes:
+        first: the piece that they begin with.
+        start, count: which rows of the chunk they are.
+    """
+
+    first: Piece
+    start: int
+    count: int
+
+    def of(self, chunk: torch.Tensor) -> torch.Tensor:
+        """These rows of what was made of the chunk's."""
+        return chunk if len(chunk) == self.count else chunk[self.start : self.start + self.count]
+
+    def resident(self, tensor: torch.Tensor) -> torch.Tensor:
+        """These rows of the first move's target or scale, and of those that follow it."""
+        rows = self.first.rows
+        if rows.start == 0 and len(tensor) == self.count:
+            return tensor
+        if rows.start + self.count <= len(tensor):
+            return tensor[rows.start : rows.start + self.count]
+        length = tensor.shape[1:]
+        strides = (length[0], 1) if length else (1,)
+        offset = tensor.storage_offset() + rows.start * tensor.stride(0)
+        return tensor.as_strided((self.count, *length), strides, offset)
+
+    def sample(self, codes_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The compared rows as they are in the resident tensor, and as they are in the chunk; None without any."""
+        first, move = self.first.first_row, self.first.move
+        here = sampled(first, self.count)
+        if here.start >= self.count:
+            return None
+        new = codes_NK[self.start + here.start : self.start + self.count : SAMPLE]
+        if move.place is None:
+            return self.resident(move.target_NK)[here], new
+        return move.place[first + here.start : first + self.count : SAMPLE], new
+
+    def write(self, values_NK: torch.Tensor, scale_N: torch.Tensor | None) -> None:
+        """Put the chunk's values and scales where they belong."""
+        move = self.first.move
+        if move.place is None:
+            self.resident(move.target_NK).copy_(self.of(values_NK))
+        else:
+            move.place.write(self.first.first_row, self.of(values_NK))
+        if scale_N is not None:
+            self.resident(move.scale).copy_(self.of(scale_N))
+
+
+def runs_of(pieces: Sequence[Piece]) -> list[Run]:
+    """The rows of a chunk by where they go."""
+    runs, start, last = [], 0, None
+    for piece in pieces:
+        if last is not None and last.goes_on(piece):
+            runs[-1] = runs[-1]._replace(count=runs[-1].count + piece.count)
+        else:
+            runs.append(Run(piece, start, piece.count))
+        start, last = start + piece.count, piece
+    return runs
+
+
+def chunks_of(
+    batch: Sequence[Job], key_of: Callable[[Move, torch.Tensor], tuple], most: Callable[[Move], int]
+) -> Iterator[list[Piece]]:
+    """Pieces of one key, in the order of their jobs, as many elements at a time as the work space allows.
+
+    Args:
+        key_of: what is treated alike; it tells the lengths of rows.
+        most: elements at a time of a move's kind.
+    """
+    waiting: dict[tuple, list[Piece]] = {}
+    sizes: dict[tuple, int] = {}
+    for job in batch:
+        for move, source, slot in job.each():
+            key, length = key_of(move, source), _length(move)
+            for piece in _split(move, source, slot, max(1, most(move) // length)):
+                size = piece.count * length
+                if sizes.get(key, 0) and (size >= ALONE or sizes[key] + size > most(move)):
+                    yield waiting.pop(key)
+                    sizes[key] = 0
+                if size >= ALONE:
+                    yield [piece]
+                else:
+                    waiting.setdefault(key, []).append(piece)
+                    sizes[key] = sizes.get(key, 0) + size
+    yield from (pieces for pieces in waiting.values() if pieces)
+
+
+def _length(move: Move) -> int:
+    return max(1, move.target_NK.shape[1], move.whole[1] if move.whole else 0)
+
+
+def _split(move: Move, source: torch.Tensor, slot: int, most: int) -> Iterator[Piece]:
+    """A move in pieces of about the same size, at most so many rows each, which do not cut panels."""
+    parts = -(-move.rows // most)
+    step = -(-move.rows // max(1, parts))
+    if most > SAMPLE:
+        step = min(-(-step // SAMPLE), most // SAMPLE) * SAMPLE
+    for start in range(0, move.rows, max(1, step)):
+        yield Piece(move, source, slot, slice(start, min(start + step, move.rows)))
+
+
+class Span(NamedTuple):
+    """Rows that lie at one distance from each other in memory: in elements, from the storage's first."""
+
+    source: torch.Tensor
+    offset: int
+    count: int
+    strides: tuple[int, int]
+
+    def followed_by(self, other: "Span") -> bool:
+        end = self.offset + self.count * self.strides[0]
+        return (end, self.strides) == (other.offset, other.strides) and _same_storage(self.source, other.source)
+
+    def view(self, length: int) -> torch.Tensor:
+        """(count, length); the source itself if it is that."""
+        source, shape = self.source, (self.count, length)
+        here = self.offset, self.strides
+        if source.shape == shape and here == (source.storage_offset(), source.stride()):
+            return source
+        return source.as_strided(shape, self.strides, self.offset)
+
+
+def rows_of(pieces: Sequence[Piece], whole: bool = False) -> torch.Tensor:
+    """(N, K): the rows of the sources, one below the other; a view where they lie so, else a copy.
+
+    Args:
+        whole: the complete rows (N, L) instead, that these are slices of.
+    """
+    spans: list[Span] = []
+    for move, source, _, rows in pieces:
+        offset, length = move.whole if whole else (move.offset, move.target_NK.shape[1])
+        begin = source.storage_offset() + offset + rows.start * move.row_stride
+        span = Span(source, begin, rows.stop - rows.start, (move.row_stride, move.column_stride))
+        if spans and spans[-1].followed_by(span):
+            spans[-1] = spans[-1]._replace(count=spans[-1].count + span.count)
+        else:
+            spans.append(span)
+    found = [span.view(length) for span in spans]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _same_storage(mine: torch.Tensor, its: torch.Tensor) -> bool:
+    return mine is its or mine.untyped_storage()._cdata == its.untyped_storage()._cdata

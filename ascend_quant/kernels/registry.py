@@ -1,0 +1,59 @@
+"""Which backend has kernels for which scheme: one table a backend, which its modules fill."""
+
+from collections.abc import Callable, Collection
+
+from ascend_quant.kernels.storage import Serving
+from ascend_quant.schemes import Scheme, definition_of
+
+
+class NoKernels(RuntimeError):
+    """This version has no kernels for a device, or none for a scheme there."""
+
+
+class DuplicateKernels(ValueError):
+    """Second kernels of one backend for one scheme."""
+
+
+class ServingTable(dict[str, Serving]):
+    """A backend's products, by the names of schemes.
+
+    Args:
+        backend: cpu, cuda or npu.
+        by_definition: what serves a scheme that has a definition alone (`Definition.by_definition`); None where the
+            backend does not.
+    """
+
+    def __init__(self, backend: str, by_definition: Callable[[Scheme], Serving] | None = None):
+        super().__init__()
+        self.backend, self.by_definition = backend, by_definition
+
+    def register(self, serving: Serving, *schemes: str) -> None:
+        """Serve these schemes with it.
+
+        Raises:
+            DuplicateKernels: one of them is served already.
+        """
+        if taken := [name for name in schemes if name in self]:
+            raise DuplicateKernels(f"{self.backend} has kernels for scheme {taken[0]}; it has: {', '.join(self)}")
+        self.update(dict.fromkeys(schemes, serving))
+
+    def of(self, scheme: Scheme) -> Serving:
+        """What serves a scheme.
+
+        Raises:
+            UnregisteredScheme: a scheme that nobody registered.
+            NoKernels: naming the schemes that the backend serves.
+        """
+        definition = definition_of(scheme)
+        if scheme.name in self:
+            return self[scheme.name]
+        if definition.by_definition and self.by_definition:
+            return self.by_definition(scheme)
+        served = ", ".join(self)
+        raise NoKernels(f"scheme {scheme.name} is not served on {self.backend}; this version serves: {served}")
+
+
+def check_kind(kind: str, kinds: Collection[str], backend: str) -> None:
+    """Raise NoKernels unless the backend's refit kernels have rows of this kind (`Move.kind`)."""
+    if kind not in kinds:
+        raise NoKernels(f"{backend} has no refit kernels for {kind}; it has: {', '.join(kinds)}")

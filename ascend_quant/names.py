@@ -1,0 +1,239 @@
+"""Layers by their names, alike wherever weights are quantized: in engines, in training and in checkpoints.
+
+    checkpoint, trainer                                           engine (vLLM)
+    self_attn.q_proj, k_proj, v_proj                              self_attn.qkv_proj
+    mlp.gate_proj, up_proj                                        mlp.gate_up_proj
+    self_attn.q_a_proj, kv_a_proj_with_mqa                        self_attn.fused_qkv_a_proj
+    mlp.experts.N.gate_proj.., or stacks in mlp.experts           mlp.experts
+
+A pattern of `ignore` (a full name, or "re:" and a regular expression from a name's beginning) means a layer by any of
+these names. What the engine fuses is quantized as a whole or not at all, so a pattern for a part of it is an error.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from types import MappingProxyType
+from typing import NamedTuple
+
+HEAD = "lm_head"  # a tied one is no tensor of a checkpoint, but a layer all the same
+HEADS = (HEAD, "output_layer")  # the last part of a layer's name, as in:
+ROUTERS = ("gate", "router", "shared_expert_gate")
+BUILT_PLAIN = (
+    "eh_proj",
+    "indexer.wk",
+    "indexer.weights_proj",
+)  # the end of one: vLLM builds these without quantization
+FUSED = {  # by vLLM
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+    "in_proj_ba": ("in_proj_b", "in_proj_a"),
+}
+FUSED_INTO = {part: fused for fused, parts in FUSED.items() for part in parts}
+EXPERT = re.compile(r"(?P<experts>(.*\.)?experts)\.\d+\..+")
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")  # of an expert
+MEGATRON = {  # the part of a name within its layer -> in the checkpoint, as megatron-core's bridges pair them
+    r"self_attention\.linear_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    r"self_attention\.linear_q_proj": ("self_attn.q_proj",),
+    r"self_attention\.linear_q_down_proj": ("self_attn.q_a_proj",),
+    r"self_attention\.linear_q_up_proj": ("self_attn.q_b_proj",),
+    r"self_attention\.linear_kv_down_proj": ("self_attn.kv_a_proj_with_mqa",),
+    r"self_attention\.linear_kv_up_proj": ("self_attn.kv_b_proj",),
+    r"self_attention\.linear_proj": ("self_attn.o_proj",),
+    r"mlp\.router": ("mlp.gate",),
+    r"mlp\.experts(\..*)?": ("mlp.experts",),
+    r"mlp\.(shared_experts\.)?linear_fc1": (r"mlp.\g<1>gate_proj", r"mlp.\g<1>up_proj"),
+    r"mlp\.(shared_experts\.)?linear_fc2": (r"mlp.\g<1>down_proj",),
+}
+SHOWN = 8  # names that one message lists
+
+
+class PatternError(ValueError):
+    """A pattern of `ignore` that is none, or names a part of what the engine fuses, or nothing; says which."""
+
+
+class Layer(NamedTuple):
+    """What is quantized as a whole or not at all.
+
+    Attributes:
+        name: the engine's.
+        parts: of each tensor of a checkpoint that it is made of, all names that it goes by, its own the first.
+    """
+
+    name: str
+    parts: tuple[tuple[str, ...], ...]
+
+
+def layer_of(name: str, fused: Mapping[str, Sequence[str]] = FUSED) -> Layer:
+    """A layer by the engine's name.
+
+    Args:
+        fused: parts by the last part of a fused layer's name, of this engine's model, where `FUSED` has none.
+    """
+    owner, dot, leaf = name.rpartition(".")
+    parts = [f"{owner}{dot}{part}" for part in FUSED.get(leaf) or fused.get(leaf) or (leaf,)]
+    return Layer(name, tuple(tuple(dict.fromkeys((part, name))) for part in parts))
+
+
+def experts_of(name: str, count: int) -> Layer:
+    """A layer's experts by the name of all of them."""
+    parts = (f"{name}.{expert}.{projection}" for expert in range(count) for projection in PROJECTIONS)
+    return Layer(name, tuple(_names_of_expert(name, part) for part in parts))
+
+
+def layers_of(names: Iterable[str], stacks: Mapping[str, int] = MappingProxyType({})) -> dict[str, Layer]:
+    """From names of a checkpoint, a trainer or an engine to the engine's layers; several names may share one.
+
+    Args:
+        names: all of a model: a layer is a part of a fused one where the other parts are there too.
+        stacks: those that are all experts of a layer, and how many these are.
+    """
+    present, experts, found = dict.fromkeys(names), {}, {}
+    for name in present:
+        if name in stacks:
+            found[name] = experts_of(name, stacks[name])
+            continue
+        if match := EXPERT.fullmatch(name):
+            experts.setdefault(match["experts"], []).append(name)
+            continue
+        owner, dot, leaf = name.rpartition(".")
+        fused = FUSED_INTO.get(leaf)
+        whole = fused is not None and all(f"{owner}{dot}{part}" in present for part in FUSED[fused])
+        found[name] = layer_of(f"{owner}{dot}{fused}" if whole else name)
+    for name, members in experts.items():
+        layer = Layer(name, tuple(_names_of_expert(name, member) for member in members))
+        found |= dict.fromkeys(members, layer)
+    return found
+
+
+def from_megatron(part: str, layer: int) -> list[str]:
+    """What a module of Megatron's decoder layer is in a checkpoint: several for a fused one, none for what is no layer.
+
+    Args:
+        part: its name within the decoder layer.
+        layer: the layer's number in the whole model, from 0.
+    """
+    return [
+        f"model.layers.{layer}.{found.expand(name)}"
+        for pattern, names in MEGATRON.items()
+        if (found := re.fullmatch(pattern, part))
+        for name in names
+    ]
+
+
+def keeps_its_dtype(name: str) -> bool:
+    """Whether every layer with such a name does: heads, routers, and what vLLM builds without quantization."""
+    return name.rpartition(".")[2] in (*ROUTERS, *HEADS) or f".{name}".endswith(tuple(f".{one}" for one in BUILT_PLAIN))
+
+
+def _names_of_expert(experts: str, name: str) -> tuple[str, ...]:
+    """One expert's, its fused one's, the stack's of all experts, and that of all of them."""
+    owner, _, leaf = name.rpartition(".")
+    fused = FUSED_INTO.get(leaf, leaf)
+    return tuple(dict.fromkeys((name, f"{owner}.{fused}", f"{experts}.{fused}", experts)))
+
+
+class Ignored:
+    """The patterns of `ignore`, and which of them have meant anything.
+
+    Raises:
+        PatternError: a regular expression that is none.
+    """
+
+    def __init__(self, patterns: Iterable[str] = ()):
+        self.patterns = tuple(patterns)
+        self.expressions = {one: _compiled(one) for one in self.patterns if one.startswith("re:")}
+        self._plain = set(self.patterns) - set(self.expressions)
+        self._used: set[str] = set()
+        self._met: dict[str, bool] = {}
+
+    def meet(self, name: str) -> bool:
+        """Whether a pattern means this name; every pattern that does is then known to be of use."""
+        if name not in self._met:
+            found = {one for one, expression in self.expressions.items() if expression.match(name)}
+            found |= self._plain & {name}
+            self._used |= found
+            self._met[name] = bool(found)
+        return self._met[name]
+
+    def covers(self, layer: Layer) -> bool:
+        """Whether a layer is not quantized.
+
+        Raises:
+            PatternError: a part of it is.
+        """
+        meant = {part[0]: any([self.meet(name) for name in part]) for part in layer.parts}  # all, to know what is used
+        if all(meant.values()) or not any(meant.values()):
+            return all(meant.values())
+        named, others = ([one for one in meant if meant[one] is wanted] for wanted in (True, False))
+        raise PatternError(
+            f"ignore={list(self.patterns)} names {_listed(named)}, not {_listed(others)}: the engine has them in one "
+            f"layer, {layer.name}: name all of it or none"
+        )
+
+    def unused(self) -> list[str]:
+        """The patterns that have meant no name so far."""
+        return [one for one in self.patterns if one not in self._used]
+
+    def check_used(self, of: str, elsewhere: Iterable[Sequence[str]] = ()) -> None:
+        """Raise PatternError if a pattern has meant nothing: it is misspelt.
+
+        Args:
+            of: whose names have been met.
+            elsewhere: what was unused on other ranks, which hold other layers.
+        """
+        self.meet(HEAD)
+        if unused := [one for one in self.unused() if all(one in others for others in elsewhere)]:
+            raise PatternError(
+                f"ignore: {unused[0]!r} matches no layer of {of}; give a layer's name without .weight, or re: and a "
+                "regular expression from its beginning; a layer's experts are one: ..mlp.experts"
+            )
+
+
+@dataclass(frozen=True)
+class Unquantized:
+    """The layers that are not quantized though their kind is; without those of `keeps_its_dtype`, which never are.
+
+    Attributes:
+        scheme: what the others are quantized to.
+        names: the engine's, sorted.
+    """
+
+    scheme: str
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, scheme: str, names: Iterable[str]) -> "Unquantized":
+        """From names as `layers_of` takes them, of all layers that are not quantized."""
+        layers = layers_of(name for name in names if not keeps_its_dtype(name))
+        return cls(scheme, tuple(sorted({layer.name for layer in layers.values()})))
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits of the SHA-256 of scheme and names."""
+        return sha256("\n".join((self.scheme, *self.names)).encode()).hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        return f"{len(self.names)} layers ({self.digest}){': ' if self.names else ''}{_listed(self.names)}"
+
+    def differences(self, trainer: "Unquantized") -> list[str]:
+        """The layers that a trainer quantizes and this engine does not, or the other way, in words."""
+        if trainer.digest == self.digest:
+            return []
+        found = [f"{name} in the engine alone" for name in self.names if name not in trainer.names]
+        return found + [f"{name} in the trainer alone" for name in trainer.names if name not in self.names]
+
+
+def _compiled(pattern: str) -> re.Pattern:
+    try:
+        return re.compile(pattern.removeprefix("re:"))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise PatternError(f"ignore: {pattern!r:.80} is no regular expression: {error}") from error
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,136 @@
+"""Whether a profile leaves the model's function as it is: by algebra, for all weights and all tokens at once.
+
+    norm           n / s        what it feeds     W * s         the factors of both, multiplied, are 1
+    v or up        W / t        o or down         W * t         the same, each head of v spread over those of o
+
+An activation between a factor and its inverse passes multiplication through only here: behind a norm, and along these
+two pairs. So every other factor, and a factor without its inverse in all that it reaches, changes the function.
+That holds without a model and its tokens, up to the rounding of what keeps BF16.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from ascend_quant.profile.layers import LAYER, ROLES
+from ascend_quant.profile.rules import ProfileError, Rule
+
+CLOSE = 2.0**-7  # of a product of factors: norms and routers are BF16 numbers, and the factors found from such
+ADVICE = "make the profile with `ascend-quant profile` from checkpoints whose smoothing is whole"
+
+
+def check(rules: Mapping[str, Rule], names: Iterable[str] = ()) -> None:
+    """See that a profile's factors cancel.
+
+    Args:
+        rules: by the names of a checkpoint's parameters, experts one by one.
+        names: all of the checkpoint, if they are known: those without a rule are not changed.
+
+    Raises:
+        ProfileError: naming a parameter whose factor is not undone, or has no place.
+    """
+    names = frozenset(names)
+    layers: dict[str, list[str]] = {}
+    for name in dict.fromkeys((*rules, *names)):
+        if found := LAYER.fullmatch(name):
+            layers.setdefault(found["layer"], []).append(found["rest"])
+    allowed: set[tuple[str, str]] = set()  # names, and which of their factors the algebra knows
+    for layer, rests in layers.items():
+        for norm, (anchor, producer, partners) in ROLES.items():
+            name = f"{layer}.{norm}.weight"
+            fed = [f"{layer}.{rest}.weight" for rest in rests if re.fullmatch(f"{anchor}|{producer}", rest)]
+            producers = [one for one in fed if re.fullmatch(producer, one[len(layer) + 1 : -len(".weight")])]
+            _check_norm(rules, name, fed, _router(layer, norm, rests))
+            allowed |= {*_both(name), *((one, "input_factor") for one in fed)}
+            for one in producers:
+                consumer, bias = one.replace(*(f".{leaf}." for leaf in partners)), f"{one.removesuffix('weight')}bias"
+                _check_pair(rules, one, consumer, bias, bias in names)
+                allowed |= {(one, "output_factor"), (consumer, "input_factor"), *_both(bias)}
+    for name, rule in rules.items():
+        for part, factor in rule.tensors().items():
+            if part != "scale" and (name, part) not in allowed and not _is_one(factor):
+                raise ProfileError(f"{name}: its {part} is undone nowhere, so it changes the model; {ADVICE}")
+
+
+def reaches(rules: Mapping[str, Rule], name: str) -> str | None:
+    """The parameter whose factor a parameter without a rule would have to undo, or to share; None if there is none."""
+    if name.endswith(".bias"):
+        weight = f"{name.removesuffix('bias')}weight"
+        return weight if weight in rules and not _is_one(rules[weight].output_factor) else None
+    if found := LAYER.fullmatch(name):
+        for norm, (anchor, producer, _) in ROLES.items():
+            norm = f"{found['layer']}.{norm}.weight"
+            if re.fullmatch(f"{anchor}|{producer}", found["rest"]) and not _is_one(_of_vector(rules.get(norm))):
+                return norm
+    return None
+
+
+def _both(vector: str) -> tuple[tuple[str, str], ...]:
+    """Either factor is of its elements."""
+    return (vector, "input_factor"), (vector, "output_factor")
+
+
+def _check_norm(rules: Mapping[str, Rule], name: str, fed: Sequence[str], router: str | None) -> None:
+    factor = _of_vector(rules.get(name))
+    if _is_one(factor) and all(_is_one(_input(rules, one)) for one in fed):
+        return
+    if not fed or (router and router not in fed):
+        missing = router or "what it feeds"
+        raise ProfileError(
+            f"{name}: the norm is smoothed, and the profile has no rule for {missing}, which multiplies with it "
+            f"(FlashRL's profiler leaves experts and routers out); {ADVICE}"
+        )
+    for one in fed:
+        if not _cancel(factor, _input(rules, one)):
+            raise ProfileError(f"{one}: not multiplied with the inverse of what {name} is, which feeds it; {ADVICE}")
+
+
+def _router(layer: str, norm: str, rests: Sequence[str]) -> str | None:
+    """Of a layer with experts, which no profile shows to be there where it has forgotten it."""
+    has_experts = norm == "post_attention_layernorm" and any(rest.startswith("mlp.experts.") for rest in rests)
+    return f"{layer}.mlp.gate.weight" if has_experts else None
+
+
+def _check_pair(rules: Mapping[str, Rule], producer: str, consumer: str, bias: str, has_bias: bool) -> None:
+    rows = rules[producer].output_factor if producer in rules else None
+    if not _cancel_over_heads(rows, _input(rules, consumer)):
+        raise ProfileError(f"{consumer}: not multiplied with the inverse of what {producer}'s rows are; {ADVICE}")
+    if (bias in rules or has_bias) and not _cancel_same(rows, _of_vector(rules.get(bias))):
+        raise ProfileError(f"{bias}: not multiplied as {producer}'s rows are; {ADVICE}")
+
+
+def _input(rules: Mapping[str, Rule], name: str) -> torch.Tensor | None:
+    return rules[name].input_factor if name in rules else None
+
+
+def _of_vector(rule: Rule | None) -> torch.Tensor | None:
+    """All that a norm or a bias is multiplied with."""
+    if rule is None or rule.output_factor is None or rule.input_factor is None:
+        return None if rule is None else rule.input_factor if rule.output_factor is None else rule.output_factor
+    return rule.input_factor * rule.output_factor
+
+
+def _is_one(factor: torch.Tensor | None) -> bool:
+    return factor is None or bool(((factor.float() - 1).abs() <= CLOSE).all())
+
+
+def _cancel(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return _is_one(one) and _is_one(other)
+    return one.shape == other.shape and _is_one(one.float() * other.float())
+
+
+def _cancel_same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return _cancel(one, None if other is None else 1 / other.float())
+
+
+def _cancel_over_heads(rows_N: torch.Tensor | None, columns_K: torch.Tensor | None) -> bool:
+    """With the heads' size unknown: whether there is one by which each head of rows meets its neighbours of columns."""
+    if rows_N is None or columns_K is None or len(columns_K) == len(rows_N):
+        return _cancel(rows_N, columns_K)
+    groups, rest = divmod(len(columns_K), len(rows_N))
+    if rest:
+        return False
+    heads = (head for head in range(1, len(rows_N) + 1) if len(rows_N) % head == 0)
+    return any(_is_one(rows_N.float().view(-1, 1, head) * columns_K.float().view(-1, groups, head)) for head in heads)

@@ -1,0 +1,75 @@
+"""The writes of one refit: collected, handed to the kernels in batches, counted on the device.
+
+A source tensor must stay as it is until its writes are flushed; who owns it decides when that is.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ascend_quant.kernels import kernels_for
+from ascend_quant.kernels.clock import KernelClock
+from ascend_quant.kernels.moves import Job, Move, Moves
+from ascend_quant.refit.errors import RefitError
+
+
+class Batch:
+    """Jobs that wait, and the counters of those that are done.
+
+    Args:
+        device: where the resident weights are.
+        sparing: whether the kernels shall take little work space: the engine may keep for good what a first load took.
+    """
+
+    def __init__(self, device: torch.device, sparing: bool = False):
+        self.kernels = kernels_for(device)
+        self.counters = self.kernels.Counters(device, sparing)
+        self.clock = KernelClock(device)
+        self._jobs: list[Job] = []
+        self._single: list[tuple[Move, torch.Tensor, int]] = []
+        self._sources: list[tuple[str, int]] = []
+
+    def new_sources(self, sources: Sequence[tuple[str, int]]) -> int:
+        """A number for the first of these tensors (name, elements), under which its bad elements are counted."""
+        self._sources += sources
+        return self.counters.new_slots(len(sources))
+
+    def add(self, moves: Moves, tensors: Sequence[torch.Tensor], addresses: Sequence[int], first: int) -> None:
+        """Queue moves of tensors that are numbered in a row."""
+        self._jobs.append(Job(moves, tensors, addresses, np.arange(first, first + len(tensors))))
+
+    def add_single(self, move: Move, source: torch.Tensor, number: int) -> None:
+        """Queue a move."""
+        self._single.append((move, source, number))
+
+    def flush(self) -> None:
+        """Start all waiting writes; where reading a counter costs nothing, check them at once."""
+        jobs, self._jobs = self._jobs, []
+        if self._single:
+            jobs.append(Job.of_each(*zip(*self._single, strict=True)))
+            self._single = []
+        if jobs:
+            with self.clock.running():
+                self.kernels.write(jobs, self.counters)
+            if self.kernels.READS_ARE_FREE:
+                self.finish()
+
+    def finish(self) -> tuple[int, int, int]:
+        """Wait for the writes.
+
+        Returns:
+            How many of the sampled codes changed, how many were lost to clamping, and the digest of what was written.
+
+        Raises:
+            RefitError: naming the tensors with NaN or Inf.
+        """
+        changed, digest, bad = self.counters.read()
+        if bad:
+            slot, count = next(iter(bad.items()))
+            name, elements = self._sources[slot]
+            more = f" (and {len(bad) - 1} more tensors have such)" if len(bad) > 1 else ""
+            if self.counters.NONFINITE == "rows":
+                raise RefitError(f"{name}: {count} of its rows have elements that are NaN or Inf{more}")
+            raise RefitError(f"{name}: {count} of {elements} elements are NaN or Inf{more}")
+        return changed, self.counters.clamped, digest

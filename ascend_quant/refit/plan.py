@@ -1,0 +1,202 @@
+"""A refit plan: which resident rows each tensor of the trainer ends in, learnt from one refit through the loaders.
+
+An engine's loaders take tens of microseconds of Python a tensor. Where a tensor went the first time, with its shape,
+is where it goes every time; so later refits look its moves up by name. What cannot be known that way (a loader that
+rearranged the tensor first, padding) keeps going through the loader.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch._C._dynamo.guards import TensorGuards
+
+from ascend_quant.kernels.moves import Move, Moves
+from ascend_quant.refit.resident import ResidentWeight
+from ascend_quant.refit.sent import NamedTensor, check_sent, is_plain, sent_twice
+
+# tensors of a long list that are placed together: few at first, so that the device begins at once; fewer again towards
+# the end, so that it has little left to do when the host is through
+FEWEST, MOST, LAST = 256, 4096, 256
+WAYS = 4  # of sending all tensors, that are kept
+
+
+def together(weights: Iterable[NamedTensor]) -> Iterator[Sequence[NamedTensor]]:
+    """Groups of tensors that stay as they are until all of them are written: a generator may reuse a buffer."""
+    if isinstance(weights, (list, tuple)):
+        start, size = 0, FEWEST
+        while (left := len(weights) - start) > 0:
+            size = min(size, max(left // 2, LAST))
+            count = size if left >= 2 * size else left
+            yield weights[start : start + count]
+            start, size = start + count, min(4 * size, MOST)
+    else:
+        for pair in weights:
+            yield [pair]
+
+
+@dataclass(eq=False)
+class Entry:
+    """What became of one tensor.
+
+    Attributes:
+        shape: the tensor's.
+        moves: the parts of the contiguous tensor and their places; empty for one that this rank has no use for.
+        by_loader: the moves do not tell the whole story: ask the loader every time.
+    """
+
+    shape: torch.Size
+    moves: list[tuple[ResidentWeight, Move]] = field(default_factory=list)
+    by_loader: bool = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether this rank has no use for the tensor."""
+        return not self.moves and not self.by_loader
+
+    def add(self, resident: ResidentWeight, move: Move) -> None:
+        """Note a move, joined to the last one if it goes on there: a stack of experts becomes one."""
+        if self.moves and self.moves[-1][0] is resident and self.moves[-1][1].followed_by(move):
+            move = self.moves.pop()[1].joined(move)
+        self.moves.append((resident, move))
+
+    def is_matched_by(self, other: "Entry | None") -> bool:
+        """Whether another refit's entry of the same name wrote as much."""
+        if other is None:
+            return self.is_idle
+        return sum(move.rows for _, move in other.moves) >= sum(move.rows for _, move in self.moves)
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether the moves tell where this tensor goes."""
+        return not self.by_loader and tensor.shape == self.shape and is_plain(tensor)
+
+
+class Call:
+    """What is to be done with tensors that came together: looked up once a call, not once a tensor.
+
+    Args:
+        weights: the tensors, each name once.
+        entries: of their names, at least.
+
+    Attributes:
+        names: of all tensors.
+        taken: positions of the tensors that this rank has a use for; `sources` are their names and sizes.
+        rest: positions of those that the loader must take.
+        entries: of all but these.
+        moves: what is done with the taken ones; `rows` tells how many rows of which resident that writes.
+        edges: blocks that the moves have a part in, see `edges_of`.
+        tensors, bytes: how much is written by the moves.
+    """
+
+    def __init__(self, weights: Sequence[NamedTensor], entries: Mapping[str, Entry]):
+        for name, tensor in weights:
+            check_sent(name, tensor)
+        self.names = tuple(name for name, _ in weights)
+        self.entries = {name: entries[name] for name in self.names}
+        self.taken = [i for i, name in enumerate(self.names) if not self.entries[name].is_idle]
+        self.sources = [(self.names[i], weights[i][1].numel()) for i in self.taken]
+        self.rest: list[int] = []
+        self.rows: Counter[ResidentWeight] = Counter()
+        self.edges: set[tuple[ResidentWeight, int]] = set()
+        self.tensors = self.bytes = 0
+        moves: list[Move] = []
+        takes: list[int] = []
+        for take, i in enumerate(self.taken):
+            name, tensor = weights[i]
+            if (entry := self.entries[name]).fits(tensor):
+                moves += (move for _, move in entry.moves)
+                takes += [take] * len(entry.moves)
+                self._count_rows(entry)
+                self.tensors += 1
+                self.bytes += tensor.nbytes
+            else:
+                self.rest.append(i)
+                del self.entries[name]
+        self.moves = Moves(moves, takes)
+        taken = [weights[i][1] for i in self.taken]
+        self._facts = [facts_of(tensor) for tensor in taken]
+        # torch.compile's: they compare all tensors in one call, in a fourth of the time, and may say no too often
+        self._guards = TensorGuards(*taken, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+
+    def _count_rows(self, entry: Entry) -> None:
+        for resident, move in entry.moves:
+            self.rows[resident] += move.rows
+            self.edges |= edges_of(resident, [move])
+
+    def addresses(self, weights: Sequence[NamedTensor]) -> list[int] | None:
+        """Of the taken tensors; None if names, or what the moves depend on, are not as this call was made for."""
+        names, tensors = zip(*weights, strict=True)
+        if names != self.names:
+            return None
+        taken = [tensors[i] for i in self.taken]
+        if not self._guards.check(*taken):
+            for name, tensor in weights:
+                check_sent(name, tensor)
+            if [facts_of(tensor) for tensor in taken] != self._facts:
+                return None
+        return self._addresses_of(weights, taken)
+
+    def first_addresses(self, weights: Sequence[NamedTensor]) -> list[int]:
+        """The same of the very tensors that this call was made for."""
+        return self._addresses_of(weights, [weights[i][1] for i in self.taken])
+
+    def _addresses_of(self, weights: Sequence[NamedTensor], taken: Sequence[torch.Tensor]) -> list[int]:
+        addresses = [tensor.data_ptr() for tensor in taken]
+        if 0 in addresses:  # of an empty tensor, or of one whose memory was freed
+            for name, tensor in weights:
+                check_sent(name, tensor)
+        return addresses
+
+
+def edges_of(resident: ResidentWeight, moves: Sequence[Move]) -> set[tuple[ResidentWeight, int]]:
+    """Blocks of a resident, by their first rows, of which moves keep some rows until the others have come."""
+    return {(resident, move.block) for move in moves if move.block is not None}
+
+
+def facts_of(tensor: torch.Tensor) -> tuple:
+    """What moves depend on."""
+    return tensor.shape, tensor.dtype, tensor.is_cpu, is_plain(tensor)
+
+
+class Plan:
+    """What became of each tensor of the last refit, by name.
+
+    Args:
+        entries: all of them; empty where nothing is known.
+    """
+
+    def __init__(self, entries: Mapping[str, Entry] | None = None):
+        self.entries = entries or {}
+        self._calls: dict[tuple[str, int], Call] = {}  # by the first name and how many there are; the oldest first
+        self._kept = 0  # tensors of these
+
+    def call(self, weights: Sequence[NamedTensor]) -> tuple[Call, list[int]] | None:
+        """What is to be done with tensors that came together, and the addresses of those that it takes.
+
+        Returns:
+            None if one of them is unknown.
+
+        Raises:
+            RefitError: one came twice.
+        """
+        key = weights[0][0], len(weights)
+        known = self._calls.get(key)
+        if known is not None and (addresses := known.addresses(weights)) is not None:
+            return known, addresses
+        names = Counter(name for name, _ in weights)
+        if not names.keys() <= self.entries.keys():
+            return None
+        if len(names) < len(weights):
+            raise sent_twice(names.most_common(1)[0][0])
+        call = Call(weights, self.entries)
+        self._keep(key, call)
+        return call, call.first_addresses(weights)
+
+    def _keep(self, key: tuple[str, int], call: Call) -> None:
+        """Keep a call for the next refit; where a sender never sends the same way twice, forget the oldest."""
+        if self._calls.pop(key, None) is None:
+            self._kept += len(call.names)
+        self._calls[key] = call
+        while self._kept > WAYS * len(self.entries):
+            self._kept -= len(self._calls.pop(next(iter(self._calls))).names)

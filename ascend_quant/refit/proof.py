@@ -1,0 +1,321 @@
+"""The trainer-to-engine proof: digests of what was sent, compared with digests of what was received.
+
+    trainer:  for name, tensor in sending(weights): ...    the weights, then their digests as one more tensor
+    engine:   proof = Receiving()
+              weights = proof.take(bucket)                 of each bucket, before it is loaded
+              proof.prove()                                after the last one
+
+A digest is of a parameter's bits as they travel and of their place in it (see `oracle.digest`, which says what it can
+miss), so neither the order, nor the buckets, nor the ranks matter; dtype and shape are compared beside it. Nothing
+waits for the device until the digests are read, once a sync.
+
+A trainer with fake quantization also says which layers it leaves alone, which must be those that the engine does.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ascend_quant.documents import BadDocument, parse_json
+from ascend_quant.kernels import kernels_for
+from ascend_quant.kernels.host_copy import HostCopy
+from ascend_quant.names import Unquantized
+from ascend_quant.oracle import PRIME, add_digests
+from ascend_quant.refit.errors import RefitError
+from ascend_quant.refit.sent import NamedTensor, checked
+
+SENT = "ascend_quant.sent_digests"  # travels like a parameter of this name
+FORMAT = 3  # 2 had no left_alone; 1 neither dtype nor shape, and sums modulo 2**32
+SHOWN = 8  # parameters that one message lists
+DTYPES = {str(found) for found in vars(torch).values() if isinstance(found, torch.dtype)}
+
+
+class Digest(NamedTuple):
+    """What identifies a tensor.
+
+    Attributes:
+        number: `oracle.digest`, in [0, PRIME).
+        elements: how many it is of, which for parts need not be those of the shape.
+        dtype: such as "torch.bfloat16".
+        shape: of the whole tensor.
+    """
+
+    number: int
+    elements: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def kind(self) -> str:
+        """dtype and shape in words."""
+        return f"{self.dtype.removeprefix('torch.')} {list(self.shape)}"
+
+
+class Digests:
+    """Digests of named tensors, which may come in parts."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Digest] = {}
+        self._unread: dict[torch.device, tuple[list[str], list]] = {}
+
+    def add(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        first_row: int = 0,
+        first_column: int = 0,
+        shape: Sequence[int] | None = None,
+    ) -> None:
+        """Take in a tensor, or a part of one; asynchronous, like a kernel that reads `tensor`.
+
+        Args:
+            tensor: any shape and dtype; a part must be consecutive rows of the whole (a row: its last dimension).
+            first_row, first_column: where in the whole the part begins.
+            shape: of the whole, if this is a part.
+
+        Raises:
+            RefitError: another part had another dtype, or was one of another shape.
+        """
+        self._launch([name], [tensor], [tensor.shape if shape is None else shape], [first_row], [first_column])
+
+    def add_all(self, weights: Iterable[NamedTensor]) -> None:
+        """Take in whole tensors, with as few launches as the device allows."""
+        groups: dict[torch.device, list[NamedTensor]] = {}
+        for name, tensor in weights:
+            groups.setdefault(tensor.device, []).append((name, tensor))
+        for group in groups.values():
+            names, tensors = zip(*group, strict=True)
+            self._launch(names, tensors, [tensor.shape for tensor in tensors])
+
+    def merge(self, others: Mapping[str, Digest]) -> None:
+        """Take in another's `as_dict()`, say of the rank that holds the other parts."""
+        for name, other in others.items():
+            self._count(name, other)
+
+    def as_dict(self) -> dict[str, Digest]:
+        """Each tensor's digest; waits for the device."""
+        for device, (names, found) in self._unread.items():
+            for name, number in zip(names, kernels_for(device).read_digests(found), strict=True):
+                self._count(name, self._known[name]._replace(number=number, elements=0))
+        self._unread.clear()
+        return dict(self._known)
+
+    def _launch(
+        self,
+        names: Sequence[str],
+        tensors: Sequence[torch.Tensor],
+        shapes: Sequence[Sequence[int]],
+        *firsts: Sequence[int],
+    ) -> None:
+        for name, tensor, shape in zip(names, tensors, shapes, strict=True):
+            self._count(name, Digest(0, tensor.numel(), str(tensor.dtype), tuple(shape)))
+        device = tensors[0].device
+        known, found = self._unread.setdefault(device, ([], []))
+        held = [tensor.resolve_neg().resolve_conj() for tensor in tensors]  # signs that are in no memory
+        found.append(kernels_for(device).digests(held, *firsts))
+        known.extend(names)
+
+    def _count(self, name: str, part: Digest) -> None:
+        known = self._known.setdefault(name, part._replace(number=0, elements=0))
+        if part.kind != known.kind:
+            raise RefitError(f"{name} came as {known.kind} and as {part.kind}: send each tensor once, as one dtype")
+        number, elements = add_digests(known.number, part.number), known.elements + part.elements
+        self._known[name] = known._replace(number=number, elements=elements)
+
+
+def prepare(device: torch.device) -> None:
+    """Have the kernels compiled that digests on `device` will need."""
+    kernels_for(device).prepare(device)
+
+
+def compare(sent: Mapping[str, Digest], received: Mapping[str, Digest]) -> None:
+    """Raise RefitError unless both sides name the same parameters, with the same dtypes, shapes and bits."""
+    faults = [f"{name} is missing" for name in sent if name not in received]
+    for name, here in received.items():
+        there = sent.get(name)
+        if there is None:
+            faults.append(f"{name} was never sent")
+        elif here.kind != there.kind:
+            faults.append(f"{name} is {here.kind}, {there.kind} was sent")
+        elif here.elements != there.elements:
+            faults.append(f"{name} has {here.elements} elements, {there.elements} were sent")
+        elif here.number != there.number:
+            faults.append(f"{name} has other values than were sent")
+    if faults:
+        more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
+        count = f"{len(faults)} of {len(sent.keys() | received.keys())}"
+        raise RefitError(
+            f"{count} parameters did not arrive as the trainer sent them: {'; '.join(faults[:SHOWN])}{more}. "
+            "Sync again; if it happens again, look for what writes to the weights on their way, or for broken memory"
+        )
+
+
+class Sent(NamedTuple):
+    """What a trainer says of one sync.
+
+    Attributes:
+        digests: of each parameter.
+        unquantized: by its fake quantization; None without one.
+    """
+
+    digests: dict[str, Digest]
+    unquantized: Unquantized | None = None
+
+
+def encode(digests: Mapping[str, Digest], unquantized: Unquantized | None = None) -> torch.Tensor:
+    """JSON as a uint8 tensor (bytes) on the CPU; its length does not depend on the digests' numbers."""
+    rows = {name: [f"{number:016x}", *others] for name, (number, *others) in digests.items()}
+    left = None if unquantized is None else [unquantized.scheme, list(unquantized.names)]
+    message = {"format": FORMAT, "digests": rows, "left_alone": left}
+    text = json.dumps(message, separators=(",", ":"))  # no byte without a meaning
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def decode(tensor: torch.Tensor) -> Sent:
+    """What `encode` was given.
+
+    Raises:
+        RefitError: these are not digests, or digests of another format.
+    """
+    try:
+        if tensor.dtype != torch.uint8 or tensor.dim() != 1:
+            raise ValueError(f"{tensor.dtype} of shape {list(tensor.shape)}, not bytes")
+        message = parse_json(tensor.cpu().numpy().tobytes().decode(), "the message")
+        if not isinstance(message, dict) or "format" not in message:
+            raise ValueError("no format")
+        if type(message["format"]) is not int or message["format"] != FORMAT:
+            raise ValueError(
+                f"the trainer's side sends format {str(message['format'])[:40]}, the engine's reads {FORMAT}"
+            )
+        if message.keys() != {"format", "digests", "left_alone"} or not isinstance(message["digests"], dict):
+            raise ValueError("no digests by name, and left_alone")
+        digests = {name: _digest(name, row) for name, row in message["digests"].items()}
+        return Sent(digests, _unquantized(message["left_alone"]))
+    except (ValueError, RuntimeError) as error:
+        why = str(error) if isinstance(error, BadDocument) else f"{type(error).__name__}: {error}"
+        raise RefitError(
+            f"{SENT} cannot be read ({why}): install the same ascend-quant on the trainer's "
+            "and on the engine's side; if it is the same, the digests were damaged on their way"
+        ) from None
+
+
+def _digest(name: str, row: Any) -> Digest:
+    """One row of a message.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(row, list) or len(row) != 4:
+        raise ValueError(f"{name[:80]!r} has no digest, elements, dtype and shape")
+    number, elements, dtype, shape = row
+    if not isinstance(number, str) or not re.fullmatch("[0-9a-f]{16}", number) or int(number, 16) >= PRIME:
+        raise ValueError(
+            f"{name[:80]!r} has the digest {str(number)[:40]!r}, not 16 hex digits of a number below {PRIME}"
+        )
+    if not _are_sizes([elements]) or not isinstance(shape, list) or not _are_sizes(shape):
+        raise ValueError(f"{name[:80]!r} has {str(elements)[:40]} elements in the shape {str(shape)[:80]}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"{name[:80]!r} has the dtype {str(dtype)[:40]!r}, which torch {torch.__version__} does not")
+    return Digest(int(number, 16), elements, dtype, tuple(shape))
+
+
+def _unquantized(found: Any) -> Unquantized | None:
+    """Of a message; raises ValueError if it is none."""
+    if found is None:
+        return None
+    if not isinstance(found, list) or len(found) != 2 or not isinstance(found[1], list):
+        raise ValueError(f"left_alone is {str(found)[:80]!r}, not a scheme and names")
+    scheme, names = found
+    if wrong := [one for one in (scheme, *names) if not isinstance(one, str)]:
+        raise ValueError(f"left_alone has {str(wrong[0])[:80]!r}, which is no name")
+    return Unquantized(scheme, tuple(names))
+
+
+def _are_sizes(numbers: list[Any]) -> bool:
+    return all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+
+
+def sending(weights: Iterable[NamedTensor], unquantized: Unquantized | None = None) -> Iterator[NamedTensor]:
+    """The weights as they are, then their digests under the name SENT, on the last weight's device.
+
+    Args:
+        unquantized: the layers that fake quantization leaves unquantized, if there is one.
+
+    Raises:
+        RefitError: see `sent.check_sent`.
+    """
+    digests, device = Digests(), torch.device("cpu")
+    for name, tensor in checked(weights):
+        digests.add(name, tensor)  # at once: whoever produces the tensors may reuse their memory
+        device = tensor.device
+        yield name, tensor
+    yield SENT, encode(digests.as_dict(), unquantized).to(device)
+
+
+class Receiving:
+    """The engine's side of one sync.
+
+    Args:
+        wanted: whether the trainer sends digests; without, nothing is done or checked.
+        unquantized: by this engine, to be compared with what a trainer for the same scheme says; None for no engine of
+            ours.
+    """
+
+    def __init__(self, wanted: bool = True, unquantized: Unquantized | None = None) -> None:
+        self._wanted, self._unquantized = wanted, unquantized
+        self._received = Digests()
+        self._message: HostCopy | None = None
+
+    def take(self, weights: Sequence[NamedTensor]) -> list[NamedTensor]:
+        """Take in a bucket; returns it without the trainer's digests. Keeps no tensor of it.
+
+        Raises:
+            RefitError: see `sent.check_sent`; or the digests came twice.
+        """
+        if not self._wanted:
+            return list(weights)
+        parameters = []
+        for name, tensor in checked(weights):
+            if name == SENT:
+                if self._message is not None:
+                    raise RefitError(f"the trainer's digests ({SENT}) came twice in one sync: send each tensor once")
+                self._message = HostCopy(tensor)
+            else:
+                parameters.append((name, tensor))
+        self._received.add_all(parameters)
+        return parameters
+
+    def prove(self) -> int:
+        """How many parameters arrived as they were sent, which is all of them; waits for the device.
+
+        Raises:
+            RefitError: some did not, by their names; the trainer's digests never came, or cannot be read; or its fake
+                quantization leaves other layers alone than this engine.
+        """
+        if not self._wanted:
+            return 0
+        if self._message is None:
+            raise RefitError(
+                f"the trainer's digests ({SENT}) never came: send the weights through "
+                "ascend_quant.refit.proof.sending, or turn the proof off on both sides"
+            )
+        received = self._received.as_dict()  # with what it waits for, the message has come too
+        sent = decode(self._message.read())
+        compare(sent.digests, received)
+        self._compare_unquantized(sent.unquantized)
+        return len(sent.digests)
+
+    def _compare_unquantized(self, trainer: Unquantized | None) -> None:
+        """An engine of another scheme (bf16) is another matter: a run's settings say whether it may be."""
+        if trainer is None or self._unquantized is None or trainer.scheme != self._unquantized.scheme:
+            return
+        if faults := self._unquantized.differences(trainer):
+            more = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
+            raise RefitError(
+                f"the trainer's fake quantization and this engine leave other layers in their own dtype (digests "
+                f"{trainer.digest} and {self._unquantized.digest}): {'; '.join(faults[:SHOWN])}{more}. Give both one "
+                "list of layers to ignore"
+            )

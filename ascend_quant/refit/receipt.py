@@ -1,0 +1,44 @@
+"""What one refit says of itself."""
+
+from dataclasses import dataclass, fields
+
+from ascend_quant.names import Unquantized
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What one refit did.
+
+    Attributes:
+        number: 1 for the first load, counting up.
+        tensors, bytes: received from the trainer or the checkpoint.
+        milliseconds: from open to close, on the host's clock: waiting for the trainer's tensors is a part of it.
+        kernel_ms: of these, what the refit's own kernels took, see `kernels.clock`.
+        nonfinite: NaN and Inf elements seen; 0 in every receipt, since a refit that meets one fails.
+        clamped: codes lost to clamping: what a frozen scale makes of them is outside [-128, 127]; 0 where every row has
+            a scale of its own.
+        changed: fraction of the quantized codes of every 64th row that differ from the previous refit's (0 if nothing
+            is quantized): reading all former codes would cost a third of the refit. None where it is unknown: there
+            is no previous refit (the first load), or the buffers do not hold its codes any more (a refit failed since;
+            a sleep discarded them and they could not be kept, see former_codes.py).
+        left_alone: the layers that are not quantized though their kind is.
+        digest: fingerprint of all resident bytes, 16 hex digits (see `oracle.digest`).
+    """
+
+    number: int
+    tensors: int
+    bytes: int
+    milliseconds: float
+    kernel_ms: float
+    nonfinite: int
+    clamped: int
+    changed: float | None
+    left_alone: Unquantized  # named as its metric is
+    digest: str
+
+    def as_metrics(self) -> dict[str, float]:
+        """`refit/*` numbers for a training logger, what is unknown left out; digests are cut to their low 32 bits."""
+        numbers = {one.name: getattr(self, one.name) for one in fields(self)}
+        numbers |= {"left_alone": len(self.left_alone.names), "digest": int(self.digest, 16) % 2**32}
+        numbers["left_alone_digest"] = int(self.left_alone.digest, 16) % 2**32
+        return {f"refit/{name}": value for name, value in numbers.items() if value is not None}

@@ -1,0 +1,176 @@
+"""Quantized weights whose scales are shared otherwise than by rows.
+
+TensorScaledWeight   a tensor of the checkpoint has one scale, which each of its rows gets
+BlockScaledWeight    128x128 elements of the engine's matrix have one; a block may straddle two tensors
+GroupScaledWeight    neighbours of a row have one: int4
+DefinedWeight        a row has any, as the scheme's file defines them: whatever has no kernels of its own
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import torch
+
+from ascend_quant.kernels.moves import Move, Place, RefreshedPlace
+from ascend_quant.oracle import BLOCK
+from ascend_quant.refit.errors import RefitError
+from ascend_quant.refit.resident import Piece, QuantizedWeight, ResidentWeight
+from ascend_quant.schemes import Scheme, definition_of
+
+
+class TensorScaledWeight(QuantizedWeight):
+    """fp8 codes (.., N, K), and for each row the scale of the tensor that it came with."""
+
+    of_tensors = True
+
+    def _move(self, source_NK, target_NK, scale_N, whole_NL, given_N, base: torch.Tensor, exact: bool) -> Move:
+        move = super()._move(source_NK, target_NK, scale_N, whole_NL, given_N, base, exact)
+        start, length = move.whole or (move.offset, move.target_NK.shape[1])
+        fits = base.dim() == 2 and base.is_contiguous() and base.shape[1] == length and start % length == 0
+        if not fits or (move.rows > 1 and (move.row_stride, move.column_stride) != (length, 1)):
+            raise RefitError(
+                f"{self.name}: the engine rearranges what it takes of a tensor of shape {tuple(base.shape)}, so its "
+                "scale cannot be found; use scheme fp8"
+            )
+        return replace(move, row_stride=length, among=(start // length, base.shape[0]))
+
+
+class BlockScaledWeight(QuantizedWeight):
+    """fp8 codes (.., N, K) and scales (.., ceil(N / 128), ceil(K / 128)) of this rank's matrices.
+
+    Rows of a block that other tensors have a part in are kept, in BF16, until the refit closes: they are few, and none
+    where tensors have multiples of 128 rows.
+    """
+
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        self.matrix_rows, self.matrix_blocks = self.data.shape[-2], self.scale.shape[-2]
+        self._edges: dict[int, torch.Tensor] = {}  # by the number of a block's first row
+
+    def tensors(self) -> list[tuple[torch.Tensor | Place, int]]:
+        return [(self.data, self.weight), (self.scale, 3 * self.weight)]
+
+    def edge_move(self, first_row: int) -> tuple[Move, torch.Tensor]:
+        edge = self._edges[first_row]
+        target_NK = self.data.flatten(0, -2)[first_row : first_row + len(edge)]
+        where = {"first_row": first_row, "weight": self.weight, "first_block": self._block(first_row)}
+        return Move.of(edge, target_NK, self._scales(first_row, len(edge)), **where), edge
+
+    def _checked(self, shard, whole, given) -> None:
+        """Nothing: every rank has blocks of its own."""
+
+    def _pieces(self, shard, view, whole, given) -> Iterator[Piece]:
+        if view.dim() == 3:
+            for source_NK, target_NK in zip(shard, view, strict=True):
+                yield from self._pieces(source_NK, target_NK, None, None)
+            return
+        first, _, _ = self._row_view(view)
+        for start, stop in self._cuts(first, first + len(view)):
+            rows = slice(start - first, stop - first)
+            yield Piece(shard[rows], view[rows], None, None, None)
+
+    def _cuts(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Rows that share a block with others are apart from those that fill blocks."""
+        start, stop = self._block_rows(first)
+        whole_from = first if start == first else min(stop, last)
+        start, stop = self._block_rows(last - 1)
+        whole_to = last if stop == last else max(start, whole_from)
+        return pairwise(sorted({first, whole_from, whole_to, last}))
+
+    def _move(self, source_NK, target_NK, scale_N, whole_NL, given_N, base: torch.Tensor, exact: bool) -> Move:
+        move = super()._move(source_NK, target_NK, scale_N, whole_NL, given_N, base, exact)
+        first, last = move.first_row, move.first_row + move.rows
+        start, stop = self._block_rows(first)
+        if start == first and self._block_rows(last - 1)[1] == last:
+            return replace(move, scale=self._scales(first, move.rows), first_block=self._block(first))
+        if start not in self._edges:
+            shape = (stop - start, self.row_length)
+            self._edges[start] = torch.zeros(shape, dtype=torch.bfloat16, device=self.data.device)
+        return replace(move, target_NK=self._edges[start][first - start : last - start], weight=0, block=start)
+
+    def _block_rows(self, row: int) -> tuple[int, int]:
+        """The first row of the block that a row is in, and the one behind its last."""
+        within = row % self.matrix_rows
+        start = row - within % BLOCK
+        return start, min(start + BLOCK, row - within + self.matrix_rows)
+
+    def _block(self, first_row: int) -> int:
+        """Which row of all scales belongs to the block that begins with a row."""
+        matrix, within = divmod(first_row, self.matrix_rows)
+        return matrix * self.matrix_blocks + within // BLOCK
+
+    def _scales(self, first_row: int, rows: int) -> torch.Tensor:
+        first = self._block(first_row)
+        return self.scale.flatten(0, -2)[first : first - (-rows // BLOCK)]
+
+
+class ScaledRowsWeight(QuantizedWeight):
+    """Codes (.., N, K) and scales (.., N, S): every row has some of its own, and is whole on every rank."""
+
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        self.per_row = self.scale.shape[-1]
+
+    def tensors(self) -> list[tuple[torch.Tensor | Place, int]]:
+        return [(self.place or self.data, self.weight), (self.scale, 3 * self.weight)]
+
+    def _checked(self, shard, whole, given) -> None:
+        """Nothing: what shares a scale is whole on every rank."""
+
+    def _scale_of(self, view: torch.Tensor) -> torch.Tensor:
+        first, shape, strides = self._row_view(view)
+        strides = (*(stride * self.per_row for stride in strides), 1)
+        return self.scale.view(-1).as_strided((*shape, self.per_row), strides, first * self.per_row)
+
+
+class GroupScaledWeight(ScaledRowsWeight):
+    """int4 codes where a place has them, and BF16 scales (.., N, K / group)."""
+
+    place: RefreshedPlace
+
+    def refresh(self) -> None:
+        self.place.refresh()
+
+    def _move(self, source_NK, target_NK, scale_NG, whole_NL, given_N, base: torch.Tensor, exact: bool) -> Move:
+        move = super()._move(source_NK, target_NK, scale_NG, whole_NL, given_N, base, exact)
+        return replace(move, group=self.row_length // self.per_row)
+
+
+class DefinedWeight(ScaledRowsWeight):
+    """Codes and scales of a scheme whose rows its own definition quantizes.
+
+    Args:
+        scheme: whose scales are those of a row's elements on one rank.
+    """
+
+    def __init__(self, *arguments, scheme: Scheme, **more):
+        super().__init__(*arguments, **more)
+        self.scheme = scheme
+
+    def _move(self, source_NK, target_NK, scale_NS, whole_NL, given_N, base: torch.Tensor, exact: bool) -> Move:
+        move = super()._move(source_NK, target_NK, scale_NS, whole_NL, given_N, base, exact)
+        return replace(move, scheme=self.scheme)
+
+
+BY_SHARING = {
+    "row": QuantizedWeight,
+    "tensor": TensorScaledWeight,
+    "block": BlockScaledWeight,
+    "group": GroupScaledWeight,
+}
+
+
+def resident_class(scheme: Scheme) -> Callable[..., ResidentWeight]:
+    """What makes the resident weights of a scheme; the arguments are those of `QuantizedWeight`.
+
+    Raises:
+        UnregisteredScheme: a scheme that nobody registered.
+        ValueError: one that leaves every weight as it arrives, a plain `ResidentWeight`.
+    """
+    if definition_of(scheme).by_definition:
+        return partial(DefinedWeight, scheme=scheme)
+    if scheme.shares is None:
+        raise ValueError(f"scheme {scheme.name} has no codes: make a ResidentWeight of each weight")
+    return BY_SHARING[scheme.shares]

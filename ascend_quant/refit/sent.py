@@ -1,0 +1,62 @@
+"""What a trainer or a checkpoint may hand over, a tensor at a time: checked by name, and made fit for the kernels."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ascend_quant.dtypes import FLOATS
+from ascend_quant.refit.errors import RefitError
+
+NamedTensor = tuple[str, torch.Tensor]
+
+READ_AS_SENT = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # by kernels
+
+
+def check_sent(name: str, tensor: torch.Tensor) -> None:
+    """See that this is a tensor with a name, whose values lie in memory.
+
+    Raises:
+        RefitError: naming it.
+    """
+    if not isinstance(name, str):
+        raise RefitError(f"a tensor is called {name!r}; send pairs of a name and a tensor")
+    if not isinstance(tensor, torch.Tensor):
+        raise RefitError(f"{name}: got {type(tensor).__name__}; send a torch.Tensor")
+    if is_traceable_wrapper_subclass(tensor):
+        raise RefitError(f"{name}: got {type(tensor).__name__}, a tensor made of others; send the whole plain tensor")
+    if tensor.is_nested or tensor.is_quantized:
+        raise RefitError(f"{name}: got a {'nested' if tensor.is_nested else 'quantized'} tensor; send a plain one")
+    if tensor.layout != torch.strided or tensor.is_meta or is_freed(tensor):
+        where = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
+        where = "whose memory has been freed" if is_freed(tensor) else where
+        raise RefitError(f"{name}: got a tensor {where}, which has no values in memory; send a dense one")
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Whether its storage was resized to nothing, as FSDP does after a layer: kernels would read address 0."""
+    return tensor.layout == torch.strided and tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+
+
+def checked(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
+    """The weights, each seen by `check_sent`."""
+    for name, tensor in weights:
+        check_sent(name, tensor)
+        yield name, tensor
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether moves of the contiguous tensor's elements, read as they are in memory, are moves of its values."""
+    return tensor.is_contiguous() and not tensor.is_neg() and tensor.dtype in READ_AS_SENT
+
+
+def made_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if loaders and kernels take it, a copy if not: float64, elements that share their memory."""
+    if tensor.dtype == torch.float64:
+        tensor = tensor.to(torch.float32)  # as torch rounds float64 to BF16: by way of float32
+    shared = any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.contiguous() if shared else tensor.resolve_neg()
+
+
+def sent_twice(name: str) -> RefitError:
+    return RefitError(f"{name}: sent twice in one refit; send every tensor once")

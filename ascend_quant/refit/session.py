@@ -1,0 +1,437 @@
+"""A refit: one weight sync. Open, write shards in any order and bucketing, close; it yields a receipt.
+
+    loading --> ready <--> open
+                  ^          |
+                  '- open <- failed
+
+Only a ready engine may serve: while a refit is open, or after one that failed, its weights are a mixture of
+two steps. The next complete refit heals it. Nothing here knows an engine; engines feed `Refit` through adapters.
+
+Writes are collected in a batch and started by `flush`; on an accelerator nothing waits for them before `close`.
+A tensor whose way was learnt in an earlier refit is placed by plan (`place`), any other by the engine's loader
+(`write`, `record`).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+import torch
+
+from ascend_quant.kernels import kernels_for
+from ascend_quant.kernels.moves import Move
+from ascend_quant.names import Unquantized
+from ascend_quant.oracle import add_digests
+from ascend_quant.refit.batch import Batch
+from ascend_quant.refit.errors import RefitError, Replaced, refusal
+from ascend_quant.refit.former_codes import FormerCodes
+from ascend_quant.refit.plan import Entry, Plan, edges_of
+from ascend_quant.refit.receipt import Receipt
+from ascend_quant.refit.resident import ResidentWeight
+from ascend_quant.refit.sent import NamedTensor, checked, sent_twice
+from ascend_quant.refit.smoothing import Smoothing
+from ascend_quant.stacks import one_by_one
+
+logger = logging.getLogger(__name__)
+
+SENT_AS = (torch.bfloat16, torch.float32)  # by trainers
+SHOWN = 8  # names that one message lists
+HEAL = "complete one full refit to heal it"
+
+
+class Check(Protocol):
+    """What is to be seen of a refit as a whole, beside its residents."""
+
+    def begin(self) -> None:
+        """A refit begins."""
+
+    def check(self, entries: Mapping[str, Entry]) -> None:
+        """It ends, all residents written, and these tensors have come; raises RefitError if it may not stand."""
+
+
+class Refit:
+    """The refit state of one engine worker.
+
+    Args:
+        residents: every parameter of the model, each once, all on one device.
+        buffer_of: the engine's present buffer of a parameter, to see that none was replaced.
+        plans: whether a tensor goes the same way in every refit (not so where experts move between ranks).
+        smoothing: a profile's, which all tensors pass first; None without a profile.
+        derive: brings up to date what the engine derives from weights, where it cannot do without.
+        checks: begun and ended with every refit.
+        unquantized: what receipts say of layers that are not quantized.
+
+    Attributes:
+        unseen: whether the resident bytes came back from a sleep, and are to be looked at before a request is served.
+
+    Raises:
+        RefitError: there are no residents, or they are on several devices.
+    """
+
+    def __init__(
+        self,
+        residents: Sequence[ResidentWeight],
+        buffer_of: Callable[[str], torch.Tensor] | None = None,
+        plans: bool = True,
+        smoothing: Smoothing | None = None,
+        derive: Callable[[], None] = lambda: None,
+        checks: Sequence[Check] = (),
+        unquantized: Unquantized = Unquantized("bf16"),  # noqa: B008  frozen
+    ):
+        self._derive, self._checks, self.unquantized = derive, checks, unquantized
+        self.residents = list(residents)
+        if not self.residents:
+            raise RefitError("a refit without resident weights: give it every parameter of the model")
+        devices = {str(resident.tensor.device): resident.name for resident in self.residents}
+        if len(devices) > 1:
+            where = ", ".join(f"{name} on {device}" for device, name in devices.items())
+            raise RefitError(f"the weights are on several devices ({where}); turn weight offloading off")
+        self._buffer_of = buffer_of or {resident.name: resident.tensor for resident in residents}.__getitem__
+        self.last_receipt: Receipt | None = None
+        self._state = "loading"
+        self._why = f"its weights have not been loaded yet; {HEAL}"
+        self._explicit = False
+        self._asleep: int | None = None
+        self.unseen = False
+        self._comparable = False  # whether the sampled rows hold the codes of the last refit that closed
+        self._former: FormerCodes | None = None  # these rows, where the sleep does not keep them
+        self._plans = plans
+        self._of_tensors = any(resident.of_tensors for resident in self.residents)
+        self.smoothing = smoothing
+        self.plan = Plan()
+        self._batch: Batch | None = None
+        self._started = 0.0
+        self._tensors = self._bytes = self._count = 0
+
+    def prepare(self) -> float:
+        """Have the kernels compiled that refits from tensors on the engine's device will need, and digests of these.
+
+        Returns:
+            Seconds.
+        """
+        device, start = self.residents[0].tensor.device, time.perf_counter()
+        kernels_for(device).prepare(device, self._kinds_of_writes())
+        return time.perf_counter() - start
+
+    def _kinds_of_writes(self) -> Iterator[tuple[Move, torch.dtype]]:
+        for resident in self.residents:
+            if resident.row_count and resident.row_length:
+                yield from ((resident.example(), dtype) for dtype in SENT_AS)
+                if self.smoothing is not None and resident.codes:
+                    yield resident.example(exact=True, frozen=self.smoothing.frozen), torch.float32
+
+    @property
+    def is_open(self) -> bool:
+        return self._state == "open"
+
+    @property
+    def has_failed(self) -> bool:
+        return self._state == "failed"
+
+    @property
+    def batch(self) -> Batch:
+        """The writes of the open refit; RefitError if none is open."""
+        if self._batch is None:
+            raise RefitError("no refit is open on this engine; open one first")
+        return self._batch
+
+    def look(self) -> None:
+        """Look at bytes that came back from a sleep, if nobody has: an engine whose bytes changed refuses to generate.
+
+        It reads all of them and waits for the device. It is put off until a request comes, since a trainer that wakes
+        an engine up often overwrites them at once. An engine that may not serve then says why.
+        """
+        if self.unseen:
+            with suppress(RefitError):
+                self.verify()
+
+    def why_not_servable(self) -> str | None:
+        """Why the engine must not generate, as far as is known, and what helps; None when it may: see `look`."""
+        if self._asleep is not None:
+            return f"it sleeps (level {self._asleep}); wake it up"
+        return None if self._state == "ready" else self._why
+
+    def require_servable(self) -> None:
+        """Raise RefitError unless the last refit closed cleanly and its bytes are still there."""
+        self.look()
+        if why := self.why_not_servable():
+            raise RefitError(refusal(why))
+
+    @contextmanager
+    def session(self) -> Iterator["Refit"]:
+        """Open, run the body, close; an exception in the body fails the refit and goes on."""
+        self.open()
+        with self.failing():
+            yield self
+            self.close()
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """An exception inside fails the refit, once, and goes on."""
+        try:
+            yield
+        except BaseException as error:
+            if self._state != "failed":
+                self.fail(error)
+            raise
+
+    def open(self, explicit: bool = True) -> None:
+        """Begin a refit. An implicit one (a bare load_weights call) closes by itself once it is complete."""
+        if self._asleep is not None:
+            raise RefitError("this engine sleeps: its weights are not in memory; wake up its weights, then refit")
+        if self.is_open and self._explicit:
+            raise RefitError("a refit is already open on this engine; close it before opening the next")
+        for begun in (*self.residents, *self._checks):
+            begun.begin()
+        if self.smoothing is not None:
+            self.smoothing.begin()
+        self._batch = Batch(self.residents[0].tensor.device, sparing=self.last_receipt is None)
+        self._by_plan, self._entries, self._learnt = bool(self.plan.entries), {}, False
+        self._edges: set[tuple[ResidentWeight, int]] = set()
+        self._state, self._why, self._explicit = "open", f"a refit is open; {HEAL}", explicit
+        self.unseen = False  # all of it will be written
+        self._compares, self._comparable = self._comparable, False
+        self._started = time.perf_counter()
+        self._tensors = self._bytes = 0
+
+    def count(self, tensors: int, nbytes: int) -> None:
+        """Account for received tensors."""
+        self._tensors += tensors
+        self._bytes += nbytes
+
+    def smoothed(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
+        """The tensors as the profile has them, one at a time; they are counted as they were sent.
+
+        Experts of a stack come one by one if each has a scale of its own.
+        """
+        if not self._of_tensors and self.smoothing is None:
+            return weights
+        weights = list(checked(weights)) if isinstance(weights, (list, tuple)) else checked(weights)
+        if self.smoothing is None or self._of_tensors:
+            return self._apart(weights)
+        return self.smoothing.through(weights, self._counted_once)
+
+    def _apart(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
+        if isinstance(weights, list) and all(tensor.dim() < 3 for _, tensor in weights):
+            return weights
+        return self._one_by_one(weights)
+
+    def _one_by_one(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
+        for name, tensor in weights:
+            with self._counted_once(tensor):
+                yield from one_by_one(name, tensor)
+
+    @contextmanager
+    def _counted_once(self, sent: torch.Tensor) -> Iterator[None]:
+        """Inside, whatever is counted are parts of one tensor that was sent."""
+        tensors, nbytes = self._tensors, self._bytes
+        yield
+        if self._tensors > tensors:
+            self._tensors, self._bytes = tensors + 1, nbytes + sent.nbytes
+
+    def place(self, weights: Sequence[NamedTensor]) -> Sequence[NamedTensor]:
+        """Queue the writes of tensors that came together by plan; returns those that the engine's loader must take.
+
+        Raises:
+            RefitError: a name has been seen in this refit already; no refit is open.
+        """
+        batch = self.batch
+        if not (self._by_plan and weights):
+            return weights
+        found = self.plan.call(weights)
+        if found is None:
+            self._leave_plan([name for name, _ in weights])
+            return weights
+        call, addresses = found
+        if not self._entries.keys().isdisjoint(call.names):
+            raise sent_twice(next(name for name in call.names if name in self._entries))
+        self._entries |= call.entries
+        first = batch.new_sources(call.sources)
+        batch.add(call.moves, [weights[i][1] for i in call.taken], addresses, first)
+        for resident, rows in call.rows.items():
+            resident.unwritten -= rows
+        self._edges |= call.edges
+        self.count(call.tensors, call.bytes)
+        return [weights[i] for i in call.rest]
+
+    def write(
+        self,
+        slot: int,
+        resident: ResidentWeight,
+        view: torch.Tensor,
+        shard: torch.Tensor,
+        whole: torch.Tensor | None = None,
+        base: torch.Tensor | None = None,
+        exact: bool = False,
+        given: torch.Tensor | None = None,
+    ) -> list[Move]:
+        """Queue the writes of `shard` into `view`, whole rows of `resident`.
+
+        Args:
+            slot: from `batch.new_sources`, one a tensor: two tensors may not write the same rows.
+            whole: the complete rows that `shard` is a slice of, if it is one.
+            base: the tensor that `shard` is a view of, which the moves shall be relative to.
+            exact, given: how it is quantized, see `ResidentWeight.moves`.
+
+        Raises:
+            RefitError: see `ResidentWeight.moves`.
+        """
+        base = shard if base is None else base
+        moves = resident.moves(view, shard, whole, slot, base, exact, given)
+        for move in moves:
+            self.batch.add_single(move, base, slot)
+        self._edges |= edges_of(resident, moves)
+        return moves
+
+    def record(self, name: str, entry: Entry) -> None:
+        """Note where a loader put a tensor, for the plan of the next refits."""
+        known = self.plan.entries.get(name)
+        if not (known and known.by_loader and entry.by_loader):
+            self._learnt = True
+        self._entries[name] = entry
+
+    def flush(self) -> None:
+        """Start the queued writes; their sources may be overwritten once the device's stream has passed this point."""
+        self.batch.flush()
+
+    def _leave_plan(self, names: Sequence[str]) -> None:
+        """Go on without the plan, whose rows are marked first, so that none is written twice unnoticed."""
+        name = next(name for name in names if name not in self.plan.entries)
+        logger.info("%s is not in the plan of the last refit: the rest of this one goes through the loaders", name)
+        self._by_plan = False
+        for entry in self._entries.values():
+            if not entry.by_loader:
+                for resident, move in entry.moves:
+                    resident.mark(move)
+
+    def missing(self) -> list[str]:
+        """Checkpoint names of what this refit has not written yet."""
+        if self._by_plan:
+            return [
+                name for name, entry in self.plan.entries.items() if not entry.is_matched_by(self._entries.get(name))
+            ]
+        return [part for resident in self.residents for part in resident.missing()]
+
+    def close_if_complete(self) -> None:
+        """Close an implicit refit whose last shard has arrived."""
+        if self.is_open and not self._explicit and not any(resident.unwritten for resident in self.residents):
+            self.close()
+
+    def settle_implicit(self) -> bool:
+        """Close an implicit refit, complete or not (an engine's post-load pass); True if a refit is or was open."""
+        was_open = self.is_open
+        if was_open and not self._explicit:
+            self.close()
+        return was_open
+
+    def close(self) -> Receipt:
+        """End the refit: everything must have been written, and nothing may have moved.
+
+        Raises:
+            RefitError: naming the parameters; the engine then refuses to generate.
+        """
+        if not self.is_open:
+            raise RefitError("no refit is open on this engine; open one first")
+        with self.failing():
+            self.flush()
+            self._write_edges()
+            for resident in self.residents:
+                resident.refresh()
+            self._derive()
+            self._check_buffers()  # while the device works
+            changed, clamped, digest = self.batch.finish()
+            self._check_complete()
+            if self.smoothing is not None:
+                self.smoothing.check()
+            for one in self._checks:
+                one.check(self._entries)
+            if any(resident.recount for resident in self.residents):
+                digest = int(self.digest(), 16)
+        self._count += 1
+        self.last_receipt = self._receipt(changed, clamped, digest)
+        self._batch = None
+        if self._plans and (self._learnt or len(self._entries) != len(self.plan.entries)):
+            self.plan = Plan(self._entries)
+        self._state, self._comparable = "ready", True
+        logger.info("%s", self.last_receipt)
+        return self.last_receipt
+
+    def _write_edges(self) -> None:
+        """Quantize the blocks that several tensors have a part in."""
+        for resident, first_row in self._edges:
+            move, source = resident.edge_move(first_row)
+            self.batch.add_single(move, source, self.batch.new_sources([(resident.name, source.numel())]))
+        self.flush()
+
+    def _check_complete(self) -> None:
+        if any(resident.unwritten for resident in self.residents):
+            missing = self.missing()
+            more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+            raise RefitError(f"{len(missing)} missing from this refit: {', '.join(missing[:SHOWN])}{more}")
+
+    def _check_buffers(self) -> None:
+        for resident in self.residents:
+            if self._buffer_of(resident.name).data_ptr() != resident.tensor.data_ptr():
+                raise Replaced(f"{resident.name} was moved to another buffer; captured graphs read the old one")
+
+    def fail(self, error: BaseException) -> None:
+        """Mark the refit as failed: the engine refuses to generate until the next complete one."""
+        cure = "no refit heals that: restart it" if isinstance(error, Replaced) else HEAL
+        self._state, self._why, self._comparable = "failed", f"its last refit failed ({error}); {cure}", False
+        self._batch = None  # with it the references to the sender's memory
+        logger.error("refit failed, the engine refuses to generate: %s", error)
+
+    def accept_dummy(self) -> None:
+        """Serve whatever is in the buffers: the user asked for dummy weights."""
+        self._state = "ready"
+
+    def falls_asleep(self, level: int) -> None:
+        """The engine is about to sleep: level 2 will discard the codes that the next refit is compared with."""
+        if level > 1 and self._asleep is None and self._comparable and not self.is_open:
+            self._former = FormerCodes.of(self.residents)
+
+    def slept(self, level: int) -> None:
+        """The engine went to sleep: its weights are in host memory (level 1) or gone (level 2)."""
+        if self.is_open:
+            self.fail(RefitError("the engine went to sleep while the refit was open"))
+        self.unseen = False
+        self._asleep = max(level, self._asleep or 0)
+
+    def woke(self, tags: Sequence[str] | None) -> None:
+        """The engine woke up, its weights too if `tags` is None or names them; they are yet to be looked at."""
+        if self._asleep is None or (tags is not None and "weights" not in tags):
+            return
+        level, self._asleep = self._asleep, None
+        if level > 1:
+            self._state, self._why = "failed", f"sleep level {level} discarded its weights; {HEAL}"
+            former, self._former = self._former, None
+            self._comparable = former is not None and former.put_back()
+        else:
+            self.unseen = self._state == "ready" and self.last_receipt is not None
+
+    def digest(self) -> str:
+        """Fingerprint of all resident bytes, read back: 16 hex digits."""
+        pairs = [pair for resident in self.residents for pair in resident.tensors() if 0 not in pair[0].shape]
+        kernels = kernels_for(self.residents[0].tensor.device)
+        found = kernels.read_digests([kernels.digests([tensor for tensor, _ in pairs])])
+        return f"{add_digests(*found, weights=[weight for _, weight in pairs]):016x}"
+
+    def verify(self) -> None:
+        """Check that the resident bytes are those of the last receipt.
+
+        Raises:
+            RefitError: something wrote past the refit (the engine then refuses to generate).
+        """
+        self.unseen = False
+        if self._state == "ready" and self.last_receipt and self.digest() != self.last_receipt.digest:
+            with self.failing():
+                raise RefitError("resident weights changed outside a refit; write them through model.load_weights")
+
+    def _receipt(self, changed: int, clamped: int, digest: int) -> Receipt:
+        compared = sum(resident.sampled for resident in self.residents)
+        fraction = changed / max(compared, 1) if self._compares else None
+        milliseconds, kernel_ms = 1e3 * (time.perf_counter() - self._started), self.batch.clock.milliseconds()
+        numbers = self._count, self._tensors, self._bytes, milliseconds, kernel_ms, 0, clamped, fraction
+        return Receipt(*numbers, self.unquantized, f"{digest:016x}")

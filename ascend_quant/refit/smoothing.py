@@ -1,0 +1,194 @@
+"""A profile at work: each tensor of a refit is multiplied by its factors on its way to the engine's loaders.
+
+    trainer's w  --through-->  float32 x, to be quantized as it is, or BF16 x (norms, biases, routers)
+
+One tensor at a time, by `oracle.smoothed`, so that a refit needs room for one tensor more. A tensor without a rule goes
+on untouched, unless it is fed by a norm that has one: an expert or a router that the profile does not know.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from ascend_quant import oracle
+from ascend_quant.dtypes import FLOATS
+from ascend_quant.profile.equivalence import reaches
+from ascend_quant.profile.rules import Profile, ProfileError, Rule
+from ascend_quant.refit.errors import RefitError
+from ascend_quant.refit.sent import NamedTensor
+from ascend_quant.stacks import one_by_one
+
+logger = logging.getLogger(__name__)
+
+SHOWN = 8  # names that one message lists
+LARGEST = 2.0**32  # factor, and 1 / LARGEST the smallest: no smoothing makes such numbers, products would overflow
+
+
+class Smoothing:
+    """The rules of a profile, and which of them the running refit has met.
+
+    Args:
+        profile: its names are those under which tensors are sent; experts are ruled one by one.
+        frozen: quantize with the profile's scales; otherwise each row gets one of its own in every refit.
+        device: where the resident weights are, and where tensors are multiplied.
+        may_miss: tells of a ruled name that this rank's loaders may leave out.
+
+    Raises:
+        ProfileError: a factor or a scale that cannot be multiplied or divided by.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        frozen: bool,
+        device: torch.device | str = "cpu",
+        may_miss: Callable[[str], bool] = lambda name: False,
+    ):
+        for name, rule in profile.rules.items():
+            _check_rule(name, rule, frozen)
+        self.frozen, self.device = frozen, torch.device(device)
+        self.rules = {name: self._held(rule) for name, rule in profile.rules.items()}
+        self._rounded = profile.arithmetic != "float32"
+        self._may_miss = may_miss
+        self._unsmoothed: set[str] | None = set()  # None once they were logged
+        self._unreached: set[str] = set()  # names without a rule that need none
+        self.begin()
+
+    def begin(self) -> None:
+        """A refit begins: nothing has come yet."""
+        self._met: set[str] = set()
+
+    def through(
+        self,
+        weights: Iterable[NamedTensor],
+        around: Callable[[torch.Tensor], AbstractContextManager] = nullcontext,
+    ) -> Iterable[NamedTensor]:
+        """The weights as the engine shall have them; a list that no rule is for is returned as it is.
+
+        Args:
+            weights: names and float tensors; a stack of experts leaves expert by expert if they have rules.
+            around: entered with each tensor that has a rule, while what became of it is used.
+
+        Raises:
+            RefitError: naming a tensor that its rule does not fit, or that would need one.
+        """
+        if isinstance(weights, (list, tuple)) and not any([self._is_ruled(*pair) for pair in weights]):
+            return weights
+        return self._one_by_one(weights, around)
+
+    def is_exact(self, name: str) -> bool:
+        """Whether `through` makes float32 of this tensor, whose codes are those of its exact values."""
+        rule = self.rules.get(name)
+        return rule is not None and rule.quantized
+
+    def scale_of(self, name: str) -> torch.Tensor | None:
+        """The frozen scales (N) of a tensor's rows, None if there are none."""
+        return self.rules[name].scale if name in self.rules else None
+
+    def note(self, name: str, quantized: bool) -> None:
+        """Take down that the engine quantizes a tensor, or does not, to tell where the profile has it otherwise."""
+        if self._unsmoothed is not None and quantized and not self.is_exact(name):
+            self._unsmoothed.add(name)
+
+    def check(self) -> None:
+        """The refit ends: every rule must have met its parameter, or the model is half smoothed.
+
+        Raises:
+            RefitError: naming those that have not.
+        """
+        missed = [name for name in self.rules if name not in self._met and not self._may_miss(name)]
+        if missed:
+            raise RefitError(
+                f"{len(missed)} of the profile's {len(self.rules)} parameters never came, so the model is not smoothed "
+                f"as a whole: {_listed(missed)}. Make the profile of this very model, with the names that are sent"
+            )
+        if self._unsmoothed:
+            count, names = len(self._unsmoothed), _listed(sorted(self._unsmoothed))
+            logger.info("%d quantized parameters have no rule in the profile and are not smoothed: %s", count, names)
+        self._unsmoothed = None
+
+    def _held(self, rule: Rule) -> Rule:
+        """A rule on the device, with its scale only if that is used."""
+        scaled = self.frozen and rule.quantized
+        used = {part: tensor for part, tensor in rule.tensors().items() if part != "scale" or scaled}
+        moved = {part: tensor.to(self.device, torch.float32).contiguous() for part, tensor in used.items()}
+        return Rule(rule.quantized, **moved)
+
+    def _is_ruled(self, name: str, tensor: torch.Tensor) -> bool:
+        parts = [part for part, _ in one_by_one(name, tensor)]
+        for part in parts:
+            if part not in self.rules and part not in self._unreached:
+                self._check_unreached(part)
+        return any(part in self.rules for part in parts)
+
+    def _check_unreached(self, name: str) -> None:
+        """See that no factor reaches a parameter without a rule."""
+        if (source := reaches(self.rules, name)) is not None:
+            raise RefitError(
+                f"{name}: the profile has no rule for it, but smooths {source}, which changes what it computes; make "
+                "the profile of this very model with `ascend-quant profile` (FlashRL's leaves experts and routers out)"
+            )
+        self._unreached.add(name)
+
+    def _one_by_one(self, weights, around) -> Iterator[NamedTensor]:
+        for name, tensor in weights:
+            if not self._is_ruled(name, tensor):
+                yield name, tensor
+                continue
+            with around(tensor):
+                for part, shard in one_by_one(name, tensor):
+                    yield part, self._changed(part, shard)
+
+    def _changed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        rule = self.rules.get(name)
+        if rule is None:
+            return tensor
+        _check_fit(name, tensor, rule)
+        self._met.add(name)
+        x = oracle.smoothed(tensor.to(self.device), rule.input_factor, rule.output_factor, self._rounded)
+        return x if rule.quantized else x.to(torch.bfloat16)
+
+
+def _check_rule(name: str, rule: Rule, frozen: bool) -> None:
+    for part, tensor in rule.tensors().items():
+        if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+            raise ProfileError(f"{name}: the profile's {part} has NaN or Inf, or no floats; make the profile again")
+        size = tensor.abs()
+        if part != "scale" and ((size < 1 / LARGEST) | (size > LARGEST)).any():
+            raise ProfileError(
+                f"{name}: the profile's {part} has {float(size.min()):.3g} to {float(size.max()):.3g}, which no "
+                "smoothing makes; make the profile again"
+            )
+    if rule.scale is not None and ((rule.scale < oracle.TINY) & (rule.scale != 0)).any():
+        raise ProfileError(f"{name}: the profile's scale has negative or denormal numbers; make the profile again")
+    if frozen and rule.quantized and rule.scale is not None and (rule.scale == 0).any():
+        row = int((rule.scale == 0).nonzero()[0])
+        raise ProfileError(
+            f"{name}: the profile's scale of row {row} is 0: frozen, it would keep that row 0 for ever; leave "
+            "frozen_scales out"
+        )
+    if frozen and rule.quantized and rule.scale is None:
+        raise ProfileError(f"{name}: the profile has no scale to freeze; leave frozen_scales out")
+
+
+def _check_fit(name: str, tensor: torch.Tensor, rule: Rule) -> None:
+    if tensor.dtype not in FLOATS:
+        raise RefitError(f"{name}: got {tensor.dtype}; send BF16 weights, the engine smooths and quantizes them itself")
+    if tensor.dim() not in (1, 2):
+        raise RefitError(f"{name}: shape {tuple(tensor.shape)}: the profile rules vectors and matrices only")
+    if tensor.dim() == 1 and rule.quantized:
+        raise RefitError(f"{name}: the profile quantizes a vector, which no engine does; make the profile again")
+    wanted = {"input_factor": tensor.shape[-1], "output_factor": tensor.shape[0], "scale": tensor.shape[0]}
+    for part, held in rule.tensors().items():
+        if held.shape != (wanted[part],):
+            raise RefitError(
+                f"{name}: the profile's {part} has shape {tuple(held.shape)}, a tensor of shape {tuple(tensor.shape)} "
+                f"needs ({wanted[part]},); make the profile of this very model"
+            )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,40 @@
+"""Schemes: what a weight becomes inside the engine, by name. One file a family, which registers its schemes.
+
+scheme.py       the row that names a scheme
+definition.py   what a family defines
+registry.py     what is registered
+arithmetic.py   what families share; only this needs torch when it is imported
+int8.py, fp8.py, fp8_block.py, int4.py, bf16.py
+
+The launcher reads names and rows on machines that have no use for torch, so importing this package does not import it.
+How to add a scheme: docs/extend_scheme.md.
+"""
+
+from ascend_quant.schemes import int8, fp8, fp8_block, int4, bf16  # noqa: F401, I001  in the order of tables
+from ascend_quant.schemes.definition import Definition, Scales, Stored
+from ascend_quant.schemes.registry import (
+    ALIASES,
+    SCHEMES,
+    DuplicateScheme,
+    UnknownScheme,
+    UnregisteredScheme,
+    definition_of,
+    get_scheme,
+    register,
+)
+from ascend_quant.schemes.scheme import Scheme
+
+__all__ = [
+    "ALIASES",
+    "SCHEMES",
+    "Definition",
+    "DuplicateScheme",
+    "Scales",
+    "Scheme",
+    "Stored",
+    "UnknownScheme",
+    "UnregisteredScheme",
+    "definition_of",
+    "get_scheme",
+    "register",
+]

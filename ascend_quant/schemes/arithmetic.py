@@ -1,0 +1,191 @@
+"""The arithmetic that schemes share. One symmetric rule; what shares a scale is a row over the reduction dimension K, a
+tensor, a 128x128 block, or a group of a row's neighbours:
+
+    int8:  scale = absmax / 127  (float32)      code = round_half_even(value / scale), clamped to [-127, 127]
+    fp8:   scale = absmax / 448  (float32)      code = value / scale, clamped to [-448, 448], as float8_e4m3fn
+    int4:  scale = BF16(absmax / 7)             code = round_half_even(value / scale), clamped to [-7, 7]
+    absmax < 2**-100  ->  scale and every code are 0: no weight is so small, and devices differ in their denormals
+
+Weights are rounded to BF16 first (trainers send float32 sometimes; the engine would round as well). A profile's
+weights are the exception: they are multiplied by its factors in float32 (`smoothed`) and quantized as they are, with
+a scale of their own (`quantize_rows`) or with a given one (`quantize_given`).
+"""
+
+import torch
+import torch.nn.functional as F
+
+from ascend_quant.schemes.constants import BLOCK, FP8_MAX, INT4_MAX, INT8_MAX, INT8_MIN, NIBBLES, TINY
+
+
+def quantize_rows(values: torch.Tensor, absmax: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of float rows.
+
+    Args:
+        values: (..., K) float; taken as they are, in float32.
+        absmax: (...) float32, the largest magnitude of each *whole* row when `values` holds a slice of K only
+            (a row-parallel shard); by default that of `values`.
+
+    Returns:
+        int8 codes (..., K) and float32 scales (...). A NaN or Inf row has a non-finite scale.
+    """
+    values = values.float()
+    if absmax is None:
+        absmax = values.abs().amax(dim=-1)
+    scale = scale_of(absmax, INT8_MAX)
+    ratio = torch.where(scale.unsqueeze(-1) == 0, torch.zeros_like(values), values / scale.unsqueeze(-1))
+    return ratio.round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8), scale
+
+
+def quantize_weight(w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (..., N, K) and scales (..., N) of a weight, after rounding it to BF16."""
+    return quantize_rows(w_NK.to(torch.bfloat16), absmax_N)
+
+
+def smoothed(
+    w_NK: torch.Tensor,
+    input_factor_K: torch.Tensor | None = None,
+    output_factor_N: torch.Tensor | None = None,
+    rounded: bool = False,
+) -> torch.Tensor:
+    """w_NK * input_factor_K * output_factor_N[:, None] in float32, after rounding w to BF16; a new, contiguous tensor.
+
+    Args:
+        w_NK: any float dtype; a vector (N) is taken for one column.
+        input_factor_K: float32, (N) for a vector; None for all ones.
+        output_factor_N: float32, None for all ones.
+        rounded: round to BF16 after each factor, as tools do that smooth a BF16 model.
+    """
+    x_NK = torch.empty_like(w_NK, dtype=torch.float32, memory_format=torch.contiguous_format)
+    x_NK.copy_(w_NK.to(torch.bfloat16))
+    by_row = None if output_factor_N is None else output_factor_N.view(-1, *[1] * (x_NK.dim() - 1))
+    for factor in (input_factor_K, by_row):
+        if factor is not None:
+            x_NK *= factor
+            if rounded:
+                x_NK.copy_(x_NK.to(torch.bfloat16))
+    return x_NK
+
+
+def quantize_given(x_NK: torch.Tensor, scale_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 codes of float32 rows with scales that are not their own, and which of them were lost to clamping.
+
+    The codes go from -128 to 127, as FlashRL's and those of llm-compressor's checkpoints do: its scale is
+    absmax / 127.5, so that the largest of a row whose sign is - has the code -128.
+
+    Args:
+        scale_N: float32, finite, 0 or more; a row of scale 0 has codes 0.
+
+    Returns:
+        int8 codes (N, K), and bool (N, K): the rounded quotient was outside [-128, 127], or there was none.
+    """
+    x_NK, scale_N1 = x_NK.float(), scale_N.unsqueeze(-1)
+    zero_N1 = scale_N1 == 0
+    rounded_NK = torch.where(zero_N1, 0.0, x_NK / torch.where(zero_N1, 1.0, scale_N1)).round()
+    lost_NK = (rounded_NK > INT8_MAX) | (rounded_NK < INT8_MIN) | (zero_N1 & (x_NK != 0))
+    return rounded_NK.clamp(INT8_MIN, INT8_MAX).to(torch.int8), lost_NK
+
+
+def quantize_fp8_rows(w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """float8_e4m3fn codes (..., N, K) and float32 scales (..., N) of a weight, after rounding it to BF16."""
+    return quantize_fp8_tokens(w_NK.to(torch.bfloat16), absmax_N)
+
+
+def quantize_fp8_tokens(x_MK: torch.Tensor, absmax_M: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of values that are taken as they are, in float32."""
+    values = x_MK.float()
+    absmax_M = values.abs().amax(dim=-1) if absmax_M is None else absmax_M
+    return _fp8(values, absmax_M.unsqueeze(-1)), scale_of(absmax_M, FP8_MAX)
+
+
+def quantize_fp8_tensor(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (..., N, K) and one scale (...) a matrix: see `quantize_fp8_rows`."""
+    values = w_NK.to(torch.bfloat16).float()
+    absmax = values.abs().amax(dim=(-2, -1))
+    return _fp8(values, absmax[..., None, None]), scale_of(absmax, FP8_MAX)
+
+
+def quantize_fp8_blocks(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (..., N, K) and scales (..., ceil(N / 128), ceil(K / 128)), one a 128x128 block, or what is
+    left of one at the ends."""
+    values = w_NK.to(torch.bfloat16).float()
+    *stack, rows, columns = values.shape
+    padded = F.pad(values, (0, -columns % BLOCK, 0, -rows % BLOCK))
+    blocks = padded.view(*stack, padded.shape[-2] // BLOCK, BLOCK, padded.shape[-1] // BLOCK, BLOCK)
+    absmax = blocks.abs().amax(dim=(-3, -1))
+    return _fp8(values, _spread(absmax, rows, columns)), scale_of(absmax, FP8_MAX)
+
+
+def quantize_groups(w_NK: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """int4 codes (..., N, K), as int8, and BF16 scales (..., N, K / group) of a weight, after rounding it to BF16.
+
+    Raises:
+        ValueError: K is no multiple of `group`.
+    """
+    if w_NK.shape[-1] % group:
+        raise ValueError(f"rows of {w_NK.shape[-1]} elements cannot be cut into int4 groups of {group}")
+    values = w_NK.to(torch.bfloat16).float().unflatten(-1, (-1, group))
+    scale = scale_of(values.abs().amax(dim=-1), INT4_MAX).to(torch.bfloat16)
+    divisor = scale.float().unsqueeze(-1)
+    ratio = torch.where(divisor == 0, 0.0, values / divisor)
+    return ratio.round().clamp(-INT4_MAX, INT4_MAX).to(torch.int8).flatten(-2), scale
+
+
+def pack_int4(codes_NK: torch.Tensor) -> torch.Tensor:
+    """int32 (..., K / 8): eight codes + 8, the first in the lowest bits, as compressed-tensors packs them."""
+    nibbles = (codes_NK.int() + 8).unflatten(-1, (-1, NIBBLES))
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=codes_NK.device)
+    return (nibbles << shifts).sum(-1, dtype=torch.int32)
+
+
+def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
+    """What `pack_int4` was given: int8 (..., K)."""
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=packed.device)
+    return ((packed.unsqueeze(-1) >> shifts & 15) - 8).to(torch.int8).flatten(-2)
+
+
+def scale_of(absmax: torch.Tensor, largest: int) -> torch.Tensor:
+    """absmax / largest, correctly rounded: by a Python number, torch on CUDA multiplies with its reciprocal."""
+    absmax = absmax.float()
+    return torch.where(absmax < TINY, 0.0, absmax / torch.full_like(absmax, largest))
+
+
+def _fp8(values: torch.Tensor, absmax: torch.Tensor) -> torch.Tensor:
+    scale = scale_of(absmax, FP8_MAX)
+    ratio = torch.where(scale == 0, torch.zeros_like(values), values / scale)
+    return ratio.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+
+
+def _spread(per_block: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """One number an element from one a block."""
+    return per_block.repeat_interleave(BLOCK, -2).repeat_interleave(BLOCK, -1)[..., :rows, :columns]
+
+
+def dequantize(codes_NK: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The float32 values (..., N, K) that codes with scales stand for; what shares a scale shows in the shapes."""
+    shared = codes_NK.dim() - scale.dim()  # dimensions that one scale spans whole
+    if shared == 0 and codes_NK.dtype == torch.int8:
+        values = codes_NK.float().unflatten(-1, (scale.shape[-1], -1))
+        return (values * scale.float().unsqueeze(-1)).flatten(-2)
+    if shared == 0:
+        return codes_NK.float() * _spread(scale, *codes_NK.shape[-2:])
+    return codes_NK.float() * scale[(..., *[None] * shared)]
+
+
+def scaled_product(
+    x_codes_MK: torch.Tensor,
+    x_scale_M: torch.Tensor,
+    codes_NK: torch.Tensor,
+    scale: torch.Tensor,
+    bias_N: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """float32 (M, N): the product of codes, summed in float64, times the scales in the order activation, weight."""
+    sum_MN = (x_codes_MK.double() @ codes_NK.double().T).float()
+    out_MN = sum_MN * x_scale_M.unsqueeze(-1) * scale
+    return out_MN if bias_N is None else out_MN + bias_N.float()
+
+
+def round_trip_fp8_groups(x_MK: torch.Tensor) -> torch.Tensor:
+    """What activations (M, K) are, in float32, once they are fp8 with a scale for every 128 of a token."""
+    length = x_MK.shape[1]
+    groups_MJB = F.pad(x_MK, (0, -length % BLOCK)).unflatten(-1, (-1, BLOCK))
+    return dequantize(*quantize_fp8_tokens(groups_MJB)).flatten(-2)[:, :length]

@@ -1,0 +1,28 @@
+"""bf16: every weight stays as it arrives, with a refit's checks and receipts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ascend_quant.schemes.definition import Definition
+from ascend_quant.schemes.registry import register
+from ascend_quant.schemes.scheme import Scheme
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Bf16(Definition):
+    """No codes, no scales."""
+
+    def quantize(self, w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Raises ValueError."""
+        raise ValueError(f"scheme {self.scheme.name} keeps weights as they are: there are no codes to make")
+
+    def rounded(self, w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) -> torch.Tensor:
+        return w_NK.float()
+
+
+register(
+    Bf16(Scheme("bf16", None, None, "weights as they arrive; the same refit checks and receipts, no quantization"))
+)

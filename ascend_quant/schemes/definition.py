@@ -1,0 +1,152 @@
+"""What a scheme's file defines: its oracle, what its codes and scales look like, and what checkpoints call it.
+
+A definition gives `quantize` and `dequantize`, and overrides what is not as the defaults below have it. Everything that
+has no faster way (CPU kernels, refits, `convert`, `mismatch`) calls these; they are looked up once a tensor.
+
+Shape suffixes: M tokens, N output channels, K input channels, S scales of a row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ascend_quant.schemes.scheme import Scheme
+
+if TYPE_CHECKING:
+    import torch
+
+PER_TOKEN = "dynamic per-token activations"
+SAFETENSORS = {  # torch's names of dtypes: what files call them
+    "int8": "I8",
+    "uint8": "U8",
+    "float8_e4m3fn": "F8_E4M3",
+    "bfloat16": "BF16",
+    "float32": "F32",
+}
+
+
+class Scales(NamedTuple):
+    """What the scales of a weight look like: torch's name of their dtype, and their shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Stored(NamedTuple):
+    """What checkpoints call a scheme, in the words of compressed-tensors.
+
+    Attributes:
+        format: of the whole checkpoint, such as int-quantized.
+        type: int or float.
+        strategy: which weights share a scale: channel, tensor or group.
+        activations: fields of input_activations beside the bits, the type and `symmetric`; None leaves them alone.
+        scale_dtype: as config.json says it; None where the format implies it.
+        formats: the formats of `convert` that hold the scheme.
+        no_experts: those of them whose readers take no experts in it.
+    """
+
+    format: str
+    type: str
+    strategy: str
+    activations: dict[str, object] | None
+    scale_dtype: str | None = None
+    formats: tuple[str, ...] = ("compressed-tensors",)
+    no_experts: tuple[str, ...] = ()
+
+
+class Definition:
+    """One scheme.
+
+    Attributes:
+        codes_dtype: torch's name of the dtype of what `quantize` returns; None where weights keep their dtype.
+        bits: of a code in memory and in files.
+        kind: the kernels' own word for how rows become codes (`kernels.moves.Move.kind`); None where they call
+            `quantize`, a few whole rows at a time, which is then free to give each row any scales (N, S).
+        largest: the code of a tile's largest magnitude, where scale = absmax / largest, so that `convert` can work in
+            place; None where only `quantize` knows.
+        rounds: whether codes are whole numbers.
+        stored: what checkpoints call it; None where no format holds it.
+    """
+
+    codes_dtype: str | None = None
+    bits = 8
+    kind: str | None = None
+    largest: int | None = None
+    rounds = False
+    stored: Stored | None = None
+
+    def __init__(self, scheme: Scheme):
+        self.scheme = scheme
+
+    @property
+    def by_definition(self) -> bool:
+        """Whether kernels call `quantize`, having no word of their own for what it does."""
+        return self.codes_dtype is not None and self.kind is None
+
+    @property
+    def code_in_files(self) -> str:
+        """What safetensors calls the dtype of codes that files hold as they are; ValueError where there are none."""
+        if self.codes_dtype is None:
+            raise ValueError(f"scheme {self.scheme.name} keeps weights as they are: there are no codes")
+        return SAFETENSORS[self.codes_dtype]
+
+    def quantize(self, w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes (..., N, K) and scales of a weight, which is rounded to BF16 first; see `oracle.quantize`."""
+        raise NotImplementedError(f"scheme {self.scheme.name} defines no quantize")
+
+    def dequantize(self, codes_NK: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """float32 (..., N, K): what codes and scales, as `quantize` returns them, stand for."""
+        from ascend_quant.schemes.arithmetic import dequantize
+
+        return dequantize(codes_NK, scale)
+
+    def finite(self, scale: torch.Tensor) -> torch.Tensor:
+        """bool, of each scale: False where what it was made of holds a NaN or Inf."""
+        return scale.isfinite()
+
+    def activation(self, x_MK: torch.Tensor) -> torch.Tensor:
+        """What tokens become; by default they stay as they are."""
+        return x_MK
+
+    def served(self, codes_NK: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """float32 (..., N, K): the values that products multiply with."""
+        return self.dequantize(codes_NK, scale)
+
+    def rounded(self, w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) -> torch.Tensor:
+        """float32 (N, K): what the weight becomes in products.
+
+        Args:
+            absmax_N: the largest magnitude of all that shares a scale with each row, where that is more than the row;
+                it has no part where scales are not those of whole rows.
+        """
+        return self.served(*self.quantize(w_NK))
+
+    def product(
+        self, x_MK: torch.Tensor, codes_NK: torch.Tensor, scale: torch.Tensor, bias_N: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """float32 (M, N): x_MK @ w_NK.T + bias_N, the sum over K in float64."""
+        out_MN = (self.activation(x_MK).double() @ self.served(codes_NK, scale).double().T).float()
+        return out_MN if bias_N is None else out_MN + bias_N.float()
+
+    def takes(self, columns: int) -> bool:
+        """Whether the scheme can hold rows of K = `columns` elements."""
+        return not (self.scheme.group and columns % self.scheme.group)
+
+    def scales(self, rows: int, columns: int) -> Scales:
+        """Those of a resident weight (N, K)."""
+        return Scales("float32", (rows, 1))
+
+    def stored_scales(self, rows: int, columns: int) -> Scales:
+        """Those of a weight in a checkpoint; by default as they are resident."""
+        return self.scales(rows, columns)
+
+    def tile(self, rows: int, columns: int) -> tuple[int, int]:
+        """The rows and columns that have one scale of a weight (N, K)."""
+        return (1, self.scheme.group or columns)
+
+    def tensors(self, format: str, name: str, rows: int, columns: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """What `name` (ending in .weight), a weight (N, K), is in a checkpoint: codes first, scales next, then what
+        never changes; each with its dtype as safetensors calls it, and its shape."""
+        dtype, shape = self.stored_scales(rows, columns)
+        codes = {name: (self.code_in_files, (rows, columns))}
+        return codes | {f"{name}_scale": (SAFETENSORS[dtype], shape)}

@@ -1,0 +1,69 @@
+"""Which schemes there are, by name: each file of a family registers its own."""
+
+from typing import TypeVar
+
+from ascend_quant.schemes.definition import Definition
+from ascend_quant.schemes.scheme import Scheme
+
+Defined = TypeVar("Defined", bound=Definition)
+
+
+class UnknownScheme(ValueError):
+    """A scheme name that this version does not have."""
+
+
+class UnregisteredScheme(UnknownScheme):
+    """A scheme that has no definition, or another one than that registered under its name."""
+
+
+class DuplicateScheme(ValueError):
+    """A second definition under a name that is taken."""
+
+
+SCHEMES: dict[str, Scheme] = {}
+OF_ROWS = ("row", "group")  # what can share scales where rows are quantized a few at a time
+_DEFINITIONS: dict[str, Definition] = {}
+ALIASES = {"fp8_block:128x128": "fp8_block"}  # the one block that engines have kernels for
+
+
+def register(definition: Defined) -> Defined:
+    """Make a scheme known by its name; returns the definition.
+
+    Raises:
+        DuplicateScheme: the name is taken.
+        ValueError: kernels have no word for what it does, and rows do not have scales of their own.
+    """
+    name = definition.scheme.name
+    if name in _DEFINITIONS or name in ALIASES:
+        raise DuplicateScheme(f"scheme {name!r} is registered already; there are: {', '.join((*SCHEMES, *ALIASES))}")
+    if definition.by_definition and definition.scheme.shares not in OF_ROWS:
+        shares = definition.scheme.shares
+        only = " or ".join(OF_ROWS)
+        raise ValueError(f"scheme {name!r} has no `kind` and shares scales by {shares!r}: that can only be {only}")
+    SCHEMES[name], _DEFINITIONS[name] = definition.scheme, definition
+    return definition
+
+
+def get_scheme(name: str) -> Scheme:
+    """The scheme called `name`.
+
+    Raises:
+        UnknownScheme: naming the valid ones.
+    """
+    name = ALIASES.get(name, name)
+    if name not in SCHEMES:
+        raise UnknownScheme(f"unknown scheme {name!r}; this version has: {', '.join(SCHEMES)}")
+    return SCHEMES[name]
+
+
+def definition_of(scheme: Scheme) -> Definition:
+    """What was registered for a scheme.
+
+    Raises:
+        UnregisteredScheme: nothing was, or another scheme under this name; naming what is there.
+    """
+    found = _DEFINITIONS.get(scheme.name)
+    if found is None or (found.scheme is not scheme and found.scheme != scheme):
+        why = "nobody registered it" if found is None else f"registered is {found.scheme}"
+        raise UnregisteredScheme(f"no definition of {scheme}: {why}; this version has: {', '.join(_DEFINITIONS)}")
+    return found

@@ -1,0 +1,132 @@
+"""NPUs, from npu-smi, whose output differs between products.
+
+`npu-smi info` prints a table of two rows for each die, then one of processes. On A2 a die's name is its chip's
+(910B3) and the second row begins with the chip's number; on A3 the name is Ascend910, an NPU has two dies, and the
+second row has their physical number as well. The SoC is in `npu-smi info -t board`: on A2 it is Chip Type and Chip
+Name (Ascend 910B3), on A3 Chip Name and NPU Name (Ascend910, 9392).
+Seen in vllm-project/vllm-ascend issues 2534, 2035 and 6245 and in its setup.py; not run on hardware by this project.
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from launch.doctor.facts import Device, Devices, Holder
+from launch.programs import ask
+
+DEVICE_FILES = ("davinci[0-9]*", "davinci_manager", "devmm_svm", "hisi_hdc")
+NUMBER = re.compile("[0-9]{1,9}")
+MEMORY = re.compile(r"(?<![0-9])([0-9]{1,9}) {0,20}/ {0,20}([0-9]{1,9})$")  # of the last column: HBM, or all there is
+VERSION = re.compile(r"(?im)^[ \t]*(?:package_)?version[ \t]*=[ \t]*(\S+)")
+
+
+class Place(NamedTuple):
+    """Where a die is: npu-smi's numbers."""
+
+    npu: int
+    chip: int
+
+
+def npus(root: Path = Path("/")) -> Devices:
+    """The NPUs of this host, or why they cannot be listed. Files are looked for below `root`."""
+    files = device_files(root / "dev")
+    answer = ask(["npu-smi", "info"])
+    if answer.problem:
+        return Devices("npu-smi", answer.problem, driver_version(root), files=files)
+    table, _, processes = answer.output.partition("Process id")
+    dies = parse_dies(table)
+    if not dies:
+        nothing = f"npu-smi info lists no device: {answer.output.strip()[:200]!r}"
+        return Devices("npu-smi", nothing, driver_version(root) or version_of_table(table), files=files)
+    numbers = {place: die.number for place, die in dies.items()}
+    board = ask(_board(next(iter(dies)).npu))
+    return Devices(
+        tool="npu-smi",
+        problem=board.problem,
+        driver=driver_version(root) or version_of_table(table),
+        chip=chip(board.output),
+        found=tuple(dies.values()),
+        holders=tuple(parse_processes(processes, numbers)),
+        files=files,
+    )
+
+
+def parse_dies(table: str) -> dict[Place, Device]:
+    """The dies of the first table."""
+    dies, above = {}, None
+    for cells in _rows(table):
+        first = cells[0].split()
+        if not NUMBER.fullmatch(first[-1]):  # 0     910B3 | OK | power, temperature, huge pages
+            above = (int(first[0]), first[1], cells[1])
+        elif above is not None:  # 0 (and the physical number) | bus | use, memory, HBM
+            npu, name, health = above
+            number = int(first[-1]) if len(first) > 1 else npu
+            dies[Place(npu, int(first[0]))] = Device(number, name, health, *_memory(cells[2]))
+            above = None
+    return dies
+
+
+def _memory(cell: str) -> tuple[int | None, int | None]:
+    """MiB in use and in all; None where the tool says NA, or that there are none."""
+    found = MEMORY.search(cell)
+    return (int(found[1]), int(found[2])) if found and int(found[2]) else (None, None)
+
+
+def parse_processes(table: str, numbers: dict[Place, int]) -> list[Holder]:
+    """The processes of the second table; newer drivers add a column with the pid in the container."""
+    holders = []
+    for cells in _rows(table):
+        place, pid = cells[0].split(), cells[1]
+        if len(place) == 2 and len(cells) > 3 and all(map(NUMBER.fullmatch, (*place, pid))):
+            npu, die = map(int, place)
+            used = int(cells[3]) if NUMBER.fullmatch(cells[3]) else 0
+            holders.append(Holder(numbers.get(Place(npu, die), npu), int(pid), cells[2], used))
+    return holders
+
+
+def _rows(table: str) -> list[list[str]]:
+    """The cells of the lines that begin with a number."""
+    lines = [line.strip().strip("|") for line in table.splitlines() if line.lstrip().startswith("|")]
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    return [cells for cells in rows if len(cells) >= 3 and NUMBER.fullmatch(cells[0].partition(" ")[0])]
+
+
+def chip(board: str) -> str | None:
+    """The SoC of an NPU, as ascend910b3 or ascend910_9392; None where the tool does not say."""
+    lines = (line.partition(":") for line in board.splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in lines}
+    name = fields.get("Chip Name")
+    if not name:
+        return None
+    npu_name, kind = fields.get("NPU Name"), fields.get("Chip Type", "")
+    return f"{name}_{npu_name}".lower() if npu_name else f"{kind}{name}".lower()
+
+
+def _board(npu: int) -> list[str]:
+    return ["npu-smi", "info", "-t", "board", "-i", str(npu), "-c", "0"]
+
+
+def version_of_table(table: str) -> str | None:
+    """The version in the head of the table."""
+    found = re.search(r"Version:\s*(\S+)", table)
+    return found[1] if found else None
+
+
+def driver_version(root: Path) -> str | None:
+    """The driver's version, from its own file; where it is installed, /etc/ascend_install.info says."""
+    said = _read(root / "etc" / "ascend_install.info")
+    folder = re.search(r"(?m)^Driver_Install_Path_Param=(\S+)", said)
+    base = root / (folder[1] if folder else "/usr/local/Ascend").lstrip("/")
+    found = VERSION.search(_read(base / "driver" / "version.info"))
+    return found[1] if found else None
+
+
+def device_files(folder: Path) -> tuple[str, ...]:
+    """The files in /dev by which a process reaches the devices."""
+    found = (path for pattern in DEVICE_FILES for path in folder.glob(pattern))
+    return tuple(sorted(path.name for path in found))
+
+
+def _read(file: Path) -> str:
+    """A file's text; nothing where there is no such file."""
+    return file.read_text(errors="replace") if file.is_file() else ""

@@ -1,0 +1,268 @@
+"""What --dry-run says of a plan: the hosts and verl are asked, the plan is described, and a text is made of it.
+
+What only a host knows, the NIC that carries its address and its devices, it is asked for. One that does not answer is
+shown with words in place of the values, and with the reason.
+
+verl's word on the command line comes before anything starts: another process composes and checks it with the verl here
+(validate.py). It takes some seconds, most of them for verl's imports; a run that verl refuses would end minutes later,
+in its job.
+
+The description is plain values, for --json: all that would be done, no secret. The text has commands that a shell takes
+as they stand.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from ipaddress import ip_address
+from typing import Any
+
+from launch.environment import node_environment
+from launch.errors import LaunchError
+from launch.network import Wire
+from launch.plan.fields import Job, NodePlan, Plan
+from launch.plan.job import key
+from launch.plan.start import mounts
+from launch.recipes.versions import verl_of
+from launch.root import with_root
+from launch.variables import shown, without_secrets
+
+Ask = Callable[[Plan, int], dict[str, Any]]
+SECONDS = 180  # for verl
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a host says.
+
+    Attributes:
+        wire: how it is reached; words where it is not known.
+        devices: their numbers, with commas; or words.
+        silent: why the host was not asked; None if it has answered.
+        problems: what would stop the run on this host.
+    """
+
+    wire: Wire
+    devices: str
+    silent: str | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+def ask_all(plan: Plan, ask: Ask) -> list[Answer]:
+    """The answers of all hosts, asked at the same time."""
+
+    def one(node: NodePlan) -> Answer:
+        try:
+            return answer(node, ask(plan, node.host))
+        except LaunchError as error:
+            return unknown(node, " ".join(str(error).splitlines()))
+
+    with ThreadPoolExecutor(len(plan.nodes)) as threads:
+        return list(threads.map(one, plan.nodes))
+
+
+def answer(node: NodePlan, facts: dict[str, Any]) -> Answer:
+    """From what a host chose, and the problems that it found, to the values that it will have."""
+    chosen, words = facts["chosen"], unknown(node, None)
+    return Answer(
+        Wire(**chosen["wire"]) if chosen["wire"] else words.wire,
+        words.devices if chosen["devices"] is None else ",".join(map(str, chosen["devices"])),
+        problems=facts["problems"],
+    )
+
+
+def unknown(node: NodePlan, silent: str | None) -> Answer:
+    """Words for what is not known."""
+    nic = f"<NIC that carries {node.address}>" if node.nic == "auto" else node.nic
+    try:
+        address = str(ip_address(node.address))
+    except ValueError:
+        address = f"<address of {node.address}>"
+    wire = Wire(nic, address, "ipv6" if ":" in address else "ipv4")
+    if isinstance(node.devices, list):
+        return Answer(wire, ",".join(map(str, node.devices)), silent)
+    return Answer(wire, f"<the first {node.devices} that are there>", silent)
+
+
+def verl_problems(plan: Plan) -> tuple[list[str], str | None]:
+    """What verl or Ray would refuse of the job's settings, a line each; and why they could not be asked, if so."""
+    stack, here = plan.inventory.stack, installed()
+    wanted = verl_of(stack).name
+    if here is None or wanted.split()[0] != here:
+        what = f"verl {here}" if here else "no verl"
+        return [], f"verl's settings were not checked: this Python has {what}, and stack {stack} verl {wanted}"
+    found, unchecked = asked(next(node.job for node in plan.nodes if node.job).entrypoint[2:])  # behind -m MODULE
+    return [f"verl {here}: {line}" for line in found], unchecked and f"verl's settings were not checked: {unchecked}"
+
+
+def asked(overrides: list[str]) -> tuple[list[str], str | None]:
+    """What the verl of this environment says of its settings, and why it could not, if so."""
+    variables = os.environ | OFFLINE | {"PYTHONPATH": with_root(os.environ)}
+    options = {"capture_output": True, "text": True, "errors": "replace", "timeout": SECONDS, "env": variables}
+    try:
+        done = subprocess.run([sys.executable, "-m", "launch.plan.validate"], input=json.dumps(overrides), **options)
+    except subprocess.TimeoutExpired:
+        return [], f"verl did not answer within {SECONDS} s"
+    if done.returncode:
+        return [], (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
+    return json.loads(done.stdout.splitlines()[-1]), None
+
+
+def installed() -> str | None:
+    """The version of verl in this environment."""
+    try:
+        return version("verl")
+    except PackageNotFoundError:
+        return None
+
+
+def described(plan: Plan, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The whole plan; `answers` are what the hosts said."""
+    return {
+        "run": plan.run,
+        "recipe": plan.recipe,
+        "stack": plan.inventory.stack,
+        "out": plan.out,
+        "notes": plan.notes,
+        "hosts": [host(plan, node, answer) for node, answer in zip(plan.nodes, answers, strict=True)],
+        "job": job(next(node.job for node in plan.nodes if node.job)),
+    }
+
+
+def host(plan: Plan, node: NodePlan, answer: Answer) -> dict[str, Any]:
+    """One host."""
+    from launch.cluster.transport import command
+    from launch.nodes.ray_node import start_command
+
+    number = node.host
+    start = command(plan.inventory, plan.inventory.hosts[number], plan.start[number], local=plan.local[number])
+    return {
+        "host": node.address,
+        "role": node.role,
+        "here": plan.local[number],
+        "silent": answer.silent,
+        "problems": answer.problems,
+        "address": answer.wire.address,
+        "nic": answer.wire.nic,
+        "devices": answer.devices,
+        "start": shlex.join(start),
+        "container": plan.containers[number],
+        "mounts": mounts(plan.inventory) if plan.containers[number] else [],
+        "checks": checks(node),
+        "environment": environment(node, answer),
+        "ray": shlex.join(start_command(node, answer.wire, count(node))),
+    }
+
+
+def environment(node: NodePlan, answer: Answer) -> list[dict[str, str | None]]:
+    """The host's variables, with secrets hidden."""
+    wire = answer.wire
+    values = {"address": wire.address, "nic": wire.nic, "family": wire.family, "devices": answer.devices}
+    return [
+        {
+            "name": one.name,
+            "value": shown(one.name, one.value),
+            "source": one.source,
+            "instead_of": one.instead_of and shown(one.name, one.instead_of),
+            "why": one.why,
+        }
+        for one in node_environment(node.stack, {**node.values, **values}, node.layers)
+    ]
+
+
+def checks(node: NodePlan) -> list[str]:
+    """What must be right on the host before Ray starts."""
+    from launch.nodes.ports import needed
+
+    ports = ", ".join(f"{port} ({name})" for port, name in needed(node.role, node.ports).items())
+    return [
+        *(f"{path} exists" for path in node.needs),
+        *([f"data files have the columns {', '.join(node.columns)}"] if node.columns else []),
+        *([f"{node.saving.out} has room for the checkpoints"] if node.saving else []),
+        *([f"can import {', '.join(one.module for one in node.imports)}"] if node.imports else []),
+        f"devices: {count(node)}",
+        f"free ports: {ports}",
+        *(_joining(node) if len(node.members) > 1 else []),
+    ]
+
+
+def _joining(node: NodePlan) -> list[str]:
+    return [
+        "the same versions and the same time as on the other hosts",
+        f"all {len(node.members)} hosts join within {node.join_seconds} s",
+    ]
+
+
+def count(node: NodePlan) -> int:
+    """How many devices a host gives to the run."""
+    return len(node.devices) if isinstance(node.devices, list) else node.devices
+
+
+def job(job: Job) -> dict[str, Any]:
+    """The job of the head."""
+    return {
+        "entrypoint": ["python", *map(_hidden, job.entrypoint)],
+        "files": list(job.files),
+        "environment": without_secrets(job.environment),
+    }
+
+
+def _hidden(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    last_word = re.split(r"[._]", key(name))[-1]  # api_key is a secret, max_token_len is none
+    return f"{name}={shown(last_word, value)}" if equals else argument
+
+
+def text(plan: dict[str, Any]) -> str:
+    """The plan that `described` made."""
+    return "\n".join([*_head(plan), *(line for host in plan["hosts"] for line in _host(host)), *_job(plan["job"])])
+
+
+def _head(plan: dict[str, Any]) -> Iterator[str]:
+    yield f"run {plan['run']}: {plan['recipe']} on stack {plan['stack']}, {len(plan['hosts'])} host(s)"
+    yield f"writes to {plan['out']}"
+    for note in plan["notes"]:
+        yield f"note: {note}"
+
+
+def _host(host: dict[str, Any]) -> Iterator[str]:
+    yield ""
+    yield f"{host['role']} {host['host']}{' (this machine)' if host['here'] else ''}"
+    if host["silent"]:
+        yield f"  was not asked what it has: {host['silent']}"
+    yield from (f"  would stop here: {problem}" for problem in host["problems"])
+    for name in ("address", "nic", "devices"):
+        yield f"  {name + ':':<9} {host[name]}"
+    yield f"  start:    {host['start']}"
+    if host["container"]:
+        yield f"  container: {host['container']}"
+        yield from (f"    mount {mount}" for mount in host["mounts"])
+    yield "  checks before Ray starts:"
+    yield from (f"    {check}" for check in host["checks"])
+    yield "  environment (why each: docs/environment.md):"
+    yield from (f"    {_variable(one)}" for one in host["environment"])
+    yield f"  then:     {host['ray']}"
+
+
+def _variable(one: dict[str, Any]) -> str:
+    instead = "" if one["instead_of"] is None else f", instead of {one['instead_of']}"
+    return f"{one['name']}={one['value']}  # {one['source']}{instead}"
+
+
+def _job(job: dict[str, Any]) -> Iterator[str]:
+    yield ""
+    yield "job on the head, through Ray's job API"
+    if job["files"]:
+        yield f"  working directory: {', '.join(job['files'])}"
+    yield from (f"  {name}={value}" for name, value in job["environment"].items())
+    python, *arguments = job["entrypoint"]
+    command, rest = arguments[:2], arguments[2:]
+    yield "  " + " \\\n    ".join([shlex.join([python, *command]), *map(shlex.quote, rest)])

@@ -1,0 +1,101 @@
+"""How much of a batch importance weights leave, and which corrections verl 0.9.1 computes otherwise than they read.
+
+A sequence's weight is the product of its tokens' ratios, so its spread grows with its length: at a mismatch of 1e-4 a
+token, which is what INT8 rollouts have, half of the batch is lost at 10,000 tokens. A token's weight does not change.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ascend_quant.importance import of_normal
+from ascend_quant.integrations.verl.effective_sample import DO, LEAST, NAME, metric
+from launch.recipes.fields import Recipe
+
+KL = 1e-4  # nats a token, between the policies of an INT8 rollout and its trainer
+
+
+def effective_share(tokens: int, kl: float, threshold: float) -> float:
+    """The effective sample size of sequences' weights, as a share of the sequences.
+
+    The logarithm of a weight is taken as normal: a sum over many tokens, with mean -tokens * kl and twice that as its
+    variance, as that of ratios whose mean is 1.
+
+    Args:
+        tokens: of a sequence.
+        kl: nats a token, from the rollout's policy to the trainer's.
+        threshold: what larger weights are cut to.
+    """
+    return of_normal(-tokens * kl, 2 * tokens * kl, threshold).ess
+
+
+def longest(threshold: float, kl: float = KL) -> int:
+    """The most tokens at which sequences' weights leave LEAST of a batch, in steps of 10."""
+    tokens = 0
+    while effective_share(tokens + 10, kl, threshold) >= LEAST:
+        tokens += 10
+    return tokens
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A recipe's importance weights.
+
+    Attributes:
+        level: a weight for each token, or for each sequence.
+        threshold: what larger weights are cut to.
+        tokens: of the longest response.
+    """
+
+    level: str
+    threshold: float
+    tokens: int
+
+    def share(self, kl: float = KL) -> float:
+        """What they leave of a batch of the longest responses, at a KL in nats a token."""
+        return effective_share(self.tokens if self.level == "sequence" else 1, kl, self.threshold)
+
+    def loss(self, kl: float = KL) -> tuple[str, str] | None:
+        """What they leave and what to do, in words, where it is less than LEAST."""
+        if (share := self.share(kl)) >= LEAST:
+            return None
+        leave = f"at a KL of {kl:.3g} a token the weights leave {share:.2f} of the batch"
+        if self.level == "token":
+            return f"correction.level: token: {leave}, {LEAST} is wanted", DO["token"]
+        most = f"at most {longest(self.threshold, kl)} tokens leave {LEAST}"
+        return f"correction.level: sequence with responses of {self.tokens} tokens: {leave}, {most}", "Use token"
+
+
+def weights_of(recipe: Recipe) -> Weights | None:
+    """Those of a recipe; None without any."""
+    if (correction := recipe.correction) is None:
+        return None
+    return Weights(correction.level, correction.threshold, recipe.rollout.max_response_length)
+
+
+def correction_problems(recipe: Recipe) -> Iterator[str]:
+    """What would train as without weights, wait for ever, or lose most of the batch."""
+    correction = recipe.correction
+    if correction is None:
+        return
+    if correction.bypass and correction.batch_normalize:
+        yield (
+            "correction.batch_normalize: true with bypass: verl takes the weights' mean over each micro-batch, so that "
+            "a sequence which is alone in one has the weight 1, and over all ranks, of which those of other pipeline "
+            "stages never answer. Set one of the two to false"
+        )
+    if loss := weights_of(recipe).loss():
+        yield ". ".join(loss)
+
+
+def told(recipe: Recipe) -> str:
+    """The correction in words, for people."""
+    correction = recipe.correction
+    if correction is None:
+        return "none"
+    normalized = "divided by their mean over the whole batch" if correction.batch_normalize else "not normalized"
+    loss = "plain policy gradient (bypass)" if correction.bypass else "PPO's clipped loss"
+    name = metric(NAME, correction.bypass)
+    of = "mean of micro-batches" if correction.bypass else "of the batch"
+    if correction.bypass and correction.level == "sequence":
+        of += ", 1 for a sequence alone in one, whatever its weight"
+    return f"a weight for each {correction.level}, cut at {correction.threshold:g}, {normalized}; {loss}; {name} ({of})"

@@ -1,0 +1,1 @@
+"""The site of the documents, as mkdocs.yml says: `mkdocs build --strict`."""

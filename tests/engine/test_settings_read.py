@@ -1,0 +1,99 @@
+"""Every setting of every recipe is read by verl's sources, and the table of those that nobody reads is theirs."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import verl
+from omegaconf import OmegaConf
+from test_recipes_verl import PATHS, composed, of
+from verl_reads import Key, read
+
+from launch.recipes import load, names, resolve
+from launch.recipes.files import FOLDER
+from launch.recipes.overrides import OPEN, UNLISTED
+from launch.recipes.settings import COMPILE
+from launch.recipes.versions import RELEASE
+
+SOURCES = Path(verl.__file__).parent
+FSDP2 = ("addition-int8", "qwen2.5-7b-int8-gsm8k-a2", "qwen3-30b-a3b-int8-grpo-h200")
+# What verl hands on whole, to a class or a library whose own names these are; and which file is composed.
+HANDED_ON = (
+    *OPEN,
+    *(f"{part}.{name}" for part in ("actor_rollout_ref.actor", "critic") for name in ("megatron.over", "optim.muon")),
+    *(f"{part}.lora" for part in ("actor_rollout_ref.model", "critic.model")),
+    *(f"actor_rollout_ref.{role}.fsdp_config.{name}" for role in ("actor", "ref") for name in ("turbo", "wrap_policy")),
+    *("critic.fsdp.turbo", "critic.fsdp.wrap_policy", "global_profiler.global_tool_config", "transfer_queue.backend"),
+    *("trainer.v1.sync", "model_engine"),
+)
+
+
+@cache
+def settings() -> tuple[set[Key], set[Key]]:
+    """verl's settings, and those of them that are read."""
+    trees = [composed([f"model_engine={engine}"]) for engine in ("dp", "megatron")]
+    return read(SOURCES, [OmegaConf.to_container(tree, resolve=False) for tree in trees])
+
+
+def handed_on(key: str) -> bool:
+    return key.startswith(HANDED_ON)
+
+
+def test_the_table_is_verls():
+    there, known = settings()
+    unread = {".".join(key) for key in there - known if key[-1] != "_target_"}  # hydra's
+    assert {key for key in unread if not handed_on(key)} == set(RELEASE.unread)
+    assert {one for instead in RELEASE.unread.values() for one in instead} <= {".".join(key) for key in known}
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_setting_is_read(name: str):
+    _, known = settings()
+    keys = [line.partition("=")[0].lstrip("+") for line in resolve(load(name), PATHS).overrides]
+    assert len(keys) > 20
+    lost = [key for key in keys if tuple(key.split(".")) not in known and not handed_on(key) and key not in UNLISTED]
+    assert lost == []
+
+
+@pytest.mark.parametrize("file", ["demo", "demo-cuda"])
+def test_every_setting_of_the_demo_is_read(file: str):
+    from launch.recipes.files import read as read_recipe
+    from launch.recipes.hydra_syntax import leaves
+
+    _, known = settings()
+    keys = [key for key, _ in leaves(read_recipe(FOLDER / f"{file}.yaml")["verl"])]
+    lost = [key for key in keys if tuple(key.split(".")) not in known and not handed_on(key) and key not in UNLISTED]
+    assert lost == []
+
+
+@pytest.mark.parametrize("name", FSDP2)
+def test_the_trainer_compiles_nothing(name: str):
+    """What verl's engines are given, not what was written: compilation has no form on NPUs."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    config = of(name)
+    assert omega_conf_to_dataclass(config.actor_rollout_ref.actor).engine.use_torch_compile is False
+    assert config.actor_rollout_ref.ref.fsdp_config.use_torch_compile is False
+    assert [OmegaConf.select(config, key) for key in COMPILE] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("holder", "key", "is_it"),
+    [
+        ("engine_config", "actor.use_torch_compile", False),
+        ("engine_config", "actor.fsdp_config.use_torch_compile", True),
+        ("config", "actor.use_torch_compile", True),
+        ("trainer", "data.shuffle", False),
+    ],
+)
+def test_an_access_counts_for_its_part_alone(tmp_path: Path, holder: str, key: str, is_it: bool):
+    *above, last = key.split(".")
+    (tmp_path / "one.py").write_text(f"def f(self):\n    return self.{holder}.{last}\n")
+    tree: dict = {"trainer": {"other": 1}}
+    place = tree
+    for part in above:
+        place = place.setdefault(part, {})
+    place[last] = True
+    there, known = read(tmp_path, [tree])
+    assert tuple(key.split(".")) in there
+    assert (tuple(key.split(".")) in known) is is_it

@@ -1,0 +1,108 @@
+"""What verl or Ray would refuse minutes after the start is refused at once, and what they take is not."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from naming import has_line_naming
+
+from launch.plan.validate import problems
+from launch.recipes import Paths, load, names, resolve
+
+PATHS = Paths("/models/one", "/data", "/runs/one")
+ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+ONE_OF_EACH = ("kimi-k2-thinking-int4", "qwen2.5-7b-int8-gsm8k-a2")
+
+
+def overrides(name: str = "addition-int8") -> list[str]:
+    changes = {"nodes": "1"} if name.startswith("addition") else {}
+    return list(resolve(load(name, changes=changes), PATHS).overrides)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_recipes_are_taken(name: str):
+    assert name in names()
+    assert problems(overrides(name)) == []
+
+
+def test_what_verl_takes_is_taken():
+    more = [
+        *("trainer.save_freq=10", "trainer.logger=console", "data.train_files=[/a,/b]", f"{ACTOR}.entropy_coeff=0.01"),
+        *("+data.gen_batch_size=32", f"{ROLLOUT}.top_p=0.9", f"+{ROLLOUT}.engine_kwargs.vllm.max_num_seqs=8"),
+        *("+ray_kwargs.ray_init.runtime_env.env_vars.A='5'", f"{ACTOR}.optim.lr=1e-6", "trainer.test_freq=-1"),
+    ]
+    assert problems([*overrides(), *more]) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {
+            "trainer.save_frq=10": "trainer.save_frq: … trainer.save_freq?",
+            "++trainer.save_frqe=3": "trainer.save_frqe: … trainer.save_freq?",
+            "+trainer.nothing_at_all=3": "trainer.nothing_at_all",
+            "+trianer.save_freq=3": "trianer.save_freq",
+            f"+{ROLLOUT}.engine_kwargs.vllm.max_num_sqs=3": "max_num_sqs: vllm",
+            "~trainer.nothere": "trainer.nothere",
+        },
+        {"trainer.x=[a": "[a"},
+        {"--config-name=x": "--config-name=x"},
+        {"trainer.logger=${nothere}": "nothere"},
+        {
+            "trainer.save_freq=abc": "trainer.save_freq=abc: str",
+            "trainer.val_before_train=yes": "trainer.val_before_train=yes: str",
+            f"{ACTOR}.optim.lr=abc": "lr=abc: str",
+            "trainer.v1=5": "trainer.v1=5: int",
+        },
+        {
+            "trainer.total_epochs=-1": "trainer.total_epochs=-1",
+            "data.train_batch_size=0": "data.train_batch_size=0",
+            f"{ROLLOUT}.temperature=-1": "temperature=-1",
+            f"{ROLLOUT}.max_num_seqs=0": "max_num_seqs=0",
+            f"{ROLLOUT}.prompt_length=abc": "prompt_length=abc",
+            f"{ROLLOUT}.response_length=-1": f"{ROLLOUT}.response_length=-1",
+        },
+        {"data.train_batch_size=7": "data.train_batch_size=7"},
+        {"data.train_batch_size=8": "log_prob_micro_batch_size_per_gpu=128: each worker has 64 samples"},
+        {f"{ACTOR}.ppo_micro_batch_size_per_gpu=24": "ppo_micro_batch_size_per_gpu=24"},
+        {
+            "+ray_kwargs.ray_init.num_gpus=2": "num_gpus=2",
+            "+ray_kwargs.ray_init.foo=2": "ray_init.foo",
+            "+ray_kwargs.ray_init.runtime_env.env_vars.A=5": "env_vars.A=5",
+        },
+        {"trainer.resume_mode=atuo": "disable, resume_path", "trainer.use_v1=false": "trainer.use_v1"},
+        {"trainer.logger=wandbb": "wandbb"},
+        {f"{ACTOR}.loss_agg_mode=token_mean": "token_mean"},
+        {f"{ACTOR}.policy_loss.loss_mode=q": "loss mode: q"},
+        {"algorithm.adv_estimator=grpp": "grpp"},
+        {"reward.reward_manager.name=dapoo": "dapoo"},
+    ],
+)
+def test_what_would_fail_later_is_refused(said: dict[str, str]):
+    """Every line of a group is told of, in order or not, and nothing else is."""
+    found = problems([*overrides(), *said])
+    assert len(found) == len(said) and all(len(one.splitlines()) == 1 for one in found)
+    assert [words for words in said.values() if not any(has_line_naming(one, words) for one in found)] == []
+
+
+def test_an_update_is_shared_out_among_the_workers():
+    """28 samples among 8 devices of which 8 share a sequence (one worker), and of which none does."""
+    given = [f"{ACTOR}.ppo_mini_batch_size=7", f"{ROLLOUT}.n=4"]
+    whole = overrides("qwen2.5-32b-int8-dapo-h200")
+    assert problems([*whole, *given]) == []
+    alone = [f"{ACTOR}.ulysses_sequence_parallel_size=1", f"{ACTOR}.ppo_max_token_len_per_gpu=22528"]
+    (line,) = problems([*whole, *given, *alone])
+    assert "28 samples" in line and "8 workers" in line
+
+
+def test_the_process_answers_in_json_whatever_verl_prints():
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.plan.validate"],
+        input=json.dumps(["trainer.save_frq=10"]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = json.loads(done.stdout.splitlines()[-1])
+    assert "trainer.save_freq" in line

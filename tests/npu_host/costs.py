@@ -1,0 +1,225 @@
+"""What a refit of a model costs on an NPU, as a page and as JSON: counted over the project's own kernels.
+
+On meta tensors. All layers are counted, none is scaled: buckets and chunks end where they do. The plan is known, tables
+are warm, the fused operators are there. Of a first load, and of the chain without them, nothing is counted.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from ascend_quant.kernels import npu, npu_codes
+from ascend_quant.refit import batch, proof
+from npu_host import cost_counter, cost_models
+from npu_host.cost_counter import Cost, Counted
+
+MODELS = {"7b": cost_models.DENSE, "30b-a3b": cost_models.MOE}
+FORMATS = {"nz": True, "nd": False}
+WAY = npu_codes.Way(npu_codes.absmax_by_norm, npu_codes.codes_fused, npu_codes.FUSED_ELEMENTS)
+# What no change may exceed: a little above what is counted, below what was promised (150 calls and 300 views a layer
+# of 7B and 24 bytes, 28 with the proof; 15,000 calls and 60,000 views of 30B-A3B; 2 waits a refit).
+BUDGET = {  # calls and views of a whole refit; bytes an element with those that operators hide
+    ("7b", False): (2_700, 4_400, 17.8),
+    ("7b", True): (3_400, 6_200, 20.3),
+    ("30b-a3b", False): (11_000, 25_500, 22.9),
+    ("30b-a3b", True): (14_000, 31_500, 29.0),
+}
+WAITS = 2
+
+
+@dataclass
+class Entry:
+    """One refit.
+
+    Attributes:
+        cost: in all, with the proof's part if it is on.
+        by_step: the same by the module and function that calls.
+        peak, left: MiB of work space, and of what is kept until the refit closes.
+    """
+
+    model: str
+    format: str
+    proof: bool
+    layers: int
+    elements: int
+    cost: Cost
+    by_step: dict[str, Cost]
+    peak: float
+    left: float
+
+    def as_json(self) -> dict:
+        cost, n = self.cost, self.elements
+        steps = sorted(self.by_step.items(), key=lambda item: (-item[1].bytes, item[0]))
+        return {
+            **{name: getattr(self, name) for name in ("model", "format", "proof", "layers", "elements")},
+            **{"ops": cost.ops, "views": cost.views, "bytes_per_element": round(cost.bytes / n, 2)},
+            **{"hidden": round(cost.hidden / n, 2), "h2d": cost.h2d, "d2h": cost.d2h, "waits": cost.waits},
+            "aicpu": dict(cost.aicpu),
+            "by_step": {name: [step.ops, step.views, round(step.bytes / n, 3)] for name, step in steps},
+        }
+
+    def over_budget(self) -> list[str]:
+        """What costs too much, in words."""
+        ops, views, moved = BUDGET[self.model, self.proof]
+        cost, found = self.cost, (self.cost.bytes + self.cost.hidden) / self.elements
+        limits = [("calls", cost.ops, ops), ("views", cost.views, views), ("bytes an element", found, moved)]
+        limits += [("waits", cost.waits, WAITS), ("copies to the device", cost.h2d, 0)]
+        limits += [("calls of AICPU operators", cost.aicpu.total(), 0)]
+        which = f"{self.model}, {self.format}, proof {'on' if self.proof else 'off'}"
+        return [f"{which}: {is_:g} {what}, at most {most:g}" for what, is_, most in limits if is_ > most]
+
+
+def entries_of(model: str, format_: str) -> list[Entry]:
+    """Without the proof and with it."""
+    sizes, nz = MODELS[model], FORMATS[format_]
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (batch, proof):
+            patch.setattr(module, "kernels_for", lambda device: npu)
+        patch.setattr(npu_codes, "way_of", lambda device: WAY)
+        with Counted():
+            refit(cost_models.model_of(sizes, nz, layers=1))  # makes the tables
+        counted, left, elements = _counted(sizes, nz)
+        proved = _proof(sizes)
+    by_step = counted.by_step
+    with_proof = {name: by_step.get(name, Cost()) + proved.get(name, Cost()) for name in {**by_step, **proved}}
+    return [
+        Entry(model, format_, on, sizes.layers, elements, sum(steps.values(), Cost()), steps, counted.peak, left)
+        for on, steps in ((False, by_step), (True, with_proof))
+    ]
+
+
+def _counted(sizes: cost_models.Sizes, nz: bool) -> tuple[Counted, int, int]:
+    """A refit, the bytes kept until it closes, and the elements."""
+    model = cost_models.model_of(sizes, nz)
+    with Counted() as counted:
+        left = refit(model, counted)
+    return counted, left, model.elements
+
+
+def refit(model: cost_models.Model, counted: Counted | None = None) -> int:
+    """As `Refit` does; the bytes that are kept until it closes."""
+    writes = batch.Batch(cost_models.META)
+    for bucket in model.buckets:
+        tensors = [tensor for _, tensor in bucket.weights]
+        first = writes.new_sources([(name, tensor.numel()) for name, tensor in bucket.weights])
+        writes.add(bucket.moves, tensors, [0] * len(tensors), first)
+        writes.flush()
+    for resident in model.residents:
+        resident.refresh()
+    left = counted.left if counted else 0
+    writes.finish()
+    return left
+
+
+@cache
+def _proof(sizes: cost_models.Sizes) -> dict[str, Cost]:
+    """The engine's side, by step; of the same tensors whatever the residents' format."""
+    for layers in (1, sizes.layers):
+        buckets = cost_models.model_of(sizes, True, layers).buckets
+        with Counted() as counted:
+            digests = proof.Digests()
+            for bucket in buckets:
+                digests.add_all(bucket.weights)
+            digests.as_dict()
+    with Counted() as message:  # its length does not matter, and a meta tensor has no bytes to read
+        proof.HostCopy(torch.zeros(100, dtype=torch.uint8, device="npu")).read()
+    return {**counted.by_step, "kernels.host_copy HostCopy": message.by_step["kernels.host_copy __init__"]}
+
+
+def write_json(path: Path, entries: list[Entry]) -> None:
+    path.write_text(json.dumps([entry.as_json() for entry in entries], indent=1) + "\n")
+
+
+def page(entries: list[Entry], command: str) -> str:
+    """docs/npu_cost.md."""
+    return TEXT.format(
+        command=command,
+        totals="\n".join(_line(entry) for entry in entries),
+        steps="\n".join(_steps(entries)),
+        aicpu="\n".join(
+            f"| {', '.join(f'`{name}`' for name in names)} | {_dtypes(dtypes)} | {source} |"
+            for names, dtypes, source in cost_counter.AICPU
+        ),
+        hidden="\n".join(f"| {what} | {how_much} | {source} |" for what, how_much, source in cost_counter.HIDDEN),
+        chunk=npu_codes.FUSED_ELEMENTS >> 20,
+        first=npu.ELEMENTS >> 20,
+    )
+
+
+def _line(entry: Entry) -> str:
+    cost, layers = entry.cost, entry.layers
+    found = entry.as_json()
+    cells = (
+        f"{MODELS[entry.model].name}, {entry.format.upper()}{', proof' if entry.proof else ''}",
+        f"{cost.ops:,} ({cost.ops / layers:.0f})",
+        f"{cost.views:,} ({cost.views / layers:.0f})",
+        f"{found['bytes_per_element']:.2f} + {found['hidden']:.2f}",
+        f"{cost.h2d}, {cost.d2h}",
+        cost.waits,
+        cost.aicpu.total(),
+        f"{entry.peak / 2**20:.0f}",
+        f"{entry.left / 2**20:.0f}",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _steps(entries: list[Entry]) -> list[str]:
+    shown = [entry for entry in entries if entry.format == "nz" and entry.proof]
+    names = {name for entry in shown for name, step in entry.by_step.items() if step.ops + step.views > 10}
+
+    def cells(name: str) -> list[str]:
+        found = [entry.as_json()["by_step"].get(name, [0, 0, 0.0]) for entry in shown]
+        return [f"{ops:,} / {views:,} / {moved:.2f}" for ops, views, moved in found]
+
+    return [f"| `{name}` | {' | '.join(cells(name))} |" for name in sorted(names)]
+
+
+def _dtypes(dtypes: tuple) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes) or "all"
+
+
+TEXT = """# What a refit costs on an NPU
+
+Written by `{command}` from counts over the project's own kernels, on tensors of the models'
+true sizes without memory.
+**Not run on hardware**: these are operators, bytes and waits, not times. A test fails when one of them grows, or when
+this page is not what is counted (`tests/npu_host/test_cost.py`); `NPU_COST=FILE ./run.sh test npu` writes the counts
+as JSON.
+
+One refit by a known plan, from verl's buckets of 2 GiB, one rank; all layers are counted, none is scaled. Bytes are
+those of the operands, read and written, and behind the + what operators move inside. In parentheses: a layer.
+
+| model | calls | views | bytes an element | to the device, to the host | waits | AICPU | work space, MiB | kept, MiB |
+|---|---|---|---|---|---|---|---|---|
+{totals}
+
+Rows are taken {chunk} Mi elements at a time: 4 bytes of float32 and 1 of codes, and 2 more where small tensors are put
+side by side. In a first load, whose memory vllm-ascend's pool keeps for good, it is {first} Mi elements. What is kept
+until the close are largest magnitudes (2 bytes a row) and sums; nothing of it outlives the refit.
+
+## By step
+Calls / views / bytes an element, in FRACTAL_NZ, with the proof.
+
+| step | Qwen2.5-7B | Qwen3-30B-A3B |
+|---|---|---|
+{steps}
+
+## What runs on the AICPU of Atlas A2 and A3
+By the dtypes in CANN's sources; a refit calls none of them.
+
+| operators | dtypes | source |
+|---|---|---|
+{aicpu}
+
+## What operators move inside
+| what | how much | source |
+|---|---|---|
+{hidden}
+
+Not counted: kernels inside one call, time, what verl itself copies (a wait a bucket), the first load, and the chain of
+plain operators that is taken where a fused one is missing or gives other bytes than the definition: logged at start.
+"""

@@ -1,0 +1,210 @@
+"""`--to bf16` of checkpoints that are not what they say: refused by name, headers before anything is written."""
+
+import json
+
+import checkpoint_pairs
+import convert_cases as cases
+import pytest
+import torch
+
+from ascend_quant.convert import ConvertError
+from ascend_quant.profile.rules import ProfileError
+
+NAME = "model.layers.0.mlp.up_proj.weight"
+LAYER = NAME.removesuffix(".weight")
+NORM = "model.norm.weight"
+SHAPE = (256, 384)
+FP8 = torch.float8_e4m3fn
+
+
+def quantized(tmp_path, scheme: str):
+    """A folder to be spoilt: two layers, so that something is left when one has gone, and a norm."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(SHAPE, generator=generator) for name in (NAME, NAME.replace("up", "gate"))}
+    source = cases.write(
+        tmp_path / "in", {k: v.to(torch.bfloat16) for k, v in (tensors | {NORM: torch.ones(8)}).items()}, 1
+    )
+    cases.run(source, tmp_path / "quantized", scheme)
+    return tmp_path / "quantized"
+
+
+def refused(folder, tmp_path, before: bool = True) -> str:
+    """What is said; `before`: nothing has been written by then."""
+    with pytest.raises((ConvertError, ProfileError)) as error:
+        cases.run(folder, tmp_path / "out", "bf16")
+    assert not (tmp_path / "out").exists()
+    assert before is not (tmp_path / "out.partial").exists()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def change_weights(folder, change) -> None:
+    """Edit what config.json says about weights."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config["quantization_config"])
+    path.write_text(json.dumps(config))
+
+
+def weights_of(section: dict) -> dict:
+    return section["config_groups"]["group_0"]["weights"]
+
+
+@pytest.mark.parametrize(
+    "scheme, change, named",
+    [
+        ("int8", {f"{NAME}_scale": None}, NAME),
+        ("int8", {NAME: None}, f"{NAME}_scale"),
+        ("int8", {f"{NAME}_scale": torch.ones(256, 1, dtype=torch.int32)}, NAME),
+        ("int8", {f"{NAME}_scale": torch.ones(256, 1, dtype=torch.bool)}, NAME),
+        ("int8", {f"{NAME}_scale": torch.ones(1, 256)}, NAME),
+        ("fp8", {NAME: None}, f"{NAME}_scale"),
+        ("fp8", {f"{NAME}_scale": None}, NAME),
+        ("fp8", {f"{NAME}_scale": torch.ones(1, 256)}, NAME),
+        ("fp8", {f"{NAME}_scale": torch.ones(256, dtype=torch.int32)}, NAME),
+        ("fp8", {f"{NAME}_scale_inv": torch.ones(2, 3)}, NAME),
+        ("fp8_block", {f"{NAME}_scale_inv": torch.ones(2, 3, dtype=torch.int64)}, NAME),
+        ("fp8", {NORM: torch.ones(8).to(FP8)}, NORM),
+        ("fp8", {NORM: torch.ones(8, dtype=torch.int64)}, NORM),
+        ("fp8", {NAME: torch.ones(SHAPE).to(torch.float8_e5m2)}, NAME),
+        ("fp8", {"model.layers.0.mlp.experts.gate_up_proj": torch.ones(2, 8, 8).to(FP8)}, "experts.gate_up_proj"),
+        ("int8", {"model.layers.0.mlp.experts.down_proj": torch.ones(2, 8, 8, dtype=torch.int8)}, "experts.down_proj"),
+        ("int4_g32", {f"{NAME}_packed": None}, f"{NAME}_s"),
+        ("int4_g32", {f"{NAME}_scale": None}, f"{NAME}_scale"),
+        ("int4_g32", {f"{NAME}_shape": None}, f"{NAME}_shape"),
+        ("int4_g32", {NAME: torch.ones(SHAPE)}, NAME),
+        *(
+            ("int4_g32", {f"{NAME}_shape": shape}, f"{NAME}_shape")
+            for shape in (*map(torch.tensor, ([256], [256, 384, 1], 256)), torch.ones(2), torch.ones(2, 2))
+        ),
+        ("int4_g32", {f"{NAME}_shape": torch.tensor([2**40, 384])}, NAME),
+        ("int4_g32", {f"{NAME}_scale": torch.ones(256, 12, dtype=torch.int32)}, NAME),
+        ("int4_g32", {f"{NAME}_scale": torch.ones(256, 6)}, NAME),
+    ],
+)  # fmt: skip
+def test_tensors_that_do_not_go_together_are_refused_by_name(scheme, change, named, tmp_path):
+    def edit(state: dict) -> None:
+        for name, tensor in change.items():
+            state.pop(name, None)
+            state.update({} if tensor is None else {name: tensor})
+
+    folder = quantized(tmp_path, scheme)
+    checkpoint_pairs.edit(folder, edit)
+    assert named in refused(folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "scheme, leaf, value",
+    [
+        *(
+            (scheme, "_scale", value)
+            for scheme in ("int8", "fp8", "int4_g32")
+            for value in (-1.0, torch.nan, torch.inf)
+        ),
+        ("int8", "_scale", 3e38),
+        ("fp8", "_scale", 3e38),
+        ("int4_g32", "_scale", 3e38),
+        ("fp8", "", torch.nan),
+        ("fp8_block", "", torch.nan),
+    ],
+)
+def test_values_that_no_bf16_holds_are_refused_by_name(scheme, leaf, value, tmp_path):
+    def edit(state: dict) -> None:
+        changed = state[f"{NAME}{leaf}"].float()
+        changed[3, 5 if not leaf else 0] = value
+        state[f"{NAME}{leaf}"] = changed.to(state[f"{NAME}{leaf}"].dtype)
+
+    folder = quantized(tmp_path, scheme)
+    checkpoint_pairs.edit(folder, edit)
+    assert NAME in refused(folder, tmp_path, before=False)
+
+
+def test_a_float64_scale_beyond_float32_is_refused(tmp_path):
+    folder = quantized(tmp_path, "int8")
+    scale = torch.full((SHAPE[0], 1), 1e300, dtype=torch.float64)
+    checkpoint_pairs.edit(folder, lambda state: state.update({f"{NAME}_scale": scale}))
+    assert NAME in refused(folder, tmp_path, before=False)
+
+
+def test_blocks_of_compressed_tensors_are_not_taken_for_rows(tmp_path):
+    """256 rows and 2 x 128 blocks have as many scales; config.json says which they are."""
+    codes = torch.randn(256, 128 * 128).to(FP8)
+    scale = torch.rand(2, 128) + 0.5
+    config = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    weights = {"type": "float", "num_bits": 8, "strategy": "block", "block_structure": [128, 128], "symmetric": True}
+    config["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    held = {NAME: codes, f"{NAME}_scale": scale}
+    folder = cases.write(tmp_path / "in", held, 1, cases.CONFIG | {"quantization_config": config})
+    cases.run(folder, tmp_path / "right", "bf16")
+    wanted = codes.float().view(2, 128, 128, 128) * scale.view(2, 1, 128, 1)
+    cases.assert_same(cases.read(tmp_path / "right"), {NAME: wanted.view(codes.shape).to(torch.bfloat16)})
+    for change in ({"strategy": "channel"}, {"block_structure": [64, 256]}, {"block_structure": None}):
+        change_weights(folder, lambda section, change=change: weights_of(section).update(weights | change))
+        refused(folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "scheme, change",
+    [
+        ("int4_g32", {"num_bits": 8}),
+        ("int4_g32", {"symmetric": False}),
+        ("int4_g32", {"group_size": 128}),
+        ("int4_g32", {"group_size": "32"}),
+        ("int4_g32", {"type": "float"}),
+        ("int8", {"symmetric": False}),
+        ("int8", {"num_bits": 4}),
+        ("int8", {"strategy": "tensor"}),
+        ("fp8", {"strategy": "tensor"}),
+        ("fp8", {"strategy": ["channel"]}),
+        ("fp8", {"type": "int"}),
+        ("fp8", {"num_bits": "8"}),
+    ],
+)
+def test_a_config_that_says_something_else_is_refused(scheme, change, tmp_path):
+    folder = quantized(tmp_path, scheme)
+    change_weights(folder, lambda section: weights_of(section).update(change))
+    refused(folder, tmp_path)
+
+
+@pytest.mark.parametrize("key", ["transform_config", "sparsity_config"])
+def test_weights_that_were_rotated_or_made_sparse_are_refused(key, tmp_path):
+    folder = quantized(tmp_path, "int4_g32")
+    change_weights(folder, lambda section: section.update({key: {"config_groups": {"u": {"type": "hadamard"}}}}))
+    assert key in refused(folder, tmp_path)
+    for at, nothing in enumerate(({}, None, {"config_groups": {}}, {"format": "dense", "global_sparsity": 0.1})):
+        change_weights(folder, lambda section, nothing=nothing: section.update({key: nothing}))
+        cases.run(folder, tmp_path / f"out{at}", "bf16")
+
+
+@pytest.mark.parametrize("groups", ["all", [], {"group_0": None}, {"group_0": {"weights": "int8"}}, {"group_0": {}}])
+def test_groups_that_are_none_are_refused(groups, tmp_path):
+    folder = quantized(tmp_path, "fp8")
+    change_weights(folder, lambda section: section.update(config_groups=groups))
+    assert "config_groups" in refused(folder, tmp_path)
+
+
+@pytest.mark.parametrize("size", ["gone", None, 128, [128], [128, "128"], [64, 64], [True, True]])
+def test_blocks_without_a_size_are_refused(size, tmp_path):
+    folder = quantized(tmp_path, "fp8_block")
+
+    def edit(section: dict) -> None:
+        section.pop("weight_block_size")
+        section.update({} if size == "gone" else {"weight_block_size": size})
+
+    change_weights(folder, edit)
+    assert f"{LAYER.replace('up', 'gate')}.weight_scale_inv" in refused(folder, tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null", "[" * 100_000])
+def test_a_description_that_cannot_be_read_is_named(content, tmp_path):
+    source = cases.write(tmp_path / "in", {NAME: torch.ones(2, 2, dtype=torch.int8)}, 1)
+    (source / "quant_model_description.json").write_text(content)
+    assert "quant_model_description.json" in refused(source, tmp_path)
+
+
+def test_the_scales_of_a_quantized_cache_go_with_the_rest(tmp_path):
+    folder = quantized(tmp_path, "int8")
+    scales = {f"model.layers.0.self_attn.{one}_scale": torch.tensor(0.5) for one in "kv"}
+    checkpoint_pairs.edit(folder, lambda state: state.update(scales | {f"{LAYER}.input_scale": torch.ones(1)}))
+    cases.run(folder, tmp_path / "out", "bf16")
+    assert cases.read(tmp_path / "out").keys() == cases.read(tmp_path / "in").keys()

@@ -1,0 +1,208 @@
+"""The door of a run: who reaches what a process behind it listens on; its filter, run beside Python's own addresses."""
+
+import errno
+import os
+import random
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+from launch.door import build
+from launch.errors import LaunchError
+
+NOBODY = 65534
+SERVE = """
+import socket, sys, zmq
+where, address = sys.argv[1:]
+if where == "zmq":
+    server = zmq.Context().socket(zmq.REP)
+    print(server.bind_to_random_port(f"tcp://{address}"), flush=True)
+    while True:
+        server.send(server.recv())
+unix = where == "unix"
+server = socket.socket(socket.AF_UNIX if unix else socket.AF_INET6 if ":" in address else socket.AF_INET)
+server.bind(address if unix else (address, 0))
+server.listen()
+if unix:
+    import os
+    os.chmod(address, 0o777)
+server.setblocking(where != "blocking")
+print(0 if unix else server.getsockname()[1], flush=True)
+import errno, select
+while True:
+    select.select([server], [], [])
+    try:
+        server.accept()[0].sendall(b"hello")
+    except OSError as error:
+        assert error.errno in (errno.EAGAIN, errno.EPROTO), error
+"""
+ASK = """
+import os, socket, sys
+user, address, port = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+os.setgroups([])
+os.setresuid(user, user, user)
+client = socket.socket(socket.AF_UNIX if "/" in address else socket.AF_INET6 if ":" in address else socket.AF_INET)
+client.settimeout(5)
+try:
+    client.connect(address if "/" in address else (address, port))
+    if len(sys.argv) > 4:  # a word, and gone before the other end looks
+        client.sendall(b"x")
+        sys.exit()
+    said = client.recv(5)
+except ConnectionError:
+    said = b""
+print(said.decode(errors="replace"))
+"""
+
+LATE = """
+import os, socket, subprocess, sys
+ask, user, address = sys.argv[1:]
+server = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+for environment in (os.environ, {}):  # behind the door, and not
+    command = [sys.executable, "-I", "-c", ask, user, address, str(server.getsockname()[1]), "and go"]
+    subprocess.run(command, check=True, env=environment)
+    try:
+        print(server.accept()[0].recv(5).decode())
+    except OSError as error:
+        print(error.errno)
+"""
+
+
+def taken(program: list[build.Instruction], source: str) -> bool:
+    """What the filter does with a packet: classic BPF as its definition has it."""
+    address = ip_address(source)
+    packet = bytearray(40)
+    packet[0] = address.version << 4 | 5
+    start = 12 if address.version == 4 else 8
+    packet[start : start + len(address.packed)] = address.packed
+    place = held = 0
+    while True:
+        one, place = program[place], place + 1
+        offset = one.number - build.NETWORK
+        if one.code == build.LOAD_BYTE:
+            held = packet[offset]
+        elif one.code == build.LOAD_WORD:
+            held = struct.unpack_from("!I", packet, offset)[0]
+        elif one.code == build.AND:
+            held &= one.number
+        elif one.code == build.EQUAL:
+            place += one.yes if held == one.number else one.no
+        elif one.code == build.ALWAYS:
+            place += one.number
+        else:
+            assert one.code == build.RETURN and one.number in (build.TAKE, build.DROP)
+            return one.number == build.TAKE
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_filter_takes_the_runs_hosts_and_the_loopback_alone(seed):
+    chance = random.Random(seed)
+    many = [str(ip_address(chance.randbytes(chance.choice((4, 16))))) for _ in range(chance.choice((0, 1, 5, 100)))]
+    program = build.program(many)
+    for source in (*many, "127.0.0.1", "127.9.8.7", "::1"):
+        assert taken(program, source)
+    near = []
+    for one in many:
+        bits = bytearray(ip_address(one).packed)
+        bits[chance.randrange(len(bits))] ^= 1 << chance.randrange(8)
+        near.append(str(ip_address(bytes(bits))))
+    for source in (*near, "126.255.255.255", "128.0.0.1", "::2", "::ffff:127.0.0.1", "203.0.113.9", "2001:db8::9"):
+        assert taken(program, source) == (source in many or source.startswith("127."))
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator:
+    """serve(where, address, user): a server behind a door of no other host, and its port."""
+    library, running = build.build(tmp_path, []), []
+
+    def start(where: str, address: str) -> int:
+        command = [sys.executable, "-c", SERVE, where, address]
+        environment = build.preloaded(library, os.environ)
+        running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+        return int(running[-1].stdout.readline())
+
+    yield start
+    for process in running:
+        assert process.poll() is None
+        process.kill()
+        process.communicate()
+
+
+def answer(user: int, address: str, port: int, *more: str) -> str:
+    """What a user gets to hear."""
+    command = [sys.executable, "-I", "-c", ASK, str(user), address, str(port), *more]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="asks as another user, which needs root")
+@pytest.mark.parametrize(
+    ("where", "address"),
+    [("blocking", "127.0.0.1"), ("polled", "::"), ("polled", "0.0.0.0"), ("unix", "short"), ("zmq", "0.0.0.0")],
+)
+def test_another_user_of_this_host_is_not_heard_and_stops_nobody(serve, where, address):
+    if where == "unix":
+        address = f"/tmp/aq-test-{os.getpid()}.sock"
+    try:
+        port = serve(where, address)
+        reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+        for _ in range(3):
+            assert answer(NOBODY, reached, port) == ""
+            answer(NOBODY, reached, port, "and go")
+            assert answer(0, reached, port) != ""
+    finally:
+        Path(address).unlink(missing_ok=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="asks by what changes its user, which needs root")
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_who_has_gone_before_being_let_in_is_heard_if_behind_the_door(tmp_path, address):
+    """As NCCL calls: it connects, says its word and closes, and the other end accepts later."""
+    command = [sys.executable, "-c", LATE, ASK, str(os.geteuid()), address]
+    environment = build.preloaded(build.build(tmp_path, []), os.environ)
+    done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["x", str(errno.EPROTO)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a network of its own, which needs root")
+def test_a_host_that_is_not_of_the_run_finds_no_port(serve):
+    """Another network namespace, behind a pair of interfaces, in a namespace of ours that has its other end."""
+    script = Path(__file__).with_name("door_stranger.py")
+    done = subprocess.run(["unshare", "--net", sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a socket to another user, which needs root")
+def test_a_socket_that_another_user_has_put_among_all_is_not_talked_to(tmp_path):
+    library, path = build.build(tmp_path, []), f"/tmp/aq-test-{os.getpid()}.planted"
+    serve = f"import os, select, socket, zmq; os.setresuid({NOBODY}, {NOBODY}, {NOBODY})\n{SERVE}"
+    talk = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); print(s.recv(5))"
+    with subprocess.Popen([sys.executable, "-c", serve, "unix", path], stdout=subprocess.PIPE, text=True) as planted:
+        try:
+            planted.stdout.readline()
+            for environment, refused in ((os.environ, False), (build.preloaded(library, os.environ), True)):
+                command = [sys.executable, "-c", talk, path]
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+                assert ("ConnectionRefusedError" in done.stderr) == refused
+                assert ("hello" in done.stdout) != refused
+        finally:
+            planted.kill()
+            Path(path).unlink(missing_ok=True)
+
+
+def test_without_a_compiler_or_where_it_does_not_work_no_run_starts(tmp_path, monkeypatch):
+    assert build.problems() == []
+    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    with pytest.raises(LaunchError, match="no-such-compiler"):
+        build.build(tmp_path, [])
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho sorry >&2; exit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(build, "COMPILERS", (str(broken),))
+    assert "sorry" in build.problems()[0]
+    broken.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done; : > "$2"\n')  # makes an empty library
+    assert len(build.problems()) == 1

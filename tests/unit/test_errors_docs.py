@@ -1,0 +1,85 @@
+"""docs/errors.md and its twin name every exit status, every error class that a user may meet, and every refusal."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from ascend_quant import exits
+from ascend_quant.refit import Refit, RefitError
+from ascend_quant.refit.resident import ResidentWeight
+from launch.root import ROOT
+
+PAGES = [ROOT / "docs" / name for name in ("errors.md", "errors.zh.md")]
+# What is caught inside: no user sees the name.
+INSIDE = {"Stopped", "NotGathered", "HostSilent"}
+of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def rows(page: Path) -> list[list[str]]:
+    lines = re.findall(r"^\| (.*?) \|$", page.read_text(), re.M)
+    return [line.split(" | ") for line in lines]
+
+
+@cache
+def errors() -> set[tuple[str, str]]:
+    """(class, file) of all exceptions that are no module's own affair."""
+    bases = {
+        (node.name, str(file.relative_to(ROOT))): {ast.unparse(base) for base in node.bases}
+        for folder in ("ascend_quant", "launch")
+        for file in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    known = {"Exception", "RuntimeError", "ValueError", "LookupError", "OSError", "ImportError"}
+    while more := {name for (name, _), of in bases.items() if of & known} - known:
+        known |= more
+    return {(name, file) for (name, file), of in bases.items() if of & known and not name.startswith("_")}
+
+
+@of_each_page
+def test_exit_statuses(page: Path):
+    named = {row[1].strip("`"): int(row[0]) for row in rows(page) if row[0].isdigit()}
+    assert named == {name: value for name, value in vars(exits).items() if isinstance(value, int)}
+
+
+@of_each_page
+def test_error_classes(page: Path):
+    named = {
+        (row[0].strip("`"), file)
+        for row in rows(page)
+        for file in re.findall(r"`([\w/]+\.py)`", row[1])
+        if re.fullmatch(r"`[A-Z]\w+`", row[0])
+    }
+    assert named == {(name, file) for name, file in errors() if name not in INSIDE}
+
+
+def refusals() -> list[str]:
+    """What an engine says in each state in which it may not serve."""
+
+    def ready() -> Refit:
+        refit = Refit([ResidentWeight("norm", torch.zeros(6))])
+        refit.accept_dummy()
+        return refit
+
+    new, opened, failed, asleep, woken = Refit([ResidentWeight("norm", torch.zeros(6))]), *(ready() for _ in range(4))
+    opened.open()
+    failed.fail(RefitError("norm: NaN"))
+    asleep.slept(1)
+    woken.slept(2)
+    woken.woke(None)
+    return [why for refit in (new, opened, failed, asleep, woken) if (why := refit.why_not_servable())]
+
+
+@of_each_page
+def test_refusals(page: Path):
+    begins = [row[0].strip("`") for row in rows(page) if row[0].startswith("`") and " " in row[0]]
+    found = refusals()
+    assert len(found) == 5
+    of_requests = (ROOT / "ascend_quant/integrations/vllm/requests.py").read_text()
+    for begin in begins:
+        assert any(why.startswith(begin) for why in found) or f'"{begin}' in of_requests, begin
+    assert [why for why in found if not any(why.startswith(begin) for begin in begins)] == []

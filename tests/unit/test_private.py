@@ -1,0 +1,85 @@
+"""The caller's own folders: where a run's lies, and what others have put in its place."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from launch import private
+from launch.errors import LaunchError
+
+RUN = "20261123-101112-abcd"
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch) -> Path:
+    """XDG_RUNTIME_DIR, with a path as short as systemd's."""
+    folder = Path("/tmp") / f"x{os.getpid()}"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    yield folder
+    folder.chmod(0o700)
+    folder.rmdir()
+
+
+def test_a_run_lies_in_the_users_runtime_folder(runtime):
+    assert private.run_folder(RUN).parents[1] == runtime
+    assert len(str(private.run_folder(RUN))) + 65 <= 107
+
+
+@pytest.mark.parametrize("case", ["unset", "relative", "open", "long", "link", "another's"])
+def test_else_in_a_folder_of_the_user_in_the_temporary_one(runtime, tmp_path, monkeypatch, case):
+    if case == "unset":
+        monkeypatch.delenv("XDG_RUNTIME_DIR")
+    elif case == "relative":
+        monkeypatch.setenv("XDG_RUNTIME_DIR", os.path.relpath(runtime))
+    elif case == "open":
+        runtime.chmod(0o755)
+    elif case == "long":
+        (long := tmp_path / ("x" * 60)).mkdir(mode=0o700)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    elif case == "link":
+        monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/self/cwd")
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert private.run_folder(RUN) == Path(f"/tmp/aq-{os.geteuid()}/{RUN}")
+    assert len(str(private.run_folder(RUN))) + 65 <= 107
+
+
+def test_a_folder_is_made_private_and_is_made_so_again(tmp_path):
+    before = os.umask(0)
+    try:
+        made = private.make_folder(tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    made.chmod(0o777)
+    assert stat.S_IMODE(private.make_folder(made).stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("there", ["file", "link", "another's"])
+def test_what_others_put_in_its_place_is_refused_and_left_alone(tmp_path, monkeypatch, there):
+    place, target = tmp_path / "mine", tmp_path / "target"
+    target.mkdir(mode=0o755)
+    if there == "file":
+        place.touch()
+    elif there == "link":
+        place.symlink_to(target)
+    else:
+        place.mkdir(mode=0o755)
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(LaunchError, match=str(place)):
+        private.make_folder(place)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o755
+    assert there == "file" or stat.S_IMODE(place.stat().st_mode) == 0o755
+
+
+def test_a_file_is_the_owners_alone_and_no_link_is_written_through(tmp_path):
+    with private.open_file(tmp_path / "log", "a") as file:
+        file.write("one")
+    assert stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o600
+    (tmp_path / "planted").symlink_to(tmp_path / "log")
+    with pytest.raises(OSError, match="planted"):
+        private.open_file(tmp_path / "planted", "w")
+    assert (tmp_path / "log").read_text() == "one"

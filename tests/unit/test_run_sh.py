@@ -1,0 +1,94 @@
+"""run.sh and docker/locks/install.sh: what is wrong with what they are given is told before anything is started."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from naming import has_line_naming
+
+ROOT = Path(__file__).parents[2]
+INSTALL = Path("docker/locks/install.sh")
+
+
+def shell(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess:
+    """A command with this interpreter in place of the environment from the lock."""
+    variables = os.environ | {"PYTHON": sys.executable} | environment
+    return subprocess.run(arguments, capture_output=True, text=True, env=variables, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([""], "''"),
+        (["setup", "--force"], "--force"),
+        (["lint", "--nope"], "--nope"),
+        (["test", ""], "''"),
+        (["test", "@"], "'@'"),
+    ],
+)
+def test_wrong_use_ends_with_2(arguments: list[str], named: str):
+    said = shell(ROOT / "run.sh", *arguments)
+    assert (said.returncode, said.stdout, len(said.stderr.splitlines())) == (2, "", 1)
+    assert said.stderr.startswith("run.sh: ") and named in said.stderr
+
+
+@pytest.mark.parametrize("python", ["/bin/true", "/bin/false", "/bin/echo"])
+def test_an_interpreter_that_is_none(python: str):
+    said = shell(ROOT / "run.sh", "recipe", "list", PYTHON=python)
+    assert (said.returncode, said.stdout, len(said.stderr.splitlines())) == (2, "", 1) and python in said.stderr
+
+
+def test_an_interpreter_without_the_stack(tmp_path: Path):
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    said = shell(ROOT / "run.sh", "recipe", "list", PYTHON=str(bare))
+    assert (said.returncode, said.stdout, len(said.stderr.splitlines())) == (2, "", 1)
+    assert "typer" in said.stderr and str(bare) in said.stderr
+
+
+def test_the_home_of_another_interpreter_is_left_out():
+    said = shell(ROOT / "run.sh", "recipe", "show", "no-recipe", PYTHONHOME="/nowhere")
+    assert said.stderr.startswith("no recipe 'no-recipe'")
+
+
+@pytest.mark.parametrize(("to", "code"), [(">&-", 2), (">/dev/full", 1)])
+def test_what_cannot_be_printed_is_no_success(to: str, code: int):
+    said = shell("bash", "-c", f'exec "$0" recipe list {to}', ROOT / "run.sh")
+    assert (said.returncode, len(said.stderr.splitlines())) == (code, 1)
+
+
+@pytest.fixture
+def checkouts(tmp_path: Path) -> list[Path]:
+    """Two, of which install.sh alone is there."""
+    made = [tmp_path / name for name in ("one", "other")]
+    for checkout in made:
+        (checkout / INSTALL.parent).mkdir(parents=True)
+        shutil.copy(ROOT / INSTALL, checkout / INSTALL)
+        for file in ("pyproject.toml", "lock.txt"):
+            (checkout / file).write_text(str(checkout))
+    return made
+
+
+def test_an_environment_of_another_checkout_is_left_alone(checkouts: list[Path], tmp_path: Path):
+    (one, other), venv = checkouts, tmp_path / "venv"
+    (venv / ".ascend-quant").mkdir(parents=True)
+    (venv / ".ascend-quant/project").write_text(f"{one}\n")
+    (venv / "kept").touch()
+    said = shell(other / INSTALL, venv, other / "lock.txt")
+    assert said.returncode == 1 and has_line_naming(said.stderr, venv, f"checkout {one}")
+    assert (venv / "kept").exists() and not (tmp_path / "venv.lock").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "folder", "/", "/etc"])
+def test_what_is_no_environment_gets_no_lock_beside_it(checkouts: list[Path], tmp_path: Path, place: str):
+    venv = tmp_path / place
+    (tmp_path / "folder").mkdir()
+    for file in ("file", "folder/mine"):
+        (tmp_path / file).touch()
+    said = shell(checkouts[0] / INSTALL, venv, checkouts[0] / "lock.txt")
+    assert said.returncode == 1 and has_line_naming(said.stderr, venv, "run.sh")
+    assert not Path(f"{venv}.lock").exists() and not (venv / ".lock").exists()

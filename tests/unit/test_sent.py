@@ -1,0 +1,58 @@
+"""What may be handed over as a weight, and what becomes of it before kernels read its memory."""
+
+import numpy as np
+import pytest
+import torch
+from naming import line_naming
+
+from ascend_quant.refit import RefitError
+from ascend_quant.refit.plan import Call, Entry
+from ascend_quant.refit.sent import check_sent, checked, is_plain, made_plain
+
+W = torch.arange(12.0).view(3, 4)
+FREED, GATHERED = W.clone(), W.clone()
+FREED.untyped_storage().resize_(0)  # as FSDP does
+PACKED = torch.quantize_per_tensor(W, 1.0, 0, torch.qint8), torch.nested.nested_tensor([W, W])
+SPARSE = torch.nested.nested_tensor([W, W], layout=torch.jagged), W.to_sparse(), W.to_sparse_csr()
+FLIPPED = torch._neg_view(W), torch.complex(W, W).conj().imag  # their signs are in no memory
+EXPANDED = W[:1].expand(3, 4), W[:, :1].expand(3, 4), W[0, 0].expand(3, 4), W[:1, :1].expand(1, 1)
+
+
+@pytest.mark.parametrize("sent", [None, 1.0, [[1.0]], np.ones((3, 4)), W.to("meta"), FREED, *PACKED, *SPARSE])
+def test_what_is_no_dense_tensor_is_named(sent):
+    with pytest.raises(RefitError, match=r"^fc\.weight: got "):
+        list(checked([("norm", W), ("fc.weight", sent)]))
+    with pytest.raises(RefitError, match=r"^fc\.weight: got "):
+        Call([("norm", W), ("fc.weight", sent)], {"norm": Entry(W.shape), "fc.weight": Entry(W.shape)})
+
+
+@pytest.mark.parametrize("name", [None, 3, b"fc.weight", ("fc", "weight")])
+def test_a_name_is_a_string(name):
+    with pytest.raises(RefitError, match=line_naming(repr(name), "pairs")):
+        check_sent(name, W)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [W, W.T, W[1:], W[:, :2], W[:0], W.half(), W.double(), torch.nn.Parameter(W), *EXPANDED, *FLIPPED],
+)
+def test_values_stay_and_memory_is_what_kernels_read(sent):
+    check_sent("w", sent)
+    plain = made_plain(sent)
+    assert torch.equal(plain, sent.to(plain.dtype)) and plain.shape == sent.shape
+    assert plain.dtype != torch.float64 and not plain.is_neg()
+    assert all(stride or size < 2 for size, stride in zip(plain.shape, plain.stride(), strict=True))
+    assert not is_plain(sent) or plain is sent  # a plan takes such tensors as they are
+
+
+def test_a_kept_call_sees_what_is_no_tensor_any_more():
+    entry = Entry(W.shape, by_loader=True)
+    call = Call([("fc.weight", W)], {"fc.weight": entry})
+    assert call.addresses([("fc.weight", W + 1)]) is not None
+    for junk in (None, W.tolist(), W.to("meta"), W.to_sparse()):
+        with pytest.raises(RefitError, match=r"fc\.weight: got "):
+            call.addresses([("fc.weight", junk)])
+    assert call.addresses([("fc.weight", GATHERED)]) is not None
+    GATHERED.untyped_storage().resize_(0)
+    with pytest.raises(RefitError, match=r"fc\.weight: got .* freed"):  # its shape and strides are as they were
+        call.addresses([("fc.weight", GATHERED)])
