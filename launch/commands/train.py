@@ -102,7 +102,7 @@ def planned(
     paths = places(recipe, inventory, run, local[0], model, data, out)
     if wrong := list(extra_problems(recipe, overrides)):
         raise LaunchError("\n".join(wrong))
-    return make(recipe, inventory, paths, run, local, overrides, os.environ, restarts), here
+    return make(recipe, inventory, paths, run, local, overrides, shell=os.environ, restarts=restarts), here
 
 
 def own_number(inventory: "Inventory", local: Sequence[bool], nodes: int) -> int:

@@ -1,6 +1,5 @@
 """From a recipe, an inventory and the user's shell to the plan of a run: what happens on each host."""
 
-import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -38,7 +37,8 @@ def make(
     run: str,
     local: Sequence[bool],
     extra: Sequence[str] = (),
-    shell: Mapping[str, str] = os.environ,
+    *,
+    shell: Mapping[str, str],
     restarts: int = 0,
 ) -> Plan:
     """The plan of a run.

@@ -39,7 +39,7 @@ def plan(
     chosen = load(recipe, changes=changes or {})
     local = [False] * len(machines.hosts) if local is None else local
     where = places(chosen, machines, RUN, local[0], **paths)
-    return make(chosen, machines, where, RUN, local, extra, shell or {}, restarts)
+    return make(chosen, machines, where, RUN, local, extra, shell=shell or {}, restarts=restarts)
 
 
 def inventories_for(name: str) -> list[Inventory]:

@@ -222,10 +222,10 @@ def test_commits_and_the_chip_of_the_build(tmp_path: Path, monkeypatch):
     (tmp_path / "vllm_ascend").mkdir()
     (tmp_path / "vllm_ascend/_build_info.py").write_text("# Auto-generated file\n__soc_version__ = 'ascend910_9392'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = software(tmp_path, {})
+    found = software({}, tmp_path)
     assert found.packages["vllm-ascend"].commit == "7e16b4a7c" and found.packages["verl"].commit == "bcb6386"
     assert found.chip_of_image == "ascend910_9392"
-    assert software(tmp_path, {"ASCEND_QUANT_CHIP": "A2"}).chip_of_image == "A2"
+    assert software({"ASCEND_QUANT_CHIP": "A2"}, tmp_path).chip_of_image == "A2"
 
 
 def test_paths_of_a_run(tmp_path: Path):

@@ -1,6 +1,8 @@
 """`images lock`: what it asks, what it changes, and what it leaves when nobody answers."""
 
+import copy
 import hashlib
+import os
 import re
 import shutil
 from pathlib import Path
@@ -147,6 +149,7 @@ def test_half_a_lock_is_refused_by_name(tree: Tree, packages: str, half: str):
 
 
 def test_it_says_whom_it_asks_and_shows_no_login(tree: Tree, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "environ", copy.deepcopy(os.environ))  # as Hugging Face's datasets does: another object
     monkeypatch.delenv("UV_DEFAULT_INDEX", raising=False)
     monkeypatch.delenv("UV_INDEX_URL", raising=False)
     monkeypatch.setenv("UV_INDEX", "https://user:secret@packages.example/simple")

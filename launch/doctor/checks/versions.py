@@ -1,7 +1,6 @@
 """Versions of Python, packages, CANN, driver and chip: against the stack's pins, and against each other."""
 
 import json
-import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,7 @@ DRIVERS = {
 PRODUCTS = {"ascend910b": "A2", "ascend910_93": "A3"}
 
 
-def software(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Software:
+def software(environment: Mapping[str, str], root: Path = Path("/")) -> Software:
     """The versions of this interpreter's environment, and of CANN."""
     cann, where = cann_version(root, environment)
     return Software(

@@ -7,7 +7,7 @@ docker/stacks.yaml is changed in its place: comments and layout stay.
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -148,10 +148,10 @@ def _by_package(text: str) -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-def asked(stack: str, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+def asked(stack: str) -> Iterator[str]:
     """A line for each, without logins."""
     for what, (variables, default) in INDEXES.items():
-        given = [environment[name] for name in variables if environment.get(name)]
+        given = [os.environ[name] for name in variables if os.environ.get(name)]
         yield f"{what}: {without_login(given[0])}" if given else f"{what}: {default} ({variables[0]} names others)"
     if stack in stacks.all_pins():
         yield from (question.whom for question in questions(stacks.pins(stack)))
