@@ -21,18 +21,18 @@ command_of() { # command_of PART: its words, one a line
   local to=$OUT/$1 there shape
   there=$(gpus)
   case ${TRY:-gpu}-$1 in
-  gpu-attention) printf '%s\n' bench attention --json "$to.json" ;;
+  gpu-attention) printf '%s\n' bench attention --out "$to.json" ;;
   gpu-tests) printf '%s\n' test gpu -- -k "not test_recipes and not test_demo" ;;
   gpu-train)
     if ((there > 1)); then shape=(--gpus 2 --answers 4096); else shape=(--gpus 1 --layers 14 --answers 4096); fi
-    printf '%s\n' bench train "${shape[@]}" --steps 4 --folder "$to" --json "$to.json" --picture "$to.png"
+    printf '%s\n' bench train "${shape[@]}" --steps 4 --folder "$to" --out "$to.json" --picture "$to.png"
     ;;
   gpu-demo) printf '%s\n' demo --device cuda --out "$to" ;;
-  cpu-attention) printf '%s\n' bench attention --device cpu --small --json "$to.json" ;;
+  cpu-attention) printf '%s\n' bench attention --device cpu --small --out "$to.json" ;;
   cpu-tests) printf '%s\n' test gpu ;; # ends with 2: there is no GPU
   cpu-train)
     shape=(--device cpu --gpus 1 --answers 16 --prompt 12 --steps 2)
-    printf '%s\n' bench train "${shape[@]}" --folder "$to" --json "$to.json" --picture "$to.png"
+    printf '%s\n' bench train "${shape[@]}" --folder "$to" --out "$to.json" --picture "$to.png"
     ;;
   cpu-demo) printf '%s\n' demo --arms int8 --steps 2 --out "$to" ;;
   *) die "no part '$1': attention tests train demo" ;;

@@ -3,9 +3,11 @@
 import os
 import shutil
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer
 
 VISIT = Path(__file__).parents[2] / "benchmarks" / "visit.sh"
 RUN_SH = """#!/bin/bash
@@ -52,3 +54,11 @@ def test_parts_are_chosen(visit):
     run, calls = visit("tests", "rollout")
     assert run.returncode == 2 and "rollout" in run.stderr and calls == []
     assert visit(PYTHON="")[0].returncode == 2
+
+
+@pytest.mark.parametrize("where", ["gpu", "cpu"])
+def test_benchmarks_have_the_options_that_it_gives(visit, where):
+    for call in visit("attention", "train", TRY=where, MINUTES_train="0.02")[1]:
+        bench, name, *options = call.split()
+        command = typer.main.get_command(import_module(f"benchmarks.{name}").app)
+        assert bench == "bench" and command.make_context(name, options).params["out"].name == f"{name}.json"
