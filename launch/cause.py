@@ -22,6 +22,8 @@ CONSEQUENCE = re.compile(
     r"|[Cc]onnection (?:closed|reset) by|Broken pipe|Timed out waiting|Socket Timeout|collective operation timeout"
     r"|the trainer closed .* before its last bucket|no trainer has sent weights"
     r"|Engine core initialization failed|initialization failed due to an exception|Executor failed\."
+    r"|^hydra\.errors\.InstantiationException: Error in call to target"  # raised while another one was handled
+    r"|no materializable trajectories"  # verl: every prompt failed, and was logged when it did
     r"|Worker failed with error '|\bEI000[26]\b",  # HCCL: a peer did not answer, a socket did not come up
 )
 MISSING = re.compile(r"No module named '(?P<name>\w+)")

@@ -89,9 +89,9 @@ def find(starts, pieces, tile):
 def pairs_of(bits, SIZE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """int32 (ROWS, pairs): of (ROWS, WIDTH) elements of SIZE bytes, sign-extended; a single byte is a pair."""
     bits = bits.to(tl.int32)
-    if SIZE == 1:
-        if WIDTH == 1:
-            return bits
+    if SIZE == 1 and WIDTH == 1:
+        return bits
+    elif SIZE == 1:
         low, high = tl.split(tl.reshape(bits, (ROWS, WIDTH // 2, 2)))
         return low + high * 256
     elif SIZE == 2:

@@ -29,6 +29,13 @@ def test_of_a_remote_traceback_the_innermost_process_is_named():
     assert "FlashAttention2" in lines[raised.line - 1] and raised.line == len(lines)
 
 
+def test_where_every_prompt_failed_the_prompts_error_is_named():
+    """A real run of Moonlight's recipe, whose tokens verl did not find."""
+    raised = first((RECORDED / "every_prompt_failed.log").read_text().splitlines())
+    assert raised.text.startswith("ValueError: Tokenizer does not define required token")
+    assert (raised.process, raised.pid) == ("EarlyAgentLoopWorker", 1488)
+
+
 def test_processes_that_write_at_the_same_time_are_told_apart():
     broken = traceback_of("import no_such_package")
     closed = traceback_of("raise ConnectionResetError('by peer')")

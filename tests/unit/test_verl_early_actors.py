@@ -7,8 +7,10 @@ pytest.importorskip("verl", reason="the verl adapter needs verl")
 import verl.workers.rollout.router as router
 
 from ascend_quant.integrations.verl import hooks
+from ascend_quant.integrations.verl.compat import type_for_turns
 from ascend_quant.integrations.verl.early_actors import EarlyLoadBalancer
 from ascend_quant.integrations.wrapping import install
+from benchmarks.train_files import save_tokenizer
 
 SERVERS = {"10.0.0.1:8000": "one", "10.0.0.2:8000": "two"}
 PLAIN = {"router_config_path": None, "load_balancer_cls": None}  # as verl passes them
@@ -52,3 +54,26 @@ def test_it_balances_as_verls_own(full_determinism):
     assert full_determinism or early.get_status()["servers"] == usual.get_status()["servers"] == dict.fromkeys(
         SERVERS, 1
     )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "tokens", "taken"),
+    [
+        ("deepseek_v3", [], None),  # Moonlight: with Kimi's tokens
+        ("deepseek_v3", ["<｜end▁of▁sentence｜>"], "deepseek_v3"),
+        ("qwen3_moe", [], "qwen3_moe"),
+        ("qwen2_5_vl", [], "qwen2_5_vl"),  # verl says itself what it lacks
+        ("kimi_k2", [], "kimi_k2"),
+    ],
+)
+def test_a_chat_whose_tokens_are_not_there_is_joined_in_the_general_way(model_type, tokens, taken, tmp_path):
+    from transformers import AutoTokenizer
+    from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+
+    save_tokenizer(512, tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    if tokens:
+        tokenizer.add_special_tokens({"additional_special_tokens": tokens})
+    assert type_for_turns(model_type, tokenizer) == taken
+    if not model_type.endswith("vl"):
+        create_continuous_token_builder(tokenizer, hf_model_type=type_for_turns(model_type, tokenizer))

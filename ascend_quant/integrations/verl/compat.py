@@ -1,7 +1,10 @@
 """What differs between verl's versions, and those of Ray and vLLM that it runs on, found by looking."""
 
 import asyncio
+import logging
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 def models_of(worker: Any) -> list[Any]:
@@ -15,6 +18,23 @@ def plain_class(actor_class: Any) -> type:
     """verl's TaskRunnerV1 is already a Ray actor class, which Ray forbids to subclass; Ray keeps the class it was made
     of. Covers verl 0.9.1 (the docs' "recipe to change TaskRunner" needs it), Ray 2.60."""
     return getattr(actor_class, "__ray_actor_class__", actor_class)
+
+
+def type_for_turns(model_type: str | None, tokenizer: Any) -> str | None:
+    """The model type by which verl chooses how the turns of a chat are joined: None, its general way, where the type's
+    own way asks for a token that the tokenizer lacks. Moonlight has DeepSeek-V3's type and Kimi's tokens, and verl 0.9.1
+    has no setting for it: each of its prompts would fail."""
+    from verl.utils.tokenizer import continuous_token_wiring as turns
+
+    way = turns.get_continuous_token_builder_class(turns.infer_continuous_token_model_family(hf_model_type=model_type))
+    if way.supports_multimodal():  # it needs a processor besides
+        return model_type
+    try:
+        way(tokenizer)
+    except ValueError as error:
+        logger.warning("model type %s: %s; turns are joined in verl's general way", model_type, error)
+        return None
+    return model_type
 
 
 async def ask_every_engine(engine: Any, method: str) -> list[list[Any]]:

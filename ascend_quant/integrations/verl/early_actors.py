@@ -17,7 +17,7 @@ from verl.workers.rollout.replica import get_rollout_replica_class
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from ascend_quant.integrations.verl import hooks
-from ascend_quant.integrations.verl.compat import plain_class
+from ascend_quant.integrations.verl.compat import plain_class, type_for_turns
 from ascend_quant.integrations.wrapping import install
 
 
@@ -35,6 +35,7 @@ class EarlyAgentLoopWorker(plain_class(AgentLoopWorkerTQ)):
     def begin(self, *arguments: Any) -> None:
         """verl's constructor."""
         super().__init__(*arguments)
+        self.hf_model_type = type_for_turns(self.hf_model_type, self.tokenizer)
 
 
 class EarlyAgentLoopManager(AgentLoopManagerTQ):

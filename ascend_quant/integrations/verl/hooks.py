@@ -80,12 +80,14 @@ def without_attention(original: Callable) -> Callable:
     return update
 
 
-def noticing_dead_receivers(original: Callable) -> Callable:
-    """For `BucketedWeightSender.__init__`: its sockets become such as end, see answers.py."""
+def with_answered_sockets_of_this_run(original: Callable) -> Callable:
+    """For `BucketedWeightSender.__init__`: its address becomes this run's own, its sockets such as end (answers.py)."""
     from ascend_quant.integrations.verl.answers import AnsweredContext
+    from ascend_quant.integrations.verl.sockets import of_this_run
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        self.zmq_handle = of_this_run(self.zmq_handle)
         self.zmq_context = AnsweredContext(self.zmq_context, self.zmq_handle)
 
     return __init__
@@ -142,8 +144,9 @@ WITH_OUR_ATTENTION = (
 WHEN_WEIGHTS_LEAVE = (
     Hook(
         ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender.__init__",),
-        noticing_dead_receivers,
-        why="verl's sender waits for each answer without a deadline",
+        with_answered_sockets_of_this_run,
+        why="verl's sender waits for each answer without a deadline; and two runs on one host, each with a Ray of its "
+        "own, send to the same address, where one's engines would get the other's weights",
         versions="verl 0.9.1 and bcb6386",
         off="verl's own main_ppo",
         optional=True,

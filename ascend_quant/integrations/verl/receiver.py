@@ -60,8 +60,8 @@ class WatchedSocket:
             )
         raise SenderGone(
             f"no trainer has sent weights to {self._address} within {FIRST_MESSAGE_SECONDS} s: "
-            "it died before the sync, or it names its socket otherwise (which has the device, and with verl 0.9.1 the "
-            "replica's rank and Ray's job id)"
+            "it died before the sync, or it names its socket otherwise (by the device; with verl 0.9.1 by "
+            "Ray's job and node and the replica's rank)"
         )
 
     def send(self, data: bytes) -> None:

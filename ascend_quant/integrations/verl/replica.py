@@ -3,16 +3,23 @@
 from typing import Any
 
 import ray
+from verl.checkpoint_engine.base import CheckpointEngineWorker
+from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from ascend_quant.integrations.verl import compat
+from ascend_quant.integrations.verl import compat, hooks, sockets
 from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.replica_mismatch import REPLICA
 from ascend_quant.integrations.verl.settings import QUANTIZATION, wants_proof
+from ascend_quant.integrations.wrapping import install
 
 
 class RefitHttpServer(vLLMHttpServer):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        sockets.name_for_engine()
+
     async def refit_receipts(self) -> list[dict[str, float] | None]:
         """The last refit's metrics of each worker: engine by engine, in the order of their tensor-parallel ranks."""
         engines = await compat.ask_every_engine(self.engine, "refit_receipt")
@@ -45,10 +52,22 @@ class RefitHttpServer(vLLMHttpServer):
         return super()._apply_quantization()
 
 
+class PassingOnWorker(CheckpointEngineWorker):
+    """Beside an engine whose trainer is elsewhere: it gets the weights, and sends them on as a trainer beside it would."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        install(hooks.WHEN_WEIGHTS_LEAVE)  # the rollout's module is there by now
+
+
 class RefitReplica(vLLMReplica):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(RefitHttpServer)
+
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        asked = super().get_ray_class_with_init_args()
+        return RayClassWithInitArgs(ray.remote(PassingOnWorker), *asked.args, **asked.kwargs)
 
 
 def load() -> type[RefitReplica]:

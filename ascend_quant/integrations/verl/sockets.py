@@ -1,0 +1,30 @@
+"""The sockets through which weights reach the engines of a host, named for the run whose weights they are.
+
+verl names them by Ray's job id, which is the same in every Ray, and a sender takes over a name that is in use. So of two
+runs on one host, one's engines would get the other's weights, with digests that fit them. The id of a Ray's node is no
+other's. An older verl names the socket by the device, and that stays.
+"""
+
+import os
+
+import ray
+
+JOB = "VERL_RAY_JOB_ID"  # verl's own: from it the engine's processes, which know no Ray, make the name
+DIGITS = 16  # of the node's id; with the whole of it, the path would be longer than Linux takes
+
+
+def name_for_engine() -> None:
+    """For the processes that will be started from this one."""
+    os.environ[JOB] = _of_this_node(ray.get_runtime_context().get_job_id())
+
+
+def of_this_run(address: str) -> str:
+    """The address that `name_for_engine` leads to, of the one that verl gives a sender on the same host."""
+    if not ray.is_initialized():
+        return address
+    job = ray.get_runtime_context().get_job_id()
+    return address.replace(f"-{job}-", f"-{_of_this_node(job)}-")
+
+
+def _of_this_node(job: str) -> str:
+    return f"{job}-{ray.get_runtime_context().get_node_id()[:DIGITS]}"
