@@ -22,8 +22,8 @@ def plain_class(actor_class: Any) -> type:
 
 def type_for_turns(model_type: str | None, tokenizer: Any) -> str | None:
     """The model type by which verl chooses how the turns of a chat are joined: None, its general way, where the type's
-    own way asks for a token that the tokenizer lacks. Moonlight has DeepSeek-V3's type and Kimi's tokens, and verl 0.9.1
-    has no setting for it: each of its prompts would fail."""
+    own way asks for a token that the tokenizer lacks. Moonlight has DeepSeek-V3's type and Kimi's tokens: each of its
+    prompts would fail. Covers verl 0.9.1, which has no setting for it."""
     from verl.utils.tokenizer import continuous_token_wiring as turns
 
     way = turns.get_continuous_token_builder_class(turns.infer_continuous_token_model_family(hf_model_type=model_type))

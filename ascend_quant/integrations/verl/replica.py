@@ -53,7 +53,7 @@ class RefitHttpServer(vLLMHttpServer):
 
 
 class PassingOnWorker(CheckpointEngineWorker):
-    """Beside an engine whose trainer is elsewhere: it gets the weights, and sends them on as a trainer beside it would."""
+    """Beside an engine whose trainer is elsewhere: it gets the weights, and sends them on as a trainer here would."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

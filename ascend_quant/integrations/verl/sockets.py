@@ -1,8 +1,8 @@
 """The sockets through which weights reach the engines of a host, named for the run whose weights they are.
 
-verl names them by Ray's job id, which is the same in every Ray, and a sender takes over a name that is in use. So of two
-runs on one host, one's engines would get the other's weights, with digests that fit them. The id of a Ray's node is no
-other's. An older verl names the socket by the device, and that stays.
+verl names them by Ray's job id, which is the same in every Ray, and a sender takes over a name that is in use. So of
+two runs on one host, one's engines would get the other's weights, with digests that fit them. No two nodes of Ray have
+one id. An older verl names the socket by the device, and that stays.
 """
 
 import os
