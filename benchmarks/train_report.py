@@ -249,9 +249,10 @@ def draw(outcomes: Sequence[Outcome], gpus: Sequence[str], path: Path) -> None:
         below = [low + high for low, high in zip(below, heights, strict=True)]
     axes.set(ylabel="seconds a step, medians", xlabel="rollout's scheme, tokens of each answer")
     axes.set_xticks(range(len(rows)), names)
-    figure.legend(loc="outside right upper")
+    figure.legend(loc="outside right center")
     device = gpus[0].split(",")[0] if gpus else "CPU"
-    axes.set_title(f"{rows[0].model} by {arm.recipe}\n{arm.gpus} x {device}", fontsize="medium")
+    title = f"{rows[0].model} by {arm.recipe}\n{arm.gpus} x {device}"
+    figure.suptitle(title, fontsize="medium", x=0.02, ha="left")  # over the legend, too
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
