@@ -32,6 +32,17 @@ DEADLINE = 420
 STEPS = 2
 OURS, VERLS = "ascend_quant.integrations.verl.main_ppo", "verl.trainer.main_ppo"
 QUANTIZED = "+actor_rollout_ref.rollout.quantization=ascend_quant"
+TRANSPORT = Path(__file__).with_name("tcp_checkpoint_engine.py")
+ELSEWHERE = (  # an engine on a device that is not the trainer's
+    "trainer.v1.trainer_mode=separate_async",
+    "trainer.v1.separate_async.parameter_sync_step=1",
+    "actor_rollout_ref.hybrid_engine=False",
+    "++actor_rollout_ref.rollout.nnodes=1",
+    "++actor_rollout_ref.rollout.n_gpus_per_node=1",
+    "++actor_rollout_ref.rollout.checkpoint_engine.backend=tcp",
+    f"++actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module={TRANSPORT.stem}",
+    "++ray_kwargs.ray_init.num_gpus=2",
+)
 START = {
     f"start_up/{stage}"
     for stage in (
@@ -205,13 +216,15 @@ def test_every_step_has_its_receipt_and_a_rollout_that_stops_following_is_seen(f
     assert min(step[ESS] for step in frozen) < 0.8
 
 
-def test_a_nan_in_the_trainer_ends_the_run_and_names_it(folder):
+def test_a_nan_in_a_trainer_elsewhere_ends_the_run_and_names_it(folder):
+    """The engine has a device of its own; its weights come through a checkpoint engine, and a worker beside it."""
     checkpoint = folder / "model" / "model.safetensors"
     weights = load_file(checkpoint)
     weights["model.layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
     save_file(weights, checkpoint, metadata={"format": "pt"})
+    shutil.copy(TRANSPORT, folder)
     with pytest.raises(AssertionError, match=r"weight sync failed.*layers\.1\.mlp\.down_proj\.weight.*NaN"):
-        train(folder, QUANTIZED)
+        train(folder, QUANTIZED, *ELSEWHERE)
 
 
 def test_a_plugin_left_out_is_one_clear_error(folder, monkeypatch):
