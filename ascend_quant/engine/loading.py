@@ -63,6 +63,7 @@ class Loading(TorchDispatchMode):
                 self.finish()
                 if tensor is not sent:
                     self._flush()  # one copy at a time
+            self.refit.watch(group)
             self._flush()
 
     def _flush(self) -> None:

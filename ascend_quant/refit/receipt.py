@@ -1,8 +1,9 @@
 """What one refit says of itself."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from ascend_quant.names import Unquantized
+from ascend_quant.refit.updates import Update
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Receipt:
             a sleep discarded them and they could not be kept, see former_codes.py).
         left_alone: the layers that are not quantized though their kind is.
         digest: fingerprint of all resident bytes, 16 hex digits (see `oracle.digest`).
+        update: how much of the trainer's update the codes took, on a sample (see updates.py); None in the first refit,
+            and where rows do not tell what their codes are.
     """
 
     number: int
@@ -35,10 +38,13 @@ class Receipt:
     changed: float | None
     left_alone: Unquantized  # named as its metric is
     digest: str
+    update: Update | None = field(default=None, repr=False, compare=False)
 
     def as_metrics(self) -> dict[str, float]:
         """`refit/*` numbers for a training logger, what is unknown left out; digests are cut to their low 32 bits."""
-        numbers = {one.name: getattr(self, one.name) for one in fields(self)}
+        numbers = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "update"}
         numbers |= {"left_alone": len(self.left_alone.names), "digest": int(self.digest, 16) % 2**32}
         numbers["left_alone_digest"] = int(self.left_alone.digest, 16) % 2**32
+        if self.update is not None:
+            numbers |= self.update.figures
         return {f"refit/{name}": value for name, value in numbers.items() if value is not None}

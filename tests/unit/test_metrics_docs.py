@@ -13,6 +13,8 @@ from ascend_quant.integrations.verl.replica_mismatch import replica_mismatch
 from ascend_quant.integrations.verl.start_up import STARTED, StartUp
 from ascend_quant.names import Unquantized
 from ascend_quant.refit import Receipt
+from ascend_quant.refit.updates import Kept, Update
+from ascend_quant.schemes import SCHEMES
 from launch.root import ROOT
 
 PAGES = [ROOT / "docs" / name for name in ("metrics.md", "metrics.zh.md")]
@@ -42,7 +44,10 @@ def constant(file: str, name: str) -> object:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_refit(page: Path):
-    receipt = Receipt(2, 3, 4, 5.0, 6.0, 0, 0, 0.5, Unquantized("bf16"), f"{7:016x}").as_metrics()
+    rows = [{"layers.0.q_proj.weight": torch.full((1, 2), float(value))} for value in (1, 2, 4)]
+    update = Update(SCHEMES["int8"], *map(Kept, rows))
+    receipt = Receipt(2, 3, 4, 5.0, 6.0, 0, 0, 0.5, Unquantized("bf16"), f"{7:016x}", update).as_metrics()
+    receipt = {name.replace("q_proj", "KIND") for name in receipt}
     added = re.findall(r'"(refit/\w+)":', (ADAPTERS / "verl/worker.py").read_text())
     assert added
     assert named(page, "refit/") == {*receipt, *added, "refit/replicaR/*"}
