@@ -9,6 +9,7 @@ smoothing.py     a profile at work
 batch.py         writes on their way to the kernels
 proof.py         that what was sent is what arrived
 receipt.py       what a refit says of itself
+update.py        how much of the trainer's update the codes took; watched_rows.py: the rows that tell
 former_codes.py  what a refit is compared with, kept over a sleep
 errors.py        what is raised
 """

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 
 from ascend_quant.names import Unquantized
-from ascend_quant.refit.updates import Update
+from ascend_quant.refit.update import Update
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Receipt:
             a sleep discarded them and they could not be kept, see former_codes.py).
         left_alone: the layers that are not quantized though their kind is.
         digest: fingerprint of all resident bytes, 16 hex digits (see `oracle.digest`).
-        update: how much of the trainer's update the codes took, on a sample (see updates.py); None in the first refit,
+        update: how much of the trainer's update the codes took, on a sample (see update.py); None in the first refit,
             and where rows do not tell what their codes are.
     """
 

@@ -32,7 +32,7 @@ from ascend_quant.refit.receipt import Receipt
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.refit.sent import NamedTensor, checked, sent_twice
 from ascend_quant.refit.smoothing import Smoothing
-from ascend_quant.refit.updates import Updates
+from ascend_quant.refit.watched_rows import WatchedRows
 from ascend_quant.stacks import one_by_one
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Refit:
         derive: brings up to date what the engine derives from weights, where it cannot do without.
         checks: begun and ended with every refit.
         unquantized: what receipts say of layers that are not quantized.
-        updates: what tells how much of an update the codes took; None where that is not to be known.
+        watched: rows that tell how much of an update the codes took; None where none can.
 
     Attributes:
         unseen: whether the resident bytes came back from a sleep, and are to be looked at before a request is served.
@@ -81,9 +81,9 @@ class Refit:
         derive: Callable[[], None] = lambda: None,
         checks: Sequence[Check] = (),
         unquantized: Unquantized = Unquantized("bf16"),  # noqa: B008  frozen
-        updates: Updates | None = None,
+        watched: WatchedRows | None = None,
     ):
-        self._updates = updates
+        self._watched = watched
         self._derive, self._checks, self.unquantized = derive, checks, unquantized
         self.residents = list(residents)
         if not self.residents:
@@ -191,8 +191,8 @@ class Refit:
             begun.begin()
         if self.smoothing is not None:
             self.smoothing.begin()
-        if self._updates is not None:
-            self._updates.begin()
+        if self._watched is not None:
+            self._watched.begin()
         self._batch = Batch(self.residents[0].tensor.device, sparing=self.last_receipt is None)
         self._by_plan, self._entries, self._learnt = bool(self.plan.entries), {}, False
         self._edges: set[tuple[ResidentWeight, int]] = set()
@@ -299,9 +299,9 @@ class Refit:
         self._entries[name] = entry
 
     def watch(self, weights: Sequence[NamedTensor]) -> None:
-        """Note of these tensors, as they are quantized, what `updates` wants of them."""
-        if self._updates is not None:
-            self._updates.take(weights)
+        """Keep the rows that are watched of these tensors, as they are quantized."""
+        if self._watched is not None:
+            self._watched.take(weights)
 
     def flush(self) -> None:
         """Start the queued writes; their sources may be overwritten once the device's stream has passed this point."""
@@ -445,5 +445,5 @@ class Refit:
         fraction = changed / max(compared, 1) if self._compares else None
         milliseconds, kernel_ms = 1e3 * (time.perf_counter() - self._started), self.batch.clock.milliseconds()
         numbers = self._count, self._tensors, self._bytes, milliseconds, kernel_ms, 0, clamped, fraction
-        update = None if self._updates is None else self._updates.end(self._entries)
+        update = None if self._watched is None else self._watched.end(self._entries)
         return Receipt(*numbers, self.unquantized, f"{digest:016x}", update)

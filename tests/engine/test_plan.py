@@ -8,7 +8,7 @@ from models import checkpoint, expected, make, perturbed, stacked
 from ascend_quant.integrations.vllm import compat
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.plan import Plan
-from ascend_quant.refit.updates import kind_of
+from ascend_quant.refit.update import kind_of
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 

@@ -13,7 +13,7 @@ from ascend_quant.integrations.verl.replica_mismatch import replica_mismatch
 from ascend_quant.integrations.verl.start_up import STARTED, StartUp
 from ascend_quant.names import Unquantized
 from ascend_quant.refit import Receipt
-from ascend_quant.refit.updates import Kept, Update
+from ascend_quant.refit.update import Kept, Update
 from ascend_quant.schemes import SCHEMES
 from launch.root import ROOT
 

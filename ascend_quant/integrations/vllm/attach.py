@@ -28,7 +28,7 @@ from ascend_quant.kernels.storage import CODES
 from ascend_quant.profile.reading import load
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.refit.smoothing import Smoothing
-from ascend_quant.refit.updates import updates_of
+from ascend_quant.refit.watched_rows import watched_rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +54,9 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     smoothing = _smoothing(vllm_config.quant_config, next(iter(residents.values())).tensor.device, placeless.is_known)
     derive = mla.follow(model, vllm_config.model_config.dtype)
     unquantized = unquantized_in(model, residents, vllm_config.quant_config.scheme)
-    updates = updates_of(vllm_config.quant_config.scheme) if smoothing is None else None
+    watched = watched_rows_of(vllm_config.quant_config.scheme) if smoothing is None else None
     refit = Refit(
-        list(residents.values()), _buffers_of(model), plans, smoothing, derive, [placeless], unquantized, updates
+        list(residents.values()), _buffers_of(model), plans, smoothing, derive, [placeless], unquantized, watched
     )
     model.ascend_quant_refit = refit
     _take_load_weights(model, refit, vllm_config, placeless)

@@ -1,4 +1,4 @@
-"""How much of the trainer's update the engine's codes took: of a few rows of each kind of layer, at every refit.
+"""How much of the trainer's update the engine's codes took, between two refits, on a few rows.
 
 At RL's learning rates a step moves most weights by far less than one code. Most codes then stay, a few jump by a whole
 one, and the policy that samples may stand still, or walk with a noise of its own. With w the weights as the engine gets
@@ -8,29 +8,18 @@ them, in BF16, q what their codes stand for by the scheme's definition, and d a 
     cosine    <dq, dw> / |dq| |dw|     1: and nowhere else
     changed   codes that differ, and
     expected  mean of min(1, |dw| / scale): as many would differ if every weight lay anywhere within its code
-
-The rows are the same in every refit and on every rank, since they are chosen by name. Kept, in host memory and as they
-were sent: those of the first refit, of the last one and of this one, for 7B 2 MB each.
 """
 
-from bisect import insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from zlib import crc32
 
 import torch
 
-from ascend_quant.dtypes import FLOATS
 from ascend_quant.kernels.host_copy import HostCopy
-from ascend_quant.refit.plan import Entry
-from ascend_quant.refit.sent import NamedTensor
 from ascend_quant.schemes import Definition, Scheme, definition_of
 
-NAMES, ROWS = 8, 4  # tensors of a kind, and neighbouring rows of each
-WITHIN_ROWS = ("row", "group")  # what shares a scale, where rows can be quantized without the others
-
-Rows = dict[str, torch.Tensor]  # by the tensor's name, (ROWS, K)
+Rows = dict[str, torch.Tensor]  # by the tensor's name, (R, K)
 
 
 class Kept:
@@ -102,60 +91,6 @@ class Update:
         )
 
 
-class Updates:
-    """The sample of an engine's worker.
-
-    Args:
-        scheme: of its quantized layers; one whose rows have scales of their own.
-    """
-
-    def __init__(self, scheme: Scheme):
-        self._scheme = scheme
-        self._first: Kept | None = None
-        self._names: set[str] = set()
-        self.begin()
-
-    def begin(self) -> None:
-        """A refit begins; what an unfinished one has brought is forgotten."""
-        self._coming: Rows = {}
-        self._chosen: dict[str, list[tuple[int, str]]] = {}
-
-    def take(self, weights: Iterable[NamedTensor]) -> None:
-        """Copy the rows of these tensors, which may be overwritten afterwards; nothing waits for the device."""
-        for name, tensor in weights:
-            if self._is_wanted(name, tensor):
-                self._coming[name] = _some_rows(name, tensor).clone()
-
-    def end(self, entries: Mapping[str, Entry]) -> Update | None:
-        """The refit is complete: its rows, beside earlier ones'; None of the first."""
-        rows, self._coming = self._coming, {}
-        if self._first is None:
-            quantized = {kind_of(name) for name in rows if _is_quantized(entries.get(name))}
-            self._names = {name for name in rows if kind_of(name) in quantized}
-            self._first = self._last = Kept({name: one for name, one in rows.items() if name in self._names})
-            return None
-        last, self._last = self._last, Kept(rows)
-        return Update(self._scheme, self._first, last, self._last)
-
-    def _is_wanted(self, name: str, tensor: torch.Tensor) -> bool:
-        """In the first refit: whether the name is, so far, one of its kind's NAMES with the lowest checksums."""
-        if self._first is not None:
-            return name in self._names
-        if tensor.dim() < 2 or not tensor.numel() or tensor.dtype not in FLOATS:
-            return False
-        chosen = self._chosen.setdefault(kind_of(name), [])
-        insort(chosen, (crc32(name.encode()), name))
-        for _, dropped in chosen[NAMES:]:
-            self._coming.pop(dropped, None)
-        del chosen[NAMES:]
-        return any(name == kept for _, kept in chosen)
-
-
-def updates_of(scheme: Scheme) -> Updates | None:
-    """None where single rows do not tell what their codes are."""
-    return Updates(scheme) if scheme.shares in WITHIN_ROWS else None
-
-
 def kind_of(name: str) -> str:
     """Such as q_proj, or experts.gate_proj: the name without numbers and what stands before them."""
     parts = [part for part in name.removesuffix(".weight").split(".") if not part.isdigit()]
@@ -185,8 +120,8 @@ def _between(definition: Definition, old_RK: torch.Tensor, new_RK: torch.Tensor)
     scale_RK = scale.double().reshape(rows, -1).repeat_interleave(dw_RK[0].numel() // (scale.numel() // rows), 1)
     expected = (dw_RK.abs() / scale_RK).clamp(max=1).sum()
     changed = (codes_RK.view(torch.uint8) != old_codes.view(torch.uint8)).sum()
-    numbers = (one.item() for one in (dq @ dw, dw @ dw, dq @ dq, changed, expected))
-    return Sums(*numbers, dw.numel())
+    sums = torch.stack([dq @ dw, dw @ dw, dq @ dq, changed, expected]).tolist()
+    return Sums(sums[0], sums[1], sums[2], sums[3], sums[4], dw.numel())
 
 
 def _named(group: str, sums: Sums, definition: Definition) -> dict[str, float]:
@@ -194,16 +129,3 @@ def _named(group: str, sums: Sums, definition: Definition) -> dict[str, float]:
     if found and definition.rounds:
         found |= sums.codes()
     return {f"{group}/{name}": value for name, value in found.items()}
-
-
-def _some_rows(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Neighbouring rows; of a stack of matrices, of one of them."""
-    number = crc32(name.encode())
-    while tensor.dim() > 2:
-        tensor = tensor[number % len(tensor)]
-    first = number % max(len(tensor) - ROWS + 1, 1)
-    return tensor[first : first + ROWS]
-
-
-def _is_quantized(entry: Entry | None) -> bool:
-    return entry is not None and any(resident.codes for resident, _ in entry.moves)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from ascend_quant.refit import updates
+from ascend_quant.refit import watched_rows
 from ascend_quant.refit.plan import Entry
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
-from ascend_quant.refit.updates import Updates, kind_of, updates_of
+from ascend_quant.refit.update import kind_of
+from ascend_quant.refit.watched_rows import WatchedRows, watched_rows_of
 from ascend_quant.schemes import SCHEMES
 
 INT8 = SCHEMES["int8"]
@@ -41,7 +42,7 @@ def entries(named: dict[str, torch.Tensor]) -> dict[str, Entry]:
 
 def run(*steps: dict[str, torch.Tensor], scheme=INT8):
     """The last step's update."""
-    sample = Updates(scheme)
+    sample = WatchedRows(scheme)
     for step in steps:
         sample.begin()
         for pair in step.items():
@@ -103,7 +104,7 @@ def test_nothing_is_said_of_weights_that_did_not_move():
 
 @pytest.mark.parametrize("scheme", [one for one in SCHEMES.values() if one.quantized], ids=lambda one: one.name)
 def test_other_schemes_are_known_where_rows_tell(scheme):
-    if updates_of(scheme) is None:
+    if watched_rows_of(scheme) is None:
         assert scheme.shares in ("tensor", "block")
         return
     first = weights(0, columns=128)
@@ -118,21 +119,21 @@ def test_the_sample_is_by_name_and_small(monkeypatch):
     named |= {f"model.layers.{i}.mlp.experts.gate_up_proj": torch.randn(16, 100, 8) for i in range(40)}
     kept = []
     for pairs in (list(named.items()), list(named.items())[::-1]):
-        sample = Updates(INT8)
+        sample = WatchedRows(INT8)
         sample.take(pairs[:50])
         sample.take(pairs[50:])
         kept.append(dict(sample._coming))
     assert kept[0].keys() == kept[1].keys() and all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
     kinds = [kind_of(name) for name in kept[0]]
     assert {kind: kinds.count(kind) for kind in kinds} == dict.fromkeys(
-        ("q_proj", "experts.gate_up_proj"), updates.NAMES
+        ("q_proj", "experts.gate_up_proj"), watched_rows.NAMES
     )
-    assert {tuple(rows.shape) for rows in kept[0].values()} == {(updates.ROWS, 8)}
+    assert {tuple(rows.shape) for rows in kept[0].values()} == {(watched_rows.ROWS, 8)}
 
 
 def test_a_refit_that_failed_leaves_no_trace():
     first, lost, second = weights(0), weights(7), moved(weights(0), 0.02, 1)
-    sample = Updates(INT8)
+    sample = WatchedRows(INT8)
     for step, closes in ((lost, False), (first, True), (lost, False), (second, True)):
         sample.begin()
         sample.take(step.items())
