@@ -86,9 +86,8 @@ def planned(
     """
     from launch.errors import LaunchError
     from launch.inventory import load, this_machine
-    from launch.plan.checks import extra_problems
     from launch.plan.job import places
-    from launch.plan.make import locals_of, make, new_run
+    from launch.plan.make import extra_problems, locals_of, make, new_run
     from launch.recipes import load as load_recipe
 
     recipe = load_recipe(name, changes=pairs(changes))
