@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch import network, private
-from launch.door import build as door
+from launch import door, network, private
 from launch.errors import LaunchError
 from launch.network import Wire
 from launch.nodes import files, ports

@@ -18,8 +18,7 @@ from typing import Any, TextIO
 import psutil
 
 from ascend_quant.exits import DONE, FAILED, NOT_FORMED, WRONG_USE
-from launch import network
-from launch.door import build as door
+from launch import door, network
 from launch.errors import LaunchError
 from launch.nodes import head, ray_node, worker
 from launch.nodes.checks import Checked, check, find
