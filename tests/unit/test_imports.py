@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from launch.doctor.requirements import Wanted, wanted_of
 from launch.errors import LaunchError
-from launch.images.locked import parse
+from launch.images.lock.packages import parse
 from launch.images.targets import targets
 from launch.inventory.fields import Inventory
 from launch.nodes import checks

@@ -15,9 +15,8 @@ from launch import stacks
 from launch.errors import LaunchError
 from launch.images import bake, table
 from launch.images.build import without_login
-from launch.images.lock.packages import LOCKS, Lock, install_uv, names
+from launch.images.lock.packages import LOCKS, MACHINES, Lock, install_uv, names, parse, unlocked
 from launch.images.lock.remote import questions
-from launch.images.locked import MACHINES, parse, unlocked
 
 # uv's variables (an older name second), and what it does without.
 INDEXES = {
