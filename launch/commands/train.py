@@ -163,7 +163,7 @@ def stop(
     ] = None,
 ) -> None:
     """Stop a run on all its hosts. Processes that do not belong to it are left alone."""
-    from launch.cluster.stop import stop as stop_run
+    from launch.cluster.run import stop as stop_run
     from launch.errors import LaunchError
 
     try:

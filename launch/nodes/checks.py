@@ -17,7 +17,7 @@ from launch.errors import LaunchError
 from launch.network import Wire
 from launch.nodes import ports
 from launch.nodes.facts import Devices, chosen
-from launch.plan.fields import NodePlan, Saving
+from launch.plan import NodePlan, Saving
 from launch.software import missing, python_path
 
 LEAST_DISK = 1 << 30

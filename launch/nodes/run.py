@@ -26,7 +26,7 @@ from launch.nodes.facts import gather
 from launch.nodes.protocol import Emit, Orders, emitter
 from launch.nodes.ray_node import Part, variables
 from launch.nodes.ray_state import kernel_kills
-from launch.plan.fields import NodePlan
+from launch.plan import NodePlan
 from launch.processes import OPEN_FILES, end_all, end_run, of_run
 
 NODE_SECONDS = 30

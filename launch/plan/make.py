@@ -15,8 +15,8 @@ from launch import network
 from launch.environment import not_handed_on, of_shell, rows
 from launch.errors import LaunchError
 from launch.inventory.fields import Host, Inventory
+from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
-from launch.plan.fields import Layer, NodePlan, Plan
 from launch.plan.imports import imports
 from launch.plan.job import columns, key, last_value, needs, saving, under
 from launch.plan.start import container_name, start_line

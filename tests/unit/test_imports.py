@@ -20,7 +20,7 @@ from launch.images.targets import targets
 from launch.inventory.fields import Inventory
 from launch.nodes import checks
 from launch.nodes.facts import gather
-from launch.plan.fields import NodePlan
+from launch.plan import NodePlan
 from launch.plan.imports import PLUGINS, imports
 from launch.plan.make import make
 from launch.recipes import Paths, Recipe, load, names, resolve

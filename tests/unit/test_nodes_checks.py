@@ -15,7 +15,7 @@ from launch import private
 from launch.errors import LaunchError
 from launch.nodes import checks, facts, ports
 from launch.nodes.facts import Devices, gather
-from launch.plan.fields import Saving
+from launch.plan import Saving
 
 # what `nvidia-smi --query-gpu=index --format=csv,noheader` prints: a number a line
 NVIDIA_SMI = "#!/bin/sh\nprintf '0\\n1\\n3\\n'\n"
