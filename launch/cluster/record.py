@@ -19,8 +19,8 @@ from launch import private
 from launch.errors import LaunchError
 from launch.inventory.fields import Inventory
 from launch.plan import Plan
-from launch.recipes.errors import explain
 from launch.recipes.fields import Fields
+from launch.recipes.files import explain
 
 RUNS = Path("runs")
 FILE = "run.json"

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from ascend_quant.documents import BadDocument, read_yaml
 from launch.errors import LaunchError
 from launch.inventory.fields import Host, Inventory, Ports, Ssh, is_loopback, same
-from launch.recipes.errors import did_you_mean, explain
+from launch.recipes.files import did_you_mean, explain
 from launch.root import ROOT, is_file
 
 __all__ = ["Host", "Inventory", "Ports", "Ssh", "load", "names", "this_machine"]
