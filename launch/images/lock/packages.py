@@ -22,11 +22,9 @@ from packaging.markers import Marker
 
 from launch.doctor.checks.versions import plain, public
 from launch.errors import LaunchError
-from launch.images.targets import Target
-from launch.root import ROOT
+from launch.images.targets import LOCKS, Target
 from launch.stacks import Pins
 
-LOCKS = ROOT / "docker" / "locks"
 GLIBC = "manylinux_2_28"
 UNTOUCHED = ("--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links")
 ENTRY = re.compile(r"^(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[^\s;\\]+)(?:\s*;\s*(?P<marker>[^\\]+?))?\s*\\?$")
@@ -43,7 +41,7 @@ class Lock:
     packages of other indexes, without what they ask for.
     """
 
-    machines = ("x86_64", "aarch64")
+    machines = MACHINES
 
     def __init__(self, name: str, folder: Path = LOCKS) -> None:
         self.name, self.folder = name, folder

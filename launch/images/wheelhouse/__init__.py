@@ -21,7 +21,7 @@ from launch.errors import LaunchError
 from launch.images.archive import sha256
 from launch.images.build import git
 from launch.images.lock.packages import Entry, locked, machine, unlocked
-from launch.images.lock.remote import fetch
+from launch.images.lock.refresh import fetch
 from launch.images.targets import LOCKS, Target
 from launch.root import ROOT
 from launch.stacks import Source
