@@ -17,7 +17,7 @@ from launch.cluster.progress import Progress, Status
 from launch.cluster.record import Logs, Record
 from launch.cluster.transport import Channel, command_of, end_on, may_pass, reason
 from launch.nodes.protocol import Event
-from launch.plan.fields import Plan
+from launch.plan import Plan
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BEAT_SECONDS = 2

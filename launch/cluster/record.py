@@ -18,9 +18,9 @@ from ascend_quant.documents import BadDocument, parse_json
 from launch import private
 from launch.errors import LaunchError
 from launch.inventory.fields import Inventory
-from launch.plan.fields import Plan
-from launch.recipes.errors import explain
+from launch.plan import Plan
 from launch.recipes.fields import Fields
+from launch.recipes.files import explain
 
 RUNS = Path("runs")
 FILE = "run.json"

@@ -16,7 +16,7 @@ from typing import Any
 from launch.errors import LaunchError
 from launch.inventory.fields import Host, Inventory, Ssh
 from launch.nodes.protocol import Event, parse
-from launch.plan.fields import Plan
+from launch.plan import Plan
 from launch.processes import piped
 
 CONNECT_SECONDS = 10

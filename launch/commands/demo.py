@@ -34,15 +34,15 @@ def demo(
     """Train a small model with verl and vLLM, with BF16 and with INT8 rollouts, and compare."""
     from rich.console import Console
 
-    from launch.demo import DemoError, options
-    from launch.demo.run import run_demo
+    from launch.demo import DemoError
+    from launch.demo.run import OptionError, check_folder, choices, on_device, run_demo
 
     folder = (out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     try:
-        chosen = options.choices(arms, hybrid, steps, rollout_is, seed, model, device)
-        chosen, left_out = options.on_device(chosen, asked=arms is not None)
-        options.check_folder(folder)
-    except options.OptionError as error:
+        chosen = choices(arms, hybrid, steps, rollout_is, seed, model, device)
+        chosen, left_out = on_device(chosen, asked=arms is not None)
+        check_folder(folder)
+    except OptionError as error:
         fail(str(error), WRONG_USE)
     if left_out:
         typer.echo(left_out, err=True)

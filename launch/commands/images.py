@@ -86,7 +86,7 @@ def list_targets(as_json: Json = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from launch.images.locked import loose
+    from launch.images.lock.packages import loose
     from launch.images.targets import targets
 
     rows = [
@@ -269,7 +269,7 @@ def wheelhouse(
     ] = None,
 ) -> None:
     """Make a folder from which a host without containers and network installs a stack. 1: something is missing."""
-    from launch.images.wheelhouse.bundle import architecture, bundle, here, must_be_new
+    from launch.images.wheelhouse import architecture, bundle, here, must_be_new
 
     (chosen,) = known([target])
     platform = python_platform or here()

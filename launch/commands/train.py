@@ -86,9 +86,8 @@ def planned(
     """
     from launch.errors import LaunchError
     from launch.inventory import load, this_machine
-    from launch.plan.checks import extra_problems
     from launch.plan.job import places
-    from launch.plan.make import locals_of, make, new_run
+    from launch.plan.make import extra_problems, locals_of, make, new_run
     from launch.recipes import load as load_recipe
 
     recipe = load_recipe(name, changes=pairs(changes))
@@ -164,7 +163,7 @@ def stop(
     ] = None,
 ) -> None:
     """Stop a run on all its hosts. Processes that do not belong to it are left alone."""
-    from launch.cluster.stop import stop as stop_run
+    from launch.cluster.run import stop as stop_run
     from launch.errors import LaunchError
 
     try:

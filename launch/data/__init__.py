@@ -2,13 +2,13 @@
 
     prepare("gsm8k", None, Path("data")).lines()
 
-gsm8k.py, dapo_math.py and addition.py say what each becomes; copies.py finds the files, tables.py reads and writes
-them. The columns are those of verl's RLHFDataset, the sources those that verl's default reward knows (0.9.1 and older).
+gsm8k.py, dapo_math.py and addition.py say what each becomes; files.py finds, reads and writes the files. The columns
+are those of verl's RLHFDataset, the sources those that verl's default reward knows (0.9.1 and older).
 """
 
 from pathlib import Path
 
-from launch.data.tables import DataError, Progress, Summary, WrongRequest, silent
+from launch.data.files import DataError, Progress, Summary, WrongRequest, silent
 
 __all__ = ["NAMES", "DataError", "Summary", "WrongRequest", "prepare"]
 

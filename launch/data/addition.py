@@ -5,7 +5,7 @@ The same seed makes the same files, so several hosts may each make their own.
 
 from pathlib import Path
 
-from launch.data.tables import DataError, Progress, Summary, writing
+from launch.data.files import DataError, Progress, Summary, writing
 
 SEED = 0
 

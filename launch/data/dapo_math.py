@@ -8,8 +8,18 @@ is what verl's reward looks for.
 from pathlib import Path
 from typing import Any
 
-from launch.data.copies import Published, files_of, folder_of
-from launch.data.tables import Progress, Row, Summary, refuse_without, rows_of, verl_row, write
+from launch.data.files import (
+    Progress,
+    Published,
+    Row,
+    Summary,
+    files_of,
+    folder_of,
+    refuse_without,
+    rows_of,
+    verl_row,
+    write,
+)
 
 TRAIN = Published("BytedTsinghua-SIA/DAPO-Math-17k", ("data/*.parquet",))
 TEST = Published("BytedTsinghua-SIA/AIME-2024", ("data/*.parquet",))

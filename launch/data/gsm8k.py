@@ -6,8 +6,19 @@ verl's reward looks for `#### ANSWER` in what the model writes, so the prompt as
 import re
 from pathlib import Path
 
-from launch.data.copies import Published, files_of, folder_of
-from launch.data.tables import DataError, Progress, Row, Summary, refuse_without, rows_of, verl_row, write
+from launch.data.files import (
+    DataError,
+    Progress,
+    Published,
+    Row,
+    Summary,
+    files_of,
+    folder_of,
+    refuse_without,
+    rows_of,
+    verl_row,
+    write,
+)
 
 PUBLISHED = Published("openai/gsm8k", ("main/*",))
 OTHER_CONFIGURATION = "socratic"  # the same problems, solved by questions

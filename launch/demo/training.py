@@ -15,10 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from launch import door
 from launch.demo import DemoError
 from launch.demo.metrics import last_errors, read_lines
 from launch.demo.recipe import HYBRID, Choices, overrides, write_flashrl_config
-from launch.door import build as door
 from launch.environment import environment
 from launch.errors import LaunchError
 from launch.processes import ProcessTree, own_memory_bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launch.errors import LaunchError
 from launch.images import engine
-from launch.images.locked import loose
+from launch.images.lock.packages import loose
 from launch.images.targets import Target
 from launch.images.verify import REPOSITORY, WORKING
 from launch.root import ROOT

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from launch.doctor.checks.versions import plain, product, public
-from launch.images.locked import locked, machine
+from launch.images.lock.packages import locked, machine
 from launch.images.manifest import Manifest
 from launch.images.targets import Target
 

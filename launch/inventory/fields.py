@@ -1,4 +1,4 @@
-"""What an inventory file may say: its fields, their types and their values. What goes together is in files.py.
+"""What an inventory file may say: its fields, their types and their values. What goes together is in __init__.py.
 
 A host is named by an IP address that one machine can have, or by a host name.
 """

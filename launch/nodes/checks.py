@@ -1,20 +1,29 @@
-"""What must be right on this host before Ray starts. All that is wrong is told at once, a line each."""
+"""What must be right on this host before Ray starts. All that is wrong is told at once, a line each.
 
+Of a run's files: whether the data has the columns that verl reads, which it does minutes after the start, and whether
+there is room for the checkpoints. A checkpoint's size is by the model's own weights, their number by the run's steps.
+"""
+
+import math
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch import network, private
-from launch.door import build as door
+from ascend_quant.documents import BadDocument, parse_json
+from launch import door, network, private
 from launch.errors import LaunchError
 from launch.network import Wire
-from launch.nodes import files, ports
+from launch.nodes import ports
 from launch.nodes.facts import Devices, chosen
-from launch.plan.fields import NodePlan
+from launch.plan import NodePlan, Saving
 from launch.software import missing, python_path
 
 LEAST_DISK = 1 << 30
 LEAST_SHM = 64 << 20
+LONGEST_HEADER = 100 << 20  # as the format has it
+GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -47,8 +56,8 @@ def find(plan: NodePlan, facts: dict[str, Any]) -> Findings:
         found.problems += str(error).splitlines()
     found.problems += ports.taken(ports.needed(plan.role, plan.ports))
     found.problems += [f"{path} is missing on this host" for path in plan.needs if not Path(path).exists()]
-    found.problems += files.lacking(plan.needs, plan.columns)
-    found.problems += files.room(plan.saving) if plan.saving else []
+    found.problems += lacking(plan.needs, plan.columns)
+    found.problems += checkpoint_room(plan.saving) if plan.saving else []
     said = {name: value for _, variables in plan.layers for name, value in variables.items()}
     found.problems += [f"{one.what}: {one.fix}" for one in missing(plan.imports, python_path(said))]
     found.problems += room(plan.temp_dir, facts)
@@ -84,3 +93,93 @@ def room(temp_dir: str, facts: dict[str, Any]) -> list[str]:
             f"/dev/shm has {facts['shm'] >> 20} MiB, Docker's default: give the container --shm-size or --ipc host"
         )
     return problems
+
+
+def lacking(files: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """A line for each parquet file that cannot be read, or lacks a column; others, and missing ones, are skipped."""
+    return [line for file in files if file.endswith(".parquet") for line in _lacking(file, columns)]
+
+
+def _lacking(file: str, columns: Sequence[str]) -> list[str]:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import read_schema
+    except ImportError:
+        return ["pyarrow is not installed here: is this the Python of the stack? (`python` in the inventory)"]
+    try:
+        there = read_schema(file).names
+    except FileNotFoundError:
+        return []
+    except (OSError, ArrowException) as error:
+        return [f"{file} is no parquet file that can be read ({' '.join(str(error).split())[:200]}): copy it again"]
+    missing = [name for name in columns if name not in there]
+    if not missing:
+        return []
+    return [
+        f"{file} has no column {', '.join(missing)} (it has {', '.join(there)[:200]}): ./run.sh data makes such files"
+    ]
+
+
+def checkpoint_room(saving: Saving) -> list[str]:
+    """What is wrong with the disk for a run's checkpoints; nothing is said where the model is not on this host."""
+    size = parameters(Path(saving.model)) * saving.parameter_bytes
+    there = existing(Path(saving.out))
+    if not size or there is None:
+        return []
+    count = max(kept(saving) - len(list(Path(saving.out).glob("checkpoints/global_step_*"))), 0)
+    free = shutil.disk_usage(there).free
+    if count * size <= free:
+        return []
+    return [
+        f"{saving.out}: {count} checkpoints of {gib(size)} GiB each need {gib(count * size)} GiB, and {gib(free)} GiB "
+        "are free: keep fewer (-- trainer.max_actor_ckpt_to_keep=2), save less often (trainer.save_freq), or choose "
+        "another --out"
+    ]
+
+
+def gib(size: int) -> str:
+    """Bytes in GiB, with a digit behind the point where they are few."""
+    return f"{size / GIB:.1f}" if size < 10 * GIB else f"{size / GIB:.0f}"
+
+
+def kept(saving: Saving) -> int:
+    """How many checkpoints lie there at the same time; verl saves the last step too.
+
+    An old one is removed before a new one is written, but for the only one.
+    """
+    written = math.ceil(steps(saving) / saving.every)
+    return min(written, max(saving.keep, 2)) if saving.keep else written
+
+
+def steps(saving: Saving) -> int:
+    """The run's steps; those of its epochs are by the rows of the data, 0 where they cannot be read."""
+    if saving.steps:
+        return saving.steps
+    try:
+        from pyarrow.parquet import read_metadata
+
+        return read_metadata(saving.train).num_rows // saving.batch * saving.epochs
+    except (ImportError, OSError, ValueError):  # that the file is missing or damaged is told by another check
+        return 0
+
+
+def parameters(model: Path) -> int:
+    """How many a model has, by the headers of its safetensors files; 0 where there are none to read."""
+    try:
+        return sum(_elements(file) for file in sorted(model.glob("*.safetensors")))
+    except (OSError, BadDocument, KeyError, TypeError, AttributeError):  # vLLM says what is wrong with a file
+        return 0
+
+
+def _elements(file: Path) -> int:
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length > LONGEST_HEADER:
+            raise BadDocument(f"{file} has a header of {length} bytes")
+        header = parse_json(opened.read(length).decode(errors="replace"), str(file))
+    return sum(math.prod(one["shape"]) for name, one in header.items() if name != "__metadata__")
+
+
+def existing(folder: Path) -> Path | None:
+    """The folder, or the nearest above it that is there."""
+    return next((one for one in (folder, *folder.parents) if one.is_dir()), None)

@@ -16,7 +16,7 @@ from launch.nodes.protocol import Emit
 from launch.nodes.ray_node import Part, RayNode, client, joined
 from launch.nodes.ray_state import failures
 from launch.nodes.rendezvous import share
-from launch.plan.fields import NodePlan
+from launch.plan import NodePlan
 
 FAILED = "FAILED"  # Ray's word for a job whose driver has ended with another code than 0
 POLL_SECONDS = 0.5

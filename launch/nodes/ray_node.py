@@ -29,7 +29,7 @@ from launch.network import Wire
 from launch.nodes import ports
 from launch.nodes.checks import Checked
 from launch.nodes.protocol import Emit, Orders
-from launch.plan.fields import NodePlan
+from launch.plan import NodePlan
 from launch.processes import MARK, end_run, mapped_segments, of_run, remove
 from launch.root import with_root
 from launch.stacks import pins

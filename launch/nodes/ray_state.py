@@ -10,7 +10,7 @@ from typing import Any
 
 from launch import network
 from launch.errors import LaunchError
-from launch.plan.fields import NodePlan
+from launch.plan import NodePlan
 
 ANSWER_SECONDS = 10
 LIMIT = 10_000  # the most that Ray answers

@@ -18,8 +18,7 @@ from typing import Any, TextIO
 import psutil
 
 from ascend_quant.exits import DONE, FAILED, NOT_FORMED, WRONG_USE
-from launch import network
-from launch.door import build as door
+from launch import door, network
 from launch.errors import LaunchError
 from launch.nodes import head, ray_node, worker
 from launch.nodes.checks import Checked, check, find
@@ -27,7 +26,7 @@ from launch.nodes.facts import gather
 from launch.nodes.protocol import Emit, Orders, emitter
 from launch.nodes.ray_node import Part, variables
 from launch.nodes.ray_state import kernel_kills
-from launch.plan.fields import NodePlan
+from launch.plan import NodePlan
 from launch.processes import OPEN_FILES, end_all, end_run, of_run
 
 NODE_SECONDS = 30

@@ -27,7 +27,7 @@ from typing import Any
 from launch.environment import node_environment
 from launch.errors import LaunchError
 from launch.network import Wire
-from launch.plan.fields import Job, NodePlan, Plan
+from launch.plan import Job, NodePlan, Plan
 from launch.plan.job import key
 from launch.plan.start import mounts
 from launch.recipes.versions import verl_of

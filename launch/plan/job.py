@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launch.errors import LaunchError
 from launch.inventory.fields import Inventory, Ports
-from launch.plan.fields import Job, Layer, Saving
+from launch.plan import Job, Layer, Saving
 from launch.recipes import Paths, Recipe, paths_of
 from launch.recipes.hydra_syntax import ACTOR
 from launch.recipes.overrides import Resolved

@@ -7,9 +7,8 @@ files.py reads, fields.py says what there is, rules.py (slices.py, effective.py)
 verl's settings of it, versions.py knows what verl's versions differ in, overrides.py writes the command line.
 """
 
-from launch.recipes.errors import RecipeError
 from launch.recipes.fields import Recipe
-from launch.recipes.files import load, names
+from launch.recipes.files import RecipeError, load, names
 from launch.recipes.overrides import Resolved, resolve
 from launch.recipes.settings import Paths, paths_of
 

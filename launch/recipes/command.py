@@ -6,9 +6,8 @@ from typing import Any
 
 from ascend_quant.advise.workloads import Workload
 from launch.recipes.effective import told
-from launch.recipes.errors import RecipeError
 from launch.recipes.fields import Recipe
-from launch.recipes.files import load, names
+from launch.recipes.files import RecipeError, load, names
 from launch.recipes.hydra_syntax import ROLLOUT, leaves
 from launch.recipes.overrides import resolve
 from launch.recipes.settings import Paths, settings

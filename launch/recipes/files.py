@@ -2,17 +2,18 @@
 
 `extends: [ONE, OTHER]` takes it from both, and where both have it, from the last.
 What a user changes on the command line (`--set rollout.n=16`) is laid over the file, and checked as if it stood there.
+What is wrong is told in lines that a user can act on: the file, the key, the value, and what is valid.
 """
 
+import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ascend_quant.documents import BadDocument, parse_yaml, read_yaml
-from launch.recipes.errors import RecipeError, did_you_mean, explain, failed
 from launch.recipes.fields import Recipe
 from launch.recipes.rules import problems
 from launch.root import ROOT, is_file
@@ -20,6 +21,7 @@ from launch.variables import secret
 
 FOLDER = ROOT / "configs" / "recipes"
 DEMOS = ("demo", "demo-cuda")  # have a format and a loader of their own: launch/demo/recipe.py
+MOST_SHOWN = 200  # characters of a value
 
 
 def names(folder: Path = FOLDER) -> list[str]:
@@ -107,3 +109,58 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
         nested = isinstance(value, dict) and isinstance(below.get(key), dict)
         both[key] = merged(below[key], value) if nested else value
     return both
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be used; each line names the file and one thing that is wrong."""
+
+
+def failed(file: Path, problems: list[str]) -> RecipeError:
+    """The error that lists the problems of a file."""
+    return RecipeError("\n".join(f"{file}: {problem}" for problem in problems))
+
+
+def explain(error: ValidationError, recipe: type[BaseModel]) -> list[str]:
+    """A line for each thing that pydantic found."""
+    return [_line(one, recipe) for one in error.errors()]
+
+
+def _line(one: Mapping[str, Any], recipe: type[BaseModel]) -> str:
+    *parents, key = one["loc"]
+    where = ".".join(map(str, one["loc"]))
+    if one["type"] == "extra_forbidden":
+        return f"{where}: no such key; {did_you_mean(str(key), valid_keys(recipe, parents))}"
+    if one["type"] == "missing":
+        return f"{where}: is missing"
+    return f"{where}: {_value(one)} is wrong: {one['msg'].removeprefix('Value error, ')}"
+
+
+def _value(one: Mapping[str, Any]) -> str:
+    """What was given, cut where it is long; not where it is a secret, or may hold one."""
+    given, last = one["input"], str(one["loc"][-1])
+    if isinstance(given, dict):
+        return "a mapping"
+    if secret(last):
+        return "***"
+    words = repr(given)
+    return words if len(words) <= MOST_SHOWN else f"{words[:MOST_SHOWN]}.."
+
+
+def did_you_mean(key: str, valid: list[str]) -> str:
+    """The nearest valid key, if one is near, and all of them."""
+    near = difflib.get_close_matches(key, valid, n=1)
+    return (f"did you mean {near[0]}? " if near else "") + f"Valid keys: {', '.join(valid)}"
+
+
+def valid_keys(model: type[BaseModel], path: list[Any]) -> list[str]:
+    """The keys of the part of a recipe that `path` leads to."""
+    for key in path:
+        if isinstance(key, int):  # a place in a list, whose type was found one step before
+            continue
+        annotation = model.model_fields[key].annotation
+        model = next(kind for kind in (annotation, *get_args(annotation)) if _is_model(kind))
+    return list(model.model_fields)
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

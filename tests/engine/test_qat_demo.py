@@ -17,8 +17,7 @@ pytest.importorskip("verl", reason="the demo needs verl")
 
 from rich.console import Console
 
-from launch.demo.options import choices
-from launch.demo.run import run_demo
+from launch.demo.run import choices, run_demo
 from launch.demo.tasks import all_problems, mistake
 
 pytestmark = pytest.mark.timeout(900)

@@ -14,9 +14,8 @@ pytest.importorskip("verl", reason="the demo needs verl")
 
 from rich.console import Console
 
-from launch.demo.options import choices, on_device
 from launch.demo.recipe import SETUPS
-from launch.demo.run import run_demo
+from launch.demo.run import choices, on_device, run_demo
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 ARMS = ("int8", "int8-uncorrected")

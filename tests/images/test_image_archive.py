@@ -15,7 +15,7 @@ from naming import has_line_naming
 from typer.testing import CliRunner, Result
 
 from launch.cli import app
-from launch.images.locked import locked, machine
+from launch.images.lock.packages import locked, machine
 from launch.images.manifest import Manifest, Package
 from launch.images.targets import target
 

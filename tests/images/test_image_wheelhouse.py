@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from cluster.tools import need_namespaces
 
-from launch.images.locked import parse
+from launch.images import wheelhouse
+from launch.images.lock.packages import parse
 from launch.images.targets import LOCKS, target
-from launch.images.wheelhouse import bundle as bundling
-from launch.images.wheelhouse.bundle import here
+from launch.images.wheelhouse import here
 
 BUILT = "antlr4-python3-runtime"  # has no wheel: it is built on the host
 KEPT = (BUILT, "numpy", "setuptools", "typing-extensions")
@@ -41,7 +41,7 @@ def test_it_installs_without_a_network(some_packages, tmp_path: Path):
     need_namespaces()
     folder, venv = tmp_path / "bundle", tmp_path / "venv"
     cut = replace(target("cpu"), pins=target("cpu").pins.model_copy(update={"packages": {}}))
-    missing = bundling.bundle(cut, folder, here(), lambda what, done, total: None)
+    missing = wheelhouse.bundle(cut, folder, here(), lambda what, done, total: None)
     assert missing == []
     installed = without_network(folder / "install.sh", venv)
     assert installed.returncode == 0, installed.stderr

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.images.lock.packages import LOCKS, Lock, install_uv
-from launch.images.locked import MACHINES, parse
+from launch.images.lock.packages import LOCKS, MACHINES, Lock, install_uv, parse
 
 GLIBC = {"cuda13": "manylinux_2_39"}  # of Ubuntu 24.04; of the other images' bases, the oldest is Ubuntu 22.04's
 OLDEST = "manylinux_2_35"

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from launch.inventory.fields import Inventory
-from launch.plan.fields import Job, NodePlan, Plan
+from launch.plan import Job, NodePlan, Plan
 from launch.plan.start import start_line
 
 PROJECT = Path(__file__).parents[2]

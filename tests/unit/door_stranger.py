@@ -12,7 +12,7 @@ from pathlib import Path
 
 from test_door import ASK, SERVE
 
-from launch.door import build
+from launch import door
 
 SERVER, PEER, STRANGER = "10.79.0.1", "10.79.0.2", "10.79.0.3"
 KNOCK = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 1); print('open')"
@@ -48,13 +48,13 @@ def main() -> None:
     ip("link", "set", "bridge", "up")
     peer, stranger = neighbour("cable1", PEER), neighbour("cable2", STRANGER)
     with tempfile.TemporaryDirectory() as silent, tempfile.TemporaryDirectory() as shown:
-        library = build.build(Path(silent), [PEER])
-        build.program = lambda hosts: []  # which the kernel refuses
-        without_filter = build.build(Path(shown), [PEER])
+        library = door.build(Path(silent), [PEER])
+        door.program = lambda hosts: []  # which the kernel refuses
+        without_filter = door.build(Path(shown), [PEER])
         for environment, found in (
             (os.environ, ("open", "hello")),
-            (build.preloaded(library, os.environ), ("", "")),
-            (build.preloaded(without_filter, os.environ), ("open", "")),
+            (door.preloaded(library, os.environ), ("", "")),
+            (door.preloaded(without_filter, os.environ), ("open", "")),
         ):
             command = [sys.executable, "-c", SERVE, "polled", "0.0.0.0"]
             with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:

@@ -5,10 +5,9 @@ from typing import Any
 
 from launch import inventory as inventories
 from launch.inventory import Inventory
-from launch.plan.checks import problems
-from launch.plan.fields import Plan
+from launch.plan import Plan
 from launch.plan.job import places
-from launch.plan.make import make
+from launch.plan.make import make, problems
 from launch.recipes import load
 
 RUN = "20260102-030405-abcd"

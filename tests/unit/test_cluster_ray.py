@@ -28,7 +28,7 @@ import sys
 sys.path[:0] = [{tests!r}, {project!r}]
 from cluster_cases import node_plan, plan_of
 from launch.cluster.run import run
-from launch.plan.fields import Job
+from launch.plan import Job
 job = Job(['-c', {job!r}], {{'data/words.txt': 'two words'}}, {{'COLOUR': 'blue'}})
 node = node_plan({run!r}, ports={ports!r}, job=job)
 sys.exit(run(plan_of(node), {restarts}))
@@ -208,7 +208,7 @@ def test_stop_ends_what_a_killed_node_process_has_left(begin):
     for node in nodes:
         node.kill()
     assert len(run.left()) > 5
-    stop = [sys.executable, "-c", "import sys; from launch.cluster.stop import stop; sys.exit(stop(None))"]
+    stop = [sys.executable, "-c", "import sys; from launch.cluster.run import stop; sys.exit(stop(None))"]
     variables = os.environ | {"PYTHONPATH": str(PROJECT)}
     done = subprocess.run(stop, cwd=run.folder, env=variables, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

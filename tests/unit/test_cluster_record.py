@@ -12,7 +12,7 @@ import pytest
 from cluster_cases import node_plan, plan_of
 from naming import has_line_naming, line_naming
 
-from launch.cluster import stop
+from launch.cluster import run
 from launch.cluster.record import Logs, Record, find
 from launch.errors import LaunchError
 from launch.inventory import Host, Inventory, Ssh
@@ -76,7 +76,7 @@ def test_stop_takes_the_one_run_that_has_not_ended(tmp_path, capsys):
     assert find(None, tmp_path)[0].told == second.told
     for name in (first.told.run, str(first.folder), f"{os.path.relpath(first.folder)}/"):
         assert find(name, tmp_path)[0].told == first.told
-    assert stop.stop("nosuch", tmp_path) == 2
+    assert run.stop("nosuch", tmp_path) == 2
     errors = capsys.readouterr().err
     assert "no run 'nosuch'" in errors and second.told.run in errors
 
@@ -117,10 +117,10 @@ def test_a_record_that_others_can_have_written_is_refused(tmp_path, capsys, monk
     if os.geteuid() and spoil in (others_file, others_folder):
         pytest.skip("gives files away, which needs root")
     record = Record.create(plan_of(node_plan()), tmp_path / "runs")
-    monkeypatch.setattr(stop, "end_on", lambda *_: pytest.fail("a host was asked"))
+    monkeypatch.setattr(run, "end_on", lambda *_: pytest.fail("a host was asked"))
     monkeypatch.setattr(Record, "control", lambda _: pytest.fail("a process was looked for"))
     spoil(record.folder)
-    assert stop.stop(record.told.run if named else None, tmp_path / "runs") == 2
+    assert run.stop(record.told.run if named else None, tmp_path / "runs") == 2
     assert str(tmp_path / "runs") in capsys.readouterr().err
 
 
@@ -161,9 +161,9 @@ def test_a_broken_record_is_named_and_keeps_no_other_run_alive(tmp_path, capsys,
     with pytest.raises(LaunchError, match=str(file)):
         find(bad.told.run, tmp_path)
     asked = []
-    monkeypatch.setattr(stop, "end_on", lambda run, *_: asked.append(run) or (0, ""))
+    monkeypatch.setattr(run, "end_on", lambda run, *_: asked.append(run) or (0, ""))
     monkeypatch.setattr(Record, "control", lambda _: None)
-    assert stop.stop(None, tmp_path) == 0
+    assert run.stop(None, tmp_path) == 0
     assert asked == [good.told.run]
     assert str(file) in capsys.readouterr().err
 
@@ -190,7 +190,7 @@ def test_stop_names_a_host_that_it_cannot_reach(tmp_path, capsys):
         inventory=inventory.model_copy(update={"hosts": [*inventory.hosts, away]}),
         local=[True, False],
     )
-    assert stop.stop(None, tmp_path) == 1
+    assert run.stop(None, tmp_path) == 1
     said = capsys.readouterr().out
     assert "127.0.0.1: nothing left" in said and has_line_naming(said, "localhost:", "ssh is refused")
     assert find(None, tmp_path)[0].told.state == "running"

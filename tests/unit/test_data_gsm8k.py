@@ -135,7 +135,7 @@ def test_lines_that_are_none(tmp_path: Path, content: bytes):
 
 
 def test_a_line_without_an_end(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("launch.data.tables.LONGEST_LINE", len(LINE))
+    monkeypatch.setattr("launch.data.files.LONGEST_LINE", len(LINE))
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy/train.jsonl").write_text(LINE + LINE.replace("a", "a" * 100))
     assert "line 2" in error(tmp_path / "copy", tmp_path)

@@ -14,8 +14,8 @@ from launch.cli import app
 from launch.demo import DemoError, metrics, recipe, report, tasks, training
 from launch.demo import model as models
 from launch.demo.metrics import read_lines
-from launch.demo.options import OptionError, choices
 from launch.demo.reward import compute_score
+from launch.demo.run import OptionError, choices
 from launch.environment import environment
 from launch.processes import ProcessTree
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from launch.cli import app
-from launch.demo import options, recipe, report, training
+from launch.demo import recipe, report, run, training
 from launch.demo.recipe import SETUPS, WarmUp
 from launch.demo.run import table
 
@@ -24,9 +24,9 @@ def values(arm: str, folder: Path) -> dict:
 
 
 def test_the_device_has_arms_steps_and_a_model_of_its_own():
-    chosen = options.choices(None, False, None, "token", 0, "qwen2", "cuda")
+    chosen = run.choices(None, False, None, "token", 0, "qwen2", "cuda")
     assert chosen.arms == ARMS and chosen.steps == recipe.load_recipe("cuda")["steps"]
-    assert options.choices(None, False, None, "token", 0, "qwen2").arms == ("bf16", "int8")
+    assert run.choices(None, False, None, "token", 0, "qwen2").arms == ("bf16", "int8")
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_fp8_needs_fp8_units(monkeypatch, capability, left):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
-    chosen, line = options.on_device(CHOICES, asked=False)
+    chosen, line = run.on_device(CHOICES, asked=False)
     assert chosen.arms == left
     assert (line is None) == (left == ARMS)
     if left != ARMS:
         assert "fp8" in line and "A GPU" in line and "\n" not in line
-        with pytest.raises(options.OptionError, match=r"fp8.*A GPU.*sm80"):
-            options.on_device(CHOICES, asked=True)
+        with pytest.raises(run.OptionError, match=r"fp8.*A GPU.*sm80"):
+            run.on_device(CHOICES, asked=True)
 
 
 def test_without_correction_nothing_but_the_weights_is_missing(tmp_path):

@@ -11,7 +11,7 @@ from naming import line_naming
 from typer.testing import CliRunner
 
 from launch.cli import app
-from launch.demo import DemoError, options, recipe, report, training
+from launch.demo import DemoError, recipe, report, run, training
 from launch.demo.run import table
 
 CHOICES = recipe.Choices(("int8", "hybrid"), 2, "token", 3, "qwen2")
@@ -28,13 +28,13 @@ VLLM = "actor_rollout_ref.rollout.engine_kwargs.vllm"
     ],
 )
 def test_hybrid_runs_alone_or_beside_the_arms_that_are_named(arms, hybrid, chosen):
-    assert options.choices(arms, hybrid, 1, "token", 0, "qwen2").arms == chosen
+    assert run.choices(arms, hybrid, 1, "token", 0, "qwen2").arms == chosen
 
 
 def test_a_folder_with_an_earlier_hybrid_run_is_refused(tmp_path):
     (tmp_path / "hybrid").mkdir()
-    with pytest.raises(options.OptionError, match=line_naming(tmp_path, "hybrid")):
-        options.check_folder(tmp_path)
+    with pytest.raises(run.OptionError, match=line_naming(tmp_path, "hybrid")):
+        run.check_folder(tmp_path)
 
 
 def test_the_command_line_knows_the_option():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.door import build
+from launch import door
 from launch.errors import LaunchError
 
 NOBODY = 65534
@@ -73,7 +73,7 @@ for environment in (os.environ, {}):  # behind the door, and not
 """
 
 
-def taken(program: list[build.Instruction], source: str) -> bool:
+def taken(program: list[door.Instruction], source: str) -> bool:
     """What the filter does with a packet: classic BPF as its definition has it."""
     address = ip_address(source)
     packet = bytearray(40)
@@ -83,27 +83,27 @@ def taken(program: list[build.Instruction], source: str) -> bool:
     place = held = 0
     while True:
         one, place = program[place], place + 1
-        offset = one.number - build.NETWORK
-        if one.code == build.LOAD_BYTE:
+        offset = one.number - door.NETWORK
+        if one.code == door.LOAD_BYTE:
             held = packet[offset]
-        elif one.code == build.LOAD_WORD:
+        elif one.code == door.LOAD_WORD:
             held = struct.unpack_from("!I", packet, offset)[0]
-        elif one.code == build.AND:
+        elif one.code == door.AND:
             held &= one.number
-        elif one.code == build.EQUAL:
+        elif one.code == door.EQUAL:
             place += one.yes if held == one.number else one.no
-        elif one.code == build.ALWAYS:
+        elif one.code == door.ALWAYS:
             place += one.number
         else:
-            assert one.code == build.RETURN and one.number in (build.TAKE, build.DROP)
-            return one.number == build.TAKE
+            assert one.code == door.RETURN and one.number in (door.TAKE, door.DROP)
+            return one.number == door.TAKE
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_filter_takes_the_runs_hosts_and_the_loopback_alone(seed):
     chance = random.Random(seed)
     many = [str(ip_address(chance.randbytes(chance.choice((4, 16))))) for _ in range(chance.choice((0, 1, 5, 100)))]
-    program = build.program(many)
+    program = door.program(many)
     for source in (*many, "127.0.0.1", "127.9.8.7", "::1"):
         assert taken(program, source)
     near = []
@@ -118,11 +118,11 @@ def test_the_filter_takes_the_runs_hosts_and_the_loopback_alone(seed):
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator:
     """serve(where, address, user): a server behind a door of no other host, and its port."""
-    library, running = build.build(tmp_path, []), []
+    library, running = door.build(tmp_path, []), []
 
     def start(where: str, address: str) -> int:
         command = [sys.executable, "-c", SERVE, where, address]
-        environment = build.preloaded(library, os.environ)
+        environment = door.preloaded(library, os.environ)
         running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
         return int(running[-1].stdout.readline())
 
@@ -163,7 +163,7 @@ def test_another_user_of_this_host_is_not_heard_and_stops_nobody(serve, where, a
 def test_who_has_gone_before_being_let_in_is_heard_if_behind_the_door(tmp_path, address):
     """As NCCL calls: it connects, says its word and closes, and the other end accepts later."""
     command = [sys.executable, "-c", LATE, ASK, str(os.geteuid()), address]
-    environment = build.preloaded(build.build(tmp_path, []), os.environ)
+    environment = door.preloaded(door.build(tmp_path, []), os.environ)
     done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["x", str(errno.EPROTO)]
 
@@ -178,13 +178,13 @@ def test_a_host_that_is_not_of_the_run_finds_no_port(serve):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a socket to another user, which needs root")
 def test_a_socket_that_another_user_has_put_among_all_is_not_talked_to(tmp_path):
-    library, path = build.build(tmp_path, []), f"/tmp/aq-test-{os.getpid()}.planted"
+    library, path = door.build(tmp_path, []), f"/tmp/aq-test-{os.getpid()}.planted"
     serve = f"import os, select, socket, zmq; os.setresuid({NOBODY}, {NOBODY}, {NOBODY})\n{SERVE}"
     talk = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); print(s.recv(5))"
     with subprocess.Popen([sys.executable, "-c", serve, "unix", path], stdout=subprocess.PIPE, text=True) as planted:
         try:
             planted.stdout.readline()
-            for environment, refused in ((os.environ, False), (build.preloaded(library, os.environ), True)):
+            for environment, refused in ((os.environ, False), (door.preloaded(library, os.environ), True)):
                 command = [sys.executable, "-c", talk, path]
                 done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
                 assert ("ConnectionRefusedError" in done.stderr) == refused
@@ -195,14 +195,14 @@ def test_a_socket_that_another_user_has_put_among_all_is_not_talked_to(tmp_path)
 
 
 def test_without_a_compiler_or_where_it_does_not_work_no_run_starts(tmp_path, monkeypatch):
-    assert build.problems() == []
-    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    assert door.problems() == []
+    monkeypatch.setattr(door, "COMPILERS", ("no-such-compiler",))
     with pytest.raises(LaunchError, match="no-such-compiler"):
-        build.build(tmp_path, [])
+        door.build(tmp_path, [])
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\necho sorry >&2; exit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(build, "COMPILERS", (str(broken),))
-    assert "sorry" in build.problems()[0]
+    monkeypatch.setattr(door, "COMPILERS", (str(broken),))
+    assert "sorry" in door.problems()[0]
     broken.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done; : > "$2"\n')  # makes an empty library
-    assert len(build.problems()) == 1
+    assert len(door.problems()) == 1

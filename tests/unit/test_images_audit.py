@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from launch.images.lock import audit
-from launch.images.locked import parse
+from launch.images.lock.packages import parse
 from launch.images.targets import LOCKS
 
 KNOWN = {("numpy", "1.26.4"): ["PYSEC-2", "GHSA-1"]}

@@ -15,9 +15,8 @@ from typer.testing import CliRunner, Result
 
 from launch.errors import LaunchError
 from launch.images.lock.command import lock
-from launch.images.lock.refresh import put
-from launch.images.lock.remote import same
-from launch.images.locked import Entry, merged, parse
+from launch.images.lock.packages import Entry, merged, parse
+from launch.images.lock.refresh import put, same
 from launch.stacks import File
 
 OLD = entry("numpy==1.0") + entry("six==1.0")

@@ -8,7 +8,7 @@ from naming import has_line_naming, line_naming
 
 from launch.errors import LaunchError
 from launch.images.compare import differences
-from launch.images.locked import locked, machine
+from launch.images.lock.packages import locked, machine
 from launch.images.manifest import Manifest
 
 

@@ -17,9 +17,9 @@ import pytest
 from naming import line_naming
 
 from launch.errors import LaunchError
+from launch.images import wheelhouse
 from launch.images.targets import Target
-from launch.images.wheelhouse import bundle as bundling
-from launch.images.wheelhouse.bundle import architecture, pip_options
+from launch.images.wheelhouse import architecture, pip_options
 from launch.stacks import File, Pins, Source
 
 HERE = f"{platform.machine()}-manylinux_2_17"
@@ -79,8 +79,8 @@ def small_stack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
     commit = repository(folder / "of" / "built", {"built.py": "value = 2\n"})
     repository(folder / "project", {"pyproject.toml": PROJECT, "ours.py": "value = 3\n"})
     monkeypatch.setattr("launch.images.targets.LOCKS", locks)
-    monkeypatch.setattr(bundling, "UV_LOCK", locks / "uv.txt")
-    monkeypatch.setattr(bundling, "ROOT", folder / "project")
+    monkeypatch.setattr(wheelhouse, "UV_LOCK", locks / "uv.txt")
+    monkeypatch.setattr(wheelhouse, "ROOT", folder / "project")
     for name, value in {
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_NO_INDEX": "1",
@@ -114,7 +114,7 @@ def made(tmp_path_factory) -> Path:
     """A whole bundle, not to be changed."""
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        assert bundling.bundle(small_stack(folder, monkeypatch), folder / "to", HERE, quiet) == []
+        assert wheelhouse.bundle(small_stack(folder, monkeypatch), folder / "to", HERE, quiet) == []
     assert not (folder / "project" / "build").exists(), "nothing is built in the checkout"
     return folder / "to"
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_had_is_named_and_nothing_is_installed(target: Target, tm
     (tmp_path / "locks" / "small.torch.txt").write_text(f"torch==2.7.1 \\\n    --hash=sha256:{'0' * 64}\n")
     shutil.rmtree(tmp_path / "of")
     folder = tmp_path / "to"
-    missing = bundling.bundle(target, folder, HERE, quiet)
+    missing = wheelhouse.bundle(target, folder, HERE, quiet)
     assert [one.what for one in missing] == [
         "torch==2.7.1",
         f"built at https://github.com/of/built, commit {target.pins.sources['built'].commit}",
@@ -186,7 +186,7 @@ def test_what_no_lock_has_and_an_archive_of_another_hash_are_missing(target: Tar
     file = File.model_construct(address=target.pins.sources["built"].files["third/json"].address, sha256="0" * 64)
     source = target.pins.sources["built"].model_copy(update={"files": {"third/json": file}})
     pins = target.pins.model_copy(update={"packages": {"torch": "2.7.1"}, "sources": {"built": source}})
-    missing = bundling.bundle(Target("small", None, pins), tmp_path / "to", HERE, quiet)
+    missing = wheelhouse.bundle(Target("small", None, pins), tmp_path / "to", HERE, quiet)
     assert [one.what for one in missing] == ["torch 2.7.1", f"{file.address}, for built"]
     assert "no lock" in missing[0].why and "0" * 64 in missing[1].why
 
@@ -194,7 +194,7 @@ def test_what_no_lock_has_and_an_archive_of_another_hash_are_missing(target: Tar
 def test_a_file_of_another_hash_is_not_taken(target: Target, tmp_path: Path):
     lock = tmp_path / "locks" / "small.txt"
     lock.write_text(f"small_one==1.0 \\\n    --hash=sha256:{'0' * 64}\n")
-    (one,) = bundling.bundle(target, tmp_path / "to", HERE, quiet)
+    (one,) = wheelhouse.bundle(target, tmp_path / "to", HERE, quiet)
     assert one.what == "small-one==1.0" and "HASH" in one.why.upper()
 
 
@@ -226,7 +226,7 @@ def test_a_folder_that_is_there_is_not_touched(copy: Path, tmp_path: Path):
 def test_a_bundle_of_another_machine_says_so(copy: Path, tmp_path: Path, made_for: str, said: str):
     with (copy / "bundle.env").open("a") as file:
         file.write(f"{made_for}\n")
-    bundling.write_sums(copy, quiet)
+    wheelhouse.write_sums(copy, quiet)
     done = install(copy, tmp_path / "venv")
     assert done.returncode == 1 and said in done.stderr
 
@@ -238,10 +238,10 @@ def test_without_a_folder_it_says_how_it_is_used(made: Path):
 
 def test_a_folder_in_use_and_a_stack_without_a_lock_are_refused(target: Target, tmp_path: Path):
     with pytest.raises(LaunchError, match=line_naming(tmp_path)):
-        bundling.bundle(target, tmp_path, HERE, quiet)
+        wheelhouse.bundle(target, tmp_path, HERE, quiet)
     (tmp_path / "locks" / "small.txt").unlink()
     with pytest.raises(LaunchError, match=line_naming("images lock small")):
-        bundling.bundle(target, tmp_path / "to", HERE, quiet)
+        wheelhouse.bundle(target, tmp_path / "to", HERE, quiet)
 
 
 def test_pips_words_for_another_machine():

@@ -15,12 +15,12 @@ from packaging.utils import canonicalize_name
 
 from launch.doctor.requirements import Wanted, wanted_of
 from launch.errors import LaunchError
-from launch.images.locked import parse
+from launch.images.lock.packages import parse
 from launch.images.targets import targets
 from launch.inventory.fields import Inventory
 from launch.nodes import checks
 from launch.nodes.facts import gather
-from launch.plan.fields import NodePlan
+from launch.plan import NodePlan
 from launch.plan.imports import PLUGINS, imports
 from launch.plan.make import make
 from launch.recipes import Paths, Recipe, load, names, resolve

@@ -12,8 +12,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from launch.doctor.checks.versions import public
-from launch.images.lock.packages import LOCKS, Lock
-from launch.images.locked import Entry, parse, unlocked
+from launch.images.lock.packages import LOCKS, Entry, Lock, parse, unlocked
 from launch.images.targets import targets
 from launch.root import ROOT
 from launch.stacks import all_pins

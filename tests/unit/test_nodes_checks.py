@@ -13,9 +13,9 @@ from naming import line_naming
 
 from launch import private
 from launch.errors import LaunchError
-from launch.nodes import checks, facts, files, ports
+from launch.nodes import checks, facts, ports
 from launch.nodes.facts import Devices, gather
-from launch.plan.fields import Saving
+from launch.plan import Saving
 
 # what `nvidia-smi --query-gpu=index --format=csv,noheader` prints: a number a line
 NVIDIA_SMI = "#!/bin/sh\nprintf '0\\n1\\n3\\n'\n"
@@ -173,8 +173,8 @@ def test_a_data_file_without_a_column_is_named_with_it(tmp_path: Path):
     whole = rows(tmp_path / "whole.parquet", prompt="p", data_source="d", reward_model="r", more=1)
     lacks = rows(tmp_path / "lacks.parquet", question="p", data_source="d")
     wanted = ["prompt", "data_source", "reward_model"]
-    assert files.lacking([whole, str(tmp_path / "absent.parquet"), "/etc/passwd"], wanted) == []
-    (line,) = files.lacking([whole, lacks], wanted)
+    assert checks.lacking([whole, str(tmp_path / "absent.parquet"), "/etc/passwd"], wanted) == []
+    (line,) = checks.lacking([whole, lacks], wanted)
     assert line.startswith(lacks) and "prompt, reward_model" in line and "question" in line
 
 
@@ -182,7 +182,7 @@ def test_a_data_file_without_a_column_is_named_with_it(tmp_path: Path):
 def test_a_damaged_data_file_is_named(tmp_path: Path, content: bytes):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     (tmp_path / "x.parquet").write_bytes(content)
-    (line,) = files.lacking([str(tmp_path / "x.parquet")], ["prompt"])
+    (line,) = checks.lacking([str(tmp_path / "x.parquet")], ["prompt"])
     assert line.startswith(str(tmp_path / "x.parquet")) and len(line.splitlines()) == 1
 
 
@@ -226,16 +226,16 @@ def test_checkpoints_must_have_room(tmp_path: Path, free, changes: dict, count: 
     """1024 parameters of 12 bytes each, so often."""
     one = saving(tmp_path, **changes)
     free(count * 1024 * 12)
-    assert files.room(one) == []
+    assert checks.checkpoint_room(one) == []
     free(count * 1024 * 12 - 1)
-    (line,) = files.room(one)
+    (line,) = checks.checkpoint_room(one)
     assert line.startswith(f"{tmp_path}/runs/new: {count} checkpoints") and "max_actor_ckpt_to_keep" in line
 
 
 def test_steps_are_those_of_the_epochs(tmp_path: Path, free):
     train = rows(tmp_path / "t.parquet", 17, prompt="p")
     one = saving(tmp_path, steps=None, train=train, epochs=3)
-    assert (files.steps(one), files.kept(one)) == (8 * 3, 6)
+    assert (checks.steps(one), checks.kept(one)) == (8 * 3, 6)
 
 
 def test_checkpoints_that_are_there_need_no_more_room(tmp_path: Path, free):
@@ -243,7 +243,7 @@ def test_checkpoints_that_are_there_need_no_more_room(tmp_path: Path, free):
     for step in (4, 8):
         Path(one.out, "checkpoints", f"global_step_{step}").mkdir(parents=True)
     free(1024 * 12)
-    assert files.room(one) == []
+    assert checks.checkpoint_room(one) == []
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff" * 100, b"\x02" + bytes(7) + b"[]"])
@@ -253,4 +253,4 @@ def test_a_model_that_cannot_be_read_here_is_left_to_others(tmp_path: Path, free
     if content is not None:
         (folder / "x.safetensors").write_bytes(content)
     free(0)
-    assert files.room(saving(tmp_path, model=str(folder))) == []
+    assert checks.checkpoint_room(saving(tmp_path, model=str(folder))) == []

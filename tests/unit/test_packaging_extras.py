@@ -8,8 +8,7 @@ import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from launch.images.lock.packages import LOCKS
-from launch.images.locked import parse
+from launch.images.lock.packages import LOCKS, parse
 from launch.root import ROOT
 from launch.stacks import all_pins
 

@@ -13,7 +13,7 @@ from plan_cases import RUN, TWO_A2, inventories_for, inventory, plan
 
 from launch.errors import LaunchError
 from launch.inventory import Inventory
-from launch.plan.fields import NodePlan
+from launch.plan import NodePlan
 from launch.plan.job import places
 from launch.plan.make import new_run
 from launch.plan.start import ASCEND_ADDRESSES, RDMA_DEVICES, start_line

@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 from source_facts import imports, requires
 from test_locks import MISSING
 
-from launch.images.locked import MACHINES, locked, machine
+from launch.images.lock.packages import MACHINES, locked, machine
 from launch.images.targets import targets
 from launch.stacks import all_pins
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psutil
 
+from launch import door as doors
 from launch.doctor.checking import Said, check, error, ok, warning
 from launch.doctor.facts import Facts, Listener, Network
 from launch.doctor.requirements import Wanted
-from launch.door import build
 from launch.errors import LaunchError
 from launch.network import choose, nics
 from launch.processes import mark
@@ -33,9 +33,9 @@ def network(wanted: Wanted, kernel: Path = KERNEL) -> Network:
             problem = str(reason)
     low, high = (kernel / "ip_local_port_range").read_text().split()
     reserved = (kernel / "ip_local_reserved_ports").read_text().strip()
-    door = next(iter(build.problems()), None)
+    door = next(iter(doors.problems()), None)
     ephemeral = int(low), int(high)
-    return Network(found, wire, problem, listeners(), ephemeral, tuple(ranges(reserved)), door, build.shown())
+    return Network(found, wire, problem, listeners(), ephemeral, tuple(ranges(reserved)), door, doors.shown())
 
 
 def listeners() -> tuple[Listener, ...]:
@@ -44,7 +44,7 @@ def listeners() -> tuple[Listener, ...]:
     for connection in psutil.net_connections(kind="tcp"):
         if connection.status == psutil.CONN_LISTEN:
             address, port = connection.laddr[:2]
-            guarded = connection.pid is not None and build.guarded(connection.pid)
+            guarded = connection.pid is not None and doors.guarded(connection.pid)
             found.setdefault(port, Listener(port, address, connection.pid, *command_and_run(connection.pid), guarded))
     return tuple(found[port] for port in sorted(found))
 

@@ -12,7 +12,7 @@ from urllib.request import Request, urlopen
 from ascend_quant.documents import BadDocument, parse_json
 from launch.doctor.checks.versions import public
 from launch.errors import LaunchError
-from launch.images.locked import parse
+from launch.images.lock.packages import parse
 from launch.images.targets import LOCKS
 
 ADDRESS = "https://api.osv.dev/v1/querybatch"  # Python's packages of PyPI, by PyPA's and GitHub's advisories

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from launch.doctor.checks.versions import plain
 from launch.errors import LaunchError
-from launch.images.lock.packages import LOCKS, Lock, install_uv, names, run
-from launch.images.locked import locked, machine
+from launch.images.lock.packages import LOCKS, Lock, install_uv, locked, machine, names, run
 
 APART = {"torch": "torch", "torchgen": "torch", "vllm": "vllm", "megatron": "megatron-core"}  # built or fetched apart
 IMPORTER = Path(__file__).with_name("importer.py")
