@@ -22,10 +22,27 @@ from ascend_quant.schemes import Definition, Scheme, definition_of
 Rows = dict[str, torch.Tensor]  # by the tensor's name, (R, K)
 
 
-class Kept:
-    """Rows on their way to host memory, in one copy a dtype, which nobody waits for until they are read."""
+@dataclass(frozen=True)
+class Quantized:
+    """Rows of one kind of layer and one length, side by side.
 
-    def __init__(self, rows: Rows):
+    Attributes:
+        names: of their tensors.
+        w_RK: BF16. codes_RK, scale: of them. q_RK: float32, what these stand for.
+    """
+
+    names: tuple[str, ...]
+    w_RK: torch.Tensor
+    codes_RK: torch.Tensor
+    scale: torch.Tensor
+    q_RK: torch.Tensor
+
+
+class Kept:
+    """One refit's rows, on their way to host memory in one copy a dtype, which nobody waits for until they are read."""
+
+    def __init__(self, scheme: Scheme, rows: Rows):
+        self.definition: Definition = definition_of(scheme)
         self._shapes = {name: one.shape for name, one in rows.items()}
         self._copies: list[tuple[list[str], HostCopy]] = []
         for dtype in sorted({one.dtype for one in rows.values()}, key=str):
@@ -34,17 +51,30 @@ class Kept:
 
     @cached_property
     def rows(self) -> Rows:
-        """In host memory."""
+        """As they were sent."""
         found: Rows = {}
         for names, copy in self._copies:
             parts = copy.read().split([self._shapes[name].numel() for name in names])
             found |= {name: part.view(self._shapes[name]) for name, part in zip(names, parts, strict=True)}
         return found
 
+    @cached_property
+    def quantized(self) -> dict[tuple[str, int], Quantized]:
+        """By kind and K."""
+        alike: dict[tuple[str, int], list[str]] = {}
+        for name in sorted(self.rows):
+            alike.setdefault((kind_of(name), self.rows[name].shape[-1]), []).append(name)
+        return {key: self._of(names) for key, names in alike.items()}
+
+    def _of(self, names: list[str]) -> Quantized:
+        w_RK = torch.cat([self.rows[name].bfloat16() for name in names])
+        codes_RK, scale = self.definition.quantize(w_RK)
+        return Quantized(tuple(names), w_RK, codes_RK, scale, self.definition.dequantize(codes_RK, scale))
+
 
 @dataclass
 class Sums:
-    """Of two refits, added up over tensors."""
+    """Of two refits, added up over rows."""
 
     dq_dw: float = 0.0
     dw_dw: float = 0.0
@@ -52,6 +82,17 @@ class Sums:
     changed: float = 0.0
     expected: float = 0.0
     elements: int = 0
+
+    @classmethod
+    def between(cls, old: Quantized, new: Quantized) -> "Sums":
+        """Of rows of the same tensors."""
+        dq_RK, dw_RK = new.q_RK - old.q_RK, new.w_RK.float() - old.w_RK.float()
+        of_each_scale = (len(dw_RK), new.scale.numel() // len(dw_RK), -1)
+        expected = (dw_RK.abs().view(of_each_scale) / new.scale.view(of_each_scale)).clamp(max=1)
+        changed = new.codes_RK.view(torch.uint8) != old.codes_RK.view(torch.uint8)
+        parts = dq_RK * dw_RK, dw_RK.square(), dq_RK.square(), changed, expected
+        sums = torch.stack([part.sum(dtype=torch.float64) for part in parts]).tolist()
+        return cls(sums[0], sums[1], sums[2], sums[3], sums[4], dw_RK.numel())
 
     def add(self, other: "Sums") -> None:
         for name, value in vars(other).items():
@@ -73,22 +114,24 @@ class Sums:
 class Update:
     """The rows of one refit beside those of the last one before it, and of the first."""
 
-    scheme: Scheme
     first: Kept = field(repr=False)
     last: Kept = field(repr=False)
     now: Kept = field(repr=False)
 
     @cached_property
     def figures(self) -> dict[str, float]:
-        """`update/*` since the last refit, in all and by kind; `since_start/*`. Some 20 ms of a CPU for 7B."""
-        definition = definition_of(self.scheme)
-        kinds = compared(definition, self.last.rows, self.now.rows)
-        found = _named("update", total(kinds.values()), definition)
+        """`update/*` since the last refit, in all and by kind; `since_start/*`."""
+        kinds = compared(self.last, self.now)
+        found = self._named("update", total(kinds.values()))
         for kind, sums in kinds.items():
             found |= {f"update/{kind}/{name}": value for name, value in sums.as_metrics().items()}
-        return found | _named(
-            "since_start", total(compared(definition, self.first.rows, self.now.rows).values()), definition
-        )
+        return found | self._named("since_start", total(compared(self.first, self.now).values()))
+
+    def _named(self, group: str, sums: Sums) -> dict[str, float]:
+        found = sums.as_metrics()
+        if found and self.now.definition.rounds:
+            found |= sums.codes()
+        return {f"{group}/{name}": value for name, value in found.items()}
 
 
 def kind_of(name: str) -> str:
@@ -97,12 +140,14 @@ def kind_of(name: str) -> str:
     return ".".join(parts[-2:] if parts[-2:-1] == ["experts"] else parts[-1:])
 
 
-def compared(definition: Definition, old: Rows, new: Rows) -> dict[str, Sums]:
-    """The sums of each kind."""
+def compared(old: Kept, new: Kept) -> dict[str, Sums]:
+    """The sums of each kind of which both have the same rows."""
     kinds: dict[str, Sums] = {}
-    for name in old.keys() & new.keys():
-        kinds.setdefault(kind_of(name), Sums()).add(_between(definition, old[name], new[name]))
-    return dict(sorted(kinds.items()))
+    for key, here in new.quantized.items():
+        before = old.quantized.get(key)
+        if before is not None and before.names == here.names:
+            kinds.setdefault(key[0], Sums()).add(Sums.between(before, here))
+    return kinds
 
 
 def total(sums: Iterable[Sums]) -> Sums:
@@ -110,22 +155,3 @@ def total(sums: Iterable[Sums]) -> Sums:
     for one in sums:
         found.add(one)
     return found
-
-
-def _between(definition: Definition, old_RK: torch.Tensor, new_RK: torch.Tensor) -> Sums:
-    (old_codes, old_scale), (codes_RK, scale) = definition.quantize(old_RK), definition.quantize(new_RK)
-    dq_RK = definition.dequantize(codes_RK, scale).double() - definition.dequantize(old_codes, old_scale).double()
-    dw_RK = new_RK.bfloat16().double() - old_RK.bfloat16().double()
-    dq, dw, rows = dq_RK.ravel(), dw_RK.ravel(), len(dw_RK)
-    scale_RK = scale.double().reshape(rows, -1).repeat_interleave(dw_RK[0].numel() // (scale.numel() // rows), 1)
-    expected = (dw_RK.abs() / scale_RK).clamp(max=1).sum()
-    changed = (codes_RK.view(torch.uint8) != old_codes.view(torch.uint8)).sum()
-    sums = torch.stack([dq @ dw, dw @ dw, dq @ dq, changed, expected]).tolist()
-    return Sums(sums[0], sums[1], sums[2], sums[3], sums[4], dw.numel())
-
-
-def _named(group: str, sums: Sums, definition: Definition) -> dict[str, float]:
-    found = sums.as_metrics()
-    if found and definition.rounds:
-        found |= sums.codes()
-    return {f"{group}/{name}": value for name, value in found.items()}

@@ -1,8 +1,8 @@
 """Which rows of the trainer's weights are watched, to tell how much of an update their codes take (update.py).
 
 They are the same in every refit and on every rank, since they are chosen by name: ROWS neighbouring ones of the NAMES
-tensors of each kind whose names have the lowest checksums. Kept, in host memory and as they were sent: those of the
-first refit, of the last one and of this one, for 7B 2 MB each.
+tensors of each kind whose names have the lowest checksums. Kept, in host memory: those of the first refit, of the
+last one and of this one, as they were sent and with what became of them, for 7B 12 MB each.
 """
 
 from bisect import insort
@@ -51,10 +51,10 @@ class WatchedRows:
         if self._first is None:
             quantized = {kind_of(name) for name in rows if _is_quantized(entries.get(name))}
             self._names = {name for name in rows if kind_of(name) in quantized}
-            self._first = self._last = Kept({name: one for name, one in rows.items() if name in self._names})
+            self._first = self._last = Kept(self._scheme, {name: rows[name] for name in self._names})
             return None
-        last, self._last = self._last, Kept(rows)
-        return Update(self._scheme, self._first, last, self._last)
+        last, self._last = self._last, Kept(self._scheme, rows)
+        return Update(self._first, last, self._last)
 
     def _is_wanted(self, name: str, tensor: torch.Tensor) -> bool:
         """In the first refit: whether the name is, so far, one of its kind's NAMES with the lowest checksums."""

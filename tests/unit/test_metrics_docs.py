@@ -45,7 +45,7 @@ def constant(file: str, name: str) -> object:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_refit(page: Path):
     rows = [{"layers.0.q_proj.weight": torch.full((1, 2), float(value))} for value in (1, 2, 4)]
-    update = Update(SCHEMES["int8"], *map(Kept, rows))
+    update = Update(*(Kept(SCHEMES["int8"], one) for one in rows))
     receipt = Receipt(2, 3, 4, 5.0, 6.0, 0, 0, 0.5, Unquantized("bf16"), f"{7:016x}", update).as_metrics()
     receipt = {name.replace("q_proj", "KIND") for name in receipt}
     added = re.findall(r'"(refit/\w+)":', (ADAPTERS / "verl/worker.py").read_text())
