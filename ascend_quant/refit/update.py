@@ -37,7 +37,7 @@ class Kept:
         """In host memory."""
         found: Rows = {}
         for names, copy in self._copies:
-            parts = copy.read().split([self._shapes[name].numel() for name in names])
+            parts = torch.split(copy.read(), [self._shapes[name].numel() for name in names])
             found |= {name: part.view(self._shapes[name]) for name, part in zip(names, parts, strict=True)}
         return found
 
@@ -120,8 +120,7 @@ def _between(definition: Definition, old_RK: torch.Tensor, new_RK: torch.Tensor)
     scale_RK = scale.double().reshape(rows, -1).repeat_interleave(dw_RK[0].numel() // (scale.numel() // rows), 1)
     expected = (dw_RK.abs() / scale_RK).clamp(max=1).sum()
     changed = (codes_RK.view(torch.uint8) != old_codes.view(torch.uint8)).sum()
-    sums = torch.stack([dq @ dw, dw @ dw, dq @ dq, changed, expected]).tolist()
-    return Sums(sums[0], sums[1], sums[2], sums[3], sums[4], dw.numel())
+    return Sums(float(dq @ dw), float(dw @ dw), float(dq @ dq), float(changed), float(expected), dw.numel())
 
 
 def _named(group: str, sums: Sums, definition: Definition) -> dict[str, float]:
