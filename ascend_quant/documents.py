@@ -9,10 +9,11 @@ dates.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 MAX_BYTES = 256 << 20  # the largest checkpoints' indexes have some 20 MB
 MAX_DEPTH = 64
@@ -40,7 +41,7 @@ def read_json(file: Path) -> dict[str, Any]:
         BadDocument: it cannot be read, holds no object, or what the first lines here name.
     """
     content = parse_json(read_text(file), str(file))
-    if not isinstance(content, dict):
+    if not is_object(content):
         raise BadDocument(f"{file} holds no JSON object, but {_kind(content)}")
     return content
 
@@ -52,7 +53,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
         BadDocument: it cannot be read, holds no mapping, or what the first lines here name.
     """
     content = parse_yaml(read_text(file), str(file))
-    if not isinstance(content, dict):
+    if not is_object(content):
         raise BadDocument(f"{file} holds no mapping of keys to values, but {_kind(content)}")
     return content
 
@@ -115,6 +116,16 @@ def parse_yaml(text: str, source: str) -> Any:
             loader.dispose()
 
 
+def is_object(content: object) -> TypeGuard[dict[str, Any]]:
+    """Whether this was a JSON object or a YAML mapping, whose keys are text."""
+    return isinstance(content, dict)
+
+
+def is_array(content: object) -> TypeGuard[list[Any]]:
+    """Whether this was a JSON array or a YAML sequence."""
+    return isinstance(content, list)
+
+
 def _reason(error: Exception) -> str:
     """In one line."""
     return f"more than {MAX_DEPTH} levels" if isinstance(error, RecursionError) else " ".join(str(error).split())
@@ -169,16 +180,21 @@ def _nodes(root: Any) -> int:
     Raises:
         ValueError: an alias stands within what it names, or there are too many levels.
     """
+    import yaml
+
     counted: dict[int, int] = {}
 
-    def count(node: Any, above: tuple[int, ...]) -> int:
+    def count(node: yaml.Node, above: tuple[int, ...]) -> int:
         if id(node) in above:
             raise ValueError(f"an alias stands within what it names, in line {node.start_mark.line + 1}")
         if len(above) > MAX_DEPTH:
             raise ValueError(f"more than {MAX_DEPTH} levels")
         if id(node) not in counted:
-            inside = node.value if isinstance(node.value, list) else ()
-            parts = [part for one in inside for part in (one if isinstance(one, tuple) else (one,))]
+            parts: Iterable[yaml.Node] = ()
+            if isinstance(node, yaml.SequenceNode):
+                parts = node.value
+            elif isinstance(node, yaml.MappingNode):
+                parts = chain.from_iterable(node.value)  # keys and their values
             counted[id(node)] = 1 + sum(count(part, (*above, id(node))) for part in parts)
         return counted[id(node)]
 
@@ -193,16 +209,16 @@ def _loader() -> type:
     class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers = {}  # noqa: RUF012  (of the class, as in yaml)
 
-        def construct_mapping(self, node, deep=False):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
             self._check_keys(node)
             return super().construct_mapping(node, deep=True)
 
-        def construct_object(self, node, deep=False):
+        def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
             if node.tag not in KINDS:
                 raise yaml.YAMLError(f"{node.tag} in line {node.start_mark.line + 1}: no such values are taken")
-            return super().construct_object(node, deep)
+            return cast(Any, super().construct_object(node, deep))  # PyYAML's annotations leave it open
 
-        def _check_keys(self, node) -> None:
+        def _check_keys(self, node: yaml.MappingNode) -> None:
             lines: dict[str, int] = {}
             for key, _ in node.value:
                 line = key.start_mark.line + 1

@@ -91,7 +91,9 @@ def layers_of(names: Iterable[str], stacks: Mapping[str, int] = MappingProxyType
         names: all of a model: a layer is a part of a fused one where the other parts are there too.
         stacks: those that are all experts of a layer, and how many these are.
     """
-    present, experts, found = dict.fromkeys(names), {}, {}
+    present = dict.fromkeys(names)
+    experts: dict[str, list[str]] = {}
+    found: dict[str, Layer] = {}
     for name in present:
         if name in stacks:
             found[name] = experts_of(name, stacks[name])
@@ -227,7 +229,7 @@ class Unquantized:
         return found + [f"{name} in the trainer alone" for name in trainer.names if name not in self.names]
 
 
-def _compiled(pattern: str) -> re.Pattern:
+def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern.removeprefix("re:"))
     except (re.error, RecursionError, OverflowError) as error:

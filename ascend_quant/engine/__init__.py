@@ -5,3 +5,20 @@ loading.py    every copy into a resident parameter, whichever of the engine's lo
 layout.py     weights in another layout than a checkpoint's (NPUs, int4), and their stand-ins for the loaders
 placeless.py  tensors that are right to come though a rank has no place for them
 """
+
+from ascend_quant.engine.layout import Layout, layouts_of, lent
+from ascend_quant.engine.loading import Loading, guard, storage_of
+from ascend_quant.engine.options import Options
+from ascend_quant.engine.placeless import Placeless, TiedHead
+
+__all__ = [
+    "Layout",
+    "Loading",
+    "Options",
+    "Placeless",
+    "TiedHead",
+    "guard",
+    "layouts_of",
+    "lent",
+    "storage_of",
+]

@@ -4,7 +4,7 @@ An engine's loaders see stand-ins of the checkpoint's shape. A stand-in has no m
 into it, and puts the rows where the weight has them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -67,9 +67,9 @@ def layouts_of(layer: nn.Module) -> dict[str, Layout]:
 
 
 @contextmanager
-def lent(model: nn.Module) -> Iterator[None]:
+def lent(model: nn.Module) -> Generator[None]:
     """Inside, the model's parameters are the stand-ins, for its loaders."""
-    lent_out = []
+    lent_out: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter | None]] = []
     for layer in model.modules():
         for name, layout in layouts_of(layer).items():
             lent_out.append((layer._parameters, name, layer._parameters[name]))

@@ -6,9 +6,10 @@ the books: which checkpoint tensor went where, how much of it, and which rows ar
 by which later refits pass the loaders by.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -73,7 +74,7 @@ class Loading(TorchDispatchMode):
         self._flushing = False
 
     @contextmanager
-    def naming(self) -> Iterator[None]:
+    def naming(self) -> Generator[None]:
         """Turn an error of the engine's loaders, which often says little, into one that names the tensor."""
         try:
             yield
@@ -110,9 +111,15 @@ class Loading(TorchDispatchMode):
         self.refit.count(1, source.nbytes)
         self.refit.record(source.name, source.entry)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         if not self._flushing and (func is COPY or func in FILL):
-            target = args[0]
+            target: torch.Tensor = args[0]
             key = storage_of(target)
             if key in self.residents and target.numel():
                 self._write(func, self.residents[key], target, args)
@@ -121,7 +128,9 @@ class Loading(TorchDispatchMode):
                 raise RefitError(f"{self._name()}: floats are being cast into {target.dtype} that is not resident")
         return func(*args, **(kwargs or {}))
 
-    def _write(self, func, resident: ResidentWeight | None, target: torch.Tensor, args) -> None:
+    def _write(
+        self, func: Callable[..., Any], resident: ResidentWeight | None, target: torch.Tensor, args: Sequence[Any]
+    ) -> None:
         if resident is None:
             raise RefitError(f"{self._name()}: scales are computed by the engine; send BF16 weights alone")
         source = self.source
@@ -184,11 +193,11 @@ def storage_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def guard(loader: Callable, name: str, loading: Callable[[], bool]) -> Callable:
+def guard(loader: Callable[..., Any], name: str, loading: Callable[[], bool]) -> Callable[..., Any]:
     """A parameter's own loader that refuses to run outside `Loading`: it would cast floats to int8, silently."""
 
     @wraps(loader)
-    def guarded(*args, **kwargs):
+    def guarded(*args: Any, **kwargs: Any) -> Any:
         if not loading():
             raise RefitError(f"{name}: its loader was called directly; write weights through model.load_weights")
         return loader(*args, **kwargs)

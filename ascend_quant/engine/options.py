@@ -10,12 +10,12 @@ from ascend_quant.schemes import get_scheme
 NAME = "ascend_quant"  # of the quantization method, with engines
 Self = TypeVar("Self", bound="Options")
 
-KINDS = {  # what a field's annotation means in JSON
+KINDS: Mapping[object, tuple[type | tuple[type, ...], str]] = {  # what a field's annotation means in JSON
     bool: (bool, "give true or false"),  # "false" would be true
     str: (str, "give a name"),
     str | None: ((str, type(None)), "give the path of a file"),
     list[str]: (list, "give a list"),  # a string would be a list of names of one letter
-    list[dict]: (list, "give a list of options"),
+    list[dict[str, Any]]: (list, "give a list of options"),
 }
 
 
@@ -39,7 +39,7 @@ class Options:
     frozen_scales: bool = False
     lm_head_fp32: bool = False
     test_reload: bool = False
-    replicas: list[dict] = field(default_factory=list)
+    replicas: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Raise ValueError on a value of another type, UnknownScheme, or options that exclude each other."""
@@ -67,8 +67,7 @@ class Options:
         if not self.replicas:
             return self
         own = self.replicas[rank % len(self.replicas)]
-        if not isinstance(own, Mapping) or "replicas" in own:
-            raise ValueError(f"ascend_quant option replicas: {own!r}: give the options of one replica")
+        _check_replica(own)
         return replace(self, replicas=[], **known(type(self), own))
 
 
@@ -80,6 +79,12 @@ def _check_pattern(pattern: object) -> None:
         Ignored([pattern])
     except PatternError as error:
         raise ValueError(f"ascend_quant option {error}") from error
+
+
+def _check_replica(own: object) -> None:
+    """Raise ValueError unless these may be the options of a replica."""
+    if not isinstance(own, Mapping) or "replicas" in own:
+        raise ValueError(f"ascend_quant option replicas: {own!r}: give the options of one replica")
 
 
 def known(cls: type[Options], options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -73,7 +73,7 @@ class TiedHead:
         held = self.resident.data[: len(own)]
         step = max(1, ELEMENTS // held.shape[1])
         self._differing = torch.zeros((), dtype=torch.int64, device=held.device)
-        for theirs, ours in zip(own.split(step), held.split(step), strict=True):
+        for theirs, ours in zip(torch.split(own, step), torch.split(held, step), strict=True):
             self._differing += (theirs.to(ours.device, ours.dtype) != ours).sum()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from functools import lru_cache
 from operator import mul
+from typing import cast
 
 import torch
 
@@ -32,13 +33,17 @@ def digest(values: torch.Tensor, first_row: int = 0, first_column: int = 0) -> i
     """
     matrix = as_bytes(as_matrix(values))
     first = first_column * values.element_size()
-    weights = weights_of_rows(torch.arange(first_row, first_row + len(matrix), device="cpu")).tolist()
+    weights = _numbers(weights_of_rows(torch.arange(first_row, first_row + len(matrix), device="cpu")))
     total = 0
     for start in range(0, matrix.shape[1], MOST):
         part = matrix[:, start : start + MOST].to(torch.int64)
         sums = (part * byte_weights(first + start, part.shape[1]).to(part.device)).sum(1)
-        total += sum(map(mul, sums.tolist(), weights))
+        total += sum(map(mul, _numbers(sums), weights))
     return total % PRIME
+
+
+def _numbers(integers: torch.Tensor) -> list[int]:
+    return cast(list[int], integers.tolist())  # torch's annotation is a list of anything
 
 
 def add_digests(*digests: int, weights: Iterable[int] | None = None) -> int:

@@ -64,6 +64,7 @@ class Batch:
         Raises:
             RefitError: naming the tensors with NaN or Inf.
         """
+        bad: dict[int, int]
         changed, digest, bad = self.counters.read()
         if bad:
             slot, count = next(iter(bad.items()))

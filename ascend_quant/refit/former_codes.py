@@ -32,7 +32,8 @@ class FormerCodes:
         memory = torch.empty(sum(part.nbytes for part in rows), dtype=torch.uint8, pin_memory=accelerated)
         sizes = [part.nbytes for part in rows]
         self._kept = [
-            (held.view(part.dtype).view(part.shape), part) for held, part in zip(memory.split(sizes), rows, strict=True)
+            (held.view(part.dtype).view(part.shape), part)
+            for held, part in zip(torch.split(memory, sizes), rows, strict=True)
         ]
         for held, part in self._kept:
             held.copy_(part, non_blocking=True)

@@ -154,7 +154,7 @@ def edges_of(resident: ResidentWeight, moves: Sequence[Move]) -> set[tuple[Resid
     return {(resident, move.block) for move in moves if move.block is not None}
 
 
-def facts_of(tensor: torch.Tensor) -> tuple:
+def facts_of(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, bool, bool]:
     """What moves depend on."""
     return tensor.shape, tensor.dtype, tensor.is_cpu, is_plain(tensor)
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ascend_quant.documents import BadDocument, parse_json
+from ascend_quant.documents import BadDocument, is_array, is_object, parse_json
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.host_copy import HostCopy
 from ascend_quant.names import Unquantized
@@ -59,7 +59,7 @@ class Digests:
 
     def __init__(self) -> None:
         self._known: dict[str, Digest] = {}
-        self._unread: dict[torch.device, tuple[list[str], list]] = {}
+        self._unread: dict[torch.device, tuple[list[str], list[object]]] = {}
 
     def add(
         self,
@@ -184,13 +184,13 @@ def decode(tensor: torch.Tensor) -> Sent:
         if tensor.dtype != torch.uint8 or tensor.dim() != 1:
             raise ValueError(f"{tensor.dtype} of shape {list(tensor.shape)}, not bytes")
         message = parse_json(tensor.cpu().numpy().tobytes().decode(), "the message")
-        if not isinstance(message, dict) or "format" not in message:
+        if not is_object(message) or "format" not in message:
             raise ValueError("no format")
         if type(message["format"]) is not int or message["format"] != FORMAT:
             raise ValueError(
                 f"the trainer's side sends format {str(message['format'])[:40]}, the engine's reads {FORMAT}"
             )
-        if message.keys() != {"format", "digests", "left_alone"} or not isinstance(message["digests"], dict):
+        if message.keys() != {"format", "digests", "left_alone"} or not is_object(message["digests"]):
             raise ValueError("no digests by name, and left_alone")
         digests = {name: _digest(name, row) for name, row in message["digests"].items()}
         return Sent(digests, _unquantized(message["left_alone"]))
@@ -208,14 +208,14 @@ def _digest(name: str, row: Any) -> Digest:
     Raises:
         ValueError: it is none.
     """
-    if not isinstance(row, list) or len(row) != 4:
+    if not is_array(row) or len(row) != 4:
         raise ValueError(f"{name[:80]!r} has no digest, elements, dtype and shape")
     number, elements, dtype, shape = row
     if not isinstance(number, str) or not re.fullmatch("[0-9a-f]{16}", number) or int(number, 16) >= PRIME:
         raise ValueError(
             f"{name[:80]!r} has the digest {str(number)[:40]!r}, not 16 hex digits of a number below {PRIME}"
         )
-    if not _are_sizes([elements]) or not isinstance(shape, list) or not _are_sizes(shape):
+    if not _are_sizes([elements]) or not is_array(shape) or not _are_sizes(shape):
         raise ValueError(f"{name[:80]!r} has {str(elements)[:40]} elements in the shape {str(shape)[:80]}")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"{name[:80]!r} has the dtype {str(dtype)[:40]!r}, which torch {torch.__version__} does not")
@@ -226,7 +226,7 @@ def _unquantized(found: Any) -> Unquantized | None:
     """Of a message; raises ValueError if it is none."""
     if found is None:
         return None
-    if not isinstance(found, list) or len(found) != 2 or not isinstance(found[1], list):
+    if not is_array(found) or len(found) != 2 or not is_array(found[1]):
         raise ValueError(f"left_alone is {str(found)[:80]!r}, not a scheme and names")
     scheme, names = found
     if wrong := [one for one in (scheme, *names) if not isinstance(one, str)]:
@@ -277,7 +277,7 @@ class Receiving:
         """
         if not self._wanted:
             return list(weights)
-        parameters = []
+        parameters: list[NamedTensor] = []
         for name, tensor in checked(weights):
             if name == SENT:
                 if self._message is not None:

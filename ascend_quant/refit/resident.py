@@ -113,7 +113,7 @@ class ResidentWeight:
                 raise RefitError(f"{self.name}: rows written twice in one refit; send every tensor once")
             self.recount = True
         pieces = self._pieces(shard, view, self._checked(shard, whole, given), given)
-        result = [self._move(*piece, base, exact) for piece in pieces]
+        result = [self._move(piece, base, exact) for piece in pieces]
         self._mark(numbers, writer)
         return result
 
@@ -140,7 +140,7 @@ class ResidentWeight:
         shard = whole[..., : matrix.shape[-1]] if matrix.dim() else whole
         given = torch.empty(matrix.shape[:1], device="meta") if frozen else None
         piece = next(self._pieces(shard, matrix, self._checked(shard, whole, given), given))
-        return self._move(*piece, whole, exact)
+        return self._move(piece, whole, exact)
 
     def fill(self, view: torch.Tensor, value: float, writer: int) -> None:
         """Set the rows of `view`, which no shard carries (padding of a vocabulary), to a constant."""
@@ -177,10 +177,10 @@ class ResidentWeight:
             )
         if not shape or (len(shape) == 1 and strides[0] == 1):
             return slice(first, first + (shape[0] if shape else 1))
-        return sum(
-            (np.arange(size) * stride).reshape([-1] + [1] * (len(shape) - 1 - d))
-            for d, (size, stride) in enumerate(zip(shape, strides, strict=True))
-        ) + np.int64(first)
+        numbers = np.array(first)
+        for size, stride in zip(shape, strides, strict=True):
+            numbers = numbers[..., None] + np.arange(size) * stride
+        return numbers
 
     def rows(self, view: torch.Tensor, per_row: torch.Tensor) -> torch.Tensor:
         """The part of a per-row tensor that belongs to the rows of `view`.
@@ -250,26 +250,18 @@ class ResidentWeight:
         scale = self._scale_of(view)
         yield from _matrices(Piece(shard, view, scale, whole, None if scale is None else given), self.row_length)
 
-    def _move(
-        self,
-        source_NK: torch.Tensor,
-        target_NK: torch.Tensor,
-        scale_N: torch.Tensor | None,
-        whole_NL: torch.Tensor | None,
-        given_N: torch.Tensor | None,
-        base: torch.Tensor,
-        exact: bool,
-    ) -> Move:
+    def _move(self, piece: Piece, base: torch.Tensor, exact: bool) -> Move:
+        source_NK, target_NK, scale, whole_NL, given_N = piece
         return Move(
             target_NK,
-            scale_N,
+            scale,
             first_row=offset_in(target_NK, self.data) // max(self.row_length, 1),
             weight=self.weight,
             offset=offset_in(source_NK, base),
             row_stride=source_NK.stride(0),
             column_stride=source_NK.stride(1),
             whole=None if whole_NL is None else (offset_in(whole_NL, base), whole_NL.shape[1]),
-            exact=exact and scale_N is not None,
+            exact=exact and scale is not None,
             given_N=None if given_N is None else given_N.contiguous(),
             place=self.place,
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -25,8 +26,8 @@ class TensorScaledWeight(QuantizedWeight):
 
     of_tensors = True
 
-    def _move(self, source_NK, target_NK, scale_N, whole_NL, given_N, base: torch.Tensor, exact: bool) -> Move:
-        move = super()._move(source_NK, target_NK, scale_N, whole_NL, given_N, base, exact)
+    def _move(self, piece: Piece, base: torch.Tensor, exact: bool) -> Move:
+        move = super()._move(piece, base, exact)
         start, length = move.whole or (move.offset, move.target_NK.shape[1])
         fits = base.dim() == 2 and base.is_contiguous() and base.shape[1] == length and start % length == 0
         if not fits or (move.rows > 1 and (move.row_stride, move.column_stride) != (length, 1)):
@@ -44,7 +45,7 @@ class BlockScaledWeight(QuantizedWeight):
     where tensors have multiples of 128 rows.
     """
 
-    def __init__(self, *arguments, **more):
+    def __init__(self, *arguments: Any, **more: Any):
         super().__init__(*arguments, **more)
         self.matrix_rows, self.matrix_blocks = self.data.shape[-2], self.scale.shape[-2]
         self._edges: dict[int, torch.Tensor] = {}  # by the number of a block's first row
@@ -58,10 +59,12 @@ class BlockScaledWeight(QuantizedWeight):
         where = {"first_row": first_row, "weight": self.weight, "first_block": self._block(first_row)}
         return Move.of(edge, target_NK, self._scales(first_row, len(edge)), **where), edge
 
-    def _checked(self, shard, whole, given) -> None:
+    def _checked(self, shard: torch.Tensor, whole: torch.Tensor | None, given: torch.Tensor | None) -> None:
         """Nothing: every rank has blocks of its own."""
 
-    def _pieces(self, shard, view, whole, given) -> Iterator[Piece]:
+    def _pieces(
+        self, shard: torch.Tensor, view: torch.Tensor, whole: torch.Tensor | None, given: torch.Tensor | None
+    ) -> Iterator[Piece]:
         if view.dim() == 3:
             for source_NK, target_NK in zip(shard, view, strict=True):
                 yield from self._pieces(source_NK, target_NK, None, None)
@@ -79,8 +82,8 @@ class BlockScaledWeight(QuantizedWeight):
         whole_to = last if stop == last else max(start, whole_from)
         return pairwise(sorted({first, whole_from, whole_to, last}))
 
-    def _move(self, source_NK, target_NK, scale_N, whole_NL, given_N, base: torch.Tensor, exact: bool) -> Move:
-        move = super()._move(source_NK, target_NK, scale_N, whole_NL, given_N, base, exact)
+    def _move(self, piece: Piece, base: torch.Tensor, exact: bool) -> Move:
+        move = super()._move(piece, base, exact)
         first, last = move.first_row, move.first_row + move.rows
         start, stop = self._block_rows(first)
         if start == first and self._block_rows(last - 1)[1] == last:
@@ -109,14 +112,15 @@ class BlockScaledWeight(QuantizedWeight):
 class ScaledRowsWeight(QuantizedWeight):
     """Codes (.., N, K) and scales (.., N, S): every row has some of its own, and is whole on every rank."""
 
-    def __init__(self, *arguments, **more):
-        super().__init__(*arguments, **more)
-        self.per_row = self.scale.shape[-1]
+    @property
+    def per_row(self) -> int:
+        """Scales of a row."""
+        return self.scale.shape[-1]
 
     def tensors(self) -> list[tuple[torch.Tensor | Place, int]]:
         return [(self.place or self.data, self.weight), (self.scale, 3 * self.weight)]
 
-    def _checked(self, shard, whole, given) -> None:
+    def _checked(self, shard: torch.Tensor, whole: torch.Tensor | None, given: torch.Tensor | None) -> None:
         """Nothing: what shares a scale is whole on every rank."""
 
     def _scale_of(self, view: torch.Tensor) -> torch.Tensor:
@@ -133,8 +137,8 @@ class GroupScaledWeight(ScaledRowsWeight):
     def refresh(self) -> None:
         self.place.refresh()
 
-    def _move(self, source_NK, target_NK, scale_NG, whole_NL, given_N, base: torch.Tensor, exact: bool) -> Move:
-        move = super()._move(source_NK, target_NK, scale_NG, whole_NL, given_N, base, exact)
+    def _move(self, piece: Piece, base: torch.Tensor, exact: bool) -> Move:
+        move = super()._move(piece, base, exact)
         return replace(move, group=self.row_length // self.per_row)
 
 
@@ -145,12 +149,12 @@ class DefinedWeight(ScaledRowsWeight):
         scheme: whose scales are those of a row's elements on one rank.
     """
 
-    def __init__(self, *arguments, scheme: Scheme, **more):
+    def __init__(self, *arguments: Any, scheme: Scheme, **more: Any):
         super().__init__(*arguments, **more)
         self.scheme = scheme
 
-    def _move(self, source_NK, target_NK, scale_NS, whole_NL, given_N, base: torch.Tensor, exact: bool) -> Move:
-        move = super()._move(source_NK, target_NK, scale_NS, whole_NL, given_N, base, exact)
+    def _move(self, piece: Piece, base: torch.Tensor, exact: bool) -> Move:
+        move = super()._move(piece, base, exact)
         return replace(move, scheme=self.scheme)
 
 

@@ -13,7 +13,7 @@ NamedTensor = tuple[str, torch.Tensor]
 READ_AS_SENT = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # by kernels
 
 
-def check_sent(name: str, tensor: torch.Tensor) -> None:
+def check_sent(name: object, tensor: object) -> None:
     """See that this is a tensor with a name, whose values lie in memory.
 
     Raises:

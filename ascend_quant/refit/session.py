@@ -14,7 +14,7 @@ A tensor whose way was learnt in an earlier refit is placed by plan (`place`), a
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
@@ -164,7 +164,7 @@ class Refit:
             raise RefitError(refusal(why))
 
     @contextmanager
-    def session(self) -> Iterator["Refit"]:
+    def session(self) -> Generator["Refit"]:
         """Open, run the body, close; an exception in the body fails the refit and goes on."""
         self.open()
         with self.failing():
@@ -172,7 +172,7 @@ class Refit:
             self.close()
 
     @contextmanager
-    def failing(self) -> Iterator[None]:
+    def failing(self) -> Generator[None]:
         """An exception inside fails the refit, once, and goes on."""
         try:
             yield
@@ -194,7 +194,8 @@ class Refit:
         if self._watched is not None:
             self._watched.begin()
         self._batch = Batch(self.residents[0].tensor.device, sparing=self.last_receipt is None)
-        self._by_plan, self._entries, self._learnt = bool(self.plan.entries), {}, False
+        self._by_plan, self._learnt = bool(self.plan.entries), False
+        self._entries: dict[str, Entry] = {}
         self._edges: set[tuple[ResidentWeight, int]] = set()
         self._state, self._why, self._explicit = "open", f"a refit is open; {HEAL}", explicit
         self.unseen = False  # all of it will be written
@@ -230,7 +231,7 @@ class Refit:
                 yield from one_by_one(name, tensor)
 
     @contextmanager
-    def _counted_once(self, sent: torch.Tensor) -> Iterator[None]:
+    def _counted_once(self, sent: torch.Tensor) -> Generator[None]:
         """Inside, whatever is counted are parts of one tensor that was sent."""
         tensors, nbytes = self._tensors, self._bytes
         yield

@@ -63,7 +63,7 @@ class Smoothing:
     def through(
         self,
         weights: Iterable[NamedTensor],
-        around: Callable[[torch.Tensor], AbstractContextManager] = nullcontext,
+        around: Callable[[torch.Tensor], AbstractContextManager[object]] = nullcontext,
     ) -> Iterable[NamedTensor]:
         """The weights as the engine shall have them; a list that no rule is for is returned as it is.
 
@@ -132,7 +132,9 @@ class Smoothing:
             )
         self._unreached.add(name)
 
-    def _one_by_one(self, weights, around) -> Iterator[NamedTensor]:
+    def _one_by_one(
+        self, weights: Iterable[NamedTensor], around: Callable[[torch.Tensor], AbstractContextManager[object]]
+    ) -> Iterator[NamedTensor]:
         for name, tensor in weights:
             if not self._is_ruled(name, tensor):
                 yield name, tensor

@@ -91,8 +91,8 @@ class Sums:
         expected = (dw_RK.abs().view(of_each_scale) / new.scale.view(of_each_scale)).clamp(max=1)
         changed = new.codes_RK.view(torch.uint8) != old.codes_RK.view(torch.uint8)
         parts = dq_RK * dw_RK, dw_RK.square(), dq_RK.square(), changed, expected
-        sums = torch.stack([part.sum(dtype=torch.float64) for part in parts]).tolist()
-        return cls(sums[0], sums[1], sums[2], sums[3], sums[4], dw_RK.numel())
+        dq_dw, dw_dw, dq_dq, differ, would_differ = (float(part.sum(dtype=torch.float64)) for part in parts)
+        return cls(dq_dw, dw_dw, dq_dq, differ, would_differ, dw_RK.numel())
 
     def add(self, other: "Sums") -> None:
         for name, value in vars(other).items():

@@ -123,7 +123,7 @@ def quantize_groups(w_NK: torch.Tensor, group: int) -> tuple[torch.Tensor, torch
     """
     if w_NK.shape[-1] % group:
         raise ValueError(f"rows of {w_NK.shape[-1]} elements cannot be cut into int4 groups of {group}")
-    values = w_NK.to(torch.bfloat16).float().unflatten(-1, (-1, group))
+    values = torch.unflatten(w_NK.to(torch.bfloat16).float(), -1, (-1, group))
     scale = scale_of(values.abs().amax(dim=-1), INT4_MAX).to(torch.bfloat16)
     divisor = scale.float().unsqueeze(-1)
     ratio = torch.where(divisor == 0, 0.0, values / divisor)
@@ -132,7 +132,7 @@ def quantize_groups(w_NK: torch.Tensor, group: int) -> tuple[torch.Tensor, torch
 
 def pack_int4(codes_NK: torch.Tensor) -> torch.Tensor:
     """int32 (..., K / 8): eight codes + 8, the first in the lowest bits, as compressed-tensors packs them."""
-    nibbles = (codes_NK.int() + 8).unflatten(-1, (-1, NIBBLES))
+    nibbles = torch.unflatten(codes_NK.int() + 8, -1, (-1, NIBBLES))
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=codes_NK.device)
     return (nibbles << shifts).sum(-1, dtype=torch.int32)
 
@@ -164,7 +164,7 @@ def dequantize(codes_NK: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """The float32 values (..., N, K) that codes with scales stand for; what shares a scale shows in the shapes."""
     shared = codes_NK.dim() - scale.dim()  # dimensions that one scale spans whole
     if shared == 0 and codes_NK.dtype == torch.int8:
-        values = codes_NK.float().unflatten(-1, (scale.shape[-1], -1))
+        values = torch.unflatten(codes_NK.float(), -1, (scale.shape[-1], -1))
         return (values * scale.float().unsqueeze(-1)).flatten(-2)
     if shared == 0:
         return codes_NK.float() * _spread(scale, *codes_NK.shape[-2:])
@@ -187,5 +187,5 @@ def scaled_product(
 def round_trip_fp8_groups(x_MK: torch.Tensor) -> torch.Tensor:
     """What activations (M, K) are, in float32, once they are fp8 with a scale for every 128 of a token."""
     length = x_MK.shape[1]
-    groups_MJB = F.pad(x_MK, (0, -length % BLOCK)).unflatten(-1, (-1, BLOCK))
+    groups_MJB = torch.unflatten(F.pad(x_MK, (0, -length % BLOCK)), -1, (-1, BLOCK))
     return dequantize(*quantize_fp8_tokens(groups_MJB)).flatten(-2)[:, :length]

@@ -8,6 +8,7 @@ Shape suffixes: M tokens, N output channels, K input channels, S scales of a row
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ascend_quant.schemes.scheme import Scheme
@@ -48,7 +49,7 @@ class Stored(NamedTuple):
     format: str
     type: str
     strategy: str
-    activations: dict[str, object] | None
+    activations: Mapping[str, object] | None
     scale_dtype: str | None = None
     formats: tuple[str, ...] = ("compressed-tensors",)
     no_experts: tuple[str, ...] = ()

@@ -37,7 +37,9 @@ class Fp8(Definition):
 
         return dequantize(*quantize_fp8_rows(w_NK, absmax_N))
 
-    def product(self, x_MK, codes_NK, scale, bias_N=None) -> torch.Tensor:
+    def product(
+        self, x_MK: torch.Tensor, codes_NK: torch.Tensor, scale: torch.Tensor, bias_N: torch.Tensor | None = None
+    ) -> torch.Tensor:
         from ascend_quant.schemes.arithmetic import quantize_fp8_tokens, scaled_product
 
         return scaled_product(*quantize_fp8_tokens(x_MK), codes_NK, scale, bias_N)

@@ -40,7 +40,9 @@ class Int8(Definition):
 
         return dequantize(*quantize_weight(w_NK, absmax_N))
 
-    def product(self, x_MK, codes_NK, scale_N, bias_N=None) -> torch.Tensor:
+    def product(
+        self, x_MK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, bias_N: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The sum over K of integer products is exact: float64 holds it for K below 2**38."""
         from ascend_quant.schemes.arithmetic import quantize_rows, scaled_product
 
