@@ -54,7 +54,7 @@ class Kept:
         """As they were sent."""
         found: Rows = {}
         for names, copy in self._copies:
-            parts = copy.read().split([self._shapes[name].numel() for name in names])
+            parts = torch.split(copy.read(), [self._shapes[name].numel() for name in names])
             found |= {name: part.view(self._shapes[name]) for name, part in zip(names, parts, strict=True)}
         return found
 
