@@ -99,15 +99,17 @@ def test_that_is_all_of_them():
 
 
 def test_rollouts_within_trainings():
-    """As verl's clock has them: generation, with all that verl does around it."""
-    for file in RESULTS.glob("*-train-*.json"):
-        for row in read(file.name)["rows"]:
-            outcome = next(o for o in read(file.name)["outcomes"] if o["task"]["scheme"] == row["scheme"])
-            task, sizes = outcome["task"], outcome["result"]["sizes"]
-            workload = (sizes["prompts"] * sizes["n"] // task["gpus"], task["prompt"], task["answer"], task["layers"])
-            assert expected(task["model"], row["scheme"], workload) == pytest.approx(
-                row["rollout_ratio"], rel=verdicts.UNCERTAINTY
-            )
+    """As verl's clock has them: generation, with all that verl does around it. One without its BF16 twin has no ratio."""
+    rows = [(row, read(file.name)) for file in RESULTS.glob("*-train-*.json") for row in read(file.name)["rows"]]
+    compared = [(row, whole) for row, whole in rows if row["rollout_ratio"] is not None]
+    assert compared
+    for row, whole in compared:
+        outcome = next(o for o in whole["outcomes"] if o["task"]["scheme"] == row["scheme"])
+        task, sizes = outcome["task"], outcome["result"]["sizes"]
+        workload = (sizes["prompts"] * sizes["n"] // task["gpus"], task["prompt"], task["answer"], task["layers"])
+        assert expected(task["model"], row["scheme"], workload) == pytest.approx(
+            row["rollout_ratio"], rel=verdicts.UNCERTAINTY
+        )
 
 
 def test_the_ratio_that_only_the_notes_have():
