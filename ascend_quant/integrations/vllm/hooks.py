@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from vllm.platforms import current_platform
 
-from ascend_quant.integrations.vllm import flashrl, reload, reload_test, requests, sampling, sleep, start_up
+from ascend_quant.integrations.vllm import flashrl, reload, reload_test, requests, sampling, skipping, sleep, start_up
 from ascend_quant.integrations.vllm.attach import attach
 from ascend_quant.integrations.vllm.compat import replica_of
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
@@ -123,8 +123,38 @@ WITH_FLASHRL_VARIABLES = (
     ),
 )
 
+_MODELS = "vllm.model_executor.models"
+_SKIPPED = "what a model's class leaves out of a checkpoint by design (MTP layers) is known to its own loader alone"
+
 # Put in place by `attaching`, when the worker's module is loaded; the others' modules stay unloaded.
 WITH_FIRST_MODEL = (
+    Hook(
+        (f"{_MODELS}.utils:AutoWeightsLoader._can_skip",),
+        skipping.of_auto_loader,
+        why=_SKIPPED,
+        versions="0.10 to 0.32",
+        off=ANOTHER,
+    ),
+    Hook(
+        (f"{_MODELS}.utils:WeightsMapper._map_name", f"{_MODELS}.utils:WeightsMapper._map_name_with_shard"),
+        skipping.of_mapper,
+        why=_SKIPPED,
+        versions="0.10 to 0.32; the second from 0.28 on",
+        off=ANOTHER,
+        optional=True,
+    ),
+    Hook(
+        tuple(
+            f"{_MODELS}.{module}:get_spec_layer_idx_from_weight_name" for module in ("utils", "deepseek_v2", "glm4_moe")
+        ),
+        skipping.of_spec_layers,
+        why=_SKIPPED,
+        versions="0.10 to 0.32: in utils from 0.28 on, in the models' modules before",
+        off=ANOTHER,
+        optional=True,
+        loaded=True,
+        everywhere=True,
+    ),
     *(
         Hook(
             (f"{module}:{worker}.sleep",),
@@ -215,6 +245,13 @@ BY_HAND = (
         "ascend_quant.integrations.vllm.layers.mla:follow",
         why="what it derives must stay at its addresses, which captured graphs read",
         versions="those that have MLAAttention",
+        off=ANOTHER,
+    ),
+    ByHand(
+        "the conv1d of a gated delta net, where its kernels look for it, on a CPU with AMX",
+        "ascend_quant.integrations.vllm.layers.conv:follow",
+        why="these kernels read packed weights, and vLLM's own packing throws the originals away",
+        versions="those that have causal_conv1d_weight_pack: 0.28",
         off=ANOTHER,
     ),
     ByHand(
