@@ -103,11 +103,19 @@ def make(kind: str, folder: Path, seed: int = 0, **overrides) -> Path:
             parameter.normal_(0, 0.1) if name.endswith("bias") else parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
     folder = folder / f"{kind}-{seed}"
     model.to(torch.bfloat16).save_pretrained(folder)
-    vocabulary = {character: i for i, character in enumerate(["<pad>", "<eos>", *"0123456789+-*= \n"])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
+    with_tokenizer(folder)
     return folder
+
+
+def with_tokenizer(folder: Path, marks: dict[str, int] | None = None) -> PreTrainedTokenizerFast:
+    """Save a tokenizer of single characters, and of special tokens by their ids."""
+    vocabulary = {character: i for i, character in enumerate(["<pad>", "<eos>", *"0123456789+-*= \n"])} | (marks or {})
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "additional_special_tokens": list(marks or {})}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
 
 
 def checkpoint(folder: Path) -> dict[str, torch.Tensor]:

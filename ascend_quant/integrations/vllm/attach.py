@@ -19,7 +19,7 @@ from vllm.config import VllmConfig
 from ascend_quant.engine.layout import lent
 from ascend_quant.engine.loading import Loading, guard, storage_of
 from ascend_quant.engine.placeless import Placeless
-from ascend_quant.integrations.vllm import compat, skipping, start_up
+from ascend_quant.integrations.vllm import compat, skipping, start_up, towers
 from ascend_quant.integrations.vllm.inventory import residents_of, unquantized_in
 from ascend_quant.integrations.vllm.layers import conv, mla
 from ascend_quant.integrations.vllm.placeless import placeless_of
@@ -48,6 +48,7 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     vllm_config.quant_config.make_plain(model)
     vllm_config.quant_config.check_ignored(model, getattr(vllm_config, "speculative_config", None) is not None)
     residents = residents_of(model)
+    towers.check_quantized(model, residents)
     # experts that move between ranks (EPLB) have no lasting place
     plans = not getattr(parallel, "enable_eplb", False)
     placeless = placeless_of(model, residents, vllm_config)

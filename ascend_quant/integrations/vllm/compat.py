@@ -31,6 +31,11 @@ try:  # the linear attention whose CPU kernels read a convolution's weights pack
 except ImportError:
     DELTA_NET_LAYER = None
 
+try:  # of vision towers; it derives nothing from weights, but may compute in FP8 with scales of its own
+    from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention as ENCODER_ATTENTION
+except ImportError:
+    ENCODER_ATTENTION = None
+
 try:  # stands where vLLM has not built a part of a model, such as the tower of a modality that is switched off
     from vllm.model_executor.models.utils import StageMissingLayer as STAGE_MISSING
 except ImportError:
@@ -63,6 +68,7 @@ else:  # CPU builds before 0.32 lack the kernel of vLLM's router
 
 __all__ = [
     "DELTA_NET_LAYER",
+    "ENCODER_ATTENTION",
     "ENDED",
     "EXPERTS_LAYER",
     "MLA_LAYER",
@@ -72,6 +78,7 @@ __all__ = [
     "AttentionLayer",
     "ExpertsMethodBase",
     "base_of_passes",
+    "forgets_towers_outputs",
     "packs_convolutions",
     "replica_of",
     "routes_by_itself",
@@ -122,6 +129,15 @@ def packs_convolutions() -> bool:
     """Whether vLLM's kernels here read a gated delta net's convolution packed: on a CPU with AMX."""
     packs = hasattr(_custom_ops, "causal_conv1d_weight_pack") and current_platform.is_cpu()
     return packs and torch.cpu._is_amx_tile_supported()
+
+
+def forgets_towers_outputs(core) -> bool:
+    """Empty an engine core's cache of what towers made of images and the like; False if it cannot do so."""
+    if core.vllm_config.model_config.is_multimodal_model:
+        if not hasattr(core, "reset_encoder_cache"):  # older vLLMs
+            return False
+        core.reset_encoder_cache()
+    return True
 
 
 def replica_of(parallel_config) -> int:

@@ -9,7 +9,17 @@ from collections.abc import Callable
 
 from vllm.platforms import current_platform
 
-from ascend_quant.integrations.vllm import flashrl, reload, reload_test, requests, sampling, skipping, sleep, start_up
+from ascend_quant.integrations.vllm import (
+    flashrl,
+    reload,
+    reload_test,
+    requests,
+    sampling,
+    skipping,
+    sleep,
+    start_up,
+    towers,
+)
 from ascend_quant.integrations.vllm.attach import attach
 from ascend_quant.integrations.vllm.compat import replica_of
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
@@ -22,20 +32,28 @@ REFUSING = "an error in a forward pass ends the engine: requests must not get th
 
 
 def attaching(original: Callable) -> Callable:
-    """For `initialize_model`: a model of ours is made refittable, and with the first one the rest is put in place."""
+    """For `initialize_model`: a model of ours is made refittable, and with the first one the rest is put in place.
+
+    A model that another one builds as its part (the language model of one that sees) is refitted with it, as one.
+    """
+    outermost: list[object] = []
 
     def initialize_model(vllm_config, *args, **kwargs):
-        ours = isinstance(vllm_config.quant_config, AscendQuantConfig)
-        if ours:
-            vllm_config.quant_config.choose(replica_of(vllm_config.parallel_config))
-            add_pass(vllm_config)
-        model = original(vllm_config, *args, **kwargs)
-        if ours:
-            teach_pass(model, vllm_config)
-            attach(model, vllm_config)
-            install(WITH_FIRST_MODEL)
-            if current_platform.is_cuda() and vllm_config.quant_config.scheme.quantized:
-                install(WITH_FIRST_MODEL_ON_CUDA)
+        if outermost or not isinstance(vllm_config.quant_config, AscendQuantConfig):
+            return original(vllm_config, *args, **kwargs)
+        vllm_config.quant_config.choose(replica_of(vllm_config.parallel_config))
+        add_pass(vllm_config)
+        install(BEFORE_FIRST_MODEL)
+        outermost.append(vllm_config)
+        try:
+            model = original(vllm_config, *args, **kwargs)
+        finally:
+            outermost.pop()
+        teach_pass(model, vllm_config)
+        attach(model, vllm_config)
+        install(WITH_FIRST_MODEL)
+        if current_platform.is_cuda() and vllm_config.quant_config.scheme.quantized:
+            install(WITH_FIRST_MODEL_ON_CUDA)
         return model
 
     return initialize_model
@@ -124,6 +142,19 @@ WITH_FLASHRL_VARIABLES = (
 )
 
 _MODELS = "vllm.model_executor.models"
+
+# Put in place by `attaching`, before a model is built.
+BEFORE_FIRST_MODEL = (
+    Hook(
+        (f"{_MODELS}.interfaces:SupportsMultiModal._mark_tower_model",),
+        towers.marking,
+        why="which layers belong to a tower, and keep their dtype, a model's class says while it builds them",
+        versions="those that have it: 0.28, 0.32",
+        off=ANOTHER,
+        optional=True,
+    ),
+)
+
 _SKIPPED = "what a model's class leaves out of a checkpoint by design (MTP layers) is known to its own loader alone"
 
 # Put in place by `attaching`, when the worker's module is loaded; the others' modules stay unloaded.
@@ -215,7 +246,7 @@ WITH_FIRST_MODEL_ON_CUDA = (
     ),
 )
 
-HOOKS = (*AT_START, *WITH_FLASHRL_VARIABLES, *WITH_FIRST_MODEL, *WITH_FIRST_MODEL_ON_CUDA)
+HOOKS = (*AT_START, *WITH_FLASHRL_VARIABLES, *BEFORE_FIRST_MODEL, *WITH_FIRST_MODEL, *WITH_FIRST_MODEL_ON_CUDA)
 
 _ATTACH = "ascend_quant.integrations.vllm.attach"
 BY_HAND = (
