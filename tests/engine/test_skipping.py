@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from vllm.model_executor.models import utils
+from vllm.model_executor.models import deepseek_v2, utils
 from vllm.model_executor.models.glm4_moe import skip_spec_layers
 from vllm.model_executor.models.utils import AutoWeightsLoader, StageMissingLayer, WeightsMapper
 
@@ -92,6 +92,7 @@ def test_what_it_does_not_is_an_error(load, name):
 
 def test_outside_a_refit_vllm_is_as_it_was(load):
     load(["mtp.fc.weight"])
+    assert deepseek_v2.get_spec_layer_idx_from_weight_name is utils.get_spec_layer_idx_from_weight_name
     assert utils.get_spec_layer_idx_from_weight_name(Model().config, "model.layers.1.a") == 1
     assert utils.get_spec_layer_idx_from_weight_name(Model().config, "model.layers.0.a") is None
     assert WeightsMapper(orig_to_new_prefix={"a.": None})._map_name("a.b") is None

@@ -2,7 +2,8 @@
 
 Without `ascend_quant` in VLLM_PLUGINS nothing of it happens. An engine with another `quantization` gets vLLM's own
 behaviour from each of these functions. All have run on vLLM 0.28 and 0.32 but sleep (on stand-ins: CPU workers do not
-sleep) and Sampler.sample (0.28, with torch's ops); what older versions have otherwise is probed for, not yet run.
+sleep), Sampler.sample (0.28, with torch's ops) and what skipping.py and towers.py listen to (0.28); what
+older versions have otherwise is probed for, not yet run.
 """
 
 from collections.abc import Callable
@@ -149,7 +150,7 @@ BEFORE_FIRST_MODEL = (
         (f"{_MODELS}.interfaces:SupportsMultiModal._mark_tower_model",),
         towers.marking,
         why="which layers belong to a tower, and keep their dtype, a model's class says while it builds them",
-        versions="those that have it: 0.28, 0.32",
+        versions="0.28; without it a tower is quantized, or refused",
         off=ANOTHER,
         optional=True,
     ),
@@ -163,14 +164,15 @@ WITH_FIRST_MODEL = (
         (f"{_MODELS}.utils:AutoWeightsLoader._can_skip",),
         skipping.of_auto_loader,
         why=_SKIPPED,
-        versions="0.10 to 0.32",
+        versions="0.28; not run on others, where a tensor that nothing is heard of is an error",
         off=ANOTHER,
+        optional=True,
     ),
     Hook(
         (f"{_MODELS}.utils:WeightsMapper._map_name", f"{_MODELS}.utils:WeightsMapper._map_name_with_shard"),
         skipping.of_mapper,
         why=_SKIPPED,
-        versions="0.10 to 0.32; the second from 0.28 on",
+        versions="0.28; as above",
         off=ANOTHER,
         optional=True,
     ),
@@ -180,7 +182,7 @@ WITH_FIRST_MODEL = (
         ),
         skipping.of_spec_layers,
         why=_SKIPPED,
-        versions="0.10 to 0.32: in utils from 0.28 on, in the models' modules before",
+        versions="0.28, where it is in utils; as above",
         off=ANOTHER,
         optional=True,
         loaded=True,
