@@ -142,12 +142,10 @@ WITH_FLASHRL_VARIABLES = (
     ),
 )
 
-_MODELS = "vllm.model_executor.models"
-
 # Put in place by `attaching`, before a model is built.
 BEFORE_FIRST_MODEL = (
     Hook(
-        (f"{_MODELS}.interfaces:SupportsMultiModal._mark_tower_model",),
+        ("vllm.model_executor.models.interfaces:SupportsMultiModal._mark_tower_model",),
         towers.marking,
         why="which layers belong to a tower, and keep their dtype, a model's class says while it builds them",
         versions="0.28; without it a tower is quantized, or refused",
@@ -156,37 +154,20 @@ BEFORE_FIRST_MODEL = (
     ),
 )
 
-_SKIPPED = "what a model's class leaves out of a checkpoint by design (MTP layers) is known to its own loader alone"
-
 # Put in place by `attaching`, when the worker's module is loaded; the others' modules stay unloaded.
 WITH_FIRST_MODEL = (
-    Hook(
-        (f"{_MODELS}.utils:AutoWeightsLoader._can_skip",),
-        skipping.of_auto_loader,
-        why=_SKIPPED,
-        versions="0.28; not run on others, where a tensor that nothing is heard of is an error",
-        off=ANOTHER,
-        optional=True,
-    ),
-    Hook(
-        (f"{_MODELS}.utils:WeightsMapper._map_name", f"{_MODELS}.utils:WeightsMapper._map_name_with_shard"),
-        skipping.of_mapper,
-        why=_SKIPPED,
-        versions="0.28; as above",
-        off=ANOTHER,
-        optional=True,
-    ),
-    Hook(
-        tuple(
-            f"{_MODELS}.{module}:get_spec_layer_idx_from_weight_name" for module in ("utils", "deepseek_v2", "glm4_moe")
-        ),
-        skipping.of_spec_layers,
-        why=_SKIPPED,
-        versions="0.28, where it is in utils; as above",
-        off=ANOTHER,
-        optional=True,
-        loaded=True,
-        everywhere=True,
+    *(
+        Hook(
+            targets,
+            listening,
+            why="what a model's class leaves out of a checkpoint by design (MTP layers) its own loader alone knows",
+            versions="0.28; not run on others, where a tensor of which nothing is heard is an error",
+            off=ANOTHER,
+            optional=True,
+            loaded=True,
+            everywhere=True,
+        )
+        for targets, listening in skipping.LISTENERS
     ),
     *(
         Hook(

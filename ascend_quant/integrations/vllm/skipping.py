@@ -85,3 +85,12 @@ def is_missing_stage(module: nn.Module, qualname: str) -> bool:
             return True
         module = found
     return False
+
+
+_MODELS = "vllm.model_executor.models"
+_OF_LAYERS = "get_spec_layer_idx_from_weight_name"  # in utils since vLLM 0.28, in the models' modules before
+LISTENERS = (  # what is replaced, by what
+    ((f"{_MODELS}.utils:AutoWeightsLoader._can_skip",), of_auto_loader),
+    (tuple(f"{_MODELS}.utils:WeightsMapper.{name}" for name in ("_map_name", "_map_name_with_shard")), of_mapper),
+    (tuple(f"{_MODELS}.{module}:{_OF_LAYERS}" for module in ("utils", "deepseek_v2", "glm4_moe")), of_spec_layers),
+)
