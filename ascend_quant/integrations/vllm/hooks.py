@@ -112,7 +112,7 @@ AT_START = (
     Hook(
         (f"{CORE}.add_request",),
         requests.forgetting,
-        why="no prefix that old weights have computed may serve a new request",
+        why="no prefix that old weights have computed, and no image that they saw, may serve a new request",
         versions="0.10 to 0.32",
         off=ANOTHER,
     ),
