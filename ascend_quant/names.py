@@ -229,6 +229,16 @@ class Unquantized:
         return found + [f"{name} in the trainer alone" for name in trainer.names if name not in self.names]
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """The tensors that the engine's own loader leaves out by design, by the names that they came under, sorted."""
+
+    names: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"{len(self.names)} tensors{': ' if self.names else ''}{_listed(self.names)}"
+
+
 def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern.removeprefix("re:"))

@@ -87,6 +87,11 @@ class Loading(TorchDispatchMode):
             reason = str(error) or "its shape or name does not fit"
             raise RefitError(f"{self._name()} of shape {shape}: the engine refused it: {reason}") from error
 
+    def skip(self) -> None:
+        """The engine's loader says that it leaves the current tensor out by design: without a place it is no error."""
+        if self.source is not None:
+            self.source.skipped = True
+
     def finish(self) -> None:
         """Close the books of the current tensor.
 
@@ -97,7 +102,8 @@ class Loading(TorchDispatchMode):
         if source is None:
             return
         if source.taken == 0:
-            if not self.placeless.leave_out(source.name):
+            source.entry.skipped = source.skipped and self.placeless.may_be_skipped(source.name)
+            if not source.entry.skipped and not self.placeless.leave_out(source.name):
                 raise RefitError(f"extra tensor {source.name}: this model has no place for it")
             self.refit.record(source.name, source.entry)
             return
@@ -210,6 +216,7 @@ class Source:
 
     def __init__(self, name: str, tensor: torch.Tensor, slot: int, nbytes: int):
         self.name, self.tensor, self.slot, self.taken, self.padded = name, tensor, slot, 0, False
+        self.skipped = False  # by design, says the engine's loader
         self.nbytes = nbytes  # as it was sent
         self.entry = Entry(tensor.shape)
 

@@ -113,6 +113,10 @@ class Placeless:
                 self.head.take(tensor)
         return [(name, tensor) for name, tensor in weights if name != HEAD]
 
+    def may_be_skipped(self, name: str) -> bool:
+        """Whether an engine's loader may leave a tensor out by design; a tied head has a weight alone, see `apart`."""
+        return self.head is None or not name.startswith(HEAD.removesuffix("weight"))
+
     def leave_out(self, name: str) -> bool:
         """Whether a tensor that found no place may be another rank's; `check` will know."""
         if self._is_expert(name):

@@ -44,11 +44,13 @@ class Entry:
         shape: the tensor's.
         moves: the parts of the contiguous tensor and their places; empty for one that this rank has no use for.
         by_loader: the moves do not tell the whole story: ask the loader every time.
+        skipped: the engine's own loader leaves the tensor out by design.
     """
 
     shape: torch.Size
     moves: list[tuple[ResidentWeight, Move]] = field(default_factory=list)
     by_loader: bool = False
+    skipped: bool = False
 
     @property
     def is_idle(self) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 
-from ascend_quant.names import Unquantized
+from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.refit.update import Update
 
 
@@ -24,6 +24,8 @@ class Receipt:
             a sleep discarded them and they could not be kept, see former_codes.py).
         left_alone: the layers that are not quantized though their kind is.
         digest: fingerprint of all resident bytes, 16 hex digits (see `oracle.digest`).
+        left_out: the tensors that came and that the engine's own loader leaves out by design, such as a checkpoint's
+            layers for MTP (multi-token prediction) where no drafter is loaded; not among `tensors`.
         update: how much of the trainer's update the codes took, on a sample (see update.py); None in the first refit,
             and where rows do not tell what their codes are.
     """
@@ -38,13 +40,14 @@ class Receipt:
     changed: float | None
     left_alone: Unquantized  # named as its metric is
     digest: str
+    left_out: LeftOut
     update: Update | None = field(default=None, repr=False, compare=False)
 
     def as_metrics(self) -> dict[str, float]:
         """`refit/*` numbers for a training logger, what is unknown left out; digests are cut to their low 32 bits."""
         numbers = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "update"}
         numbers |= {"left_alone": len(self.left_alone.names), "digest": int(self.digest, 16) % 2**32}
-        numbers["left_alone_digest"] = int(self.left_alone.digest, 16) % 2**32
+        numbers |= {"left_alone_digest": int(self.left_alone.digest, 16) % 2**32, "left_out": len(self.left_out.names)}
         if self.update is not None:
             numbers |= self.update.figures
         return {f"refit/{name}": value for name, value in numbers.items() if value is not None}

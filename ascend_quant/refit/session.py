@@ -22,7 +22,7 @@ import torch
 
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.moves import Move
-from ascend_quant.names import Unquantized
+from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.oracle import add_digests
 from ascend_quant.refit.batch import Batch
 from ascend_quant.refit.errors import RefitError, Replaced, refusal
@@ -60,7 +60,7 @@ class Refit:
         buffer_of: the engine's present buffer of a parameter, to see that none was replaced.
         plans: whether a tensor goes the same way in every refit (not so where experts move between ranks).
         smoothing: a profile's, which all tensors pass first; None without a profile.
-        derive: brings up to date what the engine derives from weights, where it cannot do without.
+        derived: each brings up to date what the engine derives from weights, where it cannot do without.
         checks: begun and ended with every refit.
         unquantized: what receipts say of layers that are not quantized.
         watched: rows that tell how much of an update the codes took; None where none can.
@@ -78,13 +78,13 @@ class Refit:
         buffer_of: Callable[[str], torch.Tensor] | None = None,
         plans: bool = True,
         smoothing: Smoothing | None = None,
-        derive: Callable[[], None] = lambda: None,
+        derived: Sequence[Callable[[], None]] = (),
         checks: Sequence[Check] = (),
         unquantized: Unquantized = Unquantized("bf16"),  # noqa: B008  frozen
         watched: WatchedRows | None = None,
     ):
         self._watched = watched
-        self._derive, self._checks, self.unquantized = derive, checks, unquantized
+        self._derived, self._checks, self.unquantized = derived, checks, unquantized
         self.residents = list(residents)
         if not self.residents:
             raise RefitError("a refit without resident weights: give it every parameter of the model")
@@ -94,6 +94,7 @@ class Refit:
             raise RefitError(f"the weights are on several devices ({where}); turn weight offloading off")
         self._buffer_of = buffer_of or {resident.name: resident.tensor for resident in residents}.__getitem__
         self.last_receipt: Receipt | None = None
+        self._told = LeftOut()
         self._state = "loading"
         self._why = f"its weights have not been loaded yet; {HEAL}"
         self._explicit = False
@@ -370,6 +371,10 @@ class Refit:
         logger.info("%s", self.last_receipt)
         return self.last_receipt
 
+    def _derive(self) -> None:
+        for refresh in self._derived:
+            refresh()
+
     def _write_edges(self) -> None:
         """Quantize the blocks that several tensors have a part in."""
         for resident, first_row in self._edges:
@@ -397,6 +402,7 @@ class Refit:
 
     def accept_dummy(self) -> None:
         """Serve whatever is in the buffers: the user asked for dummy weights."""
+        self._derive()
         self._state = "ready"
 
     def falls_asleep(self, level: int) -> None:
@@ -447,4 +453,13 @@ class Refit:
         milliseconds, kernel_ms = 1e3 * (time.perf_counter() - self._started), self.batch.clock.milliseconds()
         numbers = self._count, self._tensors, self._bytes, milliseconds, kernel_ms, 0, clamped, fraction
         update = None if self._watched is None else self._watched.end(self._entries)
-        return Receipt(*numbers, self.unquantized, f"{digest:016x}", update)
+        return Receipt(*numbers, self.unquantized, f"{digest:016x}", self._left_out(), update)
+
+    def _left_out(self) -> LeftOut:
+        """What came and was left out by design; all names are logged once, and again when they are others."""
+        found = LeftOut(tuple(sorted(name for name, entry in self._entries.items() if entry.skipped)))
+        if found.names and found != self._told:
+            names = ", ".join(found.names)
+            logger.info("%d tensors are left out, as the engine's own loader does: %s", len(found.names), names)
+        self._told = found
+        return found

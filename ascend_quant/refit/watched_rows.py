@@ -50,7 +50,8 @@ class WatchedRows:
         rows, self._coming = self._coming, {}
         if self._first is None:
             quantized = {kind_of(name) for name in rows if _is_quantized(entries.get(name))}
-            self._names = {name for name in rows if kind_of(name) in quantized}
+            alike = {name for name in rows if kind_of(name) in quantized}
+            self._names = {name for name in alike if not _keeps_its_dtype(entries.get(name))}
             self._first = self._last = Kept(self._scheme, {name: rows[name] for name in self._names})
             return None
         last, self._last = self._last, Kept(self._scheme, rows)
@@ -86,3 +87,8 @@ def _some_rows(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 def _is_quantized(entry: Entry | None) -> bool:
     return entry is not None and any(resident.codes for resident, _ in entry.moves)
+
+
+def _keeps_its_dtype(entry: Entry | None) -> bool:
+    """Whether no rank quantizes the tensor: a tower's, or one that is left out; another rank's expert is not known."""
+    return entry is not None and not _is_quantized(entry) and (entry.skipped or bool(entry.moves))

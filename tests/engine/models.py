@@ -18,6 +18,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from ascend_quant import oracle
@@ -64,23 +66,56 @@ KINDS = {
         },
     ),
 }
+# as published, with layers for MTP behind those that serve: `with_mtp`; the oracle's forward pass does not know them
+PUBLISHED = {
+    "qwen3-next": (
+        Qwen3NextForCausalLM,
+        Qwen3NextConfig,
+        {
+            "head_dim": 32,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
+}
+MTP = tuple(f"mtp.{leaf}.weight" for leaf in ("fc", "norm", "layers.0.mlp.gate", "layers.0.mlp.experts.1.down_proj"))
+
+
+def with_mtp(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The checkpoint as it is published."""
+    return state | {name: torch.full((4, 6), 1.5, dtype=torch.bfloat16) for name in MTP}
 
 
 def make(kind: str, folder: Path, seed: int = 0, **overrides) -> Path:
     """A BF16 checkpoint with a tokenizer; weights large enough that logits are not flat."""
     torch.manual_seed(seed)
-    model_class, config_class, settings = KINDS[kind]
+    model_class, config_class, settings = (KINDS | PUBLISHED)[kind]
     model = model_class(config_class(**{**COMMON, **settings, **overrides}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(0, 0.1) if name.endswith("bias") else parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
     folder = folder / f"{kind}-{seed}"
     model.to(torch.bfloat16).save_pretrained(folder)
-    vocabulary = {character: i for i, character in enumerate(["<pad>", "<eos>", *"0123456789+-*= \n"])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
+    with_tokenizer(folder)
     return folder
+
+
+def with_tokenizer(folder: Path, marks: dict[str, int] | None = None) -> PreTrainedTokenizerFast:
+    """Save a tokenizer of single characters, and of special tokens by their ids."""
+    vocabulary = {character: i for i, character in enumerate(["<pad>", "<eos>", *"0123456789+-*= \n"])} | (marks or {})
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "additional_special_tokens": list(marks or {})}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
 
 
 def checkpoint(folder: Path) -> dict[str, torch.Tensor]:

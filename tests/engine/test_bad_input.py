@@ -11,7 +11,6 @@ Q = "model.layers.1.self_attn.q_proj.weight"
 O = "model.layers.1.self_attn.o_proj.weight"  # noqa: E741
 NORM = "model.norm.weight"
 EMBEDDING = "model.embed_tokens.weight"
-INV_FREQ = "model.layers.1.self_attn.rotary_emb.inv_freq"
 EXPERT = "model.layers.1.mlp.experts.3.down_proj.weight"
 
 
@@ -51,7 +50,6 @@ CASES = {
     "NaN in a norm": replaced(NORM, nan_in),
     "int8 codes": replaced(Q, lambda tensor: tensor.to(torch.int8)),
     "scales": (f"{Q}_scale", lambda state: {**state, f"{Q}_scale": torch.ones(1)}),
-    "inv_freq": (INV_FREQ, lambda state: {**state, INV_FREQ: torch.ones(16)}),
     "an integer norm": replaced(NORM, lambda tensor: tensor.to(torch.int16)),
     "an fp8 embedding": replaced(EMBEDDING, lambda tensor: tensor.to(torch.float8_e4m3fn)),
     "a complex head": ("lm_head.weight", lambda s: {**s, "lm_head.weight": s["lm_head.weight"].to(torch.complex64)}),

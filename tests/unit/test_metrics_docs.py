@@ -11,7 +11,7 @@ import torch
 import ascend_quant
 from ascend_quant.integrations.verl.replica_mismatch import replica_mismatch
 from ascend_quant.integrations.verl.start_up import STARTED, StartUp
-from ascend_quant.names import Unquantized
+from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.refit import Receipt
 from ascend_quant.refit.update import Kept, Update
 from ascend_quant.schemes import SCHEMES
@@ -46,7 +46,7 @@ def constant(file: str, name: str) -> object:
 def test_refit(page: Path):
     rows = [{"layers.0.q_proj.weight": torch.full((1, 2), float(value))} for value in (1, 2, 4)]
     update = Update(*(Kept(SCHEMES["int8"], one) for one in rows))
-    receipt = Receipt(2, 3, 4, 5.0, 6.0, 0, 0, 0.5, Unquantized("bf16"), f"{7:016x}", update).as_metrics()
+    receipt = Receipt(2, 3, 4, 5.0, 6.0, 0, 0, 0.5, Unquantized("bf16"), f"{7:016x}", LeftOut(), update).as_metrics()
     receipt = {name.replace("q_proj", "KIND") for name in receipt}
     added = re.findall(r'"(refit/\w+)":', (ADAPTERS / "verl/worker.py").read_text())
     assert added

@@ -131,6 +131,21 @@ def test_the_sample_is_by_name_and_small(monkeypatch):
     assert {tuple(rows.shape) for rows in kept[0].values()} == {(watched_rows.ROWS, 8)}
 
 
+def test_tensors_of_the_same_kind_that_no_rank_quantizes_are_not_looked_at():
+    """A vision tower's, and those of MTP layers that the engine leaves out."""
+    first = weights(0)
+    others = {f"{where}.mlp.down_proj.weight": torch.randn(4, 64) for where in ("visual.blocks.0", "mtp.layers.0")}
+    sample = WatchedRows(INT8)
+    for step in (first, moved(first, 0.02, 1)):
+        sample.begin()
+        sample.take((step | others).items())
+        plain = ResidentWeight("visual", torch.zeros(4, 64))
+        rest = [Entry(torch.Size((4, 64)), [(plain, None)]), Entry(torch.Size((4, 64)), skipped=True)]
+        update = sample.end(entries(step) | dict(zip(others, rest, strict=True)))
+        others = moved(others, 5.0, 2)
+    assert update.figures == run(first, moved(first, 0.02, 1)).figures
+
+
 def test_a_refit_that_failed_leaves_no_trace():
     first, lost, second = weights(0), weights(7), moved(weights(0), 0.02, 1)
     sample = WatchedRows(INT8)

@@ -7,6 +7,8 @@ layers/          what the layers compute
 attach.py        the whole model: every parameter becomes resident, model.load_weights becomes a refit
 inventory.py     a model's parameters and layers, with their checkpoint names
 placeless.py     which tensors may come to a rank without a place
+towers.py        which parts of a model of several modalities are quantized: its language model
+skipping.py      which tensors vLLM's own loaders leave out by design
 buffers.py       what a quantized layer keeps
 reload.py        vLLM's other ways to bring weights in, sleep.py when their memory goes and comes
 requests.py      requests while an engine may not serve: they end with the reason, the engine lives on

@@ -19,9 +19,9 @@ from vllm.config import VllmConfig
 from ascend_quant.engine.layout import lent
 from ascend_quant.engine.loading import Loading, guard, storage_of
 from ascend_quant.engine.placeless import Placeless
-from ascend_quant.integrations.vllm import compat, start_up
+from ascend_quant.integrations.vllm import compat, skipping, start_up, towers
 from ascend_quant.integrations.vllm.inventory import residents_of, unquantized_in
-from ascend_quant.integrations.vllm.layers import mla
+from ascend_quant.integrations.vllm.layers import conv, mla
 from ascend_quant.integrations.vllm.placeless import placeless_of
 from ascend_quant.kernels import serving_of
 from ascend_quant.kernels.storage import CODES
@@ -48,15 +48,16 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     vllm_config.quant_config.make_plain(model)
     vllm_config.quant_config.check_ignored(model, getattr(vllm_config, "speculative_config", None) is not None)
     residents = residents_of(model)
+    towers.check_quantized(model, residents)
     # experts that move between ranks (EPLB) have no lasting place
     plans = not getattr(parallel, "enable_eplb", False)
     placeless = placeless_of(model, residents, vllm_config)
     smoothing = _smoothing(vllm_config.quant_config, next(iter(residents.values())).tensor.device, placeless.is_known)
-    derive = mla.follow(model, vllm_config.model_config.dtype)
+    derived = (mla.follow(model, vllm_config.model_config.dtype), conv.follow(model))
     unquantized = unquantized_in(model, residents, vllm_config.quant_config.scheme)
     watched = watched_rows_of(vllm_config.quant_config.scheme) if smoothing is None else None
     refit = Refit(
-        list(residents.values()), _buffers_of(model), plans, smoothing, derive, [placeless], unquantized, watched
+        list(residents.values()), _buffers_of(model), plans, smoothing, derived, [placeless], unquantized, watched
     )
     model.ascend_quant_refit = refit
     _take_load_weights(model, refit, vllm_config, placeless)
@@ -137,7 +138,7 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, 
                 rest = loading.feed(weights)
                 first, loaded = next(rest, None), set()  # what a plan knows never reaches vLLM
                 if first is not None:
-                    with lent(model), loading, loading.naming():
+                    with lent(model), loading, loading.naming(), skipping.listening(loading):
                         loaded = original(chain([first], rest), *args, **kwargs)
                     loading.finish()
                 refit.flush()

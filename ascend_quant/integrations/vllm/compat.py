@@ -6,7 +6,7 @@ Names that moved, and what a version's loaders, routers and samplers do. What is
 from collections.abc import Callable
 
 import torch
-from vllm import _custom_ops  # noqa: F401  loads vLLM's kernels, one of which is looked for below
+from vllm import _custom_ops  # loads vLLM's kernels, one of which is looked for below
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase as ExpertsMethodBase
 from vllm.platforms import current_platform
 from vllm.v1.request import RequestStatus
@@ -25,6 +25,21 @@ try:  # latent attention is a layer of its own, which derives tensors from its w
     from vllm.model_executor.layers.attention import MLAAttention as MLA_LAYER
 except ImportError:
     MLA_LAYER = None
+
+try:  # the linear attention whose CPU kernels read a convolution's weights packed
+    from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention as DELTA_NET_LAYER
+except ImportError:
+    DELTA_NET_LAYER = None
+
+try:  # of vision towers; it derives nothing from weights, but may compute in FP8 with scales of its own
+    from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention as ENCODER_ATTENTION
+except ImportError:
+    ENCODER_ATTENTION = None
+
+try:  # stands where vLLM has not built a part of a model, such as the tower of a modality that is switched off
+    from vllm.model_executor.models.utils import StageMissingLayer as STAGE_MISSING
+except ImportError:
+    STAGE_MISSING = None
 
 try:
     from vllm.v1.serial_utils import run_method
@@ -52,14 +67,19 @@ else:  # CPU builds before 0.32 lack the kernel of vLLM's router
             _select_experts = None
 
 __all__ = [
+    "DELTA_NET_LAYER",
+    "ENCODER_ATTENTION",
     "ENDED",
     "EXPERTS_LAYER",
     "MLA_LAYER",
     "PACKS_PLAIN_WEIGHTS",
+    "STAGE_MISSING",
     "TAKES_STACKED",
     "AttentionLayer",
     "ExpertsMethodBase",
     "base_of_passes",
+    "forgets_towers_outputs",
+    "packs_convolutions",
     "replica_of",
     "routes_by_itself",
     "run_method",
@@ -103,6 +123,21 @@ def base_of_passes() -> type:
     except ImportError:  # older ones have it elsewhere
         from vllm.compilation.inductor_pass import InductorPass
     return InductorPass
+
+
+def packs_convolutions() -> bool:
+    """Whether vLLM's kernels here read a gated delta net's convolution packed: on a CPU with AMX."""
+    packs = hasattr(_custom_ops, "causal_conv1d_weight_pack") and current_platform.is_cpu()
+    return packs and torch.cpu._is_amx_tile_supported()
+
+
+def forgets_towers_outputs(core) -> bool:
+    """Empty an engine core's cache of what towers made of images and the like; False if it cannot do so."""
+    if core.vllm_config.model_config.is_multimodal_model:
+        if not hasattr(core, "reset_encoder_cache"):  # older vLLMs
+            return False
+        core.reset_encoder_cache()
+    return True
 
 
 def replica_of(parallel_config) -> int:

@@ -7,7 +7,7 @@ All options: options.py. `ignore` takes vLLM's usual patterns: a layer's full na
 names are the engine's or a checkpoint's, see `ascend_quant.names`.
 `profile` is a file that `ascend-quant profile` has written; with `frozen_scales` its scales are used, otherwise every
 refit finds its own.
-Embeddings, lm_head, norms and MoE routers always keep their dtype.
+Embeddings, lm_head, norms, MoE routers and the towers of other modalities always keep their dtype.
 """
 
 import logging
@@ -19,6 +19,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
 from ascend_quant.engine.options import Options
+from ascend_quant.integrations.vllm import towers
 from ascend_quant.integrations.vllm.compat import EXPERTS_LAYER
 from ascend_quant.integrations.vllm.inventory import layer_names, make_plain, number_of_experts
 from ascend_quant.integrations.vllm.layers.linear import QuantizedLinearMethod
@@ -84,7 +85,8 @@ class AscendQuantConfig(QuantizationConfig):
         if isinstance(layer, LinearBase):
             if self.quantizes(prefix):
                 return QuantizedLinearMethod(self.scheme)
-            faster = self.scheme.quantized and _is_router(prefix)  # bf16 computes as vLLM does
+            # bf16 computes as vLLM does; a tower may be built without a device
+            faster = self.scheme.quantized and _is_router(prefix) and not towers.is_building()
             return RouterMethod() if faster else PlainLinearMethod()
         if isinstance(layer, EXPERTS_LAYER):
             if self.quantizes(prefix, number_of_experts(layer)):
@@ -121,7 +123,7 @@ class AscendQuantConfig(QuantizationConfig):
         """
         layer = experts_of(prefix, experts) if experts else layer_of(prefix, self.packed_modules_mapping)
         ignored = self._ignores(layer)
-        return self.scheme.quantized and not _is_router(prefix) and not ignored
+        return self.scheme.quantized and not _is_router(prefix) and not ignored and not towers.is_building()
 
     def _ignores(self, layer: Layer) -> bool:
         try:

@@ -2,14 +2,25 @@
 
 Without `ascend_quant` in VLLM_PLUGINS nothing of it happens. An engine with another `quantization` gets vLLM's own
 behaviour from each of these functions. All have run on vLLM 0.28 and 0.32 but sleep (on stand-ins: CPU workers do not
-sleep) and Sampler.sample (0.28, with torch's ops); what older versions have otherwise is probed for, not yet run.
+sleep), Sampler.sample (0.28, with torch's ops) and what skipping.py and towers.py listen to (0.28); what
+older versions have otherwise is probed for, not yet run.
 """
 
 from collections.abc import Callable
 
 from vllm.platforms import current_platform
 
-from ascend_quant.integrations.vllm import flashrl, reload, reload_test, requests, sampling, sleep, start_up
+from ascend_quant.integrations.vllm import (
+    flashrl,
+    reload,
+    reload_test,
+    requests,
+    sampling,
+    skipping,
+    sleep,
+    start_up,
+    towers,
+)
 from ascend_quant.integrations.vllm.attach import attach
 from ascend_quant.integrations.vllm.compat import replica_of
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
@@ -22,20 +33,28 @@ REFUSING = "an error in a forward pass ends the engine: requests must not get th
 
 
 def attaching(original: Callable) -> Callable:
-    """For `initialize_model`: a model of ours is made refittable, and with the first one the rest is put in place."""
+    """For `initialize_model`: a model of ours is made refittable, and with the first one the rest is put in place.
+
+    A model that another one builds as its part (the language model of one that sees) is refitted with it, as one.
+    """
+    outermost: list[object] = []
 
     def initialize_model(vllm_config, *args, **kwargs):
-        ours = isinstance(vllm_config.quant_config, AscendQuantConfig)
-        if ours:
-            vllm_config.quant_config.choose(replica_of(vllm_config.parallel_config))
-            add_pass(vllm_config)
-        model = original(vllm_config, *args, **kwargs)
-        if ours:
-            teach_pass(model, vllm_config)
-            attach(model, vllm_config)
-            install(WITH_FIRST_MODEL)
-            if current_platform.is_cuda() and vllm_config.quant_config.scheme.quantized:
-                install(WITH_FIRST_MODEL_ON_CUDA)
+        if outermost or not isinstance(vllm_config.quant_config, AscendQuantConfig):
+            return original(vllm_config, *args, **kwargs)
+        vllm_config.quant_config.choose(replica_of(vllm_config.parallel_config))
+        add_pass(vllm_config)
+        install(BEFORE_FIRST_MODEL)
+        outermost.append(vllm_config)
+        try:
+            model = original(vllm_config, *args, **kwargs)
+        finally:
+            outermost.pop()
+        teach_pass(model, vllm_config)
+        attach(model, vllm_config)
+        install(WITH_FIRST_MODEL)
+        if current_platform.is_cuda() and vllm_config.quant_config.scheme.quantized:
+            install(WITH_FIRST_MODEL_ON_CUDA)
         return model
 
     return initialize_model
@@ -93,7 +112,7 @@ AT_START = (
     Hook(
         (f"{CORE}.add_request",),
         requests.forgetting,
-        why="no prefix that old weights have computed may serve a new request",
+        why="no prefix that old weights have computed, and no image that they saw, may serve a new request",
         versions="0.10 to 0.32",
         off=ANOTHER,
     ),
@@ -123,8 +142,33 @@ WITH_FLASHRL_VARIABLES = (
     ),
 )
 
+# Put in place by `attaching`, before a model is built.
+BEFORE_FIRST_MODEL = (
+    Hook(
+        ("vllm.model_executor.models.interfaces:SupportsMultiModal._mark_tower_model",),
+        towers.marking,
+        why="which layers belong to a tower, and keep their dtype, a model's class says while it builds them",
+        versions="0.28; without it a tower is quantized, or refused",
+        off=ANOTHER,
+        optional=True,
+    ),
+)
+
 # Put in place by `attaching`, when the worker's module is loaded; the others' modules stay unloaded.
 WITH_FIRST_MODEL = (
+    *(
+        Hook(
+            targets,
+            listening,
+            why="what a model's class leaves out of a checkpoint by design (MTP layers) its own loader alone knows",
+            versions="0.28; not run on others, where a tensor of which nothing is heard is an error",
+            off=ANOTHER,
+            optional=True,
+            loaded=True,
+            everywhere=True,
+        )
+        for targets, listening in skipping.LISTENERS
+    ),
     *(
         Hook(
             (f"{module}:{worker}.sleep",),
@@ -185,7 +229,7 @@ WITH_FIRST_MODEL_ON_CUDA = (
     ),
 )
 
-HOOKS = (*AT_START, *WITH_FLASHRL_VARIABLES, *WITH_FIRST_MODEL, *WITH_FIRST_MODEL_ON_CUDA)
+HOOKS = (*AT_START, *WITH_FLASHRL_VARIABLES, *BEFORE_FIRST_MODEL, *WITH_FIRST_MODEL, *WITH_FIRST_MODEL_ON_CUDA)
 
 _ATTACH = "ascend_quant.integrations.vllm.attach"
 BY_HAND = (
@@ -215,6 +259,13 @@ BY_HAND = (
         "ascend_quant.integrations.vllm.layers.mla:follow",
         why="what it derives must stay at its addresses, which captured graphs read",
         versions="those that have MLAAttention",
+        off=ANOTHER,
+    ),
+    ByHand(
+        "the conv1d of a gated delta net, where its kernels look for it, on a CPU with AMX",
+        "ascend_quant.integrations.vllm.layers.conv:follow",
+        why="these kernels read packed weights, and vLLM's own packing throws the originals away",
+        versions="those that have causal_conv1d_weight_pack: 0.28",
         off=ANOTHER,
     ),
     ByHand(

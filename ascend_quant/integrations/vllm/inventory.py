@@ -11,12 +11,13 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from ascend_quant.engine.layout import layouts_of
-from ascend_quant.integrations.vllm.compat import EXPERTS_LAYER, MLA_LAYER, AttentionLayer
+from ascend_quant.integrations.vllm.compat import ENCODER_ATTENTION, EXPERTS_LAYER, MLA_LAYER, AttentionLayer
 from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError, resident_class
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.schemes import Scheme
 
+DERIVES_NOTHING = (AttentionLayer, MLA_LAYER, ENCODER_ATTENTION)  # that mla.py does not see to
 LAYERS = (LinearBase, VocabParallelEmbedding, EXPERTS_LAYER)
 
 
@@ -35,7 +36,11 @@ def make_plain(model: nn.Module, plain: Mapping[type, type]) -> None:
             module.quant_method = plain[type(method)]()
         elif isinstance(module, LAYERS) and not type(method).__module__.startswith("ascend_quant."):
             _refuse(name, module, f"it computes with {type(method).__name__}")
-        derives = hasattr(module, "process_weights_after_loading") and type(module) not in (AttentionLayer, MLA_LAYER)
+        if type(module) is ENCODER_ATTENTION and getattr(module, "fp8_enabled", False):
+            _refuse(
+                name, module, "it computes in FP8, with scales that no refit follows; leave mm_encoder_attn_dtype out"
+            )
+        derives = hasattr(module, "process_weights_after_loading") and type(module) not in DERIVES_NOTHING
         if derives or (type(module) is AttentionLayer and getattr(module, "use_mla", False)):
             _refuse(name, module, "it derives tensors from its weights after loading, which would go stale")
 

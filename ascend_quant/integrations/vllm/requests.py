@@ -20,7 +20,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
 from ascend_quant.engine.options import NAME
-from ascend_quant.integrations.vllm.compat import ENDED, run_method
+from ascend_quant.integrations.vllm.compat import ENDED, forgets_towers_outputs, run_method
 from ascend_quant.integrations.vllm.worker_refit import refit_of_worker
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.errors import refusal
@@ -253,10 +253,12 @@ def refusing(original: Callable) -> Callable:
 
 
 def _forget_prefixes(core: object, number: int) -> None:
-    """Empty the prefix cache if new weights have come: old ones computed what it holds."""
+    """Empty the caches of prefixes and of what towers made of images if new weights have come: old ones filled them."""
     if number == getattr(core, "ascend_quant_number", None):
         return
     if core.reset_prefix_cache() is False:
         logger.warning("requests run during a refit: what old weights computed stays in the prefix cache till the next")
     else:
+        if not forgets_towers_outputs(core):
+            logger.warning("this vLLM cannot empty its encoder cache: images seen before stay as old weights saw them")
         core.ascend_quant_number = number

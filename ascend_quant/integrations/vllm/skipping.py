@@ -1,0 +1,96 @@
+"""What a vLLM model leaves out of a checkpoint by design: its own loader says so while it loads; there is no list here.
+
+vLLM's classes skip the layers of MTP (multi-token prediction) where no drafter is loaded, the towers of modalities
+that are switched off, and what old checkpoints hold beside their weights. They say so in three places, which are
+listened to (hooks.py): `AutoWeightsLoader`'s prefixes and substrings, a `WeightsMapper` that maps a name to nothing,
+and `get_spec_layer_idx_from_weight_name`. Each is asked about one tensor when it is read. A tensor without a place of
+which none of them says so stays an error; so does a class that skips names in a loop of its own.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from ascend_quant.engine.loading import Loading
+from ascend_quant.integrations.vllm.compat import STAGE_MISSING
+
+_loadings: list[Loading] = []  # that run in this process, the innermost last
+
+
+@contextmanager
+def listening(loading: Loading) -> Iterator[None]:
+    """Inside, what vLLM's loaders skip by design is told to `loading`."""
+    _loadings.append(loading)
+    try:
+        yield
+    finally:
+        _loadings.pop()
+
+
+def _skip() -> None:
+    if _loadings:
+        _loadings[-1].skip()
+
+
+def of_auto_loader(original: Callable) -> Callable:
+    """For `AutoWeightsLoader._can_skip`: of the names that it reads, those that it will not place are told.
+
+    A prefix that the class ignores "if unexpected" counts too, a suffix does not: every loader ignores biases and
+    scales, and a model without the biases that its trainer has computes something else.
+    """
+
+    def can_skip(self, qualname: str) -> bool:
+        found = original(self, qualname)
+        if _loadings:
+            unexpected = qualname.startswith(tuple(getattr(self, "ignore_unexpected_prefixes", ())))
+            if found or unexpected or is_missing_stage(self.module, qualname):
+                _skip()
+        return found
+
+    return can_skip
+
+
+def of_mapper(original: Callable) -> Callable:
+    """For `WeightsMapper._map_name..`: a name that is mapped to nothing is told."""
+
+    def map_name(self, key: str):
+        found = original(self, key)
+        if found is None:
+            _skip()
+        return found
+
+    return map_name
+
+
+def of_spec_layers(original: Callable) -> Callable:
+    """For `get_spec_layer_idx_from_weight_name`: a name of a layer for speculation is told."""
+
+    def get_spec_layer_idx_from_weight_name(config, weight_name: str):
+        found = original(config, weight_name)
+        if found is not None:
+            _skip()
+        return found
+
+    return get_spec_layer_idx_from_weight_name
+
+
+def is_missing_stage(module: nn.Module, qualname: str) -> bool:
+    """Whether a name lies in a part of the model that vLLM has not built, such as a tower without its modality."""
+    for part in qualname.split("."):
+        found = module._modules.get(part) if STAGE_MISSING is not None else None
+        if found is None:
+            return False
+        if isinstance(found, STAGE_MISSING):
+            return True
+        module = found
+    return False
+
+
+_MODELS = "vllm.model_executor.models"
+_OF_LAYERS = "get_spec_layer_idx_from_weight_name"  # in utils since vLLM 0.28, in the models' modules before
+LISTENERS = (  # what is replaced, by what
+    ((f"{_MODELS}.utils:AutoWeightsLoader._can_skip",), of_auto_loader),
+    (tuple(f"{_MODELS}.utils:WeightsMapper.{name}" for name in ("_map_name", "_map_name_with_shard")), of_mapper),
+    (tuple(f"{_MODELS}.{module}:{_OF_LAYERS}" for module in ("utils", "deepseek_v2", "glm4_moe")), of_spec_layers),
+)

@@ -1,0 +1,59 @@
+"""Models of several modalities: their language model is quantized, the rest (towers, projectors) keeps its dtype.
+
+What is a tower, vLLM's classes say while they build it (`_mark_tower_model`), also where they build it on the meta
+device and drop it, since its modality is switched off.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+
+from torch import nn
+
+from ascend_quant.refit import RefitError
+from ascend_quant.refit.resident import ResidentWeight
+
+_building: list[object] = []  # the models whose tower is being built in this process
+
+
+def marking(original: Callable) -> Callable:
+    """For `SupportsMultiModal._mark_tower_model`: while a tower is built, `is_building` says so."""
+
+    def _mark_tower_model(self, vllm_config, modalities, *, targets=None):
+        marked = original(self, vllm_config, modalities, targets=targets)
+        # marked by class, it is built together with the language model: see check_quantized
+        return marked if targets is not None else _noted(marked, self)
+
+    return _mark_tower_model
+
+
+@contextmanager
+def _noted(marked: AbstractContextManager, model: object) -> Iterator[None]:
+    with marked:
+        _building.append(model)
+        try:
+            yield
+        finally:
+            _building.pop()
+
+
+def is_building() -> bool:
+    """Whether what is being built is part of a tower."""
+    return bool(_building)
+
+
+def check_quantized(model: nn.Module, residents: Mapping[str, ResidentWeight]) -> None:
+    """See that the language model alone is quantized, where vLLM tells which part of a model that is.
+
+    Raises:
+        RefitError: naming a parameter of another part, and how to leave it out.
+    """
+    if not (language := getattr(model, "_language_model_names", None)):
+        return
+    for name, resident in residents.items():
+        if resident.codes and not any(name.startswith(f"{part}.") for part in language):
+            stem = ".".join(name.split(".")[: language[0].count(".") + 1])
+            raise RefitError(
+                f"{name} is no part of the language model ({', '.join(language)}), which alone is quantized, and "
+                f"{type(model).__name__} builds both together: name it in the option `ignore`, such as "
+                f"'re:{stem}\\..*', so that it keeps its dtype"
+            )
