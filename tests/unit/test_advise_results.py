@@ -99,7 +99,7 @@ def test_that_is_all_of_them():
 
 
 def test_rollouts_within_trainings():
-    """As verl's clock has them: generation, with all that verl does around it. One without its BF16 twin has no ratio."""
+    """As verl has them: generation, with all that verl does around it. Without its BF16 twin a run has no ratio."""
     rows = [(row, read(file.name)) for file in RESULTS.glob("*-train-*.json") for row in read(file.name)["rows"]]
     compared = [(row, whole) for row, whole in rows if row["rollout_ratio"] is not None]
     assert compared
