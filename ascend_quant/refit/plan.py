@@ -84,6 +84,7 @@ class Call:
     Attributes:
         names: of all tensors.
         taken: positions of the tensors that this rank has a use for; `sources` are their names and sizes.
+        skipped: names of those that the engine's own loader leaves out by design.
         rest: positions of those that the loader must take.
         entries: of all but these.
         moves: what is done with the taken ones; `rows` tells how many rows of which resident that writes.
@@ -98,6 +99,7 @@ class Call:
         self.entries = {name: entries[name] for name in self.names}
         self.taken = [i for i, name in enumerate(self.names) if not self.entries[name].is_idle]
         self.sources = [(self.names[i], weights[i][1].numel()) for i in self.taken]
+        self.skipped = [name for name in self.names if self.entries[name].skipped]
         self.rest: list[int] = []
         self.rows: Counter[ResidentWeight] = Counter()
         self.edges: set[tuple[ResidentWeight, int]] = set()

@@ -198,6 +198,7 @@ class Refit:
         self._by_plan, self._learnt = bool(self.plan.entries), False
         self._entries: dict[str, Entry] = {}
         self._edges: set[tuple[ResidentWeight, int]] = set()
+        self._skipped: set[str] = set()
         self._state, self._why, self._explicit = "open", f"a refit is open; {HEAL}", explicit
         self.unseen = False  # all of it will be written
         self._compares, self._comparable = self._comparable, False
@@ -256,6 +257,7 @@ class Refit:
         if not self._entries.keys().isdisjoint(call.names):
             raise sent_twice(next(name for name in call.names if name in self._entries))
         self._entries |= call.entries
+        self._skipped.update(call.skipped)
         first = batch.new_sources(call.sources)
         batch.add(call.moves, [weights[i][1] for i in call.taken], addresses, first)
         for resident, rows in call.rows.items():
@@ -299,6 +301,8 @@ class Refit:
         if not (known and known.by_loader and entry.by_loader):
             self._learnt = True
         self._entries[name] = entry
+        if entry.skipped:
+            self._skipped.add(name)
 
     def watch(self, weights: Sequence[NamedTensor]) -> None:
         """Keep the rows that are watched of these tensors, as they are quantized."""
@@ -457,7 +461,7 @@ class Refit:
 
     def _left_out(self) -> LeftOut:
         """What came and was left out by design; all names are logged once, and again when they are others."""
-        found = LeftOut(tuple(sorted(name for name, entry in self._entries.items() if entry.skipped)))
+        found = LeftOut(tuple(sorted(self._skipped)))
         if found.names and found != self._told:
             names = ", ".join(found.names)
             logger.info("%d tensors are left out, as the engine's own loader does: %s", len(found.names), names)
