@@ -13,7 +13,7 @@ import built
 from models import make
 
 README = built.ROOT / "README.md"
-RECEIPT = re.compile(r"Receipt\(number=(\d+), .*digest='(\w+)'\)")
+RECEIPT = re.compile(r"Receipt\(number=(\d+), .*digest='(\w+)'")
 # Behind the example, with its engine, and then with one that has started from the later step.
 AFTER = """
 print("after:", llm.generate("1+1=")[0].outputs[0].text)
