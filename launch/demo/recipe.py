@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -56,6 +57,7 @@ class Setup:
         recipe: in configs/recipes.
         models: names that --model may have.
         arms: those that run unless others are chosen.
+        cores_to_start_early: with so many, an arm starts while the one before it trains.
     """
 
     stack: str
@@ -65,6 +67,7 @@ class Setup:
     shape: Mapping[str, int]
     warm_up: WarmUp
     arms: tuple[str, ...]
+    cores_to_start_early: float
 
 
 SETUPS = {
@@ -76,6 +79,7 @@ SETUPS = {
         shape=TINY,
         warm_up=WarmUp(0, fall=800, batch=128, learning_rate=2e-3, ramp=1, band=(0.40, 0.60), seconds=600),
         arms=("bf16", "int8"),
+        cores_to_start_early=inf,  # a training takes them all
     ),
     "cuda": Setup(
         stack="cuda13",
@@ -86,6 +90,7 @@ SETUPS = {
         # How soon 91 M parameters learn to copy and to carry was not seen yet: some 500 updates for 0.3 M and 8 lines.
         warm_up=WarmUp(3000, fall=500, batch=64, learning_rate=5e-4, ramp=100, band=(0.30, 0.50), seconds=240),
         arms=("bf16", "int8", "fp8", "int8-uncorrected"),
+        cores_to_start_early=12,
     ),
 }
 

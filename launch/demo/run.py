@@ -5,6 +5,7 @@ The options are checked before anything is made: one line says which value is wr
 
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
@@ -26,7 +27,7 @@ from launch.demo.recipe import (
 )
 from launch.demo.report import build_report, draw, replica_summary, summary, write_report
 from launch.demo.tasks import write_parquet
-from launch.demo.training import Watched, train_arm
+from launch.demo.training import POLL_SECONDS, Training, Watched
 from launch.stacks import STACK_VARIABLE
 
 FP8_CAPABILITY = (8, 9)  # of the first GPUs with FP8 units
@@ -133,7 +134,7 @@ def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
     write_parquet(out / "prompts.parquet", prompts, choices.seed, choices.setup.task)
     with progress(console) as bars:
         warm_up(choices, out, bars)
-        watched = {arm: run_arm(choices, arm, out, bars) for arm in choices.arms}
+        watched = run_arms(choices, out, bars)
     report = build_report(choices, out, watched, time.monotonic() - started)
     write_report(report, out / "report.json")
     draw(report, out / "report.png")
@@ -171,10 +172,34 @@ def warm_up(choices: Choices, out: Path, bars: Progress) -> None:
     bars.update(bar, description=f"warm-up: {accuracy:.0%} right")
 
 
-def run_arm(choices: Choices, arm: str, out: Path, bars: Progress) -> Watched:
-    """Train one arm under a bar of its own."""
-    bar = bars.add_task(f"{arm}: verl starts, about 80 s", total=choices.steps)
-    return train_arm(choices, arm, out, lambda done: bars.update(bar, description=f"{arm}: training", completed=done))
+def run_arms(choices: Choices, out: Path, bars: Progress) -> dict[str, Watched]:
+    """Train the arms one after another; with cores to spare, an arm starts while the one before it trains.
+
+    The device is then shared by a training and a start, but never by two trainings: steps are timed.
+    """
+    left, watched, shown = list(choices.arms), {}, {}
+    running: list[Training] = []  # the one that trains, and perhaps the next, which waits for it before its first step
+    steps, early = 0, (os.cpu_count() or 1) >= choices.setup.cores_to_start_early
+    with ExitStack() as ends:
+        while left or running:
+            if left and (not running or (early and len(running) == 1 and steps)):
+                training = Training(choices, left.pop(0), out, waits=bool(running))
+                ends.callback(training.end)
+                shown[training.arm] = bars.add_task(f"{training.arm}: verl starts", total=choices.steps)
+                running.append(training)
+            total = sum(training.memory for training in running)
+            for training in reversed(running):  # so that what is left is the first one's
+                steps = training.look(beside=total - training.memory)
+                if steps:
+                    bars.update(shown[training.arm], description=f"{training.arm}: training", completed=steps)
+            if seen := running[0].watched:
+                ended, steps = running.pop(0), 0
+                watched[ended.arm] = seen
+                ended.end()
+                for training in running:
+                    training.go()
+            time.sleep(POLL_SECONDS)
+    return watched
 
 
 def table(report: dict[str, Any]) -> Table:

@@ -3,6 +3,7 @@
 verl may hang instead of failing when one of its workers dies, so a run without a new step for too long is ended.
 """
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -27,14 +29,159 @@ FIRST_STEP_SECONDS = 600  # includes starting Ray, verl and vLLM: about 80 s on 
 NEXT_STEP_SECONDS = 180
 POLL_SECONDS = 0.5
 MEMORY_EVERY = 8  # polls: adding up the memory of 30 processes costs time they need
+TURN = "ASCEND_QUANT_TURN"  # read by integrations/verl/start_up.py: a file whose lock must be free before step 1
+WAITED = "start_up/turn"
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What was seen from outside: the most memory of all processes, in bytes, and the seconds before the first step."""
+    """What was seen from outside: the most memory of all processes, in bytes, and the seconds before the first step.
+
+    Memory is that of arms beside it too; seconds that it waited for one of them are left out.
+    """
 
     peak_memory: int
     start_seconds: float
+
+
+class Training:
+    """A training that runs, with what it has written; whoever makes one ends it in any case.
+
+    Attributes:
+        arm: which.
+
+    Args:
+        waits: whether it stands still before its first step until `go` is called, or this process has ended.
+        changes: keys of verl that are to be otherwise than in the demo.
+
+    Raises:
+        DemoError: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        choices: Choices,
+        arm: str,
+        out: Path,
+        waits: bool = False,
+        changes: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        self.arm, folder = arm, out / arm
+        folder.mkdir(parents=True, exist_ok=True)
+        metrics = folder / "metrics.jsonl"
+        metrics.unlink(missing_ok=True)  # an earlier run's steps are not this one's
+        with ExitStack() as made:
+            private = Path(tempfile.mkdtemp(prefix="aq-"))  # Ray's sockets need a short path, and Ray opens its folder
+            made.callback(shutil.rmtree, private, ignore_errors=True)
+            variables = environment(choices.setup.stack, os.environ) | {"VERL_FILE_LOGGER_PATH": str(metrics)}
+            try:
+                variables = door.preloaded(door.build(private, []), variables)
+            except LaunchError as error:
+                raise DemoError(str(error)) from error
+            command = [sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo"]
+            command += overrides(choices, arm, out, private / "ray", changes)
+            if arm == HYBRID:
+                write_flashrl_config(folder / "flashrl.yaml")
+                variables["FLASHRL_CONFIG"] = str(folder / "flashrl.yaml")
+            self._turn = made.enter_context((private / "turn").open("w"))
+            if waits:
+                fcntl.flock(self._turn, fcntl.LOCK_EX)
+                variables[TURN] = str(private / "turn")
+            verl = started(command, folder, variables)
+            self._watch = Watch(verl, ProcessTree(verl.pid), choices.steps, metrics, folder / "verl.log", waits)
+            made.callback(self._watch.end)
+            self._made = made.pop_all()
+
+    def end(self) -> None:
+        """End what still runs of it."""
+        self._made.close()
+
+    def go(self) -> None:
+        """Let it train."""
+        self._turn.close()  # and its lock is free
+        self._watch.waits = False
+
+    def look(self, beside: int = 0) -> int:
+        """How many steps are done now, see `Watch.look`."""
+        return self._watch.look(beside)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of its processes, when last looked at."""
+        return self._watch.memory
+
+    @property
+    def watched(self) -> Watched | None:
+        """Once verl has ended as it should."""
+        return self._watch.watched
+
+
+def started(command: list[str], folder: Path, variables: Mapping[str, str]) -> subprocess.Popen:
+    """verl's process, in a session of its own; what it says goes into verl.log in its folder."""
+    with (folder / "verl.log").open("wb") as output:
+        if shown := door.shown():
+            output.write(f"{shown}\n".encode())
+            output.flush()
+        return subprocess.Popen(
+            command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+class Watch:
+    """Follows the metrics of a verl process, one look at a time.
+
+    Attributes:
+        waits: whether no step is to be expected yet.
+        memory: bytes of its processes, when last looked at.
+        watched: what was seen, once verl has ended as it should.
+    """
+
+    def __init__(
+        self, verl: subprocess.Popen, tree: ProcessTree, steps: int, metrics: Path, log: Path, waits: bool = False
+    ):
+        self._verl, self._tree, self._steps, self._metrics, self._log = verl, tree, steps, metrics, log
+        self._begun = self._last_news = time.monotonic()
+        self._peak, self._done, self._polls, self._start = 0, 0, 0, 0.0
+        self.waits, self.memory = waits, 0
+        self.watched: Watched | None = None
+
+    def look(self, beside: int = 0) -> int:
+        """How many steps are done.
+
+        Args:
+            beside: bytes of others' processes that count as this one's.
+
+        Raises:
+            DemoError: verl has failed, stands still, or has ended early.
+        """
+        ended = self._verl.poll() is not None  # asked before the metrics are read: the last step is not missed
+        if self._polls % MEMORY_EVERY == 0:
+            self._tree.look()
+            self.memory = self._tree.memory_bytes()
+            self._peak = max(self._peak, self.memory + beside + own_memory_bytes())
+        self._polls += 1
+        now, lines = time.monotonic(), read_lines(self._metrics)
+        if self.waits or len(lines) > self._done:
+            self._last_news = now
+        if lines and not self._done:
+            spent = (line["data"]["timing_s/step"] + line["data"].get(WAITED, 0.0) for line in lines)
+            self._start = now - self._begun - sum(spent)
+        self._done = len(lines)
+        if ended and (self._verl.returncode or self._done < self._steps):
+            steps = f"{self._done} of {self._steps} steps"
+            raise DemoError(f"verl ended with code {self._verl.returncode} after {steps}; {last_errors(self._log)}")
+        allowed = NEXT_STEP_SECONDS if self._done else FIRST_STEP_SECONDS
+        if not ended and now - self._last_news > allowed:
+            steps = f"{self._done} of {self._steps}"
+            raise DemoError(f"no step after {steps} for {allowed} s; {last_errors(self._log)}")
+        if ended:
+            self.watched = Watched(self._peak, self._start)
+        return self._done
+
+    def end(self) -> None:
+        """End what still runs."""
+        self._tree.end()
+        self._verl.wait()
 
 
 def train_arm(
@@ -44,62 +191,12 @@ def train_arm(
     on_steps: Callable[[int], None],
     changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Watched:
-    """Run one arm to its last step; `changes` are keys of verl that are to be otherwise than in the demo."""
-    folder = out / arm
-    folder.mkdir(parents=True, exist_ok=True)
-    log, metrics = folder / "verl.log", folder / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)  # an earlier run's steps are not this one's
-    private = Path(tempfile.mkdtemp(prefix="aq-"))  # Ray's sockets need a short path, and Ray opens its own folder
-    variables = environment(choices.setup.stack, os.environ) | {"VERL_FILE_LOGGER_PATH": str(metrics)}
+    """Run one arm to its last step; `changes` as above."""
+    training = Training(choices, arm, out, changes=changes)
     try:
-        variables = door.preloaded(door.build(private, []), variables)
-    except LaunchError as error:
-        shutil.rmtree(private, ignore_errors=True)
-        raise DemoError(str(error)) from error
-    command = [sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo"]
-    command += overrides(choices, arm, out, private / "ray", changes)
-    if arm == HYBRID:
-        write_flashrl_config(folder / "flashrl.yaml")
-        variables["FLASHRL_CONFIG"] = str(folder / "flashrl.yaml")
-    with log.open("wb") as output:
-        if shown := door.shown():
-            output.write(f"{shown}\n".encode())
-            output.flush()
-        verl = subprocess.Popen(
-            command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    tree = ProcessTree(verl.pid)
-    try:
-        return watch(verl, tree, choices.steps, metrics, log, on_steps)
+        while training.watched is None:
+            on_steps(training.look())
+            time.sleep(POLL_SECONDS)
     finally:
-        tree.end()
-        verl.wait()
-        shutil.rmtree(private, ignore_errors=True)
-
-
-def watch(
-    verl: subprocess.Popen, tree: ProcessTree, steps: int, metrics: Path, log: Path, on_steps: Callable[[int], None]
-) -> Watched:
-    """Follow the metrics until verl ends; raise if it fails, stalls or ends early."""
-    begun = last_news = time.monotonic()
-    peak, done, polls, start, ended = 0, 0, 0, 0.0, False
-    while not ended:
-        ended = verl.poll() is not None  # asked before the metrics are read, so that the last step is not missed
-        if polls % MEMORY_EVERY == 0:
-            tree.look()
-            peak = max(peak, tree.memory_bytes() + own_memory_bytes())
-        polls += 1
-        lines = read_lines(metrics)
-        if len(lines) > done:
-            last_news = time.monotonic()
-            if not done:
-                start = last_news - begun - sum(line["data"]["timing_s/step"] for line in lines)
-            done = len(lines)
-            on_steps(done)
-        allowed = NEXT_STEP_SECONDS if done else FIRST_STEP_SECONDS
-        if time.monotonic() - last_news > allowed:
-            raise DemoError(f"no step after {done} of {steps} for {allowed} s; {last_errors(log)}")
-        time.sleep(0 if ended else POLL_SECONDS)
-    if verl.returncode or done < steps:
-        raise DemoError(f"verl ended with code {verl.returncode} after {done} of {steps} steps; {last_errors(log)}")
-    return Watched(peak, start)
+        training.end()
+    return training.watched

@@ -307,11 +307,14 @@ def run_watch(tmp_path, code: str, steps: int = 2) -> tuple[training.Watched, li
             [sys.executable, "-c", code], cwd=tmp_path, stdout=output, stderr=output, start_new_session=True
         )
     tree = ProcessTree(verl.pid)
+    watch = training.Watch(verl, tree, steps, tmp_path / "metrics.jsonl", log)
     try:
-        return training.watch(verl, tree, steps, tmp_path / "metrics.jsonl", log, seen.append), seen
+        while watch.watched is None:
+            seen.append(watch.look())
+            time.sleep(0.1)
+        return watch.watched, seen
     finally:
-        tree.end()
-        verl.wait()
+        watch.end()
 
 
 def writer(lines: list[str]) -> str:

@@ -17,7 +17,7 @@ from ascend_quant.integrations.verl.effective_sample import EffectiveSample
 from ascend_quant.integrations.verl.receipts import merge
 from ascend_quant.integrations.verl.replica_mismatch import ranks_of, replica_mismatch, upper_threshold
 from ascend_quant.integrations.verl.sender import sends_weights
-from ascend_quant.integrations.verl.start_up import StartUp
+from ascend_quant.integrations.verl.start_up import StartUp, wait_for_turn
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,8 @@ class RefitTrainer:
 
     def on_train_begin(self) -> None:
         self.start_up.mark("before step 1")  # agent loops, loggers, a validation if there is one
+        if wait_for_turn():
+            self.start_up.mark("turn")
         super().on_train_begin()
 
     def prepare_step(self) -> dict[str, Any]:
