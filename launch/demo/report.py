@@ -1,6 +1,6 @@
 """The demo's result: report.json, from the metrics of the arms and what the run measured about itself; and report.png.
 
-The picture has six small panels by step, all arms in each, and dashed the replicas of an arm that has several.
+The picture has eight small panels by step, all arms in each, and dashed the replicas of an arm that has several.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from launch.demo.metrics import read_lines, receipt, replica_record, speed_record, step_record
+from launch.demo.metrics import read_lines, receipt, replica_record, speed_record, step_record, update_record
 from launch.demo.recipe import QAT, Choices, is_corrected, replica_schemes, scheme_of
 from launch.demo.training import Watched
 from launch.software import installed
@@ -24,6 +24,8 @@ PANELS = (
     ("reward", "reward (exact answers)", "linear"),
     ("k3_kl", "mismatch KL (k3), trainer against rollout", "log"),
     ("ess", "effective sample size (of 1)", "linear"),
+    ("update_cosine", "last update, codes against weights: cosine", "linear"),
+    ("since_start_cosine", "all updates, codes against weights: cosine", "linear"),
     ("refit_seconds", "refit time (s)", "linear"),
     ("step_seconds", "time of a step (s)", "linear"),
     ("tokens_per_second", "tokens/s, over the whole step", "linear"),
@@ -33,7 +35,7 @@ PANELS = (
 def arm_report(name: str, metrics: Path) -> dict[str, Any]:
     """One arm, step by step, and where it has several replicas, each of them."""
     lines = read_lines(metrics)
-    steps = [step_record(line, is_corrected(name)) | speed_record(line) for line in lines]
+    steps = [step_record(line, is_corrected(name)) | speed_record(line) | update_record(line) for line in lines]
     schemes = replica_schemes(name)
     arm = {
         "name": name,
@@ -140,11 +142,11 @@ def draw(report: dict[str, Any], path: Path) -> None:
     """Draw the report's arms into one PNG."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 7), layout="constrained")
-    for axes, (field, title, scale) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
+    figure = Figure(figsize=(18, 7), layout="constrained")
+    for axes, (field, title, scale) in zip(figure.subplots(2, 4).flat, PANELS, strict=True):
         for arm in report["arms"]:
             for line, style in ((arm, "-"), *((replica, "--") for replica in arm.get("replicas", ()))):
-                # replicas have no reward, and arms without importance weights no effective sample size
+                # replicas have no reward, arms without importance weights no effective sample size, and bf16 no codes
                 points = [(step["step"], step.get(field, nan)) for step in line["steps"]]
                 axes.plot(*zip(*points, strict=True), style, marker=".", label=line["name"])
         axes.set(title=title, xlabel="step", yscale=scale)
