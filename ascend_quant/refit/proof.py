@@ -247,11 +247,19 @@ def sending(weights: Iterable[NamedTensor], unquantized: Unquantized | None = No
     Raises:
         RefitError: see `sent.check_sent`.
     """
+    return sending_groups(([pair] for pair in weights), unquantized)  # whoever produces them may reuse their memory
+
+
+def sending_groups(
+    groups: Iterable[Sequence[NamedTensor]], unquantized: Unquantized | None = None
+) -> Iterator[NamedTensor]:
+    """The same of weights that are there group by group: digests of a group take one launch."""
     digests, device = Digests(), torch.device("cpu")
-    for name, tensor in checked(weights):
-        digests.add(name, tensor)  # at once: whoever produces the tensors may reuse their memory
-        device = tensor.device
-        yield name, tensor
+    for group in groups:
+        digests.add_all(checked(group))
+        for name, tensor in group:
+            device = tensor.device
+            yield name, tensor
     yield SENT, encode(digests.as_dict(), unquantized).to(device)
 
 

@@ -49,7 +49,7 @@ def test_whole_models_are_proved_and_adapters_are_not(peft_config, asked, proved
 
 def test_what_fake_quantization_leaves_alone_travels_with_the_digests():
     told = Unquantized("int8", ("layers.0.mlp.experts",))
-    worker = made(unquantized=told)
+    worker = made(unquantized=told, engine=None)
     received = list(worker.as_sent(WEIGHTS.items()))
     for here, refused in ((told, False), (Unquantized("int8"), True)):
         receiving = Receiving(unquantized=here)

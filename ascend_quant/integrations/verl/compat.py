@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,27 @@ def type_for_turns(model_type: str | None, tokenizer: Any) -> str | None:
         logger.warning("model type %s: %s; turns are joined in verl's general way", model_type, error)
         return None
     return model_type
+
+
+def fsdp2_shards(engine: Any) -> dict[str, Any] | None:
+    """The parameters of verl's training engine by the names that it sends, sharded as FSDP2 keeps them; None where
+    verl does more than gather them: with LoRA, with its own QAT, in FSDP1 and in other engines. Covers verl 0.9.1."""
+    from verl.utils.fsdp_utils import fsdp_version
+    from verl.utils.model import convert_weight_keys
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+    if getattr(type(engine), "get_per_tensor_param", None) is not FSDPEngine.get_per_tensor_param:
+        return None
+    if fsdp_version(engine.module) != 2 or hasattr(engine.module, "peft_config") or engine._qat_enabled:
+        return None
+    return convert_weight_keys(engine.module.state_dict(), engine.module)
+
+
+def experts_apart(weights: Iterable[tuple[str, Any]], engine: Any) -> list[tuple[str, Any]]:
+    """The weights with stacks of experts taken apart where verl sends them so."""
+    from verl.workers.engine.fsdp.utils import unfuse_moe_params
+
+    return [*unfuse_moe_params(weights, engine.model_config.hf_config.model_type)]
 
 
 async def ask_every_engine(engine: Any, method: str) -> list[list[Any]]:

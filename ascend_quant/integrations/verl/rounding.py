@@ -33,14 +33,17 @@ def rounded(weights: Iterable[NamedTensor], kept: Iterable[str] = ()) -> Iterato
     """
     kept = [*kept]
     for name, tensor in checked(weights):
-        round_it = is_rounded(name, tensor) and not any(_is_part(part, name) for part in kept)
-        yield name, tensor.to(torch.bfloat16) if round_it else tensor
+        yield name, tensor.to(torch.bfloat16) if is_rounded(name, tensor, kept) else tensor
 
 
-def is_rounded(name: str, tensor: torch.Tensor) -> bool:
-    """Whether this is a float32 matrix that a BF16 engine quantizes or holds in BF16, or all experts' of a layer."""
+def is_rounded(name: str, tensor: torch.Tensor, kept: Iterable[str] = ()) -> bool:
+    """Whether this is a float32 matrix that a BF16 engine quantizes or holds in BF16, or all experts' of a layer.
+
+    Args:
+        kept: see `rounded`.
+    """
     layer, _, leaf = name.rpartition(".")
-    if tensor.dtype != torch.float32:
+    if tensor.dtype != torch.float32 or any(_is_part(part, name) for part in kept):
         return False
     if tensor.dim() == 3:
         return layer.endswith("experts")

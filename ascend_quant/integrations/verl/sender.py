@@ -5,8 +5,10 @@ through shared memory or IPC, and what distant ones get through a checkpoint eng
 """
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,12 +16,15 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
 from verl.workers.engine_workers import TrainingWorker
 
-from ascend_quant.integrations.verl import hooks
-from ascend_quant.integrations.verl.rounding import ENGINE_DTYPE, kept_by, rounded
+from ascend_quant.integrations.verl import compat, hooks
+from ascend_quant.integrations.verl.gathering import gathered, is_gathered_flat
+from ascend_quant.integrations.verl.rounding import ENGINE_DTYPE, is_rounded, kept_by, rounded
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.names import Unquantized
-from ascend_quant.refit.proof import prepare, sending
+from ascend_quant.refit.proof import prepare, sending_groups
 from ascend_quant.refit.sent import NamedTensor
+
+logger = logging.getLogger(__name__)
 
 
 class SendingTrainingWorker(TrainingWorker):
@@ -42,16 +47,40 @@ class SendingTrainingWorker(TrainingWorker):
     def as_sent(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
         """The engine's weights as they leave; digests are of what leaves."""
         install(hooks.WHEN_WEIGHTS_LEAVE)  # the rollout's module is there by now
-        if self.rounds:
-            weights = rounded(weights, kept_by(self.engine.module))
-        return sending(weights, self.unquantized) if self.proves else weights
+        groups = self._gathered()
+        if groups is None:
+            rounds = self.rounds
+            groups = ([pair] for pair in (rounded(weights, kept_by(self.engine.module)) if rounds else weights))
+        return sending_groups(groups, self.unquantized) if self.proves else chain.from_iterable(groups)
+
+    def _gathered(self) -> Iterable[list[NamedTensor]] | None:
+        """The weights in groups, gathered by us; None where verl is to do it."""
+        shards = compat.fsdp2_shards(self.engine)
+        if shards is None:
+            return None
+        if other := [name for name, shard in shards.items() if not is_gathered_flat(shard)]:
+            tell_of_other_shards(other[0], len(other))
+            return None
+        kept = kept_by(self.engine.module)
+        whole = gathered(shards, own_device(), lambda name, shard: self.rounds and is_rounded(name, shard, kept))
+        return (compat.experts_apart(group, self.engine) for group in whole)
 
     def reset(self) -> None:
         """Make the model; then what its digests need, so that the first sync waits for no compiler."""
         super().reset()
         if self.proves:
-            prepare(torch.empty(0, device=get_device_name()).device)  # with its number
+            prepare(own_device())
         self.seconds = time.perf_counter() - self.began
+
+
+@functools.cache  # once
+def tell_of_other_shards(name: str, count: int) -> None:
+    logger.warning("%d parameters, such as %s, are not sharded by rows: verl gathers them one by one", count, name)
+
+
+def own_device() -> torch.device:
+    """This process's, with its number."""
+    return torch.empty(0, device=get_device_name()).device
 
 
 class SendsWeights:

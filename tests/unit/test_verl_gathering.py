@@ -1,0 +1,125 @@
+"""Shards gathered many at a time, on gloo ranks: each tensor is what DTensor's own gather gives, rounded or not."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from gloo_ranks import leave
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+pytest.importorskip("verl", reason="the shards are those of verl's trainer")
+pytest.importorskip("vllm", reason="verl's workers need vLLM")
+
+RANKS = 4
+CPU = torch.device("cpu")
+SHAPES = {  # rows on 4 ranks: 2 2 2 1, then 1 0 0 0, ..
+    "odd.weight": (7, 5),
+    "one.weight": (1, 8),
+    "even.weight": (8, 3),
+    "vector.bias": (5,),
+    "layer.mlp.experts.gate_up_proj": (3, 4, 6),
+    "bytes.weight": (6, 3),
+    "wide.weight": (4, 700),
+}
+
+
+def params(mesh, placements) -> dict[str, torch.Tensor]:
+    """Shards, with a tensor that is whole on each rank and one that is no DTensor between them."""
+    torch.manual_seed(0)
+    found = {}
+    for name, shape in SHAPES.items():
+        whole = torch.randn(shape)
+        found[name] = distribute_tensor(whole.bfloat16() if "bytes" in name else whole, mesh, placements)
+    found["copied.weight"] = distribute_tensor(torch.randn(3, 3), mesh, [Replicate()] * mesh.ndim)
+    found["plain"] = torch.arange(3)
+    found["last.weight"] = distribute_tensor(torch.randn(9, 2), mesh, placements)
+    return found
+
+
+def rounds(name: str, tensor: torch.Tensor) -> bool:
+    return tensor.dtype == torch.float32 and not name.startswith(("odd", "vector"))
+
+
+def check_rank(rank: int, folder) -> None:
+    from ascend_quant.integrations.verl import gathering
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    flat, square = init_device_mesh("cpu", (RANKS,)), init_device_mesh("cpu", (2, RANKS // 2))
+    for mesh, placements in ((flat, [Shard(0)]), (square, [Replicate(), Shard(0)]), (square, [Shard(0), Replicate()])):
+        sharded = params(mesh, placements)
+        assert all(map(gathering.is_gathered_flat, sharded.values()))
+        for at_once in (1, 200, 1 << 30):
+            gathering.AT_ONCE = at_once
+            groups = list(gathering.gathered(sharded, CPU, rounds))  # all kept: none has another's memory
+            assert [name for group in groups for name, _ in group] == list(sharded)
+            assert (len(groups) == len(sharded)) == (at_once == 1)
+            for name, whole in (pair for group in groups for pair in group):
+                shard = sharded[name]
+                expected = shard.full_tensor() if isinstance(shard, DTensor) else shard
+                expected = expected.bfloat16() if rounds(name, expected) else expected
+                assert whole.dtype == expected.dtype and torch.equal(whole, expected), (name, at_once, placements)
+    columns = distribute_tensor(torch.randn(4, 8), flat, [Shard(1)])
+    both = distribute_tensor(torch.randn(4, 8), square, [Shard(0), Shard(1)])
+    assert not gathering.is_gathered_flat(columns) and not gathering.is_gathered_flat(both)
+    leave()
+
+
+def test_as_dtensors_own_gather(tmp_path):
+    mp.spawn(check_rank, (tmp_path,), nprocs=RANKS)
+
+
+def check_engine(rank: int, folder) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    import verl  # noqa: F401  the plugin brings the cpu platform
+    from packed_engine import build
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from ascend_quant.integrations.verl import compat, packed_attention, sender
+    from ascend_quant.refit.proof import Receiving
+
+    engine = build(folder, packed_attention.PACKED, 1)
+    verls, _ = engine.get_per_tensor_param()
+    expected = {name: tensor.bfloat16() if tensor.dim() == 2 else tensor for name, tensor in verls}
+    worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, "bfloat16").actor_worker_cls)
+    worker.engine = engine
+    for engine_gathers in (False, True):
+        if engine_gathers:
+            compat.fsdp2_shards = lambda engine: None
+        receiving = Receiving()
+        found = dict(receiving.take(list(worker.as_sent(engine.get_per_tensor_param()[0]))))
+        assert receiving.prove() == len(expected)
+        assert list(found) == list(expected)
+        assert all(torch.equal(found[name], expected[name]) for name in expected), engine_gathers
+    leave()
+
+
+def test_verls_engine_sends_the_same_weights(tmp_path, monkeypatch):
+    from packed_engine import plain_model
+
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    plain_model().save_pretrained(tmp_path / "model")
+    mp.spawn(check_engine, (tmp_path,), nprocs=2)
+
+
+@pytest.mark.parametrize("fault", ["lora", "qat", "fsdp1", "other"])
+def test_where_verl_does_more_than_to_gather_it_is_left_to_it(fault, monkeypatch):
+    from verl.utils import fsdp_utils
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+    from ascend_quant.integrations.verl import compat
+
+    monkeypatch.setattr(fsdp_utils, "fsdp_version", lambda module: 1 if fault == "fsdp1" else 2)
+    other = type("Other", (FSDPEngine,), {"get_per_tensor_param": lambda self: None})
+    engine = object.__new__(other if fault == "other" else FSDPEngine)
+    engine._qat_enabled = fault == "qat"
+    engine.module = SimpleNamespace(state_dict=lambda: {"a": 1}, **({"peft_config": {}} if fault == "lora" else {}))
+    assert compat.fsdp2_shards(engine) is None
+    if fault == "lora":
+        del engine.module.peft_config
+        assert compat.fsdp2_shards(engine) == {"a": 1}
