@@ -1,6 +1,6 @@
 """Whole tensors of FSDP2's shards, many in one all-gather, and the next one under way while these are used.
 
-verl 0.9.1 gathers tensor by tensor, in float32, when the sender asks for it: of the 0.51 s for which a refit of a 7B was
+verl 0.9.1 gathers tensor by tensor, in float32, when the sender asks for it: of the 0.51 s that a refit of a 7B was
 open on two H200s, the engine waited 0.46 s for 339 such gathers, and wrote for 0.009 s. What the engine rounds to BF16
 is rounded here before it moves, which halves the bytes.
 
