@@ -14,11 +14,11 @@ SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidd
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 1}  # fewer than ranks: repeated
 
 
-def plain_model():
+def plain_model(tied: bool = False):
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES, **HEADS, tie_word_embeddings=False, attn_implementation="sdpa"))
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, **HEADS, tie_word_embeddings=tied, attn_implementation="sdpa"))
 
 
 def texts() -> list[torch.Tensor]:

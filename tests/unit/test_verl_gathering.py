@@ -72,7 +72,7 @@ def test_as_dtensors_own_gather(tmp_path):
     mp.spawn(check_rank, (tmp_path,), nprocs=RANKS)
 
 
-def check_engine(rank: int, folder) -> None:
+def check_engine(rank: int, folder, tied: bool) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     torch.set_num_threads(1)
@@ -86,25 +86,31 @@ def check_engine(rank: int, folder) -> None:
     engine = build(folder, packed_attention.PACKED, 1)
     verls, _ = engine.get_per_tensor_param()
     expected = {name: tensor.bfloat16() if tensor.dim() == 2 else tensor for name, tensor in verls}
+    head = expected["lm_head.weight"]
+    assert torch.equal(head, expected["model.embed_tokens.weight"]) == tied
     worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, "bfloat16").actor_worker_cls)
     worker.engine = engine
-    for engine_gathers in (False, True):
-        if engine_gathers:
+    for verl_gathers in (False, True):
+        if verl_gathers:
             compat.fsdp2_shards = lambda engine: None
+            expected["lm_head.weight"] = head
+        elif tied:
+            del expected["lm_head.weight"]
         receiving = Receiving()
         found = dict(receiving.take(list(worker.as_sent(engine.get_per_tensor_param()[0]))))
         assert receiving.prove() == len(expected)
-        assert list(found) == list(expected)
-        assert all(torch.equal(found[name], expected[name]) for name in expected), engine_gathers
+        assert set(found) == set(expected)
+        assert all(torch.equal(found[name], expected[name]) for name in expected), verl_gathers
     leave()
 
 
-def test_verls_engine_sends_the_same_weights(tmp_path, monkeypatch):
+@pytest.mark.parametrize("tied", [False, True])
+def test_verls_engine_sends_the_same_weights_but_for_a_tied_head(tied, tmp_path, monkeypatch):
     from packed_engine import plain_model
 
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    plain_model().save_pretrained(tmp_path / "model")
-    mp.spawn(check_engine, (tmp_path,), nprocs=2)
+    plain_model(tied).save_pretrained(tmp_path / "model")
+    mp.spawn(check_engine, (tmp_path, tied), nprocs=2)
 
 
 @pytest.mark.parametrize("fault", ["lora", "qat", "fsdp1", "other"])

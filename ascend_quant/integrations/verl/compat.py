@@ -49,7 +49,18 @@ def fsdp2_shards(engine: Any) -> dict[str, Any] | None:
         return None
     if fsdp_version(engine.module) != 2 or hasattr(engine.module, "peft_config") or engine._qat_enabled:
         return None
-    return convert_weight_keys(engine.module.state_dict(), engine.module)
+    shards = convert_weight_keys(engine.module.state_dict(), engine.module)
+    if is_tied(engine.module):
+        shards.pop("lm_head.weight", None)  # of no use to the engine, whose head is the embedding too
+    return shards
+
+
+def is_tied(module: Any) -> bool:
+    """Whether a model's head is its embedding, as transformers names them."""
+    head, embedding = (
+        getattr(module, name, lambda: None)() for name in ("get_output_embeddings", "get_input_embeddings")
+    )
+    return head is not None and embedding is not None and head.weight is embedding.weight
 
 
 def experts_apart(weights: Iterable[tuple[str, Any]], engine: Any) -> list[tuple[str, Any]]:
