@@ -57,8 +57,8 @@ def verdict(split: dict[str, Any]) -> Iterator[str]:
         times = growing(part) if part["name"] in COUNTED else None
         if times is not None and times > GROWS:
             yield (
-                f"The part of the {part['name']} grows with the position: {times:.3g} times the KL in the last range. "
-                "Judge it at the length of your answers (--max-tokens)."
+                f"The {part['name']}'s part grows with the position: in the last range it is {times:.3g} times that of "
+                "the first. Judge it at the length of your answers (--max-tokens)."
             )
     if "both" in kl and "weights" in parts and "cache" in parts:
         total = kl["noise"] + parts["weights"] + parts["cache"]
@@ -82,6 +82,6 @@ def advice(first: str, cache: str, parts: dict[str, float]) -> str:
         cure = "try --kv-cache fp8, whose error does not depend on them"
     else:
         other = "e4m3 has three bits of a number, whatever its scale, and a scale too large or too small costs the rest"
-        cure = "see that the scales are this step's, try --kv-cache int8"
+        cure = "see that the scales are this step's, or try --kv-cache int8"
     costs = f", {parts['cache'] / parts['weights']:.2g} times the weights' part" if parts.get("weights") else ""
-    return f"The {cache} cache is the largest part{costs}: {other}; {cure}, or leave it at auto for these lengths."
+    return f"The {cache} cache is the largest part{costs}: {other}; {cure}; or leave it at auto for these lengths."
