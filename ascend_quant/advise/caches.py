@@ -20,27 +20,29 @@ def caches(serving: Serving, device: Device, shape: Shape) -> tuple[Cache, ...]:
 
 
 def no_quantized_cache(device: Device, shape: Shape) -> dict[str, str]:
-    """Why there is none of a name."""
-    why = _of_the_model(shape)
-    if why is None and device.npu:
+    """Why there is none of a name; what the engine refuses of a model, it refuses on any device."""
+    refused = {}
+    if "fp8" not in device.rates:
+        refused[FP8.name] = f"{device.name} has no FP8 units, and vLLM's kernels for an fp8 cache do not compile for it"
+    if device.npu:
         why = (
             f"vllm-ascend's int8 cache (C8) on {device.name} computes its scales once, from a checkpoint: they would "
             "not follow a refit, so it is not estimated"
         )
-    if why is not None:
-        return dict.fromkeys((INT8.name, FP8.name), why)
-    if "fp8" not in device.rates:
-        return {FP8.name: f"{device.name} has no FP8 units, and vLLM's kernels for an fp8 cache do not compile for it"}
-    return {}
+        refused = dict.fromkeys((INT8.name, FP8.name), why)
+    return refused | _of_the_model(shape)
 
 
-def _of_the_model(shape: Shape) -> str | None:
-    """What the engine refuses on any device."""
+def _of_the_model(shape: Shape) -> dict[str, str]:
     mixers = {layer.mixer for layer in shape.layers}
     if any(isinstance(mixer, Latent) for mixer in mixers):
-        return "the model has latent attention, one latent for all heads, which keeps BF16"
+        why = "the model has latent attention, which keeps no keys and values of heads"
+        return dict.fromkeys((INT8.name, FP8.name), why)
     if not all(isinstance(mixer, Attention) for mixer in mixers):
-        return "the model has layers of linear attention, whose caches vLLM lays out together with the others'"
+        why = "the model has other layers than attention (hybrid), whose caches have pages of several sizes"
+        return dict.fromkeys((INT8.name, FP8.name), why)
     if len(mixers) > 1:
-        return "the model's attention layers are not alike, and vLLM lays such caches out in pages of another kind"
-    return None
+        return {
+            INT8.name: "the model's attention layers are not alike, and vLLM misplaces its scales where pages differ"
+        }
+    return {}

@@ -7,18 +7,20 @@ import torch
 FP8_CAPABILITY = (8, 9)  # of the first GPUs with FP8 units
 
 
-def no_cache_for(model_config: Any) -> str | None:
-    """Why no engine has a quantized cache for this model; None if nothing speaks against it.
+def no_cache_for(model_config: Any, cache: str) -> str | None:
+    """Why no engine has that cache for this model; None if nothing speaks against it.
 
     Args:
         model_config: transformers' configuration.
     """
     text = model_config.get_text_config()
     if getattr(text, "kv_lora_rank", None):
-        return "the model has latent attention, one latent for all heads, which keeps BF16"
+        return "the model has latent attention, which keeps no keys and values of heads"
     kinds = sorted(set(getattr(text, "layer_types", None) or ()))
-    if len(kinds) > 1:
-        return f"its layers are not alike ({', '.join(kinds)}), and vLLM lays such caches out in pages of another kind"
+    if any("attention" not in kind or "linear" in kind for kind in kinds):
+        return f"the model has other layers than attention ({', '.join(kinds)}), with pages of several sizes"
+    if len(kinds) > 1 and cache == "int8":
+        return f"its layers are not alike ({', '.join(kinds)}), and vLLM misplaces its scales where pages differ"
     return None
 
 

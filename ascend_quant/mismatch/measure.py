@@ -177,7 +177,7 @@ def check_cache(settings: Settings, config: Any) -> None:
     """Raises OptionError where no engine here has the quantized cache that is asked for."""
     if settings.kv_cache == "auto":
         return
-    if why := no_cache_for(config):
+    if why := no_cache_for(config, settings.kv_cache):
         raise OptionError(f"--kv-cache {settings.kv_cache}: {why}")
     if not settings.emulate_cache and (why := no_engine_with(settings.kv_cache)):
         raise OptionError(f"--kv-cache {settings.kv_cache}: {why}; --emulate-cache shows what its rounding does")

@@ -123,7 +123,7 @@ FULL, WINDOW, STATE = Attention(4, 2, 16), Attention(4, 2, 16, window=8), Linear
     [
         ((LATENT,), ("auto",)),
         ((FULL, STATE), ("auto",)),
-        ((FULL, WINDOW), ("auto",)),
+        ((FULL, WINDOW), ("auto", "fp8")),
         ((FULL, LATENT), ("auto",)),
         ((FULL,), ("auto", "int8", "fp8")),
         ((WINDOW,), ("auto", "int8", "fp8")),

@@ -222,20 +222,23 @@ def test_a_part_that_grows_with_the_position_is_named():
 @pytest.mark.parametrize(
     ("config", "refused"),
     [
-        ({"kv_lora_rank": 512}, True),
-        ({"layer_types": ["full_attention", "linear_attention"]}, True),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, True),
-        ({"layer_types": ["full_attention"] * 3}, False),
-        ({}, False),
+        ({"kv_lora_rank": 512}, {"int8", "fp8"}),
+        ({"layer_types": ["full_attention", "linear_attention"]}, {"int8", "fp8"}),
+        ({"layer_types": ["full_attention", "mamba"]}, {"int8", "fp8"}),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, {"int8"}),
+        ({"layer_types": ["full_attention"] * 3}, set()),
+        ({}, set()),
     ],
 )
 def test_models_whose_cache_stays_bf16(config, refused):
     text = SimpleNamespace(**config)
     whole = SimpleNamespace(get_text_config=lambda: text)
-    assert (cache_support.no_cache_for(whole) is not None) == refused
-    for settings in (Settings("m", "int8", kv_cache="fp8", emulate_cache=True), Settings("m", "int8")):
-        if refused and settings.kv_cache != "auto":
-            with pytest.raises(OptionError, match="--kv-cache fp8"):
+    check_cache(Settings("m", "int8"), whole)
+    for cache in ("int8", "fp8"):
+        assert (cache_support.no_cache_for(whole, cache) is not None) == (cache in refused)
+        settings = Settings("m", "int8", kv_cache=cache, emulate_cache=True)
+        if cache in refused:
+            with pytest.raises(OptionError, match=f"--kv-cache {cache}"):
                 check_cache(settings, whole)
         else:
             check_cache(settings, whole)
