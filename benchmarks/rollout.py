@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from benchmarks import decoding, decoding_report, generation, rollout_report
-from benchmarks.caches import CACHES, ON_CPUS
+from benchmarks.caches import CACHES, ON_CPUS, OURS
 from benchmarks.models import MODELS
 from benchmarks.refit import choices, in_turn
 from benchmarks.report import console
@@ -102,7 +102,8 @@ def engines_of(schemes: list[str], caches: list[str]) -> list[tuple[str, str]]:
     """Schemes and their caches: BF16 weights have the BF16 cache, and others with them where they are alone."""
     base = [("bf16", "auto")] if "bf16" in schemes else []
     others = [scheme for scheme in schemes if scheme != "bf16"] or ["bf16"]
-    pairs = base + [(scheme, cache) for scheme in others for cache in caches]
+    ours = ("bf16", "int8-ours")  # vLLM's own schemes have vLLM's own caches
+    pairs = base + [(scheme, cache) for scheme in others for cache in caches if scheme in ours or cache not in OURS]
     return list(dict.fromkeys(pairs))
 
 

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from ascend_quant.advise.layers import AUTO, FP8, INT8
 from benchmarks import decoding, decoding_report, rollout, rollout_report
-from benchmarks.caches import CACHES, head_bytes
+from benchmarks.caches import CACHES, head_bytes, options
 from benchmarks.floors import Rates, floors
+from benchmarks.generation import SCHEMES
 from benchmarks.models import get_model
 from benchmarks.tasks import Outcome, Rollouts, Task
 
@@ -58,10 +59,23 @@ def test_a_sequence_alone_has_the_context():
         (["bf16"], ["auto", "fp8"], [("bf16", "auto"), ("bf16", "fp8")]),
         (["bf16"], ["fp8"], [("bf16", "auto"), ("bf16", "fp8")]),
         (["int8-ours"], ["int8"], [("int8-ours", "int8")]),
+        (["fp8-vllm"], ["int8", "auto", "fp8-vllm"], [("fp8-vllm", "auto"), ("fp8-vllm", "fp8-vllm")]),
     ],
 )
 def test_bf16_weights_have_one_cache_beside_others(schemes, caches, engines):
     assert rollout.engines_of(schemes, caches) == engines
+
+
+def test_our_caches_are_an_option_of_our_engines():
+    for scheme in ("bf16", "int8-ours"):
+        made = options(SCHEMES[scheme], "int8")
+        told = made["hf_overrides"]["quantization_config"]
+        assert (made["quantization"], told["kv_cache"]) == ("ascend_quant", "int8") and "kv_cache_dtype" not in made
+        assert told["scheme"] == scheme.removesuffix("-ours")
+    assert "kv_cache" not in SCHEMES["int8-ours"]["hf_overrides"]["quantization_config"]
+    assert options(SCHEMES["bf16"], "fp8-vllm") == {"kv_cache_dtype": "fp8"}
+    with pytest.raises(ValueError, match="int8-vllm"):
+        options(SCHEMES["fp8-vllm"], "int8")
 
 
 def test_engines_take_turns_at_being_first(monkeypatch):
