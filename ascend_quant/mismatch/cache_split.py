@@ -15,7 +15,7 @@ and `both` is not known.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from ascend_quant.mismatch.positions import by_position
 
 PARTS = ("noise", "kernel", "cache", "weights", "both")
 KERNELS = {"int8": {"attention_backend": "TRITON_ATTN"}}  # vLLM's own, nearest to ours, with a BF16 cache; CUDA's
+EXTENSION = "ascend_quant.mismatch.cache_scales.Extension"
 FORCING = "ascend_quant.mismatch.forcing:Forced"  # as vLLM names a class
 
 
@@ -37,7 +38,8 @@ class Part:
         about: the engine, in words.
         emulated: by transformers, not by an engine.
         buckets: see positions.py; the first holds all positions.
-        logprobs: what it gave each token, and the reference with it.
+        logprobs: what it gave each token.
+        scales: of an fp8 cache, of each layer's keys and values; None where a cache has none of a whole layer.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Part:
     emulated: bool
     buckets: list[dict[str, Any]]
     logprobs: list[list[float]]
+    scales: list[tuple[float, float]] | None = None
 
 
 def split(
@@ -82,7 +85,8 @@ def split(
     parts = [part("noise", "bf16, scored as a prompt", own["scored"])]
     for name, about, options in engines(cache, scheme, engine, emulated is not None, cuda):
         found = run(f"{name} ({about})", Task("force", options, [], {}, sampled))
-        parts.append(part(name, about, found["forced"]))
+        scales = found["scales"] if cache == "fp8" and name in ("cache", "both") else None
+        parts.append(replace(part(name, about, found["forced"]), scales=scales))
     if emulated is not None:
         found = run(f"cache ({cache}, emulated)", emulated)
         about = f"bf16 weights, {cache} cache, emulated in float32"
@@ -95,7 +99,7 @@ def engines(
     cache: str, scheme: str | None, engine: Callable[[str, str], dict[str, Any]], emulated: bool, cuda: bool
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The parts that engines give: their names, the engines in words, vLLM's options."""
-    forced = {"logits_processors": [FORCING]}
+    forced = {"logits_processors": [FORCING], "worker_extension_cls": EXTENSION}
     if cuda and not emulated and cache in KERNELS:
         about = f"bf16, by {KERNELS[cache]['attention_backend']}"
         yield "kernel", about, engine("bf16", "auto") | KERNELS[cache] | forced

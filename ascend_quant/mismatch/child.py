@@ -82,7 +82,8 @@ def force(task: Task, progress: Progress) -> dict:
     """Decode the given sequences, token by token as they are."""
     with started(task, progress) as llm:
         given = [Sampled(**one) for one in task.sequences]
-        return {"forced": forced(llm, given, progress.bar("decodes the same tokens"))}
+        found = forced(llm, given, progress.bar("decodes the same tokens"))
+        return {"forced": found, "scales": llm.collective_rpc("mismatch_cache_scales")[0]}
 
 
 def emulate(task: Task, progress: Progress) -> dict:

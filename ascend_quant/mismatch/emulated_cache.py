@@ -15,7 +15,7 @@ from ascend_quant.mismatch.cache_rounding import ROUNDINGS
 NAME = "ascend_quant_cache"
 ROWS = 1024  # of logits at a time: a long response's would be larger than the model
 
-Rounding = Callable[[torch.Tensor], torch.Tensor]
+Rounding = Callable[[torch.Tensor, int, str], torch.Tensor]  # keys or values, their layer's number, "k" or "v"
 
 
 def emulate(
@@ -29,12 +29,17 @@ def emulate(
         on_progress: gets how many sequences are done, of how many.
     """
     found: dict[str, list[list[float]]] = {"exact": [], "rounded": []}
-    model, rounded = load(model_path), ROUNDINGS[cache]
+    model, exact, rounded = load(model_path), everywhere(ROUNDINGS["auto"]), everywhere(ROUNDINGS[cache])
     for number, one in enumerate(sequences):
-        for name, rounding in (("exact", ROUNDINGS["auto"]), ("rounded", rounded)):
+        for name, rounding in (("exact", exact), ("rounded", rounded)):
             found[name].append(logprobs(model, one["prompt"], one["response"], rounding))
         on_progress(number + 1, len(sequences))
     return found
+
+
+def everywhere(rounding: Callable[[torch.Tensor], torch.Tensor]) -> Rounding:
+    """The same in all layers, for keys and values."""
+    return lambda x, layer, kind: rounding(x)
 
 
 def load(path: str) -> torch.nn.Module:
@@ -55,7 +60,8 @@ def attend(module, query, key, value, attention_mask, *, cache_rounding: Roundin
 
     if cache_rounding is None:
         raise ValueError(f"attention {NAME!r} is called without a rounding: this model does not hand arguments on")
-    return sdpa_attention_forward(module, query, cache_rounding(key), cache_rounding(value), attention_mask, **more)
+    key, value = (cache_rounding(x, module.layer_idx, kind) for x, kind in ((key, "k"), (value, "v")))
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
 
 
 @torch.no_grad()

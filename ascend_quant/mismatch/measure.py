@@ -38,7 +38,6 @@ LAYER_TOKENS = 512  # that the layers are looked at with
 EXTENSION = "ascend_quant.mismatch.watch.Extension"
 # A scoring engine makes logits of all tokens of a batch in float32, beside what vLLM thinks it needs: few at a time.
 BATCH_TOKENS, BATCH_SEQUENCES = 1024, 128
-CACHE_DTYPES = {"int8": "int8_per_token_head", "fp8": "fp8"}  # vLLM's names
 
 
 @dataclass(frozen=True)
@@ -232,6 +231,8 @@ def cache_of(settings: Settings) -> str:
 
 def _engine(settings: Settings, asked: Asked, scheme: str, cache: str = "auto") -> dict[str, Any]:
     quantization = {"quant_method": "ascend_quant", "scheme": scheme, "ignore": list(settings.ignore)}
+    if cache != "auto":
+        quantization["kv_cache"] = cache
     if settings.profile is not None and get_scheme(scheme).quantized:
         quantization["profile"] = str(profile_at(settings.profile).resolve())
     options = {
@@ -249,8 +250,6 @@ def _engine(settings: Settings, asked: Asked, scheme: str, cache: str = "auto") 
         "max_num_seqs": BATCH_SEQUENCES,
         "seed": settings.seed,
     }
-    if cache != "auto":
-        options["kv_cache_dtype"] = CACHE_DTYPES[cache]
     return options if settings.memory is None else options | {"gpu_memory_utilization": settings.memory}
 
 

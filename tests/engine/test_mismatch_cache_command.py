@@ -64,11 +64,11 @@ def test_every_part_follows_from_its_tokens(split):
     assert has_line_naming(printed, "KV cache: ", report["cache"]["dominant"])
 
 
-def truncated(x: torch.Tensor) -> torch.Tensor:
+def truncated(x: torch.Tensor, scale: float) -> torch.Tensor:
     """To the next code of e4m3 towards zero: vLLM 0.28's writer for CPUs drops the bits that do not fit."""
-    kept = x.bfloat16().float().clamp(-448, 448)
+    kept = (x.bfloat16().float() / scale).clamp(-448, 448)
     step = 2.0 ** (kept.abs().clamp(min=2**-6).log2().floor() - 3)
-    return (kept / step).trunc() * step
+    return (kept / step).trunc() * step * scale
 
 
 def test_the_part_of_the_cache_is_its_rounding(split):
@@ -80,11 +80,16 @@ def test_the_part_of_the_cache_is_its_rounding(split):
     def change(other: list[list[float]], reference: list[list[float]]) -> torch.Tensor:
         return torch.cat([torch.tensor(a) - torch.tensor(b) for a, b in zip(other, reference, strict=True)])
 
-    def emulated(rounding: Callable[[torch.Tensor], torch.Tensor]) -> list[list[float]]:
+    def emulated(rounding: emulated_cache.Rounding) -> list[list[float]]:
         return [emulated_cache.logprobs(loaded, one["prompt"], one["response"], rounding) for one in sampled]
 
-    engine, exact = change(report["raw"]["cache"]["cache"], [one["rollout"] for one in sampled]), emulated(bf16)
-    changes = {name: change(emulated(each), exact) for name, each in (("nearest", fp8), ("truncated", truncated))}
+    def scaled(rounding: Callable[[torch.Tensor, float], torch.Tensor]) -> emulated_cache.Rounding:
+        return lambda x, layer, kind: rounding(x, scales[layer]["kv".index(kind)])
+
+    scales = next(part for part in report["cache"]["parts"] if part["name"] == "cache")["scales"]
+    engine = change(report["raw"]["cache"]["cache"], [one["rollout"] for one in sampled])
+    exact = emulated(emulated_cache.everywhere(bf16))
+    changes = {name: change(emulated(scaled(each)), exact) for name, each in (("nearest", fp8), ("cut", truncated))}
     correlations = {name: torch.corrcoef(torch.stack([engine, one]))[0, 1].item() for name, one in changes.items()}
     print(correlations, {name: one.std().item() for name, one in changes.items()}, engine.std().item())
     nearest = max(correlations, key=correlations.get)

@@ -44,6 +44,13 @@ def test_fp8_is_the_nearest_of_all_codes():
     assert fp8(torch.tensor([1e4]), scale=32.0).item() == pytest.approx(1e4, rel=1 / 16)
 
 
+def cache_scales(made: torch.nn.Module) -> list[tuple[float, float]]:
+    pytest.importorskip("vllm")
+    from ascend_quant.mismatch.cache_scales import scales_of
+
+    return scales_of(made)
+
+
 class RoundedCache(transformers.DynamicCache):
     """A cache that keeps what `rounding` leaves."""
 
@@ -138,7 +145,7 @@ def made_split(cuda: bool = False, emulated: bool = False, scheme: str | None = 
         asked[name.split()[0]] = task
         if task.job == "emulate":
             return {"exact": [[0.0] * 12] * 3, "rounded": [[-0.05] * 12] * 3}
-        return {"forced": [[-shift[name.split()[0]]] * 12] * 3}
+        return {"forced": [[-shift[name.split()[0]]] * 12] * 3, "scales": [(0.5, 2.0)]}
 
     def engine(scheme: str, cache: str) -> dict:
         return {"scheme": scheme, "kv_cache": cache}
@@ -152,6 +159,8 @@ def test_each_part_has_its_engine():
     assert [part["name"] for part in found["parts"]] == ["noise", "cache", "weights", "both"]
     options = {name: (task.engine["scheme"], task.engine["kv_cache"]) for name, task in asked.items()}
     assert options == {"cache": ("bf16", "fp8"), "weights": ("int8", "auto"), "both": ("int8", "fp8")}
+    scales = {part["name"]: part["scales"] for part in found["parts"]}
+    assert scales == {"noise": None, "cache": [(0.5, 2.0)], "weights": None, "both": [(0.5, 2.0)]}
     for name, task in asked.items():
         assert task.job == "force" and task.sequences == sequences() and task.engine["logits_processors"], name
     kl = {part["name"]: part["buckets"][0]["k3_kl"] for part in found["parts"]}
@@ -260,14 +269,28 @@ def test_what_this_machines_engines_lack(monkeypatch):
     assert cache_support.no_engine_with("fp8") is None
 
 
+def cache_option(task: Task) -> str | None:
+    """What the engine is told of its cache, by this plugin's option."""
+    assert "kv_cache_dtype" not in task.engine
+    return task.engine["hf_overrides"]["quantization_config"].get("kv_cache")
+
+
+def test_scales_are_read_off_the_attention_layers():
+    layer = torch.nn.Module()
+    layer.register_buffer("_k_scale", torch.tensor(0.25))
+    layer.register_buffer("_v_scale", torch.tensor(4.0))
+    made = torch.nn.ModuleList([torch.nn.Linear(2, 2), layer, layer.__class__()])
+    assert cache_scales(made) == [(0.25, 4.0)]
+
+
 def test_the_rollouts_engines_have_the_cache_and_the_reference_has_not():
     asked, given = Asked([[1], [2]], 0, [7], 50), sequences()
     settings = Settings("m", "int8", kv_cache="fp8")
     tasks = sampling_task(settings, asked), trial_task(settings, asked, given, ["a"])
-    assert [task.engine["kv_cache_dtype"] for task in tasks] == ["fp8", "fp8"]
-    assert "kv_cache_dtype" not in reference_task(settings, asked, given).engine
+    assert [cache_option(task) for task in tasks] == ["fp8", "fp8"]
+    assert cache_option(reference_task(settings, asked, given)) is None
     emulated = Settings("m", "int8", kv_cache="int8", emulate_cache=True)
-    assert "kv_cache_dtype" not in sampling_task(emulated, asked).engine
+    assert cache_option(sampling_task(emulated, asked)) is None
 
 
 @pytest.mark.parametrize(
