@@ -99,7 +99,8 @@ def engines(
     cache: str, scheme: str | None, engine: Callable[[str, str], dict[str, Any]], emulated: bool, cuda: bool
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """The parts that engines give: their names, the engines in words, vLLM's options."""
-    forced = {"logits_processors": [FORCING], "worker_extension_cls": EXTENSION}
+    # one step after the other: which token is next is told by those that were written
+    forced = {"logits_processors": [FORCING], "worker_extension_cls": EXTENSION, "async_scheduling": False}
     if cuda and not emulated and cache in KERNELS:
         about = f"bf16, by {KERNELS[cache]['attention_backend']}"
         yield "kernel", about, engine("bf16", "auto") | KERNELS[cache] | forced

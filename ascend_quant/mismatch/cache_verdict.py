@@ -15,14 +15,15 @@ def all_positions(split: dict[str, Any]) -> dict[str, float]:
 
 
 def above_noise(split: dict[str, Any]) -> dict[str, float]:
-    """What each counted part has beyond the noise; an emulated one has none in it."""
+    """What each counted part has beyond the noise; an emulated one has none in it.
+
+    The engine with the quantized cache has its kernel too, where this is another one: the kernel's part is taken off.
+    """
     kl = all_positions(split)
     emulated = {part["name"] for part in split["parts"] if part["emulated"]}
-    return {
-        name: max(0.0, value - (0.0 if name in emulated else kl["noise"]))
-        for name, value in kl.items()
-        if name in COUNTED
-    }
+    below = {"kernel": kl["noise"], "cache": kl.get("kernel", kl["noise"]), "weights": kl["noise"]}
+    below |= dict.fromkeys(emulated, 0.0)
+    return {name: max(0.0, kl[name] - below[name]) for name in COUNTED if name in kl}
 
 
 def dominant(split: dict[str, Any]) -> str:
@@ -61,7 +62,7 @@ def verdict(split: dict[str, Any]) -> Iterator[str]:
                 "the first. Judge it at the length of your answers (--max-tokens)."
             )
     if "both" in kl and "weights" in parts and "cache" in parts:
-        total = kl["noise"] + parts["weights"] + parts["cache"]
+        total = kl["noise"] + sum(parts.values())
         yield f"Together, as a rollout has them: {kl['both']:.3g}, where the parts and the noise add up to {total:.3g}."
 
 

@@ -214,6 +214,12 @@ def test_the_largest_part_is_named(found, name):
     assert has_line_naming(next(verdict(found)), "KV cache", name)
 
 
+def test_the_kernels_part_is_not_the_caches():
+    found = of(noise=1e-6, kernel=2e-4, cache=5e-4, weights=1e-4, both=6e-4)
+    assert above_noise(found) == pytest.approx({"kernel": 1.99e-4, "cache": 3e-4, "weights": 0.99e-4})
+    assert above_noise(of(noise=1e-6, cache=5e-4))["cache"] == pytest.approx(4.99e-4)
+
+
 def test_what_to_do_is_for_the_cache_at_hand():
     worse = of(noise=1e-6, cache=5e-3, weights=1e-4, both=5e-3)
     assert has_line_naming("\n".join(verdict(worse)), "--kv-cache fp8") and cache_verdict.NEAR > 1
