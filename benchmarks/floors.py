@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks.caches import head_bytes
 from benchmarks.models import Model
 
 COPIED = 1 << 30  # bytes
@@ -52,12 +53,15 @@ def _seconds(call) -> float:
     return begin.elapsed_time(end) / 1e3 / REPEATS
 
 
-def floors(model: Model, scheme: str, batch: int, context: int, rates: Rates) -> dict[str, float]:
+def floors(
+    model: Model, scheme: str, batch: int, context: float, rates: Rates, cache: str = "auto"
+) -> dict[str, float]:
     """Microseconds a step, by the names of `trace.shares`; the operations that move next to nothing are left out.
 
     Args:
         scheme: "bf16", or one whose codes have 8 bits.
-        context: tokens so far, of each of the batch.
+        context: tokens so far, of each of the batch, in the mean.
+        cache: what keys and values are kept in (caches.py).
     """
     size, rate = (BF16, rates.bf16) if scheme == "bf16" else (CODE, rates.codes)
     kept = ("router", "lm_head")  # never quantized
@@ -68,7 +72,7 @@ def floors(model: Model, scheme: str, batch: int, context: int, rates: Rates) ->
         return max(moved / rates.copy, 2 * batch * rows * columns / operations)
 
     times = {f"product: {name}": 1e6 * count * product(name, n, k) for name, count, n, k in products(model)}
-    cached = 2 * model.layers * model.kv_heads * model.head_dim * BF16
+    cached = 2 * model.layers * model.kv_heads * head_bytes(cache, model.head_dim)
     times["attention"] = 1e6 * batch * context * cached / rates.copy
     if model.experts:
         weights = 3 * model.hidden * model.expert_width

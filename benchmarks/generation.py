@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import trace
+from benchmarks import caches, trace
 from benchmarks.floors import Rates, floors
 from benchmarks.models import Model
 from benchmarks.tasks import Task
@@ -52,8 +52,12 @@ TRACED_ANSWER = 2 * (WARM_STEPS + TIMED_STEPS + TRACED_STEPS + 2)  # tokens: its
 
 
 @contextmanager
-def started(task: Task) -> Iterator:
-    """A vLLM engine with random weights, with CUDA graphs for the batches that are asked for."""
+def started(task: Task, **more) -> Iterator:
+    """A vLLM engine with random weights, with CUDA graphs for the batches that are asked for.
+
+    Args:
+        more: options of vLLM, over those of the task.
+    """
     from vllm import LLM
 
     import benchmarks.rollout_worker  # noqa: F401  registers our plugin
@@ -62,13 +66,14 @@ def started(task: Task) -> Iterator:
     length = rollouts.prompt + rollouts.answer
     options = {
         **SETTINGS,
-        **SCHEMES[task.variant],
+        **caches.options(SCHEMES[task.variant], task.cache),
         "max_num_seqs": max(rollouts.batches),
         "max_model_len": length,
         "compilation_config": {"cudagraph_capture_sizes": sorted(rollouts.batches)},
     }
     if task.device == "cpu":
         options |= {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}
+    options |= more
     with tempfile.TemporaryDirectory(prefix="model-") as folder:
         task.cut_model().write_config(Path(folder))
         llm = LLM(folder, **options)
@@ -96,7 +101,7 @@ def run(task: Task) -> dict:
     return result
 
 
-def _sampling(task: Task, tokens: int, **more):
+def sampling(task: Task, tokens: int, **more):
     """As rollouts are sampled: from the whole distribution."""
     from vllm import SamplingParams
 
@@ -105,9 +110,9 @@ def _sampling(task: Task, tokens: int, **more):
     return SamplingParams(max_tokens=tokens, logprobs=logprobs, **free, **more)
 
 
-def prompts(model: Model, batch: int, length: int) -> list[dict]:
+def prompts(model: Model, batch: int, length: int, seed: int = 0) -> list[dict]:
     """Random token ids."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(2, model.vocab, (batch, length), generator=generator)
     return [{"prompt_token_ids": row} for row in ids.tolist()]
 
@@ -116,7 +121,7 @@ def _generate(llm, task: Task, batch: int, tokens: int) -> float:
     """Seconds for a whole batch, its prompts included."""
     asked = prompts(task.cut_model(), batch, task.rollouts.prompt)
     start = time.perf_counter()
-    answers = llm.generate(asked, _sampling(task, tokens), use_tqdm=False)
+    answers = llm.generate(asked, sampling(task, tokens), use_tqdm=False)
     taken = time.perf_counter() - start
     lengths = {len(answer.outputs[0].token_ids) for answer in answers}
     if lengths != {tokens}:
@@ -132,25 +137,25 @@ def _traced(llm, task: Task, batch: int, rates: Rates) -> dict:
     length, more = rollouts.prompt + rollouts.answer // 2, rollouts.answer // 2
     requests = [f"{batch}-{number}" for number in range(batch)]
     for name, prompt in zip(requests, prompts(task.cut_model(), batch, length), strict=True):
-        engine.add_request(name, prompt, _sampling(task, more, output_kind=RequestOutputKind.FINAL_ONLY))
-    first = _until(engine, 1) + WARM_STEPS
-    _until(engine, first)
+        engine.add_request(name, prompt, sampling(task, more, output_kind=RequestOutputKind.FINAL_ONLY))
+    first = until(engine, 1) + WARM_STEPS
+    until(engine, first)
     start = time.perf_counter()
-    last = _until(engine, first + TIMED_STEPS)
+    last = until(engine, first + TIMED_STEPS)
     step_us = 1e6 * (time.perf_counter() - start) / (last - first)
     llm.collective_rpc("start_recording")
-    last = _until(engine, last + TRACED_STEPS)
+    last = until(engine, last + TRACED_STEPS)
     recorded = llm.collective_rpc("recorded")[0]
     engine.abort_request(requests)  # before the trace may turn out to be a fault: more batches follow
     while engine.has_unfinished_requests():
         engine.step()
     kernels = trace.Trace.of(recorded, task.cut_model())
     context = length + last - TRACED_STEPS // 2
-    parts = _parts(task, batch, context, step_us, kernels, rates)
-    return {"context": context, "parts": parts, "kernels": kernels.by_name()}
+    found = parts(task, batch, context, step_us, kernels, rates)
+    return {"context": context, "parts": found, "kernels": kernels.by_name()}
 
 
-def _until(engine, tokens: int) -> int:
+def until(engine, tokens: int) -> int:
     """Go on until every request has so many tokens; how many that are then.
 
     Looked up, since to hand out every step's answers takes longer than a small model's step.
@@ -163,14 +168,14 @@ def _until(engine, tokens: int) -> int:
             return least
 
 
-def _parts(task, batch: int, context: int, step_us: float, kernels: trace.Trace, rates: Rates) -> list[dict]:
+def parts(task, batch: int, context: float, step_us: float, kernels: trace.Trace, rates: Rates) -> list[dict]:
     """The step, the operations in it, and how long the GPU waits, as `rollout_report.Part` has them."""
-    least = floors(task.cut_model(), task.variant, batch, context, rates)
+    least = floors(task.cut_model(), task.variant, batch, context, rates, task.cache)
     shares = kernels.shares()
-    parts = [
+    found = [
         {"name": name, "us": share.us, "count": share.count, "floor_us": least.get(name)}
         for name, share in shares.items()
     ]
     count = sum(share.count for share in shares.values())
-    parts.append({"name": "gaps", "us": step_us - kernels.busy_us(), "count": 0, "floor_us": None})
-    return [*parts, {"name": "step", "us": step_us, "count": count, "floor_us": sum(least.values())}]
+    found.append({"name": "gaps", "us": step_us - kernels.busy_us(), "count": 0, "floor_us": None})
+    return [*found, {"name": "step", "us": step_us, "count": count, "floor_us": sum(least.values())}]

@@ -127,7 +127,7 @@ def show(outcomes: Sequence[Outcome], out: Console) -> None:
     """The figures, and last what is wrong."""
     if rows := rows_of(outcomes):
         out.print(_speeds(rows))
-    for table in _steps(parts_of(outcomes)):
+    for table in steps_tables(parts_of(outcomes)):
         out.print(table)
     for fault in faults_of(outcomes):
         out.print(f"[red]wrong:[/red] {escape(fault)}", soft_wrap=True)
@@ -147,7 +147,8 @@ def _speeds(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _steps(parts: Sequence[Part]) -> Iterator[Table]:
+def steps_tables(parts: Sequence[Part]) -> Iterator[Table]:
+    """A table for each model and batch, a column a scheme."""
     for model, batch in dict.fromkeys((part.model, part.batch) for part in parts):
         these = [part for part in parts if (part.model, part.batch) == (model, batch)]
         schemes = list(dict.fromkeys(part.scheme for part in these))
@@ -176,14 +177,15 @@ def read(path: Path) -> list[Outcome]:
 
 
 def _task(fields: dict) -> Task:
-    rollouts = {**fields["rollouts"], "batches": tuple(fields["rollouts"]["batches"])}
+    asked = fields["rollouts"]
+    rollouts = {**asked, "batches": tuple(asked["batches"]), "contexts": tuple(asked.get("contexts", ()))}
     return Task(**{**fields, "rollouts": Rollouts(**rollouts)})
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
     """The tables for a note."""
     out = Console(file=StringIO(), width=400)
-    for table in (_speeds(rows_of(outcomes)), *_steps(parts_of(outcomes))):
+    for table in (_speeds(rows_of(outcomes)), *steps_tables(parts_of(outcomes))):
         table.box, title, table.title = box.MARKDOWN, table.title, None
         out.print(f"\n### {title}\n")
         out.print(table)

@@ -14,6 +14,7 @@ class Rollouts:
         prompt, answer: tokens of each.
         logprobs: whether the log-probability of each sampled token is returned.
         trace: look into a few decode steps too.
+        contexts: tokens of the sequences, of part decoding.
     """
 
     batches: tuple[int, ...]
@@ -21,6 +22,7 @@ class Rollouts:
     answer: int = 512
     logprobs: bool = False
     trace: bool = False
+    contexts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,12 @@ class Task:
     """What one process measures.
 
     Attributes:
-        part: the module that does it: kernels, engine, graphs, ranks or generation.
+        part: the module that does it: kernels, engine, graphs, ranks, generation or decoding.
         layers: how many of the model's; None for all.
         variant: which of the part's alternatives: a scheme, or a way to run the model.
         scheme: of the engines of parts graphs and ranks.
-        rollouts: of part generation.
+        rollouts: of parts generation and decoding.
+        cache: of part decoding, what keys and values are kept in.
     """
 
     part: str
@@ -45,6 +48,7 @@ class Task:
     expert_parallel: bool = False
     scheme: str = "int8"
     rollouts: Rollouts | None = None
+    cache: str = "auto"
 
     def cut_model(self) -> Model:
         """The model with as many layers as asked for."""
@@ -55,7 +59,8 @@ class Task:
         ranks = f"{self.ranks} ranks" if self.ranks > 1 else ""
         dealt = "with experts dealt out" if self.expert_parallel else ""
         scheme = self.scheme if self.part in ("graphs", "ranks") else ""
-        return " ".join(word for word in (self.model, self.part, scheme, self.variant, ranks, dealt) if word)
+        cache = f"with {self.cache} cache" if self.part == "decoding" else ""
+        return " ".join(word for word in (self.model, self.part, scheme, self.variant, cache, ranks, dealt) if word)
 
 
 @dataclass(frozen=True)

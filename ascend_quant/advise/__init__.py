@@ -12,6 +12,7 @@ workloads.py   what an engine is asked for
 roofline.py    the time of one operator, what it goes to, and the constants of the estimate
 steps.py       what goes through a model at once (engines.py, mixers.py, feeds.py, operators.py: all operators of it)
 memory.py      weights and cache on a device, sequences that fit
+contexts.py    a decode step by the tokens that sequences hold, its floor, sequences that fit
 rollouts.py    all steps of a batch: seconds, tokens/s, where the time goes
 verdicts.py    what follows: speedups, the reason, how far a measured engine is from them
 assumptions.py what the estimate takes for granted, in sentences

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ascend_quant.advise.caches import FP8, caches
+from ascend_quant.advise.caches import CACHES, no_quantized_cache
 from ascend_quant.advise.devices import GIB, Device
 from ascend_quant.advise.feeds import distinct_experts
 from ascend_quant.advise.layers import Attention, Latent, Linear
@@ -42,7 +42,7 @@ def assumptions(shape: Shape, device: Device, workload: Workload) -> list[str]:
         f"{workload.memory:.0%} of the memory holds weights and KV cache (--memory; what activations and graphs take "
         "of it is left out); sequences that do not fit wait for a place.",
     ]
-    return [*lines, *_graphs(workload), *_caches(device), *_layers(shape), *_devices(shape, device, workload)]
+    return [*lines, *_graphs(workload), *_caches(shape, device), *_layers(shape), *_devices(shape, device, workload)]
 
 
 def _graphs(workload: Workload) -> Iterator[str]:
@@ -58,11 +58,14 @@ def _graphs(workload: Workload) -> Iterator[str]:
         )
 
 
-def _caches(device: Device) -> Iterator[str]:
-    if FP8 in caches(device):
+def _caches(shape: Shape, device: Device) -> Iterator[str]:
+    served = [name for name in list(CACHES)[1:] if name not in no_quantized_cache(device, shape)]
+    about = {"int8": "int8 has a float32 scale a token and head", "fp8": "fp8 scales of a whole layer"}
+    if served:
         yield (
-            "The fp8 cache is vLLM's kv_cache_dtype=fp8, its scales 1, at the same part of the bandwidth; here neither "
-            "its speed nor what it does to the policy was measured."
+            f"Quantized caches ({'; '.join(about[name] for name in served)}) are read at the same part of the "
+            "bandwidth as BF16's, which no kernel was seen to reach yet; what they do to the policy, `ascend-quant "
+            "mismatch --kv-cache` says."
         )
 
 

@@ -1,23 +1,48 @@
-"""Which caches of keys and values a device can have under this plugin, and why not the others."""
+"""Which caches of keys and values an engine can have under this plugin, and why not the others."""
 
 from ascend_quant.advise.devices import Device
-from ascend_quant.advise.layers import BF16
+from ascend_quant.advise.layers import AUTO, FP8, INT8, Attention, Cache, Latent
+from ascend_quant.advise.serving import Serving
+from ascend_quant.advise.shapes import Shape
 
-FP8 = 1  # byte an element
-
-
-def caches(device: Device) -> tuple[int, ...]:
-    """Bytes of an element, BF16 first."""
-    return (BF16, FP8) if "fp8" in device.rates else (BF16,)
+CACHES = {cache.name: cache for cache in (AUTO, INT8, FP8)}
+OF_THE_PLUGIN = ("bf16", "int8")  # columns whose engines have this plugin's int8 cache
 
 
-def no_quantized_cache(device: Device) -> str | None:
-    """Why there is none, or None."""
-    if FP8 in caches(device):
-        return None
+def caches(serving: Serving, device: Device, shape: Shape) -> tuple[Cache, ...]:
+    """Those of one column, BF16 first."""
+    refused = no_quantized_cache(device, shape)
+    return tuple(
+        cache
+        for cache in CACHES.values()
+        if cache.name not in refused and (cache != INT8 or serving.name in OF_THE_PLUGIN)
+    )
+
+
+def no_quantized_cache(device: Device, shape: Shape) -> dict[str, str]:
+    """Why there is none of a name; what the engine refuses of a model, it refuses on any device."""
+    refused = {}
+    if "fp8" not in device.rates:
+        refused[FP8.name] = f"{device.name} has no FP8 units, and vLLM's kernels for an fp8 cache do not compile for it"
     if device.npu:
-        return (
-            f"{device.name} has no FP8, and vllm-ascend's int8 cache (C8) computes its scales once, from a checkpoint: "
-            "they would not follow a refit, so this plugin does not serve it"
+        why = (
+            f"vllm-ascend's int8 cache (C8) on {device.name} computes its scales once, from a checkpoint: they would "
+            "not follow a refit, so it is not estimated"
         )
-    return f"{device.name} has no FP8 units, which vLLM's FlashAttention needs for an fp8 cache"
+        refused = dict.fromkeys((INT8.name, FP8.name), why)
+    return refused | _of_the_model(shape)
+
+
+def _of_the_model(shape: Shape) -> dict[str, str]:
+    mixers = {layer.mixer for layer in shape.layers}
+    if any(isinstance(mixer, Latent) for mixer in mixers):
+        why = "the model has latent attention, which keeps no keys and values of heads"
+        return dict.fromkeys((INT8.name, FP8.name), why)
+    if not all(isinstance(mixer, Attention) for mixer in mixers):
+        why = "the model has other layers than attention (hybrid), whose caches have pages of several sizes"
+        return dict.fromkeys((INT8.name, FP8.name), why)
+    if len(mixers) > 1:
+        return {
+            INT8.name: "the model's attention layers are not alike, and vLLM misplaces its scales where pages differ"
+        }
+    return {}

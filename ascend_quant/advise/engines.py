@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ascend_quant.advise.devices import Device
-from ascend_quant.advise.layers import BF16, CODE, FLOAT32
+from ascend_quant.advise.layers import AUTO, BF16, CODE, FLOAT32, Cache
 from ascend_quant.advise.roofline import LINK_EFFICIENCY, Operator
 from ascend_quant.advise.serving import Serving
 from ascend_quant.advise.shapes import Shape
@@ -16,7 +16,7 @@ class Engine:
     """What one device of an engine computes with.
 
     Attributes:
-        cache: bytes of an element of keys and values.
+        cache: what keys and values are kept in.
         tp, dp: devices that share a layer, and groups of these that share the experts.
         expert_parallel: whether each device has whole experts.
     """
@@ -24,7 +24,7 @@ class Engine:
     shape: Shape
     serving: Serving
     device: Device
-    cache: int = BF16
+    cache: Cache = AUTO
     tp: int = 1
     dp: int = 1
     expert_parallel: bool = False
@@ -32,7 +32,7 @@ class Engine:
     @property
     def name(self) -> str:
         """Of the row of the table."""
-        return self.serving.name if self.cache == BF16 else f"{self.serving.name}, fp8 cache"
+        return self.serving.name if self.cache == AUTO else f"{self.serving.name}, {self.cache.name} cache"
 
     @property
     def scheme(self) -> str:

@@ -13,6 +13,27 @@ BF16, FLOAT32, CODE = 2, 4, 1  # bytes
 
 
 @dataclass(frozen=True)
+class Cache:
+    """What keys and values are kept in.
+
+    Attributes:
+        element: bytes of one.
+        scale: bytes that each token and head has besides, of its key and of its value apart.
+    """
+
+    name: str
+    element: int
+    scale: int = 0
+
+    def head(self, elements: int) -> int:
+        """Bytes of one token's key, or value, of one head."""
+        return elements * self.element + self.scale
+
+
+AUTO, INT8, FP8 = Cache("auto", BF16), Cache("int8", CODE, FLOAT32), Cache("fp8", CODE)
+
+
+@dataclass(frozen=True)
 class Attention:
     """Grouped-query attention.
 
@@ -35,9 +56,9 @@ class Attention:
         """Elements that stay BF16."""
         return 0
 
-    def cached(self, tokens: float, item: int) -> float:
-        """Bytes kept of a sequence of so many tokens; `item` bytes an element of keys and values."""
-        return self.seen(tokens) * 2 * self.kv_heads * self.head_dim * item
+    def cached(self, tokens: float, cache: Cache) -> float:
+        """Bytes kept of a sequence of so many tokens."""
+        return self.seen(tokens) * 2 * self.kv_heads * cache.head(self.head_dim)
 
     def seen(self, tokens: float) -> float:
         """How many of these a row at their end attends to."""
@@ -84,8 +105,8 @@ class Latent:
     def kept(self) -> int:
         return 0
 
-    def cached(self, tokens: float, item: int) -> float:
-        return tokens * (self.kv_rank + self.rope) * item
+    def cached(self, tokens: float, cache: Cache) -> float:
+        return tokens * (self.kv_rank + self.rope) * cache.element
 
     def of_one_device(self, tp: int) -> "Latent":
         """Heads are shared out; the latent, and what makes it, every device has whole."""
@@ -120,7 +141,7 @@ class Linear:
     def kept(self) -> int:
         return self.mixed * self.kernel
 
-    def cached(self, tokens: float, item: int) -> float:
+    def cached(self, tokens: float, cache: Cache) -> float:
         """The same for any number of tokens, and never quantized."""
         state = self.value_heads * self.key_dim * self.value_dim
         return state * self.state_bytes + self.mixed * (self.kernel - 1) * BF16

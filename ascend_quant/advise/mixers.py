@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ascend_quant.advise.engines import Engine
-from ascend_quant.advise.layers import BF16, Attention, Latent, Linear, Mixer
+from ascend_quant.advise.layers import AUTO, BF16, Attention, Latent, Linear, Mixer
 from ascend_quant.advise.roofline import CACHE, Operator
 from ascend_quant.advise.steps import ATTENTION, MATRICES, OTHER, Step, product
 
@@ -26,12 +26,13 @@ def operators(engine: Engine, mixer: Mixer, step: Step) -> Iterator[Operator]:
 def _attention(engine: Engine, mine: Attention, step: Step, hidden: int) -> Iterator[Operator]:
     first, last = mine.matrices(hidden)
     q, kv = mine.heads * mine.head_dim, mine.kv_heads * mine.head_dim
+    kept = mine.cached(1, engine.cache)
     yield product(MATRICES, engine.scheme, step.rows, first)
     yield Operator(OTHER, moved=step.rows * (q + kv) * BF16 * 2)  # rotation
-    yield Operator(ATTENTION, cached=step.rows * 2 * kv * engine.cache, moved=step.rows * 2 * kv * BF16)  # written
+    yield Operator(ATTENTION, cached=step.rows * kept, moved=step.rows * 2 * kv * BF16)  # written
     yield Operator(
         ATTENTION,
-        cached=step.read(mine.window) * 2 * kv * engine.cache,
+        cached=step.read(mine.window) * kept,
         moved=step.rows * 2 * q * BF16,
         operations=4 * step.rows * step.attended(mine.window) * q,
         kernels=ATTENTION_KERNELS,
@@ -52,7 +53,8 @@ def _latent(engine: Engine, mine: Latent, step: Step, hidden: int) -> Iterator[O
             yield from engine.norm(step.rows, first[0])
         yield product(MATRICES, engine.scheme, step.rows, first)
     yield Operator(OTHER, moved=step.rows * (heads * mine.rope + latent) * BF16 * 2)  # rotation, the latent's norm
-    yield Operator(ATTENTION, cached=step.rows * latent * engine.cache, moved=step.rows * latent * BF16)  # written
+    kept = mine.cached(1, engine.cache)
+    yield Operator(ATTENTION, cached=step.rows * kept, moved=step.rows * latent * BF16)  # written
     seen = step.attended(None)
     if step.prompts:
         yield from engine.quantized(step.rows, mine.kv_rank)
@@ -62,7 +64,7 @@ def _latent(engine: Engine, mine: Latent, step: Step, hidden: int) -> Iterator[O
     else:
         for width in (mine.nope, mine.value_dim):
             yield product(ATTENTION, "bf16", step.rows, (mine.kv_rank, width), copies=heads)
-        moved, cached = step.rows * 2 * heads * latent * BF16, step.read(None) * latent * engine.cache
+        moved, cached = step.rows * 2 * heads * latent * BF16, step.read(None) * kept
         operations = 2 * step.rows * seen * heads * (latent + mine.kv_rank)
     yield Operator(ATTENTION, 0, cached, moved, operations, kernels=ATTENTION_KERNELS, efficiency=CACHE)
     yield from engine.quantized(step.rows, heads * mine.value_dim)
@@ -79,7 +81,7 @@ def _linear(engine: Engine, mine: Linear, step: Step, hidden: int) -> Iterator[O
     within = CHUNK * (mine.key_dim + mine.value_dim) if step.prompts else 0
     yield Operator(
         ATTENTION,
-        cached=2 * step.sequences * mine.cached(step.context, BF16),
+        cached=2 * step.sequences * mine.cached(step.context, AUTO),
         moved=step.rows * (mine.mixed + values) * BF16,
         operations=2 * step.rows * mine.value_heads * (3 * state + within),
         efficiency=CACHE,

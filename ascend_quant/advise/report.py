@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ascend_quant.advise import steps
 from ascend_quant.advise.assumptions import assumptions
+from ascend_quant.advise.contexts import AtContext
 from ascend_quant.advise.devices import GIB, Device
 from ascend_quant.advise.families import shape_of
 from ascend_quant.advise.rollouts import Phase
@@ -48,7 +49,7 @@ def report(
     told = f"{workload.batch} sequences of {workload.inputs} + {workload.outputs} tokens on {devices}"
     print(f"{model} ({shape.parameters() / 1e9:.1f} B parameters): {told}", flush=True)
     console = Console(width=max(Console().width, WIDTH))
-    for table in (memories(advice, workload), speeds(advice, workload), parts(advice)):
+    for table in (memories(advice, workload), speeds(advice, workload), by_context(advice), parts(advice)):
         console.print(table)
     lines = [f"{name}: {why}." for name, why in advice.absent.items()]
     lines += [*advice.verdicts.values(), *advice.measured, "", "Assumed:", *(f"* {line}" for line in assumed)]
@@ -72,11 +73,13 @@ def memories(advice: Advice, workload: Workload) -> Table:
 def speeds(advice: Advice, workload: Workload) -> Table:
     """A row a scheme and cache: what it does, and what bounds decoding and prompts."""
     unknown = workload.eager and workload.launch is None  # then times are the device's alone
-    found = _table("", "at once", "ms a step", "tokens/s", "of bf16", "decoding: most of it", "prompts: most of it")
+    figures = "at once", "waves", "ms a step", "tokens/s", "of bf16"
+    found = _table("", *figures, "decoding: most of it", "prompts: most of it")
     for name, each in advice.rollouts.items():
         found.add_row(
             name,
             str(each.concurrent),
+            str(each.waves),
             f"{'> ' if unknown else ''}{each.step.seconds * 1e3:.2f}",
             f"{'< ' if unknown else ''}{each.tokens_per_second:.0f}",
             f"{advice.speedups[name]:.2f}" if name in advice.speedups and not unknown else "",
@@ -84,6 +87,22 @@ def speeds(advice: Advice, workload: Workload) -> Table:
             bound(each.prefill),
         )
     return found
+
+
+def by_context(advice: Advice) -> Table:
+    """A row a scheme and cache, a column a context."""
+    lengths = [each.context for each in next(iter(advice.contexts.values()))]
+    found = _table("tokens a sequence", *map(str, lengths))
+    found.title = "A decode step: ms (its floor), sequences / how many would fit"
+    for name, contexts in advice.contexts.items():
+        found.add_row(name, *map(_at_context, contexts))
+    return found
+
+
+def _at_context(each: AtContext) -> str:
+    if each.seconds is None or each.floor is None:
+        return "does not fit"
+    return f"{each.seconds * 1e3:.2f} ({each.floor * 1e3:.2f}) {each.sequences}/{each.fits}"
 
 
 def _table(first: str, *others: str) -> Table:

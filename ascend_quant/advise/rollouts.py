@@ -54,6 +54,7 @@ class Rollout:
     Attributes:
         memory: of one device.
         concurrent: sequences that run side by side.
+        waves: how often so many run, one lot after the other; the last one may be smaller.
         prefill, step: a step of prompts, and one that decodes.
         prefills: steps of prompts, for the whole batch.
         steps: steps that decode.
@@ -64,6 +65,7 @@ class Rollout:
     kernels: str
     memory: Memory
     concurrent: int
+    waves: int
     prefill: Phase
     step: Phase
     prefills: float
@@ -90,7 +92,7 @@ def rollout(engine: Engine, workload: Workload) -> Rollout:
     answers = steps.decode(concurrent / workload.dp, workload.inputs + workload.outputs / 2)
     tokens = workload.batch * workload.inputs / workload.dp
     prompts = steps.prefill(min(tokens, max(PREFILL_ROWS, workload.inputs)), workload.inputs)
-    step, prefill = (_phase(operators(engine, each), engine.device, workload) for each in (answers, prompts))
+    step, prefill = (phase(operators(engine, each), engine.device, workload) for each in (answers, prompts))
     prefills, rounds = tokens / prompts.rows, workload.batch / concurrent
     seconds = prefills * prefill.seconds + rounds * workload.outputs * step.seconds
     return Rollout(
@@ -98,6 +100,7 @@ def rollout(engine: Engine, workload: Workload) -> Rollout:
         kernels=engine.serving.kernels,
         memory=held,
         concurrent=concurrent,
+        waves=-(-workload.batch // concurrent),
         prefill=prefill,
         step=step,
         prefills=prefills,
@@ -107,7 +110,8 @@ def rollout(engine: Engine, workload: Workload) -> Rollout:
     )
 
 
-def _phase(found: Iterable[Operator], device: Device, workload: Workload) -> Phase:
+def phase(found: Iterable[Operator], device: Device, workload: Workload) -> Phase:
+    """The operators' times, one after the other, and the host's."""
     parts, causes, moved, kernels = Counter(), Counter(), Counter(), 0.0
     for operator in found:
         spent = operator.causes(device)

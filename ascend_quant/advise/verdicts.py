@@ -1,10 +1,11 @@
 """What follows from the rollouts of all schemes: speedups, the reason, and how far measured figures are from them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ascend_quant.advise import AdviceError, steps
-from ascend_quant.advise.caches import caches, no_quantized_cache
+from ascend_quant.advise.caches import OF_THE_PLUGIN, caches, no_quantized_cache
+from ascend_quant.advise.contexts import AtContext, at_contexts
 from ascend_quant.advise.devices import SCHEMES, Device
 from ascend_quant.advise.engines import Engine
 from ascend_quant.advise.memory import DoesNotFit
@@ -26,13 +27,15 @@ class Advice:
     Attributes:
         rollouts: by scheme and cache.
         absent: why there is none of a scheme, or of a cache.
+        contexts: of each, a decode step by the tokens that sequences hold.
         speedups: tokens/s of each, of BF16's; empty where BF16 does not fit.
-        verdicts: a sentence or two on each quantized scheme.
+        verdicts: a sentence or two on each quantized scheme, and on this plugin's quantized caches.
         measured: the user's figures against the expected ones.
     """
 
     rollouts: dict[str, Rollout]
     absent: dict[str, str]
+    contexts: dict[str, list[AtContext]]
     speedups: dict[str, float]
     verdicts: dict[str, str]
     measured: list[str]
@@ -47,12 +50,12 @@ def advise(shape: Shape, device: Device, workload: Workload, measured: Mapping[s
     Raises:
         AdviceError: no scheme fits, or a measured figure has nothing to be compared with.
     """
-    rollouts, absent, served = {}, {}, {}
+    rollouts, absent, served, contexts = {}, {}, {}, {}
     for scheme in SCHEMES:
         if scheme not in device.rates:
             absent[scheme] = f"{device.name} has no {scheme} units"
     for serving in servings(device):
-        for cache in caches(device):
+        for cache in caches(serving, device, shape):
             engine = Engine(shape, serving, device, cache, workload.tp, workload.dp, workload.expert_parallel)
             try:
                 rollouts[engine.name] = rollout(engine, workload)
@@ -60,10 +63,10 @@ def advise(shape: Shape, device: Device, workload: Workload, measured: Mapping[s
                 absent[engine.name] = str(error)
             else:
                 served[engine.name] = serving
+                contexts[engine.name] = at_contexts(engine, workload, rollouts[engine.name].memory)
     if not rollouts:
         raise AdviceError("; ".join(absent.values()))
-    if why := no_quantized_cache(device):
-        absent["quantized cache"] = why
+    absent |= {f"{name} cache": why for name, why in no_quantized_cache(device, shape).items()}
     base = rollouts.get("bf16")
     speedups = (
         {n: r.tokens_per_second / base.tokens_per_second for n, r in rollouts.items() if n != "bf16"} if base else {}
@@ -72,8 +75,12 @@ def advise(shape: Shape, device: Device, workload: Workload, measured: Mapping[s
     return Advice(
         rollouts=rollouts,
         absent=absent,
+        contexts=contexts,
         speedups=speedups,
-        verdicts={name: verdict(base, rollouts[name], served[name], device, workload) for name in quantized},
+        verdicts={
+            **{name: verdict(base, rollouts[name], served[name], device, workload) for name in quantized},
+            **dict(cache_verdicts(rollouts, served, workload)),
+        },
         measured=against_measured(rollouts, measured),
     )
 
@@ -94,6 +101,29 @@ def verdict(base: Rollout | None, quantized: Rollout, serving: Serving, device: 
         word = "does not pay:"
     unseen = "" if serving.measured else f" Nobody has measured {serving.kernels} kernels on an {device.name} here."
     return f"{name} {word} {speedup:.2f} times the tokens/s of bf16. {reason(base, quantized)}{unseen}"
+
+
+def cache_verdicts(
+    rollouts: Mapping[str, Rollout], served: Mapping[str, Serving], workload: Workload
+) -> Iterator[tuple[str, str]]:
+    """What a quantized cache gives beside the BF16 cache of the same weights; of this plugin's engines."""
+    for name, each in rollouts.items():
+        serving = served[name]
+        plain = rollouts.get(serving.name)
+        if name == serving.name or plain is None or serving.name not in OF_THE_PLUGIN:
+            continue
+        fits = f"{each.memory.fits * workload.dp} sequences fit, not {plain.memory.fits * workload.dp}"
+        waves = (
+            f"waves: {each.waves}, not {plain.waves}" if each.waves != plain.waves else f"waves: {each.waves}, as many"
+        )
+        if workload.eager and workload.launch is None:
+            yield name, f"{name}: {fits}; {waves}."
+            continue
+        gain = each.tokens_per_second / plain.tokens_per_second
+        yield (
+            name,
+            f"{name}: {gain:.2f} times the tokens/s of {serving.name} with a BF16 cache; {fits}; {waves}.",
+        )
 
 
 def no_verdict(name: str, quantized: Rollout) -> str:

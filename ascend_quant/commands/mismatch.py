@@ -34,6 +34,17 @@ def mismatch(
     try_suggestion: Annotated[
         bool, typer.Option(help="Start a third engine with what is suggested, if anything is, and measure the KL.")
     ] = True,
+    kv_cache: Annotated[
+        str, typer.Option(help="The quantized engine's KV cache: auto (BF16), int8 or fp8; splits the KL by its parts.")
+    ] = "auto",
+    bucket: Annotated[
+        list[int] | None,
+        typer.Option(help="A position at which a range of the split ends; repeatable.  [default: 1024 8192 30720]"),
+    ] = None,
+    emulate_cache: Annotated[
+        bool,
+        typer.Option("--emulate-cache", help="Round keys and values in transformers' attention, not in an engine."),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seeds the sampling.")] = 0,
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks.")] = 1,
     max_model_len: Annotated[
@@ -60,6 +71,7 @@ def mismatch(
     from ascend_quant.mismatch import report
     from ascend_quant.mismatch.engines import EngineFailed
     from ascend_quant.mismatch.plot import draw
+    from ascend_quant.mismatch.positions import EDGES
     from ascend_quant.mismatch.prompts import PromptError
     from ascend_quant.mismatch.settings import OptionError, Settings
     from ascend_quant.mismatch.tokens import ModelError
@@ -78,7 +90,8 @@ def mismatch(
     try:
         settings = Settings(
             model, scheme, prompts, tuple(ignore or ()), profile, max_tokens, tokens, threshold, seed, tp,
-            max_model_len, gpu_memory_utilization, length, try_suggestion,
+            max_model_len, gpu_memory_utilization, length, try_suggestion, kv_cache,
+            tuple(bucket or EDGES), emulate_cache,
         )  # fmt: skip
         found = _measured(settings, Console(stderr=True))
     except (UnknownScheme, OptionError, ModelError, PromptError) as error:

@@ -9,6 +9,9 @@ watch.py        in the BF16 engine's workers: each layer's inputs; layer_errors.
                 seen.py, channels.py: what is kept of it
 layers.py       each layer's error beside that of a Gaussian one (gaussian.py)
 culprits.py     what is to blame; suggestion.py: what `ignore` should name for it
+cache_split.py  the KL with a quantized KV cache, by what it comes from and by position (positions.py);
+                cache_verdict.py: the largest part, what to do; forcing.py: engines decode given tokens;
+                emulated_cache.py, cache_rounding.py: the cache without an engine; cache_support.py: who has one
 report.py, remarks.py, plot.py   what the user sees
 """
 

@@ -78,6 +78,24 @@ def reference(task: Task, progress: Progress) -> dict:
         return result | {"machine": machine()}
 
 
+def force(task: Task, progress: Progress) -> dict:
+    """Decode the given sequences, token by token as they are."""
+    with started(task, progress) as llm:
+        given = [Sampled(**one) for one in task.sequences]
+        found = forced(llm, given, progress.bar("decodes the same tokens"))
+        return {"forced": found, "scales": llm.collective_rpc("mismatch_cache_scales")[0]}
+
+
+def emulate(task: Task, progress: Progress) -> dict:
+    """The given sequences by transformers, with a rounded cache and without; no engine."""
+    from ascend_quant.mismatch.emulated_cache import emulate
+
+    def on_progress(done: int, total: int) -> None:
+        progress.report("computes", done, total)
+
+    return emulate(task.engine["model"], task.engine["kv_cache"], task.sequences, on_progress)
+
+
 def sampled(llm: LLM, task: Task, bar: type[tqdm]) -> list[Sampled]:
     """A response to each prompt, of one token at least."""
     wanted = SamplingParams(temperature=1.0, logprobs=0, detokenize=False, **task.sampling)
@@ -98,6 +116,25 @@ def scored(llm: LLM, sequences: list[Sampled], bar: type[tqdm]) -> list[list[flo
     found = []
     for one, answer in zip(sequences, answers, strict=True):
         found.append(of_tokens(one.response, answer.prompt_logprobs[len(one.prompt) :]))
+    return found
+
+
+def forced(llm: LLM, sequences: list[Sampled], bar: type[tqdm]) -> list[list[float]]:
+    """The log-probabilities of each sequence's response, each token decoded after those before it.
+
+    Raises:
+        ValueError: the engine decoded other tokens.
+    """
+    from ascend_quant.mismatch import forcing
+
+    asked = [{"prompt_token_ids": one.prompt} for one in sequences]
+    answers = llm.generate(asked, [forcing.sampling(one.response) for one in sequences], use_tqdm=bar)
+    found = []
+    for one, answer in zip(sequences, answers, strict=True):
+        written = list(answer.outputs[0].token_ids)
+        if written != one.response:
+            raise ValueError(f"the engine was given {one.response} to decode, and decoded {written}")
+        found.append(of_tokens(written, answer.outputs[0].logprobs))
     return found
 
 
@@ -124,7 +161,7 @@ def machine() -> dict[str, str]:
 def main(folder: Path) -> None:
     """Read the task, write the result, whole or not at all."""
     task = Task(**json.loads((folder / "task.json").read_text()))
-    job = {"sample": sample, "score": score, "reference": reference}[task.job]
+    job = {"sample": sample, "score": score, "reference": reference, "force": force, "emulate": emulate}[task.job]
     result = job(task, Progress(folder / "progress"))
     partial = folder / "result.partial"
     partial.write_text(json.dumps(result))

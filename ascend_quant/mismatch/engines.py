@@ -44,11 +44,11 @@ class Task:
     """What an engine does.
 
     Attributes:
-        job: a function of child.py: sample, score or reference.
+        job: a function of child.py: sample, score, reference, force or emulate.
         engine: vLLM's options.
         prompts: token ids to sample from.
         sampling: of vllm.SamplingParams.
-        sequences: to be scored, `Sampled` as dictionaries.
+        sequences: to be scored, or decoded again, `Sampled` as dictionaries.
         watched: the scheme whose layer errors are wanted; None for none.
         every: how many tokens pass for one that is looked at.
     """

@@ -7,6 +7,7 @@
 3. If layers stand out, a quantized engine that leaves them alone scores what the BF16 engine sampled: the KL that the
    suggestion gives. It is KL(bf16 || quantized), the other direction, equal to the second order of a small difference;
    the first engine's tokens would not do, since a wrecked policy samples what the healed one never would.
+4. With a quantized KV cache, the first and the third engine have it, and the KL is split (cache_split.py).
 
 All run without graph capture (`enforce_eager`).
 """
@@ -21,6 +22,9 @@ import torch
 
 from ascend_quant.estimators import mismatch, sequence_weights
 from ascend_quant.mismatch import engines, prompts, tokens
+from ascend_quant.mismatch.cache_split import split
+from ascend_quant.mismatch.cache_support import no_cache_for, no_engine_with
+from ascend_quant.mismatch.cache_verdict import dominant
 from ascend_quant.mismatch.culprits import culprits
 from ascend_quant.mismatch.engines import OnProgress, Task
 from ascend_quant.mismatch.layers import ranked
@@ -110,6 +114,8 @@ def measure(settings: Settings, on_progress: OnProgress) -> dict[str, Any]:
     tried = None
     if suggestion.ignore and settings.try_suggestion:
         tried = _tried(settings, asked, other["own"]["sampled"], suggestion.ignore, on_progress)
+    cache = None if settings.kv_cache == "auto" else _cache(settings, asked, other["own"], on_progress)
+    raw = {"mismatch": pair.raw(), "noise": noise.raw(), "cache": _apart(cache)}
     return {
         **{name: _plain(value) for name, value in asdict(settings).items()},
         "prompts_left_out": asked.left_out,
@@ -121,7 +127,8 @@ def measure(settings: Settings, on_progress: OnProgress) -> dict[str, Any]:
         "culprits": [asdict(culprit) for culprit in blamed],
         "suggested_ignore": asdict(suggestion),
         "with_suggestion": tried,
-        "raw": {"mismatch": pair.raw(), "noise": noise.raw()},
+        "cache": cache,
+        "raw": raw,
     }
 
 
@@ -135,9 +142,50 @@ def _tried(
     return {**Pair(sampled, found["scored"], settings.threshold).figures(), "seconds": monotonic() - start}
 
 
+def _cache(settings: Settings, asked: Asked, own: dict[str, Any], on_progress: OnProgress) -> dict[str, Any]:
+    """The KL split into its parts, and the largest of them."""
+
+    def run(name: str, task: Task) -> dict:
+        return engines.run(task, _named(name, on_progress))
+
+    scheme = settings.scheme if get_scheme(settings.scheme).quantized else None
+    emulated = None
+    if settings.emulate_cache:
+        options = {"model": settings.model, "kv_cache": settings.kv_cache}
+        emulated = Task("emulate", options, [], {}, own["sampled"])
+    found = split(
+        own,
+        settings.kv_cache,
+        scheme,
+        tuple(settings.buckets),
+        settings.threshold,
+        run,
+        lambda scheme, cache: _engine(settings, asked, scheme, cache),
+        emulated,
+        torch.cuda.is_available(),
+    )
+    return found | {"dominant": dominant(found)}
+
+
+def _apart(cache: dict[str, Any] | None) -> dict[str, list[list[float]]]:
+    """Take the log-probabilities out of the split, by part."""
+    return {part["name"]: part.pop("logprobs") for part in cache["parts"]} if cache else {}
+
+
+def check_cache(settings: Settings, config: Any) -> None:
+    """Raises OptionError where no engine here has the quantized cache that is asked for."""
+    if settings.kv_cache == "auto":
+        return
+    if why := no_cache_for(config, settings.kv_cache):
+        raise OptionError(f"--kv-cache {settings.kv_cache}: {why}")
+    if not settings.emulate_cache and (why := no_engine_with(settings.kv_cache)):
+        raise OptionError(f"--kv-cache {settings.kv_cache}: {why}; --emulate-cache shows what its rounding does")
+
+
 def ask(settings: Settings) -> Asked:
     """The prompts in the model's tokens."""
     config, tokenizer = tokens.load_config(settings.model), tokens.load_tokenizer(settings.model)
+    check_cache(settings, config)
     given = None if settings.prompts is None else prompts.read(settings.prompts)
     vocabulary = tokens.vocabulary_of(settings.model, config)
     most = max(1, settings.tokens // settings.max_tokens)
@@ -156,7 +204,8 @@ def ask(settings: Settings) -> Asked:
 
 def sampling_task(settings: Settings, asked: Asked) -> Task:
     """The quantized engine's."""
-    return Task("sample", _engine(settings, asked, settings.scheme), asked.prompts, _sampling(settings, asked))
+    engine = _engine(settings, asked, settings.scheme, cache_of(settings))
+    return Task("sample", engine, asked.prompts, _sampling(settings, asked))
 
 
 def reference_task(settings: Settings, asked: Asked, sampled: list[dict]) -> Task:
@@ -172,11 +221,18 @@ def reference_task(settings: Settings, asked: Asked, sampled: list[dict]) -> Tas
 def trial_task(settings: Settings, asked: Asked, sampled: list[dict], ignore: list[str]) -> Task:
     """The quantized engine's that leaves some layers alone, and only scores."""
     healed = replace(settings, ignore=(*settings.ignore, *ignore))
-    return Task("score", _engine(healed, asked, settings.scheme), [], {}, sampled)
+    return Task("score", _engine(healed, asked, settings.scheme, cache_of(settings)), [], {}, sampled)
 
 
-def _engine(settings: Settings, asked: Asked, scheme: str) -> dict[str, Any]:
+def cache_of(settings: Settings) -> str:
+    """That of the engines that stand for the rollout."""
+    return "auto" if settings.emulate_cache else settings.kv_cache
+
+
+def _engine(settings: Settings, asked: Asked, scheme: str, cache: str = "auto") -> dict[str, Any]:
     quantization = {"quant_method": "ascend_quant", "scheme": scheme, "ignore": list(settings.ignore)}
+    if cache != "auto":
+        quantization["kv_cache"] = cache
     if settings.profile is not None and get_scheme(scheme).quantized:
         quantization["profile"] = str(profile_at(settings.profile).resolve())
     options = {

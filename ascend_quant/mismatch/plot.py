@@ -11,11 +11,11 @@ def draw(report: dict[str, Any], path: Path) -> None:
     """Draw the report of `measure.measure`, raw sequences included."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 6), layout="constrained")
-    panels = figure.subplots(1, 2 if report["layers"] else 1, squeeze=False)[0]
-    _histogram(report, panels[0])
-    if report["layers"]:
-        _layers(report, panels[1])
+    figure = Figure(figsize=(14 + 6 * bool(report["cache"]), 6), layout="constrained")
+    drawn = [_histogram, *([_layers] if report["layers"] else []), *([_positions] if report["cache"] else [])]
+    panels = figure.subplots(1, len(drawn), squeeze=False)[0]
+    for panel, axes in zip(drawn, panels, strict=True):
+        panel(report, axes)
     figure.suptitle(f"{report['model']}, {report['scheme']} against bf16, {report['machine']['device']}")
     figure.savefig(path, dpi=120)
 
@@ -24,7 +24,9 @@ def _histogram(report: dict[str, Any], axes: Any) -> None:
     """Of train - rollout; the last bins hold what lies further out than the 99.8 % in the middle."""
     import numpy as np
 
-    names = {"noise": "bf16 / bf16 (noise floor)", "mismatch": f"{report['scheme']} / bf16"}
+    from ascend_quant.mismatch.report import rollout
+
+    names = {"noise": "bf16 / bf16 (noise floor)", "mismatch": f"{rollout(report)} / bf16"}
     deltas = {key: differences(report["raw"][key]) for key in names}
     edge = float(np.quantile(np.abs(np.concatenate(list(deltas.values()))), 0.998)) or 1e-6
     bins = np.linspace(-edge, edge, BINS + 1)
@@ -33,6 +35,21 @@ def _histogram(report: dict[str, Any], axes: Any) -> None:
         axes.hist(values, bins, weights=np.full(len(values), 1 / len(values)), alpha=0.6, label=label)
     axes.set(title="delta logprob: scored by bf16 - sampled", xlabel="nats", ylabel="of all tokens", yscale="log")
     axes.legend()
+
+
+def _positions(report: dict[str, Any], axes: Any) -> None:
+    """The KL of each part in each range of positions, with its standard error."""
+    from ascend_quant.mismatch.report import span
+
+    split = report["cache"]
+    for number, part in enumerate(split["parts"]):
+        buckets = part["buckets"][1:]
+        places = [place + 0.12 * (number - len(split["parts"]) / 2) for place in range(len(buckets))]
+        heights, errors = [one["k3_kl"] for one in buckets], [one["standard_error"] or 0.0 for one in buckets]
+        axes.errorbar(places, heights, errors, marker="o", linestyle="none", label=f"{part['name']}: {part['about']}")
+    axes.set_xticks(range(len(buckets)), [span(bucket) for bucket in buckets])
+    axes.set(title=f"KL a token by position, {split['kv_cache']} cache", xlabel="position", yscale="log")
+    axes.legend(fontsize=7)
 
 
 def differences(sequences: list[dict[str, Any]]) -> list[float]:

@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from ascend_quant.mismatch.cache_verdict import verdict
+
 NEAR = 3.0  # times the noise floor
 MIB = 1 << 20
 SHOWN = 8  # of channels or experts
@@ -21,6 +23,8 @@ def remarks(report: dict[str, Any]) -> Iterator[str]:
         yield from at_length(report["at_length"], report["threshold"])
     if report["layers"]:
         yield from blame(report)
+    if report["cache"]:
+        yield from verdict(report["cache"])
     if report["layers"] and report["profile"]:
         yield "The layers' errors are the scheme's own, without the profile's factors."
 

@@ -37,6 +37,8 @@ def show(report: dict[str, Any], console: Console) -> None:
     console.print(figures(report))
     if report["layers"]:
         console.print(layers(report))
+    if report["cache"]:
+        console.print(cache(report["cache"]))
     for line in remarks(report):
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -46,7 +48,7 @@ def figures(report: dict[str, Any]) -> Table:
     table = Table(title="Sampled by the first engine, scored by the second")
     table.add_column("")
     both = report["mismatch"], report["noise"]
-    for name, one in zip((f"{report['scheme']} / bf16", "noise: bf16 / bf16"), both, strict=True):
+    for name, one in zip((f"{rollout(report)} / bf16", "noise: bf16 / bf16"), both, strict=True):
         table.add_column(f"{name}\n{one['tokens']} tokens\n{one['sequences']} sequences", justify="right")
     for key, text in FIGURES.items():
         table.add_row(text, *(_cell(one, one["standard_errors"], key) for one in both))
@@ -59,6 +61,36 @@ def figures(report: dict[str, Any]) -> Table:
 
 def _cell(figures: dict[str, Any], errors: dict[str, Any] | None, key: str) -> str:
     return f"{figures[key]:.4g}" + (f" ± {errors[key]:.1g}" if errors and key in errors else "")
+
+
+def rollout(report: dict[str, Any]) -> str:
+    """What the first engine is, in words."""
+    plain = report["kv_cache"] == "auto" or report["emulate_cache"]
+    return report["scheme"] if plain else f"{report['scheme']}, {report['kv_cache']} cache"
+
+
+def cache(split: dict[str, Any]) -> Table:
+    """The KL of each part, by position, ± a standard error."""
+    table = Table(title="KL(bf16 || engine) a token (k3), the same tokens decoded by each, by position")
+    table.add_column("positions")
+    table.add_column("tokens", justify="right")
+    for part in split["parts"]:
+        table.add_column(part["name"], justify="right")
+    for number, one in enumerate(split["parts"][0]["buckets"]):
+        cells = (_short(part["buckets"][number]) for part in split["parts"])
+        table.add_row(span(one) if number else "all", str(one["tokens"]), *cells)
+    table.caption = "; ".join(f"{part['name']}: {part['about']}" for part in split["parts"])
+    return table
+
+
+def _short(bucket: dict[str, Any]) -> str:
+    error = bucket["standard_error"]
+    return f"{bucket['k3_kl']:.2e}" + ("" if error is None else f" ± {error:.0e}")
+
+
+def span(bucket: dict[str, Any]) -> str:
+    """A range of positions in words."""
+    return f"from {bucket['first']}" if bucket["end"] is None else f"{bucket['first']} to {bucket['end']}"
 
 
 def layers(report: dict[str, Any]) -> Table:

@@ -7,6 +7,8 @@ from os.path import isdir, isfile
 from pathlib import Path
 
 from ascend_quant.estimators import THRESHOLD
+from ascend_quant.mismatch.cache_rounding import ROUNDINGS
+from ascend_quant.mismatch.positions import EDGES
 from ascend_quant.profile.rules import files_of
 from ascend_quant.schemes import get_scheme
 
@@ -30,6 +32,9 @@ class Settings:
         profile: what `ascend-quant profile -o` was given, one of the files, or a folder with one profile.
         length: of a recipe's responses, in tokens, to which the weights are extrapolated; None for none.
         try_suggestion: whether an engine is started with what is suggested.
+        kv_cache: that of the quantized engine: auto (BF16), int8 or fp8; with the latter two the KL is split.
+        buckets: positions at which the split's ranges end.
+        emulate_cache: round keys and values in transformers' attention; no engine then has the cache.
     """
 
     model: str
@@ -46,6 +51,9 @@ class Settings:
     memory: float | None = None
     length: int | None = None
     try_suggestion: bool = True
+    kv_cache: str = "auto"
+    buckets: Sequence[int] = EDGES
+    emulate_cache: bool = False
 
     def __post_init__(self):
         codes = get_scheme(self.scheme).codes
@@ -58,6 +66,14 @@ class Settings:
             raise OptionError(f"--seed {self.seed}: vLLM takes one from 0 to {SEEDS - 1}")
         if self.memory is not None and not 0 < self.memory <= 1:
             raise OptionError(f"--gpu-memory-utilization {self.memory}: a fraction is wanted, above 0 and at most 1")
+        if self.kv_cache not in ROUNDINGS:
+            raise OptionError(f"--kv-cache {self.kv_cache!r:.80}: choose from {', '.join(ROUNDINGS)}")
+        if list(self.buckets) != sorted({edge for edge in self.buckets if edge > 0}):
+            raise OptionError(
+                f"--bucket {', '.join(map(str, self.buckets))}: give positions above 0, each once, ascending"
+            )
+        if self.emulate_cache and self.kv_cache == "auto":
+            raise OptionError("--emulate-cache: says nothing of BF16; give --kv-cache int8 or fp8 with it")
         if self.profile is not None:
             profile_at(self.profile)
         if self.profile is not None and codes not in ("int8", None):

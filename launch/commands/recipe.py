@@ -67,6 +67,9 @@ def advise_recipe(
         typer.echo(
             f"The recipe's own scheme, {recipe.rollout.scheme}, is not among those that are estimated.", err=True
         )
+    if recipe.rollout.kv_cache != "auto":
+        rows = f"{recipe.rollout.scheme}, {recipe.rollout.kv_cache} cache"
+        typer.echo(f"The recipe's own KV cache is {recipe.rollout.kv_cache}: its row is {rows!r}.", err=True)
 
 
 @recipe_app.command("list")

@@ -24,7 +24,9 @@ def row(recipe: Recipe) -> tuple[str, ...]:
     training = f"FP8 {recipe.fp8.recipe}" if recipe.fp8 else "BF16"
     training += f", QAT {recipe.qat}" if recipe.qat else ""
     devices = f"{recipe.nodes} x {recipe.devices_per_node} of {recipe.memory.device} GiB"
-    return recipe.name, recipe.rollout.scheme, training, devices, recipe.stack
+    rollout = recipe.rollout.scheme
+    rollout += f", KV {recipe.rollout.kv_cache}" if recipe.rollout.kv_cache != "auto" else ""
+    return recipe.name, rollout, training, devices, recipe.stack
 
 
 def rows() -> list[tuple[str, ...]]:

@@ -10,12 +10,12 @@ from naming import line_naming
 from torch.utils.flop_counter import FlopCounterMode
 
 from ascend_quant.advise import AdviceError, rollouts, roofline, serving, steps
-from ascend_quant.advise.caches import FP8, caches, no_quantized_cache
+from ascend_quant.advise.caches import CACHES, caches, no_quantized_cache
 from ascend_quant.advise.devices import DATA_SHEETS, GIB, H200, get_device
 from ascend_quant.advise.engines import Engine
 from ascend_quant.advise.families import shape_of
 from ascend_quant.advise.feeds import distinct_experts
-from ascend_quant.advise.layers import Attention, Experts, Latent, Linear, Mlp
+from ascend_quant.advise.layers import FP8, INT8, Attention, Experts, Latent, Linear, Mlp
 from ascend_quant.advise.memory import DoesNotFit, cache_bytes, memory
 from ascend_quant.advise.operators import operators
 from ascend_quant.advise.rollouts import rollout
@@ -323,10 +323,14 @@ def test_impossible_workloads(changes, words):
 
 
 def test_caches_by_device():
-    assert {name for name in DATA_SHEETS if FP8 in caches(get_device(name))} == {"H100", "H200"}
-    assert all(
-        (no_quantized_cache(get_device(name)) is None) == (FP8 in caches(get_device(name))) for name in DATA_SHEETS
-    )
+    dense = shape("qwen2.5-7b")
+    had = {name: set(caches(serving.OURS, get_device(name), dense)) for name in DATA_SHEETS}
+    assert {name for name in had if FP8 in had[name]} == {"H100", "H200"}
+    assert {name for name in had if INT8 in had[name]} == {"A100", "H100", "H200"}
+    for name, found in had.items():
+        refused = no_quantized_cache(get_device(name), dense)
+        assert set(refused) == set(CACHES) - {cache.name for cache in found} and "auto" not in refused
+    assert INT8 not in caches(serving.THEIRS, H200, dense)  # the int8 cache is this plugin's
     assert {each.name for each in serving.servings(get_device("A2"))} == {"bf16", "int8"}
     assert {each.name for each in serving.servings(get_device("A100"))} == {"bf16", "int8", "int8-vllm"}
     assert not any(each.measured for each in serving.servings(get_device("A2")))

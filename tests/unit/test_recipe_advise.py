@@ -84,6 +84,14 @@ def test_changes_and_another_device(tmp_path):
     )
 
 
+def test_the_row_of_the_recipes_own_cache_is_named(tmp_path):
+    model = str(get_model("qwen2.5-7b").write_config(tmp_path))
+    shown = run("qwen2.5-7b-int8-kv8-dapo-h100", "--model", model, "--json")
+    assert shown.exit_code == 0 and "'int8, int8 cache'" in shown.stderr
+    assert "int8, int8 cache" in json.loads(shown.stdout)["rollouts"]
+    assert "cache" not in run("qwen2.5-7b-int8-dapo-h100", "--model", model, "--json").stderr
+
+
 def test_a_scheme_that_is_not_estimated_is_named(tmp_path):
     shown = run("qwen3-30b-a3b-int4", "--model", str(get_model("qwen3-30b-a3b").write_config(tmp_path)))
     assert shown.exit_code == 0 and "int4_g" in shown.stderr

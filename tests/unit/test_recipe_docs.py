@@ -31,7 +31,12 @@ def table(page: str) -> list[tuple[str, ...]]:
 
 def in_chinese(cell: str) -> str:
     """A cell of `recipe list` as the Chinese pages have it."""
-    for english, chinese in ((r" of (?=\d+ GiB)", "，各 "), (", QAT", "，QAT"), ("FP8 blockwise", "FP8，按块")):
+    for english, chinese in (
+        (r" of (?=\d+ GiB)", "，各 "),
+        (", QAT", "，QAT"),
+        (", KV ", "，KV "),
+        ("FP8 blockwise", "FP8，按块"),
+    ):
         cell = re.sub(english, chinese, cell)
     return cell
 

@@ -11,6 +11,7 @@ from launch.recipes.files import FOLDER
 from launch.recipes.hydra_syntax import leaves
 
 TWINS = [name for name in names() if "-bf16" in name]
+WITH_CACHE = [name for name in names() if "-kv8-" in name]
 OF_DATA = {"gsm8k": "gsm8k/train.parquet", "dapo-math-17k": "dapo-math-17k/train.parquet"}
 
 # Both runs as their users described them, in verl's words.
@@ -165,6 +166,20 @@ def test_a_twin_differs_in_the_scheme_alone(name: str):
     twin, int8 = dict(leaves(twin)), dict(leaves(int8))
     assert {key for key in twin if twin[key] != int8[key]} == {"name", "summary", "rollout.scheme"}
     assert (twin["rollout.scheme"], int8["rollout.scheme"]) == ("bf16", "int8")
+
+
+@pytest.mark.parametrize("name", WITH_CACHE)
+def test_a_variant_for_long_answers_differs_in_the_cache_alone(name: str):
+    variant, plain = (dict(leaves(load(one).model_dump())) for one in (name, name.replace("-kv8-", "-")))
+    assert {key for key in variant if variant[key] != plain[key]} == {"name", "summary", "rollout.kv_cache"}
+    assert (variant["rollout.kv_cache"], plain["rollout.kv_cache"]) == ("int8", "auto")
+    assert plain["rollout.max_response_length"] >= 10240
+    assert "not run on hardware" in comments(name).lower()
+
+
+def test_no_other_recipe_has_a_quantized_cache():
+    assert {name for name in names() if load(name).rollout.kv_cache != "auto"} == set(WITH_CACHE)
+    assert {name.partition("-int8")[0] for name in WITH_CACHE} == {"qwen2.5-7b", "qwen2.5-32b", "qwen3-30b-a3b"}
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
