@@ -1,9 +1,10 @@
 """Where an int8 cache of keys and values has its bytes: pages of as many bytes as vLLM's int8_per_token_head has.
 
-A page holds `page` tokens of all heads of keys, or of values: first the codes, (heads, page, head), then the scales,
-float32 (heads, page). So each row of codes begins at a multiple of 16 bytes and a head's rows of a page are adjacent,
-where vLLM puts each row's scale behind its codes, and a row begins at a multiple of 4. A block is a page of keys and
-one of values.
+A block is a page of keys and one of values. A page holds `page` tokens of all heads: first the codes, a head's behind
+another's, then the scales, float32 (heads, page). Codes of keys are (heads, page, head); those of values (heads,
+page / 16, head, 16): 16 tokens' codes of one column are adjacent, since values are summed over tokens, and tensor
+cores take what is summed over in words of four bytes. So all is read 16 bytes at once, where vLLM puts each row's
+scale behind its codes, and a row begins at a multiple of 4.
 """
 
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import torch
 
 SCALE_BYTES = 4
 HEADS_OF_BYTES = (64, 128, 256)  # numbers of a head that the kernels take
-PAGE_TOKENS = 16  # a page has a multiple of these
+TOGETHER = 16  # tokens whose codes of a column of values are adjacent; a page has a multiple of these
 
 
 class Layout(NamedTuple):
@@ -31,8 +32,8 @@ class Layout(NamedTuple):
         """Why the kernels do not take it."""
         if self.head not in HEADS_OF_BYTES:
             return f"heads of {self.head} numbers; the kernels take {', '.join(map(str, HEADS_OF_BYTES))}"
-        if self.page % PAGE_TOKENS:
-            return f"pages of {self.page} tokens; the kernels take multiples of {PAGE_TOKENS}"
+        if self.page % TOGETHER:
+            return f"pages of {self.page} tokens; the kernels take multiples of {TOGETHER}"
         return None
 
 
@@ -59,11 +60,28 @@ def layout_of(cache: torch.Tensor) -> Layout:
     return layout
 
 
-def views(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes int8 (blocks, 2, heads, page, head) and scales float32 (blocks, 2, heads, page), in place."""
+class Views(NamedTuple):
+    """A cache's parts, in place.
+
+    Attributes:
+        keys: int8 (blocks, heads, page, head).
+        values: int8 (blocks, heads, page / 16, head, 16).
+        scales: float32 (blocks, 2, heads, page).
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    scales: torch.Tensor
+
+
+def views(cache: torch.Tensor) -> Views:
+    """See `Views`; raises as `layout_of` does."""
     layout = layout_of(cache)
     pages = cache.view(torch.int8).view(cache.shape[0], 2, layout.page_bytes)
     codes = layout.page * layout.heads * layout.head
-    of_codes, of_scales = pages[..., :codes], pages[..., codes:].view(torch.float32)
-    shape = (cache.shape[0], 2, layout.heads, layout.page)
-    return of_codes.unflatten(-1, (*shape[2:], layout.head)), of_scales.unflatten(-1, shape[2:])
+    keys, values = (pages[:, which, :codes] for which in range(2))
+    return Views(
+        keys.unflatten(1, (layout.heads, layout.page, layout.head)),
+        values.unflatten(1, (layout.heads, layout.page // TOGETHER, layout.head, TOGETHER)),
+        pages[..., codes:].view(torch.float32).unflatten(2, (layout.heads, layout.page)),
+    )

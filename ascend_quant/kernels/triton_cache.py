@@ -10,6 +10,7 @@ import triton.language as tl
 
 from ascend_quant.kernels import cache_pages, triton_rows, triton_tokens
 
+TOGETHER = tl.constexpr(cache_pages.TOGETHER)
 WARPS = 1
 TILE = 2048  # numbers that a program takes at once, about
 
@@ -48,7 +49,11 @@ def write_tokens(
             code = triton_rows._outer_code(triton_rows._float(x), scale[:, None]).to(tl.int8)
         row = head * PAGE + slot % PAGE
         at = cache + (slot // PAGE * 2 + is_value) * (PAGE * HEADS * (HEAD + 4))
-        tl.store(at + row[:, None] * HEAD + column[None, :], code, mask=mask)
+        if is_value == 0:
+            to = row[:, None] * HEAD + column[None, :]
+        else:
+            to = (row // TOGETHER * (HEAD * TOGETHER) + row % TOGETHER)[:, None] + (column * TOGETHER)[None, :]
+        tl.store(at + to, code, mask=mask)
         scales = (at + PAGE * HEADS * HEAD).to(tl.pointer_type(tl.float32))
         tl.store(scales + row, scale, mask=head < HEADS)
 

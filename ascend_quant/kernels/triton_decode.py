@@ -20,6 +20,7 @@ import triton.language as tl
 
 from ascend_quant.kernels import cache_pages
 
+TOGETHER = tl.constexpr(cache_pages.TOGETHER)
 LOG2E = tl.constexpr(1.4426950408889634)
 FEWEST_ROWS = 16  # of a tensor core's product
 MOST_GROUP = 16  # query heads of a head of keys
@@ -62,7 +63,7 @@ class Plan(NamedTuple):
         return self.first_sequence.shape[0]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def plan_shares(
     lengths,
     first_tile,
@@ -84,7 +85,7 @@ def plan_shares(
         tl.store(first_tile, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "table_stride"])
 def attend_shares(
     q,
     cache,
@@ -121,6 +122,7 @@ def attend_shares(
     while at < end:
         begin, stop = tl.load(first_tile + sequence), tl.load(first_tile + sequence + 1)
         length = tl.load(lengths + sequence)
+        pages = tl.cdiv(length, PAGE)
         heads = key_head * GROUP + row
         q_at = q + sequence.to(tl.int64) * q_stride + heads[:, None] * HEAD + column[None, :]
         queries = tl.load(q_at, mask=(row < GROUP)[:, None], other=0.0)
@@ -133,16 +135,24 @@ def attend_shares(
         else:
             sums = tl.zeros((ROWS, HEAD), tl.float32)
         here = tl.minimum(end, stop)
+        next_block = tl.load(table + (at - begin) * TILE // PAGE)
         for step in tl.range(at - begin, here - begin, num_stages=STAGES):
             position = step * TILE + token
-            block = tl.load(table + position // PAGE, mask=position < length, other=0).to(tl.int64)
+            if PAGE % TILE == 0:  # a tile lies in one page, whose number was asked for a step earlier
+                block = next_block.to(tl.int64) + tl.zeros((TILE,), tl.int64)
+                next_block = tl.load(table + tl.minimum((step + 1) * TILE // PAGE, pages - 1))
+            else:
+                block = tl.load(table + position // PAGE, mask=position // PAGE < pages, other=0).to(tl.int64)
             place = key_head * PAGE + position % PAGE
-            codes_at = cache + block[:, None] * BLOCK_BYTES + (place * HEAD)[:, None] + column[None, :]
-            k = tl.load(codes_at)
-            v = tl.load(codes_at + VALUES)
+            page_at = cache + block * BLOCK_BYTES
+            k = tl.load(page_at[:, None] + (place * HEAD)[:, None] + column[None, :])
+            of_16 = place // TOGETHER * (HEAD * TOGETHER) + position % TOGETHER
+            v_at = page_at[None, :] + VALUES + of_16[None, :] + (column * TOGETHER)[:, None]
+            v_t = tl.load(tl.max_contiguous(tl.multiple_of(v_at, (1, 16)), (1, 16)))  # a page's tokens are adjacent
             scale_at = scales + block * (BLOCK_BYTES // 4) + place
-            k_scale = tl.load(scale_at, mask=position < length, other=0.0) * (softmax_scale * LOG2E)
-            v_scale = tl.load(scale_at + VALUES // 4, mask=position < length, other=0.0)
+            scale_at = tl.max_contiguous(tl.multiple_of(scale_at, 64), 16)
+            k_scale = tl.load(scale_at) * (softmax_scale * LOG2E)
+            v_scale = tl.where(position < length, tl.load(scale_at + VALUES // 4), 0.0)
             if SWAP:
                 scores = tl.dot(k.to(queries.dtype), queries) * k_scale[:, None]
                 scores = tl.where((position < length)[:, None], scores, float("-inf"))
@@ -151,7 +161,7 @@ def attend_shares(
                 p = tl.exp2(scores - larger[None, :])
                 weights = weights * shrink + tl.sum(p, 0)
                 scaled = (p * v_scale[:, None]).to(queries.dtype)
-                sums = tl.dot(tl.trans(v).to(queries.dtype), scaled, sums * shrink[None, :])
+                sums = tl.dot(v_t.to(queries.dtype), scaled, sums * shrink[None, :])
             else:
                 scores = tl.dot(queries, tl.trans(k).to(queries.dtype)) * k_scale[None, :]
                 scores = tl.where((position < length)[None, :], scores, float("-inf"))
@@ -160,7 +170,7 @@ def attend_shares(
                 p = tl.exp2(scores - larger[:, None])
                 weights = weights * shrink + tl.sum(p, 1)
                 scaled = (p * v_scale[None, :]).to(queries.dtype)
-                sums = tl.dot(scaled, v.to(queries.dtype), sums * shrink[:, None])
+                sums = tl.dot(scaled, tl.trans(v_t).to(queries.dtype), sums * shrink[:, None])
             top = larger
         to = (share + sequence).to(tl.int64) * (HEADS * GROUP) + heads
         if SWAP:
@@ -175,7 +185,7 @@ def attend_shares(
             sequence += 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "shares"])
 def merge_parts(
     out,
     first_tile,
@@ -228,7 +238,7 @@ class Decoder:
     ):
         problem = layout.problem()
         if query_heads % layout.heads or query_heads // layout.heads > MOST_GROUP:
-            problem = f"{query_heads} query heads of {layout.heads} heads of keys; the kernel takes up to {MOST_GROUP} each"
+            problem = f"{query_heads} query heads for {layout.heads} heads of keys: up to {MOST_GROUP} each are taken"
         if problem is not None:
             raise ValueError(problem)
         self.layout, self.tiles, self.query_heads = layout, tiles, query_heads

@@ -1,6 +1,5 @@
 """The int8 cache's writer and its decode attention, on a GPU or in Triton's interpreter, against the oracle."""
 
-from contextlib import contextmanager
 from importlib import import_module
 
 import pytest
@@ -29,7 +28,7 @@ def filled(writer, layout, lengths, device, dtype=torch.bfloat16, blocks_beyond=
     needed = [-(-length // layout.page) for length in lengths]
     order = torch.randperm(sum(needed) + blocks_beyond, generator=torch.Generator().manual_seed(7)).tolist()
     cache = cache_pages.empty(len(order), layout, device)
-    cache_pages.views(cache)[1].fill_(torch.nan)  # what lies in unused places must not be seen
+    cache_pages.views(cache).scales.fill_(torch.nan)  # what lies in unused places must not be seen
     table = torch.full((len(lengths), max(needed) + 2), -(2**30), dtype=torch.int32)
     keys, values = [], []
     for row, (length, blocks) in enumerate(zip(lengths, needed, strict=True)):
@@ -51,6 +50,7 @@ def filled(writer, layout, lengths, device, dtype=torch.bfloat16, blocks_beyond=
         (2, 7, 64, 16, 32, 3, [1, 70, 33, 0, 129]),
         (1, 16, 128, 32, 16, 8, [200, 5]),
         (4, 1, 64, 48, 64, 1, [64, 1, 65]),
+        (2, 2, 64, 64, 32, 2, [64, 1, 65, 200]),
         (1, 4, 64, 16, 16, 40, [3, 20]),
     ],
 )
