@@ -57,9 +57,8 @@ def main() -> None:
             found["writer"] = writer_times(device, given.page)
             print(f"writer, microseconds by tokens: {found['writer']}", flush=True)
         found["rows"] = measure(given, device, begun)
-    print(
-        f"\n{found['device']}; ratio = time / (bytes / 4.27 TB/s); {time.perf_counter() - begun:.0f} s\n{table(found['rows'])}"
-    )
+    print(f"\n{found['device']}; ratio = time / (bytes / 4.27 TB/s); {time.perf_counter() - begun:.0f} s")
+    print(table(found["rows"]), flush=True)
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=1))
 
@@ -105,9 +104,7 @@ def check(device: torch.device, page: int) -> dict[str, float]:
         real = [[oracle.dequantize_cache(*one) for one in each] for each in (keys, values)]
         expected = oracle.decode_attention(q, *real, SCALE)
         for tiles in TILES if device.type == "cuda" and heads > 1 else TILES[:2]:
-            run = Decoder(
-                len(lengths), query_heads, layout, device, DecodeTiles(*tiles), 132 if device.type == "cuda" else 2
-            )
+            run = Decoder(len(lengths), query_heads, layout, device, DecodeTiles(*tiles), processors)
             out = torch.full_like(q, torch.nan)
             run(q, cache, table_of.to(device), counts, run.plan(counts), SCALE, out)
             error = float((out.double() - expected).abs().max())

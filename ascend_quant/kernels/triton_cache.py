@@ -50,10 +50,10 @@ def write_tokens(
         row = head * PAGE + slot % PAGE
         at = cache + (slot // PAGE * 2 + is_value) * (PAGE * HEADS * (HEAD + 4))
         if is_value == 0:
-            to = row[:, None] * HEAD + column[None, :]
+            tl.store(at + row[:, None] * HEAD + column[None, :], code, mask=mask)
         else:
-            to = (row // TOGETHER * (HEAD * TOGETHER) + row % TOGETHER)[:, None] + (column * TOGETHER)[None, :]
-        tl.store(at + to, code, mask=mask)
+            of_16 = row // TOGETHER * (HEAD * TOGETHER) + row % TOGETHER
+            tl.store(at + of_16[:, None] + (column * TOGETHER)[None, :], code, mask=mask)
         scales = (at + PAGE * HEADS * HEAD).to(tl.pointer_type(tl.float32))
         tl.store(scales + row, scale, mask=head < HEADS)
 
