@@ -85,6 +85,22 @@ def plan_shares(
         tl.store(first_tile, 0)
 
 
+@triton.jit
+def tile_at(cache, block, slot, key_head, column, HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr):
+    """Where a tile's keys (tokens, D), values (D, tokens) and keys' scales are; values' scales are a page behind.
+
+    Tokens come by sixteen of one page, which Triton cannot see where it knows nothing of the blocks.
+    """
+    place = key_head * PAGE + slot
+    page_at = cache + block * (2 * PAGE * HEADS * (HEAD + 4))
+    k_at = page_at[:, None] + (place * HEAD)[:, None] + column[None, :]
+    of_16 = place // TOGETHER * (HEAD * TOGETHER) + slot % TOGETHER
+    v_at = page_at[None, :] + PAGE * HEADS * (HEAD + 4) + of_16[None, :] + (column * TOGETHER)[:, None]
+    v_at = tl.max_contiguous(tl.multiple_of(v_at, (1, 16)), (1, 16))
+    scale_at = (page_at + PAGE * HEADS * HEAD).to(tl.pointer_type(tl.float32)) + place
+    return k_at, v_at, tl.max_contiguous(tl.multiple_of(scale_at, 64), 16)
+
+
 @triton.jit(do_not_specialize=["B", "table_stride"])
 def attend_shares(
     q,
@@ -111,14 +127,12 @@ def attend_shares(
 ):
     """A program a share and head of keys."""
     key_head, share = tl.program_id(0), tl.program_id(1)
-    BLOCK_BYTES: tl.constexpr = 2 * PAGE * HEADS * (HEAD + 4)
     VALUES: tl.constexpr = PAGE * HEADS * (HEAD + 4)
     each = tl.cdiv(tl.load(first_tile + B), tl.num_programs(1))
     at = share * each
     end = tl.minimum(at + each, tl.load(first_tile + B))
     sequence = tl.load(first_sequence + share)
     row, column, token = tl.arange(0, ROWS), tl.arange(0, HEAD), tl.arange(0, TILE)
-    scales = (cache + PAGE * HEADS * HEAD).to(tl.pointer_type(tl.float32))
     while at < end:
         begin, stop = tl.load(first_tile + sequence), tl.load(first_tile + sequence + 1)
         length = tl.load(lengths + sequence)
@@ -143,14 +157,8 @@ def attend_shares(
                 next_block = tl.load(table + tl.minimum((step + 1) * TILE // PAGE, pages - 1))
             else:
                 block = tl.load(table + position // PAGE, mask=position // PAGE < pages, other=0).to(tl.int64)
-            place = key_head * PAGE + position % PAGE
-            page_at = cache + block * BLOCK_BYTES
-            k = tl.load(page_at[:, None] + (place * HEAD)[:, None] + column[None, :])
-            of_16 = place // TOGETHER * (HEAD * TOGETHER) + position % TOGETHER
-            v_at = page_at[None, :] + VALUES + of_16[None, :] + (column * TOGETHER)[:, None]
-            v_t = tl.load(tl.max_contiguous(tl.multiple_of(v_at, (1, 16)), (1, 16)))  # a page's tokens are adjacent
-            scale_at = scales + block * (BLOCK_BYTES // 4) + place
-            scale_at = tl.max_contiguous(tl.multiple_of(scale_at, 64), 16)
+            k_at, v_at, scale_at = tile_at(cache, block, position % PAGE, key_head, column, HEADS, HEAD, PAGE)
+            k, v_t = tl.load(k_at), tl.load(v_at)
             k_scale = tl.load(scale_at) * (softmax_scale * LOG2E)
             v_scale = tl.where(position < length, tl.load(scale_at + VALUES // 4), 0.0)
             if SWAP:
