@@ -12,7 +12,7 @@ import triton.language as tl
 from ascend_quant.kernels import cache_pages
 from ascend_quant.kernels.triton_decode import LOG2E, tile_at
 
-ROWS, TILE, WARPS, STAGES = 64, 64, 4, 3  # tokens of queries and of keys at once
+ROWS, TILE, WARPS, STAGES = 64, 64, 8, 3  # tokens of queries and of keys at once
 
 
 @triton.jit
