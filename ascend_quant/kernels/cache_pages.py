@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 SCALE_BYTES = 4
+ALIGNED = 64  # bytes: where a page's codes and scales begin, if the cache does
 HEADS_OF_BYTES = (64, 128, 256)  # numbers of a head that the kernels take
 TOGETHER = 16  # tokens whose codes of a column of values are adjacent; a page has a multiple of these
 
@@ -47,7 +48,7 @@ def layout_of(cache: torch.Tensor) -> Layout:
     """Of a cache in that shape.
 
     Raises:
-        ValueError: it is not laid out block after block without gaps, or the kernels do not take its sizes.
+        ValueError: it has gaps between blocks or is not aligned, or the kernels do not take its sizes.
     """
     if cache.dim() != 5 or cache.shape[1] != 2 or cache.element_size() != 1:
         raise ValueError(f"a cache of shape {tuple(cache.shape)} and {cache.dtype} is none of int8 per token and head")
@@ -55,6 +56,8 @@ def layout_of(cache: torch.Tensor) -> Layout:
     problem = layout.problem()
     if problem is None and not cache.is_contiguous():
         problem = f"strides {cache.stride()} of shape {tuple(cache.shape)}; the kernels take contiguous pages"
+    if problem is None and cache.data_ptr() % ALIGNED:
+        problem = f"a cache that begins {cache.data_ptr() % ALIGNED} bytes behind a multiple of {ALIGNED}"
     if problem is not None:
         raise ValueError(problem)
     return layout

@@ -70,7 +70,7 @@ def plan_shares(
     first_sequence,
     B,
     TILE: tl.constexpr,
-    SEQUENCES: tl.constexpr,  # a power of two from B
+    SEQUENCES: tl.constexpr,  # a power of two, from the largest B
 ):
     """A program a share."""
     share = tl.program_id(0)
@@ -251,6 +251,7 @@ class Decoder:
             raise ValueError(problem)
         self.layout, self.tiles, self.query_heads = layout, tiles, query_heads
         self.shares = max(tiles.programs * processors // layout.heads, 1)
+        self.most = triton.next_power_of_2(most_sequences)  # one plan is compiled, not one for each count
         places = self.shares + most_sequences
         room = {"dtype": torch.float32, "device": device}
         self.sums = torch.empty(places, query_heads, layout.head, **room)
@@ -259,12 +260,18 @@ class Decoder:
         self.first_sequence = torch.zeros(self.shares, dtype=torch.int32, device=device)
 
     def plan(self, lengths: torch.Tensor) -> Plan:
-        """Of int32 lengths (B) on the device, written in place: one launch a step, for all layers."""
+        """Of int32 lengths (B) on the device, written in place: one launch a step, for all layers.
+
+        Raises:
+            ValueError: more sequences than there is room for.
+        """
         count = lengths.shape[0]
+        if count >= len(self.first_tile):
+            raise ValueError(f"{count} sequences; there is room for {len(self.first_tile) - 1}")
         plan = Plan(self.first_tile[: count + 1], self.first_sequence, self.tiles.tile)
         with torch.cuda.device_of(lengths):
             plan_shares[(self.shares,)](
-                lengths, plan.first_tile, plan.first_sequence, count, self.tiles.tile, triton.next_power_of_2(count)
+                lengths, plan.first_tile, plan.first_sequence, count, self.tiles.tile, self.most
             )
         return plan
 

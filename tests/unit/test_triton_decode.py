@@ -126,6 +126,23 @@ def test_what_the_kernels_do_not_take():
         cache_pages.layout_of(cache.permute(0, 1, 3, 2, 4).contiguous().permute(0, 1, 3, 2, 4))  # HND
     with pytest.raises(ValueError, match="float32"):
         cache_pages.layout_of(cache.float())
+    bytes_of = torch.zeros(cache.numel() + 64, dtype=torch.int8)
+    with pytest.raises(ValueError, match="16 bytes"):
+        cache_pages.layout_of(bytes_of[16:][: cache.numel()].view(cache.shape))
+
+
+def test_more_sequences_than_there_is_room_for(decode):
+    run = decode.module.Decoder(3, 4, cache_pages.Layout(16, 2, 64), torch.device(decode.device), processors=4)
+    lengths = torch.ones(4, dtype=torch.int32, device=decode.device)
+    assert run.plan(lengths[:3]).first_tile.tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match=r"4 .*3"):
+        run.plan(lengths)
+
+
+@pytest.mark.parametrize(("query_heads", "name"), [(5, "5"), (34, "34")])
+def test_query_heads_that_are_not_taken(decode, query_heads, name):
+    with pytest.raises(ValueError, match=name):
+        decode.module.Decoder(3, query_heads, cache_pages.Layout(16, 2, 64), torch.device(decode.device))
 
 
 @pytest.mark.parametrize("with_fresh", [False, True])
