@@ -6,8 +6,11 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.v1.attention.backends import registry
+
 from ascend_quant.engine.options import KV_CACHES, NAME, Options
 from ascend_quant.integrations.vllm import compat, kv_cache
+from ascend_quant.integrations.vllm.attention import register
 
 
 def model(**changed):
@@ -19,7 +22,8 @@ def model(**changed):
 
 def made(dtype="auto", **changed):
     """The engine's arguments after vLLM has made the model's configuration."""
-    arguments, config = SimpleNamespace(kv_cache_dtype=dtype), model(**changed)
+    backend = {"attention_backend": changed.pop("backend", None), "attention_config": None}
+    arguments, config = SimpleNamespace(kv_cache_dtype=dtype, **backend), model(**changed)
     assert kv_cache.configuring(lambda self: config)(arguments) is config
     return arguments
 
@@ -47,7 +51,13 @@ def on(monkeypatch):
     """Be on a platform, with all dtypes known."""
     monkeypatch.setattr(compat, "cache_dtypes", lambda: ("auto", "fp8", "fp8_e4m3", "int8_per_token_head"))
     monkeypatch.delenv("VLLM_KV_CACHE_LAYOUT", raising=False)
-    return lambda *args, **kwargs: monkeypatch.setattr(kv_cache, "current_platform", Platform(*args, **kwargs))
+
+    def be(*args, **kwargs):
+        for module in (kv_cache, register):
+            monkeypatch.setattr(module, "current_platform", Platform(*args, **kwargs))
+
+    yield be
+    registry.AttentionBackendEnum.CUSTOM.clear_override()
 
 
 def test_values():
@@ -74,6 +84,21 @@ def test_others_keep_theirs(on):
     assert made("fp8", options={"kv_cache": "auto"}).kv_cache_dtype == "fp8"
     assert made(options={"kv_cache": "int8"}, quantization="fp8").kv_cache_dtype == "auto"
     assert made(options=None, quantization=None).kv_cache_dtype == "auto"
+
+
+def test_int8_is_served_by_our_backend(on):
+    on()
+    ours = registry.AttentionBackendEnum.CUSTOM
+    for given in (None, ours):
+        assert made(options={"kv_cache": "int8"}, backend=given).attention_backend is ours
+    assert ours.get_path() == register.PATH and ours.get_class().get_name() == "CUSTOM"
+    assert made(options={"kv_cache": "fp8"}).attention_backend is None
+    with pytest.raises(kv_cache.KvCacheError, match="FLASH_ATTN"):
+        made(options={"kv_cache": "int8"}, backend=registry.AttentionBackendEnum.FLASH_ATTN)
+    registry.register_backend(ours, "some.other.Backend")
+    register.register_attention()
+    with pytest.raises(kv_cache.KvCacheError, match=r"some\.other\.Backend"):
+        made(options={"kv_cache": "int8"})
 
 
 def test_two_dtypes_are_refused(on):

@@ -4,6 +4,7 @@ hooks.py         everything of vLLM that is replaced at run time: what, why, whi
 compat.py        what differs between vLLM versions
 config.py        which layer gets which method, by the options that a user sets (engine/options.py)
 layers/          what the layers compute
+attention/       attention over an int8 cache, by vLLM's registry of backends
 attach.py        the whole model: every parameter becomes resident, model.load_weights becomes a refit
 inventory.py     a model's parameters and layers, with their checkpoint names
 placeless.py     which tensors may come to a rank without a place
@@ -34,6 +35,7 @@ def register() -> None:
     from vllm.platforms import current_platform
 
     from ascend_quant.integrations.vllm import hooks
+    from ascend_quant.integrations.vllm.attention.register import register_attention
     from ascend_quant.integrations.vllm.layers.products import register_products
     from ascend_quant.integrations.wrapping import install
 
@@ -47,6 +49,7 @@ def register() -> None:
         come_first(quantization.QUANTIZATION_METHODS)
         allow(current_platform.supported_quantization)
     register_products(current_platform.device_type)
+    register_attention()
     install(hooks.AT_START)
     log_with_vllm()
     if any(variable.startswith("FLASHRL_") for variable in os.environ):

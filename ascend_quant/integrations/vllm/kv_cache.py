@@ -1,6 +1,7 @@
 """The option kv_cache: which of vLLM's dtypes it means, put in place where an engine's configuration is made.
 
-    int8  int8_per_token_head: a float32 scale beside each token's row of each head, so nothing follows a sync
+    int8  int8_per_token_head: a float32 scale beside each token's row of each head, so nothing follows a sync; by an
+          attention of our own (attention/), on NVIDIA GPUs
     fp8   fp8 (e4m3): a scale a layer for keys, values and queries
     auto  what the engine is told otherwise
 
@@ -17,6 +18,7 @@ from vllm.platforms import current_platform
 
 from ascend_quant.engine.options import NAME
 from ascend_quant.integrations.vllm import compat
+from ascend_quant.integrations.vllm.attention.register import choose
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +70,8 @@ def configure(arguments: Any, asked: str) -> None:
     given = arguments.kv_cache_dtype
     if given not in ("auto", *SAME[asked]):
         raise KvCacheError(f"option kv_cache={asked}, but the engine is given kv_cache_dtype={given!r}: leave one out")
+    if asked == "int8" and (reason := choose(arguments)):
+        raise KvCacheError(f"option kv_cache=int8: {reason}; leave it at auto")
     arguments.kv_cache_dtype = DTYPES[asked]
     logger.info("kv_cache %s: vLLM's %s", asked, DTYPES[asked])
 

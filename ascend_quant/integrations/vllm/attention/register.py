@@ -1,0 +1,49 @@
+"""The place of our backend among vLLM's: the one that vLLM keeps for others (CUSTOM), taken only if it is free."""
+
+from typing import Any
+
+from vllm.platforms import current_platform
+
+NAME = "CUSTOM"
+PATH = "ascend_quant.integrations.vllm.attention.int8_cache.Int8CacheBackend"
+
+
+def registry() -> Any | None:
+    """vLLM's module with the registry; None where it has none."""
+    try:
+        from vllm.v1.attention.backends import registry as found
+    except ImportError:  # vLLM 0.10
+        return None
+    return found if hasattr(found, "register_backend") else None
+
+
+def register_attention() -> None:
+    """Called in every one of vLLM's processes; harmless when repeated, and where there is no GPU or no registry."""
+    found = registry()
+    if current_platform.is_cuda() and found is not None and holder(found) is None:
+        found.register_backend(getattr(found.AttentionBackendEnum, NAME), PATH)
+
+
+def holder(found: Any) -> str | None:
+    """Whose class stands in the place; None if it is free."""
+    try:
+        return getattr(found.AttentionBackendEnum, NAME).get_path()
+    except ValueError:
+        return None
+
+
+def choose(arguments: Any) -> str | None:
+    """Let an engine with these arguments use our backend; or why it cannot."""
+    found = registry()
+    if found is None:
+        return "this vLLM has no registry of attention backends"
+    register_attention()
+    if (other := holder(found)) != PATH:
+        return f"attention backend {NAME} is {other}"
+    ours = getattr(found.AttentionBackendEnum, NAME)
+    given = arguments.attention_backend or getattr(arguments.attention_config, "backend", None)
+    if given is not None and given not in (ours, NAME):
+        return f"the engine is given the attention backend {getattr(given, 'name', given)}"
+    if given is None:
+        arguments.attention_backend = ours
+    return None

@@ -1,0 +1,76 @@
+"""The int8 cache's kernels, compiled: keys and values come sixteen bytes at once, all sums stay in registers.
+
+For Ampere, Hopper and Blackwell, by Triton and its own ptxas, which need no GPU.
+"""
+
+import re
+
+import pytest
+
+pytest.importorskip("triton")
+
+from compiled_kernel import SHARED, compiled
+
+from ascend_quant.kernels import cache_pages, triton_cache, triton_decode, triton_extend
+from ascend_quant.kernels.triton_decode import DecodeTiles
+
+CAPABILITIES = (80, 90, 100)
+PARTS = dict.fromkeys(("part_sums", "part_tops", "part_weights"), "*fp32")
+PLAN = dict.fromkeys(("lengths", "first_tile", "first_sequence", "block_table"), "*i32")
+ATTEND = {"q": "*bf16", "cache": "*i8", "softmax_scale": "fp32", **PLAN, **PARTS}
+TILES = [triton_decode.USUAL, DecodeTiles(64, 3, 4, 3), DecodeTiles(128, 2, 8, 3), DecodeTiles(64, 2, 4, 3, True)]
+
+
+def check(made, stack, tiles_loaded):
+    """Nothing is spilled; of each tile of codes every load is of 16 bytes, or 8 for what a swapped product takes."""
+    assert stack == 0
+    ptx = made.asm["ptx"]
+    assert not re.search(r"ld\.global\S*\.b8", ptx) and "ld.shared.b8" not in ptx
+    assert len(re.findall(r"cp\.async\.cg\S+ \[[^]]*\], \[[^]]*\], 0x10", ptx)) >= tiles_loaded
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("heads, group", [(4, 7), (8, 5)])
+def test_the_usual_decode(heads, group, page, capability, tmp_path):
+    layout, tiles = cache_pages.Layout(page, heads, 128), triton_decode.USUAL
+    constants = triton_decode.constants(layout, group, tiles)
+    made, stack = compiled(triton_decode.attend_shares, capability, constants, ATTEND, tmp_path, num_warps=tiles.warps)
+    per_tile = 2 * tiles.tile * 128 // (16 * 32 * tiles.warps)  # of a thread
+    check(made, stack, per_tile)
+    assert made.metadata.shared <= SHARED
+    assert "mma.sync" in made.asm["ptx"]
+
+
+@pytest.mark.parametrize("tiles", TILES, ids=str)
+def test_decodes_that_are_tried_on_hopper(tiles, tmp_path):
+    layout = cache_pages.Layout(128, 4, 128)
+    constants = triton_decode.constants(layout, 7, tiles)
+    made, stack = compiled(triton_decode.attend_shares, 90, constants, ATTEND, tmp_path, num_warps=tiles.warps)
+    assert stack == 0 and made.metadata.shared * tiles.programs <= 227 << 10
+    assert "ld.global.b8" not in made.asm["ptx"]
+    assert ("wgmma.mma_async" in made.asm["ptx"]) is tiles.swap
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_chunks(capability, tmp_path):
+    constants = triton_extend.constants(cache_pages.Layout(64, 4, 128), 7, False)
+    pointers = {"q": "*bf16", "out": "*bf16", "cache": "*i8", "softmax_scale": "fp32"}
+    pointers |= dict.fromkeys(("block_table", "lengths", "starts"), "*i32")
+    made, stack = compiled(
+        triton_extend.attend_chunks, capability, constants, pointers, tmp_path, num_warps=triton_extend.WARPS
+    )
+    assert stack == 0 and made.metadata.shared <= SHARED
+    assert not re.search(r"ld\.global\S*\.b8", made.asm["ptx"])
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_the_writer_the_plan_and_the_merge(capability, tmp_path):
+    sizes = {"HEADS": 4, "HEAD": 128, "PAGE": 64, "ROWS": 4}
+    pointers = {"key": "*bf16", "value": "*bf16", "cache": "*i8", "slots": "*i64"}
+    made, stack = compiled(triton_cache.write_tokens, capability, sizes, pointers, tmp_path, num_warps=1)
+    assert stack == 0 and "st.global.v4.b32" in made.asm["ptx"]
+    plan = {"TILE": 64, "SEQUENCES": 256}
+    assert compiled(triton_decode.plan_shares, capability, plan, PLAN, tmp_path)[1] == 0
+    merge = {"out": "*bf16", "first_tile": "*i32", **PARTS}
+    assert compiled(triton_decode.merge_parts, capability, {"H": 28, "HEAD": 128}, merge, tmp_path, num_warps=1)[1] == 0
