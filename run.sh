@@ -43,6 +43,7 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   bench rollout [..]            how fast engines generate, scheme beside scheme (on a GPU; --device cpu --models tiny: a try)
   bench attention [..]          the trainer's attention over packed sequences (on a GPU; --device cpu --small: a try)
   bench train [..]              how long a recipe's steps take, stage by stage, INT8 beside BF16 (--device cpu: a try)
+  bench sync [..]               where the time of a weight sync under verl goes, stage by stage (--device cpu: a try)
   bench convert FOLDER [..]     how fast checkpoints are converted beside a copy, on the disk of FOLDER
   lint                          the checks that CI runs: format, lint, imports, shell scripts, YAML
   lint --audit                  known vulnerabilities of the packages in docker/locks, asked of OSV over the network
@@ -274,8 +275,8 @@ run_bench() {
   local what=${1:-}
   case $what in
   refit) set -- --device cpu "${@:2}" ;;
-  rollout | attention | train | convert) shift ;;
-  *) die "bench: say which: refit rollout attention train convert (./run.sh bench refit --help: options)" ;;
+  rollout | attention | train | sync | convert) shift ;;
+  *) die "bench: say which: refit rollout attention train sync convert (./run.sh bench refit --help: options)" ;;
   esac
   [[ -d $ROOT/benchmarks ]] || die "bench: no benchmarks here, this image has none: mount a checkout, and start its run.sh"
   offline
