@@ -20,21 +20,22 @@ from benchmarks.report import bars_table, console, write_run
 from benchmarks.sync_measured import PLAIN, SETTLED
 from benchmarks.sync_picture import draw
 from benchmarks.sync_run import Sync
-from benchmarks.sync_stages import ENGINE_STAGES, OTHER, TRAINER_STAGES
+from benchmarks.sync_stages import ENGINE_STAGES, TRAINER_STAGES
 from benchmarks.tasks import Outcome
 
 INT8 = "int8"
+STAGES = {"trainer": TRAINER_STAGES, "engine": ENGINE_STAGES}
+SPREAD = "of medians"  # what the stages' medians leave of the whole's, or are more than it
 MOST_SECONDS, MOST_OF_PLAIN, JUDGED = 0.35, 0.4, "qwen2.5-7b"  # the issue's bars, and the model that they are for
 
 
 def medians(syncs: Sequence[dict], side: str) -> dict[str, float]:
-    """Of each stage, in milliseconds; OTHER is what they leave of the whole's median, so that all add up to that."""
-    names = [name for name in (TRAINER_STAGES if side == "trainer" else ENGINE_STAGES) if name != OTHER]
+    """Of each stage, in milliseconds; with SPREAD they add up to the median of the whole."""
     known = [sync for sync in syncs if sync[side]]
     if not known:
         return {}
-    found = {name: median(sync[side][name] for sync in known) for name in names}
-    return found | {OTHER: whole(known, side) - sum(found.values())}
+    found = {name: median(sync[side][name] for sync in known) for name in STAGES[side]}
+    return found | {SPREAD: whole(known, side) - sum(found.values())}
 
 
 def whole(syncs: Sequence[dict], side: str = "trainer") -> float:
@@ -122,7 +123,7 @@ def _stages(rows: Sequence[dict], side: str, title: str) -> Table:
     table.add_column("stage")
     for row in rows:
         table.add_column(row["way"], justify="right")
-    for stage in TRAINER_STAGES if side == "trainer" else ENGINE_STAGES:
+    for stage in (*STAGES[side], SPREAD):
         table.add_row(stage, *(f"{row[side][stage]:.1f}" if row[side] else "-" for row in rows))
     table.add_row("together", *(f"{sum(row[side].values()):.1f}" if row[side] else "-" for row in rows))
     return table
