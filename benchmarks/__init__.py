@@ -15,6 +15,10 @@ timing.py      samples, medians, spread, rotated order
 report.py      rows.py's figures and bars.py's bars, as tables and as JSON; machine.py the hardware and the versions
 train.py       how long a recipe's training steps take; train_run.py one training, train_files.py what it reads,
                fewer_devices.py the recipe cut to the devices there are, flops.py, train_report.py, train_reward.py
+sync.py        where the time of a weight sync under verl goes; sync_run.py one training, sync_stages.py its
+               stamps as stages, sync_measured.py what they say and lack, sync_report.py, sync_picture.py
+stamping.py    time stamps of functions from outside; sync_stamps.py of which functions, stamps/ what starts processes
+               with them, stamped.py what they left
 visit.sh       what one visit to a machine with GPUs can show, part by part
 results/       dated results
 """

@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,6 +62,11 @@ class Arm:
     def title(self) -> str:
         """For a line of progress."""
         return f"{self.shape} {self.scheme}, answers of {self.answer}"
+
+    @property
+    def file_name(self) -> str:
+        """Of its log."""
+        return f"{self.shape}-{self.scheme}-{self.answer}-{self.turn}"
 
     def fields(self) -> dict[str, object]:
         """The recipe's fields that are set before `changes`."""
@@ -123,12 +129,15 @@ class Steps:
         self.seen += [{"at": at, **line} for line in lines[len(self.seen) :]]
 
 
-def carry_out(arm: Arm, models: Path, logs: Path, seconds: float) -> Outcome:
+def carry_out(
+    arm: Arm, models: Path, logs: Path, seconds: float, variables: Mapping[str, str] | None = None
+) -> Outcome:
     """Train so many steps, in so many seconds; a failure is the outcome's error.
 
     Args:
         models: the folder with the models that `train_files` wrote.
         logs: where the trainings' logs stay.
+        variables: of the environment, over all others.
     """
     from benchmarks.train_files import write_prompts
 
@@ -140,10 +149,9 @@ def carry_out(arm: Arm, models: Path, logs: Path, seconds: float) -> Outcome:
         write_prompts(files, arm.steps * sizes["prompts"], arm.prompt)
         logs.mkdir(parents=True, exist_ok=True)
         steps = Steps(out, time.monotonic())
-        name = f"{arm.shape}-{arm.scheme}-{arm.answer}-{arm.turn}"
-        devices = "gpu" if arm.device == "cuda" else "none"
+        setting = Setting(recipe.stack, "gpu" if arm.device == "cuda" else "none", logs, arm.steps)
         command = arm.command(models / arm.shape, data, out)
-        ended = run(Setting(recipe.stack, devices, logs, arm.steps), name, command, seconds, at_each_look=steps.look)
+        ended = run(setting, arm.file_name, command, seconds, variables, at_each_look=steps.look)
     result = {"command": command, "log": ended.log.name, "sizes": sizes, "steps": steps.seen, "faults": []}
     if ended.code != 0 or len(steps.seen) < arm.steps:
         words = f"{len(steps.seen)} of {arm.steps} steps; {memory_words(ended.log)}{ended.why()}"

@@ -190,7 +190,7 @@ def test_a_gpus_peak():
 def run_of(monkeypatch, tmp_path, code: int, lines: list[dict], said: str) -> Outcome:
     """`carry_out` of a training that logs these lines and ends so."""
 
-    def run(setting, name, command, limit, at_each_look):
+    def run(setting, name, command, limit, variables, at_each_look):
         out = Path(command[command.index("--out") + 1]) / "metrics" / "project"
         out.mkdir(parents=True)
         (out / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -48,8 +48,10 @@ def test_refit(page: Path):
     update = Update(*(Kept(SCHEMES["int8"], one) for one in rows))
     receipt = Receipt(2, 3, 4, 5.0, 6.0, 0, 0, 0.5, Unquantized("bf16"), f"{7:016x}", LeftOut(), update).as_metrics()
     receipt = {name.replace("q_proj", "KIND") for name in receipt}
-    added = re.findall(r'"(refit/\w+)":', (ADAPTERS / "verl/worker.py").read_text())
-    assert added
+    files = [ADAPTERS / "verl" / name for name in ("worker.py", "sent_figures.py")]
+    added = [re.findall(r'"(refit/\w+)":', file.read_text()) for file in files]
+    assert all(added)
+    added = [name for names in added for name in names]
     assert named(page, "refit/") == {*receipt, *added, "refit/replicaR/*"}
 
 

@@ -80,7 +80,7 @@ def check_engine(rank: int, folder, tied: bool) -> None:
     from packed_engine import build
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    from ascend_quant.integrations.verl import compat, packed_attention, sender
+    from ascend_quant.integrations.verl import compat, packed_attention, sender, sent_figures
     from ascend_quant.refit.proof import Receiving
 
     engine = build(folder, packed_attention.PACKED, 1)
@@ -89,7 +89,7 @@ def check_engine(rank: int, folder, tied: bool) -> None:
     head = expected["lm_head.weight"]
     assert torch.equal(head, expected["model.embed_tokens.weight"]) == tied
     worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, "bfloat16").actor_worker_cls)
-    worker.engine = engine
+    worker.engine, worker.figures = engine, sent_figures.SentFigures()
     for verl_gathers in (False, True):
         if verl_gathers:
             compat.fsdp2_shards = lambda engine: None
@@ -101,6 +101,9 @@ def check_engine(rank: int, folder, tied: bool) -> None:
         assert receiving.prove() == len(expected)
         assert set(found) == set(expected)
         assert all(torch.equal(found[name], expected[name]) for name in expected), verl_gathers
+        figures = worker.figures.as_metrics()
+        assert figures["refit/bytes_sent"] == sum(tensor.nbytes for tensor in expected.values())
+        assert figures["refit/gather_ms"] > 0
     leave()
 
 

@@ -9,6 +9,7 @@ from ascend_quant.refit import RefitError
 def receipt(digest, milliseconds=1.0, nonfinite=0, changed=0.5, tensors=10, proved=10, clamped=3):
     values = dict(tensors=tensors, bytes=20, milliseconds=milliseconds, nonfinite=nonfinite, changed=changed)
     values |= {"proved": proved, "clamped": clamped, "kernel_ms": milliseconds / 4, "wait_ms": milliseconds / 2}
+    values |= {"memory_ms": milliseconds / 8}
     return {f"refit/{name}": value for name, value in {**values, "digest": digest}.items()}
 
 
@@ -21,6 +22,7 @@ def test_merges_ranks_and_replicas():
         "refit/milliseconds": 9.0,
         "refit/kernel_ms": 2.25,
         "refit/wait_ms": 4.5,
+        "refit/memory_ms": 1.125,
         "refit/nonfinite": 3,
         "refit/clamped": 7,  # of a model's two ranks; a replica has the same
         "refit/changed": pytest.approx(0.35),
@@ -33,6 +35,7 @@ def test_merges_ranks_and_replicas():
         "refit/replica0/milliseconds": 3.0,
         "refit/replica0/kernel_ms": 0.75,
         "refit/replica0/wait_ms": 1.5,
+        "refit/replica0/memory_ms": 0.375,
         "refit/replica0/nonfinite": 1,
         "refit/replica0/clamped": 7,
         "refit/replica0/changed": pytest.approx(0.35),

@@ -1,5 +1,6 @@
 """The trainer's side of a weight sync: which of verl's syncs carry digests, what is rounded, which worker sends it."""
 
+import asyncio
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -12,8 +13,9 @@ import torch
 from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from ascend_quant.integrations.verl import sender
+from ascend_quant.integrations.verl import replica, sender
 from ascend_quant.integrations.verl.replica import RefitHttpServer
+from ascend_quant.integrations.verl.sent_figures import SentFigures, of_all
 from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.proof import SENT, Receiving, sending
@@ -87,8 +89,57 @@ def test_weights_are_rounded_before_their_digests_for_bf16_engines_alone(proves)
 def made(*options, **attributes) -> sender.SendingTrainingWorker:
     """The worker that sends, without a model."""
     worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, *options).actor_worker_cls)
-    vars(worker).update(attributes)
+    vars(worker).update({"figures": SentFigures(), **attributes})
     return worker
+
+
+def test_each_sync_has_its_own_figures_of_what_was_sent(monkeypatch):
+    """Seconds until each group is there, and none of those in which it is used."""
+    clock = [0.0]
+
+    def groups():
+        for seconds, group in ((2.0, [("a", torch.ones(2, 3)), ("b", torch.ones(4).bfloat16())]), (3.0, [])):
+            clock[0] += seconds
+            yield group
+
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    figures = SentFigures()
+    for _ in range(2):
+        for _ in figures.counted(groups()):
+            clock[0] += 100.0
+        assert figures.as_metrics() == {"refit/gather_ms": 5000.0, "refit/bytes_sent": 2 * 3 * 4 + 4 * 2}
+
+
+def test_a_steps_figures_are_those_of_the_rank_with_the_most():
+    ranks = [{"refit/gather_ms": 3.0, "refit/bytes_sent": 7}, {"refit/gather_ms": 2.0, "refit/bytes_sent": 9}]
+    assert of_all(ranks) == {"refit/gather_ms": 3.0, "refit/bytes_sent": 9}
+    worker = sender.sends_weights(ActorRolloutRefWorker)
+    assert hasattr(worker.sent_figures, MAGIC_ATTR)  # offered to verl's controller
+    asked = object.__new__(worker)
+    asked.actor = SimpleNamespace(figures=SentFigures())
+    assert asked.sent_figures() == {"refit/gather_ms": 0.0, "refit/bytes_sent": 0}
+
+
+def test_wake_ups_of_the_last_sync_are_added_to_its_receipts(monkeypatch):
+    """The weights' begin a sync, the cache's ends it."""
+    clock = [0.0]
+
+    async def wake(server, tags=None):
+        clock[0] += {"weights": 2.0, "kv_cache": 3.0}[tags[0]]
+
+    async def ask(engine, method):
+        return [[{"refit/memory_ms": 7.0, "refit/number": 1}, None]]
+
+    monkeypatch.setattr(replica.vLLMHttpServer, "wake_up", wake)
+    monkeypatch.setattr(replica.compat, "ask_every_engine", ask)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    server = object.__new__(RefitHttpServer)
+    server.engine = None
+    for _ in range(2):
+        for tag in ("weights", "kv_cache"):
+            asyncio.run(server.wake_up(tags=[tag]))
+        receipt, none = asyncio.run(server.refit_receipts())
+        assert receipt == {"refit/memory_ms": 5007.0, "refit/number": 1} and none is None
 
 
 @pytest.mark.parametrize(("proof", "extension"), [(True, "RefitWorkerExtension"), (False, "UnprovedWorkerExtension")])

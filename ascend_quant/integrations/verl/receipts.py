@@ -13,6 +13,7 @@ COMBINED = {  # what is neither here nor alike everywhere is the first one's
     "refit/milliseconds": max,
     "refit/kernel_ms": max,
     "refit/wait_ms": max,
+    "refit/memory_ms": max,
     "refit/nonfinite": sum,
     "refit/clamped": sum,
     "refit/proved": min,

@@ -83,6 +83,7 @@ class DrainingReceiver(BucketedWeightReceiver):
     """
 
     waited = 0.0  # seconds for the sender's messages, known when all have come
+    releasing = 0.0  # seconds to let go of the sender's memory, and to give back this process's that is unused
 
     def _init_socket(self) -> None:
         self.socket = WatchedSocket(self.zmq_context.socket(zmq.REP), self.zmq_handle)
@@ -95,9 +96,11 @@ class DrainingReceiver(BucketedWeightReceiver):
             if socket.gone and self.shm is not None:
                 with contextlib.suppress(FileNotFoundError):  # the sender's own resource tracker was faster
                     self.shm.unlink()
+        start = time.perf_counter()
         try:
             self._release(sys.exc_info()[1])
         finally:
+            self.releasing = time.perf_counter() - start
             if socket is not None:
                 if socket.owes_reply:
                     socket.send(b"")

@@ -1,5 +1,6 @@
 """verl's vLLM replica with our worker extension, with the refits' receipts, and with its rank on every sample."""
 
+import time
 from typing import Any
 
 import ray
@@ -14,8 +15,12 @@ from ascend_quant.integrations.verl.replica_mismatch import REPLICA
 from ascend_quant.integrations.verl.settings import QUANTIZATION, wants_proof
 from ascend_quant.integrations.wrapping import install
 
+MEMORY, WEIGHTS = "refit/memory_ms", "weights"
+
 
 class RefitHttpServer(vLLMHttpServer):
+    waking = 0.0  # seconds of the wake-ups around the last sync
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         sockets.name_for_engine()
@@ -23,7 +28,14 @@ class RefitHttpServer(vLLMHttpServer):
     async def refit_receipts(self) -> list[dict[str, float] | None]:
         """The last refit's metrics of each worker: engine by engine, in the order of their tensor-parallel ranks."""
         engines = await compat.ask_every_engine(self.engine, "refit_receipt")
-        return [receipt for workers in engines for receipt in workers]
+        receipts = [receipt for workers in engines for receipt in workers]
+        return [receipt and {**receipt, MEMORY: receipt[MEMORY] + 1e3 * self.waking} for receipt in receipts]
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        start = time.perf_counter()
+        await super().wake_up(tags)
+        took = time.perf_counter() - start
+        self.waking = took if not tags or WEIGHTS in tags else self.waking + took  # verl wakes the weights first
 
     async def start_up_seconds(self) -> dict[str, float]:
         """What the parts of the start took in the first worker."""

@@ -19,6 +19,7 @@ from verl.workers.engine_workers import TrainingWorker
 from ascend_quant.integrations.verl import compat, hooks
 from ascend_quant.integrations.verl.gathering import gathered, is_gathered_flat
 from ascend_quant.integrations.verl.rounding import ENGINE_DTYPE, is_rounded, kept_by, rounded
+from ascend_quant.integrations.verl.sent_figures import Figures, SentFigures
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.names import Unquantized
 from ascend_quant.refit.proof import prepare, sending_groups
@@ -34,6 +35,7 @@ class SendingTrainingWorker(TrainingWorker):
         proves: whether digests follow the weights.
         rounds: whether what a BF16 engine rounds leaves in BF16, see rounding.py.
         unquantized: by fake quantization, see qat_worker.py.
+        figures: of the last sync.
     """
 
     proves, rounds = True, False
@@ -41,6 +43,7 @@ class SendingTrainingWorker(TrainingWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.began, self.seconds = time.perf_counter(), 0.0  # until the model is there
+        self.figures = SentFigures()
         super().__init__(*args, **kwargs)
         self.engine.get_per_tensor_param = with_weights(self.engine.get_per_tensor_param, self.as_sent)
 
@@ -51,6 +54,7 @@ class SendingTrainingWorker(TrainingWorker):
         if groups is None:
             rounds = self.rounds
             groups = ([pair] for pair in (rounded(weights, kept_by(self.engine.module)) if rounds else weights))
+        groups = self.figures.counted(groups)
         return sending_groups(groups, self.unquantized) if self.proves else chain.from_iterable(groups)
 
     def _gathered(self) -> Iterable[list[NamedTensor]] | None:
@@ -90,6 +94,11 @@ class SendsWeights:
     def seconds_of_actor(self) -> float:
         """What it took to make the model that is trained, without the reference."""
         return self.actor.seconds
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sent_figures(self) -> Figures:
+        """What the last weight sync took in this process."""
+        return self.actor.figures.as_metrics()
 
 
 def sends_weights(worker_class: type, engine_dtype: str | None = None, proves: bool = True) -> type:

@@ -17,6 +17,7 @@ from ascend_quant.integrations.verl.effective_sample import EffectiveSample
 from ascend_quant.integrations.verl.receipts import merge
 from ascend_quant.integrations.verl.replica_mismatch import ranks_of, replica_mismatch, upper_threshold
 from ascend_quant.integrations.verl.sender import sends_weights
+from ascend_quant.integrations.verl.sent_figures import of_all
 from ascend_quant.integrations.verl.start_up import StartUp, wait_for_turn
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class RefitTrainer:
                 self.role_worker_mapping[role] = ray.remote(sends_weights(worker_class, rollout.dtype, proves))
 
     def _consume_sync_metrics(self) -> dict[str, Any]:
-        return {**super()._consume_sync_metrics(), **self._receipts(), **self._first_step()}
+        return {**super()._consume_sync_metrics(), **self._receipts(), **self._sent(), **self._first_step()}
 
     def _first_step(self) -> dict[str, float]:
         """The metrics of the start, once, with the table in the log."""
@@ -115,6 +116,11 @@ class RefitTrainer:
         if ranks != list(self.refit_quantizations):
             self.refit_quantizations = self._quantizations(replicas)
         return merge(dict(zip(ranks, receipts, strict=True)), self.refit_quantizations)
+
+    def _sent(self) -> dict[str, float]:
+        """What the sync took on the side of this trainer's workers."""
+        workers = self.actor_rollout_wg
+        return of_all(workers.sent_figures()) if hasattr(workers, "sent_figures") else {}
 
     def _quantizations(self, replicas: list[Any]) -> dict[int, str | None]:
         """How each replica serves, by its rank, which does not change while it runs; logged."""

@@ -30,6 +30,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
     refit_wants_proof = True
     refit_proved = 0  # how many parameters the last sync proved
     refit_waited = 0.0  # seconds of the last sync in which the trainer's next tensors were waited for
+    refit_releasing = 0.0  # seconds of the last sync in which the trainer's memory was let go of
 
     def monkey_patch_model(self, vocab_size: int, **banned: Any) -> None:  # tokens, which not every verl names
         if not self._built_by_plugin():
@@ -64,7 +65,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
                 attempts.run(lambda model=model: sessions.enter_context(refit_of(model).session()))
             # not every verl says which bucket is the last
             receiver.receive_weights(lambda weights, is_last=None: attempts.run(lambda: load(weights)))
-            self.refit_waited = receiver.waited
+            self.refit_waited, self.refit_releasing = receiver.waited, receiver.releasing
             attempts.run(prove)
             attempts.raise_it()
 
@@ -75,7 +76,11 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         receipt = refit_of(self.model_runner.model).last_receipt
         if receipt is None:
             return None
-        own = {"refit/proved": self.refit_proved, "refit/wait_ms": 1e3 * self.refit_waited}
+        own = {
+            "refit/proved": self.refit_proved,
+            "refit/wait_ms": 1e3 * self.refit_waited,
+            "refit/memory_ms": 1e3 * self.refit_releasing,  # the server adds the wake-ups
+        }
         return {**receipt.as_metrics(), **own}
 
     def start_up_seconds(self) -> dict[str, float]:

@@ -1,0 +1,43 @@
+"""What a weight sync took on the trainer's side, for the step's metrics beside the engine's receipts."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from ascend_quant.refit.sent import NamedTensor
+
+Figures = dict[str, float]
+
+
+class SentFigures:
+    """Of the last sync in this process.
+
+    Attributes:
+        gathering: seconds of the host in which whole weights were made: gathers started, and waited for as far as the
+            host waits.
+        bytes: of the weights as they left.
+    """
+
+    def __init__(self) -> None:
+        self.gathering, self.bytes = 0.0, 0
+
+    def counted(self, groups: Iterable[Sequence[NamedTensor]]) -> Iterator[Sequence[NamedTensor]]:
+        """The groups of a sync, as they are."""
+        self.gathering, self.bytes = 0.0, 0
+        coming = iter(groups)
+        while True:
+            start = time.perf_counter()
+            group = next(coming, None)
+            self.gathering += time.perf_counter() - start
+            if group is None:
+                return
+            self.bytes += sum(tensor.nbytes for _, tensor in group)
+            yield group
+
+    def as_metrics(self) -> Figures:
+        """By their names in a step's metrics."""
+        return {"refit/gather_ms": 1e3 * self.gathering, "refit/bytes_sent": self.bytes}
+
+
+def of_all(ranks: Sequence[Figures]) -> Figures:
+    """Of a step: those of the rank with the most, for which the others wait."""
+    return {name: max(figures[name] for figures in ranks) for name in ranks[0]}

@@ -1,0 +1,98 @@
+"""python -m benchmarks.sync: where the time of a weight sync under verl goes, stage by stage, on both of its sides."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks import sync_report
+from benchmarks.machine import hardware
+from benchmarks.models import get_model
+from benchmarks.refit import choices, in_turn
+from benchmarks.report import console
+from benchmarks.rollout import SHORT
+from benchmarks.sync_measured import PLAIN, SETTLED
+from benchmarks.sync_run import WAYS, Sync, measure
+from benchmarks.tasks import Outcome
+from benchmarks.train import RECIPE, asked_for, make_model
+from launch.recipes import RecipeError
+
+LEAST_STEPS = SETTLED + 1
+NO_PLAIN = f"no {PLAIN} on a CPU: vLLM's own BF16 gives up its weights once they are packed; give int8,bf16"
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="-- OVERRIDES", help="Settings of verl, over the recipe's: key=value.")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="Which one.  [default: by device]")] = "",
+    model: Annotated[str, typer.Option(help=f"Its shape: {', '.join(SHORT)}.  [default: the recipe's]")] = "",
+    layers: Annotated[int | None, typer.Option(help="Cut the model to so many layers.  [default: all]")] = None,
+    arms: Annotated[
+        str, typer.Option(help="int8 and bf16: our rollouts; plain: verl's own BF16, on GPUs; with commas.")
+    ] = "int8,bf16,plain",
+    answer: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 16,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 12,
+    gpus: Annotated[int, typer.Option(min=1, help="Devices of this machine.")] = 2,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices of an engine.")] = 1,
+    steps: Annotated[
+        int, typer.Option(min=LEAST_STEPS, help="Of each training; there is a sync before them, and one after each.")
+    ] = 6,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the device after gathers, digests and loads: slower, and finer.")
+    ] = False,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the recipe; repeatable.")
+    ] = None,
+    seconds: Annotated[int, typer.Option(min=1, help="Of one training, its start included.")] = 900,
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    folder: Annotated[Path, typer.Option(help="Where models, logs and stamps stay.")] = Path("runs/bench-sync"),
+    out: Annotated[Path | None, typer.Option(help="Where every sync's stages go; written after each training.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Where one sync of each arm is drawn along time (.png).")] = None,
+    calls: Annotated[bool, typer.Option("--calls", help="Show every stamped call too.")] = False,
+) -> None:
+    """Train a recipe a few short steps with random weights of its true shape, and time what each weight sync does.
+
+    Exit status: 0; 1 if an arm fails, or its stamps are not complete; 2 for wrong use.
+    """
+    choices("--device", device, tuple(RECIPE))
+    chosen = asked_for(recipe or RECIPE[device], model, device)
+    ways = choices("--arms", arms, tuple(WAYS))
+    if device == "cpu" and PLAIN in ways:
+        raise typer.BadParameter(NO_PLAIN, param_hint="--arms")
+    try:
+        get_model(chosen[1]).cut(layers)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--layers") from None
+    given = {"prompt": prompt, "answer": answer, "steps": steps, "gpus": gpus, "device": device, "layers": layers}
+    given |= {"tensor_parallel": tensor_parallel, "changes": tuple(changes or ())}
+    given["overrides"] = tuple(overrides or ())
+    tasks = [Sync(*chosen, WAYS[way], way=way, **given) for way in ways]
+    try:
+        for task in tasks:
+            task.loaded()
+    except RecipeError as error:
+        raise typer.BadParameter(str(error), param_hint="--recipe") from None
+    folder = folder.resolve()
+    make_model(tasks[0], folder / "models")
+    described = hardware(device).get("gpus", [])
+
+    def write(outcomes: Sequence[Outcome]) -> None:
+        if out is not None:
+            sync_report.write_json(out, device, outcomes)
+        if picture is not None:
+            sync_report.draw(outcomes, described, picture)
+
+    outcomes = in_turn(tasks, seconds, write, lambda task, limit: measure(task, folder, limit, wait))
+    sync_report.show(outcomes, described, console())
+    if calls:
+        sync_report.show_calls(outcomes, console())
+    raise typer.Exit(bool(sync_report.faults_of(outcomes)))
+
+
+if __name__ == "__main__":
+    app()
