@@ -156,7 +156,8 @@ def train(folder: Path, *more: str, main: str = OURS, workers: int = 1, steps: i
     ray_folder = tempfile.mkdtemp(prefix="aq-")  # pytest's own folders are too long for Ray's sockets
     log = folder / "metrics.jsonl"
     command = [sys.executable, "-m", main, *overrides(folder, ray_folder, workers, steps), *more]
-    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(folder), "VERL_FILE_LOGGER_PATH": str(log)}
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": paths, "VERL_FILE_LOGGER_PATH": str(log)}
     with open(folder / "output.log", "wb") as output:
         run = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
