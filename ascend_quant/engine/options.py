@@ -8,6 +8,7 @@ from ascend_quant.names import Ignored, PatternError
 from ascend_quant.schemes import get_scheme
 
 NAME = "ascend_quant"  # of the quantization method, with engines
+KV_CACHES = ("auto", "int8", "fp8")
 Self = TypeVar("Self", bound="Options")
 
 KINDS: Mapping[object, tuple[type | tuple[type, ...], str]] = {  # what a field's annotation means in JSON
@@ -28,6 +29,8 @@ class Options:
         ignore: layers that keep their dtype.
         profile: path of a profile by which all weights are smoothed first.
         frozen_scales: quantize with the profile's scales.
+        kv_cache: what keys and values are kept in: auto, as the model computes; int8, with a scale a token and head;
+            fp8, with scales a layer.
         lm_head_fp32: logits in float32: products of BF16 activations and weights, each exact, summed in float32.
         test_reload: reload twice when the engine has started, and compare with the fresh load.
         replicas: options of each data-parallel replica in turn, in place of those above.
@@ -37,6 +40,7 @@ class Options:
     ignore: list[str] = field(default_factory=list)
     profile: str | None = None
     frozen_scales: bool = False
+    kv_cache: str = "auto"
     lm_head_fp32: bool = False
     test_reload: bool = False
     replicas: list[dict[str, Any]] = field(default_factory=list)
@@ -50,6 +54,8 @@ class Options:
         for pattern in self.ignore:
             _check_pattern(pattern)
         get_scheme(self.scheme)
+        if self.kv_cache not in KV_CACHES:
+            raise ValueError(f"ascend_quant option kv_cache={self.kv_cache!r}: give one of {', '.join(KV_CACHES)}")
         if self.frozen_scales and self.profile is None:
             raise ValueError(
                 "ascend_quant option frozen_scales: the scales are a profile's; give the option profile too"
@@ -85,6 +91,8 @@ def _check_replica(own: object) -> None:
     """Raise ValueError unless these may be the options of a replica."""
     if not isinstance(own, Mapping) or "replicas" in own:
         raise ValueError(f"ascend_quant option replicas: {own!r}: give the options of one replica")
+    if "kv_cache" in own:  # it is part of an engine's configuration, which is made before its replicas
+        raise ValueError("ascend_quant option replicas: kv_cache is that of all replicas: give it beside them")
 
 
 def known(cls: type[Options], options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ NPU_SCHEMES = ("int8", "bf16")
 def problems(recipe: Recipe) -> list[str]:
     """Everything that is wrong with a recipe whose fields are valid one by one."""
     subjects = (
-        *(_npu, _fp8_training, _quantization_aware, _groups, _devices, _stages, _slices),
+        *(_npu, _kv_cache, _fp8_training, _quantization_aware, _groups, _devices, _stages, _slices),
         *(correction_problems, sequence_problems, _own_settings, _numbers, _version),
     )
     return [problem for subject in subjects for problem in subject(recipe)]
@@ -43,6 +43,18 @@ def _npu(recipe: Recipe) -> Iterator[str]:
             f"training.precision: fp8 on stack {recipe.stack}: Atlas A2 and A3 have no FP8 units, and "
             "TransformerEngine needs CUDA. Use bf16 training with int8 rollouts"
         )
+
+
+def _kv_cache(recipe: Recipe) -> Iterator[str]:
+    asked, numbers = recipe.rollout.kv_cache, recipe.model.numbers
+    if asked == "auto":
+        return
+    if recipe.stack.startswith("ascend"):
+        yield f"rollout.kv_cache: {asked} is not served on stack {recipe.stack} by this version. Leave it at auto"
+    if recipe.stack == "cpu" and asked == "int8":
+        yield "rollout.kv_cache: int8 on stack cpu: vLLM's attention there has no int8 cache. Use fp8, or auto"
+    if numbers is not None and numbers.kv_lora_rank is not None:
+        yield f"rollout.kv_cache: {asked} for {recipe.model.place}, whose attention is latent (MLA). Leave it at auto"
 
 
 def _fp8_training(recipe: Recipe) -> Iterator[str]:

@@ -27,7 +27,7 @@ DATA = {
     *("ascend_quant_settle", "ascend_quant_unseen"),
     *("whole_input_size", "weight_scale_fp32", "w13_weight_scale_fp32", "_parameters"),  # a layer's
     *("_weight_update_active", "__traceback__", "_packed_sequences", "in_place"),
-    *("quantization", "hf_overrides", "agent_loop_manager_class"),  # settings
+    *("quantization", "hf_overrides", "kv_cache_dtype", "agent_loop_manager_class"),  # settings
     *("by_loader", "skipped", "taken", "padded"),  # of our own books
 }
 

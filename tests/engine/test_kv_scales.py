@@ -17,7 +17,7 @@ from ascend_quant.refit import RefitError
 from ascend_quant.refit.kv_scales import AGE, KINDS, sent_name
 
 LAYERS = 2
-SETTINGS = {"kv_cache_dtype": "fp8", "max_model_len": 256, "enable_prefix_caching": True}
+SETTINGS = {"quantization_config": {"kv_cache": "fp8"}, "max_model_len": 256, "enable_prefix_caching": True}
 TOKENS = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, detokenize=False)
 
 

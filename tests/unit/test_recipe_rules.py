@@ -39,6 +39,32 @@ def test_what_npu_has_is_taken(tmp_path: Path, scheme: str):
 @pytest.mark.parametrize(
     "changes, said",
     [
+        ({"stack": "ascend-cann9.1", "rollout": {"scheme": "int8", "kv_cache": "int8"}}, "kv_cache … ascend-cann9.1"),
+        ({"stack": "cpu", "rollout": {"scheme": "int8", "kv_cache": "int8"}}, "kv_cache … cpu … int8"),
+        ({"rollout": {"kv_cache": "fp8_e5m2"}}, "kv_cache"),
+    ],
+)
+def test_caches_that_are_not_served(tmp_path: Path, changes: dict, said: str):
+    assert has_line_naming(error(tmp_path, **changes), said)
+
+
+def test_latent_attention_has_no_cache_of_heads(tmp_path: Path):
+    latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    changes = {"rollout": {"scheme": "int8", "kv_cache": "fp8"}, "model": {"numbers": NUMBERS | latent}}
+    assert has_line_naming(error(tmp_path, **changes), "kv_cache … MLA")
+
+
+@pytest.mark.parametrize("kv_cache", ["auto", "int8", "fp8"])
+def test_the_engine_gets_the_recipes_cache(tmp_path: Path, kv_cache: str):
+    write(tmp_path, stack="cuda13", rollout={"scheme": "int8", "kv_cache": kv_cache})
+    lines = resolve(load("one", tmp_path), Paths("/m", "/d", "/o")).overrides
+    found = [line.partition("=")[2] for line in lines if "quantization_config.kv_cache" in line]
+    assert found == ([] if kv_cache == "auto" else [kv_cache])
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
         ({"backend": "fsdp2", **FP8}, "uses through Megatron only. Use backend megatron, or bf16 training"),
         ({"stack": "cpu", **FP8}, "TransformerEngine needs CUDA"),
         (

@@ -5,6 +5,7 @@ Names that moved, and what a version's loaders, routers and samplers do. What is
 
 from collections.abc import Callable
 from inspect import signature
+from typing import get_args
 
 import torch
 from vllm import _custom_ops  # loads vLLM's kernels, one of which is looked for below
@@ -84,6 +85,7 @@ __all__ = [
     "AttentionLayer",
     "ExpertsMethodBase",
     "base_of_passes",
+    "cache_dtypes",
     "forgets_towers_outputs",
     "packs_convolutions",
     "replica_of",
@@ -129,6 +131,15 @@ def base_of_passes() -> type:
     except ImportError:  # older ones have it elsewhere
         from vllm.compilation.inductor_pass import InductorPass
     return InductorPass
+
+
+def cache_dtypes() -> tuple[str, ...]:
+    """Names of dtypes that vLLM keeps keys and values in."""
+    try:
+        from vllm.config.cache import CacheDType
+    except ImportError:  # vLLM 0.10
+        from vllm.config import CacheDType
+    return get_args(CacheDType)
 
 
 def packs_convolutions() -> bool:

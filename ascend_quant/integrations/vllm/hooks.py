@@ -12,6 +12,7 @@ from vllm.platforms import current_platform
 
 from ascend_quant.integrations.vllm import (
     flashrl,
+    kv_cache,
     reload,
     reload_test,
     requests,
@@ -129,6 +130,14 @@ AT_START = (
         why="nothing calls a plugin once an engine is ready, its graphs captured",
         versions="0.10 to 0.32",
         off="without the option test_reload (FLASHRL_TEST_RELOAD) it does nothing",
+    ),
+    Hook(
+        ("vllm.engine.arg_utils:EngineArgs.create_model_config",),
+        kv_cache.configuring,
+        why="the cache's dtype is read before a model is built, and a quantization config is not told of it",
+        versions="0.10 to 0.32",
+        off=f"{ANOTHER}, or the option kv_cache left at auto",
+        loaded=True,
     ),
 )
 

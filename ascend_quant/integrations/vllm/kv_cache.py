@@ -1,0 +1,119 @@
+"""The option kv_cache: which of vLLM's dtypes it means, put in place where an engine's configuration is made.
+
+    int8  int8_per_token_head: a float32 scale beside each token's row of each head, so nothing follows a sync
+    fp8   fp8 (e4m3): a scale a layer for keys, values and queries
+    auto  what the engine is told otherwise
+
+It is refused by name where this engine, model or device would serve it wrongly, or not at all.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from vllm.platforms import current_platform
+
+from ascend_quant.engine.options import NAME
+from ascend_quant.integrations.vllm import compat
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"int8": "int8_per_token_head", "fp8": "fp8"}
+SAME = {"fp8": ("fp8", "fp8_e4m3"), "int8": ("int8_per_token_head",)}  # what a caller may have asked for as well
+FP8_CAPABILITY = (8, 9)  # the first GPUs with FP8 units: Ada
+
+
+class KvCacheError(ValueError):
+    """The option kv_cache asks for what this engine does not serve; the message names it and the reason."""
+
+
+def configuring(original: Callable) -> Callable:
+    """For `EngineArgs.create_model_config`: an engine of ours gets the cache that the option names.
+
+    vLLM calls it first when it makes an engine's configuration; the model's has the options, whether they come from
+    `hf_overrides` or with the checkpoint.
+    """
+
+    def create_model_config(self, *args, **kwargs):
+        config = original(self, *args, **kwargs)
+        asked = asked_for(config)
+        if asked is not None:
+            configure(self, asked)
+            check_model(asked, config)
+        return config
+
+    return create_model_config
+
+
+def asked_for(model_config: Any) -> str | None:
+    """The option of an engine of ours, unless it is auto."""
+    if model_config.quantization != NAME:
+        return None
+    for config in (model_config.hf_config, model_config.hf_text_config):
+        options = getattr(config, "quantization_config", None)
+        if isinstance(options, Mapping) and options.get("kv_cache") in DTYPES:  # others are refused with all options
+            return options["kv_cache"]
+    return None
+
+
+def configure(arguments: Any, asked: str) -> None:
+    """Put the dtype into vLLM's engine arguments.
+
+    Raises:
+        KvCacheError: this engine or device does not serve it, or the caller has asked for another one as well.
+    """
+    check_engine(asked)
+    given = arguments.kv_cache_dtype
+    if given not in ("auto", *SAME[asked]):
+        raise KvCacheError(f"option kv_cache={asked}, but the engine is given kv_cache_dtype={given!r}: leave one out")
+    arguments.kv_cache_dtype = DTYPES[asked]
+    logger.info("kv_cache %s: vLLM's %s", asked, DTYPES[asked])
+
+
+def check_engine(asked: str) -> None:
+    """Raise KvCacheError unless this vLLM serves it on this device."""
+    if reason := problem_of_engine(asked):
+        raise KvCacheError(f"option kv_cache={asked}: {reason}; leave it at auto")
+
+
+def problem_of_engine(asked: str) -> str | None:
+    """Why this vLLM does not serve it on this device."""
+    if DTYPES[asked] not in compat.cache_dtypes():
+        return f"this vLLM has no cache of {DTYPES[asked]}"
+    if current_platform.is_cpu():
+        return _problem_on_cpu(asked)
+    if not current_platform.is_cuda():
+        return f"it is not served on {current_platform.device_type} by this version"
+    if asked == "fp8" and not current_platform.has_device_capability(FP8_CAPABILITY):
+        return "GPUs before compute capability 8.9 (A100) have no FP8; int8 is served there"
+    if asked == "int8" and os.environ.get("VLLM_KV_CACHE_LAYOUT", "NHD") != "NHD":
+        return f"VLLM_KV_CACHE_LAYOUT={os.environ['VLLM_KV_CACHE_LAYOUT']}: vLLM misplaces its scales in any but NHD"
+    return None
+
+
+def _problem_on_cpu(asked: str) -> str | None:
+    if asked == "int8":
+        return "vLLM's attention on CPUs has no int8 cache"
+    if not (torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()):
+        return "vLLM keeps FP8 on CPUs with AVX-512 or AMX alone"
+    return None
+
+
+def check_model(asked: str, model_config: Any) -> None:
+    """Raise KvCacheError unless it is right for the model."""
+    if reason := problem_of_model(asked, model_config):
+        raise KvCacheError(f"option kv_cache={asked}: {reason}; leave it at auto")
+
+
+def problem_of_model(asked: str, model_config: Any) -> str | None:
+    """Why it is not right for the model: latent attention, states beside a cache, layers that differ in their cache."""
+    if model_config.use_mla:
+        return "latent attention (MLA) keeps no keys and values of heads"
+    if model_config.is_hybrid or model_config.is_attention_free:
+        return "models with other layers than attention (hybrid) have pages of several sizes"
+    kinds = sorted(set(getattr(model_config.hf_text_config, "layer_types", None) or ()))
+    if len(kinds) > 1 and asked == "int8":
+        return f"the layers are unequal ({', '.join(kinds)}); vLLM misplaces its scales where pages differ"
+    return None
