@@ -27,6 +27,7 @@ from ascend_quant.oracle import add_digests
 from ascend_quant.refit.batch import Batch
 from ascend_quant.refit.errors import RefitError, Replaced, refusal
 from ascend_quant.refit.former_codes import FormerCodes
+from ascend_quant.refit.kv_scales import KvScales
 from ascend_quant.refit.plan import Entry, Plan, edges_of
 from ascend_quant.refit.receipt import Receipt
 from ascend_quant.refit.resident import ResidentWeight
@@ -64,6 +65,7 @@ class Refit:
         checks: begun and ended with every refit.
         unquantized: what receipts say of layers that are not quantized.
         watched: rows that tell how much of an update the codes took; None where none can.
+        kv_scales: of a KV cache that has one a layer; None of one without.
 
     Attributes:
         unseen: whether the resident bytes came back from a sleep, and are to be looked at before a request is served.
@@ -82,9 +84,12 @@ class Refit:
         checks: Sequence[Check] = (),
         unquantized: Unquantized = Unquantized("bf16"),  # noqa: B008  frozen
         watched: WatchedRows | None = None,
+        kv_scales: KvScales | None = None,
     ):
-        self._watched = watched
-        self._derived, self._checks, self.unquantized = derived, checks, unquantized
+        self._watched, self.kv_scales = watched, kv_scales
+        # scales are written when nothing else can fail
+        self._checks = [*checks, *([] if kv_scales is None else [kv_scales])]
+        self._derived, self.unquantized = derived, unquantized
         self.residents = list(residents)
         if not self.residents:
             raise RefitError("a refit without resident weights: give it every parameter of the model")
@@ -151,12 +156,21 @@ class Refit:
         if self.unseen:
             with suppress(RefitError):
                 self.verify()
+        if self.kv_scales is not None and self._asleep is None:
+            self.kv_scales.look()
+
+    @property
+    def is_to_be_looked_at(self) -> bool:
+        """Whether `look` has something to do."""
+        return self.unseen or (self.kv_scales is not None and self.kv_scales.unseen)
 
     def why_not_servable(self) -> str | None:
         """Why the engine must not generate, as far as is known, and what helps; None when it may: see `look`."""
         if self._asleep is not None:
             return f"it sleeps (level {self._asleep}); wake it up"
-        return None if self._state == "ready" else self._why
+        if self._state != "ready":
+            return self._why
+        return None if self.kv_scales is None else self.kv_scales.why_not_servable()
 
     def require_servable(self) -> None:
         """Raise RefitError unless the last refit closed cleanly and its bytes are still there."""
@@ -433,6 +447,12 @@ class Refit:
         else:
             self.unseen = self._state == "ready" and self.last_receipt is not None
 
+    def cache_woke(self) -> None:
+        """The engine woke up, perhaps its KV cache, with which vLLM sets all scales to 1; not while the weights sleep,
+        as their memory holds the scales too."""
+        if self.kv_scales is not None and self._asleep is None:
+            self.kv_scales.write()
+
     def digest(self) -> str:
         """Fingerprint of all resident bytes, read back: 16 hex digits."""
         pairs = [pair for resident in self.residents for pair in resident.tensors() if 0 not in pair[0].shape]
@@ -457,7 +477,8 @@ class Refit:
         milliseconds, kernel_ms = 1e3 * (time.perf_counter() - self._started), self.batch.clock.milliseconds()
         numbers = self._count, self._tensors, self._bytes, milliseconds, kernel_ms, 0, clamped, fraction
         update = None if self._watched is None else self._watched.end(self._entries)
-        return Receipt(*numbers, self.unquantized, f"{digest:016x}", self._left_out(), update)
+        scales = None if self.kv_scales is None else self.kv_scales.current
+        return Receipt(*numbers, self.unquantized, f"{digest:016x}", self._left_out(), update, scales)
 
     def _left_out(self) -> LeftOut:
         """What came and was left out by design; all names are logged once, and again when they are others."""

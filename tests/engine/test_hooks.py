@@ -31,8 +31,12 @@ DATA = {
     *("by_loader", "skipped", "taken", "padded"),  # of our own books
 }
 
-# layout.py's books of a layer, and what a layer of latent attention has derived.
-TENSORS = ("setattr(layer, ATTRIBUTE, {**layouts_of(layer), name: layout})", "setattr(layer, name, old)")
+# layout.py's books of a layer, what a layer of latent attention has derived, and scales of a KV cache.
+TENSORS = (
+    "setattr(layer, ATTRIBUTE, {**layouts_of(layer), name: layout})",
+    "setattr(layer, name, old)",
+    "setattr(layer, f'_{kind}_scale_float', value)",
+)
 
 # The functions in vLLM's and torch's modules and classes whose code is ours, once the plugin is there, and in the end.
 REPLACED = """
@@ -88,7 +92,7 @@ def test_each_row_says_all(row):
     assert all((row.why, row.versions, row.off))
     for target in getattr(row, "targets", ()):
         module, path = target.split(":")
-        assert module.partition(".")[0] in ("vllm", "vllm_ascend", "verl") and path
+        assert module.partition(".")[0] in ("vllm", "vllm_ascend", "verl", "transformers") and path
 
 
 @pytest.mark.parametrize("row", of_vllm.BY_HAND + of_verl.BY_HAND, ids=lambda row: row.by)

@@ -52,6 +52,10 @@ START = {
         *("step_1/update_actor_1", "total"),
     )
 }
+# where vLLM has an fp8 KV cache on CPUs, whose scales then come with every sync: three a layer, and their age
+SERVES_FP8 = torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()
+KV_CACHE = ("+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype=fp8",) if SERVES_FP8 else ()
+SCALES = 2 * 3 + 1 if SERVES_FP8 else 0
 ESS = "rollout_corr/rollout_is_eff_sample_size"
 
 REWARD = """
@@ -156,7 +160,8 @@ def train(folder: Path, *more: str, main: str = OURS, workers: int = 1, steps: i
     ray_folder = tempfile.mkdtemp(prefix="aq-")  # pytest's own folders are too long for Ray's sockets
     log = folder / "metrics.jsonl"
     command = [sys.executable, "-m", main, *overrides(folder, ray_folder, workers, steps), *more]
-    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(folder), "VERL_FILE_LOGGER_PATH": str(log)}
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": paths, "VERL_FILE_LOGGER_PATH": str(log)}
     with open(folder / "output.log", "wb") as output:
         run = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
@@ -192,11 +197,14 @@ def folder(tmp_path):
 
 def test_every_step_has_its_receipt_and_a_rollout_that_stops_following_is_seen(folder):
     extension = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=freezing.FreezingExtension"
-    steps = train(folder, QUANTIZED, extension, steps=FOLLOWED + FROZEN)
+    steps = train(folder, QUANTIZED, extension, *KV_CACHE, steps=FOLLOWED + FROZEN)
     followed, frozen = steps[:FOLLOWED], steps[FOLLOWED:]
     assert len(frozen) == FROZEN
     tensors = {step["refit/tensors"] for step in followed}
-    assert tensors == {2 * 12 + 3}
+    assert tensors == {2 * 12 + 3 + SCALES}
+    if SERVES_FP8:
+        assert all((step["refit/kv_scales/sent"], step["refit/kv_scales/age"]) == (1, 0) for step in followed)
+        assert len({step["refit/kv_scales/digest"] for step in followed}) == FOLLOWED
     assert len({step["refit/digest"] for step in followed}) == FOLLOWED
     for step in followed:
         assert step["refit/nonfinite"] == 0

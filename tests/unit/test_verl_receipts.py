@@ -68,3 +68,13 @@ def test_replicas_of_different_schemes_have_different_bytes():
 def test_a_worker_without_a_receipt_is_an_error():
     with pytest.raises(RefitError, match=r"\(4, 0\)"):
         merge({2: [receipt(7)], 4: [None]}, {2: "int8", 4: None})
+
+
+def test_replicas_whose_caches_have_other_scales_or_none_are_an_error():
+    scales = {"refit/kv_scales/digest": 5, "refit/kv_scales/sent": 1, "refit/kv_scales/age": 0}
+    receipts = [receipt(7) | scales, receipt(7) | scales, receipt(7)]
+    metrics = merge({0: receipts[:1], 1: receipts[1:2]}, {0: "int8", 1: "int8"})
+    assert metrics.items() >= scales.items()
+    for other in (receipts[2], receipts[1] | {"refit/kv_scales/digest": 6}):
+        with pytest.raises(RefitError, match=r"replicas \[0, 1\] serve different"):
+            merge({0: receipts[:1], 1: [other]}, {0: "int8", 1: "int8"})

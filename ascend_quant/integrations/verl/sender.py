@@ -7,7 +7,8 @@ through shared memory or IPC, and what distant ones get through a checkpoint eng
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from itertools import chain
 from typing import Any
 
@@ -18,6 +19,7 @@ from verl.workers.engine_workers import TrainingWorker
 
 from ascend_quant.integrations.verl import compat, hooks
 from ascend_quant.integrations.verl.gathering import gathered, is_gathered_flat
+from ascend_quant.integrations.verl.kv_maxima import Maxima
 from ascend_quant.integrations.verl.rounding import ENGINE_DTYPE, is_rounded, kept_by, rounded
 from ascend_quant.integrations.verl.sent_figures import Figures, SentFigures
 from ascend_quant.integrations.wrapping import install
@@ -34,11 +36,12 @@ class SendingTrainingWorker(TrainingWorker):
     Attributes:
         proves: whether digests follow the weights.
         rounds: whether what a BF16 engine rounds leaves in BF16, see rounding.py.
+        takes_maxima: whether scales of an fp8 KV cache follow the weights, see kv_maxima.py.
         unquantized: by fake quantization, see qat_worker.py.
         figures: of the last sync.
     """
 
-    proves, rounds = True, False
+    proves, rounds, takes_maxima = True, False, False
     unquantized: Unquantized | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -46,6 +49,9 @@ class SendingTrainingWorker(TrainingWorker):
         self.figures = SentFigures()
         super().__init__(*args, **kwargs)
         self.engine.get_per_tensor_param = with_weights(self.engine.get_per_tensor_param, self.as_sent)
+        if self.takes_maxima:
+            self.maxima = Maxima()
+            install(hooks.WITH_FP8_KV_CACHE)
 
     def as_sent(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
         """The engine's weights as they leave; digests are of what leaves."""
@@ -54,8 +60,24 @@ class SendingTrainingWorker(TrainingWorker):
         if groups is None:
             rounds = self.rounds
             groups = ([pair] for pair in (rounded(weights, kept_by(self.engine.module)) if rounds else weights))
+        if self.takes_maxima:
+            groups = chain(groups, self._scales())
         groups = self.figures.counted(groups)
         return sending_groups(groups, self.unquantized) if self.proves else chain.from_iterable(groups)
+
+    def _scales(self) -> Iterator[list[NamedTensor]]:
+        """Of the KV cache, once the weights have left."""
+        yield self.maxima.as_sent(self.engine.module, own_device())
+
+    @functools.wraps(TrainingWorker.infer_batch)
+    def infer_batch(self, data: Any) -> Any:
+        with self.maxima.taking() if self.takes_maxima else nullcontext():
+            return super().infer_batch(data)
+
+    @functools.wraps(TrainingWorker.train_mini_batch)
+    def train_mini_batch(self, data: Any) -> Any:
+        with self.maxima.training() if self.takes_maxima else nullcontext():
+            return super().train_mini_batch(data)
 
     def _gathered(self) -> Iterable[list[NamedTensor]] | None:
         """The weights in groups, gathered by us; None where verl is to do it."""
@@ -101,14 +123,17 @@ class SendsWeights:
         return self.actor.figures.as_metrics()
 
 
-def sends_weights(worker_class: type, engine_dtype: str | None = None, proves: bool = True) -> type:
+def sends_weights(
+    worker_class: type, engine_dtype: str | None = None, proves: bool = True, takes_maxima: bool = False
+) -> type:
     """verl's actor worker class, whose training worker is a `SendingTrainingWorker`.
 
     Args:
         engine_dtype: verl's `rollout.dtype`.
         proves: whether digests follow the weights.
+        takes_maxima: whether scales of an fp8 KV cache do.
     """
-    chosen = {"proves": proves, "rounds": engine_dtype == ENGINE_DTYPE}
+    chosen = {"proves": proves, "rounds": engine_dtype == ENGINE_DTYPE, "takes_maxima": takes_maxima}
     actor = type(SendingTrainingWorker.__name__, (SendingTrainingWorker,), chosen)
     return type(f"Sending{worker_class.__name__}", (SendsWeights, worker_class), {"actor_worker_cls": actor})
 

@@ -61,6 +61,13 @@ def wants_proof(rollout: Any) -> bool:
     return proof
 
 
+def has_fp8_kv_cache(rollout: Any) -> bool:
+    """Whether the engines' KV cache is fp8 with one scale a layer, which the trainer then sends behind the weights."""
+    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
+    overrides = (engine.get("hf_overrides") or {}).get("quantization_config") or {}
+    return engine.get("kv_cache_dtype") in ("fp8", "fp8_e4m3") or overrides.get("kv_cache") == "fp8"
+
+
 def options_of(rollout: Any) -> Mapping[str, Any]:
     """What `rollout.engine_kwargs.ascend_quant` holds; raises RefitError on an option that does not exist."""
     options = (rollout.get("engine_kwargs") or {}).get(QUANTIZATION) or {}
@@ -89,6 +96,12 @@ def check(config: Any) -> None:
             f"quantization {QUANTIZATION}: choose another backend (naive, nccl, ...)"
         )
     wants_proof(rollout)  # raises if it cannot be told
+    strategy = config.actor_rollout_ref.actor.get("strategy")
+    if has_fp8_kv_cache(rollout) and strategy not in ("fsdp", "fsdp2"):
+        raise RefitError(
+            f"actor.strategy={strategy} with an fp8 KV cache: only transformers' attention (fsdp, fsdp2) is looked at "
+            "for its scales; leave kv_cache at auto"
+        )
     if not any(point.name == QUANTIZATION for point in entry_points(group=PLUGIN_GROUP)):
         raise RefitError(
             f"vLLM cannot find the plugin {QUANTIZATION}: install this project with pip in the engine's environment"

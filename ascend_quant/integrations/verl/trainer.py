@@ -89,11 +89,12 @@ class RefitTrainer:
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()  # here verl says which role is played by which worker class
         rollout = self.config.actor_rollout_ref.rollout
-        proves = settings.wants_proof(rollout)
+        proves, takes_maxima = settings.wants_proof(rollout), settings.has_fp8_kv_cache(rollout)
         for role, actor_class in self.role_worker_mapping.items():
             worker_class = plain_class(actor_class)
             if issubclass(worker_class, ActorRolloutRefWorker):
-                self.role_worker_mapping[role] = ray.remote(sends_weights(worker_class, rollout.dtype, proves))
+                sending = sends_weights(worker_class, rollout.dtype, proves, takes_maxima)
+                self.role_worker_mapping[role] = ray.remote(sending)
 
     def _consume_sync_metrics(self) -> dict[str, Any]:
         return {**super()._consume_sync_metrics(), **self._receipts(), **self._sent(), **self._first_step()}

@@ -19,7 +19,7 @@ from vllm.config import VllmConfig
 from ascend_quant.engine.layout import lent
 from ascend_quant.engine.loading import Loading, guard, storage_of
 from ascend_quant.engine.placeless import Placeless
-from ascend_quant.integrations.vllm import compat, skipping, start_up, towers
+from ascend_quant.integrations.vllm import compat, kv_scales, skipping, start_up, towers
 from ascend_quant.integrations.vllm.inventory import residents_of, unquantized_in
 from ascend_quant.integrations.vllm.layers import conv, mla
 from ascend_quant.integrations.vllm.placeless import placeless_of
@@ -56,8 +56,9 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     derived = (mla.follow(model, vllm_config.model_config.dtype), conv.follow(model))
     unquantized = unquantized_in(model, residents, vllm_config.quant_config.scheme)
     watched = watched_rows_of(vllm_config.quant_config.scheme) if smoothing is None else None
+    checks, scales = [placeless], kv_scales.follow(model, vllm_config)
     refit = Refit(
-        list(residents.values()), _buffers_of(model), plans, smoothing, derived, [placeless], unquantized, watched
+        list(residents.values()), _buffers_of(model), plans, smoothing, derived, checks, unquantized, watched, scales
     )
     model.ascend_quant_refit = refit
     _take_load_weights(model, refit, vllm_config, placeless)
@@ -135,6 +136,8 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, 
         try:
             with refit.failing():
                 loading = Loading(refit, storages, shards, placeless, compat.TAKES_STACKED)
+                if refit.kv_scales is not None:
+                    weights = refit.kv_scales.apart(weights, refit.count)
                 rest = loading.feed(weights)
                 first, loaded = next(rest, None), set()  # what a plan knows never reaches vLLM
                 if first is not None:

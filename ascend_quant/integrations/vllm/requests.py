@@ -35,13 +35,16 @@ class State(NamedTuple):
         number: how often they came; None if the model is not ours.
         why: why they may not serve.
         failed: whether that is for a refit that failed.
-        unseen: whether they came back from a sleep and are to be looked at before a request.
+        unseen: whether they came back from a sleep, or scales of the KV cache were written, and are to be looked at
+            before a request.
+        static: whether the KV cache has scales that follow the weights: with the old ones' it cannot be read.
     """
 
     number: int | None = None
     why: str | None = None
     failed: bool = False
     unseen: bool = False
+    static: bool = False
 
 
 class Answer(NamedTuple):
@@ -58,7 +61,8 @@ def state_of_worker(worker: object) -> State:
     if refit is None:
         return State()
     number = refit.last_receipt.number if refit.last_receipt else 0
-    return State(number, refit.why_not_servable(), refit.has_failed, refit.unseen)
+    static = refit.kv_scales is not None
+    return State(number, refit.why_not_servable(), refit.has_failed, refit.is_to_be_looked_at, static)
 
 
 def state_once_looked_at(worker: object) -> State:
@@ -161,7 +165,7 @@ def _ask(core: object) -> None:
 def _note(core: object, states: list[State]) -> None:
     core.ascend_quant_refusal = next((state.why for state in states if state.why), None)
     core.ascend_quant_unseen = any(state.unseen for state in states)
-    _forget_prefixes(core, max(state.number or 0 for state in states))
+    _forget_prefixes(core, max(state.number or 0 for state in states), any(state.static for state in states))
 
 
 def _state(engine: object) -> State:
@@ -195,6 +199,8 @@ def ending(original: Callable) -> Callable:
 
     def step(self):
         state = _state(self) if _is_ours(self) else State()
+        if state.static and state.number is not None:  # weights may have come past the core
+            _forget_prefixes(self, state.number, state.static)
         in_flight = _in_flight(self.scheduler) if state.why or state.unseen else []
         why = _state_for_requests(self).why if in_flight else None
         ended = [] if why is None else in_flight
@@ -234,8 +240,8 @@ def forgetting(original: Callable) -> Callable:
     """`EngineCore.add_request`, which no prefix of former weights shall serve."""
 
     def add_request(self, *args, **kwargs):
-        if _is_ours(self) and (number := _state(self).number) is not None:
-            _forget_prefixes(self, number)
+        if _is_ours(self) and (state := _state(self)).number is not None:
+            _forget_prefixes(self, state.number, state.static)
         return original(self, *args, **kwargs)
 
     return add_request
@@ -252,11 +258,17 @@ def refusing(original: Callable) -> Callable:
     return add_request
 
 
-def _forget_prefixes(core: object, number: int) -> None:
-    """Empty the caches of prefixes and of what towers made of images if new weights have come: old ones filled them."""
+def _forget_prefixes(core: object, number: int, static: bool = False) -> None:
+    """Empty the caches of prefixes and of what towers made of images if new weights have come: old ones filled them.
+
+    Of a KV cache whose scales follow the weights nothing is left that could be read: what is in flight keeps its
+    tokens, and all its keys and values are computed again, with the new weights and scales.
+    """
     if number == getattr(core, "ascend_quant_number", None):
         return
-    if core.reset_prefix_cache() is False:
+    if static and core.reset_prefix_cache(reset_running_requests=True) is False:
+        raise RefitError("the KV cache holds what other scales wrote, and this engine cannot empty it: restart it")
+    if not static and core.reset_prefix_cache() is False:
         logger.warning("requests run during a refit: what old weights computed stays in the prefix cache till the next")
     else:
         if not forgets_towers_outputs(core):

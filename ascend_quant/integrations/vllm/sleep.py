@@ -44,5 +44,6 @@ def reporting_wake_up(wake_up: Callable) -> Callable:
         wake_up(self, tags)
         if (refit := refit_of_worker(self)) is not None:
             refit.woke(tags)
+            refit.cache_woke()
 
     return wake_up_and_report

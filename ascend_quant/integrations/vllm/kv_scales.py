@@ -1,0 +1,138 @@
+"""vLLM's buffers for the scales of an fp8 KV cache, kept at those of this step (see refit/kv_scales.py).
+
+vLLM's attention reads `_q_scale`, `_k_scale` and `_v_scale`, buffers on the device, or their twins on the host. It sets
+all to 1 whenever a model has been loaded, and when the memory of the cache wakes up. Captured graphs read the buffers
+by address.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from math import log
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+
+from ascend_quant.integrations.vllm import compat
+from ascend_quant.refit import RefitError
+from ascend_quant.refit.kv_bounds import NORM_BEFORE_ATTENTION, Bounds
+from ascend_quant.refit.kv_scales import KINDS, KvScales, Three
+
+STATIC = ("fp8", "fp8_e4m3")  # vLLM's names of the dtype whose codes go to 448
+OTHER_STATIC = ("fp8_e5m2", "fp8_inc", "nvfp4", "fp8_ds_mla")
+READS_HOST_ONCE = ("FLASHINFER",)  # keeps the product of scales that it has first seen
+
+
+def follow(model: nn.Module, vllm_config: VllmConfig) -> KvScales | None:
+    """Keep the scales of a model's attention up to date; None where no cache has any, such as a BF16 one.
+
+    Raises:
+        RefitError: a cache that cannot be kept right: another float8, latent attention, a drafter, attention that
+            reads another layer's cache, a backend that keeps the first scales; or a vLLM that cannot begin anew what is
+            in flight.
+    """
+    asked = vllm_config.cache_config.cache_dtype
+    if asked in OTHER_STATIC:
+        raise RefitError(f"kv_cache_dtype={asked}: its scales would not follow the weights; set fp8")
+    if asked not in STATIC:
+        return None
+    layers = {_short(name): module for name, module in model.named_modules() if _is_static(module)}
+    _check(model, vllm_config, layers)
+    scales = KvScales(Buffers(layers), _bounds(vllm_config), _kind(vllm_config))
+    for name, layer in layers.items():
+        layer.process_weights_after_loading = _then_written(layer.process_weights_after_loading, scales, name)
+    return scales
+
+
+def _is_static(module: nn.Module) -> bool:
+    return isinstance(module, compat.AttentionLayer) and getattr(module, "kv_cache_dtype", None) in STATIC
+
+
+def _short(name: str) -> str:
+    """An attention's name from `layers.` on, without vLLM's own last part."""
+    return name[max(name.find("layers."), 0) :].removesuffix(".attn")
+
+
+def _check(model: nn.Module, vllm_config: VllmConfig, layers: Mapping[str, nn.Module]) -> None:
+    fp8 = f"kv_cache_dtype={vllm_config.cache_config.cache_dtype}"
+    if compat.MLA_LAYER is not None and any(isinstance(module, compat.MLA_LAYER) for module in model.modules()):
+        raise RefitError(f"{fp8} with latent attention (MLA): its scales would not follow the weights; set auto")
+    if vllm_config.quant_config.options.profile is not None:
+        raise RefitError(f"{fp8} with a profile, which may make v others than a trainer sees: leave the profile out")
+    if getattr(vllm_config, "speculative_config", None) is not None:
+        raise RefitError(f"{fp8} with speculative decoding: a drafter's scales would not follow the weights; set auto")
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        raise RefitError("calculate_kv_scales takes the scales of one batch, for good: leave it out, they follow syncs")
+    if not compat.BEGINS_ANEW:
+        raise RefitError(f"{fp8}: this vLLM cannot compute anew what is in flight when scales change; set auto")
+    for name, layer in layers.items():
+        if getattr(layer, "kv_sharing_target_layer_name", None) is not None:
+            raise RefitError(f"{fp8}: {name} reads the cache of {layer.kv_sharing_target_layer_name}; set auto")
+        backend = layer.get_attn_backend().get_name()
+        if backend in READS_HOST_ONCE:
+            raise RefitError(
+                f"{fp8} with backend {backend}: it keeps the first scales; set attention_backend=FLASH_ATTN"
+            )
+
+
+def _bounds(vllm_config: VllmConfig) -> Bounds | None:
+    """What the model's weights say of q, k and v; None if nothing is known."""
+    config = vllm_config.model_config.hf_text_config
+    gain = _gain(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+    return None if gain is None or _kind(vllm_config) not in NORM_BEFORE_ATTENTION else Bounds(gain)
+
+
+def _gain(rope: Mapping) -> float | None:
+    """By how much a rotation lengthens, at most; None if it is not known."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "yarn":
+        return rope.get("attention_factor") or max(1.0, 0.1 * log(max(rope.get("factor", 1.0), 1.0)) + 1)
+    return 1.0 if kind in ("default", "linear", "dynamic", "llama3", "mrope") else None
+
+
+def _kind(vllm_config: VllmConfig) -> str:
+    return str(getattr(vllm_config.model_config.hf_text_config, "model_type", None))
+
+
+class Buffers:
+    """Those of the attention layers of one model."""
+
+    def __init__(self, layers: Mapping[str, nn.Module]):
+        self._layers = layers
+
+    @property
+    def layers(self) -> Sequence[str]:
+        return list(self._layers)
+
+    @torch.no_grad()
+    def write(self, by_layer: Mapping[str, Three]) -> None:
+        for name, three in by_layer.items():
+            layer = self._layers[name]
+            for kind, value in zip(KINDS, three, strict=True):
+                getattr(layer, f"_{kind}_scale").fill_(value)
+                setattr(layer, f"_{kind}_scale_float", value)
+                if (host := getattr(layer, f"_{kind}_scale_cpu", None)) is not None:
+                    host.fill_(value)
+
+    def read(self) -> Mapping[str, Sequence[Three]]:
+        """Of each layer the device's and the host's."""
+        on_device = torch.stack([getattr(layer, f"_{kind}_scale") for layer in self._layers.values() for kind in KINDS])
+        values = iter(on_device.tolist())
+        return {
+            name: [
+                (next(values), next(values), next(values)),
+                (layer._q_scale_float, layer._k_scale_float, layer._v_scale_float),
+            ]
+            for name, layer in self._layers.items()
+        }
+
+
+def _then_written(original: Callable[..., None], scales: KvScales, name: str) -> Callable[..., None]:
+    """For `process_weights_after_loading` of a layer, which sets its scales to 1."""
+
+    @wraps(original)
+    def process(*args, **kwargs) -> None:
+        original(*args, **kwargs)
+        scales.write(name)
+
+    return process

@@ -1,0 +1,193 @@
+"""The trainer's side of the scales of an fp8 KV cache: what attention gets, against a recomputation in float64."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from kv_cases import largest
+
+pytest.importorskip("verl", reason="the verl adapter needs verl")
+pytest.importorskip("vllm", reason="verl's workers need vLLM")
+
+import transformers
+from verl.single_controller.base.decorator import MAGIC_ATTR
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+from ascend_quant.integrations.verl import hooks, sender, settings
+from ascend_quant.integrations.verl.attention_settings import PACKED
+from ascend_quant.integrations.verl.kv_maxima import Maxima, looking
+from ascend_quant.integrations.wrapping import install
+from ascend_quant.refit import RefitError
+from ascend_quant.refit.kv_scales import AGE, KINDS, LARGEST, MARGIN, sent_name
+from ascend_quant.refit.proof import Receiving
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 100, "head_dim": 16}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+CONFIGS = {
+    "llama": (transformers.LlamaConfig, HEADS),
+    "qwen2": (transformers.Qwen2Config, HEADS),
+    "qwen3": (transformers.Qwen3Config, HEADS),
+    "qwen3-moe": (transformers.Qwen3MoeConfig, {**HEADS, **EXPERTS}),
+}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def looks():
+    from ascend_quant.integrations.verl import packed_attention  # noqa: F401  known to transformers
+
+    install(hooks.WITH_FP8_KV_CACHE)
+
+
+def made(kind: str, attention: str) -> torch.nn.Module:
+    config, more = CONFIGS[kind]
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config(**SIZES, **more, attn_implementation=attention))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # biases and norms that matter
+            parameter.normal_(0, 1) if name.endswith("bias") else parameter.mul_(4.0 if parameter.dim() > 1 else 1.0)
+            if name.endswith("norm.weight"):
+                parameter.uniform_(0.5, 3)
+    return model
+
+
+def texts(seed: int = 1) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    return [torch.randint(0, 100, (1, length)) for length in (3, 17, 9)]
+
+
+def run(model: torch.nn.Module, ids: torch.Tensor) -> None:
+    model(input_ids=ids, position_ids=torch.arange(ids.shape[1]).unsqueeze(0), use_cache=False)
+
+
+def sent(maxima: Maxima, model: torch.nn.Module) -> dict[str, float]:
+    return {name: tensor.item() for name, tensor in maxima.as_sent(model, CPU)}
+
+
+def expected(model: torch.nn.Module, ids: list[torch.Tensor], age: int = 0) -> dict[str, float]:
+    found = {
+        sent_name(name, kind): value * MARGIN / LARGEST
+        for name, values in largest(model, ids).items()
+        for kind, value in zip(KINDS, values, strict=True)
+    }
+    return {**found, AGE: age}
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa", PACKED])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_scales_are_of_what_attention_gets_behind_norms_and_rotation(kind, attention):
+    model, maxima = made(kind, attention), Maxima()
+    with maxima.taking(), torch.no_grad():
+        for ids in texts():
+            run(model, ids)
+    run(model, texts(7)[1] * 0 + 99)  # outside nobody looks
+    found, wanted = sent(maxima, model), expected(model, texts())
+    assert list(found) == list(wanted) and len(found) == 3 * SIZES["num_hidden_layers"] + 1
+    assert found == pytest.approx(wanted, rel=1e-5)
+    assert all(tensor.shape == (1,) for _, tensor in maxima.as_sent(model, CPU))
+    assert len(set(found.values())) == len(found)
+
+
+def test_a_step_begins_anew_two_syncs_of_a_step_send_the_same_and_a_step_without_a_pass_takes_while_it_trains():
+    model, maxima = made("qwen2", "sdpa"), Maxima()
+    first, second, third = (texts(seed) for seed in (1, 2, 3))
+    assert maxima.as_sent(model, CPU) == []  # the sync before the first step
+
+    def log_probs(ids):
+        with maxima.taking():
+            run(model, ids)
+
+    def train(ids):
+        with maxima.training():
+            run(model, ids)
+
+    for ids in first:
+        log_probs(ids)  # more than one call a step
+    train(second[0])
+    wanted = expected(model, first)
+    for _ in range(2):
+        assert sent(maxima, model) == pytest.approx(wanted, rel=1e-5)
+    log_probs(second[0])
+    assert sent(maxima, model) == pytest.approx(
+        expected(model, second[:1]), rel=1e-5
+    )  # a step that trains a critic alone
+    log_probs(third[0])
+    train(first[1])
+    assert sent(maxima, model) == pytest.approx(expected(model, third[:1]), rel=1e-5)
+    train(second[1])  # verl's bypass mode
+    assert sent(maxima, model) == pytest.approx(expected(model, second[1:2]), rel=1e-5)
+
+
+def test_checkpointed_layers_and_their_gradients_are_as_before():
+    model, maxima = made("qwen3", "sdpa").train(), Maxima()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    gradients = []
+    for looked in (False, True):
+        model.zero_grad()
+        with maxima.training() if looked else torch.enable_grad():
+            model(input_ids=texts()[1], labels=texts()[1], use_cache=False).loss.backward()
+        gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+    assert all(torch.equal(gradients[0][name], gradient) for name, gradient in gradients[1].items())
+    assert sent(maxima, model) == pytest.approx(expected(model, texts()[1:2]), rel=1e-5)
+
+
+def test_an_attention_that_nobody_saw_is_named():
+    model, maxima = made("qwen2", "sdpa"), Maxima()
+    with maxima.taking():
+        run(model, texts()[0])
+    del maxima._of[model.model.layers[1].self_attn]
+    with pytest.raises(RefitError, match=r"layers\.1\.self_attn"):
+        maxima.as_sent(model, CPU)
+    with pytest.raises(RefitError, match="Linear"):
+        maxima.as_sent(torch.nn.Linear(2, 2), CPU)
+
+
+def test_nan_is_not_hidden():
+    model, maxima = made("qwen2", "sdpa"), Maxima()
+    with torch.no_grad():
+        model.model.layers[2].self_attn.v_proj.bias[0] = float("nan")
+    with maxima.taking():
+        run(model, texts()[0])
+    found = sent(maxima, model)
+    assert found[sent_name("model.layers.2.self_attn", "v")] != found[sent_name("model.layers.2.self_attn", "v")]
+
+
+def test_the_worker_takes_them_and_they_are_proved_behind_the_weights(monkeypatch):
+    model = made("qwen2", "sdpa")
+    for name in ("infer_batch", "train_mini_batch"):
+        monkeypatch.setattr(TrainingWorker, name, lambda self, ids: run(model, ids))
+    worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, None, True, True).actor_worker_cls)
+    vars(worker).update(maxima=Maxima(), engine=SimpleNamespace(module=model))
+    assert all(hasattr(getattr(type(worker), name), MAGIC_ATTR) for name in ("infer_batch", "train_mini_batch"))
+    monkeypatch.setattr(sender, "own_device", lambda: CPU)
+    weights = {"a.weight": torch.ones(2, 2)}
+    for passes in (0, 1):
+        if passes:
+            worker.infer_batch(texts()[1])
+            worker.train_mini_batch(texts()[0])
+        proof = Receiving()
+        arrived = dict(proof.take(list(worker.as_sent(weights.items()))))
+        scales = expected(model, texts()[1:2]) if passes else {}
+        assert proof.prove() == len(arrived) == len(weights) + len(scales)
+        assert list(arrived) == [*weights, *scales]
+        assert {name: arrived[name].item() for name in scales} == pytest.approx(scales, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "takes"),
+    [
+        ({}, False),
+        ({"engine_kwargs": {"vllm": {"kv_cache_dtype": "fp8"}}}, True),
+        ({"engine_kwargs": {"vllm": {"kv_cache_dtype": "fp8_per_token_head"}}}, False),
+        ({"engine_kwargs": {"vllm": {"hf_overrides": {"quantization_config": {"kv_cache": "fp8"}}}}}, True),
+        ({"engine_kwargs": {"vllm": {"hf_overrides": {"quantization_config": {"kv_cache": "int8"}}}}}, False),
+    ],
+)
+def test_which_settings_want_them(rollout, takes):
+    assert settings.has_fp8_kv_cache(rollout) is takes
+
+
+def test_the_function_stays_what_it_was_while_nobody_looks():
+    asked = lambda self, name, default: default  # noqa: E731
+    assert looking(asked)(None, "x", len) is len

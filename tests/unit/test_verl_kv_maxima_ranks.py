@@ -1,0 +1,56 @@
+"""Scales of an fp8 KV cache on two gloo ranks of verl's FSDP2 engine, with and without Ulysses: all ranks' maxima."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from gloo_ranks import leave
+from kv_cases import largest
+from packed_engine import build, gradients, plain_model, texts
+
+pytest.importorskip("verl", reason="the engine is verl's")
+
+RANKS = 2
+
+
+def check_rank(rank: int, folder) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    torch.set_num_threads(1)
+    import verl  # noqa: F401  the plugin brings the cpu platform
+
+    from ascend_quant.integrations.verl import hooks
+    from ascend_quant.integrations.verl.attention_settings import PACKED
+    from ascend_quant.integrations.verl.kv_maxima import Maxima
+    from ascend_quant.integrations.wrapping import install
+    from ascend_quant.refit.kv_scales import AGE, KINDS, LARGEST, MARGIN, sent_name
+
+    install(hooks.WITH_FP8_KV_CACHE)
+    wanted = {
+        sent_name(name, kind): value * MARGIN / LARGEST
+        for name, values in largest(plain_model(), [ids.unsqueeze(0) for ids in texts()]).items()
+        for kind, value in zip(KINDS, values, strict=True)
+    }
+    for ulysses in (1, RANKS):
+        engine, maxima = build(folder, PACKED, ulysses), Maxima()
+        with maxima.training():
+            gradients(engine)
+        alone = [found.clone() for found in maxima._of.values()]
+        sent = {name: tensor.item() for name, tensor in maxima.as_sent(engine.module, torch.device("cpu"))}
+        assert sent.pop(AGE) == 0 and list(sent) == list(wanted)
+        assert sent == pytest.approx(wanted, rel=1e-5), ulysses
+        others = [torch.empty_like(torch.stack(alone)) for _ in range(RANKS)]
+        dist.all_gather(others, torch.stack(alone))
+        assert not torch.equal(*others), "the ranks have seen other samples"
+    if rank == 0:  # a rank that has seen nothing does not keep the others waiting
+        maxima._of.clear()
+    assert len(maxima.as_sent(engine.module, torch.device("cpu"))) == len(wanted) + 1
+    leave()
+
+
+def test_the_maxima_of_all_ranks(tmp_path, monkeypatch):
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    plain_model().save_pretrained(tmp_path / "model")
+    mp.spawn(check_rank, (tmp_path,), nprocs=RANKS)
