@@ -98,3 +98,15 @@ def test_model_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     with pytest.raises(RefitError, match=r"no config\.json"):
         settings.check(config(model=tmp_path))
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "megatron"])
+def test_an_fp8_kv_cache_wants_a_trainer_whose_attention_is_looked_at(strategy, monkeypatch):
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    cached = config(engine_kwargs={"vllm": {"kv_cache_dtype": "fp8"}})
+    cached.actor_rollout_ref.actor = {"strategy": strategy}
+    if strategy == "megatron":
+        with pytest.raises(RefitError, match=strategy):
+            settings.check(cached)
+    else:
+        settings.check(cached)

@@ -96,12 +96,8 @@ def check(config: Any) -> None:
             f"quantization {QUANTIZATION}: choose another backend (naive, nccl, ...)"
         )
     wants_proof(rollout)  # raises if it cannot be told
-    strategy = config.actor_rollout_ref.actor.get("strategy")
-    if has_fp8_kv_cache(rollout) and strategy not in ("fsdp", "fsdp2"):
-        raise RefitError(
-            f"actor.strategy={strategy} with an fp8 KV cache: only transformers' attention (fsdp, fsdp2) is looked at "
-            "for its scales; leave kv_cache at auto"
-        )
+    if has_fp8_kv_cache(rollout):
+        _check_looked_at(config.actor_rollout_ref.actor.strategy)
     if not any(point.name == QUANTIZATION for point in entry_points(group=PLUGIN_GROUP)):
         raise RefitError(
             f"vLLM cannot find the plugin {QUANTIZATION}: install this project with pip in the engine's environment"
@@ -112,3 +108,12 @@ def check(config: Any) -> None:
     model = os.path.expanduser(config.actor_rollout_ref.model.path)
     if model.startswith(("/", "./", "../")) and not os.path.exists(os.path.join(model, "config.json")):
         raise RefitError(f"actor_rollout_ref.model.path={model} has no config.json: give a model folder")
+
+
+def _check_looked_at(strategy: str) -> None:
+    """Raise RefitError unless this trainer's attention can be looked at for the scales of an fp8 KV cache."""
+    if strategy not in ("fsdp", "fsdp2"):
+        raise RefitError(
+            f"actor.strategy={strategy} with an fp8 KV cache: only transformers' attention (fsdp, fsdp2) is looked at "
+            "for its scales; leave kv_cache at auto"
+        )

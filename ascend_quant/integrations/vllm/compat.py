@@ -11,7 +11,6 @@ import torch
 from vllm import _custom_ops  # loads vLLM's kernels, one of which is looked for below
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase as ExpertsMethodBase
 from vllm.platforms import current_platform
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 try:  # vLLM >= 0.28 holds the experts' weights in a layer of their own
@@ -58,9 +57,6 @@ PACKS_PLAIN_WEIGHTS = current_platform.is_cpu()
 # How a request ends that an engine may not serve; older vLLMs know no error.
 ENDED = getattr(RequestStatus, "FINISHED_ERROR", RequestStatus.FINISHED_ABORTED)
 
-# Whether emptying the prefix cache can have what is in flight computed again from its first token.
-BEGINS_ANEW = "reset_running_requests" in signature(Scheduler.reset_prefix_cache).parameters
-
 if hasattr(torch.ops._moe_C, "topk_softmax"):
     _select_experts = None
 else:  # CPU builds before 0.32 lack the kernel of vLLM's router
@@ -73,7 +69,6 @@ else:  # CPU builds before 0.32 lack the kernel of vLLM's router
             _select_experts = None
 
 __all__ = [
-    "BEGINS_ANEW",
     "DELTA_NET_LAYER",
     "ENCODER_ATTENTION",
     "ENDED",
@@ -85,6 +80,7 @@ __all__ = [
     "AttentionLayer",
     "ExpertsMethodBase",
     "base_of_passes",
+    "begins_anew",
     "cache_dtypes",
     "forgets_towers_outputs",
     "packs_convolutions",
@@ -131,6 +127,13 @@ def base_of_passes() -> type:
     except ImportError:  # older ones have it elsewhere
         from vllm.compilation.inductor_pass import InductorPass
     return InductorPass
+
+
+def begins_anew() -> bool:
+    """Whether emptying the prefix cache can have what is in flight computed again from its first token."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    return "reset_running_requests" in signature(Scheduler.reset_prefix_cache).parameters
 
 
 def cache_dtypes() -> tuple[str, ...]:

@@ -63,7 +63,7 @@ def _check(model: nn.Module, vllm_config: VllmConfig, layers: Mapping[str, nn.Mo
         raise RefitError(f"{fp8} with speculative decoding: a drafter's scales would not follow the weights; set auto")
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         raise RefitError("calculate_kv_scales takes the scales of one batch, for good: leave it out, they follow syncs")
-    if not compat.BEGINS_ANEW:
+    if not compat.begins_anew():
         raise RefitError(f"{fp8}: this vLLM cannot compute anew what is in flight when scales change; set auto")
     for name, layer in layers.items():
         if getattr(layer, "kv_sharing_target_layer_name", None) is not None:
