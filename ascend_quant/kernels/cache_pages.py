@@ -1,0 +1,87 @@
+"""Where an int8 cache of keys and values has its bytes: pages of as many bytes as vLLM's int8_per_token_head has.
+
+A block is a page of keys and one of values. A page holds `page` tokens of all heads: first the codes, a head's behind
+another's, then the scales, float32 (heads, page). Codes of keys are (heads, page, head); those of values (heads,
+page / 16, head, 16): 16 tokens' codes of one column are adjacent, since values are summed over tokens, and tensor
+cores take what is summed over in words of four bytes. So all is read 16 bytes at once, where vLLM puts each row's
+scale behind its codes, and a row begins at a multiple of 4.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+SCALE_BYTES = 4
+HEADS_OF_BYTES = (64, 128, 256)  # numbers of a head that the kernels take
+TOGETHER = 16  # tokens whose codes of a column of values are adjacent; a page has a multiple of these
+
+
+class Layout(NamedTuple):
+    """What tells where a code or a scale is."""
+
+    page: int
+    heads: int
+    head: int
+
+    @property
+    def page_bytes(self) -> int:
+        """Of the keys or of the values of a block."""
+        return self.page * self.heads * (self.head + SCALE_BYTES)
+
+    def problem(self) -> str | None:
+        """Why the kernels do not take it."""
+        if self.head not in HEADS_OF_BYTES:
+            return f"heads of {self.head} numbers; the kernels take {', '.join(map(str, HEADS_OF_BYTES))}"
+        if self.page % TOGETHER:
+            return f"pages of {self.page} tokens; the kernels take multiples of {TOGETHER}"
+        return None
+
+
+def empty(blocks: int, layout: Layout, device: torch.device | str) -> torch.Tensor:
+    """A cache of zeros in the shape that vLLM gives to one of int8_per_token_head."""
+    shape = (blocks, 2, layout.page, layout.heads, layout.head + SCALE_BYTES)
+    return torch.zeros(shape, dtype=torch.int8, device=device)
+
+
+def layout_of(cache: torch.Tensor) -> Layout:
+    """Of a cache in that shape.
+
+    Raises:
+        ValueError: it is not laid out block after block without gaps, or the kernels do not take its sizes.
+    """
+    if cache.dim() != 5 or cache.shape[1] != 2 or cache.element_size() != 1:
+        raise ValueError(f"a cache of shape {tuple(cache.shape)} and {cache.dtype} is none of int8 per token and head")
+    layout = Layout(cache.shape[2], cache.shape[3], cache.shape[4] - SCALE_BYTES)
+    problem = layout.problem()
+    if problem is None and not cache.is_contiguous():
+        problem = f"strides {cache.stride()} of shape {tuple(cache.shape)}; the kernels take contiguous pages"
+    if problem is not None:
+        raise ValueError(problem)
+    return layout
+
+
+class Views(NamedTuple):
+    """A cache's parts, in place.
+
+    Attributes:
+        keys: int8 (blocks, heads, page, head).
+        values: int8 (blocks, heads, page / 16, head, 16).
+        scales: float32 (blocks, 2, heads, page).
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    scales: torch.Tensor
+
+
+def views(cache: torch.Tensor) -> Views:
+    """See `Views`; raises as `layout_of` does."""
+    layout = layout_of(cache)
+    pages = cache.view(torch.int8).view(cache.shape[0], 2, layout.page_bytes)
+    codes = layout.page * layout.heads * layout.head
+    keys, values = (pages[:, which, :codes] for which in range(2))
+    return Views(
+        keys.unflatten(1, (layout.heads, layout.page, layout.head)),
+        values.unflatten(1, (layout.heads, layout.page // TOGETHER, layout.head, TOGETHER)),
+        pages[..., codes:].view(torch.float32).unflatten(2, (layout.heads, layout.page)),
+    )

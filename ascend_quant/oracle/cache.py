@@ -1,0 +1,41 @@
+"""The definition of the int8 cache of keys and values: a scale for each token and head, and attention over it.
+
+A row is the `head` numbers of one token's key (or value) of one head. It is quantized as a token's activations are:
+scale = absmax / 127 in float32, code = round-half-even(x / scale) in [-127, 127]; a row of zeros has scale 0 and codes
+0; a row with NaN or Inf has a scale that is not finite, and any codes: whatever attends to it becomes NaN.
+
+Shape suffixes: B sequences, T tokens, H query heads, G heads of keys and values, D numbers of a head.
+"""
+
+import torch
+
+from ascend_quant.schemes.arithmetic import quantize_rows
+
+
+def quantize_cache(x_TGD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 codes (T, G, D) and float32 scales (T, G) of keys or values."""
+    codes, scale = quantize_rows(x_TGD.reshape(-1, x_TGD.shape[-1]))
+    return codes.view(x_TGD.shape), scale.view(x_TGD.shape[:-1])
+
+
+def dequantize_cache(codes_TGD: torch.Tensor, scale_TG: torch.Tensor) -> torch.Tensor:
+    """The float32 values that codes with scales stand for."""
+    return codes_TGD.float() * scale_TG.unsqueeze(-1)
+
+
+def decode_attention(
+    q_BHD: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor], softmax_scale: float
+) -> torch.Tensor:
+    """Attention of one new token of each sequence over all of its tokens, float64 (B, H, D).
+
+    Args:
+        keys, values: of each sequence, (tokens, G, D) in any floating type; no tokens: its output is 0.
+    """
+    out = torch.zeros(q_BHD.shape, dtype=torch.float64, device=q_BHD.device)
+    for row, (k_TGD, v_TGD) in enumerate(zip(keys, values, strict=True)):
+        if len(k_TGD):
+            group = q_BHD.shape[1] // k_TGD.shape[1]
+            k_THD, v_THD = (x.double().repeat_interleave(group, 1) for x in (k_TGD, v_TGD))
+            weights_HT = (torch.einsum("hd,thd->ht", q_BHD[row].double(), k_THD) * softmax_scale).softmax(1)
+            out[row] = torch.einsum("ht,thd->hd", weights_HT, v_THD)
+    return out
