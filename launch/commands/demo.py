@@ -30,6 +30,9 @@ def demo(
     out: Annotated[Path | None, typer.Option(help="Folder of the result.  [default: runs/<time>]")] = None,
     model: Annotated[str, typer.Option(help="qwen2, or on CPUs qwen3-moe.")] = "qwen2",
     device: Annotated[str, typer.Option(help="cpu, or cuda: another task and a model of 91 M on one GPU.")] = "cpu",
+    kv_cache: Annotated[
+        str, typer.Option(help="KV cache of the quantized rollouts: auto (BF16), int8 (GPUs) or fp8.")
+    ] = "auto",
 ) -> None:
     """Train a small model with verl and vLLM, with BF16 and with INT8 rollouts, and compare."""
     from rich.console import Console
@@ -39,7 +42,7 @@ def demo(
 
     folder = (out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     try:
-        chosen = choices(arms, hybrid, steps, rollout_is, seed, model, device)
+        chosen = choices(arms, hybrid, steps, rollout_is, seed, model, device, kv_cache)
         chosen, left_out = on_device(chosen, asked=arms is not None)
         check_folder(folder)
     except OptionError as error:

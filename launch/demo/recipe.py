@@ -105,6 +105,7 @@ class Choices:
     seed: int
     model: str
     device: str = "cpu"
+    kv_cache: str = "auto"
 
     @property
     def setup(self) -> Setup:

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from launch.demo.caches import cache_of
 from launch.demo.metrics import read_lines, receipt, replica_record, speed_record, step_record, update_record
 from launch.demo.recipe import QAT, Choices, is_corrected, replica_schemes, scheme_of
 from launch.demo.training import Watched
@@ -69,7 +70,8 @@ def build_report(choices: Choices, out: Path, watched: dict[str, Watched], secon
         seconds: of the whole demo, warm-up and starts included.
     """
     arms = [
-        arm_report(name, out / name / "metrics.jsonl") | {"start_seconds": round(watched[name].start_seconds, 1)}
+        arm_report(name, out / name / "metrics.jsonl")
+        | {"kv_cache": cache_of(choices, name), "start_seconds": round(watched[name].start_seconds, 1)}
         for name in choices.arms
     ]
     return {

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from launch.demo.caches import KV_CACHES, named, none_on_cpus
 from launch.demo.recipe import (
     ARMS,
     HYBRID,
@@ -45,6 +46,7 @@ def choices(
     seed: int,
     model: str,
     device: str = "cpu",
+    kv_cache: str = "auto",
 ) -> Choices:
     """The checked options; `steps` and `arms` default to the device's, `arms` to none beside the hybrid arm."""
     one_of("--device", device, tuple(SETUPS))
@@ -60,7 +62,10 @@ def choices(
         raise OptionError(f"--seed {seed}: 0 or more is needed")
     one_of("--rollout-is", rollout_is, IMPORTANCE_SAMPLING)
     one_of("--model", model, setup.models)
-    return Choices(names, steps, rollout_is, seed, model, device)
+    one_of("--kv-cache", kv_cache, KV_CACHES)
+    if hybrid and kv_cache != "auto":
+        raise OptionError(f"--kv-cache {kv_cache}: replicas of --hybrid share their options: leave it out")
+    return Choices(names, steps, rollout_is, seed, model, device, kv_cache)
 
 
 def arm_names(arms: str) -> tuple[str, ...]:
@@ -85,6 +90,8 @@ def on_device(chosen: Choices, asked: bool) -> tuple[Choices, str | None]:
     if chosen.device == "cpu":
         if (stack := os.environ.get(STACK_VARIABLE, "cpu")) != "cpu":
             raise OptionError(f"--device cpu: this image is for {stack}: add --device cuda, or use the cpu image")
+        if why := none_on_cpus(chosen.kv_cache):
+            raise OptionError(f"--kv-cache {chosen.kv_cache}: {why}")
         return chosen, None
     import torch
 
@@ -94,6 +101,8 @@ def on_device(chosen: Choices, asked: bool) -> tuple[Choices, str | None]:
             "cuda13 on a machine with an NVIDIA GPU"
         )
     capability = torch.cuda.get_device_capability()
+    if chosen.kv_cache == "fp8" and capability < FP8_CAPABILITY:
+        raise OptionError(f"--kv-cache fp8: {torch.cuda.get_device_name()} has no FP8 units: use int8")
     lacking = tuple(arm for arm in chosen.arms if scheme_of(arm).startswith("fp8"))
     if not lacking or capability >= FP8_CAPABILITY:
         return chosen, None
@@ -212,7 +221,7 @@ def table(report: dict[str, Any]) -> Table:
         reward = f"{numbers['start_reward']:.3f} -> {numbers['final_reward']:.3f}"
         speed = (f"{numbers['step_s_median']:.1f}", f"{numbers['tokens_s_median']:.0f}")
         speed += (f"{numbers['rollout_tokens_s_median']:.0f}", f"{arm['start_seconds']:.0f}")
-        result.add_row(arm["name"], reward, *cells(numbers), *speed)
+        result.add_row(named(arm), reward, *cells(numbers), *speed)
         for replica in arm.get("replicas", ()):
             result.add_row(f" {replica['name']}", "", *cells(replica_summary(replica)))
             result.caption = "refit ms: of a run, all of the weight sync; of a replica, its engine's part"

@@ -19,6 +19,7 @@ from typing import Any
 
 from launch import door
 from launch.demo import DemoError
+from launch.demo.caches import settings_of
 from launch.demo.metrics import last_errors, read_lines
 from launch.demo.recipe import HYBRID, Choices, overrides, write_flashrl_config
 from launch.environment import environment
@@ -79,7 +80,7 @@ class Training:
             except LaunchError as error:
                 raise DemoError(str(error)) from error
             command = [sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo"]
-            command += overrides(choices, arm, out, private / "ray", changes)
+            command += overrides(choices, arm, out, private / "ray", settings_of(choices, arm) | dict(changes))
             if arm == HYBRID:
                 write_flashrl_config(folder / "flashrl.yaml")
                 variables["FLASHRL_CONFIG"] = str(folder / "flashrl.yaml")
