@@ -7,7 +7,9 @@ fp8     e4m3 with one scale for all (1 unless another is given); what lies beyon
 
 import torch
 
-INT8_LARGEST, FP8_LARGEST = 127, 448.0
+from ascend_quant.oracle.cache import dequantize_cache, quantize_cache
+
+FP8_LARGEST = 448.0
 
 
 def bf16(x: torch.Tensor) -> torch.Tensor:
@@ -16,11 +18,8 @@ def bf16(x: torch.Tensor) -> torch.Tensor:
 
 
 def int8(x: torch.Tensor) -> torch.Tensor:
-    """Keys or values (..., D), a scale for each row of D."""
-    kept = bf16(x)
-    scale = kept.abs().amax(-1, keepdim=True) / INT8_LARGEST
-    codes = (kept / scale.where(scale > 0, 1)).round().clamp(-INT8_LARGEST, INT8_LARGEST)
-    return codes * scale
+    """Keys or values (..., D), a scale for each row of D: the oracle's."""
+    return dequantize_cache(*quantize_cache(bf16(x)))
 
 
 def fp8(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
