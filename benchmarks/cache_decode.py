@@ -22,15 +22,14 @@ COPY = 4.27e12  # bytes a second
 COLD = 250e6  # bytes of caches that a graph reads, at least
 MOST_LAYERS, ROUNDS = 12, 4
 ROOM = 10.9e9  # bytes of an int8 pool; BF16's has twice as many
-TILES = (  # tokens at once, programs a multiprocessor, warps, stages, tokens as rows
-    (64, 2, 4, 4, False),
-    (64, 3, 4, 3, False),
-    (64, 3, 4, 4, False),
-    (64, 2, 4, 3, True),
-    (128, 2, 8, 3, False),
-    (128, 1, 8, 4, False),
-    (128, 2, 4, 3, False),
-    (32, 4, 4, 4, False),
+TILES = (  # tokens at once, programs a multiprocessor, warps, stages
+    (64, 2, 4, 4),
+    (64, 3, 4, 3),
+    (64, 3, 4, 4),
+    (128, 2, 8, 3),
+    (128, 1, 8, 4),
+    (128, 2, 4, 3),
+    (32, 4, 4, 4),
 )
 HEADS = {"4": (4, 28), "8": (8, 40), "4x8": (4, 32)}
 

@@ -15,7 +15,7 @@ from ascend_quant.integrations.vllm.attention.metadata import Int8CacheMetadataB
 from ascend_quant.kernels import cache_pages
 from ascend_quant.oracle import cache as oracle
 
-HEADS, GROUP, HEAD, PAGE, BLOCKS = 2, 2, 64, 64, 12
+HEADS, GROUP, HEAD, PAGE, BLOCKS = 2, 2, 64, 128, 12
 SCALE = 0.125
 
 
@@ -192,7 +192,7 @@ def test_what_vllm_asks_of_a_backend():
     assert shape == (5, 2, 64, 4, 132) and backend.get_kv_cache_block_dim(64, 4, 128) == 0
     assert backend.supports_kv_cache_dtype("int8_per_token_head") and not backend.supports_kv_cache_dtype("fp8")
     assert not backend.supports_head_size(96) and backend.supports_head_size(128)
-    assert backend.get_preferred_block_size(16) == 64 and backend.get_preferred_block_size(128) == 128
+    assert backend.get_preferred_block_size(16) == backend.get_preferred_block_size(128) == 128
     assert not backend.supports_dtype(torch.float32) and backend.get_required_kv_cache_layout() == "NHD"
     capabilities = [SimpleNamespace(major=major) for major in (7, 8, 9, 10)]
     assert [backend.supports_compute_capability(one) for one in capabilities] == [False, True, True, True]

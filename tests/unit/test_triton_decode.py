@@ -45,7 +45,6 @@ def filled(write, layout, lengths, device, dtype=torch.bfloat16, blocks_beyond=3
     return cache, table.to(device), keys, values
 
 
-@pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize(
     ("heads", "group", "head", "page", "tile", "processors", "lengths"),
     [
@@ -56,12 +55,12 @@ def filled(write, layout, lengths, device, dtype=torch.bfloat16, blocks_beyond=3
         (1, 4, 64, 16, 16, 40, [3, 20]),
     ],
 )
-def test_attention_is_the_oracles(decode, heads, group, head, page, tile, processors, lengths, swap):
+def test_attention_is_the_oracles(decode, heads, group, head, page, tile, processors, lengths):
     module, device = decode.module, decode.device
     layout = cache_pages.Layout(page, heads, head)
     cache, table, keys, values = filled(decode.write, layout, lengths, device)
     q = normal(len(lengths), heads * group, head, seed=99).half()
-    tiles = module.DecodeTiles(tile, 1, 4, 2, swap)
+    tiles = module.DecodeTiles(tile, 1, 4, 2)
     run = module.Decoder(len(lengths) + 3, heads * group, layout, torch.device(device), tiles, processors)
     on_device = torch.tensor(lengths, dtype=torch.int32, device=device)
     out = torch.full(q.shape, torch.nan, dtype=torch.float16, device=device)

@@ -15,7 +15,7 @@ from ascend_quant.integrations.vllm.attention.metadata import Int8CacheMetadata,
 from ascend_quant.integrations.vllm.attention.register import NAME
 from ascend_quant.kernels import cache_pages
 
-PAGE = 64  # tokens: a tile of the decode kernel lies in one page
+PAGE = 128  # tokens: a tile of the decode kernel lies in one page
 
 
 class Int8CacheBackend(AttentionBackend):
