@@ -1,0 +1,162 @@
+"""The table of models: one row an architecture, as a small random model of transformers' own class.
+
+A row says what an engine must do with it: serve, with these parts left in BF16, or refuse, naming this. Each is run
+by test_architectures.py, and docs/models.md has its table from here.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import transformers
+from models import COMMON, VOCAB, with_tokenizer
+
+
+@dataclass(frozen=True)
+class Row:
+    """An architecture.
+
+    Attributes:
+        name: as users call it.
+        model: transformers' class, and vLLM's.
+        settings: of its config, beside models.COMMON.
+        plain: parts of the names of the checkpoint's matrices that keep BF16, beside embeddings and `lm_head`.
+        refused: what the one line of a refusal names; empty for a model that is served.
+        why: the refusal's reason, in English and in Chinese.
+        amx: whether plain vLLM itself computes this small model on a CPU with AMX.
+        left_out: tensors that a published checkpoint has beside the model's, with a place in no engine without drafter.
+    """
+
+    name: str
+    model: str
+    settings: dict = field(default_factory=dict)
+    plain: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    why: tuple[str, str] = ("", "")
+    amx: bool = True
+    left_out: tuple[str, ...] = ()
+
+
+GATE = (".gate.",)
+SHARED = (".gate.", ".shared_expert_gate.")
+QWEN_MOE = {
+    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True},
+    **{"decoder_sparse_step": 1, "mlp_only_layers": []},
+}
+DELTA_NET = {
+    **{"head_dim": 32, "layer_types": ["linear_attention", "full_attention"]},
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    **{"linear_key_head_dim": 128, "linear_value_head_dim": 128},
+}
+NEXT_EXPERTS = {
+    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "shared_expert_intermediate_size": 64,
+}
+LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+TIED = {"tie_word_embeddings": True}
+HEADS_OF_32 = {"head_dim": 32}
+WINDOW = {"sliding_window": 16, "head_dim": 32}
+GLM_MOE = {
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1},
+    **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "head_dim": 32},
+}
+MTP = ("mtp.fc.weight",)
+GLM_WITH_MTP = {**GLM_MOE, "num_nextn_predict_layers": 1}
+GLM_MTP = ("model.layers.2.eh_proj.weight", "model.layers.2.enorm.weight")
+ROWS = (
+    Row("Qwen2", "Qwen2ForCausalLM"),
+    Row("Qwen3", "Qwen3ForCausalLM", HEADS_OF_32),
+    Row("Qwen2-MoE", "Qwen2MoeForCausalLM", {**QWEN_MOE, "shared_expert_intermediate_size": 64}, SHARED),
+    Row("Qwen3-MoE", "Qwen3MoeForCausalLM", {**QWEN_MOE, **HEADS_OF_32}, GATE),
+    Row(
+        "Qwen3-Next",
+        "Qwen3NextForCausalLM",
+        {**DELTA_NET, **NEXT_EXPERTS},
+        (*SHARED, ".conv1d."),
+        left_out=MTP,
+    ),
+    Row("Llama", "LlamaForCausalLM"),
+    Row("Mistral", "MistralForCausalLM", WINDOW, amx=False),
+    Row(
+        "Mixtral",
+        "MixtralForCausalLM",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+        GATE,
+    ),
+    Row("Gemma 2", "Gemma2ForCausalLM", {**WINDOW, **TIED, "query_pre_attn_scalar": 32}, amx=False),
+    Row("Gemma 3 (text)", "Gemma3ForCausalLM", {**WINDOW, "query_pre_attn_scalar": 32}, amx=False),
+    Row("Phi-3", "Phi3ForCausalLM", {"sliding_window": None}),
+    Row("GLM-4", "Glm4ForCausalLM", HEADS_OF_32),
+    Row("GLM-4.5", "Glm4MoeForCausalLM", GLM_MOE, GATE),
+    Row(
+        "GLM-4.5 with MTP layers",
+        "Glm4MoeForCausalLM",
+        GLM_WITH_MTP,
+        GATE,
+        left_out=GLM_MTP,
+    ),
+    Row("OLMo 2", "Olmo2ForCausalLM"),
+    Row("OLMo 3", "Olmo3ForCausalLM", {"sliding_window": 16}, amx=False),
+    Row("OLMoE", "OlmoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2}, GATE),
+    Row("Granite", "GraniteForCausalLM"),
+    Row("SmolLM3", "SmolLM3ForCausalLM"),
+    Row("Seed-OSS", "SeedOssForCausalLM", HEADS_OF_32),
+    Row(
+        "ERNIE-4.5-MoE",
+        "Ernie4_5_MoeForCausalLM",
+        {
+            **{"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64, "moe_num_shared_experts": 1},
+            **{"moe_layer_start_index": 1, "moe_layer_end_index": 1},
+        },
+        GATE,
+    ),
+    Row("GLM", "GlmForCausalLM", HEADS_OF_32),
+    Row("Command R", "CohereForCausalLM", TIED),
+    Row("StarCoder2", "Starcoder2ForCausalLM", {"sliding_window": None}),
+    Row("Arcee", "ArceeForCausalLM"),
+    Row("StableLM", "StableLmForCausalLM"),
+    Row("Exaone 4", "Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    Row(
+        "gpt-oss",
+        "GptOssForCausalLM",
+        {**WINDOW, **LOCAL_EXPERTS, "intermediate_size": 64},
+        refused=("swigluoai",),
+        why=("experts with the activation `swigluoai`", "专家使用激活函数 `swigluoai`"),
+    ),
+    Row(
+        "GraniteMoE",
+        "GraniteMoeForCausalLM",
+        LOCAL_EXPERTS,
+        refused=("model.embed_tokens.weight",),
+        why=("its loader gathers all tensors first", "它的加载器先收集全部张量"),
+    ),
+    Row(
+        "Falcon-H1",
+        "FalconH1ForCausalLM",
+        {
+            **{"mamba_d_ssm": 128, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 16},
+            "head_dim": 32,
+        },
+        refused=("A_log",),
+        why=("its loader copies `A_log` twice", "它的加载器把 `A_log` 复制两次"),
+    ),
+)
+
+
+def make(row: Row, folder: Path) -> Path:
+    """A BF16 checkpoint with a tokenizer; weights large enough that logits are not flat."""
+    torch.manual_seed(0)
+    kind = getattr(transformers, row.model)
+    model = kind(kind.config_class(**{**COMMON, **row.settings}))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0, 0.1) if name.endswith("bias") else parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    with_tokenizer(folder)
+    return folder
+
+
+def is_quantized(row: Row, name: str, tensor: torch.Tensor) -> bool:
+    """Whether a scheme that quantizes takes this tensor of the row's checkpoint."""
+    kept = ("embed_tokens", "lm_head", "norm", "bias", *row.plain, *row.left_out)
+    return tensor.dim() > 1 and VOCAB not in tensor.shape and not any(part in name for part in kept)

@@ -1,0 +1,117 @@
+"""Each row of the table of models: served, to be compared with plain vLLM, or refused by name."""
+
+import os
+
+import pytest
+import torch
+from architectures import ROWS, is_quantized, make
+from architectures_page import PAGES, with_table
+from engines import addresses, differing, engine, model_of, prompts, refit, resident
+from models import checkpoint, perturbed, save
+from naming import has_line_naming
+from vllm import SamplingParams
+from vllm.model_executor.models import registry
+
+from ascend_quant import oracle
+from ascend_quant.refit import RefitError
+from ascend_quant.schemes import get_scheme
+
+SERVED, REFUSED = [row for row in ROWS if not row.refused], [row for row in ROWS if row.refused]
+
+
+def answers(llm) -> tuple[torch.Tensor, list]:
+    """Log-probabilities of the tokens of four prompts, and four tokens that follow each."""
+    asked = prompts(4, 24)
+    wanted = SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=0, ignore_eos=True)
+    found = llm.generate(asked, wanted, use_tqdm=False)
+    numbers = [
+        step[token].logprob
+        for prompt, answer in zip(asked, found, strict=True)
+        for token, step in zip(prompt["prompt_token_ids"], answer.prompt_logprobs, strict=True)
+        if step is not None
+    ]
+    return torch.tensor(numbers, dtype=torch.float64), [list(answer.outputs[0].token_ids) for answer in found]
+
+
+def rounded(row, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What int8 makes of a checkpoint's weights, by the oracle, in their own dtype again."""
+    int8, result = get_scheme("int8"), dict(state)
+    for name, tensor in state.items():
+        if is_quantized(row, name, tensor):
+            codes, scale = oracle.quantize(tensor.reshape(-1, tensor.shape[-1]), int8)
+            result[name] = oracle.dequantize(codes, scale).to(tensor.dtype).reshape(tensor.shape)
+    return result
+
+
+def send(llm, state: dict[str, torch.Tensor]) -> None:
+    with refit(llm).session():
+        model_of(llm).load_weights(list(state.items()))
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    return (a - b).abs().mean().item()
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    """vLLM looks at each class in a process of its own, which would cost more than the rest of a row."""
+    monkeypatch.setattr(registry, "_run_in_subprocess", lambda look: look())
+
+
+@pytest.fixture
+def without_amx(request, monkeypatch):
+    """Where vLLM's own kernels for AMX do not compute the small model."""
+    if not request.getfixturevalue("row").amx:
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+
+
+@pytest.mark.usefixtures("without_amx")
+@pytest.mark.parametrize("row", SERVED, ids=lambda row: row.name)
+def test_a_model_is_served_and_refitted(row, tmp_path):
+    folder = make(row, tmp_path / "model")
+    state = checkpoint(folder) | {name: torch.full((4, 6), 1.5, dtype=torch.bfloat16) for name in row.left_out}
+    save(state, folder)
+    options = {"max_num_seqs": 4}
+    with engine(folder, quantization=None, hf_overrides={}, **options) as llm:
+        plain, _ = answers(llm)
+    with engine(folder, "bf16", **options) as llm:
+        exact, _ = answers(llm)
+        send(llm, rounded(row, state))
+        effect = apart(answers(llm)[0], plain)
+    with engine(folder, "int8", **options) as llm:
+        fresh, at = resident(llm), addresses(llm)
+        served, tokens = answers(llm)
+        receipt = refit(llm).last_receipt
+        codes = sum(tensor.numel() for tensor in fresh.values() if tensor.dtype == torch.int8)
+        send(llm, perturbed(state, 3))
+        other = apart(answers(llm)[0], served)
+        changed = differing(fresh, resident(llm))
+        send(llm, state)
+        again, tokens_again = answers(llm)
+        back = differing(fresh, resident(llm))
+        digest = refit(llm).last_receipt.digest
+        assert addresses(llm) == at
+    d = apart(served, plain)
+    print(f"FIGURES {row.name}: bf16 {apart(exact, plain):.5f} effect {effect:.4f} int8 {d:.4f} other {other:.3f}")
+    assert apart(exact, plain) < 0.01
+    assert codes == sum(tensor.numel() for name, tensor in state.items() if is_quantized(row, name, tensor))
+    assert receipt.left_out.names == tuple(sorted(row.left_out))
+    assert changed and other > 3 * d
+    assert (back, digest, tokens_again) == ([], receipt.digest, tokens) and torch.equal(again, served)
+    assert 0 < d < 3 * effect
+
+
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.name)
+def test_a_model_that_cannot_be_served_is_refused_by_name(row, tmp_path):
+    folder = make(row, tmp_path / "model")
+    with pytest.raises(RefitError) as refused, engine(folder, "int8", max_num_seqs=4):
+        pass
+    assert has_line_naming(str(refused.value), *row.refused)
+
+
+@pytest.mark.parametrize("language", PAGES)
+def test_the_models_page_has_these_rows(language):
+    text = PAGES[language].read_text()
+    if os.environ.get("MODELS") == "write":
+        PAGES[language].write_text(with_table(text, language))
+    assert PAGES[language].read_text() == with_table(text, language)
