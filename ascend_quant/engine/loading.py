@@ -104,7 +104,7 @@ class Loading(TorchDispatchMode):
         if source.taken == 0:
             source.entry.skipped = source.skipped and self.placeless.may_be_skipped(source.name)
             if not source.entry.skipped and not self.placeless.leave_out(source.name):
-                raise RefitError(f"extra tensor {source.name}: this model has no place for it")
+                raise self._unplaced(source.name)
             self.refit.record(source.name, source.entry)
             return
         whole = source.tensor.numel()
@@ -116,6 +116,15 @@ class Loading(TorchDispatchMode):
             )
         self.refit.count(1, source.nbytes)
         self.refit.record(source.name, source.entry)
+
+    def _unplaced(self, name: str) -> RefitError:
+        """For a tensor of which nothing was written."""
+        if any(resident is not None and resident.name == name for resident in self.residents.values()):
+            return RefitError(
+                f"{name}: the model's loader took it and wrote nothing, though the model has a parameter of this name: "
+                "loaders that gather tensors before they write are not served"
+            )
+        return RefitError(f"extra tensor {name}: this model has no place for it")
 
     def __torch_dispatch__(
         self,

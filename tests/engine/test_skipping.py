@@ -74,6 +74,17 @@ def load():
     return load
 
 
+@pytest.mark.parametrize(("name", "own"), [("norm.weight", True), ("other.weight", False)])
+def test_a_loader_that_gathers_first_is_told_from_an_extra_tensor(name, own):
+    """Before its first write it has asked for the next tensor."""
+    resident = ResidentWeight("norm.weight", Model().norm.weight.data)
+    refit = Refit([resident])
+    loading = Loading(refit, {storage_of(resident.data): resident}, 1, Placeless(None, 0), False)
+    with pytest.raises(RefitError) as refused, refit.session(), loading, loading.naming():
+        list(loading.feed([(name, torch.ones(4)), ("next.weight", torch.ones(4))]))
+    assert str(refused.value).startswith(name) is own and name in str(refused.value)
+
+
 @pytest.mark.parametrize("why", SKIPPED)
 def test_what_vllm_skips_is_left_out_and_named(load, why):
     for _ in range(2):  # through the loaders, by plan
