@@ -5,20 +5,19 @@ python -m benchmarks.decoding_report FILE.json: the tables of an earlier run, in
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from statistics import median
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.caches import OURS as OUR_CACHES
 from benchmarks.models import get_model
-from benchmarks.report import in_words, write_run
-from benchmarks.rollout_report import OURS, PLAIN, Part, read, steps_tables
+from benchmarks.report import in_words
+from benchmarks.rollout_report import OURS, PLAIN, Part, read, show_tables, steps_tables, write_rows
 from benchmarks.tasks import Outcome
 
 LEAST = {  # our INT8 weights with one of our caches / BF16 with BF16, by context and batch: the bars of the issue
@@ -116,30 +115,15 @@ def parts_of(outcomes: Sequence[Outcome]) -> list[Part]:
     ]
 
 
-def faults_of(outcomes: Sequence[Outcome]) -> list[str]:
-    """What failed: whole engines, or their traces."""
-    failed = [outcome.error for outcome in outcomes if outcome.result is None]
-    return failed + [fault for outcome in outcomes for fault in (outcome.result or {}).get("faults", [])]
-
-
 def write_json(path: Path, device: str, outcomes: Sequence[Outcome]) -> None:
     """Everything, every sample included; whole or not at all."""
-    content = {
-        "rows": [{**asdict(row), "rate": row.rate, "spread": row.spread} for row in rows_of(outcomes)],
-        "faults": faults_of(outcomes),
-        "outcomes": [asdict(outcome) for outcome in outcomes],
-    }
-    write_run(path, "benchmarks.rollout", device, content)
+    write_rows(path, device, rows_of(outcomes), outcomes)
 
 
 def show(outcomes: Sequence[Outcome], out: Console) -> None:
     """The figures, and last what is wrong."""
-    if rows := rows_of(outcomes):
-        out.print(_speeds(rows))
-    for table in steps_tables(parts_of(outcomes)):
-        out.print(table)
-    for fault in faults_of(outcomes):
-        out.print(f"[red]wrong:[/red] {escape(fault)}", soft_wrap=True)
+    rows = rows_of(outcomes)
+    show_tables([*([_speeds(rows)] if rows else []), *steps_tables(parts_of(outcomes))], outcomes, out)
 
 
 def _speeds(rows: Sequence[Row]) -> Table:

@@ -95,7 +95,7 @@ def main(
 
     outcomes = in_turn(tasks, SECONDS, write)
     report.show(outcomes, console())
-    raise typer.Exit(bool(report.faults_of(outcomes)))
+    raise typer.Exit(bool(rollout_report.faults_of(outcomes)))
 
 
 def engines_of(schemes: list[str], caches: list[str]) -> list[tuple[str, str]]:

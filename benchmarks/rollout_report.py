@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -115,8 +116,13 @@ def faults_of(outcomes: Sequence[Outcome]) -> list[str]:
 
 def write_json(path: Path, device: str, outcomes: Sequence[Outcome]) -> None:
     """Everything, every sample included; whole or not at all."""
+    write_rows(path, device, rows_of(outcomes), outcomes)
+
+
+def write_rows(path: Path, device: str, rows: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
+    """The same with these rows, which have a rate and a spread."""
     content = {
-        "rows": [{**asdict(row), "rate": row.rate, "spread": row.spread} for row in rows_of(outcomes)],
+        "rows": [{**asdict(row), "rate": row.rate, "spread": row.spread} for row in rows],
         "faults": faults_of(outcomes),
         "outcomes": [asdict(outcome) for outcome in outcomes],
     }
@@ -125,9 +131,13 @@ def write_json(path: Path, device: str, outcomes: Sequence[Outcome]) -> None:
 
 def show(outcomes: Sequence[Outcome], out: Console) -> None:
     """The figures, and last what is wrong."""
-    if rows := rows_of(outcomes):
-        out.print(_speeds(rows))
-    for table in steps_tables(parts_of(outcomes)):
+    rows = rows_of(outcomes)
+    show_tables([*([_speeds(rows)] if rows else []), *steps_tables(parts_of(outcomes))], outcomes, out)
+
+
+def show_tables(tables: Sequence[Table], outcomes: Sequence[Outcome], out: Console) -> None:
+    """These, and last what is wrong."""
+    for table in tables:
         out.print(table)
     for fault in faults_of(outcomes):
         out.print(f"[red]wrong:[/red] {escape(fault)}", soft_wrap=True)
