@@ -16,6 +16,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from ascend_quant.integrations.verl import hooks, sender, settings
 from ascend_quant.integrations.verl.attention_settings import PACKED
 from ascend_quant.integrations.verl.kv_maxima import Maxima, looking
+from ascend_quant.integrations.verl.sent_figures import SentFigures
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.kv_scales import AGE, KINDS, LARGEST, MARGIN, sent_name
@@ -158,7 +159,7 @@ def test_the_worker_takes_them_and_they_are_proved_behind_the_weights(monkeypatc
     for name in ("infer_batch", "train_mini_batch"):
         monkeypatch.setattr(TrainingWorker, name, lambda self, ids: run(model, ids))
     worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, None, True, True).actor_worker_cls)
-    vars(worker).update(maxima=Maxima(), engine=SimpleNamespace(module=model))
+    vars(worker).update(maxima=Maxima(), figures=SentFigures(), engine=SimpleNamespace(module=model))
     assert all(hasattr(getattr(type(worker), name), MAGIC_ATTR) for name in ("infer_batch", "train_mini_batch"))
     monkeypatch.setattr(sender, "own_device", lambda: CPU)
     weights = {"a.weight": torch.ones(2, 2)}
