@@ -100,7 +100,7 @@ def test_a_model_is_served_and_refitted(row, tmp_path):
         assert addresses(llm) == at
     d = apart(served, plain)
     print(f"FIGURES {row.name}: bf16 {apart(exact, plain):.5f} effect {effect:.4f} int8 {d:.4f} other {other:.3f}")
-    assert apart(exact, plain) < (0.01 if row.plain else 0.001)  # experts are added in another order
+    assert apart(exact, plain) < (0.02 if row.plain else 0.01)  # other kernels for BF16; experts in another order
     assert codes == sum(tensor.numel() for name, tensor in state.items() if is_quantized(row, name, tensor))
     assert receipt.left_out.names == tuple(sorted(row.left_out))
     assert changed and other > 3 * d
