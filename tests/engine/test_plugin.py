@@ -206,14 +206,17 @@ def test_workers_tell_the_refit_of_their_sleep(monkeypatch, module, name, deepes
     told = []
     before = []  # how often the worker had slept when it was told that it would
     refit = SimpleNamespace(
-        slept=told.append, woke=told.append, falls_asleep=lambda _: before.append(len(worker.slept))
+        slept=told.append,
+        woke=told.append,
+        falls_asleep=lambda _: before.append(len(worker.slept)),
+        cache_woke=lambda: told.append("cache"),
     )
     worker, other = Worker(refit), Worker(None)
     worker.sleep(level=1)
     worker.wake_up(["weights"])
-    assert told == worker.slept == [1, ["weights"]] and before == [0]
+    assert told == [*worker.slept, "cache"] == [1, ["weights"], "cache"] and before == [0]
     other.sleep(2)
-    assert other.slept == [2] and len(told) == 2
+    assert other.slept == [2] and len(told) == 3
     if deepest < 2:
         with pytest.raises(RefitError, match=line_naming("sleep level 2")):
             worker.sleep(2)
