@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-README, ADVISE, TIME = "README.md", "docs/advise.md", "docs/npu_time.md"
+README, LOW_PRECISION, TIME = "README.md", "docs/low_precision.md", "docs/npu_time.md"
 ASCEND, REFIT, VERL = "docs/ascend.md", "docs/refit.md", "docs/verl.md"
 
 
@@ -43,7 +43,7 @@ CLAIMS = {
     ),
     "sleep": Claim(ASCEND, "Our casts do survive, and are made all the same"),
     "level 1": Claim(ASCEND, "Sleep level 1 only."),
-    "no fp8": Claim(ADVISE, "A2 and A3 have no FP8"),
+    "no fp8": Claim(LOW_PRECISION, "Atlas A2 and A3 have no FP8 units"),
     "seconds": Claim(TIME, "On paper, a refit by the fused path takes less time than seven copies of the BF16 weights"),
     "waits": Claim(TIME, "The fused path waits for the device at most twice a refit"),
     "ai cpu": Claim(TIME, "No operator of the fused path runs on the AI CPU"),
