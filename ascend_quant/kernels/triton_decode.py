@@ -109,6 +109,23 @@ def tile_at(cache, block, slot, key_head, column, HEADS: tl.constexpr, HEAD: tl.
     return k_at, v_at, tl.max_contiguous(tl.multiple_of(scale_at, 64), 16)
 
 
+@triton.jit
+def with_tile(queries, k, v_t, k_scale, v_scale, seen, top, weights, sums):
+    """Largest scores, sums of weights and of weighted values (ROWS, D), with a tile of keys more.
+
+    Args:
+        seen: (ROWS or 1, TILE), the tokens that a row attends to.
+    """
+    scores = tl.dot(queries, tl.trans(k).to(queries.dtype)) * k_scale[None, :]
+    scores = tl.where(seen, scores, float("-inf"))
+    larger = tl.maximum(top, tl.max(scores, 1))
+    shrink = tl.exp2(top - larger)
+    p = tl.exp2(scores - larger[:, None])
+    weights = weights * shrink + tl.sum(p, 1)
+    scaled = (p * v_scale[None, :]).to(queries.dtype)
+    return larger, weights, tl.dot(scaled, tl.trans(v_t).to(queries.dtype), sums * shrink[:, None])
+
+
 @triton.jit(do_not_specialize=["B", "table_stride"])
 def attend_shares(
     q,
@@ -164,15 +181,8 @@ def attend_shares(
             k, v_t = tl.load(k_at), tl.load(v_at)
             k_scale = tl.load(scale_at) * (softmax_scale * LOG2E)
             v_scale = tl.where(position < length, tl.load(scale_at + VALUES // 4), 0.0)
-            scores = tl.dot(queries, tl.trans(k).to(queries.dtype)) * k_scale[None, :]
-            scores = tl.where((position < length)[None, :], scores, float("-inf"))
-            larger = tl.maximum(top, tl.max(scores, 1))
-            shrink = tl.exp2(top - larger)
-            p = tl.exp2(scores - larger[:, None])
-            weights = weights * shrink + tl.sum(p, 1)
-            scaled = (p * v_scale[None, :]).to(queries.dtype)
-            sums = tl.dot(scaled, tl.trans(v_t).to(queries.dtype), sums * shrink[:, None])
-            top = larger
+            seen = (position < length)[None, :]
+            top, weights, sums = with_tile(queries, k, v_t, k_scale, v_scale, seen, top, weights, sums)
         to = (share + sequence).to(tl.int64) * (HEADS * GROUP) + heads
         tl.store(part_sums + to[:, None] * HEAD + column[None, :], sums, mask=(row < GROUP)[:, None])
         tl.store(part_tops + to, top, mask=row < GROUP)

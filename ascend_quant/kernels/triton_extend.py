@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ascend_quant.kernels import cache_pages
-from ascend_quant.kernels.triton_decode import LOG2E, tile_at
+from ascend_quant.kernels.triton_decode import LOG2E, tile_at, with_tile
 
 ROWS, TILE, WARPS, STAGES = 64, 64, 8, 3  # tokens of queries and of keys at once
 
@@ -60,15 +60,8 @@ def attend_chunks(
             k, v_t = tl.load(k_at), tl.load(v_at)
             k_scale = tl.load(scale_at) * (softmax_scale * LOG2E)
             v_scale = tl.where(position < length, tl.load(scale_at + PAGE * HEADS * (HEAD + 4) // 4), 0.0)
-            scores = tl.dot(queries, tl.trans(k).to(queries.dtype)) * k_scale[None, :]
-            scores = tl.where(position[None, :] <= before + row[:, None], scores, float("-inf"))
-            larger = tl.maximum(top, tl.max(scores, 1))
-            shrink = tl.exp2(top - larger)
-            p = tl.exp2(scores - larger[:, None])
-            weights = weights * shrink + tl.sum(p, 1)
-            scaled = (p * v_scale[None, :]).to(queries.dtype)
-            sums = tl.dot(scaled, tl.trans(v_t).to(queries.dtype), sums * shrink[:, None])
-            top = larger
+            earlier = position[None, :] <= before + row[:, None]
+            top, weights, sums = with_tile(queries, k, v_t, k_scale, v_scale, earlier, top, weights, sums)
         values = sums / weights[:, None]
         tl.store(out + at * out_stride + head * HEAD + column[None, :], values.to(out.dtype.element_ty), mask=valid)
 
