@@ -6,18 +6,16 @@ python -m benchmarks.decoding_report FILE.json: the tables of an earlier run, in
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from statistics import median
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.caches import OURS as OUR_CACHES
 from benchmarks.models import get_model
 from benchmarks.report import in_words
-from benchmarks.rollout_report import OURS, PLAIN, Part, read, show_tables, steps_tables, write_rows
+from benchmarks.rollout_report import OURS, PLAIN, Part, in_markdown, read, show_tables, steps_tables, write_rows
 from benchmarks.tasks import Outcome
 
 LEAST = {  # our INT8 weights with one of our caches / BF16 with BF16, by context and batch: the bars of the issue
@@ -146,12 +144,7 @@ def _speeds(rows: Sequence[Row]) -> Table:
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
     """The tables for a note."""
-    out = Console(file=StringIO(), width=400)
-    for table in (_speeds(rows_of(outcomes)), *steps_tables(parts_of(outcomes))):
-        table.box, title, table.title = box.MARKDOWN, table.title, None
-        out.print(f"\n### {title}\n")
-        out.print(table)
-    return "\n".join(line.strip() for line in out.file.getvalue().splitlines()).strip()
+    return in_markdown((_speeds(rows_of(outcomes)), *steps_tables(parts_of(outcomes))))
 
 
 if __name__ == "__main__":

@@ -194,8 +194,13 @@ def _task(fields: dict) -> Task:
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
     """The tables for a note."""
+    return in_markdown((_speeds(rows_of(outcomes)), *steps_tables(parts_of(outcomes))))
+
+
+def in_markdown(tables: Sequence[Table]) -> str:
+    """Tables as Markdown has them, each under its title."""
     out = Console(file=StringIO(), width=400)
-    for table in (_speeds(rows_of(outcomes)), *steps_tables(parts_of(outcomes))):
+    for table in tables:
         table.box, title, table.title = box.MARKDOWN, table.title, None
         out.print(f"\n### {title}\n")
         out.print(table)

@@ -8,14 +8,13 @@ import typer
 
 from benchmarks import sync_report
 from benchmarks.machine import hardware
-from benchmarks.models import get_model
 from benchmarks.refit import choices, in_turn
 from benchmarks.report import console
 from benchmarks.rollout import SHORT
 from benchmarks.sync_measured import PLAIN, SETTLED
 from benchmarks.sync_run import WAYS, Sync, measure
 from benchmarks.tasks import Outcome
-from benchmarks.train import RECIPE, asked_for, make_model
+from benchmarks.train import RECIPE, asked_for, check_layers, make_model
 from launch.recipes import RecipeError
 
 LEAST_STEPS = SETTLED + 1
@@ -64,10 +63,7 @@ def main(
     ways = choices("--arms", arms, tuple(WAYS))
     if device == "cpu" and PLAIN in ways:
         raise typer.BadParameter(NO_PLAIN, param_hint="--arms")
-    try:
-        get_model(chosen[1]).cut(layers)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--layers") from None
+    check_layers(chosen[1], layers)
     given = {"prompt": prompt, "answer": answer, "steps": steps, "gpus": gpus, "device": device, "layers": layers}
     given |= {"tensor_parallel": tensor_parallel, "changes": tuple(changes or ())}
     given["overrides"] = tuple(overrides or ())

@@ -57,10 +57,7 @@ def main(
     choices("--device", device, tuple(RECIPE))
     lengths = lengths_of(answers)
     chosen = asked_for(recipe or RECIPE[device], model, device)
-    try:
-        get_model(chosen[1]).cut(layers)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--layers") from None
+    check_layers(chosen[1], layers)
     given = {"prompt": prompt, "steps": steps, "gpus": gpus, "device": device, "tensor_parallel": tensor_parallel}
     given["layers"] = layers
     given |= {"changes": tuple(changes or ()), "overrides": tuple(overrides or ())}
@@ -115,6 +112,14 @@ def asked_for(recipe: str, model: str, device: str) -> tuple[str, str]:
     if own not in MODELS:
         raise typer.BadParameter(f"no shape of {own} here: say one of {', '.join(SHORT)}", param_hint="--model")
     return recipe, own
+
+
+def check_layers(model: str, layers: int | None) -> None:
+    """Raise BadParameter unless the model can be cut to so many."""
+    try:
+        get_model(model).cut(layers)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--layers") from None
 
 
 def make_model(arm: Arm, folder: Path) -> None:

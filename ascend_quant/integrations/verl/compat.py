@@ -57,10 +57,8 @@ def fsdp2_shards(engine: Any) -> dict[str, Any] | None:
 
 def is_tied(module: Any) -> bool:
     """Whether a model's head is its embedding, as transformers names them."""
-    head, embedding = (
-        getattr(module, name, lambda: None)() for name in ("get_output_embeddings", "get_input_embeddings")
-    )
-    return head is not None and embedding is not None and head.weight is embedding.weight
+    head = getattr(module, "get_output_embeddings", lambda: None)()
+    return head is not None and head.weight is module.get_input_embeddings().weight
 
 
 def experts_apart(weights: Iterable[tuple[str, Any]], engine: Any) -> list[tuple[str, Any]]:

@@ -40,10 +40,14 @@ class Piece:
     rows: int
 
     @property
+    def filled(self) -> int:
+        """Bytes on each rank, filled-up rows included."""
+        return self.rows * prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
     def bytes(self) -> int:
-        """On each rank, aligned."""
-        size = self.rows * prod(self.shape[1:]) * self.dtype.itemsize
-        return -(-size // ALIGNED) * ALIGNED
+        """The same, aligned."""
+        return -(-self.filled // ALIGNED) * ALIGNED
 
     @property
     def whole_bytes(self) -> int:
@@ -95,7 +99,7 @@ def _piece(name: str, param: torch.Tensor, dtype: torch.dtype) -> tuple[Any, Pie
     """Of a parameter, with the ranks that it is sharded over; None if there is nothing to gather."""
     if not isinstance(param, DTensor):
         return None, Piece(name, param, param.shape, dtype, 0)
-    cut = [at for at, placement in enumerate(param.placements) if not isinstance(placement, Replicate)]
+    cut = _cut(param)
     if not cut:
         return None, Piece(name, param.to_local(), param.shape, dtype, 0)
     mesh, (at,) = param.device_mesh, cut
@@ -107,8 +111,13 @@ def is_gathered_flat(param: torch.Tensor) -> bool:
     """Whether this module knows how a parameter is sharded: rows, over at most one dimension of the mesh."""
     if not isinstance(param, DTensor):
         return True
-    cut = [placement for placement in param.placements if not isinstance(placement, Replicate)]
+    cut = [param.placements[at] for at in _cut(param)]
     return not cut or (len(cut) == 1 and type(cut[0]) is Shard and cut[0].dim == 0)
+
+
+def _cut(param: DTensor) -> list[int]:
+    """Dimensions of the mesh over which a parameter is not whole."""
+    return [at for at, placement in enumerate(param.placements) if not isinstance(placement, Replicate)]
 
 
 class Gather:
@@ -139,8 +148,7 @@ class Gather:
         for member in self._members:
             pieces = self._all[:, begin : begin + member.bytes]
             begin += member.bytes
-            size = member.rows * prod(member.shape[1:]) * member.dtype.itemsize
-            flat = pieces[:, :size].reshape(-1)[: member.whole_bytes]  # a copy, unless it is the only one
+            flat = pieces[:, : member.filled].reshape(-1)[: member.whole_bytes]  # a copy, unless it is the only one
             found.append((member.name, flat.view(member.dtype).view(member.shape)))
         self._members = []
         del self._mine, self._all
