@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 from ascend_quant.names import Ignored, PatternError
 from ascend_quant.schemes import get_scheme
+from ascend_quant.schemes.caches import KV_CACHES
 
 NAME = "ascend_quant"  # of the quantization method, with engines
-KV_CACHES = ("auto", "int8", "fp8")
 Self = TypeVar("Self", bound="Options")
 
 KINDS: Mapping[object, tuple[type | tuple[type, ...], str]] = {  # what a field's annotation means in JSON

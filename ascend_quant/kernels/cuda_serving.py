@@ -18,8 +18,8 @@ from ascend_quant.kernels.storage import Serving, Storage, in_place, rows_as_the
 from ascend_quant.kernels.triton_linear import int8_product
 from ascend_quant.oracle import BLOCK
 from ascend_quant.schemes import Scheme
+from ascend_quant.schemes.constants import FP8_CAPABILITY
 
-FP8_CAPABILITY = (8, 9)  # the first that multiplies fp8
 BY_SHAPE = "by shape and tokens vLLM's cutlass_scaled_mm or Triton's tiles (see `ascend-quant tune`)"
 
 

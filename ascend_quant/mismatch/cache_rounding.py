@@ -8,8 +8,7 @@ fp8     e4m3 with one scale for all (1 unless another is given); what lies beyon
 import torch
 
 from ascend_quant.oracle.cache import dequantize_cache, quantize_cache
-
-FP8_LARGEST = 448.0
+from ascend_quant.schemes.constants import FP8_MAX
 
 
 def bf16(x: torch.Tensor) -> torch.Tensor:
@@ -24,7 +23,7 @@ def int8(x: torch.Tensor) -> torch.Tensor:
 
 def fp8(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """Keys or values of any shape."""
-    return (bf16(x) / scale).clamp(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn).float() * scale
+    return (bf16(x) / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).float() * scale
 
 
 ROUNDINGS = {"auto": bf16, "int8": int8, "fp8": fp8}

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-FP8_CAPABILITY = (8, 9)  # of the first GPUs with FP8 units
+from ascend_quant.schemes.caches import no_cache_on_cpus
+from ascend_quant.schemes.constants import FP8_CAPABILITY
 
 
 def no_cache_for(model_config: Any, cache: str) -> str | None:
@@ -34,6 +35,4 @@ def no_engine_with(cache: str) -> str | None:
     if hasattr(torch, "npu") and torch.npu.is_available():
         why = {"int8": "vllm-ascend computes the scales of its int8 cache once", "fp8": "NPUs have no FP8 units"}
         return why[cache]
-    if cache == "int8":
-        return "vLLM's attention for CPUs stores BF16 or FP8"
-    return None if torch.cpu._is_avx512_supported() else "an fp8 cache on a CPU needs AVX-512"
+    return no_cache_on_cpus(cache)

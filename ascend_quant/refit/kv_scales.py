@@ -24,11 +24,12 @@ import torch
 from ascend_quant.refit.errors import RefitError
 from ascend_quant.refit.kv_bounds import Bounds
 from ascend_quant.refit.sent import NamedTensor, checked, sent_twice
+from ascend_quant.schemes.constants import FP8_MAX
 
 logger = logging.getLogger(__name__)
 
 KINDS = ("q", "k", "v")
-LARGEST = 448.0  # of e4m3
+LARGEST = float(FP8_MAX)
 # Above what was seen, since the next samples and weights are others: too small a scale cuts off (half of what is seen
 # trebles the error of log-probabilities), too large a one costs a float nothing (up to 128 times as large, on two small
 # models, see docs/kv_cache.md). NeMo-RL publishes 1.05 over the 99.9 % quantile of micro-batches' maxima (its #1212).

@@ -4,7 +4,6 @@ from typing import Any
 
 from launch.demo.recipe import Choices, scheme_of
 
-KV_CACHES = ("auto", "int8", "fp8")
 OPTION = "actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.quantization_config.kv_cache"
 
 
@@ -23,14 +22,3 @@ def settings_of(choices: Choices, arm: str) -> dict[str, Any]:
 def named(arm: dict[str, Any]) -> str:
     """An arm of the report with its cache, for people."""
     return arm["name"] if arm["kv_cache"] == "auto" else f"{arm['name']}, {arm['kv_cache']} cache"
-
-
-def none_on_cpus(kv_cache: str) -> str | None:
-    """Why an engine on this CPU has no such cache; None if it has."""
-    import torch
-
-    if kv_cache == "int8":
-        return "vLLM's attention for CPUs stores BF16 or FP8: use fp8, or a GPU"
-    if kv_cache == "fp8" and not torch.cpu._is_avx512_supported():
-        return "this CPU has no AVX-512, which vLLM's fp8 cache needs"
-    return None

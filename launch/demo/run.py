@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from launch.demo.caches import KV_CACHES, named, none_on_cpus
+from ascend_quant.schemes.caches import KV_CACHES, no_cache_on_cpus
+from ascend_quant.schemes.constants import FP8_CAPABILITY
+from launch.demo.caches import named
 from launch.demo.recipe import (
     ARMS,
     HYBRID,
@@ -30,8 +32,6 @@ from launch.demo.report import build_report, draw, replica_summary, summary, wri
 from launch.demo.tasks import write_parquet
 from launch.demo.training import POLL_SECONDS, Training, Watched
 from launch.stacks import STACK_VARIABLE
-
-FP8_CAPABILITY = (8, 9)  # of the first GPUs with FP8 units
 
 
 class OptionError(ValueError):
@@ -90,8 +90,8 @@ def on_device(chosen: Choices, asked: bool) -> tuple[Choices, str | None]:
     if chosen.device == "cpu":
         if (stack := os.environ.get(STACK_VARIABLE, "cpu")) != "cpu":
             raise OptionError(f"--device cpu: this image is for {stack}: add --device cuda, or use the cpu image")
-        if why := none_on_cpus(chosen.kv_cache):
-            raise OptionError(f"--kv-cache {chosen.kv_cache}: {why}")
+        if why := no_cache_on_cpus(chosen.kv_cache):
+            raise OptionError(f"--kv-cache {chosen.kv_cache}: {why}: use another one, or a GPU")
         return chosen, None
     import torch
 

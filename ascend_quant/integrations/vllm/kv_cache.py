@@ -13,18 +13,18 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from vllm.platforms import current_platform
 
 from ascend_quant.engine.options import NAME
 from ascend_quant.integrations.vllm import compat
 from ascend_quant.integrations.vllm.attention.register import choose
+from ascend_quant.schemes.caches import no_cache_on_cpus
+from ascend_quant.schemes.constants import FP8_CAPABILITY
 
 logger = logging.getLogger(__name__)
 
 DTYPES = {"int8": "int8_per_token_head", "fp8": "fp8"}
 SAME = {"fp8": ("fp8", "fp8_e4m3"), "int8": ("int8_per_token_head",)}  # what a caller may have asked for as well
-FP8_CAPABILITY = (8, 9)  # the first GPUs with FP8 units: Ada
 
 
 class KvCacheError(ValueError):
@@ -87,21 +87,13 @@ def problem_of_engine(asked: str) -> str | None:
     if DTYPES[asked] not in compat.cache_dtypes():
         return f"this vLLM has no cache of {DTYPES[asked]}"
     if current_platform.is_cpu():
-        return _problem_on_cpu(asked)
+        return no_cache_on_cpus(asked)
     if not current_platform.is_cuda():
         return f"it is not served on {current_platform.device_type} by this version"
     if asked == "fp8" and not current_platform.has_device_capability(FP8_CAPABILITY):
         return "GPUs before compute capability 8.9 (A100) have no FP8; int8 is served there"
     if asked == "int8" and os.environ.get("VLLM_KV_CACHE_LAYOUT", "NHD") != "NHD":
         return f"VLLM_KV_CACHE_LAYOUT={os.environ['VLLM_KV_CACHE_LAYOUT']}: vLLM misplaces its scales in any but NHD"
-    return None
-
-
-def _problem_on_cpu(asked: str) -> str | None:
-    if asked == "int8":
-        return "vLLM's attention on CPUs has no int8 cache"
-    if not (torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()):
-        return "vLLM keeps FP8 on CPUs with AVX-512 or AMX alone"
     return None
 
 
