@@ -5,17 +5,22 @@ methods' order is another one in every round. Needs torch and Triton; vLLM's met
 The bar: at most 1.5 times the time of the cache's bytes at 4.27 TB/s (what a copy reaches on an H200).
 """
 
-import argparse
 import json
+import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import torch
+import typer
 
 from ascend_quant.kernels import cache_pages
 from ascend_quant.oracle import cache as oracle
 from benchmarks.cache_methods import HEAD, SCALE, FlashAttention, Ours, Shape, Stock, inputs
+from benchmarks.refit import choices
+from benchmarks.rollout import batches_of, contexts_of
 from benchmarks.timing import rotated
 
 COPY = 4.27e12  # bytes a second
@@ -34,32 +39,61 @@ TILES = (  # tokens at once, programs a multiprocessor, warps, stages
 HEADS = {"4": (4, 28), "8": (8, 40), "4x8": (4, 32)}
 
 
-def main() -> None:
-    """Check, measure, print."""
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be measured.
+
+    Attributes:
+        heads: names in HEADS.
+        page: tokens of a page of ours.
+        seconds: after which no further shape is begun.
+        only: what the names of the methods beside ours have in them.
+    """
+
+    heads: list[str]
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...]
+    page: int
+    seconds: float
+    only: str
+
+
+@app.command()
+def main(
+    device: Annotated[str, typer.Option(help="cuda; cpu with TRITON_INTERPRET=1: a try.")] = "cuda",
+    heads: Annotated[str, typer.Option(help="Heads of keys (and queries), with commas.")] = ",".join(HEADS),
+    contexts: Annotated[str, typer.Option(help="Tokens that sequences hold, with commas.")] = "1024,8192,30720",
+    batches: Annotated[str, typer.Option(help="Sequences, with commas.")] = "8,32,64,160",
+    page: Annotated[int, typer.Option(min=16, help="Tokens of a page of ours.")] = 128,
+    seconds: Annotated[float, typer.Option(min=1, help="After these no further shape is begun.")] = 110,
+    only: Annotated[str, typer.Option(help="Methods beside ours whose names have this.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Where every sample goes.")] = None,
+) -> None:
+    """Check the kernels against the oracle, then time a layer's decode attention over an int8 cache beside vLLM's."""
     begun = time.perf_counter()
-    wanted = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
-    wanted.add_argument("--device", default="cuda", help="cuda; cpu with TRITON_INTERPRET=1: a try")
-    wanted.add_argument("--heads", default="4,8,4x8", help=f"of {', '.join(HEADS)}: heads of keys (and queries)")
-    wanted.add_argument("--contexts", default="1024,8192,30720")
-    wanted.add_argument("--batches", default="8,32,64,160")
-    wanted.add_argument("--page", type=int, default=128, help="tokens of a page of ours")
-    wanted.add_argument("--seconds", type=float, default=110, help="after which no further shape is begun")
-    wanted.add_argument("--only", default="", help="methods whose names have this, beside ours")
-    wanted.add_argument("--out", type=Path)
-    given = wanted.parse_args()
-    device = torch.device(given.device)
-    found = {"device": name_of(device), "torch": torch.__version__, "page": given.page, "copy": COPY}
+    choices("--device", device, ("cuda", "cpu"))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("there is no GPU: TRITON_INTERPRET=1 and cpu try it out", param_hint="--device")
+    if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise typer.BadParameter("cpu: set TRITON_INTERPRET=1, Triton compiles for GPUs alone", param_hint="--device")
+    sizes = contexts_of(contexts, "--contexts"), batches_of(batches, "--batches")
+    asked = Asked(choices("--heads", heads, tuple(HEADS)), *sizes, page, seconds, only)
+    where = torch.device(device)
+    found = {"device": name_of(where), "torch": torch.__version__, "page": page, "copy": COPY}
     with torch.no_grad():
-        found["check"] = check(device, given.page)
+        found["check"] = check(where, page)
         print(f"largest error against the oracle: {found['check']}", flush=True)
-        if device.type == "cuda":
-            found["writer"] = writer_times(device, given.page)
+        if device == "cuda":
+            found["writer"] = writer_times(where, page)
             print(f"writer, microseconds by tokens: {found['writer']}", flush=True)
-        found["rows"] = measure(given, device, begun)
+        found["rows"] = measure(asked, where, begun)
     print(f"\n{found['device']}; ratio = time / (bytes / 4.27 TB/s); {time.perf_counter() - begun:.0f} s")
     print(table(found["rows"]), flush=True)
-    if given.out is not None:
-        given.out.write_text(json.dumps(found, indent=1))
+    if out is not None:
+        out.write_text(json.dumps(found, indent=1))
 
 
 def name_of(device: torch.device) -> str:
@@ -154,7 +188,7 @@ def seconds_of(graph: Graph, replays: int) -> float:
     return median(samples) / 1e3
 
 
-def measure(given: argparse.Namespace, device: torch.device, begun: float) -> list[dict]:
+def measure(given: Asked, device: torch.device, begun: float) -> list[dict]:
     """A row for each shape."""
     if device.type != "cuda":
         shape = Shape(2, 4, 40, 3, True)
@@ -165,12 +199,12 @@ def measure(given: argparse.Namespace, device: torch.device, begun: float) -> li
     ours, others = pools(given, device)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     rows = []
-    for heads, query_heads in (HEADS[name] for name in given.heads.split(",")):
+    for heads, query_heads in (HEADS[name] for name in given.heads):
         caches = {method.name: method.cache(heads) for method in (ours, *others)}
         shapes = [
-            Shape(heads, query_heads, int(context), int(batch), ragged)
-            for context in given.contexts.split(",")
-            for batch in given.batches.split(",")
+            Shape(heads, query_heads, context, batch, ragged)
+            for context in given.contexts
+            for batch in given.batches
             for ragged in (False, True)
         ]
         for shape in shapes:
@@ -184,7 +218,7 @@ def measure(given: argparse.Namespace, device: torch.device, begun: float) -> li
     return rows
 
 
-def pools(given: argparse.Namespace, device: torch.device):
+def pools(given: Asked, device: torch.device):
     """Ours, and vLLM's as far as they can be imported."""
     ours, others = Ours(int(ROOM), given.page, device), []
     makers = {
@@ -273,4 +307,4 @@ def table(rows: list[dict]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    app()

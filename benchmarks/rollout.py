@@ -116,23 +116,23 @@ def check_lengths(task: Task) -> None:
         raise typer.BadParameter(str(error), param_hint="--context") from None
 
 
-def contexts_of(said: str) -> tuple[int, ...]:
+def contexts_of(said: str, option: str = "--context") -> tuple[int, ...]:
     """Numbers of tokens with commas between them, with k for 1,024."""
     found = []
     for word in (word.strip().lower() for word in said.split(",") if word.strip()):
         number = word.removesuffix("k")
         tokens = int(number) * (1024 if word.endswith("k") else 1) if number.isdigit() else 0
         if tokens < 2:
-            raise typer.BadParameter(f"{said!r}: give numbers of tokens, such as 1k,8k,30k", param_hint="--context")
+            raise typer.BadParameter(f"{said!r}: give numbers of tokens, such as 1k,8k,30k", param_hint=option)
         found.append(tokens)
     return tuple(dict.fromkeys(found))
 
 
-def batches_of(said: str) -> tuple[int, ...]:
+def batches_of(said: str, option: str = "--batch") -> tuple[int, ...]:
     """Numbers with commas between them, each 1 or more."""
     words = [word.strip() for word in said.split(",") if word.strip()]
     if not words or not all(word.isdigit() and int(word) for word in words):
-        raise typer.BadParameter(f"{said!r}: give numbers of sequences, such as 64,256", param_hint="--batch")
+        raise typer.BadParameter(f"{said!r}: give numbers of sequences, such as 64,256", param_hint=option)
     return tuple(dict.fromkeys(int(word) for word in words))
 
 
