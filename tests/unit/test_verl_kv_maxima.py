@@ -1,5 +1,6 @@
 """The trainer's side of the scales of a KV cache: what attention gets, against a recomputation in float64."""
 
+from contextlib import nullcontext
 from math import isnan
 from types import SimpleNamespace
 
@@ -184,6 +185,22 @@ def test_the_worker_takes_them_and_they_are_proved_behind_the_weights(monkeypatc
         assert proof.prove() == len(arrived) == len(weights) + len(scales)
         assert list(arrived) == [*weights, *scales]
         assert {name: arrived[name].tolist() for name in scales} == scales
+
+
+@pytest.mark.parametrize("form", [FP8, INT8], ids=lambda form: form.cache)
+def test_int8_has_a_pass_of_its_own_before_the_first_weights_leave(monkeypatch, form):
+    model, maxima = made("qwen3", "sdpa"), Maxima(form)
+    worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, None, True, form).actor_worker_cls)
+    modes = []
+    engine = SimpleNamespace(module=model, eval_mode=lambda: nullcontext(modes.append("eval")))
+    vars(worker).update(maxima=maxima, engine=engine)
+    monkeypatch.setattr(sender, "own_device", lambda: CPU)
+    get = worker.once_looked_at(lambda base_sync_done: ("weights", base_sync_done))
+    for _ in range(2):
+        assert get(base_sync_done=True) == ("weights", True)
+    assert modes == ["eval"] * form.by_channel and maxima.has_seen is form.by_channel
+    found = sent(maxima, model)
+    assert len(found) == (len(form.kinds) * SIZES["num_hidden_layers"] + 1) * form.by_channel
 
 
 def asking(cache: str) -> dict:

@@ -45,6 +45,11 @@ class Maxima:
         self._over = True  # the next pass begins anew
         self.updates = 0
 
+    @property
+    def has_seen(self) -> bool:
+        """Whether there has been any pass."""
+        return bool(self._of)
+
     @contextmanager
     def taking(self) -> Generator[None]:
         """Look at what attention gets inside; with the passes before if they are of the same step."""

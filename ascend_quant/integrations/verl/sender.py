@@ -50,10 +50,12 @@ class SendingTrainingWorker(TrainingWorker):
         self.began, self.seconds = time.perf_counter(), 0.0  # until the model is there
         self.figures = SentFigures()
         super().__init__(*args, **kwargs)
-        self.engine.get_per_tensor_param = with_weights(self.engine.get_per_tensor_param, self.as_sent)
+        get_weights = self.engine.get_per_tensor_param
         if self.form is not None:
             self.maxima = Maxima(self.form)
             install(hooks.WITH_KV_SCALES)
+            get_weights = self.once_looked_at(get_weights)
+        self.engine.get_per_tensor_param = with_weights(get_weights, self.as_sent)
 
     def as_sent(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
         """The engine's weights as they leave; digests are of what leaves."""
@@ -66,6 +68,18 @@ class SendingTrainingWorker(TrainingWorker):
             groups = chain(groups, self._scales())
         groups = self.figures.counted(groups)
         return sending_groups(groups, self.unquantized) if self.proves else chain.from_iterable(groups)
+
+    def once_looked_at(self, get_weights: Callable) -> Callable:
+        """verl's `get_per_tensor_param`: a pass before the first of all, where the engine has no other scales."""
+
+        @functools.wraps(get_weights)
+        def get(*args: Any, **kwargs: Any) -> Any:
+            if self.form is not None and self.form.by_channel and not self.maxima.has_seen:
+                with self.engine.eval_mode():
+                    self.maxima.look_first(self.engine.module, own_device())
+            return get_weights(*args, **kwargs)
+
+        return get
 
     def _scales(self) -> Iterator[list[NamedTensor]]:
         """Of the KV cache, once the weights have left."""
@@ -94,11 +108,8 @@ class SendingTrainingWorker(TrainingWorker):
         return (compat.experts_apart(group, self.engine) for group in whole)
 
     def reset(self) -> None:
-        """Make the model; then what its digests need, so that the first sync waits for no compiler, and what scales do."""
+        """Make the model; then what its digests need, so that the first sync waits for no compiler."""
         super().reset()
-        if self.form is not None and self.form.by_channel:
-            with self.engine.eval_mode():
-                self.maxima.look_first(self.engine.module, own_device())
         if self.proves:
             prepare(own_device())
         self.seconds = time.perf_counter() - self.began
