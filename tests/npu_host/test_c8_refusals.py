@@ -1,4 +1,4 @@
-"""Where the int8 KV cache of NPUs (C8) is refused, by name: engines, devices, layers, heads, versions of vllm-ascend."""
+"""Where the int8 KV cache of NPUs (C8) is refused, by name: engines, devices, layers, heads, versions."""
 
 from types import SimpleNamespace
 
@@ -73,6 +73,7 @@ def test_an_engines_arguments(monkeypatch, tmp_path):
 def layer(**changed) -> SimpleNamespace:
     impl = object.__new__(changed.pop("attention", AscendAttentionBackendImpl))
     vars(impl).update(sinks=changed.pop("sinks", None), alibi_slopes=None, enable_hamming_sparse=False)
+    impl.enable_c8_quant = changed.pop("switched_on", True)
     return SimpleNamespace(**{"impl": impl, "attn_type": "decoder", "sliding_window": None, "head_size": 128} | changed)
 
 
@@ -84,6 +85,7 @@ def config(block_size=128, transfer=None) -> SimpleNamespace:
     ("changed", "engine", "named"),
     [
         ({"attention": type("ContextParallel", (AscendAttentionBackendImpl,), {})}, {}, "ContextParallel"),
+        ({"switched_on": False}, {}, "captures graphs"),  # vllm-ascend 0.30
         ({"attn_type": "encoder_only"}, {}, "encoder_only"),
         ({"sliding_window": 4096}, {}, "4096"),
         ({"sinks": torch.ones(1)}, {}, "sinks"),

@@ -1,4 +1,4 @@
-"""vllm-ascend's int8 KV cache (C8) with scales that follow a trainer: by its own functions, in a graph, in an engine."""
+"""vllm-ascend's int8 KV cache (C8), whose scales follow a trainer: by its functions, in a graph, in an engine."""
 
 from functools import cache
 from types import SimpleNamespace

@@ -45,9 +45,7 @@ def main() -> None:
         found["served then"] = _serves(lambda: _generated(llm))
     with _engine(folder, "auto") as llm:
         _asked(llm, "c8_sync", 2, False)
-        pairs = [
-            pair for one in zip(tokens[2], _generated(llm), strict=True) for pair in zip(*one, strict=True)
-        ]
+        pairs = [pair for one in zip(tokens[2], _generated(llm), strict=True) for pair in zip(*one, strict=True)]
         found["tokens as with a BF16 cache"] = sum(a == b for a, b in pairs) / len(pairs)
     print(json.dumps(found))
 

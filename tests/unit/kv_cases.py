@@ -18,7 +18,11 @@ def rotated(x_BHSD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 def largest(
     model: torch.nn.Module, texts: Iterable[torch.Tensor], by_channel: bool = False
 ) -> dict[str, list[list[float]]]:
-    """By the attention's name, of q, k and v: one, or one of each channel of each head; texts of (1, S), one at a time."""
+    """By the attention's name, of q, k and v: one, or one of each channel of each head.
+
+    Args:
+        texts: of (1, S), one at a time.
+    """
     model = copy.deepcopy(model).double().eval()
     model.set_attn_implementation("eager")
     model.set_experts_implementation("eager")  # others know no float64

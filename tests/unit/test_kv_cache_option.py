@@ -168,7 +168,7 @@ def test_on_npus_it_is_no_dtype_and_the_quantization_config_says_what_is_served(
     with pytest.raises(kv_cache.KvCacheError, match="int8_per_token_head"):
         made("int8_per_token_head", options={"kv_cache": "int8"})
     for other in ({"use_mla": True}, {"is_hybrid": True}):
-        with pytest.raises(kv_cache.KvCacheError, match="MLA|hybrid"):
+        with pytest.raises(kv_cache.KvCacheError, match=r"MLA|hybrid"):
             made(options={"kv_cache": "int8"}, **other)
 
 

@@ -1,8 +1,8 @@
 """An engine's buffers for the scales of its KV cache, kept at those of this step (see refit/kv_scales.py).
 
-Here those of vLLM's fp8 cache; a platform with another one has its own (vllm_ascend/c8.py). vLLM's attention reads `_q_scale`, `_k_scale` and `_v_scale`, buffers on the device, or their twins on the host. It sets
-all to 1 whenever a model has been loaded, and when the memory of the cache wakes up. Captured graphs read the buffers
-by address.
+Here those of vLLM's fp8 cache; a platform with another one has its own (vllm_ascend/c8.py). vLLM's attention reads
+`_q_scale`, `_k_scale` and `_v_scale`, buffers on the device, or their twins on the host. It sets all to 1 whenever a
+model has been loaded, and when the memory of the cache wakes up. Captured graphs read the buffers by address.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +61,9 @@ def _check(model: nn.Module, vllm_config: VllmConfig, layers: Mapping[str, nn.Mo
     if vllm_config.quant_config.options.profile is not None:
         raise RefitError(f"{cache} with a profile, which may make v others than a trainer sees: leave the profile out")
     if getattr(vllm_config, "speculative_config", None) is not None:
-        raise RefitError(f"{cache} with speculative decoding: a drafter's scales would not follow the weights; set auto")
+        raise RefitError(
+            f"{cache} with speculative decoding: a drafter's scales would not follow the weights; set auto"
+        )
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         raise RefitError("calculate_kv_scales takes the scales of one batch, for good: leave it out, they follow syncs")
     if not compat.begins_anew():

@@ -82,8 +82,8 @@ def derive(layer: nn.Module, prefix: str) -> None:
     }
     if wrong := sorted((known ^ found) | copies):
         raise RefitError(
-            f"{prefix}: kv_cache=int8: this vllm-ascend derives {', '.join(wrong)} otherwise than the version that this "
-            "was written for (0.23.0.post1), so scales would not follow the weights; set kv_cache=auto"
+            f"{prefix}: kv_cache=int8: this vllm-ascend derives {', '.join(wrong)} otherwise than 0.23.0.post1, for "
+            "which this was written, so scales would not follow the weights; set kv_cache=auto"
         )
 
 
@@ -133,8 +133,10 @@ class C8Buffers:
 
     def read(self) -> Mapping[str, Sequence[torch.Tensor]]:
         """Asks the device once."""
-        groups = [[torch.cat([place.flatten().float() for place in places]) for places in _places(layer)]
-                  for layer in self.modules.values()]
+        groups = [
+            [torch.cat([place.flatten().float() for place in places]) for places in _places(layer)]
+            for layer in self.modules.values()
+        ]
         here = torch.stack([torch.stack(one) for one in groups]).cpu()
         return {name: list(rows) for name, rows in zip(self.modules, here, strict=True)}
 

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 LENGTHS = (37, 150)  # tokens of each sequence: within a block, and into a second one
-TOLERANCE = 0.02  # of the largest expected value; BF16 rounds to 0.004, another channel's scale is off by more than half
+TOLERANCE = (
+    0.02  # of the largest expected value; BF16 rounds to 0.004, another channel's scale is off by more than half
+)
 DERIVED = "_c8_"
 
 
@@ -27,7 +29,9 @@ def why_not_decoded(layer: nn.Module) -> str | None:
 
 
 @cache
-def _tried(attention: type, heads: int, kv_heads: int, size: int, dtype: torch.dtype, device: torch.device) -> str | None:
+def _tried(
+    attention: type, heads: int, kv_heads: int, size: int, dtype: torch.dtype, device: torch.device
+) -> str | None:
     what = f"heads ({heads}, {kv_heads}) of {size} channels"
     impl = scratch(attention, heads, kv_heads, size)
     try:
@@ -44,7 +48,7 @@ def scratch(attention: type, heads: int, kv_heads: int, size: int) -> object:
     impl = object.__new__(attention)
     config = SimpleNamespace(cache_config=SimpleNamespace(block_size=BLOCK))
     vars(impl).update(num_heads=heads, num_kv_heads=kv_heads, head_size=size, scale=size**-0.5, vllm_config=config)
-    vars(impl).update(key_cache=None, value_cache=None, attn_type="decoder")
+    vars(impl).update(key_cache=None, value_cache=None, attn_type="decoder", kv_sharing_target_layer_name=None)
     return impl
 
 
@@ -74,7 +78,9 @@ def largest_error(impl, dtype: torch.dtype, device: torch.device) -> float:
     impl._reshape_and_cache(query, *codes, cache, metadata, None)
     output = torch.empty(query.shape, dtype=dtype, device=device)
     found = impl._forward_c8_decode(query.to(device), metadata, output, layer).cpu().double()
-    expected = _attention(query, [one.cpu().double() * scale.double() for one, scale in zip(codes, scales, strict=True)])
+    expected = _attention(
+        query, [one.cpu().double() * scale.double() for one, scale in zip(codes, scales, strict=True)]
+    )
     return float((found - expected).abs().max() / expected.abs().max())
 
 

@@ -25,6 +25,8 @@ def why_layer_has_none(layer: nn.Module, vllm_config: Any) -> str | None:
     impl, cache = layer.impl, vllm_config.cache_config
     if type(impl) is not compat.attention_class():
         return f"{type(impl).__name__} (context parallel, perhaps) has no C8"
+    if not impl.enable_c8_quant:  # 0.30 wants a dtype of its own (kv_cache_dtype=int8)
+        return "this vllm-ascend captures graphs without C8's scales where a quantization config alone asks for C8"
     if layer.attn_type != "decoder":
         return f"{layer.attn_type} attention has no C8"
     if layer.sliding_window is not None:
@@ -32,7 +34,7 @@ def why_layer_has_none(layer: nn.Module, vllm_config: Any) -> str | None:
     unserved = {
         "sinks": impl.sinks is not None,
         "alibi": impl.alibi_slopes is not None,
-        "Hamming-sparse attention": impl.enable_hamming_sparse,
+        "Hamming-sparse attention": getattr(impl, "enable_hamming_sparse", False),  # gone in 0.30
     }
     if found := [name for name, there in unserved.items() if there]:
         return f"C8 computes without {' and '.join(found)}, which this layer has"

@@ -27,7 +27,9 @@ def _decode(a, row: int) -> torch.Tensor:
     """(heads, D) of one sequence."""
     length = a.actual_seq_lengths_kv[row]
     sides = (a.key, a.key_antiquant_scale), (a.value, a.value_antiquant_scale)
-    keys, values = (_floats(a, row, *side)[:length].repeat_interleave(a.num_heads // a.num_key_value_heads, 1) for side in sides)
+    keys, values = (
+        _floats(a, row, *side)[:length].repeat_interleave(a.num_heads // a.num_key_value_heads, 1) for side in sides
+    )
     weights = (torch.einsum("hd,thd->ht", a.query[row, :, 0].float(), keys) * a.scale).softmax(-1)
     return torch.einsum("ht,thd->hd", weights, values)
 
