@@ -271,5 +271,4 @@ class KvScales:
 
 def _shown(values: torch.Tensor) -> str:
     more = ", .." if len(values) > SHOWN else ""
-    shown: list[float] = values[:SHOWN].tolist()
-    return ", ".join(f"{value:g}" for value in shown) + more
+    return ", ".join(f"{float(value):g}" for value in values[:SHOWN]) + more

@@ -6,9 +6,9 @@ rotation, in the pass that takes the log-probabilities of the step's samples. A 
 mode) takes them while it trains. Nothing waits for the device, and nothing moves between ranks, before the weights
 leave.
 
-A new pass begins anew. Two syncs of one step send the same. Before the first pass of fp8 nothing is sent, and the engine
-takes bounds from the weights (refit/kv_bounds.py). For int8 no bound is tight enough: `look_first` makes a pass of its
-own, over random tokens.
+A new pass begins anew. Two syncs of one step send the same. Before the first pass nothing is sent for fp8, and the
+engine takes bounds from the weights (refit/kv_bounds.py). For int8 no bound is tight enough: `look_first` makes a pass
+of its own, over random tokens.
 """
 
 import re
