@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import transformers
@@ -38,10 +39,13 @@ def config_of(architecture: str, **changed) -> transformers.PretrainedConfig:
 
 
 @contextlib.contextmanager
-def built(folder: Path, architecture: str = "Qwen3ForCausalLM", settings: dict | None = None, **changed) -> Iterator:
+def built(
+    folder: Path, architecture: str = "Qwen3ForCausalLM", rank: int = 0, ranks: int = 1, **changed
+) -> Iterator[tuple]:
     """The model, vLLM's configuration.
 
     Args:
+        folder: of all ranks; where they are several, the model's configuration is there.
         changed: of the model's configuration.
     """
     plugin.register()
@@ -49,8 +53,9 @@ def built(folder: Path, architecture: str = "Qwen3ForCausalLM", settings: dict |
 
     from ascend_quant.integrations.vllm_ascend.config import NpuQuantConfig
 
-    config_of(architecture, **changed).save_pretrained(folder / "model")
-    with vllm_engine.running(folder, architecture, settings=settings) as config:
+    if not (folder / "model").exists():
+        config_of(architecture, **changed).save_pretrained(folder / "model")
+    with vllm_engine.running(folder, architecture, rank, ranks) as config:
         config.quant_config = NpuQuantConfig(kv_cache="int8")
         yield base_loader.initialize_model(vllm_config=config, model_config=config.model_config), config
 
@@ -109,3 +114,25 @@ def holds(model: nn.Module, scales: dict[str, torch.Tensor]) -> None:
         assert torch.equal(inverse.flatten(), (1 / wanted.double()).float()), name
         for part in (f"{kind}_cache_offset", f"_c8_{kind}_offset"):
             assert not layer[part].cpu().any()
+
+
+def save_share(rank: int, ranks: int, folder: Path) -> None:
+    """As one rank: two syncs, then what C8 keeps, and what vllm-ascend's own function cuts of whole parameters."""
+    with built(folder, rank=rank, ranks=ranks) as (model, _):
+        for step in range(2):
+            sync(model, state_of("Qwen3ForCausalLM", step), scales_of(step))
+        layer = attentions(model)[1]
+        theirs = SimpleNamespace(**{f"{kind}_cache_offset": torch.zeros(CHANNELS) for kind in INT8.kinds})
+        for kind in INT8.kinds:
+            sent = scales_of(1)[sent_name("model.layers.1.self_attn", kind)]
+            setattr(theirs, f"{kind}_cache_scale", sent.to(torch.bfloat16).npu())
+        layer.impl._prepare_c8_scales(theirs, torch.device("npu:0"))
+        refit = plugin.refit_of(model)
+        refit.look()
+        found = {
+            "ours": {name: getattr(layer, name).cpu() for name in READ_BY_KERNELS},
+            "theirs": {name: getattr(theirs, name).cpu() for name in READ_BY_KERNELS},
+            "digest": refit.last_receipt.kv_scales.digest,
+            "why": refit.why_not_servable(),
+        }
+        torch.save(found, folder / f"{rank}.pt")

@@ -3,6 +3,7 @@
 Its classes, the model, the worker's hooks and torch_npu are the real ones; the memory is the host's.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from ascend_quant.engine.layout import layouts_of
 from ascend_quant.integrations import vllm as plugin
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.kv_scales import AGE
-from npu_host import c8_models, memory
+from npu_host import c8_models, memory, two_ranks
 from npu_host.c8_models import HEADS, KV_HEADS, NAMES, SIZE, attentions, holds, scales_of, state_of, sync, tensors_of
 
 plugin.register()
@@ -195,3 +196,13 @@ def test_after_a_sleep_they_are_right_in_any_order_of_waking_up(built, level, ta
     holds(model, scales_of(11))
     refit.look()
     assert refit.why_not_servable() is None and addresses(model) == before
+
+
+def test_two_ranks_keep_the_scales_of_their_heads_as_vllm_ascend_cuts_them(tmp_path):
+    c8_models.config_of("Qwen3ForCausalLM").save_pretrained(tmp_path / "model")
+    two_ranks.run(Path(__file__).with_name("c8_one_rank.py"), folder=tmp_path)
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for one in found:
+        assert one["why"] is None and one["digest"] == found[0]["digest"]
+        assert all(torch.equal(one["ours"][name], one["theirs"][name]) for name in one["theirs"])
+    assert not any(torch.equal(found[0]["ours"][name], found[1]["ours"][name]) for name in found[0]["ours"])

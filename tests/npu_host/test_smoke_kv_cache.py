@@ -1,10 +1,14 @@
 """npu-smoke's checks of the int8 KV cache (C8): yes with our tensors in place, no where a place is another one."""
 
+from types import SimpleNamespace
+
 import pytest
-from naming import has_line_naming
+import torch
+from naming import has_line_naming, line_naming
 
 from ascend_quant.integrations import vllm as plugin
-from npu_host import smoke_runs
+from ascend_quant.refit import RefitError
+from npu_host import c8_models, smoke_runs
 from npu_host.smoke_runs import by_name, run
 
 with_graphs = pytest.fixture(smoke_runs.with_graphs)
@@ -45,3 +49,21 @@ def test_the_engine_of_npu_smoke_is_sent_what_a_trainer_sends():
     assert set(sent) - set(without) == {*scales, AGE} and len(scales) == 2 * kv_life.SIZES["num_hidden_layers"]
     channels = kv_life.SIZES["num_key_value_heads"] * kv_life.SIZES["head_dim"]
     assert all(sent[name].shape == (channels,) and sent[name].min() > 0 for name in scales)
+
+
+def test_the_engine_of_npu_smoke_tells_whose_scales_it_holds(tmp_path):
+    """Its worker's methods, on a model of the host's memory."""
+    from npu_smoke import kv_life
+
+    class Worker(kv_life.Extension):
+        device = torch.device("npu:0")
+
+    worker = Worker()
+    with c8_models.built(tmp_path, **kv_life.SIZES) as (model, _):
+        worker.model_runner = SimpleNamespace(model=model)
+        worker.c8_sync(1)
+        assert worker.c8_held(1) and not worker.c8_held(2)
+        with pytest.raises(RefitError, match=line_naming("layers.0.self_attn")):
+            worker.c8_sync(2, False)
+        worker.c8_sync(2)
+        assert worker.c8_held(2)
