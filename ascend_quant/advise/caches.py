@@ -26,8 +26,8 @@ def no_quantized_cache(device: Device, shape: Shape) -> dict[str, str]:
         refused[FP8.name] = f"{device.name} has no FP8 units, and vLLM's kernels for an fp8 cache do not compile for it"
     if device.npu:
         why = (
-            f"vllm-ascend's int8 cache (C8) on {device.name} computes its scales once, from a checkpoint: they would "
-            "not follow a refit, so it is not estimated"
+            f"vllm-ascend's int8 cache (C8) has not run on {device.name} yet with scales that follow a trainer: it is "
+            "not estimated"
         )
         refused = dict.fromkeys((INT8.name, FP8.name), why)
     return refused | _of_the_model(shape)

@@ -29,8 +29,8 @@ class Options:
         ignore: layers that keep their dtype.
         profile: path of a profile by which all weights are smoothed first.
         frozen_scales: quantize with the profile's scales.
-        kv_cache: what keys and values are kept in: auto, as the model computes; int8, with a scale a token and head;
-            fp8, with scales a layer.
+        kv_cache: what keys and values are kept in: auto, as the model computes; int8, with a scale a token and head
+            (on NPUs a channel, of this step); fp8, with scales a layer, of this step.
         lm_head_fp32: logits in float32: products of BF16 activations and weights, each exact, summed in float32.
         test_reload: reload twice when the engine has started, and compare with the fresh load.
         replicas: options of each data-parallel replica in turn, in place of those above.

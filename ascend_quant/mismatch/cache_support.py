@@ -33,6 +33,6 @@ def no_engine_with(cache: str) -> str | None:
             return f"{torch.cuda.get_device_name()} (sm{capability[0]}{capability[1]}) has no FP8 units"
         return None
     if hasattr(torch, "npu") and torch.npu.is_available():
-        why = {"int8": "vllm-ascend computes the scales of its int8 cache once", "fp8": "NPUs have no FP8 units"}
-        return why[cache]
+        without = "an int8 cache (C8) has its scales from a trainer, and there is none here"
+        return {"int8": without, "fp8": "NPUs have no FP8 units"}[cache]
     return no_cache_on_cpus(cache)

@@ -1,22 +1,24 @@
-"""Scales of a KV cache that has one a layer and kind (fp8, e4m3): they follow the weights in every refit.
+"""Scales of a KV cache that lie beside it, not in it: they follow the weights in every refit.
 
-A trainer that has seen q, k and v of its step sends them behind the weights, as tensors of one element:
+    fp8 (e4m3)           one a layer for queries, keys and values each
+    int8 (Ascend's C8)   one a layer for each channel of each head, of keys and values
 
-    model.layers.0.self_attn.attn.k_scale        float32: the largest |k| times a margin, over the largest code
+A trainer that has seen q, k and v of its step sends them behind the weights:
+
+    model.layers.0.self_attn.attn.k_scale        float32, one element or as many as the heads have channels: the largest
+                                                 |k| times a margin, over the largest code
     ascend_quant.kv_scales_age                   int64: steps since they were taken, 0 for those of this step
 
-Without any, the refit takes bounds from its own weights (kv_bounds.py). Either way they are of the weights that they
-serve with: they are written with every refit, and again after whatever resets the engine's buffers. An engine whose
-buffers hold others may not serve.
+Without any, the refit takes bounds from its own weights (kv_bounds.py), for fp8 alone. Either way they are of the
+weights that they serve with: they are written with every refit, and again after whatever resets the engine's buffers.
+An engine whose buffers hold others may not serve.
 """
 
 import hashlib
 import logging
 import re
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Protocol
 
 import torch
@@ -24,27 +26,45 @@ import torch
 from ascend_quant.refit.errors import RefitError
 from ascend_quant.refit.kv_bounds import Bounds
 from ascend_quant.refit.sent import NamedTensor, checked, sent_twice
-from ascend_quant.schemes.constants import FP8_MAX
+from ascend_quant.schemes.constants import FP8_MAX, INT8_MAX
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("q", "k", "v")
-LARGEST = float(FP8_MAX)
-# Above what was seen, since the next samples and weights are others: too small a scale cuts off (half of what is seen
-# trebles the error of log-probabilities), too large a one costs a float nothing (up to 128 times as large, on two small
-# models, see docs/kv_cache.md). NeMo-RL publishes 1.05 over the 99.9 % quantile of micro-batches' maxima (its #1212).
-MARGIN = 2.0
+
+@dataclass(frozen=True)
+class Form:
+    """What the scales of a kind of cache are.
+
+    Attributes:
+        cache: as the option names it.
+        kinds: queries, keys, values: what has scales.
+        largest: code.
+        margin: times what was seen, since the next samples and weights are others.
+        by_channel: one for each channel of each head; else one a layer.
+    """
+
+    cache: str
+    kinds: tuple[str, ...]
+    largest: float
+    margin: float
+    by_channel: bool = False
+
+
+# Too small a scale cuts off (half of what is seen trebles the error of log-probabilities), too large a one costs a
+# float nothing (up to 128 times as large, on two small models, see docs/kv_cache.md), but an integer its bits: there 2
+# instead of 1.25 costs 1.6 times the error, and 1 up to twice, where few tokens were seen. NeMo-RL publishes 1.05 over
+# the 99.9 % quantile of micro-batches' maxima (its #1212), for fp8.
+FP8 = Form("fp8", ("q", "k", "v"), float(FP8_MAX), margin=2.0)
+INT8 = Form("int8", ("k", "v"), float(INT8_MAX), margin=1.25, by_channel=True)
 SMALLEST = 2.0**-40  # a scale of zeros
 AGE = "ascend_quant.kv_scales_age"
 NAME = re.compile(r"(?:^|\.)(layers\.\d+\.\w+)\.attn\.([qkv])_scale$")
 SHOWN = 4  # names that one message lists
 
-Three = tuple[float, float, float]
 
-
-def scale_of(largest: torch.Tensor) -> torch.Tensor:
+def scale_of(largest: torch.Tensor, form: Form) -> torch.Tensor:
     """From the largest absolute values to the scales, in float32: code = value / scale."""
-    return (largest.float() * (MARGIN / LARGEST)).clamp(min=SMALLEST)
+    return (largest.float() * (form.margin / form.largest)).clamp(min=SMALLEST)
 
 
 def sent_name(attention: str, kind: str) -> str:
@@ -57,17 +77,17 @@ class Scales:
     """Those of one refit.
 
     Attributes:
-        by_layer: q, k and v of each attention, by its name from `layers.` on.
+        by_layer: (kinds, channels) float32 on the host, of each attention, by its name from `layers.` on.
         age: steps since a trainer took them; None for bounds.
     """
 
-    by_layer: Mapping[str, Three] = field(repr=False)
+    by_layer: Mapping[str, torch.Tensor] = field(repr=False)
     age: int | None
 
     @property
     def digest(self) -> str:
         """Of all names and values, 16 hex digits; the same on every rank and replica."""
-        rows = (name.encode() + struct.pack("<3f", *three) for name, three in sorted(self.by_layer.items()))
+        rows = (name.encode() + values.numpy().tobytes() for name, values in sorted(self.by_layer.items()))
         return hashlib.sha256(b"\n".join(rows)).hexdigest()[:16]
 
     def as_metrics(self) -> Mapping[str, float]:
@@ -77,18 +97,30 @@ class Scales:
 
 
 class Buffers(Protocol):
-    """An engine's, of one model."""
+    """An engine's, of one model.
+
+    Attributes:
+        form: what its scales are.
+        channels: of all ranks: elements of one tensor that comes.
+    """
+
+    form: Form
+    channels: int
 
     @property
     def layers(self) -> Sequence[str]:
         """The attentions whose cache has scales, by their names from `layers.` on."""
         ...
 
-    def write(self, by_layer: Mapping[str, Three]) -> None:
-        """Of these attentions, in place, on the device and on the host."""
+    def kept(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Of (kinds, channels), what each place of a layer has to hold on this rank, float32 on the host."""
+        ...
 
-    def read(self) -> Mapping[str, Sequence[Three]]:
-        """What is there of each attention: one for every place that an engine reads; waits for the device."""
+    def write(self, by_layer: Mapping[str, torch.Tensor]) -> None:
+        """Of these attentions (kinds, channels), in place, on the device and on the host."""
+
+    def read(self) -> Mapping[str, Sequence[torch.Tensor]]:
+        """What is there of each attention, as `kept` says it; waits for the device."""
         ...
 
 
@@ -138,9 +170,9 @@ class KvScales:
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:
         """A copy: a bucket is overwritten by the next one."""
-        wanted = torch.int64 if name == AGE else torch.float32
-        if tensor.numel() != 1 or tensor.dtype != wanted:
-            raise RefitError(f"{name}: {tensor.dtype} of shape {list(tensor.shape)}; send one element, {wanted}")
+        wanted, count = (torch.int64, 1) if name == AGE else (torch.float32, self._buffers.channels)
+        if tensor.numel() != count or tensor.dtype != wanted:
+            raise RefitError(f"{name}: {tensor.dtype} of shape {list(tensor.shape)}; send {wanted}, elements: {count}")
         kept = tensor.detach().flatten().clone()
         if name == AGE:
             if self._age is not None:
@@ -160,17 +192,19 @@ class KvScales:
             RefitError: some are missing, too many, of an earlier step, or no numbers to divide by.
         """
         found = self._those_sent() if self._sent or self._age is not None else self._bounds_of_weights()
-        for layer, three in found.by_layer.items():
-            for kind, value in zip(KINDS, three, strict=True):
-                if not (isfinite(value) and value > 0):
-                    raise RefitError(f"{sent_name(layer, kind)}: {value} is no scale; look for NaN in the weights")
+        for layer, values in found.by_layer.items():
+            wrong = ~(values.isfinite() & (values > 0))
+            if wrong.any():
+                kind = self._buffers.form.kinds[int(wrong.any(1).nonzero()[0])]
+                value = float(values[wrong][0])
+                raise RefitError(f"{sent_name(layer, kind)}: {value} is no scale; look for NaN in the weights")
         self._sent, self._age = {}, None
         self.current = found
         self.write()
         logger.info("%s", found)
 
     def _those_sent(self) -> Scales:
-        wanted = [(layer, kind) for layer in self._buffers.layers for kind in KINDS]
+        wanted = [(layer, kind) for layer in self._buffers.layers for kind in self._buffers.form.kinds]
         missing = [sent_name(*one) for one in wanted if one not in self._sent] + [AGE] * (self._age is None)
         extra = [sent_name(*one) for one in self._sent if one not in set(wanted)]
         for what, names in (("missing from this refit", missing), ("for attentions that this engine has not", extra)):
@@ -182,9 +216,9 @@ class KvScales:
         if age != 0:
             raise RefitError(
                 f"{AGE}={age}: the scales of the KV cache are of {age} steps before these weights; send those of this "
-                "step, or none at all for bounds from the weights"
+                "step"
             )
-        return Scales(_by_layer(self._buffers.layers, torch.cat(values)), age)
+        return Scales(self._by_layer(torch.cat(values)), age)
 
     def _bounds_of_weights(self) -> Scales:
         layers = self._buffers.layers
@@ -196,7 +230,13 @@ class KvScales:
                 f"no scales of the KV cache came, and {missing[0]} of this model ({self._kind_of_model}) has no known "
                 f"bound: send {sent_name(missing[0], 'k')} and the like behind the weights, or set kv_cache=auto"
             )
-        return Scales(_by_layer(layers, scale_of(torch.cat(known))), None)
+        return Scales(self._by_layer(scale_of(torch.cat(known), self._buffers.form)), None)
+
+    def _by_layer(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Read from the device at once."""
+        layers = self._buffers.layers
+        here = values.cpu().view(len(layers), len(self._buffers.form.kinds), -1)
+        return dict(zip(layers, here, strict=True))
 
     def write(self, layer: str | None = None) -> None:
         """Into the engine's buffers, once they are known; again after what resets them, or resets those of a layer."""
@@ -213,12 +253,14 @@ class KvScales:
     def _what_is_wrong(self) -> str | None:
         assert self.current is not None
         there = self._buffers.read()
-        for layer, three in self.current.by_layer.items():
-            for found in there[layer]:
-                if found != three:
+        for layer, values in self.current.by_layer.items():
+            for found, wanted in zip(there[layer], self._buffers.kept(values), strict=True):
+                differ = found != wanted  # NaN too
+                if differ.any():
                     return (
-                        f"the KV cache of {layer} has the scales {found}, those of this step are {three}: something "
-                        "wrote them past the refit; complete one full refit to heal it"
+                        f"the KV cache of {layer} has the scales {_shown(found[differ])}, those of this step are "
+                        f"{_shown(wanted[differ])}: something wrote them past the refit; complete one full refit to "
+                        "heal it"
                     )
         return None
 
@@ -227,7 +269,6 @@ class KvScales:
         return self._why
 
 
-def _by_layer(layers: Sequence[str], values: torch.Tensor) -> dict[str, Three]:
-    """Read from the device at once."""
-    here = values.cpu().view(-1, len(KINDS))
-    return {layer: (float(q), float(k), float(v)) for layer, (q, k, v) in zip(layers, here, strict=True)}
+def _shown(values: torch.Tensor) -> str:
+    more = ", .." if len(values) > SHOWN else ""
+    return ", ".join(f"{float(value):g}" for value in values[:SHOWN]) + more

@@ -140,7 +140,8 @@ class Rollout(Fields):
     Attributes:
         scheme: a name from `ascend_quant.schemes`.
         ignore: layers that stay BF16: a full name, or re:PATTERN.
-        kv_cache: what keys and values are kept in: auto, BF16; int8, with a scale a token and head; fp8, a layer.
+        kv_cache: what keys and values are kept in: auto, BF16; int8, with a scale a token and head (on NPUs a channel);
+            fp8, a layer.
         tensor_parallel: devices of a replica.
         expert_parallel: 1, or `tensor_parallel`: each device then has whole experts.
         gpu_memory_utilization: share of a device's memory that the engine takes.

@@ -49,7 +49,7 @@ def _kv_cache(recipe: Recipe) -> Iterator[str]:
     asked, numbers = recipe.rollout.kv_cache, recipe.model.numbers
     if asked == "auto":
         return
-    if recipe.stack.startswith("ascend"):
+    if recipe.stack.startswith("ascend") and (asked != "int8" or recipe.stack == "ascend-cann8.5"):
         yield f"rollout.kv_cache: {asked} is not served on stack {recipe.stack} by this version. Leave it at auto"
     if recipe.stack == "cpu" and asked == "int8":
         yield "rollout.kv_cache: int8 on stack cpu: vLLM's attention there has no int8 cache. Use fp8, or auto"

@@ -14,7 +14,7 @@ from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 from vllm.v1.worker.gpu_worker import Worker
 
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.kv_scales import AGE, KINDS, sent_name
+from ascend_quant.refit.kv_scales import AGE, FP8, sent_name
 
 LAYERS = 2
 SETTINGS = {"quantization_config": {"kv_cache": "fp8"}, "max_model_len": 256, "enable_prefix_caching": True}
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not serves_fp8(), reason="this CPU, or this vLLM
 
 def scales_of(step: int) -> dict[str, torch.Tensor]:
     """What a trainer would send behind the weights of a step: others in every layer, kind and step."""
-    names = [sent_name(f"model.layers.{layer}.self_attn", kind) for layer in range(LAYERS) for kind in KINDS]
+    names = [sent_name(f"model.layers.{layer}.self_attn", kind) for layer in range(LAYERS) for kind in FP8.kinds]
     return {name: torch.tensor([0.01 * (1 + step) + 0.002 * i]) for i, name in enumerate(names)} | {
         AGE: torch.zeros(1, dtype=torch.int64)
     }
@@ -55,7 +55,7 @@ def there(llm) -> dict[str, float]:
     """What vLLM's attention reads, on the device; the host's twins are the same."""
     found = {}
     for name, layer in attentions(llm).items():
-        for kind in KINDS:
+        for kind in FP8.kinds:
             found[f"{name}.{kind}_scale"] = getattr(layer, f"_{kind}_scale").item()
             assert getattr(layer, f"_{kind}_scale_float") == found[f"{name}.{kind}_scale"]
     return found

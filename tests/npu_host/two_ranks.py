@@ -22,7 +22,7 @@ def check(script: Path, way: str, architecture: str, folder: Path) -> None:
         way: tp or ep.
     """
     models.write_model(folder / "model", architecture)
-    _run(script, way, architecture, folder=folder)
+    run(script, way, architecture, folder=folder)
     moe = "Moe" in architecture
     for rank in range(2):
         found = torch.load(folder / f"{rank}.pt")
@@ -39,7 +39,7 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
 
 
-def _run(script: Path, *arguments: str, folder: Path) -> None:
+def run(script: Path, *arguments: str, folder: Path) -> None:
     """`python script RANK 2 arguments.. folder` for both ranks, with tests/ in PYTHONPATH.
 
     Raises:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from naming import line_naming
 from torch import nn
 from vllm_ascend.ascend_config import AscendConfig
 
@@ -95,3 +96,14 @@ def test_experts_that_are_computed_otherwise(attribute, value):
     setattr(layer, attribute, value)
     with pytest.raises(RefitError, match=r"experts: experts .* cannot be served"):
         method.create_weights(layer, 4, 64, 64, torch.bfloat16)
+
+
+@pytest.mark.parametrize("asked", ["int8", "fp8"])
+def test_a_kv_cache_is_refused_where_an_engine_and_where_its_config_is_made(asked):
+    from ascend_quant.integrations.vllm import kv_cache
+    from ascend_quant.integrations.vllm_ascend.config import NpuQuantConfig
+
+    with pytest.raises(kv_cache.KvCacheError, match=line_naming(f"kv_cache={asked}", "C8")):
+        kv_cache.check_engine(asked)
+    with pytest.raises(RefitError, match=line_naming(f"kv_cache={asked}", "C8")):
+        NpuQuantConfig(kv_cache=asked)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 README, LOW_PRECISION, TIME = "README.md", "docs/low_precision.md", "docs/npu_time.md"
 ASCEND, REFIT, VERL = "docs/ascend.md", "docs/refit.md", "docs/verl.md"
+KV_CACHE = "docs/kv_cache.md"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ CLAIMS = {
     ),
     "sleep": Claim(ASCEND, "Our casts do survive, and are made all the same"),
     "level 1": Claim(ASCEND, "Sleep level 1 only."),
+    "c8 graphs": Claim(KV_CACHE, "A captured ACL graph reads the new ones, since no address changes"),
+    "c8 follows": Claim(
+        KV_CACHE, "every layer has the scales of the last sync, after a sleep too, and none are served without"
+    ),
     "no fp8": Claim(LOW_PRECISION, "Atlas A2 and A3 have no FP8 units"),
     "seconds": Claim(TIME, "On paper, a refit by the fused path takes less time than seven copies of the BF16 weights"),
     "waits": Claim(TIME, "The fused path waits for the device at most twice a refit"),

@@ -1,4 +1,4 @@
-"""The largest |q|, |k| and |v| of each layer, computed again in float64 from what goes into each attention."""
+"""The largest |q|, |k| and |v| of each layer or channel, computed again in float64 from what goes into attention."""
 
 import copy
 from collections.abc import Iterable
@@ -15,12 +15,18 @@ def rotated(x_BHSD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 @torch.no_grad()
-def largest(model: torch.nn.Module, texts: Iterable[torch.Tensor]) -> dict[str, list[float]]:
-    """By the attention's name; texts of (1, S), one at a time."""
+def largest(
+    model: torch.nn.Module, texts: Iterable[torch.Tensor], by_channel: bool = False
+) -> dict[str, list[list[float]]]:
+    """By the attention's name, of q, k and v: one, or one of each channel of each head.
+
+    Args:
+        texts: of (1, S), one at a time.
+    """
     model = copy.deepcopy(model).double().eval()
     model.set_attn_implementation("eager")
     model.set_experts_implementation("eager")  # others know no float64
-    found: dict[str, torch.Tensor] = {}
+    found: dict[str, list[torch.Tensor]] = {}
 
     def look(name: str, attention: torch.nn.Module):
         def hook(_, args, kwargs):
@@ -33,8 +39,9 @@ def largest(model: torch.nn.Module, texts: Iterable[torch.Tensor]) -> dict[str, 
                     x = x * torch.rsqrt(mean + norm.variance_epsilon) * norm.weight
                 x = x.transpose(1, 2)
                 parts.append(x if kind == "v" else rotated(x, *kwargs["position_embeddings"]))
-            maxima = torch.stack([part.abs().max() for part in parts])
-            found[name] = torch.maximum(found[name], maxima) if name in found else maxima
+            maxima = [part.abs().amax((0, 2)).flatten() if by_channel else part.abs().max().view(1) for part in parts]
+            before = found.get(name, maxima)
+            found[name] = [torch.maximum(*pair) for pair in zip(before, maxima, strict=True)]
 
         return hook
 
@@ -43,4 +50,4 @@ def largest(model: torch.nn.Module, texts: Iterable[torch.Tensor]) -> dict[str, 
             module.register_forward_pre_hook(look(name, module), with_kwargs=True)
     for ids in texts:
         model(input_ids=ids, use_cache=False)
-    return {name: maxima.tolist() for name, maxima in found.items()}
+    return {name: [one.tolist() for one in maxima] for name, maxima in found.items()}

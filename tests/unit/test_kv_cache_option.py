@@ -10,6 +10,7 @@ from vllm.v1.attention.backends import registry
 
 from ascend_quant.engine.options import KV_CACHES, NAME, Options
 from ascend_quant.integrations.vllm import compat, kv_cache
+from ascend_quant.integrations.vllm import config as own_config
 from ascend_quant.integrations.vllm.attention import register
 
 
@@ -53,7 +54,7 @@ def on(monkeypatch):
     monkeypatch.delenv("VLLM_KV_CACHE_LAYOUT", raising=False)
 
     def be(*args, **kwargs):
-        for module in (kv_cache, register):
+        for module in (kv_cache, own_config, register):
             monkeypatch.setattr(module, "current_platform", Platform(*args, **kwargs))
 
     yield be
@@ -139,12 +140,36 @@ def test_other_layouts_and_engines(on, monkeypatch):
     kv_cache.check_engine("fp8")
     with pytest.raises(kv_cache.KvCacheError, match="HND"):
         kv_cache.check_engine("int8")
-    monkeypatch.setattr(Platform, "device_type", "npu")
-    with pytest.raises(kv_cache.KvCacheError, match="npu"):
-        kv_cache.check_engine("fp8")
     monkeypatch.setattr(compat, "cache_dtypes", lambda: ("auto", "fp8"))
     with pytest.raises(kv_cache.KvCacheError, match="int8_per_token_head"):
         kv_cache.check_engine("int8")
+
+
+class NpuConfig:
+    """A stand-in for the quantization config on an NPU."""
+
+    @classmethod
+    def why_no_cache(cls, asked):
+        return None if asked == "int8" else f"{asked} on NPUs"
+
+
+def test_on_npus_it_is_no_dtype_and_the_quantization_config_says_what_is_served(on, monkeypatch):
+    on()
+    monkeypatch.setattr(Platform, "device_type", "npu")
+    config = own_config.AscendQuantConfig
+    monkeypatch.setattr(kv_cache, "get_quantization_config", lambda name: config)
+    with pytest.raises(kv_cache.KvCacheError, match=r"kv_cache=int8.*npu"):  # of a platform that has nothing to say
+        made(options={"kv_cache": "int8"})
+    config = NpuConfig
+    arguments = made(options={"kv_cache": "int8"}, layer_types=["sliding_attention", "full_attention"])
+    assert arguments.kv_cache_dtype == "auto" and arguments.attention_backend is None  # unequal layers: each is asked
+    with pytest.raises(kv_cache.KvCacheError, match=r"kv_cache=fp8.*NPUs"):
+        made(options={"kv_cache": "fp8"})
+    with pytest.raises(kv_cache.KvCacheError, match="int8_per_token_head"):
+        made("int8_per_token_head", options={"kv_cache": "int8"})
+    for other in ({"use_mla": True}, {"is_hybrid": True}):
+        with pytest.raises(kv_cache.KvCacheError, match=r"MLA|hybrid"):
+            made(options={"kv_cache": "int8"}, **other)
 
 
 @pytest.mark.parametrize("asked", ["int8", "fp8"])

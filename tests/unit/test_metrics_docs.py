@@ -47,7 +47,7 @@ def constant(file: str, name: str) -> object:
 def test_refit(page: Path):
     rows = [{"layers.0.q_proj.weight": torch.full((1, 2), float(value))} for value in (1, 2, 4)]
     update = Update(*(Kept(SCHEMES["int8"], one) for one in rows))
-    scales = Scales({"layers.0.self_attn": (1.0, 2.0, 3.0)}, age=0)
+    scales = Scales({"layers.0.self_attn": torch.tensor([[1.0], [2.0], [3.0]])}, age=0)
     numbers = 2, 3, 4, 5.0, 6.0, 0, 0, 0.5
     receipt = Receipt(*numbers, Unquantized("bf16"), f"{7:016x}", LeftOut(), update, scales).as_metrics()
     receipt = {name.replace("q_proj", "KIND") for name in receipt}

@@ -39,7 +39,8 @@ def test_what_npu_has_is_taken(tmp_path: Path, scheme: str):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"stack": "ascend-cann9.1", "rollout": {"scheme": "int8", "kv_cache": "int8"}}, "kv_cache … ascend-cann9.1"),
+        ({"stack": "ascend-cann8.5", "rollout": {"scheme": "int8", "kv_cache": "int8"}}, "kv_cache … ascend-cann8.5"),
+        ({"stack": "ascend-cann9.1", "rollout": {"scheme": "int8", "kv_cache": "fp8"}}, "fp8 … ascend-cann9.1"),
         ({"stack": "cpu", "rollout": {"scheme": "int8", "kv_cache": "int8"}}, "kv_cache … cpu … int8"),
         ({"rollout": {"kv_cache": "fp8_e5m2"}}, "kv_cache"),
     ],
@@ -54,9 +55,11 @@ def test_latent_attention_has_no_cache_of_heads(tmp_path: Path):
     assert has_line_naming(error(tmp_path, **changes), "kv_cache … MLA")
 
 
-@pytest.mark.parametrize("kv_cache", ["auto", "int8", "fp8"])
-def test_the_engine_gets_the_recipes_cache(tmp_path: Path, kv_cache: str):
-    write(tmp_path, stack="cuda13", rollout={"scheme": "int8", "kv_cache": kv_cache})
+@pytest.mark.parametrize(
+    ("stack", "kv_cache"), [("cuda13", "auto"), ("cuda13", "int8"), ("cuda13", "fp8"), ("ascend-cann9.1", "int8")]
+)
+def test_the_engine_gets_the_recipes_cache(tmp_path: Path, stack: str, kv_cache: str):
+    write(tmp_path, stack=stack, rollout={"scheme": "int8", "kv_cache": kv_cache})
     lines = resolve(load("one", tmp_path), Paths("/m", "/d", "/o")).overrides
     found = [line.partition("=")[2] for line in lines if "quantization_config.kv_cache" in line]
     assert found == ([] if kv_cache == "auto" else [kv_cache])

@@ -1,5 +1,7 @@
-"""The trainer's side of the scales of an fp8 KV cache: what attention gets, against a recomputation in float64."""
+"""The trainer's side of the scales of a KV cache: what attention gets, against a recomputation in float64."""
 
+from contextlib import nullcontext
+from math import isnan
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +21,7 @@ from ascend_quant.integrations.verl.kv_maxima import Maxima, looking
 from ascend_quant.integrations.verl.sent_figures import SentFigures
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.kv_scales import AGE, KINDS, LARGEST, MARGIN, sent_name
+from ascend_quant.refit.kv_scales import AGE, FP8, INT8, Form, sent_name
 from ascend_quant.refit.proof import Receiving
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 100, "head_dim": 16}
@@ -38,7 +40,7 @@ CPU = torch.device("cpu")
 def looks():
     from ascend_quant.integrations.verl import packed_attention  # noqa: F401  known to transformers
 
-    install(hooks.WITH_FP8_KV_CACHE)
+    install(hooks.WITH_KV_SCALES)
 
 
 def made(kind: str, attention: str) -> torch.nn.Module:
@@ -62,32 +64,45 @@ def run(model: torch.nn.Module, ids: torch.Tensor) -> None:
     model(input_ids=ids, position_ids=torch.arange(ids.shape[1]).unsqueeze(0), use_cache=False)
 
 
-def sent(maxima: Maxima, model: torch.nn.Module) -> dict[str, float]:
-    return {name: tensor.item() for name, tensor in maxima.as_sent(model, CPU)}
+def sent(maxima: Maxima, model: torch.nn.Module) -> dict[str, list[float]]:
+    return {name: tensor.tolist() for name, tensor in maxima.as_sent(model, CPU)}
 
 
-def expected(model: torch.nn.Module, ids: list[torch.Tensor], age: int = 0) -> dict[str, float]:
+def expected(model: torch.nn.Module, ids: list[torch.Tensor], age: int = 0, form: Form = FP8) -> dict:
     found = {
-        sent_name(name, kind): value * MARGIN / LARGEST
-        for name, values in largest(model, ids).items()
-        for kind, value in zip(KINDS, values, strict=True)
+        sent_name(name, kind): pytest.approx([value * form.margin / form.largest for value in values], rel=1e-5)
+        for name, of_qkv in largest(model, ids, form.by_channel).items()
+        for kind, values in zip("qkv", of_qkv, strict=True)
+        if kind in form.kinds
     }
-    return {**found, AGE: age}
+    return {**found, AGE: [age]}
 
 
+@pytest.mark.parametrize("form", [FP8, INT8], ids=lambda form: form.cache)
 @pytest.mark.parametrize("attention", ["eager", "sdpa", PACKED])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_scales_are_of_what_attention_gets_behind_norms_and_rotation(kind, attention):
-    model, maxima = made(kind, attention), Maxima()
+def test_scales_are_of_what_attention_gets_behind_norms_and_rotation(kind, attention, form):
+    model, maxima = made(kind, attention), Maxima(form)
     with maxima.taking(), torch.no_grad():
         for ids in texts():
             run(model, ids)
     run(model, texts(7)[1] * 0 + 99)  # outside nobody looks
-    found, wanted = sent(maxima, model), expected(model, texts())
-    assert list(found) == list(wanted) and len(found) == 3 * SIZES["num_hidden_layers"] + 1
-    assert found == pytest.approx(wanted, rel=1e-5)
-    assert all(tensor.shape == (1,) for _, tensor in maxima.as_sent(model, CPU))
-    assert len(set(found.values())) == len(found)
+    found, wanted = sent(maxima, model), expected(model, texts(), form=form)
+    assert list(found) == list(wanted) and len(found) == len(form.kinds) * SIZES["num_hidden_layers"] + 1
+    assert found == wanted
+    channels = HEADS["num_key_value_heads"] * SIZES["head_dim"] if form.by_channel else 1
+    assert {tensor.shape for name, tensor in maxima.as_sent(model, CPU) if name != AGE} == {(channels,)}
+    assert len({tuple(values) for values in found.values()}) == len(found)
+
+
+def test_before_the_first_step_int8_has_scales_of_a_pass_over_random_tokens():
+    model, maxima = made("qwen2", "sdpa"), Maxima(INT8)
+    maxima.look_first(model, CPU)
+    first = sent(maxima, model)
+    assert first[AGE] == [0] and all(min(values) > 0 for name, values in first.items() if name != AGE)
+    with maxima.taking():
+        run(model, texts()[1])
+    assert sent(maxima, model) == expected(model, texts()[1:2], form=INT8)  # nothing of it is left
 
 
 def test_a_step_begins_anew_two_syncs_of_a_step_send_the_same_and_a_step_without_a_pass_takes_while_it_trains():
@@ -108,16 +123,14 @@ def test_a_step_begins_anew_two_syncs_of_a_step_send_the_same_and_a_step_without
     train(second[0])
     wanted = expected(model, first)
     for _ in range(2):
-        assert sent(maxima, model) == pytest.approx(wanted, rel=1e-5)
+        assert sent(maxima, model) == wanted
     log_probs(second[0])
-    assert sent(maxima, model) == pytest.approx(
-        expected(model, second[:1]), rel=1e-5
-    )  # a step that trains a critic alone
+    assert sent(maxima, model) == expected(model, second[:1])  # a step that trains a critic alone
     log_probs(third[0])
     train(first[1])
-    assert sent(maxima, model) == pytest.approx(expected(model, third[:1]), rel=1e-5)
+    assert sent(maxima, model) == expected(model, third[:1])
     train(second[1])  # verl's bypass mode
-    assert sent(maxima, model) == pytest.approx(expected(model, second[1:2]), rel=1e-5)
+    assert sent(maxima, model) == expected(model, second[1:2])
 
 
 def test_checkpointed_layers_and_their_gradients_are_as_before():
@@ -130,7 +143,7 @@ def test_checkpointed_layers_and_their_gradients_are_as_before():
             model(input_ids=texts()[1], labels=texts()[1], use_cache=False).loss.backward()
         gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
     assert all(torch.equal(gradients[0][name], gradient) for name, gradient in gradients[1].items())
-    assert sent(maxima, model) == pytest.approx(expected(model, texts()[1:2]), rel=1e-5)
+    assert sent(maxima, model) == expected(model, texts()[1:2])
 
 
 def test_an_attention_that_nobody_saw_is_named():
@@ -150,15 +163,14 @@ def test_nan_is_not_hidden():
         model.model.layers[2].self_attn.v_proj.bias[0] = float("nan")
     with maxima.taking():
         run(model, texts()[0])
-    found = sent(maxima, model)
-    assert found[sent_name("model.layers.2.self_attn", "v")] != found[sent_name("model.layers.2.self_attn", "v")]
+    assert isnan(sent(maxima, model)[sent_name("model.layers.2.self_attn", "v")][0])
 
 
 def test_the_worker_takes_them_and_they_are_proved_behind_the_weights(monkeypatch):
     model = made("qwen2", "sdpa")
     for name in ("infer_batch", "train_mini_batch"):
         monkeypatch.setattr(TrainingWorker, name, lambda self, ids: run(model, ids))
-    worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, None, True, True).actor_worker_cls)
+    worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, None, True, FP8).actor_worker_cls)
     vars(worker).update(maxima=Maxima(), figures=SentFigures(), engine=SimpleNamespace(module=model))
     assert all(hasattr(getattr(type(worker), name), MAGIC_ATTR) for name in ("infer_batch", "train_mini_batch"))
     monkeypatch.setattr(sender, "own_device", lambda: CPU)
@@ -172,21 +184,43 @@ def test_the_worker_takes_them_and_they_are_proved_behind_the_weights(monkeypatc
         scales = expected(model, texts()[1:2]) if passes else {}
         assert proof.prove() == len(arrived) == len(weights) + len(scales)
         assert list(arrived) == [*weights, *scales]
-        assert {name: arrived[name].item() for name in scales} == pytest.approx(scales, rel=1e-5)
+        assert {name: arrived[name].tolist() for name in scales} == scales
+
+
+@pytest.mark.parametrize("form", [FP8, INT8], ids=lambda form: form.cache)
+def test_int8_has_a_pass_of_its_own_before_the_first_weights_leave(monkeypatch, form):
+    model, maxima = made("qwen3", "sdpa"), Maxima(form)
+    worker = object.__new__(sender.sends_weights(ActorRolloutRefWorker, None, True, form).actor_worker_cls)
+    modes = []
+    engine = SimpleNamespace(module=model, eval_mode=lambda: nullcontext(modes.append("eval")))
+    vars(worker).update(maxima=maxima, engine=engine)
+    monkeypatch.setattr(sender, "own_device", lambda: CPU)
+    get = worker.once_looked_at(lambda base_sync_done: ("weights", base_sync_done))
+    for _ in range(2):
+        assert get(base_sync_done=True) == ("weights", True)
+    assert modes == ["eval"] * form.by_channel and maxima.has_seen is form.by_channel
+    found = sent(maxima, model)
+    assert len(found) == (len(form.kinds) * SIZES["num_hidden_layers"] + 1) * form.by_channel
+
+
+def asking(cache: str) -> dict:
+    return {"engine_kwargs": {"vllm": {"hf_overrides": {"quantization_config": {"kv_cache": cache}}}}}
 
 
 @pytest.mark.parametrize(
-    ("rollout", "takes"),
+    ("rollout", "device", "form"),
     [
-        ({}, False),
-        ({"engine_kwargs": {"vllm": {"kv_cache_dtype": "fp8"}}}, True),
-        ({"engine_kwargs": {"vllm": {"kv_cache_dtype": "fp8_per_token_head"}}}, False),
-        ({"engine_kwargs": {"vllm": {"hf_overrides": {"quantization_config": {"kv_cache": "fp8"}}}}}, True),
-        ({"engine_kwargs": {"vllm": {"hf_overrides": {"quantization_config": {"kv_cache": "int8"}}}}}, False),
+        ({}, "cuda", None),
+        ({"engine_kwargs": {"vllm": {"kv_cache_dtype": "fp8"}}}, "cuda", FP8),
+        ({"engine_kwargs": {"vllm": {"kv_cache_dtype": "fp8_per_token_head"}}}, "cuda", None),
+        (asking("fp8"), "cuda", FP8),
+        (asking("int8"), "cuda", None),  # its scales lie in the cache
+        (asking("int8"), "npu", INT8),
+        (asking("auto"), "npu", None),
     ],
 )
-def test_which_settings_want_them(rollout, takes):
-    assert settings.has_fp8_kv_cache(rollout) is takes
+def test_which_settings_want_them(rollout, device, form):
+    assert settings.scales_of_cache(rollout, device) is form
 
 
 def test_the_function_stays_what_it_was_while_nobody_looks():

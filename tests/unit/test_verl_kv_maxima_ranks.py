@@ -1,4 +1,4 @@
-"""Scales of an fp8 KV cache on two gloo ranks of verl's FSDP2 engine, with and without Ulysses: all ranks' maxima."""
+"""Scales of a KV cache on two gloo ranks of verl's FSDP2 engine, with and without Ulysses: all ranks' maxima."""
 
 import os
 
@@ -25,28 +25,31 @@ def check_rank(rank: int, folder) -> None:
     from ascend_quant.integrations.verl.attention_settings import PACKED
     from ascend_quant.integrations.verl.kv_maxima import Maxima
     from ascend_quant.integrations.wrapping import install
-    from ascend_quant.refit.kv_scales import AGE, KINDS, LARGEST, MARGIN, sent_name
+    from ascend_quant.refit.kv_scales import AGE, FP8, INT8, sent_name
 
-    install(hooks.WITH_FP8_KV_CACHE)
-    wanted = {
-        sent_name(name, kind): value * MARGIN / LARGEST
-        for name, values in largest(plain_model(), [ids.unsqueeze(0) for ids in texts()]).items()
-        for kind, value in zip(KINDS, values, strict=True)
-    }
-    for ulysses in (1, RANKS):
-        engine, maxima = build(folder, PACKED, ulysses), Maxima()
-        with maxima.training():
-            gradients(engine)
-        alone = [found.clone() for found in maxima._of.values()]
-        sent = {name: tensor.item() for name, tensor in maxima.as_sent(engine.module, torch.device("cpu"))}
-        assert sent.pop(AGE) == 0 and list(sent) == list(wanted)
-        assert sent == pytest.approx(wanted, rel=1e-5), ulysses
-        others = [torch.empty_like(torch.stack(alone)) for _ in range(RANKS)]
-        dist.all_gather(others, torch.stack(alone))
-        assert not torch.equal(*others), "the ranks have seen other samples"
-    if rank == 0:  # a rank that has seen nothing does not keep the others waiting
-        maxima._of.clear()
-    assert len(maxima.as_sent(engine.module, torch.device("cpu"))) == len(wanted) + 1
+    install(hooks.WITH_KV_SCALES)
+    for form in (FP8, INT8):
+        seen = largest(plain_model(), [ids.unsqueeze(0) for ids in texts()], form.by_channel)
+        wanted = {
+            sent_name(name, kind): pytest.approx([value * form.margin / form.largest for value in values], rel=1e-5)
+            for name, of_qkv in seen.items()
+            for kind, values in zip("qkv", of_qkv, strict=True)
+            if kind in form.kinds
+        }
+        for ulysses in (1, RANKS):
+            engine, maxima = build(folder, PACKED, ulysses), Maxima(form)
+            with maxima.training():
+                gradients(engine)
+            alone = [found.clone() for found in maxima._of.values()]
+            sent = {name: tensor.tolist() for name, tensor in maxima.as_sent(engine.module, torch.device("cpu"))}
+            assert sent.pop(AGE) == [0] and list(sent) == list(wanted)
+            assert sent == wanted, ulysses
+            others = [torch.empty_like(torch.stack(alone)) for _ in range(RANKS)]
+            dist.all_gather(others, torch.stack(alone))
+            assert not torch.equal(*others), "the ranks have seen other samples"
+        if rank == 0:  # a rank that has seen nothing does not keep the others waiting
+            maxima._of.clear()
+        assert len(maxima.as_sent(engine.module, torch.device("cpu"))) == len(wanted) + 1
     leave()
 
 

@@ -14,7 +14,8 @@ from ascend_quant.refit import RefitError
 
 def config(model="org/model", **rollout):
     rollout = {"name": "vllm", "quantization": None, "engine_kwargs": {}, **rollout}
-    return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {"path": str(model)}}})
+    actor = {"rollout": rollout, "model": {"path": str(model)}}
+    return OmegaConf.create({"actor_rollout_ref": actor, "trainer": {"device": "cuda"}})
 
 
 @pytest.mark.parametrize(
@@ -100,10 +101,15 @@ def test_model_that_is_not_there(tmp_path, monkeypatch):
         settings.check(config(model=tmp_path))
 
 
+ASKED = {"hf_overrides": {"quantization_config": {"kv_cache": "int8"}}}
+
+
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "megatron"])
-def test_an_fp8_kv_cache_wants_a_trainer_whose_attention_is_looked_at(strategy, monkeypatch):
+@pytest.mark.parametrize(("engine", "device"), [({"kv_cache_dtype": "fp8"}, "cuda"), (ASKED, "npu")])
+def test_a_kv_cache_with_scales_wants_a_trainer_whose_attention_is_looked_at(engine, device, strategy, monkeypatch):
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    cached = config(engine_kwargs={"vllm": {"kv_cache_dtype": "fp8"}})
+    cached = config(engine_kwargs={"vllm": engine})
+    cached.trainer.device = device
     cached.actor_rollout_ref.actor = {"strategy": strategy}
     if strategy == "megatron":
         with pytest.raises(RefitError, match=strategy):

@@ -141,14 +141,14 @@ WITH_OUR_ATTENTION = (
     ),
 )
 
-WITH_FP8_KV_CACHE = (
+WITH_KV_SCALES = (
     Hook(
         ("transformers.modeling_utils:AttentionInterface.get_interface",),
         looking,
         why="q, k and v behind norms and rotation exist inside an attention's forward alone, whichever function it "
         "calls; scales of the rollout's KV cache are taken of them",
         versions="transformers 5.9; those that have no such method are refused",
-        off="kv_cache other than fp8; outside a pass that looks it does nothing",
+        off="a kv_cache without such scales; outside a pass that looks it does nothing",
     ),
 )
 
@@ -176,7 +176,7 @@ WITH_EARLY_ACTORS = (
     ),
 )
 
-HOOKS = (*ON_CPU, *WITH_OUR_ATTENTION, *WITH_FP8_KV_CACHE, *WHEN_WEIGHTS_LEAVE, *WITH_EARLY_ACTORS)
+HOOKS = (*ON_CPU, *WITH_OUR_ATTENTION, *WITH_KV_SCALES, *WHEN_WEIGHTS_LEAVE, *WITH_EARLY_ACTORS)
 
 _HERE, OWN_ENTRY = "ascend_quant.integrations.verl", "verl's own main_ppo"
 BY_HAND = (

@@ -1,12 +1,14 @@
-"""What an fp8 KV cache of the rollout must hold, seen by the trainer: the largest |q|, |k| and |v| of each layer.
+"""What a KV cache with scales of the rollout must hold, seen by the trainer: the largest |q|, |k| and |v| of each layer
+(fp8), or of each channel of its keys' and values' heads (int8, on NPUs).
 
 They are taken where transformers hands them to the attention of its choice, behind the norms of q and k and the
 rotation, in the pass that takes the log-probabilities of the step's samples. A step without such a pass (verl's bypass
 mode) takes them while it trains. Nothing waits for the device, and nothing moves between ranks, before the weights
 leave.
 
-A new pass begins anew. Two syncs of one step send the same. Before the first pass nothing is sent, and the engine takes
-bounds from the weights (refit/kv_bounds.py).
+A new pass begins anew. Two syncs of one step send the same. Before the first pass nothing is sent for fp8, and the
+engine takes bounds from the weights (refit/kv_bounds.py). For int8 no bound is tight enough: `look_first` makes a pass
+of its own, over random tokens.
 """
 
 import re
@@ -19,24 +21,34 @@ import torch
 import torch.distributed as dist
 
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.kv_scales import AGE, KINDS, scale_of, sent_name
+from ascend_quant.refit.kv_scales import AGE, FP8, Form, scale_of, sent_name
 from ascend_quant.refit.sent import NamedTensor
 
 ATTENTION = re.compile(r"(?:^|\.)layers\.\d+\.self_attn$")
 TAKING: list["Maxima"] = []  # those that look at present; the last one sees
+TOKENS = 512  # of `look_first`, on each rank
 
 
 class Maxima:
     """Of the passes of one step, on this rank.
 
+    Args:
+        form: what the cache's scales are.
+
     Attributes:
         updates: of the model, since the pass that took them began.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, form: Form = FP8) -> None:
+        self.form = form
         self._of: dict[torch.nn.Module, torch.Tensor] = {}
         self._over = True  # the next pass begins anew
         self.updates = 0
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether there has been any pass."""
+        return bool(self._of)
 
     @contextmanager
     def taking(self) -> Generator[None]:
@@ -60,9 +72,12 @@ class Maxima:
         self._over, self.updates = True, self.updates + 1
 
     @torch.no_grad()
-    def note(self, module: torch.nn.Module, *qkv: torch.Tensor) -> None:
+    def note(self, module: torch.nn.Module, *qkv_BHSD: torch.Tensor) -> None:
         """What a layer's attention gets; padding included."""
-        largest = torch.stack([torch.linalg.vector_norm(x.detach(), torch.inf).float() for x in qkv])
+        given = dict(zip("qkv", qkv_BHSD, strict=True))
+        dims = (0, 2) if self.form.by_channel else None
+        norms = [torch.linalg.vector_norm(given[kind].detach(), torch.inf, dim=dims) for kind in self.form.kinds]
+        largest = torch.stack([norm.float().flatten() for norm in norms])
         known = self._of.get(module)
         self._of[module] = largest if known is None else torch.maximum(known, largest)
 
@@ -79,32 +94,47 @@ class Maxima:
         """
         attentions = {plain_name(name): module for name, module in model.named_modules()}
         attentions = {name: module for name, module in attentions.items() if ATTENTION.search(name)}
-        nothing = torch.full((len(KINDS),), -1.0, device=device)
-        rows = [self._of.get(module, nothing).to(device) for module in attentions.values()]
+        rows = [self._seen_by(module).to(device) for module in attentions.values()]
         if not rows:
-            raise RefitError(
-                f"{type(model).__name__} has no layers.N.self_attn: no scales of an fp8 KV cache; set auto"
-            )
+            raise RefitError(f"{type(model).__name__} has no layers.N.self_attn: no scales of a KV cache; set auto")
         largest = torch.stack(rows)
         if dist.is_initialized():
             dist.all_reduce(largest, dist.ReduceOp.MAX)
         self._over = True
-        seen = (largest[:, 0] >= 0) | largest[:, 0].isnan()
+        seen = (largest[:, 0, 0] >= 0) | largest[:, 0, 0].isnan()
         if not seen.any():
             return []
         if not seen.all():
             name = list(attentions)[int(seen.logical_not().nonzero()[0])]
             raise RefitError(
                 f"{name}: its attention is not called as transformers calls one, so nobody saw its q, k and v: the "
-                "scales of an fp8 KV cache are not known; set kv_cache=auto, or another attn_implementation"
+                "scales of the KV cache are not known; set kv_cache=auto, or another attn_implementation"
             )
-        scales = scale_of(largest)
+        scales = scale_of(largest, self.form)
         named = [
-            (sent_name(name, kind), scales[row, column : column + 1])
+            (sent_name(name, kind), scales[row, column])
             for row, name in enumerate(attentions)
-            for column, kind in enumerate(KINDS)
+            for column, kind in enumerate(self.form.kinds)
         ]
         return [*named, (AGE, torch.tensor([max(self.updates - 1, 0)], device=device))]
+
+    def _seen_by(self, module: torch.nn.Module) -> torch.Tensor:
+        """(kinds, channels); -1 of an attention that nobody looked at."""
+        if (found := self._of.get(module)) is not None:
+            return found
+        channels = module.config.num_key_value_heads * module.head_dim if self.form.by_channel else 1
+        return torch.full((len(self.form.kinds), channels), -1.0)
+
+    @torch.no_grad()
+    def look_first(self, model: torch.nn.Module, device: torch.device) -> None:
+        """A pass over random tokens, others on every rank: what the sync before the first step sends."""
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        generator = torch.Generator("cpu").manual_seed(rank)
+        size = model.config.get_text_config().vocab_size
+        ids = torch.randint(size, (1, TOKENS), generator=generator, device="cpu").to(device)
+        with self.taking(), torch.autocast(device.type, torch.bfloat16):
+            model(input_ids=ids, position_ids=torch.arange(TOKENS, device=device).unsqueeze(0), use_cache=False)
+        self._over = True  # the first step begins anew
 
 
 def plain_name(name: str) -> str:

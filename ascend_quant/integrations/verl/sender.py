@@ -24,6 +24,7 @@ from ascend_quant.integrations.verl.rounding import ENGINE_DTYPE, is_rounded, ke
 from ascend_quant.integrations.verl.sent_figures import Figures, SentFigures
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.names import Unquantized
+from ascend_quant.refit.kv_scales import Form
 from ascend_quant.refit.proof import prepare, sending_groups
 from ascend_quant.refit.sent import NamedTensor
 
@@ -36,22 +37,25 @@ class SendingTrainingWorker(TrainingWorker):
     Attributes:
         proves: whether digests follow the weights.
         rounds: whether what a BF16 engine rounds leaves in BF16, see rounding.py.
-        takes_maxima: whether scales of an fp8 KV cache follow the weights, see kv_maxima.py.
+        form: of the scales of a KV cache that follow the weights, see kv_maxima.py; None if none do.
         unquantized: by fake quantization, see qat_worker.py.
         figures: of the last sync.
     """
 
-    proves, rounds, takes_maxima = True, False, False
+    proves, rounds = True, False
+    form: Form | None = None
     unquantized: Unquantized | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.began, self.seconds = time.perf_counter(), 0.0  # until the model is there
         self.figures = SentFigures()
         super().__init__(*args, **kwargs)
-        self.engine.get_per_tensor_param = with_weights(self.engine.get_per_tensor_param, self.as_sent)
-        if self.takes_maxima:
-            self.maxima = Maxima()
-            install(hooks.WITH_FP8_KV_CACHE)
+        get_weights = self.engine.get_per_tensor_param
+        if self.form is not None:
+            self.maxima = Maxima(self.form)
+            install(hooks.WITH_KV_SCALES)
+            get_weights = self.once_looked_at(get_weights)
+        self.engine.get_per_tensor_param = with_weights(get_weights, self.as_sent)
 
     def as_sent(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
         """The engine's weights as they leave; digests are of what leaves."""
@@ -60,10 +64,22 @@ class SendingTrainingWorker(TrainingWorker):
         if groups is None:
             rounds = self.rounds
             groups = ([pair] for pair in (rounded(weights, kept_by(self.engine.module)) if rounds else weights))
-        if self.takes_maxima:
+        if self.form is not None:
             groups = chain(groups, self._scales())
         groups = self.figures.counted(groups)
         return sending_groups(groups, self.unquantized) if self.proves else chain.from_iterable(groups)
+
+    def once_looked_at(self, get_weights: Callable) -> Callable:
+        """verl's `get_per_tensor_param`: a pass before the first of all, where the engine has no other scales."""
+
+        @functools.wraps(get_weights)
+        def get(*args: Any, **kwargs: Any) -> Any:
+            if self.form is not None and self.form.by_channel and not self.maxima.has_seen:
+                with self.engine.eval_mode():
+                    self.maxima.look_first(self.engine.module, own_device())
+            return get_weights(*args, **kwargs)
+
+        return get
 
     def _scales(self) -> Iterator[list[NamedTensor]]:
         """Of the KV cache, once the weights have left."""
@@ -71,12 +87,12 @@ class SendingTrainingWorker(TrainingWorker):
 
     @functools.wraps(TrainingWorker.infer_batch)
     def infer_batch(self, data: Any) -> Any:
-        with self.maxima.taking() if self.takes_maxima else nullcontext():
+        with self.maxima.taking() if self.form is not None else nullcontext():
             return super().infer_batch(data)
 
     @functools.wraps(TrainingWorker.train_mini_batch)
     def train_mini_batch(self, data: Any) -> Any:
-        with self.maxima.training() if self.takes_maxima else nullcontext():
+        with self.maxima.training() if self.form is not None else nullcontext():
             return super().train_mini_batch(data)
 
     def _gathered(self) -> Iterable[list[NamedTensor]] | None:
@@ -124,16 +140,16 @@ class SendsWeights:
 
 
 def sends_weights(
-    worker_class: type, engine_dtype: str | None = None, proves: bool = True, takes_maxima: bool = False
+    worker_class: type, engine_dtype: str | None = None, proves: bool = True, form: Form | None = None
 ) -> type:
     """verl's actor worker class, whose training worker is a `SendingTrainingWorker`.
 
     Args:
         engine_dtype: verl's `rollout.dtype`.
         proves: whether digests follow the weights.
-        takes_maxima: whether scales of an fp8 KV cache do.
+        form: of the scales of a KV cache that do; None if none.
     """
-    chosen = {"proves": proves, "rounds": engine_dtype == ENGINE_DTYPE, "takes_maxima": takes_maxima}
+    chosen = {"proves": proves, "rounds": engine_dtype == ENGINE_DTYPE, "form": form}
     actor = type(SendingTrainingWorker.__name__, (SendingTrainingWorker,), chosen)
     return type(f"Sending{worker_class.__name__}", (SendsWeights, worker_class), {"actor_worker_cls": actor})
 

@@ -9,6 +9,7 @@ from ascend_quant.engine.options import NAME as QUANTIZATION
 from ascend_quant.flashrl.config import resolve
 from ascend_quant.flashrl.variables import from_environment
 from ascend_quant.refit import RefitError
+from ascend_quant.refit.kv_scales import FP8, INT8, Form
 
 PLUGIN_GROUP = "vllm.general_plugins"
 OPTIONS = ("proof", "qat")  # of rollout.engine_kwargs.ascend_quant
@@ -61,11 +62,17 @@ def wants_proof(rollout: Any) -> bool:
     return proof
 
 
-def has_fp8_kv_cache(rollout: Any) -> bool:
-    """Whether the engines' KV cache is fp8 with one scale a layer, which the trainer then sends behind the weights."""
+def scales_of_cache(rollout: Any, device: str) -> Form | None:
+    """What scales of the engines' KV cache the trainer sends behind the weights; None of a cache that has none.
+
+    Args:
+        device: verl's `trainer.device`: on NPUs int8 has some, elsewhere they lie in the cache.
+    """
     engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
-    overrides = (engine.get("hf_overrides") or {}).get("quantization_config") or {}
-    return engine.get("kv_cache_dtype") in ("fp8", "fp8_e4m3") or overrides.get("kv_cache") == "fp8"
+    asked = ((engine.get("hf_overrides") or {}).get("quantization_config") or {}).get("kv_cache")
+    if engine.get("kv_cache_dtype") in ("fp8", "fp8_e4m3") or asked == "fp8":
+        return FP8
+    return INT8 if asked == "int8" and device == "npu" else None
 
 
 def options_of(rollout: Any) -> Mapping[str, Any]:
@@ -96,8 +103,8 @@ def check(config: Any) -> None:
             f"quantization {QUANTIZATION}: choose another backend (naive, nccl, ...)"
         )
     wants_proof(rollout)  # raises if it cannot be told
-    if has_fp8_kv_cache(rollout):
-        _check_looked_at(config.actor_rollout_ref.actor.strategy)
+    if (form := scales_of_cache(rollout, config.trainer.device)) is not None:
+        _check_looked_at(config.actor_rollout_ref.actor.strategy, form)
     if not any(point.name == QUANTIZATION for point in entry_points(group=PLUGIN_GROUP)):
         raise RefitError(
             f"vLLM cannot find the plugin {QUANTIZATION}: install this project with pip in the engine's environment"
@@ -110,10 +117,10 @@ def check(config: Any) -> None:
         raise RefitError(f"actor_rollout_ref.model.path={model} has no config.json: give a model folder")
 
 
-def _check_looked_at(strategy: str) -> None:
-    """Raise RefitError unless this trainer's attention can be looked at for the scales of an fp8 KV cache."""
+def _check_looked_at(strategy: str, form: Form) -> None:
+    """Raise RefitError unless this trainer's attention can be looked at for the scales of a KV cache."""
     if strategy not in ("fsdp", "fsdp2"):
         raise RefitError(
-            f"actor.strategy={strategy} with an fp8 KV cache: only transformers' attention (fsdp, fsdp2) is looked at "
-            "for its scales; leave kv_cache at auto"
+            f"actor.strategy={strategy} with an {form.cache} KV cache: only transformers' attention (fsdp, fsdp2) is "
+            "looked at for its scales; leave kv_cache at auto"
         )

@@ -89,11 +89,11 @@ class RefitTrainer:
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()  # here verl says which role is played by which worker class
         rollout = self.config.actor_rollout_ref.rollout
-        proves, takes_maxima = settings.wants_proof(rollout), settings.has_fp8_kv_cache(rollout)
+        proves, form = settings.wants_proof(rollout), settings.scales_of_cache(rollout, self.config.trainer.device)
         for role, actor_class in self.role_worker_mapping.items():
             worker_class = plain_class(actor_class)
             if issubclass(worker_class, ActorRolloutRefWorker):
-                sending = sends_weights(worker_class, rollout.dtype, proves, takes_maxima)
+                sending = sends_weights(worker_class, rollout.dtype, proves, form)
                 self.role_worker_mapping[role] = ray.remote(sending)
 
     def _consume_sync_metrics(self) -> dict[str, Any]:

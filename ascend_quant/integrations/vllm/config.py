@@ -17,6 +17,7 @@ import torch
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+from vllm.platforms import current_platform
 
 from ascend_quant.engine.options import Options
 from ascend_quant.integrations.vllm import towers
@@ -32,6 +33,7 @@ from ascend_quant.integrations.vllm.layers.plain import (
 )
 from ascend_quant.names import ROUTERS, Ignored, Layer, PatternError, experts_of, layer_of
 from ascend_quant.refit import RefitError
+from ascend_quant.refit.kv_scales import Buffers
 from ascend_quant.schemes import get_scheme
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,15 @@ class AscendQuantConfig(QuantizationConfig):
     def make_plain(self, model: torch.nn.Module) -> None:
         """Give layers that vLLM has built with its own unquantized methods ours instead; see `inventory.make_plain`."""
         make_plain(model, {**self.PLAIN, UnquantizedEmbeddingMethod: self.embedding})
+
+    def buffers_of(self, model: torch.nn.Module) -> Buffers | None:
+        """Those of the scales of a KV cache that is made of the option kv_cache, not of vLLM's dtype: none here."""
+        return None
+
+    @classmethod
+    def why_no_cache(cls, asked: str) -> str | None:
+        """Why there is no such cache on a platform that vLLM has no dtype for."""
+        return f"it is not served on {current_platform.device_type} by this version"
 
     def choose(self, rank: int) -> None:
         """Take the options of data-parallel replica `rank`."""

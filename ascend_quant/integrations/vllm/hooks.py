@@ -271,11 +271,11 @@ BY_HAND = (
         off=ANOTHER,
     ),
     ByHand(
-        "process_weights_after_loading of an attention layer with an fp8 KV cache",
+        "process_weights_after_loading of an attention layer with an fp8 KV cache, or C8",
         "ascend_quant.integrations.vllm.kv_scales:follow",
         why="vLLM's sets the scales of the cache to 1, after every load",
-        versions="0.23 and 0.28",
-        off="a KV cache of another dtype",
+        versions="0.23 and 0.28, vllm-ascend 0.23",
+        off="another KV cache",
     ),
     ByHand(
         "the conv1d of a gated delta net, where its kernels look for it, on a CPU with AMX",

@@ -1,7 +1,8 @@
 """The option kv_cache: which of vLLM's dtypes it means, put in place where an engine's configuration is made.
 
     int8  int8_per_token_head: a float32 scale beside each token's row of each head, so nothing follows a sync; by an
-          attention of our own (attention/), on NVIDIA GPUs
+          attention of our own (attention/), on NVIDIA GPUs. On NPUs vllm-ascend's C8, which is no dtype of vLLM's: the
+          quantization config makes it (vllm_ascend/c8.py)
     fp8   fp8 (e4m3): a scale a layer for keys, values and queries
     auto  what the engine is told otherwise
 
@@ -13,6 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vllm.model_executor.layers.quantization import get_quantization_config
 from vllm.platforms import current_platform
 
 from ascend_quant.engine.options import NAME
@@ -67,13 +69,20 @@ def configure(arguments: Any, asked: str) -> None:
         KvCacheError: this engine or device does not serve it, or the caller has asked for another one as well.
     """
     check_engine(asked)
-    given = arguments.kv_cache_dtype
-    if given not in ("auto", *SAME[asked]):
+    given, dtypes = arguments.kv_cache_dtype, ("auto", *SAME[asked]) if _is_dtype() else ("auto",)
+    if given not in dtypes:
         raise KvCacheError(f"option kv_cache={asked}, but the engine is given kv_cache_dtype={given!r}: leave one out")
+    if not _is_dtype():
+        return
     if asked == "int8" and (reason := choose(arguments)):
         raise KvCacheError(f"option kv_cache=int8: {reason}; leave it at auto")
     arguments.kv_cache_dtype = DTYPES[asked]
     logger.info("kv_cache %s: vLLM's %s", asked, DTYPES[asked])
+
+
+def _is_dtype() -> bool:
+    """Whether a cache is a dtype of vLLM's here."""
+    return current_platform.is_cuda() or current_platform.is_cpu()
 
 
 def check_engine(asked: str) -> None:
@@ -84,12 +93,12 @@ def check_engine(asked: str) -> None:
 
 def problem_of_engine(asked: str) -> str | None:
     """Why this vLLM does not serve it on this device."""
+    if not _is_dtype():
+        return get_quantization_config(NAME).why_no_cache(asked)
     if DTYPES[asked] not in compat.cache_dtypes():
         return f"this vLLM has no cache of {DTYPES[asked]}"
     if current_platform.is_cpu():
         return no_cache_on_cpus(asked)
-    if not current_platform.is_cuda():
-        return f"it is not served on {current_platform.device_type} by this version"
     if asked == "fp8" and not current_platform.has_device_capability(FP8_CAPABILITY):
         return "GPUs before compute capability 8.9 (A100) have no FP8; int8 is served there"
     if asked == "int8" and os.environ.get("VLLM_KV_CACHE_LAYOUT", "NHD") != "NHD":
@@ -110,6 +119,6 @@ def problem_of_model(asked: str, model_config: Any) -> str | None:
     if model_config.is_hybrid or model_config.is_attention_free:
         return "models with other layers than attention (hybrid) have pages of several sizes"
     kinds = sorted(set(getattr(model_config.hf_text_config, "layer_types", None) or ()))
-    if len(kinds) > 1 and asked == "int8":
+    if len(kinds) > 1 and asked == "int8" and _is_dtype():
         return f"the layers are unequal ({', '.join(kinds)}); vLLM misplaces its scales where pages differ"
     return None

@@ -1,8 +1,8 @@
-"""vLLM's buffers for the scales of an fp8 KV cache, kept at those of this step (see refit/kv_scales.py).
+"""An engine's buffers for the scales of its KV cache, kept at those of this step (see refit/kv_scales.py).
 
-vLLM's attention reads `_q_scale`, `_k_scale` and `_v_scale`, buffers on the device, or their twins on the host. It sets
-all to 1 whenever a model has been loaded, and when the memory of the cache wakes up. Captured graphs read the buffers
-by address.
+Here those of vLLM's fp8 cache; a platform with another one has its own (vllm_ascend/c8.py). vLLM's attention reads
+`_q_scale`, `_k_scale` and `_v_scale`, buffers on the device, or their twins on the host. It sets all to 1 whenever a
+model has been loaded, and when the memory of the cache wakes up. Captured graphs read the buffers by address.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from vllm.config import VllmConfig
 from ascend_quant.integrations.vllm import compat
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.kv_bounds import NORM_BEFORE_ATTENTION, Bounds
-from ascend_quant.refit.kv_scales import KINDS, KvScales, Three
+from ascend_quant.refit.kv_scales import FP8, KvScales
 
 STATIC = ("fp8", "fp8_e4m3")  # vLLM's names of the dtype whose codes go to 448
 OTHER_STATIC = ("fp8_e5m2", "fp8_inc", "nvfp4", "fp8_ds_mla")
@@ -34,44 +34,47 @@ def follow(model: nn.Module, vllm_config: VllmConfig) -> KvScales | None:
     asked = vllm_config.cache_config.cache_dtype
     if asked in OTHER_STATIC:
         raise RefitError(f"kv_cache_dtype={asked}: its scales would not follow the weights; set fp8")
-    if asked not in STATIC:
+    buffers = Buffers(attentions(model, _is_static)) if asked in STATIC else vllm_config.quant_config.buffers_of(model)
+    if buffers is None:
         return None
-    layers = {_short(name): module for name, module in model.named_modules() if _is_static(module)}
-    _check(model, vllm_config, layers)
-    scales = KvScales(Buffers(layers), _bounds(vllm_config), _kind(vllm_config))
-    for name, layer in layers.items():
+    _check(model, vllm_config, buffers.modules, f"kv_cache={buffers.form.cache}")
+    bounds = None if buffers.form.by_channel else _bounds(vllm_config)
+    scales = KvScales(buffers, bounds, _kind(vllm_config))
+    for name, layer in buffers.modules.items():
         layer.process_weights_after_loading = _then_written(layer.process_weights_after_loading, scales, name)
     return scales
+
+
+def attentions(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> dict[str, nn.Module]:
+    """Some of a model's layers, by their names from `layers.` on, without vLLM's own last part."""
+    named = ((name, module) for name, module in model.named_modules() if wanted(module))
+    return {name[max(name.find("layers."), 0) :].removesuffix(".attn"): module for name, module in named}
 
 
 def _is_static(module: nn.Module) -> bool:
     return isinstance(module, compat.AttentionLayer) and getattr(module, "kv_cache_dtype", None) in STATIC
 
 
-def _short(name: str) -> str:
-    """An attention's name from `layers.` on, without vLLM's own last part."""
-    return name[max(name.find("layers."), 0) :].removesuffix(".attn")
-
-
-def _check(model: nn.Module, vllm_config: VllmConfig, layers: Mapping[str, nn.Module]) -> None:
-    fp8 = f"kv_cache_dtype={vllm_config.cache_config.cache_dtype}"
+def _check(model: nn.Module, vllm_config: VllmConfig, layers: Mapping[str, nn.Module], cache: str) -> None:
     if compat.MLA_LAYER is not None and any(isinstance(module, compat.MLA_LAYER) for module in model.modules()):
-        raise RefitError(f"{fp8} with latent attention (MLA): its scales would not follow the weights; set auto")
+        raise RefitError(f"{cache} with latent attention (MLA): its scales would not follow the weights; set auto")
     if vllm_config.quant_config.options.profile is not None:
-        raise RefitError(f"{fp8} with a profile, which may make v others than a trainer sees: leave the profile out")
+        raise RefitError(f"{cache} with a profile, which may make v others than a trainer sees: leave the profile out")
     if getattr(vllm_config, "speculative_config", None) is not None:
-        raise RefitError(f"{fp8} with speculative decoding: a drafter's scales would not follow the weights; set auto")
+        raise RefitError(
+            f"{cache} with speculative decoding: a drafter's scales would not follow the weights; set auto"
+        )
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         raise RefitError("calculate_kv_scales takes the scales of one batch, for good: leave it out, they follow syncs")
     if not compat.begins_anew():
-        raise RefitError(f"{fp8}: this vLLM cannot compute anew what is in flight when scales change; set auto")
+        raise RefitError(f"{cache}: this vLLM cannot compute anew what is in flight when scales change; set auto")
     for name, layer in layers.items():
         if getattr(layer, "kv_sharing_target_layer_name", None) is not None:
-            raise RefitError(f"{fp8}: {name} reads the cache of {layer.kv_sharing_target_layer_name}; set auto")
+            raise RefitError(f"{cache}: {name} reads the cache of {layer.kv_sharing_target_layer_name}; set auto")
         backend = layer.get_attn_backend().get_name()
         if backend in READS_HOST_ONCE:
             raise RefitError(
-                f"{fp8} with backend {backend}: it keeps the first scales; set attention_backend=FLASH_ATTN"
+                f"{cache} with backend {backend}: it keeps the first scales; set attention_backend=FLASH_ATTN"
             )
 
 
@@ -95,35 +98,42 @@ def _kind(vllm_config: VllmConfig) -> str:
 
 
 class Buffers:
-    """Those of the attention layers of one model."""
+    """Those of the attention layers of one model whose cache is fp8.
 
-    def __init__(self, layers: Mapping[str, nn.Module]):
-        self._layers = layers
+    Args:
+        modules: by their names.
+    """
+
+    form, channels = FP8, 1
+
+    def __init__(self, modules: Mapping[str, nn.Module]):
+        self.modules = modules
 
     @property
     def layers(self) -> Sequence[str]:
-        return list(self._layers)
+        return list(self.modules)
+
+    def kept(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The device's and the host's."""
+        return [values.flatten()] * 2
 
     @torch.no_grad()
-    def write(self, by_layer: Mapping[str, Three]) -> None:
-        for name, three in by_layer.items():
-            layer = self._layers[name]
-            for kind, value in zip(KINDS, three, strict=True):
+    def write(self, by_layer: Mapping[str, torch.Tensor]) -> None:
+        for name, values in by_layer.items():
+            layer = self.modules[name]
+            for kind, value in zip(FP8.kinds, values.flatten().tolist(), strict=True):
                 getattr(layer, f"_{kind}_scale").fill_(value)
                 setattr(layer, f"_{kind}_scale_float", value)
                 if (host := getattr(layer, f"_{kind}_scale_cpu", None)) is not None:
                     host.fill_(value)
 
-    def read(self) -> Mapping[str, Sequence[Three]]:
-        """Of each layer the device's and the host's."""
-        on_device = torch.stack([getattr(layer, f"_{kind}_scale") for layer in self._layers.values() for kind in KINDS])
-        values = iter(on_device.tolist())
+    def read(self) -> Mapping[str, Sequence[torch.Tensor]]:
+        layers = self.modules.values()
+        on_device = torch.stack([getattr(layer, f"_{kind}_scale") for layer in layers for kind in FP8.kinds])
+        here = on_device.cpu().view(len(layers), len(FP8.kinds))
         return {
-            name: [
-                (next(values), next(values), next(values)),
-                (layer._q_scale_float, layer._k_scale_float, layer._v_scale_float),
-            ]
-            for name, layer in self._layers.items()
+            name: [row, torch.tensor([getattr(layer, f"_{kind}_scale_float") for kind in FP8.kinds])]
+            for row, (name, layer) in zip(here, self.modules.items(), strict=True)
         }
 
 

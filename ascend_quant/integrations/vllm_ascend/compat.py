@@ -9,11 +9,13 @@
 | experts                        | FRACTAL_NZ                   | plain                             |
 | scales in the model's dtype    | of w2                        | of w13 and w2                     |
 | int8 experts in ACL graphs     | always                       | shared by 16 ranks and more       |
+| an int8 KV cache (C8)          | quantization.methods         | none                              |
 
 Here all have methods that are made of their scheme, and one base for our config. What differs among the newer ones is a
 setting (refusals.py), or of the vLLM below: newer ones hold the weights of experts in a module of their own.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
 
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
@@ -22,7 +24,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 
 if find_spec("vllm_ascend.quantization.method_adapters"):
     from vllm_ascend.ops.linear import AscendUnquantizedLinearMethod
-    from vllm_ascend.quantization.method_adapters import AscendFusedMoEMethod, AscendLinearMethod
+    from vllm_ascend.quantization.method_adapters import AscendFusedMoEMethod, AscendKVCacheMethod, AscendLinearMethod
     from vllm_ascend.quantization.methods import AscendW8A8DynamicFusedMoEMethod as ExpertsScheme
     from vllm_ascend.quantization.methods import AscendW8A8DynamicLinearMethod as LinearScheme
 
@@ -30,6 +32,8 @@ if find_spec("vllm_ascend.quantization.method_adapters"):
     EXPERTS_IN_NZ = True
     ROUNDED_SCALES = ("w2_weight_scale",)
     RANKS_FOR_GRAPHS = 1
+    _C8 = [f"vllm_ascend.quantization.methods.{name}" for name in ("kv_c8", "kv_cache.kv_c8")]  # before 0.30, since
+    C8Scheme = next((import_module(name).AscendC8KVCacheAttentionMethod for name in _C8 if find_spec(name)), None)
 else:
     from vllm_ascend.quantization import quant_config
     from vllm_ascend.quantization.quant_config import AscendQuantConfig as OwnConfig
@@ -39,6 +43,7 @@ else:
     AscendUnquantizedLinearMethod = UnquantizedLinearMethod  # it uses vLLM's
     EXPERTS_IN_NZ = False
     ROUNDED_SCALES = ("w13_weight_scale", "w2_weight_scale")  # npu_grouped_matmul takes both as they are
+    C8Scheme = AscendKVCacheMethod = None
     RANKS_FOR_GRAPHS = 16  # among fewer, its graphs gather tokens and do not quantize them (AllGatherCommImpl.permute)
 
     class AscendLinearMethod(quant_config.AscendLinearMethod):
@@ -55,6 +60,16 @@ else:
             self.quant_method = scheme
 
 
+def attention_class() -> type:
+    """Of attention layers that C8 makes its own."""
+    return import_module("vllm_ascend.attention.attention_v1").AscendAttentionBackendImpl
+
+
+def device_type() -> str:
+    """The kind of NPU: A2, A3, .."""
+    return import_module("vllm_ascend.utils").get_ascend_device_type().name
+
+
 class AscendConfig(OwnConfig):
     """A config that describes no layer: theirs would take ModelSlim's descriptions."""
 
@@ -69,8 +84,12 @@ __all__ = [
     "ROUNDED_SCALES",
     "AscendConfig",
     "AscendFusedMoEMethod",
+    "AscendKVCacheMethod",
     "AscendLinearMethod",
     "AscendUnquantizedLinearMethod",
+    "C8Scheme",
     "ExpertsScheme",
     "LinearScheme",
+    "attention_class",
+    "device_type",
 ]

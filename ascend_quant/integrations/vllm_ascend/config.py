@@ -12,9 +12,11 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from ascend_quant.engine.options import NAME, Options
-from ascend_quant.integrations.vllm.compat import EXPERTS_LAYER
+from ascend_quant.integrations.vllm.compat import EXPERTS_LAYER, AttentionLayer
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
 from ascend_quant.integrations.vllm.inventory import number_of_experts
+from ascend_quant.integrations.vllm_ascend import c8
+from ascend_quant.integrations.vllm_ascend.c8_refusals import why_engine_has_none
 from ascend_quant.integrations.vllm_ascend.compat import AscendConfig, AscendUnquantizedLinearMethod
 from ascend_quant.integrations.vllm_ascend.experts import Int8NpuExpertsMethod
 from ascend_quant.integrations.vllm_ascend.linear import Int8NpuLinearMethod
@@ -22,6 +24,7 @@ from ascend_quant.integrations.vllm_ascend.plain import NpuPlainLinearMethod
 from ascend_quant.integrations.vllm_ascend.refusals import refuse
 from ascend_quant.kernels.npu_ops import check_pair
 from ascend_quant.refit import RefitError
+from ascend_quant.refit.kv_scales import Buffers
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,16 @@ class NpuQuantConfig(AscendQuantConfig, AscendConfig):
         super()._set(options)
         if self.scheme.codes not in (None, "int8"):
             raise RefitError(f"scheme {self.scheme.name} is not served on NPUs by this version: use int8 or bf16")
+        if options.kv_cache != "auto" and (why := why_engine_has_none(options.kv_cache)):
+            raise RefitError(f"kv_cache={options.kv_cache}: {why}; set kv_cache=auto")
+        self.enable_c8_quant = options.kv_cache == "int8"  # read by vllm-ascend's attention and its graphs
+
+    @classmethod
+    def why_no_cache(cls, asked: str) -> str | None:
+        return why_engine_has_none(asked)
+
+    def buffers_of(self, model: torch.nn.Module) -> Buffers | None:
+        return c8.buffers_of(model) if self.enable_c8_quant else None
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, **rest) -> str | None:
@@ -69,4 +82,6 @@ class NpuQuantConfig(AscendQuantConfig, AscendConfig):
             if not self.quantizes(prefix, number_of_experts(layer)):
                 raise RefitError(f"{prefix}: on NPUs experts are served in int8 only; take them out of `ignore`")
             return Int8NpuExpertsMethod(layer.moe_config, prefix, tid2eid)
+        if self.enable_c8_quant and isinstance(layer, AttentionLayer):
+            return c8.C8Method(prefix)
         return None

@@ -1,0 +1,158 @@
+"""vllm-ascend's int8 KV cache (C8), with scales that a refit sets: a scale a channel of each head, of keys and values.
+
+Its scheme makes the cache int8 and its attention derives from four parameters of a layer, at the first forward pass and
+never again, what the kernels read:
+
+    k_cache_scale, v_cache_scale    (kv_heads * D)     the model's dtype; code = round(value / scale), no offsets
+    _c8_k_scale, .._aq_scale_..     (.., kv_heads, .., D)   views of them, read by the kernel that decodes
+    _c8_k_inv_scale                 (1, kv_heads, D)   1 / scale, a copy: written values are multiplied with it
+
+Captured ACL graphs keep weak references to the views. So here all are made with the layer, at their full size, and a
+refit writes into them: no address ever changes, and no inverse is older than its scale. The inverses are float32, since
+BF16 ones would be off by up to 0.4 %; they are divided on the host, since nobody promises how an NPU rounds a division.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+from vllm.config import get_current_vllm_config
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+
+from ascend_quant.integrations.vllm.kv_scales import attentions
+from ascend_quant.integrations.vllm.layers.plain import after_loading
+from ascend_quant.integrations.vllm_ascend.c8_probe import why_not_decoded
+from ascend_quant.integrations.vllm_ascend.c8_refusals import why_layer_has_none
+from ascend_quant.integrations.vllm_ascend.compat import AscendKVCacheMethod, C8Scheme
+from ascend_quant.refit import RefitError
+from ascend_quant.refit.kv_scales import INT8
+
+PARAMETERS = {f"{kind}_cache_{part}": float(part == "scale") for kind in INT8.kinds for part in ("scale", "offset")}
+VIEWS = {  # what is derived without a copy, by its parameter
+    f"{kind}_cache_{part}": names
+    for kind in INT8.kinds
+    for part, names in {
+        "scale": (f"_c8_{kind}_scale", f"_c8_{kind}_aq_scale_nz_bnsd"),
+        "offset": (f"_c8_{kind}_offset",),
+    }.items()
+}
+INVERSES = tuple(f"_c8_{kind}_inv_scale" for kind in INT8.kinds)
+PREPARED = "_c8_scales_prepared"  # vllm-ascend's attention derives nothing where it stands
+
+
+class Scheme(C8Scheme or object):
+    """vllm-ascend's, whose parameters have their full size from the start; they are none of the model's weights."""
+
+    def __init__(self, prefix: str):
+        super().__init__({}, prefix)
+
+    def create_weights(self, layer: nn.Module) -> None:
+        """Raises RefitError, naming the layer, where C8 would not be right."""
+        if why := why_layer_has_none(layer, get_current_vllm_config()):
+            raise RefitError(f"{self.prefix}: kv_cache=int8: {why}; set kv_cache=auto")
+        super().create_weights(layer)
+        for name, value in PARAMETERS.items():
+            like = layer._parameters.pop(name).data
+            whole = torch.full((layer.num_kv_heads * layer.head_size,), value, dtype=like.dtype, device=like.device)
+            layer.register_buffer(name, whole, persistent=False)
+        derive(layer, self.prefix)
+        if why := why_not_decoded(layer):
+            raise RefitError(f"{self.prefix}: kv_cache=int8: {why}; set kv_cache=auto")
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        after_loading(layer)
+
+
+def derive(layer: nn.Module, prefix: str) -> None:
+    """Have vllm-ascend's attention derive what it reads, now; from here on addresses stay.
+
+    Raises:
+        RefitError: naming what this version derives otherwise than what is written here.
+    """
+    layer.impl._prepare_c8_scales(layer, layer.k_cache_scale.device)
+    for name in INVERSES:
+        layer.__dict__[name] = layer.__dict__[name].float()
+    known = {*INVERSES, *(name for names in VIEWS.values() for name in names), PREPARED}
+    found = {name for name in vars(layer) if name.startswith("_c8_")}
+    copies = {
+        name
+        for parameter, names in VIEWS.items()
+        for name in names
+        if name in found and getattr(layer, name).data_ptr() != getattr(layer, parameter).data_ptr()
+    }
+    if wrong := sorted((known ^ found) | copies):
+        raise RefitError(
+            f"{prefix}: kv_cache=int8: this vllm-ascend derives {', '.join(wrong)} otherwise than 0.23.0.post1, for "
+            "which this was written, so scales would not follow the weights; set kv_cache=auto"
+        )
+
+
+class C8Method(AscendKVCacheMethod or object):
+    """An attention layer's, in the place of vLLM's method for caches with scales."""
+
+    def __init__(self, prefix: str):
+        super().__init__(Scheme(prefix))
+
+
+class C8Buffers:
+    """The scales, offsets and inverses of all attention layers of a model; see `refit.kv_scales.Buffers`.
+
+    Args:
+        modules: by their names.
+        heads: of keys, of all ranks together.
+        rank, ranks: of this rank; a head is on several where there are more ranks than heads.
+    """
+
+    form = INT8
+
+    def __init__(self, modules: Mapping[str, nn.Module], heads: int, rank: int, ranks: int):
+        self.modules = modules
+        kinds = {(layer.num_kv_heads, layer.head_size) for layer in modules.values()}
+        if len(kinds) != 1:
+            raise RefitError(f"kv_cache=int8: layers with (heads, size) {sorted(kinds)}; they must be alike: set auto")
+        (own, size), self._heads = kinds.pop(), heads
+        self._own = slice(rank * heads // ranks, rank * heads // ranks + own)
+        self.channels = heads * size
+
+    @property
+    def layers(self) -> Sequence[str]:
+        return list(self.modules)
+
+    def kept(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Scales as the model's dtype holds them, offsets, inverses of those scales: (kinds * own channels) each."""
+        dtype = next(iter(self.modules.values())).k_cache_scale.dtype
+        mine = values.view(len(INT8.kinds), self._heads, -1)[:, self._own].flatten().to(dtype).float()
+        return [mine, torch.zeros_like(mine), 1 / mine]
+
+    @torch.no_grad()
+    def write(self, by_layer: Mapping[str, torch.Tensor]) -> None:
+        for name, values in by_layer.items():
+            for places, kept in zip(_places(self.modules[name]), self.kept(values), strict=True):
+                for place, part in zip(places, kept.chunk(len(places)), strict=True):
+                    place.copy_(part.view(place.shape))
+
+    def read(self) -> Mapping[str, Sequence[torch.Tensor]]:
+        """Asks the device once."""
+        groups = [
+            [torch.cat([place.flatten().float() for place in places]) for places in _places(layer)]
+            for layer in self.modules.values()
+        ]
+        here = torch.stack([torch.stack(one) for one in groups]).cpu()
+        return {name: list(rows) for name, rows in zip(self.modules, here, strict=True)}
+
+
+def _places(layer: nn.Module) -> list[list[torch.Tensor]]:
+    """Scales, offsets and inverses; each of keys and values."""
+    names = (
+        [f"{kind}_cache_scale" for kind in INT8.kinds],
+        [f"{kind}_cache_offset" for kind in INT8.kinds],
+        INVERSES,
+    )
+    return [[getattr(layer, name) for name in group] for group in names]
+
+
+def buffers_of(model: nn.Module) -> C8Buffers:
+    """Of a model that has been built with our method."""
+    modules = attentions(model, lambda layer: isinstance(getattr(layer, "quant_method", None), C8Method))
+    heads = get_current_vllm_config().model_config.get_total_num_kv_heads()
+    return C8Buffers(modules, heads, get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
