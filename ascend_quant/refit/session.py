@@ -27,6 +27,7 @@ from ascend_quant.oracle import add_digests
 from ascend_quant.refit.batch import Batch
 from ascend_quant.refit.errors import RefitError, Replaced, refusal
 from ascend_quant.refit.former_codes import FormerCodes
+from ascend_quant.refit.key_balance import KeyBalance
 from ascend_quant.refit.kv_scales import KvScales
 from ascend_quant.refit.plan import Entry, Plan, edges_of
 from ascend_quant.refit.receipt import Receipt
@@ -66,6 +67,7 @@ class Refit:
         unquantized: what receipts say of layers that are not quantized.
         watched: rows that tell how much of an update the codes took; None where none can.
         kv_scales: of a KV cache that has one a layer; None of one without.
+        balance: of the keys, for a KV cache that rounds all channels of one alike; None for others.
 
     Attributes:
         unseen: whether the resident bytes came back from a sleep, and are to be looked at before a request is served.
@@ -85,8 +87,9 @@ class Refit:
         unquantized: Unquantized = Unquantized("bf16"),  # noqa: B008  frozen
         watched: WatchedRows | None = None,
         kv_scales: KvScales | None = None,
+        balance: KeyBalance | None = None,
     ):
-        self._watched, self.kv_scales = watched, kv_scales
+        self._watched, self.kv_scales, self.balance = watched, kv_scales, balance
         # scales are written when nothing else can fail
         self._checks = [*checks, *([] if kv_scales is None else [kv_scales])]
         self._derived, self.unquantized = derived, unquantized
@@ -368,12 +371,16 @@ class Refit:
         with self.failing():
             self.flush()
             self._write_edges()
+            moved = None if self.balance is None else self.balance.apply()
             for resident in self.residents:
                 resident.refresh()
             self._derive()
             self._check_buffers()  # while the device works
             changed, clamped, digest = self.batch.finish()
             self._check_complete()
+            if moved is not None:
+                digests, weights = moved()
+                digest = add_digests(digest, *digests, weights=[1, *weights])
             if self.smoothing is not None:
                 self.smoothing.check()
             for one in self._checks:
