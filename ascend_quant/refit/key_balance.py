@@ -8,8 +8,9 @@ tensors once they are complete, so that neither the order of a trainer's tensors
 needs none but its own; ranks that hold copies of a head find the same factors.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -48,6 +49,17 @@ def is_served(qkv: ResidentWeight) -> bool:
     if qkv.place is not None:
         return False
     return not qkv.codes or (isinstance(qkv, QuantizedWeight) and qkv.scale.numel() == qkv.row_count)
+
+
+def told(factors: Collection[torch.Tensor], why_not: str | None) -> dict[str, Any]:
+    """What to report: how many pairs of channels there are, how many are balanced, the largest factor; or why none is.
+
+    Args:
+        factors: (kv_heads, head) of each layer.
+    """
+    pairs = torch.cat([factor_GD.chunk(2, dim=1)[0].flatten() for factor_GD in factors]) if factors else torch.ones(0)
+    largest = float(pairs.max()) if len(pairs) else 1.0
+    return {"why_not": why_not, "pairs": len(pairs), "balanced": int((pairs > 1).sum()), "largest": largest}
 
 
 class KeyBalance:
