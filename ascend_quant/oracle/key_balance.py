@@ -3,19 +3,19 @@
 Such a cache makes every channel as coarse as its largest one. Let channel i of the keys be divided by s_i, and of the
 queries multiplied: q k stays. Its error has a variance of (max_j m_j / s_j)^2 sum_i (a_i s_i)^2, up to a constant, with
 m_j the largest |k_j| and a_i the size of q_i. For a given maximum, s_i = m_i is the least that s may be, whatever the
-queries are. What that cannot heal: a large channel stays as coarse as it was, so P large channels of D leave some P / D
+queries are. What that cannot heal: a large channel stays as coarse as it was, so n large channels of D leave some n / D
 of the variance.
 
 Rotary embedding mixes channel i with j = i + D / 2: both have one factor. From weights alone,
 
     offset_i = bias_i,  spread_i = |w_i g|_2      of row w_i, g the weights of the RMSNorm that x has passed
     m_i      = hypot(offset_i, offset_j) + 3 hypot(spread_i, spread_j) / sqrt(2)
-    s_i      = max(1, 2 ** round(log2(m_i / median of the head's m)))
+    s_i      = max(1, 2 ** floor(log2(m_i / median of the head's m)))
 
-3 is the largest of some hundred normal numbers, and the largest channel of a token is what its scale follows. Channels
-below the median are left alone: what weights say of x is a guess, and one channel that is enlarged by mistake makes all
-others coarser, one that is divided by mistake only itself. Powers of two make the balance exact in a floating type,
-through products, norms and rotation.
+3 is the largest of some hundred normal numbers, and the largest channel of a token is what its scale follows. What
+weights say of x is a guess, so a channel below twice the median is left alone, and factors are rounded down: one that is
+too small leaves something to heal, one that is too large makes its channel coarser than it was. Powers of two make the
+balance exact in a floating type, through products, norms and rotation.
 
 Shape suffixes: G heads of keys, D channels of a head, P = D / 2 pairs, N = G D rows, K input channels.
 """
@@ -24,6 +24,7 @@ import torch
 
 PEAK = 3.0
 LARGEST = 2.0**15  # factor: BF16 has room for it
+ROWS = 256  # at a time: float64 copies of all would be larger than what a refit has room for
 
 
 def key_sizes(
@@ -35,7 +36,8 @@ def key_sizes(
         w_NK, input_norm_K, bias_N, k_norm_D: in any floating type; None where the model has none.
         head: D.
     """
-    spread_GD = (w_NK.double() * input_norm_K.double()).square().sum(1).sqrt().view(-1, head)
+    parts = [(part.double() * input_norm_K.double()).square().sum(1) for part in w_NK.split(ROWS)]
+    spread_GD = torch.cat(parts).sqrt().view(-1, head)
     offset_GD = torch.zeros_like(spread_GD) if bias_N is None else bias_N.double().view(-1, head)
     if k_norm_D is None:
         return offset_GD, spread_GD
@@ -55,5 +57,5 @@ def key_balance(offset_GD: torch.Tensor, spread_GD: torch.Tensor, shared: bool =
     if shared:
         peak_GP = peak_GP.square().mean(0, keepdim=True).sqrt().expand_as(peak_GP)
     ratio_GP = peak_GP / peak_GP.median(1, keepdim=True).values
-    factor_GP = ratio_GP.log2().round().exp2().clamp(1, LARGEST).nan_to_num(1.0)
+    factor_GP = ratio_GP.log2().floor().exp2().clamp(1, LARGEST).nan_to_num(1.0)
     return torch.cat([factor_GP, factor_GP], dim=1).float()

@@ -8,7 +8,7 @@ tensors once they are complete, so that neither the order of a trainer's tensors
 needs none but its own; ranks that hold copies of a head find the same factors.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import kernels_for
+from ascend_quant.oracle import add_digests
 from ascend_quant.oracle.key_balance import key_balance, key_sizes
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 
@@ -70,29 +71,46 @@ class KeyBalance:
         why_not: then the reason.
 
     Attributes:
-        factors: of the last refit, by the layer's name: (kv_heads, head) float32 on the device.
+        factors: of the last refit that closed, by the layer's name: (kv_heads, head) float32 on the device.
+        since: the number of the refit since which they are these; keys that were cached before have other factors.
     """
 
     def __init__(self, attentions: Sequence[Attention], why_not: str | None = None):
         self._attentions, self.why_not = attentions, why_not
+        self._touched = [pair for attention in attentions for pair in _touched(attention)]
         self.factors: dict[str, torch.Tensor] = {}
+        self.since = 0
 
     @torch.no_grad()
-    def apply(self) -> Callable[[], tuple[list[int], list[int]]]:
-        """Balance the tensors of a refit, all of which have been written since the last call; nothing waits.
+    def apply(self) -> None:
+        """Balance the tensors of a refit, all of which have been written since the last call; nothing waits."""
+        before = self._digests()
+        self._new = {attention.name: _balanced(attention) for attention in self._attentions}
+        self._moved = [self._digests(), before]
+
+    def settle(self, number: int, digest: int) -> int:
+        """Refit `number` ends well; waits for the device.
+
+        Args:
+            digest: of all residents, as they were written.
 
         Returns:
-            What reads, once, how the digest of all residents changes: digests and what each weighs.
+            The digest of all residents as they are.
         """
-        touched = [pair for attention in self._attentions for pair in _touched(attention)]
-        if not touched:
-            return lambda: ([], [])
-        tensors, weights = [tensor for tensor, _ in touched], [weight for _, weight in touched]
-        kernels = kernels_for(tensors[0].device)
-        before = kernels.digests(tensors)
-        self.factors = {attention.name: _balanced(attention) for attention in self._attentions}
-        after = kernels.digests(tensors)
-        return lambda: (kernels.read_digests([after, before]), [*weights, *(-weight for weight in weights)])
+        if not self._attentions:
+            return digest
+        changed = [self._new[name].ne(former).any() for name, former in self.factors.items()]
+        if not changed or bool(torch.stack(changed).any()):
+            self.since = number
+        self.factors = self._new
+        weights = [weight for _, weight in self._touched]
+        found = kernels_for(self._touched[0][0].device).read_digests(self._moved)
+        return add_digests(digest, *found, weights=[1, *weights, *(-weight for weight in weights)])
+
+    def _digests(self) -> Any:
+        """The kernels' own, to be read by them."""
+        tensors = [tensor for tensor, _ in self._touched]
+        return kernels_for(tensors[0].device).digests(tensors) if tensors else None
 
 
 def _touched(one: Attention) -> list[tuple[torch.Tensor, int]]:

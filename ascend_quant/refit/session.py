@@ -167,6 +167,13 @@ class Refit:
         """Whether `look` has something to do."""
         return self.unseen or (self.kv_scales is not None and self.kv_scales.unseen)
 
+    @property
+    def cache_since(self) -> int:
+        """The number of the refit that changed how the KV cache is to be read; 0 for none."""
+        if self.kv_scales is not None:
+            return self._count
+        return 0 if self.balance is None else self.balance.since
+
     def why_not_servable(self) -> str | None:
         """Why the engine must not generate, as far as is known, and what helps; None when it may: see `look`."""
         if self._asleep is not None:
@@ -371,20 +378,20 @@ class Refit:
         with self.failing():
             self.flush()
             self._write_edges()
-            moved = None if self.balance is None else self.balance.apply()
+            if self.balance is not None:
+                self.balance.apply()
             for resident in self.residents:
                 resident.refresh()
             self._derive()
             self._check_buffers()  # while the device works
             changed, clamped, digest = self.batch.finish()
             self._check_complete()
-            if moved is not None:
-                digests, weights = moved()
-                digest = add_digests(digest, *digests, weights=[1, *weights])
             if self.smoothing is not None:
                 self.smoothing.check()
             for one in self._checks:
                 one.check(self._entries)
+            if self.balance is not None:
+                digest = self.balance.settle(self._count + 1, digest)
             if any(resident.recount for resident in self.residents):
                 digest = int(self.digest(), 16)
         self._count += 1

@@ -43,7 +43,7 @@ def by_hand(w_NK, norm_K, bias_N, k_norm_D) -> list[list[float]]:
         peaks = [[math.sqrt(sum(one[i] ** 2 for one in peaks) / groups) for i in range(half)]] * groups
     middles = [sorted(one)[(half - 1) // 2] for one in peaks]
     found = [
-        [max(1.0, 2.0 ** round(math.log2(peak / middle))) for peak in one]
+        [max(1.0, 2.0 ** math.floor(math.log2(peak / middle))) for peak in one]
         for one, middle in zip(peaks, middles, strict=True)
     ]
     return [one * 2 for one in found]

@@ -34,6 +34,8 @@ def follow(
     try:
         if kind not in NORM_BEFORE_ATTENTION:
             raise Otherwise(f"whether models of type {kind} have RMSNorm in front of q, k and v is not known here")
+        if not compat.begins_anew():
+            raise Otherwise("this vLLM cannot compute anew what is in flight when factors change")
         found = [_attention(name, model, residents) for name in _names(model)]
     except Otherwise as why:
         logger.warning("the keys' channels are not balanced for the int8 KV cache: %s", why)
