@@ -100,7 +100,9 @@ def advice(first: str, cache: str, parts: dict[str, float]) -> str:
             "smaller share of it is the cache's."
         )
     if cache == "int8":
-        other = "keys may lie out in what their weights do not tell, or in many channels, which no balance of them heals"
+        other = (
+            "keys may lie out in what their weights do not tell, or in many channels, which no balance of them heals"
+        )
         cure = "try --kv-cache fp8, whose error is each channel's own"
     else:
         other = "e4m3 has three bits of a number, whatever its scale, and a scale too large or too small costs the rest"

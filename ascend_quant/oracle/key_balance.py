@@ -28,7 +28,11 @@ ROWS = 256  # at a time: float64 copies of all would be larger than what a refit
 
 
 def key_sizes(
-    w_NK: torch.Tensor, input_norm_K: torch.Tensor, bias_N: torch.Tensor | None, k_norm_D: torch.Tensor | None, head: int
+    w_NK: torch.Tensor,
+    input_norm_K: torch.Tensor,
+    bias_N: torch.Tensor | None,
+    k_norm_D: torch.Tensor | None,
+    head: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Offset and spread (G, D), float64, of what a key projection gives; behind its norm by heads, if there is one.
 

@@ -30,9 +30,7 @@ class Extension:
 
 
 def main(out: str, folder: str, switch: str) -> None:
-    os.environ.update(
-        {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1", SWITCH: switch}
-    )
+    os.environ.update({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1", SWITCH: switch})
     from engines import engine, logprobs
 
     more = {"distributed_executor_backend": "mp", "worker_extension_cls": "balanced_ranks.Extension"}

@@ -172,7 +172,9 @@ def test_keys_of_other_factors_are_computed_anew(tmp_path, monkeypatch):
 
 
 BROKEN = {
-    "unequal pair": lambda factor_GD: torch.where(torch.arange(factor_GD.shape[1]) < factor_GD.shape[1] // 2, factor_GD, 1.0),
+    "unequal pair": lambda factor_GD: torch.where(
+        torch.arange(factor_GD.shape[1]) < factor_GD.shape[1] // 2, factor_GD, 1.0
+    ),
     "no power of two": lambda factor_GD: factor_GD * 1.1,
 }
 
@@ -230,7 +232,9 @@ def test_what_is_arranged_otherwise_is_left_alone_by_name(tmp_path, monkeypatch)
         assert why() is None and [why(cache=cache) for cache in ("auto", "fp8")] == [None, None]
         assert "phi3" in why(kind="phi3")
         block = "model.layers.1"
-        norm, qkv, by_head = (f"{block}.{leaf}.weight" for leaf in ("input_layernorm", "self_attn.qkv_proj", "self_attn.k_norm"))
+        norm, qkv, by_head = (
+            f"{block}.{leaf}.weight" for leaf in ("input_layernorm", "self_attn.qkv_proj", "self_attn.k_norm")
+        )
         assert norm in why({name: one for name, one in residents.items() if name != norm})
         odd = ResidentWeight(by_head, torch.zeros(32))
         assert f"{block}.self_attn" in why(residents | {by_head: odd})

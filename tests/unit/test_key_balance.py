@@ -83,7 +83,9 @@ def factors_of(state: dict[str, torch.Tensor], k_proj: torch.Tensor | None = Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_factors_by_hand(kind):
     state = KINDS[kind]
-    given = [state[name] if name in state else None for name in ("k_proj.weight", "input_norm", "k_proj.bias", "k_norm")]
+    given = [
+        state[name] if name in state else None for name in ("k_proj.weight", "input_norm", "k_proj.bias", "k_norm")
+    ]
     found = factors_of(state)
     assert found.dtype == torch.float32 and found.tolist() == by_hand(*given)
     assert (found.max() > 1) == (kind != "neither")
@@ -109,7 +111,9 @@ def test_weights_of_zero_and_factors_beyond_all_bounds_stay_numbers():
 class Layer:
     """One attention's resident weights and its refit, as a rank holds them; `served` are its groups."""
 
-    def __init__(self, state: dict[str, torch.Tensor], quantized: bool, served: slice = slice(0, GROUPS), on: bool = True):
+    def __init__(
+        self, state: dict[str, torch.Tensor], quantized: bool, served: slice = slice(0, GROUPS), on: bool = True
+    ):
         self.state, self.served = state, served
         groups = served.stop - served.start
         heads = groups * HEADS // GROUPS

@@ -124,10 +124,17 @@ def test_the_report_has_both_kls(tmp_path):
     model = loaded(tmp_path, 100.0, 1)
     sequences = [{"prompt": text[:4], "response": text[4:]} for text in TEXTS]
     found = emulated_cache.emulate(str(tmp_path), "int8", sequences, lambda *_: None)
-    assert found["balance"] == {"why_not": None, "pairs": 4 * 2 * HEAD // 2, "balanced": 8, "largest": found["balance"]["largest"]}
+    assert found["balance"] == {
+        "why_not": None,
+        "pairs": 4 * 2 * HEAD // 2,
+        "balanced": 8,
+        "largest": found["balance"]["largest"],
+    }
     reference = torch.tensor(found["exact"], dtype=torch.float64)
     for name, which in (("rounded", factors_of(model)[0]), ("unbalanced", None)):
-        rounding = emulated_cache.everywhere(ROUNDINGS["int8"]) if which is None else emulated_cache.balanced(int8, which)
+        rounding = (
+            emulated_cache.everywhere(ROUNDINGS["int8"]) if which is None else emulated_cache.balanced(int8, which)
+        )
         difference = reference - torch.tensor(found[name], dtype=torch.float64)
         assert (torch.expm1(-difference) + difference).mean().item() == pytest.approx(kl(model, rounding), rel=1e-3)
     assert "unbalanced" not in emulated_cache.emulate(str(tmp_path), "fp8", sequences[:1], lambda *_: None)

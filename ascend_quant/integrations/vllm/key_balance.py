@@ -24,9 +24,7 @@ class Otherwise(Exception):
     """A model is arranged otherwise than a balance may take for granted; says what, and where."""
 
 
-def follow(
-    model: nn.Module, vllm_config: VllmConfig, residents: Mapping[str, ResidentWeight]
-) -> KeyBalance | None:
+def follow(model: nn.Module, vllm_config: VllmConfig, residents: Mapping[str, ResidentWeight]) -> KeyBalance | None:
     """The balance of a model's keys; None where the cache gains nothing by it, such as a BF16 or an fp8 one."""
     if vllm_config.cache_config.cache_dtype not in ROUNDS_CHANNELS_ALIKE:
         return None
@@ -63,7 +61,9 @@ def _attention(name: str, model: nn.Module, residents: Mapping[str, ResidentWeig
     norm, qkv = (residents[one] for one in wanted)
     if not is_served(qkv):
         raise Otherwise(f"rows of {qkv.name} share scales, or are not kept as rows")
-    bias, q_norm, k_norm = (residents.get(f"{name}.{leaf}") for leaf in ("qkv_proj.bias", "q_norm.weight", "k_norm.weight"))
+    bias, q_norm, k_norm = (
+        residents.get(f"{name}.{leaf}") for leaf in ("qkv_proj.bias", "q_norm.weight", "k_norm.weight")
+    )
     if [one.row_count for one in (q_norm, k_norm) if one is not None] not in ([], [head, head]):
         raise Otherwise(f"the norms of {name}'s queries and keys are not those of single heads")
     return Attention(name, norm, qkv, bias, q_norm, k_norm, layer.attn.num_heads, layer.attn.num_kv_heads, head)
