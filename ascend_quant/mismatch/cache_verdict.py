@@ -83,8 +83,8 @@ def balance_of(split: dict[str, Any]) -> Iterator[str]:
         yield f"Balance of the keys: on; {counts} lie out, and are divided by up to {balance['largest']:g}."
     if (without := balance.get("k3_kl_without")) is not None:
         kl = part["buckets"][0]["k3_kl"]
-        left = "it heals" if kl < without else "it does not heal"
-        yield f"  Without it the cache's part would be {without:.3g}, with it {kl:.3g}: {left} what int8 does to these keys."
+        heals = "heals" if kl < without else "does not heal"
+        yield f"  Without it the cache's part would be {without:.3g}, with it {kl:.3g}: it {heals} the error of int8."
 
 
 def advice(first: str, cache: str, parts: dict[str, float]) -> str:

@@ -26,7 +26,7 @@ def emulate(
 ) -> dict[str, Any]:
     """The log-probabilities of each sequence's response with BF16 keys and values (`exact`), and `rounded`.
 
-    With int8, what is told of the keys' `balance`, and where it has something to do, the log-probabilities `unbalanced`.
+    With int8 also what is told of the keys' `balance`, and where it has something to do, those `unbalanced`.
 
     Args:
         cache: int8 or fp8.

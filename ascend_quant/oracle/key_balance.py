@@ -13,9 +13,9 @@ Rotary embedding mixes channel i with j = i + D / 2: both have one factor. From 
     s_i      = max(1, 2 ** floor(log2(m_i / median of the head's m)))
 
 3 is the largest of some hundred normal numbers, and the largest channel of a token is what its scale follows. What
-weights say of x is a guess, so a channel below twice the median is left alone, and factors are rounded down: one that is
-too small leaves something to heal, one that is too large makes its channel coarser than it was. Powers of two make the
-balance exact in a floating type, through products, norms and rotation.
+weights say of x is a guess, so a channel below twice the median is left alone, and factors are rounded down: one that
+is too small leaves something to heal, one that is too large makes its channel coarser than it was. Powers of two make
+the balance exact in a floating type, through products, norms and rotation.
 
 Shape suffixes: G heads of keys, D channels of a head, P = D / 2 pairs, N = G D rows, K input channels.
 """
@@ -40,8 +40,9 @@ def key_sizes(
         w_NK, input_norm_K, bias_N, k_norm_D: in any floating type; None where the model has none.
         head: D.
     """
-    parts = [(part.double() * input_norm_K.double()).square().sum(1) for part in w_NK.split(ROWS)]
-    spread_GD = torch.cat(parts).sqrt().view(-1, head)
+    gain_K, rows = input_norm_K.double(), range(0, len(w_NK), ROWS)
+    squares = [(w_NK[first : first + ROWS].double() * gain_K).square().sum(1) for first in rows]
+    spread_GD = torch.cat(squares).sqrt().view(-1, head)
     offset_GD = torch.zeros_like(spread_GD) if bias_N is None else bias_N.double().view(-1, head)
     if k_norm_D is None:
         return offset_GD, spread_GD

@@ -18,8 +18,8 @@ from vllm import SamplingParams
 from ascend_quant import oracle
 from ascend_quant.integrations.vllm import compat, key_balance
 from ascend_quant.oracle.cache import dequantize_cache, quantize_cache
-from ascend_quant.oracle.key_balance import key_sizes
 from ascend_quant.oracle.key_balance import key_balance as balance_of
+from ascend_quant.oracle.key_balance import key_sizes
 from ascend_quant.refit import key_balance as fold
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.schemes import get_scheme

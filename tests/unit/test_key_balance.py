@@ -83,9 +83,7 @@ def factors_of(state: dict[str, torch.Tensor], k_proj: torch.Tensor | None = Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_factors_by_hand(kind):
     state = KINDS[kind]
-    given = [
-        state[name] if name in state else None for name in ("k_proj.weight", "input_norm", "k_proj.bias", "k_norm")
-    ]
+    given = [state.get(name) for name in ("k_proj.weight", "input_norm", "k_proj.bias", "k_norm")]
     found = factors_of(state)
     assert found.dtype == torch.float32 and found.tolist() == by_hand(*given)
     assert (found.max() > 1) == (kind != "neither")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from outlier_models import biased_keys, dense, planted
 
-transformers = pytest.importorskip("transformers")
-
 from ascend_quant.mismatch import emulated_cache
 from ascend_quant.mismatch.cache_rounding import ROUNDINGS, bf16, fp8, int8
 from ascend_quant.mismatch.emulated_balance import factors_of
+
+transformers = pytest.importorskip("transformers")
 
 HEAD, WORDS = 64, 61
 TEXTS = torch.randint(WORDS, (3, 64), generator=torch.Generator().manual_seed(1)).tolist()

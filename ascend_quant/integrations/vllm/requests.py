@@ -37,8 +37,8 @@ class State(NamedTuple):
         failed: whether that is for a refit that failed.
         unseen: whether they came back from a sleep, or scales of the KV cache were written, and are to be looked at
             before a request.
-        since: with which number came what the KV cache is written and read with beside the weights (scales, a balance of
-            its keys): what it holds from before cannot be read. 0 where there is nothing such.
+        since: with which number came what the KV cache is written and read by (its scales, a balance of its keys): what
+            it holds from before cannot be read. 0 where there is nothing such.
     """
 
     number: int | None = None
