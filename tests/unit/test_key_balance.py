@@ -256,6 +256,23 @@ def test_a_byte_that_changes_afterwards_is_seen():
         layer.refit.verify()
 
 
+def test_since_when_cached_keys_can_be_read():
+    """A refit that changes one factor makes others' keys unreadable; one that fails, or changes none, does not."""
+    layer = Layer(KINDS["biases"], quantized=True).write()
+    layer.state = KINDS["biases"] | {"q_proj.weight": KINDS["biases"]["q_proj.weight"] * 3}
+    assert (layer.write().balance.since, layer.refit.cache_since, layer.refit.last_receipt.number) == (1, 1, 2)
+    bias = KINDS["biases"]["k_proj.bias"].clone()
+    bias[3] *= 4
+    layer.state = KINDS["biases"] | {"k_proj.bias": bias}
+    assert (layer.write().balance.since, layer.refit.last_receipt.number) == (3, 3)
+    layer.state = KINDS["biases"] | {"v_proj.weight": torch.full_like(KINDS["biases"]["v_proj.weight"], math.nan)}
+    with pytest.raises(RefitError, match="NaN"):
+        layer.write()
+    layer.state = KINDS["biases"] | {"k_proj.bias": bias}
+    assert (layer.write().balance.since, layer.refit.last_receipt.number) == (3, 4)
+    assert Layer(KINDS["biases"], quantized=True, on=False).write().refit.cache_since == 0
+
+
 @pytest.mark.parametrize("kind", ["biases", "neither"])
 def test_ranks_hold_parts_of_the_whole_and_copies_are_alike(kind):
     whole = Layer(KINDS[kind], quantized=True).write()
