@@ -19,6 +19,7 @@ from ascend_quant.kernels import kernels_for
 from ascend_quant.oracle import add_digests
 from ascend_quant.oracle.key_balance import key_balance, key_sizes
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
+from ascend_quant.refit.scales import TensorScaledWeight
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,8 @@ class Attention:
 
 
 def is_served(qkv: ResidentWeight) -> bool:
-    """Whether each row has a scale of its own, or none."""
-    if qkv.place is not None:
-        return False
-    return not qkv.codes or (isinstance(qkv, QuantizedWeight) and qkv.scale.numel() == qkv.row_count)
+    """Whether each row is kept as a row, and has one scale or none."""
+    return qkv.place is None and (not qkv.codes or type(qkv) in (QuantizedWeight, TensorScaledWeight))
 
 
 def told(factors: Collection[torch.Tensor], why_not: str | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ascend_quant.oracle.key_balance import key_balance as balance_of
 from ascend_quant.oracle.key_balance import key_sizes
 from ascend_quant.refit import key_balance as fold
 from ascend_quant.refit.resident import ResidentWeight
+from ascend_quant.refit.scales import BlockScaledWeight
 from ascend_quant.schemes import get_scheme
 
 HERE = Path(__file__).parent
@@ -238,9 +239,9 @@ def test_what_is_arranged_otherwise_is_left_alone_by_name(tmp_path, monkeypatch)
         assert norm in why({name: one for name, one in residents.items() if name != norm})
         odd = ResidentWeight(by_head, torch.zeros(32))
         assert f"{block}.self_attn" in why(residents | {by_head: odd})
-        monkeypatch.setattr(residents[qkv], "scale", torch.zeros(3, 2))  # as of blocks
-        assert qkv in why()
-        monkeypatch.undo()
+        codes = torch.zeros(128, 128 * 128, dtype=torch.float8_e4m3fn)  # as many scales as rows
+        blocks = BlockScaledWeight(qkv, codes, torch.zeros(1, 128), codes.shape[1])
+        assert qkv in why(residents | {qkv: blocks})
         rotation = model.get_submodule(f"{block}.self_attn").rotary_emb
         for name, value in (("is_neox_style", False), ("rotary_dim", rotation.rotary_dim // 2)):
             monkeypatch.setattr(rotation, name, value)
