@@ -14,10 +14,10 @@ BLOCKS, HIDDEN, EXPERTS, WORDS = 4, 128, 8, 61
 CHANNELS = [5, 40, 77, 101]
 
 
-def dense(seed: int = 0) -> nn.Module:
+def dense(seed: int = 0, **options) -> nn.Module:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    return _made(Qwen2ForCausalLM, Qwen2Config, seed, {"intermediate_size": 192})
+    return _made(Qwen2ForCausalLM, Qwen2Config, seed, {"intermediate_size": 192, **options})
 
 
 def mixture_model(seed: int = 0) -> nn.Module:
@@ -89,6 +89,22 @@ def embedding(model: nn.Module) -> None:
 
 def head(model: nn.Module) -> None:
     model.lm_head.weight[:, CHANNELS] *= 60
+
+
+def biased_keys(value: float, pairs: int, seed: int = 0) -> Callable[[nn.Module], None]:
+    """So many channels of each head of the keys have a bias of +-value, no two of them rotated together."""
+
+    def change(model: nn.Module) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for block in model.model.layers:
+            attention = block.self_attn
+            bias_GD, half = attention.k_proj.bias.view(-1, attention.head_dim), attention.head_dim // 2
+            for of_head_D in bias_GD:
+                channels = torch.randperm(half, generator=generator)[:pairs]
+                second, sign = torch.randint(2, (2, pairs), generator=generator)
+                of_head_D[channels + half * second] = value * (1.0 - 2 * sign)
+
+    return change
 
 
 def everything(model: nn.Module) -> None:

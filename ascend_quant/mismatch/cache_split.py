@@ -40,6 +40,8 @@ class Part:
         buckets: see positions.py; the first holds all positions.
         logprobs: what it gave each token.
         scales: of an fp8 cache, of each layer's keys and values; None where a cache has none of a whole layer.
+        balance: of an int8 cache's keys, see `refit.key_balance.told`; emulated, with the KL that it would have
+            without, as `k3_kl_without`.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Part:
     buckets: list[dict[str, Any]]
     logprobs: list[list[float]]
     scales: list[tuple[float, float]] | None = None
+    balance: dict[str, Any] | None = None
 
 
 def split(
@@ -85,12 +88,18 @@ def split(
     parts = [part("noise", "bf16, scored as a prompt", own["scored"])]
     for name, about, options in engines(cache, scheme, engine, emulated is not None, cuda):
         found = run(f"{name} ({about})", Task("force", options, [], {}, sampled))
-        scales = found["scales"] if cache == "fp8" and name in ("cache", "both") else None
-        parts.append(replace(part(name, about, found["forced"]), scales=scales))
+        has_cache = name in ("cache", "both")
+        scales = found["scales"] if cache == "fp8" and has_cache else None
+        balance = found["balance"] if cache == "int8" and has_cache else None
+        parts.append(replace(part(name, about, found["forced"]), scales=scales, balance=balance))
     if emulated is not None:
         found = run(f"cache ({cache}, emulated)", emulated)
         about = f"bf16 weights, {cache} cache, emulated in float32"
-        parts.append(part("cache", about, found["rounded"], found["exact"]))
+        balance = found["balance"]
+        if "unbalanced" in found:
+            without = part("cache", about, found["unbalanced"], found["exact"])
+            balance = {**balance, "k3_kl_without": without.buckets[0]["k3_kl"]}
+        parts.append(replace(part("cache", about, found["rounded"], found["exact"]), balance=balance))
     parts.sort(key=lambda one: PARTS.index(one.name))
     return {"kv_cache": cache, "edges": list(edges), "parts": [asdict(one) for one in parts]}
 

@@ -50,10 +50,12 @@ def verdict(split: dict[str, Any]) -> Iterator[str]:
             f"KV cache: no part of the KL is {NEAR:g} times the noise ({kl['noise']:.3g}): {cache} costs nothing that "
             "shows here."
         )
+        yield from balance_of(split)
         return
     of = ", ".join(f"{name} {value:.3g}" for name, value in parts.items())
     yield f"KV cache: most of the KL comes from the {first} (a token, the noise of {kl['noise']:.3g} taken off: {of})."
     yield advice(first, cache, parts)
+    yield from balance_of(split)
     for part in split["parts"]:
         times = growing(part) if part["name"] in COUNTED else None
         if times is not None and times > GROWS:
@@ -64,6 +66,25 @@ def verdict(split: dict[str, Any]) -> Iterator[str]:
     if "both" in kl and "weights" in parts and "cache" in parts:
         total = kl["noise"] + sum(parts.values())
         yield f"Together, as a rollout has them: {kl['both']:.3g}, where the parts and the noise add up to {total:.3g}."
+
+
+def balance_of(split: dict[str, Any]) -> Iterator[str]:
+    """Whether the keys' channels were balanced for an int8 cache, and what that did."""
+    part = next(part for part in split["parts"] if part["name"] == "cache")
+    balance = part.get("balance")
+    if balance is None:
+        return
+    if balance["why_not"]:
+        yield f"Balance of the keys: off, since {balance['why_not']}."
+    elif not balance["balanced"]:
+        yield f"Balance of the keys: on; by the weights none of {balance['pairs']} pairs of channels lies out."
+    else:
+        counts = f"{balance['balanced']} of {balance['pairs']} pairs of channels"
+        yield f"Balance of the keys: on; {counts} lie out, and are divided by up to {balance['largest']:g}."
+    if (without := balance.get("k3_kl_without")) is not None:
+        kl = part["buckets"][0]["k3_kl"]
+        heals = "heals" if kl < without else "does not heal"
+        yield f"  Without it the cache's part would be {without:.3g}, with it {kl:.3g}: it {heals} the error of int8."
 
 
 def advice(first: str, cache: str, parts: dict[str, float]) -> str:
@@ -79,8 +100,10 @@ def advice(first: str, cache: str, parts: dict[str, float]) -> str:
             "smaller share of it is the cache's."
         )
     if cache == "int8":
-        other = "a few channels of the keys may be so large that one scale a token and head makes the others coarse"
-        cure = "try --kv-cache fp8, whose error does not depend on them"
+        other = (
+            "keys may lie out in what their weights do not tell, or in many channels, which no balance of them heals"
+        )
+        cure = "try --kv-cache fp8, whose error is each channel's own"
     else:
         other = "e4m3 has three bits of a number, whatever its scale, and a scale too large or too small costs the rest"
         cure = "see that the scales are this step's, or try --kv-cache int8"

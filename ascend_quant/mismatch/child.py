@@ -19,6 +19,8 @@ from vllm import __version__ as vllm_version
 from ascend_quant.integrations.vllm import register
 from ascend_quant.mismatch.engines import Sampled, Task
 
+TOLD = {"scales": "cache_scales", "balance": "key_balance"}  # by the first worker's cache_scales.Extension
+
 
 class Progress:
     """Lines of JSON in a file: what is going on, how much of it is done, of how much."""
@@ -83,7 +85,8 @@ def force(task: Task, progress: Progress) -> dict:
     with started(task, progress) as llm:
         given = [Sampled(**one) for one in task.sequences]
         found = forced(llm, given, progress.bar("decodes the same tokens"))
-        return {"forced": found, "scales": llm.collective_rpc("mismatch_cache_scales")[0]}
+        told = {what: llm.collective_rpc(f"mismatch_{of}")[0] for what, of in TOLD.items()}
+        return {"forced": found, **told}
 
 
 def emulate(task: Task, progress: Progress) -> dict:

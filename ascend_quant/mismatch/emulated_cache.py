@@ -2,7 +2,8 @@
 
 Every token's key and value is put through the oracle's rounding after the rotation, its own too, as decoding reads them
 from a cache; the rest is computed in float32 from the model's BF16 weights. The policy beside it has them in BF16, as
-an unquantized cache would. What separates the two is the rounding alone: no kernel, no order of sums.
+an unquantized cache would. What separates the two is the rounding alone: no kernel, no order of sums. Before int8 the
+keys' channels are balanced (emulated_balance.py), as an engine's are.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 
 from ascend_quant.mismatch.cache_rounding import ROUNDINGS
+from ascend_quant.mismatch.emulated_balance import factors_of
+from ascend_quant.refit.key_balance import told
 
 NAME = "ascend_quant_cache"
 ROWS = 1024  # of logits at a time: a long response's would be larger than the model
@@ -20,19 +23,28 @@ Rounding = Callable[[torch.Tensor, int, str], torch.Tensor]  # keys or values, t
 
 def emulate(
     model_path: str, cache: str, sequences: list[dict[str, Any]], on_progress: Callable[[int, int], None]
-) -> dict[str, list[list[float]]]:
+) -> dict[str, Any]:
     """The log-probabilities of each sequence's response with BF16 keys and values (`exact`), and `rounded`.
+
+    With int8 also what is told of the keys' `balance`, and where it has something to do, those `unbalanced`.
 
     Args:
         cache: int8 or fp8.
         sequences: with `prompt` and `response`, token ids.
         on_progress: gets how many sequences are done, of how many.
     """
-    found: dict[str, list[list[float]]] = {"exact": [], "rounded": []}
-    model, exact, rounded = load(model_path), everywhere(ROUNDINGS["auto"]), everywhere(ROUNDINGS[cache])
+    model, rounding = load(model_path), ROUNDINGS[cache]
+    roundings = {"exact": everywhere(ROUNDINGS["auto"]), "rounded": everywhere(rounding)}
+    found: dict[str, Any] = {"balance": None}
+    if cache == "int8":
+        factors, why_not = factors_of(model)
+        found["balance"] = told(factors, why_not)
+        if found["balance"]["balanced"]:
+            roundings |= {"rounded": balanced(rounding, factors), "unbalanced": roundings["rounded"]}
+    found |= {name: [] for name in roundings}
     for number, one in enumerate(sequences):
-        for name, rounding in (("exact", exact), ("rounded", rounded)):
-            found[name].append(logprobs(model, one["prompt"], one["response"], rounding))
+        for name, each in roundings.items():
+            found[name].append(logprobs(model, one["prompt"], one["response"], each))
         on_progress(number + 1, len(sequences))
     return found
 
@@ -40,6 +52,18 @@ def emulate(
 def everywhere(rounding: Callable[[torch.Tensor], torch.Tensor]) -> Rounding:
     """The same in all layers, for keys and values."""
     return lambda x, layer, kind: rounding(x)
+
+
+def balanced(rounding: Callable[[torch.Tensor], torch.Tensor], factors: list[torch.Tensor]) -> Rounding:
+    """The same of keys (B, G, T, D) over each layer's factors (G, D), by which queries would be multiplied."""
+
+    def rounded(x: torch.Tensor, layer: int, kind: str) -> torch.Tensor:
+        if kind != "k":
+            return rounding(x)
+        factor_G1D = factors[layer].unsqueeze(1)
+        return rounding(x / factor_G1D) * factor_G1D
+
+    return rounded
 
 
 def load(path: str) -> torch.nn.Module:

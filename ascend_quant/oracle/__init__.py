@@ -3,6 +3,8 @@
 quantize.py     codes and scales of a weight, and back: by the scheme's file in schemes/
 products.py     what a layer computes with them
 fingerprint.py  digests of bytes
+cache.py        an int8 cache of keys and values, and attention over it
+key_balance.py  factors of the keys' channels for such a cache
 
 Shape suffixes: E experts, M tokens, N output channels, K input channels, T experts per token, G groups of a row.
 """

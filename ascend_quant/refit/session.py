@@ -27,6 +27,7 @@ from ascend_quant.oracle import add_digests
 from ascend_quant.refit.batch import Batch
 from ascend_quant.refit.errors import RefitError, Replaced, refusal
 from ascend_quant.refit.former_codes import FormerCodes
+from ascend_quant.refit.key_balance import KeyBalance
 from ascend_quant.refit.kv_scales import KvScales
 from ascend_quant.refit.plan import Entry, Plan, edges_of
 from ascend_quant.refit.receipt import Receipt
@@ -66,6 +67,7 @@ class Refit:
         unquantized: what receipts say of layers that are not quantized.
         watched: rows that tell how much of an update the codes took; None where none can.
         kv_scales: of a KV cache that has one a layer; None of one without.
+        balance: of the keys, for a KV cache that rounds all channels of one alike; None for others.
 
     Attributes:
         unseen: whether the resident bytes came back from a sleep, and are to be looked at before a request is served.
@@ -85,8 +87,9 @@ class Refit:
         unquantized: Unquantized = Unquantized("bf16"),  # noqa: B008  frozen
         watched: WatchedRows | None = None,
         kv_scales: KvScales | None = None,
+        balance: KeyBalance | None = None,
     ):
-        self._watched, self.kv_scales = watched, kv_scales
+        self._watched, self.kv_scales, self.balance = watched, kv_scales, balance
         # scales are written when nothing else can fail
         self._checks = [*checks, *([] if kv_scales is None else [kv_scales])]
         self._derived, self.unquantized = derived, unquantized
@@ -163,6 +166,13 @@ class Refit:
     def is_to_be_looked_at(self) -> bool:
         """Whether `look` has something to do."""
         return self.unseen or (self.kv_scales is not None and self.kv_scales.unseen)
+
+    @property
+    def cache_since(self) -> int:
+        """The number of the refit that changed how the KV cache is to be read; 0 for none."""
+        if self.kv_scales is not None:
+            return self._count
+        return 0 if self.balance is None else self.balance.since
 
     def why_not_servable(self) -> str | None:
         """Why the engine must not generate, as far as is known, and what helps; None when it may: see `look`."""
@@ -368,6 +378,8 @@ class Refit:
         with self.failing():
             self.flush()
             self._write_edges()
+            if self.balance is not None:
+                self.balance.apply()
             for resident in self.residents:
                 resident.refresh()
             self._derive()
@@ -378,6 +390,8 @@ class Refit:
                 self.smoothing.check()
             for one in self._checks:
                 one.check(self._entries)
+            if self.balance is not None:
+                digest = self.balance.settle(self._count + 1, digest)
             if any(resident.recount for resident in self.residents):
                 digest = int(self.digest(), 16)
         self._count += 1

@@ -98,8 +98,9 @@ def test_the_emulation_is_decoding_from_a_rounded_cache(model, cache):
 
 
 def kl_of(folder: str, cache: str) -> float:
+    """Without a balance of the keys."""
     found = emulated_cache.emulate(folder, cache, sequences(4, 4, 40), lambda *_: None)
-    difference = torch.tensor(found["exact"]) - torch.tensor(found["rounded"])
+    difference = torch.tensor(found["exact"]) - torch.tensor(found.get("unbalanced", found["rounded"]))
     return (torch.expm1(-difference) + difference).mean().item()
 
 
@@ -139,6 +140,9 @@ def test_buckets_against_every_token_by_hand():
     assert [one.first for one in by_position([3], [reference[2]], [other[2]], edges)] == [0, 0]  # what is empty is out
 
 
+BALANCE = {"why_not": None, "pairs": 64, "balanced": 7, "largest": 32.0}
+
+
 def made_split(cuda: bool = False, emulated: bool = False, scheme: str | None = "int8", cache: str = "fp8"):
     """A split of engines whose log-probabilities are the reference's less a number of their own; what they got."""
     asked, given = {}, sequences()
@@ -148,8 +152,9 @@ def made_split(cuda: bool = False, emulated: bool = False, scheme: str | None = 
     def run(name: str, task: Task) -> dict:
         asked[name.split()[0]] = task
         if task.job == "emulate":
-            return {"exact": [[0.0] * 12] * 3, "rounded": [[-0.05] * 12] * 3}
-        return {"forced": [[-shift[name.split()[0]]] * 12] * 3, "scales": [(0.5, 2.0)]}
+            exact, rounded, unbalanced = ([[value] * 12] * 3 for value in (0.0, -0.05, -0.2))
+            return {"exact": exact, "rounded": rounded, "unbalanced": unbalanced, "balance": BALANCE}
+        return {"forced": [[-shift[name.split()[0]]] * 12] * 3, "scales": [(0.5, 2.0)], "balance": BALANCE}
 
     def engine(scheme: str, cache: str) -> dict:
         return {"scheme": scheme, "kv_cache": cache}
@@ -165,6 +170,7 @@ def test_each_part_has_its_engine():
     assert options == {"cache": ("bf16", "fp8"), "weights": ("int8", "auto"), "both": ("int8", "fp8")}
     scales = {part["name"]: part["scales"] for part in found["parts"]}
     assert scales == {"noise": None, "cache": [(0.5, 2.0)], "weights": None, "both": [(0.5, 2.0)]}
+    assert all(part["balance"] is None for part in found["parts"])
     for name, task in asked.items():
         assert task.job == "force" and task.sequences == sequences() and task.engine["logits_processors"], name
     kl = {part["name"]: part["buckets"][0]["k3_kl"] for part in found["parts"]}
@@ -177,6 +183,8 @@ def test_the_kernel_is_a_part_where_the_cache_has_kernels_of_its_own():
     found, asked = made_split(cuda=True, cache="int8")
     assert [part["name"] for part in found["parts"]] == list(PARTS)
     assert asked["kernel"].engine["attention_backend"] and asked["kernel"].engine["kv_cache"] == "auto"
+    balances = {part["name"]: part["balance"] for part in found["parts"]}
+    assert balances == {"noise": None, "kernel": None, "cache": BALANCE, "weights": None, "both": BALANCE}
     assert "kernel" not in made_split(cuda=True, cache="fp8")[1]
     assert list(made_split(scheme=None)[1]) == ["cache"]
     assert not list(engines("fp8", None, lambda *_: {}, emulated=True, cuda=True))
@@ -189,6 +197,8 @@ def test_an_emulated_cache_has_no_engine_and_no_noise():
     assert [part["emulated"] for part in found["parts"]] == [False, True, False]
     kl = {part["name"]: part["buckets"][0]["k3_kl"] for part in found["parts"]}
     assert above_noise(found)["cache"] == kl["cache"]
+    without = found["parts"][1]["balance"].pop("k3_kl_without")
+    assert without == pytest.approx(math.exp(-0.2) - 1 + 0.2) and found["parts"][1]["balance"] == BALANCE
     assert above_noise(found)["weights"] == pytest.approx(kl["weights"] - kl["noise"])
 
 
@@ -228,6 +238,24 @@ def test_what_to_do_is_for_the_cache_at_hand():
     worse = of(noise=1e-6, cache=5e-3, weights=1e-4, both=5e-3)
     assert has_line_naming("\n".join(verdict(worse)), "--kv-cache fp8") and cache_verdict.NEAR > 1
     assert has_line_naming("\n".join(verdict(worse | {"kv_cache": "fp8"})), "--kv-cache int8")
+
+
+@pytest.mark.parametrize(
+    ("balance", "words"),
+    [
+        ({**BALANCE, "why_not": "reason-7"}, ("reason-7", "off")),
+        (BALANCE, ("7 of 64", "32")),
+        ({**BALANCE, "balanced": 0}, ("64", "on")),
+        ({**BALANCE, "k3_kl_without": 0.3}, ("0.3", "it heals")),
+        ({**BALANCE, "k3_kl_without": 1e-7}, ("1e-07", "does not heal")),
+    ],
+)
+@pytest.mark.parametrize("kl", [1e-6, 5e-3])
+def test_whether_keys_are_balanced_is_said(balance, words, kl):
+    found = of(noise=1e-6, cache=kl, weights=1e-6, both=kl)
+    found["parts"][1]["balance"] = balance
+    assert has_line_naming("\n".join(verdict(found)), *words)
+    assert not has_line_naming("\n".join(verdict(of(noise=1e-6, cache=kl))), "Balance")
 
 
 def test_a_part_that_grows_with_the_position_is_named():

@@ -19,7 +19,7 @@ from vllm.config import VllmConfig
 from ascend_quant.engine.layout import lent
 from ascend_quant.engine.loading import Loading, guard, storage_of
 from ascend_quant.engine.placeless import Placeless
-from ascend_quant.integrations.vllm import compat, kv_scales, skipping, start_up, towers
+from ascend_quant.integrations.vllm import compat, key_balance, kv_scales, skipping, start_up, towers
 from ascend_quant.integrations.vllm.inventory import residents_of, unquantized_in
 from ascend_quant.integrations.vllm.layers import conv, mla
 from ascend_quant.integrations.vllm.placeless import placeless_of
@@ -57,9 +57,11 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     unquantized = unquantized_in(model, residents, vllm_config.quant_config.scheme)
     watched = watched_rows_of(vllm_config.quant_config.scheme) if smoothing is None else None
     checks, scales = [placeless], kv_scales.follow(model, vllm_config)
+    balance = key_balance.follow(model, vllm_config, residents)
     refit = Refit(
-        list(residents.values()), _buffers_of(model), plans, smoothing, derived, checks, unquantized, watched, scales
-    )
+        list(residents.values()), _buffers_of(model), plans, smoothing, derived, checks, unquantized, watched, scales,
+        balance,
+    )  # fmt: skip
     model.ascend_quant_refit = refit
     _take_load_weights(model, refit, vllm_config, placeless)
     _take_compute_logits(model, refit)

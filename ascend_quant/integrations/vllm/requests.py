@@ -37,14 +37,15 @@ class State(NamedTuple):
         failed: whether that is for a refit that failed.
         unseen: whether they came back from a sleep, or scales of the KV cache were written, and are to be looked at
             before a request.
-        static: whether the KV cache has scales that follow the weights: with the old ones' it cannot be read.
+        since: with which number came what the KV cache is written and read by (its scales, a balance of its keys): what
+            it holds from before cannot be read. 0 where there is nothing such.
     """
 
     number: int | None = None
     why: str | None = None
     failed: bool = False
     unseen: bool = False
-    static: bool = False
+    since: int = 0
 
 
 class Answer(NamedTuple):
@@ -61,8 +62,7 @@ def state_of_worker(worker: object) -> State:
     if refit is None:
         return State()
     number = refit.last_receipt.number if refit.last_receipt else 0
-    static = refit.kv_scales is not None
-    return State(number, refit.why_not_servable(), refit.has_failed, refit.is_to_be_looked_at, static)
+    return State(number, refit.why_not_servable(), refit.has_failed, refit.is_to_be_looked_at, refit.cache_since)
 
 
 def state_once_looked_at(worker: object) -> State:
@@ -165,7 +165,7 @@ def _ask(core: object) -> None:
 def _note(core: object, states: list[State]) -> None:
     core.ascend_quant_refusal = next((state.why for state in states if state.why), None)
     core.ascend_quant_unseen = any(state.unseen for state in states)
-    _forget_prefixes(core, max(state.number or 0 for state in states), any(state.static for state in states))
+    _forget_prefixes(core, max(state.number or 0 for state in states), max(state.since for state in states))
 
 
 def _state(engine: object) -> State:
@@ -199,8 +199,8 @@ def ending(original: Callable) -> Callable:
 
     def step(self):
         state = _state(self) if _is_ours(self) else State()
-        if state.static and state.number is not None:  # weights may have come past the core
-            _forget_prefixes(self, state.number, state.static)
+        if state.number is not None and state.since > _known(self):  # weights may have come past the core
+            _forget_prefixes(self, state.number, state.since)
         in_flight = _in_flight(self.scheduler) if state.why or state.unseen else []
         why = _state_for_requests(self).why if in_flight else None
         ended = [] if why is None else in_flight
@@ -241,7 +241,7 @@ def forgetting(original: Callable) -> Callable:
 
     def add_request(self, *args, **kwargs):
         if _is_ours(self) and (state := _state(self)).number is not None:
-            _forget_prefixes(self, state.number, state.static)
+            _forget_prefixes(self, state.number, state.since)
         return original(self, *args, **kwargs)
 
     return add_request
@@ -258,17 +258,23 @@ def refusing(original: Callable) -> Callable:
     return add_request
 
 
-def _forget_prefixes(core: object, number: int, static: bool = False) -> None:
+def _known(core: object) -> int:
+    """The number of the weights that the caches are of."""
+    return getattr(core, "ascend_quant_number", 0)
+
+
+def _forget_prefixes(core: object, number: int, since: int = 0) -> None:
     """Empty the caches of prefixes and of what towers made of images if new weights have come: old ones filled them.
 
-    Of a KV cache whose scales follow the weights nothing is left that could be read: what is in flight keeps its
-    tokens, and all its keys and values are computed again, with the new weights and scales.
+    Where nothing is left of the KV cache that could be read, what is in flight keeps its tokens, and all its keys and
+    values are computed again, with the new weights, scales and balance.
     """
     if number == getattr(core, "ascend_quant_number", None):
         return
-    if static and core.reset_prefix_cache(reset_running_requests=True) is False:
-        raise RefitError("the KV cache holds what other scales wrote, and this engine cannot empty it: restart it")
-    if not static and core.reset_prefix_cache() is False:
+    unreadable = since > _known(core)
+    if unreadable and core.reset_prefix_cache(reset_running_requests=True) is False:
+        raise RefitError("the KV cache holds what cannot be read any more, and this engine cannot empty it: restart it")
+    if not unreadable and core.reset_prefix_cache() is False:
         logger.warning("requests run during a refit: what old weights computed stays in the prefix cache till the next")
     else:
         if not forgets_towers_outputs(core):

@@ -1,0 +1,69 @@
+"""Where a vLLM model keeps what the balance of its keys multiplies (refit/key_balance.py), for an int8 KV cache.
+
+All attentions are balanced, or none: where one is arranged otherwise than is known here, or its weights are kept
+otherwise than row by row, none is, and the log says why.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+
+from torch import nn
+from vllm.config import VllmConfig
+
+from ascend_quant.integrations.vllm import compat
+from ascend_quant.refit.key_balance import Attention, KeyBalance, is_served
+from ascend_quant.refit.kv_bounds import NORM_BEFORE_ATTENTION
+from ascend_quant.refit.resident import ResidentWeight
+
+logger = logging.getLogger(__name__)
+
+ROUNDS_CHANNELS_ALIKE = ("int8_per_token_head",)  # vLLM's names of dtypes; a float's error is each channel's own
+
+
+class _Otherwise(Exception):
+    """A model is arranged otherwise than a balance may take for granted; says what, and where."""
+
+
+def follow(model: nn.Module, vllm_config: VllmConfig, residents: Mapping[str, ResidentWeight]) -> KeyBalance | None:
+    """The balance of a model's keys; None where the cache gains nothing by it, such as a BF16 or an fp8 one."""
+    if vllm_config.cache_config.cache_dtype not in ROUNDS_CHANNELS_ALIKE:
+        return None
+    kind = str(getattr(vllm_config.model_config.hf_text_config, "model_type", None))
+    try:
+        if kind not in NORM_BEFORE_ATTENTION:
+            raise _Otherwise(f"whether models of type {kind} have RMSNorm in front of q, k and v is not known here")
+        if not compat.begins_anew():
+            raise _Otherwise("this vLLM cannot compute anew what is in flight when factors change")
+        found = [_attention(name, model, residents) for name in _names(model)]
+    except _Otherwise as why:
+        logger.warning("the keys' channels are not balanced for the int8 KV cache: %s", why)
+        return KeyBalance([], str(why))
+    logger.info("the keys' channels are balanced for the int8 KV cache, in %d attentions", len(found))
+    return KeyBalance(found)
+
+
+def _names(model: nn.Module) -> Iterator[str]:
+    """Of the layers around vLLM's attentions."""
+    for name, module in model.named_modules():
+        if isinstance(module, compat.AttentionLayer):
+            yield name.rpartition(".")[0]
+
+
+def _attention(name: str, model: nn.Module, residents: Mapping[str, ResidentWeight]) -> Attention:
+    """Raises _Otherwise."""
+    layer, block = model.get_submodule(name), name.rpartition(".")[0]
+    rotation, head = getattr(layer, "rotary_emb", None), layer.attn.head_size
+    if not getattr(rotation, "is_neox_style", False) or rotation.rotary_dim != head:
+        raise _Otherwise(f"{name} does not rotate channel i of {head} with channel i + {head // 2}")
+    wanted = f"{block}.input_layernorm.weight", f"{name}.qkv_proj.weight"
+    if missing := [one for one in wanted if one not in residents]:
+        raise _Otherwise(f"{name} has no {missing[0]}")
+    norm, qkv = (residents[one] for one in wanted)
+    if not is_served(qkv):
+        raise _Otherwise(f"rows of {qkv.name} share scales, or are not kept as rows")
+    bias, q_norm, k_norm = (
+        residents.get(f"{name}.{leaf}") for leaf in ("qkv_proj.bias", "q_norm.weight", "k_norm.weight")
+    )
+    if [one.row_count for one in (q_norm, k_norm) if one is not None] not in ([], [head, head]):
+        raise _Otherwise(f"the norms of {name}'s queries and keys are not those of single heads")
+    return Attention(name, norm, qkv, bias, q_norm, k_norm, layer.attn.num_heads, layer.attn.num_kv_heads, head)

@@ -1,0 +1,66 @@
+"""The definition of the balance of keys, for a cache that keeps a token's key of a head with one scale.
+
+Such a cache makes every channel as coarse as its largest one. Let channel i of the keys be divided by s_i, and of the
+queries multiplied: q k stays. Its error has a variance of (max_j m_j / s_j)^2 sum_i (a_i s_i)^2, up to a constant, with
+m_j the largest |k_j| and a_i the size of q_i. For a given maximum, s_i = m_i is the least that s may be, whatever the
+queries are. What that cannot heal: a large channel stays as coarse as it was, so n large channels of D leave some n / D
+of the variance.
+
+Rotary embedding mixes channel i with j = i + D / 2: both have one factor. From weights alone,
+
+    offset_i = bias_i,  spread_i = |w_i g|_2      of row w_i, g the weights of the RMSNorm that x has passed
+    m_i      = hypot(offset_i, offset_j) + 3 hypot(spread_i, spread_j) / sqrt(2)
+    s_i      = max(1, 2 ** floor(log2(m_i / median of the head's m)))
+
+3 is the largest of some hundred normal numbers, and the largest channel of a token is what its scale follows. What
+weights say of x is a guess, so a channel below twice the median is left alone, and factors are rounded down: one that
+is too small leaves something to heal, one that is too large makes its channel coarser than it was. Powers of two make
+the balance exact in a floating type, through products, norms and rotation.
+
+Shape suffixes: G heads of keys, D channels of a head, P = D / 2 pairs, N = G D rows, K input channels.
+"""
+
+import torch
+
+PEAK = 3.0
+LARGEST = 2.0**15  # factor: BF16 has room for it
+ROWS = 256  # at a time: float64 copies of all would be larger than what a refit has room for
+
+
+def key_sizes(
+    w_NK: torch.Tensor,
+    input_norm_K: torch.Tensor,
+    bias_N: torch.Tensor | None,
+    k_norm_D: torch.Tensor | None,
+    head: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Offset and spread (G, D), float64, of what a key projection gives; behind its norm by heads, if there is one.
+
+    Args:
+        w_NK, input_norm_K, bias_N, k_norm_D: in any floating type; None where the model has none.
+        head: D.
+    """
+    gain_K, rows = input_norm_K.double(), range(0, len(w_NK), ROWS)
+    squares = [(w_NK[first : first + ROWS].double() * gain_K).square().sum(1) for first in rows]
+    spread_GD = torch.cat(squares).sqrt().view(-1, head)
+    offset_GD = torch.zeros_like(spread_GD) if bias_N is None else bias_N.double().view(-1, head)
+    if k_norm_D is None:
+        return offset_GD, spread_GD
+    length_G1 = (offset_GD.square() + spread_GD.square()).mean(1, keepdim=True).sqrt()
+    gain_GD = k_norm_D.double().abs() / length_G1
+    return offset_GD * gain_GD, spread_GD * gain_GD
+
+
+def key_balance(offset_GD: torch.Tensor, spread_GD: torch.Tensor, shared: bool = False) -> torch.Tensor:
+    """The factors s (G, D), float32: keys are divided by them, queries of the same group multiplied.
+
+    Args:
+        shared: all heads have the same ones, by the root mean square of their m: a norm's weights serve all heads.
+    """
+    offset_2GP, spread_2GP = (torch.stack(one_GD.chunk(2, dim=1)) for one_GD in (offset_GD, spread_GD))
+    peak_GP = offset_2GP.square().sum(0).sqrt() + PEAK * spread_2GP.square().mean(0).sqrt()
+    if shared:
+        peak_GP = peak_GP.square().mean(0, keepdim=True).sqrt().expand_as(peak_GP)
+    ratio_GP = peak_GP / peak_GP.median(1, keepdim=True).values
+    factor_GP = ratio_GP.log2().floor().exp2().clamp(1, LARGEST).nan_to_num(1.0)
+    return torch.cat([factor_GP, factor_GP], dim=1).float()

@@ -1,0 +1,147 @@
+"""The keys' channels balanced for an int8 cache, at the end of every refit: see oracle/key_balance.py for the factors.
+
+    rows of q times s, rows of k over s       in their scales and biases; in the weights where these are BF16
+    weights of q_norm and k_norm likewise     where heads have norms behind the projections
+
+All are powers of two, so codes stay, and the model computes the same numbers. Everything is taken from the resident
+tensors once they are complete, so that neither the order of a trainer's tensors nor their buckets matter, and a rank
+needs none but its own; ranks that hold copies of a head find the same factors.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ascend_quant import oracle
+from ascend_quant.kernels import kernels_for
+from ascend_quant.oracle import add_digests
+from ascend_quant.oracle.key_balance import key_balance, key_sizes
+from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
+from ascend_quant.refit.scales import TensorScaledWeight
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One layer's on one rank.
+
+    Attributes:
+        name: of the layer.
+        input_norm: RMSNorm's weights in front of the projections.
+        qkv: rows of all query heads, then of the key heads, then of the value heads; query heads of a group together.
+        bias: of these rows.
+        q_norm, k_norm: RMSNorm's weights behind the projections, the same for all heads.
+        heads, kv_heads, head: how many query and key heads, and how many channels each.
+    """
+
+    name: str
+    input_norm: ResidentWeight
+    qkv: ResidentWeight
+    bias: ResidentWeight | None
+    q_norm: ResidentWeight | None
+    k_norm: ResidentWeight | None
+    heads: int
+    kv_heads: int
+    head: int
+
+
+def is_served(qkv: ResidentWeight) -> bool:
+    """Whether each row is kept as a row, and has one scale or none."""
+    return qkv.place is None and (not qkv.codes or type(qkv) in (QuantizedWeight, TensorScaledWeight))
+
+
+def told(factors: Collection[torch.Tensor], why_not: str | None) -> dict[str, Any]:
+    """What to report: how many pairs of channels there are, how many are balanced, the largest factor; or why none is.
+
+    Args:
+        factors: (kv_heads, head) of each layer.
+    """
+    pairs = torch.cat([factor_GD.chunk(2, dim=1)[0].flatten() for factor_GD in factors]) if factors else torch.ones(0)
+    largest = float(pairs.max()) if len(pairs) else 1.0
+    return {"why_not": why_not, "pairs": len(pairs), "balanced": int((pairs > 1).sum()), "largest": largest}
+
+
+class KeyBalance:
+    """That of one engine worker.
+
+    Args:
+        attentions: all of the model; none where it cannot be balanced.
+        why_not: then the reason.
+
+    Attributes:
+        factors: of the last refit that closed, by the layer's name: (kv_heads, head) float32 on the device.
+        since: the number of the refit since which they are these; keys that were cached before have other factors.
+    """
+
+    def __init__(self, attentions: Sequence[Attention], why_not: str | None = None):
+        self._attentions, self.why_not = attentions, why_not
+        self._touched = [pair for attention in attentions for pair in _touched(attention)]
+        self.factors: dict[str, torch.Tensor] = {}
+        self.since = 0
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Balance the tensors of a refit, all of which have been written since the last call; nothing waits."""
+        before = self._digests()
+        self._new = {attention.name: _balanced(attention) for attention in self._attentions}
+        self._moved = [self._digests(), before]
+
+    def settle(self, number: int, digest: int) -> int:
+        """Refit `number` ends well; waits for the device.
+
+        Args:
+            digest: of all residents, as they were written.
+
+        Returns:
+            The digest of all residents as they are.
+        """
+        if not self._attentions:
+            return digest
+        changed = [self._new[name].ne(former).any() for name, former in self.factors.items()]
+        if not changed or bool(torch.stack(changed).any()):
+            self.since = number
+        self.factors = self._new
+        weights = [weight for _, weight in self._touched]
+        found = kernels_for(self._touched[0][0].device).read_digests(self._moved)
+        return add_digests(digest, *found, weights=[1, *weights, *(-weight for weight in weights)])
+
+    def _digests(self) -> Any:
+        """The kernels' own, to be read by them."""
+        tensors = [tensor for tensor, _ in self._touched]
+        return kernels_for(tensors[0].device).digests(tensors) if tensors else None
+
+
+def _touched(one: Attention) -> list[tuple[torch.Tensor, int]]:
+    """What is multiplied, each with its weight in the digest of all residents."""
+    if one.k_norm is not None and one.q_norm is not None:
+        return [(norm.data, norm.weight) for norm in (one.q_norm, one.k_norm)]
+    of_rows = (one.qkv.scale.view(-1), 3 * one.qkv.weight) if isinstance(one.qkv, QuantizedWeight) else None
+    found = [of_rows or (one.qkv.data, one.qkv.weight)]
+    return found if one.bias is None else [*found, (one.bias.data, one.bias.weight)]
+
+
+def _balanced(one: Attention) -> torch.Tensor:
+    """Multiply what belongs to one layer; its factors (G, D)."""
+    keys = slice(one.heads * one.head, (one.heads + one.kv_heads) * one.head)
+    bias_N = None if one.bias is None else one.bias.data[keys]
+    k_norm_D = None if one.k_norm is None else one.k_norm.data
+    sizes = key_sizes(_rows(one.qkv, keys), one.input_norm.data, bias_N, k_norm_D, one.head)
+    factor_GD = key_balance(*sizes, shared=k_norm_D is not None)
+    if one.k_norm is not None and one.q_norm is not None:
+        one.q_norm.data *= factor_GD[0]
+        one.k_norm.data /= factor_GD[0]
+        return factor_GD
+    for tensor, _ in _touched(one):
+        queries, shape = tensor[: keys.start], (-1, *[1] * (tensor.dim() - 1))
+        of_queries = factor_GD.repeat_interleave(one.heads // one.kv_heads, 0)
+        queries *= of_queries.view(shape)
+        tensor[keys] /= factor_GD.view(shape)
+    return factor_GD
+
+
+def _rows(weight: ResidentWeight, rows: slice) -> torch.Tensor:
+    """The values of some rows."""
+    if isinstance(weight, QuantizedWeight):
+        return oracle.dequantize(weight.data[rows], weight.scale.view(-1)[rows])
+    return weight.data[rows]
