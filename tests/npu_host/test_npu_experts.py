@@ -15,6 +15,8 @@ from ascend_quant import oracle
 from ascend_quant.kernels import cpu, npu, npu_ops
 from npu_host.serving_cases import BF16, F16, F32, FORMS, I32, ROUNDING, SWIGLU_QUANT, Case, Results, generator
 
+pytestmark = pytest.mark.each_version
+
 
 @st.composite
 def routings(draw) -> tuple[torch.Tensor, int, torch.Tensor | None]:
