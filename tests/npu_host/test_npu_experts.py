@@ -116,7 +116,8 @@ def test_plain_experts(dtype, local_G):
 
 
 @pytest.mark.skipif(
-    not npu_ops.second_swiglu_quant_traces(), reason=f"the Meta kernel in {npu_ops.installed()} refuses its own defaults"
+    not npu_ops.second_swiglu_quant_traces(),
+    reason=f"the Meta kernel in {npu_ops.installed()} refuses its own defaults",
 )
 def test_the_second_version_of_the_fused_operator_is_used_where_it_is_there(monkeypatch):
     case = Case(0, torch.tensor([[0, 1], [1, 0]]), 2, 16, 64)

@@ -6,10 +6,11 @@ import pytest
 
 from npu_host import models, two_ranks
 
-
 CASES = [
     ("tp", models.DENSE),
-    pytest.param("tp", models.MOE, marks=pytest.mark.each_version),  # a quarter of a minute each: the one with most in it
+    pytest.param(
+        "tp", models.MOE, marks=pytest.mark.each_version
+    ),  # a quarter of a minute each: the one with most in it
     ("ep", models.MOE),
 ]
 
