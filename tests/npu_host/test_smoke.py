@@ -31,6 +31,7 @@ NOT_HERE = {  # and a part of the reason
     **dict.fromkeys(("engine.tokens", "engine.graphs", "engine.sleep", "engine.bad_tensor"), "has no acl"),
     **dict.fromkeys(("engine.sleep_level_2", "engine.two_ranks", "engine.experts_apart"), "has no acl"),
     "generation.speed": "has no acl",
+    "doctor.findings": "belongs to none of the stacks",
     **dict.fromkeys(("training.three_steps", "training.without_ipc", "training.nan"), "has no verl"),
     **dict.fromkeys(("training.seven_b", "training.seven_b_without_ipc"), "has no verl"),
     "collective.all_reduce": "2 NPUs are needed, this process sees 1",

@@ -1,10 +1,11 @@
 """`./run.sh doctor` on this machine."""
 
 import json
+import re
 import sys
 
 from npu_smoke import tools
-from npu_smoke.checks import IN_SHORT, Setting, Wrong, check, require
+from npu_smoke.checks import IN_SHORT, Setting, Wrong, check, require, without_traces
 
 PACKAGES = ("typer", "rich", "pydantic", "yaml", "psutil")  # what every command of run.sh imports
 SECONDS = 180.0
@@ -24,9 +25,22 @@ def findings(on: Setting, numbers: dict) -> None:
     except ValueError:
         raise Wrong(f"run.sh doctor ended with {code}: {' '.join(said.split())[-800:]}") from None
     found = [one for host in report["hosts"] for one in host["findings"]] + report["together"]
-    numbers["findings"] = [one for one in found if one["level"] != "ok"]
+    numbers["findings"] = [
+        {key: _without_traces(one[key]) for key in ("level", "check", "what", "fix")}
+        for one in found
+        if one["level"] != "ok"
+    ]
     levels = {level: sum(one["level"] == level for one in found) for level in ("ok", "warning", "error")}
     numbers[IN_SHORT] = ", ".join(f"{count} {level}" for level, count in levels.items())
     for one in numbers["findings"]:
         require(bool(one["fix"]), f"{one['check']}: {one['what']}: nothing is said of what to do")
         require(A_BUG not in one["fix"], f"{one['check']}: {one['what']}: {one['fix']}")
+
+
+def _without_traces(text: str) -> str:
+    """Nor with this host's addresses, which the doctor names."""
+    return re.sub(
+        r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])|\b(?:[0-9a-f]{1,4}:){3,}[0-9a-f:]+",
+        "(address)",
+        without_traces(text),
+    )
