@@ -73,9 +73,8 @@ set_up() {
 
 set_up_npu() { # the NPU tests' own environments, by version: torch_npu would be loaded by every import of torch
   # xargs makes two at once and in the foreground, where Ctrl-C ends them
-  local locks=$ROOT/docker/locks
-  printf '%s\0' "$VENV-npu" "$locks/npu-host.txt" "$VENV-npu-0.30" "$locks/npu-0.30.txt" \
-    "$VENV-npu-2.7" "$locks/npu-2.7.txt" | xargs -0 -n 2 -P 2 "$locks/install.sh"
+  printf '%s\0' "$VENV-npu" "$ROOT/docker/locks/npu-host.txt" "$VENV-npu-0.30" "$ROOT/docker/locks/npu-0.30.txt" \
+    "$VENV-npu-2.7" "$ROOT/docker/locks/npu-2.7.txt" | xargs -0 -n 2 -P 2 "$ROOT/docker/locks/install.sh"
   export NPU27_PYTHON="$VENV-npu-2.7/bin/python"
 }
 
