@@ -71,10 +71,10 @@ set_up() {
   export VENV PATH="$VENV/bin:$PATH"
 }
 
-set_up_npu() { # the NPU tests' own environments, newer and older: torch_npu would be loaded by every import of torch
-  # xargs makes both at once and in the foreground, where Ctrl-C ends them
-  printf '%s\0' "$VENV-npu" "$ROOT/docker/locks/npu-host.txt" "$VENV-npu-2.7" "$ROOT/docker/locks/npu-2.7.txt" |
-    xargs -0 -n 2 -P 2 "$ROOT/docker/locks/install.sh"
+set_up_npu() { # the NPU tests' own environments, by version: torch_npu would be loaded by every import of torch
+  # xargs makes two at once and in the foreground, where Ctrl-C ends them
+  printf '%s\0' "$VENV-npu" "$ROOT/docker/locks/npu-host.txt" "$VENV-npu-0.30" "$ROOT/docker/locks/npu-0.30.txt" \
+    "$VENV-npu-2.7" "$ROOT/docker/locks/npu-2.7.txt" | xargs -0 -n 2 -P 2 "$ROOT/docker/locks/install.sh"
   export NPU27_PYTHON="$VENV-npu-2.7/bin/python"
 }
 
@@ -103,14 +103,14 @@ list_groups() {
 
 has_tests() { [[ -d $1 && -n $(find "$1" -name 'test_*.py' -print -quit) ]]; }
 
-run_pytest() { # run_pytest PYTHON FOLDER ARGS..: one run; after a failed one the next still runs
-  local code=0
+run_pytest() { # [OF=VERSION] run_pytest PYTHON FOLDER ARGS..: one run; after a failed one the next still runs
+  local code=0 what=tests/$2${OF:+ of $OF}
   cd "$ROOT"
   "$1" -m pytest "tests/$2" "${@:3}" || code=$?
   case $code in
-  0) RESULTS+=("tests/$2: passed") ;;
-  5) RESULTS+=("tests/$2: no test was run: does a filter leave any?") ;;
-  *) RESULTS+=("tests/$2: FAILED, pytest ended with $code") ;;
+  0) RESULTS+=("$what: passed") ;;
+  5) RESULTS+=("$what: no test was run: does a filter leave any?") ;;
+  *) RESULTS+=("$what: FAILED, pytest ended with $code") ;;
   esac
   CODES+=("$code")
 }
@@ -123,6 +123,7 @@ run_group() { # run_group GROUP ARGS..
     set_up_npu
     if (($# == 1)); then export NPU_OPS=${NPU_OPS:-compare}; fi # docs/npu_ops.md with what a whole run calls
     run_pytest "$VENV-npu/bin/python" "$folder" "${@:2}"
+    OF="vllm-ascend 0.30" NPU_OPS='' run_pytest "$VENV-npu-0.30/bin/python" "$folder" -m each_version "${@:2}"
     run_pytest "$VENV-npu-2.7/bin/python" "${folder}_0_10" "${@:2}"
     ;;
   unit | engine)

@@ -22,6 +22,12 @@ def check_engine(
     gpu_memory_utilization: Annotated[
         float | None, typer.Option(help="As in vLLM, for each engine.  [default: vLLM's]")
     ] = None,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, help="As in vLLM: on so many devices, each rank beside a fresh engine's.")
+    ] = 1,
+    expert_parallel: Annotated[
+        bool, typer.Option("--expert-parallel", help="Experts are dealt out whole among them.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write what was found there, as JSON.")] = None,
 ) -> None:
     """Check a refit on this device: weights against the reference, tokens against a fresh engine's.
@@ -39,10 +45,14 @@ def check_engine(
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
         fail(f"--out {out}: there is no folder {out.absolute().parent}, or it is one", WRONG_USE)
 
+    if expert_parallel and tensor_parallel_size == 1:
+        fail("--expert-parallel deals experts out among ranks: add --tensor-parallel-size, 2 or more", WRONG_USE)
+
     from ascend_quant.selfcheck import engine
 
     try:
-        found = engine.check_engine(start, then, graphs, gpu_memory_utilization)
+        wanted = engine.Engines(graphs, gpu_memory_utilization, tensor_parallel_size, expert_parallel)
+        found = engine.check_engine(start, then, wanted)
         if out is not None:
             write_whole(out, json.dumps(found, indent=1) + "\n")
     except Exception as error:  # an engine's own words, of whatever kind

@@ -4,10 +4,14 @@ Versions are compared in `check_pair` alone. Whether an operator is there is rea
 images carry operators that their version numbers do not tell of.
 """
 
+import functools
+import logging
 import re
 from collections.abc import Callable
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 FRACTAL_NZ = 29
 A5_FORMATS = {50: "C0_16", 51: "C0_32", 52: "C0_2", 53: "C0_4", 54: "C0_8"}  # FRACTAL_NZ_.., torch_npu/npu/_format.py
@@ -80,12 +84,42 @@ def grouped_matmul_swiglu_quant(
         end_E: int64, the row after each expert's last; rows after them all are left undefined. Counts instead of ends
             are the second version's only, and not of all its releases.
     """
-    if has_operator("npu_grouped_matmul_swiglu_quant_v2"):
+    if has_operator("npu_grouped_matmul_swiglu_quant_v2") and second_swiglu_quant_traces():
         second = operator("npu_grouped_matmul_swiglu_quant_v2")
         return second(x_codes_RK, [codes_EKN], [scale_EN], x_scale_R, end_E)
     first = operator("npu_grouped_matmul_swiglu_quant")
     codes_RH, scale_R, _ = first(x_codes_RK, codes_EKN, end_E, scale_EN, x_scale_R)
     return codes_RH, scale_R
+
+
+@torch.compiler.assume_constant_result  # torch.compile asks, and does not look in
+def second_swiglu_quant_traces() -> bool:
+    """Whether the Meta kernel of npu_grouped_matmul_swiglu_quant_v2 takes the operator's own defaults.
+
+    torch_npu 2.10.0.post4's does not: dequant_dtype is 0 by default, the only value that its documentation allows, and
+    its Meta kernel knows no 0. Devices do not run that kernel, but torch.compile, torch.export and fake tensors do. The
+    first version gives the same bytes.
+    """
+    return _second_swiglu_quant_traces()
+
+
+@functools.cache
+def _second_swiglu_quant_traces() -> bool:
+    x_RK, codes_EKN = (torch.empty(shape, dtype=torch.int8, device="meta") for shape in ((1, 32), (1, 32, 64)))
+    scale_EN, x_scale_R = (torch.empty(shape, device="meta") for shape in ((1, 64), (1,)))
+    end_E = torch.empty(1, dtype=torch.int64, device="meta")
+    try:
+        operator("npu_grouped_matmul_swiglu_quant_v2")(x_RK, [codes_EKN], [scale_EN], x_scale_R, end_E)
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        logger.warning(
+            "npu_grouped_matmul_swiglu_quant is used, not its second version: the Meta kernel in %s refuses the second "
+            "version's own defaults: %s",
+            installed(),
+            reason,
+        )
+        return False
+    return True
 
 
 def installed() -> str:

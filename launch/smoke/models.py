@@ -1,7 +1,8 @@
-"""Two checkpoints of a small Qwen2 model with seeded weights, as if a training step lay between them.
+"""Two checkpoints of a small Qwen2 or Qwen3-MoE model with seeded weights, as if a training step lay between them.
 
-`python -m launch.smoke.models FOLDER` writes FOLDER/start and FOLDER/then. Wider than the demo's model, because not
-every device's attention takes heads of 32; its weights are large enough that answers are not all the same.
+`python -m launch.smoke.models FOLDER [moe]` writes FOLDER/start and FOLDER/then. Wider than the demo's model, because
+not every device's attention takes heads of 32; its weights are large enough that answers are not all the same. What is
+divided among ranks can be divided by 4.
 """
 
 import sys
@@ -13,7 +14,7 @@ CONFIG = {
     "intermediate_size": 1024,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_key_value_heads": 2,  # of which 4 ranks hold copies
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
     "initializer_range": 0.1,
@@ -22,16 +23,20 @@ CONFIG = {
 }
 
 
-def write(folder: Path) -> None:
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "head_dim": 128}
+
+
+def write(folder: Path, moe: bool = False) -> None:
     """Both checkpoints, in BF16; the same bytes wherever it is called."""
     import torch
-    from transformers import AutoModelForCausalLM, Qwen2Config
+    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 
+    config = Qwen3MoeConfig(**CONFIG, **EXPERTS) if moe else Qwen2Config(**CONFIG)
     for seed, name in enumerate(("start", "then")):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(Qwen2Config(**CONFIG))
+        model = AutoModelForCausalLM.from_config(config)
         model.to(torch.bfloat16).save_pretrained(folder / name)
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write(Path(sys.argv[1]), moe="moe" in sys.argv[2:])

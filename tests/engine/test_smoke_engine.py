@@ -54,7 +54,7 @@ def test_one_wrong_number_in_a_refit_is_seen(checkpoints, monkeypatch):
             yield bucket
 
     monkeypatch.setattr(worker, "buckets", wrong)
-    found = engine.check_engine(*checkpoints, graphs=False, memory=None)
+    found = engine.check_engine(*checkpoints, engine.Engines())
     problems = found["refit"]["problems"]
     receipt, read_back = (one.split(":")[0] for one in problems)
     assert has_line_naming(receipt, "digest … receipt's") and has_line_naming(read_back, "digest … read back")
@@ -68,7 +68,7 @@ def test_a_checkpoint_that_lacks_a_tensor_is_told_with_its_name(checkpoints, tmp
     del state["model.layers.1.mlp.down_proj.weight"]
     save_file(state, file)
     with pytest.raises(RefitError, match=r"model\.layers\.1\.mlp\.down_proj\.weight"):
-        engine.check_engine(start, tmp_path / "then", graphs=False, memory=None)
+        engine.check_engine(start, tmp_path / "then", engine.Engines())
 
 
 def test_the_recipe_that_devices_train(tmp_path: Path):

@@ -6,13 +6,15 @@ Shape suffixes as in npu_experts.py.
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ascend_quant.kernels import npu_experts, npu_linear
+from ascend_quant.kernels import npu_experts, npu_linear, npu_ops
 from ascend_quant.kernels.npu_formats import new_codes
 from npu_host import formats
 
 BF16, F16, F32, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.int32
 ROUNDING = {BF16: 2.0**-8, F16: 2.0**-11, F32: 2.0**-24}  # half a step, relative
 FORMS = {"apart": npu_experts.experts, "fused": npu_experts.fused_experts}
+# For direct calls of the second version: its default where its Meta kernel takes that, else what it takes for float32.
+SECOND_NEEDS = {} if npu_ops.second_swiglu_quant_traces() else {"dequant_dtype": F32}
 SWIGLU_QUANT = ("npu_dequant_swiglu_quant", "npu_grouped_matmul_swiglu_quant", "npu_grouped_matmul_swiglu_quant_v2")
 
 

@@ -3,11 +3,14 @@
 Its classes, the model, the worker's hooks and torch_npu are the real ones; the memory is the host's.
 """
 
+from contextlib import nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from naming import line_naming
 
 from ascend_quant.engine.layout import layouts_of
 from ascend_quant.integrations import vllm as plugin
@@ -206,3 +209,12 @@ def test_two_ranks_keep_the_scales_of_their_heads_as_vllm_ascend_cuts_them(tmp_p
         assert one["why"] is None and one["digest"] == found[0]["digest"]
         assert all(torch.equal(one["ours"][name], one["theirs"][name]) for name in one["theirs"])
     assert not any(torch.equal(found[0]["ours"][name], found[1]["ours"][name]) for name in found[0]["ours"])
+
+
+@pytest.mark.each_version
+def test_a_model_has_it_or_its_first_layer_is_named(tmp_path):
+    """0.30 wants a dtype of its own for its cache: without it, its graphs would decode with no scales."""
+    served = version("vllm-ascend").startswith("0.23.")
+    refused = pytest.raises(RefitError, match=line_naming("self_attn.attn", "kv_cache=int8"))
+    with nullcontext() if served else refused, c8_models.built(tmp_path, "Qwen3ForCausalLM") as (model, _):
+        assert attentions(model)

@@ -81,6 +81,7 @@ def config(block_size=128, transfer=None) -> SimpleNamespace:
     return SimpleNamespace(cache_config=SimpleNamespace(block_size=block_size), kv_transfer_config=transfer)
 
 
+@pytest.mark.each_version
 @pytest.mark.parametrize(
     ("changed", "engine", "named"),
     [

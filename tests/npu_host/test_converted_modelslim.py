@@ -8,6 +8,8 @@ from ascend_quant import oracle
 from ascend_quant.convert import Request, convert
 from npu_host import checkpoint, models, vllm_engine
 
+pytestmark = pytest.mark.each_version
+
 
 @pytest.fixture(params=list(models.CONFIGS))
 def loaded(request, tmp_path):

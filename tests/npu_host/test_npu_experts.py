@@ -3,14 +3,19 @@
 The codes that an operator made are looked at between the operators (`Results`).
 """
 
+import contextlib
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ascend_quant import oracle
 from ascend_quant.kernels import cpu, npu, npu_ops
 from npu_host.serving_cases import BF16, F16, F32, FORMS, I32, ROUNDING, SWIGLU_QUANT, Case, Results, generator
+
+pytestmark = pytest.mark.each_version
 
 
 @st.composite
@@ -110,6 +115,10 @@ def test_plain_experts(dtype, local_G):
     torch.testing.assert_close(found.cpu().float(), expected, rtol=0, atol=float(slack))
 
 
+@pytest.mark.skipif(
+    not npu_ops.second_swiglu_quant_traces(),
+    reason=f"the Meta kernel in {npu_ops.installed()} refuses its own defaults",
+)
 def test_the_second_version_of_the_fused_operator_is_used_where_it_is_there(monkeypatch):
     case = Case(0, torch.tensor([[0, 1], [1, 0]]), 2, 16, 64)
     with Results() as with_second:
@@ -120,3 +129,37 @@ def test_the_second_version_of_the_fused_operator_is_used_where_it_is_there(monk
         assert torch.equal(case.run("fused"), found)
     assert SWIGLU_QUANT[2] in with_second.of and SWIGLU_QUANT[1] not in with_second.of
     assert SWIGLU_QUANT[1] in with_first.of and SWIGLU_QUANT[2] not in with_first.of
+
+
+def test_a_second_version_that_cannot_be_traced_is_not_used(monkeypatch, caplog):
+    """As in torch_npu 2.10.0.post4, whose Meta kernel refuses the default of dequant_dtype."""
+    case = Case(0, torch.tensor([[0, 1], [1, 0]]), 2, 16, 64)
+    found = case.run("fused")
+    there = npu_ops.operator
+
+    def refuses(name: str):
+        def run(*arguments, dequant_dtype: int = 0):
+            raise RuntimeError(f"dequant_dtype is {dequant_dtype}")
+
+        return run if name == SWIGLU_QUANT[2] else there(name)
+
+    monkeypatch.setattr(npu_ops, "operator", refuses)
+    npu_ops._second_swiglu_quant_traces.cache_clear()
+    try:
+        with Results() as results:
+            assert torch.equal(case.run("fused"), found) and torch.equal(case.run("fused"), found)
+    finally:
+        npu_ops._second_swiglu_quant_traces.cache_clear()
+    assert SWIGLU_QUANT[1] in results.of and SWIGLU_QUANT[2] not in results.of
+    [warning] = caplog.records  # once
+    assert warning.args == (npu_ops.installed(), "dequant_dtype is 0")
+
+
+def test_whether_the_second_version_can_be_traced_is_what_fake_tensors_find():
+    function = getattr(torch.ops.npu, SWIGLU_QUANT[2])
+    with FakeTensorMode():
+        x_RK, w_EKN = (torch.empty(shape, dtype=torch.int8, device="npu") for shape in ((4, 16), (2, 16, 32)))
+        scales = torch.empty(2, 32, device="npu"), torch.empty(4, device="npu")
+        arguments = x_RK, [w_EKN], [scales[0]], scales[1], torch.empty(2, dtype=torch.int64, device="npu")
+        with contextlib.nullcontext() if npu_ops.second_swiglu_quant_traces() else pytest.raises(RuntimeError):
+            function(*arguments)

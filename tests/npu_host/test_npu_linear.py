@@ -12,6 +12,8 @@ from ascend_quant.kernels import cpu, npu, npu_linear
 from npu_host import rules
 from npu_host.serving_cases import BF16, F16, F32, I8, I32, activations, generator, int8, resident, scales, sums_of
 
+pytestmark = pytest.mark.each_version
+
 quick = settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**20)
 dtypes = st.sampled_from([BF16, F16])

@@ -9,6 +9,8 @@ from ascend_quant.kernels import npu_experts, npu_linear, npu_ops
 from npu_host import older_version, recorder
 from npu_host.serving_cases import BF16, F16, FORMS, I32, SWIGLU_QUANT, Case, activations, int8, resident, scales
 
+pytestmark = pytest.mark.each_version
+
 
 class NoWaiting(TorchDispatchMode):
     """Refuses what makes the host wait for the device."""

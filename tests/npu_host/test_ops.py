@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npu_host import formats
+from npu_host.serving_cases import SECOND_NEEDS
 
 BF16, F16, F32, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.int32
 HALF_STEP = {BF16: 2.0**-8, F16: 2.0**-10, F32: 2.0**-22}  # relative, with room for float32's own roundings
@@ -230,7 +231,7 @@ def test_grouped_matmul_swiglu_quant_and_its_second_version(seed, counts, k, hal
     assert out_scale[used:].isnan().all() and (code[used:] == -128).all()
     for group_list, kind in ((ends, 0), (torch.tensor(counts), 1)):
         second = torch_npu.npu_grouped_matmul_swiglu_quant_v2(
-            x.npu(), [weight], [scale.npu()], x_scale.npu(), group_list.npu(), group_list_type=kind
+            x.npu(), [weight], [scale.npu()], x_scale.npu(), group_list.npu(), group_list_type=kind, **SECOND_NEEDS
         )
         assert torch.equal(second[0].cpu(), code.cpu())
         assert torch.equal(second[1][:used].cpu(), out_scale[:used].cpu())

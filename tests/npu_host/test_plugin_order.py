@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from npu_host import two_ranks
+
+pytestmark = pytest.mark.each_version
 
 SCRIPT = Path(__file__).with_name("plugin_order.py")
 SECONDS = 200

@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))  # the cases are tho
 from kernel_modules import Kernels
 from move_cases import COPIES, DTYPES, EXACT, LAYOUTS, Case, awkward_values, cases, check
 
+pytestmark = pytest.mark.each_version
+
 NPU = Kernels(npu, torch.device("npu:0"))
 
 

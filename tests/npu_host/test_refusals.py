@@ -13,6 +13,8 @@ from ascend_quant.kernels.npu_ops import WrongPair
 from ascend_quant.refit import RefitError
 from npu_host import models, vllm_engine
 
+pytestmark = pytest.mark.each_version
+
 plugin.register()
 
 from ascend_quant.integrations.vllm_ascend import refusals  # noqa: E402

@@ -5,6 +5,7 @@ import torch
 import torch_npu
 
 from npu_host import formats, rules
+from npu_host.serving_cases import SECOND_NEEDS
 
 BF16, F16, F32, I8, I32, I64 = torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.int32, torch.int64
 
@@ -85,7 +86,7 @@ def fused(version: int, **changes):
         if version == 1:
             return torch_npu.npu_grouped_matmul_swiglu_quant(**arguments)
         listed = {name: [arguments[name]] for name in ("weight", "weight_scale")}
-        return torch_npu.npu_grouped_matmul_swiglu_quant_v2(**{**arguments, **listed})
+        return torch_npu.npu_grouped_matmul_swiglu_quant_v2(**{**arguments, **listed}, **SECOND_NEEDS)
 
     return run
 

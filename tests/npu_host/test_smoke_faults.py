@@ -1,5 +1,6 @@
 """Faults that are planted under tests/npu_smoke: each is found, by a verdict that names what is wrong."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -7,6 +8,7 @@ import stat
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch_npu
@@ -319,6 +321,71 @@ def test_an_engine_that_forgets_or_serves_junk_is_seen(monkeypatch, tmp_path, na
     assert refuted(found(tmp_path, *FAULTY)) == ({name} if name else set())
 
 
+@pytest.mark.parametrize("problem", ["", "rank 1: digest the receipt's: 0a, the fresh engine's 0b"])
+def test_a_rank_with_other_bytes_than_a_fresh_engines_is_seen(monkeypatch, tmp_path, problem):
+    commands = []
+
+    def run(command, *args):
+        commands.append(command)
+        return (1, f"refit: 27 tensors\nerror: {problem}\n") if problem else (0, "refit: 27 tensors\n")
+
+    monkeypatch.setattr(tools, "need_packages", lambda *names: None)
+    monkeypatch.setattr(torch.npu, "device_count", lambda: 4)
+    monkeypatch.setattr(engine, "_make_models", lambda folder, moe: None)
+    monkeypatch.setattr(tools, "run", run)
+    names = {"engine.two_ranks", "engine.experts_apart"}
+    results = found(tmp_path, *names)
+    assert refuted(results) == (names if problem else set())
+    assert all(problem in one["reason"] for one in results.values())
+    assert [command[command.index("--tensor-parallel-size") + 1] for command in commands] == ["2", "4"]
+    assert ["--expert-parallel" in command for command in commands] == [False, True]
+
+
+def test_ranks_that_have_no_npu_are_a_reason(monkeypatch, tmp_path):
+    monkeypatch.setattr(tools, "need_packages", lambda *names: None)
+    monkeypatch.setattr(torch.npu, "device_count", lambda: 3)
+    one = found(tmp_path, "engine.experts_apart")["engine.experts_apart"]
+    assert one["verdict"] == "missing" and has_line_naming(one["reason"], "4 NPUs", "3")
+
+
+# ---- the doctor
+GOOD, BUG = {"level": "ok", "fix": ""}, "report this as a bug, with the output of --json"
+
+
+@pytest.mark.parametrize(
+    ("finding", "answer"),
+    [
+        (GOOD, "yes"),
+        ({"level": "error", "fix": "install CANN 9.1.0"}, "yes"),
+        ({"level": "error", "fix": ""}, "no"),
+        ({"level": "warning", "fix": BUG}, "no"),
+    ],
+)
+def test_a_finding_that_the_doctor_does_not_explain_is_seen(monkeypatch, tmp_path, finding, answer):
+    of_host = [
+        GOOD | {"check": "a", "what": "b"},
+        finding | {"check": "c", "what": "/etc/d at 192.0.2.7 or fd00:0:0:1::7"},
+    ]
+    told = json.dumps({"hosts": [{"findings": of_host}], "together": []}, indent=1)
+    text = f"print('a library talks'); print({told!r}); print('and talks')"
+    monkeypatch.setattr(tools, "RUN", str(program(tmp_path / "run.sh", text)))
+    monkeypatch.setenv("ASCEND_QUANT_STACK", "ascend-cann9.1")
+    one = found(tmp_path, "doctor")["doctor.findings"]
+    assert one["answer"] == answer and one["reason"].startswith("c: ") == (answer == "no")
+    assert {seen["what"] for seen in one["numbers"]["findings"]} <= {"d at (address) or (address)"}
+    assert len(one["numbers"]["findings"]) == (finding is not GOOD) and "192" not in one["reason"]
+
+
+def test_a_doctor_that_says_nothing_is_a_reason(monkeypatch, tmp_path):
+    monkeypatch.setattr(tools, "RUN", str(program(tmp_path / "run.sh", "raise SystemExit('no such file')")))
+    monkeypatch.setenv("ASCEND_QUANT_STACK", "ascend-cann9.1")
+    one = found(tmp_path, "doctor")["doctor.findings"]
+    assert one["answer"] == "no" and "no such file" in one["reason"]
+
+
+# ---- training
+
+
 def test_a_process_that_never_ends_or_says_nothing_is_a_reason(tmp_path):
     sleeping = tools.python("-c", "import time; print('loading', flush=True); time.sleep(60)")
     with pytest.raises(checks.Wrong, match=line_naming("1 s; … : loading")):
@@ -345,22 +412,85 @@ STEP = {"rollout_corr/k3_kl": 1e-4, "refit/proved": 26, "timing_s/step": 5.0}
         ([STEP, {**STEP, "refit/proved": 0}, STEP], "step 2: refit/proved is 0"),
     ],
 )
-def test_a_training_that_loses_its_policy_is_seen(monkeypatch, tmp_path, steps, reason):
+@pytest.mark.parametrize("name", ["training.three_steps", "training.without_ipc"])
+def test_a_training_that_loses_its_policy_is_seen(monkeypatch, tmp_path, steps, reason, name):
     logged = "".join(f'{{"step": {n}, "data": {s}}}\\n'.replace("'", '"') for n, s in enumerate(steps))
     text = f"""
 import sys
 from pathlib import Path
 if sys.argv[1] == "train":
+    assert ("environment.VERL_USE_EXTERNAL_MODULES=npu_smoke.in_verl" in sys.argv) == WITHOUT_IPC
+    print("(WorkerDict pid=7) npu-smoke: no IPC in process 7" if WITHOUT_IPC else "")
     out = Path(sys.argv[sys.argv.index("--out") + 1], "metrics", "x")
     out.mkdir(parents=True)
     (out / "log.jsonl").write_text('{logged}')
 """
+    text = text.replace("WITHOUT_IPC", str("without" in name))
     monkeypatch.setattr(training, "RUN", str(program(tmp_path / "run.sh", text)))
     monkeypatch.setattr(tools, "need_packages", lambda *names: None)
     monkeypatch.setenv("ASCEND_QUANT_STACK", "ascend-cann9.1")
-    one = found(tmp_path, "training")["training.three_steps"]
+    one = found(tmp_path, name)[name]
     assert one["verdict"] == ("refuted" if reason else "proved") and reason in one["reason"]
     assert answered({"checks": [one]}, "no" if reason else "yes")
+    assert reason or one["numbers"].get("processes without IPC") == (1 if "without" in name else None)
+
+
+def test_ipc_that_was_never_off_is_seen():
+    training._must_be_without({}, None, "")
+    with pytest.raises(checks.Wrong):
+        training._must_be_without({}, training.NO_IPC, "npu-smoke: no IPC in process 7")  # of the driver alone
+
+
+RUN_WITH_A_NAN = """
+import subprocess, sys, time
+from pathlib import Path
+import numpy
+from safetensors.numpy import load_file, save_file
+word = dict(zip(sys.argv, sys.argv[1:]))
+if sys.argv[1] == "data":
+    folder = Path(word["--to"], "addition", "start")
+    folder.mkdir(parents=True)
+    save_file({"NAME": numpy.ones((8, 8), "float32")}, folder / "model.safetensors")
+    sys.exit()
+weights = load_file(Path(word["--data"], "addition", "start", "model.safetensors"))
+assert numpy.isnan(weights["NAME"]).sum() == 1
+FAULT
+"""
+NAMED = "print('RefitError: NAME: 1 of 64 elements are NaN or Inf', flush=True)"
+FAULTS = {
+    "": f"{NAMED}; time.sleep(1.5); sys.exit(1)",
+    "ended well": f"{NAMED}; sys.exit(0)",
+    "not named": "print('out of memory'); sys.exit(1)",
+    "after": f"{NAMED}; time.sleep(4); sys.exit(1)",
+    "left: sleep": f"{NAMED}; subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(2); sys.exit(1)",
+}
+
+
+@pytest.mark.parametrize("reason", FAULTS)
+def test_a_nan_that_does_not_end_a_run_cleanly_is_seen(monkeypatch, tmp_path, reason):
+    text = RUN_WITH_A_NAN.replace("FAULT", FAULTS[reason]).replace("NAME", training.NAN)
+    monkeypatch.setattr(training, "RUN", str(program(tmp_path / "run.sh", text)))
+    monkeypatch.setattr(training, "MOST_S", 1 if reason == "after" else 60)
+    monkeypatch.setattr(tools, "need_packages", lambda *names: None)
+    monkeypatch.setenv("ASCEND_QUANT_STACK", "ascend-cann9.1")
+    one = found(tmp_path, "training.nan")["training.nan"]
+    for process in psutil.process_iter(["name", "environ"]):
+        if training.MARK in (process.info["environ"] or {}):
+            assert process.info["name"] == "sleep"
+            process.kill()
+    assert one["verdict"] == ("refuted" if reason else "proved") and reason in one["reason"]
+
+
+def test_the_7b_recipe_needs_eight_npus_and_what_nothing_here_may_fetch(monkeypatch, tmp_path):
+    monkeypatch.setattr(tools, "need_packages", lambda *names: None)
+    names = ["training.seven_b", "training.seven_b_without_ipc"]
+    assert all(has_line_naming(one["reason"], "8 NPUs") for one in found(tmp_path, *names).values())
+    monkeypatch.setattr(torch.npu, "device_count", lambda: 8)
+    monkeypatch.delenv(training.MODEL, raising=False)
+    monkeypatch.setenv(training.DATA, str(tmp_path))
+    results = found(tmp_path, *names)
+    assert {one["verdict"] for one in results.values()} == {"missing"}
+    assert all(training.MODEL in one["reason"] and training.DATA not in one["reason"] for one in results.values())
 
 
 # ---- processes

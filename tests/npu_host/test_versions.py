@@ -8,6 +8,7 @@ import torch
 import torch_npu
 
 from npu_host import formats, older_version, recorder
+from npu_host.serving_cases import SECOND_NEEDS
 
 BF16, F16, F32, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.int32
 
@@ -92,6 +93,7 @@ def test_torch_npu_2_7_does_not_take_what_is_new(only_these_calls, tmp_path):
         [torch.ones(2, 32).npu()],
         torch.ones(4).npu(),
         torch.tensor([1, 4]).npu(),
+        **SECOND_NEEDS,
     )
     torch_npu.npu_dequant_swiglu_quant(torch.randn(4, 64).to(BF16).npu(), quant_mode=1, dst_type=1)
     found = verdicts(only_these_calls, tmp_path)

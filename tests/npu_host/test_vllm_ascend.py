@@ -6,6 +6,8 @@ import torch_npu
 
 from npu_host import checkpoint, formats, models, recorder, vllm_engine
 
+pytestmark = pytest.mark.each_version
+
 LINEAR = {f"model.{name}_proj.weight": "W8A8_DYNAMIC" for name in ("o", "gate", "up", "down")}
 MOE = {
     f"model.experts.{expert}.{name}_proj.weight": "W8A8_DYNAMIC"

@@ -1,8 +1,10 @@
-"""Whole vLLM models, built by vllm-ascend 0.23 from our config on npu:0."""
+"""Whole vLLM models, built by vllm-ascend from our config on npu:0."""
 
 import pytest
 
 from npu_host import models, vllm_engine, whole_model
+
+pytestmark = pytest.mark.each_version
 
 
 @pytest.fixture(scope="module", params=list(models.CONFIGS))

@@ -11,6 +11,8 @@ from ascend_quant import oracle
 from ascend_quant.integrations import vllm as plugin
 from npu_host import layers
 
+pytestmark = pytest.mark.each_version
+
 
 @pytest.fixture(autouse=True)
 def ascend(monkeypatch):

@@ -13,6 +13,8 @@ from ascend_quant.integrations import vllm as plugin
 from ascend_quant.refit import RefitError
 from npu_host import absent, checkpoint, memory, models, vllm_engine, whole_model
 
+pytestmark = pytest.mark.each_version
+
 ENGINES = {"hccl_engine": "HCCLWeightTransferEngine", "npu_ipc_engine": "NPUIPCWeightTransferEngine"}
 KINDS = [(models.DENSE, True), (models.DENSE, False), (models.MOE, True)]
 

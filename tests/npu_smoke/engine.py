@@ -27,6 +27,18 @@ def graphs(on: Setting, numbers: dict) -> None:
     _check_engine(numbers, "--graphs")
 
 
+@check("engine.two_ranks", needed=False, claim="same bytes", limit_s=CHECK_S + MODELS_S)
+def two_ranks(on: Setting, numbers: dict) -> None:
+    """The first again, of an engine on two NPUs: does each rank hold what a fresh engine's holds?"""
+    _check_engine(numbers, "--tensor-parallel-size", "2", devices=2)
+
+
+@check("engine.experts_apart", needed=False, claim="same bytes", limit_s=CHECK_S + MODELS_S)
+def experts_apart(on: Setting, numbers: dict) -> None:
+    """The same on four, with experts that are dealt out whole?"""
+    _check_engine(numbers, "--tensor-parallel-size", "4", "--expert-parallel", devices=4, moe=True)
+
+
 @check("engine.sleep", needed=False, claim="sleep", limit_s=SLEEP_S + MODELS_S)
 def sleep(on: Setting, numbers: dict) -> None:
     """Are bytes, formats and tokens after sleep level 1 and a wake-up those of before, with FRACTAL_NZ on?"""
@@ -55,11 +67,12 @@ def sleep_level_2(on: Setting, numbers: dict) -> None:
     require(bool(found["refused"]), f"it sleeps: {found}")
 
 
-def _check_engine(numbers: dict[str, Any], *options: str) -> None:
+def _check_engine(numbers: dict[str, Any], *options: str, devices: int = 1, moe: bool = False) -> None:
     """What `ascend-quant check-engine` finds."""
     tools.need_packages(*PACKAGES)
+    tools.need_devices(devices)
     with tools.folder() as folder:
-        _make_models(folder)
+        _make_models(folder, moe)
         command = ["-c", "from ascend_quant.cli import app; app()", "check-engine", str(folder / "start")]
         command += [str(folder / "then"), "--gpu-memory-utilization", MEMORY, *options]
         code, said = tools.run(tools.python(*command), CHECK_S, folder, VARIABLES)
@@ -78,7 +91,8 @@ def _lived() -> dict[str, Any]:
         return tools.answer(command, SLEEP_S, folder, VARIABLES | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
 
 
-def _make_models(folder) -> None:
-    code, said = tools.run(tools.module("launch.smoke.models", str(folder)), MODELS_S, folder)
+def _make_models(folder, moe: bool = False) -> None:
+    kind = ["moe"] if moe else []
+    code, said = tools.run(tools.module("launch.smoke.models", str(folder), *kind), MODELS_S, folder)
     if code:
         raise Wrong(f"launch.smoke.models ended with {code}: {' '.join(said.split())[-800:]}")

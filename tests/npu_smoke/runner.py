@@ -22,7 +22,7 @@ from npu_smoke.checks import CHECKS, NO, UNKNOWN, Setting, carry_out, entry
 
 MODULES = (
     *("environment", "arithmetic", "layout", "quantize", "fused", "products", "experts", "graphs", "memory"),
-    *("collective", "cache", "kv_cache", "profiles", "engine", "generation", "training", "clock", "speed"),
+    *("collective", "cache", "kv_cache", "doctor", "profiles", "engine", "generation", "clock", "speed", "training"),
 )
 USELESS = 2  # children in a row that begin no check: the device is beyond repair
 START_S = 300.0  # of a child, until it begins its first check: it imports torch_npu

@@ -16,6 +16,7 @@ from typing import Any
 from npu_smoke.checks import NotPossible, Wrong
 
 ROOT = Path(__file__).parents[2]
+RUN = str(ROOT / "run.sh")
 GRACE_S = 20.0  # for a command to end what it has started, after it is told to
 SAID = 1200  # characters of its last words
 OFFLINE = {  # nothing here may fetch a model or phone home

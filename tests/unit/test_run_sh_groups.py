@@ -15,7 +15,8 @@ import pytest
 from naming import has_line_naming
 
 RUN_SH = Path(__file__).parents[2] / "run.sh"
-FIRST, BESIDE = ("unit", "engine"), ("images", "npu_host", "npu_host_0_10")
+OTHER_VERSION = "npu_host -m each_version"  # a second run in that folder, of another environment
+FIRST, BESIDE = ("unit", "engine"), ("images", "npu_host", OTHER_VERSION, "npu_host_0_10")
 AT_ONCE = ["-n", "auto", "--dist", "loadfile"]
 PYTEST = """#!/bin/bash
 if [[ $1 == -c && $2 == *cuda* ]]; then exit "${no_gpu:-0}"; fi
@@ -35,9 +36,9 @@ class Checkout:
         self.folder, self.calls, self.python = folder, folder / "calls", folder / "venv" / "bin" / "python"
         shutil.copy(RUN_SH, folder)
         self.executable("docker/locks/install.sh", "#!/bin/sh\n")
-        for venv in ("venv", "venv-npu", "venv-npu-2.7"):
+        for venv in ("venv", "venv-npu", "venv-npu-0.30", "venv-npu-2.7"):
             self.executable(f"{venv}/bin/python", PYTEST)
-        for name in (*FIRST, *BESIDE, "cluster", "gpu"):
+        for name in {*FIRST, *BESIDE, "cluster", "gpu"} - {OTHER_VERSION}:
             (folder / "tests" / name).mkdir(parents=True)
             (folder / "tests" / name / "test_x.py").touch()
 
@@ -67,10 +68,15 @@ class Checkout:
         return run.returncode
 
     def called(self) -> dict[str, list[str]]:
-        """The arguments of each run of pytest, by folder."""
+        """The arguments of each run of pytest, by folder, and what a second run in one begins with."""
         lines = [line.split() for line in self.calls.read_text().splitlines()]
         assert all(words[:2] == ["-m", "pytest"] for words in lines)
-        return {words[2].removeprefix("tests/"): words[3:] for words in lines}
+        found = {}
+        for folder, *rest in (words[2:] for words in lines):
+            folder, again = folder.removeprefix("tests/"), OTHER_VERSION.split()[1:]
+            named = " ".join((folder, *again)) if folder == "npu_host" and rest[:2] == again else folder
+            found[named] = rest[2:] if named != folder else rest
+        return found
 
     def must_have_run_all(self) -> None:
         """Each once, one after the other; those of images and npu beside cluster."""
@@ -157,7 +163,7 @@ def test_images_and_npu_beside_cluster(checkout: Checkout):
     none = {"npu_host_code": 5, "npu_host_0_10_code": 5}
     assert checkout.code("cluster", "npu", **none) == 5
     assert checkout.code("cluster", "npu", "--", "-k", "x", **none) == 0
-    assert checkout.called()["npu_host"] == ["-k", "x"]
+    assert checkout.called()["npu_host"] == checkout.called()[OTHER_VERSION] == ["-k", "x"]
     assert checkout.code("images", "cluster", images_code=3) == 3
     assert has_line_naming(checkout.said, "tests of images", "with 3") and set(checkout.called()) == {
         "images",

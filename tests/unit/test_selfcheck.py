@@ -208,6 +208,7 @@ def test_plain_values_are_digested_in_the_engine_s_dtype(sent):
         ([".", ".", "--out", "missing/a.json"], "there is no folder"),
         ([".", ".", "--out", "/"], "--out /"),
         *(([".", ".", "--gpu-memory-utilization", value], value) for value in ("7.0", "nan", "0.0")),
+        ([".", ".", "--expert-parallel"], "--tensor-parallel-size"),
     ],
 )
 def test_wrong_use_of_check_engine(arguments, said, tmp_path, monkeypatch):
@@ -252,6 +253,17 @@ def test_digests_that_are_not_the_oracle_s():
     assert "fresh engine's: d" in refit_problems(receipt("a", 1), right[0], receipt("d"), "b")[0]
     assert [has_line_naming(one, "no refit") for one in refit_problems(receipt("a", 2), *right, "b")] == [True]
     assert "nothing was tried" in refit_problems(receipt("b", 1), *right, "b")[0]
+
+
+def test_ranks_are_each_compared_with_the_fresh_engine_s():
+    from ascend_quant.selfcheck.engine import rank_problems
+
+    first, right = [receipt("a", 1), receipt("b", 1)], [receipt("c"), receipt("d")]
+    assert rank_problems(first, right, right) == []
+    (problem,) = rank_problems(first, [right[0], receipt("d") | {"read_back": "e"}], right)
+    assert has_line_naming(problem, "rank 1", "read back: e", "fresh engine's d")
+    swapped = rank_problems(first, right[::-1], right)
+    assert {one[:6] for one in swapped} == {"rank 0", "rank 1"} and len(swapped) == 4
 
 
 def test_tokens_that_are_not_the_fresh_engine_s():
