@@ -24,6 +24,7 @@ KINDS = (  # the first that fits
     ("experts: routing", r"topk|moe_align|count_and_sort|moe_sum|^(prepare|combine|count|sort)\w*$"),
     ("norm or activation with quantization", r"norm_rows|silu_rows"),
     ("attention", r"flash|fmha|attention|attn|prepare_varlen|reshape_and_cache|combine"),
+    ("attention", r"^(plan_shares|attend_shares|merge_parts|attend_chunks|write_tokens)$"),  # over our int8 cache
     ("quantization", r"triton_(red|per|poi|for)_.*(quant|scaled_mm)"),  # Inductor names the ops around it too
     ("product", r"gemm|nvjet|cutlass|scaled_mm|int8_product|router_tiles|linear|splitKreduce|wgmma|xmma|gemv"),
     ("quantization", r"quant"),

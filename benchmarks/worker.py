@@ -78,7 +78,7 @@ class Trainer:
         with torch.no_grad():
             result = asdict(once(call, self.device))
         refit = getattr(self.engine, "ascend_quant_refit", None)
-        return result if refit is None else {**result, "receipt": asdict(refit.last_receipt)}
+        return result if refit is None else {**result, "receipt": refit.last_receipt.as_dict()}
 
     def _bare(self) -> Callable[[], object]:
         """model.load_weights with all tensors at once; ours goes by plan from the second time on."""

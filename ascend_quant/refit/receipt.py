@@ -1,6 +1,7 @@
 """What one refit says of itself."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.refit.kv_scales import Scales
@@ -45,6 +46,11 @@ class Receipt:
     left_out: LeftOut
     update: Update | None = field(default=None, repr=False, compare=False)
     kv_scales: Scales | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its fields as JSON has them; `update` is its figures, for which this waits."""
+        plain = asdict(replace(self, update=None))  # whose copies cannot be copied while a device writes them
+        return plain | {"update": None if self.update is None else self.update.figures}
 
     def as_metrics(self) -> dict[str, float]:
         """`refit/*` numbers for a training logger, what is unknown left out; digests are cut to their low 32 bits."""

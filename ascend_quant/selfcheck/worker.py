@@ -1,7 +1,6 @@
 """What `ascend-quant check-engine` asks of vLLM's workers; `Extension` is their `worker_extension_cls`."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +33,7 @@ class Extension:
     def selfcheck_receipt(self) -> dict[str, Any]:
         """The last refit's, or the first load's; with the digest of the bytes that are there now."""
         refit = refit_of(self.model_runner.get_model())
-        receipt = refit.last_receipt
-        figures = None if receipt.update is None else receipt.update.figures
-        return asdict(replace(receipt, update=None)) | {"update": figures, "read_back": refit.digest()}
+        return refit.last_receipt.as_dict() | {"read_back": refit.digest()}
 
     def selfcheck_refit(self, folder: str, limit: int) -> int:
         """Refit with a checkpoint's tensors, the last first, in buckets of about `limit` bytes; how many buckets.

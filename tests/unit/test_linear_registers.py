@@ -19,12 +19,12 @@ TENSOR_CORES = {  # the instruction that multiplies int8; Triton has none of Bla
 }
 SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # bytes that a program may have
 EVERYWHERE = 99 << 10  # on sm86, sm89 and sm120
-H200 = tuned.load(tuned.SHIPPED / "NVIDIA_H200.json").get("linear", {})
+SHIPPED = [tuned.load(file).get("linear", {}) for file in sorted(tuned.SHIPPED.glob("*.json"))]
 
 
 def shipped():
-    """The tiles of the shipped table, without those that differ in the number of parts alone."""
-    choices = (choice for buckets in H200.values() for choice in buckets.values())
+    """The tiles of the shipped tables, without those that differ in the number of parts alone."""
+    choices = (choice for table in SHIPPED for buckets in table.values() for choice in buckets.values())
     found = {linear_choice.tiles_of(choice) for choice in choices} - {None}
     return sorted({t._replace(split_k=min(2, t.split_k)) if isinstance(t, Tiles) else t for t in found}, key=str)
 
