@@ -1,6 +1,6 @@
 """Which way a product is computed on this GPU, as `ascend-quant tune` has measured it; without Triton, without a GPU.
 
-A file a GPU model: ascend_quant/kernels/tuned/NVIDIA_H200.json is shipped, and H100's; one of the same name in the user's cache
+A file a GPU model: in ascend_quant/kernels/tuned lie those that are shipped; one of the same name in the user's cache
 (~/.cache/ascend_quant/tuned, or below XDG_CACHE_HOME) lays itself over it, shape by shape and bucket by bucket:
 
     {"linear": {"4608x3584": {"64": {"by": "triton", "block_m": 64, ..}, "256": {"by": "cutlass"}}}, "experts": {..}}
