@@ -70,7 +70,7 @@ def test_nothing_exceeds_them_and_they_are_not_absurd(kind, inputs):
     found = bounds_of(model)
     assert found.keys() == seen.keys() and len(seen) == 2
     for name, values in seen.items():
-        for bound, value in zip(found[name], values, strict=True):
+        for bound, (value,) in zip(found[name], values, strict=True):
             assert value <= bound < 60 * value, (name, bound / value)
 
 
@@ -83,7 +83,7 @@ def test_yarn_lengthens_what_it_rotates():
     for name in plain:
         assert longer[name] == pytest.approx([plain[name][0] * gain, plain[name][1] * gain, plain[name][2]])
     seen = largest(model, [torch.arange(100).unsqueeze(0)])
-    assert all(value <= bound for name in seen for value, bound in zip(seen[name], longer[name], strict=True))
+    assert all(value <= bound for name in seen for (value,), bound in zip(seen[name], longer[name], strict=True))
 
 
 @pytest.mark.parametrize("absent", ["input_layernorm.weight", "self_attn.v_proj.weight", "self_attn.k_proj.weight"])
