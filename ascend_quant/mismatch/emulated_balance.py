@@ -3,7 +3,7 @@
 import torch
 
 from ascend_quant.oracle.key_balance import key_balance, key_sizes
-from ascend_quant.refit.kv_bounds import NORM_BEFORE_ATTENTION
+from ascend_quant.refit.key_balance import why_unknown
 
 
 def factors_of(model: torch.nn.Module) -> tuple[list[torch.Tensor], str | None]:
@@ -13,8 +13,7 @@ def factors_of(model: torch.nn.Module) -> tuple[list[torch.Tensor], str | None]:
         model: transformers', with a head.
     """
     config = model.config.get_text_config()
-    if config.model_type not in NORM_BEFORE_ATTENTION:
-        why = f"whether models of type {config.model_type} have RMSNorm in front of q, k and v is not known here"
+    if why := why_unknown(config.model_type):
         return [], why
     if (part := (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1)) != 1:
         return [], f"{part:g} of each head's channels are rotated, not all"

@@ -18,6 +18,7 @@ from ascend_quant import oracle
 from ascend_quant.kernels import kernels_for
 from ascend_quant.oracle import add_digests
 from ascend_quant.oracle.key_balance import key_balance, key_sizes
+from ascend_quant.refit.kv_bounds import NORM_BEFORE_ATTENTION
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 from ascend_quant.refit.scales import TensorScaledWeight
 
@@ -44,6 +45,13 @@ class Attention:
     heads: int
     kv_heads: int
     head: int
+
+
+def why_unknown(model_type: str) -> str | None:
+    """Why nobody knows how large the keys of such a model are; None where its input is known to have passed RMSNorm."""
+    if model_type in NORM_BEFORE_ATTENTION:
+        return None
+    return f"whether models of type {model_type} have RMSNorm in front of q, k and v is not known here"
 
 
 def is_served(qkv: ResidentWeight) -> bool:

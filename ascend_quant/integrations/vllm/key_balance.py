@@ -11,8 +11,7 @@ from torch import nn
 from vllm.config import VllmConfig
 
 from ascend_quant.integrations.vllm import compat
-from ascend_quant.refit.key_balance import Attention, KeyBalance, is_served
-from ascend_quant.refit.kv_bounds import NORM_BEFORE_ATTENTION
+from ascend_quant.refit.key_balance import Attention, KeyBalance, is_served, why_unknown
 from ascend_quant.refit.resident import ResidentWeight
 
 logger = logging.getLogger(__name__)
@@ -30,8 +29,8 @@ def follow(model: nn.Module, vllm_config: VllmConfig, residents: Mapping[str, Re
         return None
     kind = str(getattr(vllm_config.model_config.hf_text_config, "model_type", None))
     try:
-        if kind not in NORM_BEFORE_ATTENTION:
-            raise _Otherwise(f"whether models of type {kind} have RMSNorm in front of q, k and v is not known here")
+        if why := why_unknown(kind):
+            raise _Otherwise(why)
         if not compat.begins_anew():
             raise _Otherwise("this vLLM cannot compute anew what is in flight when factors change")
         found = [_attention(name, model, residents) for name in _names(model)]

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 LENGTHS = (37, 150)  # tokens of each sequence: within a block, and into a second one
-TOLERANCE = (
-    0.02  # of the largest expected value; BF16 rounds to 0.004, another channel's scale is off by more than half
-)
+BLOCK = 128  # tokens; vllm-ascend's
+# Of the largest expected value: BF16 rounds to 0.004, another channel's scale is off by more than half.
+TOLERANCE = 0.02
 DERIVED = "_c8_"
 
 
@@ -50,9 +50,6 @@ def scratch(attention: type, heads: int, kv_heads: int, size: int) -> object:
     vars(impl).update(num_heads=heads, num_kv_heads=kv_heads, head_size=size, scale=size**-0.5, vllm_config=config)
     vars(impl).update(key_cache=None, value_cache=None, attn_type="decoder", kv_sharing_target_layer_name=None)
     return impl
-
-
-BLOCK = 128  # tokens; vllm-ascend's
 
 
 def largest_error(impl, dtype: torch.dtype, device: torch.device) -> float:
