@@ -11,6 +11,10 @@ from vllm import LLM, SamplingParams
 from ascend_quant.integrations.vllm import refit_of
 
 
+# a gated delta net's state: vLLM's CPU kernels know no other dtype, and its platform sets it only where there is AMX
+FLOAT_STATE = {"mamba_ssm_cache_dtype": "float32"}
+
+
 @contextmanager
 def engine(folder: Path, scheme: str = "int8", **options) -> Iterator[LLM]:
     """An engine that is gone when the block ends."""
@@ -22,6 +26,7 @@ def engine(folder: Path, scheme: str = "int8", **options) -> Iterator[LLM]:
         "max_num_seqs": 16,
         "quantization": "ascend_quant",
         "hf_overrides": {"quantization_config": quantization},
+        **FLOAT_STATE,
         **options,
     }
     llm = LLM(str(folder), **settings)

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 import torch
-from engines import buckets, differing, engine, logprobs, model_of, refit, resident
+from engines import FLOAT_STATE, buckets, differing, engine, logprobs, model_of, refit, resident
 from models import MTP, checkpoint, make, perturbed, save, with_mtp
 from vllm import LLM
 
@@ -30,7 +30,7 @@ def published(tmp_path_factory):
 
 
 def of_plain_vllm(folder):
-    llm = LLM(str(folder), dtype="bfloat16", enforce_eager=True, max_model_len=64, max_num_seqs=16)
+    llm = LLM(str(folder), dtype="bfloat16", enforce_eager=True, max_model_len=64, max_num_seqs=16, **FLOAT_STATE)
     found = logprobs(llm)
     llm.llm_engine.engine_core.shutdown()
     del llm
