@@ -3,11 +3,8 @@
 verl imports it by `checkpoint_engine.custom_backend_module`.
 """
 
-import logging
 import pickle
-import sys
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
 
 import ray
 import torch
@@ -62,13 +59,3 @@ class TcpCheckpointEngine(CheckpointEngine):
         self.socket.send(b"ready")
         while (message := self.socket.recv()) != END:
             yield pickle.loads(message)
-
-
-class _WithoutFlush(logging.LoggerAdapter):
-    def process(self, msg: str, kwargs: Any) -> tuple[str, Any]:
-        return msg, {name: value for name, value in kwargs.items() if name != "flush"}
-
-
-# verl 0.9.1 gives its logger an argument that no logger has, where no engine shares the trainer's devices
-if (trainer := sys.modules.get("verl.trainer.ppo.v1.trainer_separate_async")) is not None:
-    trainer.logger = _WithoutFlush(trainer.logger, {})

@@ -21,6 +21,12 @@ def plain_class(actor_class: Any) -> type:
     return getattr(actor_class, "__ray_actor_class__", actor_class)
 
 
+def actor_options(actor_class: Any) -> dict[str, Any] | None:
+    """The options that a Ray actor class was made with, such as `num_cpus`; None if it is a plain class. Covers Ray
+    2.60."""
+    return getattr(actor_class, "_default_options", None)
+
+
 def type_for_turns(model_type: str | None, tokenizer: Any) -> str | None:
     """The model type by which verl chooses how the turns of a chat are joined: None, its general way, where the type's
     own way asks for a token that the tokenizer lacks. Moonlight has DeepSeek-V3's type and Kimi's tokens: each of its

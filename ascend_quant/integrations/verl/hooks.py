@@ -6,7 +6,9 @@ distribution's entry point in `verl.plugins` nothing of it happens.
 
 import inspect
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncIterator, Callable
+from types import ModuleType
 from typing import Any
 
 from torch.distributed.distributed_c10d import Backend, BackendConfig
@@ -94,6 +96,33 @@ def with_answered_sockets_of_this_run(original: Callable) -> Callable:
     return __init__
 
 
+def with_aligned_chunks(original: Callable) -> Callable:
+    """For `merge_weight_chunks`: chunks that torch cannot view as their dtype are copied to where it can."""
+
+    async def aligned(chunks: AsyncIterator[tuple[Any, Any]]) -> AsyncIterator[tuple[Any, Any]]:
+        async for meta, chunk in chunks:
+            yield meta, chunk if chunk.storage_offset() % meta.dtype.itemsize == 0 else chunk.clone()
+
+    def merge_weight_chunks(chunks: AsyncIterator[tuple[Any, Any]], bucket_size: int) -> Any:
+        return original(aligned(chunks), bucket_size)
+
+    return merge_weight_chunks
+
+
+def is_called_like_print(original: Callable) -> bool:
+    """Whether the module whose logger's method this is passes it what only `print` takes."""
+    return "flush=True" in inspect.getsource(sys.modules[original.__self__.name])  # type: ignore[attr-defined]
+
+
+def without_flush(original: Callable) -> Callable:
+    """For a logger's `info`."""
+
+    def info(message: str, *args: Any, flush: bool = False, **kwargs: Any) -> None:
+        original(message, *args, **kwargs)
+
+    return info
+
+
 # The last one is asked first: of the servers by address and `full_determinism`, a load balancer's handle; None for
 # verl's own.
 EARLY: list[Callable[[dict[str, Any], bool], Any]] = []
@@ -116,6 +145,13 @@ def replace_trainer(mode: str, trainer_class: type) -> None:
 
     TRAINER_REGISTRY[mode] = trainer_class
 
+
+def replace_class(main: ModuleType, name: str, extended: Any) -> None:
+    """Put an extended class, or Ray's actor class of one, under its name in the module of a main."""
+    setattr(main, name, extended)
+
+
+OWN_ENTRY = "verl's own main_ppo"
 
 ON_CPU = (
     Hook(
@@ -160,9 +196,36 @@ WHEN_WEIGHTS_LEAVE = (
         why="verl's sender waits for each answer without a deadline; and two runs on one host, each with a Ray of its "
         "own, send to the same address, where one's engines would get the other's weights",
         versions="verl 0.9.1 and bcb6386",
-        off="verl's own main_ppo",
+        off=OWN_ENTRY,
         optional=True,
         loaded=True,
+    ),
+)
+
+# In place where weights arrive that have come through a checkpoint engine.
+WHEN_WEIGHTS_ARRIVE = (
+    Hook(
+        ("verl.checkpoint_engine.base:merge_weight_chunks",),
+        with_aligned_chunks,
+        why="verl's engines (nccl, which is HCCL's name on NPUs too, and nixl) pack tensors without gaps and view them "
+        "where they lie: float32 scales behind an odd number of bytes cannot be viewed, and the sync ends with an error",
+        versions="verl 0.9.1",
+        off=OWN_ENTRY,
+        optional=True,
+        everywhere=True,
+    ),
+)
+
+WITH_ROLLOUTS_APART = (
+    Hook(
+        ("verl.trainer.ppo.v1.trainer_separate_async:logger.info",),
+        without_flush,
+        why="without engines on the trainer's devices (hybrid_engine=False) verl's trainer gives its logger an "
+        "argument that no logger has, and cannot start",
+        versions="verl 0.9.1",
+        off=OWN_ENTRY,
+        optional=True,
+        fits=is_called_like_print,
     ),
 )
 
@@ -176,9 +239,17 @@ WITH_EARLY_ACTORS = (
     ),
 )
 
-HOOKS = (*ON_CPU, *WITH_OUR_ATTENTION, *WITH_KV_SCALES, *WHEN_WEIGHTS_LEAVE, *WITH_EARLY_ACTORS)
+HOOKS = (
+    *ON_CPU,
+    *WITH_OUR_ATTENTION,
+    *WITH_KV_SCALES,
+    *WHEN_WEIGHTS_LEAVE,
+    *WHEN_WEIGHTS_ARRIVE,
+    *WITH_ROLLOUTS_APART,
+    *WITH_EARLY_ACTORS,
+)
 
-_HERE, OWN_ENTRY = "ascend_quant.integrations.verl", "verl's own main_ppo"
+_HERE = "ascend_quant.integrations.verl"
 BY_HAND = (
     ByHand(
         "the variable SAGEMAKER_CONTAINER_LOG_LEVEL",
@@ -210,6 +281,13 @@ BY_HAND = (
         "settings, so an extended trainer cannot have another one",
         versions="verl 0.9.1",
         off=OWN_ENTRY,
+    ),
+    ByHand(
+        "task runner, trainer and rollouter in the modules of verl's experimental mains",
+        f"{_HERE}.hooks:replace_class",
+        why="one_step_off_policy and fully_async_policy create them by these names, and have no register of trainers",
+        versions="verl 0.9.1",
+        off="verl's own mains",
     ),
     ByHand(
         "get_per_tensor_param of the training engine",

@@ -35,10 +35,15 @@ class QatTrainer:
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()  # here verl says which role is played by which worker class
-        for role, actor_class in self.role_worker_mapping.items():
-            worker_class = plain_class(actor_class)
-            if issubclass(worker_class, ActorRolloutRefWorker):
-                self.role_worker_mapping[role] = ray.remote(fake_quantizing(worker_class, self.fake_quantization))
+        fake_quantize_actors(self.role_worker_mapping, self.fake_quantization)
+
+
+def fake_quantize_actors(role_worker_mapping: dict[Any, Any], wanted: FakeQuantization) -> None:
+    """Give verl's actor workers fake-quantized layers, in each role that they play; the mapping is changed in place."""
+    for role, actor_class in role_worker_mapping.items():
+        worker_class = plain_class(actor_class)
+        if issubclass(worker_class, ActorRolloutRefWorker):
+            role_worker_mapping[role] = ray.remote(fake_quantizing(worker_class, wanted))
 
 
 def fake_quantizing(worker_class: type, wanted: FakeQuantization) -> type:

@@ -68,6 +68,7 @@ class PassingOnWorker(CheckpointEngineWorker):
     """Beside an engine whose trainer is elsewhere: it gets the weights, and sends them on as a trainer here would."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        install(hooks.WHEN_WEIGHTS_ARRIVE)  # before a module of the user's takes the function by its name
         super().__init__(*args, **kwargs)
         install(hooks.WHEN_WEIGHTS_LEAVE)  # the rollout's module is there by now
 

@@ -7,6 +7,7 @@ import ray
 from verl.trainer.main_ppo import TaskRunnerV1
 
 from ascend_quant.integrations.verl import compat, hooks, qat, settings
+from ascend_quant.integrations.wrapping import install
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ def use_refits(trainer_mode: str) -> None:
     from ascend_quant.integrations.verl.trainer import with_refits
 
     RolloutReplicaRegistry.register("vllm", load)
+    install(hooks.WITH_ROLLOUTS_APART)
     hooks.replace_trainer(trainer_mode, with_refits(get_trainer_cls(trainer_mode)))
 
 

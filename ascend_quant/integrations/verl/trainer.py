@@ -3,24 +3,16 @@
 With several replicas, each one's receipts and mismatch are reported too, by its rank.
 """
 
-import logging
 import time
 from typing import Any
 
 import ray
 import transfer_queue
-from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from ascend_quant.integrations.verl import settings
-from ascend_quant.integrations.verl.compat import plain_class
 from ascend_quant.integrations.verl.effective_sample import EffectiveSample
-from ascend_quant.integrations.verl.receipts import merge
 from ascend_quant.integrations.verl.replica_mismatch import ranks_of, replica_mismatch, upper_threshold
-from ascend_quant.integrations.verl.sender import sends_weights
-from ascend_quant.integrations.verl.sent_figures import of_all
 from ascend_quant.integrations.verl.start_up import StartUp, wait_for_turn
-
-logger = logging.getLogger(__name__)
+from ascend_quant.integrations.verl.sync_reports import let_actors_send, SyncReports
 
 ASSIGNED = {  # attributes of verl's trainer, and what is done when they are set
     "actor_rollout_wg": "workers placed",
@@ -38,7 +30,7 @@ class RefitTrainer:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.start_up = StartUp()
         self.prompts_sent = 0.0  # seconds of the last step's prompts on their way to the agent loops
-        self.refit_quantizations: dict[int, str | None] = {}  # by the replica's rank
+        self.sync_reports = SyncReports()
         super().__init__(*args, **kwargs)
         self.effective_sample = EffectiveSample(self.config.algorithm.get("rollout_correction"))
         # In sync mode the trainer waits for the last answer, on average half of verl's 2 s too long; the async modes
@@ -88,16 +80,10 @@ class RefitTrainer:
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()  # here verl says which role is played by which worker class
-        rollout = self.config.actor_rollout_ref.rollout
-        proves, form = settings.wants_proof(rollout), settings.scales_of_cache(rollout, self.config.trainer.device)
-        for role, actor_class in self.role_worker_mapping.items():
-            worker_class = plain_class(actor_class)
-            if issubclass(worker_class, ActorRolloutRefWorker):
-                sending = sends_weights(worker_class, rollout.dtype, proves, form)
-                self.role_worker_mapping[role] = ray.remote(sending)
+        let_actors_send(self.role_worker_mapping, self.config)
 
     def _consume_sync_metrics(self) -> dict[str, Any]:
-        return {**super()._consume_sync_metrics(), **self._receipts(), **self._sent(), **self._first_step()}
+        return {**super()._consume_sync_metrics(), **self._last_sync(), **self._first_step()}
 
     def _first_step(self) -> dict[str, float]:
         """The metrics of the start, once, with the table in the log."""
@@ -109,28 +95,9 @@ class RefitTrainer:
         print(self.start_up.table(), flush=True)  # verl shows no log line of ours below a warning
         return self.start_up.metrics()
 
-    def _receipts(self) -> dict[str, float]:
+    def _last_sync(self) -> dict[str, float]:
         # the last manager's replicas are those that were synced at the end of this step
-        replicas = self._rollout_server_managers()[-1].get_replicas()
-        ranks = [replica.replica_rank for replica in replicas]
-        receipts = ray.get([replica.servers[0].refit_receipts.remote() for replica in replicas])
-        if ranks != list(self.refit_quantizations):
-            self.refit_quantizations = self._quantizations(replicas)
-        return merge(dict(zip(ranks, receipts, strict=True)), self.refit_quantizations)
-
-    def _sent(self) -> dict[str, float]:
-        """What the sync took on the side of this trainer's workers."""
-        workers = self.actor_rollout_wg
-        return of_all(workers.sent_figures()) if hasattr(workers, "sent_figures") else {}
-
-    def _quantizations(self, replicas: list[Any]) -> dict[int, str | None]:
-        """How each replica serves, by its rank, which does not change while it runs; logged."""
-        found = ray.get([replica.servers[0].refit_quantization.remote() for replica in replicas])
-        quantizations = {replica.replica_rank: asked for replica, asked in zip(replicas, found, strict=True)}
-        for rank, quantization in quantizations.items():
-            # no problem, but verl has vLLM show nothing below a warning
-            logger.warning("rollout replica %d serves with %s", rank, quantization)
-        return quantizations
+        return self.sync_reports.of_last(self._rollout_server_managers()[-1].get_replicas(), self.actor_rollout_wg)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         # before verl's: it writes a response_mask without the tokens that rejection sampling takes out

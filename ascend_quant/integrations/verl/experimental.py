@@ -1,0 +1,71 @@
+"""What verl's experimental trainers need for refits: those of `one_step_off_policy` and `fully_async_policy`.
+
+Each has a main, a task runner and a trainer of its own, which look for one another by their names in the main's module.
+So ours go under those names: the task runner in the driver's process, what it creates in its own. Their engines are
+never on the trainer's devices.
+"""
+
+import logging
+from types import ModuleType
+from typing import Any
+
+import ray
+from verl.trainer.ppo.utils import need_critic
+from verl.utils.device import auto_set_device
+
+from ascend_quant.integrations.verl import attention_settings, compat, hooks, qat, settings
+from ascend_quant.integrations.verl.effective_sample import EffectiveSample
+from ascend_quant.integrations.verl.leftovers import remove_leftovers
+from ascend_quant.integrations.verl.qat_worker import fake_quantize_actors
+from ascend_quant.integrations.verl.sync_reports import let_actors_send, SyncReports
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: Any, main: ModuleType, task_runner: str, extended: type) -> None:
+    """One of verl's mains, with our task runner.
+
+    Args:
+        config: verl's whole configuration.
+        main: verl's module.
+        task_runner: its name there.
+        extended: what stands there instead, a plain class.
+
+    Raises:
+        RefitError, AttentionError: before anything starts, when the run cannot have what it asks for.
+    """
+    auto_set_device(config)
+    attention_settings.check(config, need_critic(config))
+    if settings.wants_refits(config):
+        settings.check(config)
+        put(main, task_runner, extended)
+    else:
+        logger.warning(
+            "rollout quantization is not %s: this is verl's own run, without refit metrics", settings.QUANTIZATION
+        )
+    remove_leftovers()
+    main.main.__wrapped__(config)  # what hydra would call
+
+
+def put(main: ModuleType, name: str, extended: type) -> None:
+    """Put an extended class under its name in the module of one of verl's mains, as an actor where it was one."""
+    original = getattr(main, name)
+    options = compat.actor_options(original)
+    hooks.replace_class(main, name, extended if options is None else ray.remote(**options)(extended))
+
+
+class RefitExperimentalTrainer:
+    """Mixed in before verl's trainer class."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        let_actors_send(self.role_worker_mapping, self.config)
+        if (wanted := qat.wanted(self.config)) is not None:
+            fake_quantize_actors(self.role_worker_mapping, wanted)
+        self.sync_reports = SyncReports()
+        self.effective_sample = EffectiveSample(self.config.algorithm.get("rollout_correction"))
+
+    def _fit_update_actor(self, batch: Any) -> Any:
+        updated = super()._fit_update_actor(batch)
+        self.effective_sample.look(self.global_steps, self.metrics)
+        return updated

@@ -1,0 +1,41 @@
+"""verl's `fully_async_policy` with refits: its task runner, its trainer and its rollouter, extended.
+
+The rollouter is a process of its own, which creates the engines.
+"""
+
+from typing import Any
+
+from verl.experimental.fully_async_policy import fully_async_main as main
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+from ascend_quant.integrations.verl.compat import plain_class
+from ascend_quant.integrations.verl.experimental import put, RefitExperimentalTrainer
+from ascend_quant.integrations.verl.replica import load
+
+RUNNER, TRAINER, ROLLOUTER = "FullyAsyncTaskRunner", "FullyAsyncTrainer", "FullyAsyncRollouter"
+
+
+class RefitFullyAsyncTrainer(RefitExperimentalTrainer, plain_class(getattr(main, TRAINER))):
+    async def _fit_update_weights(self) -> dict[str, Any] | None:
+        """Log each sync by itself, under the version that it has brought.
+
+        verl means a step's metrics over those between two syncs, which digests and counts are not made for.
+        """
+        synced = await super()._fit_update_weights()
+        if synced is not None and not self.only_hybrid:
+            report = self.sync_reports.of_last(self.checkpoint_manager.replicas, self.actor_rollout_wg)
+            self.logger.log(data=report, step=self.current_param_version)
+        return synced
+
+
+class RefitRollouter(plain_class(getattr(main, ROLLOUTER))):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        RolloutReplicaRegistry.register("vllm", load)
+        super().__init__(*args, **kwargs)
+
+
+class RefitFullyAsyncTaskRunner(plain_class(getattr(main, RUNNER))):
+    def run(self, config: Any) -> None:
+        put(main, TRAINER, RefitFullyAsyncTrainer)
+        put(main, ROLLOUTER, RefitRollouter)
+        super().run(config)

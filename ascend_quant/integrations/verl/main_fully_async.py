@@ -1,0 +1,24 @@
+"""python -m ascend_quant.integrations.verl.main_fully_async <overrides>: verl's fully_async_policy, with refits.
+
+All settings are those of verl.experimental.fully_async_policy.fully_async_main.
+"""
+
+from typing import Any
+
+import hydra
+
+from ascend_quant.integrations.verl import fully_async
+from ascend_quant.integrations.verl.experimental import run
+
+
+@hydra.main(
+    config_path="pkg://verl.experimental.fully_async_policy.config",
+    config_name="fully_async_ppo_trainer",
+    version_base=None,
+)
+def main(config: Any) -> None:
+    run(config, fully_async.main, fully_async.RUNNER, fully_async.RefitFullyAsyncTaskRunner)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What each of verl's trainers needs for refits: actors that send, and the figures of every sync."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from ascend_quant.integrations.verl import settings
+from ascend_quant.integrations.verl.compat import plain_class
+from ascend_quant.integrations.verl.receipts import merge
+from ascend_quant.integrations.verl.sender import sends_weights
+from ascend_quant.integrations.verl.sent_figures import of_all
+
+logger = logging.getLogger(__name__)
+
+
+def let_actors_send(role_worker_mapping: dict[Any, Any], config: Any) -> None:
+    """Put our extension of verl's actor worker in its place, for each role that it plays.
+
+    Args:
+        role_worker_mapping: verl's, from roles to worker classes; changed in place.
+        config: verl's whole configuration.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    proves, form = settings.wants_proof(rollout), settings.scales_of_cache(rollout, config.trainer.device)
+    for role, actor_class in role_worker_mapping.items():
+        worker_class = plain_class(actor_class)
+        if issubclass(worker_class, ActorRolloutRefWorker):
+            sending = sends_weights(worker_class, rollout.dtype, proves, form)
+            role_worker_mapping[role] = ray.remote(sending)
+
+
+class SyncReports:
+    """Of one trainer."""
+
+    def __init__(self) -> None:
+        self._quantizations: dict[int, str | None] = {}  # by the replica's rank
+
+    def of_last(self, replicas: Sequence[Any], workers: Any) -> dict[str, float]:
+        """The metrics of the last sync.
+
+        Args:
+            replicas: that were synced.
+            workers: the group that sent.
+
+        Raises:
+            RefitError: see `receipts.merge`.
+        """
+        ranks = [replica.replica_rank for replica in replicas]
+        receipts = ray.get([replica.servers[0].refit_receipts.remote() for replica in replicas])
+        if ranks != list(self._quantizations):
+            self._quantizations = _quantizations(replicas)
+        sent = of_all(workers.sent_figures()) if hasattr(workers, "sent_figures") else {}
+        return {**merge(dict(zip(ranks, receipts, strict=True)), self._quantizations), **sent}
+
+
+def _quantizations(replicas: Sequence[Any]) -> dict[int, str | None]:
+    """How each replica serves, by its rank, which does not change while it runs; logged."""
+    found = ray.get([replica.servers[0].refit_quantization.remote() for replica in replicas])
+    quantizations = {replica.replica_rank: asked for replica, asked in zip(replicas, found, strict=True)}
+    for rank, quantization in quantizations.items():
+        # no problem, but verl has vLLM show nothing below a warning
+        logger.warning("rollout replica %d serves with %s", rank, quantization)
+    return quantizations
