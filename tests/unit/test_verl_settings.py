@@ -57,12 +57,28 @@ def test_a_run_that_can_have_refits_passes(tmp_path, monkeypatch):
     settings.check(config(model=tmp_path))
 
 
+UNPROVED = {"ascend_quant": {"proof": False}}
+FP8_CACHE = {"vllm": {"kv_cache_dtype": "fp8"}}
+
+
+@pytest.mark.parametrize("backend", ["naive", "nccl", "nixl", "a_user's", None])
+def test_weights_pass_through_engines_that_carry_bytes(backend, monkeypatch):
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    settings.check(config(checkpoint_engine={"backend": backend}))
+    settings.check(config(checkpoint_engine={"backend": "mooncake"}, engine_kwargs=UNPROVED))
+
+
 @pytest.mark.parametrize(
     ("rollout", "words"),
     [
         ({"name": "sglang"}, "needs rollout.name=vllm"),
         ({"disaggregation": {"enabled": True}}, "disaggregation is not supported"),
         ({"checkpoint_engine": {"backend": "delta_sharded"}}, "backend=delta_sharded patches BF16"),
+        ({"checkpoint_engine": {"backend": "mooncake"}}, "backend=mooncake"),
+        (
+            {"checkpoint_engine": {"backend": "kimi_ckpt_engine"}, "engine_kwargs": {**UNPROVED, **FP8_CACHE}},
+            "backend=kimi_ckpt_engine",
+        ),
         ({"quantization": "fp8"}, "rollout.quantization=fp8, .* ascend_quant"),
         ({"engine_kwargs": {"vllm": {"quantization": "fp8"}}}, "rollout.engine_kwargs.vllm.quantization=fp8"),
         ({"engine_kwargs": {"ascend_quant": {"prove": True}}}, "unknown option .*ascend_quant.prove; .* are: proof"),

@@ -3,6 +3,7 @@
 All settings are those of verl.experimental.fully_async_policy.fully_async_main.
 """
 
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -10,12 +11,10 @@ import hydra
 from ascend_quant.integrations.verl import fully_async
 from ascend_quant.integrations.verl.experimental import run
 
+SETTINGS = str(Path(fully_async.main.__file__).parent / "config")
 
-@hydra.main(
-    config_path="pkg://verl.experimental.fully_async_policy.config",
-    config_name="fully_async_ppo_trainer",
-    version_base=None,
-)
+
+@hydra.main(config_path=SETTINGS, config_name="fully_async_ppo_trainer", version_base=None)
 def main(config: Any) -> None:
     run(config, fully_async.main, fully_async.RUNNER, fully_async.RefitFullyAsyncTaskRunner)
 

@@ -4,6 +4,7 @@ All settings are those of verl.experimental.one_step_off_policy.main_ppo.
 """
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -11,19 +12,16 @@ import hydra
 from ascend_quant.integrations.verl import one_step_off
 from ascend_quant.integrations.verl.experimental import run
 
-# verl 0.9.1 names a folder of its source tree here, and so starts from there alone
-SETTINGS = "hydra.searchpath=[pkg://verl.trainer.config]"
+SETTINGS = str(Path(one_step_off.main.__file__).parent / "config")
+# verl 0.9.1 names a folder of its source tree for the rest, and so starts from there alone
+OTHER_SETTINGS = "hydra.searchpath=[pkg://verl.trainer.config]"
 
 
-@hydra.main(
-    config_path="pkg://verl.experimental.one_step_off_policy.config",
-    config_name="one_step_off_ppo_trainer",
-    version_base=None,
-)
+@hydra.main(config_path=SETTINGS, config_name="one_step_off_ppo_trainer", version_base=None)
 def main(config: Any) -> None:
     run(config, one_step_off.main, one_step_off.RUNNER, one_step_off.RefitOneStepTaskRunner)
 
 
 if __name__ == "__main__":
-    sys.argv.append(SETTINGS)
+    sys.argv.append(OTHER_SETTINGS)
     main()

@@ -13,6 +13,7 @@ from ascend_quant.refit.kv_scales import FP8, INT8, Form
 
 PLUGIN_GROUP = "vllm.general_plugins"
 OPTIONS = ("proof", "qat")  # of rollout.engine_kwargs.ascend_quant
+CASTING = ("kimi_ckpt_engine", "mooncake")  # verl's checkpoint engines that turn all they carry into BF16
 
 
 def wants_refits(config: Any) -> bool:
@@ -97,13 +98,20 @@ def check(config: Any) -> None:
             raise RefitError(f"{setting}={name}, but another setting asks for {QUANTIZATION}: leave one of them out")
     if (rollout.get("disaggregation") or {}).get("enabled"):
         raise RefitError(f"rollout.disaggregation is not supported with quantization {QUANTIZATION}: set it to false")
-    if (rollout.get("checkpoint_engine") or {}).get("backend") == "delta_sharded":
+    carrier = (rollout.get("checkpoint_engine") or {}).get("backend")
+    if carrier == "delta_sharded":
         raise RefitError(
             "rollout.checkpoint_engine.backend=delta_sharded patches BF16 weights in place, and there are none with "
             f"quantization {QUANTIZATION}: choose another backend (naive, nccl, ...)"
         )
-    wants_proof(rollout)  # raises if it cannot be told
-    if (form := scales_of_cache(rollout, config.trainer.device)) is not None:
+    proves = wants_proof(rollout)  # raises if it cannot be told
+    form = scales_of_cache(rollout, config.trainer.device)
+    if carrier in CASTING and (proves or form is not None):
+        raise RefitError(
+            f"rollout.checkpoint_engine.backend={carrier} casts all that it carries to BF16, digests of weights and scales "
+            "of a KV cache too: choose another backend (nccl, nixl)"
+        )
+    if form is not None:
         _check_looked_at(config.actor_rollout_ref.actor.strategy, form)
     if not any(point.name == QUANTIZATION for point in entry_points(group=PLUGIN_GROUP)):
         raise RefitError(

@@ -1,0 +1,147 @@
+"""What leaves a trainer passes unharmed through verl's checkpoint engines, and through the hop behind them.
+
+verl's own engines for NCCL and HCCL, on a CPU: their files as they are, with stand-ins for the device, its broadcast
+and the socket beside it. Codes with an odd number of bytes lie before float32 scales there; whatever is larger than a
+bucket travels in pieces.
+"""
+
+import asyncio
+import importlib
+import pickle
+import queue
+import sys
+import threading
+import uuid
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+pytest.importorskip("verl", reason="the verl adapter needs verl")
+pytest.importorskip("vllm", reason="verl's rollouts need vLLM")
+
+import torch
+from verl.checkpoint_engine import base
+from verl.checkpoint_engine.base import CheckpointEngineRegistry
+from verl.plugin.platform import platform_manager
+from verl.utils import device
+from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as hop
+
+from ascend_quant.integrations.verl import hooks
+from ascend_quant.integrations.verl.platform import PlatformCPU
+from ascend_quant.integrations.wrapping import install
+from ascend_quant.refit.proof import Receiving, sending
+
+pytestmark = pytest.mark.timeout(120)
+
+BUCKET = 256  # bytes of the first hop
+FILES = {"nccl": "NCCLCheckpointEngine", "hccl": "HCCLCheckpointEngine"}
+
+
+def weights() -> list[tuple[str, torch.Tensor]]:
+    """Codes and scales as they may come, each number of bytes odd or of few factors."""
+    torch.manual_seed(0)
+
+    def codes(*shape: int) -> torch.Tensor:
+        return torch.randint(-127, 128, shape, dtype=torch.int8)
+
+    return [
+        ("a.weight", codes(7, 3)),
+        ("a.weight_scale", torch.rand(7)),
+        ("norm.weight", torch.randn(5, dtype=torch.bfloat16)),
+        ("b.weight", codes(9, 85)),  # three buckets, the last one not full
+        ("b.weight_scale", torch.rand(9, 1)),
+        ("step", torch.tensor(3.5, dtype=torch.float64)),
+        ("c.weight", codes(1, 1)),
+        ("c.bias", torch.randn(100)),  # two buckets
+        ("c.weight_scale", torch.rand(1)),
+    ]
+
+
+class Wire:
+    """One direction of a network, with room for all."""
+
+    def __init__(self) -> None:
+        self.said: queue.Queue[bytes] = queue.Queue()
+        self.sent: queue.Queue[torch.Tensor] = queue.Queue()
+
+    def send_string(self, topic: str, flags: int) -> None: ...
+
+    def recv_string(self) -> None: ...
+
+    def send_pyobj(self, message: object) -> None:
+        self.said.put(pickle.dumps(message))
+
+    def recv_pyobj(self) -> object:
+        return pickle.loads(self.said.get())
+
+    def end(self, sends: bool) -> SimpleNamespace:
+        """A process group, as one side of HCCL's has it."""
+
+        def broadcast(bucket: torch.Tensor, src: int) -> None:
+            if sends:
+                self.sent.put(bucket.clone())
+            else:
+                bucket.copy_(self.sent.get())
+
+        return SimpleNamespace(broadcast=broadcast)
+
+
+@pytest.fixture(params=FILES)
+def ends(request, monkeypatch):
+    """A sending and a receiving engine."""
+    monkeypatch.setattr(platform_manager, "_current_platform", PlatformCPU())
+    monkeypatch.setattr(base, "merge_weight_chunks", base.merge_weight_chunks)  # verl's own again afterwards
+    monkeypatch.setattr(CheckpointEngineRegistry, "_registry", {})
+    cupy = ModuleType("cupy")
+    cupy.uint8, cupy.ndarray, cupy.asarray = torch.uint8, torch.Tensor, lambda tensor: tensor
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(device, "is_torch_npu_available", lambda check_device: True)
+    monkeypatch.setattr(torch, "npu", SimpleNamespace(synchronize=lambda: None), raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    file = f"verl.checkpoint_engine.{request.param}_checkpoint_engine"
+    monkeypatch.delitem(sys.modules, file, raising=False)
+    module, wire = importlib.import_module(file), Wire()
+    sides = {sends: wire.end(sends) for sends in (True, False)}
+    groups = SimpleNamespace(
+        broadcast=lambda bucket, src_rank, group_name: sides[group_name].broadcast(bucket, src_rank)
+    )
+    monkeypatch.setattr(module, "collective", groups, raising=False)  # NCCL's
+    made = []
+    for rank, sends in enumerate(sides):
+        engine = object.__new__(getattr(module, FILES[request.param]))
+        engine.rank, engine.num_senders, engine.bucket_size, engine.topic = rank, 1, BUCKET, "buckets"
+        engine.send_buf, engine.recv_buf = torch.zeros(2, BUCKET, dtype=torch.uint8)
+        engine.socket, engine.group_name, engine.pyhccl = wire, sends, sides[sends]
+        made.append(engine)
+    yield made
+    sys.modules.pop(file)
+
+
+def received(ends: list, sent: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    """What the engine behind the second hop gets of it."""
+    (sender, receiver), address = ends, f"ipc:///tmp/{uuid.uuid4().hex}.sock"
+    asyncio.run(sender.send_weights(iter(sent)))
+    found: list[tuple[str, torch.Tensor]] = []
+
+    def take(bucket: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
+        found.extend((name, tensor.clone()) for name, tensor in bucket)
+
+    at_end = hop.BucketedWeightReceiver(address, torch.device("cpu"), use_shm=True)
+    engine = threading.Thread(target=at_end.receive_weights, args=(take,), daemon=True)
+    engine.start()
+    passing_on = hop.BucketedWeightSender(address, bucket_size_mb=1, use_shm=True)
+    asyncio.run(passing_on.async_send_weights(receiver.receive_weights()))
+    engine.join()
+    return found
+
+
+def test_codes_scales_and_digests_arrive_as_they_were_sent(ends):
+    install(hooks.WHEN_WEIGHTS_ARRIVE)
+    sent = list(sending(weights()))
+    got = received(ends, sent)
+    assert [name for name, _ in got] == [name for name, _ in sent]
+    for (_, here), (_, there) in zip(got, sent, strict=True):
+        assert (here.dtype, here.shape) == (there.dtype, there.shape) and torch.equal(here, there)
+    proof = Receiving()
+    proof.take(got)
+    assert proof.prove() == len(weights())
