@@ -1,6 +1,7 @@
 """What carries weights from a trainer to engines elsewhere, on CPUs, where verl 0.9.1 has nothing: TCP.
 
-verl imports it by `checkpoint_engine.custom_backend_module`.
+verl imports it by `checkpoint_engine.custom_backend_module`. Buckets are packed and read as verl's engines for NCCL and
+HCCL do it.
 """
 
 import pickle
@@ -9,17 +10,20 @@ from collections.abc import AsyncIterator, Iterable
 import ray
 import torch
 import zmq
-from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
-
-END = b"end"
+from verl.checkpoint_engine import base
 
 
-@CheckpointEngineRegistry.register("tcp")
-class TcpCheckpointEngine(CheckpointEngine):
-    """Rank 0 of the trainers sends to every rollout's worker, which asks first."""
+@base.CheckpointEngineRegistry.register("tcp")
+class TcpCheckpointEngine(base.CheckpointEngine):
+    """Rank 0 of the trainers sends to every rollout's worker, which asks first.
 
-    def __init__(self, bucket_size: int, is_master: bool = False) -> None:
+    Args:
+        corrupts: the sync whose first bucket has a wrong bit at its beginning; the first one is 1.
+    """
+
+    def __init__(self, bucket_size: int, is_master: bool = False, corrupts: int | None = None) -> None:
         self.is_master, self.socket, self.peers = is_master, None, 0
+        self.bucket_size, self.corrupts, self.syncs = bucket_size, corrupts, 0
 
     def prepare(self) -> str | None:
         if not self.is_master:
@@ -47,15 +51,34 @@ class TcpCheckpointEngine(CheckpointEngine):
         """Connections stay for the next sync."""
 
     async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
+        self.syncs += 1
         asking = [self.socket.recv_multipart()[0] for _ in range(self.peers)] if self.rank == 0 else []
-        for name, tensor in weights:  # every rank has its part in gathering them
-            for peer in asking:
-                self.socket.send(peer, zmq.SNDMORE)
-                self.socket.send_pyobj((name, tensor.detach().cpu()))
+        found, size, wrong = [], 0, self.syncs == self.corrupts
+        async for meta, chunk in base.split_weight_chunks(weights, self.bucket_size):  # every rank helps to gather them
+            if size + meta.chunk_size > self.bucket_size:
+                self._send(asking, found, wrong)
+                found, size, wrong = [], 0, False
+            meta.offset = size
+            found.append((meta, chunk.detach().cpu().clone()))
+            size += meta.chunk_size
+        self._send(asking, found, wrong)
         for peer in asking:
-            self.socket.send_multipart([peer, END])
+            self.socket.send_multipart([peer, b"", b""])
+
+    def _send(self, asking: list[bytes], found: list[tuple[base.TensorMeta, torch.Tensor]], wrong: bool) -> None:
+        bucket = torch.cat([chunk for _, chunk in found])
+        bucket[0] ^= wrong
+        for peer in asking:
+            self.socket.send_multipart([peer, pickle.dumps([meta for meta, _ in found]), bucket.numpy().tobytes()])
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
         self.socket.send(b"ready")
-        while (message := self.socket.recv()) != END:
-            yield pickle.loads(message)
+        async for name, weight in base.merge_weight_chunks(self._chunks(), self.bucket_size):
+            yield name, weight
+
+    async def _chunks(self) -> AsyncIterator[tuple[base.TensorMeta, torch.Tensor]]:
+        while metas := self.socket.recv():
+            bucket = torch.frombuffer(bytearray(self.socket.recv()), dtype=torch.uint8)
+            for meta in pickle.loads(metas):
+                yield meta, bucket[meta.offset : meta.offset + meta.chunk_size]
+        self.socket.recv()

@@ -170,7 +170,12 @@ def train(folder: Path, *more: str, main: str = OURS, workers: int = 1, steps: i
             end(run)
             shutil.rmtree(ray_folder, ignore_errors=True)
     assert code == 0, (folder / "output.log").read_text(errors="replace")[-9000:]
-    return [json.loads(line)["data"] for line in log.read_text().splitlines()]
+    return logged(folder)
+
+
+def logged(folder: Path) -> list[dict[str, float]]:
+    """What each line of the run's metrics holds."""
+    return [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def end(run: subprocess.Popen) -> None:
@@ -227,15 +232,15 @@ def test_every_step_has_its_receipt_and_a_rollout_that_stops_following_is_seen(f
     assert min(step[ESS] for step in frozen) < 0.8
 
 
-def test_a_nan_in_a_trainer_elsewhere_ends_the_run_and_names_it(folder):
+def test_a_bit_that_changes_on_its_way_to_an_engine_elsewhere_ends_the_run_and_is_named(folder):
     """The engine has a device of its own; its weights come through a checkpoint engine, and a worker beside it."""
-    checkpoint = folder / "model" / "model.safetensors"
-    weights = load_file(checkpoint)
-    weights["model.layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
-    save_file(weights, checkpoint, metadata={"format": "pt"})
     shutil.copy(TRANSPORT, folder)
-    with pytest.raises(AssertionError, match=r"weight sync failed.*layers\.1\.mlp\.down_proj\.weight.*NaN"):
-        train(folder, QUANTIZED, *ELSEWHERE)
+    wrong = "++actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.tcp.corrupts=3"  # the sync of step 2
+    with pytest.raises(AssertionError, match=r"weight sync failed.*model\.embed_tokens\.weight.*values"):
+        train(folder, QUANTIZED, *ELSEWHERE, wrong)
+    (step,) = logged(folder)
+    assert step["refit/proved"] == step["refit/tensors"] == 2 * 12 + 3
+    assert step["refit/bytes_sent"] == step["refit/bytes"] > 0 and step[ESS] > 0.8
 
 
 def test_a_plugin_left_out_is_one_clear_error(folder, monkeypatch):

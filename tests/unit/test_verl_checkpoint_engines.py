@@ -10,11 +10,13 @@ import importlib
 import pickle
 import queue
 import sys
-import threading
 import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from naming import line_naming
 
 pytest.importorskip("verl", reason="the verl adapter needs verl")
 pytest.importorskip("vllm", reason="verl's rollouts need vLLM")
@@ -28,8 +30,11 @@ from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as hop
 
 from ascend_quant.integrations.verl import hooks
 from ascend_quant.integrations.verl.platform import PlatformCPU
+from ascend_quant.integrations.verl.receiver import DrainingReceiver
 from ascend_quant.integrations.wrapping import install
+from ascend_quant.refit import RefitError
 from ascend_quant.refit.proof import Receiving, sending
+from ascend_quant.refit.sent import NamedTensor
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -61,8 +66,8 @@ class Wire:
     """One direction of a network, with room for all."""
 
     def __init__(self) -> None:
-        self.said: queue.Queue[bytes] = queue.Queue()
-        self.sent: queue.Queue[torch.Tensor] = queue.Queue()
+        self.said: queue.Queue[bytes] = queue.Queue()  # what is in each bucket
+        self.sent: queue.Queue[torch.Tensor] = queue.Queue()  # the buckets
 
     def send_string(self, topic: str, flags: int) -> None: ...
 
@@ -117,22 +122,28 @@ def ends(request, monkeypatch):
     sys.modules.pop(file)
 
 
-def received(ends: list, sent: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-    """What the engine behind the second hop gets of it."""
-    (sender, receiver), address = ends, f"ipc:///tmp/{uuid.uuid4().hex}.sock"
+def received(ends: list, sent: Iterable[NamedTensor], on_the_way: Callable[[Wire], None] = id) -> list[NamedTensor]:
+    """What the engine behind the second hop gets of it, if `on_the_way` happens in the first."""
+    sender, receiver = ends
+    address = f"ipc:///tmp/{uuid.uuid4().hex}.sock"
     asyncio.run(sender.send_weights(iter(sent)))
-    found: list[tuple[str, torch.Tensor]] = []
-
-    def take(bucket: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
-        found.extend((name, tensor.clone()) for name, tensor in bucket)
-
-    at_end = hop.BucketedWeightReceiver(address, torch.device("cpu"), use_shm=True)
-    engine = threading.Thread(target=at_end.receive_weights, args=(take,), daemon=True)
-    engine.start()
-    passing_on = hop.BucketedWeightSender(address, bucket_size_mb=1, use_shm=True)
-    asyncio.run(passing_on.async_send_weights(receiver.receive_weights()))
-    engine.join()
+    on_the_way(sender.socket)
+    found: list[NamedTensor] = []
+    at_end = DrainingReceiver(address, torch.device("cpu"), use_shm=True)
+    with ThreadPoolExecutor(1) as engine:
+        take = engine.submit(
+            at_end.receive_weights, lambda bucket, is_last: found.extend((name, one.clone()) for name, one in bucket)
+        )
+        passing_on = hop.BucketedWeightSender(address, bucket_size_mb=1, use_shm=True)
+        asyncio.run(passing_on.async_send_weights(receiver.receive_weights()))
+        take.result()
     return found
+
+
+def proved(got: list[NamedTensor]) -> int:
+    proof = Receiving()
+    proof.take(got)
+    return proof.prove()
 
 
 def test_codes_scales_and_digests_arrive_as_they_were_sent(ends):
@@ -142,6 +153,46 @@ def test_codes_scales_and_digests_arrive_as_they_were_sent(ends):
     assert [name for name, _ in got] == [name for name, _ in sent]
     for (_, here), (_, there) in zip(got, sent, strict=True):
         assert (here.dtype, here.shape) == (there.dtype, there.shape) and torch.equal(here, there)
-    proof = Receiving()
-    proof.take(got)
-    assert proof.prove() == len(weights())
+    assert proved(got) == len(weights())
+
+
+def flip(wire: Wire) -> None:
+    """A bit of the first codes."""
+    wire.sent.queue[0][3] ^= 1
+
+
+def lose(wire: Wire) -> None:
+    """The first bucket, in which all are whole."""
+    wire.said.get(), wire.sent.get()
+
+
+def repeat(wire: Wire) -> None:
+    """The same."""
+    for what in (wire.said.queue, wire.sent.queue):
+        what.appendleft(what[0])
+
+
+def reorder(wire: Wire) -> None:
+    """The first two pieces of what is larger than a bucket."""
+    for what in (wire.said.queue, wire.sent.queue):
+        what[1], what[2] = what[2], what[1]
+
+
+@pytest.mark.parametrize(("fault", "named"), [(flip, ["a.weight"]), (lose, ["a.weight", "a.weight_scale", "norm.weight"])])
+def test_what_changes_in_a_bucket_is_named(ends, fault, named):
+    install(hooks.WHEN_WEIGHTS_ARRIVE)
+    got = received(ends, sending(weights()), fault)
+    with pytest.raises(RefitError, match=line_naming(f"{len(named)} of {len(weights())}", *named)):
+        proved(got)
+
+
+def test_a_bucket_that_comes_twice_changes_nothing(ends):
+    install(hooks.WHEN_WEIGHTS_ARRIVE)
+    assert proved(received(ends, sending(weights()), repeat)) == len(weights())
+
+
+def test_pieces_in_another_order_end_both_hops(ends):
+    """verl's own assertion ends the first; the engine hears that nobody sends any more."""
+    install(hooks.WHEN_WEIGHTS_ARRIVE)
+    with pytest.raises(AssertionError, match=line_naming("b.weight")):
+        received(ends, sending(weights()), reorder)

@@ -35,7 +35,13 @@ class RefitRollouter(plain_class(getattr(main, ROLLOUTER))):
 
 
 class RefitFullyAsyncTaskRunner(plain_class(getattr(main, RUNNER))):
-    def run(self, config: Any) -> None:
+    """Ray gives an actor copies of inherited methods, with the names of their module as they were in the driver. So
+    each that creates something is called from here, where it is the module's own."""
+
+    def _create_trainer(self, config: Any) -> None:
         put(main, TRAINER, RefitFullyAsyncTrainer)
+        super()._create_trainer(config)
+
+    def _create_rollouter(self, config: Any) -> None:
         put(main, ROLLOUTER, RefitRollouter)
-        super().run(config)
+        super()._create_rollouter(config)

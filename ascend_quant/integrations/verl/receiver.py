@@ -9,6 +9,8 @@ import contextlib
 import logging
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -20,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 # verl's sender binds right after it has asked the engine to listen; other ranks may still be busy with their step.
 FIRST_MESSAGE_SECONDS = 600
+SENDER_REMOVES_SECONDS = 2  # its shared memory, once it has closed its socket
 
 
 class SenderGone(RefitError):
@@ -94,8 +97,7 @@ class DrainingReceiver(BucketedWeightReceiver):
             self.waited = socket.waited
             self._acknowledge_the_rest(socket)
             if socket.gone and self.shm is not None:
-                with contextlib.suppress(FileNotFoundError):  # the sender's own resource tracker was faster
-                    self.shm.unlink()
+                self._remove(self.shm)
         start = time.perf_counter()
         try:
             self._release(sys.exc_info()[1])
@@ -105,6 +107,14 @@ class DrainingReceiver(BucketedWeightReceiver):
                 if socket.owes_reply:
                     socket.send(b"")
                 socket.close()
+
+    def _remove(self, segment: SharedMemory) -> None:
+        """Of a sender that was killed; one that lives removes it, and its error would be hidden by not finding it."""
+        end, file = time.monotonic() + SENDER_REMOVES_SECONDS, Path("/dev/shm", segment.name)
+        while file.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        with contextlib.suppress(FileNotFoundError):  # the sender, or its resource tracker
+            segment.unlink()
 
     def _release(self, error: BaseException | None) -> None:
         """Let go of the sender's memory, without a second error that would hide the first."""
