@@ -80,7 +80,7 @@ def workload_of(recipe: Recipe, inputs: int | None = None, outputs: int | None =
     """
     tree = settings(recipe) | dict(leaves(recipe.verl))
     tp, dp = recipe.rollout.tensor_parallel, tree.get(f"{ROLLOUT}.data_parallel_size", 1)
-    replicas = max(1, recipe.devices // (tp * dp))
+    replicas = max(1, recipe.generating_devices // (tp * dp))
     return Workload(
         tp=tp,
         dp=dp,

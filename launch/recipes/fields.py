@@ -144,6 +144,8 @@ class Rollout(Fields):
             fp8, a layer.
         tensor_parallel: devices of a replica.
         expert_parallel: 1, or `tensor_parallel`: each device then has whole experts.
+        apart: devices of each node that are the engine's alone, while the others train (verl's `separate_async`); 0:
+            engine and trainer take turns on all of them.
         gpu_memory_utilization: share of a device's memory that the engine takes.
         max_prompt_length, max_response_length: tokens.
         n: samples of a prompt.
@@ -154,6 +156,7 @@ class Rollout(Fields):
     kv_cache: Literal["auto", "int8", "fp8"] = "auto"
     tensor_parallel: Count
     expert_parallel: Count = 1
+    apart: Annotated[int, Field(ge=0)] = 0
     gpu_memory_utilization: Share
     max_prompt_length: Count
     max_response_length: Count
@@ -264,6 +267,16 @@ class Recipe(Fields):
     def devices(self) -> int:
         """Devices of the whole run."""
         return self.nodes * self.devices_per_node
+
+    @property
+    def training_devices(self) -> int:
+        """Those that train."""
+        return self.devices - self.nodes * self.rollout.apart
+
+    @property
+    def generating_devices(self) -> int:
+        """Those that generate."""
+        return self.nodes * self.rollout.apart or self.devices
 
     @property
     def fp8(self) -> Fp8 | None:

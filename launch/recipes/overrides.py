@@ -29,7 +29,7 @@ from launch.recipes.hydra_syntax import (
     leaves,
     text,
 )
-from launch.recipes.settings import COMPILE, Paths, folders, numerics, settings
+from launch.recipes.settings import CARRIER, COMPILE, SYNC_STEP, Paths, folders, numerics, settings
 from launch.recipes.versions import verl_of
 from launch.root import ROOT
 
@@ -54,12 +54,16 @@ OPEN: dict[str, tuple[str, ...]] = {
     "ray_kwargs.ray_init": ("num_cpus", "runtime_env.py_executable"),
 }
 UNLISTED = (f"{ROLLOUT}.enable_sleep_mode",)  # verl's engine knows it, and its defaults do not name it
-CHOICES = (*COMPILE, attention.LIBRARY_KEY, attention.NAME_KEY, "trainer.experiment_name")
+CHOICES = (*COMPILE, SYNC_STEP, CARRIER, attention.LIBRARY_KEY, attention.NAME_KEY, "trainer.experiment_name")
 FIELDS = {  # what these are made from
     "data.max_prompt_length": "rollout.max_prompt_length",
     "data.max_response_length": "rollout.max_response_length",
     "trainer.nnodes": "nodes",
     "trainer.n_gpus_per_node": "devices_per_node",
+    "trainer.v1.trainer_mode": "rollout.apart",
+    "actor_rollout_ref.hybrid_engine": "rollout.apart",
+    f"{ROLLOUT}.nnodes": "rollout.apart",
+    f"{ROLLOUT}.n_gpus_per_node": "rollout.apart",
     "model_engine": "backend",
     f"{ROLLOUT}.n": "rollout.n",
     f"{ROLLOUT}.tensor_model_parallel_size": "rollout.tensor_parallel",

@@ -12,7 +12,7 @@ from launch.recipes.effective import correction_problems
 from launch.recipes.fields import Recipe
 from launch.recipes.hydra_syntax import leaves
 from launch.recipes.overrides import refused
-from launch.recipes.settings import Paths, folders
+from launch.recipes.settings import Paths, folders, updates
 from launch.recipes.slices import halves, misfits, slow, unshared_heads
 from launch.recipes.versions import verl_of
 
@@ -22,7 +22,8 @@ NPU_SCHEMES = ("int8", "bf16")
 def problems(recipe: Recipe) -> list[str]:
     """Everything that is wrong with a recipe whose fields are valid one by one."""
     subjects = (
-        *(_npu, _kv_cache, _fp8_training, _quantization_aware, _groups, _devices, _stages, _slices),
+        *(_npu, _kv_cache, _fp8_training, _quantization_aware, _groups, _apart, _devices),
+        *(_stages, _slices),
         *(correction_problems, sequence_problems, _own_settings, _numbers, _version),
     )
     return [problem for subject in subjects for problem in subject(recipe)]
@@ -99,10 +100,25 @@ def _groups(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def _apart(recipe: Recipe) -> Iterator[str]:
+    apart = recipe.rollout.apart
+    if not apart:
+        return
+    if recipe.stack == "ascend-cann8.5":
+        yield f"rollout.apart: {apart} on stack {recipe.stack}, whose verl has no such trainer: use 0, or another stack"
+    if apart >= recipe.devices_per_node:
+        yield (
+            f"rollout.apart: {apart} of the {recipe.devices_per_node} devices of a node leave none that trains: "
+            f"use {recipe.devices_per_node - 1} or fewer"
+        )
+    if updates(recipe) is None:
+        yield "rollout.apart: verl: data.train_batch_size: no multiple of actor.ppo_mini_batch_size, as verl needs here"
+
+
 def _devices(recipe: Recipe) -> Iterator[str]:
-    ranks, experts = recipe.rollout.tensor_parallel, recipe.rollout.expert_parallel
-    if recipe.devices % ranks:
-        yield f"rollout.tensor_parallel: {recipe.devices} devices are no multiple of {ranks}"
+    ranks, experts, training = recipe.rollout.tensor_parallel, recipe.rollout.expert_parallel, recipe.training_devices
+    if recipe.generating_devices % ranks:
+        yield f"rollout.tensor_parallel: {recipe.generating_devices} devices are no multiple of {ranks}"
     if experts not in (1, ranks):
         yield f"rollout.expert_parallel: {experts}: verl takes 1, or tensor_parallel ({ranks})"
     parallel = recipe.training.parallel
@@ -113,14 +129,14 @@ def _devices(recipe: Recipe) -> Iterator[str]:
     if recipe.backend != "megatron":
         yield f"training.parallel: is Megatron's, and backend is {recipe.backend}: leave it out"
     dense = parallel.tensor * parallel.pipeline * parallel.context
-    if recipe.devices % dense:
+    if training % dense:
         yield (
-            f"training.parallel: {recipe.devices} devices are no multiple of tensor {parallel.tensor} x pipeline "
+            f"training.parallel: {training} devices are no multiple of tensor {parallel.tensor} x pipeline "
             f"{parallel.pipeline} x context {parallel.context} = {dense}"
         )
-    if recipe.devices % (parallel.expert * parallel.pipeline):
+    if training % (parallel.expert * parallel.pipeline):
         yield (
-            f"training.parallel: {recipe.devices} devices are no multiple of expert {parallel.expert} x pipeline "
+            f"training.parallel: {training} devices are no multiple of expert {parallel.expert} x pipeline "
             f"{parallel.pipeline} = {parallel.expert * parallel.pipeline}"
         )
 
@@ -221,8 +237,8 @@ def _ulysses(recipe: Recipe) -> Iterator[str]:
         return
     if recipe.backend != "fsdp2":
         yield f"training.sequence_parallel: {ranks} is FSDP's, and backend is {recipe.backend}: use parallel.context"
-    if recipe.devices % ranks:
-        yield f"training.sequence_parallel: {recipe.devices} devices are no multiple of {ranks}"
+    if recipe.training_devices % ranks:
+        yield f"training.sequence_parallel: {recipe.training_devices} devices are no multiple of {ranks}"
     for line in unshared_heads(numbers, ranks) if numbers else ():
         yield f"training.sequence_parallel: {line}"
 

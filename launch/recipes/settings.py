@@ -28,10 +28,15 @@ from launch.recipes.hydra_syntax import (
     ROLLOUT,
     TRANSFORMER,
     VLLM,
+    leaves,
 )
 from launch.recipes.versions import nz_settings, verl_of
 
 COMPILE = tuple(f"{role}.fsdp_config.use_torch_compile" for role in (ACTOR, REFERENCE))  # of the entropy
+
+SYNC_STEP = "trainer.v1.separate_async.parameter_sync_step"  # updates between two syncs
+MINI = f"{ACTOR}.ppo_mini_batch_size"
+CARRIER = f"{ROLLOUT}.checkpoint_engine.backend"
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,7 @@ def settings(recipe: Recipe) -> dict[str, Any]:
         **rollout_settings(recipe),
         **correction_settings(recipe.correction),
         **training_settings(recipe),
-        "trainer.nnodes": recipe.nodes,
-        "trainer.n_gpus_per_node": recipe.devices_per_node,
+        **placement_settings(recipe),
         "trainer.experiment_name": recipe.name,
         **{f"{ENVIRONMENT}.{name}": value for name, value in numerics(recipe).items()},
     }
@@ -77,6 +81,31 @@ def numerics(recipe: Recipe) -> dict[str, str]:
     if recipe.fp8 and recipe.fp8.recipe == "blockwise":  # scales in float32, as the rollout's, not powers of two
         return {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}
     return {}
+
+
+def placement_settings(recipe: Recipe) -> dict[str, Any]:
+    """Those of the devices: the same for trainer and engines, or some of each node for the engines alone."""
+    apart = recipe.rollout.apart
+    trainer = {"trainer.nnodes": recipe.nodes, "trainer.n_gpus_per_node": recipe.devices_per_node - apart}
+    if not apart:
+        return trainer
+    return {
+        **trainer,
+        "trainer.v1.trainer_mode": "separate_async",
+        SYNC_STEP: updates(recipe) or 1,
+        "actor_rollout_ref.hybrid_engine": False,
+        f"{ROLLOUT}.nnodes": recipe.nodes,
+        f"{ROLLOUT}.n_gpus_per_node": apart,
+        CARRIER: "nccl",  # the name of HCCL's too
+    }
+
+
+def updates(recipe: Recipe) -> int | None:
+    """Of a step: its prompts over those of an update; None if that is no whole number."""
+    tree = {"data.train_batch_size": 1024, MINI: 256} | dict(leaves(recipe.verl))  # verl's defaults
+    batch, mini = tree["data.train_batch_size"], tree[MINI]
+    counts = all(isinstance(one, int) and one > 0 for one in (batch, mini))
+    return batch // mini if counts and batch % mini == 0 else None
 
 
 def rollout_settings(recipe: Recipe) -> dict[str, Any]:

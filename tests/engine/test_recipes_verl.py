@@ -72,6 +72,22 @@ def test_verl_takes_the_recipe(name: str, monkeypatch):
     assert rollout.max_model_len == config.data.max_prompt_length + config.data.max_response_length
 
 
+@pytest.mark.parametrize("name", ["qwen2.5-7b-int8-gsm8k-h100", "qwen3-30b-a3b-int8-grpo-a3"])
+def test_verl_takes_a_recipe_whose_engines_have_devices_of_their_own(name: str, monkeypatch):
+    """And its trainer's own condition, which it checks when it is made."""
+    recipe = load(name, changes={"rollout.apart": "4"})
+    config = composed(list(resolve(recipe, PATHS).overrides))
+    validated(config)
+    monkeypatch.setattr("ascend_quant.integrations.verl.settings.os.path.exists", lambda path: True)
+    settings.check(config)
+    asked, rollout = config.trainer.v1, config.actor_rollout_ref.rollout
+    assert asked.trainer_mode == "separate_async" and not config.actor_rollout_ref.hybrid_engine
+    mini = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    assert config.data.train_batch_size == asked.separate_async.parameter_sync_step * mini
+    assert (rollout.nnodes, rollout.n_gpus_per_node, rollout.checkpoint_engine.backend) == (recipe.nodes, 4, "nccl")
+    assert config.trainer.n_gpus_per_node == recipe.devices_per_node - 4
+
+
 @pytest.mark.parametrize("name", names())
 def test_a_whole_sequence_fits_a_micro_batch(name: str):
     """verl's dynamic batches refuse a sequence longer than a device's tokens times the devices that share it."""

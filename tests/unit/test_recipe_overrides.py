@@ -8,6 +8,7 @@ from test_recipe_files import load, write
 from ascend_quant.integrations.verl.attention_settings import LIBRARY, PACKED
 from launch.recipes import Paths, paths_of, resolve
 from launch.recipes.hydra_syntax import text
+from launch.recipes.overrides import refused
 from launch.recipes.versions import COMMIT
 
 PATHS = Paths("/m odel", "/data", "/out")
@@ -174,6 +175,31 @@ def test_a_shared_sequence(tmp_path):
     key = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
     assert overrides(tmp_path, backend="fsdp2", training={"sequence_parallel": 4})[key] == "4"
     assert key not in overrides(tmp_path, backend="fsdp2")
+
+
+def test_devices_apart(tmp_path):
+    rollout = "actor_rollout_ref.rollout"
+    verl = {"data": {"train_batch_size": 24}, "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 8}}}
+    apart = {
+        "trainer.n_gpus_per_node": "5",
+        "trainer.v1.trainer_mode": "separate_async",
+        "trainer.v1.separate_async.parameter_sync_step": "3",
+        "actor_rollout_ref.hybrid_engine": "false",
+        f"{rollout}.nnodes": "2",
+        f"{rollout}.n_gpus_per_node": "3",
+        f"{rollout}.checkpoint_engine.backend": "nccl",
+    }
+    changes = {"nodes": 2, "devices_per_node": 8, "verl": verl}
+    assert overrides(tmp_path, **changes, rollout={"apart": 3, "tensor_parallel": 2}).items() >= apart.items()
+    together = overrides(tmp_path, **changes)
+    assert together["trainer.n_gpus_per_node"] == "8" and len(apart.keys() & together.keys()) == 1
+    mode = "trainer.v1.trainer_mode"  # a user may ask for colocate_async, then
+    assert not list(refused(load("one", tmp_path), apart.keys() - {"trainer.n_gpus_per_node"}))
+
+    write(tmp_path, **changes, rollout={"apart": 3, "tensor_parallel": 2})
+    chosen = {"trainer.v1.separate_async.parameter_sync_step", f"{rollout}.checkpoint_engine.backend"}
+    lines = list(refused(load("one", tmp_path), apart))
+    assert len(lines) == len(apart.keys() - chosen) and any(line.startswith(f"{mode} ") for line in lines)
 
 
 def test_the_older_verl_finds_the_plugin_in_the_models_config(tmp_path):

@@ -125,6 +125,25 @@ def test_devices_are_shared_out(tmp_path: Path, changes: dict, said: str):
 
 
 @pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"rollout": {"apart": 8}}, "8 … 7"),
+        ({"rollout": {"apart": 3, "tensor_parallel": 2}}, "rollout.tensor_parallel: 3 devices … 2"),
+        ({"rollout": {"apart": 2}, "training": {"parallel": {"tensor": 4}}}, "training.parallel: 6 devices … tensor 4"),
+        (
+            {"rollout": {"apart": 1}, "backend": "fsdp2", "training": {"sequence_parallel": 2}},
+            "training.sequence_parallel: 7 devices … 2",
+        ),
+        ({"rollout": {"apart": 2}, "verl": {"data": {"train_batch_size": 300}}}, "rollout.apart … ppo_mini_batch_size"),
+        ({"rollout": {"apart": 2}, "stack": "ascend-cann8.5"}, "rollout.apart: 2 … ascend-cann8.5"),
+        ({"rollout": {"apart": -1}}, "rollout.apart"),
+    ],
+)
+def test_devices_apart(tmp_path: Path, changes: dict, said: str):
+    assert has_line_naming(error(tmp_path, **changes), said)
+
+
+@pytest.mark.parametrize(
     "numbers, rollout, said",
     [
         # 768 / 8 = 96: no whole block of 128, nor group, and 4 heads of 128 for 8 devices are copied, not cut

@@ -6,7 +6,9 @@ hooks.py      everything of verl that is replaced at run time: what, why, which 
 compat.py     what differs between verl's versions
 plugin.py     loaded by every `import verl`: the cpu platform (platform.py), and what hooks.py puts in place then
 main_ppo.py   the run's entry, runner.py its task runner, settings.py what its configuration asks for
-replica.py    the engine's server, trainer.py the trainer, both with the refits' receipts (receipts.py)
+main_one_step_off.py, main_fully_async.py  entries of verl's experimental trainers: one_step_off.py and fully_async.py,
+              experimental.py what they share
+replica.py    the engine's server, trainer.py the trainer, both with the refits' receipts (sync_reports.py, receipts.py)
               and, of several replicas, the mismatch of each (replica_mismatch.py)
 effective_sample.py  a warning where importance weights leave little of a batch
 early_actors.py  agent loops and load balancer, started while engines load; start_up.py where the time to step 1 goes
