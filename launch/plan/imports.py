@@ -124,7 +124,8 @@ def _checkpoint_engine(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Imp
     if name == "nccl" and pins(recipe.stack).devices == "npu":
         return
     for module in CHECKPOINT_ENGINES.get(name, ()):
-        yield Import(module, f"{key}={name}", "install it, or leave the setting out: its default, naive, needs none")
+        instead = "install it, or leave the setting (or the recipe's rollout.apart) out: verl's default, naive, needs none"
+        yield Import(module, f"{key}={name}", instead)
 
 
 def _trackers(_: Recipe, overrides: Sequence[str]) -> Iterator[Import]:

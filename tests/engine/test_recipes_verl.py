@@ -72,7 +72,7 @@ def test_verl_takes_the_recipe(name: str, monkeypatch):
     assert rollout.max_model_len == config.data.max_prompt_length + config.data.max_response_length
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-7b-int8-gsm8k-h100", "qwen3-30b-a3b-int8-grpo-a3"])
+@pytest.mark.parametrize("name", ["qwen2.5-7b-int8-gsm8k-h100", "qwen2.5-7b-int8-gsm8k-a2"])
 def test_verl_takes_a_recipe_whose_engines_have_devices_of_their_own(name: str, monkeypatch):
     """And its trainer's own condition, which it checks when it is made."""
     recipe = load(name, changes={"rollout.apart": "4"})
