@@ -33,9 +33,8 @@ STEPS = 2
 OURS, VERLS = "ascend_quant.integrations.verl.main_ppo", "verl.trainer.main_ppo"
 QUANTIZED = "+actor_rollout_ref.rollout.quantization=ascend_quant"
 TRANSPORT = Path(__file__).with_name("tcp_checkpoint_engine.py")
+FULLY_ASYNC = "ascend_quant.integrations.verl.main_fully_async"
 ELSEWHERE = (  # an engine on a device that is not the trainer's
-    "trainer.v1.trainer_mode=separate_async",
-    "trainer.v1.separate_async.parameter_sync_step=1",
     "actor_rollout_ref.hybrid_engine=False",
     "++actor_rollout_ref.rollout.nnodes=1",
     "++actor_rollout_ref.rollout.n_gpus_per_node=1",
@@ -43,6 +42,17 @@ ELSEWHERE = (  # an engine on a device that is not the trainer's
     f"++actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module={TRANSPORT.stem}",
     "++ray_kwargs.ray_init.num_gpus=2",
 )
+APART = {  # two steps, with a sync before and after each, and how many of the first two have figures in the log
+    OURS: (("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=1"), 1),
+    FULLY_ASYNC: (
+        (
+            *("data.train_batch_size=0", "data.gen_batch_size=1", "rollout.nnodes=1", "rollout.n_gpus_per_node=1"),
+            *("rollout.total_rollout_steps=16", "async_training.trigger_parameter_sync_step=1"),
+            *("async_training.staleness_threshold=0.5", "++ray_kwargs.ray_init.num_cpus=32"),
+        ),
+        2,
+    ),
+}
 START = {
     f"start_up/{stage}"
     for stage in (
@@ -232,15 +242,18 @@ def test_every_step_has_its_receipt_and_a_rollout_that_stops_following_is_seen(f
     assert min(step[ESS] for step in frozen) < 0.8
 
 
-def test_a_bit_that_changes_on_its_way_to_an_engine_elsewhere_ends_the_run_and_is_named(folder):
+@pytest.mark.parametrize("main", APART)
+def test_a_bit_that_changes_on_its_way_to_an_engine_elsewhere_ends_the_run_and_is_named(folder, main):
     """The engine has a device of its own; its weights come through a checkpoint engine, and a worker beside it."""
     shutil.copy(TRANSPORT, folder)
     wrong = "++actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.tcp.corrupts=3"  # the sync of step 2
     with pytest.raises(AssertionError, match=r"weight sync failed.*model\.embed_tokens\.weight.*values"):
-        train(folder, QUANTIZED, *ELSEWHERE, wrong)
-    (step,) = logged(folder)
-    assert step["refit/proved"] == step["refit/tensors"] == 2 * 12 + 3
-    assert step["refit/bytes_sent"] == step["refit/bytes"] > 0 and step[ESS] > 0.8
+        train(folder, QUANTIZED, *ELSEWHERE, *APART[main][0], wrong, main=main)
+    synced = [step for step in logged(folder) if "refit/proved" in step]
+    assert len({step["refit/digest"] for step in synced}) == len(synced) == APART[main][1]
+    for step in synced:
+        assert step["refit/proved"] == step["refit/tensors"] == 2 * 12 + 3
+        assert step["refit/bytes_sent"] == step["refit/bytes"] > 0
 
 
 def test_a_plugin_left_out_is_one_clear_error(folder, monkeypatch):
@@ -266,7 +279,8 @@ def test_replicas_of_two_schemes_have_figures_of_their_own(folder, monkeypatch):
     make_hard_for_int8(folder / "model" / "model.safetensors")
     (folder / "flashrl.yaml").write_text("configs: [{fn: int8}, {fn: bf16}]")
     monkeypatch.setenv("FLASHRL_CONFIG", str(folder / "flashrl.yaml"))
-    steps = train(folder, "actor_rollout_ref.actor.optim.lr=1e-4", workers=2)
+    colocated = "trainer.v1.trainer_mode=colocate_async"  # the next answers are under way while the trainer trains
+    steps = train(folder, colocated, "actor_rollout_ref.actor.optim.lr=1e-4", workers=2)
     assert len(steps) == STEPS
     for step in steps:
         for rank in (0, 1):

@@ -1,0 +1,129 @@
+"""verl's trainers whose engines have devices of their own: where ours take their places, and what they report when."""
+
+import asyncio
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("verl", reason="the verl adapter needs verl")
+pytest.importorskip("vllm", reason="verl's rollouts need vLLM")
+
+import ray
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+from verl.experimental.separation.utils import create_role_worker_mapping
+from verl.trainer.ppo.v1 import trainer_separate_async
+from verl.workers.engine_workers import TrainingWorker
+
+from ascend_quant.integrations.verl import fully_async, hooks, main_fully_async, main_one_step_off, one_step_off
+from ascend_quant.integrations.verl.compat import actor_options, plain_class
+from ascend_quant.integrations.verl.experimental import RefitExperimentalTrainer
+from ascend_quant.integrations.verl.sender import SendsWeights
+from ascend_quant.integrations.wrapping import install
+
+REPORT = {"refit/proved": 3}
+
+
+def test_verls_trainer_can_say_that_no_engine_shares_its_devices(monkeypatch, caplog):
+    logger = trainer_separate_async.logger
+    monkeypatch.setattr(logger, "info", logging.Logger.info.__get__(logger))  # verl's own again afterwards
+    with pytest.raises(TypeError, match="flush"):
+        logger.info("served by %d replicas", 2, flush=True)
+    install(hooks.WITH_ROLLOUTS_APART)
+    with caplog.at_level(logging.INFO, logger.name):
+        logger.info("served by %d replicas", 3, flush=True)
+    assert [record.getMessage().split()[-2] for record in caplog.records] == ["3"]
+
+
+def test_a_module_that_calls_its_logger_rightly_keeps_it():
+    assert not hooks.is_called_like_print(logging.getLogger("asyncio").info)
+    assert hooks.is_called_like_print(logging.Logger.info.__get__(trainer_separate_async.logger))
+
+
+@pytest.mark.parametrize(
+    ("entry", "name", "more"),
+    [
+        (main_one_step_off, "one_step_off_ppo_trainer", [main_one_step_off.OTHER_SETTINGS]),
+        (main_fully_async, "fully_async_ppo_trainer", []),
+    ],
+)
+def test_the_entries_find_verls_settings(entry, name, more):
+    with initialize_config_dir(entry.SETTINGS, version_base=None):
+        config = compose(name, overrides=more, return_hydra_config=bool(more))
+    assert config.rollout.nnodes >= 1 and config.actor_rollout_ref.rollout.checkpoint_engine.backend == "nccl"
+    assert "separate_async" in config.trainer.v1  # what lies in the folder that the first has to be told of
+
+
+def settings() -> DictConfig:
+    rollout = {"dtype": "bfloat16", "engine_kwargs": {"ascend_quant": {"proof": False}}}
+    actor = {"rollout": rollout, "model": {}, "actor": {"strategy": "fsdp2"}}
+    return OmegaConf.create({"actor_rollout_ref": actor, "trainer": {"device": "cpu"}, "algorithm": {}})
+
+
+class Verls:
+    """As much of a trainer of verl's as extends here."""
+
+    def __init__(self, config, role_worker_mapping):
+        self.config, self.role_worker_mapping = config, role_worker_mapping
+
+
+class Trainer(RefitExperimentalTrainer, Verls):
+    pass
+
+
+def test_the_actor_sends_and_the_critic_stays(monkeypatch):
+    monkeypatch.setattr("verl.trainer.ppo.utils.need_reference_policy", lambda config: False)
+    monkeypatch.setattr("verl.experimental.separation.utils.need_reference_policy", lambda config: False)
+    config = settings()
+    mapping, _ = create_role_worker_mapping(config)
+    workers = [plain_class(kind) for kind in Trainer(config, mapping).role_worker_mapping.values()]
+    sending = [kind for kind in workers if issubclass(kind, SendsWeights)]
+    assert len(sending) == 1 and not sending[0].actor_worker_cls.proves and sending[0].actor_worker_cls.rounds
+    assert [kind for kind in workers if kind not in sending] == [TrainingWorker]
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_one_step_off_reports_a_sync_among_its_step(synced, monkeypatch):
+    trainer = object.__new__(one_step_off.RefitOneStepTrainer)
+    trainer.metrics, trainer.timing_raw, trainer.actor_rollout_wg = {}, {}, "workers"
+    trainer.llm_server_manager = SimpleNamespace(get_replicas=lambda: ["replica"])
+    trainer.sync_reports = SimpleNamespace(of_last=lambda *who: {**REPORT, "of": who})
+
+    def sync(self):
+        if synced:  # not while only a critic warms up
+            self.timing_raw["update_weights"] = 1.0
+
+    monkeypatch.setattr(one_step_off.OneStepOffRayTrainer, "_fit_update_weights", sync)
+    trainer._fit_update_weights()
+    assert trainer.metrics == ({**REPORT, "of": (["replica"], "workers")} if synced else {})
+
+
+@pytest.mark.parametrize(("synced", "only_hybrid"), [({}, False), (None, False), ({}, True)])
+def test_fully_async_logs_each_sync_under_its_version(synced, only_hybrid, monkeypatch):
+    trainer, logged = object.__new__(fully_async.RefitFullyAsyncTrainer), []
+    trainer.checkpoint_manager, trainer.actor_rollout_wg = SimpleNamespace(replicas=["replica"]), "workers"
+    trainer.current_param_version, trainer.only_hybrid = 7, only_hybrid
+    trainer.logger = SimpleNamespace(log=lambda data, step: logged.append((step, data)))
+    trainer.sync_reports = SimpleNamespace(of_last=lambda *who: {**REPORT, "of": who})
+
+    async def sync(self):
+        return synced
+
+    monkeypatch.setattr(plain_class(fully_async.main.FullyAsyncTrainer), "_fit_update_weights", sync)
+    assert asyncio.run(trainer._fit_update_weights()) is synced
+    expected = [(7, {**REPORT, "of": (["replica"], "workers")})]
+    assert logged == (expected if synced is not None and not only_hybrid else [])
+
+
+def test_fully_async_creates_ours_with_the_resources_of_verls(monkeypatch):
+    main, created = fully_async.main, {}
+    base = plain_class(main.FullyAsyncTaskRunner)
+    for name, method in ((fully_async.TRAINER, "_create_trainer"), (fully_async.ROLLOUTER, "_create_rollouter")):
+        own = getattr(main, name)
+        monkeypatch.setattr(main, name, own)  # verl's again afterwards
+        monkeypatch.setattr(base, method, lambda self, config, name=name: created.update({name: getattr(main, name)}))
+        getattr(object.__new__(fully_async.RefitFullyAsyncTaskRunner), method)(None)
+        assert actor_options(created[name]) == actor_options(own) and created[name] is not own
+        assert issubclass(plain_class(created[name]), plain_class(own))
+    assert actor_options(fully_async.RefitRollouter) is None and isinstance(created[name], ray.actor.ActorClass)
