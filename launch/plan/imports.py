@@ -124,7 +124,9 @@ def _checkpoint_engine(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Imp
     if name == "nccl" and pins(recipe.stack).devices == "npu":
         return
     for module in CHECKPOINT_ENGINES.get(name, ()):
-        instead = "install it, or leave the setting (or the recipe's rollout.apart) out: verl's default, naive, needs none"
+        instead = (
+            "install it, or leave the setting (or the recipe's rollout.apart) out: verl's default, naive, needs none"
+        )
         yield Import(module, f"{key}={name}", instead)
 
 

@@ -178,7 +178,9 @@ def reorder(wire: Wire) -> None:
         what[1], what[2] = what[2], what[1]
 
 
-@pytest.mark.parametrize(("fault", "named"), [(flip, ["a.weight"]), (lose, ["a.weight", "a.weight_scale", "norm.weight"])])
+@pytest.mark.parametrize(
+    ("fault", "named"), [(flip, ["a.weight"]), (lose, ["a.weight", "a.weight_scale", "norm.weight"])]
+)
 def test_what_changes_in_a_bucket_is_named(ends, fault, named):
     install(hooks.WHEN_WEIGHTS_ARRIVE)
     got = received(ends, sending(weights()), fault)

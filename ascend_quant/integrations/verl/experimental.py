@@ -17,7 +17,7 @@ from ascend_quant.integrations.verl import attention_settings, compat, hooks, qa
 from ascend_quant.integrations.verl.effective_sample import EffectiveSample
 from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.qat_worker import fake_quantize_actors
-from ascend_quant.integrations.verl.sync_reports import let_actors_send, SyncReports
+from ascend_quant.integrations.verl.sync_reports import SyncReports, let_actors_send
 
 logger = logging.getLogger(__name__)
 

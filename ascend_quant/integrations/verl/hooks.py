@@ -208,7 +208,7 @@ WHEN_WEIGHTS_ARRIVE = (
         ("verl.checkpoint_engine.base:merge_weight_chunks",),
         with_aligned_chunks,
         why="verl's engines (nccl, which is HCCL's name on NPUs too, and nixl) pack tensors without gaps and view them "
-        "where they lie: float32 scales behind an odd number of bytes cannot be viewed, and the sync ends with an error",
+        "where they lie: float32 scales behind an odd number of bytes cannot be viewed, and the sync fails",
         versions="verl 0.9.1",
         off=OWN_ENTRY,
         optional=True,

@@ -7,7 +7,7 @@ from verl.experimental.one_step_off_policy.ray_trainer import OneStepOffRayTrain
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from ascend_quant.integrations.verl.compat import plain_class
-from ascend_quant.integrations.verl.experimental import put, RefitExperimentalTrainer
+from ascend_quant.integrations.verl.experimental import RefitExperimentalTrainer, put
 from ascend_quant.integrations.verl.replica import load
 
 RUNNER = "OneStepTaskRunner"
@@ -18,7 +18,9 @@ class RefitOneStepTrainer(RefitExperimentalTrainer, OneStepOffRayTrainer):
         """A step's metrics are of the sync in it, which sends what the step before has trained."""
         super()._fit_update_weights()
         if "update_weights" in self.timing_raw:  # not while only the critic warms up
-            self.metrics.update(self.sync_reports.of_last(self.llm_server_manager.get_replicas(), self.actor_rollout_wg))
+            self.metrics.update(
+                self.sync_reports.of_last(self.llm_server_manager.get_replicas(), self.actor_rollout_wg)
+            )
 
 
 class RefitOneStepTaskRunner(plain_class(getattr(main, RUNNER))):

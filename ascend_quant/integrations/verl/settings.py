@@ -108,8 +108,8 @@ def check(config: Any) -> None:
     form = scales_of_cache(rollout, config.trainer.device)
     if carrier in CASTING and (proves or form is not None):
         raise RefitError(
-            f"rollout.checkpoint_engine.backend={carrier} casts all that it carries to BF16, digests of weights and scales "
-            "of a KV cache too: choose another backend (nccl, nixl)"
+            f"rollout.checkpoint_engine.backend={carrier} casts all that it carries to BF16, digests of weights and "
+            "scales of a KV cache too: choose another backend (nccl, nixl)"
         )
     if form is not None:
         _check_looked_at(config.actor_rollout_ref.actor.strategy, form)

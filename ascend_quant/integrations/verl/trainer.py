@@ -12,7 +12,7 @@ import transfer_queue
 from ascend_quant.integrations.verl.effective_sample import EffectiveSample
 from ascend_quant.integrations.verl.replica_mismatch import ranks_of, replica_mismatch, upper_threshold
 from ascend_quant.integrations.verl.start_up import StartUp, wait_for_turn
-from ascend_quant.integrations.verl.sync_reports import let_actors_send, SyncReports
+from ascend_quant.integrations.verl.sync_reports import SyncReports, let_actors_send
 
 ASSIGNED = {  # attributes of verl's trainer, and what is done when they are set
     "actor_rollout_wg": "workers placed",
