@@ -9,10 +9,13 @@ from ascend_quant.engine.options import NAME as QUANTIZATION
 from ascend_quant.flashrl.config import resolve
 from ascend_quant.flashrl.variables import from_environment
 from ascend_quant.refit import RefitError
+from ascend_quant.refit.coding import SCHEMES_SENT
 from ascend_quant.refit.kv_scales import FP8, INT8, Form
+from ascend_quant.schemes import SCHEMES, Scheme
 
+BF16 = "bf16"
 PLUGIN_GROUP = "vllm.general_plugins"
-OPTIONS = ("proof", "qat")  # of rollout.engine_kwargs.ascend_quant
+OPTIONS = ("proof", "qat", "send")  # of rollout.engine_kwargs.ascend_quant
 
 
 def wants_refits(config: Any) -> bool:
@@ -62,6 +65,25 @@ def wants_proof(rollout: Any) -> bool:
     return proof
 
 
+def sent_as(rollout: Any) -> Scheme | None:
+    """In which scheme's codes the trainer sends what every replica quantizes; None where all leaves in BF16.
+
+    +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.send=int8
+
+    Raises:
+        RefitError: another value than bf16 and the schemes whose rows have scales of their own.
+    """
+    asked = options_of(rollout).get("send", BF16)
+    if asked == BF16:
+        return None
+    if asked not in SCHEMES_SENT:
+        raise RefitError(
+            f"rollout.engine_kwargs.{QUANTIZATION}.send={asked!r} is not served; choose one of: "
+            f"{', '.join((BF16, *SCHEMES_SENT))}"
+        )
+    return SCHEMES[asked]
+
+
 def scales_of_cache(rollout: Any, device: str) -> Form | None:
     """What scales of the engines' KV cache the trainer sends behind the weights; None of a cache that has none.
 
@@ -103,6 +125,7 @@ def check(config: Any) -> None:
             f"quantization {QUANTIZATION}: choose another backend (naive, nccl, ...)"
         )
     wants_proof(rollout)  # raises if it cannot be told
+    sent_as(rollout)
     if (form := scales_of_cache(rollout, config.trainer.device)) is not None:
         _check_looked_at(config.actor_rollout_ref.actor.strategy, form)
     if not any(point.name == QUANTIZATION for point in entry_points(group=PLUGIN_GROUP)):

@@ -13,6 +13,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ascend_quant.integrations.verl import settings
 from ascend_quant.integrations.verl.compat import plain_class
+from ascend_quant.integrations.verl.codes import agreed
 from ascend_quant.integrations.verl.effective_sample import EffectiveSample
 from ascend_quant.integrations.verl.receipts import merge
 from ascend_quant.integrations.verl.replica_mismatch import ranks_of, replica_mismatch, upper_threshold
@@ -72,6 +73,7 @@ class RefitTrainer:
     def on_init_end(self) -> None:
         super().on_init_end()
         self.start_up.mark("first sync")
+        self._agree_on_codes()
 
     def on_train_begin(self) -> None:
         self.start_up.mark("before step 1")  # agent loops, loggers, a validation if there is one
@@ -117,6 +119,17 @@ class RefitTrainer:
         if ranks != list(self.refit_quantizations):
             self.refit_quantizations = self._quantizations(replicas)
         return merge(dict(zip(ranks, receipts, strict=True)), self.refit_quantizations)
+
+    def _agree_on_codes(self) -> None:
+        """Have the actors send as codes what all replicas would take so, if the run's settings ask for it."""
+        scheme = settings.sent_as(self.config.actor_rollout_ref.rollout)
+        if scheme is None:
+            return
+        replicas = self._rollout_server_managers()[-1].get_replicas()
+        found = ray.get([replica.servers[0].refit_takes_codes.remote() for replica in replicas])
+        names = agreed(scheme, [worker for workers in found for worker in workers])
+        self.actor_rollout_wg.send_codes(scheme, names)
+        logger.warning("%d parameters leave as %s codes from the next weight sync on", len(names), scheme.name)
 
     def _sent(self) -> dict[str, float]:
         """What the sync took on the side of this trainer's workers."""
