@@ -142,6 +142,7 @@ class Rollout(Fields):
         ignore: layers that stay BF16: a full name, or re:PATTERN.
         kv_cache: what keys and values are kept in: auto, BF16; int8, with a scale a token and head (on NPUs a channel);
             fp8, a layer.
+        send: how the trainer sends what the engine quantizes: bf16, or as codes of `scheme`.
         tensor_parallel: devices of a replica.
         expert_parallel: 1, or `tensor_parallel`: each device then has whole experts.
         gpu_memory_utilization: share of a device's memory that the engine takes.
@@ -152,6 +153,7 @@ class Rollout(Fields):
     scheme: SchemeName
     ignore: list[Pattern] = []
     kv_cache: Literal["auto", "int8", "fp8"] = "auto"
+    send: Literal["bf16", "int8", "fp8"] = "bf16"
     tensor_parallel: Count
     expert_parallel: Count = 1
     gpu_memory_utilization: Share

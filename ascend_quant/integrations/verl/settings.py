@@ -6,6 +6,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from ascend_quant.engine.options import NAME as QUANTIZATION
+from ascend_quant.engine.options import Options
 from ascend_quant.flashrl.config import resolve
 from ascend_quant.flashrl.variables import from_environment
 from ascend_quant.refit import RefitError
@@ -125,7 +126,8 @@ def check(config: Any) -> None:
             f"quantization {QUANTIZATION}: choose another backend (naive, nccl, ...)"
         )
     wants_proof(rollout)  # raises if it cannot be told
-    sent_as(rollout)
+    if (sent := sent_as(rollout)) is not None:
+        _check_sent(rollout, sent)
     if (form := scales_of_cache(rollout, config.trainer.device)) is not None:
         _check_looked_at(config.actor_rollout_ref.actor.strategy, form)
     if not any(point.name == QUANTIZATION for point in entry_points(group=PLUGIN_GROUP)):
@@ -138,6 +140,18 @@ def check(config: Any) -> None:
     model = os.path.expanduser(config.actor_rollout_ref.model.path)
     if model.startswith(("/", "./", "../")) and not os.path.exists(os.path.join(model, "config.json")):
         raise RefitError(f"actor_rollout_ref.model.path={model} has no config.json: give a model folder")
+
+
+def _check_sent(rollout: Any, sent: Scheme) -> None:
+    """Raise RefitError where engines cannot take a scheme's codes."""
+    option = f"rollout.engine_kwargs.{QUANTIZATION}.send={sent.name}"
+    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
+    given = (engine.get("hf_overrides") or {}).get("quantization_config") or {}
+    served = given.get("scheme", Options.scheme)
+    if served != sent.name:
+        raise RefitError(f"{option}, but the rollout serves {served}: give both one scheme, or leave send out")
+    if given.get("profile") is not None:
+        raise RefitError(f"{option} with a profile, which smooths weights before they are quantized: leave one of them out")
 
 
 def _check_looked_at(strategy: str, form: Form) -> None:
