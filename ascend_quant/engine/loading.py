@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ascend_quant.dtypes import FLOATS
 from ascend_quant.engine.placeless import Placeless
 from ascend_quant.kernels.storage import CODES
-from ascend_quant.refit import Refit, RefitError
+from ascend_quant.refit import Refit, RefitError, coding
 from ascend_quant.refit.plan import Entry, together
 from ascend_quant.refit.resident import ResidentWeight, offset_in
 from ascend_quant.refit.sent import NamedTensor, check_sent, made_plain
@@ -57,12 +57,14 @@ class Loading(TorchDispatchMode):
         for group in together(self.refit.smoothed(weights)):
             for name, sent in self.refit.place(self.placeless.apart(group, self._flush)):
                 check_sent(name, sent)
-                tensor = made_plain(sent)
+                own_name, coded = coding.parted(name)
+                plain = sent if coded else made_plain(sent)
+                tensor = coding.codes_of(name, sent) if coded else plain
                 slot = self.refit.batch.new_sources([(name, tensor.numel())])
-                self.source = Source(name, tensor, slot, sent.nbytes)
-                yield from [(name, tensor)] if self.stacked else one_by_one(name, tensor)
+                self.source = Source(name, tensor, slot, sent, coded)
+                yield from [(own_name, tensor)] if self.stacked else one_by_one(own_name, tensor)
                 self.finish()
-                if tensor is not sent:
+                if plain is not sent:
                     self._flush()  # one copy at a time
             self.refit.watch(group)
             self._flush()
@@ -165,17 +167,17 @@ class Loading(TorchDispatchMode):
     def _copy(self, source: "Source", resident: ResidentWeight, target: torch.Tensor, shard: torch.Tensor) -> None:
         own = source.holds(shard)
         base = source.tensor if own else shard
-        resident.check_dtype(source.tensor.dtype)  # whatever a loader makes of it
+        resident.check_dtype(source.tensor.dtype, source.coded)  # whatever a loader makes of it
         if resident.of_tensors and not own:
             raise RefitError(
                 f"{source.name}: the engine rearranges it, so its one scale cannot be found; use scheme fp8"
             )
         whole = source.whole_rows(shard) if own else None
         exact, given = self._by_profile(source, resident, shard, own)
-        moves = self.refit.write(source.slot, resident, target, shard, whole, base, exact, given)
+        moves = self.refit.write(source.slot, resident, target, shard, whole, base, exact, given, source.coded)
         source.taken += shard.numel()
         source.padded |= resident.padded
-        if own and source.tensor.is_contiguous():
+        if own and (source.coded or source.tensor.is_contiguous()):
             for move in moves:
                 source.entry.add(resident, move)
         else:
@@ -191,6 +193,8 @@ class Loading(TorchDispatchMode):
         if smoothing is None:
             return False, None
         quantized = bool(resident.codes)
+        if source.coded:
+            raise RefitError(f"{source.name}: a profile smooths weights before they are quantized; send BF16 weights")
         smoothing.note(source.name, quantized)
         scale_N = smoothing.scale_of(source.name) if quantized else None
         if scale_N is not None and not own:
@@ -223,11 +227,11 @@ def guard(loader: Callable[..., Any], name: str, loading: Callable[[], bool]) ->
 class Source:
     """One tensor of the checkpoint or the trainer, and how much of it has found a place."""
 
-    def __init__(self, name: str, tensor: torch.Tensor, slot: int, nbytes: int):
+    def __init__(self, name: str, tensor: torch.Tensor, slot: int, sent: torch.Tensor, coded: bool):
         self.name, self.tensor, self.slot, self.taken, self.padded = name, tensor, slot, 0, False
         self.skipped = False  # by design, says the engine's loader
-        self.nbytes = nbytes  # as it was sent
-        self.entry = Entry(tensor.shape)
+        self.nbytes, self.coded = sent.nbytes, coded  # as it was sent
+        self.entry = Entry(sent.shape, coded=coded)
 
     def holds(self, shard: torch.Tensor) -> bool:
         """Whether `shard` is a view of this tensor."""
@@ -253,6 +257,8 @@ class Source:
         if not along:
             return None
         length, stride = tensor.shape[along[-1]], tensor.stride(along[-1])
-        behind = offset_in(shard, tensor) // stride % length
+        # scales lie between rows of codes
+        distance = tensor.stride(-2) if self.coded and tensor.dim() > 1 else length
+        behind = offset_in(shard, tensor) // stride % distance
         shape, strides = (*shard.shape[:-1], length), shard.stride()
         return shard.as_strided(shape, strides, shard.storage_offset() - behind * stride)

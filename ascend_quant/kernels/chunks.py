@@ -46,20 +46,23 @@ def write_in_chunks(
     if matrix.numel() == 0:
         return
     whole = matrix if whole is None else whole
+    sent_scale_N = move.sent_scale_N(source) if move.coded else None
     tensor_absmax = None if move.among is None else _largest_of(move, source, bad, rows)
     at_once = rows if move.scale is not None else max(1, ELEMENTS // matrix.shape[1])
     for start in range(0, matrix.shape[0], at_once):
         chunk = slice(start, start + at_once)
         part = matrix[chunk].to(bad.device)
-        absmax = None if move.scale is None else _absmax(move.values(whole[chunk].to(bad.device)))
-        if move.given_N is not None:
+        absmax = None if move.scale is None or move.coded else _absmax(move.values(whole[chunk].to(bad.device)))
+        if sent_scale_N is not None:
+            values, scale = part, sent_scale_N[chunk].to(bad.device)
+        elif move.given_N is not None:
             scale = move.given_N[chunk]
             values, lost = oracle.quantize_given(part, scale)
             counters.totals[0, 3] += lost.sum() * receipt
         else:
             values, scale = _converted(part, absmax if tensor_absmax is None else tensor_absmax.expand(len(part)), move)
         if tensor_absmax is None:
-            bad.add_(_bad(values) if absmax is None else _bad(move.values(part), absmax))
+            bad.add_(_bad(move.values(part), absmax) if absmax is not None else _bad(scale if move.coded else values))
         if receipt:
             _account(values, scale, start, move, counters)
         _put(values, scale, start, move)

@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 READS_ARE_FREE = False  # reading a counter waits for the device
-KINDS = ("copy", "int8", "int8_exact", "int8_given", "fp8", "fp8_tensor", "fp8_blocks", "int4")  # of moves
+KINDS = ("copy", "codes", "int8", "int8_exact", "int8_given", "fp8", "fp8_tensor", "fp8_blocks", "int4")  # of moves
 
 # columns of a launch's table
 SOURCE, ROWS_OF, TARGET, TARGET_STRIDE, SCALE, BAD, WHOLE = (
@@ -232,17 +232,17 @@ def _uploaded(move: Move, source: torch.Tensor, slot: int) -> Iterator[Job]:
         yield _uploaded_whole(move, source, slot)
         return
     matrix, device = move.matrix(source), move.target_NK.device
-    whole = matrix if move.whole is None else move.whole_rows(source)
+    whole = matrix if move.whole is None else move.rows_with_scale(source) if move.coded else move.whole_rows(source)
     behind = 0 if move.whole is None else (move.offset - move.whole[0]) // move.column_stride
     per_scale = oracle.BLOCK if move.kind == "fp8_blocks" else 1
     step = max(1, UPLOAD // max(1, whole.shape[1] * whole.element_size()) // per_scale) * per_scale
     for first in range(0, move.rows, step):
         part = slice(first, first + step)
         rows = whole[part].to(device)
-        more = {} if move.whole is None else {"offset": behind * rows.stride(1), "whole": (0, whole.shape[1])}
+        more = {} if move.whole is None else {"offset": behind * rows.stride(1), "whole": (0, move.whole[1])}
         scale = None if move.scale is None else move.scale[first // per_scale : -(-(first + len(rows)) // per_scale)]
         target, given_N = move.target_NK[part], None if move.given_N is None else move.given_N[part]
-        more |= {"exact": move.exact, "given_N": given_N}
+        more |= {"exact": move.exact, "coded": move.coded, "given_N": given_N}
         moved = Move.of(rows, target, scale, first_row=move.first_row + first, weight=move.weight, **more)
         yield Job.of(moved, rows, slot)
 

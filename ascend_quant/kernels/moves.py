@@ -16,6 +16,7 @@ from ascend_quant.schemes import Scheme
 
 # Every 64th row of a resident tensor is compared with its former codes: reading all would cost a third more.
 SAMPLE = 64
+SCALE_BYTES = 4  # of a float32
 
 
 class Place(Protocol):
@@ -61,6 +62,8 @@ class Move:
             sets the scale; None if the matrix holds them itself.
         exact: whether a float32 source is quantized as it is (`oracle.quantize_rows`), not rounded to BF16 first;
             always so with given scales.
+        coded: whether the source holds codes already, and behind each of its whole rows the row's scale: the four
+            bytes of a float32, which need not be aligned (see `refit.coded`).
         given_N: float32 scales to quantize with (`oracle.quantize_given`), which become the resident ones; None for
             the rows' own.
         place: where the rows are put by their numbers, if `target_NK` is but a stand-in of their shape.
@@ -81,6 +84,7 @@ class Move:
     column_stride: int = 1
     whole: tuple[int, int] | None = None
     exact: bool = False
+    coded: bool = False
     given_N: torch.Tensor | None = None
     place: "Place | None" = None
     among: tuple[int, int] | None = None
@@ -105,6 +109,8 @@ class Move:
         """How the rows are converted, in the kernels' words."""
         if self.scale is None:
             return "copy"
+        if self.coded:
+            return "codes"
         if self.scheme is not None:
             return self.scheme.name
         if self.group:
@@ -123,7 +129,7 @@ class Move:
         mine = (self.first_row + self.rows, self.offset + behind, strides, whole, self.target_NK.shape[1])
         theirs = (other.first_row, other.offset, others, other.whole, other.target_NK.shape[1])
         dense = all(move.rows == 1 or move.target_NK.stride(0) == mine[-1] for move in (self, other))
-        joins = ("copy", "int8", "int8_exact", "fp8")  # each row is on its own
+        joins = ("copy", "int8", "int8_exact", "fp8", "codes")  # each row is on its own
         alike = self.kind == other.kind and self.block is other.block is None
         return mine == theirs and dense and alike and self.kind in joins
 
@@ -146,6 +152,20 @@ class Move:
         """(N, L): the complete rows within `source`."""
         return None if self.whole is None else self._view(source, *self.whole)
 
+    @property
+    def sent_scale(self) -> tuple[int, int]:
+        """Where the bytes of a coded source's scales are: (offset, length) of each row's, in elements."""
+        offset, length = self.whole
+        return offset + length, SCALE_BYTES
+
+    def rows_with_scale(self, source: torch.Tensor) -> torch.Tensor:
+        """(N, L + 4): the complete rows of a coded source, and their scales."""
+        return self._view(source, self.whole[0], self.whole[1] + SCALE_BYTES)
+
+    def sent_scale_N(self, source: torch.Tensor) -> torch.Tensor:
+        """float32 (N): the scales behind the rows of a coded source."""
+        return scales_in(self._view(source, *self.sent_scale))
+
     def whole_tensor(self, source: torch.Tensor) -> torch.Tensor:
         """(all rows, L): the tensor that the matrix is a part of."""
         offset, length = self.whole or (self.offset, self.target_NK.shape[1])
@@ -155,6 +175,11 @@ class Move:
     def _view(self, source: torch.Tensor, offset: int, columns: int, rows: int | None = None) -> torch.Tensor:
         shape = (self.rows if rows is None else rows, columns)
         return source.as_strided(shape, (self.row_stride, self.column_stride), source.storage_offset() + offset)
+
+
+def scales_in(bytes_NB: torch.Tensor) -> torch.Tensor:
+    """float32 (N) that the (N, 4) elements of one byte are; a copy, since they may lie anywhere."""
+    return bytes_NB.clone(memory_format=torch.contiguous_format).view(torch.float32).view(-1)
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ from ascend_quant import oracle
 from ascend_quant.kernels import byte_digest, npu_codes, reciprocals
 from ascend_quant.kernels.fake_quantize import fake_quantize  # noqa: F401  offered here too
 from ascend_quant.kernels.float32_head import float32_product  # noqa: F401  offered here too
-from ascend_quant.kernels.moves import Job, Move
+from ascend_quant.kernels.moves import Job, Move, scales_in
 from ascend_quant.kernels.npu_digests import digests, product, read_digests, row_digits  # noqa: F401
 from ascend_quant.kernels.npu_experts import experts, plain_experts  # noqa: F401
 from ascend_quant.kernels.npu_linear import PRODUCT, matmul
@@ -28,7 +28,7 @@ from ascend_quant.kernels.storage import Serving
 READS_ARE_FREE = False  # reading a counter waits for the device
 SERVING = ServingTable("npu")
 SERVING.register(Serving(matmul, experts, PRODUCT), "int8")
-KINDS = ("copy", "int8", "int8_exact", "int8_given")  # of moves
+KINDS = ("copy", "int8", "int8_exact", "int8_given", "codes")  # of moves
 
 ELEMENTS = 1 << 23  # taken at a time where each needs much work space, and in a first load
 
@@ -108,7 +108,7 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
     """
 
     def most(move: Move) -> int:
-        spare = counters.sparing or move.kind not in ("int8", "copy")
+        spare = counters.sparing or move.kind not in ("int8", "copy", "codes")
         return ELEMENTS if spare else npu_codes.way_of(_device_of(move)).elements
 
     for pieces in chunks_of(batch, _kind, most):
@@ -146,13 +146,16 @@ def _write(pieces: list[Piece], counters: Counters, receipt: bool) -> None:
         values_NK = x_NK.to(move.target_NK.dtype)
         if values_NK.is_floating_point():
             absmax_N = _absmax(values_NK)
+    elif move.coded:
+        values_NK, scale_N = x_NK, scales_in(rows_of(pieces, lambda one: one.sent_scale)).to(device)
+        absmax_N = scale_N  # of a row that was not finite, it is not either
     elif move.given_N is not None:
         absmax_N, scale_N = _absmax(x_NK), torch.cat([piece.move.given_N[piece.rows] for piece in pieces])
         values_NK, lost_NK = oracle.quantize_given(x_NK, scale_N)
         if receipt:
             counters.lost.append(lost_NK.sum())
     else:
-        absmax_N = None if move.whole is None else _absmax(move.values(rows_of(pieces, whole=True).to(device)))
+        absmax_N = None if move.whole is None else _absmax(move.values(rows_of(pieces, lambda one: one.whole).to(device)))
         values_NK, scale_N, absmax_N = _quantized(move.values(x_NK), absmax_N)
     if absmax_N is not None:
         counters.absmax.append((absmax_N, [(piece.slot, piece.count) for piece in pieces]))

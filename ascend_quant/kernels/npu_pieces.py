@@ -173,15 +173,19 @@ class Span(NamedTuple):
         return source.as_strided(shape, self.strides, self.offset)
 
 
-def rows_of(pieces: Sequence[Piece], whole: bool = False) -> torch.Tensor:
+def _own(move: Move) -> tuple[int, int]:
+    return move.offset, move.target_NK.shape[1]
+
+
+def rows_of(pieces: Sequence[Piece], part: Callable[[Move], tuple[int, int]] = _own) -> torch.Tensor:
     """(N, K): the rows of the sources, one below the other; a view where they lie so, else a copy.
 
     Args:
-        whole: the complete rows (N, L) instead, that these are slices of.
+        part: (offset, length) of a move's first row in its source. [default: of what is written]
     """
     spans: list[Span] = []
     for move, source, _, rows in pieces:
-        offset, length = move.whole if whole else (move.offset, move.target_NK.shape[1])
+        offset, length = part(move)
         begin = source.storage_offset() + offset + rows.start * move.row_stride
         span = Span(source, begin, rows.stop - rows.start, (move.row_stride, move.column_stride))
         if spans and spans[-1].followed_by(span):

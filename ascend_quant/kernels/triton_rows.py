@@ -48,7 +48,7 @@ def write_rows(
     starts,
     pieces,
     totals,
-    KIND: tl.constexpr,  # int8, int8_exact, fp8 (a scale a row) | int8_given, fp8_tensor (scale known) | copy
+    KIND: tl.constexpr,  # int8, int8_exact, fp8 (a scale a row) | int8_given, fp8_tensor (scale known) | codes | copy
     SOURCE_TYPE: tl.constexpr,
     TARGET_TYPE: tl.constexpr,
     K: tl.constexpr,
@@ -83,7 +83,15 @@ def write_rows(
         valid = rows < count
         at = source + rows[:, None] * row_stride
         scale, factor = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
-        if KIND != "copy":
+        if KIND == "codes":
+            sent = tl.load(entry + WHOLE).to(tl.pointer_type(tl.int8)) + L
+            scale = _sent_scale(sent + rows * row_stride, valid)
+            tl.store(scale_address + rows, scale, mask=valid)
+            spoilt = _magnitude(scale) >= INF_BITS
+            if tl.max(spoilt.to(tl.int32), 0) > 0:
+                counter = tl.load(entry + BAD).to(tl.pointer_type(tl.int64)) + tl.arange(0, 1)
+                tl.atomic_add(counter, tl.sum(spoilt.to(tl.int64), 0), sem="relaxed")
+        elif KIND != "copy":
             if L > 0:
                 whole = tl.load(entry + WHOLE).to(tl.pointer_type(SOURCE_TYPE))
                 if ALIGNED:
@@ -335,6 +343,15 @@ def _scale(bits, KIND: tl.constexpr):
 
 
 @triton.jit
+def _sent_scale(at, valid):
+    """The float32 whose bytes begin at these addresses, which need not be multiples of 4; 0 for rows that are none."""
+    bits = tl.zeros(valid.shape, tl.int32)
+    for byte in tl.static_range(0, 4):
+        bits |= (tl.load(at + byte, mask=valid, other=0).to(tl.int32) & 0xFF) << (8 * byte)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _reciprocal(bits, scale):
     """A factor f with round(x * f) = round_half_even(fl(x / scale)) for every BF16 |x| <= absmax.
 
@@ -420,6 +437,9 @@ def _converted(part, scale, factor, KIND: tl.constexpr, TARGET_TYPE: tl.constexp
     elif KIND == "int8_exact" or KIND == "int8_given":  # no larger than 127 with a scale of its own
         bits = tl.minimum(tl.maximum(_outer_code(part, scale[:, None]), INT8_MIN), INT8_MAX)
         value = bits.to(tl.int8)
+    elif KIND == "codes":
+        value = part
+        bits = value
     elif KIND == "copy":
         value = _cast(part, TARGET_TYPE)
         bits = _bits(value, TARGET_TYPE)

@@ -11,6 +11,7 @@ import torch
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.clock import KernelClock
 from ascend_quant.kernels.moves import Job, Move, Moves
+from ascend_quant.refit.coding import parted
 from ascend_quant.refit.errors import RefitError
 
 
@@ -70,7 +71,7 @@ class Batch:
             slot, count = next(iter(bad.items()))
             name, elements = self._sources[slot]
             more = f" (and {len(bad) - 1} more tensors have such)" if len(bad) > 1 else ""
-            if self.counters.NONFINITE == "rows":
+            if self.counters.NONFINITE == "rows" or parted(name)[1]:
                 raise RefitError(f"{name}: {count} of its rows have elements that are NaN or Inf{more}")
             raise RefitError(f"{name}: {count} of {elements} elements are NaN or Inf{more}")
         return changed, self.counters.clamped, digest

@@ -45,12 +45,14 @@ class Entry:
         moves: the parts of the contiguous tensor and their places; empty for one that this rank has no use for.
         by_loader: the moves do not tell the whole story: ask the loader every time.
         skipped: the engine's own loader leaves the tensor out by design.
+        coded: the tensor holds codes and their scales.
     """
 
     shape: torch.Size
     moves: list[tuple[ResidentWeight, Move]] = field(default_factory=list)
     by_loader: bool = False
     skipped: bool = False
+    coded: bool = False
 
     @property
     def is_idle(self) -> bool:
@@ -71,7 +73,8 @@ class Entry:
 
     def fits(self, tensor: torch.Tensor) -> bool:
         """Whether the moves tell where this tensor goes."""
-        return not self.by_loader and tensor.shape == self.shape and is_plain(tensor)
+        as_learnt = tensor.is_contiguous() if self.coded else is_plain(tensor)
+        return not self.by_loader and tensor.shape == self.shape and as_learnt
 
 
 class Call:

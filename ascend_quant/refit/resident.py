@@ -10,6 +10,7 @@ Rows run along every dimension but the last: a (E, N, K) stack of experts has E 
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -54,6 +55,7 @@ class ResidentWeight:
     codes = 0  # elements that are quantized codes
     sampled = 0  # those of them that are compared with the former ones
     of_tensors = False  # whether each tensor that is loaded has one scale
+    takes_codes = False  # whether they may come from a trainer, each row with its scale
 
     def __init__(
         self,
@@ -90,6 +92,7 @@ class ResidentWeight:
         base: torch.Tensor,
         exact: bool = False,
         given: torch.Tensor | None = None,
+        coded: bool = False,
     ) -> list[Move]:
         """How `shard` gets into `view`, a view of this buffer made of whole rows; its rows count as written.
 
@@ -100,11 +103,12 @@ class ResidentWeight:
             exact: whether float32 values are quantized as they are, not rounded to BF16 first.
             given: float32, the scales of the shard's rows if they shall not get their own; nothing to a weight that
                 keeps its dtype.
+            coded: whether the shard is of codes, whose scales lie behind the rows of `whole` (see coded.py).
 
         Raises:
             RefitError: wrong shape or dtype, or rows that another tensor wrote in this refit.
         """
-        self.check_dtype(shard.dtype)
+        self.check_dtype(shard.dtype, coded)
         if view.shape != shard.shape:
             raise RefitError(f"{self.name}: a shard of shape {tuple(shard.shape)} does not fit {tuple(view.shape)}")
         numbers = self._numbers(view)
@@ -112,16 +116,24 @@ class ResidentWeight:
             if self._writer != writer:
                 raise RefitError(f"{self.name}: rows written twice in one refit; send every tensor once")
             self.recount = True
-        pieces = self._pieces(shard, view, self._checked(shard, whole, given), given)
-        result = [self._move(piece, base, exact) for piece in pieces]
+        rows = self._rows_of_codes(whole) if coded else self._checked(shard, whole, given)
+        result = [self._move(piece, base, exact) for piece in self._pieces(shard, view, rows, given)]
+        result = [replace(move, coded=True) for move in result] if coded else result
         self._mark(numbers, writer)
         return result
 
-    def check_dtype(self, dtype: torch.dtype) -> None:
+    def check_dtype(self, dtype: torch.dtype, coded: bool = False) -> None:
         """Raise RefitError unless weights of this dtype may be sent for this parameter: integers are none of a float's.
 
         A parameter of integers (a routing table) takes its own dtype alone.
+
+        Args:
+            coded: whether they are codes.
         """
+        if coded:
+            if not self.takes_codes or dtype != self.data.dtype:
+                raise RefitError(f"{self.name}: got codes of {dtype}, which the engine does not keep so; send BF16 weights")
+            return
         takes = FLOATS if self.codes or self.data.is_floating_point() else (self.data.dtype,)
         if dtype not in takes:
             how = ", the engine quantizes them itself" if self.codes else ""
@@ -238,6 +250,12 @@ class ResidentWeight:
         """The whole rows, if the scale needs them."""
         return None
 
+    def _rows_of_codes(self, whole: torch.Tensor | None) -> torch.Tensor:
+        """The whole rows of codes, behind which their scales are."""
+        if whole is None or whole.shape[-1] != self.whole_length:
+            raise RefitError(f"{self.name}: the engine rearranges the rows, so their scales are not found; send BF16 weights")
+        return whole
+
     def _scale_of(self, view: torch.Tensor) -> torch.Tensor | None:
         return None
 
@@ -276,6 +294,8 @@ class QuantizedWeight(ResidentWeight):
             row's scale comes from the whole row, so that the bytes equal slices of the unsharded ones.
         copies: tensors of as many elements as `scale` that hold the scales in another dtype.
     """
+
+    takes_codes = True
 
     def __init__(
         self,

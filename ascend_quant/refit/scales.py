@@ -24,7 +24,7 @@ from ascend_quant.schemes import Scheme, definition_of
 class TensorScaledWeight(QuantizedWeight):
     """fp8 codes (.., N, K), and for each row the scale of the tensor that it came with."""
 
-    of_tensors = True
+    of_tensors, takes_codes = True, False
 
     def _move(self, piece: Piece, base: torch.Tensor, exact: bool) -> Move:
         move = super()._move(piece, base, exact)
@@ -44,6 +44,8 @@ class BlockScaledWeight(QuantizedWeight):
     Rows of a block that other tensors have a part in are kept, in BF16, until the refit closes: they are few, and none
     where tensors have multiples of 128 rows.
     """
+
+    takes_codes = False
 
     def __init__(self, *arguments: Any, **more: Any):
         super().__init__(*arguments, **more)
@@ -111,6 +113,8 @@ class BlockScaledWeight(QuantizedWeight):
 
 class ScaledRowsWeight(QuantizedWeight):
     """Codes (.., N, K) and scales (.., N, S): every row has some of its own, and is whole on every rank."""
+
+    takes_codes = False
 
     @property
     def per_row(self) -> int:

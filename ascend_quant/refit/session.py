@@ -25,6 +25,7 @@ from ascend_quant.kernels.moves import Move
 from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.oracle import add_digests
 from ascend_quant.refit.batch import Batch
+from ascend_quant.refit.coding import parted
 from ascend_quant.refit.errors import RefitError, Replaced, refusal
 from ascend_quant.refit.former_codes import FormerCodes
 from ascend_quant.refit.key_balance import KeyBalance
@@ -300,6 +301,7 @@ class Refit:
         base: torch.Tensor | None = None,
         exact: bool = False,
         given: torch.Tensor | None = None,
+        coded: bool = False,
     ) -> list[Move]:
         """Queue the writes of `shard` into `view`, whole rows of `resident`.
 
@@ -307,13 +309,13 @@ class Refit:
             slot: from `batch.new_sources`, one a tensor: two tensors may not write the same rows.
             whole: the complete rows that `shard` is a slice of, if it is one.
             base: the tensor that `shard` is a view of, which the moves shall be relative to.
-            exact, given: how it is quantized, see `ResidentWeight.moves`.
+            exact, given, coded: how it is quantized, see `ResidentWeight.moves`.
 
         Raises:
             RefitError: see `ResidentWeight.moves`.
         """
         base = shard if base is None else base
-        moves = resident.moves(view, shard, whole, slot, base, exact, given)
+        moves = resident.moves(view, shard, whole, slot, base, exact, given, coded)
         for move in moves:
             self.batch.add_single(move, base, slot)
         self._edges |= edges_of(resident, moves)
@@ -346,6 +348,18 @@ class Refit:
             if not entry.by_loader:
                 for resident, move in entry.moves:
                     resident.mark(move)
+
+    def takes_codes(self) -> tuple[list[str], list[str]]:
+        """Names of the last refit's tensors that may come as codes (coding.py), and of those that may not.
+
+        Other ranks may know more: a tensor that this one has no place for is in neither.
+        """
+        found: tuple[list[str], list[str]] = ([], [])
+        for name, entry in self.plan.entries.items():
+            if not entry.is_idle:
+                may = not entry.by_loader and all(resident.takes_codes for resident, _ in entry.moves)
+                found[not may].append(parted(name)[0])
+        return found
 
     def missing(self) -> list[str]:
         """Checkpoint names of what this refit has not written yet."""

@@ -31,6 +31,7 @@ class WatchedRows:
     def __init__(self, scheme: Scheme):
         self._scheme = scheme
         self._first: Kept | None = None
+        self._last: Kept | None = None
         self._names: set[str] = set()
         self.begin()
 
@@ -46,7 +47,7 @@ class WatchedRows:
                 self._coming[name] = _some_rows(name, tensor).clone()
 
     def end(self, entries: Mapping[str, Entry]) -> Update | None:
-        """The refit is complete: its rows, beside earlier ones'; None of the first."""
+        """The refit is complete: its rows, beside earlier ones'; None of the first, and where weights came as codes."""
         rows, self._coming = self._coming, {}
         if self._first is None:
             quantized = {kind_of(name) for name in rows if _is_quantized(entries.get(name))}
@@ -54,8 +55,9 @@ class WatchedRows:
             self._names = {name for name in alike if not _keeps_its_dtype(entries.get(name))}
             self._first = self._last = Kept(self._scheme, {name: rows[name] for name in self._names})
             return None
-        last, self._last = self._last, Kept(self._scheme, rows)
-        return Update(self._first, last, self._last)
+        kept = Kept(self._scheme, rows) if self._names <= rows.keys() else None  # codes do not tell what they are of
+        last, self._last = self._last, kept
+        return None if last is None or kept is None else Update(self._first, last, kept)
 
     def _is_wanted(self, name: str, tensor: torch.Tensor) -> bool:
         """In the first refit: whether the name is, so far, one of its kind's NAMES with the lowest checksums."""

@@ -22,7 +22,7 @@ NPU_SCHEMES = ("int8", "bf16")
 def problems(recipe: Recipe) -> list[str]:
     """Everything that is wrong with a recipe whose fields are valid one by one."""
     subjects = (
-        *(_npu, _kv_cache, _fp8_training, _quantization_aware, _groups, _apart, _devices),
+        *(_npu, _kv_cache, _send, _fp8_training, _quantization_aware, _groups, _apart, _devices),
         *(_stages, _slices),
         *(correction_problems, sequence_problems, _own_settings, _numbers, _version),
     )
@@ -56,6 +56,16 @@ def _kv_cache(recipe: Recipe) -> Iterator[str]:
         yield "rollout.kv_cache: int8 on stack cpu: vLLM's attention there has no int8 cache. Use fp8, or auto"
     if numbers is not None and numbers.kv_lora_rank is not None:
         yield f"rollout.kv_cache: {asked} for {recipe.model.place}, whose attention is latent (MLA). Leave it at auto"
+
+
+def _send(recipe: Recipe) -> Iterator[str]:
+    asked, scheme = recipe.rollout.send, recipe.rollout.scheme
+    if asked == "bf16":
+        return
+    if asked != scheme:
+        yield f"rollout.send: {asked} with {scheme} rollouts. Send {scheme} codes if it is int8 or fp8, or bf16"
+    if verl_of(recipe.stack).worker is not None:
+        yield f"rollout.send: {asked} on stack {recipe.stack}, whose verl has no sender of ours. Leave it at bf16"
 
 
 def _fp8_training(recipe: Recipe) -> Iterator[str]:

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from ascend_quant import oracle
 from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move
+from ascend_quant.schemes import SCHEMES
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 EXACT = ("int8_exact", "int8_given")  # kinds whose values are not rounded to BF16
 QUANTIZED = ("int8", *EXACT, "fp8", "fp8_tensor", "fp8_blocks")  # kinds
 COPIES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}  # kinds that are plain copies
-KINDS = (*QUANTIZED, *COPIES)
+CODED = {"int8 codes": "int8", "fp8 codes": "fp8"}  # kinds that come as codes, and by which kind these were made
+KINDS = (*QUANTIZED, *CODED, *COPIES)
 LAYOUTS = ("plain", "aligned", "shifted", "every second", "sparse", "transposed", "columns", "columns transposed")
 LARGEST = 3.3895313892515355e38  # of BF16
 
@@ -108,6 +110,7 @@ class Case:
         if self.kind == "int8_exact":
             return oracle.quantize_rows(self.matrix, self.values.float().abs().amax(-1))
         absmax = self.values.to(torch.bfloat16).float().abs().amax(-1)
+        kind = CODED.get(self.kind, self.kind)
         return {
             "int8": lambda: oracle.quantize_weight(self.matrix, absmax),
             "fp8": lambda: oracle.quantize_fp8_rows(self.matrix, absmax),
@@ -116,7 +119,7 @@ class Case:
                 oracle.quantize_fp8_tensor(self.values)[1].expand(len(absmax)),
             ),
             "fp8_blocks": lambda: oracle.quantize_fp8_blocks(self.matrix),
-        }[self.kind]()
+        }[kind]()
 
     def prepare(self, device: torch.device, slot: int) -> Job:
         """The job, with all its memory on `device`."""
@@ -131,11 +134,13 @@ class Case:
             "columns": ((length, 1), 1),
             "columns transposed": ((1, rows + 3), 5),
         }[self.layout]
-        flat = torch.full((skipped + (rows - 1) * strides[0] + (length - 1) * strides[1] + 9,), float("nan"))
-        flat = flat.to(self.values.dtype)
-        flat.as_strided(self.values.shape, strides, skipped).copy_(self.values)
+        if self.kind in CODED:
+            strides, skipped, flat = self._coded_rows()
+        else:
+            flat = self._laid_out(strides, skipped)
         source = flat.to(device)[0 if self.origin else skipped :]
         first = skipped if self.origin else 0
+        whole = None if self.matrix.shape == self.values.shape and self.kind not in CODED else (first, length)
         self.target_buffer = self.before.to(device, copy=True)
         self.scale_buffer = self.target_scale = None
         if self.scale is not None:
@@ -149,12 +154,32 @@ class Case:
             offset=first + (self.columns.start or 0) * strides[1],
             row_stride=strides[0],
             column_stride=strides[1],
-            whole=None if self.matrix.shape == self.values.shape else (first, length),
+            whole=whole,
             exact=self.kind == "int8_exact",  # given scales imply it
+            coded=self.kind in CODED,
             given_N=None if self.given is None else self.given.to(device),
             among=(0, rows) if self.kind == "fp8_tensor" else None,
         )
         return Job.of(move, source, slot)
+
+    def _laid_out(self, strides: tuple[int, int], skipped: int) -> torch.Tensor:
+        rows, length = self.values.shape
+        flat = torch.full((skipped + (rows - 1) * strides[0] + (length - 1) * strides[1] + 9,), float("nan"))
+        flat = flat.to(self.values.dtype)
+        flat.as_strided(self.values.shape, strides, skipped).copy_(self.values)
+        return flat
+
+    def _coded_rows(self) -> tuple[tuple[int, int], int, torch.Tensor]:
+        """The whole rows' codes, each with its scale behind it: strides, where they begin, and the memory."""
+        rows, length = self.values.shape
+        codes, scale = oracle.quantize(self.values.to(torch.bfloat16), SCHEMES[CODED[self.kind]])
+        stride, skipped = {"aligned": ((length + 31) // 16 * 16, 32), "shifted": (length + 7, 3)}.get(
+            self.layout, (length + 4, 0)
+        )
+        flat = torch.full((skipped + rows * stride,), 77, dtype=torch.int8)
+        flat.as_strided((rows, length), (stride, 1), skipped).copy_(codes.view(torch.int8))
+        flat.as_strided((rows, 4), (stride, 1), skipped + length).copy_(scale.view(torch.int8).view(rows, 4))
+        return (stride, 1), skipped, flat.view(codes.dtype)
 
     def check_written(self) -> None:
         """Every byte is as the oracle says, or as it was."""

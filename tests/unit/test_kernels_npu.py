@@ -20,7 +20,7 @@ from ascend_quant.refit import session as refit_session
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 
 HERE = Kernels(npu, torch.device("cpu"))
-NPU_KINDS = ("int8", *EXACT, *COPIES)
+NPU_KINDS = ("int8", "int8 codes", *EXACT, *COPIES)
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])

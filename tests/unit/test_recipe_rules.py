@@ -49,6 +49,27 @@ def test_caches_that_are_not_served(tmp_path: Path, changes: dict, said: str):
     assert has_line_naming(error(tmp_path, **changes), said)
 
 
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"rollout": {"scheme": "bf16", "send": "int8"}}, "send … int8 … bf16"),
+        ({"rollout": {"scheme": "fp8_block", "send": "fp8"}}, "send … fp8 … fp8_block"),
+        ({"stack": "ascend-cann8.5", "rollout": {"scheme": "int8", "send": "int8"}}, "send … ascend-cann8.5"),
+        ({"rollout": {"scheme": "int8", "send": "delta"}}, "send"),
+    ],
+)
+def test_codes_that_cannot_be_sent(tmp_path: Path, changes: dict, said: str):
+    assert has_line_naming(error(tmp_path, **changes), said)
+
+
+@pytest.mark.parametrize("send", ["bf16", "int8"])
+def test_the_trainer_is_told_what_to_send(tmp_path: Path, send: str):
+    write(tmp_path, stack="ascend-cann9.1", rollout={"scheme": "int8", "send": send})
+    lines = resolve(load("one", tmp_path), Paths("/m", "/d", "/o")).overrides
+    found = [line.partition("=")[2] for line in lines if "ascend_quant.send" in line]
+    assert found == ([] if send == "bf16" else [send])
+
+
 def test_latent_attention_has_no_cache_of_heads(tmp_path: Path):
     latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
     changes = {"rollout": {"scheme": "int8", "kv_cache": "fp8"}, "model": {"numbers": NUMBERS | latent}}

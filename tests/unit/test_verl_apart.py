@@ -88,7 +88,7 @@ def test_one_step_off_reports_a_sync_among_its_step(synced, monkeypatch):
     trainer = object.__new__(one_step_off.RefitOneStepTrainer)
     trainer.metrics, trainer.timing_raw, trainer.actor_rollout_wg = {}, {}, "workers"
     trainer.llm_server_manager = SimpleNamespace(get_replicas=lambda: ["replica"])
-    trainer.sync_reports = SimpleNamespace(of_last=lambda *who: {**REPORT, "of": who})
+    trainer.has_agreed, trainer.sync_reports = True, SimpleNamespace(of_last=lambda *who: {**REPORT, "of": who})
 
     def sync(self):
         if synced:  # not while only a critic warms up
@@ -105,7 +105,7 @@ def test_fully_async_logs_each_sync_under_its_version(synced, only_hybrid, monke
     trainer.checkpoint_manager, trainer.actor_rollout_wg = SimpleNamespace(replicas=["replica"]), "workers"
     trainer.current_param_version, trainer.only_hybrid = 7, only_hybrid
     trainer.logger = SimpleNamespace(log=lambda data, step: logged.append((step, data)))
-    trainer.sync_reports = SimpleNamespace(of_last=lambda *who: {**REPORT, "of": who})
+    trainer.has_agreed, trainer.sync_reports = True, SimpleNamespace(of_last=lambda *who: {**REPORT, "of": who})
 
     async def sync(self):
         return synced

@@ -11,10 +11,15 @@ from gloo_ranks import leave
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from ascend_quant.refit.coding import coded
+from ascend_quant.schemes import SCHEMES, Scheme
+
 pytest.importorskip("verl", reason="the shards are those of verl's trainer")
 pytest.importorskip("vllm", reason="verl's workers need vLLM")
 
 RANKS = 4
+INT8 = SCHEMES["int8"]
+CODED = ("one.weight", "even.weight", "layer.mlp.experts.gate_up_proj", "wide.weight", "copied.weight", "last.weight")
 CPU = torch.device("cpu")
 SHAPES = {  # rows on 4 ranks: 2 2 2 1, then 1 0 0 0, ..
     "odd.weight": (7, 5),
@@ -44,6 +49,18 @@ def rounds(name: str, tensor: torch.Tensor) -> bool:
     return tensor.dtype == torch.float32 and not name.startswith(("odd", "vector"))
 
 
+def as_what(name: str, tensor: torch.Tensor) -> torch.dtype | Scheme:
+    if name in CODED:
+        return INT8
+    return torch.bfloat16 if rounds(name, tensor) else tensor.dtype
+
+
+def as_it_leaves(name: str, whole: torch.Tensor) -> torch.Tensor:
+    """Made of the whole tensor."""
+    left = as_what(name, whole)
+    return coded([(name, whole)], left)[0][1] if left is INT8 else whole.to(left)
+
+
 def check_rank(rank: int, folder) -> None:
     from ascend_quant.integrations.verl import gathering
 
@@ -54,13 +71,13 @@ def check_rank(rank: int, folder) -> None:
         assert all(map(gathering.is_gathered_flat, sharded.values()))
         for at_once in (1, 200, 1 << 30):
             gathering.AT_ONCE = at_once
-            groups = list(gathering.gathered(sharded, CPU, rounds))  # all kept: none has another's memory
+            groups = list(gathering.gathered(sharded, CPU, as_what))  # all kept: none has another's memory
             assert [name for group in groups for name, _ in group] == list(sharded)
             assert (len(groups) == len(sharded)) == (at_once == 1)
             for name, whole in (pair for group in groups for pair in group):
                 shard = sharded[name]
                 expected = shard.full_tensor() if isinstance(shard, DTensor) else shard
-                expected = expected.bfloat16() if rounds(name, expected) else expected
+                expected = as_it_leaves(name, expected)
                 assert whole.dtype == expected.dtype and torch.equal(whole, expected), (name, at_once, placements)
     columns = distribute_tensor(torch.randn(4, 8), flat, [Shard(1)])
     both = distribute_tensor(torch.randn(4, 8), square, [Shard(0), Shard(1)])

@@ -107,7 +107,11 @@ def test_each_sync_has_its_own_figures_of_what_was_sent(monkeypatch):
     for _ in range(2):
         for _ in figures.counted(groups()):
             clock[0] += 100.0
-        assert figures.as_metrics() == {"refit/gather_ms": 5000.0, "refit/bytes_sent": 2 * 3 * 4 + 4 * 2}
+        assert figures.as_metrics() == {
+            "refit/gather_ms": 5000.0,
+            "refit/bytes_sent": 2 * 3 * 4 + 4 * 2,
+            "refit/sent_as_codes": 0,
+        }
 
 
 def test_a_steps_figures_are_those_of_the_rank_with_the_most():
@@ -117,7 +121,7 @@ def test_a_steps_figures_are_those_of_the_rank_with_the_most():
     assert hasattr(worker.sent_figures, MAGIC_ATTR)  # offered to verl's controller
     asked = object.__new__(worker)
     asked.actor = SimpleNamespace(figures=SentFigures())
-    assert asked.sent_figures() == {"refit/gather_ms": 0.0, "refit/bytes_sent": 0}
+    assert asked.sent_figures() == dict.fromkeys(("refit/gather_ms", "refit/bytes_sent", "refit/sent_as_codes"), 0)
 
 
 def test_wake_ups_of_the_last_sync_are_added_to_its_receipts(monkeypatch):

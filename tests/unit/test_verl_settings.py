@@ -18,6 +18,19 @@ def config(model="org/model", **rollout):
     return OmegaConf.create({"actor_rollout_ref": actor, "trainer": {"device": "cuda"}})
 
 
+def sending(send, **options):
+    """Rollout settings of an engine with these options, whose trainer sends codes."""
+    return {"engine_kwargs": {"ascend_quant": {"send": send}, "vllm": {"hf_overrides": {"quantization_config": options}}}}
+
+
+@pytest.mark.parametrize("send", ["int8", "fp8", "bf16"])
+def test_codes_of_the_engines_scheme_may_be_sent(send):
+    rollout = sending(send, scheme="fp8" if send == "fp8" else "int8")
+    settings.check(config(**rollout))
+    scheme = settings.sent_as(OmegaConf.create(rollout))
+    assert (scheme and scheme.name) == (None if send == "bf16" else send)
+
+
 @pytest.mark.parametrize(
     "rollout",
     [
@@ -83,6 +96,10 @@ def test_weights_pass_through_engines_that_carry_bytes(backend, monkeypatch):
         ({"engine_kwargs": {"vllm": {"quantization": "fp8"}}}, "rollout.engine_kwargs.vllm.quantization=fp8"),
         ({"engine_kwargs": {"ascend_quant": {"prove": True}}}, "unknown option .*ascend_quant.prove; .* are: proof"),
         ({"engine_kwargs": {"ascend_quant": {"proof": "maybe"}}}, "proof='maybe' is neither"),
+        ({"engine_kwargs": {"ascend_quant": {"send": "int4_g32"}}}, "send='int4_g32'.* bf16, int8, fp8"),
+        ({"engine_kwargs": {"ascend_quant": {"send": "fp8"}}}, "send=fp8.* int8"),
+        (sending("int8", scheme="bf16"), "send=int8.* bf16"),
+        (sending("int8", profile="p"), "send=int8.* profile"),
     ],
 )
 def test_unsupported_rollouts(rollout, words):

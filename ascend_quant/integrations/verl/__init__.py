@@ -14,7 +14,7 @@ effective_sample.py  a warning where importance weights leave little of a batch
 early_actors.py  agent loops and load balancer, started while engines load; start_up.py where the time to step 1 goes
 packed_attention.py  the trainer's attention without a mask, attention_settings.py whether a run can have it
 log_probs.py  log-probabilities without a loop over rows
-sender.py     the trainer's side of the weight sync: digests behind the weights; rounding.py which leave as BF16,
+sender.py     the trainer's side of the weight sync: digests behind the weights; leaving.py as what they leave,
               answers.py a receiver that was killed
 worker.py     the engine's side, inside its workers; receiver.py its transport
 leftovers.py  what killed runs leave behind

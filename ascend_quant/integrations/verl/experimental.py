@@ -6,6 +6,7 @@ never on the trainer's devices.
 """
 
 import logging
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +18,7 @@ from ascend_quant.integrations.verl import attention_settings, compat, hooks, qa
 from ascend_quant.integrations.verl.effective_sample import EffectiveSample
 from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.qat_worker import fake_quantize_actors
-from ascend_quant.integrations.verl.sync_reports import SyncReports, let_actors_send
+from ascend_quant.integrations.verl.sync_reports import SyncReports, agree_on_codes, let_actors_send
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +63,16 @@ class RefitExperimentalTrainer:
         let_actors_send(self.role_worker_mapping, self.config)
         if (wanted := qat.wanted(self.config)) is not None:
             fake_quantize_actors(self.role_worker_mapping, wanted)
-        self.sync_reports = SyncReports()
+        self.sync_reports, self.has_agreed = SyncReports(), False
         self.effective_sample = EffectiveSample(self.config.algorithm.get("rollout_correction"))
+
+    def report_of(self, replicas: Sequence[Any]) -> dict[str, float]:
+        """The metrics of the last sync, which was with these; after the first one it is settled what leaves as codes."""
+        report = self.sync_reports.of_last(replicas, self.actor_rollout_wg)
+        if not self.has_agreed:
+            agree_on_codes(self.config, replicas, self.actor_rollout_wg)
+            self.has_agreed = True
+        return report
 
     def _fit_update_actor(self, batch: Any) -> Any:
         updated = super()._fit_update_actor(batch)

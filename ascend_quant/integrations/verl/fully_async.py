@@ -23,7 +23,7 @@ class RefitFullyAsyncTrainer(RefitExperimentalTrainer, plain_class(getattr(main,
         """
         synced = await super()._fit_update_weights()
         if synced is not None and not self.only_hybrid:
-            report = self.sync_reports.of_last(self.checkpoint_manager.replicas, self.actor_rollout_wg)
+            report = self.report_of(self.checkpoint_manager.replicas)
             self.logger.log(data=report, step=self.current_param_version)
         return synced
 

@@ -6,10 +6,10 @@ is rounded here before it moves, which halves the bytes.
 
 A group's shards lie behind one another in a buffer of bytes. Rank r has rows [r c, (r + 1) c) of each tensor, c being
 the rows over the ranks, rounded up (`torch.chunk`, by which FSDP2 shards), so the pieces of all ranks behind one
-another begin with the whole tensor.
+another begin with the whole tensor. Rows are whole on a rank, so what leaves as codes is quantized before it moves.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -18,7 +18,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from ascend_quant.refit import coding
 from ascend_quant.refit.sent import NamedTensor
+from ascend_quant.schemes import Scheme
+
+AsWhat = Callable[[str, torch.Tensor], torch.dtype | Scheme]
 
 AT_ONCE = 256 << 20  # bytes of the whole tensors of a group; a larger tensor is a group of its own
 ALIGNED = 16  # bytes: each piece may be viewed as any dtype
@@ -30,6 +34,7 @@ class Piece:
 
     Attributes:
         shape, dtype: of the whole as it leaves.
+        scheme: of its codes, if it leaves as such.
         rows: of the tensor on each rank, the last ones' filled up; 0 for a tensor that every rank has whole.
     """
 
@@ -37,7 +42,15 @@ class Piece:
     local: torch.Tensor
     shape: torch.Size
     dtype: torch.dtype
+    scheme: Scheme | None
     rows: int
+
+    @classmethod
+    def of(cls, name: str, local: torch.Tensor, shape: torch.Size, left: torch.dtype | Scheme, rows: int) -> "Piece":
+        """A piece of a parameter of this shape that leaves as a dtype, or as a scheme's codes."""
+        if isinstance(left, torch.dtype):
+            return cls(name, local, shape, left, None, rows)
+        return cls(name, local, coding.sent_shape(shape), coding.codes_dtype(left), left, rows)
 
     @property
     def filled(self) -> int:
@@ -55,20 +68,20 @@ class Piece:
 
 
 def gathered(
-    params: Mapping[str, torch.Tensor], device: torch.device, rounds: Callable[[str, torch.Tensor], bool]
+    params: Mapping[str, torch.Tensor], device: torch.device, as_what: AsWhat
 ) -> Iterator[list[NamedTensor]]:
     """The parameters whole, in their order, group by group; a collective: every rank exhausts it.
 
     Args:
         params: by name, the same on every rank; shards of rows (DTensor), or whole tensors, which stay where they are.
         device: of the process group; shards may wait on the host.
-        rounds: whether a parameter of this name leaves in BF16.
+        as_what: in which dtype a parameter leaves, or as which scheme's codes (still by its own name).
 
     Yields:
         Tensors of a group, with memory of their own.
     """
     waiting = None
-    for group, members in groups(params, rounds):
+    for group, members in groups(params, as_what):
         under_way = Gather(group, members, device)
         if waiting is not None:
             yield waiting.whole()
@@ -78,14 +91,13 @@ def gathered(
 
 
 def groups(
-    params: Mapping[str, torch.Tensor], rounds: Callable[[str, torch.Tensor], bool]
+    params: Mapping[str, torch.Tensor], as_what: AsWhat
 ) -> Iterator[tuple[Any, list[Piece]]]:
     """Consecutive parameters that are sharded over the same ranks, AT_ONCE bytes together; with their process group."""
     members: list[Piece] = []
     same, size = None, 0
     for name, param in params.items():
-        dtype = torch.bfloat16 if rounds(name, param) else param.dtype
-        group, piece = _piece(name, param, dtype)
+        group, piece = _piece(name, param, as_what(name, param))
         if members and (group is not same or size + piece.whole_bytes > AT_ONCE):
             yield same, members
             members, size = [], 0
@@ -95,16 +107,16 @@ def groups(
         yield same, members
 
 
-def _piece(name: str, param: torch.Tensor, dtype: torch.dtype) -> tuple[Any, Piece]:
+def _piece(name: str, param: torch.Tensor, left: torch.dtype | Scheme) -> tuple[Any, Piece]:
     """Of a parameter, with the ranks that it is sharded over; None if there is nothing to gather."""
     if not isinstance(param, DTensor):
-        return None, Piece(name, param, param.shape, dtype, 0)
+        return None, Piece.of(name, param, param.shape, left, 0)
     cut = _cut(param)
     if not cut:
-        return None, Piece(name, param.to_local(), param.shape, dtype, 0)
+        return None, Piece.of(name, param.to_local(), param.shape, left, 0)
     mesh, (at,) = param.device_mesh, cut
     rows = -(-param.shape[0] // mesh.size(at))
-    return mesh.get_group(at), Piece(name, param.to_local(), param.shape, dtype, rows)
+    return mesh.get_group(at), Piece.of(name, param.to_local(), param.shape, left, rows)
 
 
 def is_gathered_flat(param: torch.Tensor) -> bool:
@@ -120,6 +132,31 @@ def _cut(param: DTensor) -> list[int]:
     return [at for at, placement in enumerate(param.placements) if not isinstance(placement, Replicate)]
 
 
+def _put(members: Sequence[Piece], places: Sequence[torch.Tensor], device: torch.device) -> None:
+    """Write what this rank has of some pieces to where it leaves from; codes of all of them at once."""
+    coded: dict[Scheme, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for member, place in zip(members, places, strict=True):
+        local = member.local.detach().to(device, non_blocking=True)  # first: copy_ would round on the host
+        if member.scheme is None:
+            place.copy_(local)
+        else:
+            coded.setdefault(member.scheme, []).append((local, place))
+    for scheme, pairs in coded.items():
+        coding.encode(*zip(*pairs, strict=True), scheme)
+
+
+def _made(members: Sequence[Piece]) -> list[NamedTensor]:
+    """What leaves of tensors that are whole here."""
+    found = []
+    for member in members:
+        if member.scheme is None:
+            found.append((member.name, member.local.to(member.dtype)))
+        else:
+            [(_, sent)] = coding.coded([(member.name, member.local.detach())], member.scheme)
+            found.append((member.name, sent))
+    return found
+
+
 class Gather:
     """An all-gather that has been started; `whole` waits for it, on the device's stream where it has one."""
 
@@ -130,19 +167,19 @@ class Gather:
         ranks, size = dist.get_world_size(group), sum(member.bytes for member in members)
         self._mine = torch.empty(size, dtype=torch.uint8, device=device)
         self._all = torch.empty(ranks, size, dtype=torch.uint8, device=device)
-        begin = 0
+        begin, places = 0, []
         for member in members:
-            local = member.local.detach()
-            place = self._mine[begin : begin + local.numel() * member.dtype.itemsize]
-            # on the device first: copy_ would round on the host
-            place.view(member.dtype).view(local.shape).copy_(local.to(device, non_blocking=True))
+            shape = (member.local.shape[0], *member.shape[1:])
+            place = self._mine[begin : begin + prod(shape) * member.dtype.itemsize]
+            places.append(place.view(member.dtype).view(shape))
             begin += member.bytes
+        _put(members, places, device)
         self._work = dist.all_gather_into_tensor(self._all.view(-1), self._mine, group=group, async_op=True)
 
     def whole(self) -> list[NamedTensor]:
         """The tensors; once."""
         if self._work is None:
-            return [(member.name, member.local.to(member.dtype)) for member in self._members]
+            return _made(self._members)
         self._work.wait()
         found, begin = [], 0
         for member in self._members:

@@ -18,9 +18,7 @@ class RefitOneStepTrainer(RefitExperimentalTrainer, OneStepOffRayTrainer):
         """A step's metrics are of the sync in it, which sends what the step before has trained."""
         super()._fit_update_weights()
         if "update_weights" in self.timing_raw:  # not while only the critic warms up
-            self.metrics.update(
-                self.sync_reports.of_last(self.llm_server_manager.get_replicas(), self.actor_rollout_wg)
-            )
+            self.metrics.update(self.report_of(self.llm_server_manager.get_replicas()))
 
 
 class RefitOneStepTaskRunner(plain_class(getattr(main, RUNNER))):

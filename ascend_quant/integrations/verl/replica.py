@@ -31,6 +31,11 @@ class RefitHttpServer(vLLMHttpServer):
         receipts = [receipt for workers in engines for receipt in workers]
         return [receipt and {**receipt, MEMORY: receipt[MEMORY] + 1e3 * self.waking} for receipt in receipts]
 
+    async def refit_takes_codes(self) -> list[tuple[str, list[str], list[str]]]:
+        """Of each worker, see `RefitWorkerExtension.refit_takes_codes`."""
+        engines = await compat.ask_every_engine(self.engine, "refit_takes_codes")
+        return [found for workers in engines for found in workers]
+
     async def wake_up(self, tags: list[str] | None = None) -> None:
         start = time.perf_counter()
         await super().wake_up(tags)

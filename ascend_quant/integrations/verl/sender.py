@@ -7,7 +7,7 @@ through shared memory or IPC, and what distant ones get through a checkpoint eng
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import nullcontext
 from itertools import chain
 from typing import Any
@@ -20,13 +20,14 @@ from verl.workers.engine_workers import TrainingWorker
 from ascend_quant.integrations.verl import compat, hooks
 from ascend_quant.integrations.verl.gathering import gathered, is_gathered_flat
 from ascend_quant.integrations.verl.kv_maxima import Maxima
-from ascend_quant.integrations.verl.rounding import ENGINE_DTYPE, is_rounded, kept_by, rounded
+from ascend_quant.integrations.verl.leaving import ENGINE_DTYPE, Leaving, kept_by
 from ascend_quant.integrations.verl.sent_figures import Figures, SentFigures
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.names import Unquantized
 from ascend_quant.refit.kv_scales import Form
 from ascend_quant.refit.proof import prepare, sending_groups
 from ascend_quant.refit.sent import NamedTensor
+from ascend_quant.schemes import Scheme
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +37,16 @@ class SendingTrainingWorker(TrainingWorker):
 
     Attributes:
         proves: whether digests follow the weights.
-        rounds: whether what a BF16 engine rounds leaves in BF16, see rounding.py.
+        rounds: whether what a BF16 engine rounds leaves in BF16, see leaving.py.
+        scheme, coded: of which scheme codes leave, and for which names; none until the engines have named them.
         form: of the scales of a KV cache that follow the weights, see kv_maxima.py; None if none do.
         unquantized: by fake quantization, see qat_worker.py.
         figures: of the last sync.
     """
 
     proves, rounds = True, False
+    scheme: Scheme | None = None
+    coded: Collection[str] = frozenset()
     form: Form | None = None
     unquantized: Unquantized | None = None
 
@@ -60,10 +64,11 @@ class SendingTrainingWorker(TrainingWorker):
     def as_sent(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
         """The engine's weights as they leave; digests are of what leaves."""
         install(hooks.WHEN_WEIGHTS_LEAVE)  # the rollout's module is there by now
-        groups = self._gathered()
+        kept = kept_by(self.engine.module) if self.rounds else ()
+        leaving = Leaving(self.rounds, kept, self.scheme, self.coded)
+        groups = self._gathered(leaving)
         if groups is None:
-            rounds = self.rounds
-            groups = ([pair] for pair in (rounded(weights, kept_by(self.engine.module)) if rounds else weights))
+            groups = leaving.each(weights)
         if self.form is not None:
             groups = chain(groups, self._scales())
         groups = self.figures.counted(groups)
@@ -95,7 +100,7 @@ class SendingTrainingWorker(TrainingWorker):
         with self.maxima.training() if self.form is not None else nullcontext():
             return super().train_mini_batch(data)
 
-    def _gathered(self) -> Iterable[list[NamedTensor]] | None:
+    def _gathered(self, leaving: Leaving) -> Iterable[list[NamedTensor]] | None:
         """The weights in groups, gathered by us; None where verl is to do it."""
         shards = compat.fsdp2_shards(self.engine)
         if shards is None:
@@ -103,9 +108,8 @@ class SendingTrainingWorker(TrainingWorker):
         if other := [name for name, shard in shards.items() if not is_gathered_flat(shard)]:
             tell_of_other_shards(other[0], len(other))
             return None
-        kept = kept_by(self.engine.module)
-        whole = gathered(shards, own_device(), lambda name, shard: self.rounds and is_rounded(name, shard, kept))
-        return (compat.experts_apart(group, self.engine) for group in whole)
+        whole = gathered(shards, own_device(), leaving.as_what)
+        return (leaving.named(compat.experts_apart(group, self.engine)) for group in whole)
 
     def reset(self) -> None:
         """Make the model; then what its digests need, so that the first sync waits for no compiler."""
@@ -132,6 +136,11 @@ class SendsWeights:
     def seconds_of_actor(self) -> float:
         """What it took to make the model that is trained, without the reference."""
         return self.actor.seconds
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def send_codes(self, scheme: Scheme, names: Collection[str]) -> None:
+        """From now on these parameters leave as codes of this scheme."""
+        self.actor.scheme, self.actor.coded = scheme, frozenset(names)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sent_figures(self) -> Figures:

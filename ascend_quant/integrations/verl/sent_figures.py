@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
+from ascend_quant.refit.coding import parted
 from ascend_quant.refit.sent import NamedTensor
 
 Figures = dict[str, float]
@@ -15,14 +16,15 @@ class SentFigures:
         gathering: seconds of the host in which whole weights were made: gathers started, and waited for as far as the
             host waits.
         bytes: of the weights as they left.
+        coded: how many of them left as codes.
     """
 
     def __init__(self) -> None:
-        self.gathering, self.bytes = 0.0, 0
+        self.gathering, self.bytes, self.coded = 0.0, 0, 0
 
     def counted(self, groups: Iterable[Sequence[NamedTensor]]) -> Iterator[Sequence[NamedTensor]]:
         """The groups of a sync, as they are."""
-        self.gathering, self.bytes = 0.0, 0
+        self.gathering, self.bytes, self.coded = 0.0, 0, 0
         coming = iter(groups)
         while True:
             start = time.perf_counter()
@@ -31,11 +33,16 @@ class SentFigures:
             if group is None:
                 return
             self.bytes += sum(tensor.nbytes for _, tensor in group)
+            self.coded += sum(parted(name)[1] for name, _ in group)
             yield group
 
     def as_metrics(self) -> Figures:
         """By their names in a step's metrics."""
-        return {"refit/gather_ms": 1e3 * self.gathering, "refit/bytes_sent": self.bytes}
+        return {
+            "refit/gather_ms": 1e3 * self.gathering,
+            "refit/bytes_sent": self.bytes,
+            "refit/sent_as_codes": self.coded,
+        }
 
 
 def of_all(ranks: Sequence[Figures]) -> Figures:

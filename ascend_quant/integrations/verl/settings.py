@@ -6,13 +6,17 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from ascend_quant.engine.options import NAME as QUANTIZATION
+from ascend_quant.engine.options import Options
 from ascend_quant.flashrl.config import resolve
 from ascend_quant.flashrl.variables import from_environment
 from ascend_quant.refit import RefitError
+from ascend_quant.refit.coding import SCHEMES_SENT
 from ascend_quant.refit.kv_scales import FP8, INT8, Form
+from ascend_quant.schemes import SCHEMES, Scheme
 
+BF16 = "bf16"
 PLUGIN_GROUP = "vllm.general_plugins"
-OPTIONS = ("proof", "qat")  # of rollout.engine_kwargs.ascend_quant
+OPTIONS = ("proof", "qat", "send")  # of rollout.engine_kwargs.ascend_quant
 CASTING = ("kimi_ckpt_engine", "mooncake")  # verl's checkpoint engines that turn all they carry into BF16
 
 
@@ -63,6 +67,25 @@ def wants_proof(rollout: Any) -> bool:
     return proof
 
 
+def sent_as(rollout: Any) -> Scheme | None:
+    """In which scheme's codes the trainer sends what every replica quantizes; None where all leaves in BF16.
+
+    +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.send=int8
+
+    Raises:
+        RefitError: another value than bf16 and the schemes whose rows have scales of their own.
+    """
+    asked = options_of(rollout).get("send", BF16)
+    if asked == BF16:
+        return None
+    if asked not in SCHEMES_SENT:
+        raise RefitError(
+            f"rollout.engine_kwargs.{QUANTIZATION}.send={asked!r} is not served; choose one of: "
+            f"{', '.join((BF16, *SCHEMES_SENT))}"
+        )
+    return SCHEMES[asked]
+
+
 def scales_of_cache(rollout: Any, device: str) -> Form | None:
     """What scales of the engines' KV cache the trainer sends behind the weights; None of a cache that has none.
 
@@ -105,10 +128,12 @@ def check(config: Any) -> None:
             f"quantization {QUANTIZATION}: choose another backend (naive, nccl, ...)"
         )
     proves = wants_proof(rollout)  # raises if it cannot be told
+    if (sent := sent_as(rollout)) is not None:
+        _check_sent(rollout, sent)
     form = scales_of_cache(rollout, config.trainer.device)
-    if carrier in CASTING and (proves or form is not None):
+    if carrier in CASTING and (proves or sent is not None or form is not None):
         raise RefitError(
-            f"rollout.checkpoint_engine.backend={carrier} casts all that it carries to BF16, digests of weights and "
+            f"rollout.checkpoint_engine.backend={carrier} casts all that it carries to BF16, codes, digests and "
             "scales of a KV cache too: choose another backend (nccl, nixl)"
         )
     if form is not None:
@@ -123,6 +148,18 @@ def check(config: Any) -> None:
     model = os.path.expanduser(config.actor_rollout_ref.model.path)
     if model.startswith(("/", "./", "../")) and not os.path.exists(os.path.join(model, "config.json")):
         raise RefitError(f"actor_rollout_ref.model.path={model} has no config.json: give a model folder")
+
+
+def _check_sent(rollout: Any, sent: Scheme) -> None:
+    """Raise RefitError where engines cannot take a scheme's codes."""
+    option = f"rollout.engine_kwargs.{QUANTIZATION}.send={sent.name}"
+    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
+    given = (engine.get("hf_overrides") or {}).get("quantization_config") or {}
+    served = given.get("scheme", Options.scheme)
+    if served != sent.name:
+        raise RefitError(f"{option}, but the rollout serves {served}: give both one scheme, or leave send out")
+    if given.get("profile") is not None:
+        raise RefitError(f"{option} with a profile, which smooths weights before they are quantized: leave one of them out")
 
 
 def _check_looked_at(strategy: str, form: Form) -> None:

@@ -8,6 +8,7 @@ import ray
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ascend_quant.integrations.verl import settings
+from ascend_quant.integrations.verl.codes import agreed
 from ascend_quant.integrations.verl.compat import plain_class
 from ascend_quant.integrations.verl.receipts import merge
 from ascend_quant.integrations.verl.sender import sends_weights
@@ -30,6 +31,26 @@ def let_actors_send(role_worker_mapping: dict[Any, Any], config: Any) -> None:
         if issubclass(worker_class, ActorRolloutRefWorker):
             sending = sends_weights(worker_class, rollout.dtype, proves, form)
             role_worker_mapping[role] = ray.remote(sending)
+
+
+def agree_on_codes(config: Any, replicas: Sequence[Any], workers: Any) -> None:
+    """Have the actors send as codes what all replicas would take so, if the run's settings ask for it.
+
+    Args:
+        config: verl's whole configuration.
+        replicas: that were synced.
+        workers: the group that sends.
+
+    Raises:
+        RefitError: see `codes.agreed`.
+    """
+    scheme = settings.sent_as(config.actor_rollout_ref.rollout)
+    if scheme is None:
+        return
+    found = ray.get([replica.servers[0].refit_takes_codes.remote() for replica in replicas])
+    names = agreed(scheme, [worker for of_one in found for worker in of_one])
+    workers.send_codes(scheme, names)
+    logger.warning("%d parameters leave as %s codes from the next weight sync on", len(names), scheme.name)
 
 
 class SyncReports:

@@ -12,7 +12,7 @@ import transfer_queue
 from ascend_quant.integrations.verl.effective_sample import EffectiveSample
 from ascend_quant.integrations.verl.replica_mismatch import ranks_of, replica_mismatch, upper_threshold
 from ascend_quant.integrations.verl.start_up import StartUp, wait_for_turn
-from ascend_quant.integrations.verl.sync_reports import SyncReports, let_actors_send
+from ascend_quant.integrations.verl.sync_reports import SyncReports, agree_on_codes, let_actors_send
 
 ASSIGNED = {  # attributes of verl's trainer, and what is done when they are set
     "actor_rollout_wg": "workers placed",
@@ -64,6 +64,7 @@ class RefitTrainer:
     def on_init_end(self) -> None:
         super().on_init_end()
         self.start_up.mark("first sync")
+        agree_on_codes(self.config, self._synced(), self.actor_rollout_wg)
 
     def on_train_begin(self) -> None:
         self.start_up.mark("before step 1")  # agent loops, loggers, a validation if there is one
@@ -96,8 +97,11 @@ class RefitTrainer:
         return self.start_up.metrics()
 
     def _last_sync(self) -> dict[str, float]:
-        # the last manager's replicas are those that were synced at the end of this step
-        return self.sync_reports.of_last(self._rollout_server_managers()[-1].get_replicas(), self.actor_rollout_wg)
+        return self.sync_reports.of_last(self._synced(), self.actor_rollout_wg)
+
+    def _synced(self) -> list[Any]:
+        """The replicas that are synced at the end of each step: the last manager's."""
+        return self._rollout_server_managers()[-1].get_replicas()
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         # before verl's: it writes a response_mask without the tokens that rejection sampling takes out

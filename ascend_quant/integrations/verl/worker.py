@@ -83,6 +83,11 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         }
         return {**receipt.as_metrics(), **own}
 
+    def refit_takes_codes(self) -> tuple[str, list[str], list[str]]:
+        """The scheme, what of the last sync this worker would take as codes of it too, and what it would not."""
+        refit = refit_of(self.model_runner.model)
+        return (self.model_runner.vllm_config.quant_config.scheme.name, *refit.takes_codes())
+
     def start_up_seconds(self) -> dict[str, float]:
         """What the parts of this worker's start took."""
         return start_up.seconds_of(self.model_runner.vllm_config.compilation_config)

@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import threading
 import uuid
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ import verl
 import zmq
 
 from ascend_quant import oracle
-from ascend_quant.integrations.verl.rounding import kept_by, rounded
+from ascend_quant.integrations.verl.leaving import Leaving, kept_by
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.refit.proof import SENT, Receiving, sending
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
@@ -44,6 +45,11 @@ KEPT = (  # the engine has some of these in float32, and the others are small
     ("model.layers.0.mamba.A_log", (64, 16)),
     ("model.layers.0.linear_attn.conv1d.weight", (64, 1, 4)),
 )
+
+
+def rounded(weights, kept=()):
+    """The weights as they leave for a BF16 engine."""
+    return chain.from_iterable(Leaving(True, kept).each(weights))
 
 
 def float32(*shape: int) -> torch.Tensor:

@@ -1,0 +1,105 @@
+"""As what each of the trainer's weights leaves: in its own dtype, rounded to BF16, or as the engines' codes.
+
+verl 0.9.1's FSDP engines hand out the float32 weights that the optimizer holds: 30 GB for a 7B model, whose embedding
+(2,079 MiB) does not fit into verl's bucket of 2,048 MiB: where devices share no memory (IPC), an assertion ends the
+run. A refit rounds to BF16 before it quantizes, and embeddings and heads are BF16 in the engine: the same bytes arrive.
+
+An engine keeps some parameters in float32: routers and their correction biases, decay rates, scales of norms. They are
+few and small, so whatever is not known to be rounded is sent as it is: vectors, routers, what has no `.weight` in its
+name, and what the trainer's model itself keeps in float32 (transformers' `_keep_in_fp32_modules`).
+
+Codes (`send: int8`) leave for those names that every engine says it quantizes row by row, see refit/coding.py. They say
+so once they have been written for the first time; until then, and for all others, weights leave as floats.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ascend_quant.names import HEADS, ROUTERS, keeps_its_dtype
+from ascend_quant.refit.coding import coded, codes_dtype, sent_name
+from ascend_quant.refit.sent import NamedTensor, checked
+from ascend_quant.schemes import Scheme
+from ascend_quant.stacks import one_by_one
+
+ENGINE_DTYPE = "bfloat16"  # of verl's rollout.dtype; with another one, nothing is rounded
+KEPT_BY_MODEL = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """How a trainer's weights leave.
+
+    Attributes:
+        rounds: whether what a BF16 engine rounds leaves in BF16.
+        kept: parts of names, whole between dots, whose parameters are never rounded.
+        scheme, coded: of which scheme the codes of these names leave; with None none do.
+    """
+
+    rounds: bool = False
+    kept: Sequence[str] = ()
+    scheme: Scheme | None = None
+    coded: Collection[str] = frozenset()
+
+    def as_what(self, name: str, tensor: torch.Tensor) -> torch.dtype | Scheme:
+        """A parameter's dtype, or the scheme of its codes.
+
+        Args:
+            tensor: its dtype and shape are read.
+        """
+        if self.scheme is not None and tensor.is_floating_point() and self._is_coded(name, tensor.shape):
+            return self.scheme
+        return torch.bfloat16 if self.rounds and is_rounded(name, tensor, self.kept) else tensor.dtype
+
+    def each(self, weights: Iterable[NamedTensor]) -> Iterator[list[NamedTensor]]:
+        """Whole weights as they leave, one by one; what is changed is a new tensor on the same device.
+
+        Raises:
+            RefitError: see `sent.check_sent`.
+        """
+        for name, tensor in checked(weights):
+            left = self.as_what(name, tensor)
+            yield [(name, tensor.to(left))] if isinstance(left, torch.dtype) else coded([(name, tensor)], left)
+
+    def named(self, weights: Iterable[NamedTensor]) -> list[NamedTensor]:
+        """Weights that leave, under the names by which they do."""
+        if self.scheme is None:
+            return [*weights]
+        dtype = codes_dtype(self.scheme)
+        return [(sent_name(name, self.scheme) if w.dtype == dtype else name, w) for name, w in weights]
+
+    def _is_coded(self, name: str, shape: torch.Size) -> bool:
+        """Of a stack of experts, whether the first one is: they are alike."""
+        first = torch.empty((1, *shape[1:]) if len(shape) == 3 else (0,), device="meta")
+        return all(part in self.coded for part, _ in one_by_one(name, first))
+
+
+def is_rounded(name: str, tensor: torch.Tensor, kept: Iterable[str] = ()) -> bool:
+    """Whether this is a float32 matrix that a BF16 engine quantizes or holds in BF16, or all experts' of a layer.
+
+    Args:
+        kept: see `Leaving`.
+    """
+    layer, _, leaf = name.rpartition(".")
+    if tensor.dtype != torch.float32 or any(_is_part(part, name) for part in kept):
+        return False
+    if tensor.dim() == 3:
+        return layer.endswith("experts")
+    return leaf == "weight" and tensor.dim() == 2 and not _keeps_float32(layer)
+
+
+def kept_by(module: Any) -> list[str]:
+    """What a trainer's model keeps in float32, as parts of names; nothing for one that does not say (Megatron's)."""
+    return [part for attribute in KEPT_BY_MODEL for part in getattr(module, attribute, None) or ()]
+
+
+def _keeps_float32(layer: str) -> bool:
+    *_, owner, last = ("", *layer.split("."))
+    return owner in ROUTERS or (keeps_its_dtype(layer) and last not in HEADS)
+
+
+def _is_part(part: str, name: str) -> bool:
+    return re.search(rf"(^|\.){re.escape(part)}($|\.)", name) is not None

@@ -1,0 +1,95 @@
+"""Weights that leave a trainer as codes, each row with its scale behind it: half of BF16's bytes.
+
+    trainer   q_proj.weight        (.., N, K) floats
+    sent      q_proj.weight:int8   (.., N, K + 16) int8: of each row K codes, the 4 bytes of its float32 scale, 12 zeros
+    engine    q_proj.weight        its loaders see the codes, a view (.., N, K); kernels find the scales behind the rows
+
+A row is quantized whole, so the bytes are those that the engine would have made of BF16 weights: where a loader slices
+rows (tensor parallelism), the scale still lies behind the whole one. A row that is not finite has such a scale.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from ascend_quant.kernels import kernels_for
+from ascend_quant.kernels.moves import SCALE_BYTES, Job, Move
+from ascend_quant.refit.errors import RefitError
+from ascend_quant.refit.sent import NamedTensor
+from ascend_quant.schemes import SCHEMES, Scheme, definition_of
+
+TAIL = 16  # bytes behind the codes of a row: rows of a multiple of 16 codes stay aligned
+SCHEMES_SENT = tuple(name for name, scheme in SCHEMES.items() if scheme.shares == "row")
+MARK = ":"
+
+
+def sent_name(name: str, scheme: Scheme) -> str:
+    """What a weight is called when it travels as codes."""
+    return f"{name}{MARK}{scheme.name}"
+
+
+def parted(name: str) -> tuple[str, bool]:
+    """The name of the weight, and whether it travels as codes."""
+    own, _, scheme = name.rpartition(MARK)
+    return (own, True) if own and scheme in SCHEMES_SENT else (name, False)
+
+
+def sent_shape(shape: torch.Size) -> torch.Size:
+    """Of a weight that travels as codes."""
+    return torch.Size((*shape[:-1], shape[-1] + TAIL))
+
+
+def codes_dtype(scheme: Scheme) -> torch.dtype:
+    """Of the tensor that travels: one byte an element."""
+    return getattr(torch, definition_of(scheme).codes_dtype)
+
+
+def codes_of(name: str, sent: torch.Tensor) -> torch.Tensor:
+    """(.., N, K): a view of the codes that came under this name.
+
+    Raises:
+        RefitError: it holds no rows of codes with scales.
+    """
+    scheme = SCHEMES[name.rpartition(MARK)[2]]
+    if sent.dim() < 2 or sent.dtype != codes_dtype(scheme) or sent.shape[-1] <= TAIL or not sent.is_contiguous():
+        raise RefitError(
+            f"{name}: got {sent.dtype} of shape {tuple(sent.shape)}; send rows of {codes_dtype(scheme)} codes with "
+            f"{TAIL} bytes behind each (ascend_quant.refit.coding.encode)"
+        )
+    return sent[..., :-TAIL]
+
+
+def encode(weights: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], scheme: Scheme) -> None:
+    """Quantize weights that are on one device into the tensors that will travel; asynchronous.
+
+    Args:
+        weights: (.., N, K) floats, float32 is rounded to BF16 first, as an engine does; whole rows.
+        sent: (.., N, K + 16), contiguous, of the dtype that `codes_dtype` says.
+    """
+    pairs = [
+        (w.reshape(-1, w.shape[-1]), s.view(-1, s.shape[-1])) for w, s in zip(weights, sent, strict=True) if w.numel()
+    ]
+    if not pairs:
+        return
+    device = pairs[0][0].device
+    kernels = kernels_for(device)
+    ends = torch.tensor([len(w_NK) for w_NK, _ in pairs]).cumsum(0).tolist()
+    scale = torch.empty(ends[-1], dtype=torch.float32, device=device)
+    moves = [
+        Move.of(w_NK, sent_NL[:, :-TAIL], scale[end - len(w_NK) : end])
+        for (w_NK, sent_NL), end in zip(pairs, ends, strict=True)
+    ]
+    counters = kernels.Counters(device)
+    counters.new_slots(len(moves))
+    kernels.write([Job.of_each(moves, [w_NK for w_NK, _ in pairs], range(len(moves)))], counters, receipt=False)
+    tail = torch.zeros(ends[-1], TAIL, dtype=torch.int8, device=device)
+    tail[:, :SCALE_BYTES] = scale.view(torch.int8).view(-1, SCALE_BYTES)
+    for (w_NK, sent_NL), end in zip(pairs, ends, strict=True):
+        sent_NL.view(torch.int8)[:, -TAIL:] = tail[end - len(w_NK) : end]
+
+
+def coded(weights: Sequence[NamedTensor], scheme: Scheme) -> list[NamedTensor]:
+    """Whole weights of one device as they travel, under the names by which they do."""
+    sent = [torch.empty(sent_shape(w.shape), dtype=codes_dtype(scheme), device=w.device) for _, w in weights]
+    encode([w for _, w in weights], sent, scheme)
+    return [(sent_name(name, scheme), tensor) for (name, _), tensor in zip(weights, sent, strict=True)]

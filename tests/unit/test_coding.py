@@ -1,0 +1,148 @@
+"""Weights that travel as codes: the bytes are those that the engine would make itself, wherever rows are cut."""
+
+import math
+
+import pytest
+import torch
+
+from ascend_quant import oracle
+from ascend_quant.refit import Refit, RefitError, coding
+from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
+from ascend_quant.refit.scales import TensorScaledWeight
+from ascend_quant.refit.watched_rows import WatchedRows
+from ascend_quant.schemes import SCHEMES
+
+INT8, FP8 = SCHEMES["int8"], SCHEMES["fp8"]
+NAME = "model.layers.0.mlp.down_proj.weight"
+SHAPES = ((5, 32), (300, 33), (2, 7, 48), (1, 7), (0, 16))
+
+
+def weight(shape, dtype=torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + shape[-1])).to(dtype)
+
+
+def scales_behind(sent: torch.Tensor) -> torch.Tensor:
+    """Float by float, from the bytes."""
+    rows = sent.view(torch.int8).cpu().reshape(-1, sent.shape[-1])
+    return torch.tensor([torch.frombuffer(bytearray(row[-16:-12].numpy().tobytes()), dtype=torch.float32) for row in rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scheme", [INT8, FP8], ids=lambda scheme: scheme.name)
+def test_rows_and_scales_are_the_oracles(kernels, monkeypatch, scheme, dtype):
+    monkeypatch.setattr(coding, "kernels_for", lambda device: kernels.module)
+    weights = {f"{i}.weight": weight(shape, dtype) for i, shape in enumerate(SHAPES)}
+    sent = dict(coding.coded([(name, w.to(kernels.device)) for name, w in weights.items()], scheme))
+    assert [coding.parted(name) for name in sent] == [(name, True) for name in weights]
+    for (name, travelling), w in zip(sent.items(), weights.values(), strict=True):
+        codes, scale = oracle.quantize(w.to(torch.bfloat16), scheme)
+        found = coding.codes_of(name, travelling).cpu()
+        assert found.dtype == codes.dtype and torch.equal(found.view(torch.int8), codes.view(torch.int8))
+        assert torch.equal(scales_behind(travelling), scale.view(-1).cpu())
+        assert not travelling.view(torch.int8)[..., -12:].any()
+
+
+def test_names_tell_what_travels():
+    assert coding.parted(coding.sent_name(NAME, FP8)) == (NAME, True)
+    for plain in (NAME, "a:b.weight", "x:bf16", ":int8", ""):
+        assert coding.parted(plain) == (plain, False)
+
+
+class Engine:
+    """Two ranks' row-parallel halves (K cut), a whole matrix, and a norm; written without an engine's loaders."""
+
+    def __init__(self, whole=QuantizedWeight, dtype=torch.int8):
+        def quantized(name, rows, columns, kind=QuantizedWeight):
+            return kind(name, torch.zeros(rows, columns, dtype=dtype), torch.zeros(rows), 48)
+
+        self.halves = [quantized(f"half{i}", 6, 24) for i in range(2)]
+        self.whole = quantized("whole", 70, 48, whole)
+        self.norm = ResidentWeight("norm", torch.zeros(48, dtype=torch.bfloat16))
+        self.refit = Refit([*self.halves, self.whole, self.norm])
+
+    def take(self, down: torch.Tensor, up: torch.Tensor, coded: str = "") -> None:
+        """(6, 48) and (70, 48) floats, or their codes."""
+        with self.refit.session():
+            for name, sent in (("down", down), ("up", up)):
+                w = coding.codes_of(f"{name}:{coded}", sent) if coded else sent
+                slot = self.refit.batch.new_sources([(f"{name}:{coded}" if coded else name, w.numel())])
+                if name == "up":
+                    self.refit.write(slot, self.whole, self.whole.data, w, w, w, coded=bool(coded))
+                    continue
+                for half, columns in zip(self.halves, (slice(0, 24), slice(24, 48)), strict=True):
+                    self.refit.write(slot, half, half.data, w[:, columns], w, w, coded=bool(coded))
+            self.refit.write(self.refit.batch.new_sources([("norm", 48)]), self.norm, self.norm.data, torch.ones(48))
+
+    def bytes(self) -> list[torch.Tensor]:
+        held = (*self.halves, self.whole)
+        return [t.view(torch.int8) for one in held for t in (one.data, one.scale)]
+
+
+@pytest.mark.parametrize("scheme", [INT8, FP8], ids=lambda scheme: scheme.name)
+def test_codes_end_as_the_floats_that_they_are_of(scheme):
+    down, up = weight((6, 48)), weight((70, 48), torch.bfloat16)
+    floats, codes = (Engine(dtype=coding.codes_dtype(scheme)) for _ in range(2))
+    floats.take(down, up)
+    (_, sent_down), (_, sent_up) = coding.coded([("down", down), ("up", up)], scheme)
+    codes.take(sent_down, sent_up, scheme.name)
+    assert all(torch.equal(a, b) for a, b in zip(floats.bytes(), codes.bytes(), strict=True))
+    here, there = floats.refit.last_receipt, codes.refit.last_receipt
+    assert (here.digest, here.changed) == (there.digest, there.changed)
+    assert there.digest == codes.refit.digest()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_rows_that_were_not_finite_are_counted_and_named(bad):
+    down, up = weight((6, 48)), weight((70, 48))
+    up[[3, 69], [0, 47]] = bad
+    sent = [tensor for _, tensor in coding.coded([("down", down), ("up", up)], INT8)]
+    with pytest.raises(RefitError, match="up:int8.* 2 "):
+        Engine().take(*sent, "int8")
+
+
+def test_what_holds_no_such_codes_refuses_them():
+    down, up = weight((6, 48)), weight((70, 48))
+    sent = [tensor for _, tensor in coding.coded([("down", down), ("up", up)], FP8)]
+    for engine in (Engine(), Engine(TensorScaledWeight, torch.float8_e4m3fn)):
+        with pytest.raises(RefitError, match="float8_e4m3fn"):
+            engine.take(*sent, "fp8")
+    norm = ResidentWeight("norm", torch.zeros(4, 8))
+    with pytest.raises(RefitError, match="norm"):
+        norm.check_dtype(torch.int8, coded=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        torch.zeros(4, 48),
+        torch.zeros(48, dtype=torch.int8),
+        torch.zeros(4, 16, dtype=torch.int8),
+        torch.zeros(48, 48, dtype=torch.int8).t()[:, :40],
+    ],
+    ids=["floats", "a vector", "scales alone", "not contiguous"],
+)
+def test_what_is_no_row_of_codes_is_named(wrong):
+    with pytest.raises(RefitError, match=NAME):
+        coding.codes_of(f"{NAME}:int8", wrong)
+
+
+def test_rows_of_another_length_are_refused():
+    [(_, sent)] = coding.coded([("up", weight((70, 64)))], INT8)
+    down = coding.coded([("down", weight((6, 48)))], INT8)[0][1]
+    with pytest.raises(RefitError, match="whole"):
+        Engine().take(down, sent, "int8")
+
+
+def test_an_update_is_not_told_from_codes():
+    w = {NAME: weight((8, 32)), "b.weight": weight((4, 32))}
+    rows, entry = WatchedRows(INT8), Engine().whole
+
+    class Entry:
+        moves, skipped = [(entry, None)], False
+
+    found = []
+    for sent in (w, w, dict(coding.coded(list(w.items()), INT8)), w, w):
+        rows.begin()
+        rows.take(sent.items())
+        found.append(rows.end(dict.fromkeys(w, Entry)) is not None)
+    assert found == [False, True, False, False, True]
