@@ -67,7 +67,7 @@ class RefitExperimentalTrainer:
         self.effective_sample = EffectiveSample(self.config.algorithm.get("rollout_correction"))
 
     def report_of(self, replicas: Sequence[Any]) -> dict[str, float]:
-        """The metrics of the last sync, which was with these; after the first one it is settled what leaves as codes."""
+        """The metrics of the last sync, which was with these; after the first it is settled what leaves as codes."""
         report = self.sync_reports.of_last(replicas, self.actor_rollout_wg)
         if not self.has_agreed:
             agree_on_codes(self.config, replicas, self.actor_rollout_wg)
