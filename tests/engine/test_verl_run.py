@@ -227,6 +227,7 @@ def test_every_step_has_its_receipt_and_a_rollout_that_stops_following_is_seen(f
         assert step["refit/kernel_ms"] + step["refit/wait_ms"] < step["refit/milliseconds"]
         assert step["refit/proved"] == step["refit/tensors"]
         assert step["refit/bytes_sent"] == step["refit/bytes"] > 0
+    assert synced[-1]["refit/sent_as_codes"] == 2 * 7
         assert step["refit/gather_ms"] > 0 and step["refit/memory_ms"] > 0
         assert 0 < step["refit/changed"] <= 1
         assert step[ESS] > 0.8
@@ -246,9 +247,10 @@ def test_every_step_has_its_receipt_and_a_rollout_that_stops_following_is_seen(f
 def test_a_bit_that_changes_on_its_way_to_an_engine_elsewhere_ends_the_run_and_is_named(folder, main):
     """The engine has a device of its own; its weights come through a checkpoint engine, and a worker beside it."""
     shutil.copy(TRANSPORT, folder)
+    codes = "+actor_rollout_ref.rollout.engine_kwargs.ascend_quant.send=int8"  # from the second sync on
     wrong = "++actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.tcp.corrupts=3"  # the sync of step 2
     with pytest.raises(AssertionError, match=r"weight sync failed.*model\.embed_tokens\.weight.*values"):
-        train(folder, QUANTIZED, *ELSEWHERE, *APART[main][0], wrong, main=main)
+        train(folder, QUANTIZED, *ELSEWHERE, *APART[main][0], codes, wrong, main=main)
     synced = [step for step in logged(folder) if "refit/proved" in step]
     assert len({step["refit/digest"] for step in synced}) == len(synced) == APART[main][1]
     for step in synced:
