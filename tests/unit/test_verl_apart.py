@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -16,11 +17,19 @@ from verl.experimental.separation.utils import create_role_worker_mapping
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.workers.engine_workers import TrainingWorker
 
-from ascend_quant.integrations.verl import fully_async, hooks, main_fully_async, main_one_step_off, one_step_off
+from ascend_quant.integrations.verl import (
+    experimental,
+    fully_async,
+    hooks,
+    main_fully_async,
+    main_one_step_off,
+    one_step_off,
+)
 from ascend_quant.integrations.verl.compat import actor_options, plain_class
 from ascend_quant.integrations.verl.experimental import RefitExperimentalTrainer
 from ascend_quant.integrations.verl.sender import SendsWeights
 from ascend_quant.integrations.wrapping import install
+from ascend_quant.refit import RefitError
 
 REPORT = {"refit/proved": 3}
 
@@ -59,6 +68,35 @@ def settings() -> DictConfig:
     rollout = {"dtype": "bfloat16", "engine_kwargs": {"ascend_quant": {"proof": False}}}
     actor = {"rollout": rollout, "model": {}, "actor": {"strategy": "fsdp2"}}
     return OmegaConf.create({"actor_rollout_ref": actor, "trainer": {"device": "cpu"}, "algorithm": {}})
+
+
+class TaskRunner:
+    pass
+
+
+class Ours(TaskRunner):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("quantization", "scheme", "stands"), [("ascend_quant", None, Ours), (None, None, TaskRunner), (None, "int8", None)]
+)
+def test_a_main_gets_our_task_runner_where_refits_are_asked_for(quantization, scheme, stands, monkeypatch):
+    """And fake quantization is never dropped without a word."""
+    seen = []
+    main = SimpleNamespace(TaskRunner=TaskRunner, main=SimpleNamespace())
+    main.main.__wrapped__ = lambda config: seen.append(main.TaskRunner)
+    for name in ("auto_set_device", "remove_leftovers"):
+        monkeypatch.setattr(experimental, name, lambda *_: None)
+    monkeypatch.setattr(experimental.attention_settings, "check", lambda *_: None)
+    monkeypatch.setattr(experimental, "need_critic", lambda config: False)
+    monkeypatch.setattr(experimental.settings, "check", lambda config: None)
+    monkeypatch.setattr(experimental.qat, "wanted", lambda config: scheme)
+    config = settings()
+    config.actor_rollout_ref.rollout.quantization = quantization
+    with pytest.raises(RefitError, match="qat") if stands is None else nullcontext():
+        experimental.run(config, main, "TaskRunner", Ours)
+    assert seen == ([] if stands is None else [stands])
 
 
 class Verls:

@@ -19,6 +19,7 @@ from ascend_quant.integrations.verl.effective_sample import EffectiveSample
 from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.qat_worker import fake_quantize_actors
 from ascend_quant.integrations.verl.sync_reports import SyncReports, agree_on_codes, let_actors_send
+from ascend_quant.refit import RefitError
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ def run(config: Any, main: ModuleType, task_runner: str, extended: type) -> None
     if settings.wants_refits(config):
         settings.check(config)
         put(main, task_runner, extended)
+    elif qat.wanted(config) is not None:
+        raise RefitError(f"{qat.OPTION} in a run without refits: set rollout.quantization={settings.QUANTIZATION} too")
     else:
         logger.warning(
             "rollout quantization is not %s: this is verl's own run, without refit metrics", settings.QUANTIZATION
