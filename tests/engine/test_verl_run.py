@@ -281,8 +281,7 @@ def test_replicas_of_two_schemes_have_figures_of_their_own(folder, monkeypatch):
     make_hard_for_int8(folder / "model" / "model.safetensors")
     (folder / "flashrl.yaml").write_text("configs: [{fn: int8}, {fn: bf16}]")
     monkeypatch.setenv("FLASHRL_CONFIG", str(folder / "flashrl.yaml"))
-    colocated = "trainer.v1.trainer_mode=colocate_async"  # the next answers are under way while the trainer trains
-    steps = train(folder, colocated, "actor_rollout_ref.actor.optim.lr=1e-4", workers=2)
+    steps = train(folder, "actor_rollout_ref.actor.optim.lr=1e-4", workers=2)
     assert len(steps) == STEPS
     for step in steps:
         for rank in (0, 1):
