@@ -9,6 +9,7 @@ rows (tensor parallelism), the scale still lies behind the whole one. A row that
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -73,7 +74,7 @@ def encode(weights: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], scheme
         return
     device = pairs[0][0].device
     kernels = kernels_for(device)
-    ends = torch.tensor([len(w_NK) for w_NK, _ in pairs]).cumsum(0).tolist()
+    ends = [*accumulate(len(w_NK) for w_NK, _ in pairs)]
     scale = torch.empty(ends[-1], dtype=torch.float32, device=device)
     moves = [
         Move.of(w_NK, sent_NL[:, :-TAIL], scale[end - len(w_NK) : end])
