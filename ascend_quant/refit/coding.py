@@ -15,9 +15,10 @@ import torch
 
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.moves import SCALE_BYTES, Job, Move
+from ascend_quant.kernels.storage import CODES
 from ascend_quant.refit.errors import RefitError
 from ascend_quant.refit.sent import NamedTensor
-from ascend_quant.schemes import SCHEMES, Scheme, definition_of
+from ascend_quant.schemes import SCHEMES, Scheme
 
 TAIL = 16  # bytes behind the codes of a row: rows of a multiple of 16 codes stay aligned
 SCHEMES_SENT = tuple(name for name, scheme in SCHEMES.items() if scheme.shares == "row")
@@ -42,7 +43,7 @@ def sent_shape(shape: torch.Size) -> torch.Size:
 
 def codes_dtype(scheme: Scheme) -> torch.dtype:
     """Of the tensor that travels: one byte an element."""
-    return getattr(torch, definition_of(scheme).codes_dtype)
+    return CODES[scheme.codes]
 
 
 def codes_of(name: str, sent: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,8 @@ import transfer_queue
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ascend_quant.integrations.verl import settings
-from ascend_quant.integrations.verl.compat import plain_class
 from ascend_quant.integrations.verl.codes import agreed
+from ascend_quant.integrations.verl.compat import plain_class
 from ascend_quant.integrations.verl.effective_sample import EffectiveSample
 from ascend_quant.integrations.verl.receipts import merge
 from ascend_quant.integrations.verl.replica_mismatch import ranks_of, replica_mismatch, upper_threshold
