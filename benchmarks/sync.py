@@ -12,7 +12,7 @@ from benchmarks.refit import choices, in_turn
 from benchmarks.report import console
 from benchmarks.rollout import SHORT
 from benchmarks.sync_measured import PLAIN, SETTLED
-from benchmarks.sync_run import WAYS, Sync, measure
+from benchmarks.sync_run import SENT, WAYS, Sync, measure
 from benchmarks.tasks import Outcome
 from benchmarks.train import RECIPE, asked_for, check_layers, make_model
 from launch.recipes import RecipeError
@@ -32,7 +32,11 @@ def main(
     model: Annotated[str, typer.Option(help=f"Its shape: {', '.join(SHORT)}.  [default: the recipe's]")] = "",
     layers: Annotated[int | None, typer.Option(help="Cut the model to so many layers.  [default: all]")] = None,
     arms: Annotated[
-        str, typer.Option(help="int8 and bf16: our rollouts; plain: verl's own BF16, on GPUs; with commas.")
+        str,
+        typer.Option(
+            help="With commas: int8 and bf16, our rollouts; codes, int8 whose trainer sends codes; plain, verl's own "
+            "BF16, on GPUs."
+        ),
     ] = "int8,bf16,plain",
     answer: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 16,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 12,
@@ -65,9 +69,10 @@ def main(
         raise typer.BadParameter(NO_PLAIN, param_hint="--arms")
     check_layers(chosen[1], layers)
     given = {"prompt": prompt, "answer": answer, "steps": steps, "gpus": gpus, "device": device, "layers": layers}
-    given |= {"tensor_parallel": tensor_parallel, "changes": tuple(changes or ())}
+    given["tensor_parallel"] = tensor_parallel
     given["overrides"] = tuple(overrides or ())
-    tasks = [Sync(*chosen, WAYS[way], way=way, **given) for way in ways]
+    changed = {way: (*SENT.get(way, ()), *(changes or ())) for way in ways}
+    tasks = [Sync(*chosen, WAYS[way], way=way, changes=changed[way], **given) for way in ways]
     try:
         for task in tasks:
             task.loaded()

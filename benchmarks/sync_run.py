@@ -14,7 +14,9 @@ from launch.recipes.hydra_syntax import ROLLOUT, VLLM
 from launch.root import with_root
 from launch.smoke.child import python
 
-WAYS = {"int8": "int8", "bf16": "bf16", sync_measured.PLAIN: "bf16"}  # and the scheme of the recipe
+CODES = "codes"
+WAYS = {"int8": "int8", CODES: "int8", "bf16": "bf16", sync_measured.PLAIN: "bf16"}  # and the scheme of the recipe
+SENT = {CODES: ("rollout.send=int8",)}  # what a way changes of the recipe
 OF_OUR_ENGINE = (
     f"{VLLM}.quantization=",
     f"{VLLM}.hf_overrides.quantization_config.",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ascend_quant.refit import RefitError
+from ascend_quant.refit.coding import parted
 from ascend_quant.refit.plan import Entry
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.refit.sent import NamedTensor, check_sent, sent_twice
@@ -133,8 +134,8 @@ class Placeless:
         if self.head is not None:
             self.head.check()
         if self._elsewhere:
-            own = {_pattern(name) for name, entry in entries.items() if not entry.is_idle}
-            if strange := [name for name in self._elsewhere if _pattern(name) not in own]:
+            own = {_pattern(parted(name)[0]) for name, entry in entries.items() if not entry.is_idle}
+            if strange := [name for name in self._elsewhere if _pattern(parted(name)[0]) not in own]:
                 raise RefitError(f"extra tensor {strange[0]}: no expert of this model has a tensor of that name")
 
     def _is_expert(self, name: str) -> bool:

@@ -155,7 +155,9 @@ def _write(pieces: list[Piece], counters: Counters, receipt: bool) -> None:
         if receipt:
             counters.lost.append(lost_NK.sum())
     else:
-        absmax_N = None if move.whole is None else _absmax(move.values(rows_of(pieces, lambda one: one.whole).to(device)))
+        absmax_N = (
+            None if move.whole is None else _absmax(move.values(rows_of(pieces, lambda one: one.whole).to(device)))
+        )
         values_NK, scale_N, absmax_N = _quantized(move.values(x_NK), absmax_N)
     if absmax_N is not None:
         counters.absmax.append((absmax_N, [(piece.slot, piece.count) for piece in pieces]))

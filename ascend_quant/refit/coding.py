@@ -9,14 +9,16 @@ rows (tensor parallelism), the scale still lies behind the whole one. A row that
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.moves import SCALE_BYTES, Job, Move
+from ascend_quant.kernels.storage import CODES
 from ascend_quant.refit.errors import RefitError
 from ascend_quant.refit.sent import NamedTensor
-from ascend_quant.schemes import SCHEMES, Scheme, definition_of
+from ascend_quant.schemes import SCHEMES, Scheme
 
 TAIL = 16  # bytes behind the codes of a row: rows of a multiple of 16 codes stay aligned
 SCHEMES_SENT = tuple(name for name, scheme in SCHEMES.items() if scheme.shares == "row")
@@ -41,7 +43,7 @@ def sent_shape(shape: torch.Size) -> torch.Size:
 
 def codes_dtype(scheme: Scheme) -> torch.dtype:
     """Of the tensor that travels: one byte an element."""
-    return getattr(torch, definition_of(scheme).codes_dtype)
+    return CODES[scheme.codes]
 
 
 def codes_of(name: str, sent: torch.Tensor) -> torch.Tensor:
@@ -73,7 +75,7 @@ def encode(weights: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], scheme
         return
     device = pairs[0][0].device
     kernels = kernels_for(device)
-    ends = torch.tensor([len(w_NK) for w_NK, _ in pairs]).cumsum(0).tolist()
+    ends = [*accumulate(len(w_NK) for w_NK, _ in pairs)]
     scale = torch.empty(ends[-1], dtype=torch.float32, device=device)
     moves = [
         Move.of(w_NK, sent_NL[:, :-TAIL], scale[end - len(w_NK) : end])

@@ -132,7 +132,9 @@ class ResidentWeight:
         """
         if coded:
             if not self.takes_codes or dtype != self.data.dtype:
-                raise RefitError(f"{self.name}: got codes of {dtype}, which the engine does not keep so; send BF16 weights")
+                raise RefitError(
+                    f"{self.name}: got codes of {dtype}, which the engine does not keep so; send BF16 weights"
+                )
             return
         takes = FLOATS if self.codes or self.data.is_floating_point() else (self.data.dtype,)
         if dtype not in takes:
@@ -253,7 +255,9 @@ class ResidentWeight:
     def _rows_of_codes(self, whole: torch.Tensor | None) -> torch.Tensor:
         """The whole rows of codes, behind which their scales are."""
         if whole is None or whole.shape[-1] != self.whole_length:
-            raise RefitError(f"{self.name}: the engine rearranges the rows, so their scales are not found; send BF16 weights")
+            raise RefitError(
+                f"{self.name}: the engine rearranges the rows, so their scales are not found; send BF16 weights"
+            )
         return whole
 
     def _scale_of(self, view: torch.Tensor) -> torch.Tensor | None:

@@ -139,7 +139,9 @@ def _quantization(recipe: Recipe) -> dict[str, Any]:
         f"{options}.scheme": recipe.rollout.scheme,
         **({f"{options}.ignore": recipe.rollout.ignore} if recipe.rollout.ignore else {}),
         **({f"{options}.kv_cache": recipe.rollout.kv_cache} if recipe.rollout.kv_cache != "auto" else {}),
-        **({f"{ROLLOUT}.engine_kwargs.ascend_quant.send": recipe.rollout.send} if recipe.rollout.send != "bf16" else {}),
+        **(
+            {f"{ROLLOUT}.engine_kwargs.ascend_quant.send": recipe.rollout.send} if recipe.rollout.send != "bf16" else {}
+        ),
         **({f"{ROLLOUT}.engine_kwargs.ascend_quant.qat": recipe.qat} if recipe.qat else {}),
     }
 

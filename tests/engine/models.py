@@ -3,6 +3,7 @@
 Widths are odd on purpose: head counts that differ, intermediate sizes that are prime, K = 1 heads of a router.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from transformers import (
 )
 
 from ascend_quant import oracle
+from ascend_quant.refit.coding import coded
 from ascend_quant.schemes import Scheme, get_scheme
 
 VOCAB = 61
@@ -168,6 +170,12 @@ def stacked(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if leaf in names:
             result[f"{prefix}.{names[leaf]}"] = tensor
     return result
+
+
+def as_codes(state: dict[str, torch.Tensor], scheme: str, names: Collection[str]) -> dict[str, torch.Tensor]:
+    """The checkpoint as a trainer sends it that quantizes the tensors of these names itself."""
+    result = {name: tensor for name, tensor in state.items() if name not in names}
+    return result | dict(coded([(name, state[name]) for name in state if name in names], get_scheme(scheme)))
 
 
 def is_quantized(name: str) -> bool:

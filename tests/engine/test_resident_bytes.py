@@ -17,10 +17,12 @@ from engines import (
     resident,
     worker_of,
 )
-from models import KINDS, checkpoint, expected, make, perturbed, save, stacked
+from models import KINDS, as_codes, checkpoint, expected, make, perturbed, save, stacked
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.ipc_engine import IPCWeightTransferEngine
+
+from ascend_quant.refit.coding import SCHEMES_SENT
 
 
 class InProcessTransfer(IPCWeightTransferEngine):
@@ -146,6 +148,32 @@ def test_weight_update_api(step):
         worker.update_weights({"names": [name for name, _ in bucket]})
     worker.finish_weight_update()
     check()
+
+
+def test_codes_of_the_trainers_own(step):
+    """By the loaders, then by plan; a scheme that shares scales otherwise than by rows takes none."""
+    llm, state, check = step
+    scheme = refit(llm).unquantized.scheme
+    for sent in (state, stacked(state)):
+        model_of(llm).load_weights(sent.items())
+        names, _ = refit(llm).takes_codes()
+        assert set(names) == ({name for name in sent if is_taken(name)} if scheme in SCHEMES_SENT else set())
+        if not names:
+            continue
+        for _ in range(2):
+            push(llm, perturbed(sent, 1))
+            push(llm, as_codes(sent, scheme, names))
+            check(tensors=len(sent))
+
+
+def is_taken(name: str) -> bool:
+    return name.endswith(("_proj.weight", "experts.gate_up_proj", "experts.down_proj"))
+
+
+def push(llm, state):
+    with refit(llm).session():
+        for bucket in buckets(state):
+            model_of(llm).load_weights(bucket)
 
 
 def test_stacked_experts(step):

@@ -17,25 +17,37 @@ def dump(worker):
     return {name: as_bytes(parameter.detach().clone()) for name, parameter in parameters}
 
 
-def push(worker, path: str, expert_parallel: bool):
-    """A refit in buckets, from the worker's own process as verl's extension does it."""
+def push(worker, path: str, scheme: str):
+    """Refits in buckets, from the worker's own process as verl's extension does it."""
     from engines import buckets
-    from models import checkpoint, stacked
+    from models import as_codes, checkpoint, stacked
 
     from ascend_quant.integrations.vllm import refit_of
+    from ascend_quant.refit.coding import SCHEMES_SENT
 
     model = worker.model_runner.model
     state = checkpoint(Path(path))
     at_start = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
-    receipts = []
-    for sent in (state, stacked(state)):
-        with refit_of(model).session():
+    ways, refit = {"one by one": state, "stacked": stacked(state)}, refit_of(model)
+    receipts = {}
+
+    def send(way, sent):
+        with refit.session():
             for bucket in buckets(sent):
                 model.load_weights(bucket)
-        receipts.append(refit_of(model).last_receipt)
-    assert receipts[0].digest == receipts[1].digest, "per-expert and stacked tensors differ"
+        receipts[way] = refit.last_receipt
+
+    for way, sent in ways.items():
+        send(way, sent)
+        if scheme in SCHEMES_SENT:
+            own = refit.takes_codes()[0]
+            send(f"{way}, own as codes", as_codes(sent, scheme, own))
+            codes = as_codes(sent, scheme, {*own, *(name for name in sent if ".experts." in name)})
+            send(f"{way}, as codes", codes)
+            send(f"{way}, as codes, by plan", codes)
+    assert len({receipt.digest for receipt in receipts.values()}) == 1, receipts
     assert at_start == {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
-    return receipts[0].tensors
+    return receipts["one by one"].tensors
 
 
 def refuse(worker, path: str):
@@ -91,7 +103,7 @@ def main(out: str, folder: str, refit_from: str, ranks: int, expert_parallel: bo
     from engines import logprobs
 
     loaded = llm.collective_rpc(dump)
-    tensors = llm.collective_rpc(push, args=(refit_from, expert_parallel))
+    tensors = llm.collective_rpc(push, args=(refit_from, scheme))
     result = {
         "loaded": loaded,
         "tensors": tensors,

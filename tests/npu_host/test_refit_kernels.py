@@ -20,7 +20,7 @@ NPU = Kernels(npu, torch.device("npu:0"))
 
 
 @settings(deadline=None, max_examples=30, suppress_health_check=list(HealthCheck))
-@given(cases().filter(lambda case: case.kind in ("int8", *EXACT, *COPIES)))
+@given(cases().filter(lambda case: case.kind in ("int8", "int8 codes", *EXACT, *COPIES)))
 def test_any_case_equals_the_oracle(case):
     check(NPU, [case])
 
@@ -31,7 +31,7 @@ def test_many_in_one_batch(monkeypatch, dtype):
     batch = []
     for i, layout in enumerate(LAYOUTS):
         columns = slice(2, 9) if layout.startswith("columns") else slice(None)
-        for kind in ("int8", *EXACT):
+        for kind in ("int8", "int8 codes", *EXACT):
             batch.append(Case(kind, awkward_values(5 + i, 16, dtype, i), layout, columns, 60 * i, 2 * i + 1))
     check(NPU, batch)
 

@@ -11,6 +11,8 @@ from torch import nn
 
 from ascend_quant.integrations import vllm as plugin
 from ascend_quant.refit import RefitError
+from ascend_quant.refit.coding import coded
+from ascend_quant.schemes import SCHEMES
 from npu_host import checkpoint
 
 
@@ -48,6 +50,23 @@ def load(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     with plugin.refit_of(model).session():
         for part in (pairs[10:], pairs[:4], pairs[4:10]):
             model.load_weights(part)
+
+
+def codes_of_the_trainers_own_are_the_oracles(moe: bool, model: nn.Module) -> None:
+    """Quantized on npu:0 as a trainer does; by the loaders, then by plan."""
+    refit = plugin.refit_of(model)
+    load(model, checkpoint.state_of(moe, 8))
+    names, others = refit.takes_codes()
+    assert all(name.endswith("_proj.weight") for name in names) and "model.norm.weight" in others
+    for seed in (9, 10):
+        state = checkpoint.state_of(moe, seed)
+        quantized = [(name, state[name].npu()) for name in names]
+        sent = {name: tensor for name, tensor in state.items() if name not in names}
+        load(model, sent | dict(coded(quantized, SCHEMES["int8"])))
+        held = checkpoint.held(moe, model)
+        for name, pair in checkpoint.expected(moe, state).items():
+            assert all(map(torch.equal, held[name], pair)), name
+        assert refit.last_receipt.digest == refit.digest() and refit.last_receipt.tensors == len(state)
 
 
 def three_refits_are_the_oracles(moe: bool, model: nn.Module) -> None:

@@ -182,3 +182,5 @@ def test_the_documented_commands_are_understood(monkeypatch, tmp_path):
         assert run.exit_code == 0, run.output
     assert len(asked) == len(commands) > 2 and all(asked)
     assert [task.way for task in asked[0]] == ["int8", "bf16", "plain"]
+    sent = {task.way: task.loaded().rollout.send for tasks in asked for task in tasks}
+    assert sent == {"int8": "bf16", "codes": "int8", "bf16": "bf16", "plain": "bf16"}

@@ -24,7 +24,9 @@ def weight(shape, dtype=torch.float32) -> torch.Tensor:
 def scales_behind(sent: torch.Tensor) -> torch.Tensor:
     """Float by float, from the bytes."""
     rows = sent.view(torch.int8).cpu().reshape(-1, sent.shape[-1])
-    return torch.tensor([torch.frombuffer(bytearray(row[-16:-12].numpy().tobytes()), dtype=torch.float32) for row in rows])
+    return torch.tensor(
+        [torch.frombuffer(bytearray(row[-16:-12].numpy().tobytes()), dtype=torch.float32) for row in rows]
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -96,7 +98,7 @@ def test_rows_that_were_not_finite_are_counted_and_named(bad):
     down, up = weight((6, 48)), weight((70, 48))
     up[[3, 69], [0, 47]] = bad
     sent = [tensor for _, tensor in coding.coded([("down", down), ("up", up)], INT8)]
-    with pytest.raises(RefitError, match="up:int8.* 2 "):
+    with pytest.raises(RefitError, match=r"up:int8.* 2 "):
         Engine().take(*sent, "int8")
 
 

@@ -23,7 +23,7 @@ POINTERS = {"table": "*i64", "starts": "*i64", "totals": "*i64"}
 def stack_of_rows(kind: str, length: int, whole: int, folder: Path) -> int:
     """Bytes of memory that each thread of `write_rows` needs beside its registers."""
     width, at_once, repeat, options = cuda.tiling(length, kind)
-    read = tl.float32 if kind in ("int8_exact", "int8_given") else tl.bfloat16
+    read = {"int8_exact": tl.float32, "int8_given": tl.float32, "codes": tl.int8}.get(kind, tl.bfloat16)
     target = {"copy": tl.bfloat16}.get(kind, tl.int8)
     constants = (kind, read, target, length, whole, width, at_once, repeat, True, True, Counters.SPREAD, SAMPLE)
     return stack_of(triton_rows.write_rows, constants, options, folder)
@@ -56,6 +56,10 @@ def stack_of(kernel, constants: tuple, options: tuple, folder: Path) -> int:
         ("int8_given", 27648, 0),
         ("fp8", 5120, 0),
         ("copy", 3584, 0),
+        ("codes", 768, 768),
+        ("codes", 3584, 3584),
+        ("codes", 27648, 27648),
+        ("codes", 9472, 18944),
     ],
 )
 def test_a_kernel_keeps_its_numbers_in_registers(kind, length, whole, tmp_path):

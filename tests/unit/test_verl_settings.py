@@ -20,7 +20,9 @@ def config(model="org/model", **rollout):
 
 def sending(send, **options):
     """Rollout settings of an engine with these options, whose trainer sends codes."""
-    return {"engine_kwargs": {"ascend_quant": {"send": send}, "vllm": {"hf_overrides": {"quantization_config": options}}}}
+    return {
+        "engine_kwargs": {"ascend_quant": {"send": send}, "vllm": {"hf_overrides": {"quantization_config": options}}}
+    }
 
 
 @pytest.mark.parametrize("send", ["int8", "fp8", "bf16"])

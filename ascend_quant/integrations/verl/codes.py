@@ -23,14 +23,14 @@ def agreed(scheme: Scheme, workers: Iterable[Answer]) -> frozenset[str]:
     for served, takes, refuses in workers:
         if served != scheme.name:
             raise RefitError(
-                f"send={scheme.name}, but a rollout engine serves {served}: give all replicas the scheme {scheme.name}, "
-                "or leave send out"
+                f"send={scheme.name}, but a rollout engine serves {served}: give all replicas the scheme "
+                f"{scheme.name}, or leave send out"
             )
         taken.update(takes)
         refused.update(refuses)
     if not taken - refused:
         raise RefitError(
-            f"send={scheme.name}, but the rollout engines take no weight as codes (experts that move between ranks have "
-            "no lasting place): leave send out"
+            f"send={scheme.name}, but the rollout engines take no weight as codes (experts that move between ranks "
+            "have no lasting place): leave send out"
         )
     return frozenset(taken - refused)

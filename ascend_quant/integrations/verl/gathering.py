@@ -67,9 +67,7 @@ class Piece:
         return self.shape.numel() * self.dtype.itemsize
 
 
-def gathered(
-    params: Mapping[str, torch.Tensor], device: torch.device, as_what: AsWhat
-) -> Iterator[list[NamedTensor]]:
+def gathered(params: Mapping[str, torch.Tensor], device: torch.device, as_what: AsWhat) -> Iterator[list[NamedTensor]]:
     """The parameters whole, in their order, group by group; a collective: every rank exhausts it.
 
     Args:
@@ -90,9 +88,7 @@ def gathered(
         yield waiting.whole()
 
 
-def groups(
-    params: Mapping[str, torch.Tensor], as_what: AsWhat
-) -> Iterator[tuple[Any, list[Piece]]]:
+def groups(params: Mapping[str, torch.Tensor], as_what: AsWhat) -> Iterator[tuple[Any, list[Piece]]]:
     """Consecutive parameters that are sharded over the same ranks, AT_ONCE bytes together; with their process group."""
     members: list[Piece] = []
     same, size = None, 0

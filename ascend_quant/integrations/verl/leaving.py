@@ -72,9 +72,11 @@ class Leaving:
         return [(sent_name(name, self.scheme) if w.dtype == dtype else name, w) for name, w in weights]
 
     def _is_coded(self, name: str, shape: torch.Size) -> bool:
-        """Of a stack of experts, whether the first one is: they are alike."""
-        first = torch.empty((1, *shape[1:]) if len(shape) == 3 else (0,), device="meta")
-        return all(part in self.coded for part, _ in one_by_one(name, first))
+        """By its own name, or as a stack of experts, if the first one's names are: they are alike."""
+        if len(shape) < 3:
+            return name in self.coded
+        first = torch.empty((1, *shape[1:]), device="meta")
+        return name in self.coded or all(part in self.coded for part, _ in one_by_one(name, first))
 
 
 def is_rounded(name: str, tensor: torch.Tensor, kept: Iterable[str] = ()) -> bool:

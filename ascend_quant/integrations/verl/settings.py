@@ -159,7 +159,9 @@ def _check_sent(rollout: Any, sent: Scheme) -> None:
     if served != sent.name:
         raise RefitError(f"{option}, but the rollout serves {served}: give both one scheme, or leave send out")
     if given.get("profile") is not None:
-        raise RefitError(f"{option} with a profile, which smooths weights before they are quantized: leave one of them out")
+        raise RefitError(
+            f"{option} with a profile, which smooths weights before they are quantized: leave one of them out"
+        )
 
 
 def _check_looked_at(strategy: str, form: Form) -> None:
