@@ -200,6 +200,13 @@ def test_int8_is_trained_for_with_both_trainers_on_gpus_and_npus():
     assert {recipe.backend for recipe in recipes if "30B-A3B" in recipe.model.hub} == {"fsdp2", "megatron"}
 
 
+def test_the_variant_that_replays_routes_differs_in_that_alone():
+    (name,) = [name for name in names() if load(name).training.routing_replay]
+    variant, plain = (dict(leaves(load(one).model_dump())) for one in (name, name.replace("-r3-", "-")))
+    assert {key for key in variant if variant[key] != plain[key]} == {"name", "summary", "training.routing_replay"}
+    assert (load(name).backend, load(name).rollout.scheme) == ("megatron", "int8")
+
+
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_file_begins_with_what_it_is(file: Path):
     assert file.read_text().startswith("# ")
