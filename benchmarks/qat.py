@@ -1,12 +1,13 @@
 """python -m benchmarks.qat: what fake quantization adds to a training step, beside the same step without it.
 
 The layers of a model, without embedding and head (neither is quantized), forward and backward in BF16, one micro-batch.
-Rounds begin with another method each; a method's ratio is that of the plain step in the same round. Beside the times,
-what depends on no machine: operators that torch starts in a step, and the bytes that a forward pass keeps for the
+Rounds begin with another method each; a method's ratio is that of the plain step in the same round. On a CPU the times
+are the processor's, of all threads, which others on the machine lengthen little. Beside them, what depends on no machine: operators that torch starts in a step, and the bytes that a forward pass keeps for the
 backward one beyond the parameters. A whole step of RL also generates, scores, and has its head: its ratio is nearer 1.
 """
 
 import copy
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ascend_quant.qat import SCHEMES, apply_fake_quantization
 from benchmarks import report
 from benchmarks.models import MODELS, get_model
-from benchmarks.timing import compare, summary
+from benchmarks.timing import compare, rotated, summary
 
 PLAIN = "none"
 
@@ -77,20 +78,32 @@ def measure(models: Mapping[str, nn.Module], x_MK: torch.Tensor, recompute: bool
     for model in models.values():
         (model.gradient_checkpointing_enable if recompute else model.gradient_checkpointing_disable)()
     counts = {name: counted(model, x_MK) for name, model in models.items()}
-    taken = compare({name: step_of(model, x_MK) for name, model in models.items()}, x_MK.device, rounds)
-    plain = taken[PLAIN].ms
+    taken = times({name: step_of(model, x_MK) for name, model in models.items()}, x_MK.device, rounds)
     return [
         {
             "qat": name,
             "recompute": recompute,
-            "ms": summary(taken[name].ms),
-            "samples_ms": taken[name].ms,
-            "of_plain": median(own / other for own, other in zip(taken[name].ms, plain, strict=True)),
+            "ms": summary(taken[name]),
+            "samples_ms": taken[name],
+            "of_plain": median(own / plain for own, plain in zip(taken[name], taken[PLAIN], strict=True)),
             **counts[name],
             "parameter_bytes": sum(parameter.nbytes for parameter in models[name].parameters()),
         }
         for name in models
     ]
+
+
+def times(steps: Mapping[str, Callable[[], None]], device: torch.device, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each step, a number a round."""
+    if device.type != "cpu":
+        return {name: samples.ms for name, samples in compare(steps, device, rounds).items()}
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(rounds):
+        for name in rotated(list(steps), turn):
+            start = time.process_time()
+            steps[name]()
+            taken[name].append(1e3 * (time.process_time() - start))
+    return taken
 
 
 def step_of(model: nn.Module, x_MK: torch.Tensor) -> Callable[[], None]:
