@@ -101,7 +101,9 @@ def test_norms_and_gates_that_quantize_in_triton(cuda):
     norm = seeded(6, 128).to(torch.bfloat16).to(cuda.device)
 
     def bits(codes, scale, *more):
-        return torch.cat([part.cpu().contiguous().view(torch.int8).view(part.shape[0], -1) for part in (codes, scale)], 1)
+        return torch.cat(
+            [part.cpu().contiguous().view(torch.int8).view(part.shape[0], -1) for part in (codes, scale)], 1
+        )
 
     assert same_in_every_batch(lambda x: bits(*fused.rms_norm_quantize(x.to(cuda.device), norm, 1e-6)), x_of(128))
     assert same_in_every_batch(lambda x: bits(*fused.silu_mul_quantize(x.to(cuda.device))), x_of(256))
