@@ -2,8 +2,9 @@
 
 The layers of a model, without embedding and head (neither is quantized), forward and backward in BF16, one micro-batch.
 Rounds begin with another method each; a method's ratio is that of the plain step in the same round. On a CPU the times
-are the processor's, of all threads, which others on the machine lengthen little. Beside them, what depends on no machine: operators that torch starts in a step, and the bytes that a forward pass keeps for the
-backward one beyond the parameters. A whole step of RL also generates, scores, and has its head: its ratio is nearer 1.
+are the processor's, of all threads, which others on the machine lengthen little. Beside them, what depends on no
+machine: operators that torch starts in a step, and the bytes that a forward pass keeps for the backward one beyond the
+parameters. A whole step of RL also generates, scores, and has its head: its ratio is nearer 1.
 """
 
 import copy

@@ -95,8 +95,8 @@ def _routing_replay(recipe: Recipe) -> Iterator[str]:
         return
     if recipe.backend != "megatron":
         yield (
-            f"training.routing_replay: with backend {recipe.backend}: verl's FSDP engine reads no such setting, and the "
-            "engine's routes would be returned in vain. Use backend megatron, or false"
+            f"training.routing_replay: with backend {recipe.backend}: verl's FSDP engine reads no such setting, and "
+            "the engine's routes would be returned in vain. Use backend megatron, or false"
         )
     if recipe.stack.startswith("ascend"):
         yield (

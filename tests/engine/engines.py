@@ -10,7 +10,6 @@ from vllm import LLM, SamplingParams
 
 from ascend_quant.integrations.vllm import refit_of
 
-
 # a gated delta net's state: vLLM's CPU kernels know no other dtype, and its platform sets it only where there is AMX
 FLOAT_STATE = {"mamba_ssm_cache_dtype": "float32"}
 

@@ -1,4 +1,4 @@
-"""vLLM's batch-invariant mode and what of ours would not keep it. What the int8 kernels give: unit/test_batch_invariance."""
+"""vLLM's batch-invariant mode and what of ours would not keep it. The int8 kernels: unit/test_batch_invariance.py."""
 
 from types import SimpleNamespace
 
