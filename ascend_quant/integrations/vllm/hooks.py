@@ -182,7 +182,7 @@ WITH_FIRST_MODEL = (
     Hook(
         ("vllm.model_executor.layers.fused_moe.routed_experts_capturer:bind_routed_experts_capturer",),
         routed_experts.recording,
-        why="where vLLM's router has no kernel our experts route themselves, and an engine that returns routes refuses that",
+        why="where vLLM's router has no kernel our experts route themselves, which vLLM refuses when it returns routes",
         versions="0.28 on CPUs; 0.23 on GPUs and 0.32 note them in their router",
         off=f"{ANOTHER}, or no enable_return_routed_experts",
         optional=True,
