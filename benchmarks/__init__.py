@@ -19,6 +19,7 @@ sync.py        where the time of a weight sync under verl goes; sync_run.py one 
                stamps as stages, sync_measured.py what they say and lack, sync_report.py, sync_picture.py
 stamping.py    time stamps of functions from outside; sync_stamps.py of which functions, stamps/ what starts processes
                with them, stamped.py what they left
+qat.py         what fake quantization adds to a training step
 visit.sh       what one visit to a machine with GPUs can show, part by part
 results/       dated results
 """

@@ -7,6 +7,7 @@ last one and of this one, as they were sent and with what became of them, for 7B
 
 from bisect import insort
 from collections.abc import Iterable, Mapping
+from heapq import nsmallest
 from zlib import crc32
 
 import torch
@@ -44,7 +45,7 @@ class WatchedRows:
         """Copy the rows of these tensors, which may be overwritten afterwards; nothing waits for the device."""
         for name, tensor in weights:
             if self._is_wanted(name, tensor):
-                self._coming[name] = _some_rows(name, tensor).clone()
+                self._coming[name] = some_rows(name, tensor).clone()
 
     def end(self, entries: Mapping[str, Entry]) -> Update | None:
         """The refit is complete: its rows, beside earlier ones'; None of the first, and where weights came as codes."""
@@ -78,7 +79,15 @@ def watched_rows_of(scheme: Scheme) -> WatchedRows | None:
     return WatchedRows(scheme) if scheme.shares in WITHIN_ROWS else None
 
 
-def _some_rows(name: str, tensor: torch.Tensor) -> torch.Tensor:
+def chosen(names: Iterable[str]) -> set[str]:
+    """Of each kind the NAMES names with the lowest checksums."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(kind_of(name), []).append(name)
+    return {name for alike in kinds.values() for name in nsmallest(NAMES, alike, key=lambda one: crc32(one.encode()))}
+
+
+def some_rows(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Neighbouring rows; of a stack of matrices, of one of them."""
     number = crc32(name.encode())
     while tensor.dim() > 2:

@@ -196,6 +196,8 @@ class Training(Fields):
         reference_offload: so do the weights of the reference model, which is there for a KL loss.
         parallel: Megatron's; FSDP2 takes none.
         sequence_parallel: devices that share a sequence (Ulysses); FSDP2's.
+        routing_replay: in a mixture of experts, a token goes to the experts that the engine chose for it (verl's R3);
+            Megatron's.
     """
 
     precision: Literal["bf16", "fp8"] = "bf16"
@@ -205,6 +207,7 @@ class Training(Fields):
     reference_offload: bool = False
     parallel: Parallel | None = None
     sequence_parallel: Count = 1
+    routing_replay: bool = False
 
 
 class Correction(Fields):

@@ -29,7 +29,17 @@ from launch.recipes.hydra_syntax import (
     leaves,
     text,
 )
-from launch.recipes.settings import CARRIER, COMPILE, SYNC_STEP, Paths, folders, numerics, settings
+from launch.recipes.settings import (
+    CARRIER,
+    COMPILE,
+    ROUTES_REPLAYED,
+    ROUTES_RETURNED,
+    SYNC_STEP,
+    Paths,
+    folders,
+    numerics,
+    settings,
+)
 from launch.recipes.versions import verl_of
 from launch.root import ROOT
 
@@ -70,6 +80,8 @@ FIELDS = {  # what these are made from
     f"{ROLLOUT}.expert_parallel_size": "rollout.expert_parallel",
     f"{ROLLOUT}.gpu_memory_utilization": "rollout.gpu_memory_utilization",
     f"{ROLLOUT}.max_model_len": "rollout.max_response_length",
+    ROUTES_RETURNED: "training.routing_replay",
+    ROUTES_REPLAYED: "training.routing_replay",
 }
 # verl 0.9.1 casts the whole module, the frequencies of the rotary embedding too: a small random Qwen2 is then 0.04 nats
 # a token from itself at position 400, 0.8 at 3,500. With BF16 arithmetic alone, which FSDP has anyway: 0.001 everywhere

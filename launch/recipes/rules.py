@@ -22,8 +22,8 @@ NPU_SCHEMES = ("int8", "bf16")
 def problems(recipe: Recipe) -> list[str]:
     """Everything that is wrong with a recipe whose fields are valid one by one."""
     subjects = (
-        *(_npu, _kv_cache, _send, _fp8_training, _quantization_aware, _groups, _apart, _devices),
-        *(_stages, _slices),
+        *(_npu, _kv_cache, _send, _fp8_training, _quantization_aware, _routing_replay, _groups),
+        *(_apart, _devices, _stages, _slices),
         *(correction_problems, sequence_problems, _own_settings, _numbers, _version),
     )
     return [problem for subject in subjects for problem in subject(recipe)]
@@ -99,6 +99,23 @@ def _quantization_aware(recipe: Recipe) -> Iterator[str]:
         )
     if recipe.fp8:
         yield f"qat: {recipe.qat} with fp8 training: the products would round the weights again. Use bf16 training"
+
+
+def _routing_replay(recipe: Recipe) -> Iterator[str]:
+    if not recipe.training.routing_replay:
+        return
+    if recipe.backend != "megatron":
+        yield (
+            f"training.routing_replay: with backend {recipe.backend}: verl's FSDP engine reads no such setting, and "
+            "the engine's routes would be returned in vain. Use backend megatron, or false"
+        )
+    if recipe.stack.startswith("ascend"):
+        yield (
+            f"training.routing_replay: on stack {recipe.stack} nobody has seen that the engine returns its routes, and "
+            "the trainer would follow whatever it returns. Use false"
+        )
+    if recipe.model.numbers is not None and recipe.model.numbers.moe_intermediate_size is None:
+        yield f"training.routing_replay: {recipe.model.place} has no experts (numbers.moe_intermediate_size). Use false"
 
 
 def _groups(recipe: Recipe) -> Iterator[str]:

@@ -37,6 +37,7 @@ COMPILE = tuple(f"{role}.fsdp_config.use_torch_compile" for role in (ACTOR, REFE
 SYNC_STEP = "trainer.v1.separate_async.parameter_sync_step"  # updates between two syncs
 MINI = f"{ACTOR}.ppo_mini_batch_size"
 CARRIER = f"{ROLLOUT}.checkpoint_engine.backend"
+ROUTES_RETURNED, ROUTES_REPLAYED = f"{ROLLOUT}.enable_rollout_routing_replay", f"{ACTOR}.megatron.router_replay.mode"
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,13 @@ def _megatron(recipe: Recipe) -> dict[str, Any]:
         **_parallel(recipe.training.parallel or Parallel()),
         **(_fp8(recipe.fp8) if recipe.fp8 else {}),
         **(_cpu_adam() if recipe.training.cpu_adam else {}),
+        **(_routing_replay() if recipe.training.routing_replay else {}),
     }
+
+
+def _routing_replay() -> dict[str, Any]:
+    """The engine returns each token's experts, and the trainer's routers take them: verl reads one setting for each."""
+    return {ROUTES_RETURNED: True, ROUTES_REPLAYED: "R3"}
 
 
 def _offload(training: Training, engine: str) -> dict[str, Any]:

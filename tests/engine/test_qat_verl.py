@@ -30,7 +30,7 @@ from ascend_quant.refit.proof import SENT
 from ascend_quant.qat import without_fake_quantization
 from ascend_quant.schemes import get_scheme
 
-SCHEME, folder = "int4_g32", sys.argv[1]
+folder, SCHEME = sys.argv[1:]
 sizes = dict(vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
              num_key_value_heads=1, head_dim=32, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2,
              mlp_only_layers=[0], tie_word_embeddings=False)
@@ -61,7 +61,8 @@ actor = worker(qat.actor_worker_cls)
 reference = copy.deepcopy(model)
 for name, w in reference.named_parameters():
     if ".mlp." in name and ".gate." not in name:
-        w.data.copy_(oracle.dequantize(*oracle.quantize(w.data, get_scheme(SCHEME))).bfloat16().float())
+        values = oracle.dequantize(*oracle.quantize(w.data, get_scheme(SCHEME)))
+        w.data.copy_(values if SCHEME == "int8" else values.bfloat16())
 
 ids = torch.arange(12).view(1, 12)
 module = actor.engine.module.train()
@@ -98,11 +99,12 @@ print("done")
 """
 
 
-def test_verls_actor_with_fake_quantized_layers(tmp_path):
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+@pytest.mark.parametrize("scheme", ["int4_g32", "int8"])
+def test_verls_actor_with_fake_quantized_layers(scheme, tmp_path):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), scheme]
     run = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0 and run.stdout.endswith("done\n"), run.stdout + run.stderr
-    assert "the actor: 4 layers are fake-quantized to int4_g32; not quantized: model.layers.0.self_attn" in run.stderr
+    assert f"the actor: 4 layers are fake-quantized to {scheme}; not quantized: model.layers.0.self_attn" in run.stderr
 
 
 class Trainer:

@@ -120,6 +120,17 @@ def test_the_trainer_quantizes_what_the_engine_does(name: str):
         assert wanted == (recipe.qat, tuple(recipe.rollout.ignore), "")
 
 
+@pytest.mark.parametrize("name", MEGATRON)
+def test_routes_are_returned_where_they_are_replayed(name: str):
+    """What verl's Megatron engine and its rollout are given, not what was written."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    config, replays = of(name), load(name).training.routing_replay
+    actor, rollout = (omega_conf_to_dataclass(config.actor_rollout_ref[part]) for part in ("actor", "rollout"))
+    assert actor.engine.router_replay.mode == ("R3" if replays else "disabled")
+    assert rollout.enable_rollout_routing_replay is replays
+
+
 @pytest.mark.parametrize("name", [name for name in names() if not load(name).stack.startswith("ascend")])
 def test_the_trainers_attention_needs_no_package(name: str):
     """flash-attn is in no lock; NPUs have it in transformers."""

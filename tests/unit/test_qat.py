@@ -44,6 +44,25 @@ def test_int4_multiplies_with_the_engines_numbers_in_float32_too():
     assert torch.equal(found, found.bfloat16().float())
 
 
+def test_an_int8_layer_gives_the_engines_product_but_for_the_rounding_of_its_inputs():
+    """The engine rounds each token's activations to int8 as well: no layer of the trainer does."""
+    scheme, w, x = get_scheme("int8"), torch.randn(64, 256), torch.randn(9, 256)
+    exact = torch.randint(-127, 128, (9, 256)).float()
+    exact[:, 0] = 127  # its scale is 1: int8 holds such tokens as they are
+    rounded = oracle.dequantize(*oracle.quantize_rows(x))  # a token is a row
+    layer = nn.Linear(256, 64, bias=False)
+    layer.weight.data.copy_(w)
+    qat.apply_fake_quantization(nn.ModuleDict({"up": layer}), "int8")
+    codes, scale = oracle.quantize(w, scheme)
+
+    def far(given, engines):
+        product = oracle.product(engines, codes, scale, scheme)
+        return ((layer(given) - product).norm() / product.norm()).item()
+
+    assert far(exact, exact) < 2e-6 and far(rounded, x) < 2e-6
+    assert 0.003 < far(x, x) < 0.03
+
+
 @pytest.mark.parametrize("name", ["bf16", "fp8", "int4_g64"])
 def test_schemes_without_fake_quantization(name):
     with pytest.raises(UnknownScheme, match=line_naming(name, ": int4_g128, int4_g32, int8")):

@@ -11,6 +11,7 @@ from launch.recipes.files import FOLDER
 from launch.recipes.hydra_syntax import leaves
 
 TWINS = [name for name in names() if "-bf16" in name]
+WITH_QAT = [name for name in names() if "-int8-qat-" in name]
 WITH_CACHE = [name for name in names() if "-kv8-" in name]
 OF_DATA = {"gsm8k": "gsm8k/train.parquet", "dapo-math-17k": "dapo-math-17k/train.parquet"}
 
@@ -180,6 +181,30 @@ def test_a_variant_for_long_answers_differs_in_the_cache_alone(name: str):
 def test_no_other_recipe_has_a_quantized_cache():
     assert {name for name in names() if load(name).rollout.kv_cache != "auto"} == set(WITH_CACHE)
     assert {name.partition("-int8")[0] for name in WITH_CACHE} == {"qwen2.5-7b", "qwen2.5-32b", "qwen3-30b-a3b"}
+
+
+@pytest.mark.parametrize("name", WITH_QAT)
+def test_a_variant_with_fake_quantization_differs_in_that_alone(name: str):
+    variant, plain = (dict(leaves(load(one).model_dump())) for one in (name, name.replace("-qat-", "-")))
+    assert {key for key in variant if variant[key] != plain[key]} == {"name", "summary", "qat"}
+    assert (variant["qat"], plain["qat"]) == ("int8", None)
+    assert "not run on hardware" in " ".join(comments(name).lower().replace("#", " ").split())
+
+
+def test_int8_is_trained_for_with_both_trainers_on_gpus_and_npus():
+    assert {name for name in names() if load(name).qat == "int8"} == set(WITH_QAT)
+    recipes = [load(name) for name in WITH_QAT]
+    assert {(recipe.data.name, recipe.stack) for recipe in recipes if "7B" in recipe.model.hub} == {
+        (data, stack) for data in OF_DATA for stack in ("cuda13", "ascend-cann9.1")
+    }
+    assert {recipe.backend for recipe in recipes if "30B-A3B" in recipe.model.hub} == {"fsdp2", "megatron"}
+
+
+def test_the_variant_that_replays_routes_differs_in_that_alone():
+    (name,) = [name for name in names() if load(name).training.routing_replay]
+    variant, plain = (dict(leaves(load(one).model_dump())) for one in (name, name.replace("-r3-", "-")))
+    assert {key for key in variant if variant[key] != plain[key]} == {"name", "summary", "training.routing_replay"}
+    assert (load(name).backend, load(name).rollout.scheme) == ("megatron", "int8")
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)

@@ -121,6 +121,22 @@ def test_trainer_and_engine_see_the_same_weights(tmp_path: Path, qat: str, schem
     assert said in error(tmp_path, qat=qat, rollout={"scheme": scheme})
 
 
+REPLAY = {"training": {"routing_replay": True}}
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"backend": "fsdp2"}, "training.routing_replay … fsdp2 … megatron"),
+        ({"stack": "ascend-cann9.1"}, "training.routing_replay … ascend-cann9.1"),
+        ({"model": {"numbers": NUMBERS}}, "training.routing_replay … someone/model … moe_intermediate_size"),
+        ({"verl": {"actor_rollout_ref": {"rollout": {"enable_rollout_routing_replay": True}}}}, "routing_replay"),
+    ],
+)
+def test_routes_that_could_not_be_replayed(tmp_path: Path, changes: dict, said: str):
+    assert has_line_naming(error(tmp_path, **{**REPLAY, **changes}), said)
+
+
 def test_the_models_own_groups(tmp_path: Path):
     message = error(tmp_path, model={"int4_group": 32}, qat="int4_g128", rollout={"scheme": "int4_g128"})
     assert "groups of 32 (model.int4_group): use int4_g32" in message

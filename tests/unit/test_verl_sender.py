@@ -117,10 +117,11 @@ def test_each_sync_has_its_own_figures_of_what_was_sent(monkeypatch):
 def test_a_steps_figures_are_those_of_the_rank_with_the_most():
     ranks = [{"refit/gather_ms": 3.0, "refit/bytes_sent": 7}, {"refit/gather_ms": 2.0, "refit/bytes_sent": 9}]
     assert of_all(ranks) == {"refit/gather_ms": 3.0, "refit/bytes_sent": 9}
+    assert of_all([{"a": 1.0, "of one rank": 2.0}, {"a": 3.0}]) == {"a": 3.0, "of one rank": 2.0}
     worker = sender.sends_weights(ActorRolloutRefWorker)
     assert hasattr(worker.sent_figures, MAGIC_ATTR)  # offered to verl's controller
     asked = object.__new__(worker)
-    asked.actor = SimpleNamespace(figures=SentFigures())
+    asked.actor = SimpleNamespace(figures=SentFigures(), sent_update=None)
     assert asked.sent_figures() == dict.fromkeys(("refit/gather_ms", "refit/bytes_sent", "refit/sent_as_codes"), 0)
 
 

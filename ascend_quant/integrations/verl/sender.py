@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
 from verl.workers.engine_workers import TrainingWorker
@@ -22,6 +23,7 @@ from ascend_quant.integrations.verl.gathering import gathered, is_gathered_flat
 from ascend_quant.integrations.verl.kv_maxima import Maxima
 from ascend_quant.integrations.verl.leaving import ENGINE_DTYPE, Leaving, kept_by
 from ascend_quant.integrations.verl.sent_figures import Figures, SentFigures
+from ascend_quant.integrations.verl.sent_update import SentUpdate
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.names import Unquantized
 from ascend_quant.refit.kv_scales import Form
@@ -39,6 +41,7 @@ class SendingTrainingWorker(TrainingWorker):
         proves: whether digests follow the weights.
         rounds: whether what a BF16 engine rounds leaves in BF16, see leaving.py.
         scheme, coded: of which scheme codes leave, and for which names; none until the engines have named them.
+        sent_update: what these codes take of an update; None on all ranks but one, and where none leave.
         form: of the scales of a KV cache that follow the weights, see kv_maxima.py; None if none do.
         unquantized: by fake quantization, see qat_worker.py.
         figures: of the last sync.
@@ -47,6 +50,7 @@ class SendingTrainingWorker(TrainingWorker):
     proves, rounds = True, False
     scheme: Scheme | None = None
     coded: Collection[str] = frozenset()
+    sent_update: SentUpdate | None = None
     form: Form | None = None
     unquantized: Unquantized | None = None
 
@@ -68,7 +72,8 @@ class SendingTrainingWorker(TrainingWorker):
         leaving = Leaving(self.rounds, kept, self.scheme, self.coded)
         groups = self._gathered(leaving)
         if groups is None:
-            groups = leaving.each(weights)
+            update = self.sent_update
+            groups = leaving.each(weights if update is None else update.passing(weights, self.coded))
         if self.form is not None:
             groups = chain(groups, self._scales())
         groups = self.figures.counted(groups)
@@ -108,8 +113,18 @@ class SendingTrainingWorker(TrainingWorker):
         if other := [name for name, shard in shards.items() if not is_gathered_flat(shard)]:
             tell_of_other_shards(other[0], len(other))
             return None
+        if self.sent_update is not None:
+            self.sent_update.look(
+                shards, [name for name in shards if leaving.as_what(name, shards[name]) == self.scheme]
+            )
         whole = gathered(shards, own_device(), leaving.as_what)
         return (leaving.named(compat.experts_apart(group, self.engine)) for group in whole)
+
+    def send_codes(self, scheme: Scheme, names: Collection[str]) -> None:
+        """From now on these parameters leave as codes of this scheme."""
+        self.scheme, self.coded = scheme, names
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            self.sent_update = SentUpdate(scheme)
 
     def reset(self) -> None:
         """Make the model; then what its digests need, so that the first sync waits for no compiler."""
@@ -140,12 +155,13 @@ class SendsWeights:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def send_codes(self, scheme: Scheme, names: Collection[str]) -> None:
         """From now on these parameters leave as codes of this scheme."""
-        self.actor.scheme, self.actor.coded = scheme, frozenset(names)
+        self.actor.send_codes(scheme, frozenset(names))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sent_figures(self) -> Figures:
         """What the last weight sync took in this process."""
-        return self.actor.figures.as_metrics()
+        update = {} if self.actor.sent_update is None else self.actor.sent_update.as_metrics()
+        return self.actor.figures.as_metrics() | update
 
 
 def sends_weights(

@@ -8,7 +8,10 @@ from inspect import signature
 from typing import get_args
 
 import torch
-from vllm import _custom_ops  # loads vLLM's kernels, one of which is looked for below
+from vllm import (
+    _custom_ops,  # loads vLLM's kernels, one of which is looked for below
+    envs,
+)
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase as ExpertsMethodBase
 from vllm.platforms import current_platform
 from vllm.v1.request import RequestStatus
@@ -80,6 +83,7 @@ __all__ = [
     "AttentionLayer",
     "ExpertsMethodBase",
     "base_of_passes",
+    "batch_invariant",
     "begins_anew",
     "cache_dtypes",
     "forgets_towers_outputs",
@@ -90,6 +94,11 @@ __all__ = [
     "samples_with_logprobs",
     "select_experts",
 ]
+
+
+def batch_invariant() -> bool:
+    """Whether vLLM is to give a token the same bits in every batch (VLLM_BATCH_INVARIANT); older ones cannot."""
+    return getattr(envs, "VLLM_BATCH_INVARIANT", False)
 
 
 def routes_by_itself() -> bool:

@@ -16,6 +16,7 @@ from ascend_quant.integrations.vllm import (
     reload,
     reload_test,
     requests,
+    routed_experts,
     sampling,
     skipping,
     sleep,
@@ -177,6 +178,16 @@ WITH_FIRST_MODEL = (
             everywhere=True,
         )
         for targets, listening in skipping.LISTENERS
+    ),
+    Hook(
+        ("vllm.model_executor.layers.fused_moe.routed_experts_capturer:bind_routed_experts_capturer",),
+        routed_experts.recording,
+        why="where vLLM's router has no kernel our experts route themselves, which vLLM refuses when it returns routes",
+        versions="0.28 on CPUs; 0.23 on GPUs and 0.32 note them in their router",
+        off=f"{ANOTHER}, or no enable_return_routed_experts",
+        optional=True,
+        loaded=True,
+        everywhere=True,
     ),
     *(
         Hook(

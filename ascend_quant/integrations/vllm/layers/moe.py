@@ -3,6 +3,8 @@
 w13 holds each expert's gate rows, then its up rows; w2 its down projection.
 """
 
+from collections.abc import Callable
+
 import torch
 from vllm.model_executor.utils import set_weight_attrs
 
@@ -15,7 +17,15 @@ from ascend_quant.refit import RefitError
 from ascend_quant.schemes import Scheme
 
 
-class _ExpertsMethod(ExpertsMethodBase):
+class ExpertsMethod(ExpertsMethodBase):
+    """What both kinds share.
+
+    Attributes:
+        record: told the ids (M, T) of what is routed here, see routed_experts.py; None where nobody asks.
+    """
+
+    record: Callable[[torch.Tensor], None] | None = None
+
     def __init__(self, moe, prefix: str):
         super().__init__(moe)
         self.prefix = prefix
@@ -51,10 +61,13 @@ class _ExpertsMethod(ExpertsMethodBase):
         return not routes_by_itself()
 
     def apply_monolithic(self, layer, x, router_logits, *rest, **rest_by_name):
-        return self.apply(layer, x, *select_experts(layer, x, router_logits))
+        weights, ids = select_experts(layer, x, router_logits)
+        if self.record is not None:
+            self.record(ids)
+        return self.apply(layer, x, weights, ids)
 
 
-class QuantizedExpertsMethod(_ExpertsMethod):
+class QuantizedExpertsMethod(ExpertsMethod):
     """Resident codes and scales of w13 and w2, stacked; see kernels/storage.py."""
 
     def __init__(self, moe, prefix: str, scheme: Scheme):
@@ -72,7 +85,7 @@ class QuantizedExpertsMethod(_ExpertsMethod):
         return self.experts(x, topk_weights, topk_ids, *experts, layer.expert_map)
 
 
-class PlainExpertsMethod(_ExpertsMethod):
+class PlainExpertsMethod(ExpertsMethod):
     """Experts that keep their dtype (vLLM's own CPU experts keep packed copies, see plain.py)."""
 
     def __init__(self, moe, prefix: str):

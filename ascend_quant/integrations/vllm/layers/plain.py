@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from ascend_quant.integrations.vllm.compat import PACKS_PLAIN_WEIGHTS
+from ascend_quant.integrations.vllm.compat import PACKS_PLAIN_WEIGHTS, batch_invariant
 from ascend_quant.kernels import kernels_for
 
 
@@ -29,12 +29,16 @@ class PlainLinearMethod(FromResident, UnquantizedLinearMethod):
 
 
 class RouterMethod(PlainLinearMethod):
-    """A mixture of experts' router: on CUDA, few tokens have a kernel of their own, in place of vLLM's product."""
+    """A mixture of experts' router: on CUDA, few tokens have a kernel of their own, in place of vLLM's product.
+
+    Not where every batch is to give the same bits: many tokens are multiplied by another kernel.
+    """
 
     def __init__(self):
         super().__init__()
         # found here: torch.compile cannot trace the search
-        self.product = getattr(kernels_for(torch.get_default_device()), "router_product", None)
+        own = getattr(kernels_for(torch.get_default_device()), "router_product", None)
+        self.product = None if batch_invariant() else own
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return super().apply(layer, x, bias) if bias is not None or not self.product else self.product(x, layer.weight)

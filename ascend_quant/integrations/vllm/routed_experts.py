@@ -1,0 +1,26 @@
+"""Which experts each token went to, for an engine that returns it (vLLM's enable_return_routed_experts).
+
+A trainer may replay them (verl's router_replay.mode=R3), so that both policies use the same experts. vLLM notes them in
+its router. Where that has no kernel (CPU builds before 0.32), the experts route by themselves, and vLLM refuses to
+start: our experts note them then.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from ascend_quant.integrations.vllm.layers.moe import ExpertsMethod
+
+
+def recording(original: Callable) -> Callable:
+    """For `bind_routed_experts_capturer`: our experts that route by themselves tell the capturer what they chose."""
+
+    def bind_routed_experts_capturer(model, capturer):
+        runners = [one for one in model.modules() if isinstance(getattr(one, "_quant_method", None), ExpertsMethod)]
+        alone = [runner for runner in runners if runner._quant_method.is_monolithic]
+        if not alone:
+            return original(model, capturer)
+        for runner in alone:
+            runner._quant_method.record = partial(capturer.capture, runner.layer_id)
+        return None
+
+    return bind_routed_experts_capturer
