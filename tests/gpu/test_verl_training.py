@@ -1,4 +1,4 @@
-"""Three steps of verl with INT8 rollouts: the sequences on one GPU each, and shared by two (Ulysses)."""
+"""Three steps of verl with INT8 rollouts: one GPU, sequences shared by two (Ulysses), codes sent, rollouts apart."""
 
 from math import isfinite
 
@@ -9,19 +9,26 @@ RECIPE = "qwen2.5-7b-int8-gsm8k-h100"
 STEPS = 3
 BOTH = {"correction.bypass": "false"}  # both log-probabilities of each token are computed, and compared
 MISMATCH = 0.05  # KL (k3) between rollout and trainer. Wrong attention is far off: its logits differ by 0.4
+WAYS = {  # GPUs, and what is changed of the recipe; the last was not run on GPUs yet, which takes cupy
+    "alone": (1, {}),
+    "ulysses": (2, {"training.sequence_parallel": 2}),
+    "codes": (1, {"rollout.send": "int8"}),
+    "apart": (2, {"rollout.send": "int8", "rollout.apart": 1}),
+}
 
 
-@pytest.mark.parametrize("sequence_parallel", [1, 2])
-def test_three_steps(sequence_parallel, tmp_path):
-    if sequence_parallel > trainings.GPUS:
-        pytest.skip(f"needs {sequence_parallel} GPUs")
+@pytest.mark.parametrize("way", WAYS)
+def test_three_steps(way, tmp_path):
+    gpus, changes = WAYS[way]
+    if gpus > trainings.GPUS:
+        pytest.skip(f"needs {gpus} GPUs")
     trainings.write_model("qwen2", tmp_path / "qwen2")
-    changes = BOTH | {"training.sequence_parallel": sequence_parallel}
-    outcome = trainings.train(RECIPE, tmp_path, tmp_path / "logs", sequence_parallel, STEPS, changes)
+    outcome = trainings.train(RECIPE, tmp_path, tmp_path / "logs", gpus, STEPS, BOTH | changes)
     assert outcome.result is not None, outcome.error
     assert outcome.result["faults"] == []
     for line in outcome.result["steps"]:
         step = line["data"]
         assert step["refit/proved"] == step["refit/tensors"] > 0
+        assert (step["refit/sent_as_codes"] > 0) == ("rollout.send" in changes)
         assert isfinite(step["actor/grad_norm"]) and step["actor/grad_norm"] > 0
         assert 0 <= step["rollout_corr/k3_kl"] < MISMATCH
