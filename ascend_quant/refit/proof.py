@@ -14,7 +14,8 @@ A trainer with fake quantization also says which layers it leaves alone, which m
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -251,15 +252,25 @@ def sending(weights: Iterable[NamedTensor], unquantized: Unquantized | None = No
 
 
 def sending_groups(
-    groups: Iterable[Sequence[NamedTensor]], unquantized: Unquantized | None = None
+    groups: Iterable[Sequence[NamedTensor]],
+    unquantized: Unquantized | None = None,
+    travelling: Callable[[Iterable[Sequence[NamedTensor]]], Iterable[NamedTensor]] = chain.from_iterable,
 ) -> Iterator[NamedTensor]:
-    """The same of weights that are there group by group: digests of a group take one launch."""
+    """The same of weights that are there group by group: digests of a group take one launch.
+
+    Args:
+        travelling: from the groups to what of them leaves, whose digests they are not.
+    """
     digests, device = Digests(), torch.device("cpu")
-    for group in groups:
-        digests.add_all(checked(group))
-        for name, tensor in group:
-            device = tensor.device
-            yield name, tensor
+
+    def noted() -> Iterator[Sequence[NamedTensor]]:
+        for group in groups:
+            digests.add_all(checked(group))
+            yield group
+
+    for name, tensor in travelling(noted()):
+        device = tensor.device
+        yield name, tensor
     yield SENT, encode(digests.as_dict(), unquantized).to(device)
 
 

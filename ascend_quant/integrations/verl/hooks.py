@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from ascend_quant.integrations.distribution import name_vllm_cpu_vllm
 from ascend_quant.integrations.verl.kv_maxima import looking
+from ascend_quant.integrations.verl.patches import asking_for_a_base
 from ascend_quant.integrations.wrapping import ByHand, Hook, install
 
 
@@ -229,6 +230,17 @@ WITH_ROLLOUTS_APART = (
     ),
 )
 
+WITH_PATCHES = (
+    Hook(
+        ("verl.checkpoint_engine.base:CheckpointEngineManager.build_process_group",),
+        asking_for_a_base,
+        why="a patch may be sent only if every engine has the sync that it is made against, which the driver alone can "
+        "know; verl calls this before each sync, with all ends ready",
+        versions="verl 0.9.1",
+        off="another `send` than delta",
+    ),
+)
+
 WITH_EARLY_ACTORS = (
     Hook(
         ("verl.workers.rollout.router:get_router_handle",),
@@ -246,6 +258,7 @@ HOOKS = (
     *WHEN_WEIGHTS_LEAVE,
     *WHEN_WEIGHTS_ARRIVE,
     *WITH_ROLLOUTS_APART,
+    *WITH_PATCHES,
     *WITH_EARLY_ACTORS,
 )
 

@@ -11,9 +11,11 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 
 from ascend_quant.integrations.verl import compat, hooks, sockets
 from ascend_quant.integrations.verl.leftovers import remove_leftovers
+from ascend_quant.integrations.verl.patches import receiving
 from ascend_quant.integrations.verl.replica_mismatch import REPLICA
-from ascend_quant.integrations.verl.settings import QUANTIZATION, wants_proof
+from ascend_quant.integrations.verl.settings import QUANTIZATION, patches_of, wants_proof
 from ascend_quant.integrations.wrapping import install
+from ascend_quant.refit.delta import Receiver
 
 MEMORY, WEIGHTS = "refit/memory_ms", "weights"
 
@@ -75,6 +77,8 @@ class PassingOnWorker(CheckpointEngineWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         install(hooks.WHEN_WEIGHTS_ARRIVE)  # before a module of the user's takes the function by its name
         super().__init__(*args, **kwargs)
+        if (patches := patches_of(self.rollout_config)) is not None:
+            receiving(self.checkpoint_engine, Receiver(patches.base_on))
         install(hooks.WHEN_WEIGHTS_LEAVE)  # the rollout's module is there by now
 
 

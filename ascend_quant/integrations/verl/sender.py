@@ -7,7 +7,7 @@ through shared memory or IPC, and what distant ones get through a checkpoint eng
 import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from typing import Any
@@ -16,16 +16,19 @@ import torch
 import torch.distributed as dist
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
-from verl.workers.engine_workers import TrainingWorker
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from ascend_quant.integrations.verl import compat, hooks
 from ascend_quant.integrations.verl.gathering import gathered, is_gathered_flat
 from ascend_quant.integrations.verl.kv_maxima import Maxima
 from ascend_quant.integrations.verl.leaving import ENGINE_DTYPE, Leaving, kept_by
+from ascend_quant.integrations.verl.patches import AGAINST, Patching
 from ascend_quant.integrations.verl.sent_figures import Figures, SentFigures
 from ascend_quant.integrations.verl.sent_update import SentUpdate
+from ascend_quant.integrations.verl.settings import Patches
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.names import Unquantized
+from ascend_quant.refit.delta import Sender
 from ascend_quant.refit.kv_scales import Form
 from ascend_quant.refit.proof import prepare, sending_groups
 from ascend_quant.refit.sent import NamedTensor
@@ -43,6 +46,7 @@ class SendingTrainingWorker(TrainingWorker):
         scheme, coded: of which scheme codes leave, and for which names; none until the engines have named them.
         sent_update: what these codes take of an update; None on all ranks but one, and where none leave.
         form: of the scales of a KV cache that follow the weights, see kv_maxima.py; None if none do.
+        patching: sends patches to engines elsewhere; None where none are sent.
         unquantized: by fake quantization, see qat_worker.py.
         figures: of the last sync.
     """
@@ -53,8 +57,12 @@ class SendingTrainingWorker(TrainingWorker):
     sent_update: SentUpdate | None = None
     form: Form | None = None
     unquantized: Unquantized | None = None
+    patches: Patches | None = None
+    patching: Patching | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if self.patches is not None:
+            self.patching = Patching(Sender(self.patches.base_on))
         self.began, self.seconds = time.perf_counter(), 0.0  # until the model is there
         self.figures = SentFigures()
         super().__init__(*args, **kwargs)
@@ -77,7 +85,13 @@ class SendingTrainingWorker(TrainingWorker):
         if self.form is not None:
             groups = chain(groups, self._scales())
         groups = self.figures.counted(groups)
-        return sending_groups(groups, self.unquantized) if self.proves else chain.from_iterable(groups)
+        patches = self.patching is not None and self.patching.take_turn()
+
+        def travelling(groups: Iterable[Sequence[NamedTensor]]) -> Iterator[NamedTensor]:
+            pairs = self.patching.sender.blobs(groups) if patches else chain.from_iterable(groups)
+            return self.figures.leaving(pairs)
+
+        return sending_groups(groups, self.unquantized, travelling) if self.proves else travelling(groups)
 
     def once_looked_at(self, get_weights: Callable) -> Callable:
         """verl's `get_per_tensor_param`: a pass before the first of all, where the engine has no other scales."""
@@ -147,6 +161,12 @@ def own_device() -> torch.device:
 class SendsWeights:
     """Mixed in before verl's actor worker class."""
 
+    @functools.wraps(ActorRolloutRefWorker.init_model)
+    def init_model(self) -> None:
+        super().init_model()
+        if hasattr(self, "actor") and self.actor.patching is not None and hasattr(self, "checkpoint_engine"):
+            setattr(self.checkpoint_engine, AGAINST, self.actor.patching.against)
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def seconds_of_actor(self) -> float:
         """What it took to make the model that is trained, without the reference."""
@@ -165,7 +185,11 @@ class SendsWeights:
 
 
 def sends_weights(
-    worker_class: type, engine_dtype: str | None = None, proves: bool = True, form: Form | None = None
+    worker_class: type,
+    engine_dtype: str | None = None,
+    proves: bool = True,
+    form: Form | None = None,
+    patches: Patches | None = None,
 ) -> type:
     """verl's actor worker class, whose training worker is a `SendingTrainingWorker`.
 
@@ -173,8 +197,9 @@ def sends_weights(
         engine_dtype: verl's `rollout.dtype`.
         proves: whether digests follow the weights.
         form: of the scales of a KV cache that do; None if none.
+        patches: how what has changed is sent to engines elsewhere; None if all is.
     """
-    chosen = {"proves": proves, "rounds": engine_dtype == ENGINE_DTYPE, "form": form}
+    chosen = {"proves": proves, "rounds": engine_dtype == ENGINE_DTYPE, "form": form, "patches": patches}
     actor = type(SendingTrainingWorker.__name__, (SendingTrainingWorker,), chosen)
     return type(f"Sending{worker_class.__name__}", (SendsWeights, worker_class), {"actor_worker_cls": actor})
 

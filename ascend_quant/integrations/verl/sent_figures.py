@@ -32,9 +32,14 @@ class SentFigures:
             self.gathering += time.perf_counter() - start
             if group is None:
                 return
-            self.bytes += sum(tensor.nbytes for _, tensor in group)
             self.coded += sum(parted(name)[1] for name, _ in group)
             yield group
+
+    def leaving(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
+        """What leaves, as it is."""
+        for name, tensor in weights:
+            self.bytes += tensor.nbytes
+            yield name, tensor
 
     def as_metrics(self) -> Figures:
         """By their names in a step's metrics."""

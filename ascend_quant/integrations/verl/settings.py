@@ -3,7 +3,9 @@
 import os
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from ascend_quant.engine.options import NAME as QUANTIZATION
 from ascend_quant.engine.options import Options
@@ -14,9 +16,11 @@ from ascend_quant.refit.coding import SCHEMES_SENT
 from ascend_quant.refit.kv_scales import FP8, INT8, Form
 from ascend_quant.schemes import SCHEMES, Scheme
 
-BF16 = "bf16"
+BF16, DELTA = "bf16", "delta"
 PLUGIN_GROUP = "vllm.general_plugins"
-OPTIONS = ("proof", "qat", "send")  # of rollout.engine_kwargs.ascend_quant
+OPTIONS = ("proof", "qat", "send", "base_on")  # of rollout.engine_kwargs.ascend_quant
+NAIVE = "naive"  # verl's checkpoint engine for engines on the trainer's devices
+HOST, DEVICE = "host", "device"
 CASTING = ("kimi_ckpt_engine", "mooncake")  # verl's checkpoint engines that turn all they carry into BF16
 
 
@@ -72,18 +76,55 @@ def sent_as(rollout: Any) -> Scheme | None:
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.send=int8
 
+    With `delta` it is the rollout's own scheme, where rows of it have scales of their own.
+
     Raises:
-        RefitError: another value than bf16 and the schemes whose rows have scales of their own.
+        RefitError: another value than bf16, delta and the schemes whose rows have scales of their own.
     """
-    asked = options_of(rollout).get("send", BF16)
-    if asked == BF16:
+    asked = _asked_to_send(rollout)
+    if asked == DELTA:
+        served = _engine_options(rollout).get("scheme", Options.scheme)
+        return SCHEMES[served] if served in SCHEMES_SENT else None
+    return None if asked == BF16 else SCHEMES[asked]
+
+
+class Patches(NamedTuple):
+    """How what has changed in the weights is sent to engines on devices elsewhere.
+
+    Attributes:
+        base_on: where both ends keep the bytes of the last sync; None for the weights' own device.
+    """
+
+    base_on: torch.device | None
+
+
+def patches_of(rollout: Any) -> Patches | None:
+    """None unless `send` is delta; the bases are in host memory unless `base_on` is device.
+
+    Raises:
+        RefitError: a value that is none.
+    """
+    where = options_of(rollout).get("base_on", HOST)
+    if where not in (HOST, DEVICE):
+        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.base_on={where!r}: give {HOST} or {DEVICE}")
+    if _asked_to_send(rollout) != DELTA:
         return None
-    if asked not in SCHEMES_SENT:
+    return Patches(torch.device("cpu") if where == HOST else None)
+
+
+def _asked_to_send(rollout: Any) -> str:
+    asked, choices = options_of(rollout).get("send", BF16), (BF16, *SCHEMES_SENT, DELTA)
+    if asked not in choices:
         raise RefitError(
-            f"rollout.engine_kwargs.{QUANTIZATION}.send={asked!r} is not served; choose one of: "
-            f"{', '.join((BF16, *SCHEMES_SENT))}"
+            f"rollout.engine_kwargs.{QUANTIZATION}.send={asked!r} is not served; choose one of: {', '.join(choices)}"
         )
-    return SCHEMES[asked]
+    return asked
+
+
+def _engine_options(rollout: Any) -> Mapping[str, Any]:
+    """Those of our quantization."""
+    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
+    return (engine.get("hf_overrides") or {}).get("quantization_config") or {}
 
 
 def scales_of_cache(rollout: Any, device: str) -> Form | None:
@@ -130,6 +171,11 @@ def check(config: Any) -> None:
     proves = wants_proof(rollout)  # raises if it cannot be told
     if (sent := sent_as(rollout)) is not None:
         _check_sent(rollout, sent)
+    if patches_of(rollout) is not None and carrier in (None, NAIVE):
+        raise RefitError(
+            f"rollout.engine_kwargs.{QUANTIZATION}.send={DELTA} is for engines on devices elsewhere, and the trainer's "
+            "own devices have them (rollout.checkpoint_engine.backend=naive): leave it out, or set another backend"
+        )
     form = scales_of_cache(rollout, config.trainer.device)
     if carrier in CASTING and (proves or sent is not None or form is not None):
         raise RefitError(
@@ -153,8 +199,7 @@ def check(config: Any) -> None:
 def _check_sent(rollout: Any, sent: Scheme) -> None:
     """Raise RefitError where engines cannot take a scheme's codes."""
     option = f"rollout.engine_kwargs.{QUANTIZATION}.send={sent.name}"
-    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
-    given = (engine.get("hf_overrides") or {}).get("quantization_config") or {}
+    given = _engine_options(rollout)
     served = given.get("scheme", Options.scheme)
     if served != sent.name:
         raise RefitError(f"{option}, but the rollout serves {served}: give both one scheme, or leave send out")

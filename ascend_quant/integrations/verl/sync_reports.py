@@ -7,12 +7,13 @@ from typing import Any
 import ray
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from ascend_quant.integrations.verl import settings
+from ascend_quant.integrations.verl import hooks, settings
 from ascend_quant.integrations.verl.codes import agreed
 from ascend_quant.integrations.verl.compat import plain_class
 from ascend_quant.integrations.verl.receipts import merge
 from ascend_quant.integrations.verl.sender import sends_weights
 from ascend_quant.integrations.verl.sent_figures import of_all
+from ascend_quant.integrations.wrapping import install
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +27,12 @@ def let_actors_send(role_worker_mapping: dict[Any, Any], config: Any) -> None:
     """
     rollout = config.actor_rollout_ref.rollout
     proves, form = settings.wants_proof(rollout), settings.scales_of_cache(rollout, config.trainer.device)
+    if (patches := settings.patches_of(rollout)) is not None:
+        install(hooks.WITH_PATCHES)
     for role, actor_class in role_worker_mapping.items():
         worker_class = plain_class(actor_class)
         if issubclass(worker_class, ActorRolloutRefWorker):
-            sending = sends_weights(worker_class, rollout.dtype, proves, form)
+            sending = sends_weights(worker_class, rollout.dtype, proves, form, patches)
             role_worker_mapping[role] = ray.remote(sending)
 
 

@@ -1,0 +1,278 @@
+"""What has changed since the last weight sync, byte by byte: what a trainer sends to engines on devices elsewhere.
+
+    trainer   Sender     groups of tensors --> blobs    whole, or the bytes that differ from the group's base
+    engine    Receiver   a blob --> a group's tensors   views of its own base, patched in place
+
+At RL's learning rates a step changes few of the codes and of the BF16 values that travel. A group's tensors lie side by
+side as bytes. Of each block of 64 KiB a patch has the count of the bytes that differ, their places (2 bytes each) and
+the bytes; where that is more than the group, the group itself travels. Both sides keep all bytes of the last sync.
+
+A patch names the sync that it is made against, by a number and the sender's id, so it is never put onto another base.
+Whoever leads the sync asks the receivers first what they have, and tells the sender. What comes out is proved as ever: digests are taken of the tensors before they become blobs.
+
+A blob, little-endian: HEADER int64, the layout as JSON, then the bytes, or counts int32, places uint16 and bytes.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from ascend_quant.documents import is_array, parse_json
+from ascend_quant.refit.errors import RefitError
+from ascend_quant.refit.proof import DTYPES
+from ascend_quant.refit.sent import NamedTensor
+
+NAME = "ascend_quant.delta"  # and the group's number: what a blob travels as
+FORMAT = 1
+BLOCK = 1 << 16  # bytes, whose places fit into 16 bits
+ALIGNED = 16  # bytes between tensors of a group: each may be viewed as any dtype
+
+
+class Header(NamedTuple):
+    """What a blob says of itself.
+
+    Attributes:
+        sender, number: whose sync, and which of its.
+        base: the number of the sync that a patch is made against; 0 for a whole group.
+        layout: bytes of JSON; 0 for a patch, whose layout is its base's.
+        size: of the group, in bytes.
+        changed: bytes that a patch replaces.
+    """
+
+    format: int
+    sender: int
+    number: int
+    base: int
+    layout: int
+    size: int
+    changed: int
+
+
+HEADER_BYTES = 8 * len(Header._fields)
+Layout = list[tuple[str, str, list[int]]]  # name, dtype, shape of each tensor
+
+
+class Base:
+    """Bytes of the groups of one sync, side by side.
+
+    Args:
+        device: where they are kept; None for that of the tensors.
+    """
+
+    def __init__(self, device: torch.device | None = None):
+        self._device = device
+        self.layouts: list[Layout] = []
+        self.groups: list[torch.Tensor] = []
+
+    def keep(self, i: int, layout: Layout, bytes_: torch.Tensor) -> None:
+        """Group i as a whole."""
+        bytes_ = bytes_ if self._device is None else bytes_.to(self._device)
+        if i == len(self.groups):
+            self.layouts.append(layout)
+            self.groups.append(bytes_)
+        else:
+            self.layouts[i], self.groups[i] = layout, bytes_
+
+
+class Sender:
+    """The trainer's side: one on every rank that hands weights to a transport, all with one id.
+
+    Args:
+        base_on: where the last sync's bytes are kept; None for the weights' own device.
+
+    Attributes:
+        sender: the id.
+        number: of the last sync, if it was sent to its end; 0 if not, and before the first.
+        against: the number of the sync that all receivers have; 0 if they do not agree. Whole groups are sent unless it
+            is the last one's.
+    """
+
+    def __init__(self, base_on: torch.device | None = None, sender: int = 0):
+        self.sender, self.number, self.against = sender, 0, 0
+        self._base_on = base_on
+        self._base = Base(base_on)
+        self._syncs = 0
+
+    def blobs(self, groups: Iterable[Sequence[NamedTensor]]) -> Iterator[NamedTensor]:
+        """The groups of one sync as they travel."""
+        known = self.number if self.number == self.against else 0
+        self.number = self.against = 0  # nothing is known of a sync that ends in the middle
+        self._syncs += 1
+        if not known:
+            self._base = Base(self._base_on)
+        for i, group in enumerate(groups):
+            yield f"{NAME}.{i}", self._blob(i, group, known)
+        self.number = self._syncs
+
+    def _blob(self, i: int, group: Sequence[NamedTensor], known: int) -> torch.Tensor:
+        layout, now = _layout(group), _side_by_side(group)
+        same = known and i < len(self._base.groups) and self._base.layouts[i] == layout
+        if same and (patch := _patch(self._base.groups[i], now)) is not None:
+            header = Header(FORMAT, self.sender, self._syncs, known, 0, now.numel(), patch.changed)
+            return torch.cat([_as_bytes(header, now.device), *patch.parts])
+        self._base.keep(i, layout, now)
+        text = json.dumps(layout, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % ALIGNED)
+        header = Header(FORMAT, self.sender, self._syncs, 0, len(text), now.numel(), 0)
+        said = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(now.device)
+        return torch.cat([_as_bytes(header, now.device), said, now])
+
+
+class Receiver:
+    """The side of one engine's worker: begin, take what arrives in its order, end.
+
+    Args:
+        base_on: where the last sync's bytes are kept; None for the device on which blobs arrive.
+
+    Attributes:
+        has: the sender's id and the number of the last sync that came to its end; None for none.
+    """
+
+    def __init__(self, base_on: torch.device | None = None):
+        self._base = Base(base_on)
+        self.has: tuple[int, int] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """A sync begins; one that did not end has left a mixture."""
+        self._had, self.has = self.has, None
+        self._taking: tuple[int, int] | None = None
+        self._count = 0
+
+    def take(self, name: str, tensor: torch.Tensor) -> list[NamedTensor]:
+        """A group's tensors, whose memory the next sync patches; what is no blob, as it is.
+
+        Raises:
+            RefitError: a blob that cannot be read, or a patch for another base than this one; a whole sync heals it.
+        """
+        if name.rpartition(".")[0] != NAME:
+            return [(name, tensor)]
+        i, self._count = self._count, self._count + 1
+        if name != f"{NAME}.{i}":
+            raise RefitError(f"{name} came where {NAME}.{i} should: a group is missing, or came twice")
+        header = _header(name, tensor)
+        if self._taking not in (None, (header.sender, header.number)):
+            raise RefitError(f"{name} is of sync {header.number}, after one of sync {self._taking[1]}")
+        self._taking = header.sender, header.number
+        self._write(name, i, tensor[HEADER_BYTES:], header)
+        return _views(self._base.layouts[i], self._base.groups[i])
+
+    def end(self) -> None:
+        """All has come."""
+        self.has = self._taking
+
+    def _write(self, name: str, i: int, rest: torch.Tensor, header: Header) -> None:
+        if not header.base:
+            layout = _read_layout(name, rest[: header.layout])
+            self._base.keep(i, layout, _checked(name, rest[header.layout :], header.size, layout).clone())
+            return
+        if (header.sender, header.base) != self._had or i >= len(self._base.groups):
+            what = "none" if self._had is None else f"sync {self._had[1]} of sender {self._had[0]}"
+            raise RefitError(
+                f"{name}: a patch for sync {header.base} of sender {header.sender}, but this engine's base is {what}: "
+                "send the weights whole"
+            )
+        _apply(name, rest, header, self._base.groups[i])
+
+
+class Patch(NamedTuple):
+    """What of a group differs: how many bytes, and counts, places and bytes as bytes."""
+
+    changed: int
+    parts: list[torch.Tensor]
+
+
+def _patch(base: torch.Tensor, now: torch.Tensor) -> Patch | None:
+    """What is to be written onto the base, which then is as `now`; None where the group itself is smaller."""
+    before = base.to(now.device)
+    at = (before != now).nonzero().view(-1)
+    blocks = -(-now.numel() // BLOCK)
+    if 4 * blocks + 3 * len(at) >= now.numel():
+        return None
+    base[at.to(base.device)] = now[at].to(base.device)
+    counts = torch.bincount(at // BLOCK, minlength=blocks).to(torch.int32)
+    places = (at % BLOCK).to(torch.int32).view(torch.uint8).view(-1, 4)[:, :2].reshape(-1)  # the lower halves
+    return Patch(len(at), [counts.view(torch.uint8), places, now[at]])
+
+
+def _apply(name: str, rest: torch.Tensor, header: Header, base: torch.Tensor) -> None:
+    blocks = -(-header.size // BLOCK)
+    if base.numel() != header.size or rest.numel() != 4 * blocks + 3 * header.changed:
+        raise RefitError(f"{name}: {rest.numel()} bytes are no patch of {header.changed} bytes in {header.size}")
+    rest = rest.to(base.device)
+    counts, places, values = torch.split(rest, [4 * blocks, 2 * header.changed, header.changed])
+    of_each = counts.clone().view(torch.int32).to(torch.int64)
+    if int(of_each.min()) < 0 or int(of_each.sum()) != header.changed:
+        raise RefitError(f"{name}: its blocks' counts do not add up to {header.changed}")
+    block = torch.repeat_interleave(torch.arange(blocks, device=base.device), of_each)
+    at = block * BLOCK + (places.clone().view(torch.int16).to(torch.int64) & (BLOCK - 1))
+    if header.changed and int(at.max()) >= header.size:
+        raise RefitError(f"{name}: a place beyond the group's {header.size} bytes")
+    base[at] = values
+
+
+def _layout(group: Sequence[NamedTensor]) -> Layout:
+    return [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in group]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _side_by_side(group: Sequence[NamedTensor]) -> torch.Tensor:
+    """uint8: the tensors' bytes, each at a multiple of ALIGNED."""
+    size = sum(_aligned(tensor.nbytes) for _, tensor in group)
+    found, begin = torch.zeros(size, dtype=torch.uint8, device=group[0][1].device), 0
+    for _, tensor in group:
+        found[begin : begin + tensor.nbytes] = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        begin += _aligned(tensor.nbytes)
+    return found
+
+
+def _views(layout: Layout, bytes_: torch.Tensor) -> list[NamedTensor]:
+    found, begin = [], 0
+    for name, dtype, shape in layout:
+        size = prod(shape) * getattr(torch, dtype).itemsize
+        found.append((name, bytes_[begin : begin + size].view(getattr(torch, dtype)).view(shape)))
+        begin += _aligned(size)
+    return found
+
+
+def _as_bytes(header: Header, device: torch.device) -> torch.Tensor:
+    return torch.tensor(header, dtype=torch.int64).view(torch.uint8).to(device)
+
+
+def _header(name: str, blob: torch.Tensor) -> Header:
+    if blob.dtype != torch.uint8 or blob.dim() != 1 or blob.numel() < HEADER_BYTES:
+        raise RefitError(f"{name}: {blob.dtype} of shape {tuple(blob.shape)} has no header of {HEADER_BYTES} bytes")
+    header = Header(*blob[:HEADER_BYTES].cpu().clone().view(torch.int64).tolist())
+    if header.format != FORMAT:
+        raise RefitError(
+            f"{name}: format {header.format}, this side reads {FORMAT}: install the same ascend-quant on both sides"
+        )
+    if min(header) < 0:
+        raise RefitError(f"{name}: its header is damaged: {header}")
+    return header
+
+
+def _read_layout(name: str, text: torch.Tensor) -> Layout:
+    try:
+        found = parse_json(text.cpu().numpy().tobytes().decode(), "the layout")
+        if not is_array(found):
+            raise ValueError("no list")
+        layout: Layout = [(str(tensor), str(dtype), [int(size) for size in shape]) for tensor, dtype, shape in found]
+        if unknown := [dtype for _, dtype, _ in layout if f"torch.{dtype}" not in DTYPES]:
+            raise ValueError(f"no dtype {unknown[0][:40]!r}")
+        return layout
+    except (ValueError, TypeError) as error:
+        raise RefitError(f"{name}: its layout cannot be read ({error})") from None
+
+
+def _checked(name: str, bytes_: torch.Tensor, size: int, layout: Layout) -> torch.Tensor:
+    wanted = sum(_aligned(prod(shape) * getattr(torch, dtype).itemsize) for _, dtype, shape in layout)
+    if not bytes_.numel() == size == wanted:
+        raise RefitError(f"{name}: {bytes_.numel()} bytes came of {size}, and its layout has {wanted}")
+    return bytes_

@@ -1,0 +1,177 @@
+"""What has changed since the last weight sync, sent as such: the same tensors come out, or an error."""
+
+import pytest
+import torch
+
+from ascend_quant.refit import RefitError, delta
+from ascend_quant.refit.delta import NAME, Receiver, Sender
+
+LARGE = 3 * delta.BLOCK + 40
+
+
+def state(step: int, changed: int = 50) -> list[list[tuple[str, torch.Tensor]]]:
+    """Groups of tensors of several dtypes; each step changes some elements of each."""
+    sizes = {"q:int8": ((64, LARGE // 64), torch.int8), "bf16": ((700, 33), torch.bfloat16), "one": ((1,), torch.float32)}
+    groups = [sizes, {"fp8": ((50, 48), torch.float8_e4m3fn), "empty": ((0, 4), torch.bfloat16), "odd": ((13,), torch.int8)}]
+    found = []
+    for group in groups:
+        found.append([])
+        for name, (shape, dtype) in group.items():
+            generator = torch.Generator().manual_seed(len(name))
+            values = torch.randn(shape, generator=generator) * 30
+            for _ in range(step):
+                flat = values.view(-1)
+                if flat.numel():
+                    flat[torch.randint(0, flat.numel(), (changed,), generator=generator)] += 7
+            found[-1].append((name, values.to(dtype)))
+    return found
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def arrived(receiver: Receiver, blobs) -> list[list[tuple[str, torch.Tensor]]]:
+    """Copies: the next sync patches their memory."""
+    receiver.begin()
+    found = [[(name, tensor.clone()) for name, tensor in receiver.take(*blob)] for blob in blobs]
+    receiver.end()
+    return found
+
+
+def sent(sender: Sender, groups, against: int | None = None) -> list[tuple[str, torch.Tensor]]:
+    """The blobs of a sync whose receivers all have the last one, or another one."""
+    sender.against = sender.number if against is None else against
+    return list(sender.blobs(groups))
+
+
+def check(found, wanted) -> None:
+    assert [[name for name, _ in group] for group in found] == [[name for name, _ in group] for group in wanted]
+    pairs = zip((pair for group in found for pair in group), (pair for group in wanted for pair in group), strict=True)
+    assert all(same(a, b) for (_, a), (_, b) in pairs)
+
+
+def test_every_sync_brings_the_tensors_and_later_ones_little():
+    sender, receiver, sizes = Sender(), Receiver(), []
+    for step in range(4):
+        blobs = sent(sender, state(step))
+        sizes.append(sum(blob.numel() for _, blob in blobs))
+        check(arrived(receiver, blobs), state(step))
+        assert receiver.has == (sender.sender, sender.number)
+    whole = sum(tensor.nbytes for group in state(0) for _, tensor in group)
+    assert whole < sizes[0] < 1.1 * whole
+    assert all(size < 0.05 * whole for size in sizes[1:])
+
+
+def test_nothing_changed_is_nearly_nothing():
+    sender, receiver = Sender(), Receiver()
+    for _ in range(2):
+        blobs = sent(sender, state(1))
+        check(arrived(receiver, blobs), state(1))
+    assert sum(blob.numel() for _, blob in blobs) == 2 * delta.HEADER_BYTES + 4 * (4 + 1)
+
+
+def test_a_group_that_has_changed_a_lot_is_sent_whole():
+    sender, receiver = Sender(), Receiver()
+    arrived(receiver, sender.blobs(state(0)))
+    blobs = sent(sender, state(1, changed=10**6))
+    assert all(delta._header(name, blob).base == 0 for name, blob in blobs)
+    check(arrived(receiver, blobs), state(1, changed=10**6))
+    later = sent(sender, state(2, changed=10**6))
+    check(arrived(receiver, later), state(2, changed=10**6))
+
+
+def test_other_tensors_than_before_are_sent_whole():
+    sender, receiver = Sender(), Receiver()
+    arrived(receiver, sender.blobs(state(0)))
+    renamed = [[(f"{name}'", tensor) for name, tensor in group] for group in state(1)]
+    check(arrived(receiver, sent(sender, renamed)), renamed)
+    more = [*renamed, [("new", torch.arange(9))]]
+    check(arrived(receiver, sent(sender, more)), more)
+    check(arrived(receiver, sent(sender, renamed)), renamed)
+
+
+@pytest.mark.parametrize("lost", ["a new receiver", "a new sender", "a sync that ended in the middle", "another number"])
+def test_a_patch_never_meets_another_base(lost):
+    sender, receiver = Sender(sender=1), Receiver()
+    arrived(receiver, sender.blobs(state(0)))
+    against = sender.number
+    if lost == "a new receiver":
+        receiver = Receiver()
+    elif lost == "a new sender":
+        sender, first = Sender(sender=2), sender
+        list(sender.blobs(state(0)))
+        assert sender.number == first.number
+    elif lost == "a sync that ended in the middle":
+        receiver.begin()
+        receiver.take(*sent(sender, state(1), against)[0])
+    else:
+        sent(sender, state(1), against)
+    with pytest.raises(RefitError, match=f"{NAME}.0"):
+        arrived(receiver, _patches(sender, state(2)))
+    assert receiver.has is None
+    check(arrived(receiver, sender.blobs(state(3))), state(3))  # whole
+    check(arrived(receiver, sent(sender, state(4))), state(4))
+
+
+def _patches(sender: Sender, groups) -> list[tuple[str, torch.Tensor]]:
+    """As a sender makes them that believes its receivers to have what it sent last."""
+    blobs = sent(sender, groups)
+    assert all(delta._header(name, blob).base for name, blob in blobs)
+    return blobs
+
+
+def test_whole_groups_are_sent_unless_all_have_the_last_sync():
+    sender = Sender()
+    list(sender.blobs(state(0)))
+    for step in (-1, 1, -sender.number):
+        against = sender.number + step
+        assert all(delta._header(name, blob).base == 0 for name, blob in sent(sender, state(1), against))
+        list(sender.blobs(state(0)))
+    sender.against = sender.number
+    next(sender.blobs(state(2)))
+    assert sender.number == 0
+
+
+def test_groups_that_are_lost_or_come_twice_are_named():
+    sender, receiver = Sender(), Receiver()
+    first, second = sender.blobs(state(0))
+    for wrong in ([second], [first, first], [second, first]):
+        with pytest.raises(RefitError, match=NAME):
+            arrived(receiver, wrong)
+    check(arrived(receiver, [first, second]), state(0))
+    mixed = [first, next(sender.blobs(state(0))), second]
+    with pytest.raises(RefitError, match=NAME):
+        arrived(receiver, mixed)
+
+
+def test_what_is_no_blob_passes():
+    other = ("ascend_quant.sent_digests", torch.arange(5, dtype=torch.uint8))
+    assert Receiver().take(*other) == [other]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_blobs_are_errors_or_other_tensors_and_never_a_crash(seed):
+    generator = torch.Generator().manual_seed(seed)
+    sender, receiver = Sender(), Receiver()
+    blobs = list(sender.blobs(state(0)))
+    if seed % 2:
+        arrived(receiver, blobs)
+        blobs = sent(sender, state(1))
+    name, blob = blobs[seed % 4 // 2]
+    at = int(torch.randint(0, min(len(blob), 160), (), generator=generator))
+    damaged = blob.clone()
+    damaged[at] ^= 1 << int(torch.randint(0, 8, (), generator=generator))
+    if seed % 3 == 0:
+        damaged = damaged[: at + 1]
+    try:
+        arrived(receiver, [(name, damaged) if one == name else (one, tensor) for one, tensor in blobs])
+    except RefitError:
+        assert receiver.has is None
+    arrived(receiver, sender.blobs(state(2)))
+
+
+def test_a_base_in_host_memory_is_the_same():
+    sender, receiver = Sender(torch.device("cpu")), Receiver(torch.device("cpu"))
+    for step in range(3):
+        check(arrived(receiver, sent(sender, state(step))), state(step))
