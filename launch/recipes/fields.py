@@ -142,7 +142,8 @@ class Rollout(Fields):
         ignore: layers that stay BF16: a full name, or re:PATTERN.
         kv_cache: what keys and values are kept in: auto, BF16; int8, with a scale a token and head (on NPUs a channel);
             fp8, a layer.
-        send: how the trainer sends what the engine quantizes: bf16, or as codes of `scheme`.
+        send: how the trainer sends what the engine quantizes: bf16, or as codes of `scheme`; delta: to engines apart,
+            what has changed since the last weight sync, of codes where `scheme` has a scale a row.
         tensor_parallel: devices of a replica.
         expert_parallel: 1, or `tensor_parallel`: each device then has whole experts.
         apart: devices of each node that are the engine's alone, while the others train (verl's `separate_async`); 0:
@@ -155,7 +156,7 @@ class Rollout(Fields):
     scheme: SchemeName
     ignore: list[Pattern] = []
     kv_cache: Literal["auto", "int8", "fp8"] = "auto"
-    send: Literal["bf16", "int8", "fp8"] = "bf16"
+    send: Literal["bf16", "int8", "fp8", "delta"] = "bf16"
     tensor_parallel: Count
     expert_parallel: Count = 1
     apart: Annotated[int, Field(ge=0)] = 0

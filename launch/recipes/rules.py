@@ -62,7 +62,9 @@ def _send(recipe: Recipe) -> Iterator[str]:
     asked, scheme = recipe.rollout.send, recipe.rollout.scheme
     if asked == "bf16":
         return
-    if asked != scheme:
+    if asked == "delta" and not recipe.rollout.apart:
+        yield "rollout.send: delta without rollout.apart: engines on the trainer's devices are sent all. Use another"
+    elif asked not in (scheme, "delta"):
         yield f"rollout.send: {asked} with {scheme} rollouts. Send {scheme} codes if it is int8 or fp8, or bf16"
     if verl_of(recipe.stack).worker is not None:
         yield f"rollout.send: {asked} on stack {recipe.stack}, whose verl has no sender of ours. Leave it at bf16"

@@ -11,8 +11,15 @@ LARGE = 3 * delta.BLOCK + 40
 
 def state(step: int, changed: int = 50) -> list[list[tuple[str, torch.Tensor]]]:
     """Groups of tensors of several dtypes; each step changes some elements of each."""
-    sizes = {"q:int8": ((64, LARGE // 64), torch.int8), "bf16": ((700, 33), torch.bfloat16), "one": ((1,), torch.float32)}
-    groups = [sizes, {"fp8": ((50, 48), torch.float8_e4m3fn), "empty": ((0, 4), torch.bfloat16), "odd": ((13,), torch.int8)}]
+    sizes = {
+        "q:int8": ((64, LARGE // 64), torch.int8),
+        "bf16": ((700, 33), torch.bfloat16),
+        "one": ((1,), torch.float32),
+    }
+    groups = [
+        sizes,
+        {"fp8": ((50, 48), torch.float8_e4m3fn), "empty": ((0, 4), torch.bfloat16), "odd": ((13,), torch.int8)},
+    ]
     found = []
     for group in groups:
         found.append([])
@@ -91,7 +98,9 @@ def test_other_tensors_than_before_are_sent_whole():
     check(arrived(receiver, sent(sender, renamed)), renamed)
 
 
-@pytest.mark.parametrize("lost", ["a new receiver", "a new sender", "a sync that ended in the middle", "another number"])
+@pytest.mark.parametrize(
+    "lost", ["a new receiver", "a new sender", "a sync that ended in the middle", "another number"]
+)
 def test_a_patch_never_meets_another_base(lost):
     sender, receiver = Sender(sender=1), Receiver()
     arrived(receiver, sender.blobs(state(0)))

@@ -55,7 +55,8 @@ def test_caches_that_are_not_served(tmp_path: Path, changes: dict, said: str):
         ({"rollout": {"scheme": "bf16", "send": "int8"}}, "send … int8 … bf16"),
         ({"rollout": {"scheme": "fp8_block", "send": "fp8"}}, "send … fp8 … fp8_block"),
         ({"stack": "ascend-cann8.5", "rollout": {"scheme": "int8", "send": "int8"}}, "send … ascend-cann8.5"),
-        ({"rollout": {"scheme": "int8", "send": "delta"}}, "send"),
+        ({"rollout": {"scheme": "int8", "send": "delta"}}, "send … delta … rollout.apart"),
+        ({"rollout": {"scheme": "int8", "send": "int3"}}, "send"),
     ],
 )
 def test_codes_that_cannot_be_sent(tmp_path: Path, changes: dict, said: str):

@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("omegaconf", reason="the verl adapter needs verl")
 
+import torch
 import yaml
 from omegaconf import OmegaConf
 
@@ -23,6 +24,18 @@ def sending(send, **options):
     return {
         "engine_kwargs": {"ascend_quant": {"send": send}, "vllm": {"hf_overrides": {"quantization_config": options}}}
     }
+
+
+@pytest.mark.parametrize(("scheme", "codes"), [("int8", "int8"), ("fp8", "fp8"), ("fp8_block", None), ("bf16", None)])
+def test_patches_are_of_codes_where_rows_have_scales_of_their_own(scheme, codes):
+    rollout = OmegaConf.create(sending("delta", scheme=scheme))
+    found = settings.sent_as(rollout)
+    assert (found and found.name) == codes
+    assert settings.patches_of(rollout).base_on == torch.device("cpu")
+    rollout.engine_kwargs.ascend_quant.base_on = "device"
+    assert settings.patches_of(rollout).base_on is None
+    assert settings.patches_of(OmegaConf.create(sending("int8"))) is None
+    settings.check(config(**rollout, checkpoint_engine={"backend": "nccl"}))
 
 
 @pytest.mark.parametrize("send", ["int8", "fp8", "bf16"])
@@ -98,9 +111,12 @@ def test_weights_pass_through_engines_that_carry_bytes(backend, monkeypatch):
         ({"engine_kwargs": {"vllm": {"quantization": "fp8"}}}, "rollout.engine_kwargs.vllm.quantization=fp8"),
         ({"engine_kwargs": {"ascend_quant": {"prove": True}}}, "unknown option .*ascend_quant.prove; .* are: proof"),
         ({"engine_kwargs": {"ascend_quant": {"proof": "maybe"}}}, "proof='maybe' is neither"),
-        ({"engine_kwargs": {"ascend_quant": {"send": "int4_g32"}}}, "send='int4_g32'.* bf16, int8, fp8"),
+        ({"engine_kwargs": {"ascend_quant": {"send": "int4_g32"}}}, "send='int4_g32'.* bf16, int8, fp8, delta"),
         ({"engine_kwargs": {"ascend_quant": {"send": "fp8"}}}, "send=fp8.* int8"),
         (sending("int8", scheme="bf16"), "send=int8.* bf16"),
+        (sending("delta"), "send=delta.*=naive"),
+        (sending("delta") | {"checkpoint_engine": {"backend": "naive"}}, "send=delta.*=naive"),
+        ({"engine_kwargs": {"ascend_quant": {"base_on": "disk"}}}, "base_on='disk'"),
         (sending("int8", profile="p"), "send=int8.* profile"),
     ],
 )
