@@ -8,7 +8,8 @@ side as bytes. Of each block of 64 KiB a patch has the count of the bytes that d
 the bytes; where that is more than the group, the group itself travels. Both sides keep all bytes of the last sync.
 
 A patch names the sync that it is made against, by a number and the sender's id, so it is never put onto another base.
-Whoever leads the sync asks the receivers first what they have, and tells the sender. What comes out is proved as ever: digests are taken of the tensors before they become blobs.
+Whoever leads the sync asks the receivers first what they have, and tells the sender. What comes out is proved as ever:
+digests are taken of the tensors before they become blobs.
 
 A blob, little-endian: HEADER int64, the layout as JSON, then the bytes, or counts int32, places uint16 and bytes.
 """
@@ -233,7 +234,8 @@ def _side_by_side(group: Sequence[NamedTensor]) -> torch.Tensor:
 
 
 def _views(layout: Layout, bytes_: torch.Tensor) -> list[NamedTensor]:
-    found, begin = [], 0
+    found: list[NamedTensor] = []
+    begin = 0
     for name, dtype, shape in layout:
         size = prod(shape) * getattr(torch, dtype).itemsize
         found.append((name, bytes_[begin : begin + size].view(getattr(torch, dtype)).view(shape)))

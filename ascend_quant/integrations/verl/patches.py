@@ -1,8 +1,8 @@
 """Weights that travel between devices as what has changed in them: refit/delta.py at both ends of verl's engines.
 
-Before each sync verl asks every end's checkpoint engine to get ready. After that its driver asks the receivers which sync
-they have, and tells the senders, all of them alike: whatever was lost on the way, a replica, a trainer or a sync that
-ended in the middle, the next sync is sent whole.
+Before each sync verl asks every end's checkpoint engine to get ready. After that its driver asks the receivers which
+sync they have, and tells the senders, all of them alike: whatever was lost on the way, a replica, a trainer or a sync
+that ended in the middle, the next sync is sent whole.
 """
 
 import logging
