@@ -107,5 +107,5 @@ def test_engines_on_the_trainers_devices_get_the_weights_themselves():
     for _ in range(2):
         assert [name for name, _ in trainer.as_sent(weights(0).items())] == [*weights(0), SENT]
         trainer.patching.against(own_id(), 0)  # and then one elsewhere
-        assert [*trainer.as_sent(weights(0).items())][0][0] == f"{NAME}.0"
+        assert next(iter(dict(trainer.as_sent(weights(0).items())))) == f"{NAME}.0"
     assert [name for name, _ in worker().as_sent(weights(0).items())] == [*weights(0), SENT]
