@@ -70,7 +70,9 @@ class Base:
 
     def keep(self, i: int, layout: Layout, bytes_: torch.Tensor) -> None:
         """Group i as a whole."""
-        bytes_ = bytes_ if self._device is None else bytes_.to(self._device)
+        if self._device is not None and self._device != bytes_.device:  # pinned: it goes back at every sync
+            kept = torch.empty_like(bytes_, device=self._device, pin_memory=bytes_.is_cuda)
+            bytes_ = kept.copy_(bytes_)
         if i == len(self.groups):
             self.layouts.append(layout)
             self.groups.append(bytes_)
