@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from naming import has_line_naming
@@ -42,17 +43,45 @@ ELSEWHERE = (  # an engine on a device that is not the trainer's
     f"++actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module={TRANSPORT.stem}",
     "++ray_kwargs.ray_init.num_gpus=2",
 )
-APART = {  # two steps, with a sync before and after each, and how many of the first two have figures in the log
-    OURS: (("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=1"), 1),
-    FULLY_ASYNC: (
+
+
+class Apart(NamedTuple):
+    """A run whose engine is elsewhere, with a sync before the first step and one after each.
+
+    Attributes:
+        main: that starts it.
+        send: what the trainer sends.
+        settings: of its mode.
+        corrupts: the sync with a wrong bit; it ends the run.
+        figures: how many of the syncs before it have figures in the log.
+        named: what the error names.
+    """
+
+    main: str
+    send: str
+    settings: tuple[str, ...]
+    corrupts: int
+    figures: int
+    named: str
+
+
+APART = (
+    Apart(
+        *(OURS, "int8"),
+        ("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=1"),
+        *(3, 1, r"weight sync failed.*model\.embed_tokens\.weight.*values"),
+    ),
+    Apart(
+        *(FULLY_ASYNC, "delta"),
         (
             *("data.train_batch_size=0", "data.gen_batch_size=1", "rollout.nnodes=1", "rollout.n_gpus_per_node=1"),
-            *("rollout.total_rollout_steps=16", "async_training.trigger_parameter_sync_step=1"),
+            *("rollout.total_rollout_steps=24", "async_training.trigger_parameter_sync_step=1"),
             *("async_training.staleness_threshold=0.5", "++ray_kwargs.ray_init.num_cpus=32"),
+            "actor_rollout_ref.actor.optim.lr=1e-6",
         ),
-        2,
+        *(4, 3, r"ascend_quant\.delta\.0: format"),
     ),
-}
+)
 START = {
     f"start_up/{stage}"
     for stage in (
@@ -242,20 +271,24 @@ def test_every_step_has_its_receipt_and_a_rollout_that_stops_following_is_seen(f
     assert min(step[ESS] for step in frozen) < 0.8
 
 
-@pytest.mark.parametrize("main", APART)
-def test_a_bit_that_changes_on_its_way_to_an_engine_elsewhere_ends_the_run_and_is_named(folder, main):
+@pytest.mark.parametrize("run", APART, ids=lambda run: run.send)
+def test_a_bit_that_changes_on_its_way_to_an_engine_elsewhere_ends_the_run_and_is_named(folder, run):
     """The engine has a device of its own; its weights come through a checkpoint engine, and a worker beside it."""
     shutil.copy(TRANSPORT, folder)
-    codes = "+actor_rollout_ref.rollout.engine_kwargs.ascend_quant.send=int8"  # from the second sync on
-    wrong = "++actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.tcp.corrupts=3"  # the sync of step 2
-    with pytest.raises(AssertionError, match=r"weight sync failed.*model\.embed_tokens\.weight.*values"):
-        train(folder, QUANTIZED, *ELSEWHERE, *APART[main][0], codes, wrong, main=main)
+    send = f"+actor_rollout_ref.rollout.engine_kwargs.ascend_quant.send={run.send}"  # codes from the second sync on
+    wrong = f"++actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.tcp.corrupts={run.corrupts}"
+    with pytest.raises(AssertionError, match=run.named):
+        train(folder, QUANTIZED, *ELSEWHERE, *run.settings, send, wrong, main=run.main)
     synced = [step for step in logged(folder) if "refit/proved" in step]
-    assert len({step["refit/digest"] for step in synced}) == len(synced) == APART[main][1]
+    assert len({step["refit/digest"] for step in synced}) == len(synced) == run.figures
     for step in synced:
         assert step["refit/proved"] == step["refit/tensors"] == 2 * 12 + 3
-        assert step["refit/bytes_sent"] == step["refit/bytes"] > 0
+        assert step["refit/bytes"] > 0
+        assert step["refit/bytes_sent"] == step["refit/bytes"] or run.send == "delta"
     assert synced[-1]["refit/sent_as_codes"] == 2 * 7
+    if run.send == "delta":  # all, all as codes, and what of these has changed
+        whole, codes, changed = (step["refit/bytes_sent"] for step in synced)
+        assert whole > codes > 0.5 * whole and changed < 0.1 * codes
 
 
 def test_a_plugin_left_out_is_one_clear_error(folder, monkeypatch):
