@@ -8,12 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ascend_quant.advise import steps
+from ascend_quant.advise import steps, syncs
 from ascend_quant.advise.assumptions import assumptions
 from ascend_quant.advise.contexts import AtContext
 from ascend_quant.advise.devices import GIB, Device
 from ascend_quant.advise.families import shape_of
 from ascend_quant.advise.rollouts import Phase
+from ascend_quant.advise.syncs import Route
 from ascend_quant.advise.verdicts import Advice, advise
 from ascend_quant.advise.workloads import Workload
 
@@ -27,6 +28,7 @@ def report(
     workload: Workload,
     measured: Mapping[str, float | None],
     as_json: bool,
+    route: Route | None = None,
 ) -> None:
     """Print it.
 
@@ -34,6 +36,7 @@ def report(
         model: what the user calls it.
         config: its config.json.
         measured: the user's own tokens/s by scheme, or None.
+        route: of a weight sync that is estimated too.
 
     Raises:
         AdviceError: of `shape_of` and `advise`; nothing was printed then.
@@ -41,8 +44,12 @@ def report(
     shape = shape_of(config)
     advice = advise(shape, device, workload, measured)
     assumed = assumptions(shape, device, workload)
+    found = {} if route is None else syncs.syncs(shape, device, route)
     if as_json:
         facts = {"model": model, "parameters": shape.parameters(), "shape": asdict(shape), "device": asdict(device)}
+        if route is not None:
+            each = {send: {**asdict(one), "together": one.together} for send, one in found.items()}
+            facts["sync"] = {**asdict(route), "sends": each, "assumptions": syncs.assumed(device, route)}
         print(json.dumps(facts | {"workload": asdict(workload), **asdict(advice), "assumptions": assumed}, indent=1))
         return
     devices = f"{workload.tp} x {device.name}" if workload.dp == 1 else f"{workload.dp} x {workload.tp} x {device.name}"
@@ -53,8 +60,21 @@ def report(
         console.print(table)
     lines = [f"{name}: {why}." for name, why in advice.absent.items()]
     lines += [*advice.verdicts.values(), *advice.measured, "", "Assumed:", *(f"* {line}" for line in assumed)]
+    if route is not None:
+        console.print(weight_syncs(found))
+        lines += [f"* {line}" for line in syncs.assumed(device, route)]
     for line in lines:
         print(line)
+
+
+def weight_syncs(found: Mapping[str, syncs.Sync]) -> Table:
+    """A row for what is sent: GB of one sync, milliseconds of its hops."""
+    hops = [hop for hop in syncs.HOPS if any(hop in one.seconds for one in found.values())]
+    table = _table("a weight sync, ms", "GB", *hops, "together")
+    for send, one in found.items():
+        cells = (f"{one.seconds[hop] * 1e3:.0f}" if hop in one.seconds else "" for hop in hops)
+        table.add_row(send, f"{one.bytes / 1e9:.2f}", *cells, f"{'> ' if one.unknown else ''}{one.together * 1e3:.0f}")
+    return table
 
 
 def memories(advice: Advice, workload: Workload) -> Table:

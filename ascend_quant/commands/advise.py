@@ -8,6 +8,7 @@ from ascend_quant.advise import AdviceError
 from ascend_quant.advise.configs import read_config
 from ascend_quant.advise.devices import DATA_SHEETS, get_device
 from ascend_quant.advise.report import report
+from ascend_quant.advise.syncs import Route
 from ascend_quant.advise.workloads import MEMORY, Workload
 from ascend_quant.exits import WRONG_USE, fail
 
@@ -38,6 +39,13 @@ def advise(
     ] = None,
     measured_int8: Annotated[float | None, typer.Option(help="The same with int8.")] = None,
     measured_fp8: Annotated[float | None, typer.Option(help="The same with fp8.")] = None,
+    sync_from: Annotated[
+        int | None, typer.Option(help="Devices that train: also estimate a weight sync from them.  [default: none]")
+    ] = None,
+    wire: Annotated[
+        float | None,
+        typer.Option(help="GB/s from a trainer's host to engines on other devices.  [default: they are on the same]"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> None:
     """Estimate a rollout's tokens/s and memory in bf16, int8 and fp8, and what bounds it. Needs no device."""
@@ -48,6 +56,9 @@ def advise(
         rates = {scheme: rate * 1e12 for scheme, rate in rates.items() if rate is not None}
         about = get_device(device.upper(), None if bandwidth is None else bandwidth * 1e12, rates)
         measured = {"bf16": measured_bf16, "int8": measured_int8, "fp8": measured_fp8}
-        report(model, read_config(model), about, workload, measured, as_json)
+        if wire is not None and sync_from is None:
+            raise AdviceError(f"--wire {wire:g} without --sync-from: give the devices that train too")
+        route = None if sync_from is None else Route(sync_from, tp, None if wire is None else wire * 1e9)
+        report(model, read_config(model), about, workload, measured, as_json, route)
     except AdviceError as error:
         fail(f"error: {error}", WRONG_USE)
