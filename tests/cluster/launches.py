@@ -32,7 +32,7 @@ class Launches:
             "ssh": {"user": "root", "key": str(keys.identity)},
             "hosts": [{"address": host.address, "ssh": {"port": host.ssh_port}} for host in hosts],
             "shared": [str(folder)],
-            "join_seconds": 120,
+            "join_seconds": 300,  # images are built beside these tests; one whose hosts never join sets its own
         }
 
     @property

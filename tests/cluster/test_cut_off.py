@@ -8,7 +8,7 @@ import psutil
 from cluster.host import Host
 from cluster.leftovers import check_clean
 
-FORM_SECONDS, REPORTED_SECONDS = 150, 30
+FORM_SECONDS, REPORTED_SECONDS = 330, 30
 END_SECONDS = 120  # the cut-off host waits a minute for its control host, then ends its own
 
 

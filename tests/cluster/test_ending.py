@@ -7,7 +7,7 @@ from cluster.launches import Launches
 from cluster.leftovers import check_clean
 from cluster.running import Running
 
-FORM_SECONDS, END_SECONDS = 150, 45
+FORM_SECONDS, END_SECONDS = 330, 45
 INTERRUPTED = 130
 RAY = PYTHON.replace("python", "ray")
 STRAY_PORT = 6400

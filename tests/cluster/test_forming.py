@@ -14,7 +14,7 @@ from cluster.host import Host, Nic
 from cluster.launches import Launches
 from cluster.running import Running
 
-FORM_SECONDS, REDUCE_SECONDS, END_SECONDS = 150, 90, 60
+FORM_SECONDS, REDUCE_SECONDS, END_SECONDS = 330, 90, 60
 SUM_OF_RANKS = 1.0 + 10.0 + 100.0
 REDUCED_BYTES, CHATTER_BYTES = 4_000_000, 1_000_000
 Wires = list[Nic]
@@ -87,7 +87,10 @@ def sent(host: Host, nic: str) -> int:
 def test_the_hosts_meet_over_the_right_nic(hosts, launches, case):
     wires = case(hosts, launches)
     runs = start(hosts, launches, case)
-    runs[0].wait_for("working on node1 node2 node3", FORM_SECONDS)
+    try:
+        runs[0].wait_for("working on node1 node2 node3", FORM_SECONDS)
+    except AssertionError as error:
+        raise AssertionError("\n".join([str(error), *(run.text for run in runs[1:])])) from None
     sums = runs[0].wait_for(r"^hosts 3, sums (.*)", REDUCE_SECONDS)[1]
     assert re.findall(r"[\d.]+", sums) == [str(SUM_OF_RANKS)] * 6
     for host, wire in zip(hosts, wires, strict=True):
