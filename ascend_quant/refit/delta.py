@@ -99,6 +99,10 @@ class Sender:
         self._base = Base(base_on)
         self._syncs = 0
 
+    def agree(self, sender: int, against: int) -> None:
+        """Whose the next sync is, and which one all receivers have; 0 for none."""
+        self.sender, self.against = sender, against
+
     def blobs(self, groups: Iterable[Sequence[NamedTensor]]) -> Iterator[NamedTensor]:
         """The groups of one sync as they travel."""
         known = self.number if self.number == self.against else 0

@@ -310,6 +310,21 @@ BY_HAND = (
         off=OWN_ENTRY,
     ),
     ByHand(
+        "receive_weights of a checkpoint engine, and what it is asked besides (refit_has)",
+        f"{_HERE}.patches:receiving",
+        why="what arrives are patches, put together before the engine gets them; verl asks its checkpoint engines by "
+        "the names of methods",
+        versions="verl 0.9.1",
+        off="another `send` than delta",
+    ),
+    ByHand(
+        "what a trainer's checkpoint engine is asked besides (refit_against)",
+        f"{_HERE}.sender:SendsWeights.init_model",
+        why="the same: a patch is made against the sync that all engines have",
+        versions="verl 0.9.1",
+        off="another `send` than delta",
+    ),
+    ByHand(
         "initialize of the training engine",
         f"{_HERE}.qat_worker:QatTrainingWorker.__init__",
         why="layers are fake-quantized once the model is built; verl's own hook knows NVFP4 alone",

@@ -56,7 +56,8 @@ class Patching:
 
     def against(self, sender: int, number: int) -> None:
         """The next weights go to engines that all have this sync."""
-        self.sender.sender, self.sender.against, self.is_asked = sender, number, True
+        self.sender.agree(sender, number)
+        self.is_asked = True
 
     def take_turn(self) -> bool:
         """Whether the weights that leave now are to be patches; once."""
