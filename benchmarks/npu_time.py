@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ascend_quant.advise.devices import DATA_SHEETS
 from benchmarks.models import Model, get_model
+from launch.generated import put_between
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "docs" / "npu_time.md", ROOT / "docs" / "npu_time.zh.md")
@@ -194,14 +195,10 @@ def into(page: str) -> str:
     """A page with the table.
 
     Raises:
-        ValueError: a comment is missing, so that there is no telling where it goes.
+        ValueError: see `put_between`.
     """
-    before, start, rest = page.partition(START)
-    _, end, after = rest.partition(END)
-    if not (start and end):
-        raise ValueError(f"the page needs {START} and {END}, each in a line of its own")
-    chinese = f"]({PAGES[0].name})" in before  # its link to the other language
-    return f"{before}{start}\n{table(counted(), chinese)}{end}{after}"
+    chinese = f"]({PAGES[0].name})" in page.partition(START)[0]  # its link to the other language
+    return put_between(page, START, END, table(counted(), chinese))
 
 
 def _range(values: Iterator[float]) -> str:

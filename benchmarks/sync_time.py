@@ -11,6 +11,7 @@ from ascend_quant.advise.families import shape_of
 from ascend_quant.advise.syncs import Route, syncs
 from benchmarks.models import Model, get_model
 from benchmarks.npu_time import QWEN3_235B
+from launch.generated import put_between
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "docs" / "advise.md", ROOT / "docs" / "advise.zh.md")
@@ -58,14 +59,10 @@ def into(page: str) -> str:
     """A page with the table.
 
     Raises:
-        ValueError: a comment is missing, so that there is no telling where it goes.
+        ValueError: see `put_between`.
     """
-    before, start, rest = page.partition(START)
-    _, end, after = rest.partition(END)
-    if not (start and end):
-        raise ValueError(f"the page needs {START} and {END}, each in a line of its own")
-    chinese = f"]({PAGES[0].name})" in before  # its link to the other language
-    return f"{before}{start}\n{table(chinese)}{end}{after}"
+    chinese = f"]({PAGES[0].name})" in page.partition(START)[0]  # its link to the other language
+    return put_between(page, START, END, table(chinese))
 
 
 def main() -> None:

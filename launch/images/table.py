@@ -3,6 +3,7 @@
 `python -m launch.images.table` writes it anew, between its two comments; `images lock` does so too.
 """
 
+from launch.generated import put_between
 from launch.root import ROOT
 from launch.stacks import Pins, all_pins
 
@@ -49,13 +50,9 @@ def into(page: str) -> str:
     """A page with the table of today.
 
     Raises:
-        ValueError: a comment is missing, so that there is no telling where it goes.
+        ValueError: see `put_between`.
     """
-    before, start, rest = page.partition(START)
-    _, end, after = rest.partition(END)
-    if not (start and end):
-        raise ValueError(f"the page needs {START} and {END}, each in a line of its own")
-    return f"{before}{start}\n{text()}{end}{after}"
+    return put_between(page, START, END, text())
 
 
 def write() -> None:
