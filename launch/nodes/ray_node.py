@@ -36,7 +36,9 @@ from launch.stacks import pins
 from launch.variables import OTHER_CLUSTERS
 
 END_SECONDS = 10
+LAST_WORDS_SECONDS = 2
 POLL_SECONDS = 0.2
+GAVE_UP = "timed out during startup"  # what Ray says when a node needs longer than the 30 s that are fixed in it
 CPU_ACTORS = 16  # verl's actors ask for a core each and mostly sleep; a small machine has fewer
 CPU_OBJECT_STORE = 500_000_000
 
@@ -97,14 +99,25 @@ def wait_for_head(plan: NodePlan, ended: threading.Event, deadline: float) -> st
 
 
 class RayNode:
-    """Ray's processes on this host."""
+    """Ray's processes on this host.
 
-    def __init__(self, plan: NodePlan, command: list[str], environment: dict[str, str], emit: Emit) -> None:
-        self.plan = plan
+    Args:
+        deadline: of joining, in time.monotonic(): until then a start that Ray has given up is tried again. Ray's own
+            limit cannot be set, and is too short where hosts are busy: all of a pod read a network disk at once.
+    """
+
+    def __init__(
+        self, plan: NodePlan, command: list[str], environment: dict[str, str], emit: Emit, deadline: float
+    ) -> None:
+        self.plan, self.command, self.environment = plan, command, environment
+        self.emit, self.deadline = emit, deadline
+        self._start()
+
+    def _start(self) -> None:
         self.last_words: deque[str] = deque(maxlen=5)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ray.scripts.scripts", *command[1:]],
-            env=environment,
+            [sys.executable, "-m", "ray.scripts.scripts", *self.command[1:]],
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -112,19 +125,27 @@ class RayNode:
             errors="replace",
             start_new_session=True,  # a Ctrl-C is for the control process, which ends all in order
         )
-        threading.Thread(target=self._read, args=(emit,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(self.process, self.last_words), daemon=True)
+        self._reader.start()
 
-    def _read(self, emit: Emit) -> None:
-        for line in self.process.stdout:
+    def _read(self, process: subprocess.Popen[str], last_words: deque[str]) -> None:
+        for line in process.stdout:
             if line.strip():
-                self.last_words.append(line.strip())
-                emit("log", source="ray", line=line.rstrip())
+                last_words.append(line.strip())
+                self.emit("log", source="ray", line=line.rstrip())
 
     def check(self) -> None:
-        """Raise if Ray has ended by itself."""
+        """Raise if Ray has ended by itself, unless it may start again."""
         code = self.process.poll()
-        if code is not None:
-            raise LaunchError(f"Ray ended with code {code} on this host: {' | '.join(self.last_words) or 'no message'}")
+        if code is None:
+            return
+        self._reader.join(LAST_WORDS_SECONDS)
+        words = " | ".join(self.last_words) or "no message"
+        if GAVE_UP not in words or time.monotonic() > self.deadline:
+            raise LaunchError(f"Ray ended with code {code} on this host: {words}")
+        self.emit("note", line="Ray gave up its start on this host, which is busy: started again")
+        self.end()
+        self._start()
 
     def wait_for_port(self, address: str, port: int, ended: threading.Event, deadline: float) -> None:
         """Wait until a daemon of this host's Ray listens; returns early when the run is to end."""
@@ -216,7 +237,7 @@ class Part:
         """Start Ray as `plan` says, and wait until it listens on one of its ports."""
         address = self.checked.wire.address
         command = start_command(plan, self.checked.wire, len(self.checked.devices))
-        self.ray = RayNode(plan, command, self.environment, self.emit)
+        self.ray = RayNode(plan, command, self.environment, self.emit, self.deadline)
         self.ray.wait_for_port(address, port, self.orders.ended, self.deadline)
         if not self.orders.ended.is_set():
             self.emit("started", pid=self.ray.process.pid, address=address)
