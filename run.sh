@@ -12,7 +12,7 @@ readonly ROOT VENV LOCK
 readonly TEST_GROUPS=(unit engine images npu cluster)
 readonly OWN_PATH=$PATH # npu's tests are not to see set_up's
 readonly TWO_AT_ONCE=(-n auto --dist loadfile --no-loadscope-reorder) # a file stays together: its tests share engines
-readonly COMMANDS=(demo smoke train stop doctor bundle data recipe images manifest test bench lint setup help)
+readonly COMMANDS=(demo study smoke train stop doctor bundle data recipe images manifest test bench lint setup help)
 
 usage() {
   cat <<EOF
@@ -297,7 +297,7 @@ main() {
   if (($#)); then shift; fi
   { : 3>&1; } 2>/dev/null || die "stdout is closed: what '$command' says would be lost"
   case $command in
-  demo | smoke)
+  demo | study | smoke)
     offline
     run_module launch "$command" "$@"
     ;;

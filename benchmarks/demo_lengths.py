@@ -15,7 +15,7 @@ import typer
 
 from benchmarks.machine import hardware, versions
 from launch.demo.metrics import read_lines
-from launch.demo.recipe import Choices, prompts_a_step
+from launch.demo.recipe import Choices
 from launch.demo.tasks import LINE, Ledger, write_parquet
 from launch.demo.training import train_arm
 
@@ -59,8 +59,8 @@ def trained(model: Path, folder: Path, lines: int, level: str, steps: int) -> li
     """Each step's figures."""
     shutil.copytree(model, folder / "start")
     task = Ledger(lines, lines)
-    write_parquet(folder / "prompts.parquet", steps * prompts_a_step(), 0, task)
     choices = Choices((ARM,), steps, level, 0, "qwen2")
+    write_parquet(folder / "prompts.parquet", choices.prompts, 0, task)
     train_arm(choices, ARM, folder, print, lengths(task))
     rows = []
     for number, line in enumerate(read_lines(folder / ARM / "metrics.jsonl"), start=1):

@@ -6,6 +6,7 @@ from launch.commands.demo import demo, smoke
 from launch.commands.doctor import bundle, doctor, manifest, preflight
 from launch.commands.images import images_app
 from launch.commands.recipe import data, recipe_app
+from launch.commands.study import study
 from launch.commands.train import node, stop, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -16,7 +17,7 @@ def commands() -> None:
     """INT8 rollouts for reinforcement learning: re-quantized in place after every training step."""
 
 
-for command in (demo, train, stop, doctor, bundle, data, smoke, manifest):
+for command in (demo, study, train, stop, doctor, bundle, data, smoke, manifest):
     app.command()(command)
 app.command(hidden=True)(node)
 app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(preflight)

@@ -13,20 +13,21 @@ SEED = 0
 def prepare(target: Path, progress: Progress) -> Summary:
     """Write addition/train.parquet, addition/test.parquet and addition/start."""
     from launch.demo import DemoError
-    from launch.demo.recipe import SETUPS, load_recipe, prompts_a_step
+    from launch.demo.recipe import Choices, load_recipe
     from launch.demo.tasks import write_parquet
     from launch.demo.warmup import make_start
 
-    task, updates = SETUPS["cpu"].task, SETUPS["cpu"].warm_up.fall
+    choices = Choices((), load_recipe()["steps"], "token", SEED, "qwen2")
+    task, updates = choices.setup.task, choices.setup.warm_up.fall
     folder, made = target / "addition", Summary()
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, prompts in (("train", load_recipe()["steps"] * prompts_a_step()), ("test", len(task.exam()))):
+        for name, prompts in (("train", choices.prompts), ("test", len(task.exam()))):
             file = folder / f"{name}.parquet"
             write_parquet(file, prompts, SEED, task)
             made.rows[file] = prompts
     try:
-        right = make_start("cpu", "qwen2", SEED, folder / "start", lambda done: progress("warm-up", done, updates))
+        right = make_start(choices, folder / "start", lambda done: progress("warm-up", done, updates))
     except DemoError as error:
         raise DataError(str(error)) from error
     made.notes.append(f"{folder / 'start'}: a Qwen2 model that answers {right:.0%} right")

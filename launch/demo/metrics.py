@@ -32,6 +32,7 @@ SPEED_FIELDS = {
 UPDATE_FIELDS = {  # of schemes that round, from the second refit on
     "update_share": "refit/update/share",
     "update_cosine": "refit/update/cosine",
+    "since_start_share": "refit/since_start/share",
     "since_start_cosine": "refit/since_start/cosine",
 }
 REPLICA_FIELDS = {

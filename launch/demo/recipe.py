@@ -106,20 +106,21 @@ class Choices:
     model: str
     device: str = "cpu"
     kv_cache: str = "auto"
+    own_setup: Setup | None = None  # in place of the demo's on this device
 
     @property
     def setup(self) -> Setup:
-        return SETUPS[self.device]
+        return self.own_setup or SETUPS[self.device]
+
+    @property
+    def prompts(self) -> int:
+        """How many the data file must hold for all steps."""
+        return self.steps * load_recipe(self.setup.recipe)["verl"]["data"]["train_batch_size"]
 
 
-def load_recipe(device: str = "cpu") -> dict[str, Any]:
-    """The device's recipe file, over those that it extends: `steps`, `verl` and, on CPUs, `hybrid`."""
-    return read(FOLDER / f"{SETUPS[device].recipe}.yaml")
-
-
-def prompts_a_step(device: str = "cpu") -> int:
-    """How many prompts the data file must hold for each step."""
-    return load_recipe(device)["verl"]["data"]["train_batch_size"]
+def load_recipe(name: str = "demo") -> dict[str, Any]:
+    """A recipe file over those that it extends: `steps`, `verl` and, of the demo on CPUs, `hybrid`."""
+    return read(FOLDER / f"{name}.yaml")
 
 
 def replica_schemes(arm: str) -> tuple[str, ...]:
@@ -156,8 +157,8 @@ def overrides(
     Args:
         changes: keys of verl that are to be otherwise.
     """
-    tree = dict(leaves(load_recipe(choices.device)["verl"])) | this_arm(arm) | this_run(choices, arm, out, ray_folder)
-    tree |= changes
+    tree = dict(leaves(load_recipe(choices.setup.recipe)["verl"])) | this_arm(arm)
+    tree |= this_run(choices, arm, out, ray_folder) | changes
     return [f"++{key}={json.dumps(value)}" for key, value in tree.items()]
 
 

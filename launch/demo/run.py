@@ -25,7 +25,6 @@ from launch.demo.recipe import (
     SETUPS,
     Choices,
     load_recipe,
-    prompts_a_step,
     scheme_of,
 )
 from launch.demo.report import build_report, draw, replica_summary, summary, write_report
@@ -55,7 +54,7 @@ def choices(
         raise OptionError(f"--hybrid: has two replicas on CPUs; with --device {device} leave it out")
     names = () if hybrid and arms is None else setup.arms if arms is None else arm_names(arms)
     names += (HYBRID,) if hybrid else ()
-    steps = load_recipe(device)["steps"] if steps is None else steps
+    steps = load_recipe(setup.recipe)["steps"] if steps is None else steps
     if steps < 1:
         raise OptionError(f"--steps {steps}: at least 1 is needed")
     if seed < 0:
@@ -139,8 +138,7 @@ def one_of(option: str, value: str, valid: tuple[str, ...]) -> None:
 def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
     """Run everything, leave report.json and report.png in `out`, and return the report."""
     started = time.monotonic()
-    prompts = choices.steps * prompts_a_step(choices.device)
-    write_parquet(out / "prompts.parquet", prompts, choices.seed, choices.setup.task)
+    write_parquet(out / "prompts.parquet", choices.prompts, choices.seed, choices.setup.task)
     with progress(console) as bars:
         warm_up(choices, out, bars)
         watched = run_arms(choices, out, bars)
@@ -171,13 +169,7 @@ def warm_up(choices: Choices, out: Path, bars: Progress) -> None:
 
     plan = choices.setup.warm_up
     bar = bars.add_task("warm-up", total=plan.longest + plan.fall)
-    accuracy = make_start(
-        choices.device,
-        choices.model,
-        choices.seed,
-        out / "start",
-        lambda done: bars.update(bar, completed=done),
-    )
+    accuracy = make_start(choices, out / "start", lambda done: bars.update(bar, completed=done))
     bars.update(bar, description=f"warm-up: {accuracy:.0%} right")
 
 

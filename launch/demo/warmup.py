@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from launch.demo import DemoError
 from launch.demo.model import END, PAD, SPACE, build_model, save_tokenizer, vocabulary
-from launch.demo.recipe import SETUPS, WarmUp
+from launch.demo.recipe import Choices, WarmUp
 from launch.demo.tasks import Task
 
 FINAL_SHARE = 0.05  # of the learning rate
@@ -27,15 +27,15 @@ IGNORED = -100
 Encoded = tuple[Tensor, Tensor]  # tokens and labels, one row a problem
 
 
-def make_start(device: str, model_name: str, seed: int, folder: Path, on_update: Callable[[int], None]) -> float:
+def make_start(choices: Choices, folder: Path, on_update: Callable[[int], None]) -> float:
     """Train, save the BF16 checkpoint that all arms start from, and return its sampled accuracy."""
-    setup = SETUPS[device]
+    setup, device = choices.setup, choices.device
     if device == "cpu":
         torch.set_num_threads(1)  # these matrices are too small to share out
     disable_progress_bar()  # the demo has its own
-    model = build_model(model_name, seed, setup.shape, setup.task.alphabet).to(device)
+    model = build_model(choices.model, choices.seed, setup.shape, setup.task.alphabet).to(device)
     exam = encode([(problem.prompt, problem.answer) for problem in setup.task.exam()], setup.task)
-    imitate_teacher(model, setup.task, setup.warm_up, seed, exam, on_update)
+    imitate_teacher(model, setup.task, setup.warm_up, choices.seed, exam, on_update)
     model = model.to(torch.bfloat16)
     accuracy = sampled_accuracy(model, exam)
     check_band(accuracy, setup.warm_up.band)

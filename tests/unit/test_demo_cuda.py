@@ -25,7 +25,7 @@ def values(arm: str, folder: Path) -> dict:
 
 def test_the_device_has_arms_steps_and_a_model_of_its_own():
     chosen = run.choices(None, False, None, "token", 0, "qwen2", "cuda")
-    assert chosen.arms == ARMS and chosen.steps == recipe.load_recipe("cuda")["steps"]
+    assert chosen.arms == ARMS and chosen.steps == recipe.load_recipe("demo-cuda")["steps"]
     assert run.choices(None, False, None, "token", 0, "qwen2").arms == ("bf16", "int8")
 
 
@@ -105,7 +105,7 @@ def test_verl_computes_no_weights_for_it_and_logs_the_mismatch():
 
 @pytest.mark.parametrize("device", SETUPS)
 def test_the_model_holds_what_its_recipe_asks(device):
-    setup, verl = SETUPS[device], recipe.load_recipe(device)["verl"]
+    setup, verl = SETUPS[device], recipe.load_recipe(SETUPS[device].recipe)["verl"]
     rollout, data = verl["actor_rollout_ref"]["rollout"], verl["data"]
     assert data["max_prompt_length"] + data["max_response_length"] <= rollout["max_model_len"]
     assert rollout["max_model_len"] <= setup.shape["max_position_embeddings"]

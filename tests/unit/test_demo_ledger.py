@@ -77,7 +77,7 @@ def test_every_character_is_a_token_and_a_whole_answer_fits():
     assert len(vocabulary(LEDGER.alphabet)) == 64
     assert tokens == [vocabulary(LEDGER.alphabet)[{" ": "Ġ"}.get(c, c)] for c in longest.prompt + longest.answer]
     assert len(tokens) + 1 == LEDGER.width, "the longest column is among these"
-    data = load_recipe("cuda")["verl"]["data"]
+    data = load_recipe("demo-cuda")["verl"]["data"]
     assert len(longest.prompt) <= data["max_prompt_length"]
     assert 100 <= 16 * 7 <= len(longest.answer) + 1 <= min(500, data["max_response_length"])
 

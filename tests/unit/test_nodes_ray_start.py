@@ -1,4 +1,4 @@
-"""A start that Ray gives up after its own 30 s, on a host that is busy: tried again until the hosts must have joined."""
+"""A start that Ray gives up after its own 30 s, on a busy host: tried again until the hosts must have joined."""
 
 import inspect
 import os

