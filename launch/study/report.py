@@ -17,6 +17,7 @@ SCHEMA = 1
 LAST_STEPS = 5
 LEARNT = 0.03  # of the reward: less is not told from noise, nor is a smaller gap to BF16 called one
 PLAIN = "int8"
+COLUMNS = ("lr", "rollout", "seeds", "reward", "less BF16's", "KL (k3)", "ESS", "update since start: share, cosine")
 VERDICTS = UNTOLD, FOLLOWS, BEHIND = "untold", "follows", "behind"
 PANELS = (
     ("reward", "reward", "linear"),
@@ -29,14 +30,20 @@ PANELS = (
 Record = dict[str, Any]
 
 
+def series(record: Record, field: str) -> list[float]:
+    """A metric step by step; NaN where the arm has none."""
+    values = record["metrics"].get(field) or [None] * len(record["metrics"]["reward"])
+    return [nan if value is None else value for value in values]
+
+
 def last(record: Record, field: str) -> float:
-    """The mean of a metric over the last steps; NaN where the arm has none."""
-    return fmean(step.get(field, nan) for step in record["steps"][-LAST_STEPS:])
+    """The mean of a metric over the last steps."""
+    return fmean(series(record, field)[-LAST_STEPS:])
 
 
 def gain(record: Record) -> float:
     """How much the reward grew."""
-    return last(record, "reward") - record["steps"][0]["reward"]
+    return last(record, "reward") - series(record, "reward")[0]
 
 
 def by_rate(records: Sequence[Record]) -> dict[str, dict[str, list[Record]]]:
@@ -70,7 +77,7 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
                     "rate": rate,
                     "arm": arm,
                     "seeds": len(cells),
-                    "first": fmean(cell["steps"][0]["reward"] for cell in cells),
+                    "first": fmean(series(cell, "reward")[0] for cell in cells),
                     "last": fmean(last(cell, "reward") for cell in cells),
                     "gap": fmean(gap) if gap else nan,
                     "gap_error": spread(gap),
@@ -119,10 +126,9 @@ def answers(records: Sequence[Record]) -> list[str]:
     return found
 
 
-def markdown(records: Sequence[Record]) -> list[str]:
+def markdown(records: Sequence[Record], columns: Sequence[str] = COLUMNS) -> list[str]:
     """The table's lines."""
-    head = "| lr | rollout | seeds | reward | less BF16's | KL (k3) | ESS | update since start: share, cosine |"
-    lines = [head, "|---|---|---|---|---|---|---|---|"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in rows(records):
         gap = "" if row["arm"] == REFERENCE else shown(row["gap"], "{:+.3f}")
         error = "" if row["arm"] == REFERENCE else shown(row["gap_error"], " ± {:.3f}")
@@ -149,7 +155,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
     for line, (rate, arms) in zip(panels, rates.items(), strict=True):
         for axes, (field, title, scale) in zip(line, PANELS, strict=True):
             for number, arm in enumerate(ordered(arms)):
-                plot(axes, [[step.get(field, nan) for step in cell["steps"]] for cell in arms[arm]], arm, f"C{number}")
+                plot(axes, [series(cell, field) for cell in arms[arm]], arm, f"C{number}")
             axes.set(title=f"lr {rate}: {title}", yscale=scale)
             axes.grid(alpha=0.3)
     panels[0][0].legend(title="rollout")
@@ -173,8 +179,16 @@ def whole(records: Sequence[Record]) -> dict[str, Any]:
     return {"schema": SCHEMA, "rows": numbers, "verdicts": verdicts(records), "cells": list(records)}
 
 
+def text(records: Sequence[Record]) -> str:
+    """study.json: a line for each row, verdict and cell."""
+    parts = whole(records)
+    lists = {name: ",\n  ".join(map(json.dumps, part)) for name, part in parts.items() if isinstance(part, list)}
+    body = ",\n ".join(f'"{name}": [\n  {lines}\n ]' for name, lines in lists.items())
+    return f'{{"schema": {parts["schema"]},\n {body}\n}}\n'
+
+
 def write(records: Sequence[Record], folder: Path) -> None:
     """Write study.json, study.md and study.png."""
-    (folder / "study.json").write_text(json.dumps(whole(records), indent=1) + "\n")
+    (folder / "study.json").write_text(text(records))
     (folder / "study.md").write_text("\n".join([*markdown(records), "", *(f"* {one}" for one in answers(records)), ""]))
     draw(records, folder / "study.png")

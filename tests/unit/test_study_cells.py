@@ -84,7 +84,7 @@ def test_each_cell_has_a_record_of_its_own_training(train, tmp_path):
         (cell.seed, cell.rate, cell.arm) for cell in chosen.cells()
     ]
     for one in found:
-        assert [step["reward"] for step in one["steps"]] == [float(one["rate"])] * STEPS
+        assert one["metrics"]["reward"] == [float(one["rate"])] * STEPS
 
 
 def test_a_study_that_failed_goes_on_where_it_was(train, tmp_path):

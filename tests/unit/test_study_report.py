@@ -12,14 +12,16 @@ STEPS = 8
 
 def cell(arm: str, rate: str, seed: int, first: float, last: float) -> dict:
     """A cell whose reward is `first` in the first steps and `last` in the last five."""
-    steps = []
-    for step in range(1, STEPS + 1):
-        record = {"step": step, "reward": last if step > STEPS - 5 else first, "k3_kl": 1e-5 * step, "ess": 0.9}
-        if arm != "bf16":
-            record |= {"since_start_share": 1.0, "since_start_cosine": step / STEPS}
-        steps.append(record)
+    steps = range(1, STEPS + 1)
+    metrics = {
+        "reward": [last if step > STEPS - 5 else first for step in steps],
+        "k3_kl": [1e-5 * step for step in steps],
+    }
+    metrics["ess"] = [0.9] * STEPS
+    if arm != "bf16":
+        metrics |= {"since_start_share": [1.0] * STEPS, "since_start_cosine": [step / STEPS for step in steps]}
     hardware = {"cpu": "a CPU"}
-    return {"arm": arm, "rate": rate, "seed": seed, "task": "sums", "hardware": hardware, "steps": steps}
+    return {"arm": arm, "rate": rate, "seed": seed, "task": "sums", "hardware": hardware, "metrics": metrics}
 
 
 def of(results: dict[tuple[str, str], list[float]], first: float = 0.4) -> list[dict]:
@@ -83,8 +85,7 @@ def test_what_is_written_is_whole(tmp_path):
     found = of({(rate, arm): [0.7, 0.8] for rate in ("1e-4", "1e-6") for arm in ("bf16", "int8", "int8-uncorrected")})
     for one in found:
         if one["arm"] == "int8-uncorrected":
-            for step in one["steps"]:
-                del step["ess"]
+            del one["metrics"]["ess"]
     write(found, tmp_path)
     told = json.loads((tmp_path / "study.json").read_text())
     assert (
