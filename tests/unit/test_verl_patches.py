@@ -59,6 +59,18 @@ def test_a_base_is_what_all_engines_have_of_this_trainer(have, against, monkeypa
     assert manager.actor_wg.told == [({AGAINST}, {own_id()}, {against})]
 
 
+def test_only_a_sync_that_might_have_been_smaller_is_warned_of(monkeypatch, caplog):
+    monkeypatch.setattr(patches.ray, "get", lambda found: found)
+    ready = asking_for_a_base(lambda self, rollout: None)
+    manager = SimpleNamespace(actor_wg=Ends(None))
+    warned = []
+    for has in ((0, 0), (own_id(), 1), (0, 0)):
+        caplog.clear()
+        ready(manager, Ends(has))
+        warned.append(len(caplog.records))
+    assert warned == [0, 0, 1]
+
+
 class Transport:
     """A checkpoint engine that keeps what is sent."""
 

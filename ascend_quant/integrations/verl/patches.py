@@ -29,14 +29,17 @@ def own_id() -> int:
 
 def asking_for_a_base(original: Callable) -> Callable:
     """For `CheckpointEngineManager.build_process_group`."""
+    is_first = True  # sync of the run: that it is whole needs no warning
 
     def build_process_group(self: Any, rollout: Any) -> None:
+        nonlocal is_first
         original(self, rollout)
         found = set(ray.get(rollout.execute_checkpoint_engine([HAS] * rollout.world_size)))
         sender, number = found.pop() if len(found) == 1 else (0, 0)
         against = number if sender == own_id() else 0
-        if not against:
+        if not against and not is_first:
             logger.warning("the engines have no sync in common: this one is sent whole")
+        is_first = False
         size = self.actor_wg.world_size
         ray.get(self.actor_wg.execute_checkpoint_engine([AGAINST] * size, [own_id()] * size, [against] * size))
 
