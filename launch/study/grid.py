@@ -47,10 +47,10 @@ SEEDS = (0, 1)
 SMALL = Setup(
     stack="cpu",
     recipe="study",
-    task=Ledger(8, 10, slips=0.15),
+    task=Ledger(8, 10, slips=0.2),
     models=("qwen2",),
     shape=TINY | {"max_position_embeddings": 128},
-    warm_up=WarmUp(2500, fall=200, batch=64, learning_rate=2e-3, ramp=50, band=(0.25, 0.65), seconds=1800),
+    warm_up=WarmUp(2500, fall=200, batch=64, learning_rate=2e-3, ramp=50, band=(0.2, 0.6), seconds=1800),
     arms=tuple(ARMS),
     cores_to_start_early=inf,
 )
