@@ -1,6 +1,7 @@
 """`run.sh study`: does a policy with INT8 rollouts learn what one with BF16 rollouts learns, and at which rates?"""
 
 import json
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,8 @@ def study(
         fail(str(error), WRONG_USE)
     except OSError as error:
         fail(f"--out {folder}: {error.strerror}", WRONG_USE)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end it as Ctrl-C does: with what its cells have started
+        signal.signal(number, signal.default_int_handler)
     try:
         with progress(console) as bars:
             cells.train_all(chosen, folder, jobs, bars)
