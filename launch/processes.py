@@ -7,6 +7,7 @@ so is the shared memory it maps: vLLM's stays in /dev/shm when Ray kills the eng
 
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -62,6 +63,12 @@ class ProcessTree:
         self.look()
         end_all([process for process in self.members if process.is_running()])
         remove(self.segments)
+
+
+def end_as_after_ctrl_c() -> None:
+    """SIGTERM and SIGHUP end this process as Ctrl-C does from now on: with what it has started."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
 
 
 def of_run(run: str) -> list[psutil.Process]:

@@ -1,7 +1,6 @@
 """`run.sh demo` and `run.sh smoke`: training on this CPU or on one NVIDIA GPU; does this installation work here?"""
 
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Annotated
@@ -39,6 +38,7 @@ def demo(
 
     from launch.demo import DemoError
     from launch.demo.run import OptionError, check_folder, choices, on_device, run_demo
+    from launch.processes import end_as_after_ctrl_c
 
     folder = (out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     try:
@@ -49,6 +49,7 @@ def demo(
         fail(str(error), WRONG_USE)
     if left_out:
         typer.echo(left_out, err=True)
+    end_as_after_ctrl_c()
     try:
         run_demo(chosen, folder, Console())
     except DemoError as error:
@@ -75,6 +76,7 @@ def smoke(
     """
     from rich.console import Console
 
+    from launch.processes import end_as_after_ctrl_c
     from launch.smoke import run
     from launch.stacks import STACK_VARIABLE, all_pins
 
@@ -91,8 +93,7 @@ def smoke(
     if out is not None and not os.access(out.absolute().parent, os.W_OK):
         fail(f"--out {out}: {out.absolute().parent} cannot be written", WRONG_USE)
     console = Console(stderr=printed)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # end it as Ctrl-C does: with what its parts have started
-        signal.signal(number, signal.default_int_handler)
+    end_as_after_ctrl_c()
     content = run.smoke(stack, stacks[stack].devices, steps, only or [], console)
     if printed:
         typer.echo(run.as_text(content), nl=False)

@@ -1,7 +1,6 @@
 """`run.sh study`: does a policy with INT8 rollouts learn what one with BF16 rollouts learns, and at which rates?"""
 
 import json
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +37,7 @@ def study(
 
     from launch.demo import DemoError
     from launch.demo.run import OptionError, on_device, progress
+    from launch.processes import end_as_after_ctrl_c
     from launch.study import cells, report
     from launch.study.grid import grid
 
@@ -51,8 +51,7 @@ def study(
         fail(str(error), WRONG_USE)
     except OSError as error:
         fail(f"--out {folder}: {error.strerror}", WRONG_USE)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # end it as Ctrl-C does: with what its cells have started
-        signal.signal(number, signal.default_int_handler)
+    end_as_after_ctrl_c()
     try:
         with progress(console) as bars:
             cells.train_all(chosen, folder, jobs, bars)

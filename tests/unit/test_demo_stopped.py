@@ -1,0 +1,51 @@
+"""`demo` and `study` that are asked to stop end the training that they have started, as after Ctrl-C.
+
+SIGTERM and SIGHUP end a Python process at once, unless it does something about it; a verl would train on alone.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+# Real commands, but for what takes minutes: no warm-up, and in verl's place a process that sleeps.
+COMMAND = """
+import pathlib, subprocess, sys
+from launch.demo import training, warmup
+def make_start(choices, folder, on_update):
+    folder.mkdir(parents=True)
+    return 0.5
+def started(command, folder, variables):
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    pathlib.Path({file!r}).write_text(str(process.pid))
+    return process
+warmup.make_start, training.started = make_start, started
+from launch.cli import app
+app({arguments!r})
+"""
+COMMANDS = {"demo": ["--arms", "int8"], "study": ["--arms", "int8", "--rates", "1e-4", "--seeds", "0"]}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_its_training_ends_with_it(tmp_path, command, number):
+    file = tmp_path / "pid"
+    arguments = [command, *COMMANDS[command], "--out", str(tmp_path / "out")]
+    code = COMMAND.format(file=str(file), arguments=arguments)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    asked = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, env=environment)
+    while not (file.is_file() and file.read_text()):
+        assert asked.poll() is None, asked.stderr.read()
+        time.sleep(0.1)
+    verl = psutil.Process(int(file.read_text()))
+    try:
+        asked.send_signal(number)
+        assert asked.wait(60) != 0
+        assert not verl.is_running() or verl.status() == psutil.STATUS_ZOMBIE
+    finally:
+        if verl.is_running():
+            verl.kill()
