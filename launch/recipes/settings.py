@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ascend_quant.integrations.verl import attention_settings as attention
-from launch.recipes.fields import Correction, Fp8, Parallel, Recipe, Training
+from launch.recipes.fields import Correction, Fp8, Parallel, Recipe, Rollout, Training
 from launch.recipes.hydra_syntax import (
     ACTOR,
     CORRECTION,
