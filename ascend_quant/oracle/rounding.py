@@ -11,8 +11,8 @@ step before. Both see the trainer's weights as they are, in float32: BF16 would 
 Of an element with the index i in its whole parameter, u = mixed(mixed(i ^ a) ^ b) modulo 2**24. The words a and b are
 the first 8 bytes, little-endian, of BLAKE2b over "seed/step/name". `mixed` is Thomas Mueller's permutation of 32 bits
 (stackoverflow.com/a/12996028): it shifts by 16 alone, which is to take a half of a word, so that it needs no operator
-that NPUs lack. u is uniform and t - floor(t) exact, so a mean over seeds is w but for 2**-24 of a code and float32's own
-rounding of t, 2**-17 of one. What is carried is exact: code * scale + residual is x, bit for bit.
+that NPUs lack. u is uniform and t - floor(t) exact, so the mean over seeds is w but for 2**-24 of a code and float32's
+rounding of t, less than 2**-16 of one. What is carried is exact: code * scale + residual is x, bit for bit.
 """
 
 from hashlib import blake2b
@@ -32,9 +32,7 @@ def key_of(seed: int, step: int, name: str) -> tuple[int, int]:
     return int.from_bytes(found[:4], "little"), int.from_bytes(found[4:], "little")
 
 
-def hashed(
-    w_NK: torch.Tensor, seed: int, step: int, name: str, first: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def hashed(w_NK: torch.Tensor, seed: int, step: int, name: str, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """int8 codes (..., N, K) and float32 scales (..., N) of whole rows, on the CPU.
 
     Args:

@@ -117,8 +117,9 @@ def put_scales(scale: torch.Tensor, sent: Sequence[torch.Tensor]) -> None:
     """Write scales, float32, of the rows of all tensors one after the other, behind their codes."""
     tail = torch.zeros(len(scale), TAIL, dtype=torch.int8, device=scale.device)
     tail[:, :SCALE_BYTES] = scale.view(torch.int8).view(-1, SCALE_BYTES)
-    for sent_NL, rows in zip(sent, tail.split([len(sent_NL) for sent_NL in sent]), strict=True):
-        sent_NL.view(torch.int8)[:, -TAIL:] = rows
+    ends = [*accumulate(map(len, sent))]
+    for sent_NL, end in zip(sent, ends, strict=True):
+        sent_NL.view(torch.int8)[:, -TAIL:] = tail[end - len(sent_NL) : end]
 
 
 def coded(weights: Sequence[NamedTensor], scheme: Scheme, rounded: Encode = encode) -> list[NamedTensor]:

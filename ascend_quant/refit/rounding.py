@@ -8,6 +8,7 @@ A step may be synced more than once: to engines in two places, or again after a 
 same bytes. What was carried is fed on once the step or the weights are others.
 """
 
+import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import rounding
-from ascend_quant.refit.coding import TAIL, Encode, Part, as_matrices, encode, put_scales
+from ascend_quant.refit.coding import TAIL, Part, as_matrices, encode, put_scales
 from ascend_quant.refit.errors import RefitError
 from ascend_quant.schemes import Scheme
 
@@ -58,7 +59,7 @@ class Hashed(Nearest):
         self._seed = seed
 
     def encode(self, parts: Sequence[Part], sent: Sequence[torch.Tensor], scheme: Scheme) -> None:
-        pairs = as_matrices(parts, sent)
+        pairs = float32_matrices(parts, sent)
         scales = [
             rounding.hashed(part.rows, oracle.key_of(self._seed, self.step, part.name), part.first, one[:, :-TAIL])
             for part, one in pairs
@@ -97,7 +98,7 @@ class Carried(Nearest):
     def encode(self, parts: Sequence[Part], sent: Sequence[torch.Tensor], scheme: Scheme) -> None:
         if not self._last:
             logger.warning("what codes leave over is carried from step %d on, and was nothing before", self.step)
-        pairs = as_matrices(parts, sent)
+        pairs = float32_matrices(parts, sent)
         fresh = [(part, one) for part, one in pairs if not self._repeats(part, one)]
         left = [self._left(part) for part, _ in fresh]
         scales = [
@@ -128,10 +129,27 @@ class Carried(Nearest):
             return torch.zeros(part.rows.shape, dtype=torch.float32, device=part.rows.device)
         if last.left_NK.shape != part.rows.shape:
             raise RefitError(
-                f"{part.name}: rows {tuple(part.rows.shape)} from index {part.first} on, {tuple(last.left_NK.shape)} at "
-                "the step before: what was carried is of other rows; keep the shards, or restart the trainer"
+                f"{part.name}: rows {tuple(part.rows.shape)} from index {part.first} on, but what was carried is of "
+                f"{tuple(last.left_NK.shape)}: keep the shards as they were, or restart the trainer"
             )
         return last.left_NK.to(part.rows.device, copy=True)
+
+
+def float32_matrices(parts: Sequence[Part], sent: Sequence[torch.Tensor]) -> list[tuple[Part, torch.Tensor]]:
+    """See `as_matrices`; logs once of weights that have lost already what a rounding is to keep."""
+    pairs = as_matrices(parts, sent)
+    if lost := [part for part, _ in pairs if part.rows.dtype != torch.float32]:
+        tell_of_lost_updates(lost[0].name, lost[0].rows.dtype)
+    return pairs
+
+
+@functools.cache  # once
+def tell_of_lost_updates(name: str, dtype: torch.dtype) -> None:
+    logger.warning(
+        "%s and others come as %s from the trainer: their codes keep of an update what is in that dtype alone",
+        name,
+        dtype,
+    )
 
 
 def rounding_of(name: str, seed: int = 0) -> Nearest:
@@ -150,6 +168,3 @@ def _sum_of(rows_NK: torch.Tensor) -> torch.Tensor:
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("cpu", copy=tensor.device.type == "cpu")
-
-
-__all__ = ["CARRIED", "HASHED", "NEAREST", "ROUNDED", "ROUNDINGS", "Encode", "Nearest", "rounding_of"]

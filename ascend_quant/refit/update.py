@@ -30,7 +30,7 @@ class Quantized:
 
     Attributes:
         names: of their tensors.
-        w_RK: BF16, or float32 beside codes that were sent. codes_RK, scale: of them. q_RK: float32, what these stand for.
+        w_RK: BF16, or float32 beside codes that were sent. codes_RK, scale: of them. q_RK: float32, their values.
     """
 
     names: tuple[str, ...]

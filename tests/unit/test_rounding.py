@@ -4,7 +4,7 @@ import math
 import random
 import struct
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from ascend_quant.kernels.moves import scales_in
 from ascend_quant.kernels.registry import NoKernels
 from ascend_quant.refit import Refit, RefitError, coding
 from ascend_quant.refit.resident import QuantizedWeight
-from ascend_quant.refit.rounding import Nearest, rounding_of
+from ascend_quant.refit.rounding import Nearest, rounding_of, tell_of_lost_updates
 from ascend_quant.schemes import SCHEMES
 
 INT8 = SCHEMES["int8"]
@@ -132,7 +132,7 @@ def cut(w: torch.Tensor, rows: list[int]) -> list[coding.Part]:
     """Shards of so many rows."""
     starts = [0, *accumulate(rows)]
     size = w[0].numel()
-    return [coding.Part(NAME, w[a:b], a * size) for a, b in zip(starts, starts[1:], strict=False)]
+    return [coding.Part(NAME, w[a:b], a * size) for a, b in pairwise(starts)]
 
 
 def key_of(part: coding.Part) -> tuple[str, int, int]:
@@ -149,10 +149,7 @@ def test_the_same_bytes_however_rows_are_cut_and_in_whatever_order(shape, monkey
             rows = -(-len(w) // ranks)
             parts = cut(w, [max(0, min(rows, len(w) - rank * rows)) for rank in range(ranks)])
             shuffled = random.Random(ranks).sample([*parts, other], len(parts) + 1)
-            together = {
-                key_of(part): sent
-                for part, sent in zip(shuffled, sent_of(hashed(), *shuffled), strict=True)
-            }
+            together = {key_of(part): sent for part, sent in zip(shuffled, sent_of(hashed(), *shuffled), strict=True)}
             for found in ([sent_of(hashed(), part)[0] for part in parts], [together[key_of(part)] for part in parts]):
                 assert torch.equal(torch.cat(found), whole)
     for different in (hashed(step=STEP + 1), hashed(seed=SEED + 1)):
@@ -246,6 +243,14 @@ def test_a_step_that_is_synced_again_is_sent_the_same_and_others_go_on():
         codes_NK, _, left_NK = oracle.carried(w_NK, left_NK)
         sent = sent_of(made, coding.Part(NAME, w_NK[:5]), coding.Part(NAME, w_NK[5:], 5 * 32))
         assert torch.equal(torch.cat([read(one)[0] for one in sent]), codes_NK)
+
+
+def test_weights_that_lost_the_update_already_are_told_once(caplog):
+    tell_of_lost_updates.cache_clear()
+    for dtype in (torch.float32, torch.bfloat16, torch.bfloat16):
+        sent_of(hashed(), coding.Part(NAME, weight((8, 32), dtype)))
+    [said] = [record.getMessage() for record in caplog.records]
+    assert NAME in said and "bfloat16" in said
 
 
 def test_shards_that_are_cut_anew_are_refused():

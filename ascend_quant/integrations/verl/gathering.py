@@ -139,9 +139,7 @@ def _cut(param: DTensor) -> list[int]:
     return [at for at, placement in enumerate(param.placements) if not isinstance(placement, Replicate)]
 
 
-def _put(
-    members: Sequence[Piece], places: Sequence[torch.Tensor], device: torch.device, encode: coding.Encode
-) -> None:
+def _put(members: Sequence[Piece], places: Sequence[torch.Tensor], device: torch.device, encode: coding.Encode) -> None:
     """Write what this rank has of some pieces to where it leaves from; codes of all of them at once."""
     coded: dict[Scheme, list[tuple[coding.Part, torch.Tensor]]] = {}
     for member, place in zip(members, places, strict=True):

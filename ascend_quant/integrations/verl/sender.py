@@ -91,8 +91,8 @@ class SendingTrainingWorker(TrainingWorker):
         if groups is None:
             if self.rounding.by_shard:
                 raise RefitError(
-                    "rounding=carried keeps what is left over beside FSDP2's shards of rows, and this trainer's weights "
-                    "come whole from verl (Megatron, FSDP1, LoRA, QAT of verl's own): use hashed, or fsdp2"
+                    "rounding=carried keeps what is left over beside FSDP2's shards of rows, and this trainer has "
+                    "none (Megatron, FSDP1, LoRA, verl's own QAT; other shards): use hashed, or fsdp2"
                 )
             groups = leaving.each(weights if update is None else update.passing(weights, self.coded))
             groups = groups if update is None else update.leaving(groups)

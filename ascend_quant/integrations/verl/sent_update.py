@@ -83,4 +83,3 @@ class SentUpdate:
     def as_metrics(self) -> dict[str, float]:
         """`refit/update/*` and `refit/since_start/*`; nothing before the second sync with codes."""
         return {} if self.update is None else {f"refit/{name}": value for name, value in self.update.figures.items()}
-
