@@ -78,8 +78,8 @@ def _rounding(recipe: Recipe) -> Iterator[str]:
         return
     if rollout.scheme != "int8" or rollout.send not in ("int8", "delta"):
         yield (
-            f"rollout.rounding: {asked} with {rollout.scheme} rollouts and send {rollout.send}: it is of int8 codes that "
-            "the trainer sends. Set scheme and send to int8, or leave it at nearest"
+            f"rollout.rounding: {asked} with {rollout.scheme} rollouts and send {rollout.send}: it is of int8 codes "
+            "that the trainer sends. Set scheme and send to int8, or leave it at nearest"
         )
     if asked == "carried" and recipe.backend != "fsdp2":
         yield (

@@ -1,4 +1,4 @@
-"""Roundings that keep an update below a code: the definition's bytes wherever rows are cut, w on average, nothing lost."""
+"""Roundings that keep what is less than a code: the definition's bytes wherever rows are cut, w on average, no loss."""
 
 import math
 import random
