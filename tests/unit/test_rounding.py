@@ -228,6 +228,20 @@ def test_carried_codes_follow_the_weights_and_lose_nothing():
     assert (nearest_NK.abs() > 10 * bound_N1).float().mean() > 0.5
 
 
+@pytest.mark.parametrize(("name", "changed"), [("hashed", 1 / 3), ("carried", 1 / 2)])
+def test_what_the_page_says_of_weights_that_stand_still(name, changed):
+    """Codes that change, and the squared error of a step, in codes: 1/12 of nearest ones."""
+    w_NK, made, codes, errors = weight((64, 1024)), rounding_of(name), [], []
+    for step in range(20):
+        made.begin(step)
+        codes_NK, scale_N = read(sent_of(made, coding.Part(NAME, w_NK))[0])
+        codes.append(codes_NK)
+        errors.append((codes_NK - w_NK / scale_N.unsqueeze(1)).square().mean())
+    moved = torch.stack([(here != there).float().mean() for here, there in pairwise(codes)])
+    assert float(moved.mean()) == pytest.approx(changed, rel=0.05)
+    assert float(torch.stack(errors[1:]).mean()) == pytest.approx(2 / 12, rel=0.05)
+
+
 def test_a_step_that_is_synced_again_is_sent_the_same_and_others_go_on():
     made, (first, second, third) = rounding_of("carried"), steps_of(weight((8, 32)), 3)
     made.begin(1)
