@@ -2,7 +2,8 @@
 
 At RL's learning rates a step moves most weights by far less than one code. Most codes then stay, a few jump by a whole
 one, and the policy that samples may stand still, or walk with a noise of its own. With w the weights as the engine gets
-them, in BF16, q what their codes stand for by the scheme's definition, and d a difference between two refits:
+them, in BF16, q what their codes stand for by the scheme's definition, and d a difference between two refits; of codes
+that a trainer has rounded otherwise (rounding.py), w are its float32 weights and q what was sent:
 
     share     <dq, dw> / <dw, dw>      1: on average the codes go as far as the weights, in their direction
     cosine    <dq, dw> / |dq| |dw|     1: and nowhere else
@@ -17,6 +18,7 @@ from functools import cached_property
 import torch
 
 from ascend_quant.kernels.host_copy import HostCopy
+from ascend_quant.kernels.moves import SCALE_BYTES, scales_in
 from ascend_quant.schemes import Definition, Scheme, definition_of
 
 Rows = dict[str, torch.Tensor]  # by the tensor's name, (R, K)
@@ -28,7 +30,7 @@ class Quantized:
 
     Attributes:
         names: of their tensors.
-        w_RK: BF16. codes_RK, scale: of them. q_RK: float32, what these stand for.
+        w_RK: BF16, or float32 beside codes that were sent. codes_RK, scale: of them. q_RK: float32, their values.
     """
 
     names: tuple[str, ...]
@@ -38,11 +40,10 @@ class Quantized:
     q_RK: torch.Tensor
 
 
-class Kept:
-    """One refit's rows, on their way to host memory in one copy a dtype, which nobody waits for until they are read."""
+class Copied:
+    """Rows on their way to host memory in one copy a dtype, which nobody waits for until they are read."""
 
-    def __init__(self, scheme: Scheme, rows: Rows):
-        self.definition: Definition = definition_of(scheme)
+    def __init__(self, rows: Rows):
         self._shapes = {name: one.shape for name, one in rows.items()}
         self._copies: list[tuple[list[str], HostCopy]] = []
         for dtype in sorted({one.dtype for one in rows.values()}, key=str):
@@ -58,6 +59,24 @@ class Kept:
             found |= {name: part.view(self._shapes[name]) for name, part in zip(names, parts, strict=True)}
         return found
 
+
+class Kept:
+    """One refit's rows.
+
+    Args:
+        rows: BF16, or float32 if they were sent as codes.
+        sent: int8 (R, K + 16) of the same rows, as they travelled; None where codes are what the definition makes.
+    """
+
+    def __init__(self, scheme: Scheme, rows: Rows, sent: Rows | None = None):
+        self.definition: Definition = definition_of(scheme)
+        self._rows, self._sent = Copied(rows), None if sent is None else Copied(sent)
+
+    @property
+    def rows(self) -> Rows:
+        """As they were given."""
+        return self._rows.rows
+
     @cached_property
     def quantized(self) -> dict[tuple[str, int], Quantized]:
         """By kind and K."""
@@ -67,8 +86,13 @@ class Kept:
         return {key: self._of(names) for key, names in alike.items()}
 
     def _of(self, names: list[str]) -> Quantized:
-        w_RK = torch.cat([self.rows[name].bfloat16() for name in names])
-        codes_RK, scale = self.definition.quantize(w_RK)
+        if self._sent is None:
+            w_RK = torch.cat([self.rows[name].bfloat16() for name in names])
+            codes_RK, scale = self.definition.quantize(w_RK)
+        else:
+            w_RK = torch.cat([self.rows[name] for name in names])
+            sent_RL = torch.cat([self._sent.rows[name] for name in names])
+            codes_RK, scale = sent_RL[:, : w_RK.shape[1]], scales_in(sent_RL[:, w_RK.shape[1] :][:, :SCALE_BYTES])
         return Quantized(tuple(names), w_RK, codes_RK, scale, self.definition.dequantize(codes_RK, scale))
 
 

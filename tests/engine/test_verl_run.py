@@ -68,7 +68,10 @@ class Apart(NamedTuple):
 APART = (
     Apart(
         *(OURS, "int8"),
-        ("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=1"),
+        (
+            *("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=1"),
+            "+actor_rollout_ref.rollout.engine_kwargs.ascend_quant.rounding=carried",
+        ),
         *(3, 1, r"weight sync failed.*model\.embed_tokens\.weight.*values"),
     ),
     Apart(

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain
 from types import SimpleNamespace
 
@@ -14,12 +15,15 @@ import torch
 from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from ascend_quant import oracle
 from ascend_quant.integrations.verl import replica, sender
 from ascend_quant.integrations.verl.replica import RefitHttpServer
 from ascend_quant.integrations.verl.sent_figures import SentFigures, of_all
 from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.proof import SENT, Receiving, sending
+from ascend_quant.refit.rounding import rounding_of
+from ascend_quant.schemes import SCHEMES
 
 WEIGHTS = {"a": torch.ones(2, 3), "b": torch.ones(4)}
 LORA = {"r": 8}
@@ -124,6 +128,34 @@ def test_a_steps_figures_are_those_of_the_rank_with_the_most():
     asked = object.__new__(worker)
     asked.actor = SimpleNamespace(figures=SentFigures(), sent_update=None)
     assert asked.sent_figures() == dict.fromkeys(("refit/gather_ms", "refit/bytes_sent", "refit/sent_as_codes"), 0)
+
+
+class Verls:
+    """The worker class that sends weights, when it is told to."""
+
+    w = torch.linspace(-1, 1, 7 * 32).view(7, 32)
+
+    async def update_weights(self, global_steps=None, mode="auto"):
+        return dict(self.actor.as_sent([("a", self.w)])), mode
+
+
+def test_codes_are_rounded_of_the_step_that_verl_names():
+    """The last one where it names none, as in a validation."""
+    assert hasattr(sender.sends_weights(ActorRolloutRefWorker).update_weights, MAGIC_ATTR)  # still offered
+    worker = object.__new__(type("Sending", (sender.SendsWeights, Verls), {}))
+    worker.actor = made(None, False, None, None, partial(rounding_of, "hashed", 5), engine=None)
+    worker.actor.engine = SimpleNamespace(module=None)
+    worker.actor.send_codes(SCHEMES["int8"], frozenset("a"))
+    for step, of in ((3, 3), (None, 3), (4, 4)):
+        sent, mode = asyncio.run(worker.update_weights(step, mode="naive"))
+        assert mode == "naive" and torch.equal(sent["a:int8"][:, :-16], oracle.hashed(Verls.w, 5, of, "a")[0])
+    assert worker.actor.sent_update.as_metrics() == {}  # the weights stood still
+
+
+def test_what_is_left_over_is_carried_beside_shards_alone():
+    worker = made(None, False, None, None, partial(rounding_of, "carried"), engine=None)
+    with pytest.raises(RefitError, match="rounding=carried"):
+        list(worker.as_sent(WEIGHTS.items()))
 
 
 def test_wake_ups_of_the_last_sync_are_added_to_its_receipts(monkeypatch):

@@ -36,6 +36,7 @@ class Piece:
         shape, dtype: of the whole as it leaves.
         scheme: of its codes, if it leaves as such.
         rows: of the tensor on each rank, the last ones' filled up; 0 for a tensor that every rank has whole.
+        first: the row of the whole tensor that the local ones begin with.
     """
 
     name: str
@@ -44,13 +45,20 @@ class Piece:
     dtype: torch.dtype
     scheme: Scheme | None
     rows: int
+    first: int
 
     @classmethod
-    def of(cls, name: str, local: torch.Tensor, shape: torch.Size, left: torch.dtype | Scheme, rows: int) -> "Piece":
-        """A piece of a parameter of this shape that leaves as a dtype, or as a scheme's codes."""
+    def of(
+        cls, name: str, local: torch.Tensor, shape: torch.Size, left: torch.dtype | Scheme, rows: int = 0, rank: int = 0
+    ) -> "Piece":
+        """A rank's piece of a parameter of this shape that leaves as a dtype, or as a scheme's codes."""
         if isinstance(left, torch.dtype):
-            return cls(name, local, shape, left, None, rows)
-        return cls(name, local, coding.sent_shape(shape), coding.codes_dtype(left), left, rows)
+            return cls(name, local, shape, left, None, rows, rank * rows)
+        return cls(name, local, coding.sent_shape(shape), coding.codes_dtype(left), left, rows, rank * rows)
+
+    def part(self, local: torch.Tensor) -> coding.Part:
+        """What is encoded: the local rows, wherever they are now."""
+        return coding.Part(self.name, local, self.first * prod(local.shape[1:]))
 
     @property
     def filled(self) -> int:
@@ -67,20 +75,23 @@ class Piece:
         return self.shape.numel() * self.dtype.itemsize
 
 
-def gathered(params: Mapping[str, torch.Tensor], device: torch.device, as_what: AsWhat) -> Iterator[list[NamedTensor]]:
+def gathered(
+    params: Mapping[str, torch.Tensor], device: torch.device, as_what: AsWhat, encode: coding.Encode = coding.encode
+) -> Iterator[list[NamedTensor]]:
     """The parameters whole, in their order, group by group; a collective: every rank exhausts it.
 
     Args:
         params: by name, the same on every rank; shards of rows (DTensor), or whole tensors, which stay where they are.
         device: of the process group; shards may wait on the host.
         as_what: in which dtype a parameter leaves, or as which scheme's codes (still by its own name).
+        encode: makes these.
 
     Yields:
         Tensors of a group, with memory of their own.
     """
     waiting = None
     for group, members in groups(params, as_what):
-        under_way = Gather(group, members, device)
+        under_way = Gather(group, members, device, encode)
         if waiting is not None:
             yield waiting.whole()
         waiting = under_way
@@ -106,13 +117,13 @@ def groups(params: Mapping[str, torch.Tensor], as_what: AsWhat) -> Iterator[tupl
 def _piece(name: str, param: torch.Tensor, left: torch.dtype | Scheme) -> tuple[Any, Piece]:
     """Of a parameter, with the ranks that it is sharded over; None if there is nothing to gather."""
     if not isinstance(param, DTensor):
-        return None, Piece.of(name, param, param.shape, left, 0)
+        return None, Piece.of(name, param, param.shape, left)
     cut = _cut(param)
     if not cut:
-        return None, Piece.of(name, param.to_local(), param.shape, left, 0)
+        return None, Piece.of(name, param.to_local(), param.shape, left)
     mesh, (at,) = param.device_mesh, cut
     rows = -(-param.shape[0] // mesh.size(at))
-    return mesh.get_group(at), Piece.of(name, param.to_local(), param.shape, left, rows)
+    return mesh.get_group(at), Piece.of(name, param.to_local(), param.shape, left, rows, mesh.get_local_rank(at))
 
 
 def is_gathered_flat(param: torch.Tensor) -> bool:
@@ -128,27 +139,27 @@ def _cut(param: DTensor) -> list[int]:
     return [at for at, placement in enumerate(param.placements) if not isinstance(placement, Replicate)]
 
 
-def _put(members: Sequence[Piece], places: Sequence[torch.Tensor], device: torch.device) -> None:
+def _put(members: Sequence[Piece], places: Sequence[torch.Tensor], device: torch.device, encode: coding.Encode) -> None:
     """Write what this rank has of some pieces to where it leaves from; codes of all of them at once."""
-    coded: dict[Scheme, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    coded: dict[Scheme, list[tuple[coding.Part, torch.Tensor]]] = {}
     for member, place in zip(members, places, strict=True):
         local = member.local.detach().to(device, non_blocking=True)  # first: copy_ would round on the host
         if member.scheme is None:
             place.copy_(local)
         else:
-            coded.setdefault(member.scheme, []).append((local, place))
+            coded.setdefault(member.scheme, []).append((member.part(local), place))
     for scheme, pairs in coded.items():
-        coding.encode(*zip(*pairs, strict=True), scheme)
+        encode(*zip(*pairs, strict=True), scheme)
 
 
-def _made(members: Sequence[Piece]) -> list[NamedTensor]:
+def _made(members: Sequence[Piece], encode: coding.Encode) -> list[NamedTensor]:
     """What leaves of tensors that are whole here."""
     found = []
     for member in members:
         if member.scheme is None:
             found.append((member.name, member.local.to(member.dtype)))
         else:
-            [(_, sent)] = coding.coded([(member.name, member.local.detach())], member.scheme)
+            [(_, sent)] = coding.coded([(member.name, member.local.detach())], member.scheme, encode)
             found.append((member.name, sent))
     return found
 
@@ -156,8 +167,8 @@ def _made(members: Sequence[Piece]) -> list[NamedTensor]:
 class Gather:
     """An all-gather that has been started; `whole` waits for it, on the device's stream where it has one."""
 
-    def __init__(self, group: Any, members: list[Piece], device: torch.device):
-        self._members, self._work = members, None
+    def __init__(self, group: Any, members: list[Piece], device: torch.device, encode: coding.Encode):
+        self._members, self._work, self._encode = members, None, encode
         if group is None:
             return
         ranks, size = dist.get_world_size(group), sum(member.bytes for member in members)
@@ -169,13 +180,13 @@ class Gather:
             place = self._mine[begin : begin + prod(shape) * member.dtype.itemsize]
             places.append(place.view(member.dtype).view(shape))
             begin += member.bytes
-        _put(members, places, device)
+        _put(members, places, device, encode)
         self._work = dist.all_gather_into_tensor(self._all.view(-1), self._mine, group=group, async_op=True)
 
     def whole(self) -> list[NamedTensor]:
         """The tensors; once."""
         if self._work is None:
-            return _made(self._members)
+            return _made(self._members, self._encode)
         self._work.wait()
         found, begin = [], 0
         for member in self._members:

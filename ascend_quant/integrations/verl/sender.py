@@ -28,9 +28,11 @@ from ascend_quant.integrations.verl.sent_update import SentUpdate
 from ascend_quant.integrations.verl.settings import Patches
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.names import Unquantized
+from ascend_quant.refit import RefitError
 from ascend_quant.refit.delta import Sender
 from ascend_quant.refit.kv_scales import Form
 from ascend_quant.refit.proof import prepare, sending_groups
+from ascend_quant.refit.rounding import Nearest
 from ascend_quant.refit.sent import NamedTensor
 from ascend_quant.schemes import Scheme
 
@@ -44,6 +46,7 @@ class SendingTrainingWorker(TrainingWorker):
         proves: whether digests follow the weights.
         rounds: whether what a BF16 engine rounds leaves in BF16, see leaving.py.
         scheme, coded: of which scheme codes leave, and for which names; none until the engines have named them.
+        makes_rounding: of these codes.
         sent_update: what these codes take of an update; None on all ranks but one, and where none leave.
         form: of the scales of a KV cache that follow the weights, see kv_maxima.py; None if none do.
         patching: sends patches to engines elsewhere; None where none are sent.
@@ -59,6 +62,7 @@ class SendingTrainingWorker(TrainingWorker):
     unquantized: Unquantized | None = None
     patches: Patches | None = None
     patching: Patching | None = None
+    makes_rounding: Callable[[], Nearest] = staticmethod(Nearest)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if self.patches is not None:
@@ -73,15 +77,25 @@ class SendingTrainingWorker(TrainingWorker):
             get_weights = self.once_looked_at(get_weights)
         self.engine.get_per_tensor_param = with_weights(get_weights, self.as_sent)
 
+    @functools.cached_property
+    def rounding(self) -> Nearest:
+        """Of the codes that leave here."""
+        return self.makes_rounding()
+
     def as_sent(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
         """The engine's weights as they leave; digests are of what leaves."""
         install(hooks.WHEN_WEIGHTS_LEAVE)  # the rollout's module is there by now
         kept = kept_by(self.engine.module) if self.rounds else ()
-        leaving = Leaving(self.rounds, kept, self.scheme, self.coded)
+        leaving, update = Leaving(self.rounds, kept, self.scheme, self.coded, self.rounding.encode), self.sent_update
         groups = self._gathered(leaving)
         if groups is None:
-            update = self.sent_update
+            if self.rounding.by_shard:
+                raise RefitError(
+                    "rounding=carried keeps what is left over beside FSDP2's shards of rows, and this trainer has "
+                    "none (Megatron, FSDP1, LoRA, verl's own QAT; other shards): use hashed, or fsdp2"
+                )
             groups = leaving.each(weights if update is None else update.passing(weights, self.coded))
+            groups = groups if update is None else update.leaving(groups)
         if self.form is not None:
             groups = chain(groups, self._scales())
         groups = self.figures.counted(groups)
@@ -131,14 +145,15 @@ class SendingTrainingWorker(TrainingWorker):
             self.sent_update.look(
                 shards, [name for name in shards if leaving.as_what(name, shards[name]) == self.scheme]
             )
-        whole = gathered(shards, own_device(), leaving.as_what)
+        whole = gathered(shards, own_device(), leaving.as_what, leaving.encode)
+        whole = whole if self.sent_update is None else self.sent_update.leaving(whole)
         return (leaving.named(compat.experts_apart(group, self.engine)) for group in whole)
 
     def send_codes(self, scheme: Scheme, names: Collection[str]) -> None:
         """From now on these parameters leave as codes of this scheme."""
         self.scheme, self.coded = scheme, names
         if not dist.is_initialized() or dist.get_rank() == 0:
-            self.sent_update = SentUpdate(scheme)
+            self.sent_update = SentUpdate(scheme, self.rounding.of_float32)
 
     def reset(self) -> None:
         """Make the model; then what its digests need, so that the first sync waits for no compiler."""
@@ -167,6 +182,12 @@ class SendsWeights:
         if hasattr(self, "actor") and self.actor.patching is not None and hasattr(self, "checkpoint_engine"):
             setattr(self.checkpoint_engine, AGAINST, self.actor.patching.against)
 
+    @functools.wraps(ActorRolloutRefWorker.update_weights)
+    async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
+        if hasattr(self, "actor"):
+            self.actor.rounding.begin(global_steps)
+        return await super().update_weights(global_steps, mode)
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def seconds_of_actor(self) -> float:
         """What it took to make the model that is trained, without the reference."""
@@ -190,6 +211,7 @@ def sends_weights(
     proves: bool = True,
     form: Form | None = None,
     patches: Patches | None = None,
+    makes_rounding: Callable[[], Nearest] = Nearest,
 ) -> type:
     """verl's actor worker class, whose training worker is a `SendingTrainingWorker`.
 
@@ -198,9 +220,11 @@ def sends_weights(
         proves: whether digests follow the weights.
         form: of the scales of a KV cache that do; None if none.
         patches: how what has changed is sent to engines elsewhere; None if all is.
+        makes_rounding: of the codes that leave.
     """
     chosen = {"proves": proves, "rounds": engine_dtype == ENGINE_DTYPE, "form": form, "patches": patches}
-    actor = type(SendingTrainingWorker.__name__, (SendingTrainingWorker,), chosen)
+    rounding = {"makes_rounding": staticmethod(makes_rounding)}
+    actor = type(SendingTrainingWorker.__name__, (SendingTrainingWorker,), chosen | rounding)
     return type(f"Sending{worker_class.__name__}", (SendsWeights, worker_class), {"actor_worker_cls": actor})
 
 

@@ -1,13 +1,16 @@
 """How much of the trainer's update the codes take that it sends: the figures of refit/update.py.
 
 An engine cannot make them of codes. One rank of the trainer watches rows of its own shards, so nothing is gathered.
+Nearest codes are made again from these; codes of another rounding are looked at where they leave, in the whole tensor,
+which begins with the first rank's shard.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from ascend_quant.refit.coding import codes_dtype, parted
 from ascend_quant.refit.sent import NamedTensor
 from ascend_quant.refit.update import Kept, Rows, Update
 from ascend_quant.refit.watched_rows import chosen, some_rows
@@ -15,14 +18,17 @@ from ascend_quant.schemes import Scheme
 
 
 class SentUpdate:
-    """Of one rank.
+    """Of the first rank.
 
     Args:
         scheme: of the codes that leave.
+        of_float32: whether they are rounded otherwise than to the nearest of the BF16 weights.
     """
 
-    def __init__(self, scheme: Scheme):
-        self._scheme = scheme
+    def __init__(self, scheme: Scheme, of_float32: bool = False):
+        self._scheme, self._of_float32 = scheme, of_float32
+        self._rows: Rows = {}
+        self._lengths: dict[str, int] = {}  # rows, or matrices of a stack, that this rank has
         self._first: Kept | None = None
         self._last: Kept | None = None
         self.update: Update | None = None
@@ -33,19 +39,41 @@ class SentUpdate:
         Args:
             coded: the names of those that leave as codes, alike in every sync.
         """
-        self._take({name: _rows_of(name, shards[name]) for name in chosen(coded)})
+        self._begin()
+        for name in chosen(coded):
+            self._look_at(name, shards[name])
 
     def passing(self, weights: Iterable[NamedTensor], coded: Collection[str]) -> Iterator[NamedTensor]:
         """The weights of a sync as they are, looked at on their way."""
-        watched, rows = chosen(coded), Rows()
+        watched = chosen(coded)
+        self._begin()
         for name, tensor in weights:
             if name in watched:
-                rows[name] = _rows_of(name, tensor)
+                self._look_at(name, tensor)
             yield name, tensor
-        self._take(rows)
 
-    def _take(self, rows: Rows) -> None:
-        last, now = self._last, Kept(self._scheme, {name: one for name, one in rows.items() if one.numel()})
+    def leaving(self, groups: Iterable[Sequence[NamedTensor]]) -> Iterator[Sequence[NamedTensor]]:
+        """What leaves of them, whole, under either of its names; the sync is complete at its end."""
+        sent: Rows = {}
+        for group in groups:
+            for name, tensor in group if self._of_float32 else ():
+                own, _ = parted(name)
+                if own in self._rows and tensor.dtype == codes_dtype(self._scheme):
+                    sent[own] = some_rows(own, tensor[: self._lengths[own]]).clone()
+            yield group
+        self._take(sent if self._of_float32 else None)
+
+    def _begin(self) -> None:
+        self._rows, self._lengths = {}, {}
+
+    def _look_at(self, name: str, tensor: torch.Tensor) -> None:
+        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+        if local.numel():
+            dtype = torch.float32 if self._of_float32 else torch.bfloat16
+            self._rows[name], self._lengths[name] = some_rows(name, local).to(dtype, copy=True), len(local)
+
+    def _take(self, sent: Rows | None) -> None:
+        last, now = self._last, Kept(self._scheme, self._rows, sent)
         if self._first is None or last is None:
             self._first = now
         else:
@@ -55,11 +83,3 @@ class SentUpdate:
     def as_metrics(self) -> dict[str, float]:
         """`refit/update/*` and `refit/since_start/*`; nothing before the second sync with codes."""
         return {} if self.update is None else {f"refit/{name}": value for name, value in self.update.figures.items()}
-
-
-def _rows_of(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """BF16 (R, K), memory of its own: what an engine would get of some rows."""
-    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-    if not local.numel():
-        return local.new_zeros(0, tensor.shape[-1], dtype=torch.bfloat16)
-    return some_rows(name, local).to(torch.bfloat16, copy=True)
