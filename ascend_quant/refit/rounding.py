@@ -96,9 +96,9 @@ class Carried(Nearest):
         return sum(one.left_NK.nbytes + one.sent_NL.nbytes for one in self._last.values())
 
     def encode(self, parts: Sequence[Part], sent: Sequence[torch.Tensor], scheme: Scheme) -> None:
-        if not self._last:
-            logger.warning("what codes leave over is carried from step %d on, and was nothing before", self.step)
         pairs = float32_matrices(parts, sent)
+        if pairs and not self._last:
+            logger.warning("what codes leave over is carried from step %d on, and was nothing before", self.step)
         fresh = [(part, one) for part, one in pairs if not self._repeats(part, one)]
         left = [self._left(part) for part, _ in fresh]
         scales = [
