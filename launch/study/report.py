@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from launch.study.grid import REFERENCE, ordered
+from launch.study.grid import ARMS, REFERENCE, ordered
 
 SCHEMA = 1
 LAST_STEPS = 5
@@ -154,11 +154,16 @@ def draw(records: Sequence[Record], path: Path) -> None:
     panels = figure.subplots(len(rates), len(PANELS), squeeze=False)
     for line, (rate, arms) in zip(panels, rates.items(), strict=True):
         for axes, (field, title, scale) in zip(line, PANELS, strict=True):
-            for number, arm in enumerate(ordered(arms)):
-                plot(axes, [series(cell, field) for cell in arms[arm]], arm, f"C{number}")
-            axes.set(title=f"lr {rate}: {title}", yscale=scale)
+            for arm in ordered(arms):
+                color = f"C{list(ARMS).index(arm)}"  # the same at every rate
+                plot(axes, [series(cell, field) for cell in arms[arm]], arm, color)
+            axes.set(title=f"lr {rate}: {title}", yscale=scale, xlabel="step")
+            if scale == "linear":
+                axes.ticklabel_format(axis="y", useOffset=False)
+            axes.xaxis.get_major_locator().set_params(integer=True)
             axes.grid(alpha=0.3)
-    panels[0][0].legend(title="rollout")
+    most = max(range(len(rates)), key=lambda line: len(panels[line][0].lines))
+    panels[most][0].legend(title="rollout")
     first = records[0]
     hardware = first["hardware"].get("gpu", first["hardware"]["cpu"])
     figure.suptitle(f"{first['task']}, seeds {sorted({record['seed'] for record in records})}, {hardware}")
