@@ -23,7 +23,7 @@ from ascend_quant.schemes import get_scheme
 
 SERVED, REFUSED = [row for row in ROWS if not row.refused], [row for row in ROWS if row.refused]
 OFTEN = (
-    *("Qwen3-MoE", "Gemma 3 (text)", "Phi-3", "GLM-4.5 with MTP layers"),
+    *("Gemma 3 (text)", "Phi-3", "GLM-4.5 with MTP layers"),
     *("Qwen3.5", "Qwen3-VL-MoE", "DeepSeek-V3", "K-EXAONE"),
 )
 STAND_INS = {PREFILL: attend_to_latents, ROUTER: route_by_sigmoid}
