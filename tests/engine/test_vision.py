@@ -1,58 +1,30 @@
 """A model that sees: its language model is quantized, its tower keeps BF16, and a refit brings both up to date.
 
-vLLM's classes of such models need torchvision, which the locks for CPUs do not have: by hand, where it is installed.
-test_towers.py has the same rules without an engine.
+test_architectures.py has more models that see; test_towers.py has the same rules without an engine.
 """
 
-from pathlib import Path
+import shutil
 
 import pytest
 import torch
+from architectures import ROWS, make
 from engines import differing, engine, logprobs, model_of, refit, resident
-from models import COMMON, checkpoint, with_tokenizer
-
-pytest.importorskip("torchvision")
-
-from PIL import Image
-from transformers import (
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2_5_VLProcessor,
-    Qwen2VLImageProcessor,
-    Qwen2VLVideoProcessor,
-)
+from models import checkpoint, perturbed, save
+from seeing import LIMITS, prompt_with_image, with_images
 from vllm import SamplingParams
 
-MARKS = {"<|vision_end|>": 55, "<|vision_start|>": 56, "<|video_pad|>": 57, "<|image_pad|>": 58}
-IDS = {"vision_end_token_id": 55, "vision_start_token_id": 56, "video_token_id": 57, "image_token_id": 58}
-ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
-VISION = {
-    **{"depth": 2, "hidden_size": 64, "num_heads": 2, "intermediate_size": 96, "out_hidden_size": 128},
-    **{"patch_size": 14, "fullatt_block_indexes": [1], "window_size": 56},
-}
+[ROW] = [row for row in ROWS if row.name == "Qwen2.5-VL"]
 
 
-def make(folder: Path, seed: int) -> Path:
-    torch.manual_seed(seed)
-    text = {**COMMON, "rope_parameters": ROPE}
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=VISION, tie_word_embeddings=False, **IDS)
-    model = Qwen2_5_VLForConditionalGeneration(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0, 0.1) if name.endswith("bias") else parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer, pixels = with_tokenizer(folder, MARKS), {"min_pixels": 28 * 28, "max_pixels": 4 * 28 * 28}
-    images, videos = Qwen2VLImageProcessor(**pixels), Qwen2VLVideoProcessor(**pixels)
-    Qwen2_5_VLProcessor(image_processor=images, tokenizer=tokenizer, video_processor=videos).save_pretrained(folder)
-    return folder
+@pytest.fixture(autouse=True, scope="module")
+def seeing():
+    with with_images():
+        yield
 
 
 def of_image(llm) -> torch.Tensor:
     """Log-probabilities of what follows an image."""
-    prompt = {
-        "prompt_token_ids": [56, 58, 55, 4, 5, 6],
-        "multi_modal_data": {"image": Image.new("RGB", (56, 56), (200, 30, 90))},
-    }
+    prompt = prompt_with_image(ROW.vision["patch_size"])
     wanted = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
     [answer] = llm.generate([prompt], wanted, use_tqdm=False)
     return torch.tensor([next(iter(step.values())).logprob for step in answer.prompt_logprobs if step])
@@ -60,13 +32,16 @@ def of_image(llm) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    return [make(tmp_path_factory.mktemp("vision"), seed) for seed in (0, 1)]
+    first, later = (tmp_path_factory.mktemp("vision") / name for name in ("first", "later"))
+    shutil.copytree(make(ROW, first), later)
+    save(perturbed(checkpoint(first), 3), later)
+    return first, later
 
 
 @pytest.mark.parametrize("images", [1, 0])
 def test_a_refit_leaves_tower_and_language_model_as_a_fresh_load_does(folders, images):
     first, later = folders
-    options = {"limit_mm_per_prompt": {"image": images, "video": 0}, "max_num_batched_tokens": 2048}
+    options = {**LIMITS, "limit_mm_per_prompt": {"image": images, "video": 0}}
     state = checkpoint(later)
     tower = {name for name in state if ".visual." in name or name.startswith("visual.")}
     with engine(later, **options) as llm:

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.each_version
 
 plugin.register()
 
+from ascend_quant.integrations.vllm import drafters  # noqa: E402
 from ascend_quant.integrations.vllm_ascend import refusals  # noqa: E402
 from ascend_quant.integrations.vllm_ascend.config import NpuQuantConfig  # noqa: E402
 
@@ -31,6 +32,15 @@ def settings(monkeypatch, values: dict, engine: dict | None = None) -> None:
     """Makes vllm-ascend's config object, and vLLM's of the engine, hold these."""
     monkeypatch.setattr(refusals, "get_ascend_config", lambda: space(values))
     monkeypatch.setattr(refusals, "get_current_vllm_config", lambda: space(engine or {}))
+
+
+def test_a_drafter_built_with_the_models_quantization_is_refused_by_name():
+    config = NpuQuantConfig(scheme="int8")
+    with (
+        drafters.building(SimpleNamespace(architectures=["DeepSeekMTPModel"])),
+        pytest.raises(RefitError, match=line_naming("model.layers.2.eh_proj", "speculative_config")),
+    ):
+        config.get_quant_method(torch.nn.Module(), "model.layers.2.eh_proj")
 
 
 ANY = [

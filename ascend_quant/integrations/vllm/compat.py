@@ -120,6 +120,7 @@ def select_experts(
         num_expert_group=layer.num_expert_group,
         custom_routing_function=layer.custom_routing_function,
         scoring_func=layer.scoring_func,
+        routed_scaling_factor=getattr(layer, "routed_scaling_factor", 1.0),  # layers without leave it to the model
         e_score_correction_bias=layer.e_score_correction_bias,
     )
 

@@ -7,7 +7,7 @@ All options: options.py. `ignore` takes vLLM's usual patterns: a layer's full na
 names are the engine's or a checkpoint's, see `ascend_quant.names`.
 `profile` is a file that `ascend-quant profile` has written; with `frozen_scales` its scales are used, otherwise every
 refit finds its own.
-Embeddings, lm_head, norms, MoE routers and the towers of other modalities always keep their dtype.
+Embeddings, lm_head, norms, MoE routers, the towers of other modalities and drafters always keep their dtype.
 """
 
 import logging
@@ -20,7 +20,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.platforms import current_platform
 
 from ascend_quant.engine.options import Options
-from ascend_quant.integrations.vllm import towers
+from ascend_quant.integrations.vllm import drafters, towers
 from ascend_quant.integrations.vllm.compat import EXPERTS_LAYER
 from ascend_quant.integrations.vllm.inventory import layer_names, make_plain, number_of_experts
 from ascend_quant.integrations.vllm.layers.linear import QuantizedLinearMethod
@@ -91,6 +91,8 @@ class AscendQuantConfig(QuantizationConfig):
         self._set(self.options.of_replica(rank))
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        if drafters.is_building():
+            return drafters.method_of(layer)
         if isinstance(layer, VocabParallelEmbedding):
             return self.embedding()
         if isinstance(layer, LinearBase):

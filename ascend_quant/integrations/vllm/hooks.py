@@ -11,6 +11,7 @@ from collections.abc import Callable
 from vllm.platforms import current_platform
 
 from ascend_quant.integrations.vllm import (
+    drafters,
     flashrl,
     kv_cache,
     reload,
@@ -37,13 +38,17 @@ REFUSING = "an error in a forward pass ends the engine: requests must not get th
 def attaching(original: Callable) -> Callable:
     """For `initialize_model`: a model of ours is made refittable, and with the first one the rest is put in place.
 
-    A model that another one builds as its part (the language model of one that sees) is refitted with it, as one.
+    A model that another one builds as its part (the language model of one that sees) is refitted with it, as one; a
+    drafter stays vLLM's own.
     """
     outermost: list[object] = []
 
     def initialize_model(vllm_config, *args, **kwargs):
         if outermost or not isinstance(vllm_config.quant_config, AscendQuantConfig):
             return original(vllm_config, *args, **kwargs)
+        if drafters.is_drafter(vllm_config, model_config := kwargs.get("model_config")):
+            with drafters.building(model_config):
+                return drafters.marked(original(vllm_config, *args, **kwargs))
         vllm_config.quant_config.choose(replica_of(vllm_config.parallel_config))
         add_pass(vllm_config)
         install(BEFORE_FIRST_MODEL)

@@ -8,9 +8,14 @@ def refit_of(model: object) -> Refit:
     """The refit state of a vLLM model that runs with `quantization="ascend_quant"`.
 
     Raises:
-        RefitError: the model was built without it.
+        RefitError: the model was built without it, or drafts for another.
     """
     refit = refit_of_model(model)
+    if getattr(model, "ascend_quant_drafts", False):
+        raise RefitError(
+            f"{type(model).__name__} is a drafter, whose own weights no refit changes; leave it out of weight syncs "
+            "(verl: actor_rollout_ref.model.mtp.enable_rollout=False)"
+        )
     if refit is None:
         raise RefitError(
             f"{type(model).__name__} was not built by the ascend_quant plugin; start the engine with "

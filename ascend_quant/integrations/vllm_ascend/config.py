@@ -12,6 +12,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from ascend_quant.engine.options import NAME, Options
+from ascend_quant.integrations.vllm import drafters
 from ascend_quant.integrations.vllm.compat import EXPERTS_LAYER, AttentionLayer
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
 from ascend_quant.integrations.vllm.inventory import number_of_experts
@@ -72,6 +73,11 @@ class NpuQuantConfig(AscendQuantConfig, AscendConfig):
         return NAME if hf_quant_cfg.get("quant_method") == NAME else None
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str, tid2eid=None) -> QuantizeMethodBase | None:
+        if drafters.is_building():
+            raise RefitError(
+                f"{prefix}: on NPUs no drafter is served that is built with the model's quantization, as "
+                "MTP layers are; leave speculative_config out"
+            )
         if isinstance(layer, VocabParallelEmbedding):
             return self.embedding()
         if isinstance(layer, LinearBase):

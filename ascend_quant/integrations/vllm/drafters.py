@@ -1,0 +1,52 @@
+"""Drafters of speculative decoding (EAGLE heads, MTP layers): vLLM's own, in their own dtype; no refit changes them.
+
+Whatever a drafter proposes, the tokens are the model's: a drafter that stays behind costs speed alone. What it shares
+with the model (the embedding, the head) are the model's own layers, and follow each refit. A draft model that is
+complete has a vLLM config of its own, and never meets this plugin.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+
+logger = logging.getLogger(__name__)
+
+_building: list[object] = []  # the configs of the drafters that are being built in this process
+
+
+def is_drafter(vllm_config: VllmConfig, model_config: Any) -> bool:
+    """Whether what is to be built with the model's own vLLM config is another model beside it."""
+    return model_config is not None and model_config is not vllm_config.model_config
+
+
+@contextmanager
+def building(model_config: Any) -> Iterator[None]:
+    """While it lasts, `is_building` says so; one line tells that this model is not quantized."""
+    names = ", ".join(getattr(model_config, "architectures", None) or ["a drafter"])
+    logger.info("%s drafts: it keeps its own dtype, and no refit changes what it does not share with the model", names)
+    _building.append(model_config)
+    try:
+        yield
+    finally:
+        _building.pop()
+
+
+def is_building() -> bool:
+    """Whether what is being built is part of a drafter."""
+    return bool(_building)
+
+
+def marked(drafter: nn.Module) -> nn.Module:
+    """So that `refit_of` can tell why it has no refits."""
+    drafter.ascend_quant_drafts = True
+    return drafter
+
+
+def method_of(layer: nn.Module) -> UnquantizedLinearMethod | None:
+    """vLLM's own method; None where it finds that itself."""
+    return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
