@@ -26,7 +26,7 @@ class Row:
         plain: parts of the names of the checkpoint's matrices that keep BF16, beside embeddings and `lm_head`.
         refused: what the one line of a refusal names; empty for a model that is served.
         why: the refusal's reason, in English and in Chinese.
-        amx: whether plain vLLM itself computes this small model on a CPU with AMX.
+        amx: whether it is run with AMX where there is: vLLM's own kernels for it do not compute all models this small.
         left_out: tensors that a published checkpoint has beside the model's, with a place in no engine without drafter.
         vision: settings of the tower, of a model that sees; `settings` are those of its language model then.
         processor: transformers' class of it.
@@ -78,7 +78,10 @@ LATENT = {
     **{"qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32, "n_group": 1, "topk_group": 1},
 }
 SCALED = {"routed_scaling_factor": 2.5, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
-ROUTER, PREFILL = ("router by sigmoid", "sigmoid 路由"), ("prefill of latent attention", "潜在注意力的 prefill")
+ROUTER, PREFILL = (
+    ("router by sigmoid", "sigmoid 路由"),
+    ("prefill of latent attention", "多头潜在注意力（MLA）的 prefill"),
+)
 MTP = ("mtp.fc.weight",)
 GLM_WITH_MTP = {**GLM_MOE, "num_nextn_predict_layers": 1}
 GLM_MTP = ("model.layers.2.eh_proj.weight", "model.layers.2.enorm.weight")
@@ -141,6 +144,7 @@ ROWS = (
     Row("Arcee", "ArceeForCausalLM"),
     Row("StableLM", "StableLmForCausalLM"),
     Row("Exaone 4", "Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    # From here on to MiniMax-M2: run without AMX alone until a machine with it has seen them.
     Row(
         "Qwen2.5-VL",
         "Qwen2_5_VLForConditionalGeneration",
@@ -148,6 +152,7 @@ ROWS = (
         TOWER,
         vision={**SIGHT, "patch_size": 14, "fullatt_block_indexes": [1], "window_size": 56},
         processor="Qwen2_5_VLProcessor",
+        amx=False,
     ),
     Row(
         "Qwen3-VL",
@@ -155,6 +160,7 @@ ROWS = (
         {**PLACES, **HEADS_OF_32, "architectures": ["Qwen3ForCausalLM"]},
         TOWER,
         vision=DEEP,
+        amx=False,
     ),
     Row(
         "Qwen3-VL-MoE",
@@ -163,9 +169,12 @@ ROWS = (
         (*GATE, *TOWER),
         vision=DEEP,
         transposed=(".experts.",),
+        amx=False,
     ),
-    Row("Qwen3.5 (text)", "Qwen3_5ForCausalLM", DELTA_NET, CONVOLUTION, left_out=MTP),
-    Row("Qwen3.5-MoE (text)", "Qwen3_5MoeForCausalLM", {**DELTA_NET, **NEXT_EXPERTS}, (*SHARED, *CONVOLUTION)),
+    Row("Qwen3.5 (text)", "Qwen3_5ForCausalLM", DELTA_NET, CONVOLUTION, left_out=MTP, amx=False),
+    Row(
+        "Qwen3.5-MoE (text)", "Qwen3_5MoeForCausalLM", {**DELTA_NET, **NEXT_EXPERTS}, (*SHARED, *CONVOLUTION), amx=False
+    ),
     Row(
         "Qwen3.5",
         "Qwen3_5ForConditionalGeneration",
@@ -173,6 +182,7 @@ ROWS = (
         (*CONVOLUTION, *TOWER),
         left_out=MTP,
         vision=SIGHT_3,
+        amx=False,
     ),
     Row(
         "Qwen3.5-MoE",
@@ -180,10 +190,11 @@ ROWS = (
         {**DELTA_NET, **NEXT_EXPERTS, **MANY_PLACES},
         (*SHARED, *CONVOLUTION, *TOWER),
         vision=SIGHT_3,
+        amx=False,
     ),
-    Row("DeepSeek-V2", "DeepseekV2ForCausalLM", LATENT, GATE, lacks=PREFILL),
-    Row("DeepSeek-V3", "DeepseekV3ForCausalLM", {**LATENT, **SCALED}, GATE, lacks=PREFILL),
-    Row("GLM-4.7-Flash", "Glm4MoeLiteForCausalLM", {**LATENT, **SCALED}, GATE, lacks=PREFILL),
+    Row("DeepSeek-V2", "DeepseekV2ForCausalLM", LATENT, GATE, lacks=PREFILL, amx=False),
+    Row("DeepSeek-V3", "DeepseekV3ForCausalLM", {**LATENT, **SCALED}, GATE, lacks=PREFILL, amx=False),
+    Row("GLM-4.7-Flash", "Glm4MoeLiteForCausalLM", {**LATENT, **SCALED}, GATE, lacks=PREFILL, amx=False),
     Row(
         "K-EXAONE",
         "ExaoneMoeForCausalLM",
@@ -193,6 +204,7 @@ ROWS = (
             **{"layer_types": ["full_attention"] * 2, "mlp_layer_types": ["dense", "sparse"]},
         },
         GATE,
+        amx=False,
     ),
     Row(
         "LFM2",
@@ -210,6 +222,7 @@ ROWS = (
         },
         GATE,
         lacks=ROUTER,
+        amx=False,
     ),
     Row(
         "gpt-oss",

@@ -37,6 +37,11 @@ def engine(folder: Path, scheme: str = "int8", **options) -> Iterator[LLM]:
         gc.collect()
 
 
+def no_amx(monkeypatch) -> None:
+    """Engines of this process take a processor without AMX for granted: vLLM asks torch."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+
+
 def worker_of(llm: LLM):
     return llm.llm_engine.model_executor.driver_worker.worker
 

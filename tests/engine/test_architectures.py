@@ -9,7 +9,7 @@ import pytest
 import torch
 from architectures import PREFILL, ROUTER, ROWS, is_quantized, is_transposed, make
 from architectures_page import PAGES, with_table
-from engines import addresses, differing, engine, model_of, prompts, refit, resident
+from engines import addresses, differing, engine, model_of, no_amx, prompts, refit, resident
 from models import checkpoint, save
 from naming import has_line_naming
 from seeing import LIMITS, prompt_with_image, with_images
@@ -104,9 +104,9 @@ def seeing():
 
 @pytest.fixture
 def without_amx(request, monkeypatch):
-    """Where vLLM's own kernels for AMX do not compute the small model."""
+    """Where vLLM's own kernels for AMX do not compute the small model, or have not been seen to."""
     if not request.getfixturevalue("row").amx:
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+        no_amx(monkeypatch)
 
 
 @pytest.fixture

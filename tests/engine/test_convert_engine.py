@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import logprobs, model_of
+from engines import logprobs, model_of, no_amx
 from models import checkpoint, make
 from safetensors.torch import load_file
 from vllm import LLM
@@ -39,8 +39,7 @@ EXPERTS_REFUSED = {
 
 @pytest.fixture(autouse=True)
 def any_processor(monkeypatch):
-    """vLLM asks torch whether there is AMX; engines are in this process."""
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    no_amx(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import ROWS, make
-from engines import engine, model_of, prompts, refit, resident, worker_of
+from engines import engine, model_of, no_amx, prompts, refit, resident, worker_of
 from models import COMMON, checkpoint, perturbed, save
 from naming import has_line_naming, line_naming
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -86,6 +86,12 @@ def own_weights(llm) -> dict[str, torch.Tensor]:
     models = {parameter.data_ptr() for parameter in model_of(llm).parameters()}
     drafters = drafter_of(llm).named_parameters()
     return {name: tensor.detach().clone() for name, tensor in drafters if tensor.data_ptr() not in models}
+
+
+@pytest.fixture(autouse=True)
+def without_amx(monkeypatch):
+    """Until a machine with it has seen this."""
+    no_amx(monkeypatch)
 
 
 @pytest.mark.parametrize(

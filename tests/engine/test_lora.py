@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from architectures import ROWS, make
-from engines import addresses, differing, engine, model_of, prompts, refit, resident
+from engines import addresses, differing, engine, model_of, no_amx, prompts, refit, resident
 from models import VOCAB, checkpoint, perturbed
 from safetensors.torch import save_file
 from vllm import SamplingParams
@@ -49,6 +50,12 @@ def send(llm, state: dict[str, torch.Tensor]) -> None:
 
 def apart(a: torch.Tensor, b: torch.Tensor) -> float:
     return (a - b).abs().mean().item()
+
+
+@pytest.fixture(autouse=True)
+def without_amx(monkeypatch):
+    """Until a machine with it has seen this."""
+    no_amx(monkeypatch)
 
 
 def test_an_adapter_works_on_a_quantized_base_across_refits(tmp_path):

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 from architectures import ROWS, make
-from engines import differing, engine, logprobs, model_of, refit, resident
+from engines import differing, engine, logprobs, model_of, no_amx, refit, resident
 from models import checkpoint, perturbed, save
 from seeing import LIMITS, prompt_with_image, with_images
 from vllm import SamplingParams
@@ -20,6 +20,12 @@ from vllm import SamplingParams
 def seeing():
     with with_images():
         yield
+
+
+@pytest.fixture(autouse=True)
+def without_amx(monkeypatch):
+    """Until a machine with it has seen this."""
+    no_amx(monkeypatch)
 
 
 def of_image(llm) -> torch.Tensor:
