@@ -36,21 +36,23 @@ def study(
     from rich.console import Console
 
     from launch.demo import DemoError
-    from launch.demo.run import OptionError, on_device, progress
+    from launch.demo.run import OptionError, progress
     from launch.processes import end_as_after_ctrl_c
     from launch.study import cells, report
-    from launch.study.grid import grid
+    from launch.study.grid import grid, on_device
 
     folder, console = out.resolve(), Console(stderr=as_json)
     try:
         chosen = grid(device, arms, rates, seeds, steps)
-        on_device(chosen.choices(chosen.cells()[0]), asked=True)
+        chosen, left_out = on_device(chosen, asked=arms is not None)
         cells.check_folder(chosen, folder)
         folder.mkdir(parents=True, exist_ok=True)
     except OptionError as error:
         fail(str(error), WRONG_USE)
     except OSError as error:
         fail(f"--out {folder}: {error.strerror}", WRONG_USE)
+    if left_out:
+        typer.echo(left_out, err=True)
     end_as_after_ctrl_c()
     try:
         with progress(console) as bars:

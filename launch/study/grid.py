@@ -7,7 +7,7 @@ from math import inf
 from types import MappingProxyType
 from typing import Any
 
-from launch.demo import recipe
+from launch.demo import recipe, run
 from launch.demo.model import TINY
 from launch.demo.recipe import Choices, Setup, WarmUp, load_recipe
 from launch.demo.run import OptionError, one_of
@@ -116,6 +116,13 @@ def grid(device: str, arms: str | None, rates: str | None, seeds: str | None, st
     if count < 2:
         raise OptionError(f"--steps {count}: at least 2 are needed: the first refit has no update to compare with")
     return Grid(device, names, wanted, tuple(map(int, numbers)), count)
+
+
+def on_device(wanted: Grid, asked: bool) -> tuple[Grid, str | None]:
+    """The grid that this machine can run, and a line about the arms that it cannot, see `launch.demo.run.on_device`."""
+    whole = replace(wanted.choices(wanted.cells()[0]), arms=tuple(ARMS[arm].demo for arm in wanted.arms))
+    able, left_out = run.on_device(whole, asked)
+    return replace(wanted, arms=tuple(arm for arm in wanted.arms if ARMS[arm].demo in able.arms)), left_out
 
 
 def listed(option: str, text: str) -> tuple[str, ...]:

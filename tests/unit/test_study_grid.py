@@ -3,11 +3,12 @@
 from itertools import product
 
 import pytest
+import torch
 
 from launch.demo.run import OptionError
 from launch.demo.tasks import LINE
 from launch.recipes.files import FOLDER, read
-from launch.study.grid import ARMS, RATE, RATES, SEEDS, SETUPS, Cell, grid, settings
+from launch.study.grid import ARMS, RATE, RATES, SEEDS, SETUPS, Cell, grid, on_device, settings
 
 
 def test_by_default_it_is_every_arm_at_every_rate_from_every_seed():
@@ -40,6 +41,19 @@ def test_arms_that_are_compared_are_neighbours():
 def test_what_cannot_be_is_refused_by_its_value(options, value):
     with pytest.raises(OptionError, match=value):
         grid(*options)
+
+
+@pytest.mark.parametrize(("capability", "left"), [((8, 0), [arm for arm in ARMS if arm != "fp8"]), ((9, 0), [*ARMS])])
+def test_fp8_needs_fp8_units(monkeypatch, capability, left):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
+    wanted = grid("cuda", None, None, None, None)
+    able, line = on_device(wanted, asked=False)
+    assert [*able.arms] == left and (line is None) == (left == [*ARMS])
+    if line:
+        with pytest.raises(OptionError, match="fp8"):
+            on_device(wanted, asked=True)
 
 
 def test_verl_gets_the_rate_and_what_sets_the_arm_apart():
