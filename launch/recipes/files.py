@@ -20,7 +20,7 @@ from launch.root import ROOT, is_file
 from launch.variables import secret
 
 FOLDER = ROOT / "configs" / "recipes"
-DEMOS = ("demo", "demo-cuda")  # have a format and a loader of their own: launch/demo/recipe.py
+DEMOS = ("demo", "demo-cuda", "study")  # have a format and a loader of their own: launch/demo/recipe.py
 MOST_SHOWN = 200  # characters of a value
 
 
