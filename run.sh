@@ -21,6 +21,7 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   smoke [..]                    does it work here? kernels, a refit, generation, three training steps: one JSON file
   demo [..]                     RL with an engine re-quantized in place every step: on a laptop, or with --device cuda on
                                 one GPU (demo --help: options)
+  study [..]                    do policies with INT8 rollouts learn what those with BF16 rollouts learn? many real runs
   test [GROUP ..] [-- ARGS ..]  run tests; groups: ${TEST_GROUPS[*]} all (no group: all); ARGS go to pytest
                                 (npu: the real torch_npu on host memory, in environments of its own. images
                                 and npu run beside cluster, where that is asked for too; unit and engine two

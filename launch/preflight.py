@@ -45,9 +45,9 @@ def _problems(verb: str, stack: str, facts: Facts, temporary: str) -> Iterator[s
     if verb in LOOKING:
         yield from _unwritable(temporary)
         return
-    if verb == "demo" and kind == "npu":
+    if verb in ("demo", "study") and kind == "npu":
         yield (
-            f"the demo computes on CPUs or a GPU, and this image is for {stack}: use the cpu image or the cuda13 "
+            f"the {verb} computes on CPUs or a GPU, and this image is for {stack}: use the cpu image or the cuda13 "
             "image, or smoke and train here"
         )
     yield from _errors(gathered, facts, wanted)

@@ -147,7 +147,7 @@ def manifest(as_json: Annotated[bool, typer.Option("--json", help="Print JSON al
 
 
 def preflight(
-    verb: Annotated[str, typer.Argument(help="smoke, demo, train, doctor, bundle or manifest.")],
+    verb: Annotated[str, typer.Argument(help="smoke, demo, study, train, doctor, bundle or manifest.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Those of the verb.")] = None,
 ) -> None:
     """One line and 3 if this container cannot carry the verb out; silence and 0 if nothing speaks against it."""
