@@ -1,7 +1,7 @@
-"""verl's weight transfer into a real engine: it ends, whatever happens, and tells both sides the truth.
+"""Forty ways in which a weight sync can go wrong, between real processes: named, at once, and healed by the next one.
 
-A real vLLM engine in this process with our worker extension, verl's own sender in another one. No test may hang:
-that the sender's process ends is the point of half of them.
+A real vLLM engine in this process with our worker extension, verl's own sender in another. After each fault the engine
+refuses to generate, and the next good sync leaves the bytes of a fresh one: no weights of two steps are ever mixed.
 """
 
 import os
@@ -9,78 +9,33 @@ import queue
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from naming import line_naming
 
 pytest.importorskip("verl", reason="the verl adapter needs verl")
 pytest.importorskip("vllm", reason="the engine tests need vLLM")
 
+import sync_faults as faults
 import torch
 
 from ascend_quant.refit import RefitError
 
 pytestmark = pytest.mark.timeout(240)
 
-DEADLINE = 120
-SENDER = """
-import asyncio, importlib.util, sys, time
-from multiprocessing import resource_tracker
-from pathlib import Path
-import torch, verl
-from safetensors.torch import load_file
-from ascend_quant.refit.proof import sending
-
-# verl's file by its path: its package would import vLLM, which a trainer needs and a sender does not
-source = Path(verl.__file__).parent / "workers/rollout/vllm_rollout/bucketed_weight_transfer.py"
-spec = importlib.util.spec_from_file_location("transfer", source)
-spec.loader.exec_module(transfer := importlib.util.module_from_spec(spec))
-
-class Sender(transfer.BucketedWeightSender):
-    def _init_buffer(self):
-        super()._init_buffer()
-        print("segment", self.shm.name, flush=True)
-        if mode == "die":  # as when a whole process group is killed: nobody cleans up after it
-            resource_tracker.unregister(self.shm._name, "shared_memory")
-
-def weights():
-    sent = 0
-    for name, tensor in load_file(checkpoint).items():
-        if mode == "die" and sent > 2 << 20:
-            print("between two buckets", flush=True)
-            time.sleep(600)
-        if mode == "nan" and sent > 1 << 20 and name.endswith("proj.weight"):
-            tensor.view(-1)[7], sent = float("nan"), -(1 << 30)
-            print("nan", name, flush=True)
-        sent += tensor.nbytes
-        yield name, tensor
-
-def journey(stream):
-    for i, (name, tensor) in enumerate(stream):
-        if i == 20 and mode in ("flip", "lose"):
-            print(mode, name, flush=True)
-            if mode == "lose":
-                continue
-            tensor = tensor.clone()
-            tensor.view(torch.uint8).view(-1)[-2] ^= 1  # the last bit of the last element
-        yield name, tensor
-
-print("ready", flush=True)
-for line in sys.stdin:
-    mode, handle, checkpoint = line.split()
-    stream = weights() if mode == "bare" else journey(sending(weights()))
-    asyncio.run(Sender(handle, bucket_size_mb=1, use_shm=True).async_send_weights(stream))
-    print("sent", flush=True)
-"""
+DEADLINE = AT_ONCE = 90  # seconds: of a line, and of a sync that fails, on a busy machine
+ENDS = [f"{act}, {moment}" for act in ("is killed", "fails") for moment in faults.MOMENTS]
+PAUSES = [f"{act}, between two buckets" for act in ("stands still for a second", "is slow")]
 
 
-class Sender:
-    """verl's sender in its own process. It dies for real when it says that it is between two buckets."""
+class Trainer:
+    """The process that sends."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SENDER],
+            [sys.executable, str(Path(__file__).with_name("weights_sender.py"))],
             env={**os.environ, "VERL_PLATFORM": "cpu"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -91,45 +46,32 @@ class Sender:
 
     def _read(self) -> None:
         for line in self.process.stdout:
-            if line.startswith("between"):
-                self.process.kill()
             self.lines.put(line.strip())
 
-    def expect(self, start: str) -> str:
-        """The rest of the next line, which must begin with this word."""
-        line = self.lines.get(timeout=DEADLINE)
-        assert line.startswith(start), line
-        return line.removeprefix(start).strip()
-
-    def send(self, handle: str, folder: Path, mode: str = "good") -> None:
-        self.process.stdin.write(f"{mode} {handle} {folder}/model.safetensors\n")
+    def send(self, fault: str, handle: str, folder: Path) -> None:
+        while not self.lines.empty():  # of a test that has failed
+            self.lines.get()
+        self.process.stdin.write("\t".join([fault, handle, f"{folder}/model.safetensors"]) + "\n")
         self.process.stdin.flush()
 
-
-@pytest.fixture(scope="module")
-def senders():
-    """Two, since one of them will die; they start while the engine does."""
-    started = [Sender(), Sender()]
-    yield started
-    for sender in started:
-        sender.process.kill()
-        sender.process.wait(timeout=DEADLINE)
+    def until(self, start: str) -> list[str]:
+        """The lines up to the one that begins so."""
+        lines = [self.lines.get(timeout=DEADLINE)]
+        while not lines[-1].startswith(start):
+            lines.append(self.lines.get(timeout=DEADLINE))
+        return lines
 
 
 @pytest.fixture(scope="module")
-def sender(senders):
-    senders[0].expect("ready")
-    return senders[0]
+def trainer() -> Iterator[Trainer]:
+    trainer = Trainer()
+    yield trainer
+    trainer.process.kill()
+    trainer.process.wait(timeout=DEADLINE)
 
 
 @pytest.fixture(scope="module")
-def doomed(senders):
-    senders[1].expect("ready")
-    return senders[1]
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
+def models(tmp_path_factory) -> list[Path]:
     """A tiny Qwen2 of about five one-megabyte buckets, and the same with other weights."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -144,7 +86,7 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def engine(checkpoints, senders):
+def engine(models, trainer):
     from verl.plugin.platform import set_platform
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
@@ -153,7 +95,7 @@ def engine(checkpoints, senders):
 
     environment = {
         "VERL_PLATFORM": "cpu",
-        "VERL_RAY_JOB_ID": f"test-{checkpoints[0].name}",  # part of the socket's path
+        "VERL_RAY_JOB_ID": f"test-{os.getpid()}",  # part of the socket's path
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",
@@ -164,7 +106,7 @@ def engine(checkpoints, senders):
             patch.setenv(name, value)
         set_platform(PlatformCPU())
         llm = LLM(
-            str(checkpoints[0]),
+            str(models[0]),
             quantization="ascend_quant",
             load_format="dummy",
             skip_tokenizer_init=True,
@@ -177,11 +119,6 @@ def engine(checkpoints, senders):
         yield llm
         del llm
         cleanup_dist_env_and_memory()
-
-
-@pytest.fixture(scope="module")
-def handle(engine) -> str:
-    return engine.collective_rpc("_get_zmq_handle")[0]
 
 
 def receive(engine) -> dict[str, float]:
@@ -198,105 +135,149 @@ def generate(engine) -> list[int]:
     )
 
 
-def nothing_left(handle: str, segment: str) -> bool:
-    return not Path("/dev/shm", segment).exists() and not Path(handle.removeprefix("ipc://")).exists()
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """A fault that keeps the trainer from sending anything is to fail its test, not to be waited for ten minutes."""
+    from ascend_quant.integrations.verl import receiver
+
+    monkeypatch.setattr(receiver, "FIRST_MESSAGE_SECONDS", AT_ONCE)
 
 
-def test_a_good_sync_lands(engine, handle, sender, checkpoints):
-    receipts = []
-    for folder in (checkpoints[0], checkpoints[1], checkpoints[0]):
-        sender.send(handle, folder)
-        receipts.append(receive(engine))
-        segment = sender.expect("segment")
-        sender.expect("sent")
-        assert nothing_left(handle, segment)
-    first, other, again = receipts
-    assert first["refit/digest"] == again["refit/digest"] != other["refit/digest"]
-    assert other["refit/changed"] > 0.9 and other["refit/nonfinite"] == 0
-    assert other["refit/proved"] == other["refit/tensors"] == 4 * 12 + 3
-    assert len(generate(engine)) == 4
+class Syncs:
+    """Weight syncs into one engine."""
+
+    def __init__(self, engine, trainer: Trainer, models: list[Path]) -> None:
+        self.engine, self.trainer, self.models = engine, trainer, models
+        self.handle = engine.collective_rpc("_get_zmq_handle")[0]
+        trainer.until("ready")
+        self.digest = self.good()
+
+    def good(self) -> float:
+        """The digest of what is in the engine after a sync without a fault."""
+        self.trainer.send("good", self.handle, self.models[0])
+        receipt = receive(self.engine)
+        assert self.trainer.until("ended")[-1] == "ended code 0"
+        assert receipt["refit/proved"] == receipt["refit/tensors"] == 4 * 12 + 3
+        return receipt["refit/digest"]
+
+    def failing(self, fault: str) -> tuple[Exception, list[str]]:
+        """The engine's error, and what the trainer's process said."""
+        begun = time.monotonic()
+        self.trainer.send(fault, self.handle, self.models[1])
+        with pytest.raises(RefitError) as error:
+            receive(self.engine)
+        said = self.trainer.until("ended")
+        assert time.monotonic() - begun < AT_ONCE
+        return error.value, said
+
+    def check_refused_and_healed(self, said: list[str]) -> None:
+        with pytest.raises(Exception, match="refuses to generate"):
+            generate(self.engine)
+        for line in said:
+            if line.startswith("segment"):
+                assert not Path("/dev/shm", line.split()[1]).exists()
+        assert self.good() == self.digest and len(generate(self.engine)) == 4
+        assert not Path(self.handle.removeprefix("ipc://")).exists()
 
 
-@pytest.mark.parametrize(("mode", "fault"), [("flip", "has other values"), ("lose", "is missing")])
-def test_what_changes_on_the_way_fails_the_sync(engine, handle, sender, checkpoints, mode, fault):
-    sender.send(handle, checkpoints[1], mode)
-    with pytest.raises(RefitError, match=line_naming("weight sync", "1 of 51 parameters")) as error:
-        receive(engine)
-    segment = sender.expect("segment")
-    assert f"{sender.expect(mode)} {fault}" in str(error.value)
-    sender.expect("sent")
-    assert nothing_left(handle, segment)
-    with pytest.raises(Exception, match="refuses to generate"):
-        generate(engine)
+@pytest.fixture(scope="module")
+def syncs(engine, trainer, models) -> Syncs:
+    return Syncs(engine, trainer, models)
 
 
-def test_weights_without_digests_fail_a_sync_that_wants_a_proof(engine, handle, sender, checkpoints, monkeypatch):
+@pytest.mark.parametrize("fault", faults.WRONG)
+def test_what_changes_on_the_way_is_refused(syncs, fault):
+    _, said = syncs.failing(fault)
+    assert said[-1] == "ended code 0", "the trainer's process was not let go"
+    syncs.check_refused_and_healed(said)
+
+
+@pytest.mark.parametrize("fault", faults.UNSOUND)
+def test_weights_that_no_engine_may_serve_are_refused(syncs, fault):
+    _, said = syncs.failing(fault)
+    assert said[-1] == "ended code 0", "the trainer's process was not let go"
+    syncs.check_refused_and_healed(said)
+
+
+@pytest.mark.parametrize("fault", ENDS)
+def test_a_trainer_that_ends_in_a_sync_is_noticed(syncs, fault):
+    _, said = syncs.failing(fault)
+    assert said[-1] == ("ended signal 9" if "killed" in fault else "ended code 1")
+    syncs.check_refused_and_healed(said)
+
+
+@pytest.mark.parametrize("fault", [*faults.HARMLESS, *PAUSES])
+def test_what_does_no_harm_goes_through(syncs, fault):
+    syncs.trainer.send(fault, syncs.handle, syncs.models[0])
+    receipt = receive(syncs.engine)
+    assert syncs.trainer.until("ended")[-1] == "ended code 0"
+    assert receipt["refit/digest"] == syncs.digest and len(generate(syncs.engine)) == 4
+
+
+@pytest.mark.parametrize("bucket", [1, 3])
+def test_an_engine_that_fails_in_a_sync_lets_the_trainer_go(syncs, bucket, monkeypatch):
     from ascend_quant.integrations.verl.worker import RefitWorkerExtension
 
-    sender.send(handle, checkpoints[1], "bare")
-    with pytest.raises(RefitError, match="never came"):
-        receive(engine)
-    sender.expect("segment")
-    sender.expect("sent")
-    with pytest.raises(Exception, match="refuses to generate"):
-        generate(engine)
+    left, update = [bucket], RefitWorkerExtension._update_weights
 
-    monkeypatch.setattr(RefitWorkerExtension, "refit_wants_proof", False)
-    sender.send(handle, checkpoints[1], "bare")
-    healed = receive(engine)
-    sender.expect("segment")
-    sender.expect("sent")
-    assert healed["refit/proved"] == 0 and len(generate(engine)) == 4
+    def failing(self, *args, **kwargs):
+        left[0] -= 1
+        if not left[0]:
+            raise OSError("no space left on device")
+        return update(self, *args, **kwargs)
 
-
-def test_a_nan_fails_the_sync_and_leaves_no_sender_waiting(engine, handle, sender, checkpoints):
-    sender.send(handle, checkpoints[1], "nan")
-    with pytest.raises(RefitError) as error:
-        receive(engine)
-    segment = sender.expect("segment")
-    assert sender.expect("nan") in str(error.value)
-    sender.expect("sent")
-    assert nothing_left(handle, segment)
-    with pytest.raises(Exception, match="refuses to generate"):
-        generate(engine)
+    monkeypatch.setattr(RefitWorkerExtension, "_update_weights", failing)
+    syncs.trainer.send("good", syncs.handle, syncs.models[1])
+    with pytest.raises(RefitError, match="OSError: no space left on device"):
+        receive(syncs.engine)
+    said = syncs.trainer.until("ended")
+    assert said[-1] == "ended code 0"
+    monkeypatch.undo()
+    syncs.check_refused_and_healed(said)
 
 
-def test_a_dead_sender_is_noticed_and_the_next_sync_heals(engine, handle, sender, doomed, checkpoints):
-    doomed.send(handle, checkpoints[1], "die")
-    with pytest.raises(RefitError, match="last bucket"):
-        receive(engine)
-    segment = doomed.expect("segment")
-    doomed.expect("between two buckets")
-    assert doomed.process.wait(timeout=DEADLINE) == -9
-    assert not Path("/dev/shm", segment).exists()
-    with pytest.raises(Exception, match="refuses to generate"):
-        generate(engine)
+def test_a_trainer_that_never_comes_is_noticed(syncs, monkeypatch):
+    from ascend_quant.integrations.verl import receiver
 
-    sender.send(handle, checkpoints[0])  # to the same address, where the dead sender's socket file still lies
-    healed = receive(engine)
-    segment = sender.expect("segment")
-    sender.expect("sent")
-    assert healed["refit/nonfinite"] == 0 and len(generate(engine)) == 4
-    assert nothing_left(handle, segment)
+    monkeypatch.setattr(receiver, "FIRST_MESSAGE_SECONDS", 1)
+    with pytest.raises(RefitError, match="no trainer"):
+        receive(syncs.engine)
+    monkeypatch.undo()
+    syncs.check_refused_and_healed([])
 
 
-def test_an_error_of_the_receiver_itself_leaves_no_sender_waiting(engine, handle, sender, checkpoints, monkeypatch):
+def test_an_engine_that_cannot_map_the_buffer_lets_the_trainer_go(syncs, monkeypatch):
     from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
 
     def no_memory(*_, **__):
         raise OSError("no memory")
 
     monkeypatch.setattr(transfer, "rebuild_shared_memory", no_memory)
-    sender.send(handle, checkpoints[1])
+    syncs.trainer.send("good", syncs.handle, syncs.models[1])
     with pytest.raises(OSError, match="no memory"):
-        receive(engine)
-    sender.expect("segment")
-    sender.expect("sent")
+        receive(syncs.engine)
+    said = syncs.trainer.until("ended")
+    monkeypatch.undo()
+    syncs.check_refused_and_healed(said)
 
 
-def test_a_sender_that_never_comes_is_an_error(engine, monkeypatch):
-    from ascend_quant.integrations.verl import receiver
+def test_weights_without_digests_serve_where_none_are_wanted(syncs, monkeypatch):
+    from ascend_quant.integrations.verl.worker import RefitWorkerExtension
 
-    monkeypatch.setattr(receiver, "FIRST_MESSAGE_SECONDS", 1)
-    with pytest.raises(RefitError, match="no trainer"):
-        receive(engine)
+    monkeypatch.setattr(RefitWorkerExtension, "refit_wants_proof", False)
+    syncs.trainer.send("the digests are lost", syncs.handle, syncs.models[0])
+    receipt = receive(syncs.engine)
+    assert syncs.trainer.until("ended")[-1] == "ended code 0"
+    assert receipt["refit/proved"] == 0 and receipt["refit/digest"] == syncs.digest and len(generate(syncs.engine)) == 4
+
+
+def test_a_good_sync_lands(syncs):
+    syncs.trainer.send("good", syncs.handle, syncs.models[1])
+    other = receive(syncs.engine)
+    syncs.trainer.until("ended")
+    assert other["refit/digest"] != syncs.digest and other["refit/changed"] > 0.9 and other["refit/nonfinite"] == 0
+    assert syncs.good() == syncs.digest
+
+
+def test_these_are_forty():
+    assert len([*faults.WRONG, *faults.UNSOUND, *ENDS]) + 4 >= 40
