@@ -23,7 +23,13 @@ HOOKS = (*of_vllm.HOOKS, *of_verl.HOOKS)
 
 # Attributes that hold data, most of them ours: no code is replaced by setting them.
 DATA = {
-    *("ascend_quant_broken", "ascend_quant_number", "ascend_quant_refit", "ascend_quant_refusal"),
+    *(
+        "ascend_quant_broken",
+        "ascend_quant_drafts",
+        "ascend_quant_number",
+        "ascend_quant_refit",
+        "ascend_quant_refusal",
+    ),
     *("ascend_quant_settle", "ascend_quant_unseen"),
     *("whole_input_size", "weight_scale_fp32", "w13_weight_scale_fp32", "_parameters"),  # a layer's
     *("_weight_update_active", "__traceback__", "_packed_sequences", "in_place"),

@@ -24,7 +24,7 @@ STOPPED_SECONDS = 1
 
 
 def verls_sender() -> type:
-    """verl's class by its file, since its package would import vLLM; and what it imports when it sends, once for all."""
+    """verl's class by its file, since its package would import vLLM; and what that imports when it sends, once."""
     source = Path(verl.__file__).parent / "workers/rollout/vllm_rollout/bucketed_weight_transfer.py"
     spec = importlib.util.spec_from_file_location("transfer", source)
     spec.loader.exec_module(transfer := importlib.util.module_from_spec(spec))
