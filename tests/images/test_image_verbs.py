@@ -33,6 +33,7 @@ TABLE = [
     Row("smoke --only nothing", 2, "nothing", (3, NO_TMP)),
     Row("demo --help", 0, "--steps"),
     Row("demo --steps 0", 2, "--steps", (3, NO_TMP)),
+    Row("study --steps 0", 2, "--steps", (3, NO_TMP)),
     Row("train no-such-recipe", 2, "no-such-recipe", (3, NO_TMP)),
     Row("stop no-such-run", 2, "no-such-run"),
     Row("recipe list", 0, "addition-int8"),
@@ -42,7 +43,7 @@ TABLE = [
     Row("manifest --no-such-option", 2, "--no-such-option", (3, NO_TMP)),
     Row("test unit", 2, "this image has no tests"),
     Row("bench refit", 2, "bench needs the sources"),
-    Row("fly", 2, "no verb 'fly'. Verbs: smoke doctor bundle demo train"),
+    Row("fly", 2, "no verb 'fly'. Verbs: smoke doctor bundle demo study train"),
     Row("python --version", 0, "Python 3.11"),
 ]
 SEVERAL_LINES = "Usage: run.sh manifest"  # typer's own, for an option that there is not
