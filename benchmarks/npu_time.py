@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ascend_quant.advise.devices import DATA_SHEETS
 from benchmarks.models import Model, get_model
-from launch.generated import put_between
+from launch.generated import is_chinese, put_between
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "docs" / "npu_time.md", ROOT / "docs" / "npu_time.zh.md")
@@ -197,7 +197,7 @@ def into(page: str) -> str:
     Raises:
         ValueError: see `put_between`.
     """
-    chinese = f"]({PAGES[0].name})" in page.partition(START)[0]  # its link to the other language
+    chinese = is_chinese(page, START, PAGES[0].name)
     return put_between(page, START, END, table(counted(), chinese))
 
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launch.generated import put_between
+from launch.generated import is_chinese, put_between
 from launch.study.report import COLUMNS, draw, markdown
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +33,7 @@ def into(page: str) -> str:
     Raises:
         ValueError: see `put_between`.
     """
-    chinese = f"]({PAGES[0].name})" in page.partition(START)[0]  # its link to the other language
+    chinese = is_chinese(page, START, PAGES[0].name)
     lines = markdown(records(), COLUMNS_CHINESE if chinese else COLUMNS)
     return put_between(page, START, END, "".join(f"{line}\n" for line in lines))
 

@@ -11,7 +11,7 @@ from ascend_quant.advise.families import shape_of
 from ascend_quant.advise.syncs import Route, syncs
 from benchmarks.models import Model, get_model
 from benchmarks.npu_time import QWEN3_235B
-from launch.generated import put_between
+from launch.generated import is_chinese, put_between
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "docs" / "advise.md", ROOT / "docs" / "advise.zh.md")
@@ -61,7 +61,7 @@ def into(page: str) -> str:
     Raises:
         ValueError: see `put_between`.
     """
-    chinese = f"]({PAGES[0].name})" in page.partition(START)[0]  # its link to the other language
+    chinese = is_chinese(page, START, PAGES[0].name)
     return put_between(page, START, END, table(chinese))
 
 

@@ -1,6 +1,11 @@
 """The part of a page that a program writes, between two comments."""
 
 
+def is_chinese(page: str, start: str, english: str) -> bool:
+    """Whether a page links the English one, of this file name, above the comment: as each does at its top."""
+    return f"]({english})" in page.partition(start)[0]
+
+
 def put_between(page: str, start: str, end: str, text: str) -> str:
     """A page with this text, of whole lines, between the comments.
 

@@ -52,7 +52,7 @@ def choices(
     setup = SETUPS[device]
     if hybrid and device != "cpu":
         raise OptionError(f"--hybrid: has two replicas on CPUs; with --device {device} leave it out")
-    names = () if hybrid and arms is None else setup.arms if arms is None else arm_names(arms)
+    names = () if hybrid and arms is None else setup.arms if arms is None else listed("--arms", arms, "an arm", ARMS)
     names += (HYBRID,) if hybrid else ()
     steps = load_recipe(setup.recipe)["steps"] if steps is None else steps
     if steps < 1:
@@ -67,14 +67,15 @@ def choices(
     return Choices(names, steps, rollout_is, seed, model, device, kv_cache)
 
 
-def arm_names(arms: str) -> tuple[str, ...]:
-    """The arms that --arms names, each once."""
-    names = tuple(name.strip() for name in arms.split(","))
-    for name in names:
-        one_of("--arms", name, ARMS)
-    if len(set(names)) < len(names):
-        raise OptionError(f"--arms {arms!r}: names an arm twice; give each of {', '.join(ARMS)} at most once")
-    return names
+def listed(option: str, text: str, what: str, known: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The parts of a list with commas, each once; where some are `known`, no other."""
+    parts = tuple(part.strip() for part in text.split(","))
+    for part in parts if known else ():
+        one_of(option, part, known)
+    if len(set(parts)) < len(parts):
+        of = f" of {', '.join(known)}" if known else ""
+        raise OptionError(f"{option} {text!r}: names {what} twice; give each{of} at most once")
+    return parts
 
 
 def on_device(chosen: Choices, asked: bool) -> tuple[Choices, str | None]:

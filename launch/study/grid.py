@@ -10,7 +10,7 @@ from typing import Any
 from launch.demo import recipe, run
 from launch.demo.model import TINY
 from launch.demo.recipe import Choices, Setup, WarmUp, load_recipe
-from launch.demo.run import OptionError, one_of
+from launch.demo.run import OptionError, listed, one_of
 from launch.demo.tasks import Ledger
 
 SENDER = "actor_rollout_ref.rollout.engine_kwargs.ascend_quant"
@@ -101,14 +101,12 @@ def grid(device: str, arms: str | None, rates: str | None, seeds: str | None, st
         OptionError: one cannot be; the message is a line for the user.
     """
     one_of("--device", device, tuple(SETUPS))
-    names = tuple(ARMS) if arms is None else listed("--arms", arms)
-    for name in names:
-        one_of("--arms", name, tuple(ARMS))
-    wanted = RATES if rates is None else listed("--rates", rates)
+    names = tuple(ARMS) if arms is None else listed("--arms", arms, "an arm", tuple(ARMS))
+    wanted = RATES if rates is None else listed("--rates", rates, "a rate")
     for rate in wanted:
         if not is_rate(rate):
             raise OptionError(f"--rates {rate!r}: a learning rate is a number above 0 and below 1, as 1e-6")
-    numbers = tuple(map(str, SEEDS)) if seeds is None else listed("--seeds", seeds)
+    numbers = tuple(map(str, SEEDS)) if seeds is None else listed("--seeds", seeds, "a seed")
     for number in numbers:
         if not number.isdecimal():
             raise OptionError(f"--seeds {number!r}: a seed is a whole number, 0 or more")
@@ -123,14 +121,6 @@ def on_device(wanted: Grid, asked: bool) -> tuple[Grid, str | None]:
     whole = replace(wanted.choices(wanted.cells()[0]), arms=tuple(ARMS[arm].demo for arm in wanted.arms))
     able, left_out = run.on_device(whole, asked)
     return replace(wanted, arms=tuple(arm for arm in wanted.arms if ARMS[arm].demo in able.arms)), left_out
-
-
-def listed(option: str, text: str) -> tuple[str, ...]:
-    """The parts of a list with commas, each once."""
-    parts = tuple(part.strip() for part in text.split(","))
-    if len(set(parts)) < len(parts):
-        raise OptionError(f"{option} {text!r}: names one twice")
-    return parts
 
 
 def is_rate(text: str) -> bool:

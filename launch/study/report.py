@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from launch.demo.report import FINAL_STEPS
 from launch.study.grid import ARMS, REFERENCE, ordered
 
 SCHEMA = 1
-LAST_STEPS = 5
 LEARNT = 0.03  # of the reward: less is not told from noise, nor is a smaller gap to BF16 called one
 PLAIN = "int8"
 COLUMNS = ("lr", "rollout", "seeds", "reward", "less BF16's", "KL (k3)", "ESS", "update since start: share, cosine")
@@ -38,7 +38,7 @@ def series(record: Record, field: str) -> list[float]:
 
 def last(record: Record, field: str) -> float:
     """The mean of a metric over the last steps."""
-    return fmean(series(record, field)[-LAST_STEPS:])
+    return fmean(series(record, field)[-FINAL_STEPS:])
 
 
 def gain(record: Record) -> float:

@@ -37,11 +37,6 @@ def engine(folder: Path, scheme: str = "int8", **options) -> Iterator[LLM]:
         gc.collect()
 
 
-def no_amx(monkeypatch) -> None:
-    """Engines of this process take a processor without AMX for granted: vLLM asks torch."""
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-
-
 def worker_of(llm: LLM):
     return llm.llm_engine.model_executor.driver_worker.worker
 
@@ -52,6 +47,17 @@ def model_of(llm: LLM) -> torch.nn.Module:
 
 def refit(llm: LLM):
     return refit_of(model_of(llm))
+
+
+def send(llm: LLM, state: dict[str, torch.Tensor]) -> None:
+    """A whole refit, the tensors all at once."""
+    with refit(llm).session():
+        model_of(llm).load_weights(list(state.items()))
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The mean magnitude of a difference."""
+    return (a - b).abs().mean().item()
 
 
 def post_load_pass(llm: LLM) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from architectures import PREFILL, ROUTER, ROWS, is_quantized, is_transposed, make
 from architectures_page import PAGES, with_table
-from engines import addresses, differing, engine, model_of, no_amx, prompts, refit, resident
+from engines import addresses, apart, differing, engine, prompts, refit, resident, send
 from models import checkpoint, save
 from naming import has_line_naming
 from seeing import LIMITS, prompt_with_image, with_images
@@ -81,15 +81,6 @@ def rounded(row, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return result
 
 
-def send(llm, state: dict[str, torch.Tensor]) -> None:
-    with refit(llm).session():
-        model_of(llm).load_weights(list(state.items()))
-
-
-def apart(a: torch.Tensor, b: torch.Tensor) -> float:
-    return (a - b).abs().mean().item()
-
-
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch):
     """vLLM looks at each class in a process of its own, which would cost more than the rest of a row."""
@@ -103,10 +94,10 @@ def seeing():
 
 
 @pytest.fixture
-def without_amx(request, monkeypatch):
+def without_amx(request):
     """Where vLLM's own kernels for AMX do not compute the small model, or have not been seen to."""
     if not request.getfixturevalue("row").amx:
-        no_amx(monkeypatch)
+        request.getfixturevalue("no_amx")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import logprobs, model_of, no_amx
+from engines import logprobs, model_of
 from models import checkpoint, make
 from safetensors.torch import load_file
 from vllm import LLM
@@ -20,6 +20,7 @@ from ascend_quant import oracle
 from ascend_quant.convert import Request, convert
 from ascend_quant.schemes import SCHEMES
 
+pytestmark = pytest.mark.usefixtures("no_amx")  # any processor
 WIDTHS = {
     "qwen2": {"hidden_size": 256, "intermediate_size": 256},
     "qwen3-moe": {"hidden_size": 256, "moe_intermediate_size": 128, "head_dim": 64},
@@ -35,11 +36,6 @@ EXPERTS_REFUSED = {
     "int4_g128": (NotImplementedError, "No WNA16 MoE backend supports the deployment configuration"),
     "int4_g32": (NotImplementedError, "No WNA16 MoE backend supports the deployment configuration"),
 }
-
-
-@pytest.fixture(autouse=True)
-def any_processor(monkeypatch):
-    no_amx(monkeypatch)
 
 
 @pytest.fixture(scope="module")

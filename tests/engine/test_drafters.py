@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import ROWS, make
-from engines import engine, model_of, no_amx, prompts, refit, resident, worker_of
+from engines import engine, model_of, prompts, resident, send, worker_of
 from models import COMMON, checkpoint, perturbed, save
 from naming import has_line_naming, line_naming
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -20,6 +20,7 @@ from vllm import SamplingParams
 from ascend_quant.integrations.vllm import drafters, refit_of
 from ascend_quant.refit import RefitError
 
+pytestmark = pytest.mark.usefixtures("no_amx")  # until a machine with AMX has seen this
 ROW = {row.name: row for row in ROWS}
 WIDTH, TOKENS = COMMON["hidden_size"], {"num_speculative_tokens": 2}
 SHARING = {"eagle": "EagleLlamaForCausalLM", "mtp": "Glm4MoeMTPModel"}
@@ -67,11 +68,6 @@ def answers(llm) -> list[tuple[int, ...]]:
     return [tuple(answer.outputs[0].token_ids) for answer in llm.generate(prompts(4, 24), wanted, use_tqdm=False)]
 
 
-def send(llm, state: dict[str, torch.Tensor]) -> None:
-    with refit(llm).session():
-        model_of(llm).load_weights(list(state.items()))
-
-
 def agree(a: list, b: list) -> bool:
     """But for one at most: products of other shapes round otherwise, and two tokens may be as likely."""
     return sum(x == y for x, y in zip(a, b, strict=True)) >= len(a) - 1
@@ -86,12 +82,6 @@ def own_weights(llm) -> dict[str, torch.Tensor]:
     models = {parameter.data_ptr() for parameter in model_of(llm).parameters()}
     drafters = drafter_of(llm).named_parameters()
     return {name: tensor.detach().clone() for name, tensor in drafters if tensor.data_ptr() not in models}
-
-
-@pytest.fixture(autouse=True)
-def without_amx(monkeypatch):
-    """Until a machine with it has seen this."""
-    no_amx(monkeypatch)
 
 
 @pytest.mark.parametrize(

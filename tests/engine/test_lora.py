@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import ROWS, make
-from engines import addresses, differing, engine, model_of, no_amx, prompts, refit, resident
+from engines import addresses, apart, differing, engine, prompts, resident, send
 from models import VOCAB, checkpoint, perturbed
 from safetensors.torch import save_file
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
+pytestmark = pytest.mark.usefixtures("no_amx")  # until a machine with AMX has seen this
 [ROW] = [row for row in ROWS if row.name == "Qwen3"]
 RANK, MODULES = 8, ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
 OPTIONS = {"max_num_seqs": 4, "enable_lora": True, "max_lora_rank": RANK, "max_logprobs": VOCAB}
@@ -41,21 +42,6 @@ def answers(llm, lora: LoRARequest | None) -> torch.Tensor:
     return torch.tensor(
         [[step[word].logprob for word in sorted(step)] for one in found for step in one.outputs[0].logprobs]
     )
-
-
-def send(llm, state: dict[str, torch.Tensor]) -> None:
-    with refit(llm).session():
-        model_of(llm).load_weights(list(state.items()))
-
-
-def apart(a: torch.Tensor, b: torch.Tensor) -> float:
-    return (a - b).abs().mean().item()
-
-
-@pytest.fixture(autouse=True)
-def without_amx(monkeypatch):
-    """Until a machine with it has seen this."""
-    no_amx(monkeypatch)
 
 
 def test_an_adapter_works_on_a_quantized_base_across_refits(tmp_path):

@@ -8,11 +8,12 @@ import shutil
 import pytest
 import torch
 from architectures import ROWS, make
-from engines import differing, engine, logprobs, model_of, no_amx, refit, resident
+from engines import differing, engine, logprobs, refit, resident, send
 from models import checkpoint, perturbed, save
 from seeing import LIMITS, prompt_with_image, with_images
 from vllm import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("no_amx")  # until a machine with AMX has seen this
 [ROW] = [row for row in ROWS if row.name == "Qwen2.5-VL"]
 
 
@@ -20,12 +21,6 @@ from vllm import SamplingParams
 def seeing():
     with with_images():
         yield
-
-
-@pytest.fixture(autouse=True)
-def without_amx(monkeypatch):
-    """Until a machine with it has seen this."""
-    no_amx(monkeypatch)
 
 
 def of_image(llm) -> torch.Tensor:
@@ -59,8 +54,7 @@ def test_a_refit_leaves_tower_and_language_model_as_a_fresh_load_does(folders, i
     with engine(first, **options) as llm:
         assert not images or not torch.equal(of_image(llm), seen)
         for _ in range(2):  # through the loaders, by plan
-            with refit(llm).session():
-                model_of(llm).load_weights(list(state.items()))
+            send(llm, state)
             assert refit(llm).last_receipt.digest == receipt.digest
             assert differing(held, resident(llm)) == []
             assert torch.equal(logprobs(llm), answers)

@@ -14,9 +14,11 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 
+from ascend_quant.integrations.vllm.building import Building
+
 logger = logging.getLogger(__name__)
 
-_building: list[object] = []  # the configs of the drafters that are being built in this process
+_building = Building()
 
 
 def is_drafter(vllm_config: VllmConfig, model_config: Any) -> bool:
@@ -29,11 +31,8 @@ def building(model_config: Any) -> Iterator[None]:
     """While it lasts, `is_building` says so; one line tells that this model is not quantized."""
     names = ", ".join(getattr(model_config, "architectures", None) or ["a drafter"])
     logger.info("%s drafts: it keeps its own dtype, and no refit changes what it does not share with the model", names)
-    _building.append(model_config)
-    try:
+    with _building.part():
         yield
-    finally:
-        _building.pop()
 
 
 def is_building() -> bool:

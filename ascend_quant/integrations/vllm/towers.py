@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager, contextmanager
 
 from torch import nn
 
+from ascend_quant.integrations.vllm.building import Building
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.resident import ResidentWeight
 
-_building: list[object] = []  # the models whose tower is being built in this process
+_building = Building()
 
 
 def marking(original: Callable) -> Callable:
@@ -21,19 +22,15 @@ def marking(original: Callable) -> Callable:
     def _mark_tower_model(self, vllm_config, modalities, *, targets=None):
         marked = original(self, vllm_config, modalities, targets=targets)
         # marked by class, it is built together with the language model: see check_quantized
-        return marked if targets is not None else _noted(marked, self)
+        return marked if targets is not None else _noted(marked)
 
     return _mark_tower_model
 
 
 @contextmanager
-def _noted(marked: AbstractContextManager, model: object) -> Iterator[None]:
-    with marked:
-        _building.append(model)
-        try:
-            yield
-        finally:
-            _building.pop()
+def _noted(marked: AbstractContextManager) -> Iterator[None]:
+    with marked, _building.part():
+        yield
 
 
 def is_building() -> bool:

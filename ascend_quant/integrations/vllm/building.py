@@ -1,0 +1,23 @@
+"""Which part of a model is being built in this process, for who is asked about its layers one by one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Building:
+    """True while a part of one kind is being built; parts may hold others."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def __bool__(self) -> bool:
+        return self._depth > 0
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """While one is."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
