@@ -1,7 +1,7 @@
 """The trainings of a study: the start that the cells of a seed share, and each cell's record once it is trained.
 
 OUT/seed0/start               the warmed-up model       OUT/seed0/lr1e-6/int8/     a cell's logs and metrics
-OUT/seed0/prompts.parquet     what it is asked          OUT/cells/NAME.json        its record: it is done
+OUT/seed0/prompts512.parquet  what it is asked          OUT/cells/NAME.json        its record: it is done
 """
 
 import json
@@ -20,13 +20,17 @@ from launch.demo.training import POLL_SECONDS, Training, Watched
 from launch.software import installed
 from launch.study.grid import ARMS, Cell, Grid, settings
 
-PROMPTS = "prompts.parquet"
 KEPT = ("reward", "k3_kl", "ess", "update_share", "update_cosine", "since_start_share", "since_start_cosine")
 DIGITS = 6  # of each number
 
 
 def record_of(out: Path, cell: Cell) -> Path:
     return out / "cells" / f"{cell.name}.json"
+
+
+def prompts_of(grid: Grid, cell: Cell, out: Path) -> Path:
+    """Named by their number: a study that was stopped before its first record may go on with other steps."""
+    return out / f"seed{cell.seed}" / f"prompts{grid.choices(cell).prompts}.parquet"
 
 
 def check_folder(grid: Grid, out: Path) -> None:
@@ -83,14 +87,14 @@ def make_start(grid: Grid, cell: Cell, out: Path, bars: Progress) -> None:
         make_start(choices, folder / "making", lambda done: bars.update(bar, completed=done))
         (folder / "making").rename(folder / "start")  # never half a model under this name
         bars.remove_task(bar)
-    if not (folder / PROMPTS).exists():
-        write_parquet(folder / PROMPTS, choices.prompts, cell.seed, grid.setup.task)
+    if not (file := prompts_of(grid, cell, out)).exists():
+        write_parquet(file, choices.prompts, cell.seed, grid.setup.task)
 
 
 def begun(grid: Grid, cell: Cell, out: Path) -> Training:
     """A cell's training, under way."""
     seed = out / f"seed{cell.seed}"
-    data = str(seed / PROMPTS)
+    data = str(prompts_of(grid, cell, out))
     paths = {
         "actor_rollout_ref.model.path": str(seed / "start"),
         "data.train_files": data,

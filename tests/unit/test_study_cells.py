@@ -4,6 +4,7 @@ import json
 from io import StringIO
 from pathlib import Path
 
+import pandas
 import pytest
 from rich.console import Console
 
@@ -28,6 +29,7 @@ class StandIn:
     def __init__(self, choices, arm: str, out: Path, changes):
         assert Path(changes["actor_rollout_ref.model.path"]).is_dir() and Path(changes["data.train_files"]).is_file()
         self.name, self.folder, self.looks, self.watched = out.name, out / arm, 0, None
+        assert len(pandas.read_parquet(changes["data.train_files"])) == choices.prompts
         self.rate = changes[RATE]
         StandIn.alive += 1
         StandIn.most = max(StandIn.most, StandIn.alive)
@@ -95,6 +97,12 @@ def test_a_study_that_failed_goes_on_where_it_was(train, tmp_path):
     assert train(chosen) == ["int8", "fp8"]
     assert train(chosen) == [] and train.starts == [0]
     assert train(grid("cpu", "bf16,int8", "1e-4,1e-5", "0", STEPS)) == ["bf16", "int8"]
+
+
+def test_before_the_first_record_the_steps_may_be_others(train):
+    with pytest.raises(DemoError):
+        train(grid("cpu", "int8", "1e-4", "0", STEPS), fails="int8")
+    assert train(grid("cpu", "int8", "1e-4", "0", 2 * STEPS)) == ["int8"]
 
 
 def test_so_many_are_trained_at_once(train):
