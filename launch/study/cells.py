@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.progress import Progress
 
+from ascend_quant.documents import BadDocument, read_json
 from ascend_quant.whole_file import write_whole
 from launch.demo.report import PACKAGES, arm_report, hardware
 from launch.demo.run import OptionError
@@ -37,10 +38,13 @@ def check_folder(grid: Grid, out: Path) -> None:
     """A folder holds one study: what differs between its cells is told by their names.
 
     Raises:
-        OptionError: the cells in it are of another device, or have another number of steps.
+        OptionError: the cells in it are of another device, have another number of steps, or cannot be read.
     """
     for file in sorted((out / "cells").glob("*.json")):
-        record = json.loads(file.read_text())
+        try:
+            record = read_json(file)
+        except BadDocument as error:
+            raise OptionError(f"--out {out}: {error}; remove that file, and its cell is trained again") from error
         if (device := record["device"]) != grid.device:
             raise OptionError(f"--device {grid.device}: {out} holds cells of {device}; give another --out")
         if (count := len(record["metrics"]["reward"])) != grid.steps:
@@ -135,4 +139,4 @@ def rounded(number: float | None) -> float | None:
 def records(grid: Grid, out: Path) -> list[dict[str, Any]]:
     """Those of the grid's cells that are done."""
     files = [record_of(out, cell) for cell in grid.cells()]
-    return [json.loads(file.read_text()) for file in files if file.exists()]
+    return [read_json(file) for file in files if file.exists()]

@@ -119,3 +119,6 @@ def test_a_folder_holds_one_study(train, tmp_path):
         check_folder(grid("cpu", "bf16", "1e-4", "0", 9), tmp_path)
     with pytest.raises(OptionError, match="--device cuda"):
         check_folder(grid("cuda", "bf16", "1e-4", "0", STEPS), tmp_path)
+    (tmp_path / "cells" / "half.json").write_text('{"arm')
+    with pytest.raises(OptionError, match=r"half\.json"):
+        check_folder(chosen, tmp_path)
