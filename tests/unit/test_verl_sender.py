@@ -17,6 +17,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ascend_quant import oracle
 from ascend_quant.integrations.verl import replica, sender
+from ascend_quant.integrations.verl.patches import AGAINST
 from ascend_quant.integrations.verl.replica import RefitHttpServer
 from ascend_quant.integrations.verl.sent_figures import SentFigures, of_all
 from ascend_quant.names import Unquantized
@@ -117,6 +118,24 @@ def test_each_sync_has_its_own_figures_of_what_was_sent(monkeypatch):
             "refit/bytes_sent": 2 * 3 * 4 + 4 * 2,
             "refit/sent_as_codes": 0,
         }
+
+
+@pytest.mark.parametrize(
+    ("actor", "told"),
+    [
+        (SimpleNamespace(patching=SimpleNamespace(against="versions")), {AGAINST: "versions"}),
+        (SimpleNamespace(patching=None), {}),
+        (None, {}),  # the worker of a reference alone: there is one where rollouts have devices of their own
+    ],
+)
+def test_an_actor_that_sends_patches_tells_its_checkpoint_engine(actor, told):
+    class Verls:
+        def init_model(self):
+            self.actor, self.checkpoint_engine = actor, SimpleNamespace()
+
+    worker = object.__new__(type("Sending", (sender.SendsWeights, Verls), {}))
+    worker.init_model()
+    assert vars(worker.checkpoint_engine) == told
 
 
 def test_a_steps_figures_are_those_of_the_rank_with_the_most():

@@ -179,13 +179,14 @@ class SendsWeights:
     @functools.wraps(ActorRolloutRefWorker.init_model)
     def init_model(self) -> None:
         super().init_model()
-        if hasattr(self, "actor") and self.actor.patching is not None and hasattr(self, "checkpoint_engine"):
+        if self.actor is None:  # the worker of a reference alone
+            return
+        if self.actor.patching is not None and hasattr(self, "checkpoint_engine"):
             setattr(self.checkpoint_engine, AGAINST, self.actor.patching.against)
 
     @functools.wraps(ActorRolloutRefWorker.update_weights)
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
-        if hasattr(self, "actor"):
-            self.actor.rounding.begin(global_steps)
+        self.actor.rounding.begin(global_steps)
         return await super().update_weights(global_steps, mode)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
