@@ -36,6 +36,9 @@ for step in range(1, {steps} + 1):
         data["start_up/turn"] = waited
     with open(os.environ["VERL_FILE_LOGGER_PATH"], "a") as file:
         file.write(json.dumps({{"step": step, "data": data}}) + chr(10))
+    until = time.monotonic() + {patience}  # on a busy machine the next one's Python takes seconds to start
+    while step == 1 and time.monotonic() < until and open({events!r}).read().count("starts") < {started}[arm]:
+        time.sleep(0.05)
 events.write(json.dumps([time.monotonic(), arm, "ends"]) + chr(10))
 time.sleep({after})
 """
@@ -47,7 +50,9 @@ def arms(tmp_path, monkeypatch):
 
     def train(early: bool, fails: str = "", after: float = 0) -> tuple[dict, dict]:
         events, script, python = tmp_path / "events", tmp_path / "verl.py", tmp_path / "python"
-        script.write_text(STAND_IN.format(events=str(events), steps=STEPS, fails=fails, after=after))
+        started = {arm: min(place + 2, len(ARMS)) for place, arm in enumerate(ARMS)}  # with the one behind it
+        said = {"steps": STEPS, "fails": fails, "after": after, "patience": 20 if early else 0, "started": started}
+        script.write_text(STAND_IN.format(events=str(events), **said))
         real = sys.executable
         python.write_text(f'#!/bin/sh\ncase "$2" in *main_ppo) exec {real} {script};; esac\nexec {real} "$@"\n')
         python.chmod(0o755)
