@@ -61,12 +61,14 @@ def _forks() -> BaseContext:
 
 
 def _wait(process: BaseProcess, seconds: float) -> str:
-    """How the process ended; when this returns, it and what it started are gone."""
-    process.join(seconds)
-    ending = f"it was stopped after {seconds:.0f} s"
-    if process.exitcode is not None:
-        ending = f"it ended with code {process.exitcode}"
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.join()
-    return ending
+    """How the process ended; it and what it started are gone afterwards, when Ctrl-C ends the waiting too."""
+    try:
+        process.join(seconds)
+        if process.exitcode is None:
+            return f"it was stopped after {seconds:.0f} s"
+        return f"it ended with code {process.exitcode}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # where it has no group of its own yet
+        process.join()

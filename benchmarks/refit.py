@@ -12,6 +12,7 @@ from benchmarks import engine, graphs, report
 from benchmarks.models import MODELS, get_model
 from benchmarks.process import carry_out
 from benchmarks.tasks import Outcome, Task
+from launch.processes import end_as_after_ctrl_c
 
 PARTS = ("kernels", "engine", "graphs", "ranks")
 MODEL = {"cuda": "qwen2.5-7b", "cpu": "tiny"}
@@ -111,6 +112,7 @@ def in_turn(
     Args:
         measure: carries out a task in so many seconds.  [default: in a process of its own, see `tasks`]
     """
+    end_as_after_ctrl_c()  # else an engine that is measured would stay, with its memory
     outcomes: list[Outcome] = []
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     out = report.console()

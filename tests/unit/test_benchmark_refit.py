@@ -2,12 +2,14 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from naming import has_line_naming
@@ -15,7 +17,7 @@ from typer.testing import CliRunner
 
 from ascend_quant import oracle
 from ascend_quant.kernels import cpu
-from benchmarks import bars, check, graphs, kernels, matrices, methods, refit, report
+from benchmarks import bars, check, graphs, kernels, matrices, methods, process, refit, report
 from benchmarks.layout import Rank, layout
 from benchmarks.models import MODELS, get_model
 from benchmarks.process import carry_out
@@ -74,6 +76,21 @@ def test_a_task_that_fails_says_its_last_words():
     outcome = carry_out(Task("nonsense", "tiny", "cpu"), 60)
     assert outcome.result is None and "No module named 'benchmarks.nonsense'" in outcome.error
     assert report.faults_of([outcome]) == [outcome.error]
+
+
+def test_ctrl_c_ends_a_task_and_what_it_has_started():
+    task = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True)
+    started = psutil.Process(int(task.stdout.readline()))
+    waits = iter([KeyboardInterrupt, None])
+
+    def join(seconds=None):
+        if (interrupt := next(waits)) is not None:
+            raise interrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        process._wait(SimpleNamespace(pid=task.pid, exitcode=None, join=join, kill=task.kill), 60)
+    assert task.wait(10) == -signal.SIGKILL
+    assert not psutil.wait_procs([started], 10)[1]
 
 
 def test_the_check_of_part_kernels_sees_a_wrong_byte(monkeypatch):
