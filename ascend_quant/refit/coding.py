@@ -9,7 +9,7 @@ rows (tensor parallelism), the scale still lies behind the whole one. A row that
 How else codes may be rounded: rounding.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -127,3 +127,8 @@ def coded(weights: Sequence[NamedTensor], scheme: Scheme, rounded: Encode = enco
     sent = [torch.empty(sent_shape(w.shape), dtype=codes_dtype(scheme), device=w.device) for _, w in weights]
     rounded([Part(name, w) for name, w in weights], sent, scheme)
     return [(sent_name(name, scheme), tensor) for (name, _), tensor in zip(weights, sent, strict=True)]
+
+
+def prepare(rows: Iterable[tuple[int, torch.dtype]], scheme: Scheme, device: torch.device) -> None:
+    """Have the kernels compiled that `encode` will need for rows of such lengths and dtypes: it makes one of each."""
+    coded([(f"{dtype} {K}", torch.zeros(1, K, dtype=dtype, device=device)) for K, dtype in set(rows)], scheme)

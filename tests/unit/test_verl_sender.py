@@ -21,7 +21,7 @@ from ascend_quant.integrations.verl.patches import AGAINST
 from ascend_quant.integrations.verl.replica import RefitHttpServer
 from ascend_quant.integrations.verl.sent_figures import SentFigures, of_all
 from ascend_quant.names import Unquantized
-from ascend_quant.refit import RefitError
+from ascend_quant.refit import RefitError, coding
 from ascend_quant.refit.proof import SENT, Receiving, sending
 from ascend_quant.refit.rounding import rounding_of
 from ascend_quant.schemes import SCHEMES
@@ -169,6 +169,18 @@ def test_codes_are_rounded_of_the_step_that_verl_names():
         sent, mode = asyncio.run(worker.update_weights(step, mode="naive"))
         assert mode == "naive" and torch.equal(sent["a:int8"][:, :-16], oracle.hashed(Verls.w, 5, of, "a")[0])
     assert worker.actor.sent_update.as_metrics() == {}  # the weights stood still
+
+
+@pytest.mark.parametrize(("rounding", "made_ready"), [("nearest", {(1, 32), (1, 64)}), ("hashed", set())])
+def test_kernels_for_codes_are_there_before_the_first_of_them_leave(rounding, made_ready, monkeypatch):
+    shards = {"a": torch.ones(4, 32), "b": torch.ones(2, 64), "c": torch.ones(3, 5, 64), "d": torch.ones(32, 48)}
+    monkeypatch.setattr(sender.compat, "fsdp2_shards", lambda engine: shards)
+    monkeypatch.setattr(sender, "own_device", lambda: torch.device("cpu"))
+    found = set()
+    monkeypatch.setattr(coding, "coded", lambda weights, scheme: found.update(tuple(w.shape) for _, w in weights))
+    worker = made(None, False, None, None, partial(rounding_of, rounding, 5), engine=None)
+    worker.send_codes(SCHEMES["int8"], frozenset("abc"))
+    assert found == made_ready
 
 
 def test_what_is_left_over_is_carried_beside_shards_alone():

@@ -28,7 +28,7 @@ from ascend_quant.integrations.verl.sent_update import SentUpdate
 from ascend_quant.integrations.verl.settings import Patches
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.names import Unquantized
-from ascend_quant.refit import RefitError
+from ascend_quant.refit import RefitError, coding
 from ascend_quant.refit.delta import Sender
 from ascend_quant.refit.kv_scales import Form
 from ascend_quant.refit.proof import prepare, sending_groups
@@ -150,10 +150,14 @@ class SendingTrainingWorker(TrainingWorker):
         return (leaving.named(compat.experts_apart(group, self.engine)) for group in whole)
 
     def send_codes(self, scheme: Scheme, names: Collection[str]) -> None:
-        """From now on these parameters leave as codes of this scheme."""
+        """From now on these parameters leave as codes of this scheme; their first sync is to wait for no compiler."""
         self.scheme, self.coded = scheme, names
         if not dist.is_initialized() or dist.get_rank() == 0:
             self.sent_update = SentUpdate(scheme, self.rounding.of_float32)
+        if not self.rounding.of_float32:  # these have no kernels of their own
+            leaving, shards = Leaving(scheme=scheme, coded=names), compat.fsdp2_shards(self.engine) or {}
+            leave = [shard for name, shard in shards.items() if leaving.as_what(name, shard) == scheme]
+            coding.prepare(((shard.shape[-1], shard.dtype) for shard in leave), scheme, own_device())
 
     def reset(self) -> None:
         """Make the model; then what its digests need, so that the first sync waits for no compiler."""
