@@ -55,7 +55,7 @@ def parted(name: str) -> tuple[str, bool]:
     return (own, True) if own and scheme in SCHEMES_SENT else (name, False)
 
 
-def sent_shape(shape: torch.Size) -> torch.Size:
+def sent_shape(shape: Sequence[int]) -> torch.Size:
     """Of a weight that travels as codes."""
     return torch.Size((*shape[:-1], shape[-1] + TAIL))
 

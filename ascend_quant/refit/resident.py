@@ -19,6 +19,7 @@ import torch
 
 from ascend_quant.dtypes import FLOATS
 from ascend_quant.kernels.moves import SAMPLE, Move, Place
+from ascend_quant.refit.coding import TAIL, sent_shape
 from ascend_quant.refit.errors import RefitError
 
 
@@ -142,19 +143,22 @@ class ResidentWeight:
             wanted = "BF16 weights" if takes is FLOATS else str(takes[0])
             raise RefitError(f"{self.name}: got {dtype}; send {wanted}{how}")
 
-    def example(self, exact: bool = False, frozen: bool = False) -> Move:
+    def example(self, exact: bool = False, frozen: bool = False, coded: bool = False) -> Move:
         """A move into this weight's first matrix, from nowhere: what is compiled for it serves its other moves too.
 
         Args:
-            exact, frozen: see `moves`; with given scales if `frozen`.
+            exact, frozen, coded: see `moves`; with given scales if `frozen`.
         """
         matrix = self.data[(0,) * (self.data.dim() - 2)]
         shape = matrix.shape if matrix.dim() < 2 else (matrix.shape[0], self.whole_length)
         whole = torch.empty(shape, dtype=torch.float32, device="meta")
+        if coded:
+            whole = torch.empty(sent_shape(shape), dtype=self.data.dtype, device="meta")[:, :-TAIL]
         shard = whole[..., : matrix.shape[-1]] if matrix.dim() else whole
         given = torch.empty(matrix.shape[:1], device="meta") if frozen else None
-        piece = next(self._pieces(shard, matrix, self._checked(shard, whole, given), given))
-        return self._move(piece, whole, exact)
+        rows = self._rows_of_codes(whole) if coded else self._checked(shard, whole, given)
+        move = self._move(next(self._pieces(shard, matrix, rows, given)), whole, exact)
+        return replace(move, coded=True) if coded else move
 
     def fill(self, view: torch.Tensor, value: float, writer: int) -> None:
         """Set the rows of `view`, which no shard carries (padding of a vocabulary), to a constant."""

@@ -119,14 +119,17 @@ class Refit:
         self._started = 0.0
         self._tensors = self._bytes = self._count = 0
 
-    def prepare(self) -> float:
+    def prepare(self, coded: bool = False) -> float:
         """Have the kernels compiled that refits from tensors on the engine's device will need, and digests of these.
+
+        Args:
+            coded: for codes that a trainer sends (coding.py), which few do, in place of weights.
 
         Returns:
             Seconds.
         """
         device, start = self.residents[0].tensor.device, time.perf_counter()
-        kernels_for(device).prepare(device, self._kinds_of_writes())
+        kernels_for(device).prepare(device, self._kinds_of_codes() if coded else self._kinds_of_writes())
         return time.perf_counter() - start
 
     def _kinds_of_writes(self) -> Iterator[tuple[Move, torch.dtype]]:
@@ -135,6 +138,11 @@ class Refit:
                 yield from ((resident.example(), dtype) for dtype in SENT_AS)
                 if self.smoothing is not None and resident.codes:
                     yield resident.example(exact=True, frozen=self.smoothing.frozen), torch.float32
+
+    def _kinds_of_codes(self) -> Iterator[tuple[Move, torch.dtype]]:
+        for resident in self.residents:
+            if resident.takes_codes and resident.row_count and resident.row_length:
+                yield resident.example(coded=True), resident.data.dtype
 
     @property
     def is_open(self) -> bool:

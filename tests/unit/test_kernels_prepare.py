@@ -6,7 +6,7 @@ import torch
 from ascend_quant.kernels import launches
 from ascend_quant.kernels.int4_places import MarlinTiles
 from ascend_quant.kernels.storage import CODES
-from ascend_quant.refit import Refit, batch, proof, session
+from ascend_quant.refit import Refit, batch, coding, proof, session
 from ascend_quant.refit.proof import Receiving, sending
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.refit.scales import BY_SHARING
@@ -81,6 +81,31 @@ def test_a_trainers_first_syncs_find_their_kernels(module, cuda, name):
         sync(session, dtype)
         assert set(launches._COMPILED) == ready
     assert ready
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_codes_that_a_trainer_sends_find_theirs(module, cuda, monkeypatch, name):
+    monkeypatch.setattr(coding, "kernels_for", lambda device: cuda.module)
+    scheme = SCHEMES[name]
+    whole, stack = quantized(scheme, (3, 48), cuda.device), quantized(scheme, (2, 3, LENGTH), cuda.device)
+    slices = quantized(scheme, (3, LENGTH), cuda.device, WHOLE)
+    coding.prepare([(K, torch.float32) for K in (48, LENGTH, WHOLE)], scheme, cuda.device)
+    sent_by_trainer = set(launches._COMPILED)
+    session = Refit([whole, stack, slices])
+    session.prepare(coded=True)
+    ready = set(launches._COMPILED)
+    assert ready > sent_by_trainer > set()
+    weights = [torch.randn(r.data.shape[-2], r.whole_length, device=cuda.device) for r in (whole, stack, slices)]
+    views, shards = (whole.data, stack.data[0], slices.data), (slice(None), slice(None), slice(LENGTH, None))
+    named = coding.coded([(str(number), w) for number, w in enumerate(weights)], scheme)
+    assert set(launches._COMPILED) == ready
+    session.open()
+    for (name, sent), resident, view, part in zip(named, session.residents, views, shards, strict=True):
+        codes = coding.codes_of(name, sent)
+        slot = session.batch.new_sources([(name, codes.numel())])
+        session.write(slot, resident, view, codes[:, part], codes, codes, coded=True)
+    session.batch.flush()
+    assert set(launches._COMPILED) == ready
 
 
 def test_smoothed_weights_find_theirs(module, cuda, monkeypatch):

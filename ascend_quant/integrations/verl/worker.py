@@ -84,8 +84,12 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         return {**receipt.as_metrics(), **own}
 
     def refit_takes_codes(self) -> tuple[str, list[str], list[str]]:
-        """The scheme, what of the last sync this worker would take as codes of it too, and what it would not."""
+        """The scheme, what of the last sync this worker would take as codes of it too, and what it would not.
+
+        Who asks will send codes, so the kernels for them are compiled.
+        """
         refit = refit_of(self.model_runner.model)
+        refit.prepare(coded=True)
         return (self.model_runner.vllm_config.quant_config.scheme.name, *refit.takes_codes())
 
     def start_up_seconds(self) -> dict[str, float]:
