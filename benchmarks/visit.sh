@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # benchmarks/visit.sh OUT [PART ..]: what one or two GPUs show in about 25 minutes, with the PYTHON that has the stack.
-# Parts: attention tests train demo context (no part: the first three). Each has its minutes (MINUTES_train=30: others); one that
-# fails or runs out of them does not stop the rest. OUT gets a log and, where there is one, JSON and a picture of each;
-# the table at the end says what to look at. Send OUT back whole. TRY=cpu: small shapes on a CPU, to see that it starts.
+# Parts: attention tests train demo context sync (no part: the first three). Each has its minutes (MINUTES_train=30:
+# others); one that fails or runs out of them does not stop the rest. OUT gets a log and, where there is one, JSON and a
+# picture of each; the table at the end says what to look at. Send OUT back whole. TRY=cpu: small shapes on a CPU, to see
+# that it starts.
 set -uo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT
-declare -A MINUTES=([attention]=2 [tests]=5 [train]=18 [demo]=16 [context]=30)
+declare -A MINUTES=([attention]=2 [tests]=5 [train]=18 [demo]=16 [context]=30 [sync]=15)
 declare -a TABLE=()
 
 die() {
@@ -32,6 +33,11 @@ command_of() { # command_of PART: its words, one a line
     shape=(--models 7b --context "8k,30k" --batch "32,64" --repeats 1 --trace)
     printf '%s\n' bench rollout "${shape[@]}" --kv-cache auto,int8,fp8,int8-vllm,fp8-vllm --out "$to.json"
     ;;
+  gpu-sync)
+    if ((there > 1)); then shape=(--gpus 2); else shape=(--gpus 1 --layers 14); fi
+    shape+=(--arms "codes,plain" --answer 2048 --prompt 256 --steps 3)
+    printf '%s\n' bench sync "${shape[@]}" --folder "$to" --out "$to.json" --picture "$to.png"
+    ;;
   cpu-attention) printf '%s\n' bench attention --device cpu --small --out "$to.json" ;;
   cpu-tests) printf '%s\n' test gpu ;; # ends with 2: there is no GPU
   cpu-train)
@@ -42,8 +48,12 @@ command_of() { # command_of PART: its words, one a line
     shape=(--device cpu --models tiny --context "32,64" --batch 3 --repeats 1)
     printf '%s\n' bench rollout "${shape[@]}" --kv-cache auto,fp8 --out "$to.json"
     ;;
+  cpu-sync)
+    shape=(--device cpu --gpus 1 --arms codes --steps 3)
+    printf '%s\n' bench sync "${shape[@]}" --folder "$to" --out "$to.json" --picture "$to.png"
+    ;;
   cpu-demo) printf '%s\n' demo --arms int8 --steps 2 --out "$to" ;;
-  *) die "no part '$1': attention tests train demo context" ;;
+  *) die "no part '$1': attention tests train demo context sync" ;;
   esac
 }
 
@@ -66,7 +76,7 @@ main() {
   local part
   local -a parts=("$@")
   if ((!$#)); then parts=(attention tests train); fi
-  for part in "${parts[@]}"; do [[ -n ${MINUTES[$part]:-} ]] || die "no part '$part': attention tests train demo context"; done
+  for part in "${parts[@]}"; do [[ -n ${MINUTES[$part]:-} ]] || die "no part '$part': attention tests train demo context sync"; done
   mkdir -p "$OUT"
   nvidia-smi >"$OUT/nvidia-smi.txt" 2>&1
   for part in "${parts[@]}"; do run_part "$part"; done

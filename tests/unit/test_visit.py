@@ -58,7 +58,7 @@ def test_parts_are_chosen(visit):
 
 @pytest.mark.parametrize("where", ["gpu", "cpu"])
 def test_benchmarks_have_the_options_that_it_gives(visit, where):
-    for call in visit("attention", "train", "context", TRY=where, MINUTES_train="0.02")[1]:
+    for call in visit("attention", "train", "context", "sync", TRY=where, MINUTES_train="0.02")[1]:
         bench, name, *options = call.split()
         command = typer.main.get_command(import_module(f"benchmarks.{name}").app)
         part = "context" if "--context" in options else name
