@@ -7,7 +7,7 @@
 set -uo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-readonly ROOT
+readonly ROOT PARTS="attention tests train demo context sync"
 declare -A MINUTES=([attention]=2 [tests]=5 [train]=18 [demo]=16 [context]=30 [sync]=15)
 declare -a TABLE=()
 
@@ -53,7 +53,7 @@ command_of() { # command_of PART: its words, one a line
     printf '%s\n' bench sync "${shape[@]}" --folder "$to" --out "$to.json" --picture "$to.png"
     ;;
   cpu-demo) printf '%s\n' demo --arms int8 --steps 2 --out "$to" ;;
-  *) die "no part '$1': attention tests train demo context sync" ;;
+  *) die "no part '$1': $PARTS" ;;
   esac
 }
 
@@ -76,7 +76,7 @@ main() {
   local part
   local -a parts=("$@")
   if ((!$#)); then parts=(attention tests train); fi
-  for part in "${parts[@]}"; do [[ -n ${MINUTES[$part]:-} ]] || die "no part '$part': attention tests train demo context sync"; done
+  for part in "${parts[@]}"; do [[ -n ${MINUTES[$part]:-} ]] || die "no part '$part': $PARTS"; done
   mkdir -p "$OUT"
   nvidia-smi >"$OUT/nvidia-smi.txt" 2>&1
   for part in "${parts[@]}"; do run_part "$part"; done

@@ -150,10 +150,10 @@ def draw(report: dict[str, Any], path: Path) -> None:
             for line, style in ((arm, "-"), *((replica, "--") for replica in arm.get("replicas", ()))):
                 # replicas have no reward, arms without importance weights no effective sample size, and bf16 no codes
                 points = [(step["step"], step.get(field, nan)) for step in line["steps"]]
-                if scale == "log":  # a KL of nothing, and below it, has no place there
-                    points = [(step, value if value > 0 else nan) for step, value in points]
                 axes.plot(*zip(*points, strict=True), style, marker=".", label=line["name"])
-        axes.set(title=title, xlabel="step", yscale=scale)
+        axes.set(title=title, xlabel="step")
+        if scale == "log":
+            axes.set_yscale(scale, nonpositive="mask")  # a KL of 0 has no place there
         axes.grid(alpha=0.3)
     figure.axes[0].legend(title="rollout")
     hardware = report["hardware"].get("gpu", report["hardware"]["cpu"])

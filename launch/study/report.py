@@ -157,8 +157,10 @@ def draw(records: Sequence[Record], path: Path) -> None:
             for arm in ordered(arms):
                 color = f"C{list(ARMS).index(arm)}"  # the same at every rate
                 plot(axes, [series(cell, field) for cell in arms[arm]], arm, color)
-            axes.set(title=f"lr {rate}: {title}", yscale=scale, xlabel="step")
-            if scale == "linear":
+            axes.set(title=f"lr {rate}: {title}", xlabel="step")
+            if scale == "log":
+                axes.set_yscale(scale, nonpositive="mask")  # a KL of 0 has no place there
+            else:
                 axes.ticklabel_format(axis="y", useOffset=False)
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.grid(alpha=0.3)

@@ -9,7 +9,7 @@ RECIPE = "qwen2.5-7b-int8-gsm8k-h100"
 STEPS = 3
 BOTH = {"correction.bypass": "false"}  # both log-probabilities of each token are computed, and compared
 MISMATCH = 0.05  # KL (k3) between rollout and trainer. Wrong attention is far off: its logits differ by 0.4
-WAYS = {  # GPUs, and what is changed of the recipe; those apart take cupy. All but `apart` were seen on H100s
+WAYS = {  # GPUs, and what is changed of the recipe; those apart take cupy. `apart` was not seen on GPUs
     "alone": (1, {}),
     "ulysses": (2, {"training.sequence_parallel": 2}),
     "codes": (1, {"rollout.send": "int8"}),

@@ -14,7 +14,7 @@ weights leave as floats.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,10 @@ class Leaving:
         if self.scheme is not None and tensor.is_floating_point() and self._is_coded(name, tensor.shape):
             return self.scheme
         return torch.bfloat16 if self.rounds and is_rounded(name, tensor, self.kept) else tensor.dtype
+
+    def as_codes(self, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those of the parameters that leave as codes."""
+        return {name: param for name, param in params.items() if isinstance(self.as_what(name, param), Scheme)}
 
     def each(self, weights: Iterable[NamedTensor]) -> Iterator[list[NamedTensor]]:
         """Whole weights as they leave, one by one; what is changed is a new tensor on the same device.

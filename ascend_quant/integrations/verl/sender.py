@@ -142,9 +142,7 @@ class SendingTrainingWorker(TrainingWorker):
             tell_of_other_shards(other[0], len(other))
             return None
         if self.sent_update is not None:
-            self.sent_update.look(
-                shards, [name for name in shards if leaving.as_what(name, shards[name]) == self.scheme]
-            )
+            self.sent_update.look(shards, [*leaving.as_codes(shards)])
         whole = gathered(shards, own_device(), leaving.as_what, leaving.encode)
         whole = whole if self.sent_update is None else self.sent_update.leaving(whole)
         return (leaving.named(compat.experts_apart(group, self.engine)) for group in whole)
@@ -154,10 +152,9 @@ class SendingTrainingWorker(TrainingWorker):
         self.scheme, self.coded = scheme, names
         if not dist.is_initialized() or dist.get_rank() == 0:
             self.sent_update = SentUpdate(scheme, self.rounding.of_float32)
-        if not self.rounding.of_float32:  # these have no kernels of their own
-            leaving, shards = Leaving(scheme=scheme, coded=names), compat.fsdp2_shards(self.engine) or {}
-            leave = [shard for name, shard in shards.items() if leaving.as_what(name, shard) == scheme]
-            coding.prepare(((shard.shape[-1], shard.dtype) for shard in leave), scheme, own_device())
+        if not self.rounding.of_float32:  # hashed and carried codes are made by torch's operators
+            coded = Leaving(scheme=scheme, coded=names).as_codes(compat.fsdp2_shards(self.engine) or {})
+            coding.prepare(((shard.shape[-1], shard.dtype) for shard in coded.values()), scheme, own_device())
 
     def reset(self) -> None:
         """Make the model; then what its digests need, so that the first sync waits for no compiler."""
