@@ -46,6 +46,7 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   bench cache_decode [..]       decode attention over an int8 cache of keys and values beside vLLM's (on a GPU)
   bench train [..]              how long a recipe's steps take, stage by stage, INT8 beside BF16 (--device cpu: a try)
   bench sync [..]               where the time of a weight sync under verl goes, stage by stage (--device cpu: a try)
+  bench apart [..]              weight syncs to engines on devices of their own, by how they are sent (two GPUs)
   bench convert FOLDER [..]     how fast checkpoints are converted beside a copy, on the disk of FOLDER
   bench qat [..]                what quantization-aware training adds to a training step, on this CPU (--device cuda: a GPU)
   lint                          the checks that CI runs: format, lint, imports, shell scripts, YAML
@@ -279,8 +280,8 @@ run_bench() {
   local what=${1:-}
   case $what in
   refit) set -- --device cpu "${@:2}" ;;
-  rollout | attention | cache_decode | train | sync | convert | qat) shift ;;
-  *) die "bench: say which: refit rollout attention cache_decode train sync convert qat (./run.sh bench refit --help: options)" ;;
+  rollout | attention | cache_decode | train | sync | apart | convert | qat) shift ;;
+  *) die "bench: say which: refit rollout attention cache_decode train sync apart convert qat (./run.sh bench refit --help: options)" ;;
   esac
   [[ -d $ROOT/benchmarks ]] || die "bench: no benchmarks here, this image has none: mount a checkout, and start its run.sh"
   offline
