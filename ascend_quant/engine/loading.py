@@ -109,12 +109,14 @@ class Loading(TorchDispatchMode):
                 raise self._unplaced(source.name)
             self.refit.record(source.name, source.entry)
             return
-        whole = source.tensor.numel()
+        whole, wanted = source.tensor.numel(), source.wanted()
         # Sharded: this rank took whole/shards of it, or a multiple where ranks hold copies (key/value heads).
-        if not source.padded and (source.taken > whole or source.taken * self.shards % whole):
+        misfit = source.taken > whole or source.taken * self.shards % whole
+        if not source.padded and (misfit or wanted not in (None, whole)):
+            has = f"{source.taken} of its {whole} elements found a place"
             raise RefitError(
                 f"{source.name}: shape {tuple(source.tensor.shape)} is not what the model expects: "
-                f"{source.taken} of its {whole} elements found a place"
+                + (has if misfit else f"it has {whole} elements, {wanted} are needed")
             )
         self.refit.count(1, source.nbytes)
         self.refit.record(source.name, source.entry)
@@ -176,6 +178,7 @@ class Loading(TorchDispatchMode):
         exact, given = self._by_profile(source, resident, shard, own)
         moves = self.refit.write(source.slot, resident, target, shard, whole, base, exact, given, source.coded)
         source.taken += shard.numel()
+        source.sizes.setdefault(resident.name, {}).update(resident.whole_sizes(target))
         source.padded |= resident.padded
         if own and (source.coded or source.tensor.is_contiguous()):
             for move in moves:
@@ -230,8 +233,14 @@ class Source:
     def __init__(self, name: str, tensor: torch.Tensor, slot: int, sent: torch.Tensor, coded: bool):
         self.name, self.tensor, self.slot, self.taken, self.padded = name, tensor, slot, 0, False
         self.skipped = False  # by design, says the engine's loader
+        self.sizes: dict[str, dict[int, int]] = {}  # by resident, see `ResidentWeight.whole_sizes`
         self.nbytes, self.coded = sent.nbytes, coded  # as it was sent
         self.entry = Entry(sent.shape, coded=coded)
+
+    def wanted(self) -> int | None:
+        """How many elements the model wants of it, as far as is known."""
+        sizes = [found for found in self.sizes.values()]
+        return sum(sum(found.values()) for found in sizes) if sizes and all(sizes) else None
 
     def holds(self, shard: torch.Tensor) -> bool:
         """Whether `shard` is a view of this tensor."""

@@ -55,6 +55,12 @@ class TiedHead:
         else:
             self._compare(own)
 
+    def is_held(self, tensor: torch.Tensor) -> bool:
+        """Whether it has the embedding's values."""
+        held = self.resident.data[: self.rows.stop - self.rows.start]
+        own = tensor[self.rows] if tuple(tensor.shape) == self.shape else None
+        return own is not None and torch.equal(own.to(held.device, held.dtype), held)
+
     def check(self) -> None:
         """The refit ends.
 
@@ -113,6 +119,17 @@ class Placeless:
                 flush()
                 self.head.take(tensor)
         return [(name, tensor) for name, tensor in weights if name != HEAD]
+
+    def is_left_out(self, name: str, tensor: torch.Tensor, entries: Mapping[str, Entry]) -> bool:
+        """Whether nothing has to be done with a tensor while no refit is open, so that it need not begin one.
+
+        Args:
+            entries: of the last refit.
+        """
+        if self.head is not None and name == HEAD:
+            check_sent(name, tensor)
+            return self.head.is_held(tensor)
+        return name in entries and entries[name].is_idle
 
     def may_be_skipped(self, name: str) -> bool:
         """Whether an engine's loader may leave a tensor out by design; a tied head has a weight alone, see `apart`."""

@@ -62,7 +62,10 @@ def write_in_chunks(
         else:
             values, scale = _converted(part, absmax if tensor_absmax is None else tensor_absmax.expand(len(part)), move)
         if tensor_absmax is None:
-            bad.add_(_bad(move.values(part), absmax) if absmax is not None else _bad(scale if move.coded else values))
+            if move.coded:
+                bad.add_(oracle.spoilt_rows(values, scale).sum())
+            else:
+                bad.add_(_bad(values) if absmax is None else _bad(move.values(part), absmax))
         if receipt:
             _account(values, scale, start, move, counters)
         _put(values, scale, start, move)

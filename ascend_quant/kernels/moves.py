@@ -110,7 +110,7 @@ class Move:
         if self.scale is None:
             return "copy"
         if self.coded:
-            return "codes"
+            return "codes" if self.target_NK.dtype == torch.int8 else "fp8_codes"
         if self.scheme is not None:
             return self.scheme.name
         if self.group:
@@ -129,7 +129,7 @@ class Move:
         mine = (self.first_row + self.rows, self.offset + behind, strides, whole, self.target_NK.shape[1])
         theirs = (other.first_row, other.offset, others, other.whole, other.target_NK.shape[1])
         dense = all(move.rows == 1 or move.target_NK.stride(0) == mine[-1] for move in (self, other))
-        joins = ("copy", "int8", "int8_exact", "fp8", "codes")  # each row is on its own
+        joins = ("copy", "int8", "int8_exact", "fp8", "codes", "fp8_codes")  # each row is on its own
         alike = self.kind == other.kind and self.block is other.block is None
         return mine == theirs and dense and alike and self.kind in joins
 

@@ -148,7 +148,7 @@ def _write(pieces: list[Piece], counters: Counters, receipt: bool) -> None:
             absmax_N = _absmax(values_NK)
     elif move.coded:
         values_NK, scale_N = x_NK, scales_in(rows_of(pieces, lambda one: one.sent_scale)).to(device)
-        absmax_N = scale_N  # of a row that was not finite, it is not either
+        absmax_N = scale_N.masked_fill(oracle.spoilt_rows(values_NK, scale_N), torch.inf)
     elif move.given_N is not None:
         absmax_N, scale_N = _absmax(x_NK), torch.cat([piece.move.given_N[piece.rows] for piece in pieces])
         values_NK, lost_NK = oracle.quantize_given(x_NK, scale_N)

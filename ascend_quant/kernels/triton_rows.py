@@ -7,6 +7,7 @@ The codes equal IEEE division. For BF16 values, `x / scale` is replaced by one m
 nudged off every tie: see `_reciprocal`. Values that are taken as they are, in float32, are divided.
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -35,6 +36,8 @@ INT8_MIN = tl.constexpr(oracle.INT8_MIN)
 TOTALS = tl.constexpr(Counters.TOTALS)
 BLOCK = tl.constexpr(oracle.BLOCK)
 INF_BITS = tl.constexpr(0x7F800000)
+LARGEST_INT8_SCALE = tl.constexpr(oracle.largest_scale(torch.int8))
+LARGEST_FP8_SCALE = tl.constexpr(oracle.largest_scale(torch.float8_e4m3fn))
 MAGIC, MAGIC_BITS = tl.constexpr(12582912.0), tl.constexpr(0x4B400000)  # 1.5 * 2**23: adding it rounds half to even
 FP8_MAGIC, FP8_MAGIC_BITS = tl.constexpr(16384.0), tl.constexpr(0x46800000)  # 2**14, whose last bit is 2**-9
 FP8_NORMAL_BITS = tl.constexpr(0x3C800000)  # 2**-6
@@ -48,7 +51,8 @@ def write_rows(
     starts,
     pieces,
     totals,
-    KIND: tl.constexpr,  # int8, int8_exact, fp8 (a scale a row) | int8_given, fp8_tensor (scale known) | codes | copy
+    # int8, int8_exact, fp8 (a scale a row) | int8_given, fp8_tensor (scale known) | codes, fp8_codes | copy
+    KIND: tl.constexpr,
     SOURCE_TYPE: tl.constexpr,
     TARGET_TYPE: tl.constexpr,
     K: tl.constexpr,
@@ -72,6 +76,7 @@ def write_rows(
     start = (tile - tl.load(starts + piece)).to(tl.int64) * (ROWS * REPEAT)
     columns = tl.arange(0, WIDTH)
     EXACT: tl.constexpr = KIND == "int8_exact" or KIND == "int8_given"
+    CODED: tl.constexpr = KIND == "codes" or KIND == "fp8_codes"
     READ_TYPE: tl.constexpr = tl.float32 if EXACT else tl.bfloat16
     first_weight = digest.column_weight(tl.arange(0, PAIRS), PAIRS)
     SPANS: tl.constexpr = PAIRS // digest.SPAN
@@ -83,14 +88,11 @@ def write_rows(
         valid = rows < count
         at = source + rows[:, None] * row_stride
         scale, factor = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
-        if KIND == "codes":
+        if CODED:
             sent = tl.load(entry + WHOLE).to(tl.pointer_type(tl.int8)) + L
             scale = _sent_scale(sent + rows * row_stride, valid)
             tl.store(scale_address + rows, scale, mask=valid)
-            spoilt = _magnitude(scale) >= INF_BITS
-            if tl.max(spoilt.to(tl.int32), 0) > 0:
-                counter = tl.load(entry + BAD).to(tl.pointer_type(tl.int64)) + tl.arange(0, 1)
-                tl.atomic_add(counter, tl.sum(spoilt.to(tl.int64), 0), sem="relaxed")
+            spoilt = _spoilt(scale, KIND)
         elif KIND != "copy":
             if L > 0:
                 whole = tl.load(entry + WHOLE).to(tl.pointer_type(SOURCE_TYPE))
@@ -132,12 +134,19 @@ def write_rows(
                 value, bits = _converted(part, scale, factor, KIND, TARGET_TYPE)
                 if KIND == "copy":
                     top = tl.maximum(top, tl.abs(_float(value)), propagate_nan=tl.PropagateNan.ALL)
+                if KIND == "fp8_codes":
+                    top = tl.maximum(top, ((value & 0x7F) == 0x7F).to(tl.float32))
                 _store(to, value, valid, first + columns, K)
                 if RECEIPT:
                     sums += digest.weighted(digest.pairs_of(bits, SIZE, ROWS, WIDTH), weight)
                     weight *= digest.span_power(SPANS)
         if KIND == "copy":
             _report(tl.max(_magnitude(top), 1), entry, at, column_stride, valid, K, WIDTH, TARGET_TYPE)
+        if CODED:
+            spoilt = tl.maximum(spoilt, (tl.max(top, 1) > 0).to(tl.int32))
+            if tl.max(spoilt, 0) > 0:
+                counter = tl.load(entry + BAD).to(tl.pointer_type(tl.int64)) + tl.arange(0, 1)
+                tl.atomic_add(counter, tl.sum(spoilt.to(tl.int64), 0), sem="relaxed")
         if RECEIPT:
             sum_R = tl.sum(sums, 1)
             if KIND != "copy":
@@ -352,6 +361,13 @@ def _sent_scale(at, valid):
 
 
 @triton.jit
+def _spoilt(scale, KIND: tl.constexpr):
+    """1 for a sent scale that no quantization gives, see `oracle.spoilt_rows`; 0 for others."""
+    largest: tl.constexpr = LARGEST_INT8_SCALE if KIND == "codes" else LARGEST_FP8_SCALE
+    return ((scale < 0) | (scale > largest) | (_magnitude(scale) >= INF_BITS)).to(tl.int32)
+
+
+@triton.jit
 def _reciprocal(bits, scale):
     """A factor f with round(x * f) = round_half_even(fl(x / scale)) for every BF16 |x| <= absmax.
 
@@ -437,7 +453,7 @@ def _converted(part, scale, factor, KIND: tl.constexpr, TARGET_TYPE: tl.constexp
     elif KIND == "int8_exact" or KIND == "int8_given":  # no larger than 127 with a scale of its own
         bits = tl.minimum(tl.maximum(_outer_code(part, scale[:, None]), INT8_MIN), INT8_MAX)
         value = bits.to(tl.int8)
-    elif KIND == "codes":
+    elif KIND == "codes" or KIND == "fp8_codes":
         value = part
         bits = value
     elif KIND == "copy":

@@ -23,7 +23,7 @@ from ascend_quant.oracle.fingerprint import (
     weights_of_rows,
 )
 from ascend_quant.oracle.products import experts, matmul, product
-from ascend_quant.oracle.quantize import dequantize, quantize
+from ascend_quant.oracle.quantize import dequantize, largest_scale, quantize, spoilt_rows
 from ascend_quant.oracle.rounding import carried, hashed, key_of
 from ascend_quant.schemes.arithmetic import (
     BLOCK,
@@ -69,6 +69,7 @@ __all__ = [
     "experts",
     "hashed",
     "key_of",
+    "largest_scale",
     "last_dimension",
     "matmul",
     "pack_int4",
@@ -85,6 +86,7 @@ __all__ = [
     "round_trip_fp8_groups",
     "scale_of",
     "smoothed",
+    "spoilt_rows",
     "unpack_int4",
     "weights_of_rows",
 ]

@@ -11,7 +11,8 @@ A patch names the sync that it is made against, by a number and the sender's id,
 Whoever leads the sync asks the receivers first what they have, and tells the sender. What comes out is proved as ever:
 digests are taken of the tensors before they become blobs.
 
-A blob, little-endian: HEADER int64, the layout as JSON, then the bytes, or counts int32, places uint16 and bytes.
+A blob, little-endian: HEADER int64, the layout as JSON, then the bytes, or counts int32, places uint16 and bytes. The
+last blob of a sync is a header alone: without it the receiver has nothing that a patch could be made against.
 """
 
 import json
@@ -27,7 +28,7 @@ from ascend_quant.refit.proof import DTYPES
 from ascend_quant.refit.sent import NamedTensor
 
 NAME = "ascend_quant.delta"  # and the group's number: what a blob travels as
-FORMAT = 1
+FORMAT = 2  # 1 had no group's number, and no last blob
 BLOCK = 1 << 16  # bytes, whose places fit into 16 bits
 ALIGNED = 16  # bytes between tensors of a group: each may be viewed as any dtype
 
@@ -37,6 +38,7 @@ class Header(NamedTuple):
 
     Attributes:
         sender, number: whose sync, and which of its.
+        group: which of the sync.
         base: the number of the sync that a patch is made against; 0 for a whole group.
         layout: bytes of JSON; 0 for a patch, whose layout is its base's.
         size: of the group, in bytes.
@@ -46,10 +48,16 @@ class Header(NamedTuple):
     format: int
     sender: int
     number: int
+    group: int
     base: int
     layout: int
     size: int
     changed: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the groups before it are all."""
+        return not any((self.base, self.layout, self.size, self.changed))
 
 
 HEADER_BYTES = 8 * len(Header._fields)
@@ -110,20 +118,26 @@ class Sender:
         self._syncs += 1
         if not known:
             self._base = Base(self._base_on)
+        i, device = -1, None
         for i, group in enumerate(groups):
-            yield f"{NAME}.{i}", self._blob(i, group, known)
+            blob = self._blob(i, group, known)
+            device = blob.device
+            yield f"{NAME}.{i}", blob
+        if device is not None:
+            last = Header(FORMAT, self.sender, self._syncs, i + 1, 0, 0, 0, 0)
+            yield f"{NAME}.{i + 1}", _as_bytes(last, device)
         self.number = self._syncs
 
     def _blob(self, i: int, group: Sequence[NamedTensor], known: int) -> torch.Tensor:
         layout, now = _layout(group), _side_by_side(group)
         same = known and i < len(self._base.groups) and self._base.layouts[i] == layout
         if same and (patch := _patch(self._base.groups[i], now)) is not None:
-            header = Header(FORMAT, self.sender, self._syncs, known, 0, now.numel(), patch.changed)
+            header = Header(FORMAT, self.sender, self._syncs, i, known, 0, now.numel(), patch.changed)
             return torch.cat([_as_bytes(header, now.device), *patch.parts])
         self._base.keep(i, layout, now)
         text = json.dumps(layout, separators=(",", ":")).encode()
         text += b" " * (-len(text) % ALIGNED)
-        header = Header(FORMAT, self.sender, self._syncs, 0, len(text), now.numel(), 0)
+        header = Header(FORMAT, self.sender, self._syncs, i, 0, len(text), now.numel(), 0)
         said = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(now.device)
         return torch.cat([_as_bytes(header, now.device), said, now])
 
@@ -147,7 +161,7 @@ class Receiver:
         """A sync begins; one that did not end has left a mixture."""
         self._had, self.has = self.has, None
         self._taking: tuple[int, int] | None = None
-        self._count = 0
+        self._count, self._is_whole = 0, False
 
     def take(self, name: str, tensor: torch.Tensor) -> list[NamedTensor]:
         """A group's tensors, whose memory the next sync patches; what is no blob, as it is.
@@ -158,18 +172,21 @@ class Receiver:
         if name.rpartition(".")[0] != NAME:
             return [(name, tensor)]
         i, self._count = self._count, self._count + 1
-        if name != f"{NAME}.{i}":
-            raise RefitError(f"{name} came where {NAME}.{i} should: a group is missing, or came twice")
         header = _header(name, tensor)
+        if name != f"{NAME}.{i}" or header.group != i or self._is_whole:
+            raise RefitError(f"{name} came where {NAME}.{i} should: a group is missing, or came twice")
         if self._taking not in (None, (header.sender, header.number)):
             raise RefitError(f"{name} is of sync {header.number}, after one of sync {self._taking[1]}")
         self._taking = header.sender, header.number
+        if header.is_last:
+            self._is_whole = True
+            return []
         self._write(name, i, tensor[HEADER_BYTES:], header)
         return _views(self._base.layouts[i], self._base.groups[i])
 
     def end(self) -> None:
-        """All has come."""
-        self.has = self._taking
+        """No more comes; where the last blob did not, the next sync is to be sent whole."""
+        self.has = self._taking if self._is_whole else None
 
     def _write(self, name: str, i: int, rest: torch.Tensor, header: Header) -> None:
         if not header.base:
@@ -234,7 +251,8 @@ def _side_by_side(group: Sequence[NamedTensor]) -> torch.Tensor:
     size = sum(_aligned(tensor.nbytes) for _, tensor in group)
     found, begin = torch.zeros(size, dtype=torch.uint8, device=group[0][1].device), 0
     for _, tensor in group:
-        found[begin : begin + tensor.nbytes] = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        found[begin : begin + tensor.nbytes] = plain.view(-1).view(torch.uint8)
         begin += _aligned(tensor.nbytes)
     return found
 
@@ -254,7 +272,7 @@ def _as_bytes(header: Header, device: torch.device) -> torch.Tensor:
 
 
 def _header(name: str, blob: torch.Tensor) -> Header:
-    if blob.dtype != torch.uint8 or blob.dim() != 1 or blob.numel() < HEADER_BYTES:
+    if blob.dtype != torch.uint8 or blob.dim() != 1 or blob.numel() < HEADER_BYTES or blob.is_meta:
         raise RefitError(f"{name}: {blob.dtype} of shape {tuple(blob.shape)} has no header of {HEADER_BYTES} bytes")
     header = Header(*blob[:HEADER_BYTES].cpu().clone().view(torch.int64).tolist())
     if header.format != FORMAT:
@@ -271,12 +289,26 @@ def _read_layout(name: str, text: torch.Tensor) -> Layout:
         found = parse_json(text.cpu().numpy().tobytes().decode(), "the layout")
         if not is_array(found):
             raise ValueError("no list")
-        layout: Layout = [(str(tensor), str(dtype), [int(size) for size in shape]) for tensor, dtype, shape in found]
-        if unknown := [dtype for _, dtype, _ in layout if f"torch.{dtype}" not in DTYPES]:
+        layout: Layout = [(str(tensor), str(dtype), [*map(_size, shape)]) for tensor, dtype, shape in found]
+        if unknown := [dtype for _, dtype, _ in layout if not _is_viewed(dtype)]:
             raise ValueError(f"no dtype {unknown[0][:40]!r}")
         return layout
     except (ValueError, TypeError) as error:
         raise RefitError(f"{name}: its layout cannot be read ({error})") from None
+
+
+def _size(found: object) -> int:
+    if type(found) is not int or found < 0:
+        raise ValueError(f"the size {str(found)[:40]!r}")
+    return found
+
+
+def _is_viewed(dtype: str) -> bool:
+    """Whether bytes can be viewed as this dtype: not so quantized ones, and those of less than a byte."""
+    try:
+        return f"torch.{dtype}" in DTYPES and torch.empty(0, dtype=torch.uint8).view(getattr(torch, dtype)) is not None
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
 def _checked(name: str, bytes_: torch.Tensor, size: int, layout: Layout) -> torch.Tensor:

@@ -72,9 +72,10 @@ class Entry:
         return sum(move.rows for _, move in other.moves) >= sum(move.rows for _, move in self.moves)
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether the moves tell where this tensor goes."""
-        as_learnt = tensor.is_contiguous() if self.coded else is_plain(tensor)
-        return not self.by_loader and tensor.shape == self.shape and as_learnt
+        """Whether the moves tell where this tensor goes; a loader refuses by name what may not go there."""
+        as_learnt = tensor.is_contiguous() and not tensor.is_neg() if self.coded else is_plain(tensor)
+        taken = all(resident.takes(tensor.dtype, self.coded) for resident, _ in self.moves)
+        return not self.by_loader and tensor.shape == self.shape and as_learnt and taken
 
 
 class Call:

@@ -49,6 +49,8 @@ class ResidentWeight:
         place: what puts the rows where they belong, if `data` is but a stand-in of their shape for the loaders.
 
     Attributes:
+        wholes: (rows here, elements on all ranks together) of each tensor that the engine's loader knows a size of, in
+            the order of the rows; none where that is not known.
         tensor: what the engine computes with.
         recount: whether the running refit wrote rows in a way that its digest must be read back from the buffers.
     """
@@ -73,6 +75,7 @@ class ResidentWeight:
         self.row_count = data.numel() // max(self.row_length, 1)
         self.whole_length = self.row_length
         self.parts = list(parts) or [(name, self.row_count)]
+        self.wholes: list[tuple[int, int]] = []
         self._storage = data.untyped_storage()._cdata
         self._mask: np.ndarray | None = None
         self.begin()
@@ -123,8 +126,8 @@ class ResidentWeight:
         self._mark(numbers, writer)
         return result
 
-    def check_dtype(self, dtype: torch.dtype, coded: bool = False) -> None:
-        """Raise RefitError unless weights of this dtype may be sent for this parameter: integers are none of a float's.
+    def takes(self, dtype: torch.dtype, coded: bool = False) -> bool:
+        """Whether weights of this dtype may be sent for this parameter: integers are none of a float's.
 
         A parameter of integers (a routing table) takes its own dtype alone.
 
@@ -132,16 +135,23 @@ class ResidentWeight:
             coded: whether they are codes.
         """
         if coded:
-            if not self.takes_codes or dtype != self.data.dtype:
-                raise RefitError(
-                    f"{self.name}: got codes of {dtype}, which the engine does not keep so; send BF16 weights"
-                )
+            return self.takes_codes and dtype == self.data.dtype
+        return dtype in FLOATS if self._is_of_floats else dtype == self.data.dtype
+
+    def check_dtype(self, dtype: torch.dtype, coded: bool = False) -> None:
+        """Raise RefitError unless `takes`."""
+        if self.takes(dtype, coded):
             return
-        takes = FLOATS if self.codes or self.data.is_floating_point() else (self.data.dtype,)
-        if dtype not in takes:
-            how = ", the engine quantizes them itself" if self.codes else ""
-            wanted = "BF16 weights" if takes is FLOATS else str(takes[0])
-            raise RefitError(f"{self.name}: got {dtype}; send {wanted}{how}")
+        if coded:
+            raise RefitError(f"{self.name}: got codes of {dtype}, which the engine does not keep so; send BF16 weights")
+        how = ", the engine quantizes them itself" if self.codes else ""
+        wanted = "BF16 weights" if self._is_of_floats else str(self.data.dtype)
+        raise RefitError(f"{self.name}: got {dtype}; send {wanted}{how}")
+
+    @property
+    def _is_of_floats(self) -> bool:
+        """Whether floats are sent for it, quantized or not."""
+        return bool(self.codes) or self.data.is_floating_point()
 
     def example(self, exact: bool = False, frozen: bool = False, coded: bool = False) -> Move:
         """A move into this weight's first matrix, from nowhere: what is compiled for it serves its other moves too.
@@ -159,6 +169,16 @@ class ResidentWeight:
         rows = self._rows_of_codes(whole) if coded else self._checked(shard, whole, given)
         move = self._move(next(self._pieces(shard, matrix, rows, given)), whole, exact)
         return replace(move, coded=True) if coded else move
+
+    def whole_sizes(self, view: torch.Tensor) -> dict[int, int]:
+        """Of the tensors that `view` has rows of, by their place in `wholes`: elements on all ranks together."""
+        first = self._row_view(view)[0]
+        last, start, found = first + view.numel() // max(self.row_length, 1), 0, {}
+        for place, (rows, elements) in enumerate(self.wholes):
+            if first < start + rows and start < last:
+                found[place] = elements
+            start += rows
+        return found
 
     def fill(self, view: torch.Tensor, value: float, writer: int) -> None:
         """Set the rows of `view`, which no shard carries (padding of a vocabulary), to a constant."""

@@ -51,11 +51,21 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def made_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if loaders and kernels take it, a copy if not: float64, elements that share their memory."""
+    """The tensor itself if loaders and kernels take it, a copy if not: float64, shared memory, gaps between elements."""
     if tensor.dtype == torch.float64:
         tensor = tensor.to(torch.float32)  # as torch rounds float64 to BF16: by way of float32
-    shared = any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.contiguous() if shared else tensor.resolve_neg()
+    return tensor.resolve_neg() if is_dense(tensor) else tensor.contiguous()
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their piece of memory, each once, in whichever order: else rows are not found there."""
+    filled = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != filled:
+                return False
+            filled *= size
+    return True
 
 
 def sent_twice(name: str) -> RefitError:

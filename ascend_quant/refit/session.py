@@ -343,6 +343,7 @@ class Refit:
         if self._watched is not None:
             self._watched.take(weights)
 
+    @torch.no_grad()
     def flush(self) -> None:
         """Start the queued writes; their sources may be overwritten once the device's stream has passed this point."""
         self.batch.flush()
@@ -389,6 +390,7 @@ class Refit:
             self.close()
         return was_open
 
+    @torch.no_grad()
     def close(self) -> Receipt:
         """End the refit: everything must have been written, and nothing may have moved.
 

@@ -1,11 +1,17 @@
 """Every kind of bad input: one clear error that names the parameter, no serving until a good refit, then healed."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from engines import buckets, differing, engine, logprobs, model_of, post_load_pass, refit, resident
 from models import checkpoint, expected, make, perturbed, save
 
-from ascend_quant.refit import RefitError
+from ascend_quant.engine.loading import Loading
+from ascend_quant.integrations.vllm import attach
+from ascend_quant.refit import RefitError, coding
+from ascend_quant.schemes import SCHEMES
 
 Q = "model.layers.1.self_attn.q_proj.weight"
 O = "model.layers.1.self_attn.o_proj.weight"  # noqa: E741
@@ -95,6 +101,59 @@ def test_a_plan_sees_what_is_no_tensor_any_more(loaded):
     healed(llm, state)
 
 
+@pytest.mark.parametrize("loaded", ["qwen2"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint8, torch.bool, torch.int16, torch.bfloat16])
+def test_a_plan_sees_codes_of_another_dtype(loaded, dtype):
+    """They would be cast as values: other codes, and scales of nothing, with digests that fit what was sent."""
+    llm, state = loaded
+    floats = {name: tensor for name, tensor in state.items() if name != O}
+    [(name, codes)] = coding.coded([(O, state[O])], SCHEMES["int8"])
+    for _ in range(2):
+        with refit(llm).session():
+            model_of(llm).load_weights(list({**floats, name: codes}.items()))
+        assert differing(resident(llm), expected(state)) == []
+    spoilt = codes.view(dtype) if dtype.itemsize == 1 and dtype != torch.bool else codes.to(dtype)
+    with pytest.raises(RefitError, match=r"o_proj\.weight:int8"), refit(llm).session():
+        model_of(llm).load_weights(list({**floats, name: spoilt}.items()))
+    healed(llm, state)
+
+
+@pytest.mark.parametrize("loaded", ["qwen2"], indirect=True)
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_rank_that_could_take_its_part_of_more_rows(loaded, part, bias, monkeypatch):
+    """With two data-parallel ranks half of a tensor may be a rank's share of experts; of a linear layer it is not."""
+    llm, state = loaded
+    monkeypatch.setattr(attach, "Loading", lambda refit, storages, shards, *rest: Loading(refit, storages, 2, *rest))
+    name = f"model.layers.1.self_attn.{part}_proj.{'bias' if bias else 'weight'}"
+    refused(llm, name, {**state, name: torch.cat([state[name]] * 2)}.items())
+    healed(llm, state)
+
+
+@pytest.mark.parametrize("loaded", ["qwen2"], indirect=True)
+@pytest.mark.parametrize("name", [O, O.replace("self_attn.o", "mlp.down")])
+def test_a_rank_that_could_take_its_part_of_more_columns(loaded, name, monkeypatch):
+    llm, state = loaded
+    monkeypatch.setattr(attach, "Loading", lambda refit, storages, shards, *rest: Loading(refit, storages, 2, *rest))
+    refused(llm, name, {**state, name: torch.cat([state[name]] * 2, 1)}.items())
+    healed(llm, state)
+
+
+@pytest.mark.parametrize("loaded", ["qwen2"], indirect=True)
+def test_parameters_that_were_sent_are_let_go_of(loaded):
+    """In a trainer's process, with its gradients on."""
+    llm, state = loaded
+    for _ in range(2):
+        parameters = {name: torch.nn.Parameter(tensor.clone()) for name, tensor in state.items()}
+        kept = [weakref.ref(parameter) for parameter in parameters.values()]
+        with torch.enable_grad(), refit(llm).session():
+            model_of(llm).load_weights(list(parameters.items()))
+        del parameters
+        gc.collect()
+        assert not [one for one in kept if one() is not None]
+    assert not any(tensor.requires_grad for tensor in resident(llm).values())
+
+
 def test_values_count_not_how_they_lie_in_memory(loaded):
     """Elements that share their memory, float64, a conjugate's sign: the bytes are those of the plain tensors."""
     llm, state = loaded
@@ -142,6 +201,23 @@ def test_a_tied_head_must_be_the_embedding(tied, first):
         assert refit(llm).why_not_servable()
     with pytest.raises(RefitError, match=r"lm_head\.weight: sent twice"), refit(llm).session():
         model_of(llm).load_weights([*state.items(), (HEAD, embedding), (HEAD, embedding)])
+    healed(llm, state)
+
+
+def test_buckets_without_a_session_may_end_with_what_has_no_place(tied):
+    """The refit closes with the last tensor that has one; what follows begins no other refit."""
+    llm, state = tied
+    embedding = state[EMBEDDING]
+    for _ in range(2):
+        for rest in ([(HEAD, embedding)], [(HEAD, embedding.float())], []):
+            model_of(llm).load_weights(list(state.items()))
+            number = refit(llm).last_receipt.number
+            model_of(llm).load_weights(rest)
+            assert refit(llm).why_not_servable() is None and refit(llm).last_receipt.number == number
+        model_of(llm).load_weights([(HEAD, embedding * 2)])  # of the next step, as it seems
+        assert refit(llm).why_not_servable()
+        model_of(llm).load_weights(list({name: 2 * tensor for name, tensor in state.items()}.items()))
+        assert refit(llm).why_not_servable() is None
     healed(llm, state)
 
 

@@ -39,7 +39,7 @@ def test_what_changes_is_what_a_random_walk_changes():
     for _ in range(2):
         sender.against = sender.number
         quantized = coding.coded([("w", w[0].bfloat16())], SCHEMES["int8"])
-        blobs = list(sender.blobs([quantized, [("e", w[1].bfloat16())]]))
+        *blobs, _ = sender.blobs([quantized, [("e", w[1].bfloat16())]])
         w = [one + 1e-6 * torch.randn(one.shape, generator=generator).sign() for one in w]
     found = [blob.numel() / (2 * one.numel()) for (_, blob), one in zip(blobs, w, strict=True)]
     assert found == pytest.approx([syncs.CODES_CHANGED, syncs.PLAIN_CHANGED], rel=0.2)

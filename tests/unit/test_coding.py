@@ -102,6 +102,39 @@ def test_rows_that_were_not_finite_are_counted_and_named(bad):
         Engine().take(*sent, "int8")
 
 
+@pytest.mark.parametrize(
+    ("scheme", "code", "scale"),
+    [
+        (INT8, 5, -1.0),
+        (INT8, 5, 3e38),
+        (INT8, 5, 2.7e36),
+        (FP8, 5, -1.0),
+        (FP8, 5, 7.7e35),
+        (FP8, 0x7F, 1.0),
+        (FP8, -1, 1.0),
+    ],
+)
+def test_codes_that_no_quantization_gives_are_counted_and_named(scheme, code, scale):
+    """A scale that is negative, or with which codes are more than BF16 holds; e4m3's two NaN."""
+    down, up = weight((6, 48)), weight((70, 48))
+    sent = [tensor for _, tensor in coding.coded([("down", down), ("up", up)], scheme)]
+    for row in (3, 69):
+        sent[1].view(torch.int8)[row, 7] = code
+        sent[1][row, 48:52].view(torch.int8)[:] = torch.tensor([scale]).view(torch.int8)
+    with pytest.raises(RefitError, match=rf"up:{scheme.name}.* 2 "):
+        Engine(dtype=coding.codes_dtype(scheme)).take(*sent, scheme.name)
+
+
+@pytest.mark.parametrize("scheme", [INT8, FP8], ids=lambda scheme: scheme.name)
+def test_the_largest_finite_row_is_taken(scheme):
+    top = torch.finfo(torch.bfloat16).max
+    down, up = weight((6, 48)), weight((70, 48))
+    up[3, 7], up[4, 8] = top, -top
+    engine = Engine(dtype=coding.codes_dtype(scheme))
+    engine.take(*(tensor for _, tensor in coding.coded([("down", down), ("up", up)], scheme)), scheme.name)
+    assert engine.refit.last_receipt.nonfinite == 0
+
+
 def test_what_holds_no_such_codes_refuses_them():
     down, up = weight((6, 48)), weight((70, 48))
     sent = [tensor for _, tensor in coding.coded([("down", down), ("up", up)], FP8)]

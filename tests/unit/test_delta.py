@@ -35,7 +35,8 @@ def state(step: int, changed: int = 50) -> list[list[tuple[str, torch.Tensor]]]:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    bytes_of = [one.contiguous().view(-1).view(torch.uint8) for one in (a, b)]
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*bytes_of)
 
 
 def arrived(receiver: Receiver, blobs) -> list[list[tuple[str, torch.Tensor]]]:
@@ -43,7 +44,7 @@ def arrived(receiver: Receiver, blobs) -> list[list[tuple[str, torch.Tensor]]]:
     receiver.begin()
     found = [[(name, tensor.clone()) for name, tensor in receiver.take(*blob)] for blob in blobs]
     receiver.end()
-    return found
+    return [group for group in found if group]
 
 
 def sent(sender: Sender, groups, against: int | None = None) -> list[tuple[str, torch.Tensor]]:
@@ -75,7 +76,7 @@ def test_nothing_changed_is_nearly_nothing():
     for _ in range(2):
         blobs = sent(sender, state(1))
         check(arrived(receiver, blobs), state(1))
-    assert sum(blob.numel() for _, blob in blobs) == 2 * delta.HEADER_BYTES + 4 * (4 + 1)
+    assert sum(blob.numel() for _, blob in blobs) == 3 * delta.HEADER_BYTES + 4 * (4 + 1)
 
 
 def test_a_group_that_has_changed_a_lot_is_sent_whole():
@@ -124,7 +125,7 @@ def test_a_patch_never_meets_another_base(lost):
 def _patches(sender: Sender, groups) -> list[tuple[str, torch.Tensor]]:
     """As a sender makes them that believes its receivers to have what it sent last."""
     blobs = sent(sender, groups)
-    assert all(delta._header(name, blob).base for name, blob in blobs)
+    assert [bool(delta._header(name, blob).base) for name, blob in blobs] == [True, True, False]  # the last has none
     return blobs
 
 
@@ -142,11 +143,14 @@ def test_whole_groups_are_sent_unless_all_have_the_last_sync():
 
 def test_groups_that_are_lost_or_come_twice_are_named():
     sender, receiver = Sender(), Receiver()
-    first, second = sender.blobs(state(0))
-    for wrong in ([second], [first, first], [second, first]):
+    first, second, last = sender.blobs(state(0))
+    for wrong in ([second], [first, first], [second, first], [first, last], [first, second, last, last]):
         with pytest.raises(RefitError, match=NAME):
             arrived(receiver, wrong)
-    check(arrived(receiver, [first, second]), state(0))
+    renamed = [(f"{NAME}.0", second[1]), (f"{NAME}.1", first[1]), last]
+    with pytest.raises(RefitError, match=f"{NAME}.0"):
+        arrived(receiver, renamed)
+    check(arrived(receiver, [first, second, last]), state(0))
     mixed = [first, next(sender.blobs(state(0))), second]
     with pytest.raises(RefitError, match=NAME):
         arrived(receiver, mixed)
@@ -155,6 +159,38 @@ def test_groups_that_are_lost_or_come_twice_are_named():
 def test_what_is_no_blob_passes():
     other = ("ascend_quant.sent_digests", torch.arange(5, dtype=torch.uint8))
     assert Receiver().take(*other) == [other]
+
+
+@pytest.mark.parametrize("came", [0, 1, 2])
+def test_a_sync_that_lost_its_end_is_none_to_patch(came):
+    """Or the next patches would go onto groups of the sync before it."""
+    sender, receiver = Sender(), Receiver()
+    for step in range(2):
+        check(arrived(receiver, sent(sender, state(step))), state(step))
+        assert receiver.has == (sender.sender, sender.number)
+    arrived(receiver, sent(sender, state(2))[:came])
+    assert receiver.has is None
+    with pytest.raises(RefitError, match=NAME):
+        arrived(receiver, _patches(sender, state(3)))
+    check(arrived(receiver, sender.blobs(state(4))), state(4))  # whole
+
+
+@pytest.mark.parametrize("layout", ['[["a","int8",[-4,-8]]]', '[["a","int8",[1e999]]]', '[["a","int8",[true]]]'])
+@pytest.mark.parametrize("dtype", ["int8", "qint8", "quint4x2", "uint4"])
+def test_layouts_that_no_tensor_has(layout, dtype):
+    (_, blob), *_ = Sender().blobs([[("a", torch.zeros(4, 8, dtype=torch.int8))]])
+    text = layout.replace("int8", dtype).encode()
+    header = delta._header(NAME, blob)._replace(layout=len(text))
+    wrong = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    damaged = torch.cat([delta._as_bytes(header, blob.device), wrong, torch.zeros(32, dtype=torch.uint8)])
+    with pytest.raises(RefitError, match=f"{NAME}.0"):
+        arrived(Receiver(), [(f"{NAME}.0", damaged)])
+
+
+def test_views_that_are_negative_or_conjugate_travel_as_their_values():
+    values = torch.randn(6, 4, dtype=torch.complex64)
+    for view in (values.conj(), values.imag, values.conj().imag):
+        check(arrived(Receiver(), Sender().blobs([[("a", view)]])), [[("a", view.resolve_conj().resolve_neg())]])
 
 
 @pytest.mark.parametrize("seed", range(40))

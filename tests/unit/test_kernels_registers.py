@@ -23,7 +23,9 @@ POINTERS = {"table": "*i64", "starts": "*i64", "totals": "*i64"}
 def stack_of_rows(kind: str, length: int, whole: int, folder: Path) -> int:
     """Bytes of memory that each thread of `write_rows` needs beside its registers."""
     width, at_once, repeat, options = cuda.tiling(length, kind)
-    read = {"int8_exact": tl.float32, "int8_given": tl.float32, "codes": tl.int8}.get(kind, tl.bfloat16)
+    read = {"int8_exact": tl.float32, "int8_given": tl.float32, "codes": tl.int8, "fp8_codes": tl.int8}.get(
+        kind, tl.bfloat16
+    )
     target = {"copy": tl.bfloat16}.get(kind, tl.int8)
     constants = (kind, read, target, length, whole, width, at_once, repeat, True, True, Counters.SPREAD, SAMPLE)
     return stack_of(triton_rows.write_rows, constants, options, folder)
@@ -60,6 +62,8 @@ def stack_of(kernel, constants: tuple, options: tuple, folder: Path) -> int:
         ("codes", 3584, 3584),
         ("codes", 27648, 27648),
         ("codes", 9472, 18944),
+        ("fp8_codes", 3584, 3584),
+        ("fp8_codes", 9472, 18944),
     ],
 )
 def test_a_kernel_keeps_its_numbers_in_registers(kind, length, whole, tmp_path):

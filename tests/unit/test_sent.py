@@ -5,6 +5,7 @@ import pytest
 import torch
 from naming import line_naming
 
+from ascend_quant.engine.loading import Source
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.plan import Call, Entry
 from ascend_quant.refit.sent import check_sent, checked, is_plain, made_plain
@@ -43,6 +44,26 @@ def test_values_stay_and_memory_is_what_kernels_read(sent):
     assert plain.dtype != torch.float64 and not plain.is_neg()
     assert all(stride or size < 2 for size, stride in zip(plain.shape, plain.stride(), strict=True))
     assert not is_plain(sent) or plain is sent  # a plan takes such tensors as they are
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        torch.rand(3, 5, 9)[..., :8],
+        torch.rand(5, 3, 9).permute(1, 0, 2)[..., :8],
+        torch.rand(5, 3, 8).permute(1, 0, 2),
+        torch.rand(3, 8, 5).transpose(1, 2),
+        torch.rand(8, 5, 3).permute(2, 1, 0),
+        torch.rand(3, 7, 8)[:, :5],
+    ],
+    ids=lambda stack: str(stack.stride()),
+)
+def test_whole_rows_of_experts_are_found_however_they_lie(stack):
+    """A rank's half of the columns gets its scales from the whole rows."""
+    source = Source("experts.down_proj", plain := made_plain(stack), 0, stack, coded=False)
+    for expert in range(3):
+        for half in (slice(0, 4), slice(4, 8)):
+            assert torch.equal(source.whole_rows(plain[expert][:, half]), stack[expert])
 
 
 def test_a_kept_call_sees_what_is_no_tensor_any_more():

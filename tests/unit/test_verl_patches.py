@@ -104,14 +104,14 @@ def test_what_arrives_is_proved_and_later_syncs_send_little():
         has = getattr(engine, HAS)()
         trainer.patching.against(own_id(), has[1] if has[0] == own_id() else 0)
         sent = list(trainer.as_sent(weights(step).items()))
-        assert [name.rpartition(".")[0] for name, _ in sent[:-1]] == [NAME, NAME] and sent[-1][0] == SENT
+        assert [name.rpartition(".")[0] for name, _ in sent[:-1]] == [NAME] * 3 and sent[-1][0] == SENT
         proof = Receiving()
         found = dict(proof.take(arrived(engine, sent)))
         assert proof.prove() == 2
         assert all(torch.equal(found[name], tensor) for name, tensor in weights(step).items())
         assert getattr(engine, HAS)() == (own_id(), step + 1)
         sizes.append(trainer.figures.as_metrics()["refit/bytes_sent"])
-    assert sizes[0] > 160_000 and max(sizes[1:]) < 300
+    assert sizes[0] > 160_000 and max(sizes[1:]) < 400
 
 
 def test_engines_on_the_trainers_devices_get_the_weights_themselves():

@@ -8,7 +8,7 @@ Runs once a model, between its construction and its first load. From then on
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import chain
 
@@ -27,6 +27,7 @@ from ascend_quant.kernels import serving_of
 from ascend_quant.kernels.storage import CODES
 from ascend_quant.profile.reading import load
 from ascend_quant.refit import Refit, RefitError
+from ascend_quant.refit.sent import NamedTensor
 from ascend_quant.refit.smoothing import Smoothing
 from ascend_quant.refit.watched_rows import watched_rows_of
 
@@ -131,8 +132,11 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, 
             parameter.weight_loader = guard(parameter.weight_loader, name, lambda: bool(running))
 
     @wraps(original)
+    @torch.no_grad()  # or views of what was written would keep a trainer's parameters
     def load_weights(weights, *args, **kwargs):
         if not refit.is_open:
+            if isinstance(weights, (list, tuple)) and _may_follow(weights, refit, placeless):
+                return set()
             refit.open(explicit=False)
         running.append(True)
         try:
@@ -153,6 +157,12 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, 
         return loaded
 
     model.load_weights = load_weights
+
+
+def _may_follow(weights: Sequence[NamedTensor], refit: Refit, placeless: Placeless) -> bool:
+    """Whether a bucket may be the last one's rest: of a refit that has closed, since all that has a place had come."""
+    closed = refit.why_not_servable() is None and refit.last_receipt is not None
+    return closed and all(placeless.is_left_out(name, tensor, refit.plan.entries) for name, tensor in weights)
 
 
 def _take_compute_logits(model: nn.Module, refit: Refit) -> None:

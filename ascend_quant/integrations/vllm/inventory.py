@@ -7,7 +7,14 @@ weights; layers that would keep something derived all the same are refused.
 from collections.abc import Iterator, Mapping
 
 from torch import nn
-from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    LinearBase,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from ascend_quant.engine.layout import layouts_of
@@ -19,6 +26,11 @@ from ascend_quant.schemes import Scheme
 
 DERIVES_NOTHING = (AttentionLayer, MLA_LAYER, ENCODER_ATTENTION)  # that mla.py does not see to
 LAYERS = (LinearBase, VocabParallelEmbedding, EXPERTS_LAYER)
+LINEAR = (ReplicatedLinear, ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear)
+# which copy rows as they come; they narrow a tensor to a rank's part without a look at the whole
+LINEAR_LOADERS = {
+    loader for kind in LINEAR for name in ("weight_loader", "weight_loader_v2") if (loader := getattr(kind, name, None))
+}
 
 
 def make_plain(model: nn.Module, plain: Mapping[type, type]) -> None:
@@ -87,7 +99,24 @@ def residents_of(model: nn.Module) -> dict[str, ResidentWeight]:
             seen.add(id(parameter))
             name = f"{prefix}.{leaf}" if prefix else leaf
             residents[name] = _resident(name, leaf, module, parameters, model)
+            residents[name].wholes = _wholes(leaf, module, residents[name].row_count)
     return residents
+
+
+def _wholes(leaf: str, module: nn.Module, rows: int) -> list[tuple[int, int]]:
+    """See `ResidentWeight.wholes`."""
+    layout, parameter = layouts_of(module).get(leaf), getattr(module, leaf)
+    loader = getattr(parameter if layout is None else layout.stand_in, "weight_loader", None)
+    if not isinstance(module, LINEAR) or getattr(loader, "__func__", None) not in LINEAR_LOADERS:
+        return []
+    length = 1 if leaf == "bias" else module.input_size
+    if not isinstance(module, ColumnParallelLinear):
+        return [(rows, rows * length)]
+    sizes = module.output_partition_sizes
+    copies = [1] + [module.num_kv_head_replicas] * 2 if isinstance(module, QKVParallelLinear) else [1] * len(sizes)
+    if len(copies) != len(sizes):  # another part beside q, k and v
+        return []
+    return [(size, size * module.tp_size // of * length) for size, of in zip(sizes, copies, strict=True)]
 
 
 def _is_scale(leaf: str, parameters: dict) -> bool:
