@@ -4,7 +4,7 @@ A plain `key=value` fails where verl has no such key, so a typo is found. `+key=
 verl leaves open: what it hands on to vLLM, Megatron and Ray (OPEN).
 
 Refused by verl's own names, in a recipe's `verl` tree or behind `--`, is what is made from a field, which has checks of
-its own, what verl reads nowhere, and what does harm. What we choose and verl leaves to everyone (CHOICES) may be chosen
+its own, or from an option, as the folders are, what verl reads nowhere, and what does harm. What we choose and verl leaves to everyone (CHOICES) may be chosen
 again.
 """
 
@@ -31,6 +31,7 @@ from launch.recipes.hydra_syntax import (
 )
 from launch.recipes.settings import (
     CARRIER,
+    CHOSEN,
     COMPILE,
     ROUTES_REPLAYED,
     ROUTES_RETURNED,
@@ -137,12 +138,14 @@ def refused(recipe: Recipe, keys: Iterable[str]) -> Iterator[str]:
     own: dict[str, Any] = {key: value for key, value in settings(recipe).items() if key not in CHOICES}
     verl = verl_of(recipe.stack)
     for key in keys:
-        inside = next((one for one in own if one.startswith(f"{key}.")), None)
+        inside = next((one for one in (*own, *CHOSEN) if one.startswith(f"{key}.")), None)
         if key in own:
             field = f"--set {FIELDS[key]}=.." if key in FIELDS else "change that field"
             yield f"{key} is made from a field of the recipe ({own[key]!r}): {field}"
+        elif key in CHOSEN:
+            yield f"{key} is chosen when the run starts: give {CHOSEN[key]}"
         elif inside:
-            yield f"{key} holds {inside}, which is made from a field of the recipe: give its settings one by one"
+            yield f"{key} holds {inside}, which is made from a field or an option: give its settings one by one"
         elif key in HARMFUL:
             yield f"{key}: {HARMFUL[key]}"
         elif key in verl.unread:

@@ -12,7 +12,7 @@ from launch.recipes.effective import correction_problems
 from launch.recipes.fields import Recipe
 from launch.recipes.hydra_syntax import leaves
 from launch.recipes.overrides import refused
-from launch.recipes.settings import Paths, folders, updates
+from launch.recipes.settings import updates
 from launch.recipes.slices import halves, misfits, slow, unshared_heads
 from launch.recipes.versions import verl_of
 
@@ -210,12 +210,8 @@ def _slices(recipe: Recipe) -> Iterator[str]:
 
 
 def _own_settings(recipe: Recipe) -> Iterator[str]:
-    keys = [key for key, _ in leaves(recipe.verl)]
-    for line in refused(recipe, keys):
+    for line in refused(recipe, [key for key, _ in leaves(recipe.verl)]):
         yield f"verl: {line}"
-    for key in folders(recipe, Paths("", "", "")):
-        if key in keys:
-            yield f"verl: {key} is chosen when the run starts: leave it out"
 
 
 def _numbers(recipe: Recipe) -> Iterator[str]:

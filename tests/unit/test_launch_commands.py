@@ -67,6 +67,11 @@ def written(folder: Path, *addresses: str, **fields) -> str:
                 ("actor_rollout_ref.rollout.tensor_model_parallel_size=3", "--set rollout.tensor_parallel="),
                 ("actor_rollout_ref.actor.use_torch_compile=true", "actor.fsdp_config.use_torch_compile"),
                 ("actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16", "rotary"),
+                ("++actor_rollout_ref.model.path=/m", "actor_rollout_ref.model.path … --model"),
+                ("actor_rollout_ref.model={path: /m}", "actor_rollout_ref.model holds … model.path"),
+                ("data.train_files=[/a,/b]", "data.train_files … --data"),
+                ("data.val_files=/v", "data.val_files … --data"),
+                ("~trainer.default_local_dir", "trainer.default_local_dir … --out"),
             )
         ),
         (["addition-int8", "--cluster", "a2-2-nodes"], "--set stack=ascend-cann9.1"),
