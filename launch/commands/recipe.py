@@ -16,11 +16,11 @@ Changes = Annotated[
 recipe_app = typer.Typer(no_args_is_help=True, help="What can be trained: recipes in configs/recipes.")
 
 
-def pairs(changes: Sequence[str]) -> dict[str, str]:
-    """--set KEY=VALUE .. as a mapping; one without "=" ends the command."""
+def pairs(changes: Sequence[str]) -> list[tuple[str, str]]:
+    """--set KEY=VALUE .. in order, as the last wins; one without "=" ends the command."""
     if wrong := [change for change in changes if "=" not in change]:
         fail(f"--set {wrong[0]}: write KEY=VALUE, as --set nodes=1", WRONG_USE)
-    return {key: value for key, _, value in (change.partition("=") for change in changes)}
+    return [(key, value) for key, _, value in (change.partition("=") for change in changes)]
 
 
 @recipe_app.command("advise")
