@@ -201,6 +201,25 @@ def test_what_is_wrong_with_data_is_said(arguments: list[str], said: str, code: 
     assert has_line_naming(shown.stderr, said) and "Traceback" not in shown.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        *((f"train addition-int8 --set nodes=1 --dry-run{more}", "--cluster") for more in ("", " --on-this-node")),
+        *(("doctor", option) for option in ("--cluster", "--recipe", "--model", "--data", "--out")),
+        ("bundle", "--cluster"),
+        ("bundle", "RUN"),
+        ("images load archive.tar.zst", "--cluster"),
+    ],
+)
+def test_an_unset_variable_of_a_shell_is_no_choice(command: str, option: str, monkeypatch: pytest.MonkeyPatch):
+    """It would be another machine, another run or no recipe. None of these looks at this machine in vain, either."""
+    for examines in ("launch.doctor.examine", "launch.plan.make.make", "launch.images.archive.check"):
+        monkeypatch.setattr(examines, lambda *_, **__: pytest.fail("was taken"))
+    shown = run(*command.split(), *([option] if option.startswith("-") else []), "")
+    assert shown.exit_code == 2
+    assert has_line_naming(shown.stderr, f"{option} is empty")
+
+
 def test_doctor_wants_a_recipe_for_what_is_the_recipes():
     for option in ("--model", "--data", "--out", "--mismatch"):
         shown = run("doctor", option, "/m")
