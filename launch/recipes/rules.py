@@ -253,7 +253,7 @@ def _micro_batch(recipe: Recipe, longest: int) -> Iterator[str]:
     key, actor = "ppo_max_token_len_per_gpu", _part(recipe, "actor")
     share = recipe.training.parallel.context if recipe.training.parallel else recipe.training.sequence_parallel
     tokens = actor.get(key, longest)
-    if not _is_count(tokens):
+    if not is_count(tokens):
         yield f"verl: actor_rollout_ref.actor.{key}: {tokens!r}: a whole number of tokens is needed"
     elif actor.get("use_dynamic_bsz") and tokens * share < longest:
         yield (
@@ -265,7 +265,7 @@ def _micro_batch(recipe: Recipe, longest: int) -> Iterator[str]:
 def _prefill(recipe: Recipe, longest: int) -> Iterator[str]:
     rollout = _part(recipe, "rollout")
     tokens = rollout.get("max_num_batched_tokens", 8192)  # verl's default
-    if not _is_count(tokens):
+    if not is_count(tokens):
         yield f"verl: actor_rollout_ref.rollout.max_num_batched_tokens: {tokens!r}: a whole number of tokens is needed"
     elif rollout.get("enable_chunked_prefill") is False and tokens < longest:
         yield (
@@ -286,7 +286,8 @@ def _ulysses(recipe: Recipe) -> Iterator[str]:
         yield f"training.sequence_parallel: {line}"
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether it is a whole number above 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
