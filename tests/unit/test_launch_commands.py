@@ -209,12 +209,19 @@ def test_what_is_wrong_with_data_is_said(arguments: list[str], said: str, code: 
         ("bundle", "--cluster"),
         ("bundle", "RUN"),
         ("images load archive.tar.zst", "--cluster"),
+        ("demo --arms int8", "--out"),
+        ("study --arms bf16", "--out"),
+        *(("recipe advise qwen3-4b-fp8", option) for option in ("--model", "--device", "--data")),
     ],
 )
-def test_an_unset_variable_of_a_shell_is_no_choice(command: str, option: str, monkeypatch: pytest.MonkeyPatch):
-    """It would be another machine, another run or no recipe. None of these looks at this machine in vain, either."""
-    for examines in ("launch.doctor.examine", "launch.plan.make.make", "launch.images.archive.check"):
-        monkeypatch.setattr(examines, lambda *_, **__: pytest.fail("was taken"))
+def test_an_unset_variable_of_a_shell_is_no_choice(
+    command: str, option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """It would be another machine, another run, this folder or no recipe. Nothing is begun with it, either."""
+    begun = ("doctor.examine", "plan.make.make", "images.archive.check", "demo.run.run_demo", "study.cells.train_all")
+    for name in (*(f"launch.{one}" for one in begun), "ascend_quant.advise.configs.read_config"):
+        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("was taken"))
+    monkeypatch.chdir(tmp_path)
     shown = run(*command.split(), *([option] if option.startswith("-") else []), "")
     assert shown.exit_code == 2
     assert has_line_naming(shown.stderr, f"{option} is empty")
