@@ -86,7 +86,7 @@ class Arm:
             RecipeError: the fields do not go together.
         """
         options = [*as_options(self.fields()), *(word for change in self.changes for word in ("--set", change))]
-        return load(self.recipe, changes=dict(option.split("=", 1) for option in options[1::2]))
+        return load(self.recipe, changes=[tuple(option.split("=", 1)) for option in options[1::2]])
 
     def command(self, model: Path, data: Path, out: Path) -> list[str]:
         """The command of a user who wants this."""

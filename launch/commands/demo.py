@@ -26,7 +26,7 @@ def demo(
     steps: Annotated[int | None, typer.Option(help="Training steps of each arm.  [default: the recipe's]")] = None,
     rollout_is: Annotated[str, typer.Option(help="Importance sampling level: token or sequence.")] = "token",
     seed: Annotated[int, typer.Option(help="Seeds the weights, the data and the sampling.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder of the result.  [default: runs/<time>]")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the result.  [default: runs/<time>]")] = None,
     model: Annotated[str, typer.Option(help="qwen2, or on CPUs qwen3-moe.")] = "qwen2",
     device: Annotated[str, typer.Option(help="cpu, or cuda: another task and a model of 91 M on one GPU.")] = "cpu",
     kv_cache: Annotated[
@@ -38,14 +38,17 @@ def demo(
 
     from launch.demo import DemoError
     from launch.demo.run import OptionError, check_folder, choices, on_device, run_demo
+    from launch.errors import LaunchError
+    from launch.plan.job import must_be_said
     from launch.processes import end_as_after_ctrl_c
 
-    folder = (out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
+    folder = Path(time.strftime("runs/%Y%m%d-%H%M%S") if out is None else out).resolve()
     try:
+        must_be_said({"--out": out})
         chosen = choices(arms, hybrid, steps, rollout_is, seed, model, device, kv_cache)
         chosen, left_out = on_device(chosen, asked=arms is not None)
         check_folder(folder)
-    except OptionError as error:
+    except (LaunchError, OptionError) as error:
         fail(str(error), WRONG_USE)
     if left_out:
         typer.echo(left_out, err=True)

@@ -41,8 +41,13 @@ def doctor(
 
     from launch.doctor import show
     from launch.errors import LaunchError
+    from launch.plan.job import must_be_said
     from launch.recipes import RecipeError
 
+    try:
+        must_be_said({"--cluster": cluster, "--recipe": recipe, "--model": model, "--data": data, "--out": out})
+    except LaunchError as error:
+        fail(str(error), WRONG_USE)
     of_recipe = {"--set": changes, "--model": model, "--data": data, "--out": out, "--mismatch": mismatch}
     if recipe is None and (given := [name for name, value in of_recipe.items() if value]):
         fail(f"{given[0]} is for --recipe: say which", WRONG_USE)
@@ -80,9 +85,9 @@ def examined(
     from launch.plan.make import locals_of, new_run
     from launch.recipes import load as load_recipe
 
-    recipe = load_recipe(name, changes=pairs(changes)) if name else None
-    inventory, paths = load(cluster) if cluster else None, None
-    kl = kl_of(mismatch, recipe) if recipe and mismatch else None
+    recipe = load_recipe(name, changes=pairs(changes)) if name is not None else None
+    inventory, paths = load(cluster) if cluster is not None else None, None
+    kl = kl_of(mismatch, recipe) if recipe is not None and mismatch is not None else None
     if recipe is not None:
         hosts = inventory or this_machine(recipe.stack)
         paths = places(recipe, hosts, new_run(), locals_of(hosts)[0], model, data, out)
@@ -112,6 +117,7 @@ def bundle(
     from launch.doctor import examine
     from launch.errors import LaunchError
     from launch.inventory import load
+    from launch.plan.job import must_be_said
     from launch.recipes import RecipeError
 
     file = out or Path(time.strftime("ascend-quant-%Y%m%d-%H%M%S.tar.gz"))
@@ -120,8 +126,9 @@ def bundle(
     if os.path.lexists(file):
         fail(f"--out {file}: is there already, and is kept: name another file", WRONG_USE)
     try:
-        record = Record.load(folder_of(run, RUNS)) if run else None
-        inventory = load(cluster) if cluster else None
+        must_be_said({"RUN": run, "--cluster": cluster})
+        record = Record.load(folder_of(run, RUNS)) if run is not None else None
+        inventory = load(cluster) if cluster is not None else None
         with Console(stderr=True).status("examining") as status:
             report = examine(inventory, tell=status.update)
     except (LaunchError, RecipeError) as error:

@@ -222,9 +222,11 @@ def load(
     from launch.images.archive import check, places
     from launch.images.archive import load as bring
     from launch.inventory import load as load_inventory
+    from launch.plan.job import must_be_said
 
     with failing(WRONG_USE):
-        where = places(load_inventory(cluster) if cluster else None)
+        must_be_said({"--cluster": cluster})
+        where = places(load_inventory(cluster) if cluster is not None else None)
     with failing(), bars(in_bytes=True) as tell:
         check(archive, tell)
         loaded = bring(archive, where, tell)

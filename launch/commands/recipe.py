@@ -16,11 +16,11 @@ Changes = Annotated[
 recipe_app = typer.Typer(no_args_is_help=True, help="What can be trained: recipes in configs/recipes.")
 
 
-def pairs(changes: Sequence[str]) -> dict[str, str]:
-    """--set KEY=VALUE .. as a mapping; one without "=" ends the command."""
+def pairs(changes: Sequence[str]) -> list[tuple[str, str]]:
+    """--set KEY=VALUE .. in order, as the last wins; one without "=" ends the command."""
     if wrong := [change for change in changes if "=" not in change]:
         fail(f"--set {wrong[0]}: write KEY=VALUE, as --set nodes=1", WRONG_USE)
-    return {key: value for key, _, value in (change.partition("=") for change in changes)}
+    return [(key, value) for key, _, value in (change.partition("=") for change in changes)]
 
 
 @recipe_app.command("advise")
@@ -50,10 +50,13 @@ def advise_recipe(
     from ascend_quant.advise.configs import read_config
     from ascend_quant.advise.devices import SCHEMES, get_device
     from ascend_quant.advise.report import report
+    from launch.errors import LaunchError
+    from launch.plan.job import must_be_said
     from launch.recipes import RecipeError, load, paths_of
     from launch.recipes.command import device_of, workload_of
 
     try:
+        must_be_said({"--model": model, "--data": data, "--device": device})
         recipe = load(name, changes=pairs(changes or []))
         workload = workload_of(recipe, inputs, outputs)
         if launch_us is not None:
@@ -61,6 +64,8 @@ def advise_recipe(
         about = get_device((device or device_of(recipe)).upper())
         place = paths_of(recipe, model, data, None).model
         report(f"{recipe.name}, {place}", read_config(place), about, workload, {}, as_json)
+    except LaunchError as error:
+        fail(str(error), WRONG_USE)
     except (AdviceError, RecipeError) as error:
         fail(f"error: {error}", FAILED)
     if recipe.rollout.scheme.split("_")[0] not in SCHEMES:

@@ -24,9 +24,9 @@ def study(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps of a cell.  [default: the recipe's]")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Cells that are trained at once.")] = 1,
-    out: Annotated[Path, typer.Option(help="Folder of the study; cells that are in it are not trained again.")] = Path(
-        "study"
-    ),
+    out: Annotated[
+        str, typer.Option(help="Folder of the study; cells that are in it are not trained again.")
+    ] = "study",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Train every arm at every rate from every seed, with verl and vLLM, and compare them with BF16 rollouts.
@@ -37,17 +37,20 @@ def study(
 
     from launch.demo import DemoError
     from launch.demo.run import OptionError, progress
+    from launch.errors import LaunchError
+    from launch.plan.job import must_be_said
     from launch.processes import end_as_after_ctrl_c
     from launch.study import cells, report
     from launch.study.grid import grid, on_device
 
-    folder, console = out.resolve(), Console(stderr=as_json)
+    folder, console = Path(out).resolve(), Console(stderr=as_json)
     try:
+        must_be_said({"--out": out})
         chosen = grid(device, arms, rates, seeds, steps)
         chosen, left_out = on_device(chosen, asked=arms is not None)
         cells.check_folder(chosen, folder)
         folder.mkdir(parents=True, exist_ok=True)
-    except OptionError as error:
+    except (LaunchError, OptionError) as error:
         fail(str(error), WRONG_USE)
     except OSError as error:
         fail(f"--out {folder}: {error.strerror}", WRONG_USE)

@@ -86,14 +86,15 @@ def planned(
     """
     from launch.errors import LaunchError
     from launch.inventory import load, this_machine
-    from launch.plan.job import places
+    from launch.plan.job import must_be_said, places
     from launch.plan.make import extra_problems, locals_of, make, new_run
     from launch.recipes import load as load_recipe
 
+    must_be_said({"--cluster": cluster})
     recipe = load_recipe(name, changes=pairs(changes))
     if on_this_node and cluster is None:
         raise LaunchError("--on-this-node: say with --cluster which hosts there are")
-    inventory = load(cluster) if cluster else this_machine(recipe.stack)
+    inventory = load(cluster) if cluster is not None else this_machine(recipe.stack)
     local, run = locals_of(inventory), new_run()
     here = own_number(inventory, local, recipe.nodes) if on_this_node else None
     if on_this_node and recipe.nodes > 1 and out is None:

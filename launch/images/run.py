@@ -68,6 +68,9 @@ def line(target: Target, words: Sequence[str], wanted: Wanted) -> str:
     if wanted.devices is not None:
         if not re.fullmatch(r"\d+(,\d+)*", wanted.devices):
             raise LaunchError(f"--devices {wanted.devices!r}: numbers with commas between them are wanted, as 0,1")
+        numbers = [int(number) for number in wanted.devices.split(",")]
+        if len(set(numbers)) < len(numbers):
+            raise LaunchError(f"--devices {wanted.devices!r}: a device is named twice: name each once")
         options += ["-e", f"{VISIBLE}={wanted.devices}"]
     if wanted.user is not None:
         if not re.fullmatch(r"\d+(:\d+)?", wanted.user):

@@ -84,10 +84,10 @@ def places(
 
 
 def must_be_said(options: Mapping[str, str | None]) -> None:
-    """Raise LaunchError for an option that is empty, as an unset variable of the shell leaves it."""
+    """Raise LaunchError for an option, or an argument, that is empty, as an unset variable of the shell leaves it."""
     for option, value in options.items():
         if value is not None and (not value.strip() or "\0" in value):
-            raise LaunchError(f"{option} is empty: give a folder, or leave the option out")
+            raise LaunchError(f"{option} is empty: give a value, or leave it out")
 
 
 def default_data(inventory: Inventory, local: bool) -> str:

@@ -139,7 +139,7 @@ def devices_of(host: Host, wanted: int, stack: str, layers: Sequence[Layer]) -> 
     """The devices of a host that the run uses: how many of those that are there, or their numbers.
 
     Raises:
-        LaunchError: a user's *_VISIBLE_DEVICES names too few, or not by numbers.
+        LaunchError: a user's *_VISIBLE_DEVICES names too few, one twice, or not by numbers.
     """
     names = [row.name for row in rows(stack) if row.value == "{devices}"]
     said = [(source, name, variables[name]) for source, variables in layers for name in names if name in variables]
@@ -148,6 +148,8 @@ def devices_of(host: Host, wanted: int, stack: str, layers: Sequence[Layer]) -> 
         if not all(part.strip().isdecimal() for part in value.split(",")):
             raise LaunchError(f"{host.address}: {name}={value} ({source}): write numbers with commas, as 0,1,2,3")
         visible = [int(part) for part in value.split(",")]
+        if len(set(visible)) < len(visible):
+            raise LaunchError(f"{host.address}: {name}={value} ({source}) names a device twice: name each once")
         if len(visible) < wanted:
             raise LaunchError(
                 f"{host.address}: {name}={value} ({source}) names {len(visible)} devices, the recipe wants {wanted}: "

@@ -10,11 +10,12 @@ from launch.recipes.fields import Recipe
 from launch.recipes.files import RecipeError, load, names
 from launch.recipes.hydra_syntax import ROLLOUT, leaves
 from launch.recipes.overrides import resolve
+from launch.recipes.rules import is_count
 from launch.recipes.settings import Paths, settings
 from launch.recipes.versions import verl_of
 
 COLUMNS = ("recipe", "rollout", "training", "devices", "stack")
-MAX_NUM_SEQS = 256  # verl's rollout.max_num_seqs where a recipe has none
+MAX_NUM_SEQS, TRAIN_BATCH_SIZE = 256, 1024  # verl's, where a recipe has none
 A3_DIES = 16  # of a node; an A2 has eight devices
 H100_GIB = 80
 
@@ -77,9 +78,12 @@ def workload_of(recipe: Recipe, inputs: int | None = None, outputs: int | None =
 
     Args:
         inputs, outputs: tokens of a prompt and of an answer; as long as the recipe allows if None.
+
+    Raises:
+        RecipeError: a setting of the recipe's `verl` tree is no whole number above 0.
     """
     tree = settings(recipe) | dict(leaves(recipe.verl))
-    tp, dp = recipe.rollout.tensor_parallel, tree.get(f"{ROLLOUT}.data_parallel_size", 1)
+    tp, dp = recipe.rollout.tensor_parallel, count(tree, f"{ROLLOUT}.data_parallel_size", 1)
     replicas = max(1, recipe.generating_devices // (tp * dp))
     return Workload(
         tp=tp,
@@ -90,14 +94,23 @@ def workload_of(recipe: Recipe, inputs: int | None = None, outputs: int | None =
         outputs=outputs or recipe.rollout.max_response_length,
         memory=recipe.rollout.gpu_memory_utilization,
         eager=bool(tree.get(f"{ROLLOUT}.enforce_eager", False)),
-        limit=tree.get(f"{ROLLOUT}.max_num_seqs", MAX_NUM_SEQS),
+        limit=count(tree, f"{ROLLOUT}.max_num_seqs", MAX_NUM_SEQS),
     )
 
 
 def prompts(tree: dict[str, Any]) -> int:
     """Prompts in flight: with dynamic sampling several batches of them."""
-    batches = tree.get("algorithm.filter_groups.max_inflight_gen_batches", 1)
-    return tree["data.train_batch_size"] * (batches if tree.get("algorithm.filter_groups.enable") else 1)
+    batches = count(tree, "algorithm.filter_groups.max_inflight_gen_batches", 1)
+    batch = count(tree, "data.train_batch_size", TRAIN_BATCH_SIZE)
+    return batch * (batches if tree.get("algorithm.filter_groups.enable") else 1)
+
+
+def count(tree: dict[str, Any], key: str, default: int) -> int:
+    """A setting that is a whole number above 0; raises RecipeError if it is none."""
+    value = tree.get(key, default)
+    if not is_count(value):
+        raise RecipeError(f"verl: {key}: {value!r}: a whole number above 0 is needed")
+    return value
 
 
 def device_of(recipe: Recipe) -> str:

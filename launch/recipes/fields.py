@@ -22,6 +22,12 @@ Share = Annotated[float, Field(gt=0, le=1)]
 SchemeName = Annotated[str, AfterValidator(lambda name: get_scheme(name).name)]
 
 
+def _said(value: str) -> str:
+    if not value.strip():
+        raise ValueError("is empty: give a name")
+    return value
+
+
 def _pattern(value: str) -> str:
     if not value.removeprefix("re:").strip():
         raise ValueError(
@@ -71,6 +77,7 @@ def _branches(tree: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tup
             yield from _branches(value, (*above, name))
 
 
+Said = Annotated[str, AfterValidator(_said)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 Files = Annotated[dict[str, str], AfterValidator(_own_files)]
 Variables = Annotated[dict[str, str], AfterValidator(variables.checked)]
@@ -117,8 +124,8 @@ class Model(Fields):
         numbers: its sizes, for the check that every slice is whole groups or blocks.
     """
 
-    hub: str | None = None
-    folder: str | None = None
+    hub: Said | None = None
+    folder: Said | None = None
     int4_group: Literal[32, 128] | None = None
     numbers: Numbers | None = None
 
@@ -236,9 +243,9 @@ class Correction(Fields):
 class Data(Fields):
     """What `run.sh data` calls it, and its files, from the data folder."""
 
-    name: str
-    train: str
-    validation: str
+    name: Said
+    train: Said
+    validation: Said
 
 
 class Memory(Fields):

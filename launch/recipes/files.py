@@ -7,7 +7,7 @@ What is wrong is told in lines that a user can act on: the file, the key, the va
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,11 +29,11 @@ def names(folder: Path = FOLDER) -> list[str]:
     return sorted(file.stem for file in folder.glob("[!_]*.yaml") if file.stem not in DEMOS)
 
 
-def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | None = None) -> Recipe:
+def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> Recipe:
     """The recipe called `name`, or in the file `name` if that ends in .yaml, checked.
 
     Args:
-        changes: values, as YAML, by the dotted keys of a recipe.
+        changes: values, as YAML, by the dotted keys of a recipe; later ones are laid over earlier ones.
 
     Raises:
         RecipeError: there is none, or it is wrong: each line names the file and what to change.
@@ -42,7 +42,7 @@ def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | None = N
     if name in DEMOS or not is_file(file):
         raise RecipeError(f"no recipe {name!r}; {did_you_mean(name, names(folder)).replace('keys', 'names')}")
     tree = read(file)
-    for key, value in (changes or {}).items():
+    for key, value in changes.items() if isinstance(changes, Mapping) else changes:
         tree = merged(tree, changed(key, value))
     try:
         recipe = Recipe.model_validate(tree)

@@ -4,8 +4,8 @@ A plain `key=value` fails where verl has no such key, so a typo is found. `+key=
 verl leaves open: what it hands on to vLLM, Megatron and Ray (OPEN).
 
 Refused by verl's own names, in a recipe's `verl` tree or behind `--`, is what is made from a field, which has checks of
-its own, what verl reads nowhere, and what does harm. What we choose and verl leaves to everyone (CHOICES) may be chosen
-again.
+its own (some of it whether this recipe's field makes it or not: OWNED), or from an option, as the folders are, what
+verl reads nowhere, and what does harm. What we choose and verl leaves to everyone (CHOICES) may be chosen again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ascend_quant.integrations.verl import attention_settings as attention
+from ascend_quant.integrations.verl.option_names import OPTIONS
 from launch.recipes.fields import Recipe
 from launch.recipes.hydra_syntax import (
     ACTOR,
+    CORRECTION,
     DATA_PARALLEL,
     ENVIRONMENT,
     MODEL,
@@ -31,6 +33,7 @@ from launch.recipes.hydra_syntax import (
 )
 from launch.recipes.settings import (
     CARRIER,
+    CHOSEN,
     COMPILE,
     ROUTES_REPLAYED,
     ROUTES_RETURNED,
@@ -43,6 +46,8 @@ from launch.recipes.settings import (
 from launch.recipes.versions import verl_of
 from launch.root import ROOT
 
+OURS = f"{ROLLOUT}.engine_kwargs.ascend_quant"
+QUANTIZATION = f"{VLLM}.hf_overrides.quantization_config"
 # Open mappings of verl, and the keys that its defaults have in them.
 OPEN: dict[str, tuple[str, ...]] = {
     TRANSFORMER: (
@@ -58,7 +63,7 @@ OPEN: dict[str, tuple[str, ...]] = {
     ENVIRONMENT: (),
     f"{POLICY_LOSS}.rollout_correction": (),
     f"{MODEL}.override_config": (),
-    f"{ROLLOUT}.engine_kwargs.ascend_quant": (),
+    OURS: (),
     "data.apply_chat_template_kwargs": (),
     "reward.reward_kwargs": (),
     "ray_kwargs.ray_init": ("num_cpus", "runtime_env.py_executable"),
@@ -82,6 +87,25 @@ FIELDS = {  # what these are made from
     f"{ROLLOUT}.max_model_len": "rollout.max_response_length",
     ROUTES_RETURNED: "training.routing_replay",
     ROUTES_REPLAYED: "training.routing_replay",
+}
+OWNED = {  # and these are the fields' where they make nothing, too: a field that is left out says how it is
+    **{f"{OURS}.{name}": f"rollout.{name}" for name in ("send", "rounding", "rounding_seed")},
+    f"{OURS}.qat": "qat",
+    **{f"{QUANTIZATION}.{name}": f"rollout.{name}" for name in ("scheme", "ignore", "kv_cache")},
+    f"{QUANTIZATION}.quant_method": "rollout.scheme",
+    f"{VLLM}.quantization": "rollout.scheme",
+    f"{ROLLOUT}.quantization": "rollout.scheme",
+    f"{TRANSFORMER}.fp8": "training.precision",
+    f"{TRANSFORMER}.fp8_recipe": "training.fp8.recipe",
+    f"{OPTIMIZER}.fp8_recipe": "training.fp8.recipe",
+    f"{TRANSFORMER}.fp8_param": "training.fp8.param_gather",
+    f"{DATA_PARALLEL}.fp8_param_gather": "training.fp8.param_gather",
+    f"{TRANSFORMER}.num_layers_in_last_pipeline_stage": "training.parallel.last_stage_layers",
+    f"{OPTIMIZER}.optimizer_cpu_offload": "training.cpu_adam",
+    f"{CORRECTION}.rollout_is": "correction.level",
+    f"{CORRECTION}.rollout_is_threshold": "correction.threshold",
+    f"{CORRECTION}.rollout_is_batch_normalize": "correction.batch_normalize",
+    f"{CORRECTION}.bypass_mode": "correction.bypass",
 }
 # verl 0.9.1 casts the whole module, the frequencies of the rotary embedding too: a small random Qwen2 is then 0.04 nats
 # a token from itself at position 400, 0.8 at 3,500. With BF16 arithmetic alone, which FSDP has anyway: 0.001 everywhere
@@ -137,12 +161,20 @@ def refused(recipe: Recipe, keys: Iterable[str]) -> Iterator[str]:
     own: dict[str, Any] = {key: value for key, value in settings(recipe).items() if key not in CHOICES}
     verl = verl_of(recipe.stack)
     for key in keys:
-        inside = next((one for one in own if one.startswith(f"{key}.")), None)
+        inside = next((one for one in (*own, *OWNED, *CHOSEN) if one.startswith(f"{key}.")), None)
         if key in own:
-            field = f"--set {FIELDS[key]}=.." if key in FIELDS else "change that field"
-            yield f"{key} is made from a field of the recipe ({own[key]!r}): {field}"
+            field = FIELDS.get(key) or OWNED.get(key)
+            change = f"--set {field}=.." if field else "change that field"
+            yield f"{key} is made from a field of the recipe ({own[key]!r}): {change}"
+        elif key in OWNED:
+            yield f"{key} belongs to a field of the recipe, which has checks of its own: --set {OWNED[key]}=.."
+        elif key in CHOSEN:
+            yield f"{key} is chosen when the run starts: give {CHOSEN[key]}"
         elif inside:
-            yield f"{key} holds {inside}, which is made from a field of the recipe: give its settings one by one"
+            yield f"{key} holds {inside}, which is made from a field or an option: give its settings one by one"
+        elif key.startswith(f"{OURS}.") and key.removeprefix(f"{OURS}.") not in OPTIONS:
+            free = ", ".join(name for name in OPTIONS if f"{OURS}.{name}" not in OWNED)
+            yield f"{key}: there is no such option: there are {free}"
         elif key in HARMFUL:
             yield f"{key}: {HARMFUL[key]}"
         elif key in verl.unread:

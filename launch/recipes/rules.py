@@ -12,7 +12,7 @@ from launch.recipes.effective import correction_problems
 from launch.recipes.fields import Recipe
 from launch.recipes.hydra_syntax import leaves
 from launch.recipes.overrides import refused
-from launch.recipes.settings import Paths, folders, updates
+from launch.recipes.settings import updates
 from launch.recipes.slices import halves, misfits, slow, unshared_heads
 from launch.recipes.versions import verl_of
 
@@ -210,12 +210,8 @@ def _slices(recipe: Recipe) -> Iterator[str]:
 
 
 def _own_settings(recipe: Recipe) -> Iterator[str]:
-    keys = [key for key, _ in leaves(recipe.verl)]
-    for line in refused(recipe, keys):
+    for line in refused(recipe, [key for key, _ in leaves(recipe.verl)]):
         yield f"verl: {line}"
-    for key in folders(recipe, Paths("", "", "")):
-        if key in keys:
-            yield f"verl: {key} is chosen when the run starts: leave it out"
 
 
 def _numbers(recipe: Recipe) -> Iterator[str]:
@@ -257,7 +253,7 @@ def _micro_batch(recipe: Recipe, longest: int) -> Iterator[str]:
     key, actor = "ppo_max_token_len_per_gpu", _part(recipe, "actor")
     share = recipe.training.parallel.context if recipe.training.parallel else recipe.training.sequence_parallel
     tokens = actor.get(key, longest)
-    if not _is_count(tokens):
+    if not is_count(tokens):
         yield f"verl: actor_rollout_ref.actor.{key}: {tokens!r}: a whole number of tokens is needed"
     elif actor.get("use_dynamic_bsz") and tokens * share < longest:
         yield (
@@ -269,7 +265,7 @@ def _micro_batch(recipe: Recipe, longest: int) -> Iterator[str]:
 def _prefill(recipe: Recipe, longest: int) -> Iterator[str]:
     rollout = _part(recipe, "rollout")
     tokens = rollout.get("max_num_batched_tokens", 8192)  # verl's default
-    if not _is_count(tokens):
+    if not is_count(tokens):
         yield f"verl: actor_rollout_ref.rollout.max_num_batched_tokens: {tokens!r}: a whole number of tokens is needed"
     elif rollout.get("enable_chunked_prefill") is False and tokens < longest:
         yield (
@@ -290,7 +286,8 @@ def _ulysses(recipe: Recipe) -> Iterator[str]:
         yield f"training.sequence_parallel: {line}"
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether it is a whole number above 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 

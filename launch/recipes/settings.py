@@ -37,6 +37,12 @@ COMPILE = tuple(f"{role}.fsdp_config.use_torch_compile" for role in (ACTOR, REFE
 SYNC_STEP = "trainer.v1.separate_async.parameter_sync_step"  # updates between two syncs
 MINI = f"{ACTOR}.ppo_mini_batch_size"
 CARRIER = f"{ROLLOUT}.checkpoint_engine.backend"
+CHOSEN = {  # when the run starts: what `folders` makes, and the options that give it
+    f"{MODEL}.path": "--model",
+    "data.train_files": "--data (or --set data.train=FILE, of its folder)",
+    "data.val_files": "--data (or --set data.validation=FILE, of its folder)",
+    "trainer.default_local_dir": "--out",
+}
 ROUTES_RETURNED, ROUTES_REPLAYED = f"{ROLLOUT}.enable_rollout_routing_replay", f"{ACTOR}.megatron.router_replay.mode"
 
 

@@ -1,6 +1,7 @@
 """What a study trains: arms, learning rates and seeds, on a CPU or on a GPU."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
@@ -15,6 +16,7 @@ from launch.demo.tasks import Ledger
 
 SENDER = "actor_rollout_ref.rollout.engine_kwargs.ascend_quant"
 RATE = "actor_rollout_ref.actor.optim.lr"
+SEED = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,12 @@ def grid(device: str, arms: str | None, rates: str | None, seeds: str | None, st
     for rate in wanted:
         if not is_rate(rate):
             raise OptionError(f"--rates {rate!r}: a learning rate is a number above 0 and below 1, as 1e-6")
+    each_once("--rates", wanted, float, "a rate")
     numbers = tuple(map(str, SEEDS)) if seeds is None else listed("--seeds", seeds, "a seed")
     for number in numbers:
-        if not number.isdecimal():
-            raise OptionError(f"--seeds {number!r}: a seed is a whole number, 0 or more")
+        if not SEED.fullmatch(number):
+            raise OptionError(f"--seeds {number!r}: a seed is a whole number, 0 or more, of at most 18 digits")
+    each_once("--seeds", numbers, int, "a seed")
     count = load_recipe(SETUPS[device].recipe)["steps"] if steps is None else steps
     if count < 2:
         raise OptionError(f"--steps {count}: at least 2 are needed: the first refit has no update to compare with")
@@ -124,10 +128,17 @@ def on_device(wanted: Grid, asked: bool) -> tuple[Grid, str | None]:
 
 
 def is_rate(text: str) -> bool:
+    """Whether it is a number above 0 and below 1, in plain digits: float() takes more."""
     try:
-        return 0 < float(text) < 1
+        return text.isascii() and "_" not in text and 0 < float(text) < 1
     except ValueError:
         return False
+
+
+def each_once(option: str, texts: Sequence[str], number: Callable[[str], float], what: str) -> None:
+    """Raise OptionError if two of the texts are one number, however they are written."""
+    if len({number(text) for text in texts}) < len(texts):
+        raise OptionError(f"{option} {','.join(texts)!r}: names {what} twice; give each at most once")
 
 
 def settings(cell: Cell) -> dict[str, Any]:

@@ -98,6 +98,7 @@ def test_it_starts_where_there_are_npus_alone(tmp_path: Path, monkeypatch):
         (["A4"], "no image for chip 'A4'"),
         (["A2", "--stack", "cuda13"], "no image for chip 'A2' of stack 'cuda13'"),
         (["A2", "--devices", "all"], "--devices 'all'"),
+        (["A2", "--devices", "0,1,00"], "--devices '0,1,00'"),
         (["A2", "--user", "me"], "--user 'me'"),
         (["A2", "--cache", "/no/such"], "--cache /no/such"),
         (["A2", "--mount", "models"], "--image or --mount: mounts.0"),

@@ -67,6 +67,11 @@ def written(folder: Path, *addresses: str, **fields) -> str:
                 ("actor_rollout_ref.rollout.tensor_model_parallel_size=3", "--set rollout.tensor_parallel="),
                 ("actor_rollout_ref.actor.use_torch_compile=true", "actor.fsdp_config.use_torch_compile"),
                 ("actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16", "rotary"),
+                ("++actor_rollout_ref.model.path=/m", "actor_rollout_ref.model.path … --model"),
+                ("actor_rollout_ref.model={path: /m}", "actor_rollout_ref.model holds … model.path"),
+                ("data.train_files=[/a,/b]", "data.train_files … --data"),
+                ("data.val_files=/v", "data.val_files … --data"),
+                ("~trainer.default_local_dir", "trainer.default_local_dir … --out"),
             )
         ),
         (["addition-int8", "--cluster", "a2-2-nodes"], "--set stack=ascend-cann9.1"),
@@ -194,6 +199,32 @@ def test_what_is_wrong_with_data_is_said(arguments: list[str], said: str, code: 
     shown = run("data", *arguments)
     assert shown.exit_code == code
     assert has_line_naming(shown.stderr, said) and "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        *((f"train addition-int8 --set nodes=1 --dry-run{more}", "--cluster") for more in ("", " --on-this-node")),
+        *(("doctor", option) for option in ("--cluster", "--recipe", "--model", "--data", "--out")),
+        ("bundle", "--cluster"),
+        ("bundle", "RUN"),
+        ("images load archive.tar.zst", "--cluster"),
+        ("demo --arms int8", "--out"),
+        ("study --arms bf16", "--out"),
+        *(("recipe advise qwen3-4b-fp8", option) for option in ("--model", "--device", "--data")),
+    ],
+)
+def test_an_unset_variable_of_a_shell_is_no_choice(
+    command: str, option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """It would be another machine, another run, this folder or no recipe. Nothing is begun with it, either."""
+    begun = ("doctor.examine", "plan.make.make", "images.archive.check", "demo.run.run_demo", "study.cells.train_all")
+    for name in (*(f"launch.{one}" for one in begun), "ascend_quant.advise.configs.read_config"):
+        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("was taken"))
+    monkeypatch.chdir(tmp_path)
+    shown = run(*command.split(), *([option] if option.startswith("-") else []), "")
+    assert shown.exit_code == 2
+    assert has_line_naming(shown.stderr, f"{option} is empty")
 
 
 def test_doctor_wants_a_recipe_for_what_is_the_recipes():

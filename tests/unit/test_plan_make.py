@@ -159,6 +159,12 @@ def test_a_users_visible_devices_are_the_devices():
     assert "write numbers" in said(machines=inventory(environment={"ASCEND_RT_VISIBLE_DEVICES": "all"}))
 
 
+@pytest.mark.parametrize("value", ["0,1,2,3,4,5,6,6", "0,00,1,2,3,4,5,6,7"])
+def test_a_device_that_is_named_twice_is_refused(value: str):
+    shell = {"ASCEND_RT_VISIBLE_DEVICES": value}
+    assert has_line_naming(said(shell=shell, local=[True, False]), f"={value} (shell) … twice")
+
+
 def test_checkpoints_of_several_hosts_lie_in_a_shared_folder():
     assert plan().out == f"/shared/runs/{RUN}"
     assert plan(out="/shared/mine").out == "/shared/mine"

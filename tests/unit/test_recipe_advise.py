@@ -97,6 +97,26 @@ def test_a_scheme_that_is_not_estimated_is_named(tmp_path):
     assert shown.exit_code == 0 and "int4_g" in shown.stderr
 
 
+BATCHES = "algorithm.filter_groups.max_inflight_gen_batches"
+
+
+@pytest.mark.parametrize("value", ["null", "abc", ".nan", "-7", "0", "true", "1.5"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "data.train_batch_size",
+        "actor_rollout_ref.rollout.data_parallel_size",
+        "actor_rollout_ref.rollout.max_num_seqs",
+        BATCHES,
+    ],
+)
+def test_nothing_is_computed_of_what_is_no_count(key, value):
+    given = {"verl.algorithm.filter_groups.enable": "true", f"verl.{BATCHES}": "2", f"verl.{key}": value}
+    recipe = load("addition-int8", changes=given)
+    with pytest.raises(RecipeError, match=f"verl: {key}: "):
+        workload_of(recipe)
+
+
 @pytest.mark.parametrize("arguments", [("qwen3-4b-fp7",), ("addition-int8",), ("qwen3-4b-fp8", "--model", "/nothing")])
 def test_wrong_use_is_one_line(arguments):
     shown = run(*arguments)

@@ -55,6 +55,20 @@ def test_an_unset_variable_of_a_shell_is_no_folder(option: str):
     assert shown.exit_code == 2 and option in shown.stderr
 
 
+@pytest.mark.parametrize(
+    ("changes", "part", "found"),
+    [
+        (("rollout.n=16", "rollout={n: 4}", "rollout.n=8"), "rollout.n", 8),
+        (("training={offload: true}", "training.offload=false", "training={offload: true}"), "training.offload", True),
+        (("training={offload: true}", "training={reference_offload: true}"), "training.offload", True),
+    ],
+)
+def test_what_is_set_last_wins(changes: tuple[str, ...], part: str, found: object):
+    options = [word for change in changes for word in ("--set", change)]
+    parent, _, name = part.partition(".")
+    assert json.loads(run("show", "addition-int8", "--json", *options).stdout)["recipe"][parent][name] == found
+
+
 def test_a_shell_gets_values_as_they_are(tmp_path: Path):
     """No word of a recipe is run, and none comes out changed."""
     value = "$(touch x)`touch x` \"q\" 'p' \\ $HOME }\ntouch x"

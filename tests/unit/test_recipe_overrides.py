@@ -202,6 +202,49 @@ def test_devices_apart(tmp_path):
     assert len(lines) == len(apart.keys() - chosen) and any(line.startswith(f"{mode} ") for line in lines)
 
 
+OURS, VLLM = (f"actor_rollout_ref.rollout.engine_kwargs.{part}" for part in ("ascend_quant", "vllm"))
+OPTIONS = f"{VLLM}.hf_overrides.quantization_config"
+MEGATRON = "actor_rollout_ref.actor.megatron"
+
+
+@pytest.mark.parametrize(
+    ("key", "field"),
+    [
+        *((f"{OURS}.{name}", f"rollout.{name}") for name in ("send", "rounding", "rounding_seed")),
+        (f"{OURS}.qat", "qat"),
+        *((f"{OPTIONS}.{name}", f"rollout.{name}") for name in ("scheme", "ignore", "kv_cache")),
+        (f"{OPTIONS}.quant_method", "rollout.scheme"),
+        (f"{VLLM}.quantization", "rollout.scheme"),
+        ("actor_rollout_ref.rollout.quantization", "rollout.scheme"),
+        (f"{MEGATRON}.override_transformer_config.fp8", "training.precision"),
+        (f"{MEGATRON}.override_transformer_config.fp8_param", "training.fp8"),
+        (f"{MEGATRON}.override_transformer_config.num_layers_in_last_pipeline_stage", "training.parallel"),
+        ("algorithm.rollout_correction.bypass_mode", "correction.bypass"),
+        ("algorithm.rollout_correction.rollout_is", "correction.level"),
+    ],
+)
+@pytest.mark.parametrize(("stack", "scheme"), [("cuda13", "int8"), ("ascend-cann9.1", "bf16")])
+def test_what_a_field_owns_is_refused_whether_it_makes_it_or_not(tmp_path, stack, scheme, key, field):
+    write(tmp_path, stack=stack, backend="fsdp2", rollout={"scheme": scheme})
+    recipe = load("one", tmp_path)
+    assert [(line.split()[0], f"--set {field}" in line) for line in refused(recipe, [key])] == [(key, True)]
+
+
+def test_what_holds_a_fields_setting_is_refused(tmp_path):
+    write(tmp_path)
+    keys = [OURS, f"{MEGATRON}.override_transformer_config"]
+    lines = list(refused(load("one", tmp_path), keys))
+    assert len(lines) == 2 and all(f"{key}." in line.split()[2] for key, line in zip(keys, lines, strict=True))
+
+
+def test_an_option_of_ours_that_does_not_exist_is_refused_by_name(tmp_path):
+    write(tmp_path)
+    recipe = load("one", tmp_path)
+    assert not list(refused(recipe, [f"{OURS}.proof", f"{OURS}.base_on"]))
+    (line,) = refused(recipe, [f"{OURS}.bogus"])
+    assert line.startswith(f"{OURS}.bogus: ") and "proof" in line and "send" not in line
+
+
 def test_the_older_verl_finds_the_plugin_in_the_models_config(tmp_path):
     """The command line of its vLLM, 0.10.1, would refuse our quantization's name."""
     write(tmp_path, stack="ascend-cann8.5")

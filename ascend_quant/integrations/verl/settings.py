@@ -12,6 +12,7 @@ from ascend_quant.engine.options import NAME as QUANTIZATION
 from ascend_quant.engine.options import Options
 from ascend_quant.flashrl.config import resolve
 from ascend_quant.flashrl.variables import from_environment
+from ascend_quant.integrations.verl.option_names import OPTIONS
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.coding import SCHEMES_SENT
 from ascend_quant.refit.kv_scales import FP8, INT8, Form
@@ -20,7 +21,6 @@ from ascend_quant.schemes import SCHEMES, Scheme
 
 BF16, DELTA = "bf16", "delta"
 PLUGIN_GROUP = "vllm.general_plugins"
-OPTIONS = ("proof", "qat", "send", "base_on", "rounding", "rounding_seed")  # of rollout.engine_kwargs.ascend_quant
 NAIVE = "naive"  # verl's checkpoint engine for engines on the trainer's devices
 HOST, DEVICE = "host", "device"
 CASTING = ("kimi_ckpt_engine", "mooncake")  # verl's checkpoint engines that turn all they carry into BF16
