@@ -51,7 +51,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def made_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if loaders and kernels take it, a copy if not: float64, shared memory, gaps between elements."""
+    """The tensor itself if loaders and kernels take it, a copy if not: float64, memory that is shared or has gaps."""
     if tensor.dtype == torch.float64:
         tensor = tensor.to(torch.float32)  # as torch rounds float64 to BF16: by way of float32
     return tensor.resolve_neg() if is_dense(tensor) else tensor.contiguous()

@@ -224,3 +224,20 @@ def test_workers_tell_the_refit_of_their_sleep(monkeypatch, module, name, deepes
     else:
         worker.sleep(2)
         assert told[-1] == worker.slept[-1] == 2
+
+
+def test_the_cache_may_wake_up_before_the_weights_whose_memory_holds_the_models_buffers():
+    """vLLM 0.23 copies the buffers that it saved, whatever wakes up."""
+
+    def wake_up(worker, tags=None):
+        put_back.append((tags, dict(worker._sleep_saved_buffers)))
+        worker._sleep_saved_buffers = {}
+
+    put_back, buffers = [], {"rotary_emb.cos_sin_cache": torch.ones(1)}
+    worker = SimpleNamespace(_sleep_saved_buffers=buffers, model_runner=SimpleNamespace(model=SimpleNamespace()))
+    waking = sleep.reporting_wake_up(wake_up)
+    for tags in (["kv_cache"], ["weights"], ["kv_cache"], None):
+        waking(worker, tags)
+    assert put_back == [(["kv_cache"], {}), (["weights"], buffers), (["kv_cache"], {}), (None, {})]
+    waking(SimpleNamespace(_sleep_saved_buffers=buffers, model_runner=worker.model_runner), None)
+    assert put_back[-1] == (None, buffers)

@@ -73,7 +73,7 @@ def answered(llm) -> tuple[list[list[int]], list[float]]:
 def asleep_and_awake(llm, step: int) -> None:
     if level := SLEEPS[step % len(SLEEPS)]:
         llm.sleep(level=level)
-        for tag in ("weights", "kv_cache")[:: 1 if step % 2 else -1]:  # in either order
+        for tag in ("weights", "kv_cache")[:: 1 if step % 4 < 2 else -1]:  # in either order, of either level
             llm.wake_up(tags=[tag])
 
 

@@ -4,7 +4,9 @@ Asleep, their addresses are unmapped: a kernel that touches them ends the proces
 level 2 does not. CPU workers ignore sleep in methods of their own, which stay as they are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from ascend_quant.integrations.vllm.worker_refit import refit_of_worker
 from ascend_quant.refit import RefitError
@@ -14,6 +16,8 @@ SLEEPING_WORKERS = (  # and the deepest sleep after which a refit heals them
     ("vllm_ascend.worker.worker", "NPUWorker", 1),  # level 2 loses expert maps and other plain attributes
     ("vllm_ascend.worker.worker_v1", "NPUWorker", 1),  # 0.10: level 2 loses buffers too
 )
+
+SAVED = "_sleep_saved_buffers"  # vLLM's, of a GPU worker
 
 
 def reporting_sleep(levels: int) -> Callable[[Callable], Callable]:
@@ -41,9 +45,27 @@ def reporting_wake_up(wake_up: Callable) -> Callable:
     """For a worker's `wake_up`."""
 
     def wake_up_and_report(self, tags: list[str] | None = None) -> None:
-        wake_up(self, tags)
+        with _without_buffers(self) if tags is not None and "weights" not in tags else nullcontext():
+            wake_up(self, tags)
         if (refit := refit_of_worker(self)) is not None:
             refit.woke(tags)
             refit.cache_woke()
 
     return wake_up_and_report
+
+
+@contextmanager
+def _without_buffers(worker: Any) -> Generator[None]:
+    """Keep the model's buffers of a level 2 sleep for the wake-up of the weights, in whose memory they lie.
+
+    vLLM 0.23 puts them back whatever wakes up: the cache first, and a copy to unmapped memory ends the process.
+    """
+    kept = getattr(worker, SAVED, None)
+    if not kept:
+        yield
+        return
+    setattr(worker, SAVED, {})
+    try:
+        yield
+    finally:
+        setattr(worker, SAVED, kept)
