@@ -34,7 +34,7 @@ DATA = {
     *("whole_input_size", "weight_scale_fp32", "w13_weight_scale_fp32", "_parameters"),  # a layer's
     *("_weight_update_active", "__traceback__", "_packed_sequences", "in_place"),
     *("quantization", "hf_overrides", "kv_cache_dtype", "attention_backend", "agent_loop_manager_class"),  # settings
-    *("by_loader", "skipped", "taken", "padded", "record"),  # of our own books
+    *("by_loader", "skipped", "taken", "padded", "record", "wholes"),  # of our own books
     *("scheme", "coded"),  # of our own training worker
 }
 

@@ -259,6 +259,13 @@ HOOKS = (*AT_START, *WITH_FLASHRL_VARIABLES, *BEFORE_FIRST_MODEL, *WITH_FIRST_MO
 _ATTACH = "ascend_quant.integrations.vllm.attach"
 BY_HAND = (
     ByHand(
+        "the buffers that a worker saved before it slept (_sleep_saved_buffers), while the cache alone wakes up",
+        "ascend_quant.integrations.vllm.sleep:_without_buffers",
+        why="vLLM puts them back whatever wakes up, and their memory is the weights', which may still be unmapped",
+        versions="vLLM 0.23; later ones wait for the weights",
+        off=ANOTHER,
+    ),
+    ByHand(
         "a model's load_weights",
         f"{_ATTACH}:_take_load_weights",
         why="a load is a refit: shards are quantized into their rows, in any order and bucketing",

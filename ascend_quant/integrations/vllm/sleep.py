@@ -17,8 +17,6 @@ SLEEPING_WORKERS = (  # and the deepest sleep after which a refit heals them
     ("vllm_ascend.worker.worker_v1", "NPUWorker", 1),  # 0.10: level 2 loses buffers too
 )
 
-SAVED = "_sleep_saved_buffers"  # vLLM's, of a GPU worker
-
 
 def reporting_sleep(levels: int) -> Callable[[Callable], Callable]:
     """For a worker's `sleep`, which `levels` is the deepest of: what tells the refit, and refuses deeper sleep."""
@@ -60,12 +58,12 @@ def _without_buffers(worker: Any) -> Generator[None]:
 
     vLLM 0.23 puts them back whatever wakes up: the cache first, and a copy to unmapped memory ends the process.
     """
-    kept = getattr(worker, SAVED, None)
+    kept = getattr(worker, "_sleep_saved_buffers", None)
     if not kept:
         yield
         return
-    setattr(worker, SAVED, {})
+    worker._sleep_saved_buffers = {}
     try:
         yield
     finally:
-        setattr(worker, SAVED, kept)
+        worker._sleep_saved_buffers = kept
