@@ -95,6 +95,8 @@ def main(
     Exit status: 0; 1 if an arm fails; 2 for wrong use.
     """
     choices("--device", device, tuple(RECIPE))
+    if engines >= gpus:
+        raise typer.BadParameter(f"{engines} of {gpus} devices leave none that trains", param_hint="--engines")
     shape = asked_for(recipe or RECIPE[device], model, device)
     check_layers(shape[1], layers)
     rate = (f"{OPTIMIZER}.lr={learning_rate}", f"{OPTIMIZER}.lr_warmup_steps=0")
