@@ -1,7 +1,6 @@
 """`ascend-quant profile`: compare a BF16 and a quantized checkpoint, write how one becomes the other."""
 
 import json
-import os
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -20,6 +19,7 @@ from ascend_quant.profile.flashrl_file import write
 from ascend_quant.profile.fp8 import compare_fp8
 from ascend_quant.profile.rules import ProfileError, files_of
 from ascend_quant.profile.w8a8 import read_w8a8
+from ascend_quant.whole_file import why_no_file
 
 SHOWN = 20  # parameters in the table of those that are not reproduced
 
@@ -44,10 +44,9 @@ def profile(
     """
     if model is None and fn is Function.int8:
         raise typer.BadParameter("int8 compares with the BF16 model: give it with -m", param_hint="'-m'")
-    if not Path(os.path.realpath(output)).parent.is_dir():
-        raise typer.BadParameter(f"{Path(os.path.realpath(output)).parent} is no folder", param_hint="'-o'")
-    if not output.name or any(file.is_dir() for file in (output, *files_of(output))):
-        raise typer.BadParameter(f"{output} is a folder, not a file", param_hint="'-o'")
+    files = [output] if output.suffix == ".pt" or not output.name else [output, *files_of(output)]
+    if said := next(filter(None, map(why_no_file, files)), None):
+        raise typer.BadParameter(said, param_hint="'-o'")
     errors = Console(stderr=True)
     try:
         result = compared(model, quantized, fn, errors)

@@ -1,6 +1,7 @@
 """`ascend-quant profile`: files, output and exit status."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def test_what_cannot_be_profiled_ends_with_1(pair, tmp_path):
         (("-m", "bf16", "-o", "profile"), "--quantized"),
         (("-m", "bf16", "-q", "w8a8", "-o", "no/such/profile"), "no folder"),
         (("-m", "bf16", "-q", "w8a8", "-o", "profile", "--fn", "int9"), "int9"),
+        *((("-m", "bf16", "-q", "w8a8", "-o", name), "'-o'") for name in ("x" * 300, os.fsdecode(b"\xff.pt"))),
         *((("-m", "bf16", "-q", "w8a8", "-o", folder), "is a folder") for folder in ("/", "", "folder.pt", "of")),
     ],
 )
