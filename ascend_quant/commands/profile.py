@@ -47,6 +47,7 @@ def profile(
     files = [output] if output.suffix == ".pt" or not output.name else [output, *files_of(output)]
     if said := next(filter(None, map(why_no_file, files)), None):
         raise typer.BadParameter(said, param_hint="'-o'")
+    _must_be_outside(files, [one for one in (model, quantized) if one is not None])
     errors = Console(stderr=True)
     try:
         result = compared(model, quantized, fn, errors)
@@ -58,6 +59,14 @@ def profile(
         typer.echo(json.dumps(summary(result, files), indent=1))
     else:
         show(result, files, Console())
+
+
+def _must_be_outside(files: list[Path], models: list[str]) -> None:
+    """Raise BadParameter where a file would be one of a model's folder: its weights and its config have such names."""
+    for folder in (Path(model).expanduser().resolve() for model in models):
+        for file in files:
+            if file.resolve().is_relative_to(folder):
+                raise typer.BadParameter(f"{file} is in {folder}, a model: name a file elsewhere", param_hint="'-o'")
 
 
 def compared(model: str | None, quantized: str, fn: Function, console: Console) -> Comparison:

@@ -92,6 +92,17 @@ def test_wrong_usage_ends_with_2(arguments, said, tmp_path, monkeypatch):
     assert said in re.sub(r"[│\s]+", " ", plain(result.stderr))  # in a frame, with lines of its width
 
 
+@pytest.mark.parametrize("name", ["bf16/model", "bf16/new.pt", "w8a8/config.json", "link/config", "file.pt"])
+def test_a_model_is_not_written_into(name, pair, tmp_path, monkeypatch):
+    monkeypatch.chdir(pair.bf16.parent)
+    before = {file: file.stat().st_mtime_ns for file in Path().rglob("*")}
+    (tmp_path / "link").symlink_to(pair.w8a8)
+    (tmp_path / "file.pt").symlink_to(pair.w8a8 / "config.json")
+    output = name if name.startswith(("bf16", "w8a8")) else tmp_path / name
+    assert run("-m", pair.bf16.name, "-q", pair.w8a8, "-o", output).exit_code == 2
+    assert {file: file.stat().st_mtime_ns for file in Path().rglob("*")} == before
+
+
 def test_a_full_disk_ends_with_1(pair, tmp_path, full_disk):
     with full_disk():
         result = run("-m", pair.bf16, "-q", pair.w8a8, "-o", tmp_path / "profile.pt")
