@@ -103,11 +103,15 @@ def test_a_model_is_not_written_into(name, pair, tmp_path, monkeypatch):
     assert {file: file.stat().st_mtime_ns for file in Path().rglob("*")} == before
 
 
-def test_a_full_disk_ends_with_1(pair, tmp_path, full_disk):
+@pytest.mark.parametrize("there", [[], ["profile.safetensors", "profile.json", "profile.pt"]])
+@pytest.mark.parametrize("name", ["profile", "profile.pt"])
+def test_a_full_disk_ends_with_1_and_what_was_there_stays(name, there, pair, tmp_path, full_disk):
+    for file in there:
+        (tmp_path / file).write_text("before")
     with full_disk():
-        result = run("-m", pair.bf16, "-q", pair.w8a8, "-o", tmp_path / "profile.pt")
+        result = run("-m", pair.bf16, "-q", pair.w8a8, "-o", tmp_path / name)
     assert result.exit_code == 1 and "cannot profile" in plain(result.stderr)
-    assert not list(tmp_path.iterdir())
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == dict.fromkeys(there, "before")
 
 
 def test_fp8_does_without_the_bf16_model(tmp_path):
