@@ -24,6 +24,7 @@ from launch.recipes import Paths, Recipe, resolve
 from launch.recipes.effective import told
 from launch.recipes.overrides import refused
 from launch.recipes.versions import verl_of
+from launch.variables import without_secrets_in
 
 ULYSSES = tuple(
     f"actor_rollout_ref.{role}.{engine}ulysses_sequence_parallel_size"
@@ -245,7 +246,8 @@ def extra_problems(recipe: Recipe, extra: Sequence[str]) -> Iterator[str]:
     for one in extra:
         name, equals, _ = one.partition("=")
         if not SETTING.fullmatch(name) or "\0" in one or not (equals or one.startswith("~")):
-            yield f"{one[:200]!r} is no setting of verl: write key=value behind --, as -- trainer.save_freq=10"
+            said = without_secrets_in(one)[:200]
+            yield f"{said!r} is no setting of verl: write key=value behind --, as -- trainer.save_freq=10"
     keys, verl = [key(one) for one in extra], verl_of(recipe.stack)
     yield from (f"-- {line}" for line in refused(recipe, keys))
     for name in keys:

@@ -102,6 +102,20 @@ def test_no_secret_is_shown():
     assert "+trainer.api_key=***" in shown["job"]["entrypoint"]
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        f"+ray_kwargs.ray_init.runtime_env.env_vars={{HF_TOKEN: {SECRET}}}",
+        f"+ray_kwargs.ray_init.runtime_env.env_vars.HF_TOKEN_2={SECRET}",
+        f"+ray_kwargs.ray_init.runtime_env.env_vars.WANDB_API_KEY_PROD='{SECRET} {SECRET}'",
+        f"+trainer.login={{a: [{{password: {SECRET}}}]}}",
+    ],
+)
+def test_no_secret_of_an_override_is_shown(extra: str):
+    shown = tree(plan(extra=[extra]), silent)
+    assert SECRET not in json.dumps(shown) and SECRET not in text(shown)
+
+
 def test_numbers_of_tokens_are_no_secrets():
     assert "***" not in json.dumps(tree(plan(), silent))
 

@@ -55,6 +55,21 @@ def test_an_unset_variable_of_a_shell_is_no_folder(option: str):
     assert shown.exit_code == 2 and option in shown.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--set", "environment.HF_TOKEN_2=hunter2", *json] for json in ([], ["--json"])),
+        ["--set", "verl.trainer.api_key=hunter2", "--json"],
+        ["--set", 'environment={MY_TOKEN: "hunter2'],
+        ["--set", "environment={MY_TOKEN: hunter2, MY_TOKEN: 0x1}"],
+        ["--set", "verl.trainer.api_key=[hunter2"],
+    ],
+)
+def test_secrets_are_not_shown(words: list[str]):
+    shown = run("show", "addition-int8", *words)
+    assert "hunter2" not in shown.output and ("***" in shown.output) != ("HF_TOKEN_2:?" in shown.output)
+
+
 def test_a_shell_gets_values_as_they_are(tmp_path: Path):
     """No word of a recipe is run, and none comes out changed."""
     value = "$(touch x)`touch x` \"q\" 'p' \\ $HOME }\ntouch x"
