@@ -103,7 +103,7 @@ def changed(key: str, text: str) -> dict[str, Any]:
 
 
 def _without_secrets(error: BadDocument, key: str, text: str) -> str:
-    """What is wrong with a value. The reader's words show parts of it: of one with secrets, those of what may be shown."""
+    """What is wrong with a value: the reader's words, which show parts of it, so of one with secrets as it is shown."""
     hidden = override_shown(f"{key}={text}").partition("=")[2]
     if hidden == text:
         return str(error)
