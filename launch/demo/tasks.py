@@ -75,12 +75,16 @@ def verl_row(task: Task, problem: Problem, index: int) -> dict:
     }
 
 
+def verl_rows(prompts: int, seed: int, task: Task) -> list[dict]:
+    """The first `prompts` problems."""
+    return [verl_row(task, problem, index) for index, problem in enumerate(islice(task.problems(seed), prompts))]
+
+
 def write_parquet(path: Path, prompts: int, seed: int, task: Task) -> None:
     """Write the first `prompts` problems."""
     import pandas
 
-    asked = islice(task.problems(seed), prompts)
-    pandas.DataFrame([verl_row(task, problem, index) for index, problem in enumerate(asked)]).to_parquet(path)
+    pandas.DataFrame(verl_rows(prompts, seed, task)).to_parquet(path)
 
 
 @dataclass(frozen=True)
