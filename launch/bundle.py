@@ -44,19 +44,24 @@ def write(file: Path, report: Report, record: Record | None, environment: Mappin
         FileExistsError: there is such a file.
         OSError: it cannot be written.
     """
-    hidden = values_of_secrets(environment)
-    names = []
-    with (
-        open(file, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as target,
-        tarfile.open(fileobj=target, mode="w:gz") as archive,
-    ):
-        for name, text in contents(report, record, environment):
-            content = without_secrets_in(text, hidden).encode()
-            entry = tarfile.TarInfo(f"ascend-quant/{name}")
-            entry.size, entry.mode, entry.mtime = len(content), 0o600, int(time.time())
-            archive.addfile(entry, io.BytesIO(content))
-            names.append(name)
+    with open(file, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as target:
+        try:
+            with tarfile.open(fileobj=target, mode="w:gz") as archive:
+                names = list(_filled(archive, contents(report, record, environment), values_of_secrets(environment)))
+            target.flush()
+        except BaseException:  # a full disk, say: half an archive would be in the way of the next one
+            file.unlink()
+            raise
     return names
+
+
+def _filled(archive: tarfile.TarFile, files: Iterator[tuple[str, str]], hidden: list[str]) -> Iterator[str]:
+    for name, text in files:
+        content = without_secrets_in(text, hidden).encode()
+        entry = tarfile.TarInfo(f"ascend-quant/{name}")
+        entry.size, entry.mode, entry.mtime = len(content), 0o600, int(time.time())
+        archive.addfile(entry, io.BytesIO(content))
+        yield name
 
 
 def contents(report: Report, record: Record | None, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
