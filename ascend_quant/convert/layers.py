@@ -37,7 +37,7 @@ class Ignored(names.Ignored):
             layers: all of a checkpoint, see `names.layers_of`.
 
         Raises:
-            ConvertError: a part of what engines fuse is to be ignored, a pattern does not end, or one matches no layer: it
+            ConvertError: a part of what engines fuse is to be ignored, a pattern does not end, or matches no layer: it
                 is misspelt.
         """
         try:

@@ -30,6 +30,7 @@ from launch.demo.recipe import (
 from launch.demo.report import build_report, draw, replica_summary, summary, write_report
 from launch.demo.tasks import write_parquet
 from launch.demo.training import POLL_SECONDS, Training, Watched
+from launch.root import exists, is_folder
 from launch.stacks import STACK_VARIABLE
 
 
@@ -118,9 +119,9 @@ def check_folder(out: Path) -> None:
     Raises:
         OptionError: something is in it, or it cannot be made.
     """
-    if out.exists() and not out.is_dir():
+    if exists(out) and not is_folder(out):
         raise OptionError(f"--out {str(out)!r}: is a file; give a folder")
-    if earlier := [name for name in (*ARMS, HYBRID, "report.json") if (out / name).exists()]:
+    if earlier := [name for name in (*ARMS, HYBRID, "report.json") if exists(out / name)]:
         raise OptionError(f"--out {str(out)!r}: holds {earlier[0]} of an earlier run; give another folder or remove it")
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -106,7 +106,7 @@ def test_what_is_no_secret_stays(line):
 
 def test_a_full_disk_leaves_no_half_archive(tmp_path, record, full_disk, monkeypatch):
     monkeypatch.setattr(bundle, "commit", lambda: None)  # git could not write either, and would leave its lock
-    with full_disk(), pytest.raises(OSError, match="large|space"):
+    with full_disk(), pytest.raises(OSError, match=r"large|space"):
         bundle.write(tmp_path / "a.tar.gz", REPORT, record, OWN)
     assert not (tmp_path / "a.tar.gz").exists()
 

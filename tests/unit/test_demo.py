@@ -417,6 +417,7 @@ def test_a_folder_with_an_earlier_run_is_refused(tmp_path):
         (tmp_path, "holds int8 of an earlier run"),
         (tmp_path / "full", "it holds mine"),
         (Path("/proc/x"), "'/proc/x'"),
+        (tmp_path / ("x" * 300), "xxx"),
     ):
         result = CliRunner().invoke(app, ["demo", "--out", str(out)])
         assert result.exit_code == 2 and message in result.stderr

@@ -134,6 +134,10 @@ def test_a_shell_takes_the_jobs_command():
     assert said.removesuffix("\0").split("\0") == made.nodes[0].job.entrypoint
 
 
+def test_a_model_that_no_system_could_have_is_a_name():
+    assert "x" * 300 in text(tree(plan(model="x" * 300), silent))
+
+
 @pytest.mark.parametrize("image", [None, "img"])
 def test_all_of_a_host_is_shown(image: str | None):
     mounts = {"mounts": ["/nfs:/shared"], "project": None} if image else {}

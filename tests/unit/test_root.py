@@ -55,6 +55,13 @@ def test_what_is_missing_is_one_line(there: tuple[str, ...], lacking: list[str],
     assert [name for name in root.NEEDED if name in line] == lacking and str(tmp_path / "tree") in line
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "x\0", "absent"])
+@pytest.mark.parametrize("ask", [root.exists, root.is_file, root.is_folder])
+def test_no_file_has_a_name_that_the_system_refuses(ask, name: str):
+    assert not ask(Path(name)) and not ask(ROOT / name / "inside")
+    assert root.exists(ROOT) and root.exists(ROOT / "pyproject.toml")
+
+
 def test_as_in_an_image_its_files_are_enough_and_the_package_is_installed(tmp_path: Path):
     """Without ascend_quant/ beside it, in any folder."""
     tree = copied(tmp_path / "tree", "configs", "docker/stacks.yaml")
