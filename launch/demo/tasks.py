@@ -27,7 +27,7 @@ LARGEST_OPERAND = 9
 TEACHER_RIGHT = 0.4  # of the answers; where one operand is 0, adding and subtracting agree and all are right
 KEYS = string.ascii_lowercase + string.ascii_uppercase[:20]  # with the digits, signs and specials: 64 tokens
 LINE = len("a7:007 ")
-EXAM, EXAM_SEED = 256, 1 << 32  # problems; a seed that the command line's are unlikely to be
+EXAM, EXAM_SEED = 256, 1 << 32  # problems; the first seed that the command line's cannot be
 
 
 @dataclass(frozen=True)

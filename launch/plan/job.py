@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launch.errors import LaunchError
 from launch.inventory.fields import Inventory, Ports
+from launch.numbers import whole
 from launch.plan import Job, Layer, Saving
 from launch.recipes import Paths, Recipe, paths_of
 from launch.recipes.hydra_syntax import ACTOR
@@ -184,4 +185,4 @@ def parameter_bytes(recipe: Recipe, overrides: Sequence[str]) -> int:
 
 
 def _count(text: str) -> int | None:
-    return int(text) if text.isdecimal() and int(text) > 0 else None
+    return whole(text) or None  # 0 is none

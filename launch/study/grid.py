@@ -12,6 +12,7 @@ from launch.demo.model import TINY
 from launch.demo.recipe import Choices, Setup, WarmUp, load_recipe
 from launch.demo.run import OptionError, listed, one_of
 from launch.demo.tasks import Ledger
+from launch.numbers import whole
 
 SENDER = "actor_rollout_ref.rollout.engine_kwargs.ascend_quant"
 RATE = "actor_rollout_ref.actor.optim.lr"
@@ -108,8 +109,8 @@ def grid(device: str, arms: str | None, rates: str | None, seeds: str | None, st
             raise OptionError(f"--rates {rate!r}: a learning rate is a number above 0 and below 1, as 1e-6")
     numbers = tuple(map(str, SEEDS)) if seeds is None else listed("--seeds", seeds, "a seed")
     for number in numbers:
-        if not number.isdecimal():
-            raise OptionError(f"--seeds {number!r}: a seed is a whole number, 0 or more")
+        if (seed := whole(number)) is None or seed > run.LAST_SEED:
+            raise OptionError(f"--seeds {number!r:.80}: a seed is a whole number from 0 to {run.LAST_SEED}")
     count = load_recipe(SETUPS[device].recipe)["steps"] if steps is None else steps
     if count < 2:
         raise OptionError(f"--steps {count}: at least 2 are needed: the first refit has no update to compare with")
