@@ -141,15 +141,15 @@ def test_a_source_that_has_changed_since_is_refused(tmp_path):
         run(source, tmp_path / "out")
 
 
-@pytest.mark.parametrize("what", ["IN is newer", "a file of the user's", "a folder of the user's", "another model"])
+@pytest.mark.parametrize("what", ["newer", "file", "folder", "model"])
 def test_an_out_that_is_whole_is_not_taken_for_the_end_of_a_killed_command(what, source, undisturbed, tmp_path):
     source, out, partial = shutil.copytree(source, tmp_path / "in"), tmp_path / "out", tmp_path / "out.partial"
     kill_at("published", source, out)
-    if what == "IN is newer":
+    if what == "newer":
         os.utime(next(source.glob("*.safetensors")), ns=(0, 0))
-    elif what == "a file of the user's":
+    elif what == "file":
         (partial / "journal" / "notes.txt").write_text("mine")
-    elif what == "a folder of the user's":
+    elif what == "folder":
         shutil.rmtree(partial)
         partial.mkdir()
         (partial / "notes.txt").write_text("mine")
