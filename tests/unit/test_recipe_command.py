@@ -44,7 +44,7 @@ def test_json_has_the_recipe_and_what_it_becomes():
 
 def test_a_wrong_name_is_one_line():
     shown = run("show", "qwen3-4b-fp7")
-    assert shown.exit_code == 1
+    assert shown.exit_code == 2
     assert has_line_naming(shown.stderr, "'qwen3-4b-fp7'", "qwen3-4b-fp8?")
     assert len(shown.stderr.splitlines()) == 1
 
