@@ -7,6 +7,7 @@ dates.
 """
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
@@ -38,8 +39,11 @@ def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        BadDocument: it cannot be read, holds no object, or what the first lines here name.
+        BadDocument: it is no file (a pipe would be waited for), cannot be read, holds no object, or what the first
+            lines here name.
     """
+    if not os.path.isfile(file):
+        raise BadDocument(f"{file} is not there, or no file")
     content = parse_json(read_text(file), str(file))
     if not is_object(content):
         raise BadDocument(f"{file} holds no JSON object, but {_kind(content)}")

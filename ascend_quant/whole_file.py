@@ -1,8 +1,32 @@
-"""A file that is written whole or not at all: on a full disk, or after a kill, what was there is there still."""
+"""A file that is written whole or not at all: on a full disk, or after a kill, what was there is there still.
+
+Commands ask `why_no_file` before their work: hours of it would end in a traceback.
+"""
 
 import os
 import shutil
+import stat
 from pathlib import Path
+
+
+def why_no_file(file: Path, in_new_folders: bool = False) -> str | None:
+    """Why no file can be written there, as its name and its folder tell; None if one can.
+
+    Args:
+        in_new_folders: those that are missing will be made.
+    """
+    try:
+        str(file).encode()
+        if not file.name or stat.S_ISDIR(os.stat(file).st_mode):
+            return f"{file}: is a folder; name a file"
+    except FileNotFoundError:
+        pass
+    except UnicodeEncodeError:
+        return f"{str(file)!r}: is no name in UTF-8; give it another"
+    except (OSError, ValueError) as error:
+        return f"{str(file)!r:.80}: cannot be a file: {getattr(error, 'strerror', error)}"
+    parent = Path(os.path.realpath(file)).parent
+    return None if in_new_folders or parent.is_dir() else f"{file}: there is no folder {parent}"
 
 
 def write_whole(file: Path, content: str | bytes) -> None:

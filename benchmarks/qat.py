@@ -44,6 +44,8 @@ def main(
     names = [name.strip() for name in schemes.split(",")]
     if unknown := [name for name in names if name not in SCHEMES]:
         raise typer.BadParameter(f"{unknown[0]!r} has no fake quantization", param_hint="--schemes")
+    if device not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"{device!r:.80}: choose from cpu, cuda", param_hint="--device")
     if device == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter("there is no GPU: leave it at cpu", param_hint="--device")
     plain = layers_of(model, layers, torch.device(device))

@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 
+from ascend_quant.console import forget_impossible_width
 from launch.root import absent
 
 if said := absent():
@@ -18,6 +19,7 @@ except FileNotFoundError:
 
 from launch.cli import app
 
+forget_impossible_width()
 try:
     app(prog_name="run.sh")
 except OSError as error:

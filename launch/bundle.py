@@ -8,7 +8,6 @@ import io
 import json
 import os
 import platform
-import re
 import tarfile
 import time
 from collections.abc import Iterator, Mapping
@@ -24,16 +23,11 @@ from launch.images.manifest import REVISION_VARIABLE
 from launch.root import IS_CHECKOUT, ROOT
 from launch.software import own_packages, sources
 from launch.stacks import STACK_VARIABLE
-from launch.variables import LOGIN, secret, without_secrets
+from launch.variables import FOLDERS, secret, without_secrets, without_secrets_in
 
 LAST_BYTES = 1 << 20  # of a log: a failure is told at its end
 MOST_FILES = 400
 SHORTEST_SECRET = 8  # characters: a shorter value would be found in innocent words
-FOLDERS = ("PWD", "OLDPWD")  # which `secret` takes for passwords
-ASSIGNED = re.compile(r"""([\w.-]+)(["']?\s*[=:]\s*["']?)([^\s"',;}]+)""")
-HEADER = re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]+", re.IGNORECASE)
-NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
-COUNTED = ("key", "keys", "token", "tokens")  # what has numbers that are no secrets: `tokens: 512`, `token=3`
 PREFIXES = (
     *("ASCEND", "ATB_", "CUDA", "GLOO_", "HCCL", "HF_", "HYDRA_", "LD_", "MKL_", "NCCL", "NPU_", "OMP_", "PYTHON"),
     *("PYTORCH", "RAY_", "TASK_QUEUE", "TORCH", "TRANSFORMERS", "TRITON", "VERL", "VLLM"),
@@ -50,19 +44,24 @@ def write(file: Path, report: Report, record: Record | None, environment: Mappin
         FileExistsError: there is such a file.
         OSError: it cannot be written.
     """
-    hidden = values_of_secrets(environment)
-    names = []
-    with (
-        open(file, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as target,
-        tarfile.open(fileobj=target, mode="w:gz") as archive,
-    ):
-        for name, text in contents(report, record, environment):
-            content = without_secrets_in(text, hidden).encode()
-            entry = tarfile.TarInfo(f"ascend-quant/{name}")
-            entry.size, entry.mode, entry.mtime = len(content), 0o600, int(time.time())
-            archive.addfile(entry, io.BytesIO(content))
-            names.append(name)
+    with open(file, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as target:
+        try:
+            with tarfile.open(fileobj=target, mode="w:gz") as archive:
+                names = list(_filled(archive, contents(report, record, environment), values_of_secrets(environment)))
+            target.flush()
+        except BaseException:  # a full disk, say: half an archive would be in the way of the next one
+            file.unlink()
+            raise
     return names
+
+
+def _filled(archive: tarfile.TarFile, files: Iterator[tuple[str, str]], hidden: list[str]) -> Iterator[str]:
+    for name, text in files:
+        content = without_secrets_in(text, hidden).encode()
+        entry = tarfile.TarInfo(f"ascend-quant/{name}")
+        entry.size, entry.mode, entry.mtime = len(content), 0o600, int(time.time())
+        archive.addfile(entry, io.BytesIO(content))
+        yield name
 
 
 def contents(report: Report, record: Record | None, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -122,17 +121,3 @@ def values_of_secrets(environment: Mapping[str, str]) -> list[str]:
         if name not in FOLDERS and len(value) >= SHORTEST_SECRET and secret(name, value)
     }
     return sorted(found, key=len, reverse=True)
-
-
-def without_secrets_in(text: str, hidden: list[str]) -> str:
-    """A text as it may be shown to others."""
-    for value in hidden:
-        text = text.replace(value, "***")
-    return ASSIGNED.sub(_hide, HEADER.sub(r"\1 ***", LOGIN.sub("***@", text)))
-
-
-def _hide(assigned: re.Match[str]) -> str:
-    name, between, value = assigned.groups()
-    last = re.split(r"[._-]", name)[-1]  # api_key is a secret, max_token_len is none
-    counted = last.lower() in COUNTED and NUMBER.fullmatch(value)
-    return f"{name}{between}***" if secret(last, value) and last not in FOLDERS and not counted else assigned[0]

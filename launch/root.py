@@ -20,6 +20,14 @@ def absent(root: Path = ROOT) -> str | None:
     return None
 
 
+def exists(path: Path) -> bool:
+    """Whether there is such a file or folder; none has a name that the system refuses."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def is_file(file: Path) -> bool:
     """Whether there is such a file; no file has a name that the system refuses."""
     try:

@@ -1,7 +1,8 @@
 """Environment variables that users give to a run: which names they may have, and which values may be printed."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OTHER_CLUSTERS = (
@@ -17,7 +18,14 @@ OTHER_CLUSTERS = (
 )
 OF_THE_LAUNCHER = ("ASCEND_QUANT_RUN", "PATH", "SPT_NOENV")
 SECRETS = ("AUTH", "CREDENTIAL", "KEY", "PASSPHRASE", "PASSWD", "PASSWORD", "PWD", "SECRET", "TOKEN")
+FOLDERS = ("PWD", "OLDPWD")  # which `secret` takes for passwords
 LOGIN = re.compile(r"(?<=://)\S*@")
+ASSIGNED = re.compile(
+    r"""([\w.-]+)(["']?\s*[=:]\s*)("[^"\n]*"|'[^'\n]*'|\\?["']?[^\s"',;{}\[\]\\][^\s"',;}]*)"""  # a="b c", {a: b}
+)
+HEADER = re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]+", re.IGNORECASE)
+NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
+COUNTED = ("key", "keys", "token", "tokens")  # what has numbers that are no secrets: `tokens: 512`, `token=3`
 
 
 def checked(variables: dict[str, str]) -> dict[str, str]:
@@ -53,3 +61,48 @@ def secret(name: str, value: str = "") -> bool:
 def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables as they may be printed."""
     return {name: shown(name, value) for name, value in variables.items()}
+
+
+def without_secrets_in(text: str, hidden: Sequence[str] = ()) -> str:
+    """A text as it may be shown to others: without secrets by their names, wherever name=value or name: value stands.
+
+    Args:
+        hidden: values that are secrets, the longest first.
+    """
+    for value in hidden:
+        text = text.replace(value, "***")
+    return ASSIGNED.sub(_hide, HEADER.sub(r"\1 ***", LOGIN.sub("***@", text)))
+
+
+def override_shown(override: str) -> str:
+    """NAME=VALUE as it may be printed."""
+    name, equals, value = override.partition("=")
+    return f"{name}=***" if equals and value and _is_secret(name, value) else without_secrets_in(override)
+
+
+def tree_shown(tree: Any) -> Any:
+    """Settings in mappings and lists as they may be printed."""
+    if isinstance(tree, Mapping):
+        return {
+            name: "***" if isinstance(value, str | int) and _is_secret(str(name), str(value)) else tree_shown(value)
+            for name, value in tree.items()
+        }
+    if isinstance(tree, list | tuple):
+        return [tree_shown(one) for one in tree]
+    return LOGIN.sub("***@", tree) if isinstance(tree, str) else tree
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Of a setting the last word tells: api_key is a secret, max_token_len is none. Of a variable each one does."""
+    leaf = name.rpartition(".")[2]
+    telling = leaf if leaf.isupper() else re.split(r"[_-]", leaf)[-1]
+    counted = telling.lower() in COUNTED and NUMBER.fullmatch(value)
+    return bool(value) and secret(telling, value) and telling not in FOLDERS and not counted
+
+
+def _hide(assigned: re.Match[str]) -> str:
+    name, between, value = assigned.groups()
+    quote = value[0] if value[0] in "\"'" else ""
+    inside = value[1:].removesuffix(quote) if quote else value
+    after = quote if quote and len(value) > 1 and value.endswith(quote) else ""
+    return f"{name}{between}{quote}***{after}" if _is_secret(name, inside) else assigned[0]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ascend_quant.exits import DONE, FAILED, WRONG_USE, fail
-from ascend_quant.whole_file import write_whole
+from ascend_quant.whole_file import why_no_file, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ def check_engine(
         given.check(start, then, gpu_memory_utilization)
     except given.WrongUse as error:
         fail(str(error), WRONG_USE)
-    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
-        fail(f"--out {out}: there is no folder {out.absolute().parent}, or it is one", WRONG_USE)
+    if out is not None and (said := why_no_file(out)):
+        fail(f"--out {said}", WRONG_USE)
 
     if expert_parallel and tensor_parallel_size == 1:
         fail("--expert-parallel deals experts out among ranks: add --tensor-parallel-size, 2 or more", WRONG_USE)

@@ -82,8 +82,11 @@ def _new(folder: Path) -> Path:
         raise typer.BadParameter(str(error)) from error
     if not found.parent.is_dir():
         raise typer.BadParameter(f"{found.parent} is no folder; make it first")
-    if found.exists() and (not found.is_dir() or any(found.iterdir())):
-        raise typer.BadParameter(f"{found} exists and is no empty folder")
+    try:
+        if found.exists() and (not found.is_dir() or any(found.iterdir())):
+            raise typer.BadParameter(f"{found} exists and is no empty folder")
+    except OSError as error:  # its name is too long, say
+        raise typer.BadParameter(f"{str(found)!r:.80} cannot be a folder: {error.strerror}") from error
     return found
 
 

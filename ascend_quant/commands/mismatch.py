@@ -8,7 +8,7 @@ import typer
 
 from ascend_quant.exits import ABOVE, FAILED, WRONG_USE, fail
 from ascend_quant.schemes import SCHEMES
-from ascend_quant.whole_file import write_whole
+from ascend_quant.whole_file import why_no_file, write_whole
 
 QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantized)
 
@@ -81,10 +81,8 @@ def mismatch(
     if raw and out is None and not as_json:
         fail("--raw: goes into the report; give --out FILE or --json as well", WRONG_USE)
     for option, path in (("--out", out), ("--plot", plot)):
-        if path is not None and not path.absolute().parent.is_dir():
-            fail(f"{option} {path}: there is no folder {path.absolute().parent}", WRONG_USE)
-        if path is not None and path.is_dir():
-            fail(f"{option} {path}: is a folder; name a file", WRONG_USE)
+        if path is not None and (said := why_no_file(path)):
+            fail(f"{option} {said}", WRONG_USE)
     if fail_above is not None and fail_above != fail_above:  # NaN, which nothing is above
         fail("--fail-above nan: a number is wanted", WRONG_USE)
     try:

@@ -1,7 +1,6 @@
 """`ascend-quant profile`: compare a BF16 and a quantized checkpoint, write how one becomes the other."""
 
 import json
-import os
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -20,6 +19,7 @@ from ascend_quant.profile.flashrl_file import write
 from ascend_quant.profile.fp8 import compare_fp8
 from ascend_quant.profile.rules import ProfileError, files_of
 from ascend_quant.profile.w8a8 import read_w8a8
+from ascend_quant.whole_file import why_no_file
 
 SHOWN = 20  # parameters in the table of those that are not reproduced
 
@@ -44,10 +44,10 @@ def profile(
     """
     if model is None and fn is Function.int8:
         raise typer.BadParameter("int8 compares with the BF16 model: give it with -m", param_hint="'-m'")
-    if not Path(os.path.realpath(output)).parent.is_dir():
-        raise typer.BadParameter(f"{Path(os.path.realpath(output)).parent} is no folder", param_hint="'-o'")
-    if not output.name or any(file.is_dir() for file in (output, *files_of(output))):
-        raise typer.BadParameter(f"{output} is a folder, not a file", param_hint="'-o'")
+    files = [output] if output.suffix == ".pt" or not output.name else [output, *files_of(output)]
+    if said := next(filter(None, map(why_no_file, files)), None):
+        raise typer.BadParameter(said, param_hint="'-o'")
+    _must_be_outside(files, [one for one in (model, quantized) if one is not None])
     errors = Console(stderr=True)
     try:
         result = compared(model, quantized, fn, errors)
@@ -59,6 +59,14 @@ def profile(
         typer.echo(json.dumps(summary(result, files), indent=1))
     else:
         show(result, files, Console())
+
+
+def _must_be_outside(files: list[Path], models: list[str]) -> None:
+    """Raise BadParameter where a file would be one of a model's folder: its weights and its config have such names."""
+    for folder in (Path(model).expanduser().resolve() for model in models):
+        for file in files:
+            if file.resolve().is_relative_to(folder):
+                raise typer.BadParameter(f"{file} is in {folder}, a model: name a file elsewhere", param_hint="'-o'")
 
 
 def compared(model: str | None, quantized: str, fn: Function, console: Console) -> Comparison:

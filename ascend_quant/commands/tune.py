@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ascend_quant.exits import DONE, FAILED, NOT_REACHED, WRONG_USE, fail
+from ascend_quant.whole_file import why_no_file
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -45,8 +46,8 @@ def tune(
 
     if not torch.cuda.is_available():
         fail("error: tune measures on an NVIDIA GPU, and there is none here", WRONG_USE)
-    if out is not None and (not out.name or out.is_dir()):
-        raise typer.BadParameter(f"{out} is a folder", param_hint="--out")
+    if out is not None and (said := why_no_file(out, in_new_folders=True)):
+        raise typer.BadParameter(said, param_hint="--out")
     jobs = wanted(models, shape or [], batch)
     file = out or tuned.user_file(tuned.gpu_name())
     try:

@@ -58,12 +58,16 @@ class Output:
             raise ConvertError(f"{self.out} is not empty; give a new folder")
 
     def was_renamed(self, request: Mapping) -> bool:
-        """Whether this request was killed when OUT was whole and OUT.partial not yet gone."""
-        manifest = self.out / MANIFEST
-        if not (self.partial.is_dir() and manifest.is_file()):
+        """Whether this request, of IN as it is now, was killed when OUT was whole and OUT.partial not yet gone."""
+        manifest, noted = self.out / MANIFEST, self.journal / "request.json"
+        if self.partial.is_symlink() or not (manifest.is_file() and noted.is_file()):
+            return False
+        left = {path.relative_to(self.partial) for path in self.partial.rglob("*")} - {Path("lock"), Path("journal")}
+        if any(path.parts[0] != "journal" or ".json" not in path.suffixes for path in left):  # model/, or the user's
             return False
         content = _read(manifest)
-        return all(content.get(key) == value for key, value in request.items() if key != MODIFIED)
+        same = all(content.get(key) == value for key, value in request.items() if key != MODIFIED)
+        return same and _read(noted) == request
 
     @contextmanager
     def open(self, request: Mapping, names: Set[str]) -> Iterator[None]:

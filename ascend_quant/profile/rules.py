@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from ascend_quant.whole_file import write_whole
+
 FORMAT = 1
 PARTS = ("input_factor", "output_factor", "scale")
 ARITHMETICS = ("float32", "bfloat16", "bfloat16_quotient")  # see arithmetic.py
@@ -63,16 +65,22 @@ class Profile:
     arithmetic: str = "float32"
 
     def save(self, path: Path) -> tuple[Path, Path]:
-        """Write PATH.safetensors and PATH.json; returns both. Factors that parameters share are written for each."""
-        from safetensors.torch import save_file
+        """Write PATH.safetensors and PATH.json, each whole or not at all; returns both.
+
+        Factors that parameters share are written for each.
+
+        Raises:
+            OSError: one cannot be written.
+        """
+        from safetensors.torch import save
 
         tensors, text = files_of(path)
         held = {f"{name}.{part}": t for name, rule in self.rules.items() for part, t in rule.tensors().items()}
-        save_file({name: tensor.float().clone().contiguous() for name, tensor in held.items()}, tensors)
+        write_whole(tensors, save({name: tensor.float().clone().contiguous() for name, tensor in held.items()}))
         quantized = {name: rule.quantized for name, rule in self.rules.items()}
         content = {"format": FORMAT, "scheme": self.scheme, "arithmetic": self.arithmetic, "notes": dict(self.notes)}
         content["quantized"] = quantized
-        text.write_text(json.dumps(content, indent=1) + "\n")
+        write_whole(text, json.dumps(content, indent=1) + "\n")
         return tensors, text
 
 

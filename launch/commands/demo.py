@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ascend_quant.exits import DONE, FAILED, WRONG_USE, fail
+from ascend_quant.whole_file import why_no_file
 
 DEFAULT = Path("smoke.json")
 
@@ -91,8 +92,8 @@ def smoke(
     printed = as_json or (out is None and not os.access(".", os.W_OK))
     if out is None and not printed:
         out = DEFAULT
-    if out is not None and out.is_dir():
-        fail(f"--out {out}: is a folder: name a file in it", WRONG_USE)
+    if out is not None and (said := why_no_file(out)):
+        fail(f"--out {said}", WRONG_USE)
     if out is not None and not os.access(out.absolute().parent, os.W_OK):
         fail(f"--out {out}: {out.absolute().parent} cannot be written", WRONG_USE)
     console = Console(stderr=printed)

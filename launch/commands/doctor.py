@@ -13,6 +13,7 @@ import typer
 
 from ascend_quant.exits import CANNOT_BEGIN, FAILED, WRONG_USE, fail
 from launch.commands.recipe import Changes, pairs
+from launch.root import is_folder
 
 if TYPE_CHECKING:
     from launch.doctor import Report
@@ -121,7 +122,7 @@ def bundle(
     from launch.recipes import RecipeError
 
     file = out or Path(time.strftime("ascend-quant-%Y%m%d-%H%M%S.tar.gz"))
-    if not file.absolute().parent.is_dir():
+    if not is_folder(file.absolute().parent):
         fail(f"--out {file}: there is no folder {file.absolute().parent}", WRONG_USE)
     if os.path.lexists(file):
         fail(f"--out {file}: is there already, and is kept: name another file", WRONG_USE)

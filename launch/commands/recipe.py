@@ -67,7 +67,7 @@ def advise_recipe(
     except LaunchError as error:
         fail(str(error), WRONG_USE)
     except (AdviceError, RecipeError) as error:
-        fail(f"error: {error}", FAILED)
+        fail(f"error: {error}", WRONG_USE)
     if recipe.rollout.scheme.split("_")[0] not in SCHEMES:
         typer.echo(
             f"The recipe's own scheme, {recipe.rollout.scheme}, is not among those that are estimated.", err=True
@@ -117,10 +117,8 @@ def show_recipe(
     try:
         must_be_said({"--model": model, "--data": data, "--out": out})
         recipe = load(name, changes=pairs(changes or []))
-    except LaunchError as error:
+    except (LaunchError, RecipeError) as error:
         fail(str(error), WRONG_USE)
-    except RecipeError as error:
-        fail(str(error), FAILED)
     paths = paths_of(recipe, model, data, out)
     typer.echo(command.as_json(command.described(recipe, paths)) if as_json else command.shown(recipe, paths))
 

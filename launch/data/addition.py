@@ -5,7 +5,7 @@ The same seed makes the same files, so several hosts may each make their own.
 
 from pathlib import Path
 
-from launch.data.files import DataError, Progress, Summary, writing
+from launch.data.files import DataError, Progress, Summary, write, writing
 
 SEED = 0
 
@@ -14,7 +14,7 @@ def prepare(target: Path, progress: Progress) -> Summary:
     """Write addition/train.parquet, addition/test.parquet and addition/start."""
     from launch.demo import DemoError
     from launch.demo.recipe import Choices, load_recipe
-    from launch.demo.tasks import write_parquet
+    from launch.demo.tasks import verl_rows
     from launch.demo.warmup import make_start
 
     choices = Choices((), load_recipe()["steps"], "token", SEED, "qwen2")
@@ -24,7 +24,7 @@ def prepare(target: Path, progress: Progress) -> Summary:
         folder.mkdir(parents=True, exist_ok=True)
         for name, prompts in (("train", choices.prompts), ("test", len(task.exam()))):
             file = folder / f"{name}.parquet"
-            write_parquet(file, prompts, SEED, task)
+            write(file, verl_rows(prompts, SEED, task))
             made.rows[file] = prompts
     try:
         right = make_start(choices, folder / "start", lambda done: progress("warm-up", done, updates))

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ascend_quant.documents import SURROGATE
 from ascend_quant.schemes.caches import KV_CACHES, no_cache_on_cpus
 from ascend_quant.schemes.constants import FP8_CAPABILITY
 from launch.demo.caches import named
@@ -28,9 +29,12 @@ from launch.demo.recipe import (
     scheme_of,
 )
 from launch.demo.report import build_report, draw, replica_summary, summary, write_report
-from launch.demo.tasks import write_parquet
+from launch.demo.tasks import EXAM_SEED, write_parquet
 from launch.demo.training import POLL_SECONDS, Training, Watched
+from launch.root import exists, is_folder
 from launch.stacks import STACK_VARIABLE
+
+LAST_SEED = EXAM_SEED - 1  # the last that numpy takes, too
 
 
 class OptionError(ValueError):
@@ -57,8 +61,8 @@ def choices(
     steps = load_recipe(setup.recipe)["steps"] if steps is None else steps
     if steps < 1:
         raise OptionError(f"--steps {steps}: at least 1 is needed")
-    if seed < 0:
-        raise OptionError(f"--seed {seed}: 0 or more is needed")
+    if not 0 <= seed <= LAST_SEED:
+        raise OptionError(f"--seed {seed}: a number from 0 to {LAST_SEED} is needed")
     one_of("--rollout-is", rollout_is, IMPORTANCE_SAMPLING)
     one_of("--model", model, setup.models)
     one_of("--kv-cache", kv_cache, KV_CACHES)
@@ -118,9 +122,11 @@ def check_folder(out: Path) -> None:
     Raises:
         OptionError: something is in it, or it cannot be made.
     """
-    if out.exists() and not out.is_dir():
+    if SURROGATE.search(str(out)):
+        raise OptionError(f"--out {str(out)!a}: is no name in UTF-8; give another folder")
+    if exists(out) and not is_folder(out):
         raise OptionError(f"--out {str(out)!r}: is a file; give a folder")
-    if earlier := [name for name in (*ARMS, HYBRID, "report.json") if (out / name).exists()]:
+    if earlier := [name for name in (*ARMS, HYBRID, "report.json") if exists(out / name)]:
         raise OptionError(f"--out {str(out)!r}: holds {earlier[0]} of an earlier run; give another folder or remove it")
     try:
         out.mkdir(parents=True, exist_ok=True)

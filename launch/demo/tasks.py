@@ -27,7 +27,7 @@ LARGEST_OPERAND = 9
 TEACHER_RIGHT = 0.4  # of the answers; where one operand is 0, adding and subtracting agree and all are right
 KEYS = string.ascii_lowercase + string.ascii_uppercase[:20]  # with the digits, signs and specials: 64 tokens
 LINE = len("a7:007 ")
-EXAM, EXAM_SEED = 256, 1 << 32  # problems; a seed that the command line's are unlikely to be
+EXAM, EXAM_SEED = 256, 1 << 32  # problems; the first seed that the command line's cannot be
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,16 @@ def verl_row(task: Task, problem: Problem, index: int) -> dict:
     }
 
 
+def verl_rows(prompts: int, seed: int, task: Task) -> list[dict]:
+    """The first `prompts` problems."""
+    return [verl_row(task, problem, index) for index, problem in enumerate(islice(task.problems(seed), prompts))]
+
+
 def write_parquet(path: Path, prompts: int, seed: int, task: Task) -> None:
     """Write the first `prompts` problems."""
     import pandas
 
-    asked = islice(task.problems(seed), prompts)
-    pandas.DataFrame([verl_row(task, problem, index) for index, problem in enumerate(asked)]).to_parquet(path)
+    pandas.DataFrame(verl_rows(prompts, seed, task)).to_parquet(path)
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,11 @@ def address(value: str) -> str:
     """
     if "@" in value:
         user, _, host = value.rpartition("@")
-        raise ValueError(
-            f"an address alone is needed: write address: {host or '..'}, and ssh: {{user: {user or '..'}}}"
-        )
+        name, _, port = host.rpartition(":")
+        login = f"user: {user or '..'}"
+        if name and port.isdecimal() and ip(host) is None:
+            host, login = name.strip("[]"), f"{login}, port: {port}"
+        raise ValueError(f"an address alone is needed: write address: {host or '..'}, and ssh: {{{login}}}")
     found = ip(value)
     if found is None:
         host, colon, port = value.rpartition(":")

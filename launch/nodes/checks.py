@@ -18,6 +18,7 @@ from launch.network import Wire
 from launch.nodes import ports
 from launch.nodes.facts import Devices, chosen
 from launch.plan import NodePlan, Saving
+from launch.root import exists, is_folder
 from launch.software import missing, python_path
 
 LEAST_DISK = 1 << 30
@@ -55,7 +56,7 @@ def find(plan: NodePlan, facts: dict[str, Any]) -> Findings:
     except LaunchError as error:
         found.problems += str(error).splitlines()
     found.problems += ports.taken(ports.needed(plan.role, plan.ports))
-    found.problems += [f"{path} is missing on this host" for path in plan.needs if not Path(path).exists()]
+    found.problems += [f"{path} is missing on this host" for path in plan.needs if not exists(Path(path))]
     found.problems += lacking(plan.needs, plan.columns)
     found.problems += checkpoint_room(plan.saving) if plan.saving else []
     said = {name: value for _, variables in plan.layers for name, value in variables.items()}
@@ -182,4 +183,4 @@ def _elements(file: Path) -> int:
 
 def existing(folder: Path) -> Path | None:
     """The folder, or the nearest above it that is there."""
-    return next((one for one in (folder, *folder.parents) if one.is_dir()), None)
+    return next((one for one in (folder, *folder.parents) if is_folder(one)), None)

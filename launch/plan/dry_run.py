@@ -13,7 +13,6 @@ as they stand.
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -28,11 +27,10 @@ from launch.environment import node_environment
 from launch.errors import LaunchError
 from launch.network import Wire
 from launch.plan import Job, NodePlan, Plan
-from launch.plan.job import key
 from launch.plan.start import mounts
 from launch.recipes.versions import verl_of
 from launch.root import with_root
-from launch.variables import shown, without_secrets
+from launch.variables import override_shown, shown, without_secrets
 
 Ask = Callable[[Plan, int], dict[str, Any]]
 SECONDS = 180  # for verl
@@ -209,16 +207,10 @@ def count(node: NodePlan) -> int:
 def job(job: Job) -> dict[str, Any]:
     """The job of the head."""
     return {
-        "entrypoint": ["python", *map(_hidden, job.entrypoint)],
+        "entrypoint": ["python", *map(override_shown, job.entrypoint)],
         "files": list(job.files),
         "environment": without_secrets(job.environment),
     }
-
-
-def _hidden(argument: str) -> str:
-    name, equals, value = argument.partition("=")
-    last_word = re.split(r"[._]", key(name))[-1]  # api_key is a secret, max_token_len is none
-    return f"{name}={shown(last_word, value)}" if equals else argument
 
 
 def text(plan: dict[str, Any]) -> str:

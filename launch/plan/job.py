@@ -10,12 +10,13 @@ from pathlib import Path
 
 from launch.errors import LaunchError
 from launch.inventory.fields import Inventory, Ports
+from launch.numbers import whole
 from launch.plan import Job, Layer, Saving
 from launch.recipes import Paths, Recipe, paths_of
 from launch.recipes.hydra_syntax import ACTOR
 from launch.recipes.overrides import Resolved
 from launch.recipes.settings import ENVIRONMENT
-from launch.root import ROOT
+from launch.root import ROOT, exists
 
 EAGER = "actor_rollout_ref.rollout.enforce_eager"  # false unless it is given
 SAVE = "trainer.save_freq"  # never, unless it is given
@@ -78,7 +79,7 @@ def places(
     """
     must_be_said({"--model": model, "--data": data, "--out": out})
     data = default_data(inventory, local) if data is None else os.path.abspath(data)
-    if model is not None and (model.startswith((".", "/")) or Path(model).exists()):
+    if model is not None and (model.startswith((".", "/")) or exists(Path(model))):
         model = os.path.abspath(model)
     return paths_of(recipe, model, data, default_out(inventory, run, local) if out is None else os.path.abspath(out))
 
@@ -184,4 +185,4 @@ def parameter_bytes(recipe: Recipe, overrides: Sequence[str]) -> int:
 
 
 def _count(text: str) -> int | None:
-    return int(text) if text.isdecimal() and int(text) > 0 else None
+    return whole(text) or None  # 0 is none

@@ -15,6 +15,7 @@ from launch import network
 from launch.environment import not_handed_on, of_shell, rows
 from launch.errors import LaunchError
 from launch.inventory.fields import Host, Inventory
+from launch.numbers import whole
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
 from launch.plan.imports import imports
@@ -24,6 +25,7 @@ from launch.recipes import Paths, Recipe, resolve
 from launch.recipes.effective import told
 from launch.recipes.overrides import refused
 from launch.recipes.versions import verl_of
+from launch.variables import without_secrets_in
 
 ULYSSES = tuple(
     f"actor_rollout_ref.{role}.{engine}ulysses_sequence_parallel_size"
@@ -145,9 +147,9 @@ def devices_of(host: Host, wanted: int, stack: str, layers: Sequence[Layer]) -> 
     said = [(source, name, variables[name]) for source, variables in layers for name in names if name in variables]
     if said:
         source, name, value = said[-1]
-        if not all(part.strip().isdecimal() for part in value.split(",")):
+        visible = [number for part in value.split(",") if (number := whole(part.strip())) is not None]
+        if len(visible) < len(value.split(",")):
             raise LaunchError(f"{host.address}: {name}={value} ({source}): write numbers with commas, as 0,1,2,3")
-        visible = [int(part) for part in value.split(",")]
         if len(set(visible)) < len(visible):
             raise LaunchError(f"{host.address}: {name}={value} ({source}) names a device twice: name each once")
         if len(visible) < wanted:
@@ -238,7 +240,7 @@ def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
 def without_exchange(overrides: Sequence[str]) -> str | None:
     """Why the attention cannot compute with sequence parallelism, by verl's settings as the user leaves them."""
     said = [last_value(overrides, key, "1") for key in ULYSSES]
-    ranks = max([1, *(int(one) for one in said if one.isdecimal())])  # another value is verl's to refuse, or to look up
+    ranks = max([1, *(whole(one) or 1 for one in said)])  # another value is verl's to refuse, or to look up
     return attention.without_exchange(last_value(overrides, attention.NAME_KEY, attention.FLASH), ranks)
 
 
@@ -247,7 +249,8 @@ def extra_problems(recipe: Recipe, extra: Sequence[str]) -> Iterator[str]:
     for one in extra:
         name, equals, _ = one.partition("=")
         if not SETTING.fullmatch(name) or "\0" in one or not (equals or one.startswith("~")):
-            yield f"{one[:200]!r} is no setting of verl: write key=value behind --, as -- trainer.save_freq=10"
+            said = without_secrets_in(one)[:200]
+            yield f"{said!r} is no setting of verl: write key=value behind --, as -- trainer.save_freq=10"
     keys, verl = [key(one) for one in extra], verl_of(recipe.stack)
     yield from (f"-- {line}" for line in refused(recipe, keys))
     for name in keys:

@@ -17,6 +17,7 @@ from typing import Any
 
 from launch.recipes.hydra_syntax import ACTOR, ENVIRONMENT, ROLLOUT, VLLM, leaves
 from launch.recipes.overrides import OPEN
+from launch.variables import without_secrets_in
 
 COUNTS = (
     "data.train_batch_size",
@@ -54,7 +55,7 @@ OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "resources", "object_store_memory", 
 
 def main() -> None:
     found = problems(json.load(sys.stdin))
-    print("\n" + json.dumps(found))
+    print("\n" + json.dumps([without_secrets_in(line) for line in found]))
 
 
 def problems(overrides: list[str]) -> list[str]:
@@ -212,7 +213,7 @@ def _ray(made: dict[str, Any]) -> Iterator[str]:
             yield f"ray_kwargs.ray_init.{name}: ray.init has no such argument"
     for name, value in (_at(made, ENVIRONMENT) or {}).items():
         if not isinstance(value, str):
-            yield f"{ENVIRONMENT}.{name}={value}: Ray takes text alone: quote it, as \"'{value}'\""
+            yield f"{ENVIRONMENT}.{name}: is a {type(value).__name__}, and Ray takes text alone: quote it, as \"'1'\""
 
 
 def _verl(config: Any) -> Iterator[str]:

@@ -13,6 +13,7 @@ from launch.recipes.overrides import resolve
 from launch.recipes.rules import is_count
 from launch.recipes.settings import Paths, settings
 from launch.recipes.versions import verl_of
+from launch.variables import override_shown, secret, tree_shown, without_secrets
 
 COLUMNS = ("recipe", "rollout", "training", "devices", "stack")
 MAX_NUM_SEQS, TRAIN_BATCH_SIZE = 256, 1024  # verl's, where a recipe has none
@@ -39,16 +40,16 @@ def described(recipe: Recipe, paths: Paths) -> dict[str, Any]:
     """For `--json`: the recipe, the overrides, the environment and the files beside them."""
     resolved = resolve(recipe, paths)
     return {
-        "recipe": recipe.model_dump(),
+        "recipe": tree_shown(recipe.model_dump()),
         "main": f"python -m {resolved.main}",
-        "overrides": list(resolved.overrides),
-        "environment": resolved.environment,
+        "overrides": [override_shown(one) for one in resolved.overrides],
+        "environment": without_secrets(resolved.environment),
         "files": {name: str(file) for name, file in resolved.files.items()},
     }
 
 
 def shown(recipe: Recipe, paths: Paths) -> str:
-    """For people: what it is, and a command that a shell takes as it stands."""
+    """For people: what it is, and a command that a shell takes as it stands, where secrets are in its environment."""
     facts = [
         recipe.summary,
         f"{'model:':<10} {recipe.model.place}",
@@ -60,13 +61,18 @@ def shown(recipe: Recipe, paths: Paths) -> str:
         f"{'weights:':<10} {told(recipe)}",
     ]
     resolved = resolve(recipe, paths)
-    lines = [f"python -m {resolved.main}", *map(shlex.quote, resolved.overrides)]
+    lines = [f"python -m {resolved.main}", *map(shlex.quote, map(override_shown, resolved.overrides))]
     before = [
         *(f"# {line}" for fact in facts for line in fact.splitlines()),
-        *(f"export {name}=${{{name}:-{shlex.quote(value)}}}" for name, value in recipe.environment.items()),
+        *(f"export {name}={_exported(name, value)}" for name, value in recipe.environment.items()),
         *(f"cp {shlex.quote(str(file))} {shlex.quote(name)}" for name, file in resolved.files.items()),
     ]
     return "\n".join([*before, " \\\n  ".join(lines)])
+
+
+def _exported(name: str, value: str) -> str:
+    """What the shell's environment has already, or else the recipe's value; a secret is not printed."""
+    return f"${{{name}:?}}" if value and secret(name, value) else f"${{{name}:-{shlex.quote(value)}}}"
 
 
 def as_json(value: Any) -> str:

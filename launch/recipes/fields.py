@@ -36,7 +36,7 @@ def _pattern(value: str) -> str:
     if value.startswith("re:"):
         try:
             re.compile(value[3:])
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"no regular expression: {error}") from None
     return value
 
@@ -51,6 +51,10 @@ def _own_files(value: dict[str, str]) -> dict[str, str]:
             raise ValueError(f"{file} is no file of this repository")
         if not is_file(source):
             raise ValueError(f"{file[:200]} is not there")
+        try:
+            source.read_text()
+        except UnicodeDecodeError:
+            raise ValueError(f"{file[:200]} is no text in UTF-8") from None
     return value
 
 

@@ -13,11 +13,11 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from ascend_quant.documents import BadDocument, parse_yaml, read_yaml
+from ascend_quant.documents import SURROGATE, BadDocument, parse_yaml, read_yaml
 from launch.recipes.fields import Recipe
 from launch.recipes.rules import problems
 from launch.root import ROOT, is_file
-from launch.variables import secret
+from launch.variables import override_shown, secret
 
 FOLDER = ROOT / "configs" / "recipes"
 DEMOS = ("demo", "demo-cuda", "study")  # have a format and a loader of their own: launch/demo/recipe.py
@@ -90,16 +90,30 @@ def changed(key: str, text: str) -> dict[str, Any]:
     Raises:
         RecipeError: the key has an empty part, or the text is no YAML.
     """
-    shown = f"--set {key}={'***' if secret(key) else text[:200]}"
+    shown = f"--set {override_shown(f'{key}={text}'):.200}"
     if not all(key.split(".")):
         raise RecipeError(f"{shown}: a key is names with dots between them, as rollout.n=16")
+    if SURROGATE.search(key + text):
+        raise RecipeError(f"{shown!a}: is no text in UTF-8")
     try:
         value = parse_yaml(text, "the value")
     except BadDocument as error:
-        raise RecipeError(f"{shown}: {error}; quote text, as {key}='\"..\"'") from error
+        raise RecipeError(f"{shown}: {_without_secrets(error, key, text)}; quote text, as {key}='\"..\"'") from error
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
+
+
+def _without_secrets(error: BadDocument, key: str, text: str) -> str:
+    """What is wrong with a value: the reader's words, which show parts of it, so of one with secrets as it is shown."""
+    hidden = override_shown(f"{key}={text}").partition("=")[2]
+    if hidden == text:
+        return str(error)
+    try:
+        parse_yaml(hidden.replace("***", "hidden"), "the value")
+    except BadDocument as same:
+        return str(same)
+    return "the value is no YAML that can be taken"
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

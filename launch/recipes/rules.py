@@ -15,6 +15,7 @@ from launch.recipes.overrides import refused
 from launch.recipes.settings import updates
 from launch.recipes.slices import halves, misfits, slow, unshared_heads
 from launch.recipes.versions import verl_of
+from launch.variables import override_shown
 
 NPU_SCHEMES = ("int8", "bf16")
 
@@ -217,7 +218,8 @@ def _own_settings(recipe: Recipe) -> Iterator[str]:
 def _numbers(recipe: Recipe) -> Iterator[str]:
     for key, value in leaves(recipe.verl):
         if isinstance(value, str) and _is_number(value):
-            yield f"verl: {key}: {value!r} is text in YAML, not a number: write it with a dot, as 1.0e-6"
+            said = override_shown(f"{key}={value}")
+            yield f"verl: {said}: is text in YAML, not a number: write it with a dot, as 1.0e-6"
 
 
 def _version(recipe: Recipe) -> Iterator[str]:

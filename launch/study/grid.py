@@ -1,6 +1,5 @@
 """What a study trains: arms, learning rates and seeds, on a CPU or on a GPU."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -13,10 +12,10 @@ from launch.demo.model import TINY
 from launch.demo.recipe import Choices, Setup, WarmUp, load_recipe
 from launch.demo.run import OptionError, listed, one_of
 from launch.demo.tasks import Ledger
+from launch.numbers import whole
 
 SENDER = "actor_rollout_ref.rollout.engine_kwargs.ascend_quant"
 RATE = "actor_rollout_ref.actor.optim.lr"
-SEED = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,8 @@ def grid(device: str, arms: str | None, rates: str | None, seeds: str | None, st
     each_once("--rates", wanted, float, "a rate")
     numbers = tuple(map(str, SEEDS)) if seeds is None else listed("--seeds", seeds, "a seed")
     for number in numbers:
-        if not SEED.fullmatch(number):
-            raise OptionError(f"--seeds {number!r}: a seed is a whole number, 0 or more, of at most 18 digits")
+        if (seed := whole(number)) is None or seed > run.LAST_SEED:
+            raise OptionError(f"--seeds {number!r:.80}: a seed is a whole number from 0 to {run.LAST_SEED}")
     each_once("--seeds", numbers, int, "a seed")
     count = load_recipe(SETUPS[device].recipe)["steps"] if steps is None else steps
     if count < 2:

@@ -69,7 +69,7 @@ def test_what_verl_takes_is_taken():
         {
             "+ray_kwargs.ray_init.num_gpus=2": "num_gpus=2",
             "+ray_kwargs.ray_init.foo=2": "ray_init.foo",
-            "+ray_kwargs.ray_init.runtime_env.env_vars.A=5": "env_vars.A=5",
+            "+ray_kwargs.ray_init.runtime_env.env_vars.A=5": "env_vars.A: ",
         },
         {"trainer.resume_mode=atuo": "disable, resume_path", "trainer.use_v1=false": "trainer.use_v1"},
         {"trainer.logger=wandbb": "wandbb"},

@@ -41,7 +41,7 @@ def test_operators_are_counted_without_views():
     assert operators.count == 3  # ones, add, relu
 
 
-@pytest.mark.parametrize("options", [["--schemes", "fp8"], ["--device", "cuda"]])
+@pytest.mark.parametrize("options", [["--schemes", "fp8"], ["--device", "cuda"], ["--device", "foo"]])
 def test_wrong_use(options, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert CliRunner().invoke(benchmark.app, options).exit_code == 2

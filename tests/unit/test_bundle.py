@@ -15,6 +15,7 @@ from launch import bundle
 from launch.cli import app
 from launch.cluster.record import Logs, Record
 from launch.doctor import Finding, HostReport, Report
+from launch.variables import without_secrets_in
 
 REPORT = Report([HostReport("this machine", [Finding("warning", "system.memory", "12 GiB", "buy more")])])
 OWN = {
@@ -74,19 +75,40 @@ def test_no_secret_is_in_it(tmp_path, record):
         ("+ray_kwargs.env_vars.AWS_SECRET_ACCESS_KEY='a/b+c'", "a/b+c"),
         ("Authorization: Bearer eyJ.x-y_z=", "eyJ"),
         ("password: 12345678", "12345678"),
+        ("+runtime_env.env_vars={A: 1, HF_TOKEN: topsecretA}", "topsecretA"),
+        ("env_vars={HF_TOKEN: 'a b,c'}", "b,c"),
+        ('say "HF_TOKEN=\\"abc12\\""', "abc12"),
+        ('environment={MY_TOKEN: "sekret1', "sekret1"),
+        ("env_vars.HF_TOKEN_2=abc123", "abc123"),
+        ("WANDB_API_KEY_PROD=123456", "123456"),
+        ("HF TOKEN=topsecretx", "topsecretx"),
         ("cloned from https://user:pass@host/x.git", "user:pass"),
     ],
 )
 def test_secrets_by_name(line, secret):
-    assert secret in line and secret not in bundle.without_secrets_in(line, [])
+    assert secret in line and secret not in without_secrets_in(line, [])
 
 
 @pytest.mark.parametrize(
     "line",
-    ["KeyError: 'layers.0'", "token=17 of 512", "PWD=/home/me", "first_key: 3", "rollout.max_num_batched_tokens=8192"],
+    [
+        "KeyError: 'layers.0'",
+        "token=17 of 512",
+        "PWD=/home/me",
+        "first_key: 3",
+        "max_token_len={8: 16}",
+        "rollout.max_num_batched_tokens=8192",
+    ],
 )
 def test_what_is_no_secret_stays(line):
-    assert bundle.without_secrets_in(line, []) == line
+    assert without_secrets_in(line, []) == line
+
+
+def test_a_full_disk_leaves_no_half_archive(tmp_path, record, full_disk, monkeypatch):
+    monkeypatch.setattr(bundle, "commit", lambda: None)  # git could not write either, and would leave its lock
+    with full_disk(), pytest.raises(OSError, match=r"large|space"):
+        bundle.write(tmp_path / "a.tar.gz", REPORT, record, OWN)
+    assert not (tmp_path / "a.tar.gz").exists()
 
 
 def test_the_command(tmp_path, monkeypatch, record):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from naming import line_naming
 
-from ascend_quant.convert import ConvertError, layers, output
+from ascend_quant.convert import ConvertError, output
 from ascend_quant.profile.rules import ProfileError
 from ascend_quant.schemes import UnknownScheme
 
@@ -112,7 +112,7 @@ def test_a_pattern_that_is_none_is_named(pattern, source, tmp_path):
 
 
 def test_a_pattern_that_does_not_end_is_named(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(layers, "SECONDS", 0.5)
+    monkeypatch.setattr("ascend_quant.names.SECONDS", 0.5)
     refused(source, tmp_path / "out", r"re:\(\(\.\*\)\*\)\*x\$'? has not matched", ignore=("re:((.*)*)*x$",))
 
 

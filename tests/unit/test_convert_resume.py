@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,6 +139,26 @@ def test_a_source_that_has_changed_since_is_refused(tmp_path):
     os.utime(path, ns=(0, 0))
     with pytest.raises(ConvertError, match="IN has changed since"):
         run(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("what", ["newer", "file", "folder", "model"])
+def test_an_out_that_is_whole_is_not_taken_for_the_end_of_a_killed_command(what, source, undisturbed, tmp_path):
+    source, out, partial = shutil.copytree(source, tmp_path / "in"), tmp_path / "out", tmp_path / "out.partial"
+    kill_at("published", source, out)
+    if what == "newer":
+        os.utime(next(source.glob("*.safetensors")), ns=(0, 0))
+    elif what == "file":
+        (partial / "journal" / "notes.txt").write_text("mine")
+    elif what == "folder":
+        shutil.rmtree(partial)
+        partial.mkdir()
+        (partial / "notes.txt").write_text("mine")
+    else:
+        (partial / "model").mkdir()
+    before = sorted(partial.rglob("*"))
+    with pytest.raises(ConvertError, match=line_naming(out)):
+        run(source, out)
+    assert sorted(partial.rglob("*")) == before and digests(out) == digests(undisturbed)
 
 
 def test_two_commands_at_once_are_refused(source, tmp_path):

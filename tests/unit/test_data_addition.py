@@ -7,7 +7,7 @@ import pytest
 from data_cases import read
 from naming import line_naming
 
-from launch.data import DataError, prepare
+from launch.data import DataError, WrongRequest, prepare
 from launch.demo.recipe import SETUPS
 from launch.demo.reward import compute_score
 from launch.recipes import load, paths_of
@@ -58,10 +58,29 @@ def test_every_host_makes_the_same(made: Path, tmp_path: Path):
         assert (made / "addition" / file).read_bytes() == (tmp_path / "addition" / file).read_bytes(), file
 
 
+def test_a_link_is_not_written_through(tmp_path: Path):
+    (tmp_path / "addition").mkdir()
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "addition" / "train.parquet").symlink_to(tmp_path / "mine")
+    prepare("addition", None, tmp_path)
+    assert (tmp_path / "mine").read_text() == "mine" and len(read(tmp_path / "addition" / "train.parquet")) > 100
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path, full_disk):
+    with full_disk(), pytest.raises(DataError, match=line_naming(tmp_path / "addition")):
+        prepare("addition", None, tmp_path)
+    assert list((tmp_path / "addition").iterdir()) == []
+
+
 def test_a_warm_up_that_fails_is_one_line(tmp_path: Path, monkeypatch):
     change(monkeypatch, band=(0.99, 1))
     with pytest.raises(DataError, match=r"accuracy 0\.\d"):
         prepare("addition", None, tmp_path)
+
+
+def test_a_folder_whose_name_is_no_utf_8(tmp_path: Path):
+    with pytest.raises(WrongRequest):
+        prepare("addition", None, tmp_path / "x\udcff")
 
 
 def test_it_is_not_copied(tmp_path: Path):

@@ -168,7 +168,7 @@ def test_environment_lets_the_user_win():
         (["--rollout-is", "word"], "--rollout-is 'word': choose from token, sequence"),
         (["--model", "llama"], "--model 'llama': choose from qwen2, qwen3-moe"),
         (["--steps", "0"], "--steps 0: at least 1 is needed"),
-        (["--seed", "-1"], "--seed -1: 0 or more is needed"),
+        *((["--seed", seed], f"--seed {seed}: ") for seed in ("-1", str(2**32), "9" * 23)),
     ],
 )
 def test_bad_options_give_one_line(arguments, said):
@@ -417,6 +417,8 @@ def test_a_folder_with_an_earlier_run_is_refused(tmp_path):
         (tmp_path, "holds int8 of an earlier run"),
         (tmp_path / "full", "it holds mine"),
         (Path("/proc/x"), "'/proc/x'"),
+        (tmp_path / ("x" * 300), "xxx"),
+        (Path("/tmp/x\udcff"), "--out"),
     ):
         result = CliRunner().invoke(app, ["demo", "--out", str(out)])
         assert result.exit_code == 2 and message in result.stderr

@@ -244,6 +244,8 @@ def test_paths_of_a_run(tmp_path: Path):
         ("out", False, False, True),
     ]
     assert not paths("Qwen/Qwen3-8B", [], None, cached)[0].found
+    for refused in ("x" * 300, f"{'x' * 300}/{'y' * 300}"):  # by the system
+        assert not any(one.found for one in paths(refused, [refused], refused, cached))
     assert paths(str(snapshot), [], None, {})[0].found and not paths(str(tmp_path), [], None, {})[0].found
 
 

@@ -1,8 +1,10 @@
 """The one reader of JSON and YAML: what it takes is what the usual readers take; what misleads is refused."""
 
 import json
+import os
 import re
 from functools import reduce
+from threading import Timer
 
 import pytest
 import yaml
@@ -103,6 +105,17 @@ def test_json_that_misleads(text):
 def test_levels_up_to_the_limit_are_taken():
     tree = reduce(lambda inner, _: [inner], range(MAX_DEPTH - 1), [])
     assert parse_json(json.dumps(tree), "one") == parse_yaml(json.dumps(tree), "one") == tree
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = Timer(2, lambda: (tmp_path / "pipe").write_text("{}"))  # or this test would be
+    writer.start()
+    try:
+        with pytest.raises(BadDocument, match="pipe"):
+            read_json(tmp_path / "pipe")
+    finally:
+        writer.cancel()
 
 
 @pytest.mark.parametrize("read", [read_json, read_yaml])

@@ -236,7 +236,7 @@ def test_a_pipe_among_the_pieces_is_not_waited_for(state, model, tmp_path):
     [
         *(("--scheme", "int8", "--keep-bf16", f"out{inside}") for inside in ("", "/inside")),
         ("--scheme", "int8", "--keep-bf16", "."),
-        ("--scheme", "int8", "--keep-bf16", "no/such"),
+        *(("--scheme", "int8", "--keep-bf16", name) for name in ("no/such", "x" * 300)),
         ("--scheme", "bf16", "--ignore", "re:.*"),
     ],
 )

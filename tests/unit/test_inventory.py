@@ -54,6 +54,10 @@ def test_a_hosts_ssh_goes_before_the_inventorys():
         ({"hosts": []}, "hosts: [] is wrong"),
         ({"hosts": [{"adress": "a"}]}, "hosts.0.adress: … address?"),
         ({"hosts": [{"address": "a b"}]}, "hosts.0.address: 'a b' is wrong"),
+        *(
+            ({"hosts": [{"address": f"root@{one}"}]}, f"address: {host}, … {{user: root{more}}}")
+            for one, host, more in (("h1:22", "h1", ", port: 22"), ("h1", "h1", ""), ("fd00::1", "fd00::1", ""))
+        ),
         ({"hosts": [{"address": "a", "devices": 0}]}, "hosts.0.devices: 0 is wrong: … auto"),
         ({"hosts": [{"address": "a", "devices": [1, 1]}]}, "hosts.0.devices: [1, 1] is wrong"),
         ({"hosts": [{"address": "a", "devices": True}]}, "hosts.0.devices: True is wrong"),

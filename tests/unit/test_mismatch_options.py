@@ -40,6 +40,7 @@ app.command()(mismatch)
         (("--scheme", "int8", "--raw"), "--raw: … --out FILE or --json"),
         (("--scheme", "int8", "--plot", "absent/plot.png"), "--plot absent/plot.png: there is no folder"),
         (("--scheme", "int8", "--out", "absent/report.json"), "--out absent/report.json: there is no folder"),
+        *((("--scheme", "int8", option, "x" * 300), option) for option in ("--out", "--plot")),
     ],
 )
 def test_bad_options_end_with_2_and_one_line(options, message):

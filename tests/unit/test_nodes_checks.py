@@ -126,7 +126,7 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path, monkeypatch):
         plan = node_plan(
             address="203.0.113.7",  # of RFC 5737: nobody has it
             ports={"ray": server.getsockname()[1], "dashboard": 21001, "workers": "21002-21099"},
-            needs=[str(tmp_path / "train.parquet"), str(tmp_path), str(tmp_path / "bad.parquet")],
+            needs=[str(tmp_path / "train.parquet"), "x" * 300, str(tmp_path), str(tmp_path / "bad.parquet")],
             columns=["prompt"],
             saving=saving(tmp_path, parameter_bytes=1 << 40),
             devices=3,
@@ -141,6 +141,7 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path, monkeypatch):
         "3 devices are wanted",
         f"process {os.getpid()}",
         "train.parquet",
+        "xxx",
         "bad.parquet",
         "max_actor_ckpt_to_keep",
         f"aq-{os.geteuid()}",

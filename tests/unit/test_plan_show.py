@@ -102,6 +102,20 @@ def test_no_secret_is_shown():
     assert "+trainer.api_key=***" in shown["job"]["entrypoint"]
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        f"+ray_kwargs.ray_init.runtime_env.env_vars={{HF_TOKEN: {SECRET}}}",
+        f"+ray_kwargs.ray_init.runtime_env.env_vars.HF_TOKEN_2={SECRET}",
+        f"+ray_kwargs.ray_init.runtime_env.env_vars.WANDB_API_KEY_PROD='{SECRET} {SECRET}'",
+        f"+trainer.login={{a: [{{password: {SECRET}}}]}}",
+    ],
+)
+def test_no_secret_of_an_override_is_shown(extra: str):
+    shown = tree(plan(extra=[extra]), silent)
+    assert SECRET not in json.dumps(shown) and SECRET not in text(shown)
+
+
 def test_numbers_of_tokens_are_no_secrets():
     assert "***" not in json.dumps(tree(plan(), silent))
 
@@ -118,6 +132,10 @@ def test_a_shell_takes_the_jobs_command():
     script = f"python() {{ printf '%s\\0' \"$@\"; }}\n{python}{command}"
     said = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True).stdout
     assert said.removesuffix("\0").split("\0") == made.nodes[0].job.entrypoint
+
+
+def test_a_model_that_no_system_could_have_is_a_name():
+    assert "x" * 300 in text(tree(plan(model="x" * 300), silent))
 
 
 @pytest.mark.parametrize("image", [None, "img"])

@@ -1,6 +1,7 @@
 """`ascend-quant profile`: files, output and exit status."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def test_what_cannot_be_profiled_ends_with_1(pair, tmp_path):
         (("-m", "bf16", "-o", "profile"), "--quantized"),
         (("-m", "bf16", "-q", "w8a8", "-o", "no/such/profile"), "no folder"),
         (("-m", "bf16", "-q", "w8a8", "-o", "profile", "--fn", "int9"), "int9"),
+        *((("-m", "bf16", "-q", "w8a8", "-o", name), "'-o'") for name in ("x" * 300, os.fsdecode(b"\xff.pt"))),
         *((("-m", "bf16", "-q", "w8a8", "-o", folder), "is a folder") for folder in ("/", "", "folder.pt", "of")),
     ],
 )
@@ -90,11 +92,26 @@ def test_wrong_usage_ends_with_2(arguments, said, tmp_path, monkeypatch):
     assert said in re.sub(r"[│\s]+", " ", plain(result.stderr))  # in a frame, with lines of its width
 
 
-def test_a_full_disk_ends_with_1(pair, tmp_path, full_disk):
+@pytest.mark.parametrize("name", ["bf16/model", "bf16/new.pt", "w8a8/config.json", "link/config", "file.pt"])
+def test_a_model_is_not_written_into(name, pair, tmp_path, monkeypatch):
+    monkeypatch.chdir(pair.bf16.parent)
+    before = {file: file.stat().st_mtime_ns for file in Path().rglob("*")}
+    (tmp_path / "link").symlink_to(pair.w8a8)
+    (tmp_path / "file.pt").symlink_to(pair.w8a8 / "config.json")
+    output = name if name.startswith(("bf16", "w8a8")) else tmp_path / name
+    assert run("-m", pair.bf16.name, "-q", pair.w8a8, "-o", output).exit_code == 2
+    assert {file: file.stat().st_mtime_ns for file in Path().rglob("*")} == before
+
+
+@pytest.mark.parametrize("there", [[], ["profile.safetensors", "profile.json", "profile.pt"]])
+@pytest.mark.parametrize("name", ["profile", "profile.pt"])
+def test_a_full_disk_ends_with_1_and_what_was_there_stays(name, there, pair, tmp_path, full_disk):
+    for file in there:
+        (tmp_path / file).write_text("before")
     with full_disk():
-        result = run("-m", pair.bf16, "-q", pair.w8a8, "-o", tmp_path / "profile.pt")
+        result = run("-m", pair.bf16, "-q", pair.w8a8, "-o", tmp_path / name)
     assert result.exit_code == 1 and "cannot profile" in plain(result.stderr)
-    assert not list(tmp_path.iterdir())
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == dict.fromkeys(there, "before")
 
 
 def test_fp8_does_without_the_bf16_model(tmp_path):

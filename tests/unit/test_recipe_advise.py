@@ -120,4 +120,4 @@ def test_nothing_is_computed_of_what_is_no_count(key, value):
 @pytest.mark.parametrize("arguments", [("qwen3-4b-fp7",), ("addition-int8",), ("qwen3-4b-fp8", "--model", "/nothing")])
 def test_wrong_use_is_one_line(arguments):
     shown = run(*arguments)
-    assert shown.exit_code == 1 and len(shown.stderr.splitlines()) == 1 and "Traceback" not in shown.output
+    assert shown.exit_code == 2 and len(shown.stderr.splitlines()) == 1 and "Traceback" not in shown.output

@@ -44,7 +44,7 @@ def test_json_has_the_recipe_and_what_it_becomes():
 
 def test_a_wrong_name_is_one_line():
     shown = run("show", "qwen3-4b-fp7")
-    assert shown.exit_code == 1
+    assert shown.exit_code == 2
     assert has_line_naming(shown.stderr, "'qwen3-4b-fp7'", "qwen3-4b-fp8?")
     assert len(shown.stderr.splitlines()) == 1
 
@@ -67,6 +67,21 @@ def test_what_is_set_last_wins(changes: tuple[str, ...], part: str, found: objec
     options = [word for change in changes for word in ("--set", change)]
     parent, _, name = part.partition(".")
     assert json.loads(run("show", "addition-int8", "--json", *options).stdout)["recipe"][parent][name] == found
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--set", "environment.HF_TOKEN_2=hunter2", *json] for json in ([], ["--json"])),
+        ["--set", "verl.trainer.api_key=hunter2", "--json"],
+        ["--set", 'environment={MY_TOKEN: "hunter2'],
+        ["--set", "environment={MY_TOKEN: hunter2, MY_TOKEN: 0x1}"],
+        ["--set", "verl.trainer.api_key=[hunter2"],
+    ],
+)
+def test_secrets_are_not_shown(words: list[str]):
+    shown = run("show", "addition-int8", *words)
+    assert "hunter2" not in shown.output and ("***" in shown.output) != ("HF_TOKEN_2:?" in shown.output)
 
 
 def test_a_shell_gets_values_as_they_are(tmp_path: Path):

@@ -183,13 +183,17 @@ def test_a_recipe_that_extends_itself_by_another_way(tmp_path: Path):
         ({"model": {"hub": ""}}, "model.hub: ''"),
         ({"model": {"hub": None, "folder": " "}}, "model.folder: ' '"),
         ({"data": {"train": ""}}, "data.train: ''"),
+        ({"files": {"x.py": "docs/demo.png"}}, "docs/demo.png is no text"),
         ({"environment": {"A B": "1"}}, "'A B' is no name"),
         ({"environment": {"AÄ": "1"}}, "'AÄ' is no name"),
         ({"environment": {"RAY_ADDRESS": "1"}}, "RAY_ADDRESS would tie"),
         ({"environment": {"PATH": "1"}}, "PATH … launcher"),
         ({"environment": {"A": "x\0"}}, "NUL"),
         ({"correction": {"level": "token", "threshold": float("inf")}}, "correction.threshold"),
-        ({"rollout": {"ignore": ["re:*("]}}, "no regular expression"),
+        *(
+            ({"rollout": {"ignore": [f"re:{one}"]}}, "no regular expression")
+            for one in ("*(", "a{1,99999999999}", "(" * 3000 + ")" * 3000)
+        ),
         ({"rollout": {"ignore": ["re:"]}}, "rollout.ignore.0"),
         ({"rollout": {"ignore": [""]}}, "rollout.ignore.0"),
         ({"devices_per_node": 500_000_000}, "devices_per_node"),
@@ -247,6 +251,7 @@ def test_what_is_set_is_laid_over_the_file(tmp_path: Path):
         ("rollout.n", "many", "rollout.n: 'many' is wrong"),
         ("rollout..n", "1", "--set rollout..n=1: "),
         ("rollout.n", "[1", "--set rollout.n=[1: the value is no YAML"),
+        *((*pair, "--set") for pair in (("\udcff", "1"), ("rollout.n", "\udcff"))),
         *(("rollout.n", value, f"--set rollout.n={value}: ") for value in ("010", "1:30", "0x10", "0b100", "1_6")),
         ("environment", "{A_KEY: 1234, A_KEY: 5}", "is in line 1"),
     ],

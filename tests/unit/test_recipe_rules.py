@@ -353,7 +353,7 @@ def test_what_a_stacks_verl_lacks_is_said(tmp_path: Path):
     [
         ({"trainer": {"nnodes": 3}}, "trainer.nnodes … (1): --set nodes="),
         ({"actor_rollout_ref": {"model": {"path": "/m"}}}, "model.path … when the run starts … --model"),
-        ({"actor_rollout_ref": {"actor": {"optim": {"lr": "12"}}}}, "'12' is text in YAML"),
+        ({"actor_rollout_ref": {"actor": {"optim": {"lr": "12"}}}}, "lr=12: is text in YAML"),
         ({"actor_rollout_ref": {"ref": {"fsdp_config": {"model_dtype": "bf16"}}}}, "rotary"),
         (
             {"actor_rollout_ref": {"actor": {"use_torch_compile": False}}},

@@ -55,6 +55,29 @@ def test_what_is_missing_is_one_line(there: tuple[str, ...], lacking: list[str],
     assert [name for name in root.NEEDED if name in line] == lacking and str(tmp_path / "tree") in line
 
 
+@pytest.mark.parametrize("columns", ["0", "-5"])
+@pytest.mark.parametrize(
+    ("cli", "door"),
+    [
+        ("launch.cli", "import runpy; runpy.run_module('launch', run_name='__main__')"),
+        ("ascend_quant.cli", "from ascend_quant.console import main; main()"),
+    ],
+)
+def test_a_terminal_of_no_columns_is_written_to(cli: str, door: str, columns: str):
+    code = f"from rich.console import Console; import {cli}; {cli}.app = lambda **_: Console().print('said'); {door}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": columns}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "said\n"
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x\0", "absent"])
+@pytest.mark.parametrize("ask", [root.exists, root.is_file, root.is_folder])
+def test_no_file_has_a_name_that_the_system_refuses(ask, name: str):
+    assert not ask(Path(name)) and not ask(ROOT / name / "inside")
+    assert root.exists(ROOT) and root.exists(ROOT / "pyproject.toml")
+
+
 def test_as_in_an_image_its_files_are_enough_and_the_package_is_installed(tmp_path: Path):
     """Without ascend_quant/ beside it, in any folder."""
     tree = copied(tmp_path / "tree", "configs", "docker/stacks.yaml")

@@ -207,6 +207,7 @@ def test_plain_values_are_digested_in_the_engine_s_dtype(sent):
         ([".", "list"], "list/config.json"),
         ([".", ".", "--out", "missing/a.json"], "there is no folder"),
         ([".", ".", "--out", "/"], "--out /"),
+        ([".", ".", "--out", "x" * 300], "--out 'xxx"),
         *(([".", ".", "--gpu-memory-utilization", value], value) for value in ("7.0", "nan", "0.0")),
         ([".", ".", "--expert-parallel"], "--tensor-parallel-size"),
     ],

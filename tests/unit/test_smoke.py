@@ -299,7 +299,8 @@ def called(*arguments: str, **variables):
 def test_wrong_use_is_said_before_anything_starts(tmp_path):
     for arguments, variables, said in (
         (["--only", "refits"], {}, "--only refits: "),
-        (["--out", str(tmp_path / "missing" / "a.json")], {}, "cannot be written"),
+        (["--out", str(tmp_path / "missing" / "a.json")], {}, "missing"),
+        (["--out", "x" * 300], {}, "--out"),
         (["--out", str(tmp_path)], {}, "is a folder"),
         ([], {"ASCEND_QUANT_STACK": "cuda12"}, "ASCEND_QUANT_STACK=cuda12"),
     ):

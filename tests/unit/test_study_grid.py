@@ -40,6 +40,7 @@ def test_arms_that_are_compared_are_neighbours():
         (("cpu", None, None, "٣", None), "٣"),
         (("cpu", None, None, "-1", None), "-1"),
         (("cpu", None, None, "1.5", None), "1.5"),
+        *((("cpu", None, None, seed, None), seed[:9]) for seed in ("9" * 5000, str(2**32), "٣")),
         (("cpu", None, None, None, 1), "1"),
     ],
 )

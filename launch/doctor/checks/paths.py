@@ -9,6 +9,7 @@ from launch.doctor.checks.system import existing
 from launch.doctor.facts import Facts
 from launch.doctor.facts import Path as RunPath
 from launch.doctor.requirements import Wanted
+from launch.root import exists, is_file, is_folder
 
 
 def paths(
@@ -16,17 +17,17 @@ def paths(
 ) -> tuple[RunPath, ...]:
     """Which of them are there."""
     found = [] if model is None else [_model(model, environment)]
-    found += [RunPath("data", file, Path(file).is_file()) for file in data]
+    found += [RunPath("data", file, is_file(Path(file))) for file in data]
     if out is not None:
-        found.append(RunPath("out", out, Path(out).is_dir(), writable=os.access(existing(Path(out)), os.W_OK)))
+        found.append(RunPath("out", out, is_folder(Path(out)), writable=os.access(existing(Path(out)), os.W_OK)))
     return tuple(found)
 
 
 def _model(model: str, environment: Mapping[str, str]) -> RunPath:
-    if Path(model).exists() or model.startswith(("/", ".", "~")) or model.count("/") != 1:
-        return RunPath("model", model, (Path(model) / "config.json").is_file())
+    if exists(Path(model)) or model.startswith(("/", ".", "~")) or model.count("/") != 1:
+        return RunPath("model", model, is_file(Path(model) / "config.json"))
     snapshots = hub_cache(environment) / f"models--{model.replace('/', '--')}" / "snapshots"
-    return RunPath("model", model, any(snapshots.glob("*/config.json")), hub=True)
+    return RunPath("model", model, is_folder(snapshots) and any(snapshots.glob("*/config.json")), hub=True)
 
 
 def hub_cache(environment: Mapping[str, str]) -> Path:

@@ -13,6 +13,7 @@ from launch.doctor.checking import Said, check, error, ok, warning
 from launch.doctor.facts import GIB, MIB, Facts, System
 from launch.doctor.requirements import Wanted
 from launch.processes import OPEN_FILES
+from launch.root import exists
 from launch.stacks import pins
 
 CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")  # version 2, version 1
@@ -55,7 +56,7 @@ def cgroup_limits(root: Path) -> list[int]:
 
 def existing(folder: Path) -> Path:
     """The folder, or the nearest above it that is there."""
-    return folder if folder.exists() else existing(folder.absolute().parent)
+    return folder if exists(folder) else existing(folder.absolute().parent)
 
 
 def clock_is_synchronized() -> bool | None:
