@@ -305,10 +305,13 @@ def _size(found: object) -> int:
 
 def _is_viewed(dtype: str) -> bool:
     """Whether bytes can be viewed as this dtype: not so quantized ones, and those of less than a byte."""
+    if f"torch.{dtype}" not in DTYPES:
+        return False
     try:
-        return f"torch.{dtype}" in DTYPES and torch.empty(0, dtype=torch.uint8).view(getattr(torch, dtype)) is not None
+        torch.empty(0, dtype=torch.uint8).view(getattr(torch, dtype))
     except (RuntimeError, NotImplementedError):
         return False
+    return True
 
 
 def _checked(name: str, bytes_: torch.Tensor, size: int, layout: Layout) -> torch.Tensor:

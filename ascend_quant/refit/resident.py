@@ -173,7 +173,8 @@ class ResidentWeight:
     def whole_sizes(self, view: torch.Tensor) -> dict[int, int]:
         """Of the tensors that `view` has rows of, by their place in `wholes`: elements on all ranks together."""
         first = self._row_view(view)[0]
-        last, start, found = first + view.numel() // max(self.row_length, 1), 0, {}
+        last, start = first + view.numel() // max(self.row_length, 1), 0
+        found: dict[int, int] = {}
         for place, (rows, elements) in enumerate(self.wholes):
             if first < start + rows and start < last:
                 found[place] = elements
