@@ -79,7 +79,7 @@ class Checkpoint:
         """The index: each tensor's file.
 
         Raises:
-            ProfileError: it names no files, or others than *.safetensors.
+            ProfileError: it names no files, or others than *.safetensors of this folder.
         """
         places = read_json(self.index).get("weight_map")
         if not isinstance(places, dict):
@@ -89,6 +89,8 @@ class Checkpoint:
                 raise ProfileError(f"{self.index}: {name!r:.80} is no name of a tensor")
             if not isinstance(file, str) or not file.endswith(SUFFIX) or not file.isprintable():
                 raise ProfileError(f"{self.index}: {name} is in {file!r:.80}, which is no *{SUFFIX} file")
+            if Path(file).name != file:
+                raise ProfileError(f"{self.index}: {name} is in {file!r:.80}, which is not in this folder")
         return places
 
     @cached_property

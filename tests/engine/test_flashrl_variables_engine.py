@@ -158,6 +158,14 @@ def test_which_replica_an_engine_is(given, environment, rank):
     assert replica_of(arguments(**given), environment, configs=1) == 0
 
 
+@pytest.mark.parametrize("environment", [{}, {"RANK": ""}, {"RANK": "-1"}, {"RANK": "one"}])
+def test_a_rank_that_is_not_known_is_named(environment):
+    given = arguments(distributed_executor_backend="external_launcher")
+    assert replica_of(given, environment, configs=1) == 0
+    with pytest.raises(ConfigError, match=rf"RANK={environment.get('RANK')!r}"):
+        replica_of(given, environment, configs=2)
+
+
 @pytest.mark.parametrize(("rank", "scheme"), [("0", "int8"), ("1", "bf16"), ("2", "int8")])
 def test_a_replica_of_verl_uses_its_config(monkeypatch, rank, scheme):
     monkeypatch.setenv("VERL_REPLICA_RANK", rank)

@@ -190,6 +190,16 @@ def test_an_index_that_names_no_safetensors_files_is_named(file, source, tmp_pat
     assert NAME in refused(source, tmp_path / "out", r"no \*\.safetensors file")
 
 
+def test_an_index_that_leads_out_of_its_folder_is_named(source, tmp_path):
+    index = source / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    outside = source.parent / "outside.safetensors"
+    outside.write_bytes((source / content["weight_map"][NAME]).read_bytes())
+    for file in ("../outside.safetensors", str(outside), "./model.safetensors"):
+        index.write_text(json.dumps(content | {"weight_map": {**content["weight_map"], NAME: file}}))
+        assert repr(file)[:40] in refused(source, tmp_path / "out", NAME)
+
+
 def test_one_of_two_files_without_an_index_is_half_a_model(source, tmp_path):
     (source / "model.safetensors.index.json").unlink()
     gone = sorted(source.glob("*.safetensors"))[1]

@@ -6,6 +6,7 @@ variable, vLLM's own data parallel by an engine argument, or only in its engine 
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +97,10 @@ def replica_of(arguments: Any, environment: dict[str, str], configs: int) -> int
     if arguments.data_parallel_size > 1:
         return None
     if arguments.distributed_executor_backend == "external_launcher":  # FlashRL's: the caller is one of the ranks
-        return int(environment["RANK"]) // (arguments.tensor_parallel_size * arguments.pipeline_parallel_size)
+        rank = environment.get("RANK")
+        if rank is None or not re.fullmatch("[0-9]+", rank):
+            raise ConfigError(f"RANK={rank!r}: with external_launcher and several configs it must number this rank")
+        return int(rank) // (arguments.tensor_parallel_size * arguments.pipeline_parallel_size)
     return 0
 
 
