@@ -27,7 +27,7 @@ COPY = 4.27e12  # bytes a second
 COLD = 250e6  # bytes of caches that a graph reads, at least
 MOST_LAYERS, ROUNDS = 12, 4
 ROOM = 10.9e9  # bytes of an int8 pool; BF16's has twice as many
-TILES = (  # tokens at once, programs a multiprocessor, warps, stages
+TILES = (  # tokens at once, programs a multiprocessor, warps, stages, whether codes are multiplied as they are
     (64, 2, 4, 4),
     (64, 3, 4, 3),
     (64, 3, 4, 4),
@@ -35,7 +35,13 @@ TILES = (  # tokens at once, programs a multiprocessor, warps, stages
     (128, 1, 8, 4),
     (128, 2, 4, 3),
     (32, 4, 4, 4),
+    (32, 10, 1, 3),
+    (128, 2, 4, 3, True),
+    (64, 6, 2, 3, True),
+    (64, 5, 1, 3, True),
+    (32, 8, 1, 3, True),
 )
+OF_CODES = tuple(tiles for tiles in TILES if len(tiles) > 4)
 HEADS = {"4": (4, 28), "8": (8, 40), "4x8": (4, 32)}
 
 
@@ -136,7 +142,7 @@ def check(device: torch.device, page: int) -> dict[str, float]:
         counts = torch.tensor(lengths, dtype=torch.int32, device=device)
         real = [[oracle.dequantize_cache(*one) for one in each] for each in (keys, values)]
         expected = oracle.decode_attention(q, *real, SCALE)
-        for tiles in TILES if device.type == "cuda" and heads > 1 else TILES[:2]:
+        for tiles in TILES if device.type == "cuda" and heads > 1 else (*TILES[:2], *OF_CODES[: heads > 1]):
             run = Decoder(len(lengths), query_heads, layout, device, DecodeTiles(*tiles), processors)
             out = torch.full_like(q, torch.nan)
             run(q, cache, table_of.to(device), counts, run.plan(counts), SCALE, out)

@@ -7,7 +7,9 @@ its share: for each sequence in it, it leaves a part (sums, largest score, sum o
 the parts of each sequence. Share s and sequence b meet at most once, and s + b grows from one meeting to the next:
 it is the part's place.
 
-Codes become BF16 (or FP16) in registers: 255 integers, exact. A key's scale multiplies its score, a value's its weight.
+Codes become BF16 (or FP16) in registers: 255 integers, exact; or they are multiplied as they are
+(triton_decode_codes.py), which has not been timed on a GPU yet and is nobody's usual. A key's scale multiplies its
+score, a value's its weight.
 
 Shape suffixes: B sequences, H query heads, G heads of keys and values, D numbers of a head.
 """
@@ -18,7 +20,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ascend_quant.kernels import cache_pages
+from ascend_quant.kernels import cache_pages, triton_decode_codes
+from ascend_quant.kernels.triton_decode_codes import halves, with_codes
 
 TOGETHER = tl.constexpr(cache_pages.TOGETHER)
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -33,12 +36,14 @@ class DecodeTiles(NamedTuple):
         tile: tokens that a program multiplies at once.
         programs: of each multiprocessor, all heads together.
         warps, stages: of a program.
+        codes: whether codes are multiplied as they are, for up to `triton_decode_codes.HEADS` query heads each.
     """
 
     tile: int
     programs: int
     warps: int
     stages: int
+    codes: bool = False
 
 
 # Of benchmarks/results/2026-11-25-h200-cache-decode.json: the fastest in 52 of 72 cases, within 13 % in all.
@@ -146,8 +151,9 @@ def attend_shares(
     HEAD: tl.constexpr,
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
-    ROWS: tl.constexpr,  # 16, of which GROUP are used
+    ROWS: tl.constexpr,  # of queries, of which GROUP are used
     STAGES: tl.constexpr,
+    CODES: tl.constexpr,
 ):
     """A program a share and head of keys."""
     key_head, share = tl.program_id(0), tl.program_id(1)
@@ -164,6 +170,8 @@ def attend_shares(
         heads = key_head * GROUP + row
         q_at = q + sequence.to(tl.int64) * q_stride + heads[:, None] * HEAD + column[None, :]
         queries = tl.load(q_at, mask=(row < GROUP)[:, None], other=0.0)
+        if CODES:
+            queries, q_scale = halves(queries.to(tl.float32), HEAD)
         table = block_table + sequence.to(tl.int64) * table_stride
         top = tl.full((ROWS,), float("-inf"), tl.float32)
         weights = tl.zeros((ROWS,), tl.float32)
@@ -182,7 +190,12 @@ def attend_shares(
             k_scale = tl.load(scale_at) * (softmax_scale * LOG2E)
             v_scale = tl.where(position < length, tl.load(scale_at + VALUES // 4), 0.0)
             seen = (position < length)[None, :]
-            top, weights, sums = with_tile(queries, k, v_t, k_scale, v_scale, seen, top, weights, sums)
+            if CODES:
+                top, weights, sums = with_codes(
+                    queries, q_scale, k, v_t, k_scale, v_scale, seen, top, weights, sums, TILE, HEAD
+                )
+            else:
+                top, weights, sums = with_tile(queries, k, v_t, k_scale, v_scale, seen, top, weights, sums)
         to = (share + sequence).to(tl.int64) * (HEADS * GROUP) + heads
         tl.store(part_sums + to[:, None] * HEAD + column[None, :], sums, mask=(row < GROUP)[:, None])
         tl.store(part_tops + to, top, mask=row < GROUP)
@@ -245,8 +258,9 @@ class Decoder:
         processors: int = 132,
     ):
         tiles, problem = tiles or usual(device), layout.problem()
-        if query_heads % layout.heads or query_heads // layout.heads > MOST_GROUP:
-            problem = f"{query_heads} query heads for {layout.heads} heads of keys: up to {MOST_GROUP} each are taken"
+        most = triton_decode_codes.HEADS if tiles.codes else MOST_GROUP
+        if query_heads % layout.heads or query_heads // layout.heads > most:
+            problem = f"{query_heads} query heads for {layout.heads} heads of keys: up to {most} each are taken"
         if problem is not None:
             raise ValueError(problem)
         self.layout, self.tiles, self.query_heads = layout, tiles, query_heads
@@ -316,6 +330,7 @@ def constants(layout: cache_pages.Layout, group: int, tiles: DecodeTiles) -> dic
         "HEAD": layout.head,
         "PAGE": layout.page,
         "TILE": tiles.tile,
-        "ROWS": FEWEST_ROWS,
+        "ROWS": triton_decode_codes.HEADS if tiles.codes else FEWEST_ROWS,
         "STAGES": tiles.stages,
+        "CODES": tiles.codes,
     }

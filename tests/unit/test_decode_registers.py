@@ -20,6 +20,7 @@ PARTS = dict.fromkeys(("part_sums", "part_tops", "part_weights"), "*fp32")
 PLAN = dict.fromkeys(("lengths", "first_tile", "first_sequence", "block_table"), "*i32")
 ATTEND = {"q": "*bf16", "cache": "*i8", "softmax_scale": "fp32", **PLAN, **PARTS}
 TILES = [triton_decode.LARGE, triton_decode.SMALL, DecodeTiles(64, 2, 4, 4), DecodeTiles(128, 2, 8, 3)]
+OF_CODES = [DecodeTiles(128, 2, 4, 3, True), DecodeTiles(64, 5, 1, 3, True), DecodeTiles(32, 8, 1, 3, True)]
 
 
 def check(made, stack, tiles_loaded):
@@ -51,6 +52,17 @@ def test_decodes_that_are_tried_on_hopper(tiles, tmp_path):
     made, stack = compiled(triton_decode.attend_shares, 90, constants, ATTEND, tmp_path, num_warps=tiles.warps)
     assert stack == 0 and made.metadata.shared * tiles.programs <= 227 << 10
     assert "ld.global.b8" not in made.asm["ptx"]
+
+
+@pytest.mark.parametrize("capability", (80, 90))
+@pytest.mark.parametrize("tiles", OF_CODES, ids=str)
+def test_decodes_by_products_of_codes(tiles, capability, tmp_path):
+    constants = triton_decode.constants(cache_pages.Layout(128, 4, 128), 7, tiles)
+    made, stack = compiled(triton_decode.attend_shares, capability, constants, ATTEND, tmp_path, num_warps=tiles.warps)
+    ptx = made.asm["ptx"]
+    assert stack == 0 and made.metadata.shared * tiles.programs <= 227 << 10
+    assert "mma.sync.aligned.m16n8k32" in ptx and "bf16" not in "".join(re.findall(r"mma\.sync\S+", ptx))
+    assert "ld.global.b8" not in ptx
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

@@ -70,6 +70,32 @@ def test_attention_is_the_oracles(decode, heads, group, head, page, tile, proces
     assert not out[[row for row, length in enumerate(lengths) if length == 0]].any()
 
 
+@pytest.mark.parametrize(
+    ("heads", "group", "head", "page", "tile", "processors", "lengths"),
+    [
+        (2, 7, 64, 16, 32, 3, [1, 70, 33, 0, 129]),
+        (1, 8, 128, 32, 32, 8, [200, 5]),
+        (4, 1, 64, 48, 64, 1, [64, 1, 65]),
+        (2, 5, 64, 64, 32, 2, [64, 1, 65, 200]),
+    ],
+)
+def test_products_of_codes_are_the_oracles(decode, heads, group, head, page, tile, processors, lengths):
+    """Queries and weights have 16 bits there: the error is far below that of products in BF16 or FP16."""
+    module, device = decode.module, decode.device
+    layout = cache_pages.Layout(page, heads, head)
+    cache, table, keys, values = filled(decode.write, layout, lengths, device)
+    q = normal(len(lengths), heads * group, head, seed=99).bfloat16()
+    tiles = module.DecodeTiles(tile, 1, 4, 2, codes=True)
+    run = module.Decoder(len(lengths), heads * group, layout, torch.device(device), tiles, processors)
+    on_device = torch.tensor(lengths, dtype=torch.int32, device=device)
+    out = torch.full(q.shape, torch.nan, dtype=torch.float32, device=device)
+    run(q.to(device), cache, table, on_device, run.plan(on_device), head**-0.5, out)
+    expected = oracle.decode_attention(q, keys, values, head**-0.5)
+    assert (out.cpu().double() - expected).abs().max() < 1e-4
+    with pytest.raises(ValueError, match="9 query heads"):
+        module.Decoder(1, 9, cache_pages.Layout(16, 1, 64), torch.device(device), tiles)
+
+
 def test_the_writers_bytes_are_the_oracles(decode):
     layout = cache_pages.Layout(32, 3, 64)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -100,8 +126,9 @@ def test_the_writers_bytes_are_the_oracles(decode):
         assert (found.keys.transpose(1, 2)[untouched] == -128).all()  # neither slot -1 nor tokens without a slot
 
 
+@pytest.mark.parametrize("codes", [False, True])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_spoils_what_attends_to_it(decode, bad):
+def test_what_is_not_finite_spoils_what_attends_to_it(decode, bad, codes):
     layout = cache_pages.Layout(16, 2, 64)
     cache = cache_pages.empty(4, layout, decode.device)
     k, v = normal(33, 2, 64, seed=1).bfloat16(), normal(33, 2, 64, seed=2).bfloat16()
@@ -111,7 +138,7 @@ def test_what_is_not_finite_spoils_what_attends_to_it(decode, bad):
     table = torch.tensor([[0, 1, 2], [0, 1, 2]], dtype=torch.int32, device=decode.device)
     lengths = torch.tensor([33, 32], dtype=torch.int32, device=decode.device)
     q = normal(2, 4, 64, seed=3).half().to(decode.device)
-    tiles = decode.module.DecodeTiles(16, 1, 4, 2)
+    tiles = decode.module.DecodeTiles(32 if codes else 16, 1, 4, 2, codes)
     run = decode.module.Decoder(2, 4, layout, torch.device(decode.device), tiles, 4)
     out = run(q, cache, table, lengths, run.plan(lengths), 0.1, torch.empty_like(q))
     assert (~out.isfinite()).flatten(2).all(2).tolist() == [[False, False, True, True], [False] * 4]

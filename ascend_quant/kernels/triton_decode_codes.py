@@ -1,0 +1,58 @@
+"""A tile of an int8 cache attended to by products of codes, in Triton: no code is ever converted.
+
+A query is rounded to 16 bits, and so are a tile's weights times its values' scales: finer than BF16. An integer n of 16
+bits is 256 high + low, both int8, so its products with codes are those of high and low. A tensor core multiplies 16
+rows; up to 8 query heads share a head of keys, so row r has the upper bytes of one and row r + 8 its lower bytes, whose
+products the same thread holds. Sums of products are exact in int32.
+
+Shape suffixes: R query heads (8, those beyond the group of no use), T tokens of a tile, D numbers of a head.
+"""
+
+import triton
+import triton.language as tl
+
+HEADS = 8  # of queries for one head of keys, at most
+LARGEST = tl.constexpr(32512)  # 127 * 256: the largest integer whose upper byte is an int8
+TINY = tl.constexpr(1e-30)  # below it a row is zero
+MAGIC, MAGIC_BITS = tl.constexpr(12582912.0), tl.constexpr(0x4B400000)  # 1.5 * 2**23: adding it rounds half to even
+
+
+@triton.jit
+def halves(values_RN, N: tl.constexpr):
+    """int8 (16, N): values over their row's scale, as upper bytes and, 8 rows below, lower ones; and the scales (R)."""
+    total = tl.sum(tl.abs(values_RN), 1)  # a largest value does not see NaN
+    largest = tl.where(total < float("inf"), tl.maximum(tl.max(tl.abs(values_RN), 1), TINY), total)
+    scale = largest * (1 / LARGEST)
+    whole = (values_RN * (1.0 / scale)[:, None] + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
+    high = (whole + 128) >> 8
+    both = tl.join(high.to(tl.int8), (whole - (high << 8)).to(tl.int8))
+    return tl.reshape(tl.permute(both, 2, 0, 1), 16, N), scale
+
+
+@triton.jit
+def whole_of(products, N: tl.constexpr):
+    """float32 (R, N): of int32 products (16, N) of upper and lower bytes."""
+    high, low = tl.split(tl.permute(tl.reshape(products, 2, 8, N), 1, 2, 0))
+    return ((high << 8) + low).to(tl.float32)
+
+
+@triton.jit
+def with_codes(
+    queries, q_scale, k, v_t, k_scale, v_scale, seen, top, weights, sums, TILE: tl.constexpr, HEAD: tl.constexpr
+):
+    """Largest scores (R), sums of weights (R) and of weighted values (R, D), with a tile of keys more.
+
+    Args:
+        queries, q_scale: of `halves`.
+        k, v_t: int8 (T, D) and (D, T), with scales (T).
+        seen: (1, T), the tokens that are attended to.
+    """
+    scores = whole_of(tl.dot(queries, tl.trans(k), out_dtype=tl.int32), TILE) * q_scale[:, None] * k_scale[None, :]
+    scores = tl.where(seen, scores, float("-inf"))
+    larger = tl.maximum(top, tl.max(scores, 1))
+    shrink = tl.exp2(top - larger)
+    p = tl.exp2(scores - larger[:, None])
+    weights = weights * shrink + tl.sum(p, 1)
+    scaled, p_scale = halves(p * v_scale[None, :], TILE)
+    added = whole_of(tl.dot(scaled, tl.trans(v_t), out_dtype=tl.int32), HEAD) * p_scale[:, None]
+    return larger, weights, sums * shrink[:, None] + added
