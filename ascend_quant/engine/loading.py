@@ -239,7 +239,7 @@ class Source:
 
     def wanted(self) -> int | None:
         """How many elements the model wants of it, as far as is known."""
-        sizes = [found for found in self.sizes.values()]
+        sizes = list(self.sizes.values())
         return sum(sum(found.values()) for found in sizes) if sizes and all(sizes) else None
 
     def holds(self, shard: torch.Tensor) -> bool:
