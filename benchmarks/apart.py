@@ -16,19 +16,16 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from benchmarks import train_options
 from benchmarks.bars import Bar, at_most
-from benchmarks.fewer_devices import fields_for
 from benchmarks.refit import choices, in_turn
 from benchmarks.report import bars_table, console, write_run
-from benchmarks.rollout import SHORT
 from benchmarks.tasks import Outcome
-from benchmarks.train import RECIPE, asked_for, check_layers, make_model
-from benchmarks.train_run import Arm, carry_out
-from launch.recipes import RecipeError, load
+from benchmarks.train_run import TIMED, Arm, carry_out, medians_of_refits
 
 SENDS = ("bf16", "int8", "delta")
 SETTLED = 1  # steps whose syncs are left out: a delta is sent from the third sync on, and one is before the first step
-TIMED, SENT = "timing_s/update_weights", "refit/bytes_sent"
+SENT = "refit/bytes_sent"
 MOST = {  # the issue's bars, of BF16's
     "int8": {"median_s": 0.6, "bytes": 0.55},
     "delta": {"median_s": 0.15, "bytes": 0.05},
@@ -60,33 +57,32 @@ class Apart(Arm):
         return f"{self.shape}-apart-{self.send}"
 
     def fields(self) -> dict[str, object]:
-        """Parallelism is over the devices that train."""
-        trains = self.gpus - self.engines
-        trainer = fields_for(load(self.recipe), trains, self.prompt, self.answer, self.tensor_parallel)
+        """The recipe's fields that are set before `changes`."""
         apart = {"devices_per_node": self.gpus, "rollout.apart": self.engines, "rollout.send": self.send}
-        return super().fields() | trainer | apart
+        return super().fields() | apart
+
+    @property
+    def trained_on(self) -> int:
+        """Devices that do not generate."""
+        return self.gpus - self.engines
 
 
 @app.command()
 def main(
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="-- OVERRIDES", help="Settings of verl, over the recipe's: key=value.")
-    ] = None,
-    recipe: Annotated[str, typer.Option(help="Which one.  [default: by device]")] = "",
-    model: Annotated[str, typer.Option(help=f"Its shape: {', '.join(SHORT)}.  [default: the recipe's]")] = "",
-    layers: Annotated[int | None, typer.Option(help="Cut the model to so many layers.  [default: all]")] = None,
+    overrides: train_options.Overrides = None,
+    recipe: train_options.Recipe = "",
+    model: train_options.Model = "",
+    layers: train_options.Layers = None,
     arms: Annotated[str, typer.Option(help=f"What is sent, with commas: {', '.join(SENDS)}.")] = ",".join(SENDS),
     answer: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 16,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 12,
-    learning_rate: Annotated[float, typer.Option(help="On which it depends how many codes change.")] = 1e-6,
+    learning_rate: Annotated[float, typer.Option(min=0, help="The larger, the more codes change in a step.")] = 1e-6,
     gpus: Annotated[int, typer.Option(min=2, help="Devices of this machine.")] = 2,
-    engines: Annotated[int, typer.Option(min=1, help="Devices of these that generate.")] = 1,
+    engines: Annotated[int, typer.Option(min=1, help="How many of the devices generate; the others train.")] = 1,
     steps: Annotated[int, typer.Option(min=SETTLED + 2, help="Of each training; a sync follows each.")] = 5,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the recipe; repeatable.")
-    ] = None,
-    seconds: Annotated[int, typer.Option(min=1, help="Of one training, its start included.")] = 900,
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    changes: train_options.Changes = None,
+    seconds: train_options.Seconds = 900,
+    device: train_options.Device = "cuda",
     folder: Annotated[Path, typer.Option(help="Where models and logs stay.")] = Path("runs/bench-apart"),
     out: Annotated[Path | None, typer.Option(help="Where every step goes; written after each training.")] = None,
 ) -> None:
@@ -94,22 +90,16 @@ def main(
 
     Exit status: 0; 1 if an arm fails; 2 for wrong use.
     """
-    choices("--device", device, tuple(RECIPE))
+    choices("--device", device, tuple(train_options.RECIPE))
     if engines >= gpus:
         raise typer.BadParameter(f"{engines} of {gpus} devices leave none that trains", param_hint="--engines")
-    shape = asked_for(recipe or RECIPE[device], model, device)
-    check_layers(shape[1], layers)
+    shape = train_options.asked_for(recipe or train_options.RECIPE[device], model, device)
+    train_options.check_layers(shape[1], layers)
     rate = (f"{OPTIMIZER}.lr={learning_rate}", f"{OPTIMIZER}.lr_warmup_steps=0")
     given = {"prompt": prompt, "answer": answer, "steps": steps, "gpus": gpus, "engines": engines, "device": device}
     given |= {"layers": layers, "changes": tuple(changes or ()), "overrides": (*rate, *(overrides or ()))}
     tasks = [Apart(*shape, "int8", send=send, **given) for send in choices("--arms", arms, SENDS)]
-    try:
-        for task in tasks:
-            task.loaded()
-    except RecipeError as error:
-        raise typer.BadParameter(str(error), param_hint="--recipe") from None
-    folder = folder.resolve()
-    make_model(tasks[0], folder / "models")
+    folder = train_options.ready(tasks, folder)
 
     def write(outcomes: Sequence[Outcome]) -> None:
         if out is not None:
@@ -128,11 +118,7 @@ def row_of(outcome: Outcome) -> dict | None:
     if not syncs:
         return None
     took = [data[TIMED] for data in syncs]
-    logged = {
-        name: median(data[name] for data in syncs if name in data)
-        for name in sorted(set().union(*syncs))
-        if name.startswith("refit/") and name.count("/") == 1
-    }
+    logged = medians_of_refits(syncs)
     return {"model": outcome.task.shape, "send": outcome.task.send, "syncs": len(syncs), "seconds": took} | {
         "median_s": median(took),
         "bytes": logged[SENT],

@@ -6,16 +6,13 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import sync_report
+from benchmarks import sync_report, train_options
 from benchmarks.machine import hardware
 from benchmarks.refit import choices, in_turn
 from benchmarks.report import console
-from benchmarks.rollout import SHORT
 from benchmarks.sync_measured import PLAIN, SETTLED
 from benchmarks.sync_run import SENT, WAYS, Sync, measure
 from benchmarks.tasks import Outcome
-from benchmarks.train import RECIPE, asked_for, check_layers, make_model
-from launch.recipes import RecipeError
 
 LEAST_STEPS = SETTLED + 1
 NO_PLAIN = f"no {PLAIN} on a CPU: vLLM's own BF16 gives up its weights once they are packed; give int8,bf16"
@@ -25,12 +22,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command()
 def main(
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="-- OVERRIDES", help="Settings of verl, over the recipe's: key=value.")
-    ] = None,
-    recipe: Annotated[str, typer.Option(help="Which one.  [default: by device]")] = "",
-    model: Annotated[str, typer.Option(help=f"Its shape: {', '.join(SHORT)}.  [default: the recipe's]")] = "",
-    layers: Annotated[int | None, typer.Option(help="Cut the model to so many layers.  [default: all]")] = None,
+    overrides: train_options.Overrides = None,
+    recipe: train_options.Recipe = "",
+    model: train_options.Model = "",
+    layers: train_options.Layers = None,
     arms: Annotated[
         str,
         typer.Option(
@@ -48,11 +43,9 @@ def main(
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for the device after gathers, digests and loads: slower, and finer.")
     ] = False,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the recipe; repeatable.")
-    ] = None,
-    seconds: Annotated[int, typer.Option(min=1, help="Of one training, its start included.")] = 900,
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    changes: train_options.Changes = None,
+    seconds: train_options.Seconds = 900,
+    device: train_options.Device = "cuda",
     folder: Annotated[Path, typer.Option(help="Where models, logs and stamps stay.")] = Path("runs/bench-sync"),
     out: Annotated[Path | None, typer.Option(help="Where every sync's stages go; written after each training.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Where one sync of each arm is drawn along time (.png).")] = None,
@@ -62,24 +55,18 @@ def main(
 
     Exit status: 0; 1 if an arm fails, or its stamps are not complete; 2 for wrong use.
     """
-    choices("--device", device, tuple(RECIPE))
-    chosen = asked_for(recipe or RECIPE[device], model, device)
+    choices("--device", device, tuple(train_options.RECIPE))
+    chosen = train_options.asked_for(recipe or train_options.RECIPE[device], model, device)
     ways = choices("--arms", arms, tuple(WAYS))
     if device == "cpu" and PLAIN in ways:
         raise typer.BadParameter(NO_PLAIN, param_hint="--arms")
-    check_layers(chosen[1], layers)
+    train_options.check_layers(chosen[1], layers)
     given = {"prompt": prompt, "answer": answer, "steps": steps, "gpus": gpus, "device": device, "layers": layers}
     given["tensor_parallel"] = tensor_parallel
     given["overrides"] = tuple(overrides or ())
     changed = {way: (*SENT.get(way, ()), *(changes or ())) for way in ways}
     tasks = [Sync(*chosen, WAYS[way], way=way, changes=changed[way], **given) for way in ways]
-    try:
-        for task in tasks:
-            task.loaded()
-    except RecipeError as error:
-        raise typer.BadParameter(str(error), param_hint="--recipe") from None
-    folder = folder.resolve()
-    make_model(tasks[0], folder / "models")
+    folder = train_options.ready(tasks, folder)
     described = hardware(device).get("gpus", [])
 
     def write(outcomes: Sequence[Outcome]) -> None:

@@ -22,6 +22,7 @@ from benchmarks.sync_picture import draw
 from benchmarks.sync_run import Sync
 from benchmarks.sync_stages import ENGINE_STAGES, TRAINER_STAGES
 from benchmarks.tasks import Outcome
+from benchmarks.train_run import TIMED, medians_of_refits
 
 INT8 = "int8"
 STAGES = {"trainer": TRAINER_STAGES, "engine": ENGINE_STAGES}
@@ -49,11 +50,9 @@ def row_of(outcome: Outcome) -> dict | None:
     if not steady:
         return None
     steps = [line["data"] for line in outcome.result["steps"][SETTLED - 1 :]]
-    logged = {
-        name: median(data[name] for data in steps if name in data)
-        for name in sorted({name for data in steps for name in data})
-        if name == "timing_s/update_weights" or (name.startswith("refit/") and name.count("/") == 1)
-    }
+    logged = medians_of_refits(steps)
+    if took := [data[TIMED] for data in steps if TIMED in data]:
+        logged[TIMED] = median(took)
     return {
         "model": outcome.task.shape,
         "way": outcome.task.way,
@@ -141,7 +140,7 @@ def _bytes(rows: Sequence[dict]) -> Table:
         table.add_column(heading, justify="left" if heading == "arm" else "right")
     for row in rows:
         hops = [f"{1e-6 * row['bytes'][name]:.1f}" for name in ("gathered", "handed over")]
-        got, logged = (row["logged"].get(name) for name in ("refit/bytes", "timing_s/update_weights"))
+        got, logged = (row["logged"].get(name) for name in ("refit/bytes", TIMED))
         said = "-" if got is None else f"{1e-6 * got:.1f}", "-" if logged is None else f"{1e3 * logged:.1f} ms"
         table.add_row(row["way"], *hops, *said)
     return table

@@ -2,9 +2,10 @@
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from benchmarks import train_reward
 from benchmarks.fewer_devices import as_options, fields_for
@@ -14,6 +15,7 @@ from launch.recipes import Recipe, load
 from launch.recipes.hydra_syntax import text
 from launch.smoke.child import Setting, python, run
 
+TIMED = "timing_s/update_weights"  # verl's, of a weight sync
 FORCED = {  # every answer as long as it may be, every step the same work, nothing but steps
     "actor_rollout_ref.rollout.ignore_eos": "true",  # read in verl's vllm_async_server.generate
     "algorithm.filter_groups.enable": "false",  # dynamic sampling generates some batches twice
@@ -59,6 +61,11 @@ class Arm:
         """The model's name, with its layers where some are cut away; its folder has it too."""
         return self.model if self.layers is None else f"{self.model}-{self.layers}-layers"
 
+    @property
+    def trained_on(self) -> int:
+        """How many of the devices."""
+        return self.gpus
+
     def title(self) -> str:
         """For a line of progress."""
         return f"{self.shape} {self.scheme}, answers of {self.answer}"
@@ -71,7 +78,7 @@ class Arm:
     def fields(self) -> dict[str, object]:
         """The recipe's fields that are set before `changes`."""
         recipe = load(self.recipe)
-        fields = fields_for(recipe, self.gpus, self.prompt, self.answer, self.tensor_parallel)
+        fields = fields_for(recipe, self.trained_on, self.prompt, self.answer, self.tensor_parallel)
         fields["rollout.scheme"] = self.scheme
         if recipe.qat not in (None, self.scheme):
             fields["qat"] = None
@@ -160,6 +167,12 @@ def carry_out(
     if not steps.seen:
         return Outcome(arm, ended.seconds, None, result["faults"][0])
     return Outcome(arm, ended.seconds, result)
+
+
+def medians_of_refits(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each `refit/*` that verl logged of steps, those of all replicas together."""
+    names = sorted({name for data in steps for name in data if name.startswith("refit/") and name.count("/") == 1})
+    return {name: median(data[name] for data in steps if name in data) for name in names}
 
 
 def memory_words(log: Path) -> str:

@@ -51,18 +51,8 @@ __all__ = [
 ]
 
 READS_ARE_FREE = False  # reading a counter waits for the device
-KINDS = (
-    "copy",
-    "codes",
-    "fp8_codes",
-    "int8",
-    "int8_exact",
-    "int8_given",
-    "fp8",
-    "fp8_tensor",
-    "fp8_blocks",
-    "int4",
-)  # of moves
+# of moves
+KINDS = ("copy", "codes", "fp8_codes", "int8", "int8_exact", "int8_given", "fp8", "fp8_tensor", "fp8_blocks", "int4")
 
 # columns of a launch's table
 SOURCE, ROWS_OF, TARGET, TARGET_STRIDE, SCALE, BAD, WHOLE = (

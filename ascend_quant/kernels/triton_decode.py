@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from ascend_quant.kernels import cache_pages, triton_decode_codes
-from ascend_quant.kernels.triton_decode_codes import halves, with_codes
+from ascend_quant.kernels.triton_decode_codes import halves, weights_of, with_codes
 
 TOGETHER = tl.constexpr(cache_pages.TOGETHER)
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -122,11 +122,7 @@ def with_tile(queries, k, v_t, k_scale, v_scale, seen, top, weights, sums):
         seen: (ROWS or 1, TILE), the tokens that a row attends to.
     """
     scores = tl.dot(queries, tl.trans(k).to(queries.dtype)) * k_scale[None, :]
-    scores = tl.where(seen, scores, float("-inf"))
-    larger = tl.maximum(top, tl.max(scores, 1))
-    shrink = tl.exp2(top - larger)
-    p = tl.exp2(scores - larger[:, None])
-    weights = weights * shrink + tl.sum(p, 1)
+    p, larger, weights, shrink = weights_of(scores, seen, top, weights)
     scaled = (p * v_scale[None, :]).to(queries.dtype)
     return larger, weights, tl.dot(scaled, tl.trans(v_t).to(queries.dtype), sums * shrink[:, None])
 

@@ -11,10 +11,11 @@ Shape suffixes: R query heads (8, those beyond the group of no use), T tokens of
 import triton
 import triton.language as tl
 
+from ascend_quant.kernels.triton_rows import MAGIC, MAGIC_BITS
+
 HEADS = 8  # of queries for one head of keys, at most
 LARGEST = tl.constexpr(32512)  # 127 * 256: the largest integer whose upper byte is an int8
 TINY = tl.constexpr(1e-30)  # below it a row is zero
-MAGIC, MAGIC_BITS = tl.constexpr(12582912.0), tl.constexpr(0x4B400000)  # 1.5 * 2**23: adding it rounds half to even
 
 
 @triton.jit
@@ -37,6 +38,17 @@ def whole_of(products, N: tl.constexpr):
 
 
 @triton.jit
+def weights_of(scores, seen, top, weights):
+    """One step of the online softmax: a tile's weights, the largest scores, the sums of weights, and the factor by
+    which whatever was summed before shrinks."""
+    scores = tl.where(seen, scores, float("-inf"))
+    larger = tl.maximum(top, tl.max(scores, 1))
+    shrink = tl.exp2(top - larger)
+    p = tl.exp2(scores - larger[:, None])
+    return p, larger, weights * shrink + tl.sum(p, 1), shrink
+
+
+@triton.jit
 def with_codes(
     queries, q_scale, k, v_t, k_scale, v_scale, seen, top, weights, sums, TILE: tl.constexpr, HEAD: tl.constexpr
 ):
@@ -48,11 +60,7 @@ def with_codes(
         seen: (1, T), the tokens that are attended to.
     """
     scores = whole_of(tl.dot(queries, tl.trans(k), out_dtype=tl.int32), TILE) * q_scale[:, None] * k_scale[None, :]
-    scores = tl.where(seen, scores, float("-inf"))
-    larger = tl.maximum(top, tl.max(scores, 1))
-    shrink = tl.exp2(top - larger)
-    p = tl.exp2(scores - larger[:, None])
-    weights = weights * shrink + tl.sum(p, 1)
+    p, larger, weights, shrink = weights_of(scores, seen, top, weights)
     scaled, p_scale = halves(p * v_scale[None, :], TILE)
     added = whole_of(tl.dot(scaled, tl.trans(v_t), out_dtype=tl.int32), HEAD) * p_scale[:, None]
     return larger, weights, sums * shrink[:, None] + added

@@ -9,7 +9,7 @@ from naming import has_line_naming
 from sync_cases import ENGINES, SECONDS, STAGES, WHOLE, write
 from typer.testing import CliRunner
 
-from benchmarks import sync, sync_measured, sync_report
+from benchmarks import sync, sync_measured, sync_report, train_options
 from benchmarks.stamped import read
 from benchmarks.sync_run import WAYS, Sync
 from benchmarks.sync_stages import ENGINE_STAGES, TRAINER_STAGES, syncs_of
@@ -174,7 +174,7 @@ def test_the_documented_commands_are_understood(monkeypatch, tmp_path):
     found = [line.partition(" #")[0].split() for line in (docs / "gpu.md").read_text().splitlines()]
     commands = [words[3:] for words in found if words[:3] == ["./run.sh", "bench", "sync"]]
     asked = []
-    monkeypatch.setattr(sync, "make_model", lambda *_: None)
+    monkeypatch.setattr(train_options, "make_model", lambda *_: None)
     monkeypatch.setattr(sync, "in_turn", lambda tasks, *_: asked.append(list(tasks)) or [])
     monkeypatch.chdir(tmp_path)
     for arguments in commands:

@@ -9,7 +9,7 @@ import torch
 from naming import has_line_naming
 from typer.testing import CliRunner
 
-from benchmarks import train, train_report, train_run
+from benchmarks import train, train_options, train_report, train_run
 from benchmarks.fewer_devices import as_options, fields_for
 from benchmarks.flops import update_flops, weights_in_products
 from benchmarks.models import MODELS, get_model
@@ -256,7 +256,7 @@ def test_wrong_use(arguments, said):
 
 def test_arms_take_turns_at_being_first(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(train, "make_model", lambda *_: None)
+    monkeypatch.setattr(train_options, "make_model", lambda *_: None)
     monkeypatch.setattr(train, "in_turn", lambda tasks, seconds, write, measure: asked.extend(tasks) or [])
     where = ["--folder", str(tmp_path)]
     CliRunner().invoke(train.app, ["--answers", "64,128", "--repeats", "2", *where])
@@ -278,7 +278,7 @@ def test_the_documented_commands_are_understood(monkeypatch, tmp_path):
     )
     assert english == chinese
     asked = []
-    monkeypatch.setattr(train, "make_model", lambda *_: None)
+    monkeypatch.setattr(train_options, "make_model", lambda *_: None)
     monkeypatch.setattr(train, "in_turn", lambda tasks, *_: asked.append(list(tasks)) or [])
     monkeypatch.chdir(tmp_path)
     commands = [words[3:] for words in english if words[1:3] == ["bench", "train"]]

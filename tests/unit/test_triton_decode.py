@@ -45,6 +45,14 @@ def filled(write, layout, lengths, device, dtype=torch.bfloat16, blocks_beyond=3
     return cache, table.to(device), keys, values
 
 
+def attended(module, device, tiles, layout, cache, table, q, lengths, processors, dtype=torch.float16):
+    """What the queries (B, H, D) get, there being room for three sequences more."""
+    run = module.Decoder(len(lengths) + 3, q.shape[1], layout, torch.device(device), tiles, processors)
+    on_device = torch.tensor(lengths, dtype=torch.int32, device=device)
+    out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
+    return run(q.to(device), cache, table, on_device, run.plan(on_device), layout.head**-0.5, out)
+
+
 @pytest.mark.parametrize(
     ("heads", "group", "head", "page", "tile", "processors", "lengths"),
     [
@@ -60,11 +68,7 @@ def test_attention_is_the_oracles(decode, heads, group, head, page, tile, proces
     layout = cache_pages.Layout(page, heads, head)
     cache, table, keys, values = filled(decode.write, layout, lengths, device)
     q = normal(len(lengths), heads * group, head, seed=99).half()
-    tiles = module.DecodeTiles(tile, 1, 4, 2)
-    run = module.Decoder(len(lengths) + 3, heads * group, layout, torch.device(device), tiles, processors)
-    on_device = torch.tensor(lengths, dtype=torch.int32, device=device)
-    out = torch.full(q.shape, torch.nan, dtype=torch.float16, device=device)
-    run(q.to(device), cache, table, on_device, run.plan(on_device), head**-0.5, out)
+    out = attended(module, device, module.DecodeTiles(tile, 1, 4, 2), layout, cache, table, q, lengths, processors)
     expected = oracle.decode_attention(q, keys, values, head**-0.5)
     assert (out.cpu().double() - expected).abs().max() < 4e-3
     assert not out[[row for row, length in enumerate(lengths) if length == 0]].any()
@@ -86,10 +90,7 @@ def test_products_of_codes_are_the_oracles(decode, heads, group, head, page, til
     cache, table, keys, values = filled(decode.write, layout, lengths, device)
     q = normal(len(lengths), heads * group, head, seed=99).bfloat16()
     tiles = module.DecodeTiles(tile, 1, 4, 2, codes=True)
-    run = module.Decoder(len(lengths), heads * group, layout, torch.device(device), tiles, processors)
-    on_device = torch.tensor(lengths, dtype=torch.int32, device=device)
-    out = torch.full(q.shape, torch.nan, dtype=torch.float32, device=device)
-    run(q.to(device), cache, table, on_device, run.plan(on_device), head**-0.5, out)
+    out = attended(module, device, tiles, layout, cache, table, q, lengths, processors, torch.float32)
     expected = oracle.decode_attention(q, keys, values, head**-0.5)
     assert (out.cpu().double() - expected).abs().max() < 1e-4
     with pytest.raises(ValueError, match="9 query heads"):

@@ -1,0 +1,78 @@
+"""What the benchmarks that train have in common on their command lines: which recipe, which shape, what is changed."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.machine import ROOT
+from benchmarks.models import MODELS, get_model
+from benchmarks.refit import choices
+from benchmarks.rollout import SHORT
+from benchmarks.train_files import WHOLE
+from benchmarks.train_run import Arm, model_of
+from launch.recipes import RecipeError, load
+
+RECIPE = {"cuda": "qwen2.5-7b-int8-gsm8k-h100", "cpu": "addition-int8"}
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="-- OVERRIDES", help="Settings of verl, over the recipe's: key=value.")
+]
+Recipe = Annotated[str, typer.Option(help="Which one.  [default: by device]")]
+Model = Annotated[str, typer.Option(help=f"Its shape: {', '.join(SHORT)}.  [default: the recipe's]")]
+Layers = Annotated[int | None, typer.Option(help="Cut the model to so many layers.  [default: all]")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the recipe; repeatable.")
+]
+Seconds = Annotated[int, typer.Option(min=1, help="Of one training, its start included.")]
+Device = Annotated[str, typer.Option(help="cuda or cpu.")]
+
+
+def ready(arms: Sequence[Arm], folder: Path) -> Path:
+    """The folder, absolute, with the model that all arms train; made unless an earlier run has left it there.
+
+    Raises:
+        BadParameter: a recipe's fields do not go together; nothing has been made then.
+    """
+    try:
+        for arm in arms:
+            arm.loaded()
+    except RecipeError as error:
+        raise typer.BadParameter(str(error), param_hint="--recipe") from None
+    folder = folder.resolve()
+    make_model(arms[0], folder / "models")
+    return folder
+
+
+def asked_for(recipe: str, model: str, device: str) -> tuple[str, str]:
+    """The recipe, and the model whose shape it is to have."""
+    try:
+        own = model_of(load(recipe))
+    except RecipeError as error:
+        raise typer.BadParameter(str(error), param_hint="--recipe") from None
+    if model:
+        return recipe, SHORT[choices("--model", model, tuple(SHORT))[0]]
+    if device == "cpu":
+        return recipe, "tiny"
+    if own not in MODELS:
+        raise typer.BadParameter(f"no shape of {own} here: say one of {', '.join(SHORT)}", param_hint="--model")
+    return recipe, own
+
+
+def check_layers(model: str, layers: int | None) -> None:
+    """Raise BadParameter unless the model can be cut to so many."""
+    try:
+        get_model(model).cut(layers)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--layers") from None
+
+
+def make_model(arm: Arm, folder: Path) -> None:
+    """The checkpoint, unless an earlier run has left it there."""
+    if (folder / arm.shape / WHOLE).exists():
+        return
+    command = [sys.executable, "-m", "benchmarks.train_files", str(folder / arm.shape), arm.model, arm.device]
+    subprocess.run([*command, *([str(arm.layers)] if arm.layers else [])], cwd=ROOT, check=True)
