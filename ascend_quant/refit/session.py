@@ -485,10 +485,15 @@ class Refit:
         else:
             self.unseen = self._state == "ready" and self.last_receipt is not None
 
+    @property
+    def weights_sleep(self) -> bool:
+        """Whether the memory of the weights, and of all that was allocated with them, is not to be touched."""
+        return self._asleep is not None
+
     def cache_woke(self) -> None:
         """The engine woke up, perhaps its KV cache, with which vLLM sets all scales to 1; not while the weights sleep,
         as their memory holds the scales too."""
-        if self.kv_scales is not None and self._asleep is None:
+        if self.kv_scales is not None and not self.weights_sleep:
             self.kv_scales.write()
 
     def digest(self) -> str:

@@ -206,14 +206,32 @@ class Asleep:
             for buffer in model.buffers():
                 buffer.fill_(float("nan") if buffer.is_floating_point() else 0)
         self.refit.slept(level)
+        self.unmapped = [tensor for resident in self.refit.residents for tensor, _ in resident.tensors()]
+        self.unmapped += model.buffers()
 
     def wake_up(self, tags: list[str] | None) -> None:
+        """On a GPU, a kernel that touches the weights' memory before they are awake ends the process."""
+        if tags is None or "weights" in tags:
+            self.unmapped = []
+        before = [tensor.clone() for tensor in self.unmapped]
         Worker.wake_up(self.worker, tags)
+        assert all(is_same(*pair) for pair in zip(before, self.unmapped, strict=True))
+
+
+def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))  # NaN is NaN
 
 
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize(
-    "order", [("weights", "update", "kv_cache"), ("weights", "kv_cache", "update"), ("all", "update")], ids=" ".join
+    "order",
+    [
+        ("weights", "update", "kv_cache"),
+        ("weights", "kv_cache", "update"),
+        ("kv_cache", "weights", "update"),
+        ("all", "update"),
+    ],
+    ids=" ".join,
 )
 def test_they_are_there_after_every_order_of_waking_up(loaded, folders, fresh, level, order):
     loaded.collective_rpc(sync, args=(folders[2][1] | scales_of(1),))

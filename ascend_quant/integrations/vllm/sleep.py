@@ -43,7 +43,7 @@ def reporting_wake_up(wake_up: Callable) -> Callable:
     """For a worker's `wake_up`."""
 
     def wake_up_and_report(self, tags: list[str] | None = None) -> None:
-        with _without_buffers(self) if tags is not None and "weights" not in tags else nullcontext():
+        with _weights_asleep(self) if tags is not None and "weights" not in tags else nullcontext():
             wake_up(self, tags)
         if (refit := refit_of_worker(self)) is not None:
             refit.woke(tags)
@@ -53,17 +53,31 @@ def reporting_wake_up(wake_up: Callable) -> Callable:
 
 
 @contextmanager
-def _without_buffers(worker: Any) -> Generator[None]:
-    """Keep the model's buffers of a level 2 sleep for the wake-up of the weights, in whose memory they lie.
+def _weights_asleep(worker: Any) -> Generator[None]:
+    """Let vLLM wake up the cache alone, and leave the memory of the weights as it is.
 
-    vLLM 0.23 puts them back whatever wakes up: the cache first, and a copy to unmapped memory ends the process.
+    vLLM (0.23 to 0.28) then puts back the buffers that it saved at a level 2 sleep, and sets the scales of a quantized
+    cache to 1. If the weights still sleep, a GPU has unmapped the memory of both, and an access ends the process. The
+    buffers, scales among them, come with the weights: with all bytes (level 1), or as saved.
     """
     kept = getattr(worker, "_sleep_saved_buffers", None)
-    if not kept:
-        yield
-        return
-    worker._sleep_saved_buffers = {}
+    refit, runner = refit_of_worker(worker), worker.model_runner
+    resets = refit is not None and refit.weights_sleep and hasattr(runner, "init_fp8_kv_scales")
+    if kept:
+        worker._sleep_saved_buffers = {}
+    if resets:
+        runner.init_fp8_kv_scales = lambda: _clear(runner)
     try:
         yield
     finally:
-        worker._sleep_saved_buffers = kept
+        if kept:
+            worker._sleep_saved_buffers = kept
+        if resets:
+            del runner.init_fp8_kv_scales
+
+
+def _clear(runner: Any) -> None:
+    """The other half of vLLM's `init_fp8_kv_scales`: no page starts with what lay in its memory."""
+    if runner.cache_config.cache_dtype != "auto":
+        for cache in runner.kv_caches:
+            cache.zero_()
