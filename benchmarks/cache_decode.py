@@ -36,14 +36,17 @@ TILES = (  # tokens at once, programs a multiprocessor, warps, stages, whether c
     (128, 2, 4, 3),
     (32, 4, 4, 4),
     (32, 10, 1, 3),
-    (128, 2, 4, 3, True),
-    (128, 2, 8, 3, True),
-    (64, 4, 4, 3, True),
+    (128, 3, 4, 3, True),
     (64, 4, 2, 4, True),
     (64, 6, 2, 3, True),
-    (64, 5, 1, 3, True),
+    (64, 7, 2, 2, True),
+    (64, 8, 2, 2, True),
+    (64, 4, 1, 4, True),
     (32, 8, 1, 3, True),
+    (32, 8, 2, 3, True),
+    (32, 10, 2, 3, True),
 )
+WORST, WORST_CODES = 0.02, 0.001  # errors: weights are BF16's, or of 16 bits
 OF_CODES = tuple(tiles for tiles in TILES if len(tiles) > 4)
 HEADS = {"4": (4, 28), "8": (8, 40), "4x8": (4, 32)}
 
@@ -116,7 +119,7 @@ def check(device: torch.device, page: int) -> dict[str, float]:
     from ascend_quant.kernels.triton_decode import Decoder, DecodeTiles
 
     found, processors = {}, 132 if device.type == "cuda" else 2
-    lengths = [1, 700, 64, 0, 333, 1500] if device.type == "cuda" else [1, 130]
+    lengths = [1, 700, 64, 0, 333, 9000] if device.type == "cuda" else [1, 130]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float16  # the interpreter cuts BF16 off
     sizes = [(4, 28), (8, 40), (1, 16)] if device.type == "cuda" else [(2, 14)]
     for heads, query_heads in sizes:
@@ -147,12 +150,12 @@ def check(device: torch.device, page: int) -> dict[str, float]:
         expected = oracle.decode_attention(q, *real, SCALE)
         for tiles in TILES if device.type == "cuda" and heads > 1 else (*TILES[:2], *OF_CODES[: heads > 1]):
             run = Decoder(len(lengths), query_heads, layout, device, DecodeTiles(*tiles), processors)
-            out = torch.full_like(q, torch.nan)
+            out = torch.full(q.shape, torch.nan, device=device)  # float32: errors are not those of its rounding
             run(q, cache, table_of.to(device), counts, run.plan(counts), SCALE, out)
             error = float((out.double() - expected).abs().max())
-            if not error < 0.02:
+            if not error < (WORST_CODES if len(tiles) > 4 else WORST):
                 print(f"FAULT: {tiles}, {heads} heads: error {error}", flush=True)
-            found[f"{query_heads}/{heads} {tiles}"] = round(error, 5)
+            found[f"{query_heads}/{heads} {tiles}"] = float(f"{error:.2g}")
     return found
 
 

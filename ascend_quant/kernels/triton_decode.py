@@ -7,9 +7,8 @@ its share: for each sequence in it, it leaves a part (sums, largest score, sum o
 the parts of each sequence. Share s and sequence b meet at most once, and s + b grows from one meeting to the next:
 it is the part's place.
 
-Codes become BF16 (or FP16) in registers: 255 integers, exact; or they are multiplied as they are
-(triton_decode_codes.py), which has not been timed on a GPU yet and is nobody's usual. A key's scale multiplies its
-score, a value's its weight.
+Up to eight query heads for one head of keys multiply codes as they are (triton_decode_codes.py); for more, codes
+become BF16 (or FP16) in registers: 255 integers, exact. A key's scale multiplies its score, a value's its weight.
 
 Shape suffixes: B sequences, H query heads, G heads of keys and values, D numbers of a head.
 """
@@ -21,12 +20,13 @@ import triton
 import triton.language as tl
 
 from ascend_quant.kernels import cache_pages, triton_decode_codes
-from ascend_quant.kernels.triton_decode_codes import halves, weights_of, with_codes
+from ascend_quant.kernels.triton_decode_codes import query_halves, weights_of, with_codes
 
 TOGETHER = tl.constexpr(cache_pages.TOGETHER)
 LOG2E = tl.constexpr(1.4426950408889634)
 FEWEST_ROWS = 16  # of a tensor core's product
 MOST_GROUP = 16  # query heads of a head of keys
+REGISTERS = 1 << 16  # of a multiprocessor, from sm80 to sm100
 
 
 class DecodeTiles(NamedTuple):
@@ -45,18 +45,26 @@ class DecodeTiles(NamedTuple):
     stages: int
     codes: bool = False
 
+    @property
+    def registers(self) -> int:
+        """Of a thread, at most, for as many programs to run at once: what a multiprocessor has, in eights."""
+        return min(REGISTERS // (self.programs * self.warps * 32) // 8 * 8, 248)
 
-# Of benchmarks/results/2026-11-25-h200-cache-decode.json: the fastest in 52 of 72 cases, within 13 % in all.
+
+# Of benchmarks/results/2026-11-26-h200-cache-decode.json: within 3 % of the fastest in all cases.
+CODES = DecodeTiles(64, 6, 2, 3, codes=True)
+# Of benchmarks/results/2026-11-25-h200-cache-decode.json: the fastest of others in 52 of 72 cases, within 13 % in all.
 LARGE = DecodeTiles(128, 2, 4, 3)
 # Within 5 % of that from 8,192 tokens on, with half of the shared memory; not run on an A100.
 SMALL = DecodeTiles(64, 3, 4, 3)
 HOPPER = (9, 0)
 
 
-def usual(device: torch.device) -> DecodeTiles:
-    """What a device's shared memory holds."""
-    large = device.type == "cuda" and torch.cuda.get_device_capability(device) >= HOPPER
-    return LARGE if large else SMALL
+def usual(device: torch.device, group: int) -> DecodeTiles:
+    """What a device's shared memory holds, for so many query heads of a head of keys."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < HOPPER:
+        return SMALL
+    return CODES if group <= triton_decode_codes.HEADS else LARGE
 
 
 class Plan(NamedTuple):
@@ -122,9 +130,9 @@ def with_tile(queries, k, v_t, k_scale, v_scale, seen, top, weights, sums):
         seen: (ROWS or 1, TILE), the tokens that a row attends to.
     """
     scores = tl.dot(queries, tl.trans(k).to(queries.dtype)) * k_scale[None, :]
-    p, larger, weights, shrink = weights_of(scores, seen, top, weights)
+    p, larger, shrink = weights_of(scores, seen, top)
     scaled = (p * v_scale[None, :]).to(queries.dtype)
-    return larger, weights, tl.dot(scaled, tl.trans(v_t).to(queries.dtype), sums * shrink[:, None])
+    return larger, weights * shrink + tl.sum(p, 1), tl.dot(scaled, tl.trans(v_t).to(queries.dtype), sums * shrink[:, None])
 
 
 @triton.jit(do_not_specialize=["B", "table_stride"])
@@ -167,10 +175,10 @@ def attend_shares(
         q_at = q + sequence.to(tl.int64) * q_stride + heads[:, None] * HEAD + column[None, :]
         queries = tl.load(q_at, mask=(row < GROUP)[:, None], other=0.0)
         if CODES:
-            queries, q_scale = halves(queries.to(tl.float32), HEAD)
+            queries, q_scale = query_halves(queries.to(tl.float32), HEAD)
         table = block_table + sequence.to(tl.int64) * table_stride
         top = tl.full((ROWS,), float("-inf"), tl.float32)
-        weights = tl.zeros((ROWS,), tl.float32)
+        weights = tl.zeros((ROWS, TILE) if CODES else (ROWS,), tl.float32)
         sums = tl.zeros((ROWS, HEAD), tl.float32)
         here = tl.minimum(end, stop)
         next_block = tl.load(table + (at - begin) * TILE // PAGE)
@@ -195,7 +203,7 @@ def attend_shares(
         to = (share + sequence).to(tl.int64) * (HEADS * GROUP) + heads
         tl.store(part_sums + to[:, None] * HEAD + column[None, :], sums, mask=(row < GROUP)[:, None])
         tl.store(part_tops + to, top, mask=row < GROUP)
-        tl.store(part_weights + to, weights, mask=row < GROUP)
+        tl.store(part_weights + to, tl.sum(weights, 1) if CODES else weights, mask=row < GROUP)
         at = here
         sequence += 1
         while (sequence < B) & (tl.load(first_tile + tl.minimum(sequence + 1, B)) <= at):
@@ -253,7 +261,7 @@ class Decoder:
         tiles: DecodeTiles | None = None,
         processors: int = 132,
     ):
-        tiles, problem = tiles or usual(device), layout.problem()
+        tiles, problem = tiles or usual(device, query_heads // layout.heads), layout.problem()
         most = triton_decode_codes.HEADS if tiles.codes else MOST_GROUP
         if query_heads % layout.heads or query_heads // layout.heads > most:
             problem = f"{query_heads} query heads for {layout.heads} heads of keys: up to {most} each are taken"
@@ -309,7 +317,7 @@ class Decoder:
             attend_shares[(layout.heads, self.shares)](
                 q_BHD, cache, block_table, lengths, plan.first_tile, plan.first_sequence, self.sums, self.tops,
                 self.weights, count, q_BHD.stride(0), block_table.stride(0), softmax_scale,
-                **constants(layout, group, tiles), num_warps=tiles.warps,
+                **constants(layout, group, tiles), num_warps=tiles.warps, maxnreg=tiles.registers,
             )  # fmt: skip
             merge_parts[(count, self.query_heads)](
                 out_BHD, plan.first_tile, self.sums, self.tops, self.weights, count, self.shares, out_BHD.stride(0),

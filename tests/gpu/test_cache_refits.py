@@ -105,7 +105,7 @@ def fresh(_: int, folder: Path, cache: str, step: int) -> None:
                     layer, _, kind = name.rpartition(".")
                     getattr(layers[layer], f"_{kind}").fill_(value.item())
                     setattr(layers[layer], f"_{kind}_float", value.item())
-            llm.reset_prefix_cache()
+        llm.reset_prefix_cache()  # pages that are found again hold rounded keys; prefill computes with whole ones
         torch.save(answered(llm), folder / "fresh.pt")
 
 
