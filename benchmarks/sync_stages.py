@@ -132,15 +132,17 @@ class Sync:
         taken[CALL] = self.whole - self.trainer.seconds
         for stamp, stage in staged(self.trainer, OTHER, self.trainer_stage):
             taken[stage] += stamp.own
-        clearing = self._clearing()
+        clearing, went_on = self._clearing(), self._went_on()
         taken[ENDING] -= clearing
         taken[CLEARING] += clearing
+        taken[WAKE["weights"]] -= went_on
+        taken[OTHER] += went_on  # what the calls in both have taken twice
         return taken
 
     def trainer_stage(self, stamp: Stamp, outer: Stamp | None, stage: str) -> str | None:
         """A call's of the trainer, where it has one of its own."""
         if stamp.name == RESUME:
-            return WAKE.get(stamp.note, stage)
+            return WAKE.get(stamp.note.split(",")[0], stage)  # the weights first, if both
         if stamp.name in MEMORY and outer is not None:
             if outer is self.trainer:
                 asked = min((one.start for one in self.trainer.named(EXPORT)), default=self.trainer.end)
@@ -155,6 +157,12 @@ class Sync:
         free = [gap for adapter in self.trainer.named(ADAPTER) for gap in gaps(adapter)]
         cleared = [(one.start, one.end) for one in self.server() if one.name in SERVER_CLEARS]
         return sum(overlap(gap, one) for gap in free for one in cleared)
+
+    def _went_on(self) -> float:
+        """Of the engine's wake-up, that in which the trainer made weights."""
+        wakes = [one for one in self.trainer.inside if one.name == RESUME]
+        others = [one for one in self.trainer.inside if one.name != RESUME]
+        return sum(overlap((wake.start, wake.end), (one.start, one.end)) for wake in wakes for one in others)
 
     def engine_stages(self) -> dict[str, float]:
         """Seconds of each of ENGINE_STAGES, which add up to the engine's call; empty where it left no stamp."""

@@ -132,7 +132,11 @@ def with_tile(queries, k, v_t, k_scale, v_scale, seen, top, weights, sums):
     scores = tl.dot(queries, tl.trans(k).to(queries.dtype)) * k_scale[None, :]
     p, larger, shrink = weights_of(scores, seen, top)
     scaled = (p * v_scale[None, :]).to(queries.dtype)
-    return larger, weights * shrink + tl.sum(p, 1), tl.dot(scaled, tl.trans(v_t).to(queries.dtype), sums * shrink[:, None])
+    return (
+        larger,
+        weights * shrink + tl.sum(p, 1),
+        tl.dot(scaled, tl.trans(v_t).to(queries.dtype), sums * shrink[:, None]),
+    )
 
 
 @triton.jit(do_not_specialize=["B", "table_stride"])

@@ -56,7 +56,7 @@ def with_codes(
 ):
     """Largest scores (R), weights (R, T), to be added up, and sums of weighted values (R, D), with a tile of keys more.
 
-    Weights are at most 1, so that a tile's largest scale of values bounds all products with them: one factor for a tile.
+    Weights are at most 1: a tile's largest scale of values bounds all products with them, one factor serves a tile.
 
     Args:
         queries, q_scale: of `query_halves`.

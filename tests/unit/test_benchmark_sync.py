@@ -10,9 +10,10 @@ from sync_cases import ENGINES, SECONDS, STAGES, WHOLE, write
 from typer.testing import CliRunner
 
 from benchmarks import sync, sync_measured, sync_report, train_options
-from benchmarks.stamped import read
+from benchmarks.stamped import Stamp, read
 from benchmarks.sync_run import WAYS, Sync
 from benchmarks.sync_stages import ENGINE_STAGES, TRAINER_STAGES, syncs_of
+from benchmarks.sync_stages import Sync as SyncOfOne
 from benchmarks.sync_stamps import CUDA, OURS, TARGETS, VERLS
 from benchmarks.tasks import Outcome
 from launch.recipes import Paths, resolve
@@ -37,6 +38,19 @@ def test_stages_add_up_to_what_verl_logs(tmp_path):
         assert [rank.process for rank in one.trainers] == ["one", "two"] and one.trainer.process == "one"
     assert before.whole == pytest.approx(SECONDS)
     assert before.trainer_stages()["Ray call"] == 0
+
+
+def test_a_wake_up_is_what_the_trainer_waited_for():
+    inside = [
+        Stamp("one", "ServerAdapter.resume", 0.0, 0.3, "weights,kv_cache"),
+        Stamp("one", "FSDPEngine.get_per_tensor_param", 0.05, 0.1, None),
+        Stamp("one", "Gather.whole", 0.1, 0.2, None),
+        Stamp("one", "ServerAdapter.update_weights", 0.35, 0.9, 0),
+    ]
+    one = SyncOfOne(1, 1.25, [Stamp("one", "ActorRolloutRefWorker.update_weights", 0.0, 1.0, None, inside)], [], [])
+    wanted = {"Ray call": 0.25, "wake-up of weights": 0.15, "export": 0.05, "gathers": 0.1, "engine ends": 0.55}
+    found = {name: pytest.approx(seconds) for name, seconds in one.trainer_stages().items() if seconds}
+    assert found == wanted | {"other": 0.15}
 
 
 def test_what_is_inside_what(tmp_path):

@@ -117,6 +117,7 @@ def test_each_sync_has_its_own_figures_of_what_was_sent(monkeypatch):
             "refit/gather_ms": 5000.0,
             "refit/bytes_sent": 2 * 3 * 4 + 4 * 2,
             "refit/sent_as_codes": 0,
+            "refit/bytes_kept": 0,
         }
 
 
@@ -146,7 +147,8 @@ def test_a_steps_figures_are_those_of_the_rank_with_the_most():
     assert hasattr(worker.sent_figures, MAGIC_ATTR)  # offered to verl's controller
     asked = object.__new__(worker)
     asked.actor = SimpleNamespace(figures=SentFigures(), sent_update=None)
-    assert asked.sent_figures() == dict.fromkeys(("refit/gather_ms", "refit/bytes_sent", "refit/sent_as_codes"), 0)
+    names = ("refit/gather_ms", "refit/bytes_sent", "refit/sent_as_codes", "refit/bytes_kept")
+    assert asked.sent_figures() == dict.fromkeys(names, 0)
 
 
 class Verls:
@@ -164,6 +166,7 @@ def test_codes_are_rounded_of_the_step_that_verl_names():
     worker = object.__new__(type("Sending", (sender.SendsWeights, Verls), {}))
     worker.actor = made(None, False, None, None, partial(rounding_of, "hashed", 5), engine=None)
     worker.actor.engine = SimpleNamespace(module=None)
+    worker.config = SimpleNamespace(rollout=SimpleNamespace(free_cache_engine=False))
     worker.actor.send_codes(SCHEMES["int8"], frozenset("a"))
     for step, of in ((3, 3), (None, 3), (4, 4)):
         sent, mode = asyncio.run(worker.update_weights(step, mode="naive"))

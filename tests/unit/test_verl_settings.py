@@ -42,6 +42,22 @@ def test_patches_are_of_codes_where_rows_have_scales_of_their_own(scheme, codes)
     settings.check(config(**rollout, checkpoint_engine={"backend": "nccl"}))
 
 
+@pytest.mark.parametrize(
+    ("ours", "of_vllm", "device", "share"),
+    [
+        ({}, {}, "cuda", 0.4),
+        ({"memory": "auto"}, {"gpu_memory_utilization": 0.6}, "npu", 0.6),
+        ({"memory": "release"}, {}, "cuda", None),
+        ({}, {"kv_cache_memory_bytes": 1 << 30}, "cuda", None),
+        ({}, {}, "cpu", None),
+    ],
+)
+def test_what_an_engine_takes_at_most_beside_a_trainer_that_keeps_its_cache(ours, of_vllm, device, share):
+    engine = {"ascend_quant": ours, "vllm": of_vllm}
+    rollout = OmegaConf.create({"gpu_memory_utilization": 0.4, "engine_kwargs": engine})
+    assert settings.share_of_engine(rollout, device) == share
+
+
 @pytest.mark.parametrize("send", ["int8", "fp8", "bf16"])
 def test_codes_of_the_engines_scheme_may_be_sent(send):
     rollout = sending(send, scheme="fp8" if send == "fp8" else "int8")
@@ -148,6 +164,7 @@ def test_weights_pass_through_engines_that_carry_bytes(backend, monkeypatch):
         (sending("delta"), "send=delta.*=naive"),
         (sending("delta") | {"checkpoint_engine": {"backend": "naive"}}, "send=delta.*=naive"),
         ({"engine_kwargs": {"ascend_quant": {"base_on": "disk"}}}, "base_on='disk'"),
+        ({"engine_kwargs": {"ascend_quant": {"memory": "keep"}}}, "memory='keep'"),
         (sending("int8", profile="p"), "send=int8.* profile"),
     ],
 )

@@ -4,6 +4,7 @@ The weights are wrapped where the training engine hands them out, before any tra
 through shared memory or IPC, and what distant ones get through a checkpoint engine first, is proved alike.
 """
 
+import asyncio
 import functools
 import logging
 import time
@@ -18,14 +19,14 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from ascend_quant.integrations.verl import compat, hooks
+from ascend_quant.integrations.verl import compat, hooks, room
 from ascend_quant.integrations.verl.gathering import gathered, is_gathered_flat
 from ascend_quant.integrations.verl.kv_maxima import Maxima
 from ascend_quant.integrations.verl.leaving import ENGINE_DTYPE, Leaving, kept_by
 from ascend_quant.integrations.verl.patches import AGAINST, Patching
 from ascend_quant.integrations.verl.sent_figures import Figures, SentFigures
 from ascend_quant.integrations.verl.sent_update import SentUpdate
-from ascend_quant.integrations.verl.settings import Patches
+from ascend_quant.integrations.verl.settings import NAIVE, Patches
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError, coding
@@ -175,7 +176,13 @@ def own_device() -> torch.device:
 
 
 class SendsWeights:
-    """Mixed in before verl's actor worker class."""
+    """Mixed in before verl's actor worker class.
+
+    Attributes:
+        share: the most that an engine takes of a device's memory, see `settings.share_of_engine`.
+    """
+
+    share: float | None = None
 
     @functools.wraps(ActorRolloutRefWorker.init_model)
     def init_model(self) -> None:
@@ -188,7 +195,15 @@ class SendsWeights:
     @functools.wraps(ActorRolloutRefWorker.update_weights)
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
         self.actor.rounding.begin(global_steps)
-        return await super().update_weights(global_steps, mode)
+        rollout = self.config.rollout
+        if (rollout.checkpoint_engine.backend if mode == "auto" else mode) != NAIVE or not rollout.free_cache_engine:
+            return await super().update_weights(global_steps, mode)
+        install(hooks.WITH_CACHE_KEPT)
+        has_room = await asyncio.to_thread(room.has_room, self.share)
+        self.actor.figures.kept = room.cached_bytes() if has_room else 0
+        with room.keeping() if has_room else nullcontext():
+            async with room.waking_early(self.rollout, has_room):
+                return await super().update_weights(global_steps, mode)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def seconds_of_actor(self) -> float:
@@ -214,6 +229,7 @@ def sends_weights(
     form: Form | None = None,
     patches: Patches | None = None,
     makes_rounding: Callable[[], Nearest] = Nearest,
+    share: float | None = None,
 ) -> type:
     """verl's actor worker class, whose training worker is a `SendingTrainingWorker`.
 
@@ -223,11 +239,13 @@ def sends_weights(
         form: of the scales of a KV cache that do; None if none.
         patches: how what has changed is sent to engines elsewhere; None if all is.
         makes_rounding: of the codes that leave.
+        share: the most that an engine takes of a device's memory, if the trainer may keep its cache beside it.
     """
     chosen = {"proves": proves, "rounds": engine_dtype == ENGINE_DTYPE, "form": form, "patches": patches}
     rounding = {"makes_rounding": staticmethod(makes_rounding)}
     actor = type(SendingTrainingWorker.__name__, (SendingTrainingWorker,), chosen | rounding)
-    return type(f"Sending{worker_class.__name__}", (SendsWeights, worker_class), {"actor_worker_cls": actor})
+    own = {"actor_worker_cls": actor, "share": share}
+    return type(f"Sending{worker_class.__name__}", (SendsWeights, worker_class), own)
 
 
 def with_weights(get_weights: Callable, as_sent: Callable[[Iterable[NamedTensor]], Iterable[NamedTensor]]) -> Callable:

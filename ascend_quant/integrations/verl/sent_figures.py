@@ -17,10 +17,11 @@ class SentFigures:
             host waits.
         bytes: of the weights as they left.
         coded: how many of them left as codes.
+        kept: bytes that the trainer's allocator kept, see room.py.
     """
 
     def __init__(self) -> None:
-        self.gathering, self.bytes, self.coded = 0.0, 0, 0
+        self.gathering, self.bytes, self.coded, self.kept = 0.0, 0, 0, 0
 
     def counted(self, groups: Iterable[Sequence[NamedTensor]]) -> Iterator[Sequence[NamedTensor]]:
         """The groups of a sync, as they are."""
@@ -47,6 +48,7 @@ class SentFigures:
             "refit/gather_ms": 1e3 * self.gathering,
             "refit/bytes_sent": self.bytes,
             "refit/sent_as_codes": self.coded,
+            "refit/bytes_kept": self.kept,
         }
 
 

@@ -23,6 +23,7 @@ BF16, DELTA = "bf16", "delta"
 PLUGIN_GROUP = "vllm.general_plugins"
 NAIVE = "naive"  # verl's checkpoint engine for engines on the trainer's devices
 HOST, DEVICE = "host", "device"
+AUTO, RELEASE = "auto", "release"
 CASTING = ("kimi_ckpt_engine", "mooncake")  # verl's checkpoint engines that turn all they carry into BF16
 
 
@@ -114,6 +115,30 @@ def patches_of(rollout: Any) -> Patches | None:
     return Patches(torch.device("cpu") if where == HOST else None)
 
 
+def share_of_engine(rollout: Any, device: str) -> float | None:
+    """The most that an engine takes of a device's memory, for a trainer that may keep its own cache beside it (room.py)
+
+    +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.memory=release
+
+    Args:
+        device: verl's `trainer.device`.
+
+    Returns:
+        None where the trainer is to give all back, as verl does, or where it is not known: vLLM does not heed
+        `gpu_memory_utilization` where the bytes of the KV cache are named.
+
+    Raises:
+        RefitError: a value that is none.
+    """
+    asked = options_of(rollout).get("memory", AUTO)
+    if asked not in (AUTO, RELEASE):
+        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.memory={asked!r}: give {AUTO} or {RELEASE}")
+    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
+    if asked == RELEASE or device == "cpu" or engine.get("kv_cache_memory_bytes") is not None:
+        return None
+    return engine.get("gpu_memory_utilization", rollout.get("gpu_memory_utilization"))
+
+
 def makes_rounding(rollout: Any) -> Callable[[], Nearest]:
     """How the codes are rounded that the trainer sends: nearest, hashed or carried; makes one for a process.
 
@@ -201,6 +226,7 @@ def check(config: Any) -> None:
     if (sent := sent_as(rollout)) is not None:
         _check_sent(rollout, sent)
     makes_rounding(rollout)
+    share_of_engine(rollout, config.trainer.device)
     if patches_of(rollout) is not None and carrier in (None, NAIVE):
         raise RefitError(
             f"rollout.engine_kwargs.{QUANTIZATION}.send={DELTA} is for engines on devices elsewhere, and the trainer's "

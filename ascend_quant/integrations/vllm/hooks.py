@@ -259,10 +259,12 @@ HOOKS = (*AT_START, *WITH_FLASHRL_VARIABLES, *BEFORE_FIRST_MODEL, *WITH_FIRST_MO
 _ATTACH = "ascend_quant.integrations.vllm.attach"
 BY_HAND = (
     ByHand(
-        "the buffers that a worker saved before it slept (_sleep_saved_buffers), while the cache alone wakes up",
-        "ascend_quant.integrations.vllm.sleep:_without_buffers",
-        why="vLLM puts them back whatever wakes up, and their memory is the weights', which may still be unmapped",
-        versions="vLLM 0.23; later ones wait for the weights",
+        "the buffers that a worker saved before it slept (_sleep_saved_buffers), and its runner's init_fp8_kv_scales, "
+        "while the cache alone wakes up",
+        "ascend_quant.integrations.vllm.sleep:_weights_asleep",
+        why="vLLM puts the buffers back and sets the scales of a quantized cache whatever wakes up, and the memory of "
+        "both is the weights', which may still be unmapped",
+        versions="vLLM 0.23 to 0.28",
         off=ANOTHER,
     ),
     ByHand(

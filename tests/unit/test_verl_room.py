@@ -1,0 +1,133 @@
+"""What a trainer keeps through a sync to engines beside it, and when they wake up: verl's own update of two ranks."""
+
+import asyncio
+import os
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("verl", reason="the update is verl's")
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from gloo_ranks import leave
+
+RANKS, TOTAL, RESERVED, ALLOCATED = 2, 100, 30, 25
+BOTH = "wakes weights and kv_cache"
+WITH_ROOM = [BOTH, "a is made", "awake", "a leaves", "b is made", "b leaves"]
+WITHOUT = ["empties", "wakes weights", *WITH_ROOM[1:], "empties", "wakes kv_cache", "awake"]
+
+
+class Device:
+    """What torch.cuda tells, and is told."""
+
+    def __init__(self, free: int, events: list[str]):
+        self.mem_get_info = lambda: (free, TOTAL)
+        self.empty_cache = lambda: events.append("empties")
+        self.memory_reserved, self.memory_allocated = lambda: RESERVED, lambda: ALLOCATED
+        self.synchronize, self.is_available = lambda: None, lambda: False
+
+
+class Rollout:
+    """verl's adapter of an engine, whose wake-up may fail."""
+
+    def __init__(self, events: list[str], fails: bool = False):
+        self.events, self.fails = events, fails
+
+    async def resume(self, tags):
+        self.events.append("wakes " + " and ".join(tags))
+        await asyncio.sleep(0.01)
+        if self.fails:
+            raise RuntimeError("no memory")
+        self.events.append("awake")
+
+    async def update_weights(self, weights, **kwargs):
+        for name, _ in weights:
+            self.events.append(f"{name} leaves")
+
+
+def made_weights(events, fails_at=None):
+    for name in "ab":
+        if name == fails_at:
+            raise ValueError(name)
+        events.append(f"{name} is made")
+        yield name, torch.ones(1)
+
+
+def worker_of(share, free, events, **fails):
+    """A worker of verl's, as far as its update asks for it, on a device with so much free."""
+    import verl.utils.device
+
+    device = Device(free, events)
+    verl.utils.device.get_torch_device = lambda: device
+    from verl.workers import engine_workers
+
+    from ascend_quant.integrations.verl.sender import sends_weights
+    from ascend_quant.integrations.verl.sent_figures import SentFigures
+
+    engine_workers.get_torch_device = verl.utils.device.get_torch_device  # what an earlier case left is dropped
+    worker = object.__new__(sends_weights(engine_workers.ActorRolloutRefWorker, share=share))
+    weights = made_weights(events, fails.get("weights"))
+    engine = SimpleNamespace(
+        get_per_tensor_param=lambda **_: (fails["export"]() if "export" in fails else weights, None),
+        is_param_offload_enabled=False,
+    )
+    rounding = SimpleNamespace(begin=lambda step: None)
+    worker.actor = SimpleNamespace(rounding=rounding, figures=SentFigures(), engine=engine)
+    worker.rollout = Rollout(events, fails.get("wakes", False))
+    rollout = {"name": "vllm", "free_cache_engine": True, "checkpoint_engine": SimpleNamespace(backend="naive")}
+    worker.config = SimpleNamespace(rollout=type("Settings", (dict,), {"__getattr__": dict.__getitem__})(rollout))
+    worker.layered_summon, worker.peft_merge, worker.base_sync_done = False, False, True
+    return worker
+
+
+def synced(share, free, **fails):
+    """What happened in a sync, and what was kept."""
+    events: list[str] = []
+    worker = worker_of(share, free, events, **fails)
+    error = None
+    try:
+        asyncio.run(worker.update_weights(1))
+    except (RuntimeError, ValueError, ZeroDivisionError) as raised:
+        error = type(raised)
+    assert vars(worker.rollout).keys() == {"events", "fails"}  # its methods are the class's again
+    return events, worker.actor.figures.as_metrics()["refit/bytes_kept"], error
+
+
+def check_rank(rank: int, folder) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    assert synced(0.5, (70, 50)[rank]) == (WITH_ROOM, RESERVED - ALLOCATED, None)
+    assert synced(0.5, (70, 49)[rank]) == (WITHOUT, 0, None), "all or none"
+    assert synced(None, 100) == (WITHOUT, 0, None)
+    # what fails is told, once the engine is awake
+    assert synced(0.5, 70, weights="a") == ([BOTH, "awake"], RESERVED - ALLOCATED, ValueError)
+    assert synced(0.5, 70, weights="b") == (WITH_ROOM[:4], RESERVED - ALLOCATED, ValueError)
+    assert synced(0.5, 70, export=lambda: 1 / 0) == ([BOTH, "awake"], RESERVED - ALLOCATED, ZeroDivisionError)
+    assert synced(0.5, 70, wakes=True) == (WITH_ROOM[:2], RESERVED - ALLOCATED, RuntimeError)
+    leave()
+
+
+def test_the_cache_is_kept_where_every_device_has_room_for_the_engine(tmp_path, monkeypatch):
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    mp.spawn(check_rank, (tmp_path,), nprocs=RANKS)
+
+
+def test_engines_elsewhere_are_sent_to_as_before(monkeypatch):
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from ascend_quant.integrations.verl import room
+    from ascend_quant.integrations.verl.sender import sends_weights
+
+    async def told(worker, global_steps=None, mode="auto"):
+        return global_steps, mode
+
+    monkeypatch.setattr(ActorRolloutRefWorker, "update_weights", told)
+    monkeypatch.setattr(room, "has_room", lambda share: pytest.fail("asked for"))
+    worker = object.__new__(sends_weights(ActorRolloutRefWorker, share=0.5))
+    worker.actor = SimpleNamespace(rounding=SimpleNamespace(begin=lambda step: None))
+    for backend, sleeps, mode in (("nccl", True, "auto"), ("naive", False, "auto"), ("naive", True, "nccl")):
+        engine = SimpleNamespace(backend=backend)
+        worker.config = SimpleNamespace(rollout=SimpleNamespace(checkpoint_engine=engine, free_cache_engine=sleeps))
+        assert asyncio.run(worker.update_weights(3, mode)) == (3, mode)
