@@ -31,6 +31,7 @@ MOST = {  # the issue's bars, of BF16's
     "delta": {"median_s": 0.15, "bytes": 0.05},
 }
 OPTIMIZER = "actor_rollout_ref.actor.optim"
+EAGER = "actor_rollout_ref.rollout.enforce_eager=True"  # no sync depends on graphs, and an engine starts sooner
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -97,7 +98,7 @@ def main(
     train_options.check_layers(shape[1], layers)
     rate = (f"{OPTIMIZER}.lr={learning_rate}", f"{OPTIMIZER}.lr_warmup_steps=0")
     given = {"prompt": prompt, "answer": answer, "steps": steps, "gpus": gpus, "engines": engines, "device": device}
-    given |= {"layers": layers, "changes": tuple(changes or ()), "overrides": (*rate, *(overrides or ()))}
+    given |= {"layers": layers, "changes": tuple(changes or ()), "overrides": (EAGER, *rate, *(overrides or ()))}
     tasks = [Apart(*shape, "int8", send=send, **given) for send in choices("--arms", arms, SENDS)]
     folder = train_options.ready(tasks, folder)
 

@@ -1,15 +1,19 @@
 """Models with vllm-ascend's int8 KV cache (C8), on npu:0 of host memory, and what a trainer sends them."""
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import transformers
+import vllm_ascend
 from torch import nn
 
 from ascend_quant.integrations import vllm as plugin
+from ascend_quant.integrations.vllm import compat
+from ascend_quant.integrations.vllm.kv_cache import OF_ASCEND
 from ascend_quant.refit.kv_scales import AGE, INT8, sent_name
 from npu_host import memory, vllm_engine
 
@@ -57,7 +61,17 @@ def built(
         config_of(architecture, **changed).save_pretrained(folder / "model")
     with vllm_engine.running(folder, architecture, rank, ranks) as config:
         config.quant_config = NpuQuantConfig(kv_cache="int8")
+        if OF_ASCEND in compat.cache_dtypes():
+            accept_the_dtype_of_ascend()
+            config.cache_config.cache_dtype = OF_ASCEND  # as kv_cache.configure has vLLM do
         yield base_loader.initialize_model(vllm_config=config, model_config=config.model_config), config
+
+
+def accept_the_dtype_of_ascend() -> None:
+    """What vllm-ascend 0.30 does in a worker, one file of whose patches wants packages that are not here."""
+    file = Path(vllm_ascend.__file__).parent / "patch/worker/patch_kv_cache_dtype.py"
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def state_of(architecture: str, seed: int) -> dict[str, torch.Tensor]:

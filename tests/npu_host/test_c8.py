@@ -4,7 +4,6 @@ Its classes, the model, the worker's hooks and torch_npu are the real ones; the 
 """
 
 from contextlib import nullcontext
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +13,8 @@ from naming import line_naming
 
 from ascend_quant.engine.layout import layouts_of
 from ascend_quant.integrations import vllm as plugin
+from ascend_quant.integrations.vllm import compat
+from ascend_quant.integrations.vllm.kv_cache import OF_ASCEND
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.kv_scales import AGE
 from npu_host import c8_models, memory, two_ranks
@@ -64,6 +65,7 @@ def decoded(layer) -> tuple[torch.Tensor, torch.Tensor]:
     return found, wanted
 
 
+@pytest.mark.each_version
 def test_every_refit_writes_all_in_place(built):
     architecture, model = built
     before, refit = addresses(model), plugin.refit_of(model)
@@ -97,6 +99,7 @@ def test_every_refit_writes_all_in_place(built):
     assert not [name for name, _ in model.named_parameters() if "cache" in name]
 
 
+@pytest.mark.each_version
 def test_an_inverse_of_another_step_would_be_seen(built):
     architecture, model = built
     layer = attentions(model)[0]
@@ -114,6 +117,7 @@ def test_an_inverse_of_another_step_would_be_seen(built):
     assert refit.why_not_servable() is None
 
 
+@pytest.mark.each_version
 @pytest.mark.parametrize("name", [*c8_models.READ_BY_KERNELS, "_c8_v_inv_scale", "_c8_k_offset"])
 def test_what_is_written_past_a_refit_is_found_before_a_request(built, name):
     architecture, model = built
@@ -176,6 +180,7 @@ def lose(model) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return kept
 
 
+@pytest.mark.each_version
 @pytest.mark.parametrize("tags", [[None], [["weights"], ["kv_cache"]], [["kv_cache"], ["weights"]]], ids=str)
 @pytest.mark.parametrize("level", [1, 2])
 def test_after_a_sleep_they_are_right_in_any_order_of_waking_up(built, level, tags):
@@ -212,9 +217,10 @@ def test_two_ranks_keep_the_scales_of_their_heads_as_vllm_ascend_cuts_them(tmp_p
 
 
 @pytest.mark.each_version
-def test_a_model_has_it_or_its_first_layer_is_named(tmp_path):
-    """0.30 wants a dtype of its own for its cache: without it, its graphs would decode with no scales."""
-    served = version("vllm-ascend").startswith("0.23.")
-    refused = pytest.raises(RefitError, match=line_naming("self_attn.attn", "kv_cache=int8"))
+def test_a_version_that_wants_a_dtype_for_it_is_not_served_without(tmp_path, monkeypatch):
+    """0.30: its graphs would decode with no scales."""
+    served = OF_ASCEND not in compat.cache_dtypes()
+    monkeypatch.setattr(compat, "cache_dtypes", lambda: ())
+    refused = pytest.raises(RefitError, match=line_naming("self_attn.attn", "kv_cache=int8", "kv_cache_dtype"))
     with nullcontext() if served else refused, c8_models.built(tmp_path, "Qwen3ForCausalLM") as (model, _):
         assert attentions(model)

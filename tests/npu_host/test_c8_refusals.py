@@ -20,6 +20,7 @@ from vllm_ascend.attention.attention_v1 import (  # noqa: E402
 )
 
 from ascend_quant.integrations.vllm import kv_cache  # noqa: E402
+from ascend_quant.integrations.vllm.compat import cache_dtypes  # noqa: E402
 from ascend_quant.integrations.vllm_ascend import c8, c8_probe, c8_refusals, compat  # noqa: E402
 from ascend_quant.integrations.vllm_ascend.config import NpuQuantConfig  # noqa: E402
 
@@ -50,6 +51,7 @@ def test_engines(monkeypatch):
         NpuQuantConfig(kv_cache="int8")
 
 
+@pytest.mark.each_version
 def test_an_engines_arguments(monkeypatch, tmp_path):
     """Through vLLM's own function, which the plugin has replaced."""
     c8_models.config_of("Qwen3ForCausalLM").save_pretrained(tmp_path / "model")
@@ -62,7 +64,10 @@ def test_an_engines_arguments(monkeypatch, tmp_path):
 
     plain = arguments()
     plain.create_model_config()
-    assert plain.kv_cache_dtype == "auto"
+    assert plain.kv_cache_dtype == ("int8" if "int8" in cache_dtypes() else "auto")  # 0.30, or 0.23
+    again = arguments(kv_cache_dtype=plain.kv_cache_dtype)
+    again.create_model_config()
+    assert again.kv_cache_dtype == plain.kv_cache_dtype
     with pytest.raises(kv_cache.KvCacheError, match=line_naming("kv_cache=int8", "fp8")):
         arguments(kv_cache_dtype="fp8").create_model_config()
     monkeypatch.setattr(compat, "C8Scheme", None)

@@ -2,7 +2,7 @@
 
     int8  int8_per_token_head: a float32 scale beside each token's row of each head, so nothing follows a sync; by an
           attention of our own (attention/), on NVIDIA GPUs. On NPUs vllm-ascend's C8, which is no dtype of vLLM's: the
-          quantization config makes it (vllm_ascend/c8.py)
+          quantization config makes it (vllm_ascend/c8.py), and from 0.30 on a dtype of vllm-ascend's switches it on
     fp8   fp8 (e4m3): a scale a layer for keys, values and queries
     auto  what the engine is told otherwise
 
@@ -26,6 +26,7 @@ from ascend_quant.schemes.constants import FP8_CAPABILITY
 logger = logging.getLogger(__name__)
 
 DTYPES = {"int8": "int8_per_token_head", "fp8": "fp8"}
+OF_ASCEND = "int8"
 SAME = {"fp8": ("fp8", "fp8_e4m3"), "int8": ("int8_per_token_head",)}  # what a caller may have asked for as well
 
 
@@ -69,15 +70,22 @@ def configure(arguments: Any, asked: str) -> None:
         KvCacheError: this engine or device does not serve it, or the caller has asked for another one as well.
     """
     check_engine(asked)
-    given, dtypes = arguments.kv_cache_dtype, ("auto", *SAME[asked]) if _is_dtype() else ("auto",)
-    if given not in dtypes:
+    given, dtype = arguments.kv_cache_dtype, _dtype(asked)
+    if given not in ("auto", dtype, *(SAME[asked] if _is_dtype() else ())):
         raise KvCacheError(f"option kv_cache={asked}, but the engine is given kv_cache_dtype={given!r}: leave one out")
-    if not _is_dtype():
+    if dtype is None:
         return
-    if asked == "int8" and (reason := choose(arguments)):
+    if asked == "int8" and _is_dtype() and (reason := choose(arguments)):
         raise KvCacheError(f"option kv_cache=int8: {reason}; leave it at auto")
-    arguments.kv_cache_dtype = DTYPES[asked]
-    logger.info("kv_cache %s: vLLM's %s", asked, DTYPES[asked])
+    arguments.kv_cache_dtype = dtype
+    logger.info("kv_cache %s: vLLM's %s", asked, dtype)
+
+
+def _dtype(asked: str) -> str | None:
+    """The name of the dtype here; None where nothing but the quantization config makes the cache."""
+    if _is_dtype():
+        return DTYPES[asked]
+    return OF_ASCEND if OF_ASCEND in compat.cache_dtypes() else None
 
 
 def _is_dtype() -> bool:

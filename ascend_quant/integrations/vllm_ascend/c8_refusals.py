@@ -25,8 +25,8 @@ def why_layer_has_none(layer: nn.Module, vllm_config: Any) -> str | None:
     impl, cache = layer.impl, vllm_config.cache_config
     if type(impl) is not compat.attention_class():
         return f"{type(impl).__name__} (context parallel, perhaps) has no C8"
-    if not impl.enable_c8_quant:  # 0.30 wants a dtype of its own (kv_cache_dtype=int8)
-        return "this vllm-ascend captures graphs without C8's scales where a quantization config alone asks for C8"
+    if not impl.enable_c8_quant:  # 0.30 wants a dtype of its own, which `kv_cache.configure` gives its engines
+        return "this vllm-ascend captures graphs without C8's scales unless kv_cache_dtype is int8, and it is not"
     if layer.attn_type != "decoder":
         return f"{layer.attn_type} attention has no C8"
     if layer.sliding_window is not None:
