@@ -23,9 +23,8 @@ TINY_BITS = tl.constexpr(0x0DA24260)  # TINY's
 def whole_in_halves(whole, N: tl.constexpr):
     """int8 (16, N): integers (R, N) up to LARGEST, as upper bytes and, 8 rows below, lower ones."""
     twice = tl.reshape(tl.broadcast_to(whole.to(tl.int16)[None, :, :], 2, 8, N), 16, N).to(tl.int32)
-    high = (twice + 128) >> 8
     upper = (tl.arange(0, 16) < 8)[:, None]
-    return tl.where(upper, high, twice - (high << 8)).to(tl.int8)
+    return tl.where(upper, (twice + 128) >> 8, twice).to(tl.int8)  # the lower byte as it is, signed
 
 
 @triton.jit

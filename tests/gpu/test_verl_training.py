@@ -9,8 +9,9 @@ RECIPE = "qwen2.5-7b-int8-gsm8k-h100"
 STEPS = 3
 BOTH = {"correction.bypass": "false"}  # both log-probabilities of each token are computed, and compared
 MISMATCH = 0.05  # KL (k3) between rollout and trainer. Wrong attention is far off: its logits differ by 0.4
-WAYS = {  # GPUs, and what is changed of the recipe; those apart take cupy. `apart` was not seen on GPUs
+WAYS = {  # GPUs, and what is changed of the recipe; those apart take cupy. `apart` and `room` were not seen on GPUs
     "alone": (1, {}),
+    "room": (1, {"verl.actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": "null"}),
     "ulysses": (2, {"training.sequence_parallel": 2}),
     "codes": (1, {"rollout.send": "int8"}),
     "int8 cache": (1, {"rollout.kv_cache": "int8"}),
@@ -33,5 +34,6 @@ def test_three_steps(way, tmp_path):
         step = line["data"]
         assert step["refit/proved"] == step["refit/tensors"] > 0
         assert (step["refit/sent_as_codes"] > 0) == ("rollout.send" in changes)
+        assert (step["refit/bytes_kept"] > 0) == (way == "room" and not trainings.ON_CPU)
         assert isfinite(step["actor/grad_norm"]) and step["actor/grad_norm"] > 0
         assert 0 <= step["rollout_corr/k3_kl"] < MISMATCH

@@ -15,7 +15,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -130,7 +130,7 @@ class _EarlyWakeUp:
         coming = iter(weights)
         try:
             with torch.no_grad():
-                first = list(_first(coming))
+                first = list(islice(coming, 1))
         finally:
             await self._awake()
         return await self._update_weights(chain(first, coming), *args, **kwargs)
@@ -147,9 +147,3 @@ class _EarlyWakeUp:
         waking, self._waking = self._waking, None
         if waking is not None:
             await waking
-
-
-def _first(coming: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
-    for named in coming:
-        yield named
-        return
