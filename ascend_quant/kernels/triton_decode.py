@@ -53,6 +53,8 @@ class DecodeTiles(NamedTuple):
 
 # Of benchmarks/results/2026-11-26-h200-cache-decode.json: within 3 % of the fastest in all cases.
 CODES = DecodeTiles(64, 6, 2, 3, codes=True)
+# For heads of more than 128 numbers, of which fewer programs have room; not run.
+WIDE = DecodeTiles(64, 3, 4, 3, codes=True)
 # Of benchmarks/results/2026-11-25-h200-cache-decode.json: the fastest of others in 52 of 72 cases, within 13 % in all.
 LARGE = DecodeTiles(128, 2, 4, 3)
 # Within 5 % of that from 8,192 tokens on, with half of the shared memory; not run on an A100.
@@ -60,11 +62,13 @@ SMALL = DecodeTiles(64, 3, 4, 3)
 HOPPER = (9, 0)
 
 
-def usual(device: torch.device, group: int) -> DecodeTiles:
-    """What a device's shared memory holds, for so many query heads of a head of keys."""
+def usual(device: torch.device, group: int, head: int) -> DecodeTiles:
+    """What a device's shared memory holds, for so many query heads of a head of keys, with so many numbers each."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < HOPPER:
         return SMALL
-    return CODES if group <= triton_decode_codes.HEADS else LARGE
+    if group > triton_decode_codes.HEADS:
+        return LARGE
+    return CODES if head <= 128 else WIDE
 
 
 class Plan(NamedTuple):
@@ -265,7 +269,7 @@ class Decoder:
         tiles: DecodeTiles | None = None,
         processors: int = 132,
     ):
-        tiles, problem = tiles or usual(device, query_heads // layout.heads), layout.problem()
+        tiles, problem = tiles or usual(device, query_heads // layout.heads, layout.head), layout.problem()
         most = triton_decode_codes.HEADS if tiles.codes else MOST_GROUP
         if query_heads % layout.heads or query_heads // layout.heads > most:
             problem = f"{query_heads} query heads for {layout.heads} heads of keys: up to {most} each are taken"

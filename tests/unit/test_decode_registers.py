@@ -16,6 +16,7 @@ from ascend_quant.kernels.triton_decode import DecodeTiles
 
 CAPABILITIES = (80, 90, 100)
 LEAST_SHARED = {80: 164 << 10, 90: 227 << 10, 100: 227 << 10}  # bytes of a multiprocessor
+ACROSS = 16  # bytes of a thread that may wait in memory while a sequence's tiles are walked through
 PARTS = dict.fromkeys(("part_sums", "part_tops", "part_weights"), "*fp32")
 PLAN = dict.fromkeys(("lengths", "first_tile", "first_sequence", "block_table"), "*i32")
 ATTEND = {"q": "*bf16", "cache": "*i8", "softmax_scale": "fp32", **PLAN, **PARTS}
@@ -23,9 +24,9 @@ TILES = [triton_decode.LARGE, triton_decode.SMALL, DecodeTiles(64, 2, 4, 4), Dec
 OF_CODES = [DecodeTiles(128, 2, 4, 3, True), DecodeTiles(64, 4, 2, 4, True), triton_decode.CODES]
 
 
-def check(made, stack, tiles_loaded):
-    """Nothing is spilled; of each tile of codes every load is of 16 bytes."""
-    assert stack == 0
+def check(made, stack, tiles_loaded, most=0):
+    """No more bytes are spilled than named; of each tile of codes every load is of 16 bytes."""
+    assert stack <= most
     ptx = made.asm["ptx"]
     assert not re.search(r"ld\.global\S*\.b8", ptx) and "ld.shared.b8" not in ptx
     assert len(re.findall(r"cp\.async\.cg\S+ \[[^]]*\], \[[^]]*\], 0x10", ptx)) >= tiles_loaded
@@ -38,9 +39,10 @@ def test_the_usual_decode(heads, group, page, capability, tmp_path):
     layout = cache_pages.Layout(page, heads, 128)
     tiles = triton_decode.SMALL if capability == 80 else triton_decode.CODES
     constants = triton_decode.constants(layout, group, tiles)
-    made, stack = compiled(triton_decode.attend_shares, capability, constants, ATTEND, tmp_path, num_warps=tiles.warps)
+    options = {"num_warps": tiles.warps, "maxnreg": tiles.registers}
+    made, stack = compiled(triton_decode.attend_shares, capability, constants, ATTEND, tmp_path, **options)
     per_tile = 2 * tiles.tile * 128 // (16 * 32 * tiles.warps)  # of a thread
-    check(made, stack, per_tile)
+    check(made, stack, per_tile, ACROSS if tiles.codes else 0)
     assert made.metadata.shared * tiles.programs <= LEAST_SHARED[capability]
     assert ("mma.sync.aligned.m16n8k32" if tiles.codes else "mma.sync") in made.asm["ptx"]
 
@@ -52,6 +54,16 @@ def test_decodes_that_are_tried_on_hopper(tiles, tmp_path):
     made, stack = compiled(triton_decode.attend_shares, 90, constants, ATTEND, tmp_path, num_warps=tiles.warps)
     assert stack == 0 and made.metadata.shared * tiles.programs <= 227 << 10
     assert "ld.global.b8" not in made.asm["ptx"]
+
+
+@pytest.mark.parametrize("capability", (90, 100))
+def test_the_usual_decode_of_wide_heads(capability, tmp_path):
+    tiles = triton_decode.WIDE
+    constants = triton_decode.constants(cache_pages.Layout(64, 2, 256), 8, tiles)
+    options = {"num_warps": tiles.warps, "maxnreg": tiles.registers}
+    made, stack = compiled(triton_decode.attend_shares, capability, constants, ATTEND, tmp_path, **options)
+    check(made, stack, 2 * tiles.tile * 256 // (16 * 32 * tiles.warps), ACROSS)
+    assert made.metadata.shared * tiles.programs <= LEAST_SHARED[capability]
 
 
 @pytest.mark.parametrize("capability", (80, 90))
