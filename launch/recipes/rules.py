@@ -18,6 +18,7 @@ from launch.recipes.versions import verl_of
 from launch.variables import override_shown
 
 NPU_SCHEMES = ("int8", "bf16")
+TEXTS = ("name", "path", "dir")  # how settings end that hold text, of digits too
 
 
 def problems(recipe: Recipe) -> list[str]:
@@ -217,7 +218,7 @@ def _own_settings(recipe: Recipe) -> Iterator[str]:
 
 def _numbers(recipe: Recipe) -> Iterator[str]:
     for key, value in leaves(recipe.verl):
-        if isinstance(value, str) and _is_number(value):
+        if isinstance(value, str) and not key.endswith(TEXTS) and _is_number(value):
             said = override_shown(f"{key}={value}")
             yield f"verl: {said}: is text in YAML, not a number: write it with a dot, as 1.0e-6"
 

@@ -189,6 +189,13 @@ def test_hosts_stand_side_by_side_and_fixes_are_said_once():
     assert has_line_naming(text, "2 errors", "0 warnings", "1 ok:")
 
 
+def test_what_a_tool_prints_controls_no_terminal():
+    name = "A\x1b[2J\x07\x9b GPU\nof two lines"
+    findings = [Finding("error", "device.name", name, f"ask {name}"), Finding("ok", "device.name", name)]
+    text = shown(Report([HostReport("a", findings)], [Finding("warning", "hosts", name, name)]))
+    assert not set(text) & {"\x1b", "\x07", "\x9b"} and text.count("\\x1b[2J\\x07\\x9b") >= 4
+
+
 def test_a_long_command_is_not_shown_by_halves():
     command = shlex.join(["rm", *(f"/dev/shm/psm_{number:08}" for number in range(200))])
     text = shown(Report([HostReport("a", [Finding("warning", "leftovers.segments", "200 files", command)])]))

@@ -348,6 +348,11 @@ def test_what_a_stacks_verl_lacks_is_said(tmp_path: Path):
     load("one", tmp_path)
 
 
+def test_names_of_digits_are_text(tmp_path: Path):
+    write(tmp_path, verl={"trainer": {"project_name": "2026", "experiment_name": "1e-6"}})
+    load("one", tmp_path)
+
+
 @pytest.mark.parametrize(
     "tree, said",
     [
