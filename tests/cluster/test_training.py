@@ -12,6 +12,7 @@ import addition_start
 import pytest
 
 from cluster.launches import Launches
+from cluster.leftovers import described
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -65,7 +66,7 @@ def test_replicas_on_two_hosts_and_a_restart_after_one_has_died(hosts, launches:
     run.wait_for(r"step:1 ", FIRST_STEP_SECONDS)
     saved = wait_for_checkpoint(launches.out, 60)
     for host in (head, worker):
-        names = [" ".join(process.cmdline()) for process in host.processes() - host.residents]
+        names = [described(process) for process in host.processes() - host.residents]
         assert any("VLLM" in name for name in names), f"no engine on {host.name}: {names}"
     before, dead = len(run.text), time.monotonic()
     worker.kill()
