@@ -51,7 +51,8 @@ class DecodeTiles(NamedTuple):
         return min(REGISTERS // (self.programs * self.warps * 32) // 8 * 8, 248)
 
 
-# Of benchmarks/results/2026-11-26-h200-cache-decode.json: within 3 % of the fastest in all cases.
+# Of benchmarks/results/2026-11-26-h200-cache-decode.json: within 2 % of the fastest in all cases. The products of codes
+# were rewritten since, and timed in one case alone; neither has run on Blackwell.
 CODES = DecodeTiles(64, 6, 2, 3, codes=True)
 # For heads of more than 128 numbers, of which fewer programs have room; not run.
 WIDE = DecodeTiles(64, 3, 4, 3, codes=True)

@@ -168,7 +168,7 @@ class Refit:
         if self.unseen:
             with suppress(RefitError):
                 self.verify()
-        if self.kv_scales is not None and self._asleep is None:
+        if self.kv_scales is not None and not self.weights_sleep:
             self.kv_scales.look()
 
     @property
@@ -217,7 +217,7 @@ class Refit:
 
     def open(self, explicit: bool = True) -> None:
         """Begin a refit. An implicit one (a bare load_weights call) closes by itself once it is complete."""
-        if self._asleep is not None:
+        if self.weights_sleep:
             raise RefitError("this engine sleeps: its weights are not in memory; wake up its weights, then refit")
         if self.is_open and self._explicit:
             raise RefitError("a refit is already open on this engine; close it before opening the next")

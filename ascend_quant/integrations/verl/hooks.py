@@ -239,7 +239,7 @@ WITH_CACHE_KEPT = (
         ),
         with_cache_kept,
         why="before and after a sync verl gives back what the trainer's allocator has cached, 0.27 of the 0.69 s of a "
-        "7B's sync on two H100s, also where the engine has room beside it; its code asks nobody",
+        "7B's sync on two H100s, also where the engine has room beside it, and has no setting for it",
         versions="verl 0.9.1",
         off="memory=release of our options (docs/verl.md)",
         optional=True,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ascend_quant.engine.options import Options
 from ascend_quant.flashrl.config import resolve
 from ascend_quant.flashrl.variables import from_environment
-from ascend_quant.integrations.verl.settings import QUANTIZATION, options_of, wants_refits
+from ascend_quant.integrations.verl.settings import QUANTIZATION, engine_options, options_of, wants_refits
 from ascend_quant.qat import SCHEMES, scheme_of_environment
 from ascend_quant.qat.variables import FLAG
 from ascend_quant.refit import RefitError
@@ -100,9 +100,7 @@ def _served(config: Any) -> list[Served]:
     flashrl = from_environment(os.environ).config
     if flashrl is not None:
         return [Served(one.function.scheme, tuple(one.ignore)) for one in resolve(flashrl).replicas]
-    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
-    given = (engine.get("hf_overrides") or {}).get("quantization_config") or {}
-    options = Options.of(_plain(given))
+    options = Options.of(_plain(engine_options(rollout)))
     each = [options.of_replica(rank) for rank in range(max(1, len(options.replicas)))]
     return [Served(one.scheme, tuple(one.ignore)) for one in each]
 

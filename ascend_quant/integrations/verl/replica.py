@@ -13,11 +13,12 @@ from ascend_quant.integrations.verl import compat, hooks, sockets
 from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.patches import receiving
 from ascend_quant.integrations.verl.replica_mismatch import REPLICA
+from ascend_quant.integrations.verl.room import WEIGHTS
 from ascend_quant.integrations.verl.settings import QUANTIZATION, patches_of, wants_proof
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit.delta import Receiver
 
-MEMORY, WEIGHTS = "refit/memory_ms", "weights"
+MEMORY = "refit/memory_ms"
 
 
 class RefitHttpServer(vLLMHttpServer):

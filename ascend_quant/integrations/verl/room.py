@@ -3,8 +3,8 @@
 verl 0.9.1 does one thing after the other: the trainer gives back what its allocator has cached (0.27 of the 0.69 s of
 a 7B's sync on two H100s), the engine's weights wake up (0.09 s), the first weights are gathered, all leave, the KV
 cache wakes up (0.06 s). Here the engine wakes up while the first weights are gathered. And where each device has the
-engine's whole share of memory free beside what the trainer has cached, as 7B has on H200s, the trainer keeps that for
-its next step, and the KV cache wakes up with the weights.
+engine's whole share of memory free beside what the trainer has cached, as a 7B on H200s should have, the trainer keeps
+that for its next step, and the KV cache wakes up with the weights.
 
 All ranks keep it, or none does: one of them wakes the engine's workers of several devices.
 """
@@ -36,10 +36,10 @@ def has_room(share: float | None) -> bool:
     Args:
         share: the most that an engine takes of a device, awake; None if that is not known, or may not be taken so.
     """
-    here = False
-    if share is not None:
-        free, total = _device().mem_get_info()
-        here = free >= share * total
+    if share is None:  # which the settings say, to all ranks alike
+        return False
+    free, total = _device().mem_get_info()
+    here = free >= share * total
     if not dist.is_initialized():
         return here
     found = torch.tensor([here], dtype=torch.int32)
@@ -137,11 +137,10 @@ class _EarlyWakeUp:
 
     async def over(self) -> None:
         """Wait for the wake-up also where an error came before weights were to leave."""
-        waking, self._waking = self._waking, None
-        if waking is not None:
-            await asyncio.wait([waking])
-            if waking.exception() is not None:
-                logger.error("the engine did not wake up either: %s", waking.exception())
+        try:
+            await self._awake()
+        except Exception as error:
+            logger.error("the engine did not wake up either: %s", error)
 
     async def _awake(self) -> None:
         waking, self._waking = self._waking, None

@@ -47,8 +47,7 @@ def _flashrl_wants_refits() -> bool:
 
 def _quantizations(rollout: Any) -> dict[str, str]:
     """The quantizations that the settings name, by the setting that names each."""
-    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
-    overrides = (engine.get("hf_overrides") or {}).get("quantization_config") or {}
+    engine, overrides = _of_vllm(rollout), engine_options(rollout)
     named = {
         "rollout.quantization": rollout.get("quantization"),
         "rollout.engine_kwargs.vllm.quantization": engine.get("quantization"),
@@ -86,7 +85,7 @@ def sent_as(rollout: Any) -> Scheme | None:
     """
     asked = _asked_to_send(rollout)
     if asked == DELTA:
-        served = _engine_options(rollout).get("scheme", Options.scheme)
+        served = engine_options(rollout).get("scheme", Options.scheme)
         return SCHEMES[served] if served in SCHEMES_SENT else None
     return None if asked == BF16 else SCHEMES[asked]
 
@@ -133,7 +132,7 @@ def share_of_engine(rollout: Any, device: str) -> float | None:
     asked = options_of(rollout).get("memory", AUTO)
     if asked not in (AUTO, RELEASE):
         raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.memory={asked!r}: give {AUTO} or {RELEASE}")
-    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
+    engine = _of_vllm(rollout)
     if asked == RELEASE or device == "cpu" or engine.get("kv_cache_memory_bytes") is not None:
         return None
     return engine.get("gpu_memory_utilization", rollout.get("gpu_memory_utilization"))
@@ -175,10 +174,14 @@ def _asked_to_send(rollout: Any) -> str:
     return asked
 
 
-def _engine_options(rollout: Any) -> Mapping[str, Any]:
+def _of_vllm(rollout: Any) -> Mapping[str, Any]:
+    """What `rollout.engine_kwargs.vllm` holds: vLLM's own arguments."""
+    return (rollout.get("engine_kwargs") or {}).get("vllm") or {}
+
+
+def engine_options(rollout: Any) -> Mapping[str, Any]:
     """Those of our quantization."""
-    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
-    return (engine.get("hf_overrides") or {}).get("quantization_config") or {}
+    return (_of_vllm(rollout).get("hf_overrides") or {}).get("quantization_config") or {}
 
 
 def scales_of_cache(rollout: Any, device: str) -> Form | None:
@@ -187,9 +190,8 @@ def scales_of_cache(rollout: Any, device: str) -> Form | None:
     Args:
         device: verl's `trainer.device`: on NPUs int8 has some, elsewhere they lie in the cache.
     """
-    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
-    asked = ((engine.get("hf_overrides") or {}).get("quantization_config") or {}).get("kv_cache")
-    if engine.get("kv_cache_dtype") in ("fp8", "fp8_e4m3") or asked == "fp8":
+    asked = engine_options(rollout).get("kv_cache")
+    if _of_vllm(rollout).get("kv_cache_dtype") in ("fp8", "fp8_e4m3") or asked == "fp8":
         return FP8
     return INT8 if asked == "int8" and device == "npu" else None
 
@@ -255,7 +257,7 @@ def check(config: Any) -> None:
 def _check_sent(rollout: Any, sent: Scheme) -> None:
     """Raise RefitError where engines cannot take a scheme's codes."""
     option = f"rollout.engine_kwargs.{QUANTIZATION}.send={sent.name}"
-    given = _engine_options(rollout)
+    given = engine_options(rollout)
     served = given.get("scheme", Options.scheme)
     if served != sent.name:
         raise RefitError(f"{option}, but the rollout serves {served}: give both one scheme, or leave send out")

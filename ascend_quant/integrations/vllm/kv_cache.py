@@ -26,7 +26,7 @@ from ascend_quant.schemes.constants import FP8_CAPABILITY
 logger = logging.getLogger(__name__)
 
 DTYPES = {"int8": "int8_per_token_head", "fp8": "fp8"}
-OF_ASCEND = "int8"
+OF_ASCEND = "int8"  # vllm-ascend's own dtype, from 0.30 on
 SAME = {"fp8": ("fp8", "fp8_e4m3"), "int8": ("int8_per_token_head",)}  # what a caller may have asked for as well
 
 

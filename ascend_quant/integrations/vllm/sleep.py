@@ -80,4 +80,5 @@ def _clear(runner: Any) -> None:
     """The other half of vLLM's `init_fp8_kv_scales`: no page starts with what lay in its memory."""
     if runner.cache_config.cache_dtype != "auto":
         for cache in runner.kv_caches:
-            cache.zero_()
+            if cache is not None:  # vLLM's own loop looks, too
+                cache.zero_()
