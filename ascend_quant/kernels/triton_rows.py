@@ -42,6 +42,7 @@ MAGIC, MAGIC_BITS = tl.constexpr(12582912.0), tl.constexpr(0x4B400000)  # 1.5 * 
 FP8_MAGIC, FP8_MAGIC_BITS = tl.constexpr(16384.0), tl.constexpr(0x46800000)  # 2**14, whose last bit is 2**-9
 FP8_NORMAL_BITS = tl.constexpr(0x3C800000)  # 2**-6
 TINY = tl.constexpr(oracle.TINY)
+CONVERTS = tl.constexpr(hasattr(tl, "target_info") and not triton.knobs.runtime.interpret)  # it knows no assembly
 NUDGE_UP, NUDGE_DOWN = tl.constexpr(1 + 2.0**-20), tl.constexpr(1 - 2.0**-20)
 
 
@@ -434,8 +435,40 @@ def _lost(part, scale):
 
 @triton.jit
 def _fp8(x, scale):
-    """float8_e4m3fn codes, as the int8 with their bits; `scale` broadcasts against x."""
-    ratio = tl.minimum(tl.maximum(_quotient(x, scale), -FP8_MAX * 1.0), FP8_MAX * 1.0)
+    """float8_e4m3fn codes of BF16 values, as the int8 with their bits; `scale` broadcasts against x."""
+    if CONVERTS and tl.target_info.cuda_capability_geq(8, 9):
+        # one at a time: with pack=4 Triton 3.6 made other bytes of elements that are masked
+        return tl.inline_asm_elementwise(
+            "{ .reg .b16 code; cvt.rn.satfinite.e4m3x2.f32 code, 0f00000000, $1; cvt.u32.u16 $0, code; }",
+            "=r,r",
+            [_quotient_of_bf16(x, scale)],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        ).to(tl.int8)
+    else:
+        return _fp8_of_ratio(_quotient(x, scale))
+
+
+@triton.jit
+def _quotient_of_bf16(x, scale):
+    """`_quotient` of BF16 values by a scale that `_scale` made of a BF16 number; no worse for `_fp8`, in fewer steps.
+
+    A product with the rounded reciprocal is off by less than two units in the last place, and an fma gives what is
+    left. The corrected quotient can be wrong only where the true one is next to the middle of two float32 numbers, and
+    none beside a tie between two codes is: tests/unit/test_kernels_fp8.py tries all mantissas.
+    """
+    divisor = tl.where(scale == 0, 1.0, scale)
+    reciprocal = tl.div_rn(1.0, divisor)
+    quotient = x * reciprocal
+    rest = tl.fma(quotient, divisor, x * -1.0)  # and not its negative: -0 stays -0. For Triton -x is 0 - x
+    return tl.where(scale == 0, 0.0, tl.fma(rest, -reciprocal, quotient))
+
+
+@triton.jit
+def _fp8_of_ratio(ratio):
+    """float32 as float8_e4m3fn, in integers, for GPUs without such an instruction and for the interpreter."""
+    ratio = tl.minimum(tl.maximum(ratio, -FP8_MAX * 1.0), FP8_MAX * 1.0)
     bits = ratio.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
     normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - ((127 - 7) << 3)

@@ -1,6 +1,7 @@
 """What a trainer or a checkpoint may hand over, a tensor at a time: checked by name, and made fit for the kernels."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -11,6 +12,28 @@ from ascend_quant.refit.errors import RefitError
 NamedTensor = tuple[str, torch.Tensor]
 
 READ_AS_SENT = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # by kernels
+
+
+def pairs(weights: Any) -> Iterable[NamedTensor]:
+    """The weights, seen to be pairs; what the pairs hold is seen by `check_sent`.
+
+    Raises:
+        RefitError: they are something else.
+    """
+    kind = weights.__class__
+    if issubclass(kind, (list, tuple)):
+        return [_pair(one) for one in weights]
+    if issubclass(kind, (Mapping, torch.Tensor)) or not issubclass(kind, Iterable):
+        raise RefitError(f"got a {kind.__name__}; send pairs of a name and a tensor, such as dict.items()")
+    return map(_pair, weights)
+
+
+def _pair(one: Any) -> NamedTensor:
+    kind = one.__class__
+    if not issubclass(kind, (tuple, list)) or len(one) != 2:
+        what = f"{kind.__name__} of {len(one)}" if issubclass(kind, (tuple, list)) else kind.__name__
+        raise RefitError(f"got a {what} among the weights; send pairs of a name and a tensor")
+    return one
 
 
 def check_sent(name: object, tensor: object) -> None:
@@ -34,8 +57,11 @@ def check_sent(name: object, tensor: object) -> None:
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
-    """Whether its storage was resized to nothing, as FSDP does after a layer: kernels would read address 0."""
-    return tensor.layout == torch.strided and tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+    """Whether its storage was resized below it, to nothing as FSDP does after a layer: kernels would read past it."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return False
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.untyped_storage().nbytes() < (tensor.storage_offset() + last + 1) * tensor.element_size()
 
 
 def checked(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:

@@ -235,6 +235,16 @@ def test_a_shard_written_twice(loaded):
     healed(llm, state)
 
 
+@pytest.mark.parametrize(
+    "junk", [lambda state: dict(state), lambda state: [*[*state.items()][:3], Q], lambda state: iter(state)]
+)
+def test_weights_that_are_no_pairs(loaded, junk):
+    llm, state = loaded
+    with pytest.raises(RefitError, match="pairs"):
+        model_of(llm).load_weights(junk(state))
+    healed(llm, state)
+
+
 def refused(llm, name, weights):
     with pytest.raises(Exception) as caught:
         for item in weights:

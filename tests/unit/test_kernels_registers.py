@@ -4,6 +4,7 @@ Compiled for Hopper by Triton and its own ptxas, which need no GPU.
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import triton
@@ -11,6 +12,7 @@ import triton.language as tl
 from compiled_kernel import memory_of
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime import driver
 
 from ascend_quant.kernels import cuda, triton_rows, triton_tiles
 from ascend_quant.kernels.moves import SAMPLE, Counters
@@ -18,6 +20,15 @@ from ascend_quant.kernels.moves import SAMPLE, Counters
 HOPPER = GPUTarget("cuda", 90, 32)
 FEW = 16  # bytes a thread
 POINTERS = {"table": "*i64", "starts": "*i64", "totals": "*i64"}
+
+
+@pytest.fixture(autouse=True)
+def hopper():
+    """What kernels are told of the GPU that they are compiled for: no driver can say it here."""
+    before = driver._active
+    driver.set_active(SimpleNamespace(get_current_target=lambda: HOPPER))
+    yield
+    driver._active = before
 
 
 def stack_of_rows(kind: str, length: int, whole: int, folder: Path) -> int:
@@ -32,12 +43,16 @@ def stack_of_rows(kind: str, length: int, whole: int, folder: Path) -> int:
 
 
 def stack_of(kernel, constants: tuple, options: tuple, folder: Path) -> int:
+    return memory_of(compiled(kernel, constants, options), folder)
+
+
+def compiled(kernel, constants: tuple, options: tuple):
     names = kernel.arg_names
     given = dict(zip(names[-len(constants) :], constants, strict=True))
     signature = {**dict.fromkeys(names, "constexpr"), **POINTERS, "pieces": "i32"}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in POINTERS}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in given.items()}, aligned)
-    return memory_of(triton.compile(source, target=HOPPER, options=dict(options)), folder)
+    return triton.compile(source, target=HOPPER, options=dict(options))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +71,10 @@ def stack_of(kernel, constants: tuple, options: tuple, folder: Path) -> int:
         ("int8_given", 768, 0),
         ("int8_given", 5120, 0),
         ("int8_given", 27648, 0),
+        ("fp8", 3584, 0),
         ("fp8", 5120, 0),
+        ("fp8", 18944, 0),
+        ("fp8_tensor", 18944, 0),
         ("copy", 3584, 0),
         ("codes", 768, 768),
         ("codes", 3584, 3584),
@@ -75,3 +93,9 @@ def test_a_kernel_keeps_its_numbers_in_registers(kind, length, whole, tmp_path):
 def test_tiles_keep_their_numbers_in_registers(group, read, tmp_path):
     constants = (read, 3584, group, True, True, Counters.SPREAD)
     assert stack_of(triton_tiles.write_tiles, constants, cuda.TILES, tmp_path) <= FEW
+
+
+def test_fp8_is_converted_by_the_gpu():
+    constants = (tl.bfloat16, 3584, True, True, Counters.SPREAD, SAMPLE)
+    code = compiled(triton_rows.write_blocks, constants, (("num_warps", 8),)).asm["ptx"]
+    assert "cvt.rn.satfinite.e4m3x2.f32" in code and code.count("div.rn.f32") == 1  # a reciprocal, no quotients

@@ -8,7 +8,7 @@ from naming import line_naming
 from ascend_quant.engine.loading import Source
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.plan import Call, Entry
-from ascend_quant.refit.sent import check_sent, checked, is_plain, made_plain
+from ascend_quant.refit.sent import check_sent, checked, is_freed, is_plain, made_plain, pairs
 
 W = torch.arange(12.0).view(3, 4)
 FREED, GATHERED = W.clone(), W.clone()
@@ -77,3 +77,26 @@ def test_a_kept_call_sees_what_is_no_tensor_any_more():
     GATHERED.untyped_storage().resize_(0)
     with pytest.raises(RefitError, match=r"fc\.weight: got .* freed"):  # its shape and strides are as they were
         call.addresses([("fc.weight", GATHERED)])
+
+
+def test_memory_that_is_freed_in_part_is_freed():
+    tensor = torch.ones(4, 8)
+    first, last = tensor[:3], tensor[3:]
+    assert not is_freed(tensor[1:, :3])
+    tensor.untyped_storage().resize_(tensor.nbytes - 1)
+    with pytest.raises(RefitError, match=r"fc\.weight: got .* freed"):
+        check_sent("fc.weight", tensor)
+    assert is_freed(last) and not is_freed(first) and not is_freed(tensor[:0])
+
+
+@pytest.mark.parametrize(
+    "weights", [{"fc.weight": W}, W.sum(), None, 3, [("fc.weight", W), "fc.weight"], [("a", W, W)]]
+)
+def test_weights_that_are_no_pairs_are_refused(weights):
+    with pytest.raises(RefitError, match="pairs"):
+        list(pairs(weights))
+
+
+@pytest.mark.parametrize("weights", [[("a", W)], (["a", W],), {"a": W}.items(), iter([("a", W)]), []])
+def test_weights_that_are_pairs_come_as_they_are(weights):
+    assert [tuple(one) for one in pairs(weights)] == ([] if weights == [] else [("a", W)])

@@ -13,19 +13,20 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from gloo_ranks import leave
 
-RANKS, TOTAL, RESERVED, ALLOCATED = 2, 100, 30, 25
-BOTH = "wakes weights and kv_cache"
-WITH_ROOM = [BOTH, "a is made", "awake", "a leaves", "b is made", "b leaves"]
-WITHOUT = ["empties", "wakes weights", *WITH_ROOM[1:], "empties", "wakes kv_cache", "awake"]
+RANKS, TOTAL, ALLOCATED, CACHED = 2, 100, 25, 15  # bytes; a weight has 4, and 7 are made ahead
+WEIGHTS, CACHE = "wakes weights", ["wakes kv_cache", "awake"]
+WITH_ROOM = [WEIGHTS, "a is made", "b is made", "awake", "a leaves", "b leaves", "c is made", "c leaves", *CACHE]
+LITTLE = [WEIGHTS, "a is made", "awake", "a leaves", "b is made", "b leaves", "c is made", "c leaves", *CACHE]
+WITHOUT = ["empties", *LITTLE[:-2], "empties", *CACHE]
 
 
 class Device:
     """What torch.cuda tells, and is told."""
 
-    def __init__(self, free: int, events: list[str]):
+    def __init__(self, free: int, events: list[str], cached: int):
         self.mem_get_info = lambda: (free, TOTAL)
         self.empty_cache = lambda: events.append("empties")
-        self.memory_reserved, self.memory_allocated = lambda: RESERVED, lambda: ALLOCATED
+        self.memory_reserved, self.memory_allocated = lambda: ALLOCATED + cached, lambda: ALLOCATED
         self.synchronize, self.is_available = lambda: None, lambda: False
 
 
@@ -48,18 +49,18 @@ class Rollout:
 
 
 def made_weights(events, fails_at=None):
-    for name in "ab":
+    for name in "abc":
         if name == fails_at:
             raise ValueError(name)
         events.append(f"{name} is made")
         yield name, torch.ones(1)
 
 
-def worker_of(share, free, events, **fails):
+def worker_of(share, free, events, cached, **fails):
     """A worker of verl's, as far as its update asks for it, on a device with so much free."""
     import verl.utils.device
 
-    device = Device(free, events)
+    device = Device(free, events, cached)
     verl.utils.device.get_torch_device = lambda: device
     from verl.workers import engine_workers
 
@@ -82,10 +83,10 @@ def worker_of(share, free, events, **fails):
     return worker
 
 
-def synced(share, free, **fails):
+def synced(share, free, cached=CACHED, **fails):
     """What happened in a sync, and what was kept."""
     events: list[str] = []
-    worker = worker_of(share, free, events, **fails)
+    worker = worker_of(share, free, events, cached, **fails)
     error = None
     try:
         asyncio.run(worker.update_weights(1))
@@ -98,14 +99,16 @@ def synced(share, free, **fails):
 def check_rank(rank: int, folder) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
-    assert synced(0.5, (70, 50)[rank]) == (WITH_ROOM, RESERVED - ALLOCATED, None)
+    assert synced(0.5, (70, 50)[rank]) == (WITH_ROOM, CACHED, None)
     assert synced(0.5, (70, 49)[rank]) == (WITHOUT, 0, None), "all or none"
     assert synced(None, 100) == (WITHOUT, 0, None)
+    assert synced(0.5, 70, (CACHED, 8)[rank]) == (LITTLE, (CACHED, 8)[rank], None), "as much ahead as the least allows"
     # what fails is told, once the engine is awake
-    assert synced(0.5, 70, weights="a") == ([BOTH, "awake"], RESERVED - ALLOCATED, ValueError)
-    assert synced(0.5, 70, weights="b") == (WITH_ROOM[:4], RESERVED - ALLOCATED, ValueError)
-    assert synced(0.5, 70, export=lambda: 1 / 0) == ([BOTH, "awake"], RESERVED - ALLOCATED, ZeroDivisionError)
-    assert synced(0.5, 70, wakes=True) == (WITH_ROOM[:2], RESERVED - ALLOCATED, RuntimeError)
+    assert synced(0.5, 70, weights="a") == ([WEIGHTS, "awake"], CACHED, ValueError)
+    assert synced(0.5, 70, weights="b") == ([*WITH_ROOM[:2], "awake"], CACHED, ValueError)
+    assert synced(0.5, 70, weights="c") == (WITH_ROOM[:6], CACHED, ValueError)
+    assert synced(0.5, 70, export=lambda: 1 / 0) == ([WEIGHTS, "awake"], CACHED, ZeroDivisionError)
+    assert synced(0.5, 70, wakes=True) == (WITH_ROOM[:3], CACHED, RuntimeError)
     leave()
 
 
@@ -124,7 +127,7 @@ def test_engines_elsewhere_are_sent_to_as_before(monkeypatch):
         return global_steps, mode
 
     monkeypatch.setattr(ActorRolloutRefWorker, "update_weights", told)
-    monkeypatch.setattr(room, "has_room", lambda share: pytest.fail("asked for"))
+    monkeypatch.setattr(room, "find_room", lambda share: pytest.fail("asked for"))
     worker = object.__new__(sends_weights(ActorRolloutRefWorker, share=0.5))
     worker.actor = SimpleNamespace(rounding=SimpleNamespace(begin=lambda step: None))
     for backend, sleeps, mode in (("nccl", True, "auto"), ("naive", False, "auto"), ("naive", True, "nccl")):

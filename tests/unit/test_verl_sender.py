@@ -192,26 +192,79 @@ def test_what_is_left_over_is_carried_beside_shards_alone():
         list(worker.as_sent(WEIGHTS.items()))
 
 
-def test_wake_ups_of_the_last_sync_are_added_to_its_receipts(monkeypatch):
-    """The weights' begin a sync, the cache's ends it."""
+def test_the_wake_up_that_a_sync_waits_for_is_added_to_its_receipts(monkeypatch):
+    """The weights' begin a sync; what the cache's takes is not waited for."""
     clock = [0.0]
 
     async def wake(server, tags=None):
         clock[0] += {"weights": 2.0, "kv_cache": 3.0}[tags[0]]
 
     async def ask(engine, method):
-        return [[{"refit/memory_ms": 7.0, "refit/number": 1}, None]]
+        asked.append(clock[0])
+        return [[{"refit/memory_ms": 7.0, "refit/number": len(asked)}, None]]
+
+    async def syncs():
+        for number in (1, 2):
+            for tag in ("weights", "kv_cache"):
+                await server.wake_up(tags=[tag])
+            receipt, none = await server.refit_receipts()
+            assert receipt == {"refit/memory_ms": 2007.0, "refit/number": number} and none is None
+        await server.refit_receipts()
+        assert asked == [2.0, 7.0, 10.0], "before the cache wakes up, as the engine does one after the other"
 
     monkeypatch.setattr(replica.vLLMHttpServer, "wake_up", wake)
     monkeypatch.setattr(replica.compat, "ask_every_engine", ask)
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     server = object.__new__(RefitHttpServer)
-    server.engine = None
-    for _ in range(2):
-        for tag in ("weights", "kv_cache"):
-            asyncio.run(server.wake_up(tags=[tag]))
-        receipt, none = asyncio.run(server.refit_receipts())
-        assert receipt == {"refit/memory_ms": 5007.0, "refit/number": 1} and none is None
+    server.engine, server.node_rank, asked = None, 0, []
+    asyncio.run(syncs())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_reads_the_cache_waits_until_it_is_awake(monkeypatch, fails):
+    events = []
+
+    async def wake(server, tags=None):
+        events.append(f"wakes {tags[0]}")
+        await opened.wait()
+        if fails:
+            raise MemoryError("no room for the cache")
+        events.append("awake")
+
+    async def generate(server, prompt):
+        events.append(f"answers {prompt}")
+        return SimpleNamespace(extra_fields={})
+
+    async def sleep(server):
+        events.append("sleeps")
+
+    async def step():
+        await server.wake_up(tags=["kv_cache"])
+        events.append("the trainer goes on")
+        given_up, waits = (asyncio.ensure_future(server.generate(prompt)) for prompt in "ab")
+        await asyncio.sleep(0.01)
+        assert events == ["wakes kv_cache", "the trainer goes on"]
+        given_up.cancel()
+        opened.set()
+        answers = await asyncio.gather(given_up, waits, return_exceptions=True)
+        return [*answers, *await asyncio.gather(server.sleep(), return_exceptions=True)]
+
+    async def ask(engine, method):
+        return []
+
+    monkeypatch.setattr(replica.compat, "ask_every_engine", ask)
+    for name, method in (("wake_up", wake), ("generate", generate), ("sleep", sleep)):
+        monkeypatch.setattr(replica.vLLMHttpServer, name, method)
+    server = object.__new__(RefitHttpServer)
+    server.engine, server.node_rank, server.replica_rank = None, 0, 3
+    opened = asyncio.Event()
+    given_up, answer, slept = asyncio.run(step())
+    assert isinstance(given_up, asyncio.CancelledError)
+    if fails:
+        assert isinstance(answer, MemoryError) and isinstance(slept, MemoryError) and len(events) == 2
+    else:
+        assert events[2:] == ["awake", "answers b", "sleeps"] and slept is None
+        assert answer.extra_fields[replica.REPLICA] == 3
 
 
 @pytest.mark.parametrize(("proof", "extension"), [(True, "RefitWorkerExtension"), (False, "UnprovedWorkerExtension")])

@@ -1,5 +1,6 @@
 """verl's vLLM replica with our worker extension, with the refits' receipts, and with its rank on every sample."""
 
+import asyncio
 import time
 from typing import Any
 
@@ -13,7 +14,7 @@ from ascend_quant.integrations.verl import compat, hooks, sockets
 from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.patches import receiving
 from ascend_quant.integrations.verl.replica_mismatch import REPLICA
-from ascend_quant.integrations.verl.room import WEIGHTS
+from ascend_quant.integrations.verl.room import CACHE
 from ascend_quant.integrations.verl.settings import QUANTIZATION, patches_of, wants_proof
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit.delta import Receiver
@@ -22,7 +23,11 @@ MEMORY = "refit/memory_ms"
 
 
 class RefitHttpServer(vLLMHttpServer):
-    waking = 0.0  # seconds of the wake-ups around the last sync
+    """verl's, whose KV cache wakes up while the trainer goes on: what reads it waits, and is told what failed."""
+
+    waking = 0.0  # seconds of the wake-up that the last sync waited for
+    _cache_wakes: asyncio.Future[None] | None = None
+    _receipts: asyncio.Future[list[list[dict[str, float] | None]]] | None = None  # asked for before that
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -30,9 +35,12 @@ class RefitHttpServer(vLLMHttpServer):
 
     async def refit_receipts(self) -> list[dict[str, float] | None]:
         """The last refit's metrics of each worker: engine by engine, in the order of their tensor-parallel ranks."""
-        engines = await compat.ask_every_engine(self.engine, "refit_receipt")
-        receipts = [receipt for workers in engines for receipt in workers]
+        asked, self._receipts = self._receipts or self._asked_for_receipts(), None
+        receipts = [receipt for workers in await asked for receipt in workers]
         return [receipt and {**receipt, MEMORY: receipt[MEMORY] + 1e3 * self.waking} for receipt in receipts]
+
+    def _asked_for_receipts(self) -> asyncio.Future[list[list[dict[str, float] | None]]]:
+        return asyncio.ensure_future(compat.ask_every_engine(self.engine, "refit_receipt"))
 
     async def refit_takes_codes(self) -> list[tuple[str, list[str], list[str]]]:
         """Of each worker, see `RefitWorkerExtension.refit_takes_codes`."""
@@ -40,10 +48,24 @@ class RefitHttpServer(vLLMHttpServer):
         return [found for workers in engines for found in workers]
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
+        if tags == [CACHE] and self.node_rank == 0:  # a sync's last step. What the engine is asked for comes in turn
+            self._receipts = self._asked_for_receipts()
+            self._cache_wakes = asyncio.ensure_future(super().wake_up(tags))
+            await asyncio.sleep(0)
+            return
+        await self._awake()
         start = time.perf_counter()
         await super().wake_up(tags)
-        took = time.perf_counter() - start
-        self.waking = took if not tags or WEIGHTS in tags else self.waking + took  # verl wakes the weights first
+        self.waking = time.perf_counter() - start
+
+    async def sleep(self) -> None:
+        await self._awake()
+        await super().sleep()
+
+    async def _awake(self) -> None:
+        """Wait for the KV cache; raises what its wake-up raised."""
+        if self._cache_wakes is not None:
+            await asyncio.shield(self._cache_wakes)  # a request that is given up does not end it
 
     async def start_up_seconds(self) -> dict[str, float]:
         """What the parts of the start took in the first worker."""
@@ -54,6 +76,7 @@ class RefitHttpServer(vLLMHttpServer):
         return (await self.engine.collective_rpc("refit_quantization"))[0]
 
     async def generate(self, *args: Any, **kwargs: Any) -> TokenOutput:
+        await self._awake()
         output = await super().generate(*args, **kwargs)
         output.extra_fields[REPLICA] = self.replica_rank
         return output

@@ -2,9 +2,10 @@
 
 verl 0.9.1 does one thing after the other: the trainer gives back what its allocator has cached (0.27 of the 0.69 s of
 a 7B's sync on two H100s), the engine's weights wake up (0.09 s), the first weights are gathered, all leave, the KV
-cache wakes up (0.06 s). Here the engine wakes up while the first weights are gathered. And where each device has the
-engine's whole share of memory free beside what the trainer has cached, as a 7B on H200s should have, the trainer keeps
-that for its next step, and the KV cache wakes up with the weights.
+cache wakes up (0.06 s). Here the engine wakes up while the first weights are gathered, and its cache while the trainer
+goes on (replica.py). And where each device has the engine's whole share of memory free beside what the trainer has
+cached, as a 7B on H200s has, the trainer keeps that for its next step, and makes as many weights in the meantime as
+half of it has room for.
 
 All ranks keep it, or none does: one of them wakes the engine's workers of several devices.
 """
@@ -12,10 +13,12 @@ All ranks keep it, or none does: one of them wakes the engine's workers of sever
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from itertools import chain, islice
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,27 +33,34 @@ WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's tags of what wakes up
 _keeps: ContextVar[bool] = ContextVar("whether the trainer keeps what its allocator has cached", default=False)
 
 
-def has_room(share: float | None) -> bool:
+@dataclass(frozen=True)
+class Room:
+    """That every rank's device has the memory of an engine free.
+
+    Attributes:
+        kept: bytes that this rank's allocator holds and nothing uses.
+        least: the fewest of any rank.
+    """
+
+    kept: int
+    least: int
+
+
+def find_room(share: float | None) -> Room | None:
     """Whether every rank's device has this share of its memory free; a collective, over the default process group.
 
     Args:
         share: the most that an engine takes of a device, awake; None if that is not known, or may not be taken so.
     """
     if share is None:  # which the settings say, to all ranks alike
-        return False
-    free, total = _device().mem_get_info()
-    here = free >= share * total
-    if not dist.is_initialized():
-        return here
-    found = torch.tensor([here], dtype=torch.int32)
-    dist.all_reduce(found, dist.ReduceOp.MIN)
-    return bool(found.item())
-
-
-def cached_bytes() -> int:
-    """What the trainer's allocator holds and nothing uses."""
+        return None
     device = _device()
-    return device.memory_reserved() - device.memory_allocated()
+    free, total = device.mem_get_info()
+    kept = device.memory_reserved() - device.memory_allocated()
+    least = torch.tensor([free >= share * total, kept], dtype=torch.int64)
+    if dist.is_initialized():
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+    return Room(kept, int(least[1])) if least[0] else None
 
 
 def _device() -> Any:
@@ -94,13 +104,9 @@ class _Keeping:
 
 
 @asynccontextmanager
-async def waking_early(rollout: Any, with_cache: bool) -> AsyncGenerator[None]:
-    """For one sync: verl's adapter of an engine lets it wake up while the trainer goes on, until weights are to leave.
-
-    Args:
-        with_cache: the KV cache wakes up with the weights.
-    """
-    early = _EarlyWakeUp(rollout, with_cache)
+async def waking_early(rollout: Any, room: Room | None) -> AsyncGenerator[None]:
+    """For one sync: verl's adapter of an engine lets it wake up while weights are made, until they are to leave."""
+    early = _EarlyWakeUp(rollout, room)
     rollout.resume, rollout.update_weights = early.resume, early.update_weights
     try:
         yield
@@ -112,17 +118,18 @@ async def waking_early(rollout: Any, with_cache: bool) -> AsyncGenerator[None]:
 class _EarlyWakeUp:
     """An engine's `resume` and `update_weights` in one sync."""
 
-    def __init__(self, rollout: Any, with_cache: bool) -> None:
+    def __init__(self, rollout: Any, room: Room | None) -> None:
         self._resume, self._update_weights = rollout.resume, rollout.update_weights
-        self._with_cache = with_cache
+        # the same on all ranks, as gathers are collectives: who waits for an engine must not be waited for
+        self._ahead = 0 if room is None else room.least // 2
         self._waking: asyncio.Task | None = None
 
     async def resume(self, tags: Sequence[str]) -> None:
-        """Begin to wake the weights up, or do what was asked, where that has not been done with the weights."""
+        """Begin to wake the weights up; or do what was asked."""
         if list(tags) == [WEIGHTS]:
-            self._waking = asyncio.ensure_future(self._resume(tags=[WEIGHTS, CACHE] if self._with_cache else [WEIGHTS]))
+            self._waking = asyncio.ensure_future(self._resume(tags=tags))
             await asyncio.sleep(0)  # the engine is asked before this thread computes
-        elif not (self._with_cache and list(tags) == [CACHE]):
+        else:
             await self._resume(tags=tags)
 
     async def update_weights(self, weights: Iterable[NamedTensor], *args: Any, **kwargs: Any) -> Any:
@@ -130,10 +137,10 @@ class _EarlyWakeUp:
         coming = iter(weights)
         try:
             with torch.no_grad():
-                first = list(islice(coming, 1))
+                first = _first(coming, self._ahead)
         finally:
             await self._awake()
-        return await self._update_weights(chain(first, coming), *args, **kwargs)
+        return await self._update_weights(chain(_each(first), coming), *args, **kwargs)
 
     async def over(self) -> None:
         """Wait for the wake-up also where an error came before weights were to leave."""
@@ -146,3 +153,20 @@ class _EarlyWakeUp:
         waking, self._waking = self._waking, None
         if waking is not None:
             await waking
+
+
+def _first(weights: Iterator[NamedTensor], size: int) -> deque[NamedTensor]:
+    """The first weights, one at least, until they have so many bytes."""
+    found: deque[NamedTensor] = deque()
+    for name, tensor in weights:
+        found.append((name, tensor))
+        size -= tensor.nbytes
+        if size <= 0:
+            break
+    return found
+
+
+def _each(weights: deque[NamedTensor]) -> Iterator[NamedTensor]:
+    """One after the other, of which none is kept."""
+    while weights:
+        yield weights.popleft()

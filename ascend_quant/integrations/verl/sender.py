@@ -199,10 +199,10 @@ class SendsWeights:
         if (rollout.checkpoint_engine.backend if mode == "auto" else mode) != NAIVE or not rollout.free_cache_engine:
             return await super().update_weights(global_steps, mode)
         install(hooks.WITH_CACHE_KEPT)
-        has_room = await asyncio.to_thread(room.has_room, self.share)
-        self.actor.figures.kept = room.cached_bytes() if has_room else 0
-        with room.keeping() if has_room else nullcontext():
-            async with room.waking_early(self.rollout, has_room):
+        found = await asyncio.to_thread(room.find_room, self.share)
+        self.actor.figures.kept = found.kept if found else 0
+        with room.keeping() if found else nullcontext():
+            async with room.waking_early(self.rollout, found):
                 return await super().update_weights(global_steps, mode)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

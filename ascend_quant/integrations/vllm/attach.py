@@ -27,7 +27,7 @@ from ascend_quant.kernels import serving_of
 from ascend_quant.kernels.storage import CODES
 from ascend_quant.profile.reading import load
 from ascend_quant.refit import Refit, RefitError
-from ascend_quant.refit.sent import NamedTensor
+from ascend_quant.refit.sent import NamedTensor, pairs
 from ascend_quant.refit.smoothing import Smoothing
 from ascend_quant.refit.watched_rows import watched_rows_of
 
@@ -135,13 +135,13 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, 
     @torch.no_grad()  # or views of what was written would keep a trainer's parameters
     def load_weights(weights, *args, **kwargs):
         if not refit.is_open:
-            if isinstance(weights, (list, tuple)) and _may_follow(weights, refit, placeless):
+            if isinstance(weights, (list, tuple)) and _may_follow(pairs(weights), refit, placeless):
                 return set()
             refit.open(explicit=False)
         running.append(True)
         try:
             with refit.failing():
-                loading = Loading(refit, storages, shards, placeless, compat.TAKES_STACKED)
+                loading, weights = Loading(refit, storages, shards, placeless, compat.TAKES_STACKED), pairs(weights)
                 if refit.kv_scales is not None:
                     weights = refit.kv_scales.apart(weights, refit.count)
                 rest = loading.feed(weights)
