@@ -7,6 +7,9 @@ tile's weights; here neither waits. Numerics are those of triton_linear.py.
 Tiles seldom fill the GPU evenly: 80 of them leave 52 of 132 multiprocessors idle. With `stream_k` (Osama et al., 2023,
 arXiv 2301.03598) all programs take as many steps instead: programs of one tile leave int32 sums in a workspace, and the
 one that arrives last adds them.
+
+A tile has BLOCK_M tokens, and MORE beside them (HopperTiles.more) where both read the same weights: for 160 tokens
+three tiles of 64 would read them three times from the L2 cache, which then is what bounds them.
 """
 
 from functools import cache
@@ -28,19 +31,24 @@ GROUP_M = gl.constexpr(8)  # tiles of M that are walked before the next tile of 
 def launch(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, tiles: HopperTiles) -> None:
     """Fill `out_MN`; K must be a multiple of 16."""
     (rows, length), columns = x_codes_MK.shape, codes_NK.shape[0]
-    x = TensorDescriptor.from_tensor(x_codes_MK, [tiles.block_m, tiles.block_k], layout(tiles.block_m, tiles.block_k))
-    w = TensorDescriptor.from_tensor(codes_NK, [tiles.block_n, tiles.block_k], layout(tiles.block_n, tiles.block_k))
+    x, w = _described(x_codes_MK, tiles.block_m, tiles), _described(codes_NK, tiles.block_n, tiles)
+    x_more = _described(x_codes_MK, tiles.more, tiles) if tiles.more else x
     programs, tiles = _programs(tiles, rows, columns, length, _processors(out_MN.device))
     partial, arrived = _workspace(tiles, programs, out_MN.device)
-    tensors = (x, w, x_scale_M1, scale_N1, bias_N, out_MN, partial, arrived)
+    tensors = (x, x_more, w, x_scale_M1, scale_N1, bias_N, out_MN, partial, arrived)
     given = constants(tiles, bias_N is not None)
     int8_product_hopper[(programs,)](*tensors, rows, columns, length, **given, **options(tiles))
+
+
+def _described(codes: torch.Tensor, rows: int, tiles: HopperTiles) -> TensorDescriptor:
+    """A matrix that is read in tiles of so many rows."""
+    return TensorDescriptor.from_tensor(codes, [rows, tiles.block_k], layout(rows, tiles.block_k))
 
 
 def _programs(tiles: HopperTiles, rows: int, columns: int, length: int, processors: int) -> tuple[int, HopperTiles]:
     """How many programs there are, and whether they share tiles: as many for each tile of M, side by side, so that
     they read the same weights at the same time."""
-    tiles_m, tiles_n = triton.cdiv(rows, tiles.block_m), triton.cdiv(columns, tiles.block_n)
+    tiles_m, tiles_n = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.block_n)
     count = tiles_m * tiles_n
     if not tiles.stream_k or count > COUNTERS or tiles_m > processors:
         return min(count, processors), tiles._replace(stream_k=False)
@@ -51,7 +59,7 @@ def _workspace(tiles: HopperTiles, programs: int, device: torch.device) -> tuple
     """int32 for two tiles of each program, the one that it ends and the one that it begins; a counter for each tile."""
     if not tiles.stream_k:
         return None, None
-    partial = torch.empty(2 * programs * tiles.block_m * tiles.block_n, dtype=torch.int32, device=device)
+    partial = torch.empty(2 * programs * tiles.rows * tiles.block_n, dtype=torch.int32, device=device)
     return partial, counters(device)
 
 
@@ -68,7 +76,7 @@ def options(tiles: HopperTiles) -> dict[str, int | bool]:
 def constants(tiles: HopperTiles, with_bias: bool) -> dict[str, int | bool]:
     """The kernel's constants."""
     blocks = {"BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k}
-    return {**blocks, "STAGES": tiles.stages, "STREAM_K": tiles.stream_k, "BIAS": with_bias}
+    return {**blocks, "MORE": tiles.more, "STAGES": tiles.stages, "STREAM_K": tiles.stream_k, "BIAS": with_bias}
 
 
 @cache
@@ -79,12 +87,13 @@ def _processors(device: torch.device) -> int:
 @gluon.jit(do_not_specialize=["M"])
 def int8_product_hopper(
     x,
+    x_more,  # the same with tiles of MORE rows; x where MORE is 0
     w,
     x_scale,
     scale,
     bias,
     out,
-    partial,  # int32 (programs, 2, BLOCK_M, BLOCK_N)
+    partial,  # int32 (programs, 2, BLOCK_M + MORE, BLOCK_N)
     arrived,
     M,
     N,
@@ -92,23 +101,26 @@ def int8_product_hopper(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
+    MORE: gl.constexpr,
     STAGES: gl.constexpr,
     STREAM_K: gl.constexpr,
     BIAS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     x_tiles = gl.allocate_shared_memory(gl.int8, [STAGES, BLOCK_M, BLOCK_K], x.layout)
+    more_tiles = gl.allocate_shared_memory(gl.int8, [STAGES, MORE, BLOCK_K], x_more.layout) if MORE else x_tiles
     w_tiles = gl.allocate_shared_memory(gl.int8, [STAGES, BLOCK_N, BLOCK_K], w.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=1)
-    places, sizes = (x_tiles, w_tiles, full, empty), (M, N, K)
+    places, sizes = (x_tiles, more_tiles, w_tiles, full, empty), (M, N, K)
+    results, shared = (x_scale, scale, bias, out), (partial, arrived)
     gl.warp_specialize(
         [
-            (_multiply, (places, sizes, (x_scale, scale, bias, out), (partial, arrived), STREAM_K, BIAS, num_warps)),
-            (_load, (x, w, places, sizes, STREAM_K)),
+            (_multiply, (places, sizes, results, shared, MORE, STREAM_K, BIAS, num_warps)),
+            (_load, (x, x_more, w, places, sizes, MORE, STREAM_K)),
         ],
         [LOADER_WARPS],
         [LOADER_REGISTERS],
@@ -116,23 +128,23 @@ def int8_product_hopper(
 
 
 @gluon.jit
-def _count(sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STREAM_K: gl.constexpr):
+def _count(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STREAM_K: gl.constexpr):
     """How many tiles this program works on."""
     if STREAM_K:
-        first, last = _share(sizes, BLOCK_M, BLOCK_N, BLOCK_K)
+        first, last = _share(sizes, ROWS, BLOCK_N, BLOCK_K)
         steps = gl.cdiv(sizes[2], BLOCK_K)
         return gl.cdiv(last, steps) - first // steps
     else:
-        tiles = gl.cdiv(sizes[0], BLOCK_M) * gl.cdiv(sizes[1], BLOCK_N)
+        tiles = gl.cdiv(sizes[0], ROWS) * gl.cdiv(sizes[1], BLOCK_N)
         return gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0))
 
 
 @gluon.jit
-def _part(i, sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STREAM_K: gl.constexpr):
+def _part(i, sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STREAM_K: gl.constexpr):
     """This program's i-th tile: its place in M and N, and the steps of K from the first to before the last."""
-    tiles_m, tiles_n, steps = gl.cdiv(sizes[0], BLOCK_M), gl.cdiv(sizes[1], BLOCK_N), gl.cdiv(sizes[2], BLOCK_K)
+    tiles_m, tiles_n, steps = gl.cdiv(sizes[0], ROWS), gl.cdiv(sizes[1], BLOCK_N), gl.cdiv(sizes[2], BLOCK_K)
     if STREAM_K:
-        first, last = _share(sizes, BLOCK_M, BLOCK_N, BLOCK_K)
+        first, last = _share(sizes, ROWS, BLOCK_N, BLOCK_K)
         n = first // steps + i
         begin = n * steps
         return gl.program_id(0) % tiles_m, n, gl.maximum(first - begin, 0), gl.minimum(last - begin, steps)
@@ -145,82 +157,129 @@ def _part(i, sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.co
 
 
 @gluon.jit
-def _share(sizes, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
+def _share(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
     """This program's steps among those of all tiles that have its place in M."""
-    tiles_m = gl.cdiv(sizes[0], BLOCK_M)
+    tiles_m = gl.cdiv(sizes[0], ROWS)
     total = gl.cdiv(sizes[1], BLOCK_N) * gl.cdiv(sizes[2], BLOCK_K)
     sharers, sharer = gl.num_programs(0) // tiles_m, gl.program_id(0) // tiles_m
     return sharer * total // sharers, (sharer + 1) * total // sharers
 
 
 @gluon.jit
-def _load(x, w, places, sizes, STREAM_K: gl.constexpr):
+def _load(x, x_more, w, places, sizes, MORE: gl.constexpr, STREAM_K: gl.constexpr):
     """Bring tiles as places for them become free."""
-    x_tiles, w_tiles, full, empty = places
+    x_tiles, more_tiles, w_tiles, full, empty = places
     STAGES: gl.constexpr = x_tiles.shape[0]
     BLOCK_M: gl.constexpr = x_tiles.shape[1]
     BLOCK_K: gl.constexpr = x_tiles.shape[2]
     BLOCK_N: gl.constexpr = w_tiles.shape[1]
+    ROWS: gl.constexpr = BLOCK_M + MORE
     count = 0
-    for i in range(_count(sizes, BLOCK_M, BLOCK_N, BLOCK_K, STREAM_K)):
-        m, n, first, last = _part(i, sizes, BLOCK_M, BLOCK_N, BLOCK_K, STREAM_K)
+    for i in range(_count(sizes, ROWS, BLOCK_N, BLOCK_K, STREAM_K)):
+        m, n, first, last = _part(i, sizes, ROWS, BLOCK_N, BLOCK_K, STREAM_K)
         for step in range(first, last):
             stage = count % STAGES
             mbarrier.wait(empty.index(stage), (count // STAGES & 1) ^ 1)
             bar = full.index(stage)
-            mbarrier.expect(bar, (BLOCK_M + BLOCK_N) * BLOCK_K)
+            mbarrier.expect(bar, (ROWS + BLOCK_N) * BLOCK_K)
             tma.async_copy_global_to_shared(w, [n * BLOCK_N, step * BLOCK_K], bar, w_tiles.index(stage))
-            tma.async_copy_global_to_shared(x, [m * BLOCK_M, step * BLOCK_K], bar, x_tiles.index(stage))
+            tma.async_copy_global_to_shared(x, [m * ROWS, step * BLOCK_K], bar, x_tiles.index(stage))
+            if MORE:
+                at = [m * ROWS + BLOCK_M, step * BLOCK_K]
+                tma.async_copy_global_to_shared(x_more, at, bar, more_tiles.index(stage))
             count += 1
 
 
+@gluon.constexpr_function
+def _sums_layout(rows, columns, warps):
+    """Of sums (rows, columns) among so many warps: as many below each other as there are 16 rows, or 4."""
+    down = warps if 16 * warps <= rows else 4
+    instruction = min(128, columns * down // warps)  # Triton has none with 256 columns of int8
+    return gl.NVMMADistributedLayout([3, 0], [down, warps // down], [16, instruction, 32])
+
+
 @gluon.jit
-def _multiply(places, sizes, results, shared, STREAM_K: gl.constexpr, BIAS: gl.constexpr, num_warps: gl.constexpr):
+def _multiply(
+    places,
+    sizes,
+    results,
+    shared,
+    MORE: gl.constexpr,
+    STREAM_K: gl.constexpr,
+    BIAS: gl.constexpr,
+    num_warps: gl.constexpr,
+):
     """Multiply what is brought, dequantize, write."""
-    x_tiles, w_tiles, full, empty = places
+    x_tiles, more_tiles, w_tiles, full, empty = places
     STAGES: gl.constexpr = x_tiles.shape[0]
     BLOCK_M: gl.constexpr = x_tiles.shape[1]
     BLOCK_K: gl.constexpr = x_tiles.shape[2]
     BLOCK_N: gl.constexpr = w_tiles.shape[1]
-    DOWN: gl.constexpr = num_warps if 16 * num_warps <= BLOCK_M else 4  # warps below each other, 16 rows each
-    INSTRUCTION: gl.constexpr = min(128, BLOCK_N * DOWN // num_warps)  # Triton has none with 256 columns of int8
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [DOWN, num_warps // DOWN], [16, INSTRUCTION, 32])
+    ROWS: gl.constexpr = BLOCK_M + MORE
+    LAYOUT: gl.constexpr = _sums_layout(BLOCK_M, BLOCK_N, num_warps)
+    LAYOUT_MORE: gl.constexpr = _sums_layout(64, BLOCK_N, num_warps)
+    PRODUCTS: gl.constexpr = 2 if MORE else 1  # of a step
     count = 0
-    for i in range(_count(sizes, BLOCK_M, BLOCK_N, BLOCK_K, STREAM_K)):
-        m, n, first, last = _part(i, sizes, BLOCK_M, BLOCK_N, BLOCK_K, STREAM_K)
+    for i in range(_count(sizes, ROWS, BLOCK_N, BLOCK_K, STREAM_K)):
+        m, n, first, last = _part(i, sizes, ROWS, BLOCK_N, BLOCK_K, STREAM_K)
         sums = gl.zeros([BLOCK_M, BLOCK_N], gl.int32, LAYOUT)
+        more = gl.zeros([64, BLOCK_N], gl.int32, LAYOUT_MORE)
         for step in range(first, last):
             stage = count % STAGES
             mbarrier.wait(full.index(stage), count // STAGES & 1)
-            sums = warpgroup_mma(x_tiles.index(stage), w_tiles.index(stage).permute((1, 0)), sums, is_async=True)
-            sums = warpgroup_mma_wait(1, deps=[sums])  # the step before is done with its place
+            w_tile = w_tiles.index(stage).permute((1, 0))
+            sums = warpgroup_mma(x_tiles.index(stage), w_tile, sums, is_async=True)
+            if MORE:  # the step before is done with its place
+                more = warpgroup_mma(more_tiles.index(stage), w_tile, more, is_async=True)
+                sums, more = warpgroup_mma_wait(PRODUCTS, deps=[sums, more])
+            else:
+                sums = warpgroup_mma_wait(PRODUCTS, deps=[sums])
             mbarrier.arrive(empty.index((count + STAGES - 1) % STAGES), pred=step > first)
             count += 1
-        sums = warpgroup_mma_wait(0, deps=[sums])
-        mbarrier.arrive(empty.index((count + STAGES - 1) % STAGES))
-        if STREAM_K:
-            whole = last - first == gl.cdiv(sizes[2], BLOCK_K)
-            complete = whole
-            if not whole:
-                sums, complete = _added(sums, sizes, shared, m, n, first, BLOCK_K, LAYOUT)
-            if complete:
-                _finish(sums, sizes, results, m * BLOCK_M, n * BLOCK_N, BIAS, LAYOUT)
+        if MORE:
+            sums, more = warpgroup_mma_wait(0, deps=[sums, more])
         else:
-            _finish(sums, sizes, results, m * BLOCK_M, n * BLOCK_N, BIAS, LAYOUT)
+            sums = warpgroup_mma_wait(0, deps=[sums])
+        mbarrier.arrive(empty.index((count + STAGES - 1) % STAGES))
+        complete = last - first == gl.cdiv(sizes[2], BLOCK_K)
+        if STREAM_K:  # noqa: SIM102  a constant is not joined with what is none
+            if not complete:
+                sums, more, complete = _added(
+                    sums, more, sizes, shared, m, n, first, BLOCK_K, MORE, LAYOUT, LAYOUT_MORE
+                )
+        if complete:
+            _finish(sums, sizes, results, m * ROWS, n * BLOCK_N, BIAS, LAYOUT)
+            if MORE:
+                _finish(more, sizes, results, m * ROWS + BLOCK_M, n * BLOCK_N, BIAS, LAYOUT_MORE)
 
 
 @gluon.jit
-def _added(sums, sizes, shared, m, n, first, BLOCK_K: gl.constexpr, LAYOUT: gl.constexpr):
+def _added(
+    sums,
+    more,
+    sizes,
+    shared,
+    m,
+    n,
+    first,
+    BLOCK_K: gl.constexpr,
+    MORE: gl.constexpr,
+    LAYOUT: gl.constexpr,
+    LAYOUT_MORE: gl.constexpr,
+):
     """What all programs of a tile have summed, if this one is the last of them, and whether it is."""
     BLOCK_M: gl.constexpr = sums.shape[0]
     BLOCK_N: gl.constexpr = sums.shape[1]
+    PLACE: gl.constexpr = (BLOCK_M + MORE) * BLOCK_N
     partial, arrived = shared
-    rows, columns = gl.arange(0, BLOCK_M, gl.SliceLayout(1, LAYOUT)), gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
-    inside = rows[:, None] * BLOCK_N + columns[None, :]
+    inside = _inside(BLOCK_M, BLOCK_N, LAYOUT)
+    inside_more = BLOCK_M * BLOCK_N + _inside(64, BLOCK_N, LAYOUT_MORE)
     own = gl.program_id(0) * 2 + (first == 0).to(gl.int32)  # a program begins one tile at most
-    gl.store(partial + own.to(gl.int64) * (BLOCK_M * BLOCK_N) + inside, sums)
+    gl.store(partial + own.to(gl.int64) * PLACE + inside, sums)
+    if MORE:
+        gl.store(partial + own.to(gl.int64) * PLACE + inside_more, more)
 
-    tiles_m, tiles_n, steps = gl.cdiv(sizes[0], BLOCK_M), gl.cdiv(sizes[1], BLOCK_N), gl.cdiv(sizes[2], BLOCK_K)
+    tiles_m, tiles_n, steps = gl.cdiv(sizes[0], BLOCK_M + MORE), gl.cdiv(sizes[1], BLOCK_N), gl.cdiv(sizes[2], BLOCK_K)
     total, sharers = tiles_n * steps, gl.num_programs(0) // tiles_m
     begins = ((n * steps + 1) * sharers - 1) // total  # who has the tile's first step, and its last
     ends = ((n + 1) * steps * sharers - 1) // total
@@ -230,10 +289,19 @@ def _added(sums, sizes, shared, m, n, first, BLOCK_K: gl.constexpr, LAYOUT: gl.c
         for sharer in range(begins, ends + 1):
             theirs = (sharer * tiles_m + m) * 2 + (sharer == begins).to(gl.int32)
             if theirs != own:
-                at = partial + theirs.to(gl.int64) * (BLOCK_M * BLOCK_N) + inside
-                sums += gl.load(at, cache_modifier=".cg")
+                at = partial + theirs.to(gl.int64) * PLACE
+                sums += gl.load(at + inside, cache_modifier=".cg")
+                if MORE:
+                    more += gl.load(at + inside_more, cache_modifier=".cg")
         gl.store(arrived + m * tiles_n + n, 0)
-    return sums, is_last
+    return sums, more, is_last
+
+
+@gluon.jit
+def _inside(ROWS: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Where sums (ROWS, COLUMNS) lie behind one another."""
+    rows, columns = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)), gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+    return rows[:, None] * COLUMNS + columns[None, :]
 
 
 @gluon.jit

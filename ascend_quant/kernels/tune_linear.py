@@ -40,8 +40,9 @@ HOPPER_BLOCKS = {  # the same for gluon_linear, which pays for more than 64 toke
     128: [(64, 128, 8, 8), (128, 128, 8, 6)],
     256: [(64, 128, 8, 5), (128, 128, 8, 4)],
 }
+HOPPER_BLOCKS_OF_192 = [(64, 128, 8, 7), (128, 128, 8, 5)]  # of tiles of 128 and 64 tokens
 MANY_TOKENS = 64
-FEW_TILES = 2  # for each processor: where whole tiles leave many of them idle in the end
+FEW_TILES = 3  # for each processor: where whole tiles leave many of them idle in the end
 AHEAD = (0, 4, 16)  # steps whose weights are asked for early
 
 
@@ -151,12 +152,13 @@ def _tiles(shape, rows, capability, processors) -> Iterator[Tiles]:
 
 
 def _hopper_tiles(shape: tuple[int, int], rows: int, processors: int) -> Iterator[HopperTiles]:
-    for block_m in _rows_of_tiles(rows):
-        for rest in HOPPER_BLOCKS[block_m]:
-            tiles = HopperTiles(block_m, *rest)
-            yield tiles
-            if -(-rows // block_m) * -(-shape[0] // tiles.block_n) < FEW_TILES * processors:
-                yield tiles._replace(stream_k=True)
+    found = [HopperTiles(block_m, *rest) for block_m in _rows_of_tiles(rows) for rest in HOPPER_BLOCKS[block_m]]
+    if rows > 128 and -(-rows // 192) * 192 == -(-rows // 64) * 64:  # no warp group has nothing to do
+        found += [HopperTiles(128, *rest, more=64) for rest in HOPPER_BLOCKS_OF_192]
+    for tiles in found:
+        yield tiles
+        if -(-rows // tiles.rows) * -(-shape[0] // tiles.block_n) < FEW_TILES * processors:
+            yield tiles._replace(stream_k=True)
 
 
 def _rows_of_tiles(rows: int) -> list[int]:

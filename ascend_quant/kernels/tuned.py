@@ -29,6 +29,8 @@ VLLM = ("cutlass", "vllm")  # ways that are vLLM's own
 NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 BLOCK = re.compile(r"block_[mnk]|(up|down)_[nk]")  # fields that hold sides of a tile
 WARPS = re.compile(r"((up|down)_)?warps")
+MORE = (0, 64)  # tokens of HopperTiles.more: one warp group's
+ADDED = ("more",)  # fields that older files lack
 LEAST_BLOCK, LARGEST = 16, 4096  # what a tensor core takes; above all that fits into a processor
 
 
@@ -61,6 +63,7 @@ class HopperTiles(NamedTuple):
     Attributes:
         warps: that multiply, beside the one that loads.
         stream_k: all programs take as many steps of K, whichever tiles those belong to.
+        more: tokens of a tile beyond block_m (0 or 64): 128 and 64 read the weights once for 160 tokens.
     """
 
     block_m: int
@@ -69,6 +72,12 @@ class HopperTiles(NamedTuple):
     warps: int
     stages: int
     stream_k: bool = False
+    more: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a tile."""
+        return self.block_m + self.more
 
 
 class GroupedTiles(NamedTuple):
@@ -102,12 +111,16 @@ class Kind(NamedTuple):
     """A kind of product: what its shape is made of, and the ways to compute it with the fields of each."""
 
     axes: tuple[str, ...]
-    ways: Mapping[str, Mapping[str, type]]
+    ways: Mapping[str, type]
+
+
+class Nothing(NamedTuple):
+    """What cutlass is told."""
 
 
 KINDS = {
-    "linear": Kind(("n", "k"), {"cutlass": {}, "triton": Tiles.__annotations__, "hopper": HopperTiles.__annotations__}),
-    "experts": Kind(("experts", "width", "hidden", "top"), {"triton": GroupedTiles.__annotations__}),
+    "linear": Kind(("n", "k"), {"cutlass": Nothing, "triton": Tiles, "hopper": HopperTiles}),
+    "experts": Kind(("experts", "width", "hidden", "top"), {"triton": GroupedTiles}),
 }
 Choice = dict[str, int | bool | str]  # "by": a way; its fields
 Table = dict[str, dict[tuple[int, ...], dict[int, Choice]]]  # kind, shape, bucket
@@ -232,13 +245,15 @@ class _Reader(NamedTuple):
             self._refuse(place, f"{text!r:.80} is not {'x'.join(axes)}, numbers above 0")
         return tuple(map(int, parts))
 
-    def choice(self, value: object, ways: Mapping[str, Mapping[str, type]], place: str) -> Choice:
+    def choice(self, value: object, ways: Mapping[str, type], place: str) -> Choice:
         choice = self.object(value, place)
         self.known(choice.get("by"), ways, f"{place}.by")
-        fields = ways[choice["by"]]
+        fields = ways[choice["by"]].__annotations__
         for name in choice.keys() - {"by"}:
             self.known(name, fields, place)
         for name, kind in fields.items():
+            if name not in choice and name in ADDED:
+                continue
             found, least = choice.get(name), least_of(name)
             if type(found) is not kind:
                 self._refuse(f"{place}.{name}", f"{found!r:.80} is no {kind.__name__}")
@@ -246,6 +261,8 @@ class _Reader(NamedTuple):
                 self._refuse(f"{place}.{name}", f"{found!r:.80} is no int from {least} to {LARGEST}")
             if (BLOCK.fullmatch(name) or WARPS.fullmatch(name)) and found & (found - 1):
                 self._refuse(f"{place}.{name}", f"{found} is no power of 2, as Triton needs one")
+            if name == "more" and found not in MORE:
+                self._refuse(f"{place}.{name}", f"{found} is none of {', '.join(map(str, MORE))}")
         return choice
 
     def _refuse(self, place: str, why: str):
@@ -253,8 +270,8 @@ class _Reader(NamedTuple):
 
 
 def least_of(name: str) -> int:
-    """The least value of a choice's field that is a number; `ahead` steps there may be none."""
-    return LEAST_BLOCK if BLOCK.fullmatch(name) else int(name != "ahead")
+    """The least value of a choice's field that is a number; `ahead` steps and `more` tokens there may be none."""
+    return LEAST_BLOCK if BLOCK.fullmatch(name) else int(name not in ("ahead", "more"))
 
 
 @lru_cache(maxsize=1 << 16)

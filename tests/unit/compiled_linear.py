@@ -39,13 +39,13 @@ def _hopper(tiles: HopperTiles, folder: Path) -> Compiled:
 
     from ascend_quant.kernels import gluon_linear
 
-    x, w = (
+    x, x_more, w = (
         f"tensordesc<i8[{rows}, {tiles.block_k}],{gluon_linear.layout(rows, tiles.block_k)!r}>"
-        for rows in (tiles.block_m, tiles.block_n)
+        for rows in (tiles.block_m, tiles.more or tiles.block_m, tiles.block_n)
     )
     constants = gluon_linear.constants(tiles, True) | {"num_warps": tiles.warps}
     kernel, options = gluon_linear.int8_product_hopper, gluon_linear.options(tiles)
-    return _compiled(GluonASTSource, kernel, {"x": x, "w": w}, constants, options, 90, folder)
+    return _compiled(GluonASTSource, kernel, {"x": x, "x_more": x_more, "w": w}, constants, options, 90, folder)
 
 
 def _compiled(Source, kernel, matrices, constants, options, capability, folder) -> Compiled:

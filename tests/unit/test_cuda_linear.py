@@ -8,7 +8,7 @@ from ascend_quant.kernels.tuned import HopperTiles, Tiles
 
 pytestmark = pytest.mark.gpu
 
-RAGGED = [(1, 48, 512), (61, 208, 1040), (150, 2000, 4992), (300, 1024, 768), (300, 20000, 400)]
+RAGGED = [(1, 48, 512), (61, 208, 1040), (150, 2000, 4992), (160, 37888, 3584), (300, 1024, 768), (300, 20000, 400)]
 HOPPER = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="for Hopper"
 )
@@ -22,6 +22,8 @@ TILES = [
     pytest.param(HopperTiles(128, 128, 128, 8, 6), marks=HOPPER),
     pytest.param(HopperTiles(256, 64, 128, 8, 5), marks=HOPPER),
     pytest.param(HopperTiles(64, 64, 128, 4, 12, stream_k=True), marks=HOPPER),
+    pytest.param(HopperTiles(128, 64, 128, 8, 7, more=64), marks=HOPPER),
+    pytest.param(HopperTiles(128, 128, 128, 8, 5, stream_k=True, more=64), marks=HOPPER),
     pytest.param(HopperTiles(128, 128, 128, 8, 6, stream_k=True), marks=HOPPER),
 ]
 
@@ -55,7 +57,7 @@ def test_every_kernel_has_the_definitions_bits(shape, tiles):
                 assert torch.equal(found, expected(*product, given, dtype)), (dtype, given is None)
 
 
-@pytest.mark.parametrize("tiles", TILES[1:2] + TILES[-8:-4] + TILES[-1:], ids=str)
+@pytest.mark.parametrize("tiles", TILES[1:2] + TILES[-10:-6] + TILES[-2:], ids=str)
 def test_a_captured_product_follows_its_inputs_also_beside_another_stream(tiles):
     from ascend_quant.kernels.triton_linear import int8_product
 

@@ -9,6 +9,7 @@ from naming import has_line_naming
 from ascend_quant.kernels import linear_choice, tuned
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
 
+HOPPER = {"by": "hopper", **HopperTiles(64, 128, 128, 4, 8)._asdict()}
 CUTLASS = {"by": "cutlass"}
 TILES = Tiles(64, 128, 128, 4, 4, 4, tma=True)
 TRITON = {"by": "triton", **TILES._asdict()}
@@ -54,11 +55,15 @@ def test_the_users_file_lies_over_what_is_shipped_bucket_by_bucket(gpu):
 def test_saving_keeps_what_the_file_has_and_reads_back_the_same(tmp_path):
     file = tmp_path / "new/folder/gpu.json"
     tuned.save(file, {"linear": {(32, 64): {16: TRITON, 64: CUTLASS}}})
-    hopper = {"by": "hopper", **HopperTiles(64, 128, 128, 4, 8)._asdict()}
-    tuned.save(file, {"linear": {(32, 64): {64: hopper}, (16, 16): {1: CUTLASS}}})
-    expected = {"linear": {(32, 64): {16: TRITON, 64: hopper}, (16, 16): {1: CUTLASS}}}
+    tuned.save(file, {"linear": {(32, 64): {64: HOPPER}, (16, 16): {1: CUTLASS}}})
+    expected = {"linear": {(32, 64): {16: TRITON, 64: HOPPER}, (16, 16): {1: CUTLASS}}}
     assert tuned.load(file) == expected and [one.name for one in file.parent.iterdir()] == ["gpu.json"]
     assert json.loads(file.read_text())["linear"]["32x64"]["16"] == TRITON
+
+
+def test_a_choice_of_before_tiles_had_more_tokens_is_read(gpu):
+    tuned.save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(32, 64): {64: without(HOPPER, "more")}}})
+    assert linear_choice.linear(32, 64, 60, torch.bfloat16) == HopperTiles(64, 128, 128, 4, 8)
 
 
 def without(choice, name):
@@ -92,6 +97,7 @@ def without(choice, name):
                 *(("stages", 0), ("split_k", 0), ("ahead", -1), ("stages", 10**30)),
             ]
         ),
+        ({"linear": {"32x64": {"16": HOPPER | {"more": 48}}}}, "linear.32x64.16.more: 48 is none of 0, 64"),
         ({"linear": {"32x64": {"16": CUTLASS | {"tiles": 2}}}}, "linear.32x64.16: 'tiles' is none of"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",

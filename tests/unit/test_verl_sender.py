@@ -12,6 +12,7 @@ pytest.importorskip("verl", reason="the verl adapter needs verl")
 pytest.importorskip("vllm", reason="verl's workers need vLLM")
 
 import torch
+from omegaconf import OmegaConf
 from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
@@ -265,6 +266,49 @@ def test_what_reads_the_cache_waits_until_it_is_awake(monkeypatch, fails):
     else:
         assert events[2:] == ["awake", "answers b", "sleeps"] and slept is None
         assert answer.extra_fields[replica.REPLICA] == 3
+
+
+@pytest.mark.parametrize(
+    ("free", "settings", "stays"),
+    [
+        ([[5 << 30], [9 << 30]], {}, True),  # four buckets of 1 GiB, and 1 GiB
+        ([[9 << 30, (5 << 30) - 1]], {}, False),
+        ([[9 << 30]], {"memory": "release"}, False),
+        ([[0]], {}, False),  # of a CPU
+        ([[9 << 30]], {"sleeps": False}, False),
+        ([[9 << 30]], {"node": 1}, False),
+    ],
+)
+def test_the_cache_stays_where_a_sync_has_room_beside_it(monkeypatch, free, settings, stays):
+    events = []
+
+    async def ask(engine, method):
+        assert method == "refit_free_bytes"
+        return free
+
+    async def release(server):
+        events.append("releases")
+
+    async def resume(server):
+        events.append("resumes")
+
+    async def sync():
+        await server.release_kv_cache()
+        await server.resume_kv_cache()
+
+    monkeypatch.setattr(replica.compat, "ask_every_engine", ask)
+    monkeypatch.setattr(replica.vLLMHttpServer, "release_kv_cache", release)
+    monkeypatch.setattr(replica.vLLMHttpServer, "resume_kv_cache", resume)
+    server = object.__new__(RefitHttpServer)
+    server.engine, server.node_rank = None, settings.get("node", 0)
+    rollout = {
+        "engine_kwargs": {"ascend_quant": {"memory": settings.get("memory", "auto")}},
+        "checkpoint_engine": {"update_weights_bucket_megabytes": 1024},
+        "free_cache_engine": settings.get("sleeps", True),
+    }
+    server.config = OmegaConf.create(rollout)
+    asyncio.run(sync())
+    assert events == ([] if stays else ["releases", "resumes"])
 
 
 @pytest.mark.parametrize(("proof", "extension"), [(True, "RefitWorkerExtension"), (False, "UnprovedWorkerExtension")])

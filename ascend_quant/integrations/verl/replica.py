@@ -15,17 +15,20 @@ from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.patches import receiving
 from ascend_quant.integrations.verl.replica_mismatch import REPLICA
 from ascend_quant.integrations.verl.room import CACHE
-from ascend_quant.integrations.verl.settings import QUANTIZATION, patches_of, wants_proof
+from ascend_quant.integrations.verl.settings import QUANTIZATION, keeps_memory, patches_of, wants_proof
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit.delta import Receiver
 
 MEMORY = "refit/memory_ms"
+BUCKETS = 4  # of a sync from elsewhere, at most: two for verl's transport, one for the engine, a tensor that is larger
+BESIDE = 1 << 30  # bytes that else come and go: the transport's own, what a refit writes through
 
 
 class RefitHttpServer(vLLMHttpServer):
     """verl's, whose KV cache wakes up while the trainer goes on: what reads it waits, and is told what failed."""
 
     waking = 0.0  # seconds of the wake-up that the last sync waited for
+    _cache_stays = False
     _cache_wakes: asyncio.Future[None] | None = None
     _receipts: asyncio.Future[list[list[dict[str, float] | None]]] | None = None  # asked for before that
 
@@ -61,6 +64,25 @@ class RefitHttpServer(vLLMHttpServer):
     async def sleep(self) -> None:
         await self._awake()
         await super().sleep()
+
+    async def release_kv_cache(self) -> None:
+        """Weights from elsewhere come through buffers on the engine's devices. Where these have room beside it, the
+        cache, empty by now, is not given back and taken again, nor are the weights with it."""
+        self._cache_stays = await self._has_room_beside()
+        if not self._cache_stays:
+            await super().release_kv_cache()
+
+    async def resume_kv_cache(self) -> None:
+        if not self._cache_stays:
+            await super().resume_kv_cache()
+
+    async def _has_room_beside(self) -> bool:
+        """Whether all of the engine's devices have memory for a sync beside the cache."""
+        if self.node_rank != 0 or not self.config.free_cache_engine or not keeps_memory(self.config):
+            return False
+        needed = BUCKETS * (self.config.checkpoint_engine.update_weights_bucket_megabytes << 20) + BESIDE
+        engines = await compat.ask_every_engine(self.engine, "refit_free_bytes")
+        return min(free for workers in engines for free in workers) >= needed
 
     async def _awake(self) -> None:
         """Wait for the KV cache; raises what its wake-up raised."""

@@ -114,10 +114,22 @@ def patches_of(rollout: Any) -> Patches | None:
     return Patches(torch.device("cpu") if where == HOST else None)
 
 
-def share_of_engine(rollout: Any, device: str) -> float | None:
-    """The most that an engine takes of a device's memory, for a trainer that may keep its own cache beside it (room.py)
+def keeps_memory(rollout: Any) -> bool:
+    """Whether memory that a sync has room beside is kept, where verl gives it back and takes it again.
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.memory=release
+
+    Raises:
+        RefitError: a value that is none.
+    """
+    asked = options_of(rollout).get("memory", AUTO)
+    if asked not in (AUTO, RELEASE):
+        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.memory={asked!r}: give {AUTO} or {RELEASE}")
+    return asked == AUTO
+
+
+def share_of_engine(rollout: Any, device: str) -> float | None:
+    """The most that an engine takes of a device's memory, for a trainer that may keep its own cache beside it (room.py)
 
     Args:
         device: verl's `trainer.device`.
@@ -127,13 +139,10 @@ def share_of_engine(rollout: Any, device: str) -> float | None:
         `gpu_memory_utilization` where the bytes of the KV cache are named.
 
     Raises:
-        RefitError: a value that is none.
+        RefitError: see `keeps_memory`.
     """
-    asked = options_of(rollout).get("memory", AUTO)
-    if asked not in (AUTO, RELEASE):
-        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.memory={asked!r}: give {AUTO} or {RELEASE}")
-    engine = _of_vllm(rollout)
-    if asked == RELEASE or device == "cpu" or engine.get("kv_cache_memory_bytes") is not None:
+    keeps, engine = keeps_memory(rollout), _of_vllm(rollout)
+    if not keeps or device == "cpu" or engine.get("kv_cache_memory_bytes") is not None:
         return None
     return engine.get("gpu_memory_utilization", rollout.get("gpu_memory_utilization"))
 

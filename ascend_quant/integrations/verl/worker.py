@@ -92,6 +92,11 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         refit.prepare(coded=True)
         return (self.model_runner.vllm_config.quant_config.scheme.name, *refit.takes_codes())
 
+    def refit_free_bytes(self) -> int:
+        """Of this worker's device; 0 where that is none with memory of its own."""
+        device = torch.device(get_device_name())
+        return 0 if device.type == "cpu" else torch.get_device_module(device).mem_get_info()[0]
+
     def start_up_seconds(self) -> dict[str, float]:
         """What the parts of this worker's start took."""
         return start_up.seconds_of(self.model_runner.vllm_config.compilation_config)
