@@ -1,6 +1,7 @@
 """A refit: one weight sync, written in place into an engine's own buffers. Nothing here knows an engine.
 
-session.py       `Refit`: open, write, close; whether the engine may serve
+session.py       `Refit`: open, write, close
+servable.py      whether the engine may serve: failed refits, sleep
 plan.py          which rows each tensor ends in, learnt from one refit through the loaders
 resident.py      the engine's buffers, and which of their rows are written
 scales.py        those whose scales are shared otherwise than by rows

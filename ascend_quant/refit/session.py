@@ -1,11 +1,6 @@
 """A refit: one weight sync. Open, write shards in any order and bucketing, close; it yields a receipt.
 
-    loading --> ready <--> open
-                  ^          |
-                  '- open <- failed
-
-Only a ready engine may serve: while a refit is open, or after one that failed, its weights are a mixture of
-two steps. The next complete refit heals it. Nothing here knows an engine; engines feed `Refit` through adapters.
+What may be served, and when, is in servable.py. Nothing here knows an engine; engines feed `Refit` through adapters.
 
 Writes are collected in a batch and started by `flush`; on an accelerator nothing waits for them before `close`.
 A tensor whose way was learnt in an earlier refit is placed by plan (`place`), any other by the engine's loader
@@ -15,7 +10,7 @@ A tensor whose way was learnt in an earlier refit is placed by plan (`place`), a
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -23,17 +18,16 @@ import torch
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.moves import Move
 from ascend_quant.names import LeftOut, Unquantized
-from ascend_quant.oracle import add_digests
 from ascend_quant.refit.batch import Batch
 from ascend_quant.refit.coding import parted
-from ascend_quant.refit.errors import RefitError, Replaced, refusal
-from ascend_quant.refit.former_codes import FormerCodes
+from ascend_quant.refit.errors import RefitError, Replaced
 from ascend_quant.refit.key_balance import KeyBalance
 from ascend_quant.refit.kv_scales import KvScales
 from ascend_quant.refit.plan import Entry, Plan, edges_of
 from ascend_quant.refit.receipt import Receipt
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.refit.sent import NamedTensor, checked, sent_twice
+from ascend_quant.refit.servable import Servable
 from ascend_quant.refit.smoothing import Smoothing
 from ascend_quant.refit.watched_rows import WatchedRows
 from ascend_quant.stacks import one_by_one
@@ -42,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 SENT_AS = (torch.bfloat16, torch.float32)  # by trainers
 SHOWN = 8  # names that one message lists
-HEAL = "complete one full refit to heal it"
 
 
 class Check(Protocol):
@@ -55,7 +48,7 @@ class Check(Protocol):
         """It ends, all residents written, and these tensors have come; raises RefitError if it may not stand."""
 
 
-class Refit:
+class Refit(Servable):
     """The refit state of one engine worker.
 
     Args:
@@ -69,9 +62,6 @@ class Refit:
         watched: rows that tell how much of an update the codes took; None where none can.
         kv_scales: of a KV cache that has one a layer; None of one without.
         balance: of the keys, for a KV cache that rounds all channels of one alike; None for others.
-
-    Attributes:
-        unseen: whether the resident bytes came back from a sleep, and are to be looked at before a request is served.
 
     Raises:
         RefitError: there are no residents, or they are on several devices.
@@ -90,11 +80,11 @@ class Refit:
         kv_scales: KvScales | None = None,
         balance: KeyBalance | None = None,
     ):
-        self._watched, self.kv_scales, self.balance = watched, kv_scales, balance
+        super().__init__(residents, kv_scales)
+        self._watched, self.balance = watched, balance
         # scales are written when nothing else can fail
         self._checks = [*checks, *([] if kv_scales is None else [kv_scales])]
         self._derived, self.unquantized = derived, unquantized
-        self.residents = list(residents)
         if not self.residents:
             raise RefitError("a refit without resident weights: give it every parameter of the model")
         devices = {str(resident.tensor.device): resident.name for resident in self.residents}
@@ -102,15 +92,8 @@ class Refit:
             where = ", ".join(f"{name} on {device}" for device, name in devices.items())
             raise RefitError(f"the weights are on several devices ({where}); turn weight offloading off")
         self._buffer_of = buffer_of or {resident.name: resident.tensor for resident in residents}.__getitem__
-        self.last_receipt: Receipt | None = None
         self._told = LeftOut()
-        self._state = "loading"
-        self._why = f"its weights have not been loaded yet; {HEAL}"
         self._explicit = False
-        self._asleep: int | None = None
-        self.unseen = False
-        self._comparable = False  # whether the sampled rows hold the codes of the last refit that closed
-        self._former: FormerCodes | None = None  # these rows, where the sleep does not keep them
         self._plans = plans
         self._of_tensors = any(resident.of_tensors for resident in self.residents)
         self.smoothing = smoothing
@@ -145,36 +128,11 @@ class Refit:
                 yield resident.example(coded=True), resident.data.dtype
 
     @property
-    def is_open(self) -> bool:
-        return self._state == "open"
-
-    @property
-    def has_failed(self) -> bool:
-        return self._state == "failed"
-
-    @property
     def batch(self) -> Batch:
         """The writes of the open refit; RefitError if none is open."""
         if self._batch is None:
             raise RefitError("no refit is open on this engine; open one first")
         return self._batch
-
-    def look(self) -> None:
-        """Look at bytes that came back from a sleep, if nobody has: an engine whose bytes changed refuses to generate.
-
-        It reads all of them and waits for the device. It is put off until a request comes, since a trainer that wakes
-        an engine up often overwrites them at once. An engine that may not serve then says why.
-        """
-        if self.unseen:
-            with suppress(RefitError):
-                self.verify()
-        if self.kv_scales is not None and not self.weights_sleep:
-            self.kv_scales.look()
-
-    @property
-    def is_to_be_looked_at(self) -> bool:
-        """Whether `look` has something to do."""
-        return self.unseen or (self.kv_scales is not None and self.kv_scales.unseen)
 
     @property
     def cache_since(self) -> int:
@@ -183,20 +141,6 @@ class Refit:
             return self._count
         return 0 if self.balance is None else self.balance.since
 
-    def why_not_servable(self) -> str | None:
-        """Why the engine must not generate, as far as is known, and what helps; None when it may: see `look`."""
-        if self._asleep is not None:
-            return f"it sleeps (level {self._asleep}); wake it up"
-        if self._state != "ready":
-            return self._why
-        return None if self.kv_scales is None else self.kv_scales.why_not_servable()
-
-    def require_servable(self) -> None:
-        """Raise RefitError unless the last refit closed cleanly and its bytes are still there."""
-        self.look()
-        if why := self.why_not_servable():
-            raise RefitError(refusal(why))
-
     @contextmanager
     def session(self) -> Generator["Refit"]:
         """Open, run the body, close; an exception in the body fails the refit and goes on."""
@@ -204,16 +148,6 @@ class Refit:
         with self.failing():
             yield self
             self.close()
-
-    @contextmanager
-    def failing(self) -> Generator[None]:
-        """An exception inside fails the refit, once, and goes on."""
-        try:
-            yield
-        except BaseException as error:
-            if self._state != "failed":
-                self.fail(error)
-            raise
 
     def open(self, explicit: bool = True) -> None:
         """Begin a refit. An implicit one (a bare load_weights call) closes by itself once it is complete."""
@@ -232,9 +166,7 @@ class Refit:
         self._entries: dict[str, Entry] = {}
         self._edges: set[tuple[ResidentWeight, int]] = set()
         self._skipped: set[str] = set()
-        self._state, self._why, self._explicit = "open", f"a refit is open; {HEAL}", explicit
-        self.unseen = False  # all of it will be written
-        self._compares, self._comparable = self._comparable, False
+        self._compares, self._explicit = self.opened(), explicit
         self._started = time.perf_counter()
         self._tensors = self._bytes = 0
 
@@ -419,13 +351,13 @@ class Refit:
             if any(resident.recount for resident in self.residents):
                 digest = int(self.digest(), 16)
         self._count += 1
-        self.last_receipt = self._receipt(changed, clamped, digest)
+        receipt = self._receipt(changed, clamped, digest)
         self._batch = None
         if self._plans and (self._learnt or len(self._entries) != len(self.plan.entries)):
             self.plan = Plan(self._entries)
-        self._state, self._comparable = "ready", True
-        logger.info("%s", self.last_receipt)
-        return self.last_receipt
+        self.closed(receipt)
+        logger.info("%s", receipt)
+        return receipt
 
     def _derive(self) -> None:
         for refresh in self._derived:
@@ -451,68 +383,13 @@ class Refit:
 
     def fail(self, error: BaseException) -> None:
         """Mark the refit as failed: the engine refuses to generate until the next complete one."""
-        cure = "no refit heals that: restart it" if isinstance(error, Replaced) else HEAL
-        self._state, self._why, self._comparable = "failed", f"its last refit failed ({error}); {cure}", False
+        super().fail(error)
         self._batch = None  # with it the references to the sender's memory
-        logger.error("refit failed, the engine refuses to generate: %s", error)
 
     def accept_dummy(self) -> None:
         """Serve whatever is in the buffers: the user asked for dummy weights."""
         self._derive()
         self._state = "ready"
-
-    def falls_asleep(self, level: int) -> None:
-        """The engine is about to sleep: level 2 will discard the codes that the next refit is compared with."""
-        if level > 1 and self._asleep is None and self._comparable and not self.is_open:
-            self._former = FormerCodes.of(self.residents)
-
-    def slept(self, level: int) -> None:
-        """The engine went to sleep: its weights are in host memory (level 1) or gone (level 2)."""
-        if self.is_open:
-            self.fail(RefitError("the engine went to sleep while the refit was open"))
-        self.unseen = False
-        self._asleep = max(level, self._asleep or 0)
-
-    def woke(self, tags: Sequence[str] | None) -> None:
-        """The engine woke up, its weights too if `tags` is None or names them; they are yet to be looked at."""
-        if self._asleep is None or (tags is not None and "weights" not in tags):
-            return
-        level, self._asleep = self._asleep, None
-        if level > 1:
-            self._state, self._why = "failed", f"sleep level {level} discarded its weights; {HEAL}"
-            former, self._former = self._former, None
-            self._comparable = former is not None and former.put_back()
-        else:
-            self.unseen = self._state == "ready" and self.last_receipt is not None
-
-    @property
-    def weights_sleep(self) -> bool:
-        """Whether the memory of the weights, and of all that was allocated with them, is not to be touched."""
-        return self._asleep is not None
-
-    def cache_woke(self) -> None:
-        """The engine woke up, perhaps its KV cache, with which vLLM sets all scales to 1; not while the weights sleep,
-        as their memory holds the scales too."""
-        if self.kv_scales is not None and not self.weights_sleep:
-            self.kv_scales.write()
-
-    def digest(self) -> str:
-        """Fingerprint of all resident bytes, read back: 16 hex digits."""
-        pairs = [pair for resident in self.residents for pair in resident.tensors() if 0 not in pair[0].shape]
-        kernels = kernels_for(self.residents[0].tensor.device)
-        found = kernels.read_digests([kernels.digests([tensor for tensor, _ in pairs])])
-        return f"{add_digests(*found, weights=[weight for _, weight in pairs]):016x}"
-
-    def verify(self) -> None:
-        """Check that the resident bytes are those of the last receipt.
-
-        Raises:
-            RefitError: something wrote past the refit (the engine then refuses to generate).
-        """
-        self.unseen = False
-        if self._state == "ready" and self.last_receipt and self.digest() != self.last_receipt.digest:
-            with self.failing():
-                raise RefitError("resident weights changed outside a refit; write them through model.load_weights")
 
     def _receipt(self, changed: int, clamped: int, digest: int) -> Receipt:
         compared = sum(resident.sampled for resident in self.residents)
