@@ -69,16 +69,19 @@ class Base:
 
     Args:
         device: where they are kept; None for that of the tensors.
+        reserve: with a number of bytes, groups are kept on the tensors' device as long as so many stay free there.
     """
 
-    def __init__(self, device: torch.device | None = None):
-        self._device = device
+    def __init__(self, device: torch.device | None = None, reserve: int | None = None):
+        self._device, self._reserve = device, reserve
         self.layouts: list[Layout] = []
         self.groups: list[torch.Tensor] = []
 
     def keep(self, i: int, layout: Layout, bytes_: torch.Tensor) -> None:
         """Group i as a whole."""
-        if self._device is not None and self._device != bytes_.device:  # pinned: it goes back at every sync
+        if self._device not in (None, bytes_.device) and not self._has_room(
+            bytes_
+        ):  # pinned: it goes back at every sync
             kept = torch.empty_like(bytes_, device=self._device, pin_memory=bytes_.is_cuda)
             bytes_ = kept.copy_(bytes_)
         if i == len(self.groups):
@@ -86,6 +89,12 @@ class Base:
             self.groups.append(bytes_)
         else:
             self.layouts[i], self.groups[i] = layout, bytes_
+
+    def _has_room(self, bytes_: torch.Tensor) -> bool:
+        """Whether the bytes may stay where they are; they are there already."""
+        if self._reserve is None or bytes_.device.type == "cpu":
+            return False
+        return torch.get_device_module(bytes_.device).mem_get_info()[0] >= self._reserve
 
 
 class Sender:
@@ -147,13 +156,14 @@ class Receiver:
 
     Args:
         base_on: where the last sync's bytes are kept; None for the device on which blobs arrive.
+        reserve: see `Base`.
 
     Attributes:
         has: the sender's id and the number of the last sync that came to its end; None for none.
     """
 
-    def __init__(self, base_on: torch.device | None = None):
-        self._base = Base(base_on)
+    def __init__(self, base_on: torch.device | None = None, reserve: int | None = None):
+        self._base = Base(base_on, reserve)
         self.has: tuple[int, int] | None = None
         self.begin()
 

@@ -1,5 +1,7 @@
 """What has changed since the last weight sync, sent as such: the same tensors come out, or an error."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -69,6 +71,20 @@ def test_every_sync_brings_the_tensors_and_later_ones_little():
     whole = sum(tensor.nbytes for group in state(0) for _, tensor in group)
     assert whole < sizes[0] < 1.1 * whole
     assert all(size < 0.05 * whole for size in sizes[1:])
+
+
+def test_a_base_is_kept_on_the_device_as_long_as_enough_stays_free(monkeypatch):
+    free = [50]
+    device = SimpleNamespace(mem_get_info=lambda: (free[0], 100))
+    monkeypatch.setattr(torch, "get_device_module", lambda device_: device)
+    base, group = delta.Base(torch.device("cpu"), reserve=50), torch.empty(8, dtype=torch.uint8, device="meta")
+    base.keep(0, [], group)
+    assert base.groups[0] is group
+    free[0] = 49
+    with pytest.raises(NotImplementedError):  # a copy to the host, which this device has none of
+        base.keep(1, [], group)
+    with pytest.raises(NotImplementedError):
+        delta.Base(torch.device("cpu")).keep(0, [], group)
 
 
 def test_nothing_changed_is_nearly_nothing():

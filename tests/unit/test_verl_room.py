@@ -134,3 +134,15 @@ def test_engines_elsewhere_are_sent_to_as_before(monkeypatch):
         engine = SimpleNamespace(backend=backend)
         worker.config = SimpleNamespace(rollout=SimpleNamespace(checkpoint_engine=engine, free_cache_engine=sleeps))
         assert asyncio.run(worker.update_weights(3, mode)) == (3, mode)
+
+
+def test_what_is_passed_on_waits_for_its_own_copies_alone():
+    from ascend_quant.integrations.verl.room import with_own_stream
+
+    waited = []
+    stream = SimpleNamespace(synchronize=lambda: waited.append("stream"))
+    device = SimpleNamespace(current_stream=lambda: stream, synchronize=lambda: waited.append("device"), count=3)
+    found = with_own_stream(lambda: device)()
+    found.synchronize()
+    assert waited == ["stream"] and found.count == 3
+    assert with_own_stream(lambda: torch.cpu)() is torch.cpu

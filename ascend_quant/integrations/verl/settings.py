@@ -95,23 +95,30 @@ class Patches(NamedTuple):
 
     Attributes:
         base_on: where both ends keep the bytes of the last sync; None for the weights' own device.
+        beside_engines: whether the engines' end keeps them on its device where there is room.
     """
 
     base_on: torch.device | None
+    beside_engines: bool = False
 
 
 def patches_of(rollout: Any) -> Patches | None:
-    """None unless `send` is delta; the bases are in host memory unless `base_on` is device.
+    """None unless `send` is delta.
+
+    +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.base_on=device
+
+    A trainer's memory is its own: it keeps its base in host memory unless `base_on` is device. What an engine leaves of
+    its device is known once it has started: there the base is kept on the device as far as it fits, unless it is host.
 
     Raises:
         RefitError: a value that is none.
     """
-    where = options_of(rollout).get("base_on", HOST)
-    if where not in (HOST, DEVICE):
-        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.base_on={where!r}: give {HOST} or {DEVICE}")
+    where = options_of(rollout).get("base_on", AUTO)
+    if where not in (AUTO, HOST, DEVICE):
+        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.base_on={where!r}: give {AUTO}, {HOST} or {DEVICE}")
     if _asked_to_send(rollout) != DELTA:
         return None
-    return Patches(torch.device("cpu") if where == HOST else None)
+    return Patches(None if where == DEVICE else torch.device("cpu"), where == AUTO)
 
 
 def keeps_memory(rollout: Any) -> bool:
