@@ -23,7 +23,7 @@ def run(task: Task) -> dict:
     """Of each context and batch: seconds of a step by round, the mean context, and how many sequences would fit."""
     rollouts, start = task.rollouts, time.perf_counter()
     longest = max(max(lengths(task, context, batch)) + steps(context, batch) for context, batch in pairs(task))
-    with started(task, max_model_len=longest) as llm:
+    with started(task, longest) as llm:
         held = capacity(llm.llm_engine.vllm_config.cache_config)
         result = {"startup_s": time.perf_counter() - start, "capacity": held}
         rates = Rates(*llm.collective_rpc("rates")[0]) if rollouts.trace else None

@@ -52,31 +52,19 @@ TRACED_ANSWER = 2 * (WARM_STEPS + TIMED_STEPS + TRACED_STEPS + 2)  # tokens: its
 
 
 @contextmanager
-def started(task: Task, **more) -> Iterator:
+def started(task: Task, longest: int) -> Iterator:
     """A vLLM engine with random weights, with CUDA graphs for the batches that are asked for.
 
     Args:
-        more: options of vLLM, over those of the task.
+        longest: tokens of a sequence, prompt and answer.
     """
     from vllm import LLM
 
     import benchmarks.rollout_worker  # noqa: F401  registers our plugin
 
-    rollouts = task.rollouts
-    length = rollouts.prompt + rollouts.answer
-    options = {
-        **SETTINGS,
-        **caches.options(SCHEMES[task.variant], task.cache),
-        "max_num_seqs": max(rollouts.batches),
-        "max_model_len": length,
-        "compilation_config": {"cudagraph_capture_sizes": sorted(rollouts.batches)},
-    }
-    if task.device == "cpu":
-        options |= {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}
-    options |= more
     with tempfile.TemporaryDirectory(prefix="model-") as folder:
         task.cut_model().write_config(Path(folder))
-        llm = LLM(folder, **options)
+        llm = LLM(folder, max_model_len=longest, **options_of(task))
         try:
             llm.collective_rpc("fill_with_random_weights")
             yield llm
@@ -84,10 +72,26 @@ def started(task: Task, **more) -> Iterator:
             llm.llm_engine.engine_core.shutdown()
 
 
+def options_of(task: Task) -> dict:
+    """vLLM's, of an engine."""
+    rollouts = task.rollouts
+    options = {
+        **SETTINGS,
+        **caches.options(SCHEMES[task.variant], task.cache),
+        "max_num_seqs": max(rollouts.batches),
+        "compilation_config": {"cudagraph_capture_sizes": sorted(rollouts.batches)},
+    }
+    if rollouts.memory is not None:
+        options["gpu_memory_utilization"] = rollouts.memory
+    if task.device == "cpu":
+        options |= {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}
+    return options
+
+
 def run(task: Task) -> dict:
     """Seconds of each batch, and with `trace` what a decode step consists of; a trace that says nothing is a fault."""
     start = time.perf_counter()
-    with started(task) as llm:
+    with started(task, task.rollouts.prompt + task.rollouts.answer) as llm:
         result = {"startup_s": time.perf_counter() - start, "seconds": {}, "traces": {}, "faults": []}
         rates = Rates(*llm.collective_rpc("rates")[0]) if task.rollouts.trace else None
         for batch in task.rollouts.batches:

@@ -48,6 +48,14 @@ def main(
     logprobs: Annotated[bool, typer.Option(help="Return each token's log-probability too.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Of the first repeat: where a step's time goes.")] = False,
     layers: Annotated[int | None, typer.Option(help="Cut the models to so many layers.  [default: all]")] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            min=0.05,
+            max=1,
+            help="Share of a GPU that an engine takes, such as a trainer beside it leaves.  [default: vLLM's own]",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     out: Annotated[Path | None, typer.Option(help="Where every sample goes; written after each engine.")] = None,
 ) -> None:
@@ -61,7 +69,7 @@ def main(
     contexts = contexts_of(context)
     every = LONG if contexts else tuple(generation.SCHEMES)
     wanted = choices("--schemes", schemes or ",".join(every), tuple(generation.SCHEMES))
-    rollouts = Rollouts(batches_of(batch), prompt, answer, logprobs, trace, contexts)
+    rollouts = Rollouts(batches_of(batch), prompt, answer, logprobs, trace, contexts, memory)
     choices("--device", device, ("cuda", "cpu"))
     if trace and device == "cpu":
         raise typer.BadParameter("only a GPU's steps can be traced", param_hint="--trace")

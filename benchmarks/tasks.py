@@ -15,6 +15,7 @@ class Rollouts:
         logprobs: whether the log-probability of each sampled token is returned.
         trace: look into a few decode steps too.
         contexts: tokens of the sequences, of part decoding.
+        memory: share of a GPU's memory that an engine takes; None for vLLM's own.
     """
 
     batches: tuple[int, ...]
@@ -23,6 +24,7 @@ class Rollouts:
     logprobs: bool = False
     trace: bool = False
     contexts: tuple[int, ...] = ()
+    memory: float | None = None
 
 
 @dataclass(frozen=True)

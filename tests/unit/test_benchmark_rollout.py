@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks import rollout, rollout_report, trace
+from benchmarks import generation, rollout, rollout_report, trace
 from benchmarks.floors import Rates, floors, products
 from benchmarks.models import MODELS, get_model
 from benchmarks.rollout_worker import fill
@@ -64,6 +64,16 @@ def test_engines_take_turns_at_being_first(monkeypatch):
     CliRunner().invoke(rollout.app, ["--models", "7b", "--schemes", "bf16,int8-ours", "--batch", "8"])
     assert [task.variant for task in asked] == ["bf16", "int8-ours", "int8-ours", "bf16"]
     assert {task.rollouts for task in asked} == {Rollouts((8,), 256, 512)}
+
+
+@pytest.mark.parametrize("memory", [None, 0.8])
+def test_an_engine_takes_the_share_of_memory_that_is_asked_for(monkeypatch, memory):
+    asked = []
+    monkeypatch.setattr(rollout, "in_turn", lambda tasks, seconds, write: asked.extend(tasks) or [])
+    share = [] if memory is None else ["--memory", str(memory)]
+    CliRunner().invoke(rollout.app, ["--models", "7b", "--schemes", "int8-ours", "--repeats", "1", *share])
+    (options,) = map(generation.options_of, asked)
+    assert options.get("gpu_memory_utilization") == memory and options["quantization"] == "ascend_quant"
 
 
 def outcome(model: str, scheme: str, seconds: dict[str, float], device: str = "cuda", layers: int | None = None):
