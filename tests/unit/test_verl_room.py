@@ -136,7 +136,9 @@ def test_engines_elsewhere_are_sent_to_as_before(monkeypatch):
         assert asyncio.run(worker.update_weights(3, mode)) == (3, mode)
 
 
-def test_what_is_passed_on_waits_for_its_own_copies_alone():
+def test_what_is_passed_on_waits_for_its_own_copies_alone(monkeypatch):
+    from verl.utils.device import get_torch_device
+
     from ascend_quant.integrations.verl.room import with_own_stream
 
     waited = []
@@ -145,4 +147,5 @@ def test_what_is_passed_on_waits_for_its_own_copies_alone():
     found = with_own_stream(lambda: device)()
     found.synchronize()
     assert waited == ["stream"] and found.count == 3
-    assert with_own_stream(lambda: torch.cpu)() is torch.cpu
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    with_own_stream(get_torch_device)().synchronize()

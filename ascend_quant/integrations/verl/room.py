@@ -96,13 +96,11 @@ def with_own_stream(original: Callable) -> Callable:
     @functools.wraps(original)
     def get_device() -> Any:
         device = original()
-        return device if device is torch.cpu else _Otherwise(device, synchronize=lambda: _wait_for_own(device))
+        stream = device.current_stream()
+        # a CPU's has nothing to wait for
+        return _Otherwise(device, synchronize=stream.synchronize) if hasattr(stream, "synchronize") else device
 
     return get_device
-
-
-def _wait_for_own(device: Any) -> None:
-    device.current_stream().synchronize()
 
 
 class _Otherwise:
