@@ -3,6 +3,4 @@
 register.py    its place in the registry
 int8_cache.py  keys and values in int8 with a scale a token and head: the backend, and what a layer computes
 metadata.py    what the layers of a step share: which tokens are decodes, the plan of the decode kernel
-
-The decode kernel has run on an H200, by itself; all of it in Triton's interpreter. No engine on a GPU has used it yet.
 """
