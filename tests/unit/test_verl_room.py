@@ -136,9 +136,7 @@ def test_engines_elsewhere_are_sent_to_as_before(monkeypatch):
         assert asyncio.run(worker.update_weights(3, mode)) == (3, mode)
 
 
-def test_what_is_passed_on_waits_for_its_own_copies_alone(monkeypatch):
-    from verl.utils.device import get_torch_device
-
+def test_what_is_passed_on_waits_for_its_own_copies_alone():
     from ascend_quant.integrations.verl.room import with_own_stream
 
     waited = []
@@ -147,5 +145,6 @@ def test_what_is_passed_on_waits_for_its_own_copies_alone(monkeypatch):
     found = with_own_stream(lambda: device)()
     found.synchronize()
     assert waited == ["stream"] and found.count == 3
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    with_own_stream(get_torch_device)().synchronize()
+    cpu = SimpleNamespace(current_stream=torch.cpu.current_stream, synchronize=lambda: waited.append("cpu"))
+    with_own_stream(lambda: cpu)().synchronize()
+    assert waited == ["stream", "cpu"]
