@@ -9,7 +9,7 @@ arXiv 2301.03598) all programs take as many steps instead: programs of one tile 
 one that arrives last adds them.
 
 A tile has BLOCK_M tokens, and MORE beside them (HopperTiles.more) where both read the same weights: for 160 tokens
-three tiles of 64 would read them three times from the L2 cache, which then is what bounds them.
+three tiles of 64 read them three times from the L2 cache. MORE has been compiled for sm90, and not yet run on a GPU.
 """
 
 from functools import cache
@@ -25,6 +25,7 @@ from ascend_quant.kernels.shared_tiles import COUNTERS, counters
 from ascend_quant.kernels.tuned import HopperTiles
 
 LOADER_WARPS, LOADER_REGISTERS = gl.constexpr(1), gl.constexpr(40)
+WARP_GROUP = gl.constexpr(64)  # tokens that four warps multiply: MORE, where there are more
 GROUP_M = gl.constexpr(8)  # tiles of M that are walked before the next tile of N
 
 
@@ -217,13 +218,12 @@ def _multiply(
     BLOCK_N: gl.constexpr = w_tiles.shape[1]
     ROWS: gl.constexpr = BLOCK_M + MORE
     LAYOUT: gl.constexpr = _sums_layout(BLOCK_M, BLOCK_N, num_warps)
-    LAYOUT_MORE: gl.constexpr = _sums_layout(64, BLOCK_N, num_warps)
-    PRODUCTS: gl.constexpr = 2 if MORE else 1  # of a step
+    LAYOUT_MORE: gl.constexpr = _sums_layout(WARP_GROUP, BLOCK_N, num_warps)
     count = 0
     for i in range(_count(sizes, ROWS, BLOCK_N, BLOCK_K, STREAM_K)):
         m, n, first, last = _part(i, sizes, ROWS, BLOCK_N, BLOCK_K, STREAM_K)
         sums = gl.zeros([BLOCK_M, BLOCK_N], gl.int32, LAYOUT)
-        more = gl.zeros([64, BLOCK_N], gl.int32, LAYOUT_MORE)
+        more = gl.zeros([WARP_GROUP, BLOCK_N], gl.int32, LAYOUT_MORE)
         for step in range(first, last):
             stage = count % STAGES
             mbarrier.wait(full.index(stage), count // STAGES & 1)
@@ -231,9 +231,9 @@ def _multiply(
             sums = warpgroup_mma(x_tiles.index(stage), w_tile, sums, is_async=True)
             if MORE:  # the step before is done with its place
                 more = warpgroup_mma(more_tiles.index(stage), w_tile, more, is_async=True)
-                sums, more = warpgroup_mma_wait(PRODUCTS, deps=[sums, more])
+                sums, more = warpgroup_mma_wait(2, deps=[sums, more])
             else:
-                sums = warpgroup_mma_wait(PRODUCTS, deps=[sums])
+                sums = warpgroup_mma_wait(1, deps=[sums])
             mbarrier.arrive(empty.index((count + STAGES - 1) % STAGES), pred=step > first)
             count += 1
         if MORE:
@@ -273,7 +273,7 @@ def _added(
     PLACE: gl.constexpr = (BLOCK_M + MORE) * BLOCK_N
     partial, arrived = shared
     inside = _inside(BLOCK_M, BLOCK_N, LAYOUT)
-    inside_more = BLOCK_M * BLOCK_N + _inside(64, BLOCK_N, LAYOUT_MORE)
+    inside_more = BLOCK_M * BLOCK_N + _inside(WARP_GROUP, BLOCK_N, LAYOUT_MORE)
     own = gl.program_id(0) * 2 + (first == 0).to(gl.int32)  # a program begins one tile at most
     gl.store(partial + own.to(gl.int64) * PLACE + inside, sums)
     if MORE:

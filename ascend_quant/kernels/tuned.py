@@ -111,16 +111,12 @@ class Kind(NamedTuple):
     """A kind of product: what its shape is made of, and the ways to compute it with the fields of each."""
 
     axes: tuple[str, ...]
-    ways: Mapping[str, type]
-
-
-class Nothing(NamedTuple):
-    """What cutlass is told."""
+    ways: Mapping[str, Mapping[str, type]]
 
 
 KINDS = {
-    "linear": Kind(("n", "k"), {"cutlass": Nothing, "triton": Tiles, "hopper": HopperTiles}),
-    "experts": Kind(("experts", "width", "hidden", "top"), {"triton": GroupedTiles}),
+    "linear": Kind(("n", "k"), {"cutlass": {}, "triton": Tiles.__annotations__, "hopper": HopperTiles.__annotations__}),
+    "experts": Kind(("experts", "width", "hidden", "top"), {"triton": GroupedTiles.__annotations__}),
 }
 Choice = dict[str, int | bool | str]  # "by": a way; its fields
 Table = dict[str, dict[tuple[int, ...], dict[int, Choice]]]  # kind, shape, bucket
@@ -245,10 +241,10 @@ class _Reader(NamedTuple):
             self._refuse(place, f"{text!r:.80} is not {'x'.join(axes)}, numbers above 0")
         return tuple(map(int, parts))
 
-    def choice(self, value: object, ways: Mapping[str, type], place: str) -> Choice:
+    def choice(self, value: object, ways: Mapping[str, Mapping[str, type]], place: str) -> Choice:
         choice = self.object(value, place)
         self.known(choice.get("by"), ways, f"{place}.by")
-        fields = ways[choice["by"]].__annotations__
+        fields = ways[choice["by"]]
         for name in choice.keys() - {"by"}:
             self.known(name, fields, place)
         for name, kind in fields.items():

@@ -79,9 +79,8 @@ class Base:
 
     def keep(self, i: int, layout: Layout, bytes_: torch.Tensor) -> None:
         """Group i as a whole."""
-        if self._device not in (None, bytes_.device) and not self._has_room(
-            bytes_
-        ):  # pinned: it goes back at every sync
+        if self._device not in (None, bytes_.device) and not self._has_room(bytes_.device):
+            # pinned: it goes back at every sync
             kept = torch.empty_like(bytes_, device=self._device, pin_memory=bytes_.is_cuda)
             bytes_ = kept.copy_(bytes_)
         if i == len(self.groups):
@@ -90,11 +89,11 @@ class Base:
         else:
             self.layouts[i], self.groups[i] = layout, bytes_
 
-    def _has_room(self, bytes_: torch.Tensor) -> bool:
-        """Whether the bytes may stay where they are; they are there already."""
-        if self._reserve is None or bytes_.device.type == "cpu":
+    def _has_room(self, device: torch.device) -> bool:
+        """Whether a group may stay on a device where it is already."""
+        if self._reserve is None or device.type == "cpu":
             return False
-        return torch.get_device_module(bytes_.device).mem_get_info()[0] >= self._reserve
+        return torch.get_device_module(device).mem_get_info()[0] >= self._reserve
 
 
 class Sender:

@@ -58,10 +58,11 @@ def check_sent(name: object, tensor: object) -> None:
 
 def is_freed(tensor: torch.Tensor) -> bool:
     """Whether its storage was resized below it, to nothing as FSDP does after a layer: kernels would read past it."""
-    if tensor.layout != torch.strided or not tensor.numel():
+    if tensor.layout != torch.strided or not (count := tensor.numel()):
         return False
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.untyped_storage().nbytes() < (tensor.storage_offset() + last + 1) * tensor.element_size()
+    if not tensor.is_contiguous():  # which asks no stride, and is asked of every tensor of a sync
+        count = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.untyped_storage().nbytes() < (tensor.storage_offset() + count) * tensor.element_size()
 
 
 def checked(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:

@@ -30,7 +30,7 @@ class RefitHttpServer(vLLMHttpServer):
     waking = 0.0  # seconds of the wake-up that the last sync waited for
     _cache_stays = False
     _cache_wakes: asyncio.Future[None] | None = None
-    _receipts: asyncio.Future[list[list[dict[str, float] | None]]] | None = None  # asked for before that
+    _receipts: asyncio.Future[list[dict[str, float] | None]] | None = None  # asked for before that
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -39,16 +39,19 @@ class RefitHttpServer(vLLMHttpServer):
     async def refit_receipts(self) -> list[dict[str, float] | None]:
         """The last refit's metrics of each worker: engine by engine, in the order of their tensor-parallel ranks."""
         asked, self._receipts = self._receipts or self._asked_for_receipts(), None
-        receipts = [receipt for workers in await asked for receipt in workers]
-        return [receipt and {**receipt, MEMORY: receipt[MEMORY] + 1e3 * self.waking} for receipt in receipts]
+        return [receipt and {**receipt, MEMORY: receipt[MEMORY] + 1e3 * self.waking} for receipt in await asked]
 
-    def _asked_for_receipts(self) -> asyncio.Future[list[list[dict[str, float] | None]]]:
-        return asyncio.ensure_future(compat.ask_every_engine(self.engine, "refit_receipt"))
+    def _asked_for_receipts(self) -> asyncio.Future[list[dict[str, float] | None]]:
+        return asyncio.ensure_future(self._ask_workers("refit_receipt"))
+
+    async def _ask_workers(self, method: str) -> list[Any]:
+        """Every worker's answer, engine by engine."""
+        engines = await compat.ask_every_engine(self.engine, method)
+        return [found for workers in engines for found in workers]
 
     async def refit_takes_codes(self) -> list[tuple[str, list[str], list[str]]]:
         """Of each worker, see `RefitWorkerExtension.refit_takes_codes`."""
-        engines = await compat.ask_every_engine(self.engine, "refit_takes_codes")
-        return [found for workers in engines for found in workers]
+        return await self._ask_workers("refit_takes_codes")
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         if tags == [CACHE] and self.node_rank == 0:  # a sync's last step. What the engine is asked for comes in turn
@@ -81,8 +84,7 @@ class RefitHttpServer(vLLMHttpServer):
         if self.node_rank != 0 or not self.config.free_cache_engine or not keeps_memory(self.config):
             return False
         needed = BUCKETS * bucket_bytes(self.config) + BESIDE
-        engines = await compat.ask_every_engine(self.engine, "refit_free_bytes")
-        return min(free for workers in engines for free in workers) >= needed
+        return min(await self._ask_workers("refit_free_bytes")) >= needed
 
     async def _awake(self) -> None:
         """Wait for the KV cache; raises what its wake-up raised."""
