@@ -8,7 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ascend_quant.kernels import cache_pages, triton_rows, triton_tokens
+from ascend_quant.kernels import cache_pages, triton_tokens
+from ascend_quant.kernels import triton_elements as elements
 
 TOGETHER = tl.constexpr(cache_pages.TOGETHER)
 WARPS = 1
@@ -46,7 +47,7 @@ def write_tokens(
         if x.dtype == tl.bfloat16:
             code = triton_tokens.codes_of(x, factor)
         else:
-            code = triton_rows._outer_code(triton_rows._float(x), scale[:, None]).to(tl.int8)
+            code = elements.outer_code(elements.as_float(x), scale[:, None]).to(tl.int8)
         row = head * PAGE + slot % PAGE
         at = cache + (slot // PAGE * 2 + is_value) * (PAGE * HEADS * (HEAD + 4))
         if is_value == 0:

@@ -11,7 +11,7 @@ Shape suffixes: R query heads (8, those beyond the group of no use), T tokens of
 import triton
 import triton.language as tl
 
-from ascend_quant.kernels.triton_rows import MAGIC, MAGIC_BITS
+from ascend_quant.kernels.triton_elements import MAGIC, MAGIC_BITS
 
 HEADS = 8  # of queries for one head of keys, at most
 LARGEST = tl.constexpr(32512)  # 127 * 256: the largest integer whose upper byte is an int8

@@ -11,7 +11,7 @@ tokens there are.
 import triton
 import triton.language as tl
 
-from ascend_quant.kernels import triton_rows
+from ascend_quant.kernels import triton_elements as elements
 from ascend_quant.kernels.triton_early import call_next_and_wait, wait
 from ascend_quant.kernels.triton_routing import expert_of_pair
 
@@ -81,19 +81,19 @@ def quantize_pairs(h, codes, scales, K: tl.constexpr, STEP: tl.constexpr, PDL: t
     columns = tl.arange(0, STEP)
     top = tl.zeros((1, STEP), tl.int32)
     for first in tl.static_range(0, K, STEP):
-        top = tl.maximum(top, triton_rows._magnitude(_columns(h, pair, first + columns, K)))
-    scale = triton_rows._scale(tl.max(top, 1), "int8_exact")
+        top = tl.maximum(top, elements.magnitude(_columns(h, pair, first + columns, K)))
+    scale = elements.scale_of(tl.max(top, 1), "int8_exact")
     factor = tl.where(scale == 0, 0.0, tl.div_rn(tl.full((1,), 1.0, tl.float32), scale))
     nearest = tl.zeros((1, STEP), tl.float32)
     for first in tl.static_range(0, K, STEP):
         ratio = _columns(h, pair, first + columns, K) * factor[:, None]
-        rounded = ratio + triton_rows.MAGIC
-        nearest = tl.maximum(nearest, tl.abs(ratio - (rounded - triton_rows.MAGIC)))
+        rounded = ratio + elements.MAGIC
+        nearest = tl.maximum(nearest, tl.abs(ratio - (rounded - elements.MAGIC)))
         _put(codes, rounded, pair, first + columns, K)
     if tl.max(tl.max(nearest, 1), 0) > NEAR_A_TIE:
         for again in tl.range(0, K, STEP):
-            exact = triton_rows._quotient(_columns(h, pair, again + columns, K), scale[:, None])
-            _put(codes, exact + triton_rows.MAGIC, pair, again + columns, K)
+            exact = elements.quotient(_columns(h, pair, again + columns, K), scale[:, None])
+            _put(codes, exact + elements.MAGIC, pair, again + columns, K)
     tl.store(scales + pair, scale)
 
 
@@ -104,7 +104,7 @@ def _columns(h, pair, columns, K: tl.constexpr):
 
 @triton.jit
 def _put(codes, rounded, pair, columns, K: tl.constexpr):
-    code = (rounded.to(tl.int32, bitcast=True) - triton_rows.MAGIC_BITS).to(tl.int8)
+    code = (rounded.to(tl.int32, bitcast=True) - elements.MAGIC_BITS).to(tl.int8)
     tl.store(codes + pair[:, None] * K + columns[None, :], code, mask=(columns < K)[None, :])
 
 

@@ -9,11 +9,12 @@ import triton
 import triton.language as tl
 
 from ascend_quant import oracle
-from ascend_quant.kernels import triton_rows as rows_kernels
+from ascend_quant.kernels import triton_elements as elements
+from ascend_quant.kernels.triton_rows import loaded
 from ascend_quant.schemes import Scheme
 
 INT4_MAX, INT8_MAX = tl.constexpr(oracle.INT4_MAX), tl.constexpr(oracle.INT8_MAX)
-TINY, MAGIC, MAGIC_BITS = rows_kernels.TINY, rows_kernels.MAGIC, rows_kernels.MAGIC_BITS
+TINY, MAGIC, MAGIC_BITS = elements.TINY, elements.MAGIC, elements.MAGIC_BITS
 
 WIDTH = 4096
 TILE = 4096  # elements that a program holds, where several rows fit
@@ -42,31 +43,31 @@ def fake_quantize_rows(
     else:
         widest = tl.zeros((ROWS, WIDTH), tl.float32)
         for first in tl.static_range(0, LENGTH, WIDTH):
-            part = rows_kernels._part(at, 1, valid, first + columns, LENGTH, "evict_last")
-            magnitude = tl.abs(rows_kernels._rounded(part))
+            part = loaded(at, 1, valid, first + columns, LENGTH, "evict_last")
+            magnitude = tl.abs(elements.rounded(part))
             widest = tl.maximum(widest, magnitude, propagate_nan=tl.PropagateNan.ALL)
         # as integers, the bits of magnitudes compare like the values, with NaN above all of them
         top = tl.max(widest.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
     largest: tl.constexpr = INT4_MAX if INT4 else INT8_MAX
     scale = tl.where(top < TINY, 0.0, tl.div_rn(top, tl.full((ROWS,), largest * 1.0, tl.float32)))
     if INT4:
-        scale = rows_kernels._rounded(scale)
+        scale = elements.rounded(scale)
     for first in tl.static_range(0, LENGTH, WIDTH):
-        part = rows_kernels._part(at, 1, valid, first + columns, LENGTH, "evict_last")
-        value = _value(rows_kernels._rounded(part), scale[:, None], largest, INT4)
+        part = loaded(at, 1, valid, first + columns, LENGTH, "evict_last")
+        value = _value(elements.rounded(part), scale[:, None], largest, INT4)
         inside = valid[:, None] & (first + columns < LENGTH)[None, :]
         to = target + rows[:, None] * LENGTH + (first + columns)[None, :]
-        tl.store(to, rows_kernels._cast(value, TARGET_TYPE), mask=inside)
+        tl.store(to, elements.cast(value, TARGET_TYPE), mask=inside)
 
 
 @triton.jit
 def _value(x, scale, LARGEST: tl.constexpr, INT4: tl.constexpr):
     """code * scale as float32; not finite where the scale is not."""
-    ratio = tl.minimum(tl.maximum(rows_kernels._quotient(x, scale), -LARGEST * 1.0), LARGEST * 1.0)
+    ratio = tl.minimum(tl.maximum(elements.quotient(x, scale), -LARGEST * 1.0), LARGEST * 1.0)
     code = (ratio + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
     value = code.to(tl.float32) * scale
     if INT4:
-        value = rows_kernels._rounded(value)
+        value = elements.rounded(value)
     return value
 
 

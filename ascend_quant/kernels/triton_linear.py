@@ -15,7 +15,7 @@ import triton.language as tl
 
 from ascend_quant.kernels.shared_tiles import workspace
 from ascend_quant.kernels.triton_early import ask_for, call_next, launch, starts_early, wait
-from ascend_quant.kernels.triton_rows import _cast
+from ascend_quant.kernels.triton_elements import cast
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
 
 LONGEST = 2**31 // 128**2 - 1  # K whose sums stay inside int32 whatever the codes
@@ -256,6 +256,6 @@ def _finish(
     if BIAS:
         values = values + tl.load(bias + columns, mask=in_columns, other=0.0).to(tl.float32)[None, :]
     # the interpreter's own cast to BF16 cuts off
-    values = _cast(values, out.dtype.element_ty) if INTERPRETED else values.to(out.dtype.element_ty)
+    values = cast(values, out.dtype.element_ty) if INTERPRETED else values.to(out.dtype.element_ty)
     at = out + rows.to(tl.int64)[:, None] * N + columns[None, :]
     tl.store(at, values, mask=in_rows[:, None] & in_columns[None, :])

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from ascend_quant import oracle
 from ascend_quant.kernels import triton_digest as digest
+from ascend_quant.kernels import triton_elements as elements
 from ascend_quant.kernels import triton_rows as rows_kernels
 from ascend_quant.kernels.int4_places import TILE_K, TILE_N
 
@@ -19,8 +20,8 @@ BAD, FIRST_ROW, ROWS_OF, SCALE = (
     rows_kernels.ROWS_OF,
     rows_kernels.SCALE,
 )
-ENTRY, INF_BITS, TINY = rows_kernels.ENTRY, rows_kernels.INF_BITS, rows_kernels.TINY
-MAGIC, MAGIC_BITS = rows_kernels.MAGIC, rows_kernels.MAGIC_BITS
+ENTRY, INF_BITS, TINY = rows_kernels.ENTRY, elements.INF_BITS, elements.TINY
+MAGIC, MAGIC_BITS = elements.MAGIC, elements.MAGIC_BITS
 INT4_MAX = tl.constexpr(oracle.INT4_MAX)
 ROWS, COLUMNS, TILES = tl.constexpr(TILE_N), tl.constexpr(128), tl.constexpr(128 // TILE_K)
 WORDS = tl.constexpr(TILE_N * TILE_K // 8)
@@ -45,13 +46,13 @@ def write_tiles(
     entry = table + piece * ENTRY
     block = (tile - tl.load(starts + piece)).to(tl.int64)
     down, left = block // across * ROWS, block % across * COLUMNS
-    source, words_at, row_stride, matrix_rows, column_stride = rows_kernels._places(
+    source, words_at, row_stride, matrix_rows, column_stride = rows_kernels.places(
         entry, SOURCE_TYPE, tl.int32, ALIGNED
     )
     rows, columns = down + tl.arange(0, ROWS), left + tl.arange(0, COLUMNS)
     valid = rows < tl.load(entry + ROWS_OF)
     at = source + rows[:, None] * row_stride
-    values = rows_kernels._rounded(rows_kernels._part(at, column_stride, valid, columns, K, "evict_first"))
+    values = elements.rounded(rows_kernels.loaded(at, column_stride, valid, columns, K, "evict_first"))
     _report_tile(values, entry)
 
     scale_RG = _scales(values, GROUP)
@@ -76,14 +77,14 @@ def write_tiles(
         old = tl.load(words_at + tiles_at, mask=first, other=0)
         changed = tl.sum(tl.where(first, _first_row_differs(old ^ words), 0))
         low, high = digest.weighted_rows(sum_R, first_row + tl.arange(0, ROWS))
-        rows_kernels._account(totals, entry, tile, changed, low, high, SPREAD)
+        rows_kernels.account(totals, entry, tile, changed, low, high, SPREAD)
     tl.store(words_at + tiles_at, words, mask=inside)
 
 
 @triton.jit
 def _report_tile(values, entry):
     """Count what is not finite."""
-    bad = tl.sum((rows_kernels._magnitude(values) >= INF_BITS).to(tl.int64))
+    bad = tl.sum((elements.magnitude(values) >= INF_BITS).to(tl.int64))
     if bad > 0:
         tl.atomic_add(tl.load(entry + BAD).to(tl.pointer_type(tl.int64)), bad, sem="relaxed")
 
@@ -94,14 +95,14 @@ def _scales(values, GROUP: tl.constexpr):
     magnitude = tl.abs(tl.reshape(values, (ROWS, COLUMNS // GROUP, GROUP)))
     absmax = tl.max(magnitude, 2)
     quotient = tl.div_rn(absmax, tl.full(absmax.shape, INT4_MAX * 1.0, tl.float32))
-    return tl.where(absmax < TINY, 0.0, rows_kernels._rounded(quotient))
+    return tl.where(absmax < TINY, 0.0, elements.rounded(quotient))
 
 
 @triton.jit
 def _codes(values, scale_RG, GROUP: tl.constexpr):
     """int32 (ROWS, COLUMNS): the quotients rounded half to even; none is further than 7.03 from 0."""
     grouped = tl.reshape(values, (ROWS, COLUMNS // GROUP, GROUP))
-    ratio = rows_kernels._quotient(grouped, scale_RG[:, :, None])
+    ratio = elements.quotient(grouped, scale_RG[:, :, None])
     codes = (ratio + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
     return tl.reshape(tl.minimum(tl.maximum(codes, -INT4_MAX), INT4_MAX), (ROWS, COLUMNS))
 

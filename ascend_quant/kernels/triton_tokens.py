@@ -1,14 +1,15 @@
 """int8 codes of activations in Triton, a scale a token, exactly as `oracle.quantize_rows`: a program a row, read once.
 
-BF16 elements are multiplied by a factor of their row, see `triton_rows._reciprocal`; those of other dtypes are divided.
+BF16 elements are multiplied by a factor of their row, see `triton_elements.reciprocal`; others are divided by its scale.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from ascend_quant.kernels import triton_rows
+from ascend_quant.kernels import triton_elements as elements
 from ascend_quant.kernels.triton_early import launch, starts_early, wait
+from ascend_quant.kernels.triton_rows import loaded
 
 WIDEST = 32768  # elements of a row that a program holds in registers; longer rows are read twice
 PER_WARP = 512  # elements: two vectors of BF16 a thread
@@ -40,17 +41,17 @@ def quantize_rows(
     valid = one == 0
     wait(EARLY)
     if K <= WIDTH:
-        part = triton_rows._part(at, 1, valid, columns, K, "evict_first")
+        part = loaded(at, 1, valid, columns, K, "evict_first")
         scale, factor = scale_and_factor(largest(part), part.dtype)
         _write(to, part, scale, factor, columns, K)
     else:
         top = tl.zeros((1,), tl.int32)
         for first in tl.range(0, K, WIDTH):
-            part = triton_rows._part(at, 1, valid, first + columns, K, "evict_last")
+            part = loaded(at, 1, valid, first + columns, K, "evict_last")
             top = tl.maximum(top, largest(part))
         scale, factor = scale_and_factor(top, source.dtype.element_ty)
         for first in tl.range(0, K, WIDTH):
-            part = triton_rows._part(at, 1, valid, first + columns, K, "evict_first")
+            part = loaded(at, 1, valid, first + columns, K, "evict_first")
             _write(to, part, scale, factor, first + columns, K)
     tl.store(scales + row + one, scale)
 
@@ -58,17 +59,17 @@ def quantize_rows(
 @triton.jit
 def largest(part):
     """The largest magnitude in each row, as the bits of a float32."""
-    return tl.max(triton_rows._magnitude(triton_rows._float(part)), 1)
+    return tl.max(elements.magnitude(elements.as_float(part)), 1)
 
 
 @triton.jit
 def scale_and_factor(absmax_bits, TYPE: tl.constexpr):
     """A row's scale, and what its elements are multiplied (BF16) or divided by."""
     if tl.bfloat16 == TYPE:
-        scale = triton_rows._scale(absmax_bits, "int8")
-        factor = triton_rows._reciprocal(absmax_bits, scale)
+        scale = elements.scale_of(absmax_bits, "int8")
+        factor = elements.reciprocal(absmax_bits, scale)
     else:
-        scale = triton_rows._scale(absmax_bits, "int8_exact")
+        scale = elements.scale_of(absmax_bits, "int8_exact")
         factor = scale
     return scale, factor
 
@@ -78,15 +79,15 @@ def _write(to, part, scale, factor, columns, K: tl.constexpr):
     if part.dtype == tl.bfloat16:
         code = codes_of(part, factor)
     else:
-        code = triton_rows._outer_code(triton_rows._float(part), scale[:, None]).to(tl.int8)
+        code = elements.outer_code(elements.as_float(part), scale[:, None]).to(tl.int8)
     tl.store(to + columns[None, :], code, mask=(columns < K)[None, :])
 
 
 @triton.jit
 def codes_of(part, factor):
     """int8 codes of BF16 elements."""
-    product = triton_rows._float(part) * factor[:, None]
-    return ((product + triton_rows.MAGIC).to(tl.int32, bitcast=True) - triton_rows.MAGIC_BITS).to(tl.int8)
+    product = elements.as_float(part) * factor[:, None]
+    return ((product + elements.MAGIC).to(tl.int32, bitcast=True) - elements.MAGIC_BITS).to(tl.int8)
 
 
 def quantize_tokens(x_MK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

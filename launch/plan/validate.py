@@ -1,7 +1,7 @@
 """`python -m launch.plan.validate`: verl's overrides as JSON on stdin; what is wrong, as JSON, is the last line out.
 
-verl's own loader and checks come first, then what verl and Ray find out in a worker, minutes after the start. No worker
-is started and no model is looked at.
+verl's own loader and checks come first, then what verl, Ray and our refits find out in the job, minutes after the start.
+No worker is started and no model is looked at.
 """
 
 import difflib
@@ -72,7 +72,7 @@ def problems(overrides: list[str]) -> list[str]:
     except Exception as error:  # hydra, its parser and omegaconf have classes without a common one
         return [_words(error)]
     keys = [one.key_or_group for one in given if not one.is_delete()]
-    for part in (_types(keys, tree, made), _numbers(made), _shares(made), _ray(made), _verl(config)):
+    for part in (_types(keys, tree, made), _numbers(made), _shares(made), _ray(made), _verl(config), _refits(config)):
         if found := list(part):
             return found
     return []
@@ -232,6 +232,18 @@ def _verl(config: Any) -> Iterator[str]:
         yield "trainer.use_v1=False: verl's deprecated trainer cannot log refits: leave it True"
     if config.trainer.resume_mode not in RESUME:
         yield f"trainer.resume_mode={config.trainer.resume_mode}: choose from {', '.join(RESUME)}"
+
+
+def _refits(config: Any) -> Iterator[str]:
+    """What our own settings, which verl hands on unread, cannot be together."""
+    from ascend_quant.integrations.verl import settings
+    from ascend_quant.refit import RefitError
+
+    try:
+        if settings.wants_refits(config):
+            settings.check_values(config)
+    except (RefitError, ValueError) as error:  # the latter of FLASHRL_* variables
+        yield _words(error)
 
 
 def _look_up(config: Any) -> None:

@@ -1,4 +1,4 @@
-"""What verl or Ray would refuse minutes after the start is refused at once, and what they take is not."""
+"""What verl, Ray or our refits would refuse minutes after the start is refused at once, and what they take is not."""
 
 import json
 import subprocess
@@ -77,6 +77,9 @@ def test_what_verl_takes_is_taken():
         {f"{ACTOR}.policy_loss.loss_mode=q": "loss mode: q"},
         {"algorithm.adv_estimator=grpp": "grpp"},
         {"reward.reward_manager.name=dapoo": "dapoo"},
+        {f"+{ROLLOUT}.engine_kwargs.ascend_quant.memory=keep": "ascend_quant.memory='keep'"},
+        {f"++{ROLLOUT}.engine_kwargs.ascend_quant.send=delta": "ascend_quant.send=delta"},
+        {f"+{ROLLOUT}.engine_kwargs.ascend_quant.sned=int8": "ascend_quant.sned"},
     ],
 )
 def test_what_would_fail_later_is_refused(said: dict[str, str]):

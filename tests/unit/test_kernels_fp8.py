@@ -1,4 +1,4 @@
-"""The fast quotient of the fp8 kernels, `triton_rows._quotient_of_bf16`, gives the codes of IEEE division.
+"""The fast quotient of the fp8 kernels, `triton_elements.quotient_of_bf16`, gives the codes of IEEE division.
 
 It needs a GPU's fma, so its arithmetic is repeated here, for every mantissa of a scale and of a value.
 """
@@ -22,7 +22,7 @@ def codes_of(ratios: np.ndarray) -> np.ndarray:
 
 
 def quotients(values: np.ndarray, scale: np.float32) -> np.ndarray:
-    """float64 (2, ...): what `_quotient_of_bf16` rounds to float32, a little less and a little more."""
+    """float64 (2, ...): what `quotient_of_bf16` rounds to float32, a little less and a little more."""
     reciprocal = np.float32(1) / scale
     product = values * reciprocal
     assert product.dtype == np.float32

@@ -223,7 +223,21 @@ def options_of(rollout: Any) -> Mapping[str, Any]:
 
 
 def check(config: Any) -> None:
-    """Raise one clear error before anything starts, when a run that wants refits cannot have them."""
+    """Raise one clear error before anything starts, when a run that wants refits cannot have them.
+
+    Raises:
+        RefitError: a setting that cannot be, or what is missing on this host.
+    """
+    check_values(config)
+    _check_host(config.actor_rollout_ref.model.path)
+
+
+def check_values(config: Any) -> None:
+    """What `check` can tell of a configuration on any host, where the run is only planned too.
+
+    Raises:
+        RefitError: the setting, and what to set in its place.
+    """
     rollout = config.actor_rollout_ref.rollout
     if rollout.name != "vllm":
         raise RefitError(
@@ -258,6 +272,10 @@ def check(config: Any) -> None:
         )
     if form is not None:
         _check_looked_at(config.actor_rollout_ref.actor.strategy, form)
+
+
+def _check_host(model: str) -> None:
+    """Raise RefitError unless this host has the plugin, lets it be loaded, and has the model where it is a path."""
     if not any(point.name == QUANTIZATION for point in entry_points(group=PLUGIN_GROUP)):
         raise RefitError(
             f"vLLM cannot find the plugin {QUANTIZATION}: install this project with pip in the engine's environment"
@@ -265,7 +283,7 @@ def check(config: Any) -> None:
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and QUANTIZATION not in allowed.split(","):
         raise RefitError(f"VLLM_PLUGINS={allowed!r} leaves out {QUANTIZATION}: add it, or unset VLLM_PLUGINS")
-    model = os.path.expanduser(config.actor_rollout_ref.model.path)
+    model = os.path.expanduser(model)
     if model.startswith(("/", "./", "../")) and not os.path.exists(os.path.join(model, "config.json")):
         raise RefitError(f"actor_rollout_ref.model.path={model} has no config.json: give a model folder")
 
