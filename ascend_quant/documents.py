@@ -162,7 +162,7 @@ def _check(content: Any) -> None:
     level = [content]
     for _ in range(MAX_DEPTH + 1):
         for text in level:
-            if isinstance(text, str) and SURROGATE.search(text):
+            if isinstance(text, str) and not text.isascii() and SURROGATE.search(text):
                 raise ValueError(f"{text[:40]!r} holds half of a character (a lone surrogate)")
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 
 from ascend_quant.documents import is_array, parse_json
+from ascend_quant.refit.delta_base import Ahead, Base, Layout
 from ascend_quant.refit.errors import RefitError
 from ascend_quant.refit.proof import DTYPES
 from ascend_quant.refit.sent import NamedTensor
@@ -61,39 +62,6 @@ class Header(NamedTuple):
 
 
 HEADER_BYTES = 8 * len(Header._fields)
-Layout = list[tuple[str, str, list[int]]]  # name, dtype, shape of each tensor
-
-
-class Base:
-    """Bytes of the groups of one sync, side by side.
-
-    Args:
-        device: where they are kept; None for that of the tensors.
-        reserve: with a number of bytes, groups are kept on the tensors' device as long as so many stay free there.
-    """
-
-    def __init__(self, device: torch.device | None = None, reserve: int | None = None):
-        self._device, self._reserve = device, reserve
-        self.layouts: list[Layout] = []
-        self.groups: list[torch.Tensor] = []
-
-    def keep(self, i: int, layout: Layout, bytes_: torch.Tensor) -> None:
-        """Group i as a whole."""
-        if self._device not in (None, bytes_.device) and not self._has_room(bytes_.device):
-            # pinned: it goes back at every sync
-            kept = torch.empty_like(bytes_, device=self._device, pin_memory=bytes_.is_cuda)
-            bytes_ = kept.copy_(bytes_)
-        if i == len(self.groups):
-            self.layouts.append(layout)
-            self.groups.append(bytes_)
-        else:
-            self.layouts[i], self.groups[i] = layout, bytes_
-
-    def _has_room(self, device: torch.device) -> bool:
-        """Whether a group may stay on a device where it is already."""
-        if self._reserve is None or device.type == "cpu":
-            return False
-        return torch.get_device_module(device).mem_get_info()[0] >= self._reserve
 
 
 class Sender:
@@ -126,9 +94,9 @@ class Sender:
         self._syncs += 1
         if not known:
             self._base = Base(self._base_on)
-        i, device = -1, None
+        i, device, before = -1, None, Ahead(self._base.groups)
         for i, group in enumerate(groups):
-            blob = self._blob(i, group, known)
+            blob = self._blob(i, group, known, before)
             device = blob.device
             yield f"{NAME}.{i}", blob
         if device is not None:
@@ -136,10 +104,12 @@ class Sender:
             yield f"{NAME}.{i + 1}", _as_bytes(last, device)
         self.number = self._syncs
 
-    def _blob(self, i: int, group: Sequence[NamedTensor], known: int) -> torch.Tensor:
+    def _blob(self, i: int, group: Sequence[NamedTensor], known: int, before: Ahead) -> torch.Tensor:
         layout, now = _layout(group), _side_by_side(group)
         same = known and i < len(self._base.groups) and self._base.layouts[i] == layout
-        if same and (patch := _patch(self._base.groups[i], now)) is not None:
+        if same and (patch := _patch(before.read(i, now.device), now)) is not None:
+            base, there = self._base.groups[i], patch.at.to(self._base.groups[i].device)
+            base[there] = patch.values.to(base.device)
             header = Header(FORMAT, self.sender, self._syncs, i, known, 0, now.numel(), patch.changed)
             return torch.cat([_as_bytes(header, now.device), *patch.parts])
         self._base.keep(i, layout, now)
@@ -212,23 +182,34 @@ class Receiver:
 
 
 class Patch(NamedTuple):
-    """What of a group differs: how many bytes, and counts, places and bytes as bytes."""
+    """What of a group differs.
 
-    changed: int
+    Attributes:
+        at: int64, where.
+        values: the bytes there now.
+        parts: counts, places and values, as bytes.
+    """
+
+    at: torch.Tensor
+    values: torch.Tensor
     parts: list[torch.Tensor]
 
+    @property
+    def changed(self) -> int:
+        """How many bytes."""
+        return len(self.at)
 
-def _patch(base: torch.Tensor, now: torch.Tensor) -> Patch | None:
-    """What is to be written onto the base, which then is as `now`; None where the group itself is smaller."""
-    before = base.to(now.device)
+
+def _patch(before: torch.Tensor, now: torch.Tensor) -> Patch | None:
+    """What makes `now` of the bytes before; None where the group itself is smaller."""
     at = (before != now).nonzero().view(-1)
     blocks = -(-now.numel() // BLOCK)
     if 4 * blocks + 3 * len(at) >= now.numel():
         return None
-    base[at.to(base.device)] = now[at].to(base.device)
+    values = now[at]
     counts = torch.bincount(at // BLOCK, minlength=blocks).to(torch.int32)
     places = (at % BLOCK).to(torch.int32).view(torch.uint8).view(-1, 4)[:, :2].reshape(-1)  # the lower halves
-    return Patch(len(at), [counts.view(torch.uint8), places, now[at]])
+    return Patch(at, values, [counts.view(torch.uint8), places, values])
 
 
 def _apply(name: str, rest: torch.Tensor, header: Header, base: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ascend_quant.refit import RefitError, delta
+from ascend_quant.refit import RefitError, delta, delta_base
 from ascend_quant.refit.delta import NAME, Receiver, Sender
 
 LARGE = 3 * delta.BLOCK + 40
@@ -77,14 +77,14 @@ def test_a_base_is_kept_on_the_device_as_long_as_enough_stays_free(monkeypatch):
     free = [50]
     device = SimpleNamespace(mem_get_info=lambda: (free[0], 100))
     monkeypatch.setattr(torch, "get_device_module", lambda device_: device)
-    base, group = delta.Base(torch.device("cpu"), reserve=50), torch.empty(8, dtype=torch.uint8, device="meta")
+    base, group = delta_base.Base(torch.device("cpu"), reserve=50), torch.empty(8, dtype=torch.uint8, device="meta")
     base.keep(0, [], group)
     assert base.groups[0] is group
     free[0] = 49
     with pytest.raises(NotImplementedError):  # a copy to the host, which this device has none of
         base.keep(1, [], group)
     with pytest.raises(NotImplementedError):
-        delta.Base(torch.device("cpu")).keep(0, [], group)
+        delta_base.Base(torch.device("cpu")).keep(0, [], group)
 
 
 def test_nothing_changed_is_nearly_nothing():
@@ -234,3 +234,12 @@ def test_a_base_in_host_memory_is_the_same():
     sender, receiver = Sender(torch.device("cpu")), Receiver(torch.device("cpu"))
     for step in range(3):
         check(arrived(receiver, sent(sender, state(step))), state(step))
+
+
+@pytest.mark.gpu
+def test_a_base_in_host_memory_comes_to_a_gpu_ahead():
+    sender, receiver = Sender(torch.device("cpu")), Receiver()
+    for step in range(4):
+        groups = [[(name, tensor.cuda()) for name, tensor in group] for group in state(step)]
+        found = arrived(receiver, sent(sender, groups))
+        check([[(name, tensor.cpu()) for name, tensor in group] for group in found], state(step))

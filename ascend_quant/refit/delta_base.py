@@ -1,0 +1,74 @@
+"""The bytes of the last weight sync, against which the next one's patches are made or put: where they are kept.
+
+A trainer's device rarely has room for them beside its optimizer, so they lie in host memory, and come to the device at
+each sync, group by group: the next one's copy runs while the device compares this one (`Ahead`).
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+Layout = list[tuple[str, str, list[int]]]  # name, dtype, shape of each tensor
+
+
+class Base:
+    """Bytes of the groups of one sync, side by side.
+
+    Args:
+        device: where they are kept; None for that of the tensors.
+        reserve: with a number of bytes, groups are kept on the tensors' device as long as so many stay free there.
+    """
+
+    def __init__(self, device: torch.device | None = None, reserve: int | None = None):
+        self._device, self._reserve = device, reserve
+        self.layouts: list[Layout] = []
+        self.groups: list[torch.Tensor] = []
+
+    def keep(self, i: int, layout: Layout, bytes_: torch.Tensor) -> None:
+        """Group i as a whole."""
+        if self._device not in (None, bytes_.device) and not self._has_room(bytes_.device):
+            # pinned: it goes back at every sync
+            kept = torch.empty_like(bytes_, device=self._device, pin_memory=bytes_.is_cuda)
+            bytes_ = kept.copy_(bytes_)
+        if i == len(self.groups):
+            self.layouts.append(layout)
+            self.groups.append(bytes_)
+        else:
+            self.layouts[i], self.groups[i] = layout, bytes_
+
+    def _has_room(self, device: torch.device) -> bool:
+        """Whether a group may stay on a device where it is already."""
+        if self._reserve is None or device.type == "cpu":
+            return False
+        return torch.get_device_module(device).mem_get_info()[0] >= self._reserve
+
+
+class Ahead:
+    """The groups of a base as one sync reads them on a device, in their order: each comes while the one before is used.
+
+    On an NPU none is begun early: host memory is not pinned there, see `kernels/host_copy.py`.
+    """
+
+    def __init__(self, groups: Sequence[torch.Tensor]):
+        self._groups = groups
+        self._coming: dict[int, tuple[torch.Tensor, torch.cuda.Event]] = {}
+        self._beside: torch.cuda.Stream | None = None
+
+    def read(self, i: int, device: torch.device) -> torch.Tensor:
+        """Group i, not to be written to: where it is kept on the device, this is the base itself."""
+        if self._groups[i].device == device:
+            return self._groups[i]
+        if device.type != "cuda":
+            return self._groups[i].to(device)
+        found, arrived = self._coming.pop(i, None) or self._begun(i, device)
+        if i + 1 < len(self._groups) and self._groups[i + 1].device != device:
+            self._coming[i + 1] = self._begun(i + 1, device)
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(arrived)
+        found.record_stream(stream)  # its memory is another stream's
+        return found
+
+    def _begun(self, i: int, device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event]:
+        self._beside = self._beside or torch.cuda.Stream(device)
+        with torch.cuda.stream(self._beside):
+            return self._groups[i].to(device, non_blocking=True), self._beside.record_event()
