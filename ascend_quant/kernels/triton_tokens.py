@@ -1,6 +1,6 @@
 """int8 codes of activations in Triton, a scale a token, exactly as `oracle.quantize_rows`: a program a row, read once.
 
-BF16 elements are multiplied by a factor of their row, see `triton_elements.reciprocal`; others are divided by its scale.
+BF16 elements are multiplied by a factor of their row (`triton_elements.reciprocal`), others divided by its scale.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """`python -m launch.plan.validate`: verl's overrides as JSON on stdin; what is wrong, as JSON, is the last line out.
 
-verl's own loader and checks come first, then what verl, Ray and our refits find out in the job, minutes after the start.
-No worker is started and no model is looked at.
+verl's own loader and checks come first, then what verl, Ray and our refits find out in the job, minutes after the
+start. No worker is started and no model is looked at.
 """
 
 import difflib
