@@ -70,5 +70,8 @@ class Ahead:
 
     def _begun(self, i: int, device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event]:
         self._beside = self._beside or torch.cuda.Stream(device)
+        arrived = torch.cuda.Event()
         with torch.cuda.stream(self._beside):
-            return self._groups[i].to(device, non_blocking=True), self._beside.record_event()
+            found = self._groups[i].to(device, non_blocking=True)
+            arrived.record()
+        return found, arrived
