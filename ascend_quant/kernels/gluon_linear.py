@@ -9,7 +9,7 @@ arXiv 2301.03598) all programs take as many steps instead: programs of one tile 
 one that arrives last adds them.
 
 A tile has BLOCK_M tokens, and MORE beside them (HopperTiles.more) where both read the same weights: for 160 tokens
-three tiles of 64 read them three times from the L2 cache. MORE has been compiled for sm90, and not yet run on a GPU.
+three tiles of 64 read them three times from the L2 cache.
 """
 
 from functools import cache

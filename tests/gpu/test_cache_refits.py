@@ -29,7 +29,11 @@ ON_A_GPU = {
     "enforce_eager": False,
     "gpu_memory_utilization": 0.2,
     "enable_sleep_mode": True,
-    "compilation_config": {"cudagraph_capture_sizes": [8]},
+    # vLLM has Inductor choose by time which kernels to combine, and so the order of sums: another one in each process
+    "compilation_config": {
+        "cudagraph_capture_sizes": [8],
+        "inductor_compile_config": {"combo_kernels": False, "benchmark_combo_kernel": False},
+    },
 }
 DEVICE = "cpu" if ON_CPU else "cuda"
 WANTED = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True, detokenize=False, logprobs=0)
