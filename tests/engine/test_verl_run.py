@@ -55,6 +55,9 @@ class Apart(NamedTuple):
         corrupts: the sync with a wrong bit; it ends the run.
         figures: how many of the syncs before it have figures in the log.
         named: what the error names.
+        model: that is trained.
+        tensors: it has, as checkpoints do.
+        coded: of those that leave as codes; a layer's experts leave as two.
     """
 
     main: str
@@ -63,6 +66,9 @@ class Apart(NamedTuple):
     corrupts: int
     figures: int
     named: str
+    model: str
+    tensors: int
+    coded: int
 
 
 APART = (
@@ -73,6 +79,7 @@ APART = (
             "+actor_rollout_ref.rollout.engine_kwargs.ascend_quant.rounding=carried",
         ),
         *(3, 1, r"weight sync failed.*model\.embed_tokens\.weight.*values"),
+        *("qwen3-moe", 2 * (9 + 3 * 8) + 3, 2 * (4 + 2)),
     ),
     Apart(
         *(FULLY_ASYNC, "delta"),
@@ -83,6 +90,7 @@ APART = (
             "actor_rollout_ref.actor.optim.lr=1e-6",
         ),
         *(4, 3, r"ascend_quant\.delta\.0: format"),
+        *("qwen2", 2 * 12 + 3, 2 * 7),
     ),
 )
 START = {
@@ -232,8 +240,8 @@ def end(run: subprocess.Popen) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path):
-    model = build_model("qwen2", seed=0).to(torch.bfloat16)
+def folder(tmp_path, request):
+    model = build_model(getattr(request, "param", "qwen2"), seed=0).to(torch.bfloat16)
     model.save_pretrained(tmp_path / "model")
     save_tokenizer(tmp_path / "model")
     write_parquet(tmp_path / "train.parquet", prompts=8 * (FOLLOWED + FROZEN), seed=0, task=Addition())
@@ -274,7 +282,9 @@ def test_every_step_has_its_receipt_and_a_rollout_that_stops_following_is_seen(f
     assert min(step[ESS] for step in frozen) < 0.8
 
 
-@pytest.mark.parametrize("run", APART, ids=lambda run: run.send)
+@pytest.mark.parametrize(
+    ("folder", "run"), [(run.model, run) for run in APART], indirect=["folder"], ids=[run.send for run in APART]
+)
 def test_a_bit_that_changes_on_its_way_to_an_engine_elsewhere_ends_the_run_and_is_named(folder, run):
     """The engine has a device of its own; its weights come through a checkpoint engine, and a worker beside it."""
     shutil.copy(TRANSPORT, folder)
@@ -285,10 +295,10 @@ def test_a_bit_that_changes_on_its_way_to_an_engine_elsewhere_ends_the_run_and_i
     synced = [step for step in logged(folder) if "refit/proved" in step]
     assert len({step["refit/digest"] for step in synced}) == len(synced) == run.figures
     for step in synced:
-        assert step["refit/proved"] == step["refit/tensors"] == 2 * 12 + 3
+        assert step["refit/proved"] == step["refit/tensors"] == run.tensors
         assert step["refit/bytes"] > 0
         assert step["refit/bytes_sent"] == step["refit/bytes"] or run.send == "delta"
-    assert synced[-1]["refit/sent_as_codes"] == 2 * 7
+    assert synced[-1]["refit/sent_as_codes"] == run.coded
     if run.send == "delta":  # all, all as codes, and what of these has changed
         whole, codes, changed = (step["refit/bytes_sent"] for step in synced)
         assert whole > codes > 0.5 * whole and changed < 0.1 * codes

@@ -29,6 +29,7 @@ from ascend_quant.schemes import SCHEMES
 
 WEIGHTS = {"a": torch.ones(2, 3), "b": torch.ones(4)}
 LORA = {"r": 8}
+BUCKETS = SimpleNamespace(checkpoint_engine=SimpleNamespace(update_weights_bucket_megabytes=3))
 
 
 def engine(peft_config):
@@ -136,8 +137,25 @@ def test_an_actor_that_sends_patches_tells_its_checkpoint_engine(actor, told):
             self.actor, self.checkpoint_engine = actor, SimpleNamespace()
 
     worker = object.__new__(type("Sending", (sender.SendsWeights, Verls), {}))
+    worker.config = SimpleNamespace(rollout=BUCKETS)
     worker.init_model()
-    assert vars(worker.checkpoint_engine) == told
+    assert vars(worker.checkpoint_engine) == told and (actor is None or actor.bucket == 3 << 20)
+
+
+@pytest.mark.parametrize(("bucket", "whole"), [(128, True), (127, False), (0, False)])
+def test_a_layers_experts_leave_in_one_tensor_where_a_bucket_holds_it(bucket, whole):
+    group = [
+        ("l.mlp.experts.gate_up_proj", torch.arange(32.0).view(2, 4, 4)),
+        ("l.mlp.experts.down_proj", torch.ones(2, 1, 2)),
+    ]
+    hf_config = SimpleNamespace(model_type="qwen3_moe")
+    worker = made(engine=SimpleNamespace(model_config=SimpleNamespace(hf_config=hf_config)))
+    worker.bucket = bucket
+    left = list(worker._in_buckets(group))
+    assert (left[0][1] is group[0][1]) == whole and (left[-1][1] is group[1][1]) == (bucket > 0)
+    apart, wanted = coding.experts_apart(left), coding.experts_apart(group)
+    assert [name for name, _ in apart] == [name for name, _ in wanted] and len(apart) == 2 * 3
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(apart, wanted, strict=True))
 
 
 def test_a_steps_figures_are_those_of_the_rank_with_the_most():

@@ -15,7 +15,7 @@ from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.patches import receiving
 from ascend_quant.integrations.verl.replica_mismatch import REPLICA
 from ascend_quant.integrations.verl.room import CACHE
-from ascend_quant.integrations.verl.settings import QUANTIZATION, keeps_memory, patches_of, wants_proof
+from ascend_quant.integrations.verl.settings import QUANTIZATION, bucket_bytes, keeps_memory, patches_of, wants_proof
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit.delta import Receiver
 
@@ -117,11 +117,6 @@ class RefitHttpServer(vLLMHttpServer):
         if self.config.quantization == QUANTIZATION:
             return QUANTIZATION, {}
         return super()._apply_quantization()
-
-
-def bucket_bytes(rollout: Any) -> int:
-    """Of verl's buckets."""
-    return rollout.checkpoint_engine.update_weights_bucket_megabytes << 20
 
 
 class PassingOnWorker(CheckpointEngineWorker):

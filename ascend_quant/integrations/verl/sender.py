@@ -26,7 +26,7 @@ from ascend_quant.integrations.verl.leaving import ENGINE_DTYPE, Leaving, kept_b
 from ascend_quant.integrations.verl.patches import AGAINST, Patching
 from ascend_quant.integrations.verl.sent_figures import Figures, SentFigures
 from ascend_quant.integrations.verl.sent_update import SentUpdate
-from ascend_quant.integrations.verl.settings import NAIVE, Patches
+from ascend_quant.integrations.verl.settings import NAIVE, Patches, bucket_bytes
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError, coding
@@ -45,6 +45,7 @@ class SendingTrainingWorker(TrainingWorker):
 
     Attributes:
         proves: whether digests follow the weights.
+        bucket: bytes that the transport carries as one.
         rounds: whether what a BF16 engine rounds leaves in BF16, see leaving.py.
         scheme, coded: of which scheme codes leave, and for which names; none until the engines have named them.
         makes_rounding: of these codes.
@@ -56,6 +57,7 @@ class SendingTrainingWorker(TrainingWorker):
     """
 
     proves, rounds = True, False
+    bucket = 0
     scheme: Scheme | None = None
     coded: Collection[str] = frozenset()
     sent_update: SentUpdate | None = None
@@ -146,7 +148,15 @@ class SendingTrainingWorker(TrainingWorker):
             self.sent_update.look(shards, [*leaving.as_codes(shards)])
         whole = gathered(shards, own_device(), leaving.as_what, leaving.encode)
         whole = whole if self.sent_update is None else self.sent_update.leaving(whole)
-        return (leaving.named(compat.experts_apart(group, self.engine)) for group in whole)
+        return (leaving.named(self._in_buckets(group)) for group in whole)
+
+    def _in_buckets(self, group: Sequence[NamedTensor]) -> Iterator[NamedTensor]:
+        """A layer's experts in one tensor where a bucket holds it: one by one, each costs both sides Python."""
+        for name, tensor in group:
+            if tensor.nbytes <= self.bucket:
+                yield name, tensor
+            else:
+                yield from compat.experts_apart([(name, tensor)], self.engine)
 
     def send_codes(self, scheme: Scheme, names: Collection[str]) -> None:
         """From now on these parameters leave as codes of this scheme; their first sync is to wait for no compiler."""
@@ -189,6 +199,7 @@ class SendsWeights:
         super().init_model()
         if self.actor is None:  # the worker of a reference alone
             return
+        self.actor.bucket = bucket_bytes(self.config.rollout)
         if self.actor.patching is not None and hasattr(self, "checkpoint_engine"):
             setattr(self.checkpoint_engine, AGAINST, self.actor.patching.against)
 

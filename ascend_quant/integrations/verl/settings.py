@@ -121,6 +121,11 @@ def patches_of(rollout: Any) -> Patches | None:
     return Patches(None if where == DEVICE else torch.device("cpu"), where == AUTO)
 
 
+def bucket_bytes(rollout: Any) -> int:
+    """Of verl's buckets, in which weights travel."""
+    return rollout.checkpoint_engine.update_weights_bucket_megabytes << 20
+
+
 def keeps_memory(rollout: Any) -> bool:
     """Whether memory that a sync has room beside is kept, where verl gives it back and takes it again.
 

@@ -20,7 +20,8 @@ from ascend_quant.integrations.verl import compat
 from ascend_quant.integrations.verl.receiver import DrainingReceiver
 from ascend_quant.integrations.verl.settings import QUANTIZATION
 from ascend_quant.integrations.vllm import refit_of, start_up
-from ascend_quant.refit import RefitError
+from ascend_quant.integrations.vllm.compat import TAKES_STACKED
+from ascend_quant.refit import RefitError, coding
 from ascend_quant.refit.proof import Receiving
 
 logger = logging.getLogger(__name__)
@@ -52,13 +53,18 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         receiver = DrainingReceiver(self._get_zmq_handle(), self.device, use_shm)
         unquantized = refit_of(self.model_runner.model).unquantized
         attempts, proof = FirstError(), Receiving(self.refit_wants_proof, unquantized)
+        counts: list[int] = []  # of the buckets' parameters
 
         def load(weights: list[tuple[str, torch.Tensor]]) -> None:
             # verl's own way from a bucket to model.load_weights: it knows LoRA's names and the MTP drafter
-            self._update_weights(proof.take(weights), peft_config, base_sync_done)
+            taken = proof.take(weights)
+            if TAKES_STACKED:  # its loaders would take a stack as checkpoints have it, which need not be as verl does
+                taken = coding.experts_apart(taken)
+            counts.append(len(taken))
+            self._update_weights(taken, peft_config, base_sync_done)
 
         def prove() -> None:
-            self.refit_proved = proof.prove()
+            self.refit_proved = sum(counts) if proof.prove() else 0
 
         with contextlib.ExitStack() as sessions:
             for model in compat.models_of(self):
