@@ -42,6 +42,27 @@ def mlps(moe: bool) -> list[str]:
     return [f"{LAYER}.mlp.experts.{expert}" for expert in range(EXPERTS)] if moe else [f"{LAYER}.mlp"]
 
 
+def stacked(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same with all experts of a layer in two tensors."""
+    found: dict[str, torch.Tensor] = {}
+    experts: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in state.items():
+        layer, is_expert, rest = name.partition(".experts.")
+        if not is_expert:
+            found[name] = tensor
+            continue
+        leaf = "down_proj" if "down_proj" in rest else "gate_up_proj"
+        experts.setdefault(f"{layer}.experts.{leaf}", []).append(tensor)
+    for name, parts in experts.items():  # gate, up, gate, up, ...
+        each = (
+            parts
+            if name.endswith("down_proj")
+            else [torch.cat(pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
+        )
+        found[name] = torch.stack(each)
+    return found
+
+
 def expected(
     moe: bool, state: dict[str, torch.Tensor], rank: int = 0, ranks: int = 1, expert_parallel: bool = False
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

@@ -24,6 +24,11 @@ def test_codes_of_the_trainers_own_are_the_oracles(built):
     whole_model.codes_of_the_trainers_own_are_the_oracles(moe, model)
 
 
+def test_stacks_of_experts_are_the_oracles(built):
+    moe, model, _ = built
+    whole_model.stacks_of_experts_are_the_oracles(moe, model)
+
+
 def test_a_bad_tensor_is_named_and_the_next_refit_heals(built):
     moe, model, _ = built
     whole_model.a_bad_tensor_is_named_and_the_next_refit_heals(moe, model)

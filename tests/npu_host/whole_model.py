@@ -69,6 +69,25 @@ def codes_of_the_trainers_own_are_the_oracles(moe: bool, model: nn.Module) -> No
         assert refit.last_receipt.digest == refit.digest() and refit.last_receipt.tensors == len(state)
 
 
+def stacks_of_experts_are_the_oracles(moe: bool, model: nn.Module) -> None:
+    """As a trainer with transformers 5 sends them, in BF16 and as codes: through the loaders, then by plan."""
+    refit = plugin.refit_of(model)
+    for seed in (20, 21, 22):
+        state = checkpoint.state_of(moe, seed)
+        sent = checkpoint.stacked(state)
+        assert (len(sent) < len(state)) == moe
+        if seed > 20:
+            names, _ = refit.takes_codes()
+            quantized = [(name, sent.pop(name).npu()) for name in names]
+            assert any(tensor.dim() == 3 for _, tensor in quantized) == moe
+            sent |= dict(coded(quantized, SCHEMES["int8"]))
+        load(model, sent)
+        held = checkpoint.held(moe, model)
+        for name, pair in checkpoint.expected(moe, state).items():
+            assert all(map(torch.equal, held[name], pair)), name
+        assert refit.last_receipt.digest == refit.digest() and refit.last_receipt.tensors == len(sent)
+
+
 def three_refits_are_the_oracles(moe: bool, model: nn.Module) -> None:
     """Codes, scales, a plain parameter, addresses, formats and the receipt."""
     refit, before = plugin.refit_of(model), tensors_of(model)
