@@ -13,6 +13,7 @@ from zlib import crc32
 import torch
 
 from ascend_quant.dtypes import FLOATS
+from ascend_quant.refit.coding import parted
 from ascend_quant.refit.plan import Entry
 from ascend_quant.refit.sent import NamedTensor
 from ascend_quant.refit.update import Kept, Rows, Update, kind_of
@@ -40,16 +41,24 @@ class WatchedRows:
         """A refit begins; what an unfinished one has brought is forgotten."""
         self._coming: Rows = {}
         self._chosen: dict[str, list[tuple[int, str]]] = {}
+        self._as_codes = False
 
     def take(self, weights: Iterable[NamedTensor]) -> None:
         """Copy the rows of these tensors, which may be overwritten afterwards; nothing waits for the device."""
         for name, tensor in weights:
+            self._as_codes |= parted(name)[1]
             if self._is_wanted(name, tensor):
                 self._coming[name] = some_rows(name, tensor).clone()
 
     def end(self, entries: Mapping[str, Entry]) -> Update | None:
-        """The refit is complete: its rows, beside earlier ones'; None of the first, and where weights came as codes."""
+        """The refit is complete: its rows, beside earlier ones'; None of the first, and where weights came as codes.
+
+        Under other names than in the first refit (a checkpoint's single experts, then stacks of them) all begins anew.
+        """
         rows, self._coming = self._coming, {}
+        if not self._names <= rows.keys() and not self._as_codes:
+            self._first, self._names = None, set()
+            return None
         if self._first is None:
             quantized = {kind_of(name) for name in rows if _is_quantized(entries.get(name))}
             alike = {name for name in rows if kind_of(name) in quantized}

@@ -146,6 +146,28 @@ def test_tensors_of_the_same_kind_that_no_rank_quantizes_are_not_looked_at():
     assert update.figures == run(first, moved(first, 0.02, 1)).figures
 
 
+def test_other_names_begin_anew():
+    """An engine that has loaded a checkpoint, and then gets each layer's experts in one tensor."""
+    first, second = weights(0), moved(weights(0), 0.02, 1)
+    apart = {f"{name}.0": tensor for name, tensor in first.items()}
+    sample, updates = WatchedRows(INT8), []
+    for step in (apart, first, first, second):
+        sample.begin()
+        sample.take(step.items())
+        updates.append(sample.end(entries(step)))
+    assert updates[:3] == [None] * 3
+    assert updates[3].figures["update/cosine"] == pytest.approx(by_hand(first, second)["cosine"], rel=1e-5)
+    sample.begin()
+    sample.take([(f"{name}:int8", tensor.to(torch.int8)) for name, tensor in first.items()])
+    assert sample.end(entries(first)) is None  # codes tell nothing, and change nothing
+    sample.begin()
+    sample.take(second.items())
+    assert sample.end(entries(second)) is None  # after codes
+    sample.begin()
+    sample.take(second.items())
+    assert sample.end(entries(second)) is not None
+
+
 def test_a_refit_that_failed_leaves_no_trace():
     first, lost, second = weights(0), weights(7), moved(weights(0), 0.02, 1)
     sample = WatchedRows(INT8)
