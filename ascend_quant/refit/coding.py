@@ -21,7 +21,6 @@ from ascend_quant.kernels.storage import CODES
 from ascend_quant.refit.errors import RefitError
 from ascend_quant.refit.sent import NamedTensor
 from ascend_quant.schemes import SCHEMES, Scheme
-from ascend_quant.stacks import one_by_one
 
 TAIL = 16  # bytes behind the codes of a row: rows of a multiple of 16 codes stay aligned
 SCHEMES_SENT = tuple(name for name, scheme in SCHEMES.items() if scheme.shares == "row")
@@ -54,15 +53,6 @@ def parted(name: str) -> tuple[str, bool]:
     """The name of the weight, and whether it travels as codes."""
     own, _, scheme = name.rpartition(MARK)
     return (own, True) if own and scheme in SCHEMES_SENT else (name, False)
-
-
-def experts_apart(weights: Iterable[NamedTensor]) -> list[NamedTensor]:
-    """The weights with each layer's experts one by one, also where they travel as codes."""
-    found: list[NamedTensor] = []
-    for name, tensor in weights:
-        own, _ = parted(name)
-        found += [(one + name[len(own) :], part) for one, part in one_by_one(own, tensor)]
-    return found
 
 
 def sent_shape(shape: Sequence[int]) -> torch.Size:

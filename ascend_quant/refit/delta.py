@@ -108,8 +108,7 @@ class Sender:
         layout, now = _layout(group), _side_by_side(group)
         same = known and i < len(self._base.groups) and self._base.layouts[i] == layout
         if same and (patch := _patch(before.read(i, now.device), now)) is not None:
-            base, there = self._base.groups[i], patch.at.to(self._base.groups[i].device)
-            base[there] = patch.values.to(base.device)
+            self._base.patch(i, patch.at, patch.values)
             header = Header(FORMAT, self.sender, self._syncs, i, known, 0, now.numel(), patch.changed)
             return torch.cat([_as_bytes(header, now.device), *patch.parts])
         self._base.keep(i, layout, now)

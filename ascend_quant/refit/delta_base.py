@@ -36,6 +36,11 @@ class Base:
         else:
             self.layouts[i], self.groups[i] = layout, bytes_
 
+    def patch(self, i: int, at: torch.Tensor, values: torch.Tensor) -> None:
+        """Bytes of group i, wherever they come from."""
+        group = self.groups[i]
+        group[at.to(group.device)] = values.to(group.device)
+
     def _has_room(self, device: torch.device) -> bool:
         """Whether a group may stay on a device where it is already."""
         if self._reserve is None or device.type == "cpu":

@@ -42,25 +42,14 @@ def mlps(moe: bool) -> list[str]:
     return [f"{LAYER}.mlp.experts.{expert}" for expert in range(EXPERTS)] if moe else [f"{LAYER}.mlp"]
 
 
-def stacked(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same with all experts of a layer in two tensors."""
-    found: dict[str, torch.Tensor] = {}
-    experts: dict[str, list[torch.Tensor]] = {}
-    for name, tensor in state.items():
-        layer, is_expert, rest = name.partition(".experts.")
-        if not is_expert:
-            found[name] = tensor
-            continue
-        leaf = "down_proj" if "down_proj" in rest else "gate_up_proj"
-        experts.setdefault(f"{layer}.experts.{leaf}", []).append(tensor)
-    for name, parts in experts.items():  # gate, up, gate, up, ...
-        each = (
-            parts
-            if name.endswith("down_proj")
-            else [torch.cat(pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
-        )
-        found[name] = torch.stack(each)
-    return found
+def stacked(moe: bool, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same with all experts of the layer in two tensors."""
+    if not moe:
+        return dict(state)
+    gate, up, down = ([state[f"{mlp}.{name}_proj.weight"] for mlp in mlps(moe)] for name in ("gate", "up", "down"))
+    found = {name: tensor for name, tensor in state.items() if ".experts." not in name}
+    found[f"{LAYER}.mlp.experts.gate_up_proj"] = torch.stack([torch.cat(pair) for pair in zip(gate, up, strict=True)])
+    return found | {f"{LAYER}.mlp.experts.down_proj": torch.stack(down)}
 
 
 def expected(

@@ -74,7 +74,7 @@ def stacks_of_experts_are_the_oracles(moe: bool, model: nn.Module) -> None:
     refit = plugin.refit_of(model)
     for seed in (20, 21, 22):
         state = checkpoint.state_of(moe, seed)
-        sent = checkpoint.stacked(state)
+        sent = checkpoint.stacked(moe, state)
         assert (len(sent) < len(state)) == moe
         if seed > 20:
             names, _ = refit.takes_codes()

@@ -81,21 +81,6 @@ class Engine:
 
 
 @pytest.mark.parametrize("scheme", [INT8, FP8], ids=lambda scheme: scheme.name)
-def test_a_stack_of_experts_is_taken_apart_as_floats_and_as_codes(scheme):
-    stacks = [("l.experts.gate_up_proj", torch.randn(3, 8, 32)), ("l.experts.down_proj", torch.randn(3, 5, 48))]
-    one_each = coding.experts_apart([*stacks, ("l.gate.weight", torch.ones(3, 2))])
-    names = [f"l.experts.{expert}.{leaf}.weight" for expert in range(3) for leaf in ("gate_proj", "up_proj")]
-    names += [f"l.experts.{expert}.down_proj.weight" for expert in range(3)]
-    assert [name for name, _ in one_each] == [*names, "l.gate.weight"]
-    assert torch.equal(one_each[3][1], stacks[0][1][1, 4:]) and torch.equal(one_each[8][1], stacks[1][1][2])
-    found = coding.experts_apart(coding.coded(stacks, scheme))
-    wanted = coding.coded(one_each[:-1], scheme)
-    assert [name for name, _ in found] == [name for name, _ in wanted]
-    for (_, a), (_, b) in zip(found, wanted, strict=True):
-        assert torch.equal(a.view(torch.int8), b.view(torch.int8))
-
-
-@pytest.mark.parametrize("scheme", [INT8, FP8], ids=lambda scheme: scheme.name)
 def test_codes_end_as_the_floats_that_they_are_of(scheme):
     down, up = weight((6, 48)), weight((70, 48), torch.bfloat16)
     floats, codes = (Engine(dtype=coding.codes_dtype(scheme)) for _ in range(2))

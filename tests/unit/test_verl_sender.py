@@ -17,7 +17,7 @@ from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ascend_quant import oracle
-from ascend_quant.integrations.verl import replica, sender
+from ascend_quant.integrations.verl import compat, replica, sender
 from ascend_quant.integrations.verl.patches import AGAINST
 from ascend_quant.integrations.verl.replica import RefitHttpServer
 from ascend_quant.integrations.verl.sent_figures import SentFigures, of_all
@@ -153,9 +153,34 @@ def test_a_layers_experts_leave_in_one_tensor_where_a_bucket_holds_it(bucket, wh
     worker.bucket = bucket
     left = list(worker._in_buckets(group))
     assert (left[0][1] is group[0][1]) == whole and (left[-1][1] is group[1][1]) == (bucket > 0)
-    apart, wanted = coding.experts_apart(left), coding.experts_apart(group)
+    apart, wanted = (compat.experts_apart(weights, "qwen3_moe") for weights in (left, group))
     assert [name for name, _ in apart] == [name for name, _ in wanted] and len(apart) == 2 * 3
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(apart, wanted, strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+def test_a_stack_of_experts_is_taken_apart_as_floats_and_as_codes(scheme):
+    stacks = [("l.mlp.experts.gate_up_proj", torch.randn(3, 8, 32)), ("l.mlp.experts.down_proj", torch.randn(3, 5, 48))]
+    one_each = compat.experts_apart([*stacks, ("l.mlp.gate.weight", torch.ones(3, 2))], "qwen3_moe")
+    names = [f"l.mlp.experts.{expert}.{leaf}.weight" for expert in range(3) for leaf in ("gate_proj", "up_proj")]
+    names += [f"l.mlp.experts.{expert}.down_proj.weight" for expert in range(3)]
+    assert [name for name, _ in one_each] == [*names, "l.mlp.gate.weight"]
+    assert torch.equal(one_each[3][1], stacks[0][1][1, 4:]) and torch.equal(one_each[8][1], stacks[1][1][2])
+    found = compat.experts_apart(coding.coded(stacks, SCHEMES[scheme]), "qwen3_moe")
+    wanted = coding.coded(one_each[:-1], SCHEMES[scheme])
+    assert [name for name, _ in found] == [name for name, _ in wanted]
+    for (_, a), (_, b) in zip(found, wanted, strict=True):
+        assert torch.equal(a.view(torch.int8), b.view(torch.int8))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [("gpt_oss", "l.mlp.experts.down_proj:int8"), ("llama4", "l.feed_forward.experts.down_proj")],
+)
+def test_stacks_that_verl_leaves_whole_stay_whole(model_type, name):
+    stack = torch.ones(2, 4, 32, dtype=torch.int8)
+    ((found, tensor),) = compat.experts_apart([(name, stack)], model_type)
+    assert found == name and tensor is stack
 
 
 def test_a_steps_figures_are_those_of_the_rank_with_the_most():

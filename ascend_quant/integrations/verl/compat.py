@@ -5,6 +5,9 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+from ascend_quant.refit.coding import parted
+from ascend_quant.refit.sent import NamedTensor
+
 logger = logging.getLogger(__name__)
 
 
@@ -67,11 +70,15 @@ def is_tied(module: Any) -> bool:
     return head is not None and head.weight is module.get_input_embeddings().weight
 
 
-def experts_apart(weights: Iterable[tuple[str, Any]], engine: Any) -> list[tuple[str, Any]]:
-    """The weights with stacks of experts taken apart where verl sends them so."""
+def experts_apart(weights: Iterable[NamedTensor], model_type: str) -> list[NamedTensor]:
+    """The weights with stacks of experts taken apart where verl does so by itself, those that travel as codes too."""
     from verl.workers.engine.fsdp.utils import unfuse_moe_params
 
-    return [*unfuse_moe_params(weights, engine.model_config.hf_config.model_type)]
+    found: list[NamedTensor] = []
+    for name, tensor in weights:
+        own, _ = parted(name)
+        found += [(one + name[len(own) :], part) for one, part in unfuse_moe_params([(own, tensor)], model_type)]
+    return found
 
 
 async def ask_every_engine(engine: Any, method: str) -> list[list[Any]]:

@@ -151,12 +151,13 @@ class SendingTrainingWorker(TrainingWorker):
         return (leaving.named(self._in_buckets(group)) for group in whole)
 
     def _in_buckets(self, group: Sequence[NamedTensor]) -> Iterator[NamedTensor]:
-        """A layer's experts in one tensor where a bucket holds it: one by one, each costs both sides Python."""
+        """Each layer's experts in one tensor where a bucket holds it: taken apart, each costs Python on both sides."""
+        model_type = self.engine.model_config.hf_config.model_type
         for name, tensor in group:
             if tensor.nbytes <= self.bucket:
                 yield name, tensor
             else:
-                yield from compat.experts_apart([(name, tensor)], self.engine)
+                yield from compat.experts_apart([(name, tensor)], model_type)
 
     def send_codes(self, scheme: Scheme, names: Collection[str]) -> None:
         """From now on these parameters leave as codes of this scheme; their first sync is to wait for no compiler."""

@@ -21,7 +21,7 @@ from ascend_quant.integrations.verl.receiver import DrainingReceiver
 from ascend_quant.integrations.verl.settings import QUANTIZATION
 from ascend_quant.integrations.vllm import refit_of, start_up
 from ascend_quant.integrations.vllm.compat import TAKES_STACKED
-from ascend_quant.refit import RefitError, coding
+from ascend_quant.refit import RefitError
 from ascend_quant.refit.proof import Receiving
 
 logger = logging.getLogger(__name__)
@@ -54,12 +54,13 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         unquantized = refit_of(self.model_runner.model).unquantized
         attempts, proof = FirstError(), Receiving(self.refit_wants_proof, unquantized)
         counts: list[int] = []  # of the buckets' parameters
+        model_type = self.model_runner.model_config.hf_config.model_type
 
         def load(weights: list[tuple[str, torch.Tensor]]) -> None:
             # verl's own way from a bucket to model.load_weights: it knows LoRA's names and the MTP drafter
             taken = proof.take(weights)
             if TAKES_STACKED:  # its loaders would take a stack as checkpoints have it, which need not be as verl does
-                taken = coding.experts_apart(taken)
+                taken = compat.experts_apart(taken, model_type)
             counts.append(len(taken))
             self._update_weights(taken, peft_config, base_sync_done)
 
