@@ -88,8 +88,10 @@ class Model:
 
 
 def make_worker(device: str) -> tuple[object, Model]:
-    module, _, name = COMMIT.worker.rpartition(".")  # as a recipe's command line names it
-    worker, model = getattr(import_module(module), name)(), Model()
+    path, _, name = COMMIT.worker.rpartition(".")  # as a recipe's command line names it
+    module = import_module(path)
+    module.TAKES_STACKED = False  # of that stack's vLLM, 0.10.1, and not of the one that is installed here
+    worker, model = getattr(module, name)(), Model()
     quantization = SimpleNamespace(get_name=lambda: "ascend_quant")
     worker.model_runner = SimpleNamespace(model=model, vllm_config=SimpleNamespace(quant_config=quantization))
     worker.device, worker.device_uuid = torch.device("cpu"), device

@@ -54,13 +54,12 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         unquantized = refit_of(self.model_runner.model).unquantized
         attempts, proof = FirstError(), Receiving(self.refit_wants_proof, unquantized)
         counts: list[int] = []  # of the buckets' parameters
-        model_type = self.model_runner.model_config.hf_config.model_type
 
         def load(weights: list[tuple[str, torch.Tensor]]) -> None:
             # verl's own way from a bucket to model.load_weights: it knows LoRA's names and the MTP drafter
             taken = proof.take(weights)
             if TAKES_STACKED:  # its loaders would take a stack as checkpoints have it, which need not be as verl does
-                taken = compat.experts_apart(taken, model_type)
+                taken = compat.experts_apart(taken, self.model_runner.model_config.hf_config.model_type)
             counts.append(len(taken))
             self._update_weights(taken, peft_config, base_sync_done)
 
