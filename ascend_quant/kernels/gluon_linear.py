@@ -4,15 +4,17 @@ multiprocessor, stay and take tile after tile.
 Triton's own pipeline waits for each step's int8 products before the next, and for a tile's output before the next
 tile's weights; here neither waits. Numerics are those of triton_linear.py.
 
-Tiles seldom fill the GPU evenly: 80 of them leave 52 of 132 multiprocessors idle. With `stream_k` (Osama et al., 2023,
-arXiv 2301.03598) all programs take as many steps instead: programs of one tile leave int32 sums in a workspace, and the
-one that arrives last adds them.
+Tiles seldom fill the GPU evenly: 80 of them leave 52 of 132 multiprocessors idle, and of 296 the last 32 take as long
+as 132. With `stream_k` (Osama et al., 2023, arXiv 2301.03598) all programs take as many steps instead; with `cut_last`
+(the same paper's hybrid) only tiles that no round fills are shared, each by as many programs. Programs of one tile leave
+int32 sums in a workspace, and the one that arrives last adds them.
 
 A tile has BLOCK_M tokens, and MORE beside them (HopperTiles.more) where both read the same weights: for 160 tokens
 three tiles of 64 read them three times from the L2 cache.
 """
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -27,6 +29,21 @@ from ascend_quant.kernels.tuned import HopperTiles
 LOADER_WARPS, LOADER_REGISTERS = gl.constexpr(1), gl.constexpr(40)
 WARP_GROUP = gl.constexpr(64)  # tokens that four warps multiply: MORE, where there are more
 GROUP_M = gl.constexpr(8)  # tiles of M that are walked before the next tile of N
+MOST_PARTS = 4  # of a tile that is cut: the program that arrives last adds one after the other
+
+
+class Grid(NamedTuple):
+    """How programs take tiles. Where they share some, there are as many for each tile of M, side by side, so that they
+    read the same weights at the same time; "of N" is for each tile of M.
+
+    Attributes:
+        rounds: whole tiles of N that each program takes.
+        sharers: programs that share the other tiles of N; 0 where none are shared.
+    """
+
+    programs: int
+    rounds: int = 0
+    sharers: int = 0
 
 
 def launch(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, tiles: HopperTiles) -> None:
@@ -34,11 +51,13 @@ def launch(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, tiles: Ho
     (rows, length), columns = x_codes_MK.shape, codes_NK.shape[0]
     x, w = _described(x_codes_MK, tiles.block_m, tiles), _described(codes_NK, tiles.block_n, tiles)
     x_more = _described(x_codes_MK, tiles.more, tiles) if tiles.more else x
-    programs, tiles = _programs(tiles, rows, columns, length, _processors(out_MN.device))
-    partial, arrived = _workspace(tiles, programs, out_MN.device)
+    grid = grid_of(tiles, rows, columns, length, _processors(out_MN.device))
+    partial, arrived = _workspace(tiles, grid, out_MN.device)
     tensors = (x, x_more, w, x_scale_M1, scale_N1, bias_N, out_MN, partial, arrived)
-    given = constants(tiles, bias_N is not None)
-    int8_product_hopper[(programs,)](*tensors, rows, columns, length, **given, **options(tiles))
+    given = constants(tiles, bias_N is not None, grid.sharers > 0)
+    int8_product_hopper[(grid.programs,)](
+        *tensors, rows, columns, length, grid.rounds, grid.sharers, **given, **options(tiles)
+    )
 
 
 def _described(codes: torch.Tensor, rows: int, tiles: HopperTiles) -> TensorDescriptor:
@@ -46,21 +65,27 @@ def _described(codes: torch.Tensor, rows: int, tiles: HopperTiles) -> TensorDesc
     return TensorDescriptor.from_tensor(codes, [rows, tiles.block_k], layout(rows, tiles.block_k))
 
 
-def _programs(tiles: HopperTiles, rows: int, columns: int, length: int, processors: int) -> tuple[int, HopperTiles]:
-    """How many programs there are, and whether they share tiles: as many for each tile of M, side by side, so that
-    they read the same weights at the same time."""
+def grid_of(tiles: HopperTiles, rows: int, columns: int, length: int, processors: int) -> Grid:
+    """Of a product (rows, K) x (N, K) on so many multiprocessors."""
     tiles_m, tiles_n = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.block_n)
-    count = tiles_m * tiles_n
-    if not tiles.stream_k or count > COUNTERS or tiles_m > processors:
-        return min(count, processors), tiles._replace(stream_k=False)
-    return tiles_m * min(processors // tiles_m, tiles_n * triton.cdiv(length, tiles.block_k)), tiles
+    count, steps = tiles_m * tiles_n, triton.cdiv(length, tiles.block_k)
+    whole = Grid(min(count, processors))
+    if count > COUNTERS or tiles_m > processors:
+        return whole
+    each = processors // tiles_m
+    if tiles.stream_k:
+        each = min(each, tiles_n * steps)
+        return Grid(tiles_m * each, 0, each)
+    rounds, rest = divmod(tiles_n, each)
+    parts = min(each // rest, steps, MOST_PARTS) if tiles.cut_last and rest else 1
+    return whole if parts == 1 else Grid(tiles_m * each, rounds, rest * parts)
 
 
-def _workspace(tiles: HopperTiles, programs: int, device: torch.device) -> tuple[torch.Tensor | None, ...]:
+def _workspace(tiles: HopperTiles, grid: Grid, device: torch.device) -> tuple[torch.Tensor | None, ...]:
     """int32 for two tiles of each program, the one that it ends and the one that it begins; a counter for each tile."""
-    if not tiles.stream_k:
+    if not grid.sharers:
         return None, None
-    partial = torch.empty(2 * programs * tiles.rows * tiles.block_n, dtype=torch.int32, device=device)
+    partial = torch.empty(2 * grid.programs * tiles.rows * tiles.block_n, dtype=torch.int32, device=device)
     return partial, counters(device)
 
 
@@ -74,10 +99,10 @@ def options(tiles: HopperTiles) -> dict[str, int | bool]:
     return {"num_warps": tiles.warps, "enable_fp_fusion": False}
 
 
-def constants(tiles: HopperTiles, with_bias: bool) -> dict[str, int | bool]:
-    """The kernel's constants."""
+def constants(tiles: HopperTiles, with_bias: bool, shared: bool) -> dict[str, int | bool]:
+    """The kernel's constants; `shared`: some tiles are."""
     blocks = {"BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k}
-    return {**blocks, "MORE": tiles.more, "STAGES": tiles.stages, "STREAM_K": tiles.stream_k, "BIAS": with_bias}
+    return {**blocks, "MORE": tiles.more, "STAGES": tiles.stages, "SHARED": shared, "BIAS": with_bias}
 
 
 @cache
@@ -85,7 +110,7 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@gluon.jit(do_not_specialize=["M"])
+@gluon.jit(do_not_specialize=["M", "rounds", "sharers"])
 def int8_product_hopper(
     x,
     x_more,  # the same with tiles of MORE rows; x where MORE is 0
@@ -99,12 +124,14 @@ def int8_product_hopper(
     M,
     N,
     K,
+    rounds,
+    sharers,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
     MORE: gl.constexpr,
     STAGES: gl.constexpr,
-    STREAM_K: gl.constexpr,
+    SHARED: gl.constexpr,
     BIAS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
@@ -116,12 +143,12 @@ def int8_product_hopper(
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=1)
-    places, sizes = (x_tiles, more_tiles, w_tiles, full, empty), (M, N, K)
+    places, sizes = (x_tiles, more_tiles, w_tiles, full, empty), (M, N, K, rounds, sharers)
     results, shared = (x_scale, scale, bias, out), (partial, arrived)
     gl.warp_specialize(
         [
-            (_multiply, (places, sizes, results, shared, MORE, STREAM_K, BIAS, num_warps)),
-            (_load, (x, x_more, w, places, sizes, MORE, STREAM_K)),
+            (_multiply, (places, sizes, results, shared, MORE, SHARED, BIAS, num_warps)),
+            (_load, (x, x_more, w, places, sizes, MORE, SHARED)),
         ],
         [LOADER_WARPS],
         [LOADER_REGISTERS],
@@ -129,26 +156,29 @@ def int8_product_hopper(
 
 
 @gluon.jit
-def _count(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STREAM_K: gl.constexpr):
+def _count(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, SHARED: gl.constexpr):
     """How many tiles this program works on."""
-    if STREAM_K:
+    if SHARED:
         first, last = _share(sizes, ROWS, BLOCK_N, BLOCK_K)
         steps = gl.cdiv(sizes[2], BLOCK_K)
-        return gl.cdiv(last, steps) - first // steps
+        return gl.cdiv(last, steps) - first // steps + sizes[3]
     else:
         tiles = gl.cdiv(sizes[0], ROWS) * gl.cdiv(sizes[1], BLOCK_N)
         return gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0))
 
 
 @gluon.jit
-def _part(i, sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STREAM_K: gl.constexpr):
+def _part(i, sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, SHARED: gl.constexpr):
     """This program's i-th tile: its place in M and N, and the steps of K from the first to before the last."""
     tiles_m, tiles_n, steps = gl.cdiv(sizes[0], ROWS), gl.cdiv(sizes[1], BLOCK_N), gl.cdiv(sizes[2], BLOCK_K)
-    if STREAM_K:
+    if SHARED:  # shared tiles come first: while one program adds, the others are at their whole tiles
+        each = gl.num_programs(0) // tiles_m
         first, last = _share(sizes, ROWS, BLOCK_N, BLOCK_K)
-        n = first // steps + i
-        begin = n * steps
-        return gl.program_id(0) % tiles_m, n, gl.maximum(first - begin, 0), gl.minimum(last - begin, steps)
+        shared = gl.cdiv(last, steps) - first // steps
+        begin = (first // steps + i) * steps
+        n = gl.where(i < shared, sizes[3] * each + first // steps + i, (i - shared) * each + gl.program_id(0) // tiles_m)
+        first = gl.where(i < shared, gl.maximum(first - begin, 0), 0)
+        return gl.program_id(0) % tiles_m, n, first, gl.where(i < shared, gl.minimum(last - begin, steps), steps)
     else:  # see `triton_linear._place`
         tile = gl.program_id(0) + i * gl.num_programs(0)
         in_group = GROUP_M * tiles_n
@@ -159,15 +189,29 @@ def _part(i, sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.const
 
 @gluon.jit
 def _share(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
-    """This program's steps among those of all tiles that have its place in M."""
-    tiles_m = gl.cdiv(sizes[0], ROWS)
-    total = gl.cdiv(sizes[1], BLOCK_N) * gl.cdiv(sizes[2], BLOCK_K)
-    sharers, sharer = gl.num_programs(0) // tiles_m, gl.program_id(0) // tiles_m
-    return sharer * total // sharers, (sharer + 1) * total // sharers
+    """This program's steps among those of the shared tiles that have its place in M; none for a program too many."""
+    total, sharer = _steps(sizes, ROWS, BLOCK_N, BLOCK_K), gl.program_id(0) // gl.cdiv(sizes[0], ROWS)
+    sharers = sizes[4]
+    return gl.minimum(sharer, sharers) * total // sharers, gl.minimum(sharer + 1, sharers) * total // sharers
 
 
 @gluon.jit
-def _load(x, x_more, w, places, sizes, MORE: gl.constexpr, STREAM_K: gl.constexpr):
+def _steps(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
+    """Of all shared tiles that have the same place in M."""
+    each = gl.num_programs(0) // gl.cdiv(sizes[0], ROWS)
+    return (gl.cdiv(sizes[1], BLOCK_N) - sizes[3] * each) * gl.cdiv(sizes[2], BLOCK_K)
+
+
+@gluon.jit
+def _sharers_of(n, sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
+    """Which of the sharers has the first step of a shared tile, and which its last."""
+    total, steps = _steps(sizes, ROWS, BLOCK_N, BLOCK_K), gl.cdiv(sizes[2], BLOCK_K)
+    before = (n - sizes[3] * (gl.num_programs(0) // gl.cdiv(sizes[0], ROWS))) * steps  # of the tiles in front of it
+    return ((before + 1) * sizes[4] - 1) // total, ((before + steps) * sizes[4] - 1) // total
+
+
+@gluon.jit
+def _load(x, x_more, w, places, sizes, MORE: gl.constexpr, SHARED: gl.constexpr):
     """Bring tiles as places for them become free."""
     x_tiles, more_tiles, w_tiles, full, empty = places
     STAGES: gl.constexpr = x_tiles.shape[0]
@@ -176,8 +220,8 @@ def _load(x, x_more, w, places, sizes, MORE: gl.constexpr, STREAM_K: gl.constexp
     BLOCK_N: gl.constexpr = w_tiles.shape[1]
     ROWS: gl.constexpr = BLOCK_M + MORE
     count = 0
-    for i in range(_count(sizes, ROWS, BLOCK_N, BLOCK_K, STREAM_K)):
-        m, n, first, last = _part(i, sizes, ROWS, BLOCK_N, BLOCK_K, STREAM_K)
+    for i in range(_count(sizes, ROWS, BLOCK_N, BLOCK_K, SHARED)):
+        m, n, first, last = _part(i, sizes, ROWS, BLOCK_N, BLOCK_K, SHARED)
         for step in range(first, last):
             stage = count % STAGES
             mbarrier.wait(empty.index(stage), (count // STAGES & 1) ^ 1)
@@ -206,7 +250,7 @@ def _multiply(
     results,
     shared,
     MORE: gl.constexpr,
-    STREAM_K: gl.constexpr,
+    SHARED: gl.constexpr,
     BIAS: gl.constexpr,
     num_warps: gl.constexpr,
 ):
@@ -220,8 +264,8 @@ def _multiply(
     LAYOUT: gl.constexpr = _sums_layout(BLOCK_M, BLOCK_N, num_warps)
     LAYOUT_MORE: gl.constexpr = _sums_layout(WARP_GROUP, BLOCK_N, num_warps)
     count = 0
-    for i in range(_count(sizes, ROWS, BLOCK_N, BLOCK_K, STREAM_K)):
-        m, n, first, last = _part(i, sizes, ROWS, BLOCK_N, BLOCK_K, STREAM_K)
+    for i in range(_count(sizes, ROWS, BLOCK_N, BLOCK_K, SHARED)):
+        m, n, first, last = _part(i, sizes, ROWS, BLOCK_N, BLOCK_K, SHARED)
         sums = gl.zeros([BLOCK_M, BLOCK_N], gl.int32, LAYOUT)
         more = gl.zeros([WARP_GROUP, BLOCK_N], gl.int32, LAYOUT_MORE)
         for step in range(first, last):
@@ -242,7 +286,7 @@ def _multiply(
             sums = warpgroup_mma_wait(0, deps=[sums])
         mbarrier.arrive(empty.index((count + STAGES - 1) % STAGES))
         complete = last - first == gl.cdiv(sizes[2], BLOCK_K)
-        if STREAM_K:  # noqa: SIM102  a constant is not joined with what is none
+        if SHARED:  # noqa: SIM102  a constant is not joined with what is none
             if not complete:
                 sums, more, complete = _added(
                     sums, more, sizes, shared, m, n, first, BLOCK_K, MORE, LAYOUT, LAYOUT_MORE
@@ -279,10 +323,8 @@ def _added(
     if MORE:
         gl.store(partial + own.to(gl.int64) * PLACE + inside_more, more)
 
-    tiles_m, tiles_n, steps = gl.cdiv(sizes[0], BLOCK_M + MORE), gl.cdiv(sizes[1], BLOCK_N), gl.cdiv(sizes[2], BLOCK_K)
-    total, sharers = tiles_n * steps, gl.num_programs(0) // tiles_m
-    begins = ((n * steps + 1) * sharers - 1) // total  # who has the tile's first step, and its last
-    ends = ((n + 1) * steps * sharers - 1) // total
+    tiles_m, tiles_n = gl.cdiv(sizes[0], BLOCK_M + MORE), gl.cdiv(sizes[1], BLOCK_N)
+    begins, ends = _sharers_of(n, sizes, BLOCK_M + MORE, BLOCK_N, BLOCK_K)
     gl.thread_barrier()  # every thread's sums are written before one thread says so
     is_last = gl.atomic_add(arrived + m * tiles_n + n, 1, sem="acq_rel") == ends - begins
     if is_last:

@@ -157,8 +157,12 @@ def _hopper_tiles(shape: tuple[int, int], rows: int, processors: int) -> Iterato
         found += [HopperTiles(128, *rest, more=64) for rest in HOPPER_BLOCKS_OF_192]
     for tiles in found:
         yield tiles
-        if -(-rows // tiles.rows) * -(-shape[0] // tiles.block_n) < FEW_TILES * processors:
+        tiles_m, tiles_n = -(-rows // tiles.rows), -(-shape[0] // tiles.block_n)
+        if tiles_m * tiles_n < FEW_TILES * processors:
             yield tiles._replace(stream_k=True)
+            each = max(processors // tiles_m, 1)
+            if 0 < 2 * (tiles_n % each) <= each:
+                yield tiles._replace(cut_last=True)
 
 
 def _rows_of_tiles(rows: int) -> list[int]:

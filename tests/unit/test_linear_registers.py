@@ -50,39 +50,22 @@ def test_tiles_that_are_shipped_for_hopper(tiles, tmp_path):
     check(compiled(tiles, 90, tmp_path), 90)
 
 
-@pytest.mark.parametrize("stream_k", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("block_m", tune_linear.HOPPER_BLOCKS)
-def test_hoppers_own_kernel(block_m, stream_k, tmp_path):
+def test_hoppers_own_kernel(block_m, shared, tmp_path):
     for blocks in tune_linear.HOPPER_BLOCKS[block_m]:
-        made = compiled(HopperTiles(block_m, *blocks, stream_k), 90, tmp_path)
+        made = compiled(HopperTiles(block_m, *blocks, stream_k=shared), 90, tmp_path)
         check(made, 90)
         assert "wgmma.wait_group.sync.aligned 1" in made.ptx  # a step's products run while the next step's begin
-        assert ("atom.global" in made.ptx) is stream_k  # programs of one tile count each other
+        assert ("atom.global" in made.ptx) is shared  # programs of one tile count each other
 
 
-@pytest.mark.parametrize("stream_k", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("blocks", tune_linear.HOPPER_BLOCKS_OF_192, ids=str)
-def test_hoppers_own_kernel_with_tiles_of_192_tokens(blocks, stream_k, tmp_path):
-    made = compiled(HopperTiles(128, *blocks, stream_k, more=64), 90, tmp_path)
+def test_hoppers_own_kernel_with_tiles_of_192_tokens(blocks, shared, tmp_path):
+    made = compiled(HopperTiles(128, *blocks, cut_last=shared, more=64), 90, tmp_path)
     check(made, 90)
-    assert "wgmma.wait_group.sync.aligned 2" in made.ptx and ("atom.global" in made.ptx) is stream_k
-
-
-@pytest.mark.parametrize("more", [0, 64])
-@pytest.mark.parametrize("rows", [1, 64, 65, 256, 700])
-@pytest.mark.parametrize(("columns", "length"), [(5120, 27648), (48, 512), (4096, 130), (200000, 128)])
-def test_programs_that_share_tiles_are_as_many_for_each_tile_of_m(columns, length, rows, more):
-    from ascend_quant.kernels.gluon_linear import _programs
-
-    wanted = HopperTiles(128, 128, 128, 8, 5, stream_k=True, more=more)
-    programs, tiles = _programs(wanted, rows, columns, length, 132)
-    of_m, of_n, steps = -(-rows // (128 + more)), -(-columns // 128), -(-length // 128)
-    assert programs <= 132
-    if tiles.stream_k:
-        assert programs % of_m == 0 and programs // of_m <= of_n * steps  # each has a step at least
-        assert programs + of_m > min(132, of_m * of_n * steps)  # and few processors have none
-    else:
-        assert of_m * of_n > 1024 and programs == 132
+    assert "wgmma.wait_group.sync.aligned 2" in made.ptx and ("atom.global" in made.ptx) is shared
 
 
 @pytest.mark.parametrize(("pdl", "ahead"), [(False, 0), (True, 0), (True, 4)])

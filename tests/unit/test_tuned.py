@@ -61,8 +61,9 @@ def test_saving_keeps_what_the_file_has_and_reads_back_the_same(tmp_path):
     assert json.loads(file.read_text())["linear"]["32x64"]["16"] == TRITON
 
 
-def test_a_choice_of_before_tiles_had_more_tokens_is_read(gpu):
-    tuned.save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(32, 64): {64: without(HOPPER, "more")}}})
+@pytest.mark.parametrize("missing", ["more", "cut_last"])
+def test_a_choice_of_before_a_field_was_added_is_read(missing, gpu):
+    tuned.save(tuned.user_file("NVIDIA_Test_1_80GB"), {"linear": {(32, 64): {64: without(HOPPER, missing)}}})
     assert linear_choice.linear(32, 64, 60, torch.bfloat16) == HopperTiles(64, 128, 128, 4, 8)
 
 
@@ -120,7 +121,7 @@ def test_all_that_the_tuner_tries_can_be_read_again(tmp_path):
     from ascend_quant.kernels import tune_experts, tune_linear
 
     for module, kind, shape in ((tune_linear, "linear", (4608, 3584)), (tune_experts, "experts", (128, 768, 2048, 8))):
-        for rows in (16, 256, 8192):
+        for rows in (16, 160, 256, 8192):
             for choice in module.candidates(shape, rows, (9, 0), 132):
                 table = {kind: {shape: {rows: choice}}}
                 tuned.save(file := tmp_path / f"{kind}.json", table)

@@ -1,0 +1,91 @@
+"""Which program of Hopper's int8 product takes which steps of which tile: the kernel's own functions, run on integers."""
+
+import inspect
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("triton")
+
+from ascend_quant.kernels.tuned import HopperTiles
+
+PROCESSORS = 132
+WHOLE = HopperTiles(128, 128, 128, 8, 5)
+WAYS = {"whole": WHOLE, "stream_k": WHOLE._replace(stream_k=True), "cut_last": WHOLE._replace(cut_last=True)}
+SHAPES = [(5120, 27648), (3584, 18944), (37888, 3584), (48, 512), (4096, 130), (17024, 256), (200000, 128)]
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """The module, its device functions callable, and `gl` computing with integers; `kernel.gl.program`: which runs."""
+    from ascend_quant.kernels import gluon_linear
+
+    numbers = SimpleNamespace(
+        program=0,
+        programs=0,
+        cdiv=lambda a, b: -(-a // b),
+        minimum=min,
+        maximum=max,
+        where=lambda condition, yes, no: yes if condition else no,
+    )
+    numbers.program_id, numbers.num_programs = (lambda _: numbers.program), (lambda _: numbers.programs)
+    monkeypatch.setattr(gluon_linear, "gl", numbers)
+    monkeypatch.setattr(gluon_linear, "GROUP_M", gluon_linear.GROUP_M.value)
+    for name in ("_count", "_part", "_share", "_steps", "_sharers_of"):
+        monkeypatch.setattr(gluon_linear, name, inspect.unwrap(getattr(gluon_linear, name).fn))
+    return gluon_linear
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("more", [0, 64])
+@pytest.mark.parametrize("rows", [1, 160, 256, 700])
+@pytest.mark.parametrize(("columns", "length"), SHAPES)
+def test_every_step_of_every_tile_is_taken_once(columns, length, rows, more, way, kernel):
+    tiles = WAYS[way]._replace(more=more)
+    grid = kernel.grid_of(tiles, rows, columns, length, PROCESSORS)
+    sizes, blocks = (rows, columns, length, grid.rounds, grid.sharers), (tiles.rows, 128, 128)
+    takers, kernel.gl.programs = {}, grid.programs
+    for kernel.gl.program in range(grid.programs):
+        begun = 0
+        for i in range(kernel._count(sizes, *blocks, grid.sharers > 0)):
+            m, n, first, last = kernel._part(i, sizes, *blocks, grid.sharers > 0)
+            takers.setdefault((m, n), []).append((kernel.gl.program, range(first, last)))
+            begun += first == 0 and last < -(-length // 128)
+        assert begun <= 1  # it has one place for such a tile, and one for what another has begun
+    of_m, of_n, steps = -(-rows // tiles.rows), -(-columns // 128), -(-length // 128)
+    assert takers.keys() == {(m, n) for m in range(of_m) for n in range(of_n)}
+    for (_, n), parts in takers.items():
+        assert sorted(step for _, part in parts for step in part) == [*range(steps)]
+        if len(parts) > 1:  # each counts to the same number, and finds the others' sums where they left them
+            begins, ends = kernel._sharers_of(n, sizes, *blocks)
+            assert sorted(program // of_m for program, _ in parts) == [*range(begins, ends + 1)]
+            assert len({program % of_m for program, _ in parts}) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 160, 256, 700])
+@pytest.mark.parametrize(("columns", "length"), SHAPES)
+def test_programs_that_share_are_few_for_a_tile_and_idle_in_part_only(columns, length, rows):
+    from ascend_quant.kernels.gluon_linear import MOST_PARTS, Grid, grid_of
+
+    of_m, of_n, steps = -(-rows // 128), -(-columns // 128), -(-length // 128)
+    whole = Grid(min(of_m * of_n, PROCESSORS))
+    shared = grid_of(WAYS["stream_k"], rows, columns, length, PROCESSORS)
+    if of_m * of_n > 1024:
+        assert shared == whole
+    else:
+        assert shared.programs == of_m * shared.sharers <= PROCESSORS and shared.sharers <= of_n * steps
+        assert shared.programs + of_m > min(PROCESSORS, of_m * of_n * steps)
+    cut = grid_of(WAYS["cut_last"], rows, columns, length, PROCESSORS)
+    rest = of_n - cut.rounds * (cut.programs // of_m)  # of tiles of N
+    if cut == whole:
+        left = of_n % (PROCESSORS // of_m)
+        assert of_m * of_n > 1024 or steps == 1 or not 0 < 2 * left <= PROCESSORS // of_m
+    else:
+        assert 0 < rest < cut.sharers and cut.sharers % rest == 0 and cut.sharers // rest <= min(MOST_PARTS, steps)
+
+
+def test_the_last_round_of_gate_up_of_a_7b_is_cut_in_four():
+    from ascend_quant.kernels.gluon_linear import Grid, grid_of
+
+    tiles = WAYS["cut_last"]._replace(more=64)
+    assert grid_of(tiles, 160, 37888, 3584, PROCESSORS) == Grid(132, rounds=2, sharers=128)  # 296 tiles, 7 steps each
