@@ -1,14 +1,20 @@
 #!/usr/bin/env bash
 # benchmarks/visit.sh OUT [PART ..]: what one or two GPUs show in about 25 minutes, with the PYTHON that has the stack.
-# Parts: attention tests train demo context sync (no part: the first three). Each has its minutes (MINUTES_train=30:
-# others); one that fails or runs out of them does not stop the rest. OUT gets a log and, where there is one, JSON and a
-# picture of each; the table at the end says what to look at. Send OUT back whole. TRY=cpu: small shapes on a CPU, to see
-# that it starts.
+# Parts: attention tests train (no part: these), demo, context (7B at 8k and 30k, every KV cache), decode_7b and decode_32b
+# (8k, many sequences, int8 cache), refits (twenty syncs beside 8-bit caches), sync; on two GPUs also experts (a sync of
+# 30B-A3B's) and apart (one trains, one generates, over sockets). Each has its minutes (MINUTES_train=30: others); one that
+# fails or runs out of them does not stop the rest. OUT gets a log and, where there is one, JSON and a picture of each; the
+# table at the end says what to look at. Send OUT back whole. TRY=cpu: small shapes on a CPU, to see that it starts.
 set -uo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-readonly ROOT PARTS="attention tests train demo context sync"
-declare -A MINUTES=([attention]=2 [tests]=5 [train]=18 [demo]=16 [context]=30 [sync]=15)
+readonly ROOT PARTS="attention tests train demo context decode_7b decode_32b refits sync experts apart"
+declare -A MINUTES=([attention]=2 [tests]=5 [train]=18 [demo]=16 [context]=30 [decode_7b]=6 [decode_32b]=8 [refits]=5
+  [sync]=15 [experts]=15 [apart]=15)
+# verl's 2,048 MB let an engine elsewhere begin late; one device trains a whole 7B with what follows
+readonly APART=(--set verl.actor_rollout_ref.actor.use_kl_loss=false --
+  actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=512
+  +actor_rollout_ref.actor.optim.override_optimizer_config.foreach=false)
 declare -a TABLE=()
 
 die() {
@@ -33,24 +39,42 @@ command_of() { # command_of PART: its words, one a line
     shape=(--models 7b --context "8k,30k" --batch "32,64" --repeats 1 --trace)
     printf '%s\n' bench rollout "${shape[@]}" --kv-cache auto,int8,fp8,int8-vllm,fp8-vllm --out "$to.json"
     ;;
+  gpu-decode_7b | gpu-decode_32b)
+    shape=(--models "${1#decode_}" --context 8k --repeats 1 --trace --kv-cache int8)
+    if [[ $1 == *32b ]]; then shape+=(--batch 24 --memory 0.8); else shape+=(--batch "160,64"); fi
+    printf '%s\n' bench rollout "${shape[@]}" --out "$to.json"
+    ;;
+  gpu-refits) printf '%s\n' test gpu -- -k test_cache_refits ;;
+  gpu-experts)
+    shape=(--recipe qwen3-30b-a3b-int8-grpo-h200 --layers 10 --arms "codes,plain" --answer 64 --prompt 64 --steps 4)
+    printf '%s\n' bench sync --gpus 2 "${shape[@]}" --folder "$to" --out "$to.json" --picture "$to.png"
+    ;;
+  gpu-apart) printf '%s\n' bench apart --gpus 2 --steps 4 --folder "$to" --out "$to.json" "${APART[@]}" ;;
   gpu-sync)
     if ((there > 1)); then shape=(--gpus 2); else shape=(--gpus 1 --layers 14); fi
-    shape+=(--arms "codes,plain" --answer 2048 --prompt 256 --steps 3)
+    shape+=(--arms "codes,plain" --answer 512 --prompt 256 --steps 5)
     printf '%s\n' bench sync "${shape[@]}" --folder "$to" --out "$to.json" --picture "$to.png"
     ;;
   cpu-attention) printf '%s\n' bench attention --device cpu --small --out "$to.json" ;;
-  cpu-tests) printf '%s\n' test gpu ;; # ends with 2: there is no GPU
+  cpu-tests | cpu-refits) printf '%s\n' test gpu ;; # ends with 2: there is no GPU
   cpu-train)
     shape=(--device cpu --gpus 1 --answers 16 --prompt 12 --steps 2)
     printf '%s\n' bench train "${shape[@]}" --folder "$to" --out "$to.json" --picture "$to.png"
     ;;
-  cpu-context)
+  cpu-context | cpu-decode_*)
     shape=(--device cpu --models tiny --context "32,64" --batch 3 --repeats 1)
     printf '%s\n' bench rollout "${shape[@]}" --kv-cache auto,fp8 --out "$to.json"
     ;;
   cpu-sync)
     shape=(--device cpu --gpus 1 --arms codes --steps 3)
     printf '%s\n' bench sync "${shape[@]}" --folder "$to" --out "$to.json" --picture "$to.png"
+    ;;
+  cpu-experts)
+    shape=(--device cpu --gpus 1 --model tiny-moe --arms codes --steps 3)
+    printf '%s\n' bench sync "${shape[@]}" --folder "$to" --out "$to.json" --picture "$to.png"
+    ;;
+  cpu-apart) # ends with 1: verl joins them by NCCL
+    printf '%s\n' bench apart --device cpu --steps 3 --arms delta --folder "$to" --out "$to.json"
     ;;
   cpu-demo) printf '%s\n' demo --arms int8 --steps 2 --out "$to" ;;
   *) die "no part '$1': $PARTS" ;;
@@ -59,11 +83,14 @@ command_of() { # command_of PART: its words, one a line
 
 run_part() { # run_part PART: one line of the table
   local log=$OUT/$1.log begun=$SECONDS code=0 words minutes limit=MINUTES_$1
+  local -a variables=()
+  # on one host GPUs would reach each other's memory, as on two they cannot
+  if [[ $1 == apart ]]; then variables=(NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1); fi
   minutes=${!limit:-${MINUTES[$1]}}
   mapfile -t words < <(command_of "$1")
   echo "visit.sh: $1, $minutes minutes at most: ./run.sh ${words[*]}"
   # INT, as from Ctrl-C: what the part has started ends with it
-  env --default-signal=INT timeout -s INT -k 60 "${minutes}m" "$ROOT/run.sh" "${words[@]}" >"$log" 2>&1 || code=$?
+  env --default-signal=INT "${variables[@]}" timeout -s INT -k 60 "${minutes}m" "$ROOT/run.sh" "${words[@]}" >"$log" 2>&1 || code=$?
   if ((code == 124)); then code="out of time"; fi
   TABLE+=("$(printf '%-10s %-12s %5d s  %s' "$1" "$code" "$((SECONDS - begun))" "$(grep -v '^\s*$' "$log" | tail -n 1)")")
 }

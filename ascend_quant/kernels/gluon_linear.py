@@ -4,10 +4,10 @@ multiprocessor, stay and take tile after tile.
 Triton's own pipeline waits for each step's int8 products before the next, and for a tile's output before the next
 tile's weights; here neither waits. Numerics are those of triton_linear.py.
 
-Tiles seldom fill the GPU evenly: 80 of them leave 52 of 132 multiprocessors idle, and of 296 the last 32 take as long
-as 132. With `stream_k` (Osama et al., 2023, arXiv 2301.03598) all programs take as many steps instead; with `cut_last`
-(the same paper's hybrid) only tiles that no round fills are shared, each by as many programs. Programs of one tile leave
-int32 sums in a workspace, and the one that arrives last adds them.
+Tiles seldom fill the GPU evenly: 80 of them leave 52 of 132 multiprocessors idle, and the last 32 of 296 take as long
+as 132 would. With `stream_k` (Osama et al., 2023, arXiv 2301.03598) all programs take as many steps instead; with
+`cut_last` only tiles of a round that is not full are shared, each by as many programs. What shares a tile leaves int32
+sums in a workspace, and the program that arrives last adds them.
 
 A tile has BLOCK_M tokens, and MORE beside them (HopperTiles.more) where both read the same weights: for 160 tokens
 three tiles of 64 read them three times from the L2 cache.
@@ -176,7 +176,9 @@ def _part(i, sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.const
         first, last = _share(sizes, ROWS, BLOCK_N, BLOCK_K)
         shared = gl.cdiv(last, steps) - first // steps
         begin = (first // steps + i) * steps
-        n = gl.where(i < shared, sizes[3] * each + first // steps + i, (i - shared) * each + gl.program_id(0) // tiles_m)
+        n = gl.where(
+            i < shared, sizes[3] * each + first // steps + i, (i - shared) * each + gl.program_id(0) // tiles_m
+        )
         first = gl.where(i < shared, gl.maximum(first - begin, 0), 0)
         return gl.program_id(0) % tiles_m, n, first, gl.where(i < shared, gl.minimum(last - begin, steps), steps)
     else:  # see `triton_linear._place`

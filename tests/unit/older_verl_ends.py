@@ -11,6 +11,7 @@ import asyncio
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -105,12 +106,13 @@ def receive(device: str) -> None:
     worker, model = make_worker(device)
     rebuild = transfer.rebuild_shared_memory
     transfer.get_torch_device = lambda: accelerator
-    accelerator = Device()
+    accelerator, refit = Device(), model.ascend_quant_refit
     say(f"ready {model.compute_logits().tolist()}")
     for fault in map(str.strip, sys.stdin):
         # one synchronization a bucket
         accelerator.faults = [None, None, None, RuntimeError("the device is lost")] if fault == "device" else []
         transfer.rebuild_shared_memory = no_memory if fault == "memory" else rebuild
+        model.ascend_quant_refit = None if fault == "plugin" else refit
         try:
             worker.update_weights_from_ipc(use_shm=True)
         except Exception as error:
@@ -128,15 +130,15 @@ def send(device: str) -> None:
 
     transfer.get_torch_device = Device
     Device.faults = []
+    address = Path(f"/tmp/rl-colocate-zmq-{device}.sock")
     say("ready")
     for fault in map(str.strip, sys.stdin):
         sent = weights()
         if fault == "nan":
             sent[FAULTY][5, 6] = torch.nan
-        sender = transfer.BucketedWeightSender(
-            zmq_handle=f"ipc:///tmp/rl-colocate-zmq-{device}.sock", bucket_size_mb=1, use_shm=True
-        )
+        sender = transfer.BucketedWeightSender(zmq_handle=f"ipc://{address}", bucket_size_mb=1, use_shm=True)
         asyncio.run(sender.async_send_weights(iter(sent.items())))
+        address.unlink()  # zmq still closes it: the next sync's receiver, milliseconds later, would connect to this one
         say("sent")
 
 

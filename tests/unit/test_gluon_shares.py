@@ -1,4 +1,4 @@
-"""Which program of Hopper's int8 product takes which steps of which tile: the kernel's own functions, run on integers."""
+"""Which program of Hopper's int8 product takes which steps of which tile: the kernel's functions, run on integers."""
 
 import inspect
 from types import SimpleNamespace

@@ -98,6 +98,7 @@ def test_a_good_sync_lands(ends, ready):
     ("fault", "told"),
     [
         ("nan", f"failed RefitError: weight sync failed: {FAULTY}"),
+        ("plugin", "failed RefitError: weight sync failed: Model"),  # before it listens
         ("memory", "failed OSError: no such shared memory"),  # before the first bucket
         ("device", "failed RuntimeError: the device is lost"),  # once the last bucket is loaded
     ],

@@ -11,7 +11,7 @@ import typer
 
 VISIT = Path(__file__).parents[2] / "benchmarks" / "visit.sh"
 RUN_SH = """#!/bin/bash
-echo "$@" >>"$CALLS"
+echo $(for name in ${RUN_SH_SAYS:-}; do echo "${!name:-unset}"; done) "$@" >>"$CALLS"
 case $* in
 *attention*) exit 3 ;;
 "test gpu"*) echo "run.sh: tests/gpu: passed" ;;
@@ -56,10 +56,26 @@ def test_parts_are_chosen(visit):
     assert visit(PYTHON="")[0].returncode == 2
 
 
+BENCHMARKS = ["attention", "train", "context", "decode_7b", "decode_32b", "sync", "experts", "apart"]
+
+
 @pytest.mark.parametrize("where", ["gpu", "cpu"])
 def test_benchmarks_have_the_options_that_it_gives(visit, where):
-    for call in visit("attention", "train", "context", "sync", TRY=where, MINUTES_train="0.02")[1]:
+    run, calls = visit(*BENCHMARKS, TRY=where, MINUTES_train="0.02")
+    assert len(calls) == len(BENCHMARKS), run.stderr
+    for part, call in zip(BENCHMARKS, calls, strict=True):
         bench, name, *options = call.split()
         command = typer.main.get_command(import_module(f"benchmarks.{name}").app)
-        part = "context" if "--context" in options else name
         assert bench == "bench" and command.make_context(name, options).params["out"].name == f"{part}.json"
+
+
+def test_apart_goes_through_sockets_and_changes_settings_that_verl_has(visit):
+    import yaml
+    from verl import trainer
+
+    call = visit("apart", RUN_SH_SAYS="NCCL_P2P_DISABLE NCCL_SHM_DISABLE")[1][0].split()
+    assert call[:2] == ["1", "1"]  # the variables, as run.sh sees them
+    settings = [setting.lstrip("+").partition("=")[0].split(".") for setting in call[call.index("--") + 1 :]]
+    rollout = yaml.safe_load((Path(trainer.__file__).parent / "config/rollout/rollout.yaml").read_text())
+    assert "update_weights_bucket_megabytes" in rollout["checkpoint_engine"]
+    assert ["actor_rollout_ref", "rollout", "checkpoint_engine", "update_weights_bucket_megabytes"] in settings

@@ -51,24 +51,28 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
             self.device = torch.device(f"{get_device_name()}:{self.local_rank}")
 
         receiver = DrainingReceiver(self._get_zmq_handle(), self.device, use_shm)
-        unquantized = refit_of(self.model_runner.model).unquantized
-        attempts, proof = FirstError(), Receiving(self.refit_wants_proof, unquantized)
+        attempts, sessions = FirstError(), contextlib.ExitStack()
+        proofs: list[Receiving] = []  # one, once the sync has begun
         counts: list[int] = []  # of the buckets' parameters
+
+        def begin() -> None:
+            proofs.append(Receiving(self.refit_wants_proof, refit_of(self.model_runner.model).unquantized))
+            for model in compat.models_of(self):
+                sessions.enter_context(refit_of(model).session())
 
         def load(weights: list[tuple[str, torch.Tensor]]) -> None:
             # verl's own way from a bucket to model.load_weights: it knows LoRA's names and the MTP drafter
-            taken = proof.take(weights)
+            taken = proofs[0].take(weights)
             if TAKES_STACKED:  # its loaders would take a stack as checkpoints have it, which need not be as verl does
                 taken = compat.experts_apart(taken, self.model_runner.model_config.hf_config.model_type)
             counts.append(len(taken))
             self._update_weights(taken, peft_config, base_sync_done)
 
         def prove() -> None:
-            self.refit_proved = sum(counts) if proof.prove() else 0
+            self.refit_proved = sum(counts) if proofs[0].prove() else 0
 
-        with contextlib.ExitStack() as sessions:
-            for model in compat.models_of(self):
-                attempts.run(lambda model=model: sessions.enter_context(refit_of(model).session()))
+        with sessions:
+            attempts.run(begin)  # whatever fails, the trainer's buckets are answered
             # not every verl says which bucket is the last
             receiver.receive_weights(lambda weights, is_last=None: attempts.run(lambda: load(weights)))
             self.refit_waited, self.refit_releasing = receiver.waited, receiver.releasing
