@@ -4,17 +4,14 @@ multiprocessor, stay and take tile after tile.
 Triton's own pipeline waits for each step's int8 products before the next, and for a tile's output before the next
 tile's weights; here neither waits. Numerics are those of triton_linear.py.
 
-Tiles seldom fill the GPU evenly: 80 of them leave 52 of 132 multiprocessors idle, and the last 32 of 296 take as long
-as 132 would. With `stream_k` (Osama et al., 2023, arXiv 2301.03598) all programs take as many steps instead; with
-`cut_last` only tiles of a round that is not full are shared, each by as many programs. What shares a tile leaves int32
-sums in a workspace, and the program that arrives last adds them.
+Where programs share a tile (gluon_shares.py), each leaves int32 sums in a workspace, and the one that arrives last adds
+them.
 
 A tile has BLOCK_M tokens, and MORE beside them (HopperTiles.more) where both read the same weights: for 160 tokens
 three tiles of 64 read them three times from the L2 cache.
 """
 
 from functools import cache
-from typing import NamedTuple
 
 import torch
 import triton
@@ -23,27 +20,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ascend_quant.kernels.shared_tiles import COUNTERS, counters
+from ascend_quant.kernels.gluon_shares import Grid, count_of, grid_of, part_of, sharers_of
+from ascend_quant.kernels.shared_tiles import counters
 from ascend_quant.kernels.tuned import HopperTiles
 
 LOADER_WARPS, LOADER_REGISTERS = gl.constexpr(1), gl.constexpr(40)
 WARP_GROUP = gl.constexpr(64)  # tokens that four warps multiply: MORE, where there are more
-GROUP_M = gl.constexpr(8)  # tiles of M that are walked before the next tile of N
-MOST_PARTS = 4  # of a tile that is cut: the program that arrives last adds one after the other
-
-
-class Grid(NamedTuple):
-    """How programs take tiles. Where they share some, there are as many for each tile of M, side by side, so that they
-    read the same weights at the same time; "of N" is for each tile of M.
-
-    Attributes:
-        rounds: whole tiles of N that each program takes.
-        sharers: programs that share the other tiles of N; 0 where none are shared.
-    """
-
-    programs: int
-    rounds: int = 0
-    sharers: int = 0
 
 
 def launch(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, tiles: HopperTiles) -> None:
@@ -63,22 +45,6 @@ def launch(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, tiles: Ho
 def _described(codes: torch.Tensor, rows: int, tiles: HopperTiles) -> TensorDescriptor:
     """A matrix that is read in tiles of so many rows."""
     return TensorDescriptor.from_tensor(codes, [rows, tiles.block_k], layout(rows, tiles.block_k))
-
-
-def grid_of(tiles: HopperTiles, rows: int, columns: int, length: int, processors: int) -> Grid:
-    """Of a product (rows, K) x (N, K) on so many multiprocessors."""
-    tiles_m, tiles_n = triton.cdiv(rows, tiles.rows), triton.cdiv(columns, tiles.block_n)
-    count, steps = tiles_m * tiles_n, triton.cdiv(length, tiles.block_k)
-    whole = Grid(min(count, processors))
-    if count > COUNTERS or tiles_m > processors:
-        return whole
-    each = processors // tiles_m
-    if tiles.stream_k:
-        each = min(each, tiles_n * steps)
-        return Grid(tiles_m * each, 0, each)
-    rounds, rest = divmod(tiles_n, each)
-    parts = min(each // rest, steps, MOST_PARTS) if tiles.cut_last and rest else 1
-    return whole if parts == 1 else Grid(tiles_m * each, rounds, rest * parts)
 
 
 def _workspace(tiles: HopperTiles, grid: Grid, device: torch.device) -> tuple[torch.Tensor | None, ...]:
@@ -156,63 +122,6 @@ def int8_product_hopper(
 
 
 @gluon.jit
-def _count(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, SHARED: gl.constexpr):
-    """How many tiles this program works on."""
-    if SHARED:
-        first, last = _share(sizes, ROWS, BLOCK_N, BLOCK_K)
-        steps = gl.cdiv(sizes[2], BLOCK_K)
-        return gl.cdiv(last, steps) - first // steps + sizes[3]
-    else:
-        tiles = gl.cdiv(sizes[0], ROWS) * gl.cdiv(sizes[1], BLOCK_N)
-        return gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0))
-
-
-@gluon.jit
-def _part(i, sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, SHARED: gl.constexpr):
-    """This program's i-th tile: its place in M and N, and the steps of K from the first to before the last."""
-    tiles_m, tiles_n, steps = gl.cdiv(sizes[0], ROWS), gl.cdiv(sizes[1], BLOCK_N), gl.cdiv(sizes[2], BLOCK_K)
-    if SHARED:  # shared tiles come first: while one program adds, the others are at their whole tiles
-        each = gl.num_programs(0) // tiles_m
-        first, last = _share(sizes, ROWS, BLOCK_N, BLOCK_K)
-        shared = gl.cdiv(last, steps) - first // steps
-        begin = (first // steps + i) * steps
-        n = gl.where(
-            i < shared, sizes[3] * each + first // steps + i, (i - shared) * each + gl.program_id(0) // tiles_m
-        )
-        first = gl.where(i < shared, gl.maximum(first - begin, 0), 0)
-        return gl.program_id(0) % tiles_m, n, first, gl.where(i < shared, gl.minimum(last - begin, steps), steps)
-    else:  # see `triton_linear._place`
-        tile = gl.program_id(0) + i * gl.num_programs(0)
-        in_group = GROUP_M * tiles_n
-        first_m = tile // in_group * GROUP_M
-        high = gl.minimum(tiles_m - first_m, GROUP_M)
-        return first_m + tile % in_group % high, tile % in_group // high, 0, steps
-
-
-@gluon.jit
-def _share(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
-    """This program's steps among those of the shared tiles that have its place in M; none for a program too many."""
-    total, sharer = _steps(sizes, ROWS, BLOCK_N, BLOCK_K), gl.program_id(0) // gl.cdiv(sizes[0], ROWS)
-    sharers = sizes[4]
-    return gl.minimum(sharer, sharers) * total // sharers, gl.minimum(sharer + 1, sharers) * total // sharers
-
-
-@gluon.jit
-def _steps(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
-    """Of all shared tiles that have the same place in M."""
-    each = gl.num_programs(0) // gl.cdiv(sizes[0], ROWS)
-    return (gl.cdiv(sizes[1], BLOCK_N) - sizes[3] * each) * gl.cdiv(sizes[2], BLOCK_K)
-
-
-@gluon.jit
-def _sharers_of(n, sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
-    """Which of the sharers has the first step of a shared tile, and which its last."""
-    total, steps = _steps(sizes, ROWS, BLOCK_N, BLOCK_K), gl.cdiv(sizes[2], BLOCK_K)
-    before = (n - sizes[3] * (gl.num_programs(0) // gl.cdiv(sizes[0], ROWS))) * steps  # of the tiles in front of it
-    return ((before + 1) * sizes[4] - 1) // total, ((before + steps) * sizes[4] - 1) // total
-
-
-@gluon.jit
 def _load(x, x_more, w, places, sizes, MORE: gl.constexpr, SHARED: gl.constexpr):
     """Bring tiles as places for them become free."""
     x_tiles, more_tiles, w_tiles, full, empty = places
@@ -222,8 +131,8 @@ def _load(x, x_more, w, places, sizes, MORE: gl.constexpr, SHARED: gl.constexpr)
     BLOCK_N: gl.constexpr = w_tiles.shape[1]
     ROWS: gl.constexpr = BLOCK_M + MORE
     count = 0
-    for i in range(_count(sizes, ROWS, BLOCK_N, BLOCK_K, SHARED)):
-        m, n, first, last = _part(i, sizes, ROWS, BLOCK_N, BLOCK_K, SHARED)
+    for i in range(count_of(sizes, ROWS, BLOCK_N, BLOCK_K, SHARED)):
+        m, n, first, last = part_of(i, sizes, ROWS, BLOCK_N, BLOCK_K, SHARED)
         for step in range(first, last):
             stage = count % STAGES
             mbarrier.wait(empty.index(stage), (count // STAGES & 1) ^ 1)
@@ -266,8 +175,8 @@ def _multiply(
     LAYOUT: gl.constexpr = _sums_layout(BLOCK_M, BLOCK_N, num_warps)
     LAYOUT_MORE: gl.constexpr = _sums_layout(WARP_GROUP, BLOCK_N, num_warps)
     count = 0
-    for i in range(_count(sizes, ROWS, BLOCK_N, BLOCK_K, SHARED)):
-        m, n, first, last = _part(i, sizes, ROWS, BLOCK_N, BLOCK_K, SHARED)
+    for i in range(count_of(sizes, ROWS, BLOCK_N, BLOCK_K, SHARED)):
+        m, n, first, last = part_of(i, sizes, ROWS, BLOCK_N, BLOCK_K, SHARED)
         sums = gl.zeros([BLOCK_M, BLOCK_N], gl.int32, LAYOUT)
         more = gl.zeros([WARP_GROUP, BLOCK_N], gl.int32, LAYOUT_MORE)
         for step in range(first, last):
@@ -326,7 +235,7 @@ def _added(
         gl.store(partial + own.to(gl.int64) * PLACE + inside_more, more)
 
     tiles_m, tiles_n = gl.cdiv(sizes[0], BLOCK_M + MORE), gl.cdiv(sizes[1], BLOCK_N)
-    begins, ends = _sharers_of(n, sizes, BLOCK_M + MORE, BLOCK_N, BLOCK_K)
+    begins, ends = sharers_of(n, sizes, BLOCK_M + MORE, BLOCK_N, BLOCK_K)
     gl.thread_barrier()  # every thread's sums are written before one thread says so
     is_last = gl.atomic_add(arrived + m * tiles_n + n, 1, sem="acq_rel") == ends - begins
     if is_last:

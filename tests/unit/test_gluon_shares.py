@@ -18,7 +18,7 @@ SHAPES = [(5120, 27648), (3584, 18944), (37888, 3584), (48, 512), (4096, 130), (
 @pytest.fixture
 def kernel(monkeypatch):
     """The module, its device functions callable, and `gl` computing with integers; `kernel.gl.program`: which runs."""
-    from ascend_quant.kernels import gluon_linear
+    from ascend_quant.kernels import gluon_shares
 
     numbers = SimpleNamespace(
         program=0,
@@ -29,11 +29,11 @@ def kernel(monkeypatch):
         where=lambda condition, yes, no: yes if condition else no,
     )
     numbers.program_id, numbers.num_programs = (lambda _: numbers.program), (lambda _: numbers.programs)
-    monkeypatch.setattr(gluon_linear, "gl", numbers)
-    monkeypatch.setattr(gluon_linear, "GROUP_M", gluon_linear.GROUP_M.value)
-    for name in ("_count", "_part", "_share", "_steps", "_sharers_of"):
-        monkeypatch.setattr(gluon_linear, name, inspect.unwrap(getattr(gluon_linear, name).fn))
-    return gluon_linear
+    monkeypatch.setattr(gluon_shares, "gl", numbers)
+    monkeypatch.setattr(gluon_shares, "GROUP_M", gluon_shares.GROUP_M.value)
+    for name in ("count_of", "part_of", "_share", "_steps", "sharers_of"):
+        monkeypatch.setattr(gluon_shares, name, inspect.unwrap(getattr(gluon_shares, name).fn))
+    return gluon_shares
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -47,8 +47,8 @@ def test_every_step_of_every_tile_is_taken_once(columns, length, rows, more, way
     takers, kernel.gl.programs = {}, grid.programs
     for kernel.gl.program in range(grid.programs):
         begun = 0
-        for i in range(kernel._count(sizes, *blocks, grid.sharers > 0)):
-            m, n, first, last = kernel._part(i, sizes, *blocks, grid.sharers > 0)
+        for i in range(kernel.count_of(sizes, *blocks, grid.sharers > 0)):
+            m, n, first, last = kernel.part_of(i, sizes, *blocks, grid.sharers > 0)
             takers.setdefault((m, n), []).append((kernel.gl.program, range(first, last)))
             begun += first == 0 and last < -(-length // 128)
         assert begun <= 1  # it has one place for such a tile, and one for what another has begun
@@ -57,7 +57,7 @@ def test_every_step_of_every_tile_is_taken_once(columns, length, rows, more, way
     for (_, n), parts in takers.items():
         assert sorted(step for _, part in parts for step in part) == [*range(steps)]
         if len(parts) > 1:  # each counts to the same number, and finds the others' sums where they left them
-            begins, ends = kernel._sharers_of(n, sizes, *blocks)
+            begins, ends = kernel.sharers_of(n, sizes, *blocks)
             assert sorted(program // of_m for program, _ in parts) == [*range(begins, ends + 1)]
             assert len({program % of_m for program, _ in parts}) == 1
 
@@ -65,7 +65,7 @@ def test_every_step_of_every_tile_is_taken_once(columns, length, rows, more, way
 @pytest.mark.parametrize("rows", [1, 160, 256, 700])
 @pytest.mark.parametrize(("columns", "length"), SHAPES)
 def test_programs_that_share_are_few_for_a_tile_and_idle_in_part_only(columns, length, rows):
-    from ascend_quant.kernels.gluon_linear import MOST_PARTS, Grid, grid_of
+    from ascend_quant.kernels.gluon_shares import MOST_PARTS, Grid, grid_of
 
     of_m, of_n, steps = -(-rows // 128), -(-columns // 128), -(-length // 128)
     whole = Grid(min(of_m * of_n, PROCESSORS))
@@ -85,7 +85,7 @@ def test_programs_that_share_are_few_for_a_tile_and_idle_in_part_only(columns, l
 
 
 def test_the_last_round_of_gate_up_of_a_7b_is_cut_in_four():
-    from ascend_quant.kernels.gluon_linear import Grid, grid_of
+    from ascend_quant.kernels.gluon_shares import Grid, grid_of
 
     tiles = WAYS["cut_last"]._replace(more=64)
     assert grid_of(tiles, 160, 37888, 3584, PROCESSORS) == Grid(132, rounds=2, sharers=128)  # 296 tiles, 7 steps each
