@@ -1,8 +1,8 @@
 """CUDA kernels: many matrices a launch, no host synchronisation, everything counted in the same pass (Triton).
 
 A job is cut into groups that differ only in numbers (addresses, strides, rows); a group is one launch. What does not
-change from refit to refit is kept with the job's moves. The serving side (matmul, experts) is in
-cuda_serving.py.
+change from refit to refit is kept with the job's moves. Digests are in cuda_digests.py, the serving side (matmul,
+experts) in cuda_serving.py.
 """
 
 from collections import defaultdict
@@ -15,11 +15,10 @@ import triton
 import triton.language as tl
 
 from ascend_quant import oracle
-from ascend_quant.kernels import modulo
-from ascend_quant.kernels import triton_digest as digest_kernels
 from ascend_quant.kernels import triton_rows as rows_kernels
 from ascend_quant.kernels import triton_tiles as tile_kernels
-from ascend_quant.kernels.chunks import pairs_of, sum_of, write_in_chunks
+from ascend_quant.kernels.chunks import write_in_chunks
+from ascend_quant.kernels.cuda_digests import digests, launches_of_nothing, read_digests
 from ascend_quant.kernels.cuda_serving import (
     SERVING,
     experts,
@@ -30,10 +29,9 @@ from ascend_quant.kernels.cuda_serving import (
 )
 from ascend_quant.kernels.int4_places import TILE_N, MarlinTiles
 from ascend_quant.kernels.launches import Head, Launch, join, start
-from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move, Place
+from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move
 from ascend_quant.kernels.registry import check_kind
 from ascend_quant.kernels.triton_groups import fake_quantize
-from ascend_quant.oracle.fingerprint import MOST, SPAN, SPAN_FACTOR
 
 __all__ = [
     "READS_ARE_FREE",
@@ -45,6 +43,7 @@ __all__ = [
     "float32_product",
     "matmul",
     "prepare",
+    "read_digests",
     "router_product",
     "storage",
     "write",
@@ -73,7 +72,6 @@ UPLOAD = 32 << 20  # bytes of host memory that travel at a time
 TORCH_ELEMENTS = 1 << 23  # that torch operations take at a time; each needs about 20 bytes of work space
 SCRATCH = 1 << 20  # bytes: more than the scales of one int4 tile of rows take
 PATTERNS = 4  # ways in which a job's tensors may lie, that are kept
-DIGEST_ROWS = {16: 128, 128: 16, 512: 4}  # at a time, by the pairs of bytes of a row that are taken at a time
 TYPES = {
     torch.bfloat16: tl.bfloat16,
     torch.float16: tl.float16,
@@ -150,58 +148,6 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
                 write([part], counters, receipt)
 
 
-def digests(
-    tensors: Sequence[torch.Tensor | Place], first_rows: Sequence[int] = (), first_columns: Sequence[int] = ()
-) -> torch.Tensor:
-    """`oracle.digest` of each tensor as int64, on their device; three launches at most, or six."""
-    device = _device_of(tensors[0]) if tensors else None
-    sums = torch.zeros(len(tensors), 2, dtype=torch.int64, device=device)
-    tables: dict[tuple[int, bool], list[tuple[int, ...]]] = defaultdict(list)
-    sums_at = sums.data_ptr()
-    kept = []  # some are copies, which must live until the launch
-    for i, tensor in enumerate(tensors):
-        first_row, first_column = first_rows[i] if first_rows else 0, first_columns[i] if first_columns else 0
-        if 0 in tensor.shape:
-            continue
-        if not first_column and (line := _line_of_whole(tensor, first_row, sums_at + 16 * i)) is not None:
-            address, pairs = line[digest_kernels.SOURCE.value], line[digest_kernels.PAIRS.value]
-            tables[_digest_width(pairs), address % 16 == 0 and pairs % 16 == 0].append(line)
-            continue
-        if not isinstance(tensor, torch.Tensor):
-            sums[i] += modulo.halves(sum_of(tensor, first_row, first_column))
-            continue
-        pairs, first = pairs_of(oracle.as_matrix(tensor), first_column)
-        kept.append(pairs)
-        for begin in range(0, pairs.shape[1], MOST):
-            part = pairs[:, begin : begin + MOST]
-            address, (rows, columns) = part.data_ptr(), part.shape
-            span, offset = divmod(first + begin, SPAN)
-            position = first_row, offset, pow(SPAN_FACTOR, span, 2**32), 0
-            line = (address, *part.stride(), rows, columns, sums_at + 16 * i, *position)
-            tables[_digest_width(columns), _aligned(part, address)].append(line)
-    start(*join([_digest_launch(*key, np.array(lines, dtype=np.int64)) for key, lines in tables.items()]), sums)
-    return modulo.joined(sums)
-
-
-def _line_of_whole(tensor: torch.Tensor | Place, first_row: int, target: int) -> tuple[int, ...] | None:
-    """The entry of a tensor whose rows are whole and lie side by side, which most do; None for others.
-
-    A model of experts has tens of thousands, and no view of them is made here: views took most of the time.
-    """
-    if not isinstance(tensor, torch.Tensor) or tensor.dim() < 2 or not tensor.is_contiguous():
-        return None
-    last, address = tensor.shape[-1], tensor.data_ptr()
-    pairs, odd = divmod(last * tensor.element_size(), 2)
-    if odd or address % 2 or pairs > MOST:
-        return None
-    return address, pairs, 1, tensor.numel() // last, pairs, target, first_row, 0, 1, 0
-
-
-def read_digests(found: Sequence[torch.Tensor]) -> list[int]:
-    """What calls of `digests` gave, one after the other, in one copy to the host, which waits for the device."""
-    return torch.cat(list(found)).tolist()
-
-
 def prepare(device: torch.device, writes: Iterable[tuple[Move, torch.dtype]] = ()) -> None:
     """Compile what digests and moves of these kinds will need, so that the first refit waits for no compiler.
 
@@ -224,26 +170,9 @@ def prepare(device: torch.device, writes: Iterable[tuple[Move, torch.dtype]] = (
     launches = [launch for group in groups for launch in _launches(group, line, True)]
     for launch in launches:
         launch.table[:, ROWS_OF] = 0
-    nothing = np.zeros((1, digest_kernels.DIGEST_FIELDS), dtype=np.int64)
-    nothing[0, [digest_kernels.SOURCE.value, digest_kernels.TARGET.value]] = scratch.data_ptr()
-    launches += [_digest_launch(width, aligned, nothing) for width in DIGEST_ROWS for aligned in (True, False)]
+    launches += launches_of_nothing(scratch)
     one = np.ones(1, dtype=np.int64)
     start(*join([launch._replace(programs=one) for launch in launches]), Counters(device).totals)
-
-
-def _digest_width(columns: int) -> int:
-    """How many pairs of bytes a kernel takes at a time of rows that have so many."""
-    return next((width for width in DIGEST_ROWS if columns <= width), max(DIGEST_ROWS))
-
-
-def _digest_launch(width: int, aligned: bool, table: np.ndarray) -> Launch:
-    at_once = DIGEST_ROWS[width]
-    programs = -(-table[:, digest_kernels.ROWS_OF.value] // at_once)
-    return Launch(digest_kernels.digest_rows, table, programs, (width, at_once, aligned), (("num_warps", 4),))
-
-
-def _device_of(tensor: torch.Tensor | Place) -> torch.device:
-    return (tensor if isinstance(tensor, torch.Tensor) else tensor.tensor).device
 
 
 def _uploaded(move: Move, source: torch.Tensor, slot: int) -> Iterator[Job]:
@@ -357,11 +286,6 @@ def _line(move: Move, dtype: torch.dtype, aligned: bool) -> tuple[Group, tuple[i
 
 def _block(move: Move) -> int:
     return move.first_row // oracle.BLOCK
-
-
-def _aligned(matrix: torch.Tensor, address: int) -> bool:
-    row = matrix.stride(0) * matrix.element_size()
-    return matrix.stride(1) == 1 and address % 16 == 0 and row % 16 == 0 and matrix.shape[1] % 16 == 0
 
 
 def _launches(group: Group, table: np.ndarray, receipt: bool) -> Iterator[Launch]:
