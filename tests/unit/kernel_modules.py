@@ -14,7 +14,8 @@ import torch
 
 from ascend_quant import kernels
 
-SWAPPED = re.compile(r"triton(?!\._C)(\.|$)|ascend_quant\.kernels\.(cuda|triton_\w+)$")  # a C extension loads once
+# a C extension loads once; what imports Triton's functions is as fresh as they are
+SWAPPED = re.compile(r"triton(?!\._C)(\.|$)|ascend_quant\.kernels\.(cuda|cuda_digests|triton_\w+)$")
 
 
 class Kernels(NamedTuple):
