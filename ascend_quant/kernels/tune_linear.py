@@ -68,9 +68,10 @@ def refined(choice: Choice, capability: tuple[int, int]) -> list[Choice]:
 
 
 def compiled(choice: Choice) -> str:
-    """What tells compiled kernels apart: of `split_k` and `ahead`, only whether there is one."""
+    """What tells compiled kernels apart: of `split_k`, `ahead` and ways to share tiles, only whether there is one."""
     some = {"split_k": choice.get("split_k", 1) > 1, "ahead": choice.get("ahead", 0) > 0}
-    return repr(sorted({**choice, **some}.items()))
+    shared = {"stream_k": choice.get("stream_k", False) or choice.get("cut_last", False), "cut_last": False}
+    return repr(sorted({**choice, **some, **shared}.items()))
 
 
 def wrong(call: Callable, choice: Choice) -> str | None:

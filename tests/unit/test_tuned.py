@@ -129,6 +129,13 @@ def test_all_that_the_tuner_tries_can_be_read_again(tmp_path):
                 file.unlink()
 
 
+def test_ways_to_share_tiles_are_compiled_once():
+    from ascend_quant.kernels.tune_linear import compiled
+
+    whole, stream_k, cut_last = HOPPER, HOPPER | {"stream_k": True}, HOPPER | {"cut_last": True}
+    assert compiled(stream_k) == compiled(cut_last) != compiled(whole) == compiled(without(HOPPER, "cut_last"))
+
+
 def test_no_file_is_no_choice(tmp_path):
     assert tuned.load(tmp_path / "none.json") == {}
 
