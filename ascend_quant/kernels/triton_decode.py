@@ -37,6 +37,8 @@ class DecodeTiles(NamedTuple):
         programs: of each multiprocessor, all heads together.
         warps, stages: of a program.
         codes: whether codes are multiplied as they are, for up to `triton_decode_codes.HEADS` query heads each.
+        turns: shares for each program that can run at once, one after the other: a multiprocessor to which memory
+            gives more takes more of them. Each has parts of its own.
     """
 
     tile: int
@@ -44,6 +46,7 @@ class DecodeTiles(NamedTuple):
     warps: int
     stages: int
     codes: bool = False
+    turns: int = 1
 
     @property
     def registers(self) -> int:
@@ -277,7 +280,7 @@ class Decoder:
         if problem is not None:
             raise ValueError(problem)
         self.layout, self.tiles, self.query_heads = layout, tiles, query_heads
-        self.shares = max(tiles.programs * processors // layout.heads, 1)
+        self.shares = max(tiles.programs * processors * tiles.turns // layout.heads, 1)
         self.most = triton.next_power_of_2(most_sequences)  # one plan is compiled, not one for each count
         places = self.shares + most_sequences
         room = {"dtype": torch.float32, "device": device}

@@ -75,26 +75,34 @@ def test_attention_is_the_oracles(decode, heads, group, head, page, tile, proces
 
 
 @pytest.mark.parametrize(
-    ("heads", "group", "head", "page", "tile", "processors", "lengths"),
+    ("heads", "group", "head", "page", "tile", "processors", "turns", "lengths"),
     [
-        (2, 7, 64, 16, 32, 3, [1, 70, 33, 0, 129]),
-        (1, 8, 128, 32, 32, 8, [200, 5]),
-        (4, 1, 64, 48, 64, 1, [64, 1, 65]),
-        (2, 5, 64, 64, 32, 2, [64, 1, 65, 200]),
+        (2, 7, 64, 16, 32, 3, 1, [1, 70, 33, 0, 129]),
+        (1, 8, 128, 32, 32, 8, 1, [200, 5]),
+        (4, 1, 64, 48, 64, 1, 5, [64, 1, 65]),
+        (2, 5, 64, 64, 32, 2, 3, [64, 1, 65, 200]),
     ],
 )
-def test_products_of_codes_are_the_oracles(decode, heads, group, head, page, tile, processors, lengths):
+def test_products_of_codes_are_the_oracles(decode, heads, group, head, page, tile, processors, turns, lengths):
     """Queries and weights have 16 bits there: the error is far below that of products in BF16 or FP16."""
     module, device = decode.module, decode.device
     layout = cache_pages.Layout(page, heads, head)
     cache, table, keys, values = filled(decode.write, layout, lengths, device)
     q = normal(len(lengths), heads * group, head, seed=99).bfloat16()
-    tiles = module.DecodeTiles(tile, 1, 4, 2, codes=True)
+    tiles = module.DecodeTiles(tile, 1, 4, 2, codes=True, turns=turns)
     out = attended(module, device, tiles, layout, cache, table, q, lengths, processors, torch.float32)
     expected = oracle.decode_attention(q, keys, values, head**-0.5)
     assert (out.cpu().double() - expected).abs().max() < 1e-4
     with pytest.raises(ValueError, match="9 query heads"):
         module.Decoder(1, 9, cache_pages.Layout(16, 1, 64), torch.device(device), tiles)
+
+
+def test_turns_are_shares_more_for_the_same_programs(decode):
+    made = [
+        decode.module.Decoder(3, 28, cache_pages.Layout(64, 4, 128), torch.device(decode.device), tiles, processors=132)
+        for tiles in (decode.module.CODES._replace(turns=turns) for turns in (1, 3))
+    ]
+    assert [one.shares for one in made] == [198, 3 * 198] and len({one.tiles.registers for one in made}) == 1
 
 
 def test_the_writers_bytes_are_the_oracles(decode):
