@@ -17,6 +17,7 @@ from models import with_tokenizer
 from PIL import Image
 from transformers import ProcessorMixin, Qwen2VLImageProcessor
 from transformers.utils import is_torchvision_available
+from vllm.model_executor.models import registry
 
 MARKS = {"<|vision_end|>": 61, "<|vision_start|>": 62, "<|video_pad|>": 63, "<|image_pad|>": 64}
 IDS = {"vision_end_token_id": 61, "vision_start_token_id": 62, "video_token_id": 63, "image_token_id": 64}
@@ -33,9 +34,12 @@ def with_images() -> Iterator[None]:
         yield
         return
     _import_scale()
+    # vLLM looks at a class in a process of its own, unless ~/.cache has what an earlier one saw
+    here = mock.patch.object(registry, "_run_in_subprocess", lambda look: look())
     # asked for sizes alone, of the longest video that there could be
     of_videos = property(lambda self: self.image_processor)
     with (
+        here,
         mock.patch.object(ProcessorMixin, "get_attributes", classmethod(_of_images)),
         mock.patch.object(ProcessorMixin, "video_processor", of_videos, create=True),
     ):
