@@ -4,7 +4,7 @@ multiprocessor, stay and take tile after tile.
 Triton's own pipeline waits for each step's int8 products before the next, and for a tile's output before the next
 tile's weights; here neither waits. Numerics are those of triton_linear.py.
 
-Where programs share a tile (gluon_shares.py), each leaves int32 sums in a workspace, and the one that arrives last adds
+Where programs share a tile (shared_tiles.py), each leaves int32 sums in a workspace, and the one that arrives last adds
 them.
 
 A tile has BLOCK_M tokens, and MORE beside them (HopperTiles.more) where both read the same weights: for 160 tokens
@@ -19,8 +19,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ascend_quant.kernels.gluon_shares import Grid, count_of, grid_of, part_of, sharers_of
-from ascend_quant.kernels.shared_tiles import counters
+from ascend_quant.kernels.gluon_shares import count_of, part_of, sharers_of
+from ascend_quant.kernels.shared_tiles import Grid, counters, grid_of
 from ascend_quant.kernels.tuned import HopperTiles
 
 LOADER_WARPS, LOADER_REGISTERS = gl.constexpr(1), gl.constexpr(40)

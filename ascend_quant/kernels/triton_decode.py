@@ -38,7 +38,7 @@ class DecodeTiles(NamedTuple):
         warps, stages: of a program.
         codes: whether codes are multiplied as they are, for up to `triton_decode_codes.HEADS` query heads each.
         turns: shares for each program that can run at once, one after the other: a multiprocessor to which memory
-            gives more takes more of them. Each has parts of its own.
+            gives more would take more of them. Each has parts of its own. Not run on a GPU yet.
     """
 
     tile: int

@@ -8,6 +8,7 @@ from ascend_quant.kernels import triton_linear, triton_tokens
 from ascend_quant.kernels.engine_products import engine_product
 from ascend_quant.kernels.gpu_limits import least_seconds, shared_bytes
 from ascend_quant.kernels.linear_choice import takes_cutlass, tiles_of
+from ascend_quant.kernels.shared_tiles import grid_of
 from ascend_quant.kernels.tuned import Choice, HopperTiles, Tiles
 
 NAME = "linear"
@@ -158,12 +159,10 @@ def _hopper_tiles(shape: tuple[int, int], rows: int, processors: int) -> Iterato
         found += [HopperTiles(128, *rest, more=64) for rest in HOPPER_BLOCKS_OF_192]
     for tiles in found:
         yield tiles
-        tiles_m, tiles_n = -(-rows // tiles.rows), -(-shape[0] // tiles.block_n)
-        if tiles_m * tiles_n < FEW_TILES * processors:
+        if -(-rows // tiles.rows) * -(-shape[0] // tiles.block_n) < FEW_TILES * processors:
             yield tiles._replace(stream_k=True)
-            each = max(processors // tiles_m, 1)
-            if 0 < 2 * (tiles_n % each) <= each:
-                yield tiles._replace(cut_last=True)
+            if grid_of(cut := tiles._replace(cut_last=True), rows, *shape, processors).sharers:
+                yield cut
 
 
 def _rows_of_tiles(rows: int) -> list[int]:

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from ascend_quant.kernels.shared_tiles import MOST_PARTS, Grid, grid_of
 from ascend_quant.kernels.tuned import HopperTiles
 
 PROCESSORS = 132
@@ -42,7 +43,7 @@ def kernel(monkeypatch):
 @pytest.mark.parametrize(("columns", "length"), SHAPES)
 def test_every_step_of_every_tile_is_taken_once(columns, length, rows, more, way, kernel):
     tiles = WAYS[way]._replace(more=more)
-    grid = kernel.grid_of(tiles, rows, columns, length, PROCESSORS)
+    grid = grid_of(tiles, rows, columns, length, PROCESSORS)
     sizes, blocks = (rows, columns, length, grid.rounds, grid.sharers), (tiles.rows, 128, 128)
     takers, kernel.gl.programs = {}, grid.programs
     for kernel.gl.program in range(grid.programs):
@@ -62,20 +63,19 @@ def test_every_step_of_every_tile_is_taken_once(columns, length, rows, more, way
             assert len({program % of_m for program, _ in parts}) == 1
 
 
-@pytest.mark.parametrize("rows", [1, 160, 256, 700])
+@pytest.mark.parametrize("more", [0, 64])
+@pytest.mark.parametrize("rows", [1, 64, 65, 160, 256, 700])
 @pytest.mark.parametrize(("columns", "length"), SHAPES)
-def test_programs_that_share_are_few_for_a_tile_and_idle_in_part_only(columns, length, rows):
-    from ascend_quant.kernels.gluon_shares import MOST_PARTS, Grid, grid_of
-
-    of_m, of_n, steps = -(-rows // 128), -(-columns // 128), -(-length // 128)
+def test_programs_that_share_are_few_for_a_tile_and_idle_in_part_only(columns, length, rows, more):
+    of_m, of_n, steps = -(-rows // (128 + more)), -(-columns // 128), -(-length // 128)
     whole = Grid(min(of_m * of_n, PROCESSORS))
-    shared = grid_of(WAYS["stream_k"], rows, columns, length, PROCESSORS)
+    shared = grid_of(WAYS["stream_k"]._replace(more=more), rows, columns, length, PROCESSORS)
     if of_m * of_n > 1024:
         assert shared == whole
     else:
         assert shared.programs == of_m * shared.sharers <= PROCESSORS and shared.sharers <= of_n * steps
         assert shared.programs + of_m > min(PROCESSORS, of_m * of_n * steps)
-    cut = grid_of(WAYS["cut_last"], rows, columns, length, PROCESSORS)
+    cut = grid_of(WAYS["cut_last"]._replace(more=more), rows, columns, length, PROCESSORS)
     rest = of_n - cut.rounds * (cut.programs // of_m)  # of tiles of N
     if cut == whole:
         left = of_n % (PROCESSORS // of_m)
@@ -85,7 +85,5 @@ def test_programs_that_share_are_few_for_a_tile_and_idle_in_part_only(columns, l
 
 
 def test_the_last_round_of_gate_up_of_a_7b_is_cut_in_four():
-    from ascend_quant.kernels.gluon_shares import Grid, grid_of
-
     tiles = WAYS["cut_last"]._replace(more=64)
     assert grid_of(tiles, 160, 37888, 3584, PROCESSORS) == Grid(132, rounds=2, sharers=128)  # 296 tiles, 7 steps each

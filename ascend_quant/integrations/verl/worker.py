@@ -52,27 +52,26 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
 
         receiver = DrainingReceiver(self._get_zmq_handle(), self.device, use_shm)
         attempts, sessions = FirstError(), contextlib.ExitStack()
-        proofs: list[Receiving] = []  # one, once the sync has begun
         counts: list[int] = []  # of the buckets' parameters
 
-        def begin() -> None:
-            proofs.append(Receiving(self.refit_wants_proof, refit_of(self.model_runner.model).unquantized))
+        def begin() -> Receiving:
             for model in compat.models_of(self):
                 sessions.enter_context(refit_of(model).session())
+            return Receiving(self.refit_wants_proof, refit_of(self.model_runner.model).unquantized)
 
         def load(weights: list[tuple[str, torch.Tensor]]) -> None:
             # verl's own way from a bucket to model.load_weights: it knows LoRA's names and the MTP drafter
-            taken = proofs[0].take(weights)
+            taken = proof.take(weights)
             if TAKES_STACKED:  # its loaders would take a stack as checkpoints have it, which need not be as verl does
                 taken = compat.experts_apart(taken, self.model_runner.model_config.hf_config.model_type)
             counts.append(len(taken))
             self._update_weights(taken, peft_config, base_sync_done)
 
         def prove() -> None:
-            self.refit_proved = sum(counts) if proofs[0].prove() else 0
+            self.refit_proved = sum(counts) if proof.prove() else 0
 
         with sessions:
-            attempts.run(begin)  # whatever fails, the trainer's buckets are answered
+            proof = attempts.run(begin)  # whatever fails, the trainer's buckets are answered
             # not every verl says which bucket is the last
             receiver.receive_weights(lambda weights, is_last=None: attempts.run(lambda: load(weights)))
             self.refit_waited, self.refit_releasing = receiver.waited, receiver.releasing
@@ -127,7 +126,7 @@ class UnprovedWorkerExtension(RefitWorkerExtension):
 
 
 class FirstError:
-    """Runs steps until one fails, and keeps that error's text.
+    """Runs steps until one fails, and keeps that error's text; a step's result is returned.
 
     Not its traceback, which holds views of the sender's shared memory: while somebody keeps the error, a log record
     for one, that memory could not be closed.
@@ -136,16 +135,17 @@ class FirstError:
     def __init__(self) -> None:
         self._text: str | None = None
 
-    def run(self, step: Callable[[], Any]) -> None:
+    def run(self, step: Callable[[], Any]) -> Any:
         if self._text is not None:
-            return
+            return None
         try:
-            step()
+            return step()
         except Exception as error:
             why = traceback.format_exc()
             logger.error("the weight sync failed; its remaining buckets are acknowledged but not loaded\n%s", why)
             self._text = str(error) if isinstance(error, RefitError) else f"{type(error).__name__}: {error}"
             _drop_tracebacks(error)
+            return None
 
     def raise_it(self) -> None:
         if self._text is not None:
