@@ -27,7 +27,7 @@ COPY = 4.27e12  # bytes a second
 COLD = 250e6  # bytes of caches that a graph reads, at least
 MOST_LAYERS, ROUNDS = 12, 4
 ROOM = 10.9e9  # bytes of an int8 pool; BF16's has twice as many
-TILES = (  # tokens at once, programs a multiprocessor, warps, stages, whether codes are multiplied as they are, turns
+TILES = (  # tokens at once, programs a multiprocessor, warps, stages, whether codes are multiplied as they are
     (64, 2, 4, 4),
     (64, 3, 4, 3),
     (64, 3, 4, 4),
@@ -39,10 +39,6 @@ TILES = (  # tokens at once, programs a multiprocessor, warps, stages, whether c
     (128, 3, 4, 3, True),
     (64, 4, 2, 4, True),
     (64, 6, 2, 3, True),
-    (64, 6, 2, 3, True, 2),
-    (64, 6, 2, 3, True, 3),
-    (64, 6, 2, 3, True, 5),
-    (64, 4, 1, 4, True, 3),
     (64, 8, 2, 2, True),
     (64, 4, 1, 4, True),
     (32, 8, 1, 3, True),

@@ -2,11 +2,12 @@
 
 A block is a page of keys and one of values. A page holds `page` tokens of all heads: first the codes, a head's behind
 another's, then the scales, float32 (heads, page). Codes of keys are (heads, page, head); those of values (heads,
-page / 16, head, 16): 16 tokens' codes of one column are adjacent, since values are summed over tokens, and tensor
-cores take what is summed over in words of four bytes. So all is read 16 bytes at once, where vLLM puts each row's
-scale behind its codes, and a row begins at a multiple of 4.
+page / together, head, together): the codes of up to 64 tokens in one column are adjacent, since values are summed over
+tokens, and tensor cores take what is summed over in words of four bytes. So all is read 16 bytes at once, by eight
+threads from 128 adjacent bytes, where vLLM puts each row's scale behind its codes, and a row begins at a multiple of 4.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ import torch
 SCALE_BYTES = 4
 ALIGNED = 64  # bytes: where a page's codes and scales begin, if the cache does
 HEADS_OF_BYTES = (64, 128, 256)  # numbers of a head that the kernels take
-TOGETHER = 16  # tokens whose codes of a column of values are adjacent; a page has a multiple of these
+FEWEST_TOGETHER, MOST_TOGETHER = 16, 64  # bytes of a thread's load; tokens that a program multiplies at once
 
 
 class Layout(NamedTuple):
@@ -29,12 +30,17 @@ class Layout(NamedTuple):
         """Of the keys or of the values of a block."""
         return self.page * self.heads * (self.head + SCALE_BYTES)
 
+    @property
+    def together(self) -> int:
+        """Tokens whose codes of a column of values are adjacent."""
+        return math.gcd(self.page, MOST_TOGETHER)
+
     def problem(self) -> str | None:
         """Why the kernels do not take it."""
         if self.head not in HEADS_OF_BYTES:
             return f"heads of {self.head} numbers; the kernels take {', '.join(map(str, HEADS_OF_BYTES))}"
-        if self.page % TOGETHER:
-            return f"pages of {self.page} tokens; the kernels take multiples of {TOGETHER}"
+        if self.page % FEWEST_TOGETHER:
+            return f"pages of {self.page} tokens; the kernels take multiples of {FEWEST_TOGETHER}"
         return None
 
 
@@ -68,7 +74,7 @@ class Views(NamedTuple):
 
     Attributes:
         keys: int8 (blocks, heads, page, head).
-        values: int8 (blocks, heads, page / 16, head, 16).
+        values: int8 (blocks, heads, page / together, head, together).
         scales: float32 (blocks, 2, heads, page).
     """
 
@@ -85,6 +91,6 @@ def views(cache: torch.Tensor) -> Views:
     keys, values = (pages[:, which, :codes] for which in range(2))
     return Views(
         keys.unflatten(1, (layout.heads, layout.page, layout.head)),
-        values.unflatten(1, (layout.heads, layout.page // TOGETHER, layout.head, TOGETHER)),
+        values.unflatten(1, (layout.heads, layout.page // layout.together, layout.head, layout.together)),
         pages[..., codes:].view(torch.float32).unflatten(2, (layout.heads, layout.page)),
     )

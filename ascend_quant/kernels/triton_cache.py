@@ -11,7 +11,6 @@ import triton.language as tl
 from ascend_quant.kernels import cache_pages, triton_tokens
 from ascend_quant.kernels import triton_elements as elements
 
-TOGETHER = tl.constexpr(cache_pages.TOGETHER)
 WARPS = 1
 TILE = 2048  # numbers that a program takes at once, about
 
@@ -27,6 +26,7 @@ def write_tokens(
     HEADS: tl.constexpr,
     HEAD: tl.constexpr,
     PAGE: tl.constexpr,
+    TOGETHER: tl.constexpr,  # see cache_pages.Layout
     ROWS: tl.constexpr,  # heads of a program
 ):
     """A program for some heads of a token's key, or of its value."""
@@ -53,8 +53,8 @@ def write_tokens(
         if is_value == 0:
             tl.store(at + row[:, None] * HEAD + column[None, :], code, mask=mask)
         else:
-            of_16 = row // TOGETHER * (HEAD * TOGETHER) + row % TOGETHER
-            tl.store(at + of_16[:, None] + (column * TOGETHER)[None, :], code, mask=mask)
+            first = row // TOGETHER * (HEAD * TOGETHER) + row % TOGETHER
+            tl.store(at + first[:, None] + (column * TOGETHER)[None, :], code, mask=mask)
         scales = (at + PAGE * HEADS * HEAD).to(tl.pointer_type(tl.float32))
         tl.store(scales + row, scale, mask=head < HEADS)
 
@@ -81,6 +81,6 @@ def write(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: to
         grid = (tokens, triton.cdiv(layout.heads, rows), 2)
         with torch.cuda.device_of(cache):
             write_tokens[grid](
-                key, value, cache, slots, key.stride(0), value.stride(0), layout.heads, layout.head, layout.page, rows,
-                num_warps=WARPS,
+                key, value, cache, slots, key.stride(0), value.stride(0), layout.heads, layout.head, layout.page,
+                layout.together, rows, num_warps=WARPS,
             )  # fmt: skip

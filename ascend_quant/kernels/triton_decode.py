@@ -22,7 +22,6 @@ import triton.language as tl
 from ascend_quant.kernels import cache_pages, triton_decode_codes
 from ascend_quant.kernels.triton_decode_codes import query_halves, weights_of, with_codes
 
-TOGETHER = tl.constexpr(cache_pages.TOGETHER)
 LOG2E = tl.constexpr(1.4426950408889634)
 FEWEST_ROWS = 16  # of a tensor core's product
 MOST_GROUP = 16  # query heads of a head of keys
@@ -37,8 +36,6 @@ class DecodeTiles(NamedTuple):
         programs: of each multiprocessor, all heads together.
         warps, stages: of a program.
         codes: whether codes are multiplied as they are, for up to `triton_decode_codes.HEADS` query heads each.
-        turns: shares for each program that can run at once, one after the other: a multiprocessor to which memory
-            gives more would take more of them. Each has parts of its own. Not run on a GPU yet.
     """
 
     tile: int
@@ -46,7 +43,6 @@ class DecodeTiles(NamedTuple):
     warps: int
     stages: int
     codes: bool = False
-    turns: int = 1
 
     @property
     def registers(self) -> int:
@@ -115,7 +111,17 @@ def plan_shares(
 
 
 @triton.jit
-def tile_at(cache, block, slot, key_head, column, HEADS: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr):
+def tile_at(
+    cache,
+    block,
+    slot,
+    key_head,
+    column,
+    HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOGETHER: tl.constexpr,
+):
     """Where a tile's keys (tokens, D), values (D, tokens) and keys' scales are; values' scales are a page behind.
 
     Tokens come by sixteen of one page, which Triton cannot see where it knows nothing of the blocks.
@@ -123,8 +129,8 @@ def tile_at(cache, block, slot, key_head, column, HEADS: tl.constexpr, HEAD: tl.
     place = key_head * PAGE + slot
     page_at = cache + block * (2 * PAGE * HEADS * (HEAD + 4))
     k_at = page_at[:, None] + (place * HEAD)[:, None] + column[None, :]
-    of_16 = place // TOGETHER * (HEAD * TOGETHER) + slot % TOGETHER
-    v_at = page_at[None, :] + PAGE * HEADS * (HEAD + 4) + of_16[None, :] + (column * TOGETHER)[:, None]
+    first = place // TOGETHER * (HEAD * TOGETHER) + slot % TOGETHER
+    v_at = page_at[None, :] + PAGE * HEADS * (HEAD + 4) + first[None, :] + (column * TOGETHER)[:, None]
     v_at = tl.max_contiguous(tl.multiple_of(v_at, (1, 16)), (1, 16))
     scale_at = (page_at + PAGE * HEADS * HEAD).to(tl.pointer_type(tl.float32)) + place
     return k_at, v_at, tl.max_contiguous(tl.multiple_of(scale_at, 64), 16)
@@ -166,6 +172,7 @@ def attend_shares(
     GROUP: tl.constexpr,
     HEAD: tl.constexpr,
     PAGE: tl.constexpr,
+    TOGETHER: tl.constexpr,  # see cache_pages.Layout
     TILE: tl.constexpr,
     ROWS: tl.constexpr,  # of queries, of which GROUP are used
     STAGES: tl.constexpr,
@@ -201,7 +208,7 @@ def attend_shares(
                 next_block = tl.load(table + tl.minimum((step + 1) * TILE // PAGE, pages - 1))
             else:
                 block = tl.load(table + position // PAGE, mask=position // PAGE < pages, other=0).to(tl.int64)
-            k_at, v_at, scale_at = tile_at(cache, block, position % PAGE, key_head, column, HEADS, HEAD, PAGE)
+            k_at, v_at, scale_at = tile_at(cache, block, position % PAGE, key_head, column, HEADS, HEAD, PAGE, TOGETHER)
             k, v_t = tl.load(k_at), tl.load(v_at)
             k_scale = tl.load(scale_at) * (softmax_scale * LOG2E)
             v_scale = tl.where(position < length, tl.load(scale_at + VALUES // 4), 0.0)
@@ -280,7 +287,7 @@ class Decoder:
         if problem is not None:
             raise ValueError(problem)
         self.layout, self.tiles, self.query_heads = layout, tiles, query_heads
-        self.shares = max(tiles.programs * processors * tiles.turns // layout.heads, 1)
+        self.shares = max(tiles.programs * processors // layout.heads, 1)
         self.most = triton.next_power_of_2(most_sequences)  # one plan is compiled, not one for each count
         places = self.shares + most_sequences
         room = {"dtype": torch.float32, "device": device}
@@ -345,6 +352,7 @@ def constants(layout: cache_pages.Layout, group: int, tiles: DecodeTiles) -> dic
         "GROUP": group,
         "HEAD": layout.head,
         "PAGE": layout.page,
+        "TOGETHER": layout.together,
         "TILE": tiles.tile,
         "ROWS": triton_decode_codes.HEADS if tiles.codes else FEWEST_ROWS,
         "STAGES": tiles.stages,

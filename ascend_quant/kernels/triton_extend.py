@@ -31,6 +31,7 @@ def attend_chunks(
     GROUP: tl.constexpr,
     HEAD: tl.constexpr,
     PAGE: tl.constexpr,
+    TOGETHER: tl.constexpr,
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -56,7 +57,9 @@ def attend_chunks(
         for step in tl.range(0, tl.cdiv(seen, TILE), num_stages=STAGES):
             position = step * TILE + token
             block = tl.load(table + position // PAGE, mask=position // PAGE < pages, other=0).to(tl.int64)
-            k_at, v_at, scale_at = tile_at(cache, block, position % PAGE, head // GROUP, column, HEADS, HEAD, PAGE)
+            k_at, v_at, scale_at = tile_at(
+                cache, block, position % PAGE, head // GROUP, column, HEADS, HEAD, PAGE, TOGETHER
+            )
             k, v_t = tl.load(k_at), tl.load(v_at)
             k_scale = tl.load(scale_at) * (softmax_scale * LOG2E)
             v_scale = tl.where(position < length, tl.load(scale_at + PAGE * HEADS * (HEAD + 4) // 4), 0.0)
@@ -102,4 +105,5 @@ def extend(
 def constants(layout: cache_pages.Layout, group: int, with_fresh: bool) -> dict[str, int | bool]:
     """What `attend_chunks` is compiled for."""
     sizes = {"HEADS": layout.heads, "GROUP": group, "HEAD": layout.head, "PAGE": layout.page}
+    sizes["TOGETHER"] = layout.together
     return {**sizes, "TILE": TILE, "ROWS": ROWS, "STAGES": STAGES, "WITH_FRESH": with_fresh}

@@ -6,6 +6,7 @@ For Ampere, Hopper and Blackwell, by Triton and its own ptxas, which need no GPU
 import re
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
@@ -45,6 +46,30 @@ def test_the_usual_decode(heads, group, page, capability, tmp_path):
     check(made, stack, per_tile, ACROSS if tiles.codes else 0)
     assert made.metadata.shared * tiles.programs <= LEAST_SHARED[capability]
     assert ("mma.sync.aligned.m16n8k32" if tiles.codes else "mma.sync") in made.asm["ptx"]
+
+
+def test_eight_threads_read_128_adjacent_bytes(tmp_path):
+    """That is what a multiprocessor asks the L2 cache for at once; of several pieces, for each by itself."""
+    layout, tiles = cache_pages.Layout(128, 4, 128), triton_decode.CODES
+    constants = triton_decode.constants(layout, 7, tiles)
+    options = {"num_warps": tiles.warps, "maxnreg": tiles.registers}
+    text = compiled(triton_decode.attend_shares, 90, constants, ATTEND, tmp_path, **options)[0].asm["ttgir"]
+    parts = cache_pages.views(cache_pages.empty(1, layout, "cpu"))
+    k, v = parts.keys[0, 0, : tiles.tile], parts.values[0, 0].permute(1, 0, 2)[:, : tiles.tile // layout.together]
+    for shape, codes in (((tiles.tile, 128), k), ((128, tiles.tile), v)):
+        (name,) = set(re.findall(rf"async_copy_global_to_local .*{shape[0]}x{shape[1]}x!tt.ptr<i8>, (#\w+)>", text))
+        found = re.search(
+            rf"{name} = #ttg.blocked<{{sizePerThread = \[1, 16\], threadsPerWarp = \[\d+, (\d+)\].*order = \[1, 0\]}}>",
+            text,
+        )
+        assert codes.numel() == shape[0] * shape[1]
+        rows, columns = (torch.arange(8) // int(found[1]), torch.arange(8) % int(found[1]) * 16)
+        at = (
+            torch.arange(codes.untyped_storage().nbytes())
+            .as_strided(codes.shape, codes.stride())
+            .reshape(shape)[rows, columns]
+        )
+        assert sorted(at - at.min()) == list(range(0, 128, 16))
 
 
 @pytest.mark.parametrize("tiles", TILES, ids=str)
@@ -91,7 +116,7 @@ def test_chunks(capability, tmp_path):
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_the_writer_the_plan_and_the_merge(capability, tmp_path):
-    sizes = {"HEADS": 4, "HEAD": 128, "PAGE": 64, "ROWS": 4}
+    sizes = {"HEADS": 4, "HEAD": 128, "PAGE": 64, "TOGETHER": 64, "ROWS": 4}
     pointers = {"key": "*bf16", "value": "*bf16", "cache": "*i8", "slots": "*i64"}
     made, stack = compiled(triton_cache.write_tokens, capability, sizes, pointers, tmp_path, num_warps=1)
     assert stack == 0 and "st.global.v4.b32" in made.asm["ptx"]

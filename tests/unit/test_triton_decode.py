@@ -75,21 +75,22 @@ def test_attention_is_the_oracles(decode, heads, group, head, page, tile, proces
 
 
 @pytest.mark.parametrize(
-    ("heads", "group", "head", "page", "tile", "processors", "turns", "lengths"),
+    ("heads", "group", "head", "page", "tile", "processors", "lengths"),
     [
-        (2, 7, 64, 16, 32, 3, 1, [1, 70, 33, 0, 129]),
-        (1, 8, 128, 32, 32, 8, 1, [200, 5]),
-        (4, 1, 64, 48, 64, 1, 5, [64, 1, 65]),
-        (2, 5, 64, 64, 32, 2, 3, [64, 1, 65, 200]),
+        (2, 7, 64, 16, 32, 3, [1, 70, 33, 0, 129]),
+        (1, 8, 128, 32, 32, 8, [200, 5]),
+        (4, 1, 64, 48, 64, 1, [64, 1, 65]),
+        (2, 5, 64, 64, 32, 2, [64, 1, 65, 200]),
+        (1, 7, 64, 128, 64, 3, [130, 300]),
     ],
 )
-def test_products_of_codes_are_the_oracles(decode, heads, group, head, page, tile, processors, turns, lengths):
+def test_products_of_codes_are_the_oracles(decode, heads, group, head, page, tile, processors, lengths):
     """Queries and weights have 16 bits there: the error is far below that of products in BF16 or FP16."""
     module, device = decode.module, decode.device
     layout = cache_pages.Layout(page, heads, head)
     cache, table, keys, values = filled(decode.write, layout, lengths, device)
     q = normal(len(lengths), heads * group, head, seed=99).bfloat16()
-    tiles = module.DecodeTiles(tile, 1, 4, 2, codes=True, turns=turns)
+    tiles = module.DecodeTiles(tile, 1, 4, 2, codes=True)
     out = attended(module, device, tiles, layout, cache, table, q, lengths, processors, torch.float32)
     expected = oracle.decode_attention(q, keys, values, head**-0.5)
     assert (out.cpu().double() - expected).abs().max() < 1e-4
@@ -97,16 +98,9 @@ def test_products_of_codes_are_the_oracles(decode, heads, group, head, page, til
         module.Decoder(1, 9, cache_pages.Layout(16, 1, 64), torch.device(device), tiles)
 
 
-def test_turns_are_shares_more_for_the_same_programs(decode):
-    made = [
-        decode.module.Decoder(3, 28, cache_pages.Layout(64, 4, 128), torch.device(decode.device), tiles, processors=132)
-        for tiles in (decode.module.CODES._replace(turns=turns) for turns in (1, 3))
-    ]
-    assert [one.shares for one in made] == [198, 3 * 198] and len({one.tiles.registers for one in made}) == 1
-
-
-def test_the_writers_bytes_are_the_oracles(decode):
-    layout = cache_pages.Layout(32, 3, 64)
+@pytest.mark.parametrize(("page", "together"), [(32, 32), (48, 16), (128, 64)])
+def test_the_writers_bytes_are_the_oracles(decode, page, together):
+    layout = cache_pages.Layout(page, 3, 64)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         qkv = normal(40, 8, 64, seed=5)
         qkv[3, 2], qkv[4, 5] = 0, 1e-3
@@ -115,7 +109,7 @@ def test_the_writers_bytes_are_the_oracles(decode):
         qkv = qkv.to(dtype)
         cache = cache_pages.empty(4, layout, decode.device)
         cache.fill_(-128)
-        slots = torch.randperm(4 * 32, generator=torch.Generator().manual_seed(1))[:38]
+        slots = torch.randperm(4 * page, generator=torch.Generator().manual_seed(1))[:38]
         slots[7] = -1
         there = qkv.to(decode.device)
         decode.write(there[:, 2:5], there[:, 5:], cache, slots.to(decode.device))
@@ -125,13 +119,13 @@ def test_the_writers_bytes_are_the_oracles(decode):
         for which, x in enumerate((qkv[:, 2:5], qkv[:, 5:])):
             codes, scale = oracle.quantize_cache(x[used])
             if which:
-                assert torch.equal(found.values[at // 32, :, at % 32 // 16, :, at % 16], codes)
+                assert torch.equal(found.values[at // page, :, at % page // together, :, at % together], codes)
             else:
-                assert torch.equal(found.keys[at // 32, :, at % 32], codes)
-            assert torch.equal(found.scales[at // 32, which, :, at % 32], scale)
-        untouched = torch.ones(4, 32, dtype=torch.bool)
-        untouched[at // 32, at % 32] = False
-        assert untouched.sum() == 4 * 32 - 37
+                assert torch.equal(found.keys[at // page, :, at % page], codes)
+            assert torch.equal(found.scales[at // page, which, :, at % page], scale)
+        untouched = torch.ones(4, page, dtype=torch.bool)
+        untouched[at // page, at % page] = False
+        assert untouched.sum() == 4 * page - 37
         assert (found.keys.transpose(1, 2)[untouched] == -128).all()  # neither slot -1 nor tokens without a slot
 
 
