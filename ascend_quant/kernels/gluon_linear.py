@@ -35,10 +35,8 @@ def launch(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, tiles: Ho
     grid = grid_of(tiles, rows, columns, length, _processors(out_MN.device))
     partial, arrived = _workspace(tiles, grid, out_MN.device)
     tensors = (x, x_more, w, x_scale_M1, scale_N1, bias_N, out_MN, partial, arrived)
-    given = constants(tiles, bias_N is not None, grid.sharers > 0)
-    int8_product_hopper[(grid.programs,)](
-        *tensors, rows, columns, length, grid.rounds, grid.sharers, **given, **options(tiles)
-    )
+    given = constants(tiles, bias_N is not None, grid.shared)
+    int8_product_hopper[(grid.programs,)](*tensors, rows, columns, length, **given, **options(tiles))
 
 
 def _described(codes: torch.Tensor, rows: int, tiles: HopperTiles) -> TensorDescriptor:
@@ -48,7 +46,7 @@ def _described(codes: torch.Tensor, rows: int, tiles: HopperTiles) -> TensorDesc
 
 def _workspace(tiles: HopperTiles, grid: Grid, device: torch.device) -> tuple[torch.Tensor | None, ...]:
     """int32 for two tiles of each program, the one that it ends and the one that it begins; a counter for each tile."""
-    if not grid.sharers:
+    if not grid.shared:
         return None, None
     partial = torch.empty(2 * grid.programs * tiles.rows * tiles.block_n, dtype=torch.int32, device=device)
     return partial, counters(device)
@@ -65,7 +63,7 @@ def options(tiles: HopperTiles) -> dict[str, int | bool]:
 
 
 def constants(tiles: HopperTiles, with_bias: bool, shared: bool) -> dict[str, int | bool]:
-    """The kernel's constants; `shared`: some tiles are."""
+    """The kernel's constants."""
     blocks = {"BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "BLOCK_K": tiles.block_k}
     return {**blocks, "MORE": tiles.more, "STAGES": tiles.stages, "SHARED": shared, "BIAS": with_bias}
 
@@ -75,7 +73,7 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@gluon.jit(do_not_specialize=["M", "rounds", "sharers"])
+@gluon.jit(do_not_specialize=["M"])
 def int8_product_hopper(
     x,
     x_more,  # the same with tiles of MORE rows; x where MORE is 0
@@ -89,8 +87,6 @@ def int8_product_hopper(
     M,
     N,
     K,
-    rounds,
-    sharers,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
@@ -108,7 +104,7 @@ def int8_product_hopper(
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=1)
-    places, sizes = (x_tiles, more_tiles, w_tiles, full, empty), (M, N, K, rounds, sharers)
+    places, sizes = (x_tiles, more_tiles, w_tiles, full, empty), (M, N, K)
     results, shared = (x_scale, scale, bias, out), (partial, arrived)
     gl.warp_specialize(
         [

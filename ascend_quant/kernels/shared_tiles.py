@@ -1,10 +1,9 @@
 """Products whose tiles several programs share, each a part of K: how they do, and the workspace: int32 sums, and who
 has arrived.
 
-Tiles seldom fill the GPU evenly: 80 of them leave 52 of 132 multiprocessors idle, and the last 32 of 296 take as long
-as 132 would. With `split_k` each tile is cut; with Hopper's `stream_k` (Osama et al., 2023, arXiv 2301.03598) all
-programs take as many steps, whichever tiles those belong to; with `cut_last` only tiles of a round that is not full are
-shared, each by as many programs (compiled for sm90; not run on a GPU yet).
+Tiles seldom fill the GPU evenly: 80 of them leave 52 of 132 multiprocessors idle. With `split_k` each tile is cut;
+with Hopper's `stream_k` (Osama et al., 2023, arXiv 2301.03598) all programs take as many steps, whichever tiles those
+belong to.
 """
 
 from functools import cache
@@ -16,37 +15,22 @@ from ascend_quant.kernels.tuned import HopperTiles, Tiles
 
 COUNTERS = 1024  # tiles of one product that programs may share; more fill any GPU by themselves
 SLOTS = 64  # streams with counters of their own
-MOST_PARTS = 4  # of a tile that is cut last: the program that arrives last adds one after the other
 
 
 class Grid(NamedTuple):
-    """How programs take tiles. Where they share some, there are as many for each tile of M, side by side, so that they
-    read the same weights at the same time; "of N" is for each tile of M.
-
-    Attributes:
-        rounds: whole tiles of N that each program takes.
-        sharers: programs that share the other tiles of N; 0 where none are shared.
-    """
+    """How programs take tiles. Where they share them, there are as many for each tile of M, side by side, so that they
+    read the same weights at the same time."""
 
     programs: int
-    rounds: int = 0
-    sharers: int = 0
+    shared: bool
 
 
 def grid_of(tiles: HopperTiles, rows: int, columns: int, length: int, processors: int) -> Grid:
     """Of a product (rows, K) x (N, K) on so many multiprocessors."""
     tiles_m, tiles_n = -(-rows // tiles.rows), -(-columns // tiles.block_n)
-    count, steps = tiles_m * tiles_n, -(-length // tiles.block_k)
-    whole = Grid(min(count, processors))
-    if count > COUNTERS or tiles_m > processors:
-        return whole
-    each = processors // tiles_m
-    if tiles.stream_k:
-        each = min(each, tiles_n * steps)
-        return Grid(tiles_m * each, 0, each)
-    rounds, rest = divmod(tiles_n, each)
-    parts = min(each // rest, steps, MOST_PARTS) if tiles.cut_last and rest else 1
-    return whole if parts == 1 else Grid(tiles_m * each, rounds, rest * parts)
+    if not tiles.stream_k or tiles_m * tiles_n > COUNTERS or tiles_m > processors:
+        return Grid(min(tiles_m * tiles_n, processors), False)
+    return Grid(tiles_m * min(processors // tiles_m, tiles_n * -(-length // tiles.block_k)), True)
 
 
 def workspace(

@@ -8,7 +8,6 @@ from ascend_quant.kernels import triton_linear, triton_tokens
 from ascend_quant.kernels.engine_products import engine_product
 from ascend_quant.kernels.gpu_limits import least_seconds, shared_bytes
 from ascend_quant.kernels.linear_choice import takes_cutlass, tiles_of
-from ascend_quant.kernels.shared_tiles import grid_of
 from ascend_quant.kernels.tuned import Choice, HopperTiles, Tiles
 
 NAME = "linear"
@@ -69,10 +68,9 @@ def refined(choice: Choice, capability: tuple[int, int]) -> list[Choice]:
 
 
 def compiled(choice: Choice) -> str:
-    """What tells compiled kernels apart: of `split_k`, `ahead` and ways to share tiles, only whether there is one."""
+    """What tells compiled kernels apart: of `split_k` and `ahead`, only whether there is one."""
     some = {"split_k": choice.get("split_k", 1) > 1, "ahead": choice.get("ahead", 0) > 0}
-    shared = {"stream_k": choice.get("stream_k", False) or choice.get("cut_last", False), "cut_last": False}
-    return repr(sorted({**choice, **some, **shared}.items()))
+    return repr(sorted({**choice, **some}.items()))
 
 
 def wrong(call: Callable, choice: Choice) -> str | None:
@@ -161,8 +159,6 @@ def _hopper_tiles(shape: tuple[int, int], rows: int, processors: int) -> Iterato
         yield tiles
         if -(-rows // tiles.rows) * -(-shape[0] // tiles.block_n) < FEW_TILES * processors:
             yield tiles._replace(stream_k=True)
-            if grid_of(cut := tiles._replace(cut_last=True), rows, *shape, processors).sharers:
-                yield cut
 
 
 def _rows_of_tiles(rows: int) -> list[int]:

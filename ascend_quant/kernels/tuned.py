@@ -30,7 +30,7 @@ NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 BLOCK = re.compile(r"block_[mnk]|(up|down)_[nk]")  # fields that hold sides of a tile
 WARPS = re.compile(r"((up|down)_)?warps")
 MORE = (0, 64)  # tokens of HopperTiles.more: one warp group's
-ADDED = ("more", "cut_last")  # fields that older files lack
+ADDED = ("more",)  # fields that older files lack
 LEAST_BLOCK, LARGEST = 16, 4096  # what a tensor core takes; above all that fits into a processor
 
 
@@ -63,7 +63,6 @@ class HopperTiles(NamedTuple):
     Attributes:
         warps: that multiply, beside the one that loads.
         stream_k: all programs take as many steps of K, whichever tiles those belong to.
-        cut_last: instead, tiles of the last round, if they leave half of the programs idle, are cut along K.
         more: tokens of a tile beyond block_m (0 or 64): 128 and 64 read the weights once for 160 tokens.
     """
 
@@ -74,7 +73,6 @@ class HopperTiles(NamedTuple):
     stages: int
     stream_k: bool = False
     more: int = 0
-    cut_last: bool = False
 
     @property
     def rows(self) -> int:

@@ -43,8 +43,7 @@ def _hopper(tiles: HopperTiles, folder: Path) -> Compiled:
         f"tensordesc<i8[{rows}, {tiles.block_k}],{gluon_linear.layout(rows, tiles.block_k)!r}>"
         for rows in (tiles.block_m, tiles.more or tiles.block_m, tiles.block_n)
     )
-    shared = tiles.stream_k or tiles.cut_last
-    constants = gluon_linear.constants(tiles, True, shared) | {"num_warps": tiles.warps}
+    constants = gluon_linear.constants(tiles, True, tiles.stream_k) | {"num_warps": tiles.warps}
     kernel, options = gluon_linear.int8_product_hopper, gluon_linear.options(tiles)
     return _compiled(GluonASTSource, kernel, {"x": x, "x_more": x_more, "w": w}, constants, options, 90, folder)
 
@@ -54,7 +53,7 @@ def _compiled(Source, kernel, matrices, constants, options, capability, folder) 
     pointers = {"x_scale": "*fp32", "scale": "*fp32", "bias": "*bf16", "out": "*bf16"}
     pointers |= {"partial": "*i32", "arrived": "*i32"} if constants.get("SPLIT") or constants.get("SHARED") else {}
     signature = {**dict.fromkeys(names, "constexpr"), **matrices, **pointers}
-    signature |= {name: "i32" for name in ("M", "N", "K", "split", "ahead", "rounds", "sharers") if name in names}
+    signature |= {name: "i32" for name in ("M", "N", "K", "split", "ahead") if name in names}
     constants = constants | {name: None for name in ("partial", "arrived") if name in names and name not in pointers}
     aligned = [name for name in names if signature[name].startswith("*") or name in ("N", "K")]
     source = Source(

@@ -22,10 +22,8 @@ TILES = [
     pytest.param(HopperTiles(128, 128, 128, 8, 6), marks=HOPPER),
     pytest.param(HopperTiles(256, 64, 128, 8, 5), marks=HOPPER),
     pytest.param(HopperTiles(64, 64, 128, 4, 12, stream_k=True), marks=HOPPER),
-    pytest.param(HopperTiles(64, 128, 128, 4, 8, cut_last=True), marks=HOPPER),
     pytest.param(HopperTiles(128, 64, 128, 8, 7, more=64), marks=HOPPER),
     pytest.param(HopperTiles(128, 128, 128, 8, 5, stream_k=True, more=64), marks=HOPPER),
-    pytest.param(HopperTiles(128, 128, 128, 8, 5, cut_last=True, more=64), marks=HOPPER),
     pytest.param(HopperTiles(128, 128, 128, 8, 6, stream_k=True), marks=HOPPER),
 ]
 
@@ -59,7 +57,7 @@ def test_every_kernel_has_the_definitions_bits(shape, tiles):
                 assert torch.equal(found, expected(*product, given, dtype)), (dtype, given is None)
 
 
-@pytest.mark.parametrize("tiles", TILES[1:2] + TILES[-12:-7] + TILES[-3:], ids=str)
+@pytest.mark.parametrize("tiles", TILES[1:2] + TILES[-10:-6] + TILES[-2:], ids=str)
 def test_a_captured_product_follows_its_inputs_also_beside_another_stream(tiles):
     from ascend_quant.kernels.triton_linear import int8_product
 

@@ -7,12 +7,12 @@ import pytest
 
 pytest.importorskip("triton")
 
-from ascend_quant.kernels.shared_tiles import MOST_PARTS, Grid, grid_of
+from ascend_quant.kernels.shared_tiles import Grid, grid_of
 from ascend_quant.kernels.tuned import HopperTiles
 
 PROCESSORS = 132
 WHOLE = HopperTiles(128, 128, 128, 8, 5)
-WAYS = {"whole": WHOLE, "stream_k": WHOLE._replace(stream_k=True), "cut_last": WHOLE._replace(cut_last=True)}
+WAYS = {"whole": WHOLE, "stream_k": WHOLE._replace(stream_k=True)}
 SHAPES = [(5120, 27648), (3584, 18944), (37888, 3584), (48, 512), (4096, 130), (17024, 256), (200000, 128)]
 
 
@@ -32,7 +32,7 @@ def kernel(monkeypatch):
     numbers.program_id, numbers.num_programs = (lambda _: numbers.program), (lambda _: numbers.programs)
     monkeypatch.setattr(gluon_shares, "gl", numbers)
     monkeypatch.setattr(gluon_shares, "GROUP_M", gluon_shares.GROUP_M.value)
-    for name in ("count_of", "part_of", "_share", "_steps", "sharers_of"):
+    for name in ("count_of", "part_of", "_share", "sharers_of"):
         monkeypatch.setattr(gluon_shares, name, inspect.unwrap(getattr(gluon_shares, name).fn))
     return gluon_shares
 
@@ -44,12 +44,12 @@ def kernel(monkeypatch):
 def test_every_step_of_every_tile_is_taken_once(columns, length, rows, more, way, kernel):
     tiles = WAYS[way]._replace(more=more)
     grid = grid_of(tiles, rows, columns, length, PROCESSORS)
-    sizes, blocks = (rows, columns, length, grid.rounds, grid.sharers), (tiles.rows, 128, 128)
+    sizes, blocks = (rows, columns, length), (tiles.rows, 128, 128)
     takers, kernel.gl.programs = {}, grid.programs
     for kernel.gl.program in range(grid.programs):
         begun = 0
-        for i in range(kernel.count_of(sizes, *blocks, grid.sharers > 0)):
-            m, n, first, last = kernel.part_of(i, sizes, *blocks, grid.sharers > 0)
+        for i in range(kernel.count_of(sizes, *blocks, grid.shared)):
+            m, n, first, last = kernel.part_of(i, sizes, *blocks, grid.shared)
             takers.setdefault((m, n), []).append((kernel.gl.program, range(first, last)))
             begun += first == 0 and last < -(-length // 128)
         assert begun <= 1  # it has one place for such a tile, and one for what another has begun
@@ -66,24 +66,12 @@ def test_every_step_of_every_tile_is_taken_once(columns, length, rows, more, way
 @pytest.mark.parametrize("more", [0, 64])
 @pytest.mark.parametrize("rows", [1, 64, 65, 160, 256, 700])
 @pytest.mark.parametrize(("columns", "length"), SHAPES)
-def test_programs_that_share_are_few_for_a_tile_and_idle_in_part_only(columns, length, rows, more):
+def test_programs_that_share_tiles_are_as_many_for_each_tile_of_m(columns, length, rows, more):
     of_m, of_n, steps = -(-rows // (128 + more)), -(-columns // 128), -(-length // 128)
-    whole = Grid(min(of_m * of_n, PROCESSORS))
-    shared = grid_of(WAYS["stream_k"]._replace(more=more), rows, columns, length, PROCESSORS)
+    found = grid_of(WAYS["stream_k"]._replace(more=more), rows, columns, length, PROCESSORS)
     if of_m * of_n > 1024:
-        assert shared == whole
+        assert found == Grid(PROCESSORS, False)
     else:
-        assert shared.programs == of_m * shared.sharers <= PROCESSORS and shared.sharers <= of_n * steps
-        assert shared.programs + of_m > min(PROCESSORS, of_m * of_n * steps)
-    cut = grid_of(WAYS["cut_last"]._replace(more=more), rows, columns, length, PROCESSORS)
-    rest = of_n - cut.rounds * (cut.programs // of_m)  # of tiles of N
-    if cut == whole:
-        left = of_n % (PROCESSORS // of_m)
-        assert of_m * of_n > 1024 or steps == 1 or not 0 < 2 * left <= PROCESSORS // of_m
-    else:
-        assert 0 < rest < cut.sharers and cut.sharers % rest == 0 and cut.sharers // rest <= min(MOST_PARTS, steps)
-
-
-def test_the_last_round_of_gate_up_of_a_7b_is_cut_in_four():
-    tiles = WAYS["cut_last"]._replace(more=64)
-    assert grid_of(tiles, 160, 37888, 3584, PROCESSORS) == Grid(132, rounds=2, sharers=128)  # 296 tiles, 7 steps each
+        assert found.shared and found.programs <= PROCESSORS
+        assert found.programs % of_m == 0 and found.programs // of_m <= of_n * steps  # each has a step at least
+        assert found.programs + of_m > min(PROCESSORS, of_m * of_n * steps)  # and few processors have none

@@ -63,7 +63,7 @@ def test_hoppers_own_kernel(block_m, shared, tmp_path):
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("blocks", tune_linear.HOPPER_BLOCKS_OF_192, ids=str)
 def test_hoppers_own_kernel_with_tiles_of_192_tokens(blocks, shared, tmp_path):
-    made = compiled(HopperTiles(128, *blocks, cut_last=shared, more=64), 90, tmp_path)
+    made = compiled(HopperTiles(128, *blocks, stream_k=shared, more=64), 90, tmp_path)
     check(made, 90)
     assert "wgmma.wait_group.sync.aligned 2" in made.ptx and ("atom.global" in made.ptx) is shared
 
