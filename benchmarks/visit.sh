@@ -41,7 +41,7 @@ command_of() { # command_of PART: its words, one a line
     ;;
   gpu-decode_7b | gpu-decode_32b)
     shape=(--models "${1#decode_}" --context 8k --repeats 1 --trace --kv-cache int8)
-    if [[ $1 == *32b ]]; then shape+=(--batch 24 --memory 0.8); else shape+=(--batch "160,64"); fi
+    if [[ $1 == *32b ]]; then shape+=(--batch 24 --memory 0.82); else shape+=(--batch "160,64"); fi
     printf '%s\n' bench rollout "${shape[@]}" --out "$to.json"
     ;;
   gpu-refits) printf '%s\n' test gpu -- -k test_cache_refits ;;

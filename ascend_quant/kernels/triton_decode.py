@@ -50,14 +50,13 @@ class DecodeTiles(NamedTuple):
         return min(REGISTERS // (self.programs * self.warps * 32) // 8 * 8, 248)
 
 
-# Of benchmarks/results/2026-11-26-h200-cache-decode.json: within 2 % of the fastest in all cases. The products of codes
-# were rewritten since, and timed in one case alone; neither has run on Blackwell.
+# Of benchmarks/results/2026-11-27-h200-cache-decode.json: within 2.4 % of the fastest in all; not run on Blackwell.
 CODES = DecodeTiles(64, 6, 2, 3, codes=True)
 # For heads of more than 128 numbers, of which fewer programs have room; not run.
 WIDE = DecodeTiles(64, 3, 4, 3, codes=True)
-# Of benchmarks/results/2026-11-25-h200-cache-decode.json: the fastest of others in 52 of 72 cases, within 13 % in all.
+# There the fastest of those that make codes BF16 in all cases.
 LARGE = DecodeTiles(128, 2, 4, 3)
-# Within 5 % of that from 8,192 tokens on, with half of the shared memory; not run on an A100.
+# Within 17 % of that, with half of the shared memory; not run on an A100.
 SMALL = DecodeTiles(64, 3, 4, 3)
 HOPPER = (9, 0)
 
