@@ -17,6 +17,7 @@ from ascend_quant.advise.shapes import Shape
 
 SENDS = ("bf16", "int8", "delta")
 TAIL = 16  # bytes behind each row of codes: its scale, aligned (refit/coding.py)
+PACKED = 1.53  # bytes of a BF16 number that goes over a wire beside codes, of rows of 3,584 (refit/packing.py)
 # Bytes of a patch over BF16's, at a learning rate of 1e-6: Gaussian weights of 0.02, each step the rate up or down.
 CODES_CHANGED, PLAIN_CHANGED = 0.0036, 0.064
 NODE = 8  # devices that the link joins
@@ -68,13 +69,13 @@ class Sync:
         return sum(self.seconds.values())
 
 
-def sent_bytes(shape: Shape, send: str) -> float:
-    """Of the whole model, norms and biases left out."""
+def sent_bytes(shape: Shape, send: str, far: bool = False) -> float:
+    """Of the whole model, norms and biases left out; `far`: over a wire."""
     elements, rows, kept = _sizes(shape)
     if send == "bf16":
         return BF16 * (elements + kept)
     if send == "int8":
-        return CODE * elements + TAIL * rows + BF16 * kept
+        return CODE * elements + TAIL * rows + (PACKED if far else BF16) * kept
     return BF16 * (CODES_CHANGED * elements + PLAIN_CHANGED * kept)
 
 
@@ -82,7 +83,8 @@ def syncs(shape: Shape, device: Device, route: Route) -> dict[str, Sync]:
     """By what is sent; patches go over a wire alone."""
     sends = SENDS if route.wire is not None else SENDS[:2]
     unknown = route.wire is not None or shape.experts is not None
-    return {send: Sync(sent_bytes(shape, send), dict(_hops(shape, device, route, send)), unknown) for send in sends}
+    sent = {send: sent_bytes(shape, send, far=route.wire is not None) for send in sends}
+    return {send: Sync(sent[send], dict(_hops(shape, device, route, send)), unknown) for send in sends}
 
 
 def _hops(shape: Shape, device: Device, route: Route, send: str) -> Iterator[tuple[str, float]]:
@@ -95,7 +97,7 @@ def _hops(shape: Shape, device: Device, route: Route, send: str) -> Iterator[tup
     if route.wire is not None:
         if send == "delta":  # compared with the base, which is then patched, here and there
             yield "patch", 4 * whole / copy
-        yield "wire", sent_bytes(shape, send) / (route.wire * LINK_EFFICIENCY)
+        yield "wire", sent_bytes(shape, send, far=True) / (route.wire * LINK_EFFICIENCY)
     yield "bucket", 2 * whole / copy
     yield "write", (whole + CODE * elements + BF16 * kept) / route.tp / copy
     if shape.experts is None:

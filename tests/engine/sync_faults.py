@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from ascend_quant.refit import packing
+
 Stream = list[tuple[str, torch.Tensor]]
 EMBEDDING, NORM, QUERY = "model.embed_tokens.weight", "input_layernorm.weight", "self_attn.q_proj.weight"
 
@@ -91,6 +93,7 @@ WRONG: dict[str, Callable[[Stream], object]] = {
     "the digests are cut off": lambda s: change(s, -1, lambda digests: digests[:-3]),
     "a bit of the digests flips": lambda s: change(s, -1, lambda digests: digests ^ 1),
     "the digests are of another step": older,
+    "a bit of a packed matrix flips": lambda s: flip(s, at(s, packing.MARK)),
 }
 
 
@@ -116,6 +119,7 @@ HARMLESS: dict[str, Callable[[Stream], object]] = {  # and so no faults: the syn
     "the digests come twice in a bucket": lambda s: s.append(s[-1]),
     "digests come first": lambda s: s.insert(0, s.pop()),
 }
+PACKED = "matrices come packed"  # harmless, too
 MOMENTS = {"before the first tensor": 0, "between two buckets": 12, "before the last tensor": 50}
 
 

@@ -18,6 +18,8 @@ import torch
 import verl
 from safetensors.torch import load_file
 
+from ascend_quant.refit import packing
+from ascend_quant.refit.packing import packed
 from ascend_quant.refit.proof import sending
 
 STOPPED_SECONDS = 1
@@ -46,6 +48,8 @@ def send(sender: type, fault: str, handle: str, checkpoint: str) -> None:
     weights = [*load_file(checkpoint).items()]
     if change := faults.UNSOUND.get(fault):
         change(weights)
+    if "packed" in fault:
+        (weights,) = packed([weights])
     stream = [*sending(iter(weights))]
     if change := {**faults.WRONG, **faults.HARMLESS}.get(fault):
         change(stream)
@@ -64,6 +68,7 @@ def ended(child: int) -> str:
 
 def main() -> None:
     torch.set_num_threads(1)  # so that a fork finds no threads
+    packing.LEAST = 1
     resource_tracker.ensure_running()  # this process's: it cleans up behind no child, as where a whole group is killed
     sender = verls_sender()
     say("ready")

@@ -22,7 +22,7 @@ from ascend_quant.integrations.verl.patches import AGAINST
 from ascend_quant.integrations.verl.replica import RefitHttpServer
 from ascend_quant.integrations.verl.sent_figures import SentFigures, of_all
 from ascend_quant.names import Unquantized
-from ascend_quant.refit import RefitError, coding
+from ascend_quant.refit import RefitError, coding, packing
 from ascend_quant.refit.proof import SENT, Receiving, sending
 from ascend_quant.refit.rounding import rounding_of
 from ascend_quant.schemes import SCHEMES
@@ -92,6 +92,39 @@ def test_weights_are_rounded_before_their_digests_for_bf16_engines_alone(proves)
         sent = dict(sent)
         assert torch.equal(sent["a.weight"], torch.ones(2, 2).bfloat16() if rounds else matrices["a.weight"])
         assert sent["b.weight"] is matrices["b.weight"]
+
+
+@pytest.mark.parametrize(
+    ("apart", "scheme", "packed"), [(True, SCHEMES["int8"], True), (True, None, False), (False, SCHEMES["int8"], False)]
+)
+def test_what_stays_bf16_beside_codes_travels_packed_to_engines_elsewhere(apart, scheme, packed, monkeypatch):
+    monkeypatch.setattr(packing, "LEAST", 1)
+    torch.manual_seed(0)
+    weights = {"lm_head.weight": torch.randn(8, 512).bfloat16(), "q_proj.weight": torch.randn(8, 512).bfloat16()}
+    module = SimpleNamespace(_keep_in_fp32_modules=None)
+    worker = made("bfloat16", engine=SimpleNamespace(module=module), is_apart=apart, scheme=scheme)
+    worker.coded = ["q_proj.weight"]
+    sent = list(worker.as_sent(weights.items()))
+    codes = "" if scheme is None else ":int8"
+    assert [name for name, _ in sent] == [f"lm_head.weight{packing.MARK * packed}", f"q_proj.weight{codes}", SENT]
+    proof = Receiving()
+    taken = dict(packing.unpacked(proof.take(sent)))
+    assert proof.prove() == 2 and torch.equal(taken["lm_head.weight"], weights["lm_head.weight"])
+    assert worker.figures.bytes == sum(tensor.nbytes for _, tensor in sent[:2])
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode", "apart"), [("naive", "auto", 0), ("nccl", "auto", 1), ("nccl", "naive", 0)]
+)
+def test_an_actor_knows_whether_its_engines_are_elsewhere(backend, mode, apart):
+    class Verls:
+        async def update_weights(self, global_steps=None, mode="auto"):
+            return self.actor.is_apart
+
+    worker = object.__new__(type("Sending", (sender.SendsWeights, Verls), {}))
+    rollout = SimpleNamespace(checkpoint_engine=SimpleNamespace(backend=backend), free_cache_engine=False)
+    worker.config, worker.actor = SimpleNamespace(rollout=rollout), SimpleNamespace(rounding=rounding_of("nearest"))
+    assert asyncio.run(worker.update_weights(3, mode)) == bool(apart)
 
 
 def made(*options, **attributes) -> sender.SendingTrainingWorker:

@@ -32,6 +32,7 @@ from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError, coding
 from ascend_quant.refit.delta import Sender
 from ascend_quant.refit.kv_scales import Form
+from ascend_quant.refit.packing import packed
 from ascend_quant.refit.proof import prepare, sending_groups
 from ascend_quant.refit.rounding import Nearest
 from ascend_quant.refit.sent import NamedTensor
@@ -52,11 +53,12 @@ class SendingTrainingWorker(TrainingWorker):
         sent_update: what these codes take of an update; None on all ranks but one, and where none leave.
         form: of the scales of a KV cache that follow the weights, see kv_maxima.py; None if none do.
         patching: sends patches to engines elsewhere; None where none are sent.
+        is_apart: whether this sync goes to engines on devices of their own.
         unquantized: by fake quantization, see qat_worker.py.
         figures: of the last sync.
     """
 
-    proves, rounds = True, False
+    proves, rounds, is_apart = True, False, False
     bucket = 0
     scheme: Scheme | None = None
     coded: Collection[str] = frozenset()
@@ -103,6 +105,8 @@ class SendingTrainingWorker(TrainingWorker):
             groups = chain(groups, self._scales())
         groups = self.figures.counted(groups)
         patches = self.patching is not None and self.patching.take_turn()
+        if self.is_apart and self.scheme is not None and not patches:  # a patch is of few bytes of what stays as it is
+            groups = packed(groups)
 
         def travelling(groups: Iterable[Sequence[NamedTensor]]) -> Iterator[NamedTensor]:
             pairs = self.patching.sender.blobs(groups) if patches else chain.from_iterable(groups)
@@ -208,7 +212,8 @@ class SendsWeights:
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
         self.actor.rounding.begin(global_steps)
         rollout = self.config.rollout
-        if (rollout.checkpoint_engine.backend if mode == "auto" else mode) != NAIVE or not rollout.free_cache_engine:
+        self.actor.is_apart = (rollout.checkpoint_engine.backend if mode == "auto" else mode) != NAIVE
+        if self.actor.is_apart or not rollout.free_cache_engine:
             return await super().update_weights(global_steps, mode)
         install(hooks.WITH_CACHE_KEPT)
         found = await asyncio.to_thread(room.find_room, self.share)

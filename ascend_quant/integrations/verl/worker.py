@@ -22,6 +22,7 @@ from ascend_quant.integrations.verl.settings import QUANTIZATION
 from ascend_quant.integrations.vllm import refit_of, start_up
 from ascend_quant.integrations.vllm.compat import TAKES_STACKED
 from ascend_quant.refit import RefitError
+from ascend_quant.refit.packing import unpacked
 from ascend_quant.refit.proof import Receiving
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
 
         def load(weights: list[tuple[str, torch.Tensor]]) -> None:
             # verl's own way from a bucket to model.load_weights: it knows LoRA's names and the MTP drafter
-            taken = proof.take(weights)
+            taken = unpacked(proof.take(weights))
             if TAKES_STACKED:  # its loaders would take a stack as checkpoints have it, which need not be as verl does
                 taken = compat.experts_apart(taken, self.model_runner.model_config.hf_config.model_type)
             counts.append(len(taken))
