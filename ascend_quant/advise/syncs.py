@@ -82,9 +82,15 @@ def sent_bytes(shape: Shape, send: str, far: bool = False) -> float:
 def syncs(shape: Shape, device: Device, route: Route) -> dict[str, Sync]:
     """By what is sent; patches go over a wire alone."""
     sends = SENDS if route.wire is not None else SENDS[:2]
-    unknown = route.wire is not None or shape.experts is not None
-    sent = {send: sent_bytes(shape, send, far=route.wire is not None) for send in sends}
-    return {send: Sync(sent[send], dict(_hops(shape, device, route, send)), unknown) for send in sends}
+    far = route.wire is not None
+    return {
+        send: Sync(
+            sent_bytes(shape, send, far),
+            dict(_hops(shape, device, route, send)),
+            unknown=far or shape.experts is not None,
+        )
+        for send in sends
+    }
 
 
 def _hops(shape: Shape, device: Device, route: Route, send: str) -> Iterator[tuple[str, float]]:

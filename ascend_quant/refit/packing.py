@@ -1,4 +1,4 @@
-"""BF16 weights in three quarters of their bytes, exactly: what no engine takes as codes, on its way to others' devices.
+"""BF16 weights in three quarters of their bytes, losslessly: what stays BF16 beside codes, for engines elsewhere.
 
     trainer   lm_head.weight          (N, K) BF16
     sent      lm_head.weight:packed   (N, 3 K / 2 + 96) uint8

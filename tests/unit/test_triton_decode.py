@@ -53,6 +53,14 @@ def attended(module, device, tiles, layout, cache, table, q, lengths, processors
     return run(q.to(device), cache, table, on_device, run.plan(on_device), layout.head**-0.5, out)
 
 
+def found_and_expected(decode, layout, group, tiles, lengths, processors, of, dtype):
+    """What queries of dtype `of` get from a filled cache, and what the oracle gives them."""
+    cache, table, keys, values = filled(decode.write, layout, lengths, decode.device)
+    q = normal(len(lengths), layout.heads * group, layout.head, seed=99).to(of)
+    out = attended(decode.module, decode.device, tiles, layout, cache, table, q, lengths, processors, dtype)
+    return out, oracle.decode_attention(q, keys, values, layout.head**-0.5)
+
+
 @pytest.mark.parametrize(
     ("heads", "group", "head", "page", "tile", "processors", "lengths"),
     [
@@ -64,12 +72,9 @@ def attended(module, device, tiles, layout, cache, table, q, lengths, processors
     ],
 )
 def test_attention_is_the_oracles(decode, heads, group, head, page, tile, processors, lengths):
-    module, device = decode.module, decode.device
-    layout = cache_pages.Layout(page, heads, head)
-    cache, table, keys, values = filled(decode.write, layout, lengths, device)
-    q = normal(len(lengths), heads * group, head, seed=99).half()
-    out = attended(module, device, module.DecodeTiles(tile, 1, 4, 2), layout, cache, table, q, lengths, processors)
-    expected = oracle.decode_attention(q, keys, values, head**-0.5)
+    layout, tiles = cache_pages.Layout(page, heads, head), decode.module.DecodeTiles(tile, 1, 4, 2)
+    half = torch.float16
+    out, expected = found_and_expected(decode, layout, group, tiles, lengths, processors, half, half)
     assert (out.cpu().double() - expected).abs().max() < 4e-3
     assert not out[[row for row, length in enumerate(lengths) if length == 0]].any()
 
@@ -86,16 +91,12 @@ def test_attention_is_the_oracles(decode, heads, group, head, page, tile, proces
 )
 def test_products_of_codes_are_the_oracles(decode, heads, group, head, page, tile, processors, lengths):
     """Queries and weights have 16 bits there: the error is far below that of products in BF16 or FP16."""
-    module, device = decode.module, decode.device
-    layout = cache_pages.Layout(page, heads, head)
-    cache, table, keys, values = filled(decode.write, layout, lengths, device)
-    q = normal(len(lengths), heads * group, head, seed=99).bfloat16()
-    tiles = module.DecodeTiles(tile, 1, 4, 2, codes=True)
-    out = attended(module, device, tiles, layout, cache, table, q, lengths, processors, torch.float32)
-    expected = oracle.decode_attention(q, keys, values, head**-0.5)
+    layout, tiles = cache_pages.Layout(page, heads, head), decode.module.DecodeTiles(tile, 1, 4, 2, codes=True)
+    dtypes = torch.bfloat16, torch.float32
+    out, expected = found_and_expected(decode, layout, group, tiles, lengths, processors, *dtypes)
     assert (out.cpu().double() - expected).abs().max() < 1e-4
     with pytest.raises(ValueError, match="9 query heads"):
-        module.Decoder(1, 9, cache_pages.Layout(16, 1, 64), torch.device(device), tiles)
+        decode.module.Decoder(1, 9, cache_pages.Layout(16, 1, 64), torch.device(decode.device), tiles)
 
 
 @pytest.mark.parametrize(("page", "together"), [(32, 32), (48, 16), (128, 64)])

@@ -105,7 +105,7 @@ class SendingTrainingWorker(TrainingWorker):
             groups = chain(groups, self._scales())
         groups = self.figures.counted(groups)
         patches = self.patching is not None and self.patching.take_turn()
-        if self.is_apart and self.scheme is not None and not patches:  # a patch is of few bytes of what stays as it is
+        if self.is_apart and self.scheme is not None and not patches:  # a patch leaves out what stands still
             groups = packed(groups)
 
         def travelling(groups: Iterable[Sequence[NamedTensor]]) -> Iterator[NamedTensor]:
