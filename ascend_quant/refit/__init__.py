@@ -6,7 +6,7 @@ plan.py          which rows each tensor ends in, learnt from one refit through t
 resident.py      the engine's buffers, and which of their rows are written
 scales.py        those whose scales are shared otherwise than by rows
 sent.py          what a trainer may hand over, checked
-coding.py        weights that travel as codes; packing.py: the others in three quarters of their bytes
+coding.py        weights that travel as codes; lossless.py: the others in three quarters of their bytes
 delta.py         what has changed in what travels
 smoothing.py     a profile at work
 batch.py         writes on their way to the kernels

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from ascend_quant.refit import packing
+from ascend_quant.kernels import lossless_rows
+from ascend_quant.refit import lossless
 
 Stream = list[tuple[str, torch.Tensor]]
 EMBEDDING, NORM, QUERY = "model.embed_tokens.weight", "input_layernorm.weight", "self_attn.q_proj.weight"
@@ -23,10 +24,10 @@ def at(stream: Stream, part: str) -> int:
     return next(index for index, (name, _) in enumerate(stream) if part in name)
 
 
-def flip(stream: Stream, index: int, bit: int = 1) -> None:
+def flip(stream: Stream, index: int, bit: int = 1, byte: int = -2) -> None:
     name, tensor = stream[index]
     other = tensor.clone()
-    other.view(torch.uint8).view(-1)[-2] ^= bit
+    other.view(torch.uint8).view(-1)[byte] ^= bit
     stream[index] = name, other
 
 
@@ -93,7 +94,12 @@ WRONG: dict[str, Callable[[Stream], object]] = {
     "the digests are cut off": lambda s: change(s, -1, lambda digests: digests[:-3]),
     "a bit of the digests flips": lambda s: change(s, -1, lambda digests: digests ^ 1),
     "the digests are of another step": older,
-    "a bit of a packed matrix flips": lambda s: flip(s, at(s, packing.MARK)),
+    "a bit of a packed matrix flips": lambda s: flip(
+        s, at(s, lossless.MARK), byte=0
+    ),  # behind its last row come bytes without a meaning
+    "a row's exponents are others in a packed matrix": lambda s: flip(
+        s, at(s, lossless.MARK), byte=-lossless_rows.TAIL
+    ),
 }
 
 

@@ -22,7 +22,7 @@ from ascend_quant.integrations.verl.patches import AGAINST
 from ascend_quant.integrations.verl.replica import RefitHttpServer
 from ascend_quant.integrations.verl.sent_figures import SentFigures, of_all
 from ascend_quant.names import Unquantized
-from ascend_quant.refit import RefitError, coding, packing
+from ascend_quant.refit import RefitError, coding, lossless
 from ascend_quant.refit.proof import SENT, Receiving, sending
 from ascend_quant.refit.rounding import rounding_of
 from ascend_quant.schemes import SCHEMES
@@ -98,7 +98,7 @@ def test_weights_are_rounded_before_their_digests_for_bf16_engines_alone(proves)
     ("apart", "scheme", "packed"), [(True, SCHEMES["int8"], True), (True, None, False), (False, SCHEMES["int8"], False)]
 )
 def test_what_stays_bf16_beside_codes_travels_packed_to_engines_elsewhere(apart, scheme, packed, monkeypatch):
-    monkeypatch.setattr(packing, "LEAST", 1)
+    monkeypatch.setattr(lossless, "LEAST", 1)
     torch.manual_seed(0)
     weights = {"lm_head.weight": torch.randn(8, 512).bfloat16(), "q_proj.weight": torch.randn(8, 512).bfloat16()}
     module = SimpleNamespace(_keep_in_fp32_modules=None)
@@ -106,9 +106,9 @@ def test_what_stays_bf16_beside_codes_travels_packed_to_engines_elsewhere(apart,
     worker.coded = ["q_proj.weight"]
     sent = list(worker.as_sent(weights.items()))
     codes = "" if scheme is None else ":int8"
-    assert [name for name, _ in sent] == [f"lm_head.weight{packing.MARK * packed}", f"q_proj.weight{codes}", SENT]
+    assert [name for name, _ in sent] == [f"lm_head.weight{lossless.MARK * packed}", f"q_proj.weight{codes}", SENT]
     proof = Receiving()
-    taken = dict(packing.unpacked(proof.take(sent)))
+    taken = dict(proof.take(lossless.unpacked(sent)))  # digests are of what was packed
     assert proof.prove() == 2 and torch.equal(taken["lm_head.weight"], weights["lm_head.weight"])
     assert worker.figures.bytes == sum(tensor.nbytes for _, tensor in sent[:2])
 

@@ -29,10 +29,9 @@ from ascend_quant.integrations.verl.sent_update import SentUpdate
 from ascend_quant.integrations.verl.settings import NAIVE, Patches, bucket_bytes
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.names import Unquantized
-from ascend_quant.refit import RefitError, coding
+from ascend_quant.refit import RefitError, coding, lossless
 from ascend_quant.refit.delta import Sender
 from ascend_quant.refit.kv_scales import Form
-from ascend_quant.refit.packing import packed
 from ascend_quant.refit.proof import prepare, sending_groups
 from ascend_quant.refit.rounding import Nearest
 from ascend_quant.refit.sent import NamedTensor
@@ -105,12 +104,13 @@ class SendingTrainingWorker(TrainingWorker):
             groups = chain(groups, self._scales())
         groups = self.figures.counted(groups)
         patches = self.patching is not None and self.patching.take_turn()
-        if self.is_apart and self.scheme is not None and not patches:  # a patch leaves out what stands still
-            groups = packed(groups)
+        packs = self.is_apart and self.scheme is not None
 
         def travelling(groups: Iterable[Sequence[NamedTensor]]) -> Iterator[NamedTensor]:
-            pairs = self.patching.sender.blobs(groups) if patches else chain.from_iterable(groups)
-            return self.figures.leaving(pairs)
+            if patches:  # which leave out what stands still
+                return self.figures.leaving(self.patching.sender.blobs(groups))
+            pairs = chain.from_iterable(groups)
+            return self.figures.leaving(lossless.packed(pairs) if packs else pairs)
 
         return sending_groups(groups, self.unquantized, travelling) if self.proves else travelling(groups)
 
@@ -171,6 +171,8 @@ class SendingTrainingWorker(TrainingWorker):
         if not self.rounding.of_float32:  # hashed and carried codes are made by torch's operators
             coded = Leaving(scheme=scheme, coded=names).as_codes(compat.fsdp2_shards(self.engine) or {})
             coding.prepare(((shard.shape[-1], shard.dtype) for shard in coded.values()), scheme, own_device())
+        if self.is_apart:
+            lossless.prepare(own_device())
 
     def reset(self) -> None:
         """Make the model; then what its digests need, so that the first sync waits for no compiler."""
