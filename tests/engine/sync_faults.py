@@ -94,12 +94,9 @@ WRONG: dict[str, Callable[[Stream], object]] = {
     "the digests are cut off": lambda s: change(s, -1, lambda digests: digests[:-3]),
     "a bit of the digests flips": lambda s: change(s, -1, lambda digests: digests ^ 1),
     "the digests are of another step": older,
-    "a bit of a packed matrix flips": lambda s: flip(
-        s, at(s, lossless.MARK), byte=0
-    ),  # behind its last row come bytes without a meaning
-    "a row's exponents are others in a packed matrix": lambda s: flip(
-        s, at(s, lossless.MARK), byte=-lossless_rows.TAIL
-    ),
+    # behind a matrix's last row come bytes without a meaning
+    "a bit of a packed matrix flips": lambda s: flip(s, at(s, lossless.MARK), byte=0),
+    "a packed row has other exponents": lambda s: flip(s, at(s, lossless.MARK), byte=-lossless_rows.TAIL),
 }
 
 
