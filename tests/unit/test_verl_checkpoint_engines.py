@@ -28,11 +28,12 @@ from verl.plugin.platform import platform_manager
 from verl.utils import device
 from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as hop
 
-from ascend_quant.integrations.verl import hooks
+from ascend_quant.integrations.verl import hooks, patches
 from ascend_quant.integrations.verl.platform import PlatformCPU
 from ascend_quant.integrations.verl.receiver import DrainingReceiver
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit import RefitError
+from ascend_quant.refit.delta import Receiver, Sender
 from ascend_quant.refit.proof import Receiving, sending
 from ascend_quant.refit.sent import NamedTensor
 
@@ -154,6 +155,31 @@ def test_codes_scales_and_digests_arrive_as_they_were_sent(ends):
     for (_, here), (_, there) in zip(got, sent, strict=True):
         assert (here.dtype, here.shape) == (there.dtype, there.shape) and torch.equal(here, there)
     assert proved(got) == len(weights())
+
+
+def test_patches_travel_in_small_buckets_and_what_is_larger_in_pieces(ends, monkeypatch):
+    """What is told here is what the driver tells before both ends get ready."""
+    install(hooks.WHEN_WEIGHTS_ARRIVE)
+    monkeypatch.setattr(patches, "BUCKET", 1000)
+    trainer, buckets = Sender(), []
+    for end in ends:
+        end.bucket_size = 50_000
+    patches.telling(ends[0], trainer.agree)
+    patches.receiving(ends[1], Receiver())
+    now = [(name, torch.arange(40_000.0).view(400, 100).bfloat16()) for name in "ab"]
+    for step, driver in enumerate((1, 1, 2, 2)):  # a driver that has begun again has everything sent whole
+        sender, number = getattr(ends[1], patches.HAS)()
+        for end in ends:
+            getattr(end, patches.AGAINST)(driver, number if sender == driver else 0)
+            end.send_buf, end.recv_buf = torch.zeros(2, end.bucket_size, dtype=torch.uint8)
+        now = [(name, tensor.clone()) for name, tensor in now]
+        now[1][1][step, 7] = -3
+        if step == 3:
+            now[0] = "a", -now[0][1]  # of which a patch would be larger than itself
+        got = received(ends, trainer.blobs([pair] for pair in now), lambda wire: buckets.append(wire.said.qsize()))
+        assert [name for name, _ in got] == ["a", "b"]
+        assert all(torch.equal(here, there) for (_, here), (_, there) in zip(got, now, strict=True))
+    assert buckets[:3] == [4, 1, 4] and buckets[3] > 80
 
 
 def flip(wire: Wire) -> None:

@@ -12,7 +12,7 @@ import torch
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ascend_quant.integrations.verl import patches, sender
-from ascend_quant.integrations.verl.patches import AGAINST, HAS, Patching, asking_for_a_base, own_id, receiving
+from ascend_quant.integrations.verl.patches import AGAINST, HAS, Patching, asking_for_a_base, own_id, receiving, telling
 from ascend_quant.integrations.verl.sent_figures import SentFigures
 from ascend_quant.integrations.verl.settings import Patches
 from ascend_quant.refit.delta import NAME, Receiver, Sender
@@ -51,12 +51,11 @@ class Ends:
 )
 def test_a_base_is_what_all_engines_have_of_this_trainer(have, against, monkeypatch):
     monkeypatch.setattr(patches.ray, "get", lambda found: found)
-    ready = []
     engines = Ends(*((own_id() if sender == "own" else sender, number) for sender, number in have))
     manager = SimpleNamespace(actor_wg=Ends(None, None))
-    asking_for_a_base(lambda self, rollout: ready.append(rollout))(manager, engines)
-    assert ready == [engines] and engines.told == [({HAS},)]
-    assert manager.actor_wg.told == [({AGAINST}, {own_id()}, {against})]
+    asking_for_a_base(lambda self, rollout: rollout.told.append("get ready"))(manager, engines)
+    told = ({AGAINST}, {own_id()}, {against})
+    assert manager.actor_wg.told == [told] and engines.told == [({HAS},), told, "get ready"]
 
 
 def test_only_a_sync_that_might_have_been_smaller_is_warned_of(monkeypatch, caplog):
@@ -77,16 +76,18 @@ class Transport:
     def __init__(self):
         self.sent = []
 
+    async def send_weights(self, weights):
+        self.sent = [*weights]
+
     async def receive_weights(self, global_steps=None):
         for pair in self.sent:
             yield pair
 
 
-def arrived(engine: Transport, sent) -> list[tuple[str, torch.Tensor]]:
+def arrived(engine: Transport) -> list[tuple[str, torch.Tensor]]:
     async def all_of_it():
         return [(name, tensor.clone()) async for name, tensor in engine.receive_weights(global_steps=1)]
 
-    engine.sent = list(sent)
     return asyncio.run(all_of_it())
 
 
@@ -106,7 +107,8 @@ def test_what_arrives_is_proved_and_later_syncs_send_little():
         sent = list(trainer.as_sent(weights(step).items()))
         assert [name.rpartition(".")[0] for name, _ in sent[:-1]] == [NAME] * 3 and sent[-1][0] == SENT
         proof = Receiving()
-        found = dict(proof.take(arrived(engine, sent)))
+        asyncio.run(engine.send_weights(sent))
+        found = dict(proof.take(arrived(engine)))
         assert proof.prove() == 2
         assert all(torch.equal(found[name], tensor) for name, tensor in weights(step).items())
         assert getattr(engine, HAS)() == (own_id(), step + 1)
@@ -121,3 +123,11 @@ def test_engines_on_the_trainers_devices_get_the_weights_themselves():
         trainer.patching.against(own_id(), 0)  # and then one elsewhere
         assert next(iter(dict(trainer.as_sent(weights(0).items())))) == f"{NAME}.0"
     assert [name for name, _ in worker().as_sent(weights(0).items())] == [*weights(0), SENT]
+
+
+def test_an_engine_that_cuts_no_tensors_keeps_its_bucket():
+    engine = Transport()
+    engine.bucket_size = 50_000
+    telling(engine)
+    getattr(engine, AGAINST)(1, 1)
+    assert engine.bucket_size == 50_000

@@ -156,15 +156,12 @@ def test_each_sync_has_its_own_figures_of_what_was_sent(monkeypatch):
         }
 
 
-@pytest.mark.parametrize(
-    ("actor", "told"),
-    [
-        (SimpleNamespace(patching=SimpleNamespace(against="versions")), {AGAINST: "versions"}),
-        (SimpleNamespace(patching=None), {}),
-        (None, {}),  # the worker of a reference alone: there is one where rollouts have devices of their own
-    ],
-)
-def test_an_actor_that_sends_patches_tells_its_checkpoint_engine(actor, told):
+@pytest.mark.parametrize("kind", ["sends patches", "sends all", "of a reference alone"])
+def test_an_actor_that_sends_patches_is_told_of_their_base(kind):
+    told = []
+    patching = SimpleNamespace(against=lambda *sync: told.append(sync)) if kind == "sends patches" else None
+    actor = None if kind == "of a reference alone" else SimpleNamespace(patching=patching)  # as with engines elsewhere
+
     class Verls:
         def init_model(self):
             self.actor, self.checkpoint_engine = actor, SimpleNamespace()
@@ -172,7 +169,10 @@ def test_an_actor_that_sends_patches_tells_its_checkpoint_engine(actor, told):
     worker = object.__new__(type("Sending", (sender.SendsWeights, Verls), {}))
     worker.config = SimpleNamespace(rollout=BUCKETS)
     worker.init_model()
-    assert vars(worker.checkpoint_engine) == told and (actor is None or actor.bucket == 3 << 20)
+    assert [*vars(worker.checkpoint_engine)] == ([AGAINST] if patching else [])
+    if patching:
+        getattr(worker.checkpoint_engine, AGAINST)(5, 7)
+    assert told == ([(5, 7)] if patching else []) and (actor is None or actor.bucket == 3 << 20)
 
 
 @pytest.mark.parametrize(("bucket", "whole"), [(128, True), (127, False), (0, False)])

@@ -266,7 +266,7 @@ WITH_PATCHES = (
         ("verl.checkpoint_engine.base:CheckpointEngineManager.build_process_group",),
         asking_for_a_base,
         why="a patch may be sent only if every engine has the sync that it is made against, which the driver alone can "
-        "know; verl calls this before each sync, with all ends ready",
+        "know; verl calls this before each sync, and all ends get ready in it",
         versions="verl 0.9.1",
         off="another `send` than delta",
     ),
@@ -358,9 +358,9 @@ BY_HAND = (
         off="another `send` than delta",
     ),
     ByHand(
-        "what a trainer's checkpoint engine is asked besides (refit_against)",
-        f"{_HERE}.sender:SendsWeights.init_model",
-        why="the same: a patch is made against the sync that all engines have",
+        "what a checkpoint engine is told besides (refit_against), and its bucket_size",
+        f"{_HERE}.patches:telling",
+        why="the same: a patch is made against the sync that all engines have, and travels in small buckets",
         versions="verl 0.9.1",
         off="another `send` than delta",
     ),

@@ -1,10 +1,14 @@
 """Weights that travel between devices as what has changed in them: refit/delta.py at both ends of verl's engines.
 
-Before each sync verl asks every end's checkpoint engine to get ready. After that its driver asks the receivers which
-sync they have, and tells the senders, all of them alike: whatever was lost on the way, a replica, a trainer or a sync
-that ended in the middle, the next sync is sent whole.
+Before each sync verl asks every end's checkpoint engine to get ready. Before that its driver asks the receivers which
+sync they have, and tells all ends alike: whatever was lost on the way, a replica, a trainer or a sync that ended in the
+middle, the next sync is sent whole.
+
+Patches travel in small buckets. verl's engines send none before it is full, so with the buckets of whole weights an
+engine would begin when the trainer has compared everything; and over HCCL all of a bucket is sent, full or not.
 """
 
+import inspect
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +23,7 @@ from ascend_quant.refit.sent import NamedTensor
 logger = logging.getLogger(__name__)
 
 HAS, AGAINST = "refit_has", "refit_against"  # what verl's checkpoint engines are asked besides
+BUCKET = 4 << 20  # bytes of patches: a third of a 7B's, and 235B's take some 500
 
 
 @cache
@@ -33,17 +38,40 @@ def asking_for_a_base(original: Callable) -> Callable:
 
     def build_process_group(self: Any, rollout: Any) -> None:
         nonlocal is_first
-        original(self, rollout)
         found = set(ray.get(rollout.execute_checkpoint_engine([HAS] * rollout.world_size)))
         sender, number = found.pop() if len(found) == 1 else (0, 0)
         against = number if sender == own_id() else 0
         if not against and not is_first:
             logger.warning("the engines have no sync in common: this one is sent whole")
         is_first = False
-        size = self.actor_wg.world_size
-        ray.get(self.actor_wg.execute_checkpoint_engine([AGAINST] * size, [own_id()] * size, [against] * size))
+        told = []
+        for ends in (self.actor_wg, rollout):
+            size = ends.world_size
+            told += ends.execute_checkpoint_engine([AGAINST] * size, [own_id()] * size, [against] * size)
+        ray.get(told)
+        original(self, rollout)
 
     return build_process_group
+
+
+def telling(engine: Any, told: Callable[[int, int], None] = lambda sender, number: None) -> None:
+    """Let a checkpoint engine be told, before it gets ready for a sync, whose it is and which one all engines have.
+
+    Its bucket is a small one if patches come. Both ends have the same: by its size they know which tensors were cut.
+    """
+    full, cuts = getattr(engine, "bucket_size", 0), _cuts_tensors(engine)
+
+    def against(sender: int, number: int) -> None:
+        if cuts:
+            engine.bucket_size = min(full, BUCKET) if number else full
+        told(sender, number)
+
+    setattr(engine, AGAINST, against)
+
+
+def _cuts_tensors(engine: Any) -> bool:
+    """Whether tensors may be larger than its buckets: a group of which most has changed is sent whole."""
+    return hasattr(engine, "bucket_size") and "split_weight_chunks" in inspect.getsource(type(engine).send_weights)
 
 
 class Patching:
@@ -69,7 +97,7 @@ class Patching:
 
 
 def receiving(engine: Any, receiver: Receiver) -> None:
-    """Let a checkpoint engine hand out what its blobs stand for, and say what it has."""
+    """Let a checkpoint engine hand out what its blobs stand for, say what it has, and be told what comes."""
     receive = engine.receive_weights
 
     async def receive_weights(*args: Any, **kwargs: Any) -> AsyncIterator[NamedTensor]:
@@ -81,3 +109,4 @@ def receiving(engine: Any, receiver: Receiver) -> None:
 
     engine.receive_weights = receive_weights
     setattr(engine, HAS, lambda: receiver.has or (0, 0))
+    telling(engine)

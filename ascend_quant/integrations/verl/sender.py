@@ -23,7 +23,7 @@ from ascend_quant.integrations.verl import compat, hooks, room
 from ascend_quant.integrations.verl.gathering import gathered, is_gathered_flat
 from ascend_quant.integrations.verl.kv_maxima import Maxima
 from ascend_quant.integrations.verl.leaving import ENGINE_DTYPE, Leaving, kept_by
-from ascend_quant.integrations.verl.patches import AGAINST, Patching
+from ascend_quant.integrations.verl.patches import Patching, telling
 from ascend_quant.integrations.verl.sent_figures import Figures, SentFigures
 from ascend_quant.integrations.verl.sent_update import SentUpdate
 from ascend_quant.integrations.verl.settings import NAIVE, Patches, bucket_bytes
@@ -208,7 +208,7 @@ class SendsWeights:
             return
         self.actor.bucket = bucket_bytes(self.config.rollout)
         if self.actor.patching is not None and hasattr(self, "checkpoint_engine"):
-            setattr(self.checkpoint_engine, AGAINST, self.actor.patching.against)
+            telling(self.checkpoint_engine, self.actor.patching.against)
 
     @functools.wraps(ActorRolloutRefWorker.update_weights)
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
