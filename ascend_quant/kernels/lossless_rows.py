@@ -25,7 +25,7 @@ AT_ONCE = 1 << 23  # numbers: temporary memory is some 30 times as many bytes
 def pack(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """uint8 (N, 3 K / 2 + 96), and int32 (): the most numbers of a row with another exponent; asynchronous on a device.
 
-    What is packed stands for the weight where these are at most FAR.
+    Unpacking gives the weight back if these are at most FAR.
 
     Args:
         w_NK: BF16; K a multiple of 4, at most 65,536.

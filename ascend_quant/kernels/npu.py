@@ -27,7 +27,7 @@ from ascend_quant.kernels.registry import ServingTable, check_kind
 from ascend_quant.kernels.storage import Serving
 
 READS_ARE_FREE = False  # reading a counter waits for the device
-PACKING_PAYS = False  # some 120 bytes of memory traffic a number, by torch's operators, for half a byte of the wire
+PACKING_PAYS = False  # torch's operators move some 120 bytes of memory a number to save half a byte on the wire
 SERVING = ServingTable("npu")
 SERVING.register(Serving(matmul, experts, PRODUCT), "int8")
 KINDS = ("copy", "int8", "int8_exact", "int8_given", "codes")  # of moves

@@ -9,8 +9,8 @@ import triton.language as tl
 
 from ascend_quant.kernels import lossless_rows
 
-TAIL, FAR, OF_FAR, NEAR, BELOW, SAMPLE = (
-    tl.constexpr(getattr(lossless_rows, name)) for name in ("TAIL", "FAR", "OF_FAR", "NEAR", "BELOW", "SAMPLE")
+TAIL, FAR, OF_FAR, NEAR, BELOW = (
+    tl.constexpr(getattr(lossless_rows, name)) for name in ("TAIL", "FAR", "OF_FAR", "NEAR", "BELOW")
 )
 SAMPLES = tl.constexpr(2 * lossless_rows.SAMPLE)  # more than any row's sample has
 WORDS = 1024  # at a time
@@ -20,18 +20,18 @@ RANKS = triton.next_power_of_2(lossless_rows.FAR)
 def pack(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See `lossless_rows.pack`."""
     N, K = w_NK.shape
-    sent = torch.empty(N, K + K // 2 + TAIL.value, dtype=torch.uint8, device=w_NK.device)
-    sent[:, -TAIL.value :] = 0
+    sent = torch.empty(N, K + K // 2 + lossless_rows.TAIL, dtype=torch.uint8, device=w_NK.device)
+    sent[:, -lossless_rows.TAIL :] = 0
     most = torch.zeros((), dtype=torch.int32, device=w_NK.device)
     words = _aligned(w_NK).view(torch.int32)
     with torch.cuda.device_of(words):
-        pack_rows[(N,)](words, sent, most, K // 2, max(1, K // SAMPLE.value), WORDS)
+        pack_rows[(N,)](words, sent, most, K // 2, max(1, K // lossless_rows.SAMPLE), WORDS)
     return sent, most
 
 
 def unpack(sent: torch.Tensor) -> torch.Tensor:
     """See `lossless_rows.unpack`."""
-    N, K = sent.shape[0], (sent.shape[1] - TAIL.value) // 3 * 2
+    N, K = sent.shape[0], (sent.shape[1] - lossless_rows.TAIL) // 3 * 2
     found = torch.empty(N, K, dtype=torch.bfloat16, device=sent.device)
     with torch.cuda.device_of(found):
         unpack_rows[(N,)](_aligned(sent), found.view(torch.int32), K // 2, WORDS, RANKS)

@@ -4,9 +4,9 @@
     sent      lm_head.weight:packed   (N, 3 K / 2 + 96) uint8, see kernels/lossless_rows.py
     engine    lm_head.weight          (N, K) BF16, the same bits
 
-Digests are of the weights themselves, before and after, so the proof of a sync is one of the packing too. Packed are
-large matrices, on devices where that takes less time than the bytes that it saves. One of which a row has more unusual
-exponents than there is room for leaves as it is.
+Digests are of the weights before packing and after unpacking, so the proof of a sync covers both. Only large matrices
+are packed, on devices where packing takes less time than the bytes that it saves. A matrix leaves as it is if one of
+its rows has more unusual exponents than there is room for.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ LONGEST = 1 << 16  # numbers of a row, whose places fit into two bytes
 
 
 def prepare(device: torch.device) -> None:
-    """Have the kernels compiled for which the first sync with codes would wait, on either side."""
+    """Compile the kernels now, so that the first sync with codes waits for no compiler; for either side."""
     kernels = kernels_for(device)
     if kernels.PACKING_PAYS:
         kernels.unpack(kernels.pack(torch.zeros(1, 4096, dtype=torch.bfloat16, device=device))[0])

@@ -1,8 +1,8 @@
 """Weights that travel between devices as what has changed in them: refit/delta.py at both ends of verl's engines.
 
-Before each sync verl asks every end's checkpoint engine to get ready. Before that its driver asks the receivers which
-sync they have, and tells all ends alike: whatever was lost on the way, a replica, a trainer or a sync that ended in the
-middle, the next sync is sent whole.
+Before verl has the checkpoint engines get ready for a sync, its driver asks the receivers which sync they have, and
+tells all ends alike: whatever was lost on the way, a replica, a trainer or a sync that ended in the middle, the next
+sync is sent whole.
 
 Patches travel in small buckets. verl's engines send none before it is full, so with the buckets of whole weights an
 engine would begin when the trainer has compared everything; and over HCCL all of a bucket is sent, full or not.

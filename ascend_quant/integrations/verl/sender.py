@@ -87,7 +87,7 @@ class SendingTrainingWorker(TrainingWorker):
         return self.makes_rounding()
 
     def as_sent(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
-        """The engine's weights as they leave; digests are of what leaves."""
+        """The engine's weights as they leave; digests are of them before they become patches or are packed."""
         install(hooks.WHEN_WEIGHTS_LEAVE)  # the rollout's module is there by now
         kept = kept_by(self.engine.module) if self.rounds else ()
         leaving, update = Leaving(self.rounds, kept, self.scheme, self.coded, self.rounding.encode), self.sent_update
