@@ -18,6 +18,7 @@ from rich.table import Table
 
 from benchmarks import train_options
 from benchmarks.bars import Bar, at_most
+from benchmarks.machine import hardware
 from benchmarks.refit import choices, in_turn
 from benchmarks.report import bars_table, console, write_run
 from benchmarks.tasks import Outcome
@@ -26,6 +27,7 @@ from benchmarks.train_run import TIMED, Arm, carry_out, medians_of_refits
 SENDS = ("bf16", "int8", "delta")
 SETTLED = 1  # steps whose syncs are left out: a delta is sent from the third sync on, and one is before the first step
 SENT = "refit/bytes_sent"
+JUDGED = "qwen2.5-7b"
 MOST = {  # the issue's bars, of BF16's
     "int8": {"median_s": 0.6, "bytes": 0.55},
     "delta": {"median_s": 0.15, "bytes": 0.05},
@@ -109,7 +111,7 @@ def main(
     outcomes = in_turn(
         tasks, seconds, write, lambda task, limit: carry_out(task, folder / "models", folder / "logs", limit)
     )
-    show(outcomes)
+    show(outcomes, bool(hardware(device).get("gpus")))
     raise typer.Exit(bool(faults_of(outcomes)))
 
 
@@ -132,7 +134,7 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[dict]:
     return [row for outcome in outcomes if (row := row_of(outcome)) is not None]
 
 
-def bars_of(rows: Sequence[dict]) -> list[Bar]:
+def bars_of(rows: Sequence[dict], judged: bool) -> list[Bar]:
     """The issue's, which are for the whole 7B on GPUs: elsewhere the ratios are shown, and not judged."""
     base = next((row for row in rows if row["send"] == "bf16"), None)
     if base is None:
@@ -142,7 +144,8 @@ def bars_of(rows: Sequence[dict]) -> list[Bar]:
         for row in rows
         for name, most in MOST.get(row["send"], {}).items()
     ]
-    return [Bar(text, target, value, None) for text, target, value, _ in found]
+    here = judged and base["model"] == JUDGED
+    return [Bar(text, target, value, met if here else None) for text, target, value, met in found]
 
 
 def faults_of(outcomes: Sequence[Outcome]) -> list[str]:
@@ -162,14 +165,14 @@ def write_json(path: Path, device: str, outcomes: Sequence[Outcome]) -> None:
     rows = rows_of(outcomes)
     content = {
         "rows": rows,
-        "bars": [asdict(bar) for bar in bars_of(rows)],
+        "bars": [asdict(bar) for bar in bars_of(rows, bool(hardware(device).get("gpus")))],
         "faults": faults_of(outcomes),
         "outcomes": [asdict(outcome) for outcome in outcomes],
     }
     write_run(path, "benchmarks.apart", device, content)
 
 
-def show(outcomes: Sequence[Outcome]) -> None:
+def show(outcomes: Sequence[Outcome], judged: bool = False) -> None:
     """An arm a line, the ratios, and last what is wrong."""
     out, rows = console(), rows_of(outcomes)
     if rows:
@@ -183,7 +186,7 @@ def show(outcomes: Sequence[Outcome]) -> None:
             rest = f"{1e-6 * row['bytes']:.1f}", f"{logged['refit/changed']:.2%}", f"{logged['refit/proved']:.0f}"
             table.add_row(row["send"], str(row["syncs"]), *numbers, *rest)
         out.print(table)
-    if bars := bars_of(rows):
+    if bars := bars_of(rows, judged):
         out.print(bars_table(bars))
     for fault in faults_of(outcomes):
         out.print(f"[red]wrong:[/red] {escape(fault)}", soft_wrap=True)

@@ -19,15 +19,15 @@ from benchmarks.machine import hardware
 from benchmarks.report import bars_table, console, write_run
 from benchmarks.sync_measured import PLAIN, SETTLED
 from benchmarks.sync_picture import draw
-from benchmarks.sync_run import Sync
+from benchmarks.sync_run import WAYS, Sync
 from benchmarks.sync_stages import ENGINE_STAGES, TRAINER_STAGES
 from benchmarks.tasks import Outcome
 from benchmarks.train_run import TIMED, medians_of_refits
 
-INT8 = "int8"
 STAGES = {"trainer": TRAINER_STAGES, "engine": ENGINE_STAGES}
 SPREAD = "of medians"  # what the stages' medians leave of the whole's, or are more than it
-MOST_SECONDS, MOST_OF_PLAIN, JUDGED = 0.35, 0.4, "qwen2.5-7b"  # the issue's bars, and the model that they are for
+MOST_SECONDS, MOST_OF_PLAIN = 0.35, 0.4  # the issue's bars, for the whole JUDGED
+JUDGED, EXPERTS, MOST_WITH_EXPERTS = "qwen2.5-7b", "qwen3-30b-a3b", 0.5  # and for as many layers of EXPERTS as fit
 
 
 def medians(syncs: Sequence[dict], side: str) -> dict[str, float]:
@@ -71,15 +71,20 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[dict]:
 
 
 def bars_of(rows: Sequence[dict], judged: bool) -> list[Bar]:
-    """The issue's, of INT8; they are for the whole 7B shape on GPUs."""
-    ours, plain = (next((row for row in rows if row["way"] == way), None) for way in (INT8, PLAIN))
-    if ours is None:
-        return []
-    found = [at_most(f"{ours['model']}: update_weights with int8, s", MOST_SECONDS, ours["ms"] / 1e3)]
-    if plain is not None:
-        found.append(at_most(f"{ours['model']}: of verl's own in BF16", MOST_OF_PLAIN, ours["ms"] / plain["ms"]))
-    here = judged and ours["model"] == JUDGED
-    return [Bar(text, target, value, met if here else None) for text, target, value, met in found]
+    """The issue's, of INT8 rollouts on GPUs; of other models the figures are shown, and not judged."""
+    plain = next((row for row in rows if row["way"] == PLAIN), None)
+    found: list[Bar] = []
+    for row in rows:
+        if WAYS[row["way"]] != "int8":
+            continue
+        model, title, experts = row["model"], f"{row['model']}, {row['way']}", row["model"].startswith(EXPERTS)
+        bars = [] if experts else [at_most(f"{title}: update_weights, s", MOST_SECONDS, row["ms"] / 1e3)]
+        if plain is not None:
+            most = MOST_WITH_EXPERTS if experts else MOST_OF_PLAIN
+            bars.append(at_most(f"{title}: of verl's own in BF16", most, row["ms"] / plain["ms"]))
+        here = judged and (experts or model == JUDGED)
+        found += [Bar(text, target, value, met if here else None) for text, target, value, met in bars]
+    return found
 
 
 def faults_of(outcomes: Sequence[Outcome]) -> list[str]:

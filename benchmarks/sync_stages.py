@@ -50,6 +50,7 @@ TRAINER = {
     "ServerAdapter._execute_method": "engine asked",
     "BucketedWeightSender._init_socket": "bucket made",
     "BucketedWeightSender._init_buffer": "bucket made",
+    "own_share": "gathers",
     "Gather.__init__": "gathers",
     "Gather.whole": "gathers",
     "DTensor.full_tensor": "gathers",

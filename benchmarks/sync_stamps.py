@@ -40,8 +40,8 @@ def received_flat(_: Any, args: tuple, __: dict) -> int:
     """Bytes that a rank gets of others in one of our gathers."""
     import torch.distributed as dist
 
-    _, group, members = args[:3]
-    return 0 if group is None else (dist.get_world_size(group) - 1) * sum(member.bytes for member in members)
+    _, share = args
+    return 0 if share.group is None else (dist.get_world_size(share.group) - 1) * share.bytes
 
 
 def received(result: Any, args: tuple, _: dict) -> int:
@@ -86,6 +86,7 @@ TARGETS = (
     Target(f"{_ROLLOUT}.vllm_rollout", "ServerAdapter._execute_method"),
     Target("verl.workers.engine.fsdp.transformer_impl", "FSDPEngine.get_per_tensor_param"),
     Target(f"{_OURS}.compat", "fsdp2_shards", of=OURS),
+    Target(f"{_OURS}.gathering", "own_share", waits=True, of=OURS),
     Target(f"{_OURS}.gathering", "Gather.__init__", note=received_flat, waits=True, of=OURS),
     Target(f"{_OURS}.gathering", "Gather.whole", waits=True, of=OURS),
     Target("torch.distributed.tensor", "DTensor.full_tensor", note=received, waits=True, of=VERLS),

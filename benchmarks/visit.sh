@@ -2,15 +2,16 @@
 # benchmarks/visit.sh OUT [PART ..]: what one or two GPUs show in about 25 minutes, with the PYTHON that has the stack.
 # Parts: attention tests train (no part: these), demo, context (7B at 8k and 30k, every KV cache), decode_7b and decode_32b
 # (8k, many sequences, int8 cache), refits (twenty syncs beside 8-bit caches), sync; on two GPUs also experts (a sync of
-# 30B-A3B's) and apart (one trains, one generates, over sockets). Each has its minutes (MINUTES_train=30: others); one that
+# 30B-A3B's), offloaded (the same with the trainer's weights on the host between its passes, as the recipe has it) and
+# apart (one trains, one generates, over sockets). Each has its minutes (MINUTES_train=30: others); one that
 # fails or runs out of them does not stop the rest. OUT gets a log and, where there is one, JSON and a picture of each; the
 # table at the end says what to look at. Send OUT back whole. TRY=cpu: small shapes on a CPU, to see that it starts.
 set -uo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-readonly ROOT PARTS="attention tests train demo context decode_7b decode_32b refits sync experts apart"
-declare -A MINUTES=([attention]=2 [tests]=5 [train]=18 [demo]=16 [context]=30 [decode_7b]=6 [decode_32b]=8 [refits]=5
-  [sync]=15 [experts]=15 [apart]=15)
+readonly ROOT PARTS="attention tests train demo context decode_7b decode_32b refits sync experts offloaded apart"
+declare -A MINUTES=([attention]=2 [tests]=5 [train]=18 [demo]=16 [context]=30 [decode_7b]=6 [decode_32b]=8 [refits]=10
+  [sync]=15 [experts]=15 [offloaded]=18 [apart]=15)
 # verl's 2,048 MB let an engine elsewhere begin late; one device trains a whole 7B with what follows
 readonly APART=(--set verl.actor_rollout_ref.actor.use_kl_loss=false --
   actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=512
@@ -45,8 +46,10 @@ command_of() { # command_of PART: its words, one a line
     printf '%s\n' bench rollout "${shape[@]}" --out "$to.json"
     ;;
   gpu-refits) printf '%s\n' test gpu -- -k test_cache_refits ;;
-  gpu-experts)
+  gpu-experts | gpu-offloaded)
     shape=(--recipe qwen3-30b-a3b-int8-grpo-h200 --layers 10 --arms "codes,plain" --answer 64 --prompt 64 --steps 4)
+    shape+=(--set verl.actor_rollout_ref.actor.use_kl_loss=false)
+    if [[ $1 == experts ]]; then shape+=(--set training.offload=false --set rollout.gpu_memory_utilization=0.4); fi
     printf '%s\n' bench sync --gpus 2 "${shape[@]}" --folder "$to" --out "$to.json" --picture "$to.png"
     ;;
   gpu-apart) printf '%s\n' bench apart --gpus 2 --steps 4 --folder "$to" --out "$to.json" "${APART[@]}" ;;
@@ -69,7 +72,7 @@ command_of() { # command_of PART: its words, one a line
     shape=(--device cpu --gpus 1 --arms codes --steps 3)
     printf '%s\n' bench sync "${shape[@]}" --folder "$to" --out "$to.json" --picture "$to.png"
     ;;
-  cpu-experts)
+  cpu-experts | cpu-offloaded)
     shape=(--device cpu --gpus 1 --model tiny-moe --arms codes --steps 3)
     printf '%s\n' bench sync "${shape[@]}" --folder "$to" --out "$to.json" --picture "$to.png"
     ;;

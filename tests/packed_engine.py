@@ -37,8 +37,8 @@ def expected_gradients() -> dict[str, torch.Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def build(folder, attention: str, ulysses: int, dtype: str = "fp32"):
-    """The engine; `dtype` is that of its products."""
+def build(folder, attention: str, ulysses: int, dtype: str = "fp32", offload: bool = False):
+    """The engine; `dtype` is that of its products. With `offload` its weights wait on the host."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -59,6 +59,7 @@ def build(folder, attention: str, ulysses: int, dtype: str = "fp32"):
         use_dynamic_bsz=True,
         max_token_len_per_gpu=TOKENS // ulysses,
         ulysses_sequence_parallel_size=ulysses,
+        param_offload=offload,
         mixed_precision={"param_dtype": dtype, "reduce_dtype": "fp32"},
     )
     optimizer = FSDPOptimizerConfig(lr=0.0, total_training_steps=10)

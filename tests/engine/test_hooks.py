@@ -35,7 +35,7 @@ DATA = {
     *("_weight_update_active", "__traceback__", "_packed_sequences", "in_place"),
     *("quantization", "hf_overrides", "kv_cache_dtype", "attention_backend", "agent_loop_manager_class"),  # settings
     *("by_loader", "skipped", "taken", "padded", "record", "wholes"),  # of our own books
-    *("scheme", "coded", "kept", "is_apart", "bucket"),  # of our own training worker
+    *("scheme", "coded", "kept", "ahead", "is_apart", "makes_ahead", "bucket"),  # of our own training worker
 }
 
 # layout.py's books of a layer, what a layer of latent attention has derived, and scales of a KV cache.

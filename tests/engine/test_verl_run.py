@@ -254,7 +254,8 @@ def folder(tmp_path, request):
 
 def test_every_step_has_its_receipt_and_a_rollout_that_stops_following_is_seen(folder):
     extension = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=freezing.FreezingExtension"
-    steps = train(folder, QUANTIZED, extension, *KV_CACHE, steps=FOLLOWED + FROZEN)
+    offload = "actor_rollout_ref.actor.fsdp_config.param_offload=True"
+    steps = train(folder, QUANTIZED, extension, offload, *KV_CACHE, steps=FOLLOWED + FROZEN)
     followed, frozen = steps[:FOLLOWED], steps[FOLLOWED:]
     assert len(frozen) == FROZEN
     tensors = {step["refit/tensors"] for step in followed}
@@ -269,6 +270,7 @@ def test_every_step_has_its_receipt_and_a_rollout_that_stops_following_is_seen(f
         assert step["refit/kernel_ms"] + step["refit/wait_ms"] < step["refit/milliseconds"]
         assert step["refit/proved"] == step["refit/tensors"]
         assert step["refit/bytes_sent"] == step["refit/bytes"] > 0
+        assert step["refit/bytes_ahead"] > 0  # before the weights were put away
         assert step["refit/gather_ms"] > 0 and step["refit/memory_ms"] > 0
         assert 0 < step["refit/changed"] <= 1
         assert step[ESS] > 0.8

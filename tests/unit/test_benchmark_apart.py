@@ -14,7 +14,7 @@ ARM = apart.Apart("qwen2.5-7b-int8-gsm8k-h100", "qwen2.5-7b", "int8", 12, 16, 4,
 GIB = 1 << 30
 
 
-def outcome(send: str, seconds: list[float], sent: int, proved: int = 339) -> Outcome:
+def outcome(send: str, seconds: list[float], sent: int, proved: int = 339, layers: int | None = None) -> Outcome:
     steps = [
         {
             "step": number,
@@ -29,7 +29,7 @@ def outcome(send: str, seconds: list[float], sent: int, proved: int = 339) -> Ou
         }
         for number, took in enumerate(seconds, 1)
     ]
-    return Outcome(replace(ARM, send=send), 60.0, {"steps": steps, "faults": []})
+    return Outcome(replace(ARM, send=send, layers=layers), 60.0, {"steps": steps, "faults": []})
 
 
 def test_some_devices_train_and_the_others_generate():
@@ -50,6 +50,14 @@ def test_the_first_step_is_left_out_and_ratios_are_of_bf16s(tmp_path, capsys):
     assert content["faults"] == [] and "refit/replica0/proved" not in content["rows"][0]["logged"]
     apart.show(outcomes)
     assert has_line_naming(capsys.readouterr().out, "delta", "0.500")
+
+
+@pytest.mark.parametrize(
+    ("layers", "here", "met"), [(None, True, [True, False]), (None, False, [None, None]), (2, True, [None, None])]
+)
+def test_bars_are_judged_of_the_whole_7b_on_gpus(layers, here, met):
+    rows = apart.rows_of([outcome("bf16", [9, 4, 2], 8 * GIB, layers=layers), outcome("delta", [9, 0.4, 0.4], GIB)])
+    assert [bar.met for bar in apart.bars_of(rows, here)] == met
 
 
 def test_a_sync_that_is_not_proved_is_a_fault():

@@ -135,9 +135,19 @@ def test_json_is_read_and_drawn_again(tmp_path, capsys):
     assert has_line_naming(capsys.readouterr().out, "waits for the engine", "30.0")
 
 
-@pytest.mark.parametrize(("ours", "plain", "met"), [(300, 800, [True, True]), (300, 600, [True, False])])
-def test_bars(ours, plain, met):
-    rows = [{"way": way, "model": "qwen2.5-7b", "ms": ms} for way, ms in (("int8", ours), ("plain", plain))]
+@pytest.mark.parametrize(
+    ("model", "ours", "plain", "met"),
+    [
+        ("qwen2.5-7b", 300, 800, [True, True]),
+        ("qwen2.5-7b", 300, 600, [True, False]),
+        ("qwen2.5-7b-2-layers", 300, 800, [None, None]),
+        ("qwen3-30b-a3b-10-layers", 400, 800, [True]),
+        ("qwen3-30b-a3b", 401, 800, [False]),
+    ],
+)
+@pytest.mark.parametrize("way", ["int8", "codes"])
+def test_bars(way, model, ours, plain, met):
+    rows = [{"way": way, "model": model, "ms": ms} for way, ms in ((way, ours), ("plain", plain), ("bf16", 1))]
     assert [bar.met for bar in sync_report.bars_of(rows, judged=True)] == met
     assert {bar.met for bar in sync_report.bars_of(rows, judged=False)} == {None}
     assert sync_report.bars_of(rows[1:], judged=True) == []

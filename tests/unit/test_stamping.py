@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -174,9 +175,9 @@ def test_the_syncs_targets_are_there(target):
 def test_bytes_of_a_gather_are_those_of_the_other_ranks(monkeypatch):
     distributed = pytest.importorskip("torch.distributed")
     monkeypatch.setattr(distributed, "get_world_size", lambda group: {"four": 4}[group])
-    members = [SimpleNamespace(bytes=10), SimpleNamespace(bytes=6)]
-    assert received_flat(None, (object(), "four", members, "cpu"), {}) == 3 * 16
-    assert received_flat(None, (object(), None, members, "cpu"), {}) == 0
+    share = partial(SimpleNamespace, bytes=16)
+    assert received_flat(None, (object(), share(group="four")), {}) == 3 * 16
+    assert received_flat(None, (object(), share(group=None)), {}) == 0
 
 
 def test_what_is_woken():

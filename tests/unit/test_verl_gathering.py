@@ -76,7 +76,7 @@ def check_roundings(sharded: dict[str, torch.Tensor]) -> None:
         rounding = rounding_of(name, 3)
         for step in range(2):
             rounding.begin(step)
-            groups = gathering.gathered(sharded, CPU, as_what, rounding.encode)
+            groups = gathering.gathered(gathering.shares(sharded, CPU, as_what, rounding.encode))
             found = {name: one for group in groups for name, one in group if name in CODED}
             for own, one in whole.items():
                 if name == "hashed":
@@ -98,7 +98,9 @@ def check_rank(rank: int, folder) -> None:
         assert all(map(gathering.is_gathered_flat, sharded.values()))
         for at_once in (1, 200, 1 << 30):
             gathering.AT_ONCE = at_once
-            groups = list(gathering.gathered(sharded, CPU, as_what))  # all kept: none has another's memory
+            groups = list(
+                gathering.gathered(gathering.shares(sharded, CPU, as_what))
+            )  # all kept: none has another's memory
             assert [name for group in groups for name, _ in group] == list(sharded)
             assert (len(groups) == len(sharded)) == (at_once == 1)
             for name, whole in (pair for group in groups for pair in group):

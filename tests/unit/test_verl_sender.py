@@ -29,7 +29,7 @@ from ascend_quant.schemes import SCHEMES
 
 WEIGHTS = {"a": torch.ones(2, 3), "b": torch.ones(4)}
 LORA = {"r": 8}
-BUCKETS = SimpleNamespace(checkpoint_engine=SimpleNamespace(update_weights_bucket_megabytes=3))
+BUCKETS = SimpleNamespace(checkpoint_engine=SimpleNamespace(update_weights_bucket_megabytes=3), get={}.get)
 
 
 def engine(peft_config):
@@ -153,6 +153,7 @@ def test_each_sync_has_its_own_figures_of_what_was_sent(monkeypatch):
             "refit/bytes_sent": 2 * 3 * 4 + 4 * 2,
             "refit/sent_as_codes": 0,
             "refit/bytes_kept": 0,
+            "refit/bytes_ahead": 0,
         }
 
 
@@ -172,7 +173,8 @@ def test_an_actor_that_sends_patches_is_told_of_their_base(kind):
     assert [*vars(worker.checkpoint_engine)] == ([AGAINST] if patching else [])
     if patching:
         getattr(worker.checkpoint_engine, AGAINST)(5, 7)
-    assert told == ([(5, 7)] if patching else []) and (actor is None or actor.bucket == 3 << 20)
+    assert told == ([(5, 7)] if patching else [])
+    assert actor is None or (actor.bucket, actor.makes_ahead) == (3 << 20, True)
 
 
 @pytest.mark.parametrize(("bucket", "whole"), [(128, True), (127, False), (0, False)])
@@ -224,7 +226,7 @@ def test_a_steps_figures_are_those_of_the_rank_with_the_most():
     assert hasattr(worker.sent_figures, MAGIC_ATTR)  # offered to verl's controller
     asked = object.__new__(worker)
     asked.actor = SimpleNamespace(figures=SentFigures(), sent_update=None)
-    names = ("refit/gather_ms", "refit/bytes_sent", "refit/sent_as_codes", "refit/bytes_kept")
+    names = ("refit/gather_ms", "refit/bytes_sent", "refit/sent_as_codes", "refit/bytes_kept", "refit/bytes_ahead")
     assert asked.sent_figures() == dict.fromkeys(names, 0)
 
 

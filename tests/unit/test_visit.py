@@ -56,7 +56,7 @@ def test_parts_are_chosen(visit):
     assert visit(PYTHON="")[0].returncode == 2
 
 
-BENCHMARKS = ["attention", "train", "context", "decode_7b", "decode_32b", "sync", "experts", "apart"]
+BENCHMARKS = ["attention", "train", "context", "decode_7b", "decode_32b", "sync", "experts", "offloaded", "apart"]
 
 
 @pytest.mark.parametrize("where", ["gpu", "cpu"])

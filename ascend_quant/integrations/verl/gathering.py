@@ -1,5 +1,8 @@
 """Whole tensors of FSDP2's shards, many in one all-gather, and the next one under way while these are used.
 
+    shares(params, ..)    what this rank has of each group, as it leaves: codes, BF16
+    gathered(shares)      the groups whole
+
 verl 0.9.1 gathers tensor by tensor, in float32, when the sender asks for it: of the 0.51 s that a refit of a 7B was
 open on two H200s, the engine waited 0.46 s for 339 such gathers, and wrote for 0.009 s. What the engine rounds to BF16
 is rounded here before it moves, which halves the bytes.
@@ -9,7 +12,9 @@ the rows over the ranks, rounded up (`torch.chunk`, by which FSDP2 shards), so t
 another begin with the whole tensor. Rows are whole on a rank, so what leaves as codes is quantized before it moves.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -18,9 +23,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from ascend_quant.integrations.verl import compat
 from ascend_quant.refit import coding
 from ascend_quant.refit.sent import NamedTensor
 from ascend_quant.schemes import Scheme
+
+logger = logging.getLogger(__name__)
 
 AsWhat = Callable[[str, torch.Tensor], torch.dtype | Scheme]
 
@@ -30,7 +38,7 @@ ALIGNED = 16  # bytes: each piece may be viewed as any dtype
 
 @dataclass(frozen=True)
 class Piece:
-    """What this rank has of a tensor.
+    """A tensor as it leaves, and how much of it each rank has.
 
     Attributes:
         shape, dtype: of the whole as it leaves.
@@ -40,7 +48,6 @@ class Piece:
     """
 
     name: str
-    local: torch.Tensor
     shape: torch.Size
     dtype: torch.dtype
     scheme: Scheme | None
@@ -48,13 +55,11 @@ class Piece:
     first: int
 
     @classmethod
-    def of(
-        cls, name: str, local: torch.Tensor, shape: torch.Size, left: torch.dtype | Scheme, rows: int = 0, rank: int = 0
-    ) -> "Piece":
+    def of(cls, name: str, shape: torch.Size, left: torch.dtype | Scheme, rows: int = 0, rank: int = 0) -> "Piece":
         """A rank's piece of a parameter of this shape that leaves as a dtype, or as a scheme's codes."""
         if isinstance(left, torch.dtype):
-            return cls(name, local, shape, left, None, rows, rank * rows)
-        return cls(name, local, coding.sent_shape(shape), coding.codes_dtype(left), left, rows, rank * rows)
+            return cls(name, shape, left, None, rows, rank * rows)
+        return cls(name, coding.sent_shape(shape), coding.codes_dtype(left), left, rows, rank * rows)
 
     def part(self, local: torch.Tensor) -> coding.Part:
         """What is encoded: the local rows, wherever they are now."""
@@ -75,23 +80,71 @@ class Piece:
         return self.shape.numel() * self.dtype.itemsize
 
 
-def gathered(
+Members = list[tuple[Piece, torch.Tensor]]  # with what this rank has of each
+
+
+@dataclass(frozen=True)
+class Share:
+    """What this rank has of a group, as it leaves.
+
+    Attributes:
+        group: of the ranks over which it is sharded; None for tensors that are whole here.
+        pieces: of its tensors.
+        mine: their bytes, one after the other; empty with no group.
+        whole: the tensors, with no group.
+    """
+
+    group: Any
+    pieces: tuple[Piece, ...]
+    mine: torch.Tensor
+    whole: tuple[NamedTensor, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """That it holds."""
+        return self.mine.nbytes + sum(tensor.nbytes for _, tensor in self.whole)
+
+
+def own_share(group: Any, members: Members, device: torch.device, encode: coding.Encode) -> Share:
+    """Made of what this rank has; asynchronous, in memory of its own where it is gathered."""
+    pieces = tuple(piece for piece, _ in members)
+    if group is None:
+        return Share(None, pieces, torch.empty(0, dtype=torch.uint8), tuple(_made(members, encode)))
+    mine = torch.empty(sum(piece.bytes for piece in pieces), dtype=torch.uint8, device=device)
+    begin, places = 0, []
+    for piece, local in members:
+        shape = (local.shape[0], *piece.shape[1:])
+        place = mine[begin : begin + prod(shape) * piece.dtype.itemsize]
+        places.append(place.view(piece.dtype).view(shape))
+        begin += piece.bytes
+    _put(members, places, device, encode)
+    return Share(group, pieces, mine)
+
+
+def shares(
     params: Mapping[str, torch.Tensor], device: torch.device, as_what: AsWhat, encode: coding.Encode = coding.encode
-) -> Iterator[list[NamedTensor]]:
-    """The parameters whole, in their order, group by group; a collective: every rank exhausts it.
+) -> Iterator[Share]:
+    """What this rank has of the parameters, in their order, group by group.
 
     Args:
         params: by name, the same on every rank; shards of rows (DTensor), or whole tensors, which stay where they are.
         device: of the process group; shards may wait on the host.
         as_what: in which dtype a parameter leaves, or as which scheme's codes (still by its own name).
         encode: makes these.
+    """
+    for group, members in groups(params, as_what):
+        yield own_share(group, members, device, encode)
+
+
+def gathered(parts: Iterable[Share]) -> Iterator[list[NamedTensor]]:
+    """The tensors of all ranks' shares, group by group; a collective: every rank exhausts it.
 
     Yields:
         Tensors of a group, with memory of their own.
     """
     waiting = None
-    for group, members in groups(params, as_what):
-        under_way = Gather(group, members, device, encode)
+    for share in parts:
+        under_way = Gather(share)
         if waiting is not None:
             yield waiting.whole()
         waiting = under_way
@@ -99,31 +152,49 @@ def gathered(
         yield waiting.whole()
 
 
-def groups(params: Mapping[str, torch.Tensor], as_what: AsWhat) -> Iterator[tuple[Any, list[Piece]]]:
+def groups(params: Mapping[str, torch.Tensor], as_what: AsWhat) -> Iterator[tuple[Any, Members]]:
     """Consecutive parameters that are sharded over the same ranks, AT_ONCE bytes together; with their process group."""
-    members: list[Piece] = []
+    members: Members = []
     same, size = None, 0
     for name, param in params.items():
-        group, piece = _piece(name, param, as_what(name, param))
+        group, piece, local = _piece(name, param, as_what(name, param))
         if members and (group is not same or size + piece.whole_bytes > AT_ONCE):
             yield same, members
             members, size = [], 0
-        members.append(piece)
+        members.append((piece, local))
         same, size = group, size + piece.whole_bytes
     if members:
         yield same, members
 
 
-def _piece(name: str, param: torch.Tensor, left: torch.dtype | Scheme) -> tuple[Any, Piece]:
-    """Of a parameter, with the ranks that it is sharded over; None if there is nothing to gather."""
-    if not isinstance(param, DTensor):
-        return None, Piece.of(name, param, param.shape, left)
-    cut = _cut(param)
+def _piece(name: str, param: torch.Tensor, left: torch.dtype | Scheme) -> tuple[Any, Piece, torch.Tensor]:
+    """Of a parameter, with the ranks that it is sharded over (None if there is nothing to gather) and what is here."""
+    local = local_of(param)
+    cut = _cut(param) if isinstance(param, DTensor) else []
     if not cut:
-        return None, Piece.of(name, param.to_local(), param.shape, left)
+        return None, Piece.of(name, param.shape, left), local
     mesh, (at,) = param.device_mesh, cut
     rows = -(-param.shape[0] // mesh.size(at))
-    return mesh.get_group(at), Piece.of(name, param.to_local(), param.shape, left, rows, mesh.get_local_rank(at))
+    return mesh.get_group(at), Piece.of(name, param.shape, left, rows, mesh.get_local_rank(at)), local
+
+
+def local_of(param: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a parameter, no part of a graph."""
+    return (param.to_local() if isinstance(param, DTensor) else param).detach()
+
+
+def flat_shards(engine: Any) -> dict[str, torch.Tensor] | None:
+    """What this rank has of the parameters of verl's training engine; None where verl is to gather them."""
+    found = compat.fsdp2_shards(engine)
+    if found is not None and (other := [name for name, shard in found.items() if not is_gathered_flat(shard)]):
+        tell_of_other_shards(other[0], len(other))
+        return None
+    return found
+
+
+@functools.cache  # once
+def tell_of_other_shards(name: str, count: int) -> None:
+    logger.warning("%d parameters, such as %s, are not sharded by rows: verl gathers them one by one", count, name)
 
 
 def is_gathered_flat(param: torch.Tensor) -> bool:
@@ -139,61 +210,52 @@ def _cut(param: DTensor) -> list[int]:
     return [at for at, placement in enumerate(param.placements) if not isinstance(placement, Replicate)]
 
 
-def _put(members: Sequence[Piece], places: Sequence[torch.Tensor], device: torch.device, encode: coding.Encode) -> None:
+def _put(members: Members, places: Sequence[torch.Tensor], device: torch.device, encode: coding.Encode) -> None:
     """Write what this rank has of some pieces to where it leaves from; codes of all of them at once."""
     coded: dict[Scheme, list[tuple[coding.Part, torch.Tensor]]] = {}
-    for member, place in zip(members, places, strict=True):
-        local = member.local.detach().to(device, non_blocking=True)  # first: copy_ would round on the host
-        if member.scheme is None:
-            place.copy_(local)
+    for (piece, local), place in zip(members, places, strict=True):
+        here = local.to(device, non_blocking=True)  # first: copy_ would round on the host
+        if piece.scheme is None:
+            place.copy_(here)
         else:
-            coded.setdefault(member.scheme, []).append((member.part(local), place))
+            coded.setdefault(piece.scheme, []).append((piece.part(here), place))
     for scheme, pairs in coded.items():
         encode(*zip(*pairs, strict=True), scheme)
 
 
-def _made(members: Sequence[Piece], encode: coding.Encode) -> list[NamedTensor]:
+def _made(members: Members, encode: coding.Encode) -> list[NamedTensor]:
     """What leaves of tensors that are whole here."""
     found = []
-    for member in members:
-        if member.scheme is None:
-            found.append((member.name, member.local.to(member.dtype)))
+    for piece, local in members:
+        if piece.scheme is None:
+            found.append((piece.name, local.to(piece.dtype)))
         else:
-            [(_, sent)] = coding.coded([(member.name, member.local.detach())], member.scheme, encode)
-            found.append((member.name, sent))
+            [(_, sent)] = coding.coded([(piece.name, local)], piece.scheme, encode)
+            found.append((piece.name, sent))
     return found
 
 
 class Gather:
     """An all-gather that has been started; `whole` waits for it, on the device's stream where it has one."""
 
-    def __init__(self, group: Any, members: list[Piece], device: torch.device, encode: coding.Encode):
-        self._members, self._work, self._encode = members, None, encode
-        if group is None:
-            return
-        ranks, size = dist.get_world_size(group), sum(member.bytes for member in members)
-        self._mine = torch.empty(size, dtype=torch.uint8, device=device)
-        self._all = torch.empty(ranks, size, dtype=torch.uint8, device=device)
-        begin, places = 0, []
-        for member in members:
-            shape = (member.local.shape[0], *member.shape[1:])
-            place = self._mine[begin : begin + prod(shape) * member.dtype.itemsize]
-            places.append(place.view(member.dtype).view(shape))
-            begin += member.bytes
-        _put(members, places, device, encode)
-        self._work = dist.all_gather_into_tensor(self._all.view(-1), self._mine, group=group, async_op=True)
+    def __init__(self, share: Share):
+        self._share, self._work = share, None
+        if share.group is not None:
+            mine = share.mine
+            self._all = torch.empty(dist.get_world_size(share.group), len(mine), dtype=mine.dtype, device=mine.device)
+            self._work = dist.all_gather_into_tensor(self._all.view(-1), mine, group=share.group, async_op=True)
 
     def whole(self) -> list[NamedTensor]:
         """The tensors; once."""
+        pieces, whole = self._share.pieces, [*self._share.whole]
         if self._work is None:
-            return _made(self._members, self._encode)
+            return whole
         self._work.wait()
-        found, begin = [], 0
-        for member in self._members:
-            pieces = self._all[:, begin : begin + member.bytes]
-            begin += member.bytes
-            flat = pieces[:, : member.filled].reshape(-1)[: member.whole_bytes]  # a copy, unless it is the only one
-            found.append((member.name, flat.view(member.dtype).view(member.shape)))
-        self._members = []
-        del self._mine, self._all
-        return found
+        begin = 0
+        for piece in pieces:
+            there = self._all[:, begin : begin + piece.bytes]
+            begin += piece.bytes
+            flat = there[:, : piece.filled].reshape(-1)[: piece.whole_bytes]  # a copy, unless it is the only one
+            whole.append((piece.name, flat.view(piece.dtype).view(piece.shape)))
+        del self._share, self._all
+        return whole

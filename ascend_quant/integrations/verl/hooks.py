@@ -250,6 +250,7 @@ WITH_CACHE_KEPT = (
         (
             "verl.workers.engine_workers:get_torch_device",
             "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:get_torch_device",
+            "verl.utils.fsdp_utils:get_torch_device",  # where weights go back to the host, which are there
         ),
         with_cache_kept,
         why="before and after a sync verl gives back what the trainer's allocator has cached, 0.27 of the 0.69 s of a "
@@ -341,6 +342,13 @@ BY_HAND = (
         why="digests follow the weights, before any transport",
         versions="verl 0.9.1",
         off=OWN_ENTRY,
+    ),
+    ByHand(
+        "to of the training engine",
+        f"{_HERE}.sender:SendingTrainingWorker.__init__",
+        why="what leaves is made before an update's weights wait on the host, from where verl brings them back to send",
+        versions="verl 0.9.1",
+        off="memory=release of our options (docs/verl.md)",
     ),
     ByHand(
         "resume and update_weights of one rollout adapter, during a sync",

@@ -6,9 +6,8 @@ through shared memory or IPC, and what distant ones get through a checkpoint eng
 
 import asyncio
 import functools
-import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from typing import Any
@@ -20,13 +19,14 @@ from verl.utils.device import get_device_name
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from ascend_quant.integrations.verl import compat, hooks, room
-from ascend_quant.integrations.verl.gathering import gathered, is_gathered_flat
+from ascend_quant.integrations.verl.gathering import flat_shards, gathered, shares
 from ascend_quant.integrations.verl.kv_maxima import Maxima
 from ascend_quant.integrations.verl.leaving import ENGINE_DTYPE, Leaving, kept_by
+from ascend_quant.integrations.verl.offloaded import Made, Offloaded, wait_for_host
 from ascend_quant.integrations.verl.patches import Patching, telling
 from ascend_quant.integrations.verl.sent_figures import Figures, SentFigures
 from ascend_quant.integrations.verl.sent_update import SentUpdate
-from ascend_quant.integrations.verl.settings import NAIVE, Patches, bucket_bytes
+from ascend_quant.integrations.verl.settings import NAIVE, Patches, bucket_bytes, keeps_memory
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError, coding, lossless
@@ -36,8 +36,6 @@ from ascend_quant.refit.proof import prepare, sending_groups
 from ascend_quant.refit.rounding import Nearest
 from ascend_quant.refit.sent import NamedTensor
 from ascend_quant.schemes import Scheme
-
-logger = logging.getLogger(__name__)
 
 
 class SendingTrainingWorker(TrainingWorker):
@@ -53,11 +51,12 @@ class SendingTrainingWorker(TrainingWorker):
         form: of the scales of a KV cache that follow the weights, see kv_maxima.py; None if none do.
         patching: sends patches to engines elsewhere; None where none are sent.
         is_apart: whether this sync goes to engines on devices of their own.
+        makes_ahead: whether what leaves is made before an update's weights wait on the host, see offloaded.py.
         unquantized: by fake quantization, see qat_worker.py.
         figures: of the last sync.
     """
 
-    proves, rounds, is_apart = True, False, False
+    proves, rounds, is_apart, makes_ahead = True, False, False, False
     bucket = 0
     scheme: Scheme | None = None
     coded: Collection[str] = frozenset()
@@ -80,6 +79,12 @@ class SendingTrainingWorker(TrainingWorker):
             install(hooks.WITH_KV_SCALES)
             get_weights = self.once_looked_at(get_weights)
         self.engine.get_per_tensor_param = with_weights(get_weights, self.as_sent)
+        self.engine.to = self.offloaded.before(self.engine.to)
+
+    @functools.cached_property
+    def offloaded(self) -> Offloaded:
+        """What was made of weights before they went to the host."""
+        return Offloaded(self.engine, self._made_ahead)
 
     @functools.cached_property
     def rounding(self) -> Nearest:
@@ -89,8 +94,7 @@ class SendingTrainingWorker(TrainingWorker):
     def as_sent(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
         """The engine's weights as they leave; digests are of them before they become patches or are packed."""
         install(hooks.WHEN_WEIGHTS_LEAVE)  # the rollout's module is there by now
-        kept = kept_by(self.engine.module) if self.rounds else ()
-        leaving, update = Leaving(self.rounds, kept, self.scheme, self.coded, self.rounding.encode), self.sent_update
+        leaving, update = self._leaving(), self.sent_update
         groups = self._gathered(leaving)
         if groups is None:
             if self.rounding.by_shard:
@@ -137,22 +141,44 @@ class SendingTrainingWorker(TrainingWorker):
 
     @functools.wraps(TrainingWorker.train_mini_batch)
     def train_mini_batch(self, data: Any) -> Any:
-        with self.maxima.training() if self.form is not None else nullcontext():
+        with self.offloaded.updating(), self.maxima.training() if self.form is not None else nullcontext():
             return super().train_mini_batch(data)
+
+    def _leaving(self) -> Leaving:
+        """How weights leave now."""
+        kept = kept_by(self.engine.module) if self.rounds else ()
+        return Leaving(self.rounds, kept, self.scheme, self.coded, self.rounding.encode)
+
+    @torch.no_grad()
+    def _made_ahead(self) -> Made | None:
+        """What this rank has, as it leaves; None where verl gathers, or codes depend on the step of their sync."""
+        if not self.makes_ahead or (self.scheme is not None and self.rounding.of_float32):
+            return None
+        shards, leaving = flat_shards(self.engine), self._leaving()
+        if shards is None:
+            return None
+        self._look(shards, leaving)
+        return [*shares(shards, own_device(), leaving.as_what, leaving.encode)], leaving
 
     def _gathered(self, leaving: Leaving) -> Iterable[list[NamedTensor]] | None:
         """The weights in groups, gathered by us; None where verl is to do it."""
-        shards = compat.fsdp2_shards(self.engine)
+        shards = flat_shards(self.engine)
         if shards is None:
             return None
-        if other := [name for name, shard in shards.items() if not is_gathered_flat(shard)]:
-            tell_of_other_shards(other[0], len(other))
-            return None
-        if self.sent_update is not None:
-            self.sent_update.look(shards, [*leaving.as_codes(shards)])
-        whole = gathered(shards, own_device(), leaving.as_what, leaving.encode)
+        self.figures.ahead = self.offloaded.bytes
+        parts = self.offloaded.take(leaving)
+        if parts is None:
+            self.figures.ahead, parts = 0, shares(shards, own_device(), leaving.as_what, leaving.encode)
+            self._look(shards, leaving)
+        whole = gathered(parts)
         whole = whole if self.sent_update is None else self.sent_update.leaving(whole)
         return (leaving.named(self._in_buckets(group)) for group in whole)
+
+    def _look(self, shards: Mapping[str, torch.Tensor], leaving: Leaving) -> None:
+        """For how much of the update their codes take."""
+        if self.sent_update is not None:
+            wait_for_host(shards, own_device())
+            self.sent_update.look(shards, [*leaving.as_codes(shards)])
 
     def _in_buckets(self, group: Sequence[NamedTensor]) -> Iterator[NamedTensor]:
         """Each layer's experts in one tensor where a bucket holds it: taken apart, each costs Python on both sides."""
@@ -182,11 +208,6 @@ class SendingTrainingWorker(TrainingWorker):
         self.seconds = time.perf_counter() - self.began
 
 
-@functools.cache  # once
-def tell_of_other_shards(name: str, count: int) -> None:
-    logger.warning("%d parameters, such as %s, are not sharded by rows: verl gathers them one by one", count, name)
-
-
 def own_device() -> torch.device:
     """This process's, with its number."""
     return torch.empty(0, device=get_device_name()).device
@@ -206,7 +227,7 @@ class SendsWeights:
         super().init_model()
         if self.actor is None:  # the worker of a reference alone
             return
-        self.actor.bucket = bucket_bytes(self.config.rollout)
+        self.actor.bucket, self.actor.makes_ahead = bucket_bytes(self.config.rollout), keeps_memory(self.config.rollout)
         if self.actor.patching is not None and hasattr(self, "checkpoint_engine"):
             telling(self.checkpoint_engine, self.actor.patching.against)
 

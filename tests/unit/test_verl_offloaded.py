@@ -1,0 +1,133 @@
+"""What leaves is made before an update's weights wait on the host, and used for these alone: verl's engine, 2 ranks."""
+
+import os
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("verl", reason="the engine is verl's")
+pytest.importorskip("vllm", reason="verl's workers need vLLM")
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from gloo_ranks import leave
+
+from ascend_quant.refit.coding import coded
+from ascend_quant.refit.proof import Receiving
+from ascend_quant.refit.rounding import rounding_of
+from ascend_quant.schemes import SCHEMES
+
+RANKS = 2
+INT8 = SCHEMES["int8"]
+CODED = "model.layers.0.mlp.up_proj.weight"
+
+
+def worker_of(folder, ahead: bool = True, rounding: str = "nearest"):
+    """The worker that sends, with verl's engine and what verl's own export gives of it."""
+    from packed_engine import build
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    from ascend_quant.integrations.verl import packed_attention, sender, sent_figures
+
+    own = object.__new__(sender.sends_weights(ActorRolloutRefWorker, "bfloat16").actor_worker_cls)
+    own.engine, own.figures, own.coded = (
+        build(folder, packed_attention.PACKED, 1, offload=True),
+        sent_figures.SentFigures(),
+        (),
+    )
+    own.makes_ahead, own.rounding, own.bucket = ahead, rounding_of(rounding), 1 << 30
+    own.engine.to = own.offloaded.before(own.engine.to)
+    return own
+
+
+def update(own, by: float, mode: str = "train") -> None:
+    """Every weight grows; the engine takes its weights and gives them back as around an update or a pass."""
+    engine, trains = own.engine, mode == "train"
+    around = own.offloaded.updating() if trains else nullcontext()
+    with around, engine.train_mode() if trains else engine.eval_mode(), torch.no_grad():
+        for parameter in engine.module.parameters() if by else ():
+            parameter.add_(by)
+
+
+def expected(own) -> dict[str, torch.Tensor]:
+    """Of verl's whole weights."""
+    found = {}
+    for name, whole in own.engine.get_per_tensor_param()[0]:
+        if name in own.coded:
+            name, whole = coded([(name, whole)], INT8, own.rounding.encode)[0]
+        found[name] = whole.bfloat16() if whole.is_floating_point() and whole.dim() == 2 else whole
+    return found
+
+
+def synced(own) -> int:
+    """The bytes that had been made ahead of a sync, whose weights are those that the engine has now."""
+    receiving, wanted = Receiving(), expected(own)
+    found = dict(receiving.take(list(own.as_sent(own.engine.get_per_tensor_param()[0]))))
+    assert receiving.prove() == len(wanted) and found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], one) for name, one in wanted.items())
+    return own.figures.as_metrics()["refit/bytes_ahead"]
+
+
+def begin(rank: int, folder) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    torch.set_num_threads(1)
+    import verl  # noqa: F401  the plugin brings the cpu platform
+
+
+def check_floats(rank: int, folder) -> None:
+    begin(rank, folder)
+    own = worker_of(folder)
+    assert synced(own) == 0  # of the weights that training begins with
+    update(own, 0.5)
+    matrices = [parameter for parameter in own.engine.module.parameters() if parameter.dim() == 2]
+    others = [parameter for parameter in own.engine.module.parameters() if parameter.dim() != 2]
+    bf16, fp32 = (sum(one.to_local().numel() for one in group) for group in (matrices, others))
+    assert bf16 * 2 + fp32 * 4 <= synced(own) <= bf16 * 2 + fp32 * 4 + 16 * len(others)
+    assert synced(own) == 0  # once; a sync again begins with the weights on the host
+    update(own, 0.25)
+    update(own, 0.0, "eval")
+    assert synced(own) == 0
+    update(own, 0.25)
+    with torch.no_grad():
+        matrices[0].add_(1)  # as a checkpoint that is loaded
+    assert synced(own) == 0
+    update(own, 0.25)
+    own.scheme, own.coded = INT8, frozenset({CODED})  # the engines have named them meanwhile
+    assert synced(own) == 0
+    leave()
+
+
+def check_codes(rank: int, folder) -> None:
+    """Hashed ones are drawn by the step, which their sync names."""
+    begin(rank, folder)
+    for rounding, ahead in (("nearest", True), ("nearest", False), ("hashed", True)):
+        own = worker_of(folder, ahead, rounding)
+        own.send_codes(INT8, frozenset({CODED, CODED.replace("up_proj", "down_proj")}))
+        for _ in range(2):
+            update(own, 0.125)
+            assert (synced(own) > 0) == (ahead and rounding == "nearest")
+        if rank == 0:  # looked at wherever the weights were
+            assert own.sent_update.update.figures["update/cosine"] > 0.5
+    leave()
+
+
+@pytest.mark.parametrize("check", [check_floats, check_codes])
+def test_what_was_made_ahead_is_what_leaves(check, tmp_path, monkeypatch):
+    from packed_engine import plain_model
+
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    plain_model().save_pretrained(tmp_path / "model")
+    mp.spawn(check, (tmp_path,), nprocs=RANKS)
+
+
+@pytest.mark.parametrize(("device", "shards", "waits"), [("cuda", "cpu", 1), ("cuda", "meta", 0), ("cpu", "cpu", 0)])
+def test_what_is_on_its_way_to_the_host_is_waited_for(device, shards, waits, monkeypatch):
+    from ascend_quant.integrations.verl import offloaded
+
+    waited = []
+    monkeypatch.setattr(offloaded, "get_torch_device", lambda: SimpleNamespace(synchronize=lambda: waited.append(1)))
+    offloaded.wait_for_host({"a": torch.empty(2, device=shards)}, torch.device(device))
+    assert len(waited) == waits
