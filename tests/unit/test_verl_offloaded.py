@@ -1,4 +1,4 @@
-"""What leaves is made before an update's weights wait on the host, and used for these alone: verl's engine, 2 ranks."""
+"""What leaves is made before an update's weights wait on the host, and used for these alone: verl's own engine."""
 
 import os
 from contextlib import nullcontext
@@ -19,7 +19,7 @@ from ascend_quant.refit.proof import Receiving
 from ascend_quant.refit.rounding import rounding_of
 from ascend_quant.schemes import SCHEMES
 
-RANKS = 2
+RANKS = 1  # shares of more are gathered in test_verl_gathering.py
 INT8 = SCHEMES["int8"]
 CODED = "model.layers.0.mlp.up_proj.weight"
 
