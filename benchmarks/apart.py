@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks import train_options
-from benchmarks.bars import Bar, at_most
+from benchmarks.bars import Bar, at_most, judged_bars
 from benchmarks.machine import hardware
 from benchmarks.refit import choices, in_turn
 from benchmarks.report import bars_table, console, write_run
@@ -144,8 +144,7 @@ def bars_of(rows: Sequence[dict], judged: bool) -> list[Bar]:
         for row in rows
         for name, most in MOST.get(row["send"], {}).items()
     ]
-    here = judged and base["model"] == JUDGED
-    return [Bar(text, target, value, met if here else None) for text, target, value, met in found]
+    return judged_bars(found, judged and base["model"] == JUDGED)
 
 
 def faults_of(outcomes: Sequence[Outcome]) -> list[str]:

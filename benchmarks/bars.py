@@ -4,7 +4,7 @@ A bar is judged on the hardware and the shapes it was set for: a GPU, a model th
 Elsewhere the figure is shown all the same.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.models import get_model
@@ -36,7 +36,7 @@ def bars_of(outcomes: Sequence[Outcome]) -> list[Bar]:
     figures = {(row.part, row.model, row.method): row for row in rows_of(outcomes)}
     judged = bool(outcomes) and all(o.task.device == "cuda" and _is_whole(o) for o in outcomes)
     found = [*_kernels(figures, copy_rate(outcomes)), *_engine(figures), *_ranks(figures)]
-    return [Bar(text, target, value, met if judged else None) for text, target, value, met in found]
+    return judged_bars(found, judged)
 
 
 def _is_whole(outcome: Outcome) -> bool:
@@ -45,15 +45,21 @@ def _is_whole(outcome: Outcome) -> bool:
     return outcome.task.part == "graphs" or (model.real and layers == model.layers)
 
 
-Found = Iterator[tuple[str, str, float, bool]]
+Judgement = tuple[str, str, float, bool]
+Found = Iterator[Judgement]
 
 
-def at_least(text: str, least: float, value: float) -> tuple[str, str, float, bool]:
+def judged_bars(found: Iterable[Judgement], judged: bool) -> list[Bar]:
+    """What `at_least` and `at_most` say, with their verdict only where it is one."""
+    return [Bar(text, target, value, met if judged else None) for text, target, value, met in found]
+
+
+def at_least(text: str, least: float, value: float) -> Judgement:
     """A bar's text, target, value and whether it is met."""
     return text, f">= {least:g}", value, value >= least
 
 
-def at_most(text: str, most: float, value: float) -> tuple[str, str, float, bool]:
+def at_most(text: str, most: float, value: float) -> Judgement:
     """The same from the other side."""
     return text, f"<= {most:g}", value, value <= most
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.bars import Bar, at_most
+from benchmarks.bars import Bar, at_most, judged_bars
 from benchmarks.machine import hardware
 from benchmarks.report import bars_table, console, write_run
 from benchmarks.sync_measured import PLAIN, SETTLED
@@ -82,8 +82,7 @@ def bars_of(rows: Sequence[dict], judged: bool) -> list[Bar]:
         if plain is not None:
             most = MOST_WITH_EXPERTS if experts else MOST_OF_PLAIN
             bars.append(at_most(f"{title}: of verl's own in BF16", most, row["ms"] / plain["ms"]))
-        here = judged and (experts or model == JUDGED)
-        found += [Bar(text, target, value, met if here else None) for text, target, value, met in bars]
+        found += judged_bars(bars, judged and (experts or model == JUDGED))
     return found
 
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ascend_quant.advise.devices import DATA_SHEETS
-from benchmarks.bars import Bar, at_least, at_most
+from benchmarks.bars import Bar, at_least, at_most, judged_bars
 from benchmarks.flops import update_flops
 from benchmarks.machine import hardware
 from benchmarks.models import get_model
@@ -145,7 +145,7 @@ def bars_of(rows: Sequence[Row], judged: bool) -> list[Bar]:
         if row.rollout_ratio is not None:
             found.append(at_least(f"{title}: rollout's tokens/s, int8 / bf16", LEAST_ROLLOUT, row.rollout_ratio))
             found.append(at_most(f"{title}: seconds a step, int8 / bf16", MOST_STEP, row.step_ratio))
-        bars += [Bar(text, target, value, met if here else None) for text, target, value, met in found]
+        bars += judged_bars(found, here)
     return bars
 
 

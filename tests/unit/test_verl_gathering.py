@@ -98,9 +98,8 @@ def check_rank(rank: int, folder) -> None:
         assert all(map(gathering.is_gathered_flat, sharded.values()))
         for at_once in (1, 200, 1 << 30):
             gathering.AT_ONCE = at_once
-            groups = list(
-                gathering.gathered(gathering.shares(sharded, CPU, as_what))
-            )  # all kept: none has another's memory
+            shares = gathering.shares(sharded, CPU, as_what)
+            groups = list(gathering.gathered(shares))  # all kept: none has another's memory
             assert [name for group in groups for name, _ in group] == list(sharded)
             assert (len(groups) == len(sharded)) == (at_once == 1)
             for name, whole in (pair for group in groups for pair in group):

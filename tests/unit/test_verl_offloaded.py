@@ -25,18 +25,14 @@ CODED = "model.layers.0.mlp.up_proj.weight"
 
 
 def worker_of(folder, ahead: bool = True, rounding: str = "nearest"):
-    """The worker that sends, with verl's engine and what verl's own export gives of it."""
+    """The worker that sends, with verl's engine, whose weights wait on the host."""
     from packed_engine import build
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     from ascend_quant.integrations.verl import packed_attention, sender, sent_figures
 
     own = object.__new__(sender.sends_weights(ActorRolloutRefWorker, "bfloat16").actor_worker_cls)
-    own.engine, own.figures, own.coded = (
-        build(folder, packed_attention.PACKED, 1, offload=True),
-        sent_figures.SentFigures(),
-        (),
-    )
+    own.engine, own.figures = build(folder, packed_attention.PACKED, 1, offload=True), sent_figures.SentFigures()
     own.makes_ahead, own.rounding, own.bucket = ahead, rounding_of(rounding), 1 << 30
     own.engine.to = own.offloaded.before(own.engine.to)
     return own

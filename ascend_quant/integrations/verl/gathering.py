@@ -184,7 +184,7 @@ def local_of(param: torch.Tensor) -> torch.Tensor:
 
 
 def flat_shards(engine: Any) -> dict[str, torch.Tensor] | None:
-    """What this rank has of the parameters of verl's training engine; None where verl is to gather them."""
+    """The parameters of verl's training engine by the names that it sends; None where verl is to gather them."""
     found = compat.fsdp2_shards(engine)
     if found is not None and (other := [name for name, shard in found.items() if not is_gathered_flat(shard)]):
         tell_of_other_shards(other[0], len(other))

@@ -8,8 +8,8 @@ which begins with the first rank's shard.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from ascend_quant.integrations.verl.gathering import local_of
 from ascend_quant.refit.coding import codes_dtype, parted
 from ascend_quant.refit.sent import NamedTensor
 from ascend_quant.refit.update import Kept, Rows, Update
@@ -67,7 +67,7 @@ class SentUpdate:
         self._rows, self._lengths = {}, {}
 
     def _look_at(self, name: str, tensor: torch.Tensor) -> None:
-        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+        local = local_of(tensor)
         if local.numel():
             dtype = torch.float32 if self._of_float32 else torch.bfloat16
             self._rows[name], self._lengths[name] = some_rows(name, local).to(dtype, copy=True), len(local)
