@@ -15,9 +15,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).pare
 SEVERAL_AT_ONCE = "PYTEST_XDIST_WORKER" in os.environ
 LONGEST_FIRST = (  # else one process would be left with them when the others have ended
     "test_verl_run",
+    "test_verl_apart",
     "test_qat_demo",
     "test_mismatch_command",
+    "test_study_run",
     "test_parallel",
+    "test_readme_example",
     "test_separate_core",
     "test_verl_data_parallel",
     "test_smoke_engine",

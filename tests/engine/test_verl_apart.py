@@ -1,0 +1,102 @@
+"""Runs of verl on a CPU whose engine has a device of its own: syncs are proved, and a wrong bit in one ends the run."""
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("verl", reason="the verl adapter needs verl")
+pytest.importorskip("vllm", reason="the engine tests need vLLM")
+
+from verl_runs import OURS, QUANTIZED, logged, prepare, train
+
+from launch.demo.model import TINY, vocabulary
+
+pytestmark = pytest.mark.timeout(600)
+
+WIDE = TINY | {"hidden_size": 256}  # matrices of such rows travel packed to engines elsewhere
+SHAPES = {"qwen2": TINY, "qwen3-moe": WIDE}
+TRANSPORT = Path(__file__).with_name("tcp_checkpoint_engine.py")
+FULLY_ASYNC = "ascend_quant.integrations.verl.main_fully_async"
+ELSEWHERE = (  # an engine on a device that is not the trainer's
+    "actor_rollout_ref.hybrid_engine=False",
+    "++actor_rollout_ref.rollout.nnodes=1",
+    "++actor_rollout_ref.rollout.n_gpus_per_node=1",
+    "++actor_rollout_ref.rollout.checkpoint_engine.backend=tcp",
+    f"++actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module={TRANSPORT.stem}",
+    "++ray_kwargs.ray_init.num_gpus=2",
+)
+
+
+class Apart(NamedTuple):
+    """A run whose engine is elsewhere, with a sync before the first step and one after each.
+
+    Attributes:
+        main: that starts it.
+        send: what the trainer sends.
+        settings: of its mode.
+        corrupts: the sync with a wrong bit; it ends the run.
+        figures: how many of the syncs before it have figures in the log.
+        named: what the error names.
+        model: that is trained.
+        tensors: it has, as checkpoints do.
+        coded: of those that leave as codes; a layer's experts leave as two.
+    """
+
+    main: str
+    send: str
+    settings: tuple[str, ...]
+    corrupts: int
+    figures: int
+    named: str
+    model: str
+    tensors: int
+    coded: int
+
+
+APART = (
+    Apart(
+        *(OURS, "int8"),
+        (
+            *("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=1"),
+            "+actor_rollout_ref.rollout.engine_kwargs.ascend_quant.rounding=carried",
+        ),
+        *(3, 1, r"weight sync failed.*model\.embed_tokens\.weight.*values"),
+        *("qwen3-moe", 2 * (9 + 3 * 8) + 3, 2 * (4 + 2)),
+    ),
+    Apart(
+        *(FULLY_ASYNC, "delta"),
+        (
+            *("data.train_batch_size=0", "data.gen_batch_size=1", "rollout.nnodes=1", "rollout.n_gpus_per_node=1"),
+            *("rollout.total_rollout_steps=24", "async_training.trigger_parameter_sync_step=1"),
+            *("async_training.staleness_threshold=0.5", "++ray_kwargs.ray_init.num_cpus=32"),
+            "actor_rollout_ref.actor.optim.lr=1e-6",
+        ),
+        *(4, 3, r"ascend_quant\.delta\.0: format"),
+        *("qwen2", 2 * 12 + 3, 2 * 7),
+    ),
+)
+
+
+@pytest.mark.parametrize("run", APART, ids=[run.send for run in APART])
+def test_a_bit_that_changes_on_its_way_to_an_engine_elsewhere_ends_the_run_and_is_named(tmp_path, run):
+    """The engine has a device of its own; its weights come through a checkpoint engine, and a worker beside it."""
+    folder = prepare(tmp_path, run.model, SHAPES[run.model])
+    shutil.copy(TRANSPORT, folder)
+    send = f"+actor_rollout_ref.rollout.engine_kwargs.ascend_quant.send={run.send}"  # codes from the second sync on
+    wrong = f"++actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.tcp.corrupts={run.corrupts}"
+    with pytest.raises(AssertionError, match=run.named):
+        train(folder, QUANTIZED, *ELSEWHERE, *run.settings, send, wrong, main=run.main)
+    synced = [step for step in logged(folder) if "refit/proved" in step]
+    assert len({step["refit/digest"] for step in synced}) == len(synced) == run.figures
+    for step in synced:
+        assert step["refit/proved"] == step["refit/tensors"] == run.tensors
+        assert step["refit/bytes"] > 0
+    if run.send == "int8":  # with half a byte less of each number of embedding and head, and 96 bytes more of each row
+        saved = 2 * len(vocabulary()) * (WIDE["hidden_size"] // 2 - 96)
+        assert synced[-1]["refit/bytes_sent"] == synced[-1]["refit/bytes"] - saved
+    assert synced[-1]["refit/sent_as_codes"] == run.coded
+    if run.send == "delta":  # all, all as codes, and what of these has changed
+        whole, codes, changed = (step["refit/bytes_sent"] for step in synced)
+        assert whole > codes > 0.5 * whole and changed < 0.1 * codes
