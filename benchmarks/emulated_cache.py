@@ -20,7 +20,7 @@ SAYS = "emulated: attention's keys and values are rounded to int8, with a scale 
 
 def begin() -> None:
     """Round in this process, from vLLM's import on."""
-    sys.meta_path.insert(0, Finder({MODULE: None}, lambda module: round_in(module.Attention)))
+    sys.meta_path.insert(0, Finder((MODULE,), lambda module: round_in(module.Attention)))
 
 
 def round_in(attention: type) -> None:

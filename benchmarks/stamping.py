@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -184,7 +184,7 @@ class Watched:
 class Finder(importlib.abc.MetaPathFinder):
     """Asked first for every import: a wanted module is handed to `wrap` when it has been executed."""
 
-    def __init__(self, wanted: dict[str, Any], wrap: Callable[[ModuleType], None]) -> None:
+    def __init__(self, wanted: Container[str], wrap: Callable[[ModuleType], None]) -> None:
         self._wanted, self._wrap, self._busy = wanted, wrap, set()
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:

@@ -37,9 +37,9 @@ ENVIRONMENT = {
 }
 
 
-def prepare(folder: Path, name: str = "qwen2", shape: dict | None = None) -> Path:
+def prepare(folder: Path, name: str = "qwen2", shape: dict = TINY) -> Path:
     """Write a model, prompts and a reward into the folder, and return it."""
-    model = build_model(name, seed=0, shape=shape or TINY).to(torch.bfloat16)
+    model = build_model(name, seed=0, shape=shape).to(torch.bfloat16)
     model.save_pretrained(folder / "model")
     save_tokenizer(folder / "model")
     write_parquet(folder / "train.parquet", prompts=8 * MOST_STEPS, seed=0, task=Addition())
