@@ -1,11 +1,12 @@
-"""The front door: both READMEs say the same on a screen or two; their figures are those of pages and of kept runs."""
+"""The front door: both READMEs say the same on a screen or two; their figures are those of pages and of measured.csv."""
 
-import json
 import re
+from itertools import product
 from pathlib import Path
-from statistics import fmean, median
 
 import pytest
+
+from benchmarks.measured import one
 
 ROOT = Path(__file__).parents[2]
 LINES = 120
@@ -58,34 +59,32 @@ def test_measured_figures_are_those_of_the_page_that_a_row_links(name: str):
 
 @pytest.mark.parametrize("name", ["docs/demo.md", "docs/demo.zh.md"])
 def test_demo_figures_are_those_of_the_run_in_the_picture(name: str):
-    run, text = json.loads(read("docs/demo.json")), read(name)
-    for arm in run["arms"]:
-        steps = arm["steps"]
-        row = [
-            arm["name"],
-            f"{steps[0]['reward']:.2f}",
-            f"{arm['final_reward']:.3f}",
-            f"{fmean(step['k3_kl'] for step in steps):.1e}",
-            f"{min(step['ess'] for step in steps):.4f}",
-            f"{1000 * median(step['refit_seconds'] for step in steps):.0f}",
-            f"{median(step['step_seconds'] for step in steps):.1f}",
-        ]
-        assert f"| {' | '.join(row)} |" in text
-    hardware = run["hardware"]
-    for figure in (f"{run['seconds'] / 60:.1f}", f"{hardware['peak_memory_gib']:.1f} GiB", hardware["cpu"]):
+    run, text = "2026-11-21-cpu-demo", read(name)
+    columns = (
+        ("reward of the first step", ".2f"),
+        ("reward of the last five steps", ".3f"),
+        ("mismatch KL (k3)", ".1e"),
+        ("smallest effective sample size", ".4f"),
+        ("weight sync", ".0f"),
+        ("training step", ".1f"),
+    )
+    for arm in ("bf16", "int8"):
+        cells = [format(one(figure, run=run, arm=arm).value, digits) for figure, digits in columns]
+        assert f"| {' | '.join([arm, *cells])} |" in text
+    seconds, memory = one("the whole demo", run=run), one("peak memory", run=run)
+    for figure in (f"{seconds.value / 60:.1f}", f"{memory.value:.1f} GiB", seconds.hardware.partition(",")[0]):
         assert figure in text
 
 
 @pytest.mark.parametrize("name", ["docs/nvidia.md", "docs/nvidia.zh.md"])
-def test_rollouts_are_those_of_the_runs_that_are_kept(name: str):
+def test_rollouts_are_those_that_were_measured(name: str):
     names = {"qwen2.5-7b": "Qwen2.5-7B", "qwen2.5-32b": "Qwen2.5-32B", "qwen3-30b-a3b": "Qwen3-30B-A3B"}
-    rows = json.loads(read("benchmarks/results/2026-11-23-h200-x2-rollout.json"))["rows"]
-    found = {(row["model"], row["batch"], row["scheme"]): row for row in rows}
-    for model, batch in {key[:2] for key in found}:
-        plain, theirs, ours = (found[model, batch, scheme] for scheme in ("bf16", "int8-vllm", "int8-ours"))
-        cells = [f"{row['rate']:,.0f} ({row['ratio']:.2f})" for row in (theirs, ours)]
-        line = f"| {names[model]} | {batch} | {plain['rate']:,.0f} | {' | '.join(cells)} |"
-        assert line in read(name), line
+    run = "2026-11-23-h200-x2-rollout"
+    for model, batch in product(names, (64, 256)):
+        schemes = ("bf16", "int8-vllm", "int8-ours")
+        plain, theirs, ours = (one("rollout", run=run, model=model, batch=batch, scheme=s).value for s in schemes)
+        cells = [f"{rate:,.0f} ({rate / plain:.2f})" for rate in (theirs, ours)]
+        assert f"| {names[model]} | {batch} | {plain:,.0f} | {' | '.join(cells)} |" in read(name)
 
 
 def test_commands_that_ci_runs_stand_in_the_readmes():
