@@ -1,4 +1,4 @@
-"""The front door: both READMEs say the same on a screen or two; their figures are those of pages and of measured.csv."""
+"""The front door: both READMEs say the same on a screen or two; their figures are of pages and of measured.csv."""
 
 import re
 from itertools import product
