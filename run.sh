@@ -6,12 +6,15 @@ unset PYTHONHOME # of another interpreter than those that are started here
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 VENV=$(realpath -m "${VENV:-$ROOT/.venv}")
 LOCK=$(realpath -m "${ASCEND_QUANT_LOCK:-$ROOT/docker/locks/cpu.txt}")
-readonly ROOT VENV LOCK
+HELP=$ROOT/docs/cli.md # the commands' own help, written there by launch.site.reference; images have it not, but an environment
+readonly ROOT VENV LOCK HELP
 
-# Every group that needs no accelerator, in order: .ci/run and .github/workflows/ci.yml read it here (test --list).
+# Every group that needs no accelerator, in order; .github/workflows/nightly.yml reads it here (test --list).
 readonly TEST_GROUPS=(unit engine images npu cluster)
+# What the NPU environments of other versions than 0.23 are for: a short check makes them when one of these has changed.
+readonly NPU_VERSIONS=(ascend_quant/integrations/vllm_ascend ascend_quant/kernels/npu* tests/npu_host tests/npu_host_0_10 docker/locks/npu*)
 readonly OWN_PATH=$PATH # npu's tests are not to see set_up's
-readonly TWO_AT_ONCE=(-n auto --dist loadfile --no-loadscope-reorder) # a file stays together: its tests share engines
+readonly TWO_AT_ONCE=(-n auto --dist loadgroup --no-loadscope-reorder) # tests/conftest.py says what stays together
 readonly COMMANDS=(demo study smoke train stop doctor bundle data recipe images manifest test bench lint setup help)
 
 usage() {
@@ -22,11 +25,13 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   demo [..]                     RL with an engine re-quantized in place every step: on a laptop, or with --device cuda on
                                 one GPU (demo --help: options)
   study [..]                    do policies with INT8 rollouts learn what those with BF16 rollouts learn? many real runs
-  test [GROUP ..] [-- ARGS ..]  run tests; groups: ${TEST_GROUPS[*]} all (no group: all); ARGS go to pytest
+  test [-- ARGS ..]             check a change, in some 40 minutes on two cores: all groups without their long tests,
+                                but with those whose subject has changed since git's last merge base; ARGS go to pytest
+  test GROUP .. [-- ARGS ..]    whole groups: ${TEST_GROUPS[*]}; all: everything, as before a release
                                 (npu: the real torch_npu on host memory, in environments of its own. images
-                                and npu run beside cluster, where that is asked for too; unit and engine two
-                                files at once: -n 0 among ARGS for one process)
-  test --list                   these groups, as a JSON list: what CI runs, each in a job of its own
+                                and npu run beside cluster, where that is asked for too; unit and engine in two
+                                processes: -n 0 among ARGS for one)
+  test --list                   these groups, as a JSON list: the jobs of the nightly run
   test gpu [-- ARGS ..]         what needs NVIDIA GPUs, with the PYTHON that has the stack cuda13 (docs/gpu.md)
   test npu-smoke [-- ARGS ..]   test this Atlas A2 or A3, and write one JSON file to send us (-- --help: options)
   recipe list | show NAME [..]  what can be trained, and the verl command it expands to (recipe show --help: options)
@@ -52,10 +57,11 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   lint                          the checks that CI runs: format, lint, imports, shell scripts, YAML
   lint --audit                  known vulnerabilities of the packages in docker/locks, asked of OSV over the network
   setup                         make the environment only
-  help                          this text
+  help, --version               this text; the version of this checkout
 
-Every command but help, test npu-smoke and test gpu first makes the environment from the lock: Python 3.11, gcc and
-libnuma are needed, nothing else. It is made once, and again when the lock changes.
+COMMAND --help prints a command's options. Every command but help, --version, test npu-smoke and test gpu first makes the
+environment from the lock: Python 3.11, gcc and libnuma are needed, nothing else. It is made once, and again when the
+lock changes.
 
   VENV=DIR                where it is made, for this checkout alone (default: .venv beside run.sh)
   ASCEND_QUANT_LOCK=FILE  another lock (default: docker/locks/cpu.txt); give it a VENV of its own
@@ -74,11 +80,24 @@ set_up() {
   export VENV PATH="$VENV/bin:$PATH"
 }
 
-set_up_npu() { # the NPU tests' own environments, by version: torch_npu would be loaded by every import of torch
+set_up_npu() { # set_up_npu LOCK..: the NPU tests' own environments: torch_npu would be loaded by every import of torch
+  local lock pairs=()
+  for lock in "$@"; do pairs+=("$VENV-${lock/npu-host/npu}" "$ROOT/docker/locks/$lock.txt"); done
   # xargs makes two at once and in the foreground, where Ctrl-C ends them
-  printf '%s\0' "$VENV-npu" "$ROOT/docker/locks/npu-host.txt" "$VENV-npu-0.30" "$ROOT/docker/locks/npu-0.30.txt" \
-    "$VENV-npu-2.7" "$ROOT/docker/locks/npu-2.7.txt" | xargs -0 -n 2 -P 2 "$ROOT/docker/locks/install.sh"
-  export NPU27_PYTHON="$VENV-npu-2.7/bin/python"
+  printf '%s\0' "${pairs[@]}" | xargs -0 -n 2 -P 2 "$ROOT/docker/locks/install.sh"
+}
+
+last_merge_base() { # the commit that this change stands on: where it left the main branch, else the one before it
+  local base head
+  head=$(git -C "$ROOT" rev-parse --quiet --verify HEAD 2>/dev/null) || return 0 # no checkout: nothing is known
+  base=$(git -C "$ROOT" merge-base HEAD origin/main 2>/dev/null) || base=$head
+  if [[ $base == "$head" ]]; then base=$(git -C "$ROOT" rev-parse --quiet --verify HEAD~1) || base=''; fi
+  echo "$base"
+}
+
+# In a short check SHORT_SINCE is set: the last merge base, or nothing where git knows none (tests/conftest.py reads it).
+has_changed() { # has_changed PATH..: since then; true outside a short check, which leaves nothing out
+  [[ -z ${SHORT_SINCE+set} ]] || { [[ -n $SHORT_SINCE ]] && ! git -C "$ROOT" diff --quiet "$SHORT_SINCE" -- "$@"; }
 }
 
 offline() { # nothing here may fetch a model or phone home, unless the caller says so
@@ -123,9 +142,13 @@ run_group() { # run_group GROUP ARGS..
   folder=$(folder_of "$1")
   case $1 in
   npu)
-    set_up_npu
-    if (($# == 1)); then export NPU_OPS=${NPU_OPS:-compare}; fi # docs/npu_ops.md with what a whole run calls
+    local versions=()
+    if has_changed "${NPU_VERSIONS[@]}"; then versions=(npu-0.30 npu-2.7); fi
+    set_up_npu npu-host "${versions[@]}"
+    if ((${#versions[@]})); then export NPU27_PYTHON="$VENV-npu-2.7/bin/python"; fi
+    if [[ $# == 1 && -z ${SHORT_SINCE+set} ]]; then export NPU_OPS=${NPU_OPS:-compare}; fi # docs/npu_ops.md with what a whole run calls
     run_pytest "$VENV-npu/bin/python" "$folder" "${@:2}"
+    ((${#versions[@]})) || return 0
     OF="vllm-ascend 0.30" NPU_OPS='' run_pytest "$VENV-npu-0.30/bin/python" "$folder" -m each_version "${@:2}"
     run_pytest "$VENV-npu-2.7/bin/python" "${folder}_0_10" "${@:2}"
     ;;
@@ -214,6 +237,10 @@ run_tests() {
     return
     ;;
   esac
+  if asks_for_help "$@"; then
+    usage
+    return
+  fi
   local group groups=()
   local -A chosen=()
   while (($#)) && [[ $1 != -- ]]; do
@@ -236,6 +263,10 @@ run_tests() {
     fi
   done
   ((${#groups[@]})) || die "none of these groups has tests in this version"
+  if ((!${#chosen[@]})); then
+    SHORT_SINCE=$(last_merge_base)
+    export SHORT_SINCE
+  fi
   offline
   trap 'exit 130' INT # after Ctrl-C pytest ends as if it had failed, and the next group would begin
   # engines need memory, up to 7 GB each: two, on any number of cores
@@ -294,10 +325,38 @@ run_lint() {
   exec pre-commit run --all-files --show-diff-on-failure
 }
 
+asks_for_help() { # asks_for_help ARGS..: among what is before --
+  local word
+  for word in "$@"; do
+    case $word in
+    --help | -h) return 0 ;;
+    --) return 1 ;;
+    esac
+  done
+  return 1
+}
+
+show_help() { # show_help COMMAND ARGS..: with nothing installed; fails where the environment has to be asked
+  local wanted="./run.sh $1"
+  case $1 in
+  test | lint | setup | help) usage ;;
+  bench) [[ $2 == -* ]] && usage ;;
+  *)
+    grep -qx "## $wanted\( .*\)\?" "$HELP" 2>/dev/null || return 1
+    if grep -qxF "## $wanted $2" "$HELP"; then wanted="$wanted $2"; fi
+    awk -v wanted="## $wanted" ' # a group of commands: the help of each
+      /^## / { on = $0 == wanted || index($0, wanted " ") == 1; if (on && seen++) print "" }
+      on && !/^(## |```)/
+    ' "$HELP"
+    ;;
+  esac
+}
+
 main() {
   local command=${1-help}
   if (($#)); then shift; fi
   { : 3>&1; } 2>/dev/null || die "stdout is closed: what '$command' says would be lost"
+  if asks_for_help "$@" && show_help "$command" "$@"; then return; fi
   case $command in
   demo | study | smoke)
     offline
@@ -312,6 +371,7 @@ main() {
     if [[ $command == lint ]]; then run_lint; else set_up; fi
     ;;
   help | -h | --help) usage ;;
+  --version) sed -n 's/^version = "\(.*\)"$/ascend-quant \1/p' "$ROOT/pyproject.toml" ;;
   *)
     die "no command '$command'. Commands: ${COMMANDS[*]}"
     ;;

@@ -1,16 +1,21 @@
 """Settings every test shares: nothing reaches a model hub, and vLLM keeps its engine in the test's process.
 
-What is marked `gpu` computes on an NVIDIA GPU (`./run.sh test gpu` runs just these). Elsewhere it is skipped, but for
-`gpu(interpreted=True)`: kernels that Triton's interpreter runs there.
+What is marked `long` is left out of a short check (`./run.sh test`), unless its file or a path that its mark names has
+changed since the last merge base. What is marked `gpu` computes on an NVIDIA GPU (`./run.sh test gpu` runs just these);
+elsewhere it is skipped, but for `gpu(interpreted=True)`: kernels that Triton's interpreter runs there.
 """
 
 import os
+import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
+
 # The processes that tests start find launch/ there, which is not installed; pytest itself has it by pyproject.toml.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.getenv("PYTHONPATH")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
 
 SEVERAL_AT_ONCE = "PYTEST_XDIST_WORKER" in os.environ
 LONGEST_FIRST = (  # else one process would be left with them when the others have ended
@@ -42,10 +47,34 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(config, items):
+    since = os.environ.get("SHORT_SINCE")  # set by run.sh in a short check alone; empty where git knows no merge base
+    if since is not None:
+        left_out = [item for item in items if is_left_out(item, since)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
     if SEVERAL_AT_ONCE:
+        for item in items:  # a file stays together, since its tests share engines, unless its marks say otherwise
+            if item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(item.path.stem))
         rank = {name: number for number, name in enumerate(LONGEST_FIRST)}
         items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+def is_left_out(item, since: str) -> bool:
+    mark = item.get_closest_marker("long")
+    return mark is not None and not has_changed(since, (*mark.args, str(item.path.relative_to(ROOT))))
+
+
+@cache
+def has_changed(since: str, paths: tuple[str, ...]) -> bool:
+    """Whether the working tree's files below these paths are others than those of a commit."""
+    if not since:
+        return False
+    code = subprocess.run(["git", "-C", ROOT, "diff", "--quiet", since, "--", *paths]).returncode
+    assert code in (0, 1), f"git diff {since} ended with {code}"
+    return code == 1
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -64,11 +64,31 @@ up_to_date() { # up_to_date lock|project
   [[ -x $VENV/bin/python && -f $MARK/$1 && $(<"$MARK/$1") == "$("wanted_$1")" ]]
 }
 
+log_with_progress() { # what pip says goes to the log; every ten seconds a line tells how far it is
+  local line collected=0 doing=downloaded said=$SECONDS code
+  while :; do
+    if IFS= read -r -t 5 line; then
+      printf '%s\n' "$line" >>"$LOG"
+      case $line in
+      Collecting\ *) ((++collected)) ;;
+      Installing\ *) doing='downloaded, being installed' ;;
+      esac
+    else
+      code=$?
+      ((code > 128)) || return 0 # above 128 no line came in time; else it was the last one
+    fi
+    if ((SECONDS - said >= 10)); then
+      said=$SECONDS
+      say "$collected packages $doing"
+    fi
+  done
+}
+
 pip_install() {
   local failed=0
   echo "+ pip install $*" >>"$LOG"
   "$VENV/bin/python" -m pip install --no-deps --no-input --disable-pip-version-check --root-user-action ignore \
-    --progress-bar off "$@" >>"$LOG" 2>&1 || failed=1
+    --progress-bar off "$@" 2>&1 | log_with_progress || failed=1
   ((failed == 0)) || awk '/^\+ / { n = 0 } { line[n++] = $0 } END { for (i = n > 15 ? n - 15 : 0; i < n; i++) print line[i] }' "$LOG" >&2
   if ((failed)) && tail -n 15 "$LOG" | grep -q 'No space left on device'; then
     die "the disk is full: an environment takes up to 4 GB beside $VENV, and pip as much in ${TMPDIR:-/tmp} for a while"

@@ -1,6 +1,7 @@
 """run.sh and docker/locks/install.sh: what is wrong with what they are given is told before anything is started."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,31 @@ def test_wrong_use_ends_with_2(arguments: list[str], named: str):
     said = shell(ROOT / "run.sh", *arguments)
     assert (said.returncode, said.stdout, len(said.stderr.splitlines())) == (2, "", 1)
     assert said.stderr.startswith("run.sh: ") and named in said.stderr
+
+
+def test_help_needs_bash_alone(tmp_path: Path):
+    """Nothing is installed for it; tests/unit/test_cli.py holds that the page says what the commands do."""
+    (tmp_path / "docs").mkdir()
+    for name in ("run.sh", "docs/cli.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    section = re.compile(r"^## \./run\.sh ([^\n]+)\n```text\n(.*?)^```", re.M | re.S)
+    sections = section.findall((ROOT / "docs/cli.md").read_text())
+    assert sections
+    for command, text in sections:
+        said = bare(tmp_path, *command.split(), "--help")
+        assert (said.returncode, said.stdout.strip(), said.stderr) == (0, text.strip(), "")
+    group = bare(tmp_path, "recipe", "--help").stdout
+    assert all(text.strip() in group for command, text in sections if command.startswith("recipe "))
+    for words in (["help"], ["test", "--help"], ["bench", "-h"], ["lint", "--help"], ["--version"]):
+        said = bare(tmp_path, *words)
+        assert said.returncode == 0 and said.stdout and not said.stderr
+    assert {file.name for file in tmp_path.iterdir()} == {"run.sh", "docs", "pyproject.toml"}
+
+
+def bare(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """run.sh as on a machine without Python."""
+    command = [folder / "run.sh", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}, timeout=20)
 
 
 @pytest.mark.parametrize("python", ["/bin/true", "/bin/false", "/bin/echo"])

@@ -17,11 +17,13 @@ from naming import has_line_naming
 RUN_SH = Path(__file__).parents[2] / "run.sh"
 OTHER_VERSION = "npu_host -m each_version"  # a second run in that folder, of another environment
 FIRST, BESIDE = ("unit", "engine"), ("images", "npu_host", OTHER_VERSION, "npu_host_0_10")
-AT_ONCE = ["-n", "auto", "--dist", "loadfile"]
+AT_ONCE = ["-n", "auto", "--dist", "loadgroup"]
+GIT = ["git", "-c", "user.name=x", "-c", "user.email=x@x", "-c", "commit.gpgsign=false"]
 PYTEST = """#!/bin/bash
 if [[ $1 == -c && $2 == *cuda* ]]; then exit "${no_gpu:-0}"; fi
 if [[ $1 == -c ]]; then echo "${lacking:-}"; exit; fi
 echo "$@" >>"$CALLS"
+echo "${SHORT_SINCE-whole}" >>"$CALLS.since"
 name=${3#tests/}
 code=${name//-/_}_code
 if [[ ${!code:-} == waits ]]; then trap 'exit 2' INT; echo waiting; while :; do sleep 0.1; done; fi
@@ -34,6 +36,7 @@ class Checkout:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.calls, self.python = folder, folder / "calls", folder / "venv" / "bin" / "python"
+        self.since = folder / "calls.since"
         shutil.copy(RUN_SH, folder)
         self.executable("docker/locks/install.sh", "#!/bin/sh\n")
         for venv in ("venv", "venv-npu", "venv-npu-0.30", "venv-npu-2.7"):
@@ -51,6 +54,7 @@ class Checkout:
     def start(self, *arguments: str, **codes: object) -> subprocess.Popen:
         """`./run.sh test ARGUMENTS`, in which pytest ends with unit_code=.. in tests/unit, and so on; else with 0."""
         self.calls.write_text("")
+        self.since.unlink(missing_ok=True)
         variables = {"VENV": str(self.folder / "venv"), "CALLS": str(self.calls), "PYTHON": str(self.python)}
         return subprocess.Popen(
             [self.folder / "run.sh", "test", *arguments],
@@ -77,6 +81,9 @@ class Checkout:
             named = " ".join((folder, *again)) if folder == "npu_host" and rest[:2] == again else folder
             found[named] = rest[2:] if named != folder else rest
         return found
+
+    def git(self, *arguments: str) -> str:
+        return subprocess.check_output([*GIT, *arguments], cwd=self.folder, text=True).strip()
 
     def must_have_run_all(self) -> None:
         """Each once, one after the other; those of images and npu beside cluster."""
@@ -129,6 +136,34 @@ def test_a_failed_group_does_not_keep_the_others_from_running(checkout: Checkout
         "run.sh: tests/unit: FAILED, pytest ended with 1",
         "run.sh: tests/cluster: FAILED, pytest ended with 3",
     ]
+
+
+def test_a_short_check_knows_what_has_changed(checkout: Checkout):
+    """Without a group: all groups, told since when; the NPU's other versions only where their subject has changed."""
+    assert checkout.code() == 0
+    assert set(checkout.called()) == {*FIRST, "images", "npu_host", "cluster"}
+    assert set(checkout.since.read_text().splitlines()) == {""}  # no git here: nothing is known
+    checkout.git("init", "-q", "-b", "main")
+    checkout.git("add", "tests")
+    checkout.git("commit", "-qm", "one")
+    (checkout.folder / "tests/unit/test_x.py").write_text("# changed")
+    checkout.git("commit", "-qam", "two")
+    one = checkout.git("rev-parse", "HEAD~1")
+    assert checkout.code("--", "-k", "x") == 0 and "npu_host_0_10" not in checkout.called()
+    assert set(checkout.since.read_text().splitlines()) == {one}
+    (checkout.folder / "tests/npu_host/test_x.py").write_text("# not even committed")
+    assert checkout.code() == 0
+    checkout.must_have_run_all()
+    assert checkout.code("all") == 0 and set(checkout.since.read_text().splitlines()) == {"whole"}
+
+
+def test_a_branch_is_compared_with_where_it_left_main(checkout: Checkout):
+    checkout.git("init", "-q", "-b", "main")
+    for number in range(3):
+        checkout.git("commit", "-qm", f"{number}", "--allow-empty")
+    checkout.git("update-ref", "refs/remotes/origin/main", "HEAD~2")
+    assert checkout.code() == 0
+    assert set(checkout.since.read_text().splitlines()) == {checkout.git("rev-parse", "origin/main")}
 
 
 @pytest.mark.parametrize(
