@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from cluster.host import PROJECT, PYTHON, Host
@@ -11,6 +12,7 @@ from cluster.keys import Keys
 from cluster.running import Running
 
 HERE = Path(__file__).parent
+LONG = pytest.mark.long("launch/cluster", "launch/inventory", "launch/nodes", "launch/plan", "tests/cluster")
 
 
 class Launches:

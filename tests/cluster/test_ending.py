@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.host import PYTHON, Host
-from cluster.launches import Launches
+from cluster.launches import LONG, Launches
 from cluster.leftovers import check_clean
 from cluster.running import Running
 
@@ -51,7 +51,11 @@ def kill_the_launcher(launches: Launches, control: Host, run: Running) -> None:
     run.end()
 
 
-@pytest.mark.parametrize("end", [press_ctrl_c, stop, kill_the_launcher], ids=lambda end: end.__name__)
+@pytest.mark.parametrize(
+    "end",
+    [stop, *(pytest.param(end, marks=LONG) for end in (press_ctrl_c, kill_the_launcher))],
+    ids=lambda end: end.__name__,
+)
 def test_all_of_ours_ends_and_nothing_of_others(hosts, launches, end):
     if end is press_ctrl_c:
         start_stray_ray(hosts[1])

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cluster.host import Host, Nic
-from cluster.launches import Launches
+from cluster.launches import LONG, Launches
 from cluster.running import Running
 
 FORM_SECONDS, REDUCE_SECONDS, END_SECONDS = 330, 90, 60
@@ -82,7 +82,9 @@ def sent(host: Host, nic: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "case", [over_ssh, on_every_node, two_nics_and_names, ipv6_only], ids=lambda case: case.__name__
+    "case",
+    [over_ssh, *(pytest.param(case, marks=LONG) for case in (on_every_node, two_nics_and_names, ipv6_only))],
+    ids=lambda case: case.__name__,
 )
 def test_the_hosts_meet_over_the_right_nic(hosts, launches, case):
     wires = case(hosts, launches)

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.host import Host, Nic
 from cluster.keys import Keys
-from cluster.launches import Launches
+from cluster.launches import LONG, Launches
 from cluster.tools import clock_library
 
 NOT_FORMED = 3
@@ -112,7 +112,11 @@ CASES: dict[Callable[[Setting], None], tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("spoil", CASES, ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize(
+    "spoil",
+    [spoil if spoil is refuses_ssh else pytest.param(spoil, marks=LONG) for spoil in CASES],
+    ids=lambda spoil: spoil.__name__,
+)
 def test_one_line_says_which_host_and_why(hosts, launches, keys, tmp_path, spoil):
     spoil(Setting(hosts, launches, keys, tmp_path))
     host, *facts = CASES[spoil]
@@ -125,6 +129,7 @@ def test_one_line_says_which_host_and_why(hosts, launches, keys, tmp_path, spoil
     assert "Traceback" not in run.text
 
 
+@LONG
 def test_another_clock_where_no_control_host_compares(hosts, launches, tmp_path):
     """--on-this-node: a worker asks the head, says it in one line, and does not join."""
     environments = [{}, {}, another_clock(tmp_path)]

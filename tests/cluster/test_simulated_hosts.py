@@ -6,7 +6,10 @@ import psutil
 import pytest
 
 from cluster.host import Host, Nic
+from cluster.launches import LONG
 from cluster.leftovers import check_clean
+
+pytestmark = LONG
 
 SERVE = """
 import socket, time

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from cluster.host import PROJECT, PYTHON, Host
 from cluster.keys import Keys
-from cluster.launches import Launches
+from cluster.launches import LONG, Launches
+
+pytestmark = LONG
 
 FORM_SECONDS, SCAN_SECONDS, END_SECONDS = 400, 200, 90
 SCAN = Path(__file__).with_name("scan.py")

@@ -11,8 +11,10 @@ from pathlib import Path
 import addition_start
 import pytest
 
-from cluster.launches import Launches
+from cluster.launches import LONG, Launches
 from cluster.leftovers import described
+
+pytestmark = LONG
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -12,6 +12,13 @@ from docker_engine.engine import Engine, engine
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests/conftest.py leaves out what is long
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "docker" in getattr(item, "fixturenames", ()):  # builds images, or looks into one that others share
+            item.add_marker(pytest.mark.long("docker", "launch/images", "tests/docker_engine", "tests/images"))
+
+
 @pytest.fixture(scope="session")
 def docker_folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("docker")
