@@ -1,7 +1,46 @@
-"""What one module of engine tests must not leave to the next, and the processor that some ask for."""
+"""What one module of engine tests must not leave to the next, the processor that some ask for, and which are long."""
 
 import pytest
 import torch
+
+VLLM = "ascend_quant/integrations/vllm"
+LONG = {  # a file, or one test of it: the paths whose change brings it back into a short check
+    "test_architectures": ("tests/engine/architectures.py", f"{VLLM}/building.py", f"{VLLM}/inventory.py"),
+    "test_convert_engine": ("ascend_quant/convert",),
+    "test_drafters": (f"{VLLM}/drafters.py",),
+    "test_flashrl_workflow": ("ascend_quant/flashrl", "ascend_quant/profile"),
+    "test_key_balance_engine": (f"{VLLM}/key_balance.py", "ascend_quant/refit/key_balance.py"),
+    "test_kv_cache_engine": (f"{VLLM}/kv_cache.py",),
+    "test_lora": (f"{VLLM}/layers",),
+    "test_mismatch_cache_command": ("ascend_quant/mismatch",),
+    "test_mismatch_command": ("ascend_quant/mismatch",),
+    "test_parallel": ("ascend_quant/engine", f"{VLLM}/layers"),
+    "test_prefix_cache": (f"{VLLM}/worker_refit.py",),
+    "test_published": (f"{VLLM}/skipping.py", f"{VLLM}/layers/conv.py"),
+    "test_qat_demo": ("ascend_quant/qat", "launch/demo"),
+    "test_routed_experts": (f"{VLLM}/routed_experts.py",),
+    "test_routing_replay": (f"{VLLM}/routed_experts.py",),
+    "test_sampling": (f"{VLLM}/sampling.py",),
+    "test_separate_core": (f"{VLLM}/requests.py",),
+    "test_smoothing_engine": ("ascend_quant/profile", "ascend_quant/refit/smoothing.py"),
+    "test_soak": ("benchmarks/soak.py", "benchmarks/soak_worker.py"),
+    "test_study_run": ("launch/study",),
+    "test_verl_apart[int8]": ("ascend_quant/integrations/verl",),
+    "test_verl_data_parallel": ("ascend_quant/integrations/verl/receipts.py",),
+    "test_verl_run::test_a_plugin_left_out_is_one_clear_error": ("ascend_quant/integrations/verl",),
+    "test_verl_run::test_replicas_of_two_schemes_have_figures_of_their_own": ("ascend_quant/integrations/verl",),
+    "test_verl_run::test_verls_own_entry_follows_flashrls_variables": ("ascend_quant/flashrl",),
+    "test_vision": (f"{VLLM}/towers.py",),
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests/conftest.py leaves out what is long
+def pytest_collection_modifyitems(items):
+    for item in items:
+        file, name = item.path.stem, item.originalname
+        for key in (file, f"{file}::{name}", f"{file}[{getattr(item, 'callspec', None) and item.callspec.id}]"):
+            if key in LONG:
+                item.add_marker(pytest.mark.long(*LONG[key]))
 
 
 @pytest.fixture(autouse=True, scope="module")
