@@ -17,7 +17,6 @@ from ascend_quant.advise.shapes import Shape
 
 SENDS = ("bf16", "int8", "delta")
 TAIL = 16  # bytes behind each row of codes: its scale, aligned (refit/coding.py)
-PACKED = 1.53  # bytes of a BF16 number that GPUs send over a wire beside codes, of rows of 3,584 (refit/lossless.py)
 # Bytes of a patch over BF16's, at a learning rate of 1e-6: Gaussian weights of 0.02, each step the rate up or down.
 CODES_CHANGED, PLAIN_CHANGED = 0.0036, 0.064
 NODE = 8  # devices that the link joins
@@ -69,13 +68,13 @@ class Sync:
         return sum(self.seconds.values())
 
 
-def sent_bytes(shape: Shape, send: str, packs: bool = False) -> float:
-    """Of the whole model, norms and biases left out; `packs`: what stays BF16 beside codes is packed."""
+def sent_bytes(shape: Shape, send: str) -> float:
+    """Of the whole model, norms and biases left out."""
     elements, rows, kept = _sizes(shape)
     if send == "bf16":
         return BF16 * (elements + kept)
     if send == "int8":
-        return CODE * elements + TAIL * rows + (PACKED if packs else BF16) * kept
+        return CODE * elements + TAIL * rows + BF16 * kept
     return BF16 * (CODES_CHANGED * elements + PLAIN_CHANGED * kept)
 
 
@@ -83,10 +82,7 @@ def syncs(shape: Shape, device: Device, route: Route) -> dict[str, Sync]:
     """By what is sent; patches go over a wire alone."""
     sends = SENDS if route.wire is not None else SENDS[:2]
     unknown = route.wire is not None or shape.experts is not None
-    return {
-        send: Sync(sent_bytes(shape, send, _packs(device, route)), dict(_hops(shape, device, route, send)), unknown)
-        for send in sends
-    }
+    return {send: Sync(sent_bytes(shape, send), dict(_hops(shape, device, route, send)), unknown) for send in sends}
 
 
 def _hops(shape: Shape, device: Device, route: Route, send: str) -> Iterator[tuple[str, float]]:
@@ -99,18 +95,13 @@ def _hops(shape: Shape, device: Device, route: Route, send: str) -> Iterator[tup
     if route.wire is not None:
         if send == "delta":  # compared with the base, which is then patched, here and there
             yield "patch", 4 * whole / copy
-        yield "wire", sent_bytes(shape, send, _packs(device, route)) / (route.wire * LINK_EFFICIENCY)
+        yield "wire", sent_bytes(shape, send) / (route.wire * LINK_EFFICIENCY)
     yield "bucket", 2 * whole / copy
     yield "write", (whole + CODE * elements + BF16 * kept) / route.tp / copy
     if shape.experts is None:
         yield "host", HOST_SECONDS * (TENSORS * shape.depth + 3)
     if route.wire is None:
         yield "memory and calls", COLOCATED_SECONDS
-
-
-def _packs(device: Device, route: Route) -> bool:
-    """Over wires, where the devices have kernels for it (`PACKING_PAYS`)."""
-    return route.wire is not None and not device.npu
 
 
 def _link(device: Device, route: Route) -> float:

@@ -66,7 +66,6 @@ class Loading(TorchDispatchMode):
                 self.finish()
                 if plain is not sent:
                     self._flush()  # one copy at a time
-            self.refit.watch(group)
             self._flush()
 
     def _flush(self) -> None:

@@ -12,9 +12,7 @@ experts(x, weight, expert, w13, .., w2, ..)   the W8A8 mixture of experts
 plain_experts(x, weight, expert, w13, w2)     the same without quantization (cuda: see engine_products.py)
 float32_product(x, weight)                    a language-model head with float32 logits
 fake_quantize(w, scheme, absmax)              what the engine's weights stand for, for training
-pack(w), unpack(sent)                         BF16 rows in three quarters of their bytes, losslessly (lossless_rows.py)
 READS_ARE_FREE                                whether a look at the counters costs no waiting
-PACKING_PAYS                                  whether these two take less time than a fast wire for the bytes saved
 """
 
 from importlib import import_module

@@ -32,10 +32,8 @@ from ascend_quant.kernels.launches import Head, Launch, join, start
 from ascend_quant.kernels.moves import SAMPLE, Counters, Job, Move
 from ascend_quant.kernels.registry import check_kind
 from ascend_quant.kernels.triton_groups import fake_quantize
-from ascend_quant.kernels.triton_lossless import pack, unpack
 
 __all__ = [
-    "PACKING_PAYS",
     "READS_ARE_FREE",
     "SERVING",
     "Counters",
@@ -44,17 +42,14 @@ __all__ = [
     "fake_quantize",
     "float32_product",
     "matmul",
-    "pack",
     "prepare",
     "read_digests",
     "router_product",
     "storage",
-    "unpack",
     "write",
 ]
 
 READS_ARE_FREE = False  # reading a counter waits for the device
-PACKING_PAYS = True
 # of moves
 KINDS = ("copy", "codes", "fp8_codes", "int8", "int8_exact", "int8_given", "fp8", "fp8_tensor", "fp8_blocks", "int4")
 

@@ -17,7 +17,6 @@ from ascend_quant import oracle
 from ascend_quant.kernels import byte_digest, npu_codes, reciprocals
 from ascend_quant.kernels.fake_quantize import fake_quantize  # noqa: F401  offered here too
 from ascend_quant.kernels.float32_head import float32_product  # noqa: F401  offered here too
-from ascend_quant.kernels.lossless_rows import pack, unpack  # noqa: F401  offered here too
 from ascend_quant.kernels.moves import Job, Move, scales_in
 from ascend_quant.kernels.npu_digests import digests, product, read_digests, row_digits  # noqa: F401
 from ascend_quant.kernels.npu_experts import experts, plain_experts  # noqa: F401
@@ -27,7 +26,6 @@ from ascend_quant.kernels.registry import ServingTable, check_kind
 from ascend_quant.kernels.storage import Serving
 
 READS_ARE_FREE = False  # reading a counter waits for the device
-PACKING_PAYS = False  # torch's operators move some 120 bytes of memory a number to save half a byte on the wire
 SERVING = ServingTable("npu")
 SERVING.register(Serving(matmul, experts, PRODUCT), "int8")
 KINDS = ("copy", "int8", "int8_exact", "int8_given", "codes")  # of moves

@@ -1,7 +1,6 @@
 """The definition of the schemes in plain PyTorch, float32, on any device. Kernels must agree with it.
 
 quantize.py     codes and scales of a weight, and back: by the scheme's file in schemes/
-rounding.py     int8 codes that keep what is less than one: hashed, carried
 products.py     what a layer computes with them
 fingerprint.py  digests of bytes
 cache.py        an int8 cache of keys and values, and attention over it
@@ -24,7 +23,6 @@ from ascend_quant.oracle.fingerprint import (
 )
 from ascend_quant.oracle.products import experts, matmul, product
 from ascend_quant.oracle.quantize import dequantize, largest_scale, quantize, spoilt_rows
-from ascend_quant.oracle.rounding import carried, hashed, key_of
 from ascend_quant.schemes.arithmetic import (
     BLOCK,
     FP8_MAX,
@@ -62,13 +60,10 @@ __all__ = [
     "as_integers",
     "as_matrix",
     "byte_weights",
-    "carried",
     "column_weights",
     "dequantize",
     "digest",
     "experts",
-    "hashed",
-    "key_of",
     "largest_scale",
     "last_dimension",
     "matmul",

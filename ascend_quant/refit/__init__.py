@@ -6,13 +6,12 @@ plan.py          which rows each tensor ends in, learnt from one refit through t
 resident.py      the engine's buffers, and which of their rows are written
 scales.py        those whose scales are shared otherwise than by rows
 sent.py          what a trainer may hand over, checked
-coding.py        weights that travel as codes; lossless.py: the others in three quarters of their bytes
+coding.py        weights that travel as codes
 delta.py         what has changed in what travels
 smoothing.py     a profile at work
 batch.py         writes on their way to the kernels
 proof.py         that what was sent is what arrived
 receipt.py       what a refit says of itself
-update.py        how much of the trainer's update the codes took; watched_rows.py: the rows that tell
 former_codes.py  what a refit is compared with, kept over a sleep
 errors.py        what is raised
 """

@@ -6,12 +6,10 @@
 
 A row is quantized whole, so the bytes are those that the engine would have made of BF16 weights: where a loader slices
 rows (tensor parallelism), the scale still lies behind the whole one. A row that is not finite has such a scale.
-How else codes may be rounded: rounding.py.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 
@@ -25,23 +23,6 @@ from ascend_quant.schemes import SCHEMES, Scheme
 TAIL = 16  # bytes behind the codes of a row: rows of a multiple of 16 codes stay aligned
 SCHEMES_SENT = tuple(name for name, scheme in SCHEMES.items() if scheme.shares == "row")
 MARK = ":"
-
-
-class Part(NamedTuple):
-    """Whole rows of a weight.
-
-    Attributes:
-        name: of the weight, without a mark.
-        rows: (.., N, K) floats.
-        first: the index in the whole weight of the first element.
-    """
-
-    name: str
-    rows: torch.Tensor
-    first: int = 0
-
-
-Encode = Callable[[Sequence[Part], Sequence[torch.Tensor], Scheme], None]  # such as `encode`
 
 
 def sent_name(name: str, scheme: Scheme) -> str:
@@ -80,40 +61,42 @@ def codes_of(name: str, sent: torch.Tensor) -> torch.Tensor:
     return sent[..., :-TAIL]
 
 
-def encode(parts: Sequence[Part], sent: Sequence[torch.Tensor], scheme: Scheme) -> None:
+def encode(parts: Sequence[torch.Tensor], sent: Sequence[torch.Tensor], scheme: Scheme) -> None:
     """Quantize rows that are on one device into the tensors that will travel; asynchronous.
 
     Args:
-        parts: float32 is rounded to BF16 first, as an engine does.
+        parts: (.., N, K) floats, whole rows of weights; float32 is rounded to BF16 first, as an engine does.
         sent: (.., N, K + 16), contiguous, of the dtype that `codes_dtype` says.
     """
-    pairs = as_matrices(parts, sent)
+    pairs = _as_matrices(parts, sent)
     if not pairs:
         return
-    device = pairs[0][0].rows.device
+    device = pairs[0][0].device
     kernels = kernels_for(device)
-    ends = [*accumulate(len(part.rows) for part, _ in pairs)]
+    ends = [*accumulate(len(w_NK) for w_NK, _ in pairs)]
     scale = torch.empty(ends[-1], dtype=torch.float32, device=device)
     moves = [
-        Move.of(part.rows, sent_NL[:, :-TAIL], scale[end - len(sent_NL) : end])
-        for (part, sent_NL), end in zip(pairs, ends, strict=True)
+        Move.of(w_NK, sent_NL[:, :-TAIL], scale[end - len(sent_NL) : end])
+        for (w_NK, sent_NL), end in zip(pairs, ends, strict=True)
     ]
     counters = kernels.Counters(device)
     counters.new_slots(len(moves))
-    kernels.write([Job.of_each(moves, [part.rows for part, _ in pairs], range(len(moves)))], counters, receipt=False)
-    put_scales(scale, [sent_NL for _, sent_NL in pairs])
+    kernels.write([Job.of_each(moves, [w_NK for w_NK, _ in pairs], range(len(moves)))], counters, receipt=False)
+    _put_scales(scale, [sent_NL for _, sent_NL in pairs])
 
 
-def as_matrices(parts: Sequence[Part], sent: Sequence[torch.Tensor]) -> list[tuple[Part, torch.Tensor]]:
-    """Parts whose rows are (N, K), with views (N, K + 16) of what travels; without those that have no element."""
+def _as_matrices(
+    parts: Sequence[torch.Tensor], sent: Sequence[torch.Tensor]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Parts as (N, K), with views (N, K + 16) of what travels; without those that have no element."""
     return [
-        (part._replace(rows=part.rows.reshape(-1, part.rows.shape[-1])), one.view(-1, one.shape[-1]))
+        (part.reshape(-1, part.shape[-1]), one.view(-1, one.shape[-1]))
         for part, one in zip(parts, sent, strict=True)
-        if part.rows.numel()
+        if part.numel()
     ]
 
 
-def put_scales(scale: torch.Tensor, sent: Sequence[torch.Tensor]) -> None:
+def _put_scales(scale: torch.Tensor, sent: Sequence[torch.Tensor]) -> None:
     """Write scales, float32, of the rows of all tensors one after the other, behind their codes."""
     tail = torch.zeros(len(scale), TAIL, dtype=torch.int8, device=scale.device)
     tail[:, :SCALE_BYTES] = scale.view(torch.int8).view(-1, SCALE_BYTES)
@@ -122,10 +105,10 @@ def put_scales(scale: torch.Tensor, sent: Sequence[torch.Tensor]) -> None:
         sent_NL.view(torch.int8)[:, -TAIL:] = tail[end - len(sent_NL) : end]
 
 
-def coded(weights: Sequence[NamedTensor], scheme: Scheme, rounded: Encode = encode) -> list[NamedTensor]:
+def coded(weights: Sequence[NamedTensor], scheme: Scheme) -> list[NamedTensor]:
     """Whole weights of one device as they travel, under the names by which they do."""
     sent = [torch.empty(sent_shape(w.shape), dtype=codes_dtype(scheme), device=w.device) for _, w in weights]
-    rounded([Part(name, w) for name, w in weights], sent, scheme)
+    encode([w for _, w in weights], sent, scheme)
     return [(sent_name(name, scheme), tensor) for (name, _), tensor in zip(weights, sent, strict=True)]
 
 

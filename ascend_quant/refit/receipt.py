@@ -1,11 +1,10 @@
 """What one refit says of itself."""
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.refit.kv_scales import Scales
-from ascend_quant.refit.update import Update
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,6 @@ class Receipt:
         digest: fingerprint of all resident bytes, 16 hex digits (see `oracle.digest`).
         left_out: the tensors that came and that the engine's own loader leaves out by design, such as a checkpoint's
             layers for MTP (multi-token prediction) where no drafter is loaded; not among `tensors`.
-        update: how much of the trainer's update the codes took, on a sample (see update.py); None in the first refit,
-            and where rows do not tell what their codes are.
         kv_scales: of the KV cache, where it has one a layer (see kv_scales.py).
     """
 
@@ -44,21 +41,17 @@ class Receipt:
     left_alone: Unquantized  # named as its metric is
     digest: str
     left_out: LeftOut
-    update: Update | None = field(default=None, repr=False, compare=False)
     kv_scales: Scales | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Its fields as JSON has them; `update` is its figures, for which this waits."""
-        plain = asdict(replace(self, update=None))  # whose copies cannot be copied while a device writes them
-        return plain | {"update": None if self.update is None else self.update.figures}
+        """Its fields as JSON has them."""
+        return asdict(self)
 
     def as_metrics(self) -> dict[str, float]:
         """`refit/*` numbers for a training logger, what is unknown left out; digests are cut to their low 32 bits."""
-        numbers = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("update", "kv_scales")}
+        numbers = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "kv_scales"}
         numbers |= {"left_alone": len(self.left_alone.names), "digest": int(self.digest, 16) % 2**32}
         numbers |= {"left_alone_digest": int(self.left_alone.digest, 16) % 2**32, "left_out": len(self.left_out.names)}
-        if self.update is not None:
-            numbers |= self.update.figures
         if self.kv_scales is not None:
             numbers |= self.kv_scales.as_metrics()
         return {f"refit/{name}": value for name, value in numbers.items() if value is not None}

@@ -29,7 +29,6 @@ from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.refit.sent import NamedTensor, checked, sent_twice
 from ascend_quant.refit.servable import Servable
 from ascend_quant.refit.smoothing import Smoothing
-from ascend_quant.refit.watched_rows import WatchedRows
 from ascend_quant.stacks import one_by_one
 
 logger = logging.getLogger(__name__)
@@ -59,7 +58,6 @@ class Refit(Servable):
         derived: each brings up to date what the engine derives from weights, where it cannot do without.
         checks: begun and ended with every refit.
         unquantized: what receipts say of layers that are not quantized.
-        watched: rows that tell how much of an update the codes took; None where none can.
         kv_scales: of a KV cache that has one a layer; None of one without.
         balance: of the keys, for a KV cache that rounds all channels of one alike; None for others.
 
@@ -76,12 +74,11 @@ class Refit(Servable):
         derived: Sequence[Callable[[], None]] = (),
         checks: Sequence[Check] = (),
         unquantized: Unquantized = Unquantized("bf16"),  # noqa: B008  frozen
-        watched: WatchedRows | None = None,
         kv_scales: KvScales | None = None,
         balance: KeyBalance | None = None,
     ):
         super().__init__(residents, kv_scales)
-        self._watched, self.balance = watched, balance
+        self.balance = balance
         # scales are written when nothing else can fail
         self._checks = [*checks, *([] if kv_scales is None else [kv_scales])]
         self._derived, self.unquantized = derived, unquantized
@@ -159,8 +156,6 @@ class Refit(Servable):
             begun.begin()
         if self.smoothing is not None:
             self.smoothing.begin()
-        if self._watched is not None:
-            self._watched.begin()
         self._batch = Batch(self.residents[0].tensor.device, sparing=self.last_receipt is None)
         self._by_plan, self._learnt = bool(self.plan.entries), False
         self._entries: dict[str, Entry] = {}
@@ -269,11 +264,6 @@ class Refit(Servable):
         self._entries[name] = entry
         if entry.skipped:
             self._skipped.add(name)
-
-    def watch(self, weights: Sequence[NamedTensor]) -> None:
-        """Keep the rows that are watched of these tensors, as they are quantized."""
-        if self._watched is not None:
-            self._watched.take(weights)
 
     @torch.no_grad()
     def flush(self) -> None:
@@ -396,9 +386,8 @@ class Refit(Servable):
         fraction = changed / max(compared, 1) if self._compares else None
         milliseconds, kernel_ms = 1e3 * (time.perf_counter() - self._started), self.batch.clock.milliseconds()
         numbers = self._count, self._tensors, self._bytes, milliseconds, kernel_ms, 0, clamped, fraction
-        update = None if self._watched is None else self._watched.end(self._entries)
         scales = None if self.kv_scales is None else self.kv_scales.current
-        return Receipt(*numbers, self.unquantized, f"{digest:016x}", self._left_out(), update, scales)
+        return Receipt(*numbers, self.unquantized, f"{digest:016x}", self._left_out(), scales)
 
     def _left_out(self) -> LeftOut:
         """What came and was left out by design; all names are logged once, and again when they are others."""

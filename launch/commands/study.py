@@ -13,10 +13,7 @@ def study(
     device: Annotated[str, typer.Option(help="cpu, or cuda: a model of 91 M on one GPU.")] = "cpu",
     arms: Annotated[
         str | None,
-        typer.Option(
-            help="Rollouts, with commas: bf16, int8, int8-uncorrected, int8-hashed, int8-carried, int8-qat, fp8.  "
-            "[default: all]"
-        ),
+        typer.Option(help="Rollouts, with commas: bf16, int8, int8-uncorrected, int8-qat, fp8.  [default: all]"),
     ] = None,
     rates: Annotated[str | None, typer.Option(help="Learning rates.  [default: 1e-4,1e-5,1e-6,5e-8]")] = None,
     seeds: Annotated[

@@ -29,12 +29,6 @@ SPEED_FIELDS = {
     "tokens_per_second": "perf/throughput",  # of prompts and answers, over the whole step, for each device
     "rollout_ms_per_token": "timing_per_token_ms/gen",  # of all answers together
 }
-UPDATE_FIELDS = {  # of schemes that round, from the second refit on
-    "update_share": "refit/update/share",
-    "update_cosine": "refit/update/cosine",
-    "since_start_share": "refit/since_start/share",
-    "since_start_cosine": "refit/since_start/cosine",
-}
 REPLICA_FIELDS = {
     "samples": "rollout_corr/{replica}/samples",
     "k3_kl": "rollout_corr/{replica}/k3_kl",
@@ -66,11 +60,6 @@ def speed_record(line: dict[str, Any]) -> dict[str, float]:
     """How fast a step was; rollout_tokens_per_second counts the answers' tokens over the rollout's time."""
     record = pick(line, SPEED_FIELDS)
     return record | {"rollout_tokens_per_second": 1000 / record.pop("rollout_ms_per_token")}
-
-
-def update_record(line: dict[str, Any]) -> dict[str, float]:
-    """How much of the trainer's update the codes took, as far as this step's refit says it."""
-    return {field: line["data"][name] for field, name in UPDATE_FIELDS.items() if line["data"].get(name) is not None}
 
 
 def replica_record(line: dict[str, Any], rank: int) -> dict[str, float]:

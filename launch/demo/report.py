@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from launch.demo.caches import cache_of
-from launch.demo.metrics import read_lines, receipt, replica_record, speed_record, step_record, update_record
+from launch.demo.metrics import read_lines, receipt, replica_record, speed_record, step_record
 from launch.demo.recipe import QAT, Choices, is_corrected, replica_schemes, scheme_of
 from launch.demo.training import Watched
 from launch.software import installed
@@ -25,8 +25,6 @@ PANELS = (
     ("reward", "reward (exact answers)", "linear"),
     ("k3_kl", "mismatch KL (k3), trainer against rollout", "log"),
     ("ess", "effective sample size (of 1)", "linear"),
-    ("update_cosine", "last update, codes against weights: cosine", "linear"),
-    ("since_start_cosine", "all updates, codes against weights: cosine", "linear"),
     ("refit_seconds", "refit time (s)", "linear"),
     ("step_seconds", "time of a step (s)", "linear"),
     ("tokens_per_second", "tokens/s, over the whole step", "linear"),
@@ -36,7 +34,7 @@ PANELS = (
 def arm_report(name: str, metrics: Path) -> dict[str, Any]:
     """One arm, step by step, and where it has several replicas, each of them."""
     lines = read_lines(metrics)
-    steps = [step_record(line, is_corrected(name)) | speed_record(line) | update_record(line) for line in lines]
+    steps = [step_record(line, is_corrected(name)) | speed_record(line) for line in lines]
     schemes = replica_schemes(name)
     arm = {
         "name": name,
@@ -144,11 +142,11 @@ def draw(report: dict[str, Any], path: Path) -> None:
     """Draw the report's arms into one PNG."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(18, 7), layout="constrained")
-    for axes, (field, title, scale) in zip(figure.subplots(2, 4).flat, PANELS, strict=True):
+    figure = Figure(figsize=(14, 7), layout="constrained")
+    for axes, (field, title, scale) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
         for arm in report["arms"]:
             for line, style in ((arm, "-"), *((replica, "--") for replica in arm.get("replicas", ()))):
-                # replicas have no reward, arms without importance weights no effective sample size, and bf16 no codes
+                # replicas have no reward, arms without importance weights no effective sample size
                 points = [(step["step"], step.get(field, nan)) for step in line["steps"]]
                 axes.plot(*zip(*points, strict=True), style, marker=".", label=line["name"])
         axes.set(title=title, xlabel="step")

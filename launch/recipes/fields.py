@@ -155,9 +155,6 @@ class Rollout(Fields):
             fp8, a layer.
         send: how the trainer sends what the engine quantizes: bf16, or as codes of `scheme`; delta: to engines apart,
             what has changed since the last weight sync, of codes where `scheme` has a scale a row.
-        rounding: of int8 codes that the trainer sends, from its float32 weights unless it is nearest: hashed, up or
-            down by a draw from `rounding_seed`, the step, the parameter's name and the element's index; carried, to the
-            nearest of the weight and what the codes of the step before have left.
         tensor_parallel: devices of a replica.
         expert_parallel: 1, or `tensor_parallel`: each device then has whole experts.
         apart: devices of each node that are the engine's alone, while the others train (verl's `separate_async`); 0:
@@ -171,8 +168,6 @@ class Rollout(Fields):
     ignore: list[Pattern] = []
     kv_cache: Literal["auto", "int8", "fp8"] = "auto"
     send: Literal["bf16", "int8", "fp8", "delta"] = "bf16"
-    rounding: Literal["nearest", "hashed", "carried"] = "nearest"
-    rounding_seed: Annotated[int, Field(ge=0)] = 0
     tensor_parallel: Count
     expert_parallel: Count = 1
     apart: Annotated[int, Field(ge=0)] = 0

@@ -89,7 +89,7 @@ FIELDS = {  # what these are made from
     ROUTES_REPLAYED: "training.routing_replay",
 }
 OWNED = {  # and these are the fields' where they make nothing, too: a field that is left out says how it is
-    **{f"{OURS}.{name}": f"rollout.{name}" for name in ("send", "rounding", "rounding_seed")},
+    f"{OURS}.send": "rollout.send",
     f"{OURS}.qat": "qat",
     **{f"{QUANTIZATION}.{name}": f"rollout.{name}" for name in ("scheme", "ignore", "kv_cache")},
     f"{QUANTIZATION}.quant_method": "rollout.scheme",

@@ -24,7 +24,7 @@ TEXTS = ("name", "path", "dir")  # how settings end that hold text, of digits to
 def problems(recipe: Recipe) -> list[str]:
     """Everything that is wrong with a recipe whose fields are valid one by one."""
     subjects = (
-        *(_npu, _kv_cache, _send, _rounding, _fp8_training, _quantization_aware, _routing_replay, _groups),
+        *(_npu, _kv_cache, _send, _fp8_training, _quantization_aware, _routing_replay, _groups),
         *(_apart, _devices, _stages, _slices),
         *(correction_problems, sequence_problems, _own_settings, _numbers, _version),
     )
@@ -70,24 +70,6 @@ def _send(recipe: Recipe) -> Iterator[str]:
         yield f"rollout.send: {asked} with {scheme} rollouts. Send {scheme} codes if it is int8 or fp8, or bf16"
     if verl_of(recipe.stack).worker is not None:
         yield f"rollout.send: {asked} on stack {recipe.stack}, whose verl has no sender of ours. Leave it at bf16"
-
-
-def _rounding(recipe: Recipe) -> Iterator[str]:
-    asked, rollout = recipe.rollout.rounding, recipe.rollout
-    if rollout.rounding_seed and asked != "hashed":
-        yield f"rollout.rounding_seed: {rollout.rounding_seed} with rounding {asked}: only hashed draws. Leave it out"
-    if asked == "nearest":
-        return
-    if rollout.scheme != "int8" or rollout.send not in ("int8", "delta"):
-        yield (
-            f"rollout.rounding: {asked} with {rollout.scheme} rollouts and send {rollout.send}: it is of int8 codes "
-            "that the trainer sends. Set scheme and send to int8, or leave it at nearest"
-        )
-    if asked == "carried" and recipe.backend != "fsdp2":
-        yield (
-            f"rollout.rounding: carried with backend {recipe.backend}, which keeps no shards of rows by the engines' "
-            "names. Use hashed, or backend fsdp2"
-        )
 
 
 def _fp8_training(recipe: Recipe) -> Iterator[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ascend_quant.integrations.verl import attention_settings as attention
-from launch.recipes.fields import Correction, Fp8, Parallel, Recipe, Rollout, Training
+from launch.recipes.fields import Correction, Fp8, Parallel, Recipe, Training
 from launch.recipes.hydra_syntax import (
     ACTOR,
     CORRECTION,
@@ -149,17 +149,8 @@ def _quantization(recipe: Recipe) -> dict[str, Any]:
         **(
             {f"{ROLLOUT}.engine_kwargs.ascend_quant.send": recipe.rollout.send} if recipe.rollout.send != "bf16" else {}
         ),
-        **_rounding(recipe.rollout),
         **({f"{ROLLOUT}.engine_kwargs.ascend_quant.qat": recipe.qat} if recipe.qat else {}),
     }
-
-
-def _rounding(rollout: Rollout) -> dict[str, Any]:
-    if rollout.rounding == "nearest":
-        return {}
-    ours = f"{ROLLOUT}.engine_kwargs.ascend_quant"
-    seed = {f"{ours}.rounding_seed": rollout.rounding_seed} if rollout.rounding == "hashed" else {}
-    return {f"{ours}.rounding": rollout.rounding, **seed}
 
 
 def correction_settings(correction: Correction | None) -> dict[str, Any]:

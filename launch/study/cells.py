@@ -19,9 +19,9 @@ from launch.demo.run import OptionError
 from launch.demo.tasks import write_parquet
 from launch.demo.training import POLL_SECONDS, Training, Watched
 from launch.software import installed
-from launch.study.grid import ARMS, Cell, Grid, settings
+from launch.study.grid import Cell, Grid, settings
 
-KEPT = ("reward", "k3_kl", "ess", "update_share", "update_cosine", "since_start_share", "since_start_cosine")
+KEPT = ("reward", "k3_kl", "ess")
 DIGITS = 6  # of each number
 
 
@@ -104,18 +104,17 @@ def begun(grid: Grid, cell: Cell, out: Path) -> Training:
         "data.train_files": data,
         "data.val_files": data,
     }
-    return Training(grid.choices(cell), ARMS[cell.arm].demo, place(out, cell), changes=paths | settings(cell))
+    return Training(grid.choices(cell), cell.arm, place(out, cell), changes=paths | settings(cell))
 
 
 def place(out: Path, cell: Cell) -> Path:
-    """Where verl runs; arms of the demo that are the same there have folders of their own."""
+    """Where verl runs."""
     return out / f"seed{cell.seed}" / f"lr{cell.rate}" / cell.arm
 
 
 def write_record(grid: Grid, cell: Cell, out: Path, watched: Watched) -> None:
     """A cell is done with this."""
-    demo = ARMS[cell.arm].demo
-    report = arm_report(demo, place(out, cell) / demo / "metrics.jsonl")
+    report = arm_report(cell.arm, place(out, cell) / cell.arm / "metrics.jsonl")
     metrics = {name: [step.get(name) for step in report["steps"]] for name in KEPT}
     record = {
         "arm": cell.arm,

@@ -1,10 +1,9 @@
 """What a study trains: arms, learning rates and seeds, on a CPU or on a GPU."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
-from types import MappingProxyType
 from typing import Any
 
 from launch.demo import recipe, run
@@ -14,32 +13,10 @@ from launch.demo.run import OptionError, listed, one_of
 from launch.demo.tasks import Ledger
 from launch.numbers import whole
 
-SENDER = "actor_rollout_ref.rollout.engine_kwargs.ascend_quant"
 RATE = "actor_rollout_ref.actor.optim.lr"
 
 
-@dataclass(frozen=True)
-class Arm:
-    """A kind of rollout.
-
-    Attributes:
-        demo: the demo's arm that it is, but for its settings.
-        settings: keys of verl.
-    """
-
-    demo: str
-    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-
-
-ARMS = {
-    "bf16": Arm("bf16"),
-    "int8": Arm("int8"),
-    "int8-uncorrected": Arm("int8-uncorrected"),
-    "int8-hashed": Arm("int8", MappingProxyType({f"{SENDER}.send": "int8", f"{SENDER}.rounding": "hashed"})),
-    "int8-carried": Arm("int8", MappingProxyType({f"{SENDER}.send": "int8", f"{SENDER}.rounding": "carried"})),
-    "int8-qat": Arm("int8-qat"),
-    "fp8": Arm("fp8"),
-}
+ARMS = ("bf16", "int8", "int8-uncorrected", "int8-qat", "fp8")  # of the demo
 REFERENCE = "bf16"
 RATES = ("1e-4", "1e-5", "1e-6", "5e-8")
 SEEDS = (0, 1)
@@ -52,10 +29,10 @@ SMALL = Setup(
     models=("qwen2",),
     shape=TINY | {"max_position_embeddings": 128},
     warm_up=WarmUp(2500, fall=200, batch=64, learning_rate=2e-3, ramp=50, band=(0.2, 0.6), seconds=1800),
-    arms=tuple(ARMS),
+    arms=ARMS,
     cores_to_start_early=inf,
 )
-SETUPS = {"cpu": SMALL, "cuda": replace(recipe.SETUPS["cuda"], arms=tuple(ARMS))}
+SETUPS = {"cpu": SMALL, "cuda": replace(recipe.SETUPS["cuda"], arms=ARMS)}
 
 
 @dataclass(frozen=True)
@@ -91,8 +68,7 @@ class Grid:
 
     def choices(self, cell: Cell) -> Choices:
         """What the demo's training is told of a cell."""
-        arm = ARMS[cell.arm].demo
-        return Choices((arm,), self.steps, "token", cell.seed, "qwen2", self.device, own_setup=self.setup)
+        return Choices((cell.arm,), self.steps, "token", cell.seed, "qwen2", self.device, own_setup=self.setup)
 
 
 def grid(device: str, arms: str | None, rates: str | None, seeds: str | None, steps: int | None) -> Grid:
@@ -102,7 +78,7 @@ def grid(device: str, arms: str | None, rates: str | None, seeds: str | None, st
         OptionError: one cannot be; the message is a line for the user.
     """
     one_of("--device", device, tuple(SETUPS))
-    names = tuple(ARMS) if arms is None else listed("--arms", arms, "an arm", tuple(ARMS))
+    names = ARMS if arms is None else listed("--arms", arms, "an arm", ARMS)
     wanted = RATES if rates is None else listed("--rates", rates, "a rate")
     for rate in wanted:
         if not is_rate(rate):
@@ -121,9 +97,9 @@ def grid(device: str, arms: str | None, rates: str | None, seeds: str | None, st
 
 def on_device(wanted: Grid, asked: bool) -> tuple[Grid, str | None]:
     """The grid that this machine can run, and a line about the arms that it cannot, see `launch.demo.run.on_device`."""
-    whole = replace(wanted.choices(wanted.cells()[0]), arms=tuple(ARMS[arm].demo for arm in wanted.arms))
+    whole = replace(wanted.choices(wanted.cells()[0]), arms=wanted.arms)
     able, left_out = run.on_device(whole, asked)
-    return replace(wanted, arms=tuple(arm for arm in wanted.arms if ARMS[arm].demo in able.arms)), left_out
+    return replace(wanted, arms=able.arms), left_out
 
 
 def is_rate(text: str) -> bool:
@@ -142,9 +118,9 @@ def each_once(option: str, texts: Sequence[str], number: Callable[[str], float],
 
 def settings(cell: Cell) -> dict[str, Any]:
     """The keys of verl that make a cell of the demo's training."""
-    return {RATE: float(cell.rate), **ARMS[cell.arm].settings}
+    return {RATE: float(cell.rate)}
 
 
 def ordered(names: Iterable[str]) -> list[str]:
     """Arms in the order of the table."""
-    return sorted(names, key=list(ARMS).index)
+    return sorted(names, key=ARMS.index)

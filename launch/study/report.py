@@ -17,14 +17,12 @@ from launch.study.grid import ARMS, REFERENCE, ordered
 SCHEMA = 1
 LEARNT = 0.03  # of the reward: less is not told from noise, nor is a smaller gap to BF16 called one
 PLAIN = "int8"
-COLUMNS = ("lr", "rollout", "seeds", "reward", "less BF16's", "KL (k3)", "ESS", "update since start: share, cosine")
+COLUMNS = ("lr", "rollout", "seeds", "reward", "less BF16's", "KL (k3)", "ESS")
 VERDICTS = UNTOLD, FOLLOWS, BEHIND = "untold", "follows", "behind"
 PANELS = (
     ("reward", "reward", "linear"),
     ("k3_kl", "mismatch KL (k3)", "log"),
     ("ess", "effective sample size (of 1)", "linear"),
-    ("since_start_share", "share of the whole update in the codes", "linear"),
-    ("since_start_cosine", "its cosine", "linear"),
 )
 
 Record = dict[str, Any]
@@ -83,8 +81,6 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
                     "gap_error": spread(gap),
                     "k3_kl": fmean(last(cell, "k3_kl") for cell in cells),
                     "ess": fmean(last(cell, "ess") for cell in cells),
-                    "share": fmean(last(cell, "since_start_share") for cell in cells),
-                    "cosine": fmean(last(cell, "since_start_cosine") for cell in cells),
                 }
             )
     return found
@@ -132,10 +128,9 @@ def markdown(records: Sequence[Record], columns: Sequence[str] = COLUMNS) -> lis
     for row in rows(records):
         gap = "" if row["arm"] == REFERENCE else shown(row["gap"], "{:+.3f}")
         error = "" if row["arm"] == REFERENCE else shown(row["gap_error"], " ± {:.3f}")
-        update = f"{shown(row['share'], '{:.3f}')}, {shown(row['cosine'], '{:.3f}')}"
         lines.append(
             f"| {row['rate']} | {row['arm']} | {row['seeds']} | {row['first']:.3f} -> {row['last']:.3f} | {gap}{error} "
-            f"| {row['k3_kl']:.1e} | {shown(row['ess'], '{:.4f}')} | {update if row['share'] == row['share'] else ''} |"
+            f"| {row['k3_kl']:.1e} | {shown(row['ess'], '{:.4f}')} |"
         )
     return lines
 
@@ -155,7 +150,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
     for line, (rate, arms) in zip(panels, rates.items(), strict=True):
         for axes, (field, title, scale) in zip(line, PANELS, strict=True):
             for arm in ordered(arms):
-                color = f"C{list(ARMS).index(arm)}"  # the same at every rate
+                color = f"C{ARMS.index(arm)}"  # the same at every rate
                 plot(axes, [series(cell, field) for cell in arms[arm]], arm, color)
             axes.set(title=f"lr {rate}: {title}", xlabel="step")
             if scale == "log":

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from ascend_quant import oracle
-from ascend_quant.refit.coding import Encode, coded, encode
+from ascend_quant.refit.coding import coded
 from ascend_quant.schemes import Scheme, get_scheme
 
 VOCAB = 61
@@ -172,37 +172,21 @@ def stacked(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return result
 
 
-def as_codes(
-    state: dict[str, torch.Tensor], scheme: str, names: Collection[str], rounded: Encode = encode
-) -> dict[str, torch.Tensor]:
+def as_codes(state: dict[str, torch.Tensor], scheme: str, names: Collection[str]) -> dict[str, torch.Tensor]:
     """The checkpoint as a trainer sends it that quantizes the tensors of these names itself."""
     result = {name: tensor for name, tensor in state.items() if name not in names}
-    return result | dict(coded([(name, state[name]) for name in state if name in names], get_scheme(scheme), rounded))
-
-
-def hashed(state: dict[str, torch.Tensor], seed: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """The codes and scales that a trainer makes at step 0 that draws whether it rounds up."""
-    return {name: oracle.hashed(tensor, seed, 0, name) for name, tensor in state.items() if is_quantized(name)}
+    return result | dict(coded([(name, state[name]) for name in state if name in names], get_scheme(scheme)))
 
 
 def is_quantized(name: str) -> bool:
     return name.endswith(("_proj.weight", "w13_weight", "w2_weight"))
 
 
-def expected(
-    state: dict[str, torch.Tensor],
-    scheme: str = "int8",
-    pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
-) -> dict[str, torch.Tensor]:
-    """What an engine must hold, computed by the oracle from the checkpoint alone.
-
-    Args:
-        pairs: codes and scales of the checkpoint's tensors; None where they are rounded to the nearest.
-    """
+def expected(state: dict[str, torch.Tensor], scheme: str = "int8") -> dict[str, torch.Tensor]:
+    """What an engine must hold, computed by the oracle from the checkpoint alone."""
     chosen = get_scheme(scheme)
-    if pairs is None and chosen.shares == "tensor":
+    if chosen.shares == "tensor":  # of the checkpoint, before they are fused
         pairs = {name: oracle.quantize(tensor, chosen) for name, tensor in state.items() if is_quantized(name)}
-    if pairs is not None:  # of the checkpoint's tensors, before they are fused
         codes = fused({**state, **{name: codes.view(torch.int8) for name, (codes, _) in pairs.items()}})
         by_row = {name: scale.expand(state[name].shape[0]).unsqueeze(-1) for name, (_, scale) in pairs.items()}
         scales = fused({**state, **by_row})

@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from ascend_quant.kernels import lossless_rows
-from ascend_quant.refit import lossless
-
 Stream = list[tuple[str, torch.Tensor]]
 EMBEDDING, NORM, QUERY = "model.embed_tokens.weight", "input_layernorm.weight", "self_attn.q_proj.weight"
 
@@ -94,9 +91,6 @@ WRONG: dict[str, Callable[[Stream], object]] = {
     "the digests are cut off": lambda s: change(s, -1, lambda digests: digests[:-3]),
     "a bit of the digests flips": lambda s: change(s, -1, lambda digests: digests ^ 1),
     "the digests are of another step": older,
-    # behind a matrix's last row come bytes without a meaning
-    "a bit of a packed matrix flips": lambda s: flip(s, at(s, lossless.MARK), byte=0),
-    "a packed row has other exponents": lambda s: flip(s, at(s, lossless.MARK), byte=-lossless_rows.TAIL),
 }
 
 
@@ -122,7 +116,6 @@ HARMLESS: dict[str, Callable[[Stream], object]] = {  # and so no faults: the syn
     "the digests come twice in a bucket": lambda s: s.append(s[-1]),
     "digests come first": lambda s: s.insert(0, s.pop()),
 }
-PACKED = "matrices come packed"  # harmless, too
 MOMENTS = {"before the first tensor": 0, "between two buckets": 12, "before the last tensor": 50}
 
 

@@ -12,10 +12,6 @@ import torch
 import zmq
 from verl.checkpoint_engine import base
 
-from ascend_quant.refit import lossless
-
-lossless.LEAST = 1  # a test's matrices travel packed too
-
 
 @base.CheckpointEngineRegistry.register("tcp")
 class TcpCheckpointEngine(base.CheckpointEngine):

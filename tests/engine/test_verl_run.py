@@ -86,7 +86,6 @@ def test_every_step_has_its_receipt_and_a_rollout_that_stops_following_is_seen(f
     assert start["start_up/engines"] > start["start_up/engines/weights"] > 0
     assert start["start_up/models"] > start["start_up/models/actor"] > 0
     assert has_line_naming((folder / "output.log").read_text(), "first step, seconds:")
-    assert all(0 < step["refit/update/cosine"] <= 1 and step["refit/update/share"] > 0 for step in followed)
     assert {step["refit/digest"] for step in frozen} == {followed[-1]["refit/digest"]}
     assert min(step[ESS] for step in frozen) < 0.8
 

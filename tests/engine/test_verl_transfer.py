@@ -206,7 +206,7 @@ def test_a_trainer_that_ends_in_a_sync_is_noticed(syncs, fault):
     syncs.check_refused_and_healed(said)
 
 
-@pytest.mark.parametrize("fault", [*faults.HARMLESS, faults.PACKED, *PAUSES])
+@pytest.mark.parametrize("fault", [*faults.HARMLESS, *PAUSES])
 def test_what_does_no_harm_goes_through(syncs, fault):
     syncs.trainer.send(fault, syncs.handle, syncs.models[0])
     receipt = receive(syncs.engine)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import torch
 
-HASHED = 5  # the seed of codes whose rounding is drawn
-
 
 def dump(worker):
     from engines import as_bytes
@@ -50,19 +48,6 @@ def push(worker, path: str, scheme: str):
     assert len({receipt.digest for receipt in receipts.values()}) == 1, receipts
     assert at_start == {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
     return receipts["one by one"].tensors
-
-
-def push_hashed(worker, path: str, seed: int):
-    """Codes of the trainer's own rounding, whole tensors of which each rank takes its slices."""
-    from models import as_codes, checkpoint, is_quantized
-
-    from ascend_quant.integrations.vllm import refit_of
-    from ascend_quant.refit.rounding import rounding_of
-
-    model, state = worker.model_runner.model, checkpoint(Path(path))
-    names = {name for name in state if is_quantized(name)}
-    with refit_of(model).session():
-        model.load_weights(as_codes(state, "int8", names, rounding_of("hashed", seed).encode).items())
 
 
 def refuse(worker, path: str):
@@ -127,9 +112,6 @@ def main(out: str, folder: str, refit_from: str, ranks: int, expert_parallel: bo
         "experts": llm.collective_rpc(refuse_experts, args=(refit_from,)) if expert_parallel else None,
         "refused": llm.collective_rpc(refuse, args=(refit_from,)),
     }
-    if scheme == "int8":
-        llm.collective_rpc(push_hashed, args=(refit_from, HASHED))
-        result["hashed"] = llm.collective_rpc(dump)
     torch.save(result, out)
 
 

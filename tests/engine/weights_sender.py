@@ -18,7 +18,6 @@ import torch
 import verl
 from safetensors.torch import load_file
 
-from ascend_quant.refit import lossless
 from ascend_quant.refit.proof import sending
 
 STOPPED_SECONDS = 1
@@ -48,8 +47,6 @@ def send(sender: type, fault: str, handle: str, checkpoint: str) -> None:
     if change := faults.UNSOUND.get(fault):
         change(weights)
     stream = [*sending(iter(weights))]
-    if "packed" in fault:
-        stream = [*lossless.packed(stream)]
     if change := {**faults.WRONG, **faults.HARMLESS}.get(fault):
         change(stream)
     asyncio.run(sender(handle, bucket_size_mb=1, use_shm=True).async_send_weights(faults.in_time(fault, stream)))
@@ -67,7 +64,6 @@ def ended(child: int) -> str:
 
 def main() -> None:
     torch.set_num_threads(1)  # so that a fork finds no threads
-    lossless.LEAST = 1
     resource_tracker.ensure_running()  # this process's: it cleans up behind no child, as where a whole group is killed
     sender = verls_sender()
     say("ready")

@@ -220,7 +220,6 @@ By the dtypes in CANN's sources; a refit calls none of them.
 |---|---|---|
 {hidden}
 
-Not counted: kernels inside one call, time, what verl itself copies (a wait a bucket), the first load, the rows watched
-for `refit/update/*` (at most 70 copies of 4 rows, and one to the host that nothing waits for), and the chain of plain
-operators that is taken where a fused one is missing or gives other bytes than the definition: logged at start.
+Not counted: kernels inside one call, time, what verl itself copies (a wait a bucket), the first load, and the chain of
+plain operators that is taken where a fused one is missing or gives other bytes than the definition: logged at start.
 """

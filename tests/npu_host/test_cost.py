@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ascend_quant.kernels import npu, npu_codes, rounding
+from ascend_quant.kernels import npu, npu_codes
 from ascend_quant.refit import proof
 from npu_host import cost_models, costs
 from npu_host.cost_counter import Counted
@@ -94,22 +94,6 @@ def test_the_trainers_proof_waits_twice_however_many_tensors_there_are(layers):
     assert len(sent) == len(weights) + 1
     assert (counted.total.waits, counted.total.h2d, counted.total.d2h) == (2, 1, 1)
     assert not counted.total.aicpu
-
-
-def test_a_trainers_roundings_wait_for_nothing_and_leave_nothing_to_the_aicpu():
-    """What docs/verl.md says of bytes: of operands, and inside."""
-    w_NK, left_NK = torch.ones(256, 512, device="npu"), torch.zeros(256, 512, device="npu")
-    codes_NK = torch.empty(256, 512, dtype=torch.int8, device="npu")
-    for write, most in (
-        (lambda: rounding.hashed(w_NK, (1, 2), 0, codes_NK), 320),
-        (lambda: rounding.carried(w_NK, left_NK, codes_NK), 80),
-    ):
-        write()  # tries the device, makes the tables
-        with Counted() as counted:
-            write()
-        cost = counted.total
-        assert not cost.aicpu and (cost.waits, cost.h2d, cost.d2h) == (0, 0, 0)
-        assert 0.9 * most < (cost.bytes + cost.hidden) / w_NK.numel() < most
 
 
 def test_work_space_does_not_grow_from_refit_to_refit(monkeypatch):

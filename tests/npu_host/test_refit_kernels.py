@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from ascend_quant import oracle
-from ascend_quant.kernels import npu, npu_codes, npu_ops, reciprocals, rounding
+from ascend_quant.kernels import npu, npu_codes, npu_ops, reciprocals
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))  # the cases are those of the other devices
 from kernel_modules import Kernels
@@ -54,16 +54,3 @@ def test_digests_equal_the_oracle(dtype):
     tensors = [torch.randint(-100, 100, shape).to(dtype) for shape in ((7, 9), (5,), (2, 3, 4))]
     found = npu.digests([tensor.npu() for tensor in tensors]).tolist()
     assert found == [oracle.digest(tensor) for tensor in tensors]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_roundings_of_the_sender_equal_the_oracle(dtype):
-    """Of a trainer on NPUs; the device is tried first."""
-    w_NK, key = awkward_values(64, 40, dtype, 3), oracle.key_of(5, 9, "w")
-    w_NK = torch.where(torch.isfinite(w_NK), w_NK, 0.0)
-    codes_NK, left_NK = torch.empty(64, 40, dtype=torch.int8).npu(), torch.zeros(64, 40).npu()
-    scale_N = rounding.hashed(w_NK.npu(), key, 2**32 - 99, codes_NK)
-    assert all(map(torch.equal, (codes_NK.cpu(), scale_N.cpu()), oracle.hashed(w_NK, 5, 9, "w", 2**32 - 99)))
-    scale_N = rounding.carried(w_NK.npu(), left_NK, codes_NK)
-    wanted = oracle.carried(w_NK, torch.zeros(64, 40))
-    assert all(map(torch.equal, (codes_NK.cpu(), scale_N.cpu(), left_NK.cpu()), wanted))

@@ -109,7 +109,7 @@ def test_the_plain_arm_may_have_nothing_of_ours_in_it(tmp_path):
 def outcome(folder: Path, way: str) -> Outcome:
     write(folder)
     steps = [
-        {"step": step, "data": {"timing_s/update_weights": WHOLE, "refit/bytes": 1900, "refit/update/a/share": 1.0}}
+        {"step": step, "data": {"timing_s/update_weights": WHOLE, "refit/bytes": 1900, "refit/replica0/bytes": 1900}}
         for step in (1, 2, 3)
     ]
     result = {"steps": steps, **sync_measured.measured(read(folder), "int8", "cuda")}

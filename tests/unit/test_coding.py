@@ -9,7 +9,6 @@ from ascend_quant import oracle
 from ascend_quant.refit import Refit, RefitError, coding
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 from ascend_quant.refit.scales import TensorScaledWeight
-from ascend_quant.refit.watched_rows import WatchedRows
 from ascend_quant.schemes import SCHEMES
 
 INT8, FP8 = SCHEMES["int8"], SCHEMES["fp8"]
@@ -166,18 +165,3 @@ def test_rows_of_another_length_are_refused():
     down = coding.coded([("down", weight((6, 48)))], INT8)[0][1]
     with pytest.raises(RefitError, match="whole"):
         Engine().take(down, sent, "int8")
-
-
-def test_an_update_is_not_told_from_codes():
-    w = {NAME: weight((8, 32)), "b.weight": weight((4, 32))}
-    rows, entry = WatchedRows(INT8), Engine().whole
-
-    class Entry:
-        moves, skipped = [(entry, None)], False
-
-    found = []
-    for sent in (w, w, dict(coding.coded(list(w.items()), INT8)), w, w):
-        rows.begin()
-        rows.take(sent.items())
-        found.append(rows.end(dict.fromkeys(w, Entry)) is not None)
-    assert found == [False, True, False, False, True]

@@ -268,17 +268,6 @@ def test_report_and_plot_are_files(finished):
     assert (finished / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_step_has_what_its_refit_says_of_the_update(finished):
-    """A first refit has no update, a scheme that does not round none at all."""
-    path = finished / "int8" / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[1]["data"] |= {"refit/update/share": 0.75, "refit/update/cosine": 0.5, "refit/since_start/cosine": 0.875}
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    first, second = report.build_report(CHOICES, finished, WATCHED, 1.0)["arms"][1]["steps"][:2]
-    assert not {"update_share", "update_cosine", "since_start_cosine"} & set(first)
-    assert (second["update_share"], second["update_cosine"], second["since_start_cosine"]) == (0.75, 0.5, 0.875)
-
-
 def test_a_half_written_line_waits_for_the_next_look(tmp_path):
     path = tmp_path / "metrics.jsonl"
     assert read_lines(path) == []

@@ -6,7 +6,6 @@ Compiled for Hopper by Triton and its own ptxas, which need no GPU.
 from pathlib import Path
 from types import SimpleNamespace
 
-import compiled_kernel
 import pytest
 import triton
 import triton.language as tl
@@ -15,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import driver
 
-from ascend_quant.kernels import cuda, triton_lossless, triton_rows, triton_tiles
+from ascend_quant.kernels import cuda, triton_rows, triton_tiles
 from ascend_quant.kernels.moves import SAMPLE, Counters
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -100,13 +99,3 @@ def test_fp8_is_converted_by_the_gpu():
     constants = (tl.bfloat16, 3584, True, True, Counters.SPREAD, SAMPLE)
     code = compiled(triton_rows.write_blocks, constants, (("num_warps", 8),)).asm["ptx"]
     assert "cvt.rn.satfinite.e4m3x2.f32" in code and code.count("div.rn.f32") == 1  # a reciprocal, no quotients
-
-
-@pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("name", ["pack_rows", "unpack_rows"])
-def test_lossless_rows(name, capability, tmp_path):
-    pointers = {"words": "*i32", "sent": "*u8", "most": "*i32"}
-    sizes = {"WORDS": triton_lossless.WORDS, "RANKS": triton_lossless.RANKS}
-    kernel = getattr(triton_lossless, name)
-    constants = {size: number for size, number in sizes.items() if size in kernel.arg_names}
-    assert compiled_kernel.compiled(kernel, capability, constants, pointers, tmp_path)[1] == 0

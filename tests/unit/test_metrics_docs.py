@@ -14,8 +14,6 @@ from ascend_quant.integrations.verl.start_up import STARTED, StartUp
 from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.refit import Receipt
 from ascend_quant.refit.kv_scales import Scales
-from ascend_quant.refit.update import Kept, Update
-from ascend_quant.schemes import SCHEMES
 from launch.root import ROOT
 
 PAGES = [ROOT / "docs" / name for name in ("metrics.md", "metrics.zh.md")]
@@ -45,12 +43,9 @@ def constant(file: str, name: str) -> object:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_refit(page: Path):
-    rows = [{"layers.0.q_proj.weight": torch.full((1, 2), float(value))} for value in (1, 2, 4)]
-    update = Update(*(Kept(SCHEMES["int8"], one) for one in rows))
     scales = Scales({"layers.0.self_attn": torch.tensor([[1.0], [2.0], [3.0]])}, age=0)
     numbers = 2, 3, 4, 5.0, 6.0, 0, 0, 0.5
-    receipt = Receipt(*numbers, Unquantized("bf16"), f"{7:016x}", LeftOut(), update, scales).as_metrics()
-    receipt = {name.replace("q_proj", "KIND") for name in receipt}
+    receipt = Receipt(*numbers, Unquantized("bf16"), f"{7:016x}", LeftOut(), scales).as_metrics()
     files = [ADAPTERS / "verl" / name for name in ("worker.py", "sent_figures.py")]
     added = [re.findall(r'"(refit/\w+)":', file.read_text()) for file in files]
     assert all(added)

@@ -210,7 +210,7 @@ MEGATRON = "actor_rollout_ref.actor.megatron"
 @pytest.mark.parametrize(
     ("key", "field"),
     [
-        *((f"{OURS}.{name}", f"rollout.{name}") for name in ("send", "rounding", "rounding_seed")),
+        (f"{OURS}.send", "rollout.send"),
         (f"{OURS}.qat", "qat"),
         *((f"{OPTIONS}.{name}", f"rollout.{name}") for name in ("scheme", "ignore", "kv_cache")),
         (f"{OPTIONS}.quant_method", "rollout.scheme"),

@@ -57,14 +57,6 @@ def test_caches_that_are_not_served(tmp_path: Path, changes: dict, said: str):
         ({"stack": "ascend-cann8.5", "rollout": {"scheme": "int8", "send": "int8"}}, "send … ascend-cann8.5"),
         ({"rollout": {"scheme": "int8", "send": "delta"}}, "send … delta … rollout.apart"),
         ({"rollout": {"scheme": "int8", "send": "int3"}}, "send"),
-        ({"rollout": {"scheme": "int8", "rounding": "hashed"}}, "rounding … hashed … bf16"),
-        ({"rollout": {"scheme": "fp8", "send": "fp8", "rounding": "carried"}}, "rounding … carried … fp8"),
-        ({"rollout": {"scheme": "int8", "send": "int8", "rounding": "up"}}, "rounding"),
-        ({"rollout": {"scheme": "int8", "send": "int8", "rounding_seed": 3}}, "rounding_seed … 3 … nearest"),
-        (
-            {"backend": "megatron", "rollout": {"scheme": "int8", "send": "int8", "rounding": "carried"}},
-            "rounding … carried … megatron",
-        ),
     ],
 )
 def test_codes_that_cannot_be_sent(tmp_path: Path, changes: dict, said: str):
@@ -77,14 +69,6 @@ def test_the_trainer_is_told_what_to_send(tmp_path: Path, send: str):
     lines = resolve(load("one", tmp_path), Paths("/m", "/d", "/o")).overrides
     found = [line.partition("=")[2] for line in lines if "ascend_quant.send" in line]
     assert found == ([] if send == "bf16" else [send])
-
-
-@pytest.mark.parametrize("rounding", [{}, {"rounding": "hashed", "rounding_seed": 3}, {"rounding": "carried"}])
-def test_the_trainer_is_told_how_to_round(tmp_path: Path, rounding: dict):
-    write(tmp_path, stack="ascend-cann9.1", backend="fsdp2", rollout={"scheme": "int8", "send": "int8", **rounding})
-    lines = resolve(load("one", tmp_path), Paths("/m", "/d", "/o")).overrides
-    found = dict(line.partition("ascend_quant.")[2].split("=") for line in lines if "ascend_quant.rounding" in line)
-    assert found == {name: str(value) for name, value in rounding.items()}
 
 
 def test_latent_attention_has_no_cache_of_heads(tmp_path: Path):

@@ -78,7 +78,7 @@ def train(tmp_path, monkeypatch):
 
 
 def test_each_cell_has_a_record_of_its_own_training(train, tmp_path):
-    chosen = grid("cpu", "bf16,int8,int8-hashed", "1e-4,1e-6", "0,7", STEPS)
+    chosen = grid("cpu", "bf16,int8,int8-qat", "1e-4,1e-6", "0,7", STEPS)
     assert len(train(chosen)) == 12
     assert train.starts == [0, 7] and StandIn.most == 1 and StandIn.alive == 0
     found = records(chosen, tmp_path)

@@ -62,12 +62,8 @@ def test_fp8_needs_fp8_units(monkeypatch, capability, left):
             on_device(wanted, asked=True)
 
 
-def test_verl_gets_the_rate_and_what_sets_the_arm_apart():
+def test_verl_gets_the_rate():
     assert settings(Cell("bf16", "5e-8", 0)) == {RATE: 5e-8}
-    rounding = {"int8-hashed": "hashed", "int8-carried": "carried"}
-    for arm, name in rounding.items():
-        sender = {key.rpartition(".")[2]: value for key, value in ARMS[arm].settings.items()}
-        assert sender == {"send": "int8", "rounding": name} and ARMS[arm].demo == "int8"
     chosen = grid("cpu", None, None, None, 5)
     for cell in chosen.cells():
         choices = chosen.choices(cell)

@@ -74,8 +74,7 @@ def worker_of(share, free, events, cached, **fails):
         get_per_tensor_param=lambda **_: (fails["export"]() if "export" in fails else weights, None),
         is_param_offload_enabled=False,
     )
-    rounding = SimpleNamespace(begin=lambda step: None)
-    worker.actor = SimpleNamespace(rounding=rounding, figures=SentFigures(), engine=engine)
+    worker.actor = SimpleNamespace(figures=SentFigures(), engine=engine)
     worker.rollout = Rollout(events, fails.get("wakes", False))
     rollout = {"name": "vllm", "free_cache_engine": True, "checkpoint_engine": SimpleNamespace(backend="naive")}
     worker.config = SimpleNamespace(rollout=type("Settings", (dict,), {"__getattr__": dict.__getitem__})(rollout))
@@ -129,7 +128,6 @@ def test_engines_elsewhere_are_sent_to_as_before(monkeypatch):
     monkeypatch.setattr(ActorRolloutRefWorker, "update_weights", told)
     monkeypatch.setattr(room, "find_room", lambda share: pytest.fail("asked for"))
     worker = object.__new__(sends_weights(ActorRolloutRefWorker, share=0.5))
-    worker.actor = SimpleNamespace(rounding=SimpleNamespace(begin=lambda step: None))
     for backend, sleeps, mode in (("nccl", True, "auto"), ("naive", False, "auto"), ("naive", True, "nccl")):
         engine = SimpleNamespace(backend=backend)
         worker.config = SimpleNamespace(rollout=SimpleNamespace(checkpoint_engine=engine, free_cache_engine=sleeps))

@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import nullcontext
-from functools import partial
 from itertools import chain
 from types import SimpleNamespace
 
@@ -16,15 +15,13 @@ from omegaconf import OmegaConf
 from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from ascend_quant import oracle
 from ascend_quant.integrations.verl import compat, replica, sender
 from ascend_quant.integrations.verl.patches import AGAINST
 from ascend_quant.integrations.verl.replica import RefitHttpServer
 from ascend_quant.integrations.verl.sent_figures import SentFigures, of_all
 from ascend_quant.names import Unquantized
-from ascend_quant.refit import RefitError, coding, lossless
+from ascend_quant.refit import RefitError, coding
 from ascend_quant.refit.proof import SENT, Receiving, sending
-from ascend_quant.refit.rounding import rounding_of
 from ascend_quant.schemes import SCHEMES
 
 WEIGHTS = {"a": torch.ones(2, 3), "b": torch.ones(4)}
@@ -92,39 +89,6 @@ def test_weights_are_rounded_before_their_digests_for_bf16_engines_alone(proves)
         sent = dict(sent)
         assert torch.equal(sent["a.weight"], torch.ones(2, 2).bfloat16() if rounds else matrices["a.weight"])
         assert sent["b.weight"] is matrices["b.weight"]
-
-
-@pytest.mark.parametrize(
-    ("apart", "scheme", "packed"), [(True, SCHEMES["int8"], True), (True, None, False), (False, SCHEMES["int8"], False)]
-)
-def test_what_stays_bf16_beside_codes_travels_packed_to_engines_elsewhere(apart, scheme, packed, monkeypatch):
-    monkeypatch.setattr(lossless, "LEAST", 1)
-    torch.manual_seed(0)
-    weights = {"lm_head.weight": torch.randn(8, 512).bfloat16(), "q_proj.weight": torch.randn(8, 512).bfloat16()}
-    module = SimpleNamespace(_keep_in_fp32_modules=None)
-    worker = made("bfloat16", engine=SimpleNamespace(module=module), is_apart=apart, scheme=scheme)
-    worker.coded = ["q_proj.weight"]
-    sent = list(worker.as_sent(weights.items()))
-    codes = "" if scheme is None else ":int8"
-    assert [name for name, _ in sent] == [f"lm_head.weight{lossless.MARK * packed}", f"q_proj.weight{codes}", SENT]
-    proof = Receiving()
-    taken = dict(proof.take(lossless.unpacked(sent)))  # digests are of what was packed
-    assert proof.prove() == 2 and torch.equal(taken["lm_head.weight"], weights["lm_head.weight"])
-    assert worker.figures.bytes == sum(tensor.nbytes for _, tensor in sent[:2])
-
-
-@pytest.mark.parametrize(
-    ("backend", "mode", "apart"), [("naive", "auto", 0), ("nccl", "auto", 1), ("nccl", "naive", 0)]
-)
-def test_an_actor_knows_whether_its_engines_are_elsewhere(backend, mode, apart):
-    class Verls:
-        async def update_weights(self, global_steps=None, mode="auto"):
-            return self.actor.is_apart
-
-    worker = object.__new__(type("Sending", (sender.SendsWeights, Verls), {}))
-    rollout = SimpleNamespace(checkpoint_engine=SimpleNamespace(backend=backend), free_cache_engine=False)
-    worker.config, worker.actor = SimpleNamespace(rollout=rollout), SimpleNamespace(rounding=rounding_of("nearest"))
-    assert asyncio.run(worker.update_weights(3, mode)) == bool(apart)
 
 
 def made(*options, **attributes) -> sender.SendingTrainingWorker:
@@ -221,54 +185,23 @@ def test_stacks_that_verl_leaves_whole_stay_whole(model_type, name):
 def test_a_steps_figures_are_those_of_the_rank_with_the_most():
     ranks = [{"refit/gather_ms": 3.0, "refit/bytes_sent": 7}, {"refit/gather_ms": 2.0, "refit/bytes_sent": 9}]
     assert of_all(ranks) == {"refit/gather_ms": 3.0, "refit/bytes_sent": 9}
-    assert of_all([{"a": 1.0, "of one rank": 2.0}, {"a": 3.0}]) == {"a": 3.0, "of one rank": 2.0}
     worker = sender.sends_weights(ActorRolloutRefWorker)
     assert hasattr(worker.sent_figures, MAGIC_ATTR)  # offered to verl's controller
     asked = object.__new__(worker)
-    asked.actor = SimpleNamespace(figures=SentFigures(), sent_update=None)
+    asked.actor = SimpleNamespace(figures=SentFigures())
     names = ("refit/gather_ms", "refit/bytes_sent", "refit/sent_as_codes", "refit/bytes_kept", "refit/bytes_ahead")
     assert asked.sent_figures() == dict.fromkeys(names, 0)
 
 
-class Verls:
-    """The worker class that sends weights, when it is told to."""
-
-    w = torch.linspace(-1, 1, 7 * 32).view(7, 32)
-
-    async def update_weights(self, global_steps=None, mode="auto"):
-        return dict(self.actor.as_sent([("a", self.w)])), mode
-
-
-def test_codes_are_rounded_of_the_step_that_verl_names():
-    """The last one where it names none, as in a validation."""
-    assert hasattr(sender.sends_weights(ActorRolloutRefWorker).update_weights, MAGIC_ATTR)  # still offered
-    worker = object.__new__(type("Sending", (sender.SendsWeights, Verls), {}))
-    worker.actor = made(None, False, None, None, partial(rounding_of, "hashed", 5), engine=None)
-    worker.actor.engine = SimpleNamespace(module=None)
-    worker.config = SimpleNamespace(rollout=SimpleNamespace(free_cache_engine=False))
-    worker.actor.send_codes(SCHEMES["int8"], frozenset("a"))
-    for step, of in ((3, 3), (None, 3), (4, 4)):
-        sent, mode = asyncio.run(worker.update_weights(step, mode="naive"))
-        assert mode == "naive" and torch.equal(sent["a:int8"][:, :-16], oracle.hashed(Verls.w, 5, of, "a")[0])
-    assert worker.actor.sent_update.as_metrics() == {}  # the weights stood still
-
-
-@pytest.mark.parametrize(("rounding", "made_ready"), [("nearest", {(1, 32), (1, 64)}), ("hashed", set())])
-def test_kernels_for_codes_are_there_before_the_first_of_them_leave(rounding, made_ready, monkeypatch):
+def test_kernels_for_codes_are_there_before_the_first_of_them_leave(monkeypatch):
     shards = {"a": torch.ones(4, 32), "b": torch.ones(2, 64), "c": torch.ones(3, 5, 64), "d": torch.ones(32, 48)}
     monkeypatch.setattr(sender.compat, "fsdp2_shards", lambda engine: shards)
     monkeypatch.setattr(sender, "own_device", lambda: torch.device("cpu"))
     found = set()
     monkeypatch.setattr(coding, "coded", lambda weights, scheme: found.update(tuple(w.shape) for _, w in weights))
-    worker = made(None, False, None, None, partial(rounding_of, rounding, 5), engine=None)
+    worker = made(None, False, engine=None)
     worker.send_codes(SCHEMES["int8"], frozenset("abc"))
-    assert found == made_ready
-
-
-def test_what_is_left_over_is_carried_beside_shards_alone():
-    worker = made(None, False, None, None, partial(rounding_of, "carried"), engine=None)
-    with pytest.raises(RefitError, match="rounding=carried"):
-        list(worker.as_sent(WEIGHTS.items()))
+    assert found == {(1, 32), (1, 64)}
 
 
 def test_the_wake_up_that_a_sync_waits_for_is_added_to_its_receipts(monkeypatch):

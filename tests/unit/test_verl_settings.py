@@ -8,13 +8,9 @@ import torch
 import yaml
 from omegaconf import OmegaConf
 
-from ascend_quant import oracle
 from ascend_quant.flashrl.files import ConfigError
 from ascend_quant.integrations.verl import settings
 from ascend_quant.refit import RefitError
-from ascend_quant.refit.coding import Part
-from ascend_quant.refit.rounding import rounding_of
-from ascend_quant.schemes import SCHEMES
 
 
 def config(model="org/model", **rollout):
@@ -69,27 +65,6 @@ def test_codes_of_the_engines_scheme_may_be_sent(send):
     settings.check(config(**rollout))
     scheme = settings.sent_as(OmegaConf.create(rollout))
     assert (scheme and scheme.name) == (None if send == "bf16" else send)
-
-
-def rounding(name, send="int8", **more):
-    """Rollout settings of a trainer that rounds the codes which it sends."""
-    found = sending(send, scheme="fp8" if send == "fp8" else "int8")
-    found["engine_kwargs"]["ascend_quant"].update({"rounding": name, **more})
-    return found
-
-
-@pytest.mark.parametrize("name", ["nearest", "hashed", "carried"])
-@pytest.mark.parametrize("send", ["int8", "delta"])
-def test_int8_codes_may_be_rounded_otherwise(name, send):
-    rollout = rounding(name, send, **({"rounding_seed": 7} if name == "hashed" else {}))
-    settings.check(config(**rollout, checkpoint_engine={"backend": "nccl"}))
-    made = settings.makes_rounding(OmegaConf.create(rollout))
-    assert made() is not made() and type(made()) is type(rounding_of(name))
-    sent = torch.empty(4, 48, dtype=torch.int8)
-    w = torch.linspace(-1, 1, 4 * 32).view(4, 32)
-    made().encode([Part("w", w)], [sent], SCHEMES["int8"])
-    if name == "hashed":
-        assert torch.equal(sent[:, :32], oracle.hashed(w, 7, 0, "w")[0])
 
 
 @pytest.mark.parametrize(
@@ -159,12 +134,6 @@ def test_weights_pass_through_engines_that_carry_bytes(backend, monkeypatch):
         ({"engine_kwargs": {"ascend_quant": {"proof": "maybe"}}}, "proof='maybe' is neither"),
         ({"engine_kwargs": {"ascend_quant": {"send": "int4_g32"}}}, "send='int4_g32'.* bf16, int8, fp8, delta"),
         ({"engine_kwargs": {"ascend_quant": {"send": "fp8"}}}, "send=fp8.* int8"),
-        (rounding("stochastic"), "rounding='stochastic'.* nearest, hashed, carried"),
-        (rounding("hashed", "bf16"), "rounding=hashed.* int8"),
-        (rounding("carried", "fp8"), "rounding=carried.* fp8 .*int8"),
-        (rounding("hashed", rounding_seed=-1), "rounding_seed=-1"),
-        (rounding("hashed", rounding_seed="1"), "rounding_seed='1'"),
-        (rounding("carried", rounding_seed=1), "rounding_seed=1.* hashed"),
         (sending("int8", scheme="bf16"), "send=int8.* bf16"),
         (sending("delta"), "send=delta.*=naive"),
         (sending("delta") | {"checkpoint_engine": {"backend": "naive"}}, "send=delta.*=naive"),

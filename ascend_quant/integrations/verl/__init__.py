@@ -15,8 +15,8 @@ early_actors.py  agent loops and load balancer, started while engines load; star
 packed_attention.py  the trainer's attention without a mask, attention_settings.py whether a run can have it
 log_probs.py  log-probabilities without a loop over rows
 sender.py     the trainer's side of the weight sync: digests behind the weights; leaving.py as what they leave,
-              codes.py which as codes, sent_update.py what these take of an update, patches.py
-              what has changed for engines elsewhere, answers.py a receiver that was killed
+              codes.py which as codes, patches.py what has changed for engines elsewhere,
+              answers.py a receiver that was killed
 worker.py     the engine's side, inside its workers; receiver.py its transport
 leftovers.py  what killed runs leave behind
 """

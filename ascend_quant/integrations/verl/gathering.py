@@ -44,7 +44,6 @@ class Piece:
         shape, dtype: of the whole as it leaves.
         scheme: of its codes, if it leaves as such.
         rows: of the tensor on each rank, the last ones' filled up; 0 for a tensor that every rank has whole.
-        first: the row of the whole tensor that the local ones begin with.
     """
 
     name: str
@@ -52,18 +51,13 @@ class Piece:
     dtype: torch.dtype
     scheme: Scheme | None
     rows: int
-    first: int
 
     @classmethod
-    def of(cls, name: str, shape: torch.Size, left: torch.dtype | Scheme, rows: int = 0, rank: int = 0) -> "Piece":
+    def of(cls, name: str, shape: torch.Size, left: torch.dtype | Scheme, rows: int = 0) -> "Piece":
         """A rank's piece of a parameter of this shape that leaves as a dtype, or as a scheme's codes."""
         if isinstance(left, torch.dtype):
-            return cls(name, shape, left, None, rows, rank * rows)
-        return cls(name, coding.sent_shape(shape), coding.codes_dtype(left), left, rows, rank * rows)
-
-    def part(self, local: torch.Tensor) -> coding.Part:
-        """What is encoded: the local rows, wherever they are now."""
-        return coding.Part(self.name, local, self.first * prod(local.shape[1:]))
+            return cls(name, shape, left, None, rows)
+        return cls(name, coding.sent_shape(shape), coding.codes_dtype(left), left, rows)
 
     @property
     def filled(self) -> int:
@@ -105,11 +99,11 @@ class Share:
         return self.mine.nbytes + sum(tensor.nbytes for _, tensor in self.whole)
 
 
-def own_share(group: Any, members: Members, device: torch.device, encode: coding.Encode) -> Share:
+def own_share(group: Any, members: Members, device: torch.device) -> Share:
     """Made of what this rank has; asynchronous, in memory of its own where it is gathered."""
     pieces = tuple(piece for piece, _ in members)
     if group is None:
-        return Share(None, pieces, torch.empty(0, dtype=torch.uint8), tuple(_made(members, encode)))
+        return Share(None, pieces, torch.empty(0, dtype=torch.uint8), tuple(_made(members)))
     mine = torch.empty(sum(piece.bytes for piece in pieces), dtype=torch.uint8, device=device)
     begin, places = 0, []
     for piece, local in members:
@@ -117,23 +111,20 @@ def own_share(group: Any, members: Members, device: torch.device, encode: coding
         place = mine[begin : begin + prod(shape) * piece.dtype.itemsize]
         places.append(place.view(piece.dtype).view(shape))
         begin += piece.bytes
-    _put(members, places, device, encode)
+    _put(members, places, device)
     return Share(group, pieces, mine)
 
 
-def shares(
-    params: Mapping[str, torch.Tensor], device: torch.device, as_what: AsWhat, encode: coding.Encode = coding.encode
-) -> Iterator[Share]:
+def shares(params: Mapping[str, torch.Tensor], device: torch.device, as_what: AsWhat) -> Iterator[Share]:
     """What this rank has of the parameters, in their order, group by group.
 
     Args:
         params: by name, the same on every rank; shards of rows (DTensor), or whole tensors, which stay where they are.
         device: of the process group; shards may wait on the host.
         as_what: in which dtype a parameter leaves, or as which scheme's codes (still by its own name).
-        encode: makes these.
     """
     for group, members in groups(params, as_what):
-        yield own_share(group, members, device, encode)
+        yield own_share(group, members, device)
 
 
 def gathered(parts: Iterable[Share]) -> Iterator[list[NamedTensor]]:
@@ -175,7 +166,7 @@ def _piece(name: str, param: torch.Tensor, left: torch.dtype | Scheme) -> tuple[
         return None, Piece.of(name, param.shape, left), local
     mesh, (at,) = param.device_mesh, cut
     rows = -(-param.shape[0] // mesh.size(at))
-    return mesh.get_group(at), Piece.of(name, param.shape, left, rows, mesh.get_local_rank(at)), local
+    return mesh.get_group(at), Piece.of(name, param.shape, left, rows), local
 
 
 def local_of(param: torch.Tensor) -> torch.Tensor:
@@ -210,27 +201,27 @@ def _cut(param: DTensor) -> list[int]:
     return [at for at, placement in enumerate(param.placements) if not isinstance(placement, Replicate)]
 
 
-def _put(members: Members, places: Sequence[torch.Tensor], device: torch.device, encode: coding.Encode) -> None:
+def _put(members: Members, places: Sequence[torch.Tensor], device: torch.device) -> None:
     """Write what this rank has of some pieces to where it leaves from; codes of all of them at once."""
-    coded: dict[Scheme, list[tuple[coding.Part, torch.Tensor]]] = {}
+    coded: dict[Scheme, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for (piece, local), place in zip(members, places, strict=True):
         here = local.to(device, non_blocking=True)  # first: copy_ would round on the host
         if piece.scheme is None:
             place.copy_(here)
         else:
-            coded.setdefault(piece.scheme, []).append((piece.part(here), place))
+            coded.setdefault(piece.scheme, []).append((here, place))
     for scheme, pairs in coded.items():
-        encode(*zip(*pairs, strict=True), scheme)
+        coding.encode(*zip(*pairs, strict=True), scheme)
 
 
-def _made(members: Members, encode: coding.Encode) -> list[NamedTensor]:
+def _made(members: Members) -> list[NamedTensor]:
     """What leaves of tensors that are whole here."""
     found = []
     for piece, local in members:
         if piece.scheme is None:
             found.append((piece.name, local.to(piece.dtype)))
         else:
-            [(_, sent)] = coding.coded([(piece.name, local)], piece.scheme, encode)
+            [(_, sent)] = coding.coded([(piece.name, local)], piece.scheme)
             found.append((piece.name, sent))
     return found
 

@@ -8,9 +8,8 @@ An engine keeps some parameters in float32: routers and their correction biases,
 few and small, so whatever is not known to be rounded is sent as it is: vectors, routers, what has no `.weight` in its
 name, and what the trainer's model itself keeps in float32 (transformers' `_keep_in_fp32_modules`).
 
-Codes (`send: int8`) leave for those names that every engine says it quantizes row by row, see refit/coding.py, rounded
-as refit/rounding.py has it. They say so once they have been written for the first time; until then, and for all others,
-weights leave as floats.
+Codes (`send: int8`) leave for those names that every engine says it quantizes row by row, see refit/coding.py.
+They say so once they have been written for the first time; until then, and for all others, weights leave as floats.
 """
 
 import re
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 
 from ascend_quant.names import HEADS, ROUTERS, keeps_its_dtype
-from ascend_quant.refit.coding import Encode, coded, codes_dtype, encode, sent_name
+from ascend_quant.refit.coding import coded, codes_dtype, sent_name
 from ascend_quant.refit.sent import NamedTensor, checked
 from ascend_quant.schemes import Scheme
 from ascend_quant.stacks import one_by_one
@@ -38,14 +37,12 @@ class Leaving:
         rounds: whether what a BF16 engine rounds leaves in BF16.
         kept: parts of names, whole between dots, whose parameters are never rounded.
         scheme, coded: of which scheme the codes of these names leave; with None none do.
-        encode: makes them.
     """
 
     rounds: bool = False
     kept: Sequence[str] = ()
     scheme: Scheme | None = None
     coded: Collection[str] = frozenset()
-    encode: Encode = encode
 
     def as_what(self, name: str, tensor: torch.Tensor) -> torch.dtype | Scheme:
         """A parameter's dtype, or the scheme of its codes.
@@ -72,7 +69,7 @@ class Leaving:
             if isinstance(left, torch.dtype):
                 yield [(name, tensor.to(left))]
             else:
-                yield coded([(name, tensor)], left, self.encode)
+                yield coded([(name, tensor)], left)
 
     def named(self, weights: Iterable[NamedTensor]) -> list[NamedTensor]:
         """Weights that leave, under the names by which they do."""

@@ -10,16 +10,15 @@ been written since, or what leaves is another.
 
 import functools
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from verl.utils.device import get_torch_device
 
-from ascend_quant.integrations.verl.gathering import Share, local_of
+from ascend_quant.integrations.verl.gathering import Share
 from ascend_quant.integrations.verl.leaving import Leaving
 
 Made = tuple[list[Share], Leaving]  # and how they leave
@@ -77,12 +76,6 @@ class Offloaded:
         found, waiting, fresh = self._shares, self._waiting, leaving == self._leaving
         self.drop()
         return _emptied(found) if found and fresh and waiting == _written(self._engine.module) else None
-
-
-def wait_for_host(shards: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Until shards that verl has moved from the device to the host, and has not waited for, may be read there."""
-    if device.type != "cpu" and any(local_of(shard).device.type == "cpu" for shard in shards.values()):
-        get_torch_device().synchronize()
 
 
 @dataclass(frozen=True)

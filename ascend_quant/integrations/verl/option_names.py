@@ -3,4 +3,4 @@
 What they mean, and their values, is in settings.py.
 """
 
-OPTIONS = ("proof", "qat", "send", "base_on", "rounding", "rounding_seed", "memory")
+OPTIONS = ("proof", "qat", "send", "base_on", "memory")

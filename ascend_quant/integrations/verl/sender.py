@@ -7,13 +7,12 @@ through shared memory or IPC, and what distant ones get through a checkpoint eng
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
@@ -22,18 +21,16 @@ from ascend_quant.integrations.verl import compat, hooks, room
 from ascend_quant.integrations.verl.gathering import flat_shards, gathered, shares
 from ascend_quant.integrations.verl.kv_maxima import Maxima
 from ascend_quant.integrations.verl.leaving import ENGINE_DTYPE, Leaving, kept_by
-from ascend_quant.integrations.verl.offloaded import Made, Offloaded, wait_for_host
+from ascend_quant.integrations.verl.offloaded import Made, Offloaded
 from ascend_quant.integrations.verl.patches import Patching, telling
 from ascend_quant.integrations.verl.sent_figures import Figures, SentFigures
-from ascend_quant.integrations.verl.sent_update import SentUpdate
 from ascend_quant.integrations.verl.settings import NAIVE, Patches, bucket_bytes, keeps_memory
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.names import Unquantized
-from ascend_quant.refit import RefitError, coding, lossless
+from ascend_quant.refit import coding
 from ascend_quant.refit.delta import Sender
 from ascend_quant.refit.kv_scales import Form
 from ascend_quant.refit.proof import prepare, sending_groups
-from ascend_quant.refit.rounding import Nearest
 from ascend_quant.refit.sent import NamedTensor
 from ascend_quant.schemes import Scheme
 
@@ -46,26 +43,21 @@ class SendingTrainingWorker(TrainingWorker):
         bucket: bytes that the transport carries as one.
         rounds: whether what a BF16 engine rounds leaves in BF16, see leaving.py.
         scheme, coded: of which scheme codes leave, and for which names; none until the engines have named them.
-        makes_rounding: of these codes.
-        sent_update: what these codes take of an update; None on all ranks but one, and where none leave.
         form: of the scales of a KV cache that follow the weights, see kv_maxima.py; None if none do.
         patching: sends patches to engines elsewhere; None where none are sent.
-        is_apart: whether this sync goes to engines on devices of their own.
         makes_ahead: whether what leaves is made before an update's weights wait on the host, see offloaded.py.
         unquantized: by fake quantization, see qat_worker.py.
         figures: of the last sync.
     """
 
-    proves, rounds, is_apart, makes_ahead = True, False, False, False
+    proves, rounds, makes_ahead = True, False, False
     bucket = 0
     scheme: Scheme | None = None
     coded: Collection[str] = frozenset()
-    sent_update: SentUpdate | None = None
     form: Form | None = None
     unquantized: Unquantized | None = None
     patches: Patches | None = None
     patching: Patching | None = None
-    makes_rounding: Callable[[], Nearest] = staticmethod(Nearest)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if self.patches is not None:
@@ -86,35 +78,22 @@ class SendingTrainingWorker(TrainingWorker):
         """What was made of weights before they went to the host."""
         return Offloaded(self.engine, self._made_ahead)
 
-    @functools.cached_property
-    def rounding(self) -> Nearest:
-        """Of the codes that leave here."""
-        return self.makes_rounding()
-
     def as_sent(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
-        """The engine's weights as they leave; digests are of them before they become patches or are packed."""
+        """The engine's weights as they leave; digests are of them before they become patches."""
         install(hooks.WHEN_WEIGHTS_LEAVE)  # the rollout's module is there by now
-        leaving, update = self._leaving(), self.sent_update
+        leaving = self._leaving()
         groups = self._gathered(leaving)
         if groups is None:
-            if self.rounding.by_shard:
-                raise RefitError(
-                    "rounding=carried keeps what is left over beside FSDP2's shards of rows, and this trainer has "
-                    "none (Megatron, FSDP1, LoRA, verl's own QAT; other shards): use hashed, or fsdp2"
-                )
-            groups = leaving.each(weights if update is None else update.passing(weights, self.coded))
-            groups = groups if update is None else update.leaving(groups)
+            groups = leaving.each(weights)
         if self.form is not None:
             groups = chain(groups, self._scales())
         groups = self.figures.counted(groups)
         patches = self.patching is not None and self.patching.take_turn()
-        packs = self.is_apart and self.scheme is not None
 
         def travelling(groups: Iterable[Sequence[NamedTensor]]) -> Iterator[NamedTensor]:
             if patches:  # which leave out what stands still
                 return self.figures.leaving(self.patching.sender.blobs(groups))
-            pairs = chain.from_iterable(groups)
-            return self.figures.leaving(lossless.packed(pairs) if packs else pairs)
+            return self.figures.leaving(chain.from_iterable(groups))
 
         return sending_groups(groups, self.unquantized, travelling) if self.proves else travelling(groups)
 
@@ -147,18 +126,16 @@ class SendingTrainingWorker(TrainingWorker):
     def _leaving(self) -> Leaving:
         """How weights leave now."""
         kept = kept_by(self.engine.module) if self.rounds else ()
-        return Leaving(self.rounds, kept, self.scheme, self.coded, self.rounding.encode)
+        return Leaving(self.rounds, kept, self.scheme, self.coded)
 
     @torch.no_grad()
     def _made_ahead(self) -> Made | None:
-        """What this rank has, as it leaves; None where verl gathers, or codes depend on the step of their sync."""
-        if not self.makes_ahead or (self.scheme is not None and self.rounding.of_float32):
-            return None
-        shards, leaving = flat_shards(self.engine), self._leaving()
+        """What this rank has, as it leaves; None where verl gathers."""
+        shards = flat_shards(self.engine) if self.makes_ahead else None
         if shards is None:
             return None
-        self._look(shards, leaving)
-        return [*shares(shards, own_device(), leaving.as_what, leaving.encode)], leaving
+        leaving = self._leaving()
+        return [*shares(shards, own_device(), leaving.as_what)], leaving
 
     def _gathered(self, leaving: Leaving) -> Iterable[list[NamedTensor]] | None:
         """The weights in groups, gathered by us; None where verl is to do it."""
@@ -168,17 +145,8 @@ class SendingTrainingWorker(TrainingWorker):
         self.figures.ahead = self.offloaded.bytes
         parts = self.offloaded.take(leaving)
         if parts is None:
-            self.figures.ahead, parts = 0, shares(shards, own_device(), leaving.as_what, leaving.encode)
-            self._look(shards, leaving)
-        whole = gathered(parts)
-        whole = whole if self.sent_update is None else self.sent_update.leaving(whole)
-        return (leaving.named(self._in_buckets(group)) for group in whole)
-
-    def _look(self, shards: Mapping[str, torch.Tensor], leaving: Leaving) -> None:
-        """For how much of the update their codes take."""
-        if self.sent_update is not None:
-            wait_for_host(shards, own_device())
-            self.sent_update.look(shards, [*leaving.as_codes(shards)])
+            self.figures.ahead, parts = 0, shares(shards, own_device(), leaving.as_what)
+        return (leaving.named(self._in_buckets(group)) for group in gathered(parts))
 
     def _in_buckets(self, group: Sequence[NamedTensor]) -> Iterator[NamedTensor]:
         """Each layer's experts in one tensor where a bucket holds it: taken apart, each costs Python on both sides."""
@@ -192,13 +160,8 @@ class SendingTrainingWorker(TrainingWorker):
     def send_codes(self, scheme: Scheme, names: Collection[str]) -> None:
         """From now on these parameters leave as codes of this scheme; their first sync is to wait for no compiler."""
         self.scheme, self.coded = scheme, names
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            self.sent_update = SentUpdate(scheme, self.rounding.of_float32)
-        if not self.rounding.of_float32:  # hashed and carried codes are made by torch's operators
-            coded = Leaving(scheme=scheme, coded=names).as_codes(compat.fsdp2_shards(self.engine) or {})
-            coding.prepare(((shard.shape[-1], shard.dtype) for shard in coded.values()), scheme, own_device())
-        if self.is_apart:
-            lossless.prepare(own_device())
+        coded = Leaving(scheme=scheme, coded=names).as_codes(compat.fsdp2_shards(self.engine) or {})
+        coding.prepare(((shard.shape[-1], shard.dtype) for shard in coded.values()), scheme, own_device())
 
     def reset(self) -> None:
         """Make the model; then what its digests need, so that the first sync waits for no compiler."""
@@ -233,10 +196,9 @@ class SendsWeights:
 
     @functools.wraps(ActorRolloutRefWorker.update_weights)
     async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
-        self.actor.rounding.begin(global_steps)
         rollout = self.config.rollout
-        self.actor.is_apart = (rollout.checkpoint_engine.backend if mode == "auto" else mode) != NAIVE
-        if self.actor.is_apart or not rollout.free_cache_engine:
+        is_apart = (rollout.checkpoint_engine.backend if mode == "auto" else mode) != NAIVE
+        if is_apart or not rollout.free_cache_engine:
             return await super().update_weights(global_steps, mode)
         install(hooks.WITH_CACHE_KEPT)
         found = await asyncio.to_thread(room.find_room, self.share)
@@ -258,8 +220,7 @@ class SendsWeights:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sent_figures(self) -> Figures:
         """What the last weight sync took in this process."""
-        update = {} if self.actor.sent_update is None else self.actor.sent_update.as_metrics()
-        return self.actor.figures.as_metrics() | update
+        return self.actor.figures.as_metrics()
 
 
 def sends_weights(
@@ -268,7 +229,6 @@ def sends_weights(
     proves: bool = True,
     form: Form | None = None,
     patches: Patches | None = None,
-    makes_rounding: Callable[[], Nearest] = Nearest,
     share: float | None = None,
 ) -> type:
     """verl's actor worker class, whose training worker is a `SendingTrainingWorker`.
@@ -278,12 +238,10 @@ def sends_weights(
         proves: whether digests follow the weights.
         form: of the scales of a KV cache that do; None if none.
         patches: how what has changed is sent to engines elsewhere; None if all is.
-        makes_rounding: of the codes that leave.
         share: the most that an engine takes of a device's memory, if the trainer may keep its cache beside it.
     """
     chosen = {"proves": proves, "rounds": engine_dtype == ENGINE_DTYPE, "form": form, "patches": patches}
-    rounding = {"makes_rounding": staticmethod(makes_rounding)}
-    actor = type(SendingTrainingWorker.__name__, (SendingTrainingWorker,), chosen | rounding)
+    actor = type(SendingTrainingWorker.__name__, (SendingTrainingWorker,), chosen)
     own = {"actor_worker_cls": actor, "share": share}
     return type(f"Sending{worker_class.__name__}", (SendsWeights, worker_class), own)
 

@@ -55,6 +55,5 @@ class SentFigures:
 
 
 def of_all(ranks: Sequence[Figures]) -> Figures:
-    """Of a step: those of the rank with the most, for which the others wait; some are one rank's alone."""
-    names = dict.fromkeys(name for figures in ranks for name in figures)
-    return {name: max(figures[name] for figures in ranks if name in figures) for name in names}
+    """Of a step: those of the rank with the most, for which the others wait."""
+    return {name: max(figures[name] for figures in ranks) for name in ranks[0]}

@@ -1,8 +1,7 @@
 """What a run's configuration says about refits: whether the rollout is ours, and that all it needs is there."""
 
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ from ascend_quant.integrations.verl.option_names import OPTIONS
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.coding import SCHEMES_SENT
 from ascend_quant.refit.kv_scales import FP8, INT8, Form
-from ascend_quant.refit.rounding import HASHED, NEAREST, ROUNDED, ROUNDINGS, Nearest, rounding_of
 from ascend_quant.schemes import SCHEMES, Scheme
 
 BF16, DELTA = "bf16", "delta"
@@ -159,33 +157,6 @@ def share_of_engine(rollout: Any, device: str) -> float | None:
     return engine.get("gpu_memory_utilization", rollout.get("gpu_memory_utilization"))
 
 
-def makes_rounding(rollout: Any) -> Callable[[], Nearest]:
-    """How the codes are rounded that the trainer sends: nearest, hashed or carried; makes one for a process.
-
-    +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.rounding=hashed
-
-    Raises:
-        RefitError: a value that is none, or another rounding than nearest where no int8 codes leave; or a seed that is
-            no whole number of 0 or more, or one that nothing takes.
-    """
-    options, here = options_of(rollout), f"rollout.engine_kwargs.{QUANTIZATION}"
-    name, seed = options.get("rounding", NEAREST), options.get("rounding_seed", 0)
-    if name not in ROUNDINGS:
-        raise RefitError(f"{here}.rounding={name!r} is not served; choose one of: {', '.join(ROUNDINGS)}")
-    if type(seed) is not int or seed < 0:
-        raise RefitError(f"{here}.rounding_seed={seed!r}: give a whole number, 0 or more")
-    if "rounding_seed" in options and name != HASHED:
-        raise RefitError(f"{here}.rounding_seed={seed} with rounding={name}: only {HASHED} draws; leave it out")
-    sent = sent_as(rollout)
-    if name != NEAREST and (sent is None or sent.name != ROUNDED):
-        raise RefitError(
-            f"{here}.rounding={name}, but the trainer sends {'no codes' if sent is None else f'{sent.name} codes'}: "
-            f"the codes of {ROUNDED} alone lie evenly, and without any the engines round, to the nearest; set "
-            f"send={ROUNDED}, or leave rounding out"
-        )
-    return partial(rounding_of, name, seed)
-
-
 def _asked_to_send(rollout: Any) -> str:
     asked, choices = options_of(rollout).get("send", BF16), (BF16, *SCHEMES_SENT, DELTA)
     if asked not in choices:
@@ -262,7 +233,6 @@ def check_values(config: Any) -> None:
     proves = wants_proof(rollout)  # raises if it cannot be told
     if (sent := sent_as(rollout)) is not None:
         _check_sent(rollout, sent)
-    makes_rounding(rollout)
     share_of_engine(rollout, config.trainer.device)
     if patches_of(rollout) is not None and carrier in (None, NAIVE):
         raise RefitError(

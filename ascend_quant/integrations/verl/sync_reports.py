@@ -27,14 +27,13 @@ def let_actors_send(role_worker_mapping: dict[Any, Any], config: Any) -> None:
     """
     rollout = config.actor_rollout_ref.rollout
     proves, form = settings.wants_proof(rollout), settings.scales_of_cache(rollout, config.trainer.device)
-    makes_rounding = settings.makes_rounding(rollout)
     share = settings.share_of_engine(rollout, config.trainer.device)
     if (patches := settings.patches_of(rollout)) is not None:
         install(hooks.WITH_PATCHES)
     for role, actor_class in role_worker_mapping.items():
         worker_class = plain_class(actor_class)
         if issubclass(worker_class, ActorRolloutRefWorker):
-            sending = sends_weights(worker_class, rollout.dtype, proves, form, patches, makes_rounding, share)
+            sending = sends_weights(worker_class, rollout.dtype, proves, form, patches, share)
             role_worker_mapping[role] = ray.remote(sending)
 
 

@@ -21,7 +21,7 @@ from ascend_quant.integrations.verl.receiver import DrainingReceiver
 from ascend_quant.integrations.verl.settings import QUANTIZATION
 from ascend_quant.integrations.vllm import refit_of, start_up
 from ascend_quant.integrations.vllm.compat import TAKES_STACKED
-from ascend_quant.refit import RefitError, lossless
+from ascend_quant.refit import RefitError
 from ascend_quant.refit.proof import Receiving
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
 
         def load(weights: list[tuple[str, torch.Tensor]]) -> None:
             # verl's own way from a bucket to model.load_weights: it knows LoRA's names and the MTP drafter
-            taken = proof.take(lossless.unpacked(weights))
+            taken = proof.take(weights)
             if TAKES_STACKED:  # its loaders would take a stack as checkpoints have it, which need not be as verl does
                 taken = compat.experts_apart(taken, self.model_runner.model_config.hf_config.model_type)
             counts.append(len(taken))
@@ -99,7 +99,6 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         """
         refit = refit_of(self.model_runner.model)
         refit.prepare(coded=True)
-        lossless.prepare(torch.device(get_device_name()))
         return (self.model_runner.vllm_config.quant_config.scheme.name, *refit.takes_codes())
 
     def refit_free_bytes(self) -> int:

@@ -29,7 +29,6 @@ from ascend_quant.profile.reading import load
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.refit.sent import NamedTensor, pairs
 from ascend_quant.refit.smoothing import Smoothing
-from ascend_quant.refit.watched_rows import watched_rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +55,10 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     smoothing = _smoothing(vllm_config.quant_config, next(iter(residents.values())).tensor.device, placeless.is_known)
     derived = (mla.follow(model, vllm_config.model_config.dtype), conv.follow(model))
     unquantized = unquantized_in(model, residents, vllm_config.quant_config.scheme)
-    watched = watched_rows_of(vllm_config.quant_config.scheme) if smoothing is None else None
     checks, scales = [placeless], kv_scales.follow(model, vllm_config)
     balance = key_balance.follow(model, vllm_config, residents)
     refit = Refit(
-        list(residents.values()), _buffers_of(model), plans, smoothing, derived, checks, unquantized, watched, scales,
-        balance,
+        list(residents.values()), _buffers_of(model), plans, smoothing, derived, checks, unquantized, scales, balance
     )  # fmt: skip
     model.ascend_quant_refit = refit
     _take_load_weights(model, refit, vllm_config, placeless)
