@@ -9,7 +9,6 @@ WRONG_USE = 2  # options, files or a machine with which nothing was tried
 ABOVE = 3  # mismatch: the KL is above --fail-above
 NOT_REACHED = 3  # tune: time ran out; the next run goes on
 NOT_FORMED = 3  # train: the cluster did not form, or a host could not take part
-CANNOT_BEGIN = 3  # an image: something would stop what was asked for
 INTERRUPTED = 130  # Ctrl-C, as shells say it
 
 

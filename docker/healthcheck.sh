@@ -19,7 +19,7 @@ devices_gone() {
 
 for folder in /dev/shm /tmp; do
   if (($(filled "$folder") >= FULL)); then
-    echo "$folder is $(filled "$folder") % full: see './run.sh doctor' for leftovers, or give it more room"
+    echo "$folder is $(filled "$folder") % full: remove what nobody uses, or give it more room"
     exit 1
   fi
 done

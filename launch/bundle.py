@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ascend_quant import __version__
 from launch.cluster.record import FILE, Record
-from launch.doctor import Report
+from launch.doctor.checking import Report
 from launch.errors import LaunchError
 from launch.images.build import git
 from launch.images.manifest import REVISION_VARIABLE

@@ -3,7 +3,7 @@
 import typer
 
 from launch.commands.demo import demo, smoke
-from launch.commands.doctor import bundle, doctor, manifest, preflight
+from launch.commands.doctor import bundle, doctor, manifest
 from launch.commands.images import images_app
 from launch.commands.recipe import data, recipe_app
 from launch.commands.study import study
@@ -20,6 +20,5 @@ def commands() -> None:
 for command in (demo, study, train, stop, doctor, bundle, data, smoke, manifest):
     app.command()(command)
 app.command(hidden=True)(node)
-app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(preflight)
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(images_app, name="images")

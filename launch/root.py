@@ -44,6 +44,12 @@ def is_folder(path: Path) -> bool:
         return False
 
 
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    whole = folder.absolute()
+    return next(one for one in (whole, *whole.parents) if is_folder(one))
+
+
 def with_root(own: Mapping[str, str]) -> str:
     """PYTHONPATH for a process that starts anywhere: this folder before its own."""
     return os.pathsep.join(filter(None, [str(ROOT), own.get("PYTHONPATH")]))

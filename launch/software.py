@@ -2,17 +2,32 @@
 
 import hashlib
 import importlib.metadata
+import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import get_importer
 
 from launch.root import ROOT
+
+CANN_FOLDERS = ("usr/local/Ascend/cann", "usr/local/Ascend/ascend-toolkit/latest")
+CANN_FILE = "*-linux/ascend_toolkit_install.info"
+CHIP_VARIABLE = "ASCEND_QUANT_CHIP"  # set by our images: A2 or A3
+PRODUCTS = {"ascend910b": "A2", "ascend910_93": "A3"}
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed package; `commit` where its installer or its version says it."""
+
+    version: str
+    commit: str | None = None
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
@@ -117,3 +132,61 @@ def _in_folders(name: str, folders: Iterable[str]) -> list[str] | None:
 def python_path(variables: Mapping[str, str]) -> list[str]:
     """The folders in which Python looks first with these variables; the process that asks may have others."""
     return [folder for folder in variables.get("PYTHONPATH", "").split(os.pathsep) if folder]
+
+
+def installed_packages() -> dict[str, Package]:
+    """Every installed package; of one that is there twice, the first on sys.path, which is the one imported."""
+    found: dict[str, Package] = {}
+    for distribution in distributions():
+        name = distribution.metadata["Name"]
+        if name:
+            found.setdefault(plain(name), Package(distribution.version, commit(distribution)))
+    return found
+
+
+def plain(name: str) -> str:
+    """A package's name as the index compares names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def commit(distribution: Distribution) -> str | None:
+    """The commit that a package was built from, where its installer (PEP 610) or its version (+gHASH) says it."""
+    direct = distribution.read_text("direct_url.json")
+    if direct and (said := json.loads(direct).get("vcs_info", {}).get("commit_id")):
+        return said
+    found = re.search(r"\+(?:.*\.)?g([0-9a-f]{7,40})", distribution.version)
+    return found[1] if found else None
+
+
+def cann_version(root: Path, environment: Mapping[str, str]) -> tuple[str | None, str]:
+    """CANN's version and the file that says it; or None, and where it was looked for."""
+    set_by = next((name for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") if environment.get(name)), None)
+    folders = [Path(environment[set_by])] if set_by else [root / folder for folder in CANN_FOLDERS]
+    for folder in folders:
+        for file in sorted(folder.glob(CANN_FILE)):
+            found = re.search(r"(?m)^version=(\S+)", file.read_text(errors="replace"))
+            if found:
+                return found[1], str(file)
+    return None, f"{' or '.join(map(str, folders))}{f' ({set_by})' if set_by else ''}"
+
+
+def chip_of_build() -> str | None:
+    """What the installed vllm-ascend was built for: its _build_info.py says the SoC (0.10) or the product (0.23)."""
+    for distribution in distributions(name="vllm-ascend"):
+        file = Path(str(distribution.locate_file("vllm_ascend/_build_info.py")))
+        if file.is_file():
+            found = re.search(r"__(?:soc_version|device_type)__ *= *['\"](\w+)['\"]", file.read_text())
+            return found[1] if found else None
+    return None
+
+
+def public(version: str) -> str:
+    """A version without the suffix that a build adds."""
+    return version.partition("+")[0]
+
+
+def product(chip_name: str) -> str | None:
+    """A2 or A3, of a SoC's name or of that word itself."""
+    return next(
+        (word for start, word in PRODUCTS.items() if chip_name.lower().startswith(start) or chip_name == word), None
+    )

@@ -1,7 +1,4 @@
-"""Looks at what is here before a run, or after one: `run.sh doctor`, `bundle` and `manifest`; changes nothing.
-
-And `python -m launch preflight VERB ..`: the entry point of our images asks before a verb that computes.
-"""
+"""Looks at what is here before a run, or after one: `run.sh doctor`, `bundle` and `manifest`; changes nothing."""
 
 import os
 import time
@@ -11,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ascend_quant.exits import CANNOT_BEGIN, FAILED, WRONG_USE, fail
+from ascend_quant.exits import FAILED, WRONG_USE, fail
 from launch.commands.recipe import Changes, pairs
 from launch.root import is_folder
 
 if TYPE_CHECKING:
-    from launch.doctor import Report
+    from launch.doctor.checking import Report
 
 
 def doctor(
@@ -28,10 +25,6 @@ def doctor(
     model: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,
     data: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,
     out: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,
-    mismatch: Annotated[
-        Path | None,
-        typer.Option(help="With --recipe: a report of `ascend-quant mismatch --out`; what would be left of a batch?"),
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Look for what would stop a run, with a fix for each finding. Changes nothing.
@@ -40,7 +33,7 @@ def doctor(
     """
     from rich.console import Console
 
-    from launch.doctor import show
+    from launch.doctor.table import show
     from launch.errors import LaunchError
     from launch.plan.job import must_be_said
     from launch.recipes import RecipeError
@@ -49,11 +42,11 @@ def doctor(
         must_be_said({"--cluster": cluster, "--recipe": recipe, "--model": model, "--data": data, "--out": out})
     except LaunchError as error:
         fail(str(error), WRONG_USE)
-    of_recipe = {"--set": changes, "--model": model, "--data": data, "--out": out, "--mismatch": mismatch}
+    of_recipe = {"--set": changes, "--model": model, "--data": data, "--out": out}
     if recipe is None and (given := [name for name, value in of_recipe.items() if value]):
         fail(f"{given[0]} is for --recipe: say which", WRONG_USE)
     try:
-        report = examined(cluster, recipe, changes or [], model, data, out, mismatch)
+        report = examined(cluster, recipe, changes or [], model, data, out)
     except (LaunchError, RecipeError) as error:
         fail(str(error), WRONG_USE)
     if as_json:
@@ -70,7 +63,6 @@ def examined(
     model: str | None,
     data: str | None,
     out: str | None,
-    mismatch: Path | None,
 ) -> "Report":
     """The report.
 
@@ -79,8 +71,7 @@ def examined(
     """
     from rich.console import Console
 
-    from launch.doctor import examine
-    from launch.doctor.checks.correction import kl_of
+    from launch.doctor.hosts import examine
     from launch.inventory import load, this_machine
     from launch.plan.job import places
     from launch.plan.make import locals_of, new_run
@@ -88,12 +79,11 @@ def examined(
 
     recipe = load_recipe(name, changes=pairs(changes)) if name is not None else None
     inventory, paths = load(cluster) if cluster is not None else None, None
-    kl = kl_of(mismatch, recipe) if recipe is not None and mismatch is not None else None
     if recipe is not None:
         hosts = inventory or this_machine(recipe.stack)
         paths = places(recipe, hosts, new_run(), locals_of(hosts)[0], model, data, out)
-    with Console(stderr=True).status("examining") as status:
-        return examine(inventory, recipe, paths, status.update, kl)
+    with Console(stderr=True).status("examining"):
+        return examine(inventory, recipe, paths)
 
 
 def bundle(
@@ -115,7 +105,7 @@ def bundle(
 
     from launch import bundle as made
     from launch.cluster.record import RUNS, Record, folder_of
-    from launch.doctor import examine
+    from launch.doctor.hosts import examine
     from launch.errors import LaunchError
     from launch.inventory import load
     from launch.plan.job import must_be_said
@@ -130,8 +120,8 @@ def bundle(
         must_be_said({"RUN": run, "--cluster": cluster})
         record = Record.load(folder_of(run, RUNS)) if run is not None else None
         inventory = load(cluster) if cluster is not None else None
-        with Console(stderr=True).status("examining") as status:
-            report = examine(inventory, tell=status.update)
+        with Console(stderr=True).status("examining"):
+            report = examine(inventory)
     except (LaunchError, RecipeError) as error:
         fail(str(error), WRONG_USE)
     try:
@@ -152,23 +142,3 @@ def manifest(as_json: Annotated[bool, typer.Option("--json", help="Print JSON al
     except LaunchError as error:
         fail(str(error), WRONG_USE)
     typer.echo(found.as_json() if as_json else "\n".join(found.lines()), nl=not as_json)
-
-
-def preflight(
-    verb: Annotated[str, typer.Argument(help="smoke, demo, study, train, doctor, bundle or manifest.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Those of the verb.")] = None,
-) -> None:
-    """One line and 3 if this container cannot carry the verb out; silence and 0 if nothing speaks against it."""
-    from launch.preflight import ELSEWHERE, SWITCH, gather, problem
-    from launch.stacks import STACK_VARIABLE, all_pins
-
-    stack = os.environ.get(STACK_VARIABLE)
-    if stack is None or ELSEWHERE.intersection(word.partition("=")[0] for word in arguments or []):
-        return
-    if os.environ.get(SWITCH) == "off":
-        typer.echo(f"preflight: {SWITCH}=off: nothing was looked at", err=True)
-        return
-    if stack not in all_pins():
-        fail(f"preflight: {STACK_VARIABLE}={stack}: there is no such stack, only {', '.join(all_pins())}", CANNOT_BEGIN)
-    if found := problem(verb, stack, gather(stack, os.environ)):
-        fail(f"preflight: {found} ({SWITCH}=off goes on all the same)", CANNOT_BEGIN)

@@ -1,7 +1,7 @@
 """A check, what it finds, and the report of all that was found.
 
-A check is a small function from facts to findings, with the texts about it that docs/doctor.md is made of; a finding
-has a level, what was found and what to do about it.
+A check is a small function from facts to findings; a finding has a level, what was found and what to do about it.
+docs/doctor.md has a row for each check.
 """
 
 import json
@@ -37,17 +37,14 @@ class HostReport:
     """One host.
 
     Attributes:
-        traits: what must be alike on all hosts, by name: versions, the chip, the number of devices, TLS.
+        traits: what must be alike on all hosts, by name: versions, the chip, the number of devices.
+        unreached: (host, port, why) of each connection to another host that could not be made.
     """
 
     host: str
     findings: list[Finding]
     traits: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, host: str, tree: dict) -> "HostReport":
-        """The report that `asdict` made a tree of, under the name that the inventory has for the host."""
-        return cls(host, [Finding(**finding) for finding in tree["findings"]], tree["traits"])
+    unreached: list[tuple[str, int, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -70,13 +67,6 @@ class Report:
     def as_json(self) -> str:
         """For programs."""
         return json.dumps(asdict(self) | {"exit_code": self.exit_code}, indent=1)
-
-
-class Text(NamedTuple):
-    """The same in English and in Chinese."""
-
-    en: str
-    zh: str
 
 
 class Said(NamedTuple):
@@ -106,19 +96,10 @@ def error(what: str, fix: str) -> Said:
 class Check:
     """A function that yields what it found; nothing where it does not apply.
 
-    A host's checks take (Facts, Wanted), those that compare hosts take (reports of the hosts, Meeting).
-
-    Attributes:
-        name: as the report and docs/doctor.md have it.
-        looks_at: what it looks at.
-        means: what its findings mean for a run.
-        fix: what to do about them.
+    A host's checks take (Facts, Wanted); those that compare hosts take (reports of the hosts, why others are silent).
     """
 
     name: str
-    looks_at: Text
-    means: Text
-    fix: Text
     find: Callable[..., Iterator[Said]]
 
     def __call__(self, *given: Any) -> list[Finding]:
@@ -143,6 +124,6 @@ def in_short(failure: Exception) -> str:
     return f"{type(failure).__name__}: {' '.join(str(failure).split())[:LONGEST]}"
 
 
-def check(name: str, *, looks_at: tuple[str, str], means: tuple[str, str], fix: tuple[str, str]) -> Callable:
-    """Make a check of a function; each text is given in English and in Chinese."""
-    return lambda find: Check(name, Text(*looks_at), Text(*means), Text(*fix), find)
+def check(name: str) -> Callable[[Callable[..., Iterator[Said]]], Check]:
+    """Make a check of a function."""
+    return lambda find: Check(name, find)

@@ -1,10 +1,10 @@
-"""What was found on a host, a dataclass a subject: gathered and judged by the module of the subject in checks/."""
+"""What was found on a host, a dataclass a subject: gathered and judged by the module of that subject."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launch.software import Import
+from launch.software import Import, Package
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -45,6 +45,7 @@ class Devices:
         problem: why the tool could not be asked, or what it printed that names no device.
         chip: the SoC, as ascend910b3 or ascend910_9392; None where it is not known.
         files: the device files that there are.
+        cards: the numbers that npu-smi's -i takes; an A3's card has two devices.
     """
 
     tool: str | None = None
@@ -54,14 +55,7 @@ class Devices:
     found: tuple[Device, ...] = ()
     holders: tuple[Holder, ...] = ()
     files: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Package:
-    """An installed package; `commit` where its installer or its version says it."""
-
-    version: str
-    commit: str | None = None
+    cards: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,6 +67,7 @@ class Software:
         sources: a digest of the sources of ascend_quant and launch.
         cann: the toolkit's version, and the file that says it or why there is none.
         chip_of_image: what vllm-ascend was built for, as ascend910b1, or A2 or A3.
+        flashrl: the file by which FlashRL patches vLLM in this environment; None where it does not.
     """
 
     python: str
@@ -81,19 +76,7 @@ class Software:
     cann: str | None = None
     cann_from: str = ""
     chip_of_image: str | None = None
-
-
-@dataclass(frozen=True)
-class Listener:
-    """A port that is taken; the process is None where only root may see it. `run` is that of ours it belongs to,
-    `guarded` whether the process is behind a run's door."""
-
-    port: int
-    address: str
-    pid: int | None = None
-    process: str | None = None
-    run: str | None = None
-    guarded: bool = False
+    flashrl: str | None = None
 
 
 @dataclass(frozen=True)
@@ -103,149 +86,93 @@ class Network:
     Attributes:
         nics: those that are up, with the addresses they carry.
         wire: the NIC and the address that a run would use, or None with the reason in `problem`.
-        ephemeral: the range of ports that the kernel gives to outgoing connections, both included.
-        reserved: ranges that it leaves out.
-        door: why a run could not close its ports to strangers here; None where it can.
-        shown: why strangers would find them open all the same, and be turned away; None where they are silent.
+        name: the host's own name, and the addresses that it leads to; none where it leads nowhere.
+        taken: a line for each port of the run that a process listens on.
     """
 
     nics: Mapping[str, list[str]] = field(default_factory=dict)
     wire: tuple[str, str] | None = None
     problem: str | None = None
-    listeners: tuple[Listener, ...] = ()
-    ephemeral: tuple[int, int] = (32768, 60999)
-    reserved: tuple[tuple[int, int], ...] = ()
-    door: str | None = None
-    shown: str | None = None
+    name: tuple[str, tuple[str, ...]] = ("", ())
+    taken: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Link:
-    """A device's own network port.
-
-    Attributes:
-        state: UP, DOWN, or what the tool said.
-        tls: whether it wants TLS; None where the tool did not say.
-    """
+    """An NPU's own network port; `state` is UP, DOWN, or what the tool said."""
 
     device: int
     state: str
     address: str | None
-    tls: bool | None
 
 
 @dataclass(frozen=True)
 class Links:
-    """The devices' network, as hccn_tool tells it; `problem` says why it could not be asked."""
-
-    found: tuple[Link, ...] = ()
-    problem: str | None = None
-    config: bool = True  # whether /etc/hccn.conf is there
-
-
-@dataclass(frozen=True)
-class Rdma:
-    """Adapters by which GPUs of several hosts reach each other.
+    """The networks between devices of several hosts.
 
     Attributes:
-        adapters: those that the kernel knows, as mlx5_0; a container sees those of its host.
-        devices: the files in /dev/infiniband by which processes reach them.
-        problem: why libibverbs, which NCCL loads at run time, cannot be loaded; None where it can.
+        npus: the NPUs' ports, as hccn_tool tells them.
+        problem: why hccn_tool could not be asked.
+        config: whether /etc/hccn.conf is there.
+        adapters: those for RDMA that the kernel knows, as mlx5_0; a container sees those of its host.
+        files: in /dev/infiniband, by which processes reach the adapters.
+        library: why libibverbs, which NCCL loads at run time, cannot be loaded; None where it can.
     """
 
+    npus: tuple[Link, ...] = ()
+    problem: str | None = None
+    config: bool = True
     adapters: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
-    problem: str | None = None
+    files: tuple[str, ...] = ()
+    library: str | None = None
 
 
 @dataclass(frozen=True)
-class System:
-    """The machine. Sizes are bytes; limits are soft and hard, None for unlimited.
-
-    Attributes:
-        disks: free bytes by the folder that was asked for.
-        synchronized: whether the kernel's clock follows a time server; None where it cannot be asked.
-        huge_pages: bytes set aside for huge pages, and how many of them nobody uses.
-    """
-
-    open_files: tuple[int | None, int | None]
-    locked_memory: tuple[int | None, int | None]
-    shared_memory: tuple[int, int]  # total, free
-    disks: Mapping[str, int]
-    memory: tuple[int, int]  # total, available
-    synchronized: bool | None
-    huge_pages: tuple[int, int] = (0, 0)
-
-
-@dataclass(frozen=True)
-class Orphan:
-    """A process of Ray, vLLM or verl whose parent has gone; `run` is the id of the run of ours that it belongs to."""
-
-    pid: int
-    command: str
-    run: str | None = None
-
-
-@dataclass(frozen=True)
-class Leftovers:
-    """What earlier runs left: files that no living process uses.
-
-    Attributes:
-        hidden: whether processes that may use them cannot be seen from here, so that nothing can be said.
-    """
-
-    sockets: tuple[str, ...] = ()
-    segments: tuple[tuple[str, int], ...] = ()  # path, bytes
-    sessions: tuple[str, ...] = ()
-    orphans: tuple[Orphan, ...] = ()
-    hidden: bool = False
-
-
-@dataclass(frozen=True)
-class RayNode:
-    """A raylet that runs here; `run` is the id of the run of ours that it belongs to."""
+class Leftover:
+    """A raylet, or a process of vLLM or verl without a parent; `run` is the id of the run of ours it belongs to."""
 
     pid: int
     user: str
-    head: str
+    command: str
     run: str | None
 
 
 @dataclass(frozen=True)
-class Path:
-    """A file or folder that the run needs.
+class Machine:
+    """The machine. Sizes are bytes.
 
     Attributes:
-        what: the word for it: model, data, out.
-        found: whether it is there (a model of the hub: in the cache).
-        hub: whether it is an id on the hub.
-        writable: whether this user may write there, or could make it.
+        shared_memory: of /dev/shm, total and free.
+        temporary: free in /tmp.
+        unusable: why /tmp cannot be used; None where it can.
+        memory: total and available; in a container its own limit.
+        leftovers: processes of earlier runs, and of other Rays.
     """
 
-    what: str
-    path: str
-    found: bool
-    hub: bool = False
-    writable: bool = False
+    shared_memory: tuple[int, int]
+    temporary: int
+    unusable: str | None
+    memory: tuple[int, int]
+    leftovers: tuple[Leftover, ...] = ()
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """What `ascend-quant` answered.
+class Files:
+    """What the run reads and writes here.
 
     Attributes:
-        device: cpu, cuda or npu.
-        products: what multiplies, by scheme.
-        problem: why it did not answer.
-        patch: what `ascend-quant cleanup` would take out of this environment; empty where there is nothing.
-        missing: libraries that are not here, by the compiled file of vLLM's that needs them.
+        model: whether the model is here (one of the hub: in the cache); None where the run names none.
+        hub: whether it is an id on the hub.
+        missing_data: the data files that are not here.
+        out: bytes free where the result goes; None where the run names no folder.
+        writable: whether this user may write there, or could make it.
     """
 
-    device: str | None = None
-    products: Mapping[str, str] = field(default_factory=dict)
-    problem: str | None = None
-    patch: str = ""
-    missing: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    model: bool | None = None
+    hub: bool = False
+    missing_data: tuple[str, ...] = ()
+    out: int | None = None
+    writable: bool = True
 
 
 class NotGathered(Exception):
@@ -266,14 +193,10 @@ class Facts:
     software: Software
     network: Network
     links: Links
-    system: System
-    leftovers: Leftovers
-    ray: tuple[RayNode, ...]
-    paths: tuple[Path, ...]
-    kernels: Kernels
+    machine: Machine
+    files: Files
     variables: Mapping[str, str]
     missing: tuple[Import, ...] = ()
-    rdma: Rdma = Rdma()
 
     def __getattribute__(self, name: str) -> Any:
         value = object.__getattribute__(self, name)

@@ -1,201 +1,179 @@
 """All hosts of an inventory: each examines itself at the same time as the others, then they are compared.
 
-A child for each host (ssh, docker, or a shell where the host is this machine) carries lines of JSON to the doctor there
-(__main__.py), and stays open while the hosts listen for each other.
+`python -m launch.doctor.hosts` is a host's side: it reads a Request as JSON and answers with its HostReport. People
+call `./run.sh doctor --cluster`.
 """
 
-import json
+import os
+import socket
 import subprocess
-import threading
-import time
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import asdict
-from functools import partial
-from queue import Empty, Queue
-from typing import Any
+from dataclasses import dataclass
+from itertools import groupby
 
-from ascend_quant.documents import BadDocument, parse_json
-from launch.doctor.checking import HostReport, Report
-from launch.doctor.checks.hosts import TOGETHER, Meeting
-from launch.doctor.checks.network import ranges
-from launch.doctor.requirements import Wanted, wanted_of
+from pydantic import TypeAdapter, ValidationError
+
+from launch.cluster.transport import command, reason
+from launch.doctor.checking import Check, HostReport, Report, Said, check, error, ok, warning
+from launch.doctor.examination import examine_here
+from launch.doctor.requirements import Wanted, wanted_here, wanted_of
 from launch.inventory.fields import Inventory
-from launch.processes import piped
+from launch.network import is_here
+from launch.plan.start import start_line
 from launch.recipes.fields import Recipe
 from launch.recipes.settings import Paths
 from launch.stacks import pins
 
-END_SECONDS = 5
-EXAMINE_SECONDS = 300  # imports of torch, on a slow shared disk
-ANSWER_SECONDS = 60
+EXAMINE_SECONDS = 120  # on a slow shared disk
+CONNECT_SECONDS = 3
+AT_ONCE = 32
+MAY_DIFFER = ("driver",)
+Command = Callable[[Inventory, int], list[str]]
 
 
-class HostSilent(RuntimeError):
-    """A host did not answer; the message says why."""
+@dataclass(frozen=True)
+class Request:
+    """What a host is asked: to examine itself, and to connect to these (host, port)."""
+
+    host: str
+    wanted: Wanted
+    targets: list[tuple[str, int]]
 
 
-class Channel:
-    """One host.
+REQUEST, REPORT = TypeAdapter(Request), TypeAdapter(HostReport)
 
-    Attributes:
-        command: what is run here to reach it.
-        reason: makes one line of the command's exit code and stderr.
+
+def examine(inventory: Inventory | None = None, recipe: Recipe | None = None, paths: Paths | None = None) -> Report:
+    """Look at every host of the inventory, or at this machine alone where there is none.
+
+    Args:
+        recipe, paths: what would be run, for the checks of memory, devices and files.
     """
-
-    def __init__(self, command: Sequence[str], reason: Callable[[int, str], str]) -> None:
-        self.reason = reason
-        self.child = piped(command)
-        self.answers: Queue[str | None] = Queue()
-        self.complaints: list[str] = []
-        self.readers = [threading.Thread(target=read, daemon=True) for read in (self._read_answers, self._read_stderr)]
-        for reader in self.readers:
-            reader.start()
-
-    def _read_answers(self) -> None:
-        for line in self.child.stdout:
-            self.answers.put(line)
-        self.answers.put(None)
-
-    def _read_stderr(self) -> None:
-        self.complaints += self.child.stderr
-
-    def ask(self, kind: str, value: Any, seconds: float) -> dict[str, Any]:
-        """The answer to a request (__main__.py).
-
-        Raises:
-            HostSilent: the connection ended, no answer came in time, or what came is none.
-        """
-        try:
-            self.child.stdin.write(json.dumps({kind: value}) + "\n")
-            self.child.stdin.flush()
-            line = self.answers.get(timeout=seconds)
-        except BrokenPipeError:
-            line = None
-        except Empty:
-            raise HostSilent(f"no answer within {seconds:g} s") from None
-        if line is None:
-            raise HostSilent(self._why())
-        try:
-            answer = parse_json(line, "its answer")
-        except BadDocument:
-            answer = None
-        if not isinstance(answer, dict):
-            raise HostSilent(f"in place of an answer: {line[:80]!r}: does a login shell there print something?")
-        return answer
-
-    def _why(self) -> str:
-        code = self.child.wait()
-        for reader in self.readers:
-            reader.join(END_SECONDS)
-        return self.reason(code, "".join(self.complaints))
-
-    def close(self) -> None:
-        """End the child: at the end of its input it ends by itself."""
-        with suppress(BrokenPipeError):  # it has ended already
-            self.child.stdin.close()
-        try:
-            self.child.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.child.kill()
-            self.child.wait()
+    if inventory is not None:
+        return examine_all(inventory, recipe, paths)
+    findings, traits = examine_here(wanted_here(recipe, paths))
+    return Report([HostReport("this machine", findings, traits)])
 
 
-Open = Callable[[Inventory, int], Channel]
-Tell = Callable[[str], None]
-
-
-def open_channel(inventory: Inventory, index: int) -> Channel:
-    """A conversation with a host of the inventory, in its container where it has an image."""
-    from launch.cluster.transport import command, reason
-    from launch.network import is_here
-    from launch.plan.start import start_line
-
+def reaching(inventory: Inventory, index: int) -> list[str]:
+    """The arguments that start a host's side, in its container where it has an image."""
     host = inventory.hosts[index]
-    line = start_line(inventory, index, ["-m", "launch.doctor"])
-    return Channel(command(inventory, host, line, is_here(host.address)), partial(reason, host.address))
+    line = start_line(inventory, index, ["-m", "launch.doctor.hosts"])
+    return command(inventory, host, line, is_here(host.address))
 
 
-def examine_hosts(
-    inventory: Inventory,
-    recipe: Recipe | None,
-    paths: Paths | None,
-    tell: Tell,
-    open_one: Open = open_channel,
-    kl: float | None = None,
-) -> Report:
-    """The report of all hosts; `tell` hears what is being done."""
-    wanted = {host.address: wanted_of(inventory, at, recipe, paths, kl) for at, host in enumerate(inventory.hosts)}
-    channels = {host.address: open_one(inventory, at) for at, host in enumerate(inventory.hosts)}
-    survey = Survey(channels)
-    try:
-        tell(f"examining {len(channels)} hosts")
-        answers = survey.all("examine", {host: asdict(one) for host, one in wanted.items()}, EXAMINE_SECONDS)
-        reports = [HostReport.of(host, answer) for host, answer in answers.items()]
-        tell("comparing clocks")
-        clocks = {host: found for host in answers if (found := survey.clock(host))}
-        tell("connecting hosts with each other")
-        tried, unreached = survey.connect({host: one for host, one in wanted.items() if host in answers})
-    finally:
-        for channel in channels.values():
-            channel.close()
-    meeting = Meeting(survey.silent, clocks, tried, tuple(unreached))
-    return Report(reports, [finding for check in TOGETHER for finding in check(reports, meeting)])
+def examine_all(inventory: Inventory, recipe: Recipe | None, paths: Paths | None, start: Command = reaching) -> Report:
+    """The report of all hosts."""
+    hosts = range(len(inventory.hosts))
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        requests = [request(inventory, at, recipe, paths) for at in hosts]
+        answers = list(pool.map(lambda at: asked(start(inventory, at), requests[at]), hosts))
+    reports = [one for one in answers if isinstance(one, HostReport)]
+    silent = {inventory.hosts[at].address: one for at, one in enumerate(answers) if isinstance(one, str)}
+    return Report(reports, [finding for one in TOGETHER for finding in one(reports, silent)])
 
 
-class Survey:
-    """Questions to all hosts at once. A host that does not answer is remembered as silent and asked no more."""
+def request(inventory: Inventory, index: int, recipe: Recipe | None, paths: Paths | None) -> Request:
+    """For one host: of each other a port of Ray's, of HCCL's on NPUs, and one that the kernel would give.
 
-    def __init__(self, channels: dict[str, Channel]) -> None:
-        self.channels = channels
-        self.silent: dict[str, str] = {}
-
-    def all(self, kind: str, values: dict[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, dict[str, Any]]:
-        """The answers of those that answer, in the order of `values`."""
-        with ThreadPoolExecutor(max(len(values), 1)) as pool:
-            answers = pool.map(lambda host: self._ask(host, kind, values[host], seconds), values)
-            return {host: answer for host, answer in zip(values, answers, strict=True) if answer is not None}
-
-    def _ask(self, host: str, kind: str, value: Any, seconds: float) -> dict[str, Any] | None:
-        if host in self.silent:
-            return None
-        try:
-            return self.channels[host].ask(kind, value, seconds)
-        except HostSilent as reason:
-            self.silent[host] = str(reason)
-            return None
-
-    def clock(self, host: str) -> tuple[float, float] | None:
-        """How many seconds the host's clock is ahead of ours, and how wrong that may be: half the time it took."""
-        started = time.time()
-        answer = self._ask(host, "clock", True, ANSWER_SECONDS)
-        ended = time.time()
-        return None if answer is None else (answer["clock"] - (started + ended) / 2, (ended - started) / 2)
-
-    def connect(self, wanted: dict[str, Wanted]) -> tuple[int, list[tuple[str, str, int, str]]]:
-        """Let every host connect to every other: how many connections, and (from, to, port, why) of what failed."""
-        there = self.all("listen", {host: [host, ports_of(one)] for host, one in wanted.items()})
-        host_at = {answer["address"]: host for host, answer in there.items()}
-        targets = {
-            start: [(end["address"], port) for host, end in there.items() if host != start for port in end["ports"]]
-            for start in there
-        }
-        answers = self.all("connect", targets)
-        unreached = [
-            (start, host_at[at], port, why)
-            for start, answer in answers.items()
-            for at, port, why in answer["unreached"]
-        ]
-        return sum(len(targets[start]) for start in answers), unreached
-
-
-def ports_of(wanted: Wanted) -> list[int]:
-    """The ports of a host that the others must reach: the first of each range, any, and on the head Ray's.
-
-    Any, since torch.distributed, TransferQueue and vLLM take what the kernel gives them.
+    That, since torch.distributed, TransferQueue and vLLM take what the kernel gives them.
     """
-    names = ["workers", *(["hccl_host"] if pins(wanted.stack).devices == "npu" else [])]
-    first = [ranges(str(wanted.ports[name]))[0][0] for name in names]
-    own = [int(wanted.ports["ray"]), int(wanted.ports["dashboard"])] if wanted.head else []
-    return [*own, *first, 0]
+    wanted = wanted_of(inventory, index, recipe, paths)
+    ports = [inventory.ports.workers, "50000"]
+    ports += [inventory.ports.hccl_host] if pins(inventory.stack).devices == "npu" else []
+    first = [int(one.partition("-")[0]) for one in ports if one != "auto"]
+    others = [host.address for at, host in enumerate(inventory.hosts) if at != index]
+    targets = [(other, port) for other in others for port in first]
+    if index:
+        targets += [(inventory.hosts[0].address, port) for port in (inventory.ports.ray, inventory.ports.dashboard)]
+    return Request(inventory.hosts[index].address, wanted, targets)
+
+
+def asked(argv: list[str], question: Request) -> HostReport | str:
+    """The host's report, or why there is none."""
+    try:
+        done = subprocess.run(argv, input=REQUEST.dump_json(question), capture_output=True, timeout=EXAMINE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {EXAMINE_SECONDS} s"
+    if done.returncode:
+        return reason(question.host, done.returncode, done.stderr.decode(errors="replace"))
+    try:
+        return REPORT.validate_json(done.stdout)
+    except ValidationError:
+        return f"in place of an answer: {done.stdout[:80]!r}: does a login shell there print something?"
+
+
+def reach(address: str, port: int) -> str | None:
+    """None where a host answers on a port, be it that nobody listens there; else why not: a firewall, or no route."""
+    try:
+        with socket.create_connection((address, port), timeout=CONNECT_SECONDS):
+            return None
+    except ConnectionRefusedError:
+        return None
+    except TimeoutError:
+        return f"no answer within {CONNECT_SECONDS} s"
+    except OSError as failure:
+        return failure.strerror or str(failure)
+
+
+def main() -> None:
+    """Answer over this process's output; what anything else prints goes to stderr."""
+    channel = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    question = REQUEST.validate_json(sys.stdin.buffer.read())
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        reasons = pool.map(lambda target: reach(*target), question.targets)
+        findings, traits = examine_here(question.wanted)
+        unreached = [(*target, why) for target, why in zip(question.targets, reasons, strict=True) if why]
+    channel.write(REPORT.dump_json(HostReport(question.host, findings, traits, unreached)))
+
+
+@check("hosts.answer")
+def answer(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Said]:
+    for host, why in silent.items():
+        yield error(f"{host}: {why}", f"try by hand: ssh {host} true")
+    if not silent:
+        yield ok(f"all {len(reports)} hosts")
+
+
+@check("hosts.traits")
+def alike(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Said]:
+    names = dict.fromkeys(name for report in reports for name in report.traits)
+    different = False
+    for name in names:
+        values = {report.host: report.traits.get(name, "none") for report in reports}
+        if len(set(values.values())) > 1:
+            different = True
+            level = warning if name in MAY_DIFFER else error
+            yield level(f"{name}: {_grouped(values)}", "use the same image, driver and checkout on all hosts")
+    if len(reports) > 1 and not different:
+        yield ok(f"{len(names)} versions and numbers are the same on all hosts")
+
+
+def _grouped(values: dict[str, str]) -> str:
+    """`2.9 on a, b; 2.10 on c`."""
+    ordered = sorted(values, key=lambda host: values[host])
+    return "; ".join(
+        f"{value} on {', '.join(hosts)}" for value, hosts in groupby(ordered, key=lambda host: values[host])
+    )
+
+
+@check("hosts.reach")
+def reached(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Said]:
+    for report in reports:
+        for end, port, why in report.unreached:
+            fix = (
+                f"open all ports between the hosts (on {end}: firewall-cmd --list-all, iptables -L); look at the route"
+            )
+            yield error(f"{report.host} does not reach {end} on port {port}: {why}", fix)
+    if len(reports) > 1 and not any(report.unreached for report in reports):
+        yield ok("each host reaches each other")
+
+
+TOGETHER = tuple(value for value in list(globals().values()) if isinstance(value, Check))
+
+
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,7 @@ from launch.stacks import STACK_VARIABLE
 
 @dataclass(frozen=True)
 class Wanted:
-    """All of it is plain, so that it goes to a host as JSON.
+    """It goes to a host as JSON.
 
     Attributes:
         hosts: of the whole run.
@@ -32,7 +32,6 @@ class Wanted:
         imports: Python modules that the run's processes import.
         sleeps: whether the engine gives its memory back between rollouts (vLLM's sleep mode).
         weights: the recipe's importance weights.
-        kl: nats a token, as measured between the policies of rollout and trainer; None where it was not.
     """
 
     stack: str = "cpu"
@@ -53,13 +52,6 @@ class Wanted:
     imports: list[Import] = field(default_factory=list)
     sleeps: bool = True
     weights: Weights | None = None
-    kl: float | None = None
-
-    @classmethod
-    def of(cls, tree: dict[str, Any]) -> "Wanted":
-        """What `asdict` made a tree of."""
-        weights = tree["weights"] and Weights(**tree["weights"])
-        return cls(**tree | {"imports": [Import(**one) for one in tree["imports"]], "weights": weights})
 
     @property
     def count(self) -> int | None:
@@ -69,16 +61,14 @@ class Wanted:
         return None if self.devices == "auto" else self.devices
 
 
-def wanted_here(recipe: Recipe | None, paths: Paths | None, kl: float | None = None) -> Wanted:
+def wanted_here(recipe: Recipe | None, paths: Paths | None) -> Wanted:
     """What a run on this machine alone wants of it."""
     stack = recipe.stack if recipe else os.environ.get(STACK_VARIABLE) or "cpu"
     devices = recipe.devices_per_node if recipe else "auto"
-    return Wanted(stack=stack, devices=devices, kl=kl, **_of_recipe(recipe, paths))
+    return Wanted(stack=stack, devices=devices, **_of_recipe(recipe, paths))
 
 
-def wanted_of(
-    inventory: Inventory, index: int, recipe: Recipe | None, paths: Paths | None, kl: float | None = None
-) -> Wanted:
+def wanted_of(inventory: Inventory, index: int, recipe: Recipe | None, paths: Paths | None) -> Wanted:
     """What a run wants of one host of an inventory."""
     host = inventory.hosts[index]
     devices = recipe.devices_per_node if recipe and host.devices == "auto" else host.devices
@@ -91,7 +81,6 @@ def wanted_of(
         devices=devices,
         ports=inventory.ports.model_dump(),
         environment={**inventory.environment, **host.environment},
-        kl=kl,
         **_of_recipe(recipe, paths),
     )
 

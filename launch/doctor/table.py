@@ -1,6 +1,5 @@
 """The report for people: a table with a column for each host, then what to do."""
 
-import re
 from collections.abc import Iterable
 
 from rich.console import Console
@@ -11,8 +10,6 @@ from launch.doctor.checking import Finding, Report
 
 STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 ORDER = ("ok", "warning", "error")
-LONGEST = 600  # characters of a fix
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a device's tool may print any; a terminal obeys them
 
 
 def show(report: Report, console: Console) -> None:
@@ -24,19 +21,14 @@ def show(report: Report, console: Console) -> None:
     if report.hosts:
         console.print(table)
     for finding in report.together:
-        console.print(Text.assemble(_level(finding), f" {finding.check}: {_plain(finding.what)}"))
+        console.print(Text.assemble(_level(finding), f" {finding.check}: {finding.what}"))
     _fixes(report, console)
     console.print(_summary(report), soft_wrap=True)
 
 
 def _cell(findings: list[Finding]) -> Text:
     """The lines of one check on one host, each behind its level."""
-    return Text("\n").join(Text.assemble(_level(finding), f" {_plain(finding.what)}") for finding in findings)
-
-
-def _plain(text: str) -> str:
-    """What controls a terminal, as Python would write it."""
-    return CONTROL.sub(lambda found: ascii(found.group())[1:-1], text)
+    return Text("\n").join(Text.assemble(_level(finding), f" {finding.what}") for finding in findings)
 
 
 def _level(finding: Finding) -> tuple[str, str]:
@@ -55,19 +47,8 @@ def _fixes(report: Report, console: Console) -> None:
         if finding.level != "ok":
             where = f" on {', '.join(todo[finding])}" if len(report.hosts) > 1 and todo[finding] else ""
             console.print()
-            console.print(
-                Text.assemble(_level(finding), f" {finding.check}{where}: {_plain(finding.what)}"), soft_wrap=True
-            )
-            console.print(f"  fix: {_plain(_short(finding.fix))}", soft_wrap=True, markup=False, highlight=False)
-
-
-def _short(fix: str) -> str:
-    """A command that names hundreds of files is not to be read, nor to be copied by halves."""
-    return (
-        fix
-        if len(fix) <= LONGEST
-        else f"{fix[:60]} .. ({len(fix.split())} words: the whole is in ./run.sh doctor --json)"
-    )
+            console.print(Text.assemble(_level(finding), f" {finding.check}{where}: {finding.what}"), soft_wrap=True)
+            console.print(f"  fix: {finding.fix}", soft_wrap=True, markup=False, highlight=False)
 
 
 def _summary(report: Report) -> Text:

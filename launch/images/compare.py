@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from launch.doctor.checks.versions import plain, product, public
 from launch.images.lock.packages import locked, machine
 from launch.images.manifest import Manifest
 from launch.images.targets import Target
+from launch.software import plain, product, public
 
 OURS = "ascend-quant"  # the one package that no lock lists
 REVISION = re.compile(r"[0-9a-f]{40}(-dirty)?")

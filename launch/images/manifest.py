@@ -18,10 +18,10 @@ from pathlib import Path, PurePath
 
 from pydantic import Field, ValidationError
 
-from launch.doctor.checks.versions import CHIP_VARIABLE, cann_version, chip_of_build, commit, plain
 from launch.errors import LaunchError
 from launch.programs import ask
 from launch.recipes.fields import Fields
+from launch.software import CHIP_VARIABLE, cann_version, chip_of_build, commit, plain
 from launch.stacks import STACK_VARIABLE
 
 REVISION_VARIABLE = "ASCEND_QUANT_REVISION"  # set by our images

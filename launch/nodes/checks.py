@@ -13,16 +13,17 @@ from typing import Any
 
 from ascend_quant.documents import BadDocument, parse_json
 from launch import door, network, private
+from launch.doctor.examination import in_the_way
+from launch.doctor.requirements import Wanted
 from launch.errors import LaunchError
 from launch.network import Wire
 from launch.nodes import ports
 from launch.nodes.facts import Devices, chosen
 from launch.plan import NodePlan, Saving
-from launch.root import exists, is_folder
+from launch.root import existing, exists
 from launch.software import missing, python_path
 
 LEAST_DISK = 1 << 30
-LEAST_SHM = 64 << 20
 LONGEST_HEADER = 100 << 20  # as the format has it
 GIB = 1 << 30
 
@@ -62,6 +63,7 @@ def find(plan: NodePlan, facts: dict[str, Any]) -> Findings:
     said = {name: value for _, variables in plan.layers for name, value in variables.items()}
     found.problems += [f"{one.what}: {one.fix}" for one in missing(plan.imports, python_path(said))]
     found.problems += room(plan.temp_dir, facts)
+    found.problems += in_the_way(Wanted(stack=plan.stack))
     found.problems += door.problems()
     return found
 
@@ -89,10 +91,6 @@ def room(temp_dir: str, facts: dict[str, Any]) -> list[str]:
         problems.append("Ray is not installed here: is this the Python of the stack? (`python` in the inventory)")
     if facts["disk_free"] < LEAST_DISK:
         problems.append(f"{Path(temp_dir).parents[1]} has {facts['disk_free'] >> 20} MiB left, and Ray needs 1024 MiB")
-    if facts["shm"] <= LEAST_SHM:
-        problems.append(
-            f"/dev/shm has {facts['shm'] >> 20} MiB, Docker's default: give the container --shm-size or --ipc host"
-        )
     return problems
 
 
@@ -124,11 +122,10 @@ def _lacking(file: str, columns: Sequence[str]) -> list[str]:
 def checkpoint_room(saving: Saving) -> list[str]:
     """What is wrong with the disk for a run's checkpoints; nothing is said where the model is not on this host."""
     size = parameters(Path(saving.model)) * saving.parameter_bytes
-    there = existing(Path(saving.out))
-    if not size or there is None:
+    if not size:
         return []
     count = max(kept(saving) - len(list(Path(saving.out).glob("checkpoints/global_step_*"))), 0)
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(existing(Path(saving.out))).free
     if count * size <= free:
         return []
     return [
@@ -179,8 +176,3 @@ def _elements(file: Path) -> int:
             raise BadDocument(f"{file} has a header of {length} bytes")
         header = parse_json(opened.read(length).decode(errors="replace"), str(file))
     return sum(math.prod(one["shape"]) for name, one in header.items() if name != "__metadata__")
-
-
-def existing(folder: Path) -> Path | None:
-    """The folder, or the nearest above it that is there."""
-    return next((one for one in (folder, *folder.parents) if is_folder(one)), None)

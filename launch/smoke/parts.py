@@ -13,9 +13,10 @@ from typing import Any
 
 from launch.demo import DemoError
 from launch.demo.metrics import read_lines, receipt, step_record
-from launch.doctor.checks.system import system as machine
-from launch.doctor.examination import DEVICES, PACKAGES
+from launch.doctor.devices import devices as devices_of
+from launch.doctor.examination import PACKAGES
 from launch.doctor.facts import GIB, Devices
+from launch.doctor.machine import machine
 from launch.recipes import load
 from launch.root import ROOT
 from launch.smoke.child import (
@@ -151,8 +152,8 @@ def _part(name: str, found: dict[str, Any]) -> Result:
 def train(setting: Setting) -> list[Result]:
     """The steps, if the memory is there."""
     memory = load(RECIPE).memory
-    devices = DEVICES[setting.devices]()
-    if lacking := lack(memory.host, memory.device, machine([]).memory[1], devices):
+    devices = devices_of(setting.devices)
+    if lacking := lack(memory.host, memory.device, machine().memory[1], devices):
         return [not_applicable("train", f"{lacking}; with more memory: ./run.sh smoke --only train")]
     ended, metrics = _on_cpu(setting) if setting.devices == "none" else _on_devices(setting)
     if ended.code != 0:

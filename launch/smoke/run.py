@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launch.doctor.checks.versions import CHIP_VARIABLE
 from launch.smoke import parts
 from launch.smoke.child import FAILED, NOT_APPLICABLE, OK, Result, Setting
+from launch.software import CHIP_VARIABLE
 
 SCHEMA = 1
 GROUPS: tuple[tuple[tuple[str, ...], Callable[[Setting], list[Result]]], ...] = (

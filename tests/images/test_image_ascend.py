@@ -4,6 +4,7 @@ Everything is built and run but what the list of the last test names: CANN and U
 vLLM, vllm-ascend, MindSpeed, Megatron-LM and verl, for which stand-ins are built in the same way.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,16 +138,23 @@ def devices(folder: Path, chip: str | None, files: tuple[str, ...] = DEVICES) ->
     return tuple(options)
 
 
-def test_wrong_use_is_one_line(image, tmp_path):
-    other = {"A2": "A3", "A3": "A2"}[image.chip]
-    one_line(image.run("smoke"), "driver", "/usr/local/Ascend/driver")
-    one_line(image.run("smoke", options=devices(tmp_path / "no-driver", None)), "driver")
-    one_line(image.run("smoke", options=devices(tmp_path / "no-devices", image.chip, files=())), "/dev/davinci0")
-    one_line(image.run("train", options=(*devices(tmp_path / "other", other), "--shm-size=64g")), image.chip, other)
-    one_line(image.run("train", options=(*devices(tmp_path / "shm", image.chip), "--shm-size=64m")), "/dev/shm")
+def test_wrong_use_is_one_line(image):
     one_line(image.run("frobnicate"), "no verb 'frobnicate'", "smoke")
     one_line(image.run("test", "unit"), "test unit", "npu-smoke alone")
     one_line(image.run("demo"), "cpu image")
+
+
+def test_the_doctor_says_what_the_container_lacks(image, tmp_path):
+    other = {"A2": "A3", "A3": "A2"}[image.chip]
+    for part, options in {
+        "no devices: npu-smi": devices(tmp_path / "no-driver", None),
+        "/dev/davinci0": devices(tmp_path / "no-devices", image.chip, files=()),
+        f"an image for {image.chip} on {other}": (*devices(tmp_path / "other", other), "--shm-size=64g"),
+        "free in /dev/shm": (*devices(tmp_path / "shm", image.chip), "--shm-size=64m"),
+    }.items():
+        done = image.run("doctor", "--json", options=options)
+        found = [one["what"] for one in json.loads(done.stdout)["hosts"][0]["findings"] if one["level"] == "error"]
+        assert done.returncode == 1 and [what for what in found if part in what], done
 
 
 def test_health_is_that_of_the_devices(image, tmp_path):

@@ -61,9 +61,7 @@ def test_nccl_would_find_rdma(docker, image):
 @pytest.mark.parametrize(
     ("command", "parts"),
     [
-        (("smoke",), ("no NVIDIA GPU in this container", "--gpus all")),
-        (("train",), ("no NVIDIA GPU in this container", "--gpus all")),
-        (("demo",), ("no NVIDIA GPU in this container", "--gpus all")),
+        (("demo",), ("this image is for cuda13", "--device cuda")),
         (("frobnicate",), ("no verb 'frobnicate'", "smoke")),
         (("/opt/ascend-quant/docker/healthcheck.sh",), ("no devices in /dev", "driver")),
     ],
@@ -73,6 +71,11 @@ def test_wrong_use_is_one_line(docker, image, command, parts):
     lines = (done.stdout + done.stderr).strip().splitlines()
     assert done.returncode != 0 and len(lines) == 1, done
     assert all(part in lines[0] for part in parts), lines
+
+
+def test_the_doctor_says_that_there_is_no_gpu(docker, image):
+    done = run(docker, image, "doctor")
+    assert done.returncode == 1 and "no devices: nvidia-smi" in done.stdout and "--gpus all" in done.stdout, done
 
 
 def test_what_was_not_built(docker, image, capsys):

@@ -3,25 +3,22 @@
 from dataclasses import replace
 
 from launch.doctor.checking import Check
-from launch.doctor.facts import (
-    GIB,
-    Device,
-    Devices,
-    Facts,
-    Kernels,
-    Leftovers,
-    Link,
-    Links,
-    Network,
-    Package,
-    Software,
-    System,
-)
+from launch.doctor.facts import GIB, Device, Devices, Facts, Files, Link, Links, Machine, Network, Software
 from launch.doctor.requirements import Wanted
+from launch.software import Package
 from launch.stacks import pins
 
 PYTHONS = {"cpu": "3.11.7", "ascend-cann8.5": "3.10.12", "ascend-cann9.1": "3.12.4", "cuda13": "3.12.4"}
 NPU_FILES = ("davinci0", "davinci1", "davinci_manager", "devmm_svm", "hisi_hdc")
+NPUS = Devices(
+    tool="npu-smi",
+    driver="25.5.1",
+    chip="ascend910b3",
+    found=tuple(Device(number, "910B3", "OK", 3400, 65536) for number in (0, 1)),
+    files=NPU_FILES,
+    cards=(0, 1),
+)
+GPUS = Devices("nvidia-smi", driver="580.95", found=(Device(0, "NVIDIA H200", "OK", 5, 143771),))
 
 
 def packages(stack: str) -> dict[str, Package]:
@@ -34,34 +31,21 @@ def packages(stack: str) -> dict[str, Package]:
 
 
 def well(stack: str = "ascend-cann9.1", **changed) -> Facts:
-    """A host of two A2 NPUs, or of none on stack cpu; `changed` replaces whole groups of facts."""
-    npu = pins(stack).devices == "npu"
-    devices = Devices(
-        tool="npu-smi",
-        driver="25.5.1",
-        chip="ascend910b3",
-        found=tuple(Device(number, "910B3", "OK", 3400, 65536) for number in (0, 1)),
-        files=NPU_FILES,
-    )
+    """A host of two A2 NPUs, of a GPU, or of no device on stack cpu; `changed` replaces whole groups of facts."""
     groups = {
-        "devices": devices if npu else Devices(),
+        "devices": {"npu": NPUS, "gpu": GPUS, "none": Devices()}[pins(stack).devices],
         "software": Software(PYTHONS[stack], packages(stack), "abc", pins(stack).cann, "the file", "ascend910b1"),
         "network": Network(
-            {"lo": ["127.0.0.1"], "bond0": ["192.0.2.11"]}, ("bond0", "192.0.2.11"), ephemeral=(62000, 65000)
+            {"lo": ["127.0.0.1"], "bond0": ["192.0.2.11"]}, ("bond0", "192.0.2.11"), name=("one", ("192.0.2.11",))
         ),
-        "links": Links(tuple(Link(number, "UP", f"198.51.100.{number}", False) for number in (0, 1))),
-        "system": System(
-            open_files=(65536, 65536),
-            locked_memory=(None, None),
+        "links": Links(tuple(Link(number, "UP", f"198.51.100.{number}") for number in (0, 1))),
+        "machine": Machine(
             shared_memory=(64 * GIB, 60 * GIB),
-            disks={"/tmp": 500 * GIB},
+            temporary=500 * GIB,
+            unusable=None,
             memory=(1024 * GIB, 900 * GIB),
-            synchronized=True,
         ),
-        "leftovers": Leftovers(),
-        "ray": (),
-        "paths": (),
-        "kernels": Kernels("npu" if npu else "cpu", {"int8": "npu_quant_matmul"}),
+        "files": Files(),
         "variables": {},
     }
     return Facts(**(groups | changed))

@@ -99,7 +99,7 @@ def write_npu_smi(folder: Path, table: str, board: str) -> None:
 
 
 def write_hccn_tool(folder: Path) -> None:
-    """An hccn_tool of four ports: 0 is well, 1 is down, 2 has no address and wants TLS, 3 has no certificate."""
+    """An hccn_tool of four ports: 0 is well, 1 is down, 2 has no address, 3 is well."""
     write_tool(
         folder / "hccn_tool",
         """\
@@ -108,9 +108,6 @@ def write_hccn_tool(folder: Path) -> None:
         *" -link") echo "link status: UP" ;;
         "2 -ip") echo "Cmd os get ip failed, ret -1" >&2; exit 1 ;;
         *" -ip") printf 'ipaddr:192.0.2.1%s\\nnetmask:255.255.255.0\\n' "$2" ;;
-        "2 -tls") echo "dev_id:2, tls switch[1](0:disable, 1:enable), tls preconfigured[1](0:non-preset, 1:preset)" ;;
-        "3 -tls") echo "no certificate found" ;;
-        *" -tls") echo "dev_id:$2, tls switch[0](0:disable, 1:enable), tls preconfigured[1](0:non-preset, 1:preset)" ;;
         esac
         """,
     )

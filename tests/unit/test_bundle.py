@@ -10,11 +10,11 @@ import pytest
 from cluster_cases import node_plan, plan_of
 from typer.testing import CliRunner
 
-import launch.doctor
+import launch.doctor.hosts
 from launch import bundle
 from launch.cli import app
 from launch.cluster.record import Logs, Record
-from launch.doctor import Finding, HostReport, Report
+from launch.doctor.checking import Finding, HostReport, Report
 from launch.variables import without_secrets_in
 
 REPORT = Report([HostReport("this machine", [Finding("warning", "system.memory", "12 GiB", "buy more")])])
@@ -113,7 +113,7 @@ def test_a_full_disk_leaves_no_half_archive(tmp_path, record, full_disk, monkeyp
 
 def test_the_command(tmp_path, monkeypatch, record):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch.doctor, "examine", lambda *given, **more: REPORT)
+    monkeypatch.setattr(launch.doctor.hosts, "examine", lambda *given, **more: REPORT)
     done = CliRunner().invoke(app, ["bundle", record.told.run, "--out", "b.tar.gz"])
     assert done.exit_code == 0 and "ascend-quant/run/logs/driver.log" in read(tmp_path / "b.tar.gz"), done.output
     again = CliRunner().invoke(app, ["bundle", "--out", "b.tar.gz"])

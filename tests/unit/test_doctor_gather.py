@@ -1,7 +1,6 @@
 """What the doctor gathers of the real machine, beside what another program or the test itself knows."""
 
 import json
-import mmap
 import os
 import shutil
 import socket
@@ -9,107 +8,83 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from naming import has_line_naming
 
-from launch.doctor import HostReport, Report, examination
-from launch.doctor.checks.leftovers import is_engine_or_trainer, is_ray, leftovers
-from launch.doctor.checks.links import rdma_of_host
-from launch.doctor.checks.network import network, open_ports, ranges, reach
-from launch.doctor.checks.paths import paths
-from launch.doctor.checks.ray import ray_nodes
-from launch.doctor.checks.system import clock_is_synchronized, huge_pages, limits, system
-from launch.doctor.checks.versions import installed_packages, software
-from launch.doctor.examination import examine_here, gathered
-from launch.doctor.facts import Kernels, Package
+from launch.doctor import examination, machine
+from launch.doctor.examination import gathered, in_the_way
+from launch.doctor.links import links
+from launch.doctor.network import needed_ports, network
 from launch.doctor.requirements import Wanted
+from launch.doctor.run import files
+from launch.doctor.versions import patched, software
 from launch.processes import still_running
 from launch.programs import ask
+from launch.software import Package, installed_packages
 
 
-def test_a_port_that_is_taken_and_by_whom():
+def test_the_run_s_ports_and_the_wire():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        (found,) = [listener for listener in network(Wanted()).listeners if listener.port == port]
-        assert (found.pid, found.address) == (os.getpid(), "127.0.0.1")
-        own = Path("/proc/self/cmdline").read_text().replace("\0", " ").split()  # xdist's workers change theirs
-        assert found.process == " ".join(own)[:120]
-    assert port not in {listener.port for listener in network(Wanted()).listeners}
-
-
-def test_the_kernel_s_ports_and_the_wire():
-    found = network(Wanted(address="127.0.0.1"))
-    said = subprocess.run(["sysctl", "-n", "net.ipv4.ip_local_port_range"], capture_output=True, text=True, check=True)
-    assert list(found.ephemeral) == [int(word) for word in said.stdout.split()]
+        wanted = Wanted(address="127.0.0.1", ports={"ray": port, "dashboard": 1, "workers": "20000-20099"} | AUTO)
+        found = network(wanted)
     assert (found.wire, found.problem) == (("lo", "127.0.0.1"), None)
+    (line,) = found.taken
+    assert has_line_naming(line, f"port {port} (ray)", f"process {os.getpid()}")
+    assert found.name[0] == socket.gethostname()
     elsewhere = network(Wanted(address="192.0.2.250"))  # of the range for documents: nobody's
-    assert elsewhere.wire is None and "192.0.2.250" in elsewhere.problem
+    assert elsewhere.wire is None and "192.0.2.250" in elsewhere.problem and elsewhere.taken == ()
 
 
-def test_ranges_of_ports():
-    assert ranges("60000,60050-60100") == [(60000, 60000), (60050, 60100)]
-    assert ranges("") == ranges("auto") == []
+AUTO = {"hccl_host": "auto", "hccl_npu": "auto"}
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_reaching_a_port(address: str):
-    listening, *others = open_ports(address, [0])
-    port = listening.getsockname()[1]
-    with listening:
-        assert (others, reach(address, port, 5)) == ([], None)
-        assert open_ports(address, [port]) == []  # taken
-    assert reach(address, port, 5) == "Connection refused"
-
-
-def test_limits_are_those_of_the_shell():
-    script = "import json; from launch.doctor.checks.system import *; print(json.dumps(limits(resource.RLIMIT_NOFILE)))"
-    shell = f"ulimit -Sn 500; ulimit -Hn 600; exec {sys.executable} -c '{script}'"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [500, 600]
+def test_ports_of_hccl_are_needed_on_npus_alone():
+    assert needed_ports(Wanted(stack="ascend-cann9.1")).get(60050) == "hccl_host"
+    assert 60050 not in needed_ports(Wanted())
 
 
 def test_sizes_are_those_of_df_and_free(tmp_path: Path):
-    missing = str(tmp_path / "not" / "there")
-    found = system([missing])
+    found = machine.machine()
     said = subprocess.run(["df", "-B1", "--output=size", "/dev/shm"], capture_output=True, text=True, check=True)
     assert found.shared_memory[0] == int(said.stdout.split()[1])
-    assert found.disks[missing] == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.2)
+    assert found.temporary == pytest.approx(shutil.disk_usage("/tmp").free, rel=0.2)
     total = int(subprocess.run(["free", "-b"], capture_output=True, text=True, check=True).stdout.split()[7])
     assert found.memory[0] <= total and found.memory[1] <= found.memory[0]
-
-
-def test_a_container_s_memory_is_its_own_limit(tmp_path: Path):
-    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)  # a container's memory is its own limit
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("1073741824\n")
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text(
-        "HugePages_Total:      10\nHugePages_Free:        4\nHugepagesize:  2048 kB\n"
-    )
-    found = system([], tmp_path)
-    assert found.memory[0] == 1 << 30 and found.memory[1] <= 1 << 30
-    assert found.huge_pages == (10 << 21, 4 << 21)
+    assert machine.machine(tmp_path).memory[0] == 1 << 30 >= machine.machine(tmp_path).memory[1]
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
-    assert system([], tmp_path).memory[0] > 1 << 30
+    assert machine.machine(tmp_path).memory[0] > 1 << 30
 
 
-def test_the_clock_can_be_asked():
-    assert clock_is_synchronized() in (True, False)
-    assert huge_pages("MemTotal: 5 kB\n") == (0, 0)
-    assert all(limit is None or limit > 0 for limit in limits(7))
+def test_a_folder_that_cannot_be_used_for_what_is_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert machine.unusable(str(tmp_path)) is None
+    assert f"uid {os.getuid()}" in machine.unusable(str(tmp_path / "missing"))
+    monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NODEV))
+    assert "noexec" in machine.unusable(str(tmp_path))
 
 
-def test_a_machine_without_proc_is_a_finding(tmp_path: Path, monkeypatch):
-    """As where /proc is hidden: psutil reads it there, and so do the kernel's settings."""
+def test_a_machine_without_proc_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As where /proc is hidden: psutil reads it there."""
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
-    monkeypatch.setattr(examination.kernels, "kernels", lambda device: Kernels(device, {"int8": "a test"}))
     facts = examination.gather(Wanted())
-    assert {"system", "leftovers", "ray"} & set(facts.failed()) and "software" not in facts.failed()
+    assert "machine" in facts.failed() and "software" not in facts.failed()
     assert {one.level for one in gathered(facts, Wanted())} == {"error"}
-    findings, _ = examine_here(Wanted())
-    assert json.loads(Report([HostReport("here", findings)]).as_json())["exit_code"] == 1
+    findings, _ = examination.examine_here(Wanted())
     assert not [one for one in findings if "check itself failed" in one.what]
+
+
+def test_what_is_in_the_way_of_a_run(monkeypatch: pytest.MonkeyPatch):
+    assert in_the_way(Wanted()) == []
+    monkeypatch.setattr(machine, "noexec", lambda folder: True)
+    (line,) = in_the_way(Wanted())
+    assert has_line_naming(line, "/tmp", "noexec", "--tmpfs /tmp:exec")
+    without = in_the_way(Wanted(stack="ascend-cann9.1"))  # there is no NPU on this machine
+    assert has_line_naming("\n".join(without), "npu-smi", "/usr/local/Ascend/driver:ro")
 
 
 @pytest.mark.parametrize(
@@ -117,9 +92,7 @@ def test_a_machine_without_proc_is_a_finding(tmp_path: Path, monkeypatch):
     [
         ("sleep 60", 0.2, "did not answer"),
         ("sleep 60 & exit 0", 0.2, "did not answer"),  # what it started holds its output
-        ("trap '' TERM; while :; do echo more; sleep 0.01; done", 0.2, "did not answer"),
         ("yes", 60, "printed more than"),
-        ("yes >&2", 60, "printed more than"),
     ],
 )
 def test_a_program_without_an_end_is_ended(tmp_path: Path, script: str, seconds: float, said: str):
@@ -130,9 +103,10 @@ def test_a_program_without_an_end_is_ended(tmp_path: Path, script: str, seconds:
     assert not still_running(started, 20)
 
 
-def test_a_program_that_says_what_is_no_text():
-    assert ask(["printf", r"a\377b"]).output == "a\ufffdb"
-    assert ask(["bash", "-c", r"printf '\377' >&2; exit 3"]).problem.endswith("ended with 3: \ufffd")
+def test_why_a_program_gave_no_answer():
+    text, problem = ask(["bash", "-c", r"echo half; printf 'brok\377n' >&2; exit 3"])
+    assert text == "half\n" and has_line_naming(problem, "bash -c", "with 3: brok\ufffdn")
+    assert has_line_naming(ask(["no-such-program"]).problem, "no-such-program", "PATH")
 
 
 @pytest.fixture
@@ -140,12 +114,12 @@ def sleeper(tmp_path: Path):
     """Starts copies of `sleep` under other names; ends them."""
     started = []
 
-    def start(name: str, *arguments: str, title: str | None = None, **environment: str) -> subprocess.Popen:
+    def start(name: str, title: str, **environment: str) -> subprocess.Popen:
         folder = tmp_path / str(len(started))
         folder.mkdir()
         program = folder / name
         shutil.copy("/bin/sleep", program)
-        process = subprocess.Popen([title or str(program), "600", *arguments], executable=program, env=environment)
+        process = subprocess.Popen([title, "600"], executable=program, env=environment)
         started.append(process)
         return process
 
@@ -155,65 +129,25 @@ def sleeper(tmp_path: Path):
         process.wait()
 
 
-def test_a_segment_is_left_over_once_nobody_uses_it(tmp_path: Path):
-    used, unused, other = (tmp_path / name for name in ("psm_used", "psm_unused", "my_own"))
-    for file in (used, unused, other):
-        file.write_bytes(bytes(8192))
-    with used.open("r+b") as opened, mmap.mmap(opened.fileno(), 8192):
-        assert leftovers(tmp_path, tmp_path).segments == ((str(unused), 8192),)
-    assert [path for path, _ in leftovers(tmp_path, tmp_path).segments] == [str(unused), str(used)]
-
-
-def test_a_socket_is_left_over_once_nobody_is_bound_to_it(tmp_path: Path):
-    path = tmp_path / "rl-colocate-zmq-0.sock"
-    with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(str(path))
-        assert leftovers(tmp_path, tmp_path).sockets == ()
-    assert leftovers(tmp_path, tmp_path).sockets == (str(path),)
-
-
-def test_a_session_is_left_over_once_no_process_names_it(tmp_path: Path, sleeper):
-    for name in ("ray/session_2026-01-01_1", "aq-0/run/session_2026-01-02_2"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "ray/session_latest").symlink_to(tmp_path / "ray/session_2026-01-01_1")
-    old, new = (str(tmp_path / name) for name in ("ray/session_2026-01-01_1", "aq-0/run/session_2026-01-02_2"))
-    assert leftovers(tmp_path, tmp_path).sessions == (new, old)
-    process = sleeper("sleep2", title=f"--session-dir={new}")
-    assert leftovers(tmp_path, tmp_path).sessions == (old,)
-    process.kill()
-    process.wait()
-    assert leftovers(tmp_path, tmp_path).sessions == (new, old)
-
-
 def test_a_raylet_and_whose_it_is(sleeper):
     """A stand-in with a raylet's name and arguments; real ones are in tests/cluster."""
-    stray = sleeper("raylet", title="raylet --gcs-address=192.0.2.9:6379")
-    ours = sleeper("raylet", title="raylet --gcs-address=192.0.2.9:6766", ASCEND_QUANT_RUN="r1")
-    found = {node.pid: node for node in ray_nodes()}
-    assert (found[stray.pid].head, found[stray.pid].run) == ("192.0.2.9:6379", None)
-    assert (found[ours.pid].head, found[ours.pid].run) == ("192.0.2.9:6766", "r1")
+    stray = sleeper("raylet", "raylet --gcs-address=192.0.2.9:6379")
+    ours = sleeper("raylet", "raylet --gcs-address=192.0.2.9:6766", ASCEND_QUANT_RUN="r1")
+    found = {one.pid: one for one in machine.left_behind()}
+    assert "192.0.2.9:6379" in found[stray.pid].command and found[stray.pid].run is None
+    assert found[ours.pid].run == "r1"
 
 
-def test_command_lines_of_ray_and_of_engines():
-    assert is_ray(["ray::IDLE"]) and is_ray(["/site-packages/ray/core/src/ray/raylet/raylet", "--x"])
-    assert is_engine_or_trainer(["VLLM::EngineCore"]) and is_engine_or_trainer(
-        ["python", "-m", "verl.trainer.main_ppo"]
-    )
-    assert not any(
-        is_ray(argv) or is_engine_or_trainer(argv) for argv in ([], ["vim", "main_ppo.py"], ["grep", "raylet"])
-    )
+def test_command_lines_of_engines():
+    for argv in (["VLLM::EngineCore"], ["python", "-m", "verl.trainer.main_ppo"]):
+        assert machine.is_engine_or_trainer(argv)
+    for argv in ([], ["vim", "main_ppo.py"], ["grep", "raylet"]):
+        assert not machine.is_engine_or_trainer(argv)
 
 
-def test_packages_are_those_of_pip():
+def test_packages_commits_and_the_chip_of_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = installed_packages()
     assert found["rich"] == Package(version("rich")) and found["ascend-quant"].version == version("ascend-quant")
-    listed = subprocess.run([sys.executable, "-m", "pip", "list", "--format=json"], capture_output=True, text=True)
-    if listed.returncode == 0:
-        for one in json.loads(listed.stdout):
-            assert found[one["name"].lower().replace("_", "-").replace(".", "-")].version == one["version"]
-
-
-def test_commits_and_the_chip_of_the_build(tmp_path: Path, monkeypatch):
     for name, number in (("vllm_ascend", "0.1.dev1+g7e16b4a7c.d20260101"), ("verl", "0.9.2.dev0")):
         folder = tmp_path / f"{name}-1.dist-info"
         folder.mkdir()
@@ -225,43 +159,47 @@ def test_commits_and_the_chip_of_the_build(tmp_path: Path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     found = software({}, tmp_path)
     assert found.packages["vllm-ascend"].commit == "7e16b4a7c" and found.packages["verl"].commit == "bcb6386"
-    assert found.chip_of_image == "ascend910_9392"
+    assert (found.chip_of_image, found.flashrl) == ("ascend910_9392", None)
     assert software({"ASCEND_QUANT_CHIP": "A2"}, tmp_path).chip_of_image == "A2"
 
 
-def test_paths_of_a_run(tmp_path: Path):
+def test_flashrl_s_patch_is_seen(tmp_path: Path):
+    file = tmp_path / "usercustomize.py"
+    assert patched(file) is None
+    file.write_text("import sys\n")
+    assert patched(file) is None
+    file.write_text("import sys\ntry: import flash_rl\nexcept ImportError: pass\n")
+    assert patched(file) == str(file)
+
+
+def test_files_of_a_run(tmp_path: Path):
     snapshot = tmp_path / "hub/models--Qwen--Qwen3-4B/snapshots/abc"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").touch()
-    cached = {"HF_HOME": str(tmp_path)}
     (tmp_path / "data.parquet").touch()
-    found = paths(
-        "Qwen/Qwen3-4B", [str(tmp_path / "data.parquet"), str(tmp_path / "no")], str(tmp_path / "new/out"), cached
-    )
-    assert [(path.what, path.found, path.hub, path.writable) for path in found] == [
-        ("model", True, True, False),
-        ("data", True, False, False),
-        ("data", False, False, False),
-        ("out", False, False, True),
-    ]
-    assert not paths("Qwen/Qwen3-8B", [], None, cached)[0].found
-    for refused in ("x" * 300, f"{'x' * 300}/{'y' * 300}"):  # by the system
-        assert not any(one.found for one in paths(refused, [refused], refused, cached))
-    assert paths(str(snapshot), [], None, {})[0].found and not paths(str(tmp_path), [], None, {})[0].found
+    cached = {"HF_HOME": str(tmp_path)}
+    data, out = [str(tmp_path / "data.parquet"), str(tmp_path / "no")], str(tmp_path / "new/out")
+    found = files(Wanted(model="Qwen/Qwen3-4B", data=data, out=out), cached)
+    assert (found.model, found.hub, found.missing_data, found.writable) == (True, True, (data[1],), True)
+    assert found.out == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.2)
+    for name, there in (("Qwen/Qwen3-8B", False), ("x" * 300, False), (str(snapshot), True), (str(tmp_path), False)):
+        assert files(Wanted(model=name), cached).model is there
+    assert files(Wanted(), cached).model is None
 
 
-def test_why_a_program_gave_no_answer():
-    assert has_line_naming(ask(["sleep", "30"], 0.2).problem, "sleep 30", "0.2 s")
-    text, problem = ask(["bash", "-c", "echo half; echo broken >&2; exit 3"])
-    assert text == "half\n" and has_line_naming(problem, "bash -c", "with 3: broken")
-    assert has_line_naming(ask(["no-such-program"]).problem, "no-such-program", "PATH")
-
-
-def test_rdma_adapters_their_devices_and_the_library(tmp_path: Path):
-    none = rdma_of_host(tmp_path, "libc.so.6")
-    assert (none.adapters, none.devices, none.problem) == ((), (), None)
+def test_rdma_adapters_their_files_and_the_library(tmp_path: Path):
     for path in ("sys/class/infiniband/mlx5_1", "sys/class/infiniband/mlx5_0", "dev/infiniband/uverbs0"):
         (tmp_path / path).mkdir(parents=True)
-    found = rdma_of_host(tmp_path, "libno-such-verbs.so.1")
-    assert (found.adapters, found.devices) == (("mlx5_0", "mlx5_1"), ("uverbs0",))
-    assert "libno-such-verbs.so.1" in found.problem
+    found = links("gpu", 2, tmp_path, "libno-such-verbs.so.1")
+    assert (found.adapters, found.files) == (("mlx5_0", "mlx5_1"), ("uverbs0",))
+    assert "libno-such-verbs.so.1" in found.library and links("gpu", 2, tmp_path, "libc.so.6").library is None
+
+
+def test_it_is_quick_because_it_imports_no_torch():
+    code = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom launch.cli import app\n"
+        "CliRunner().invoke(app, ['doctor', '--recipe', 'addition-int8'])\n"
+        "sys.exit(' '.join({'torch', 'vllm', 'transformers', 'ray'} & set(sys.modules)) or 0)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stderr) == (0, "")

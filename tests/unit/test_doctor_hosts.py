@@ -1,10 +1,8 @@
 """Several hosts: two doctors on this machine, on loopback's IPv4 and IPv6 address, over pipes in place of ssh."""
 
 import json
-import random
 import re
-import shlex
-import subprocess
+import socket
 import sys
 from io import StringIO
 from pathlib import Path
@@ -13,144 +11,111 @@ import pytest
 from naming import has_line_naming
 from rich.console import Console
 
-from launch.doctor import Finding, HostReport, Report, examine, show
-from launch.doctor.checks.hosts import Meeting, clock, traits
-from launch.doctor.checks.hosts import reach as reach_check
-from launch.doctor.checks.network import reach
-from launch.doctor.hosts import Channel, HostSilent, examine_hosts, ports_of
+from launch.doctor.checking import Finding, HostReport, Report
+from launch.doctor.hosts import REQUEST, alike, asked, examine, examine_all, reach, reached, reaching, request
 from launch.doctor.requirements import wanted_here, wanted_of
+from launch.doctor.table import show
 from launch.inventory.fields import Inventory
 from launch.recipes import load, paths_of
 
 PROJECT = Path(__file__).parents[2]
-DOCTOR = [sys.executable, "-m", "launch.doctor"]
-AHEAD = "import time; now = time.time; time.time = lambda: now() + 60; from launch.doctor.__main__ import main; main()"
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, of those that the kernel gives to nobody."""
-    free = []
-    while len(free) < count:
-        port = random.randrange(10000, 20000)
-        if port not in free and all(
-            reach(address, port, 5) == "Connection refused" for address in ("127.0.0.1", "::1")
-        ):
-            free.append(port)
-    return free
+DOCTOR = [sys.executable, "-m", "launch.doctor.hosts"]
 
 
 @pytest.fixture
-def inventory() -> Inventory:
+def inventory(monkeypatch: pytest.MonkeyPatch) -> Inventory:
+    monkeypatch.chdir(PROJECT)
     hosts = [{"address": "127.0.0.1", "environment": {"GLOO_SOCKET_IFNAME": "lo"}}, {"address": "::1", "nic": "eth7"}]
-    head, dashboard, worker = free_ports(3)
-    ports = {"ray": head, "dashboard": dashboard, "workers": f"{worker}-65535"}
-    return Inventory.model_validate({"stack": "cpu", "hosts": hosts, "ports": ports})
-
-
-def opened(commands: dict[str, list[str]]):
-    """Channels by these commands, of which stderr is the reason."""
-
-    def reason(code: int, stderr: str) -> str:
-        return f"ended with {code}: {stderr.strip()}"
-
-    return lambda inventory, at: Channel(commands.get(inventory.hosts[at].address, DOCTOR), reason)
+    return Inventory.model_validate({"stack": "cpu", "hosts": hosts})
 
 
 def findings(report: Report, check: str) -> list[Finding]:
     return [finding for finding in report.findings if finding.check == check]
 
 
-def test_two_hosts_that_answer(inventory: Inventory, monkeypatch):
-    monkeypatch.chdir(PROJECT)
-    heard = []
-    report = examine_hosts(inventory, None, None, heard.append, opened({}))
-    assert heard[0] == "examining 2 hosts"
+def test_two_hosts_that_answer(inventory: Inventory):
+    report = examine_all(inventory, None, None, lambda *_: DOCTOR)
     assert [host.host for host in report.hosts] == ["127.0.0.1", "::1"]
-    answered, alike, clocks, reached = report.together
+    answered, same, reached_all = report.together
     assert {finding.level for finding in report.together} == {"ok"}
-    assert "2 hosts" in answered.what and "all hosts" in alike.what
-    assert re.fullmatch(r"within \d+\.\d\d s", clocks.what)
-    assert "all 6 connections" in reached.what  # to the head: ray, dashboard, workers, any; to the other: workers, any
+    assert "2 hosts" in answered.what and "all hosts" in same.what and reached_all.check == "hosts.reach"
     levels = [{finding.check: finding.level for finding in host.findings} for host in report.hosts]
-    assert (levels[0]["network.nic"], levels[1]["network.nic"]) == ("ok", "error")
-    assert "no NIC eth7" in findings(report, "network.nic")[1].what
-    assert levels[0]["variables.nic"] == "ok" and "variables.nic" not in levels[1]
+    assert (levels[0]["network.address"], levels[1]["network.address"]) == ("ok", "error")
+    assert "eth7" in report.hosts[1].findings[[*levels[1]].index("network.address")].what
+    assert levels[0]["network.variables"] == "ok" and "network.variables" not in levels[1]
     assert report.exit_code == 1 and json.loads(report.as_json())["hosts"][1]["host"] == "::1"
 
 
-def test_a_host_that_does_not_answer_and_a_clock_ahead(inventory: Inventory, monkeypatch):
-    monkeypatch.chdir(PROJECT)
+def test_a_host_that_does_not_answer(inventory: Inventory):
     refused = ["bash", "-c", "echo 'ssh: connect to host x port 22: Connection refused' >&2; exit 255"]
-    report = examine_hosts(inventory, None, None, lambda line: None, opened({"::1": refused}))
+    report = examine_all(inventory, None, None, lambda _, at: refused if at else DOCTOR)
     (silent,) = findings(report, "hosts.answer")
-    assert silent.level == "error" and has_line_naming(silent.what, "::1:", "255: ssh: connect to host x port 22")
+    assert silent.level == "error" and has_line_naming(silent.what, "::1:", "ssh is refused")
     assert [host.host for host in report.hosts] == ["127.0.0.1"]
-    ahead = [sys.executable, "-c", AHEAD]
-    report = examine_hosts(inventory, None, None, lambda line: None, opened({"::1": ahead}))
-    (skew,) = findings(report, "hosts.clock")
-    assert skew.level == "error" and "::1 is 60.0 s ahead of 127.0.0.1" in skew.what
 
 
-@pytest.mark.parametrize("line", ["Welcome to node7!", "{", "[]", '{"clock": 1, "clock": 2}'])
-def test_what_is_no_answer_is_the_host_s_finding(line: str):
-    channel = Channel(["bash", "-c", 'read; echo "$0"', line], lambda code, stderr: "ended")
-    with pytest.raises(HostSilent, match=re.escape(line)):
-        channel.ask("clock", True, 60)
-    channel.close()
+@pytest.mark.parametrize("line", ["Welcome to node7!", "{", "[]"])
+def test_what_is_no_answer_is_why_a_host_is_silent(inventory: Inventory, line: str):
+    said = asked(["bash", "-c", 'cat > /dev/null; echo "$0"', line], request(inventory, 0, None, None))
+    assert isinstance(said, str) and line in said
 
 
-def test_a_doctor_ends_with_its_input():
-    done = subprocess.run(DOCTOR, input='{"clock": true}\n', capture_output=True, text=True, cwd=PROJECT, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "") and json.loads(done.stdout)["clock"] > 1e9
+def test_a_host_that_hangs_is_left_behind(inventory: Inventory, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("launch.doctor.hosts.EXAMINE_SECONDS", 0.1)
+    assert "0.1 s" in asked(["sleep", "600"], request(inventory, 0, None, None))
 
 
-def test_a_host_that_hangs_is_left_behind():
-    channel = Channel(["sleep", "600"], lambda code, stderr: "ended")
-    with pytest.raises(HostSilent, match=r"no answer within 0\.1 s"):
-        channel.ask("clock", True, 0.1)
-    channel.child.kill()
-    channel.close()
-    assert channel.child.returncode is not None
+def test_this_machine_is_asked_by_its_shell(inventory: Inventory):
+    assert reaching(inventory, 0)[:2] == ["bash", "-c"] and "-m launch.doctor.hosts" in reaching(inventory, 0)[2]
 
 
-def test_ports_that_hosts_must_reach(inventory: Inventory):
+def test_hosts_try_to_reach_each_other(inventory: Inventory):
     npu = inventory.model_copy(update={"stack": "ascend-cann9.1"})
-    ports = inventory.ports
-    workers = int(ports.workers.split("-")[0])
-    assert ports_of(wanted_of(npu, 0, None, None)) == [ports.ray, ports.dashboard, workers, 60000, 0]
-    assert ports_of(wanted_of(npu, 1, None, None)) == [workers, 60000, 0]
-    assert ports_of(wanted_of(inventory, 1, None, None)) == [workers, 0]
+    assert request(npu, 0, None, None).targets == [("::1", 20000), ("::1", 50000), ("::1", 60000)]
+    ray = [("127.0.0.1", 6766), ("127.0.0.1", 8260)]
+    assert request(inventory, 1, None, None).targets == [("127.0.0.1", 20000), ("127.0.0.1", 50000), *ray]
+
+
+def test_a_port_without_a_listener_is_reached_and_a_silent_one_is_not(monkeypatch: pytest.MonkeyPatch):
+    with socket.socket() as full:  # it never accepts: when its queue is full, connections are left without an answer
+        full.bind(("127.0.0.1", 0))
+        port = full.getsockname()[1]
+        assert reach("127.0.0.1", port) is None  # nobody listens
+        full.listen(0)
+        assert reach("127.0.0.1", port) is None
+        monkeypatch.setattr("launch.doctor.hosts.CONNECT_SECONDS", 0.2)
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+        assert "0.2 s" in reach("127.0.0.1", port)
+        for one in waiting:
+            one.close()
+
+
+def test_who_does_not_reach_whom():
+    (finding,) = reached([HostReport("a", [], {}, [("b", 6766, "no answer within 3 s")]), HostReport("b", [])], {})
+    assert re.search(r"\ba\b.* b .*port 6766: .*3 s", finding.what) and has_line_naming(finding.fix, "on b")
 
 
 def test_versions_that_differ_are_named_by_host():
     reports = [HostReport(host, [], {"torch": torch, "driver": host}) for host, torch in zip("abc", "121", strict=True)]
-    said = {finding.what: finding.level for finding in traits(reports, Meeting())}
+    said = {finding.what: finding.level for finding in alike(reports, {})}
     assert said == {"torch: 1 on a, c; 2 on b": "error", "driver: a on a; b on b; c on c": "warning"}
-
-
-def test_a_package_that_one_host_has_not():
-    reports = [HostReport("a", [], {"ray": "2"}), HostReport("b", [], {})]
-    (finding,) = traits(reports, Meeting())
+    (finding,) = alike([HostReport("a", [], {"ray": "2"}), HostReport("b", [], {})], {})
     assert (finding.level, finding.what) == ("error", "ray: 2 on a; none on b")
-
-
-def test_a_slow_answer_is_no_skew():
-    reports = [HostReport("a", []), HostReport("b", [])]
-    assert clock(reports, Meeting(clocks={"a": (0, 0.1), "b": (6, 3)}))[0].level == "ok"
-    assert clock(reports, Meeting(clocks={"a": (9, 0.1), "b": (1, 1)}))[0].what == "b is 8.0 s behind a"
-
-
-def test_who_does_not_reach_whom():
-    (finding,) = reach_check([], Meeting(tried=6, unreached=(("a", "b", 6766, "no answer within 3 s"),)))
-    assert re.search(r"\ba\b.* b .*port 6766: .*3 s", finding.what) and has_line_naming(finding.fix, "port 6766", "b")
 
 
 def test_what_a_recipe_wants_of_a_host(inventory: Inventory):
     recipe = load("qwen2.5-7b-int8-gsm8k-a2")
-    one = wanted_of(inventory, 1, recipe, paths_of(recipe, "/m", "/d", "/o"))
+    paths = paths_of(recipe, "/m", "/d", "/o")
+    one = wanted_of(inventory, 1, recipe, paths)
     assert (one.model, one.out, one.head, one.nic) == ("/m", "/o", False, "eth7")
     assert (one.count, one.scheme, one.device_gib) == (8, "int8", recipe.memory.device)
     assert all(file.startswith("/d/") for file in one.data) and len(one.data) == 2
+    assert one.weights is not None and one.imports
+    asked_of = request(inventory, 1, recipe, paths)
+    assert REQUEST.validate_json(REQUEST.dump_json(asked_of)) == asked_of
     alone = wanted_here(recipe, None)
     assert (alone.stack, alone.hosts, alone.address, alone.model) == (recipe.stack, 1, None, recipe.model.hub)
     assert wanted_here(None, None).count is None
@@ -164,40 +129,20 @@ def test_whether_the_engine_sleeps():
         assert not wanted_here(recipe.model_copy(update={"verl": tree}), None).sleeps
 
 
-def test_this_machine_and_the_table(monkeypatch):
+def test_this_machine():
     report = examine()
-    assert {finding.check for finding in report.findings} >= {"kernels.product", "system.shm", "network.ports"}
-    (product,) = findings(report, "kernels.product")
-    assert (product.level, product.what) == ("ok", "int8 on cpu: torch._int_mm")
-    assert findings(report, "versions.packages")[0].level == "ok"
-    assert report.exit_code == ("error" in {finding.level for finding in report.findings})
-
-
-def shown(report: Report) -> str:
-    console = Console(file=StringIO(), width=100)
-    show(report, console)
-    return console.file.getvalue()
+    levels = {finding.check: finding.level for finding in report.findings}
+    assert levels["versions.packages"] == "ok" and {"machine.shm", "network.ports"} <= levels.keys()
+    assert report.exit_code == ("error" in levels.values())
 
 
 def test_hosts_stand_side_by_side_and_fixes_are_said_once():
-    full = Finding("error", "system.shm", "0.1 GiB free", "docker run --shm-size=64g")
-    fine = Finding("ok", "system.shm", "60 GiB free")
-    text = shown(Report([HostReport("a", [full]), HostReport("b", [fine]), HostReport("c", [full])]))
+    full = Finding("error", "machine.shm", "0.1 GiB free", "docker run --shm-size=64g")
+    fine = Finding("ok", "machine.shm", "60 GiB free")
+    console = Console(file=StringIO(), width=100)
+    show(Report([HostReport("a", [full]), HostReport("b", [fine]), HostReport("c", [full])]), console)
+    text = console.file.getvalue()
     (row,) = [line for line in text.splitlines() if line.count("GiB free") == 3]
     assert row.index("error 0.1") < row.index("ok 60") < row.rindex("error 0.1")
-    assert text.count("fix: docker run --shm-size=64g") == 1 and has_line_naming(text, "system.shm", "a, c:")
+    assert text.count("fix: docker run --shm-size=64g") == 1 and has_line_naming(text, "machine.shm", "a, c:")
     assert has_line_naming(text, "2 errors", "0 warnings", "1 ok:")
-
-
-def test_what_a_tool_prints_controls_no_terminal():
-    name = "A\x1b[2J\x07\x9b GPU\nof two lines"
-    findings = [Finding("error", "device.name", name, f"ask {name}"), Finding("ok", "device.name", name)]
-    text = shown(Report([HostReport("a", findings)], [Finding("warning", "hosts", name, name)]))
-    assert not set(text) & {"\x1b", "\x07", "\x9b"} and text.count("\\x1b[2J\\x07\\x9b") >= 4
-
-
-def test_a_long_command_is_not_shown_by_halves():
-    command = shlex.join(["rm", *(f"/dev/shm/psm_{number:08}" for number in range(200))])
-    text = shown(Report([HostReport("a", [Finding("warning", "leftovers.segments", "200 files", command)])]))
-    assert has_line_naming(text, "201 words", "doctor --json") and "psm_00000199" not in text
-    assert has_line_naming(text, "0 errors", "1 warning", "0 ok:")

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, write_hccn_tool, write_npu_smi, write_tool
 
-from launch.doctor.checks.links import links
-from launch.doctor.checks.npu import npus
-from launch.doctor.checks.versions import cann_version, product
 from launch.doctor.facts import Device, Holder, Link
+from launch.doctor.links import links
+from launch.doctor.npu import npus
+from launch.software import cann_version, product
 
 
 @pytest.fixture
@@ -26,6 +26,7 @@ def test_an_a2(tools: Path, tmp_path: Path):
     assert found.found == (Device(0, "910B3", "OK", 3445, 65536), Device(5, "910B3", "Warning", 60156, 65536))
     assert found.holders == (Holder(5, 2290156, "VLLMEngineCore", 56630),)
     assert (found.chip, product(found.chip), found.driver, found.problem) == ("ascend910b3", "A2", "25.2.0", None)
+    assert found.cards == (0, 5)
 
 
 def test_an_a3_has_two_dies_an_npu(tools: Path, tmp_path: Path):
@@ -39,6 +40,7 @@ def test_an_a3_has_two_dies_an_npu(tools: Path, tmp_path: Path):
     ]
     assert found.holders == (Holder(14, 692318, "python3", 12417), Holder(15, 692319, "", 12156))
     assert (found.chip, product(found.chip), found.driver) == ("ascend910_9392", "A3", "26.0.rc2")
+    assert found.cards == (0, 7)
 
 
 @pytest.mark.parametrize("memory", ["0    / 0          NA / NA", "0    / 0          err", "NA", "0 / 0   0 / 0"])
@@ -92,28 +94,24 @@ def test_why_there_are_no_devices(tools: Path, tmp_path: Path, script: str | Non
 
 
 def test_links(tools: Path, tmp_path: Path):
+    assert "hccn_tool" in links("npu", 2, tmp_path).problem
     write_hccn_tool(tools)
-    found = links(range(4), tmp_path)
-    assert found.found == (
-        Link(0, "UP", "192.0.2.10", False),
-        Link(1, "DOWN", "192.0.2.11", False),
-        Link(2, "UP", None, True),
-        Link(3, "UP", "192.0.2.13", False),
+    (tmp_path / "dev").mkdir()
+    for number in range(4):
+        (tmp_path / f"dev/davinci{number}").touch()
+    found = links("npu", 2, tmp_path)
+    assert found.npus == (
+        Link(0, "UP", "192.0.2.10"),
+        Link(1, "DOWN", "192.0.2.11"),
+        Link(2, "UP", None),
+        Link(3, "UP", "192.0.2.13"),
     )
-    assert not found.config
+    assert not found.config and links("npu", 1, tmp_path).npus == ()
+    write_tool(tools / "hccn_tool", "exit 0\n")
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/hccn.conf").write_text("address_0=192.0.2.10\n")
-    assert links([0], tmp_path).config
-
-
-def test_a_tool_that_says_nothing_is_said_to(tools: Path, tmp_path: Path):
-    write_tool(tools / "hccn_tool", "exit 0\n")
-    (found,) = links([0], tmp_path).found
-    assert found.state and (found.address, found.tls) == (None, None)
-
-
-def test_without_hccn_tool_it_says_where_it_looked(tools: Path, tmp_path: Path):
-    assert "hccn_tool" in links([0], tmp_path).problem
+    silent = links("npu", 2, tmp_path)
+    assert silent.config and all(link.state and link.address is None for link in silent.npus)
 
 
 def test_cann_where_its_variables_point(tmp_path: Path):

@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from doctor_cases import case
-from doctor_facts import PYTHONS, said, wanted, well
 
 from ascend_quant import oracle
 from ascend_quant.refit import RefitError
 from ascend_quant.schemes import get_scheme
 from launch.root import ROOT
 
-NAMES = ("extend_kernel", "extend_engine", "extend_stack", "extend_doctor")
+NAMES = ("extend_kernel", "extend_engine", "extend_stack")
 PAGES = [ROOT / "docs" / f"{name}{end}" for name in NAMES for end in (".md", ".zh.md")]
 OF_THE_EXAMPLE = {"docker/locks/cpu-vllm0.33.in", "docker/locks/cpu-vllm0.33.txt"}  # what the reader makes
 FILE = re.compile(r"(?:ascend_quant|launch|tests|docker|docs|benchmarks|\.github)/[\w./-]+\.\w+")
@@ -49,9 +47,6 @@ def test_files_and_tests_that_a_page_names_are_there(page: Path):
         ("ascend_quant/refit/servable.py", ("require_servable", "why_not_servable", "falls_asleep", "slept", "woke")),
         ("launch/recipes/fields.py", ("Stack",)),
         ("launch/environment/table.py", ("CUDA", "ASCEND")),
-        ("launch/doctor/pages.py", ("SUBJECTS",)),
-        ("launch/doctor/examination.py", ("MODULES", "gather")),
-        ("launch/programs.py", ("ask",)),
     ],
 )
 def test_what_the_pages_tell_to_edit_is_defined_there(file: str, names: tuple[str, ...]):
@@ -79,12 +74,3 @@ def test_the_toy_engine_serves_what_the_definition_says_and_refuses_otherwise(sc
             engine.forward(x)
     engine.load_weights([("linear.weight", w)])
     assert engine.forward(x).shape == (3, 8)
-
-
-def test_the_doctors_example_finds_what_it_is_for_and_nothing_where_all_is_well():
-    check = code_of("extend_doctor")["fork"]
-    (line,) = re.findall(r"case\(variables\.fork, (.*)\),$", (ROOT / "docs/extend_doctor.md").read_text(), re.M)
-    one = eval(f"case(check, {line})", {"case": case, "check": check})
-    found = said(check, well(**one.changed), wanted(**one.run))
-    assert [(level, one.words in text) for level, text in found] == [(one.level, True)]
-    assert all(said(check, well(), wanted(stack)) == [] for stack in PYTHONS)

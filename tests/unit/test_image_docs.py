@@ -6,19 +6,21 @@ import shlex
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
 from command_cases import understood
-from doctor_facts import NPU_FILES, well
+from doctor_facts import NPU_FILES, NPUS, wanted, well
+from typer.testing import CliRunner
 
+from launch.cli import app
 from launch.commands.images import images_app
-from launch.doctor.facts import GIB, Devices
+from launch.doctor import devices, machine, versions
+from launch.doctor.checking import Check
+from launch.doctor.facts import GIB, Devices, Facts
 from launch.images.targets import targets
 from launch.inventory import Inventory, load, names
 from launch.plan.start import ASCEND_ADDRESSES, ASCEND_DEVICES, ASCEND_DRIVER, RDMA_DEVICES, bind, limits
-from launch.preflight import problem
 
 ROOT = Path(__file__).parents[2]
 PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("images.md", "images.zh.md")}
@@ -106,36 +108,38 @@ def test_the_tables_have_every_image_and_every_verb():
     assert set(verbs()) - {"help"} <= set(named)
 
 
-def wrong_uses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def wrong_uses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is said of each wrong use of the table, in its order."""
-    npus, system, ascend = well().devices, well().system, "ascend-cann9.1"
     refused = [
         subprocess.run(["bash", str(ENTRY), word], capture_output=True, text=True, timeout=60).stderr.strip()
         for word in ("smok", "bench")
     ]
     no_driver = Devices("npu-smi", "npu-smi is not on PATH", files=NPU_FILES)
-    no_npu = Devices("npu-smi", "dcmi failed", driver="25.5.1", files=NPU_FILES[2:])
-    a3 = {"devices": replace(npus, chip="ascend910_9392"), "software": replace(well().software, chip_of_image="A2")}
-    no_gpu = Devices("nvidia-smi", "nvidia-smi is not on PATH")
-    small = replace(system, shared_memory=(GIB // 16, GIB // 16))
+    a2 = replace(well().software, chip_of_image="A2")
+    small = replace(well().machine, shared_memory=(GIB // 16, GIB // 16))
     said = [
         *refused,
-        problem("smoke", ascend, well(ascend, devices=no_driver), str(folder)),
-        problem("smoke", ascend, well(ascend, devices=no_npu), str(folder)),
-        problem("smoke", ascend, well(ascend, **a3), str(folder)),
-        problem("smoke", "cuda13", well("cuda13", devices=no_gpu), str(folder)),
-        problem("smoke", "cpu", well("cpu", system=small), str(folder)),
+        _said(devices.present, well(devices=replace(NPUS, files=()))),
+        _said(devices.present, well(devices=no_driver)),
+        _said(versions.chip, well(devices=replace(NPUS, chip="ascend910_9392"), software=a2)),
+        _said(devices.present, well("cuda13", devices=Devices("nvidia-smi", "nvidia-smi is not on PATH")), "cuda13"),
+        _said(machine.shm, well(machine=small)),
     ]
-    missing = problem("smoke", "cpu", well("cpu"), str(folder / "missing")).replace(str(folder / "missing"), "/tmp")
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
-        noexec = problem("smoke", "cpu", well("cpu"), str(folder)).replace(str(folder), "/tmp")
-    return [*said, noexec, missing, problem("demo", ascend, well(ascend), str(folder))]
+    read_only = f"cannot be written by uid {os.getuid()}"
+    monkeypatch.setattr(machine, "noexec", lambda folder: True)
+    unusable = (machine.unusable("/tmp"), read_only)
+    said += [_said(machine.tmp, well(machine=replace(small, unusable=why))) for why in unusable]
+    return [*said, CliRunner(env={"ASCEND_QUANT_STACK": "ascend-cann9.1"}).invoke(app, ["demo"]).stderr]
 
 
-def test_what_one_reads_is_what_programs_write(tmp_path: Path, monkeypatch):
+def _said(check: Check, facts: Facts, stack: str = "ascend-cann9.1") -> str:
+    """The first error of a check."""
+    return next(finding.what for finding in check(facts, wanted(stack)) if finding.level == "error")
+
+
+def test_what_one_reads_is_what_programs_write(monkeypatch: pytest.MonkeyPatch):
     rows = [row[0] for row in first_cells(ENGLISH.split("## When something is wrong")[1].split("\n## ")[0]) if row]
-    for row, said in zip(rows, wrong_uses(tmp_path, monkeypatch), strict=True):
+    for row, said in zip(rows, wrong_uses(monkeypatch), strict=True):
         assert re.match(".*".join(map(re.escape, row.split(".."))), said), (row, said)
 
 

@@ -26,8 +26,6 @@ def image(tmp_path: Path):
     entry = Path(shutil.copy(ENTRY, home / "docker"))
     (home / "run.sh").write_text('#!/bin/sh\necho "run.sh $*"\n')
     (home / "run.sh").chmod(0o755)
-    (tmp_path / "python").write_text("#!/bin/sh\n")  # the preflight finds nothing
-    (tmp_path / "python").chmod(0o755)
 
     def image(*said: str, npu: bool = False) -> tuple[int, str]:
         if npu:
@@ -83,10 +81,3 @@ def test_programs_are_started(image):
 
 def test_every_command_of_run_sh_is_a_verb_or_refused_by_its_name():
     assert set(words("VERBS")) | set(words("OF_CHECKOUTS")) == set(words("COMMANDS", ROOT / "run.sh"))
-
-
-def test_what_computes_or_needs_a_folder_is_looked_at_first(image, tmp_path: Path):
-    (tmp_path / "python").write_text('#!/bin/sh\necho "asked: $*"; exit 3\n')
-    for verb in words("CHECKED"):
-        assert image(verb, "--x") == (3, f"asked: -m launch preflight -- {verb} --x")
-    assert image("recipe", "list")[0] == 0

@@ -2,10 +2,9 @@
 
 import importlib.metadata
 import importlib.util
-import json
 import re
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 
@@ -13,7 +12,7 @@ import pytest
 from cluster_cases import node_plan
 from packaging.utils import canonicalize_name
 
-from launch.doctor.requirements import Wanted, wanted_of
+from launch.doctor.requirements import wanted_of
 from launch.errors import LaunchError
 from launch.images.lock.packages import parse
 from launch.images.targets import targets
@@ -202,4 +201,3 @@ def test_the_plan_and_the_doctor_ask_for_the_same():
     assert [node.imports for node in plan.nodes] == [imports(recipe, [*told, "trainer.logger=[mlflow]"])] * 2
     asked = wanted_of(shared, 0, recipe, PATHS)
     assert asked.imports == imports(recipe, told)
-    assert Wanted.of(json.loads(json.dumps(asdict(asked)))).imports == asked.imports

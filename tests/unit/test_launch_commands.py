@@ -218,7 +218,13 @@ def test_an_unset_variable_of_a_shell_is_no_choice(
     command: str, option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """It would be another machine, another run, this folder or no recipe. Nothing is begun with it, either."""
-    begun = ("doctor.examine", "plan.make.make", "images.archive.check", "demo.run.run_demo", "study.cells.train_all")
+    begun = (
+        "doctor.hosts.examine",
+        "plan.make.make",
+        "images.archive.check",
+        "demo.run.run_demo",
+        "study.cells.train_all",
+    )
     for name in (*(f"launch.{one}" for one in begun), "ascend_quant.advise.configs.read_config"):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("was taken"))
     monkeypatch.chdir(tmp_path)
@@ -228,7 +234,7 @@ def test_an_unset_variable_of_a_shell_is_no_choice(
 
 
 def test_doctor_wants_a_recipe_for_what_is_the_recipes():
-    for option in ("--model", "--data", "--out", "--mismatch"):
+    for option in ("--model", "--data", "--out"):
         shown = run("doctor", option, "/m")
         assert shown.exit_code == 2
         assert f"{option} is for --recipe" in shown.stderr

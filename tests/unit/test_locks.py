@@ -11,10 +11,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from launch.doctor.checks.versions import public
 from launch.images.lock.packages import LOCKS, Entry, Lock, parse, unlocked
 from launch.images.targets import targets
 from launch.root import ROOT
+from launch.software import public
 from launch.stacks import all_pins
 
 NAMES = sorted(file.stem for file in LOCKS.glob("*.in"))

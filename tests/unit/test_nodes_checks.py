@@ -132,7 +132,7 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path, monkeypatch):
             devices=3,
             stack="ascend-cann9.1",
         )
-        facts = gather(plan.stack, plan.temp_dir) | {"shm": 64 << 20, "devices": {"kind": "npu", "numbers": [0, 1]}}
+        facts = gather(plan.stack, plan.temp_dir) | {"devices": {"kind": "npu", "numbers": [0, 1]}}
         with pytest.raises(LaunchError) as error:
             checks.check(plan, facts)
     lines = str(error.value).splitlines()
@@ -145,7 +145,8 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path, monkeypatch):
         "bad.parquet",
         "max_actor_ckpt_to_keep",
         f"aq-{os.geteuid()}",
-        "/dev/shm",
+        "/dev/davinci0",
+        "no devices: npu-smi",
     )
     assert len(lines) == len(expected)
     for line, part in zip(lines, expected, strict=True):

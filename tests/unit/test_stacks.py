@@ -1,11 +1,14 @@
 """docker/stacks.yaml: what its schema refuses, and that what is committed fits it."""
 
 import re
+from typing import get_args
 
 import pytest
 import yaml
 
 from launch import stacks
+from launch.recipes.fields import Stack
+from launch.root import ROOT
 from launch.stacks import FILE, Pins, Source, all_pins
 
 IMAGE = f"docker.io/library/debian:bookworm-slim@sha256:{'0' * 64}"
@@ -75,3 +78,15 @@ def test_a_base_is_of_its_chip_cann_and_python(stack: str):
     for chip, family in (("A2", "910b"), ("A3", "a3")):
         assert f":{pins.cann}-{family}-" in pins.bases[chip] and f"-py{pins.python}" in pins.bases[chip]
     assert pins.soc["A2"].startswith("ascend910b") and pins.soc["A3"].startswith("ascend910_93")
+
+
+def test_stacks_are_those_of_recipes():
+    assert set(all_pins()) == set(get_args(Stack))
+
+
+def test_the_cpu_stack_is_its_lock():
+    locks = ROOT / "docker" / "locks"
+    lock = (locks / "cpu.txt").read_text() + (locks / "cpu.in").read_text()
+    for name, version in all_pins()["cpu"].packages.items():
+        pinned = re.search(rf"(?mi)^(?:# )?{name.replace('-', '[-_]')}(?:==|: ?){re.escape(version)}\b", lock)
+        assert pinned, f"{name} {version} is not what docker/locks/cpu.txt installs"

@@ -10,10 +10,10 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 from ascend_quant.documents import BadDocument, parse_json
-from launch.doctor.checks.versions import public
 from launch.errors import LaunchError
 from launch.images.lock.packages import parse
 from launch.images.targets import LOCKS
+from launch.software import public
 
 ADDRESS = "https://api.osv.dev/v1/querybatch"  # Python's packages of PyPI, by PyPA's and GitHub's advisories
 SECONDS, MOST_BYTES = 60, 32 << 20

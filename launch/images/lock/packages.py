@@ -20,9 +20,9 @@ from pathlib import Path
 
 from packaging.markers import Marker
 
-from launch.doctor.checks.versions import plain, public
 from launch.errors import LaunchError
 from launch.images.targets import LOCKS, Target
+from launch.software import plain, public
 from launch.stacks import Pins
 
 GLIBC = "manylinux_2_28"

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.doctor.checks.versions import plain
 from launch.errors import LaunchError
 from launch.images.lock.packages import LOCKS, Lock, install_uv, locked, machine, names, run
+from launch.software import plain
 
 APART = {"torch": "torch", "torchgen": "torch", "vllm": "vllm", "megatron": "megatron-core"}  # built or fetched apart
 IMPORTER = Path(__file__).with_name("importer.py")

@@ -48,6 +48,7 @@ def npus(root: Path = Path("/")) -> Devices:
         found=tuple(dies.values()),
         holders=tuple(parse_processes(processes, numbers)),
         files=files,
+        cards=tuple(dict.fromkeys(place.npu for place in dies)),
     )
 
 

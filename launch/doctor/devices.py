@@ -1,0 +1,126 @@
+"""Devices and their drivers: are they there, are they well, is their memory free?"""
+
+from collections.abc import Iterator
+
+from launch.doctor.checking import Said, check, error, ok, warning
+from launch.doctor.facts import Devices, Facts
+from launch.doctor.gpu import gpus
+from launch.doctor.npu import npus
+from launch.doctor.requirements import Wanted
+from launch.stacks import pins
+
+DRIVER = "/usr/local/Ascend/driver"
+MOUNT_DRIVER = (
+    f"docker run -v {DRIVER}:{DRIVER}:ro -v /usr/local/dcmi:/usr/local/dcmi:ro "
+    "-v /usr/local/bin/npu-smi:/usr/local/bin/npu-smi:ro"
+)
+NPU_FILES = ("davinci_manager", "devmm_svm", "hisi_hdc")
+SHARED = ("-8020", "-8005")  # of dcmi: another container has the device
+BUSY_MIB = 4096  # an A3 die with nothing on it shows 3.4 GiB in use, an A2's 3.3
+VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "gpu": "CUDA_VISIBLE_DEVICES"}
+
+
+def devices(kind: str) -> Devices:
+    """Those of a stack whose devices are of this kind: `npu`, `gpu` or `none`."""
+    return {"npu": npus, "gpu": gpus, "none": Devices}[kind]()
+
+
+@check("devices.present")
+def present(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+    kind, there = pins(wanted.stack).devices, facts.devices
+    if kind == "none":
+        return
+    missing = [f"/dev/{name}" for name in NPU_FILES if name not in there.files] if kind == "npu" else []
+    if kind == "npu" and not any(name.removeprefix("davinci").isdecimal() for name in there.files):
+        missing = ["/dev/davinci0", *missing]
+    if missing:
+        fix = f"on a host install driver and firmware; in a container: docker run {_mapped(missing)}"
+        yield error(f"{', '.join(missing)} missing", fix)
+    if not there.found:
+        yield error(f"no devices: {there.problem}", _without_devices(kind, there.problem or ""))
+        return
+    if there.problem:
+        yield warning(there.problem, f"run {there.tool} by hand")
+    yield _counted(facts, wanted, VISIBLE[kind])
+    yield from _verl_s_card(facts)
+
+
+def _mapped(files: list[str]) -> str:
+    return " ".join(f"--device {file}" for file in files)
+
+
+def _without_devices(kind: str, problem: str) -> str:
+    if kind == "gpu":
+        return "install the NVIDIA driver; in a container: docker run --gpus all, with the NVIDIA Container Toolkit"
+    if any(code in problem for code in SHARED):
+        return "another container has the device: end it, map another, or on the host: npu-smi set -t device-share"
+    return f"on a host install the Ascend driver and source its set_env.sh; in a container: {MOUNT_DRIVER}"
+
+
+def _counted(facts: Facts, wanted: Wanted, variable: str) -> Said:
+    there = [device.number for device in facts.devices.found]
+    text = f"{len(there)} x {facts.devices.found[0].name}, driver {facts.devices.driver or 'unknown'}"
+    if isinstance(wanted.devices, list) and (absent := sorted(set(wanted.devices) - set(there))):
+        return error(f"{text}: no device {_list(absent)}, there are {_list(there)}", "correct devices in the inventory")
+    visible = facts.variables.get(variable)
+    usable = len(there) if visible is None else len([one for one in visible.split(",") if one.strip()])
+    if wanted.count is not None and usable < wanted.count:
+        limit = f", and {variable}={visible} leaves {usable}" if visible is not None and usable < len(there) else ""
+        return error(f"{text}{limit}; {wanted.count} wanted", f"--set devices_per_node={usable}, or unset {variable}")
+    return ok(text)
+
+
+def _verl_s_card(facts: Facts) -> Iterator[Said]:
+    """verl 0.9.1 asks `npu-smi info -t board -i 1`, and where that fails it reads ASCEND_VISIBLE_DEVICES alone."""
+    cards = facts.devices.cards
+    if cards and 1 not in cards and not facts.variables.get("ASCEND_VISIBLE_DEVICES"):
+        what = "there is no card 1, which verl asks for: `Failed to execute npu-smi command .. exit status 215`"
+        yield error(what, f"export ASCEND_VISIBLE_DEVICES={cards[0]}")
+
+
+@check("devices.free")
+def free(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+    found = facts.devices.found
+    ask = "npu-smi info -t health" if facts.devices.tool == "npu-smi" else "nvidia-smi -q"
+    problems = []
+    for device in found:
+        if device.health != "OK":
+            level = warning if device.health == "Warning" else error
+            fix = f"{ask} -i {device.number}; leave it out with `devices` in the inventory"
+            problems.append(level(f"device {device.number}: {device.health}", fix))
+    problems += [*_held(facts.devices), *_too_small(facts.devices, wanted)]
+    yield from problems
+    if found and not problems:
+        yield ok(f"{len(found)} well, {_gib(found[0].total_mib)} GiB each, held by nobody")
+
+
+def _held(devices: Devices) -> Iterator[Said]:
+    """Memory that others have, or that cannot be told."""
+    for holder in devices.holders:
+        yield warning(
+            f"device {holder.device}: {holder.mib} MiB held by {holder.name or 'a process'} ({holder.pid})",
+            f"if it is yours: kill {holder.pid}; in a container that is its number on the host",
+        )
+    held = {holder.device for holder in devices.holders}
+    for device in devices.found:
+        if device.total_mib is None:
+            what = f"{devices.tool} does not say how much memory device {device.number} has"
+            yield warning(what, f"run {devices.tool} by hand; a device that is not well does not tell it")
+        elif (device.used_mib or 0) > BUSY_MIB and device.number not in held:
+            what = f"device {device.number}: {device.used_mib} MiB in use, by a process that cannot be seen from here"
+            yield warning(what, f"look on the host, not in a container: {devices.tool}")
+
+
+def _too_small(devices: Devices, wanted: Wanted) -> Iterator[Said]:
+    least = min((device.total_mib for device in devices.found if device.total_mib is not None), default=None)
+    if least is not None and wanted.device_gib is not None and _gib(least) < wanted.device_gib:
+        what = f"a device has {_gib(least)} GiB; the recipe needs {wanted.device_gib}"
+        yield error(what, "take a recipe for smaller devices, or more of them (--set rollout.tensor_parallel=..)")
+
+
+def _gib(mib: int | None) -> int:
+    return round((mib or 0) / 1024)
+
+
+def _list(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,141 @@
+"""The machine: shared memory, /tmp, memory, processes of earlier runs, and variables that hurt."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from launch.doctor.checking import Said, check, error, ok, warning
+from launch.doctor.facts import GIB, MIB, Facts, Leftover, Machine
+from launch.doctor.requirements import Wanted
+from launch.processes import mark
+from launch.stacks import pins
+
+CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")  # version 2, version 1
+TEMPORARY = "/tmp"
+LEAST_SHARED_GIB = 1
+SHARED_GIB = {"none": 1, "gpu": 16, "npu": 16}
+TEMPORARY_GIB = 5
+TITLES, TRAINER = ("VLLM::", "VLLMEngineCore", "EngineCore"), "main_ppo"
+ALLOCATORS = {"npu": ("PYTORCH_NPU_ALLOC_CONF",), "gpu": ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")}
+BLOCKING = ("ASCEND_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
+
+
+def machine(root: Path = Path("/"), temporary: str = TEMPORARY) -> Machine:
+    """The machine as it is now; what this container may use of it is looked up below `root`."""
+    memory = psutil.virtual_memory()
+    total = min([memory.total, *cgroup_limits(root)])
+    shared = shutil.disk_usage("/dev/shm")
+    return Machine(
+        shared_memory=(shared.total, shared.free),
+        temporary=shutil.disk_usage(temporary).free,
+        unusable=unusable(temporary),
+        memory=(total, min(memory.available, total)),
+        leftovers=tuple(left_behind()),
+    )
+
+
+def cgroup_limits(root: Path) -> list[int]:
+    """The memory that this container may use, in bytes; nothing outside one."""
+    texts = [(root / file).read_text(errors="replace").strip() for file in CGROUP_LIMITS if (root / file).is_file()]
+    return [int(text) for text in texts if re.fullmatch("[0-9]{1,19}", text)]
+
+
+def unusable(folder: str) -> str | None:
+    """Why Ray, torch and Triton cannot use a folder for what is temporary: they write to it and load from it."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"cannot be written by uid {os.getuid()}"
+    return "is mounted noexec, so what is compiled there cannot be loaded" if noexec(folder) else None
+
+
+def noexec(folder: str) -> bool:
+    """Whether nothing in a folder may be executed."""
+    return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
+
+
+def left_behind() -> Iterator[Leftover]:
+    """Raylets, and processes of vLLM and verl that init has adopted."""
+    for process in psutil.process_iter(["pid", "ppid", "name", "cmdline", "username"]):
+        argv = process.info["cmdline"] or []
+        orphan = process.info["ppid"] == 1 and is_engine_or_trainer(argv)
+        if process.info["name"] == "raylet" or orphan:
+            head = re.search(r"--gcs-address=(\S+)", " ".join(argv))
+            command = " ".join(argv)[:120] if orphan else f"a Ray, head {head[1] if head else 'unknown'},"
+            yield Leftover(process.info["pid"], process.info["username"] or "?", command, mark(process))
+
+
+def is_engine_or_trainer(argv: list[str]) -> bool:
+    """Whether a command line is vLLM's engine, which names itself, or verl's driver."""
+    return bool(argv) and (argv[0].startswith(TITLES) or any(one.endswith(TRAINER) for one in argv))
+
+
+@check("machine.shm")
+def shm(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+    total, free = facts.machine.shared_memory
+    need = SHARED_GIB[pins(wanted.stack).devices]
+    unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
+    text = f"{free / unit:.1f} of {total / unit:.1f} {name} free in /dev/shm"
+    if free >= need * GIB:
+        yield ok(text)
+        return
+    fix = f"docker run --shm-size={4 * need}g, or mount -o remount,size={4 * need}g /dev/shm"
+    if total >= need * GIB:
+        fix = "ls -lS /dev/shm says what fills it: remove what is yours and nobody uses"
+    level = error if free < LEAST_SHARED_GIB * GIB else warning
+    yield level(f"{text}; {need} GiB wanted", fix)
+
+
+@check("machine.tmp")
+def tmp(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+    free, why = facts.machine.temporary, facts.machine.unusable
+    text = f"{free / GIB:.0f} GiB free in {TEMPORARY}"
+    if why:
+        yield error(f"{TEMPORARY} {why}", "docker run --tmpfs /tmp:exec, or have the host's mended")
+    elif free < TEMPORARY_GIB * GIB:
+        yield warning(f"{text}; {TEMPORARY_GIB} wanted", "remove old sessions of Ray in /tmp/ray and /tmp/aq-*")
+    else:
+        yield ok(text)
+
+
+@check("machine.memory")
+def memory(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+    total, available = facts.machine.memory
+    text = f"{available / GIB:.0f} of {total / GIB:.0f} GiB available"
+    need = wanted.host_gib
+    if need is None or available >= need * GIB:
+        yield ok(text)
+    elif total >= need * GIB:
+        yield warning(f"{text}; the recipe needs {need}", "end what uses it: ps aux --sort=-rss | head")
+    else:
+        yield error(f"{text}; the recipe needs {need}", "take a host with more memory, or raise the container's limit")
+
+
+@check("machine.leftovers")
+def leftovers(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+    for one in facts.machine.leftovers:
+        what = f"{one.command} of {one.user} ({one.pid}) runs here, and may hold devices, ports and memory"
+        if one.run:
+            yield warning(f"{what}, for run {one.run}", f"wait for it, or ./run.sh stop {one.run}")
+        else:
+            yield warning(what, f"if it is yours and nobody wants it: kill {one.pid}")
+    if not facts.machine.leftovers:
+        yield ok("no Ray and no engine of an earlier run")
+
+
+@check("machine.variables")
+def variables(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+    if value := facts.variables.get("RAY_ADDRESS"):
+        what = f"RAY_ADDRESS={value}: what you start by hand joins that cluster"
+        yield warning(what, "unset RAY_ADDRESS, in ~/.bashrc too; `./run.sh train` does not hand it on")
+    for name in BLOCKING:
+        if (value := facts.variables.get(name, "0")) not in ("", "0"):
+            yield warning(f"{name}={value}: every operator waits for the one before", f"unset {name}")
+    for name in ALLOCATORS.get(pins(wanted.stack).devices, ()):
+        value = facts.variables.get(name, "")
+        if "expandable_segments:true" in value.lower().replace(" ", "") and wanted.sleeps:
+            rest = ",".join(one for one in value.split(",") if "expandable_segments" not in one)
+            fix = f"export {name}={rest}" if rest else f"unset {name}"
+            yield error(f"{name}={value}: vLLM's sleep mode has an allocator of its own, and refuses it", fix)

@@ -1,0 +1,151 @@
+"""Versions of Python, packages, CANN, driver and chip: against the stack's pins, and against each other."""
+
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ascend_quant.flashrl.usercustomize import clean, default_path
+from launch.doctor.checking import Said, check, error, ok, warning
+from launch.doctor.facts import Facts, Software
+from launch.doctor.requirements import Wanted
+from launch.software import (
+    CHIP_VARIABLE,
+    Package,
+    cann_version,
+    chip_of_build,
+    installed_packages,
+    own_packages,
+    plain,
+    product,
+    public,
+    sources,
+)
+from launch.stacks import Pins, pins
+
+# Drivers (Ascend HDK) that a CANN works with, by the release notes of CANN 8.5.0 and 9.1.0 on hiascend.com:
+# CANNCommunityEdition/850/releasenote, CANNCommunityEdition/910/softwareinst/releasenote/9.1.0.
+HDK = {
+    "8.5": ("25.0", "25.2", "25.3", "25.5"),
+    "9.1": ("25.2", "25.3", "25.5", "25.7", "26.0", "26.1"),
+}
+NVIDIA = {"13": 580}  # the first driver of a CUDA, by NVIDIA's CUDA compatibility guide
+
+
+def software(environment: Mapping[str, str], root: Path = Path("/")) -> Software:
+    """The versions of this interpreter's environment, and of CANN."""
+    cann, where = cann_version(root, environment)
+    return Software(
+        python=platform.python_version(),
+        packages=installed_packages(),
+        sources=sources(own_packages()),
+        cann=cann,
+        cann_from=where,
+        chip_of_image=environment.get(CHIP_VARIABLE) or chip_of_build(),
+        flashrl=patched(default_path()),
+    )
+
+
+def patched(file: Path) -> str | None:
+    """The file, if FlashRL's lines are in it."""
+    return str(file) if file.is_file() and clean(file.read_text(errors="replace")).removed else None
+
+
+@check("versions.packages")
+def packages(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+    stack, found = pins(wanted.stack), facts.software
+    problems = list(_differences(stack, found.packages))
+    if not found.python.startswith(stack.python + "."):
+        problems.append(error(f"Python {found.python}; {wanted.stack} has {stack.python}", "use the stack's image"))
+    if "ascend-quant" not in found.packages:
+        what = "ascend-quant is not installed, so vLLM and verl do not find its plugins"
+        problems.append(error(what, "pip install -e . in the checkout, with the Python of the stack"))
+    if stack.devices == "npu" and "triton" in found.packages:
+        ascend = stack.packages.get("triton-ascend")
+        again = f" triton-ascend && pip install triton-ascend=={ascend}" if ascend else ""
+        what = f"triton {found.packages['triton'].version} knows no NPUs, and overwrites triton-ascend's module"
+        problems.append(error(what, f"pip uninstall -y triton{again}"))
+    yield from problems
+    if not problems:
+        count = len({*stack.packages, *stack.sources})
+        yield ok(f"Python {found.python} and {count} packages as pinned")
+
+
+def _differences(stack: Pins, installed: Mapping[str, Package]) -> Iterator[Said]:
+    for name in sorted({*stack.packages, *stack.sources}):
+        version, source = stack.packages.get(name), stack.sources.get(name)
+        found, wanted = installed.get(plain(name)), f"{name}=={version}"
+        if source:
+            wanted = f"{name} @ git+{source.repository}@{source.commit}"
+        if found is None:
+            yield error(f"{name} is not installed", f"install {wanted}")
+        elif source and found.commit:
+            if not source.commit.startswith(found.commit):
+                what = f"{name} is of commit {found.commit[:12]}; pinned is {source.commit[:12]}"
+                yield error(what, f"install {wanted}")
+        elif version and public(found.version) != version:
+            yield error(f"{name} {found.version}; pinned is {version}", f"pip install {name}=={version}")
+
+
+@check("versions.driver")
+def driver(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+    stack = pins(wanted.stack)
+    if stack.devices == "npu":
+        yield from _cann(facts.software, stack.cann, wanted.stack)
+        yield from _hdk(facts.devices.driver, facts.software.cann)
+    elif stack.cuda is not None and facts.devices.driver is not None:
+        found, least = facts.devices.driver, NVIDIA[stack.cuda]
+        if _numbers(found)[0] < least:
+            what = f"driver {found} is older than {least}, the first of CUDA {stack.cuda}"
+            yield warning(what, "install a newer driver; on data centre GPUs the package cuda-compat may do")
+        else:
+            yield ok(f"driver {found} is for CUDA {stack.cuda}")
+
+
+def _cann(found: Software, pinned: str | None, stack: str) -> Iterator[Said]:
+    if found.cann is None:
+        yield error(f"no CANN in {found.cann_from}", "source /usr/local/Ascend/ascend-toolkit/set_env.sh")
+    elif found.cann != pinned:
+        yield error(f"CANN {found.cann} ({found.cann_from}); pinned is {pinned}", f"use the image of {stack}")
+
+
+def _hdk(found: str | None, cann: str | None) -> Iterator[Said]:
+    """The driver beside the table of CANN's release notes."""
+    if found is None or cann is None:
+        return
+    listed = HDK.get(".".join(cann.split(".")[:2]))
+    if listed is None:
+        yield warning(f"driver {found} with CANN {cann}: not in our table", "look in CANN's release notes")
+        return
+    series, names = ".".join(found.split(".")[:2]), ", ".join(f"{one}.x" for one in listed)
+    if series in listed:
+        yield ok(f"driver {found} is for CANN {cann}")
+    elif _numbers(series) < _numbers(listed[0]):
+        yield error(f"driver {found} is too old for CANN {cann}, which wants {names}", "install a newer Ascend HDK")
+    else:
+        yield warning(f"driver {found} is not in the table of CANN {cann}: {names}", "see CANN's release notes")
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) if part.isdecimal() else 0 for part in version.split(".")]
+
+
+@check("versions.chip")
+def chip(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+    served, soc = pins(wanted.stack).chips, facts.devices.chip
+    if not served or soc is None:
+        return
+    here, image = product(soc), product(facts.software.chip_of_image or "")
+    if here not in served:
+        yield error(f"the chip is {soc}; stack {wanted.stack} is for {' and '.join(served)}", "take another stack")
+    elif image is None:
+        yield warning(f"{soc} ({here}); for which chip vllm-ascend was built cannot be seen", "use our image")
+    elif image != here:
+        yield error(f"an image for {image} on {here} ({soc})", f"use the image of {wanted.stack} for {here}")
+    else:
+        yield ok(f"{soc} ({here}), as the image")
+
+
+@check("versions.flashrl")
+def flashrl(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+    if file := facts.software.flashrl:
+        yield error(f"FlashRL patches vLLM at every start of Python, by {file}", "ascend-quant cleanup")
