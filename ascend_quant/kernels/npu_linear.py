@@ -56,39 +56,6 @@ def linear(
     return out_MN.view(*x.shape[:-1], codes_KN.shape[1])
 
 
-def static_linear(
-    x: torch.Tensor,
-    codes_KN: torch.Tensor,
-    scale_N: torch.Tensor,
-    x_scale: torch.Tensor,
-    bias_N: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The same with one given scale for all activations; those beyond -128 to 127 steps are clamped.
-
-    npu_quantize multiplies by a factor of x's dtype. The result is scaled by what that factor stands for, so its
-    rounding moves the clamp by up to 2**-9 and spoils nothing else.
-
-    Args:
-        x_scale: float32 of one element, positive; for float16 x at least 2**-15, whose reciprocal float16 holds.
-        scale_N: float32. A float16 output has 11 of its bits (npu_trans_quant_param cuts the rest off), and its bias is
-            added after the product was rounded.
-
-    Raises:
-        ValueError: as in `linear`.
-    """
-    _check_product(codes_KN, x.shape[-1], bias_N)
-    factor_1 = x_scale.float().reciprocal().to(x.dtype).reshape(1)
-    x_codes_MK = operator("npu_quantize")(x.reshape(-1, x.shape[-1]), factor_1, None, torch.qint8, -1, False)
-    scale_N, product = scale_N.float() / factor_1.float(), operator("npu_quant_matmul")
-    if x.dtype == torch.float16:
-        packed_N = operator("npu_trans_quant_param")(scale_N)
-        out_MN = product(x_codes_MK, codes_KN, packed_N, output_dtype=x.dtype)
-        out_MN = out_MN if bias_N is None else out_MN + bias_N.to(x.dtype)
-    else:
-        out_MN = product(x_codes_MK, codes_KN, scale_N, bias=bias_N, output_dtype=x.dtype)
-    return out_MN.view(*x.shape[:-1], codes_KN.shape[1])
-
-
 def _check_product(codes_KN: torch.Tensor, length: int, bias_N: torch.Tensor | None) -> None:
     if codes_KN.dtype != torch.int8:
         check_dtype(codes_KN.dtype)

@@ -76,10 +76,6 @@ def test_operators_are_looked_for_in_torch_npu_itself():
         ("npu_dynamic_quant", lambda: npu_linear.linear(of(BF16, 2, 8), of(I8, 8, 4), of(F32, 4))),
         ("npu_quant_matmul", lambda: npu_linear.linear(of(BF16, 2, 8), of(I8, 8, 4), of(F32, 4))),
         (
-            "npu_trans_quant_param",
-            lambda: npu_linear.static_linear(of(F16, 2, 8), of(I8, 8, 4), of(F32, 4), of(F32, 1)),
-        ),
-        (
             "npu_moe_init_routing_v2",
             lambda: npu_experts.plain_experts(
                 of(BF16, 2, 8), of(F32, 2, 1), of(I32, 2, 1), of(BF16, 2, 8, 8), of(BF16, 2, 8, 4)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ascend_quant import oracle
 from ascend_quant.kernels import cpu, npu, npu_linear
 from npu_host import rules
-from npu_host.serving_cases import BF16, F16, F32, I8, I32, activations, generator, int8, resident, scales, sums_of
+from npu_host.serving_cases import BF16, F16, F32, I8, activations, generator, int8, resident, scales, sums_of
 
 pytestmark = pytest.mark.each_version
 
@@ -66,37 +66,6 @@ def test_linear_with_scales_in_bfloat16():
     assert torch.equal(
         found.cpu(), npu_linear.linear(x_MK.npu(), resident(codes_NK, True), scale_N.float().npu()).cpu()
     )
-
-
-@quick
-@given(seeds, st.tuples(*[st.integers(1, 70)] * 3), dtypes, st.booleans(), st.booleans(), st.floats(0.01, 0.2))
-def test_static_linear(seed, size, dtype, nz, biased, x_scale):
-    m, k, n = size
-    x_MK, codes_NK, scale_N = activations(seed, m, k, dtype), int8(seed, n, k), scales(seed, n)
-    bias_N, x_scale = torch.randn(n, generator=generator(seed)).to(dtype), torch.tensor(x_scale)
-    on_npu = x_MK.npu(), resident(codes_NK, nz), scale_N.npu(), x_scale.npu(), bias_N.npu() if biased else None
-    found = npu_linear.static_linear(*on_npu)
-    factor = (1 / x_scale).to(dtype).float()
-    sums_MN = sums_of((x_MK.float() * factor).round().clamp(-128, 127), codes_NK)
-    scale_N = scale_N / factor
-    if dtype == BF16:
-        expected = (sums_MN * scale_N + biased * bias_N.float()).to(dtype)
-    else:
-        kept_N = (scale_N.view(I32) & ~0x1FFF).view(F32)
-        expected = (sums_MN * kept_N).to(dtype) + biased * bias_N
-    assert found.dtype == dtype and torch.equal(found.cpu(), expected)
-
-
-@pytest.mark.parametrize("dtype", [BF16, F16])
-def test_static_scales_are_undone_exactly_where_nothing_is_clamped(dtype):
-    """A code is off by at most half a step, whatever the factor was rounded to."""
-    x_MK, codes_NK, scale_N = torch.randn(8, 64).to(dtype), int8(0, 16, 64), torch.full((16,), 2.0**-9)
-    x_scale = x_MK.float().abs().max() / 120
-    found = npu_linear.static_linear(x_MK.npu(), resident(codes_NK, True), scale_N.npu(), x_scale.npu()).cpu().float()
-    exact = x_MK.float() @ codes_NK.float().T * scale_N
-    step_N = 0.51 * x_scale * (codes_NK.float().abs().sum(1) * scale_N)  # the worst that codes can do
-    assert ((found - exact).abs() <= step_N + 2 * 2.0**-8 * exact.abs()).all()
-    assert (found - exact).abs().mean() < step_N.mean() / 5
 
 
 @pytest.mark.parametrize("shape", [(65535, 1), (1, 65535)])

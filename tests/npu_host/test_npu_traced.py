@@ -29,10 +29,6 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def static(x, codes_KN, scale_N):
-    return npu_linear.static_linear(x, codes_KN, scale_N, scale_N[0] * 20)
-
-
 def linear_call(function, dtype=BF16, bias=False):
     x_MK, scale_N = activations(0, 5, 48, dtype).npu(), scales(0, 32).npu()
     return function, (x_MK, resident(int8(0, 32, 48), True), scale_N, *([scale_N.to(dtype)] if bias else []))
@@ -52,8 +48,6 @@ def plain_call(dtype=BF16):
 CALLS = {
     "linear": lambda: linear_call(npu_linear.linear, bias=True),
     "linear to float16": lambda: linear_call(npu_linear.linear, F16, bias=True),
-    "static": lambda: linear_call(static),
-    "static to float16": lambda: linear_call(static, F16),
     "experts": lambda: experts_call("apart"),
     "experts of a rank": lambda: experts_call("apart", map_of_experts=torch.tensor([1, -1, 0], dtype=I32)),
     "fused experts": lambda: experts_call("fused"),

@@ -6,12 +6,11 @@ import pytest
 import yaml
 from test_recipe_verl_commit import parsed
 
-from launch.recipes import load, names, paths_of, resolve
+from launch.recipes import Paths, load, names, paths_of, resolve
 from launch.recipes.files import FOLDER
 from launch.recipes.hydra_syntax import leaves
 
 TWINS = [name for name in names() if "-bf16" in name]
-WITH_QAT = [name for name in names() if "-int8-qat-" in name]
 WITH_CACHE = [name for name in names() if "-kv8-" in name]
 OF_DATA = {"gsm8k": "gsm8k/train.parquet", "dapo-math-17k": "dapo-math-17k/train.parquet"}
 
@@ -183,21 +182,13 @@ def test_no_other_recipe_has_a_quantized_cache():
     assert {name.partition("-int8")[0] for name in WITH_CACHE} == {"qwen2.5-7b", "qwen2.5-32b", "qwen3-30b-a3b"}
 
 
-@pytest.mark.parametrize("name", WITH_QAT)
-def test_a_variant_with_fake_quantization_differs_in_that_alone(name: str):
-    variant, plain = (dict(leaves(load(one).model_dump())) for one in (name, name.replace("-qat-", "-")))
-    assert {key for key in variant if variant[key] != plain[key]} == {"name", "summary", "qat"}
-    assert (variant["qat"], plain["qat"]) == ("int8", None)
-    assert "not run on hardware" in " ".join(comments(name).lower().replace("#", " ").split())
-
-
-def test_int8_is_trained_for_with_both_trainers_on_gpus_and_npus():
-    assert {name for name in names() if load(name).qat == "int8"} == set(WITH_QAT)
-    recipes = [load(name) for name in WITH_QAT]
-    assert {(recipe.data.name, recipe.stack) for recipe in recipes if "7B" in recipe.model.hub} == {
-        (data, stack) for data in OF_DATA for stack in ("cuda13", "ascend-cann9.1")
-    }
-    assert {recipe.backend for recipe in recipes if "30B-A3B" in recipe.model.hub} == {"fsdp2", "megatron"}
+@pytest.mark.parametrize("name", ["qwen2.5-7b-int8-gsm8k-a2", "qwen3-30b-a3b-int8-megatron-h200"])
+def test_a_recipe_may_be_trained_with_fake_quantization(name: str):
+    told, plain = (
+        set(resolve(load(name, changes=changes), Paths("/m", "/d", "/o")).overrides)
+        for changes in ({"qat": "int8"}, {})
+    )
+    assert [line.partition("ascend_quant.")[2] for line in told - plain] == ["qat=int8"] and not plain - told
 
 
 def test_the_variant_that_replays_routes_differs_in_that_alone():
