@@ -10,10 +10,7 @@ A pattern of `ignore` (a full name, or "re:" and a regular expression from a nam
 these names. What the engine fuses is quantized as a whole or not at all, so a pattern for a part of it is an error.
 """
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -52,9 +49,6 @@ MEGATRON = {  # the part of a name within its layer -> in the checkpoint, as meg
     r"mlp\.(shared_experts\.)?linear_fc2": (r"mlp.\g<1>down_proj",),
 }
 SHOWN = 8  # names that one message lists
-SECONDS = 20  # for one pattern and all names; a second is enough for a million names
-MATCH_ALL = "import json, re, sys; p, names = json.load(sys.stdin); [re.match(p, name) for name in names]"
-TYPICAL = ("model.language_model.layers.10.self_attn.qkv_proj", "model.layers.10.mlp.experts.10.gate_up_proj", HEAD)
 
 
 class PatternError(ValueError):
@@ -158,23 +152,6 @@ class Ignored:
         self._used: set[str] = set()
         self._met: dict[str, bool] = {}
 
-    def check_speed(self, names: Iterable[str] = TYPICAL) -> None:
-        """Match names in another process, which can be ended: an expression like ((a*)*)*$ takes years.
-
-        Raises:
-            PatternError: it has not ended after `SECONDS`.
-        """
-        names = list(names)
-        for pattern, expression in self.expressions.items():
-            command = [sys.executable, "-I", "-S", "-c", MATCH_ALL]
-            try:
-                subprocess.run(command, input=json.dumps([expression.pattern, names]), text=True, timeout=SECONDS)
-            except subprocess.TimeoutExpired as error:
-                slow = "a repetition within a repetition?"
-                raise PatternError(
-                    f"ignore: {pattern!r:.80} has not matched {len(names)} names in {SECONDS} s ({slow})"
-                ) from error
-
     def meet(self, name: str) -> bool:
         """Whether a pattern means this name; every pattern that does is then known to be of use."""
         if name not in self._met:
@@ -265,7 +242,7 @@ class LeftOut:
 def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern.removeprefix("re:"))
-    except (re.error, RecursionError, OverflowError) as error:
+    except re.error as error:
         raise PatternError(f"ignore: {pattern!r:.80} is no regular expression: {error}") from error
 
 

@@ -37,11 +37,9 @@ class Ignored(names.Ignored):
             layers: all of a checkpoint, see `names.layers_of`.
 
         Raises:
-            ConvertError: a part of what engines fuse is to be ignored, a pattern does not end, or matches no layer: it
-                is misspelt.
+            ConvertError: a part of what engines fuse is to be ignored, or a pattern matches no layer: it is misspelt.
         """
         try:
-            self.check_speed({name for layer in layers.values() for part in layer.parts for name in part})
             found = {name for name, layer in layers.items() if self.covers(layer)}
             self.check_used("IN")
         except PatternError as error:

@@ -82,7 +82,7 @@ def _check_pattern(pattern: object) -> None:
     if not isinstance(pattern, str) or pattern in ("", "re:"):  # the second matches every layer
         raise ValueError(f"ascend_quant option ignore: {pattern!r}: give names of layers, or re: and an expression")
     try:
-        Ignored([pattern]).check_speed()
+        Ignored([pattern])
     except PatternError as error:
         raise ValueError(f"ascend_quant option {error}") from error
 

@@ -36,7 +36,7 @@ def _pattern(value: str) -> str:
     if value.startswith("re:"):
         try:
             re.compile(value[3:])
-        except (re.error, OverflowError, RecursionError) as error:
+        except re.error as error:
             raise ValueError(f"no regular expression: {error}") from None
     return value
 

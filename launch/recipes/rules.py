@@ -13,7 +13,7 @@ from launch.recipes.fields import Recipe
 from launch.recipes.hydra_syntax import leaves
 from launch.recipes.overrides import refused
 from launch.recipes.settings import updates
-from launch.recipes.slices import halves, misfits, slow, unshared_heads
+from launch.recipes.slices import halves, misfits, unshared_heads
 from launch.recipes.versions import verl_of
 from launch.variables import override_shown
 
@@ -181,9 +181,6 @@ def _stages(recipe: Recipe) -> Iterator[str]:
 def _slices(recipe: Recipe) -> Iterator[str]:
     numbers, parallel = recipe.model.numbers, recipe.training.parallel
     if numbers is None:
-        return
-    if found := slow(numbers, recipe.rollout.ignore):
-        yield f"rollout.ignore: {found[0]!r} does not end within a second on a layer's name: write a simpler pattern"
         return
     for line in halves(numbers, recipe.rollout.ignore):
         yield f"rollout.{line}"

@@ -10,7 +10,6 @@ can say, since a recipe does not know all layers of its model.
 """
 
 import re
-import signal
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -20,7 +19,6 @@ from launch.recipes.fields import Numbers, Rollout
 
 BLOCK = 128
 FIRST = "model.layers.0"  # the block whose layers are named
-MATCH_SECONDS = 1.0
 BLOCK_NUMBER = re.compile(r"layers\\?\.(\d+)")  # as a pattern names it
 
 
@@ -75,31 +73,6 @@ def ignored(name: str, patterns: list[str]) -> bool:
     return any(re.match(p[3:], name) if p.startswith("re:") else p == name for p in patterns)
 
 
-def slow(numbers: Numbers, patterns: list[str]) -> list[str]:
-    """The patterns that try so many ways to match a layer's name that a run's start would not end."""
-    names = [cut.name for cut in cuts(numbers)]
-    return [pattern for pattern in patterns if pattern.startswith("re:") and not _ends(pattern[3:], names)]
-
-
-def _ends(pattern: str, names: list[str]) -> bool:
-    """Whether it is through with all names in MATCH_SECONDS; re has no limit of time, and is ended by a signal."""
-
-    def stop(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    others = signal.setitimer(signal.ITIMER_REAL, MATCH_SECONDS)
-    try:
-        for name in names:
-            re.match(pattern, name)
-    except TimeoutError:
-        return False
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *others)
-        signal.signal(signal.SIGALRM, before)
-    return True
-
-
 def cuts(numbers: Numbers) -> Iterator[Cut]:
     """The layers of a block that tensor parallelism cuts, and what stays whole: the hidden state."""
     yield from _attention(numbers, f"{FIRST}.self_attn")
@@ -136,7 +109,7 @@ def halves(numbers: Numbers, patterns: Sequence[str]) -> Iterator[str]:
     """A line for the first layer of which the patterns name a part, with what is named and what is not.
 
     Args:
-        patterns: regular expressions among them are valid, and end (see `slow`).
+        patterns: regular expressions among them are valid.
     """
     ignored = Ignored(patterns)
     for block in dict.fromkeys(["0", *(number for one in patterns for number in BLOCK_NUMBER.findall(one))]):

@@ -106,14 +106,8 @@ def test_a_pattern_that_matches_nothing_is_named(pattern, source, tmp_path):
     assert pattern in refused(source, tmp_path / "out", "matches no layer", ignore=("re:.*o_proj", pattern))
 
 
-@pytest.mark.parametrize("pattern", ["re:(", f"re:{'(' * 5000}", "re:a{99999999999999999999}"])
-def test_a_pattern_that_is_none_is_named(pattern, source, tmp_path):
-    refused(source, tmp_path / "out", r"--ignore: '.* is no regular expression", ignore=(pattern,))
-
-
-def test_a_pattern_that_does_not_end_is_named(source, tmp_path, monkeypatch):
-    monkeypatch.setattr("ascend_quant.names.SECONDS", 0.5)
-    refused(source, tmp_path / "out", r"re:\(\(\.\*\)\*\)\*x\$'? has not matched", ignore=("re:((.*)*)*x$",))
+def test_a_pattern_that_is_none_is_named(source, tmp_path):
+    refused(source, tmp_path / "out", r"--ignore: 're:\('", ignore=("re:(",))
 
 
 def test_a_tied_head_may_be_ignored(tmp_path):

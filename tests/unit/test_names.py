@@ -20,7 +20,6 @@ from vllm.model_executor.layers.quantization.compressed_tensors.utils import sho
 
 from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.layers import Ignored as ConvertIgnored
-from ascend_quant.engine.options import Options
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
 from ascend_quant.names import FUSED, PatternError, Unquantized, from_megatron, keeps_its_dtype, layers_of
 from ascend_quant.qat import apply_fake_quantization
@@ -228,12 +227,3 @@ def test_the_digest_is_of_scheme_and_layers_alone():
     assert one.names == ("a.qkv_proj", "b.experts") and one == Unquantized.of("int8", ["b.experts", "a.qkv_proj"])
     others = [Unquantized("int8"), Unquantized("int4_g32", one.names), Unquantized("int8", one.names[:1])]
     assert len({one.digest, *(other.digest for other in others)}) == 4 and "2 layers" in repr(one)
-
-
-def test_an_engine_refuses_an_expression_that_does_not_end(monkeypatch):
-    """Its start would not end either."""
-    monkeypatch.setattr("ascend_quant.names.SECONDS", 0.5)
-    slow = "re:(([a-z._0-9]*)*)*!"
-    with pytest.raises(ValueError, match=re.escape(slow)):
-        Options.of({"ignore": ["re:.*o_proj", slow]})
-    assert Options.of({"ignore": ["re:.*o_proj"]}).ignore == ["re:.*o_proj"]
