@@ -8,7 +8,6 @@ are those of verl's RLHFDataset, the sources those that verl's default reward kn
 
 from pathlib import Path
 
-from ascend_quant.documents import SURROGATE
 from launch.data.files import DataError, Progress, Summary, WrongRequest, silent
 
 __all__ = ["NAMES", "DataError", "Summary", "WrongRequest", "prepare"]
@@ -28,8 +27,6 @@ def prepare(name: str, source: Path | None, target: Path, progress: Progress = s
     """
     if name not in NAMES:
         raise WrongRequest(f"no data set {name!r}; there are: {', '.join(NAMES)}")
-    if SURROGATE.search(str(target)):
-        raise WrongRequest(f"--to {str(target)!a}: is no name in UTF-8: give another folder")
     if name == "addition":
         if source is not None:
             raise WrongRequest(f"--from {source}: addition is made here, not copied: leave --from out")

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ascend_quant.documents import SURROGATE
 from ascend_quant.schemes.caches import KV_CACHES, no_cache_on_cpus
 from ascend_quant.schemes.constants import FP8_CAPABILITY
 from launch.demo.caches import named
@@ -122,8 +121,6 @@ def check_folder(out: Path) -> None:
     Raises:
         OptionError: something is in it, or it cannot be made.
     """
-    if SURROGATE.search(str(out)):
-        raise OptionError(f"--out {str(out)!a}: is no name in UTF-8; give another folder")
     if exists(out) and not is_folder(out):
         raise OptionError(f"--out {str(out)!r}: is a file; give a folder")
     if earlier := [name for name in (*ARMS, HYBRID, "report.json") if exists(out / name)]:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from ascend_quant.documents import SURROGATE, BadDocument, parse_yaml, read_yaml
+from ascend_quant.documents import BadDocument, parse_yaml, read_yaml
 from launch.recipes.fields import Recipe
 from launch.recipes.rules import problems
 from launch.root import ROOT, is_file
@@ -93,8 +93,6 @@ def changed(key: str, text: str) -> dict[str, Any]:
     shown = f"--set {override_shown(f'{key}={text}'):.200}"
     if not all(key.split(".")):
         raise RecipeError(f"{shown}: a key is names with dots between them, as rollout.n=16")
-    if SURROGATE.search(key + text):
-        raise RecipeError(f"{shown!a}: is no text in UTF-8")
     try:
         value = parse_yaml(text, "the value")
     except BadDocument as error:
@@ -113,7 +111,7 @@ def _without_secrets(error: BadDocument, key: str, text: str) -> str:
         parse_yaml(hidden.replace("***", "hidden"), "the value")
     except BadDocument as same:
         return str(same)
-    return "the value is no YAML that can be taken"
+    return "the value is no YAML"
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

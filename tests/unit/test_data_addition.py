@@ -7,7 +7,7 @@ import pytest
 from data_cases import read
 from naming import line_naming
 
-from launch.data import DataError, WrongRequest, prepare
+from launch.data import DataError, prepare
 from launch.demo.recipe import SETUPS
 from launch.demo.reward import compute_score
 from launch.recipes import load, paths_of
@@ -76,11 +76,6 @@ def test_a_warm_up_that_fails_is_one_line(tmp_path: Path, monkeypatch):
     change(monkeypatch, band=(0.99, 1))
     with pytest.raises(DataError, match=r"accuracy 0\.\d"):
         prepare("addition", None, tmp_path)
-
-
-def test_a_folder_whose_name_is_no_utf_8(tmp_path: Path):
-    with pytest.raises(WrongRequest):
-        prepare("addition", None, tmp_path / "x\udcff")
 
 
 def test_it_is_not_copied(tmp_path: Path):
