@@ -15,7 +15,7 @@ readonly TEST_GROUPS=(unit engine images npu cluster)
 readonly NPU_VERSIONS=(ascend_quant/integrations/vllm_ascend ascend_quant/kernels/npu* tests/npu_host tests/npu_host_0_10 docker/locks/npu*)
 readonly OWN_PATH=$PATH # npu's tests are not to see set_up's
 readonly TWO_AT_ONCE=(-n auto --dist loadgroup --no-loadscope-reorder) # tests/conftest.py says what stays together
-readonly COMMANDS=(demo study smoke train stop doctor bundle data recipe images manifest test bench lint setup help)
+readonly COMMANDS=(demo study smoke train stop doctor data recipe images manifest test bench lint setup help)
 
 usage() {
   cat <<EOF
@@ -40,7 +40,6 @@ usage: ./run.sh COMMAND [ARGUMENTS]
                                 plan; what follows -- goes to verl (train --help: options)
   stop [RUN]                    stop a run on all its hosts, and nothing else
   doctor [..]                   look for what would stop a run, here or with --cluster on its hosts, with fixes
-  bundle [RUN] [..]             what a bug report needs, in one archive: versions, findings, a run's logs, no secrets
   data NAME [..]                prepare gsm8k, dapo-math-17k or addition, from the hub or --from FOLDER, in --to FOLDER
   images list | lock | build | verify | tag | save | load | run | wheelhouse
                                 container images of pinned versions: build, compare, distribute (images --help)
@@ -364,7 +363,7 @@ main() {
     ;;
   test) run_tests "$@" ;;
   bench) run_bench "$@" ;;
-  recipe | train | stop | doctor | bundle | data | images | manifest) run_module launch "$command" "$@" ;;
+  recipe | train | stop | doctor | data | images | manifest) run_module launch "$command" "$@" ;;
   lint | setup)
     if [[ $command == lint && $* == --audit ]]; then run_module launch.images.lock.audit; fi
     (($# == 0)) || die "$command: takes no arguments, not '$1'"

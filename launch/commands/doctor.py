@@ -1,16 +1,13 @@
-"""Looks at what is here before a run, or after one: `run.sh doctor`, `bundle` and `manifest`; changes nothing."""
+"""Looks at what is here before a run, or after one: `run.sh doctor` and `manifest`; changes nothing."""
 
 import os
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ascend_quant.exits import FAILED, WRONG_USE, fail
+from ascend_quant.exits import WRONG_USE, fail
 from launch.commands.recipe import Changes, pairs
-from launch.root import is_folder
 
 if TYPE_CHECKING:
     from launch.doctor.checking import Report
@@ -84,52 +81,6 @@ def examined(
         paths = places(recipe, hosts, new_run(), locals_of(hosts)[0], model, data, out)
     with Console(stderr=True).status("examining"):
         return examine(inventory, recipe, paths)
-
-
-def bundle(
-    run: Annotated[
-        str | None,
-        typer.Argument(help="The run that it is about: its id or its folder, as runs/RUN.  [default: none]"),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The archive.  [default: ascend-quant-DATE.tar.gz]")] = None,
-    cluster: Annotated[str | None, typer.Option(help="Look at all hosts of this inventory.")] = None,
-) -> None:
-    """Collect what a bug report needs: versions, variables, the doctor's findings, and a run's record and logs.
-
-    Secrets are taken out: values of settings and variables that are named like one, and logins of addresses. Names of
-    hosts, paths and addresses stay. Look through it before you send it.
-
-    Exit status: 0; 1 if the archive cannot be written; 2 for wrong use.
-    """
-    from rich.console import Console
-
-    from launch import bundle as made
-    from launch.cluster.record import RUNS, Record, folder_of
-    from launch.doctor.hosts import examine
-    from launch.errors import LaunchError
-    from launch.inventory import load
-    from launch.plan.job import must_be_said
-    from launch.recipes import RecipeError
-
-    file = out or Path(time.strftime("ascend-quant-%Y%m%d-%H%M%S.tar.gz"))
-    if not is_folder(file.absolute().parent):
-        fail(f"--out {file}: there is no folder {file.absolute().parent}", WRONG_USE)
-    if os.path.lexists(file):
-        fail(f"--out {file}: is there already, and is kept: name another file", WRONG_USE)
-    try:
-        must_be_said({"RUN": run, "--cluster": cluster})
-        record = Record.load(folder_of(run, RUNS)) if run is not None else None
-        inventory = load(cluster) if cluster is not None else None
-        with Console(stderr=True).status("examining"):
-            report = examine(inventory)
-    except (LaunchError, RecipeError) as error:
-        fail(str(error), WRONG_USE)
-    try:
-        names = made.write(file, report, record, os.environ)
-    except OSError as error:
-        fail(f"--out {file}: cannot be written: {error.strerror}", FAILED)
-    typer.echo(f"written: {file} ({file.stat().st_size:,} bytes): {len(names)} files: {', '.join(names[:4])} ..")
-    typer.echo("Secrets are taken out by their names. Names of hosts, paths and addresses stay: look through it first.")
 
 
 def manifest(as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False) -> None:

@@ -40,11 +40,10 @@ TABLE = [
     Row("recipe list", 0, "addition-int8"),
     Row("data no-such-data", 2, "no-such-data"),
     Row("doctor --set x=1", 2, "--recipe"),
-    Row("bundle --out /none/b.tar.gz", 2, "there is no folder /none", (1, NO_TMP)),
     Row("manifest --no-such-option", 2, "--no-such-option", (1, NO_TMP)),
     Row("test unit", 2, "this image has no tests"),
     Row("bench refit", 2, "bench needs the sources"),
-    Row("fly", 2, "no verb 'fly'. Verbs: smoke doctor bundle demo study train"),
+    Row("fly", 2, "no verb 'fly'. Verbs: smoke doctor demo study train"),
     Row("python --version", 0, "Python 3.11"),
 ]
 SEVERAL_LINES = "Usage: run.sh manifest"  # typer's own, for an option that there is not

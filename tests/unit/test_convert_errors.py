@@ -169,7 +169,7 @@ def test_sections_of_the_config_that_are_no_objects_are_named(section, value, sc
     refused(source, tmp_path / "out", f"config.json: {section} is .*, and no object", scheme)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000 + "]" * 100_000, '{"name": "\\ud800"}', '{"a": 1, "a": 2}'])
+@pytest.mark.parametrize("text", ["[" * 100_000 + "]" * 100_000, '{"a": 1, "a": 2}'])
 def test_a_config_that_nobody_should_read_is_named(text, source, tmp_path):
     (source / "config.json").write_text(text)
     refused(source, tmp_path / "out", "config.json is no JSON")

@@ -206,8 +206,6 @@ def test_what_is_wrong_with_data_is_said(arguments: list[str], said: str, code: 
     [
         *((f"train addition-int8 --set nodes=1 --dry-run{more}", "--cluster") for more in ("", " --on-this-node")),
         *(("doctor", option) for option in ("--cluster", "--recipe", "--model", "--data", "--out")),
-        ("bundle", "--cluster"),
-        ("bundle", "RUN"),
         ("images load archive.tar.zst", "--cluster"),
         ("demo --arms int8", "--out"),
         ("study --arms bf16", "--out"),
