@@ -5,6 +5,7 @@ The plan of this machine is asked of a real node process; nothing is reached ove
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -262,7 +263,7 @@ def test_run_sh_knows_its_verbs():
         "setup",
         "help",
     ):
-        assert f"\n  {verb} " in usage, verb
+        assert re.search(rf"\n  {verb}\b", usage), verb
     wrong = shell("trian")
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("run.sh: no command 'trian'. Commands: ") and len(wrong.stderr.splitlines()) == 1
