@@ -22,6 +22,10 @@ def doctor(
     model: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,
     data: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,
     out: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,
+    mismatch: Annotated[
+        Path | None,
+        typer.Option(help="With --recipe: a report of `ascend-quant mismatch`; what would be left of a batch?"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Look for what would stop a run, with a fix for each finding. Changes nothing.
@@ -39,11 +43,11 @@ def doctor(
         must_be_said({"--cluster": cluster, "--recipe": recipe, "--model": model, "--data": data, "--out": out})
     except LaunchError as error:
         fail(str(error), WRONG_USE)
-    of_recipe = {"--set": changes, "--model": model, "--data": data, "--out": out}
+    of_recipe = {"--set": changes, "--model": model, "--data": data, "--out": out, "--mismatch": mismatch}
     if recipe is None and (given := [name for name, value in of_recipe.items() if value]):
         fail(f"{given[0]} is for --recipe: say which", WRONG_USE)
     try:
-        report = examined(cluster, recipe, changes or [], model, data, out)
+        report = examined(cluster, recipe, changes or [], model, data, out, mismatch)
     except (LaunchError, RecipeError) as error:
         fail(str(error), WRONG_USE)
     if as_json:
@@ -60,6 +64,7 @@ def examined(
     model: str | None,
     data: str | None,
     out: str | None,
+    mismatch: Path | None,
 ) -> "Report":
     """The report.
 
@@ -69,6 +74,7 @@ def examined(
     from rich.console import Console
 
     from launch.doctor.hosts import examine
+    from launch.doctor.run import kl_of
     from launch.inventory import load, this_machine
     from launch.plan.job import places
     from launch.plan.make import locals_of, new_run
@@ -76,11 +82,12 @@ def examined(
 
     recipe = load_recipe(name, changes=pairs(changes)) if name is not None else None
     inventory, paths = load(cluster) if cluster is not None else None, None
+    kl = kl_of(mismatch, recipe) if recipe is not None and mismatch is not None else None
     if recipe is not None:
         hosts = inventory or this_machine(recipe.stack)
         paths = places(recipe, hosts, new_run(), locals_of(hosts)[0], model, data, out)
     with Console(stderr=True).status("examining"):
-        return examine(inventory, recipe, paths)
+        return examine(inventory, recipe, paths, kl)
 
 
 def manifest(as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False) -> None:

@@ -32,6 +32,7 @@ class Wanted:
         imports: Python modules that the run's processes import.
         sleeps: whether the engine gives its memory back between rollouts (vLLM's sleep mode).
         weights: the recipe's importance weights.
+        kl: nats a token, as measured between the policies of rollout and trainer; None where it was not.
     """
 
     stack: str = "cpu"
@@ -52,6 +53,7 @@ class Wanted:
     imports: list[Import] = field(default_factory=list)
     sleeps: bool = True
     weights: Weights | None = None
+    kl: float | None = None
 
     @property
     def count(self) -> int | None:

@@ -178,6 +178,12 @@ CASES = [
     ),
     case(run.out, "error", "/o cannot be written", run={"out": "/o"}, files=Files(out=GIB, writable=False)),
     case(run.out, "warning", "20 GiB free for /o", "50 wanted", run={"out": "/o"}, files=Files(out=20 * GIB)),
+    case(
+        run.correction,
+        "warning",
+        "leave 0.71 of the batch",
+        run={"scheme": "int8", "weights": Weights("token", 2.0, 1024), "kl": 0.3},
+    ),
     case(run.correction, "warning", "int8", "correction.level=token", run={"scheme": "int8"}),
     case(
         run.correction,

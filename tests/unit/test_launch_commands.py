@@ -233,7 +233,7 @@ def test_an_unset_variable_of_a_shell_is_no_choice(
 
 
 def test_doctor_wants_a_recipe_for_what_is_the_recipes():
-    for option in ("--model", "--data", "--out"):
+    for option in ("--model", "--data", "--out", "--mismatch"):
         shown = run("doctor", option, "/m")
         assert shown.exit_code == 2
         assert f"{option} is for --recipe" in shown.stderr
