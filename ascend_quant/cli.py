@@ -11,7 +11,6 @@ from ascend_quant.commands.kernels import kernels
 from ascend_quant.commands.mismatch import mismatch
 from ascend_quant.commands.profile import profile
 from ascend_quant.commands.setup import setup
-from ascend_quant.commands.tune import tune
 
 app = typer.Typer(
     name="ascend-quant",
@@ -20,5 +19,5 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (advise, convert, export, kernels, mismatch, profile, setup, cleanup, check_engine, tune):
+for command in (advise, convert, export, kernels, mismatch, profile, setup, cleanup, check_engine):
     app.command()(command)

@@ -7,7 +7,7 @@ DONE = 0
 FAILED = 1  # what was asked for did not come about, or not all of it
 WRONG_USE = 2  # options, files or a machine with which nothing was tried
 ABOVE = 3  # mismatch: the KL is above --fail-above
-NOT_REACHED = 3  # tune: time ran out; the next run goes on
+NOT_REACHED = 3  # commands.tune: time ran out; the next run goes on
 NOT_FORMED = 3  # train: the cluster did not form, or a host could not take part
 INTERRUPTED = 130  # Ctrl-C, as shells say it
 

@@ -1,1 +1,1 @@
-"""The commands of `ascend-quant`, a module each: their options and what they print; what they do is elsewhere."""
+"""The commands of `ascend-quant`, and tune.py, which is run by itself: options and what they print, a module each."""

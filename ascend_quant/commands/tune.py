@@ -1,6 +1,5 @@
-"""`ascend-quant tune`: time the kernels that this GPU could compute int8 products with, and keep the fastest."""
+"""`python -m ascend_quant.commands.tune`: time the int8 kernels that this GPU could use, and keep the fastest."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,6 @@ COMPILING = 0.4  # of the seconds, at most
 
 
 def tune(
-    models: Annotated[str, typer.Option(help="Models whose layers are tuned: 7b,32b,30b-a3b (Qwen); none: ''.")] = "",
     shape: Annotated[
         list[str] | None,
         typer.Option(help="Layer shape on one GPU: N,K of a linear layer, or EXPERTS,WIDTH,HIDDEN,TOP. Repeatable."),
@@ -30,11 +28,10 @@ def tune(
     seconds: Annotated[float, typer.Option(help="Time for all; run again for what was not reached.")] = 600,
     again: Annotated[bool, typer.Option("--again", help="Also what the file has already.")] = False,
     out: Annotated[Path | None, typer.Option(help="File to write; engines read the default, in ~/.cache.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was measured as JSON.")] = False,
 ) -> None:
     """Benchmark the available int8 kernels for given layer shapes on this NVIDIA GPU, and save the fastest.
 
-    Engines started later use them. Without --models and --shape: all the models known here.
+    Engines started later use them. Without --shape: the layers of Qwen2.5-7B, 32B and Qwen3-30B-A3B.
 
     Exit status: 0; 1 where no kernel computed a product rightly; 2 for wrong use or without an NVIDIA GPU; 3 where
     time ran out (what is measured is kept, and the next run goes on).
@@ -48,7 +45,7 @@ def tune(
         fail("error: tune measures on an NVIDIA GPU, and there is none here", WRONG_USE)
     if out is not None and (said := why_no_file(out, in_new_folders=True)):
         raise typer.BadParameter(said, param_hint="--out")
-    jobs = wanted(models, shape or [], batch)
+    jobs = wanted(shape or [], batch)
     file = out or tuned.user_file(tuned.gpu_name())
     try:
         known = {} if again else tuned.load(file)
@@ -57,28 +54,23 @@ def tune(
     new = [job for job in jobs if job.rows not in known.get(job.kind, {}).get(job.shape, {})]
     register_products("cuda")
     found = list(_measured(new, seconds, lambda one: _keep(one, file)))
-    _show(found, file, len(jobs) - len(new), len(new) - len(found), as_json)
+    _show(found, file, len(jobs) - len(new), len(new) - len(found))
     if any(one.choice is None for one in found):
         raise typer.Exit(FAILED)
     raise typer.Exit(NOT_REACHED if len(found) < len(new) else DONE)
 
 
-def wanted(models: str, shapes: list[str], batch: str) -> "list[Job]":
-    """The products that the options name.
+def wanted(shapes: list[str], batch: str) -> "list[Job]":
+    """The products that the options name: those of all known models where no shape is given.
 
     Raises:
-        typer.BadParameter: not numbers, or no such model.
+        typer.BadParameter: not numbers.
     """
     from ascend_quant.kernels.tuned import KINDS
-    from ascend_quant.kernels.tuning import Job, models_of
+    from ascend_quant.kernels.tuning import Job, known_shapes
 
     rows = [_numbers(part, "--batch")[0] for part in batch.split(",")]
-    of_model = models_of()
-    names = [name for name in models.split(",") if name] or ([] if shapes else list(of_model))
-    for name in names:
-        if name not in of_model:
-            raise typer.BadParameter(f"{name!r:.80} is none of {', '.join(of_model)}", param_hint="--models")
-    pairs = [pair for name in names for pair in of_model[name]]
+    pairs = [] if shapes else known_shapes()
     for text in shapes:
         numbers = _numbers(text, "--shape")
         kind = next((kind for kind, what in KINDS.items() if len(what.axes) == len(numbers)), None)
@@ -140,11 +132,7 @@ def _keep(one: "Measured", file: Path) -> None:
         tuned.save(file, {one.job.kind: {one.job.shape: {one.job.rows: one.choice}}})
 
 
-def _show(found: "list[Measured]", file: Path, known: int, left: int, as_json: bool) -> None:
-    if as_json:
-        rows = [one._asdict() | {"job": one.job._asdict()} for one in found]
-        typer.echo(json.dumps({"file": str(file), "known": known, "not_reached": left, "measured": rows}))
-        return
+def _show(found: "list[Measured]", file: Path, known: int, left: int) -> None:
     _table(found)
     for one in found:
         if one.choice is None:
@@ -181,3 +169,7 @@ def _micro(value: float | None) -> str:
 def _said(choice: dict) -> str:
     fields = " ".join(f"{name}={int(value)}" for name, value in choice.items() if name != "by" and value)
     return f"{choice['by']} {fields}".strip()
+
+
+if __name__ == "__main__":
+    typer.run(tune)

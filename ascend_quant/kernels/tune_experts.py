@@ -1,4 +1,4 @@
-"""What `ascend-quant tune` tries for mixtures of int8 experts: tiles of triton_experts.py; vLLM's kernels, which round
+"""What commands/tune.py tries for mixtures of int8 experts: tiles of triton_experts.py; vLLM's kernels, which round
 in more places, are not among them.
 
 Both products are tried with the same tiles first; the best choices are then tried with other tiles for `down`.
@@ -14,7 +14,7 @@ from ascend_quant.kernels.gpu_limits import least_seconds, shared_bytes
 from ascend_quant.kernels.tuned import Choice, GroupedTiles
 
 NAME = "experts"
-MODELS = {"30b-a3b": [(128, 768, 2048, 8)]}  # experts, width, hidden, top of a single GPU
+SHAPES = [(128, 768, 2048, 8)]  # experts, width, hidden, top of a single GPU: Qwen3-30B-A3B
 HOPPER = (9, 0)
 FEW = {  # pairs of a block: the weights' bytes count; (n, k, warps, stages)
     16: [(64, 256, 4, 3), (128, 256, 4, 3), (64, 128, 4, 4), (128, 128, 4, 3)],

@@ -1,4 +1,4 @@
-"""What `ascend-quant tune` tries for int8 linear layers: vLLM's cutlass against the tiles of triton_linear.py."""
+"""What commands/tune.py tries for int8 linear layers: vLLM's cutlass against the tiles of triton_linear.py."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,11 +11,11 @@ from ascend_quant.kernels.linear_choice import takes_cutlass, tiles_of
 from ascend_quant.kernels.tuned import Choice, HopperTiles, Tiles
 
 NAME = "linear"
-MODELS = {  # (N, K) of a single GPU's layers: qkv, o, gate_up, down
-    "7b": [(4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944)],
-    "32b": [(7168, 5120), (5120, 5120), (55296, 5120), (5120, 27648)],
-    "30b-a3b": [(5120, 2048), (2048, 4096)],
-}
+SHAPES = [  # (N, K) of a single GPU's layers: qkv, o, gate_up, down
+    *[(4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944)],  # Qwen2.5-7B
+    *[(7168, 5120), (5120, 5120), (55296, 5120), (5120, 27648)],  # Qwen2.5-32B
+    *[(5120, 2048), (2048, 4096)],  # Qwen3-30B-A3B
+]
 CUTLASS = {"by": "cutlass"}
 HOPPER = (9, 0)
 FEWEST_ROWS = 32  # that torch._int_mm takes

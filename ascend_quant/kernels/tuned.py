@@ -1,4 +1,4 @@
-"""Which way a product is computed on this GPU, as `ascend-quant tune` has measured it; without Triton, without a GPU.
+"""Which way a product is computed on this GPU, as commands/tune.py has measured it; without Triton, without a GPU.
 
 A file a GPU model: in ascend_quant/kernels/tuned lie those that are shipped; one of the same name in the user's cache
 (~/.cache/ascend_quant/tuned, or below XDG_CACHE_HOME) lays itself over it, shape by shape and bucket by bucket:

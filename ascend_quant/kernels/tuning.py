@@ -1,4 +1,4 @@
-"""How `ascend-quant tune` measures: what is compiled first, by many processes; then one choice after the other.
+"""How commands/tune.py measures: what is compiled first, by many processes; then one choice after the other.
 
 A kind of product is a module, such as tune_linear.py, with
     NAME, MODELS {model: shapes}
@@ -63,13 +63,9 @@ class Measured(NamedTuple):
     problems: list[str]
 
 
-def models_of() -> dict[str, list[tuple[str, tuple[int, ...]]]]:
-    """The models that are known by name: what kinds of products they have, of which shapes."""
-    models: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
-    for name, module in MODULES.items():
-        for model, shapes in import_module(module).MODELS.items():
-            models.setdefault(model, []).extend((name, shape) for shape in shapes)
-    return models
+def known_shapes() -> list[tuple[str, tuple[int, ...]]]:
+    """The kinds and shapes of products that the known models have."""
+    return [(kind, shape) for kind, module in MODULES.items() for shape in import_module(module).SHAPES]
 
 
 def to_compile(jobs: Iterable[Job]) -> list[tuple[Job, Choice]]:

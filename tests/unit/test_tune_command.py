@@ -1,15 +1,15 @@
-"""`ascend-quant tune` with times that are made up: what it chooses, keeps, leaves out, and how it ends."""
+"""commands/tune.py with times that are made up: what it chooses, keeps, leaves out, and how it ends."""
 
-import json
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+import typer
 from naming import has_line_naming
 from typer.testing import CliRunner
 
-from ascend_quant.cli import app
+from ascend_quant.commands.tune import tune
 from ascend_quant.kernels import tuned, tuning
 from ascend_quant.kernels.tuned import Tiles
 
@@ -17,6 +17,7 @@ CUTLASS = {"by": "cutlass"}
 SLOW, FAST = ({"by": "triton", **Tiles(64, 64, 128, 1, 4, stages)._asdict()} for stages in (3, 4))
 OURS = FAST | {"pdl": True}  # the variant that is tried of a good choice
 IDLE = 1e-6
+JOB = tuning.Job("linear", (64, 32), 16)
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def fake(monkeypatch, tmp_path):
     kind = ModuleType("fake_kind")
     kind.times = {"cutlass": 9e-6, 3: 8e-6, 4: 5e-6, "pdl": 4e-6}
     kind.mistakes, kind.refused, kind.clock, kind.measured = (), (), 0.0, []
-    kind.MODELS = {"7b": [(64, 32)], "32b": [(64, 32), (32, 96)]}
+    kind.SHAPES = [(64, 32), (32, 96)]
 
     def name(choice):
         return "cutlass" if choice == CUTLASS else "pdl" if choice["pdl"] else choice["stages"]
@@ -62,7 +63,9 @@ def fake(monkeypatch, tmp_path):
 
 
 def run(*words, status=0):
-    result = CliRunner().invoke(app, ["tune", *words])
+    app = typer.Typer()
+    app.command()(tune)
+    result = CliRunner().invoke(app, [*words])
     assert result.exit_code == status, result.output
     return result
 
@@ -78,16 +81,15 @@ def test_without_a_gpu_it_says_so_in_one_line(monkeypatch):
 
 
 def test_the_fastest_is_kept_with_its_times_and_those_of_vllm(fake):
-    result = run("--shape", "64,32", "--batch", "16", "--json")
-    (one,) = json.loads(result.stdout)["measured"]
-    assert one["job"] == {"kind": "linear", "shape": [64, 32], "rows": 16}
-    assert one["seconds"] == pytest.approx(4e-6) and one["before"] == pytest.approx(9e-6)  # without the idle time
-    assert one["choice"] == OURS and linear(fake) == {(64, 32): {16: OURS}}
+    one = tuning.measure(JOB, float("inf"))
+    assert one.seconds == pytest.approx(4e-6) and one.before == pytest.approx(9e-6)  # without the idle time
+    assert one.choice == OURS
     assert fake.measured[0] == (((64, 32), 16), "cutlass", 2, 16)  # weights of more than 160 MB in turn
 
 
-def test_people_get_a_table(fake):
+def test_it_is_written_and_shown_in_a_table(fake):
     result = run("--shape", "64,32", "--batch", "16")
+    assert linear(fake) == {(64, 32): {16: OURS}}
     for text in ("linear 64x32", "9.0", "4.0", "50%", "triton", "stages=4", "pdl=1", str(fake.file)):
         assert text in result.stdout
 
@@ -101,10 +103,9 @@ def test_vllms_kernel_stays_unless_another_is_clearly_faster(fake):
 def test_what_computes_something_else_or_fails_is_not_chosen(fake):
     fake.mistakes, fake.refused = ("pdl",), (4,)
     fake.refined = lambda choice, capability: [OURS] if choice == SLOW else []
-    result = run("--shape", "64,32", "--batch", "16", "--json")
-    (one,) = json.loads(result.stdout)["measured"]
-    assert one["choice"] == SLOW
-    assert ["out of resources" in text or "other bits" in text for text in one["problems"]] == [True, True]
+    one = tuning.measure(JOB, float("inf"))
+    assert one.choice == SLOW
+    assert ["out of resources" in text or "other bits" in text for text in one.problems] == [True, True]
 
 
 def test_where_nothing_is_right_the_status_is_1_and_the_file_untouched(fake):
@@ -114,19 +115,16 @@ def test_where_nothing_is_right_the_status_is_1_and_the_file_untouched(fake):
     assert not fake.file.exists()
 
 
-def test_models_are_their_shapes_each_once_for_every_batch(fake):
-    run("--models", "7b,32b", "--batch", "16,64", "--seconds", "1000")
+def test_without_shapes_it_is_those_of_the_known_models_for_every_batch(fake):
+    run("--batch", "16,64", "--seconds", "1000")
     assert linear(fake) == {(64, 32): {16: OURS, 64: OURS}, (32, 96): {16: OURS, 64: OURS}}
-    fake.file.unlink()
-    run("--batch", "16", "--seconds", "1000")  # all the models
-    assert set(linear(fake)) == {(64, 32), (32, 96)}
 
 
 def test_what_is_not_reached_in_time_is_measured_by_the_next_run(fake):
-    result = run("--models", "32b", "--batch", "16", "--seconds", "3", status=3)
+    result = run("--batch", "16", "--seconds", "3", status=3)
     assert "1 not reached" in result.stdout and set(linear(fake)) == {(64, 32)}
     fake.measured.clear()
-    result = run("--models", "32b", "--batch", "16", "--seconds", "1000")
+    result = run("--batch", "16", "--seconds", "1000")
     assert {job for job, *_ in fake.measured} == {((32, 96), 16)} and "1 were known" in result.stdout
     assert set(linear(fake)) == {(64, 32), (32, 96)}
 
@@ -158,7 +156,6 @@ def test_compiling_may_take_too_long_or_fail(fake, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--models", "8b"), "'8b' is none of 7b, 32b"),
         (("--shape", "64"), "numbers wanted: n,k or"),
         (("--shape", "64,x"), "'64,x': numbers above 0"),
         (("--batch", "16,0"), "'0': numbers above 0"),

@@ -6,7 +6,7 @@ pytest.importorskip("triton")
 
 from ascend_quant.kernels import triton_experts, tune_experts, tuned
 
-SHAPE = tune_experts.MODELS["30b-a3b"][0]
+SHAPE = tune_experts.SHAPES[0]
 PROCESSORS = 132
 
 
