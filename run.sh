@@ -35,7 +35,6 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   test gpu [-- ARGS ..]         what needs NVIDIA GPUs, with the PYTHON that has the stack cuda13 (docs/gpu.md)
   test npu-smoke [-- ARGS ..]   test this Atlas A2 or A3, and write one JSON file to send us (-- --help: options)
   recipe list | show NAME [..]  what can be trained, and the verl command it expands to (recipe show --help: options)
-  recipe advise NAME [..]       what INT8 or FP8 rollouts of it would gain, in speed and memory
   train RECIPE [..] [-- ..]     train it on this machine, or with --cluster INVENTORY on its hosts; --dry-run shows the
                                 plan; what follows -- goes to verl (train --help: options)
   stop [RUN]                    stop a run on all its hosts, and nothing else

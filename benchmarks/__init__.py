@@ -17,7 +17,6 @@ train.py       how long a recipe's training steps take; train_run.py one trainin
                fewer_devices.py the recipe cut to the devices there are, flops.py, train_report.py, train_reward.py
 sync.py        where the time of a weight sync under verl goes; sync_run.py one training, sync_stages.py its
                stamps as stages, sync_measured.py what they say and lack, sync_report.py, sync_picture.py
-sync_time.py   the same on paper, for clusters that people have: a table of docs/advise.md
 stamping.py    time stamps of functions from outside; sync_stamps.py of which functions, stamps/ what starts processes
                with them, stamped.py what they left
 qat.py         what fake quantization adds to a training step

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ascend_quant.advise.devices import DATA_SHEETS
 from benchmarks.models import Model, get_model
 from launch.generated import is_chinese, put_between
 
@@ -25,6 +24,7 @@ COLUMNS_CHINESE += ("含传输校验，秒", "相当于几次 BF16 拷贝")
 START, END = "<!-- times: written by python -m benchmarks.npu_time -->", "<!-- end of times -->"
 QWEN3_235B = Model("qwen3-235b-a22b", 4096, 94, 64, 4, 128, 12288, 151936, 1e-6, 40960, 128, 8, 1536)
 COPY_BYTES = 4  # of an element in BF16: read and written
+BANDWIDTH = 1.6e12  # of an A2, and of a die of an A3: Ascend/msmodeling, tensor_cast/device.py
 FEW_WAITS = 2  # with more of them the host does not run ahead of the device
 
 
@@ -173,11 +173,10 @@ def from_json(text: str) -> list[Counts]:
 
 def table(counts: Iterable[Counts], chinese: bool = False) -> str:
     """Seconds of a refit, from fast to slow, on each device."""
-    devices = [DATA_SHEETS[name] for name in ("A2", "A3")]
     head = list(COLUMNS_CHINESE if chinese else COLUMNS)
     rows = [head, ["---"] * len(head)]
     for one in counts:
-        bandwidths = [device.bandwidth for device in devices]
+        bandwidths = [BANDWIDTH, BANDWIDTH]
         rows.append(
             [
                 *(one.model, str(one.ranks), one.path, f"{one.bytes:g}"),

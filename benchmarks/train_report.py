@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ascend_quant.advise.devices import DATA_SHEETS
 from benchmarks.bars import Bar, at_least, at_most, judged_bars
 from benchmarks.flops import update_flops
 from benchmarks.machine import hardware
@@ -28,6 +27,7 @@ STAGES = ("gen", "old_log_prob", "ref", "update_actor", "update_weights")  # ver
 REST = "rest"  # of the step: prompts are handed out (engines begin before verl's timer gen does), reward, advantages
 PLAIN, OURS = "bf16", "int8"
 LEAST_MFU, LEAST_ROLLOUT, MOST_STEP, MOST_FIRST = 0.30, 1.35, 1.0, 5.0  # the issue's bars
+PEAKS = {"A100": 312e12, "H100": 989.5e12, "H200": 989.5e12}  # BF16 operations/s of the data sheets
 JUDGED = ("qwen2.5-7b", 4096)  # model and answers that they were set for
 
 
@@ -129,8 +129,7 @@ def mfu_of(arm: Arm, epochs: int, data: dict, peak: float) -> float:
 
 def peak_of(gpus: Sequence[str]) -> float | None:
     """BF16 operations a second of a GPU's data sheet, by nvidia-smi's name of it; None for one that is not listed."""
-    names = [sheet for sheet in DATA_SHEETS if gpus and sheet in gpus[0]]
-    return DATA_SHEETS[names[0]].rates["bf16"] if names else None
+    return next((peak for name, peak in PEAKS.items() if gpus and name in gpus[0]), None)
 
 
 def bars_of(rows: Sequence[Row], judged: bool) -> list[Bar]:

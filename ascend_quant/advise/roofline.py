@@ -1,94 +1,198 @@
-"""The roofline of one operator: the larger of its memory and its compute time, plus what its kernels cost to start.
+"""The roofline of a rollout: an operator takes the larger of its memory and its compute time, and its kernels' starts.
 
-    seconds = max(bytes / (bandwidth * part of it), operations / rate) + starts
+    seconds = max(bytes / (bandwidth * fraction), operations / rate) + starts
 
-Williams, Waterman, Patterson, "Roofline", 2009. The constants below are all that the estimate has besides the device's
-bandwidth and rates. They were read off traces of BF16 decode steps on the H200 (benchmarks/results,
-2026-11-23-h200-x2-rollout.json), none off a measured speedup; tests/unit/test_advise_results.py reads them again.
+Williams, Waterman, Patterson, "Roofline", 2009. The constants were read off traces of BF16 decode steps on an H200 with
+vLLM 0.23, none off a measured speedup. tests/unit/test_advise.py compares what they say of other lengths, of other
+models and of the H100 with measurements. There are none for NPUs.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from ascend_quant.advise.devices import Device
+from ascend_quant.advise.model import BF16, CODE, SCALE, Matrix, Model
 
-# Fractions of a large copy's bandwidth. Products that read large weights: gate_up of the 7B and the 32B at batch 64.
-STREAM = 0.96
-# FlashAttention 3 reading the KV cache: what 192 more sequences take, in the three models 1.38 to 1.51 of a copy.
-CACHE = 0.69
-# vLLM's sampling: what 192 more rows of logits take.
-SAMPLING = 0.58
-
-# To start a kernel inside a captured graph and to drain it: norms, rotation, activations take 2.0 to 2.9 us at 64 rows.
-# Ascend/msmodeling counts 2 to 5 us on A2 and A3.
-KERNEL_SECONDS = 2e-6
-# More for a kernel of products or attention, whose pipeline fills and drains: at 64 rows products take 1.9 to 4.7 us
-# above the time of their bytes, in the mean 3.3, whatever their size.
-PIPELINE_SECONDS = 1.3e-6
-
-# What the host adds to a step beside what it hides behind the device: the median of the traces' gaps. The scheduler has
-# a process of its own there, as under verl.
-STEP_SECONDS = 0.25e-3
-
-# Fraction of a link's bandwidth that an all-reduce reaches (Ascend/msmodeling, comm_efficiency).
-LINK_EFFICIENCY = 0.7
-
-WEIGHTS, CACHED, MOVED, FLOPS, STARTS, LINKS = (
-    "weights' bytes",
-    "cache bytes",
-    "activations' bytes",
-    "FLOPs",
-    "launch and host",
-    "links",
-)
-CAUSES = (WEIGHTS, CACHED, MOVED, FLOPS, STARTS, LINKS)
+GIB = 2**30
+STREAM = 0.96  # of a large copy's bandwidth: products that read large weights
+CACHE = 0.69  # the same: attention that reads the KV cache
+SAMPLING = 0.58  # the same: the sampler
+KERNEL_SECONDS = 2e-6  # to start a kernel in a captured graph, and to drain it
+PIPELINE_SECONDS = 1.3e-6  # more for products and attention, whose pipeline fills and drains
+STEP_SECONDS = 0.25e-3  # of the host, beside what it hides behind the device
+PREFILL_TOKENS = 8192  # of prompts a step: vLLM's max_num_batched_tokens of most devices
+ATTENTION_KERNELS, ROUTING_KERNELS, SAMPLING_KERNELS = 2, 3, 28
+# Bytes that sampling moves for each logit. vLLM's sampler: to float32 2 + 4, temperature 4 + 4, softmax 4 + 4, noise 4,
+# quotient 4 + 4 + 4, argmax 4. This plugin's draw in one pass leaves 306 of its 669 us (7B, 256 rows).
+SAMPLED = {"bf16": 42, "int8": 19}
 
 
 @dataclass(frozen=True)
-class Operator:
-    """Work of one kind, on one device.
+class Device:
+    """What the engine counts with --tp: a GPU, an Ascend 910B (A2), one of the two dies of a 910C (A3).
 
     Attributes:
-        part: the line of the table that it belongs to.
-        weights, cached, moved: bytes of weights, of the cache, of all else, read and written.
-        operations: multiplications and additions of matrix products.
-        scheme: whose rate the products have.
-        kernels: to be started.
-        efficiency: the fraction of the bandwidth that it reaches.
-        wait: seconds between devices.
-        times: how often it comes in a step, once a layer for instance.
+        memory: bytes, as vLLM sees them.
+        bandwidth: of a large copy, bytes/s, read and written; None where nothing was measured by this project.
+        rates: of products of 8192 x 8192 x 8192, operations/s by scheme.
     """
 
-    part: str
-    weights: float = 0.0
-    cached: float = 0.0
-    moved: float = 0.0
-    operations: float = 0.0
-    scheme: str = "bf16"
-    kernels: int = 1
-    efficiency: float = STREAM
-    wait: float = 0.0
-    times: float = 1
+    memory: int
+    bandwidth: float | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def bytes(self) -> float:
-        return self.times * (self.weights + self.cached + self.moved)
 
-    def memory_seconds(self, device: Device) -> float:
-        return self.bytes / (device.bandwidth * self.efficiency)
+H200 = Device(140 * GIB, 4.27e12, {"bf16": 695e12, "int8": 1279e12})
+# Of the H100: 19.58 GB were copied in 6.47 ms on 2026-11-25; the chip that multiplies is the H200's.
+H100 = replace(H200, memory=79 * GIB, bandwidth=3.03e12)
+DEVICES = {"A2": Device(64 * GIB), "A3": Device(64 * GIB), "A100": Device(79 * GIB), "H100": H100, "H200": H200}
 
-    def compute_seconds(self, device: Device) -> float:
-        return self.times * self.operations / device.rates[self.scheme]
 
-    def seconds(self, device: Device) -> float:
-        """All of its `times`, one after the other."""
-        return sum(self.causes(device).values())
+class Row(NamedTuple):
+    """What an engine keeps its weights, and its keys and values, in: bf16 or int8."""
 
-    def causes(self, device: Device) -> dict[str, float]:
-        """Its seconds by what they go to."""
-        memory, compute = self.memory_seconds(device), self.compute_seconds(device)
-        starts = self.kernels * KERNEL_SECONDS + (PIPELINE_SECONDS if self.operations else 0)
-        found = {STARTS: self.times * starts, LINKS: self.times * self.wait}
-        if compute > memory:
-            return found | {FLOPS: compute}
-        shares = {WEIGHTS: self.weights, CACHED: self.cached, MOVED: self.moved}
-        return found | {cause: memory * self.times * part / self.bytes for cause, part in shares.items() if part}
+    scheme: str
+    cache: str = "bf16"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A batch of rollouts in one engine.
+
+    Attributes:
+        tp: devices that share each layer.
+        batch: sequences in flight.
+        inputs, outputs: tokens of a prompt and of an answer.
+        memory: share of a device's memory that the engine is given.
+    """
+
+    tp: int = 1
+    batch: int = 64
+    inputs: int = 256
+    outputs: int = 512
+    memory: float = 0.9
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is said of one row.
+
+    Attributes:
+        weights, sequence: bytes on one device: all weights, and the cache of a whole sequence.
+        fit: sequences beside the weights.
+        decode: seconds of a decode step at the mean context, by part; empty where none fits or nothing was measured.
+        tokens_per_second: of answers, without the links between several devices; None where `decode` is empty.
+    """
+
+    weights: int
+    sequence: int
+    fit: int
+    decode: dict[str, float]
+    tokens_per_second: float | None
+
+
+def estimate(model: Model, device: Device, row: Row, workload: Workload) -> Estimate:
+    """A batch: its prompts, then its answers in rounds of as many sequences as fit.
+
+    Raises:
+        AdviceError: the model cannot be split among the devices.
+    """
+    share = model.on_each_of(workload.tp)
+    weights = share.weight_bytes(row.scheme)
+    sequence = share.cache_bytes(row.cache) * (workload.inputs + workload.outputs)
+    fit = max(0, int((workload.memory * device.memory - weights) // sequence))
+    if not fit or device.bandwidth is None:
+        return Estimate(weights, sequence, fit, {}, None)
+    concurrent, prompts = min(workload.batch, fit), workload.batch * workload.inputs
+    tokens = min(prompts, max(PREFILL_TOKENS, workload.inputs))
+    # a token of a prompt attends to half of it, in the mean
+    first = Step(share, device, row, tokens, tokens / workload.inputs, workload.inputs / 2).seconds()
+    decode = Step(share, device, row, concurrent, concurrent, workload.inputs + workload.outputs / 2).seconds()
+    rounds = workload.batch / concurrent
+    seconds = prompts / tokens * sum(first.values()) + rounds * workload.outputs * sum(decode.values())
+    return Estimate(weights, sequence, fit, decode, workload.batch * workload.outputs / seconds)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass through the model on one device.
+
+    Attributes:
+        tokens: that are computed: one of each sequence, or in prefill more.
+        sequences: whose next token is drawn.
+        context: tokens that one attends to, in the mean.
+    """
+
+    model: Model
+    device: Device
+    row: Row
+    tokens: float
+    sequences: float
+    context: float
+
+    def seconds(self) -> dict[str, float]:
+        """By part; kernels run one after the other."""
+        layers, logits = self.model.layers, self.sequences * self.model.vocab
+        products = sum(self._product(self.tokens, matrix) for matrix in self.model.attention()) + self._feed_forward()
+        head = BF16 * (self.model.hidden * (self.model.vocab + self.sequences) + logits)
+        draw = self._kernel(logits * SAMPLED[self.row.scheme], fraction=SAMPLING, kernels=SAMPLING_KERNELS)
+        return {
+            "products": layers * products,
+            "attention": layers * self._attention(),
+            "lm head": self._kernel(head, 2 * logits * self.model.hidden),
+            "rest": layers * self._between() + draw + STEP_SECONDS,
+        }
+
+    def _kernel(
+        self, moved: float, operations: float = 0, scheme: str = "bf16", fraction: float = STREAM, kernels: int = 1
+    ) -> float:
+        """Seconds of `kernels` that together move so many bytes and do so many operations."""
+        busy = max(moved / (self.device.bandwidth * fraction), operations / self.device.rates[scheme])
+        return busy + kernels * KERNEL_SECONDS + (PIPELINE_SECONDS if operations else 0)
+
+    def _product(self, rows: float, matrix: Matrix, copies: float = 1) -> float:
+        """x_MK @ w_NK.T with `rows` rows for each of `copies` weights, in one kernel; BF16 comes out."""
+        k, n = matrix
+        item, scale = (BF16, 0) if self.row.scheme == "bf16" else (CODE, SCALE)
+        moved = copies * (n * (item * k + scale) + rows * (item * k + scale + BF16 * n))
+        return self._kernel(moved, copies * 2 * rows * n * k, self.row.scheme)
+
+    def _feed_forward(self) -> float:
+        """The products of an MLP, or of the experts that the tokens reach."""
+        reached, rows = 1.0, self.tokens
+        if self.model.experts:
+            reached = distinct_experts(self.model.experts, self.model.top_k, self.tokens)
+            rows = self.tokens * self.model.top_k / reached
+        return sum(self._product(rows, matrix, reached) for matrix in self.model.mlp())
+
+    def _attention(self) -> float:
+        """Keys and values written; the cache read, that of a prompt once for all its tokens."""
+        model, tokens = self.model, self.tokens
+        queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        cached = model.cache_bytes(self.row.cache) / model.layers
+        read = tokens if tokens > self.sequences else tokens * self.context
+        moved, operations = read * cached + tokens * 2 * queries * BF16, 4 * tokens * self.context * queries
+        attend = self._kernel(moved, operations, fraction=CACHE, kernels=ATTENTION_KERNELS)
+        return attend + self._kernel(tokens * (cached + BF16 * 2 * keys))
+
+    def _between(self) -> float:
+        """What a layer has besides: two norms, rotation, the activation; codes of the output's input; the router."""
+        model, tokens = self.model, self.tokens
+        code, scale = (BF16, 0) if self.row.scheme == "bf16" else (CODE, SCALE)  # norms and activations write codes
+        queries, chosen = model.heads * model.head_dim, tokens * (model.top_k or 1)
+        spent = 2 * self._kernel(tokens * (model.hidden * (3 * BF16 + code) + scale))
+        spent += self._kernel(tokens * (queries + model.kv_heads * model.head_dim) * BF16 * 2)
+        spent += self._kernel(chosen * (model.width * (2 * BF16 + code) + scale))
+        if scale:
+            spent += self._kernel(tokens * (queries * (BF16 + CODE) + SCALE))
+        if model.experts:
+            spent += self._kernel(
+                BF16 * model.hidden * (model.experts + tokens), 2 * tokens * model.hidden * model.experts
+            )
+            spent += ROUTING_KERNELS * KERNEL_SECONDS + self._kernel((chosen + tokens) * model.hidden * BF16)
+        return spent
+
+
+def distinct_experts(experts: int, top_k: int, tokens: float) -> float:
+    """How many experts the tokens reach in the mean, if each chooses `top_k` at random: E (1 - (1 - k/E)^tokens)."""
+    return experts * (1 - (1 - top_k / experts) ** tokens)

@@ -1,64 +1,67 @@
-"""`ascend-quant advise MODEL --device DEV --tp N --batch B --in I --out O`: will INT8 pay here?"""
+"""`ascend-quant advise MODEL --device DEVICE`: does INT8 pay here?"""
 
+import json
+from dataclasses import asdict, replace
+from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from ascend_quant.advise import AdviceError
-from ascend_quant.advise.configs import read_config
-from ascend_quant.advise.devices import DATA_SHEETS, get_device
-from ascend_quant.advise.report import report
-from ascend_quant.advise.syncs import Route
-from ascend_quant.advise.workloads import MEMORY, Workload
+from ascend_quant.advise import AdviceError, verdict
+from ascend_quant.advise.model import read_model
+from ascend_quant.advise.recipe import read_recipe
+from ascend_quant.advise.roofline import DEVICES, GIB, Estimate, Workload
 from ascend_quant.exits import WRONG_USE, fail
+
+Device = Enum("Device", {name: name for name in DEVICES}, type=str)
+ASSUMED = """Assumed: embedding, lm head, routers, norms and attention stay BF16; activations and graphs take no memory;
+all sequences start together and are equally long, those that do not fit wait; vLLM 0.23 with captured graphs."""
 
 
 def advise(
-    model: Annotated[str, typer.Argument(help="Folder or config.json of a model, or its id on the Hugging Face hub.")],
-    device: Annotated[
-        str, typer.Option(help=f"One of {', '.join(DATA_SHEETS)}; each die of an A3 counts as one device.")
+    place: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder, config.json or hub id of a model; or a recipe's .yaml file.")
     ],
-    tp: Annotated[int, typer.Option(help="Devices that share each layer.")] = 1,
-    dp: Annotated[int, typer.Option(help="Groups of these in one engine, which share the experts.")] = 1,
-    expert_parallel: Annotated[bool, typer.Option("--expert-parallel", help="Each device has whole experts.")] = False,
-    batch: Annotated[int, typer.Option(help="Sequences in flight in one engine.")] = 64,
-    inputs: Annotated[int, typer.Option("--in", help="Tokens of a prompt.")] = 256,
-    outputs: Annotated[int, typer.Option("--out", help="Tokens of an answer.")] = 512,
-    memory: Annotated[float, typer.Option(help="Share of a device's memory given to the engine.")] = MEMORY,
-    limit: Annotated[int | None, typer.Option("--max-num-seqs", help="Sequences that vLLM lets run at once.")] = None,
-    eager: Annotated[bool, typer.Option("--eager", help="No captured graphs (enforce_eager).")] = False,
-    launch_us: Annotated[
-        float | None, typer.Option(help="Microseconds in which your host starts a kernel; for --eager.")
-    ] = None,
-    bandwidth: Annotated[float | None, typer.Option(help="Measured copy bandwidth of one device, in TB/s.")] = None,
-    bf16_rate: Annotated[float | None, typer.Option(help="TFLOP/s of large BF16 products on one device.")] = None,
-    int8_rate: Annotated[float | None, typer.Option(help="TOP/s of large INT8 products.")] = None,
-    fp8_rate: Annotated[float | None, typer.Option(help="TFLOP/s of large FP8 products.")] = None,
-    measured_bf16: Annotated[
-        float | None, typer.Option(help="Measured bf16 tokens/s of your engine, shown beside the estimate.")
-    ] = None,
-    measured_int8: Annotated[float | None, typer.Option(help="The same with int8.")] = None,
-    measured_fp8: Annotated[float | None, typer.Option(help="The same with fp8.")] = None,
-    sync_from: Annotated[
-        int | None, typer.Option(help="Devices that train: also estimate a weight sync from them.  [default: none]")
-    ] = None,
-    wire: Annotated[
-        float | None,
-        typer.Option(help="GB/s from a trainer's host to engines on other devices.  [default: they are on the same]"),
+    device: Annotated[Device, typer.Option(case_sensitive=False, help="One device of the engine; an A3 has two.")],
+    model: Annotated[str | None, typer.Option(help="The recipe's model, where it is not on the hub.")] = None,
+    tp: Annotated[int | None, typer.Option(min=1, help="Devices that share each layer.  [default: 1]")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences in one engine.  [default: 64]")] = None,
+    inputs: Annotated[int | None, typer.Option("--in", min=1, help="Tokens of a prompt.  [default: 256]")] = None,
+    outputs: Annotated[int | None, typer.Option("--out", min=1, help="Tokens of an answer.  [default: 512]")] = None,
+    memory: Annotated[
+        float | None, typer.Option(min=0.01, max=1, help="Share of a device that the engine is given.  [default: 0.9]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
 ) -> None:
-    """Estimate a rollout's tokens/s and memory in bf16, int8 and fp8, and what bounds it. Needs no device."""
+    """Estimate what INT8 does for a rollout: memory, and tokens/s on devices that were measured. Needs no device."""
+    given = {"tp": tp, "batch": batch, "inputs": inputs, "outputs": outputs, "memory": memory}
     try:
-        launch = None if launch_us is None else launch_us / 1e6
-        workload = Workload(tp, batch, inputs, outputs, dp, expert_parallel, memory, eager, launch, limit)
-        rates = {"bf16": bf16_rate, "int8": int8_rate, "fp8": fp8_rate}
-        rates = {scheme: rate * 1e12 for scheme, rate in rates.items() if rate is not None}
-        about = get_device(device.upper(), None if bandwidth is None else bandwidth * 1e12, rates)
-        measured = {"bf16": measured_bf16, "int8": measured_int8, "fp8": measured_fp8}
-        if wire is not None and sync_from is None:
-            raise AdviceError(f"--wire {wire:g} without --sync-from: give the devices that train too")
-        route = None if sync_from is None else Route(sync_from, tp, None if wire is None else wire * 1e9)
-        report(model, read_config(model), about, workload, measured, as_json, route)
+        place, workload = read_recipe(Path(place)) if place.endswith(".yaml") else (place, Workload())
+        workload = replace(workload, **{name: value for name, value in given.items() if value is not None})
+        said, found = verdict.advise(read_model(model or place), device.value, workload)
     except AdviceError as error:
         fail(f"error: {error}", WRONG_USE)
+    if as_json:
+        rows = {name: asdict(each) for name, each in found.items()}
+        print(json.dumps({"workload": asdict(workload), "verdict": said, "rows": rows, "gains": verdict.gains(found)}))
+        return
+    sequences = f"{workload.batch} sequences of {workload.inputs} + {workload.outputs} tokens"
+    print(f"{model or place}, {sequences} on {workload.tp} x {device.value}\n\n{said}\n", flush=True)
+    Console().print(_table(found))
+    print(f"\n{ASSUMED}")
+
+
+def _table(found: dict[str, Estimate]) -> Table:
+    """A row for each way to keep weights and cache."""
+    gains = verdict.gains(found)
+    table = Table("weights", "GiB", "GiB a sequence", "fit", "ms a step", "tokens/s", "of BF16", box=None)
+    for name, each in found.items():
+        cells = [name, f"{each.weights / GIB:.2f}", f"{each.sequence / GIB:.3f}", str(each.fit)]
+        if each.decode:
+            step = 1e3 * sum(each.decode.values())
+            cells += [f"{step:.2f}", f"{each.tokens_per_second:.0f}", f"{gains[name]:.2f}" if gains else ""]
+        table.add_row(*cells)
+    return table

@@ -1,4 +1,4 @@
-"""`run.sh recipe list`, `show`, `advise`: what can be trained, what it becomes, what it gains; `run.sh data`: data."""
+"""`run.sh recipe list` and `show`: what can be trained and what it becomes; `run.sh data`: data."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,60 +21,6 @@ def pairs(changes: Sequence[str]) -> list[tuple[str, str]]:
     if wrong := [change for change in changes if "=" not in change]:
         fail(f"--set {wrong[0]}: write KEY=VALUE, as --set nodes=1", WRONG_USE)
     return [(key, value) for key, _, value in (change.partition("=") for change in changes)]
-
-
-@recipe_app.command("advise")
-def advise_recipe(
-    name: RecipeName,
-    model: Annotated[
-        str | None, typer.Option(help="Folder or config.json of the model.  [default: its id on the hub]")
-    ] = None,
-    data: Annotated[str, typer.Option(help="Folder of the data sets, among which some models lie.")] = "data",
-    device: Annotated[str | None, typer.Option(help="A2, A3, A100, H100 or H200.  [default: the recipe's]")] = None,
-    inputs: Annotated[
-        int | None, typer.Option("--in", min=1, help="Tokens of a prompt.  [default: the longest]")
-    ] = None,
-    outputs: Annotated[
-        int | None, typer.Option("--out", min=1, help="Tokens of an answer.  [default: the longest]")
-    ] = None,
-    launch_us: Annotated[
-        float | None, typer.Option(help="Microseconds in which a host starts a kernel, for enforce_eager.")
-    ] = None,
-    changes: Changes = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
-) -> None:
-    """Estimate tokens/s and memory of one engine of a recipe in bf16, int8 and fp8, and what bounds it."""
-    from dataclasses import replace
-
-    from ascend_quant.advise import AdviceError
-    from ascend_quant.advise.configs import read_config
-    from ascend_quant.advise.devices import SCHEMES, get_device
-    from ascend_quant.advise.report import report
-    from launch.errors import LaunchError
-    from launch.plan.job import must_be_said
-    from launch.recipes import RecipeError, load, paths_of
-    from launch.recipes.command import device_of, workload_of
-
-    try:
-        must_be_said({"--model": model, "--data": data, "--device": device})
-        recipe = load(name, changes=pairs(changes or []))
-        workload = workload_of(recipe, inputs, outputs)
-        if launch_us is not None:
-            workload = replace(workload, launch=launch_us / 1e6)
-        about = get_device((device or device_of(recipe)).upper())
-        place = paths_of(recipe, model, data, None).model
-        report(f"{recipe.name}, {place}", read_config(place), about, workload, {}, as_json)
-    except LaunchError as error:
-        fail(str(error), WRONG_USE)
-    except (AdviceError, RecipeError) as error:
-        fail(f"error: {error}", WRONG_USE)
-    if recipe.rollout.scheme.split("_")[0] not in SCHEMES:
-        typer.echo(
-            f"The recipe's own scheme, {recipe.rollout.scheme}, is not among those that are estimated.", err=True
-        )
-    if recipe.rollout.kv_cache != "auto":
-        rows = f"{recipe.rollout.scheme}, {recipe.rollout.kv_cache} cache"
-        typer.echo(f"The recipe's own KV cache is {recipe.rollout.kv_cache}: its row is {rows!r}.", err=True)
 
 
 @recipe_app.command("list")

@@ -1,367 +1,354 @@
-"""The arithmetic of the roofline against counts made in another way."""
+"""`ascend-quant advise`: its bytes against real models, its speeds against what was measured."""
 
+import json
+import math
 from dataclasses import replace
 from itertools import combinations, product
 from math import prod
 
 import pytest
+from naming import has_line_naming
+
+pytest.importorskip("transformers", reason="whose models are counted")
+pytest.importorskip("typer", reason="the command line needs it")
 import torch
-from naming import line_naming
+import transformers
 from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
 
-from ascend_quant.advise import AdviceError, rollouts, roofline, serving, steps
-from ascend_quant.advise.caches import CACHES, caches, no_quantized_cache
-from ascend_quant.advise.devices import DATA_SHEETS, GIB, H200, get_device
-from ascend_quant.advise.engines import Engine
-from ascend_quant.advise.families import shape_of
-from ascend_quant.advise.feeds import distinct_experts
-from ascend_quant.advise.layers import FP8, INT8, Attention, Experts, Latent, Linear, Mlp
-from ascend_quant.advise.memory import DoesNotFit, cache_bytes, memory
-from ascend_quant.advise.operators import operators
-from ascend_quant.advise.rollouts import rollout
-from ascend_quant.advise.shapes import Layer, Shape, weight_bytes
-from ascend_quant.advise.workloads import Workload
+from ascend_quant.advise import AdviceError, roofline
+from ascend_quant.advise.model import DENSE, EXPERTS, model_of, read_model
+from ascend_quant.advise.recipe import read_recipe
+from ascend_quant.advise.roofline import DEVICES, H100, H200, Device, Step, Workload, distinct_experts, estimate
+from ascend_quant.advise.verdict import ROWS, UNCERTAINTY, advise, gains
+from ascend_quant.cli import app
+from benchmarks.measured import rows
 from benchmarks.models import get_model
+from launch.recipes import Paths, load, names, resolve
+from launch.recipes.files import FOLDER
 
-MODELS = ("qwen2.5-7b", "qwen2.5-32b", "qwen3-30b-a3b")
-SERVINGS = {each.name: each for each in (serving.BF16, serving.OURS, serving.THEIRS, serving.FP8)}
-LATENT = Latent(heads=4, q_rank=None, kv_rank=24, nope=16, rope=8, value_dim=12)
-
-
-def shape(name):
-    return shape_of(get_model(name).config())
+BF16, INT8, BOTH = ROWS.values()
+KNOWN = {("bf16", "auto"): BF16, ("int8-ours", "auto"): INT8, ("int8-ours", "int8"): BOTH}  # of measured.csv
+BIG = 10**12  # bytes of memory, where it is not what is asked
 
 
-def engine(name, scheme="bf16", device=H200, **split):
-    return Engine(shape(name) if isinstance(name, str) else name, SERVINGS[scheme], device, **split)
+def sizes(hidden, layers, heads, kv_heads, width, vocab, **others):
+    """Fields of a config; a published model is named beside each use."""
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    return {**dict(zip(names, (hidden, layers, heads, kv_heads, width), strict=True)), "vocab_size": vocab, **others}
 
 
-def counted(made, step, *parts):
-    """Operations and bytes of these parts."""
-    found = [each for each in operators(made, step) if each.part in parts]
-    return sum(each.times * each.operations for each in found), sum(each.bytes for each in found)
+A3B = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+PUBLIC = [
+    ("llama", sizes(4096, 32, 32, 8, 14336, 128256)),  # Llama-3.1-8B
+    ("llama", sizes(2048, 16, 32, 8, 8192, 128256, head_dim=64, tie_word_embeddings=True)),  # Llama-3.2-1B
+    ("mistral", sizes(5120, 40, 32, 8, 32768, 131072, head_dim=128, sliding_window=None)),  # Mistral-Small-24B
+    ("qwen2", sizes(3584, 28, 28, 4, 18944, 152064)),  # Qwen2.5-7B
+    ("qwen3", sizes(2560, 36, 32, 8, 9728, 151936, head_dim=128, tie_word_embeddings=True)),  # Qwen3-4B
+    ("granite", sizes(4096, 40, 32, 8, 12800, 49155, tie_word_embeddings=True)),  # granite-3.1-8b
+    ("olmo2", sizes(4096, 32, 32, 32, 11008, 100352)),  # OLMo-2-7B
+    ("seed_oss", sizes(5120, 64, 80, 8, 27648, 155136, head_dim=128)),  # Seed-OSS-36B
+    ("glm4", {}),  # the class's own: GLM-4-9B-0414, Mixtral-8x7B, OLMoE-1B-7B
+    ("mixtral", {}),
+    ("olmoe", {}),
+    ("qwen3_moe", sizes(2048, 48, 32, 4, 6144, 151936, head_dim=128, **A3B)),  # Qwen3-30B-A3B
+]
 
 
-def test_time_of_one_product():
-    device = replace(H200, bandwidth=1e12, rates={"bf16": 1e14, "int8": 3e14})
-    start = roofline.KERNEL_SECONDS + roofline.PIPELINE_SECONDS
-    small = steps.product("part", "bf16", 1, (4096, 8192), efficiency=0.5)
-    moved = 2 * (4096 * 8192 + 4096 + 8192)
-    assert small.seconds(device) == pytest.approx(moved / 0.5e12 + start)
-    large = steps.product("part", "int8", 10_000, (4096, 8192))
-    assert large.seconds(device) == pytest.approx(2 * 10_000 * 4096 * 8192 / 3e14 + start)
-    assert replace(large, times=2).seconds(device) == pytest.approx(2 * large.seconds(device))
-    assert set(large.causes(device)) == {roofline.FLOPS, roofline.STARTS, roofline.LINKS}
-    weights, moved = (small.causes(device)[cause] for cause in (roofline.WEIGHTS, roofline.MOVED))
-    assert weights / moved == pytest.approx(4096 * 8192 / (4096 + 8192))
+def config_of(kind, values):
+    return transformers.models.auto.configuration_auto.CONFIG_MAPPING[kind](**values)
 
 
-def tensors(name):
-    """Matrices of the checkpoint: whether a scheme quantizes each, and its shape."""
-    for leaf, sizes in get_model(name).shapes().items():
-        if len(sizes) > 1:
-            kept = any(word in leaf for word in ("embed_tokens", "lm_head", "mlp.gate.weight"))
-            yield leaf, not kept, sizes
+def written(config):
+    """Its config.json, as transformers writes it."""
+    return json.loads(config.to_json_string())
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_weights_are_those_of_the_checkpoint(name):
-    """Codes of one byte, a float32 a row of what is quantized, and the rest in BF16."""
-    kept = sum(2 * prod(sizes) for _, quantized, sizes in tensors(name) if not quantized)
-    codes = sum(prod(sizes) for _, quantized, sizes in tensors(name) if quantized)
-    rows = sum(prod(sizes[:-1]) for _, quantized, sizes in tensors(name) if quantized)
-    for scheme in ("int8", "fp8"):
-        assert weight_bytes(shape(name), scheme) == {"quantized": codes, "scales": 4 * rows, "rest": kept}
-    assert weight_bytes(shape(name), "bf16") == {"quantized": 0, "scales": 0, "rest": kept + 2 * codes}
+@pytest.mark.parametrize(("kind", "values"), PUBLIC)
+def test_weights_are_those_of_the_model_that_transformers_builds(kind, values):
+    config = config_of(kind, values)
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(config)
+    matrices = {name: each.shape for name, each in theirs.named_parameters() if each.ndim > 1}
+    kept = {
+        name for name in matrices if any(word in name for word in ("embed_tokens", "lm_head", "mlp.gate.", "router"))
+    }
+    elements = sum(prod(shape) for shape in matrices.values())
+    codes = sum(prod(shape) + 4 * prod(shape[:-1]) for name, shape in matrices.items() if name not in kept)
+    found = model_of(written(config))
+    assert found.weight_bytes("bf16") == 2 * elements
+    assert found.weight_bytes("int8") == codes + 2 * sum(prod(matrices[name]) for name in kept)
 
 
-@pytest.mark.parametrize("scheme", ["bf16", "int8"])
-@pytest.mark.parametrize("name", MODELS)
-def test_one_token_meets_each_weight_once(name, scheme):
-    """Two operations a weight, of experts' the chosen ones'; and no more bytes than that, but for activations."""
-    model = get_model(name)
-    weights = {steps.MATRICES: 0, steps.EXPERTS: 0, steps.LM_HEAD: 0, steps.OTHER: 0}
-    for leaf, quantized, sizes in tensors(name):
-        if "experts" in leaf:
-            weights[steps.EXPERTS] += prod(sizes) // model.experts * model.top_k
-        elif quantized:
-            weights[steps.MATRICES] += prod(sizes)
-        elif "embed" not in leaf:
-            weights[steps.LM_HEAD if "lm_head" in leaf else steps.OTHER] += prod(sizes)
-    for part, count in weights.items():
-        operations, moved = counted(engine(name, scheme), steps.decode(1, 1), part)
-        assert operations == pytest.approx(2 * count)
-        item = 1 if scheme == "int8" and part in (steps.MATRICES, steps.EXPERTS) else 2
-        if part != steps.OTHER:
-            assert item * count <= moved <= 1.01 * item * count
+def test_every_kind_was_compared():
+    assert {kind for kind, _ in PUBLIC} == {*DENSE, *EXPERTS}
 
 
-def test_shared_experts_are_met_by_every_token():
-    feeds = Experts(6, 2, 32), Experts(6, 2, 32, shared=48, shared_gate=True)
-    without, shared = (engine(Shape(64, 32, False, (Layer(Attention(4, 4, 16), feed, 3),))) for feed in feeds)
-    assert shared.shape.parameters() - without.shape.parameters() == 3 * (3 * 64 * 48 + 64)
-    (before, _), (after, _) = (counted(made, steps.decode(5, 1), steps.MATRICES) for made in (without, shared))
-    assert after - before == 5 * 2 * 3 * 3 * 64 * 48
+# DeepSeek-AI, "Insights into DeepSeek-V3", ISCA 2025, table 1: cache bytes a token; Qwen2.5-72B, Llama-3.1-405B
+@pytest.mark.parametrize(
+    ("kind", "values", "published"),
+    [
+        ("qwen2", sizes(8192, 80, 64, 8, 29568, 152064), 327_680),
+        ("llama", sizes(16384, 126, 128, 8, 53248, 128256), 516_096),
+    ],
+)
+def test_published_cache_of_a_token(kind, values, published):
+    model = model_of(written(config_of(kind, values)))
+    assert model.cache_bytes("bf16") == published
+    assert model.cache_bytes("int8") == published * (128 + 4) // 256  # heads of 128 elements, and a float32 each
 
 
-@pytest.mark.parametrize(("total", "chosen", "rows"), [(4, 2, 1), (4, 2, 3), (5, 1, 3), (3, 3, 2)])
-def test_distinct_experts_against_all_choices(total, chosen, rows):
-    choices = list(product(combinations(range(total), chosen), repeat=rows))
+def test_the_cache_is_the_one_that_transformers_fills():
+    config = config_of("qwen3", sizes(32, 3, 4, 2, 32, 32, head_dim=16))
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        kept = model(torch.arange(12)[None], use_cache=True).past_key_values
+    elements = sum(layer.keys.numel() + layer.values.numel() for layer in kept.layers)
+    assert 12 * model_of(written(config)).cache_bytes("bf16") == 2 * elements
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_devices_share_all_but_routers_and_repeat_few_heads_of_keys(tp):
+    whole = model_of(get_model("qwen3-30b-a3b").config())
+    share, routers = whole.on_each_of(tp), 2 * 48 * 2048 * 128
+    keys = 2 * 2 * 48 * 2048 * 128 * max(0, tp - 4)  # four heads of keys, four of values
+    assert tp * (share.weight_bytes("bf16") - routers) == whole.weight_bytes("bf16") - routers + keys
+    assert min(tp, 4) * share.cache_bytes("int8") == whole.cache_bytes("int8")
+
+
+def ideal(**figures):
+    """A device of which one figure bounds everything: seconds are then bytes or operations."""
+    return Device(BIG, **{"bandwidth": 1e30, "rates": {"bf16": 1e30, "int8": 1e30}, **figures})
+
+
+def test_operations_of_a_prompt_against_torchs_count():
+    """Torch counts what causal attention masks, too."""
+    config, tokens = config_of("llama", sizes(64, 3, 4, 2, 96, 32, head_dim=16)), 10
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        with FlopCounterMode(display=False) as counter:
+            model(torch.zeros(1, tokens, dtype=torch.long), logits_to_keep=1)
+    theirs = counter.get_flop_counts()["Global"]
+    batched = theirs.pop(torch.ops.aten.bmm) - 2 * tokens * 8  # angles of the rotation, multiplied as a product
+    found = Step(model_of(written(config)), ideal(rates={"bf16": 1.0}), BF16, tokens, 1, tokens / 2).seconds()
+    assert found["attention"] == pytest.approx(batched / 2, rel=1e-3)
+    assert found["products"] + found["lm head"] == pytest.approx(sum(theirs.values()), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-7b", "qwen3-30b-a3b"])
+def test_one_sequence_reads_each_weight_and_its_cache_once(name):
+    """Of experts the chosen ones; what else moves, activations, is little."""
+    model = model_of(get_model(name).config())
+    for row in ROWS.values():
+        found = Step(model, ideal(bandwidth=1.0), row, 1, 1, 100_000).seconds()
+        chosen = replace(model, experts=model.top_k)
+        bare = replace(chosen, vocab=0, tied=True)
+        weights = bare.weight_bytes(row.scheme) - 2 * model.layers * model.hidden * chosen.experts  # without routers
+        assert found["products"] * roofline.STREAM == pytest.approx(weights, rel=0.01)
+        assert found["attention"] * roofline.CACHE == pytest.approx(100_000 * model.cache_bytes(row.cache), rel=0.01)
+        assert found["lm head"] * roofline.STREAM == pytest.approx(2 * model.vocab * model.hidden, rel=0.01)
+
+
+@pytest.mark.parametrize(("total", "chosen", "tokens"), [(4, 2, 1), (4, 2, 3), (5, 1, 3), (3, 3, 2)])
+def test_distinct_experts_against_all_choices(total, chosen, tokens):
+    choices = list(product(combinations(range(total), chosen), repeat=tokens))
     mean = sum(len({expert for row in choice for expert in row}) for choice in choices) / len(choices)
-    assert distinct_experts(total, chosen, rows) == pytest.approx(mean)
+    assert distinct_experts(total, chosen, tokens) == pytest.approx(mean)
 
 
-def test_attention_reads_the_cache_and_sees_half_a_prompt():
-    model = get_model("qwen2.5-7b")
-    _, moved = counted(engine(model.name), steps.decode(3, 100), steps.ATTENTION)
-    token = model.layers * 2 * model.kv_heads * model.head_dim * 2
-    queries = model.layers * 3 * 2 * model.heads * model.head_dim * 2
-    assert moved == (300 + 2 * 3) * token + queries  # the new ones are read and written once more
-    assert cache_bytes(engine(model.name), 300) == 300 * token
-    seen = sum(range(1, 51))  # one prompt of 50, each row itself and those before it
-    operations, _ = counted(engine(model.name), steps.prefill(2 * 50, 50), steps.ATTENTION)
-    assert operations == pytest.approx(model.layers * 2 * seen * 4 * model.heads * model.head_dim)
+def on(row):
+    """The device of a measured row."""
+    return H200 if "H200" in row.hardware else H100
 
 
-@pytest.mark.parametrize(("tokens", "window"), [(50, 8), (5, 8), (8, 8)])
-def test_a_window_bounds_what_is_seen_and_kept(tokens, window):
-    made = engine(Shape(64, 32, False, (Layer(Attention(4, 2, 16, window), Mlp(64), 3),)))
-    seen = sum(min(row, window) for row in range(1, tokens + 1))
-    operations, _ = counted(made, steps.prefill(tokens, tokens), steps.ATTENTION)
-    assert operations == pytest.approx(3 * seen * 4 * 4 * 16)
-    operations, _ = counted(made, steps.decode(2, tokens), steps.ATTENTION)
-    assert operations == 3 * 2 * min(tokens, window) * 4 * 4 * 16
-    assert cache_bytes(made, tokens) == 3 * min(tokens, window) * 2 * 2 * 16 * 2
+def ratios(figure, seconds):
+    """Measured and estimated speeds over BF16's beside them: of each row with a scheme that is estimated."""
+    for row in rows(figure):
+        scheme, cache = row.case.get("scheme"), row.case.get("cache", "auto")
+        if scheme != "bf16" and (scheme, cache) in KNOWN:
+            beside = {"run": row.run, "model": row.model, **row.case, "scheme": "bf16"} | (
+                {"cache": "auto"} if "cache" in row.case else {}
+            )
+            if base := rows(figure, **beside):
+                model = model_of(get_model(row.model).config())
+                ours = seconds(model, on(row), BF16, row.case) / seconds(model, on(row), KNOWN[scheme, cache], row.case)
+                yield row, row.value / base[0].value, ours
 
 
-def test_decoding_with_latents():
-    """Against torch's count: queries into the latent's space, scores, their sum of latents, values."""
-    batch, seen, heads, rank = 3, 10, LATENT.heads, LATENT.kv_rank
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        latents, rotated = torch.zeros(batch, seen, rank), torch.zeros(batch, seen, LATENT.rope)
-        queries = torch.einsum("bhn,hnr->bhr", torch.zeros(batch, heads, 16), torch.zeros(heads, 16, rank))
-        scores = torch.einsum("bhr,btr->bht", queries, latents)
-        scores = scores + torch.einsum("bhe,bte->bht", torch.zeros(batch, heads, LATENT.rope), rotated)
-        mixed = torch.einsum("bht,btr->bhr", scores, latents)
-        torch.einsum("bhr,hrv->bhv", mixed, torch.zeros(heads, rank, 12))
-    made = engine(Shape(64, 32, False, (Layer(LATENT, Mlp(64), 1),)))
-    operations, _ = counted(made, steps.decode(batch, seen), steps.ATTENTION)
-    assert operations == counter.get_total_flops()
+def of_a_rollout(model, device, row, case):
+    workload = Workload(batch=int(case["batch"]), inputs=int(case["prompt"]), outputs=int(case["answer"]))
+    return 1 / estimate(model, device, row, workload).tokens_per_second
 
 
-def test_latents_are_whole_on_each_device():
-    whole = Shape(64, 32, False, (Layer(LATENT, Mlp(64), 5),))
-    for tp in (1, 2, 4):
-        assert cache_bytes(engine(whole, tp=tp), 7) == 7 * 5 * (24 + 8) * 2
-        assert cache_bytes(engine(whole, tp=tp, cache=FP8), 7) == 7 * 5 * (24 + 8)
-    derived = 5 * 2 * 24 * 4 * (16 + 12)  # kv_b once more, in BF16
-    assert weight_bytes(whole, "int8")["rest"] == derived + 2 * 2 * 32 * 64
+def of_a_step(model, device, row, case):
+    batch = int(case["batch"])
+    return sum(Step(model, device, row, batch, batch, int(case["context"])).seconds().values())
 
 
-def test_a_state_does_not_grow():
-    made = engine(Shape(64, 32, False, (Layer(Linear(2, 4, 8, 8, 4), Mlp(64), 2),)))
-    assert cache_bytes(made, 1) == cache_bytes(made, 10**6) == 2 * (4 * 8 * 8 + (2 * 2 * 8 + 4 * 8) * 3) * 2
-    (_, few), (_, many) = (counted(made, steps.decode(3, context), steps.ATTENTION) for context in (10, 10**6))
-    assert few == many > 2 * 3 * cache_bytes(made, 1)
-    assert replace(made, cache=FP8).cache != made.cache
-    assert cache_bytes(replace(made, cache=FP8), 1) == cache_bytes(made, 1)
+def test_every_measured_ratio():
+    """On an H200 and an H100, three models, batches of 16 to 256, contexts of 512 to 30,720 tokens."""
+    found = [*ratios("rollout", of_a_rollout), *ratios("decode", of_a_step)]
+    assert len(found) >= 38 and {row.model for row, _, _ in found} == {"qwen2.5-7b", "qwen2.5-32b", "qwen3-30b-a3b"}
+    for row, measured, ours in found:
+        assert ours == pytest.approx(measured, rel=0.085), (row.run, row.model, row.case)
 
 
-@pytest.mark.parametrize(("scheme", "kernels"), [("bf16", 0), ("int8", 1), ("int8-vllm", 4), ("fp8", 4)])
-def test_quantization_is_counted_where_there_is_any(scheme, kernels):
-    """In front of o alone where norms and SiLU write codes; else also of qkv, gate_up and down."""
-    step, rows = steps.decode(8, 10), 28 * 8
-    found = [each for each in operators(engine("qwen2.5-7b", scheme), step) if each.part == steps.QUANTIZATION]
-    assert sum(each.times * each.kernels for each in found) == kernels * 28
-    inputs = {0: 0, 1: 3584, 4: 3 * 3584 + 18944}[kernels]
-    assert sum(each.bytes for each in found) == rows * (3 * inputs + 4 * kernels)
-    (_, before), (_, after) = (counted(engine("qwen2.5-7b", each), step, steps.OTHER) for each in ("bf16", scheme))
-    assert before - after == (rows * (2 * 3584 + 18944 - 3 * 4) if kernels == 1 else 0)
+def test_every_measured_rate_of_bf16():
+    for row in rows("rollout", scheme="bf16"):
+        ours = 1 / of_a_rollout(model_of(get_model(row.model).config()), on(row), BF16, row.case)
+        assert ours == pytest.approx(row.value, rel=UNCERTAINTY), (row.run, row.model, row.case)
 
 
-def test_devices_share_weights_and_repeat_few_key_value_heads():
-    whole = shape("qwen3-30b-a3b")
-    routers = 2 * 48 * 128 * 2048  # whole on each device
-    for scheme in ("bf16", "int8"):
-        for tp in (2, 4):
-            one, share = (weight_bytes(whole, scheme, n) for n in (1, tp))
-            assert tp * (share["rest"] - routers) == one["rest"] - routers
-            assert tp * share["quantized"] == one["quantized"]
-    token = cache_bytes(engine(whole), 1)
-    assert cache_bytes(engine(whole, tp=4), 1) == cache_bytes(engine(whole, tp=8), 1) == token / 4
+# INT8 over BF16 on an H100, 2026-11-27, vLLM 0.23, 256 tokens in and out, batch 8, 64, 256
+UNTUNED = {
+    "Llama-3.1-8B": (PUBLIC[0], (1.50, 1.42, 1.35)),
+    "Mistral-Small-24B": (PUBLIC[2], (1.73, 1.63, 1.52)),
+    "Qwen3-4B": (PUBLIC[4], (1.23, 1.20, 1.16)),
+    "Qwen3-8B": (("qwen3", sizes(4096, 36, 32, 8, 12288, 151936, head_dim=128)), (1.46, 1.38, 1.29)),
+    "Qwen3-14B": (("qwen3", sizes(5120, 40, 40, 8, 17408, 151936, head_dim=128)), (1.60, 1.54, 1.42)),
+}
+
+
+@pytest.mark.parametrize("name", UNTUNED)
+def test_models_that_nothing_was_tuned_for(name):
+    (kind, values), measured = UNTUNED[name]
+    model = model_of(written(config_of(kind, values)))
+    for batch, ratio in zip((8, 64, 256), measured, strict=True):
+        case = {"batch": batch, "prompt": 256, "answer": 256}
+        ours = of_a_rollout(model, H100, BF16, case) / of_a_rollout(model, H100, INT8, case)
+        assert ours == pytest.approx(ratio, rel=UNCERTAINTY)
+
+
+def test_sequences_that_fit_as_the_engines_counted_them():
+    """vLLM counts whole blocks, beside activations and graphs, which the estimate leaves out."""
+    seen = 0
+    for row in rows("sequences that fit"):
+        kind = KNOWN.get((row.case["scheme"], row.case["cache"]))
+        if kind is not None and row.model == "qwen2.5-7b":  # the others had less than 0.9 of the memory
+            workload = Workload(inputs=int(row.case["context"]), outputs=1)
+            assert estimate(model_of(get_model(row.model).config()), on(row), kind, workload).fit == pytest.approx(
+                row.value, rel=0.06
+            )
+            seen += 1
+    assert seen >= 18
+
+
+@pytest.mark.parametrize("device", ["A2", "A3", "A100"])
+def test_no_speed_where_nobody_has_measured(device):
+    """Nor any constant of a measured device; on NPUs what others published stands beside it."""
+    assert DEVICES[device].bandwidth is None and not DEVICES[device].rates
+    said, found = advise(model_of(get_model("qwen2.5-7b").config()), device, Workload())
+    assert device in said and not gains(found)
+    assert all(each.tokens_per_second is None and not each.decode and each.fit > 0 for each in found.values())
+    for figure in ("48.9", "52.5", "6.9 %", "151.0", "116.2", "23.0 %"):
+        assert (figure in said) == (device != "A100")
 
 
 @pytest.mark.parametrize(
-    ("tp", "dp", "whole"), [(4, 1, False), (4, 1, True), (1, 4, True), (2, 4, True), (2, 2, False)]
+    ("bandwidth", "rate", "low", "high", "word"),
+    [(1e11, 1e18, 1.7, 2, "pays"), (1e15, 1e18, 0.95, 1.05, "may pay or not"), (1e15, 1e12, 0, 0.8, "does not pay")],
 )
-def test_devices_together_do_the_work_of_one(tp, dp, whole):
-    """Experts: their bytes, and the operations of all groups' rows, are shared by all devices."""
-    split, one = engine("qwen3-30b-a3b", tp=tp, dp=dp, expert_parallel=whole), engine("qwen3-30b-a3b")
-    own, all_of_it = (
-        counted(each, steps.decode(rows, 9), steps.EXPERTS)[0] for each, rows in ((split, 8), (one, 8 * dp))
+def test_int8_pays_where_bytes_count(bandwidth, rate, low, high, word, monkeypatch):
+    """With little bandwidth the weights are all; with far too much, starts of kernels, or the products' rate."""
+    monkeypatch.setitem(DEVICES, "H200", replace(H200, bandwidth=bandwidth, rates={"bf16": 1e18, "int8": rate}))
+    said, found = advise(model_of(get_model("qwen2.5-7b").config()), "H200", Workload(batch=1, inputs=1, outputs=1))
+    assert low < gains(found)["int8"] < high
+    assert f"INT8 {word}" in said
+
+
+def test_memory_decides():
+    model, workload = model_of(get_model("qwen2.5-32b").config()), Workload(inputs=1024, outputs=1024, memory=0.9)
+    for share in (0.9, 0.7):
+        fit = estimate(model, H200, BF16, replace(workload, memory=share)).fit
+        held = [model.weight_bytes("bf16") + places * 2048 * model.cache_bytes("bf16") for places in (fit, fit + 1)]
+        assert held[0] <= share * H200.memory < held[1]
+    _, found = advise(model, "A2", replace(workload, memory=0.7))  # 61 GiB of weights, 45 GiB
+    assert found["bf16"].fit == 0 < found["int8"].fit
+    with pytest.raises(AdviceError, match="--tp"):
+        advise(model, "A2", replace(workload, memory=0.5))
+    with pytest.raises(AdviceError, match="--tp 3"):
+        advise(model, "H200", Workload(tp=3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"model_type": "mamba2"}, "model_type"),
+        ({"hidden_size": "3584"}, "hidden_size"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_experts": True}, "num_experts"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
+        ({"sliding_window": 4096, "use_sliding_window": True}, "sliding_window"),
+        ({"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ({"num_experts_per_tok": 129}, "num_experts_per_tok"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(changes, field):
+    with pytest.raises(AdviceError, match=field):
+        model_of({**get_model("qwen3-30b-a3b").config(), **changes})
+
+
+def test_where_a_model_is(tmp_path, monkeypatch):
+    constants = pytest.importorskip("huggingface_hub.constants", reason="reads the cache")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    folder, commit = tmp_path / "models--owner--name", "0" * 40
+    here = folder / "snapshots" / commit
+    here.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(commit)
+    get_model("tiny").write_config(here)
+    found = read_model("owner/name")
+    assert (
+        found == read_model(str(here)) == read_model(str(here / "config.json")) == model_of(get_model("tiny").config())
     )
-    assert tp * dp * own == pytest.approx(all_of_it)
-    experts, rest = 2 * 48 * 128 * 3 * 2048 * 768, 2 * 48 * 128 * 2048 + 2 * 48 * 2048 * 128 * 72 / tp
-    embeddings = 2 * 2 * 151936 * 2048 / tp
-    assert weight_bytes(split.shape, "bf16", tp, dp, whole)["rest"] == experts / (tp * dp) + rest + embeddings
+    (here / "config.json").write_text("{")
+    for place in ("owner/other", str(tmp_path), str(here), "nothing/of/that/name"):
+        with pytest.raises(AdviceError):
+            read_model(place)
 
 
-def test_collectives():
-    workload = Workload(2, 64, 256, 512)
-    found = rollout(engine("qwen2.5-7b", tp=2), workload).step.parts[steps.DEVICES]
-    link = H200.link * roofline.LINK_EFFICIENCY
-    reduced = (2 * 28 + 1) * (H200.all_reduce_seconds + 64 * 3584 * 2 / link)  # two devices: each byte goes once
-    assert found == pytest.approx(reduced + H200.all_reduce_seconds + 64 * 152064 * 2 / 2 / link)
-    assert not rollout(engine("qwen2.5-7b"), replace(workload, tp=1)).step.parts.get(steps.DEVICES)
-    exchanged = rollout(engine("qwen3-30b-a3b", dp=2, expert_parallel=True), Workload(1, 64, 256, 512, 2, True))
-    half = (
-        H200.all_reduce_seconds + 64 * 2048 * 2 / 2 / link
-    )  # each group's 32 rows go to the other, and their sums back
-    assert exchanged.step.parts[steps.DEVICES] == pytest.approx(48 * 2 * half)
+def test_a_recipe_asks_what_its_command_asks():
+    """The same numbers from the overrides that verl gets."""
+    for name in names():
+        settings = dict(each.lstrip("+").split("=", 1) for each in resolve(load(name), Paths("m", "d", "o")).overrides)
+        rollout = "actor_rollout_ref.rollout"
+        place, workload = read_recipe(FOLDER / f"{name}.yaml")
+        replicas = int(settings["trainer.nnodes"]) * int(settings["trainer.n_gpus_per_node"]) // workload.tp
+        flying = int(settings["data.train_batch_size"]) * int(settings[f"{rollout}.n"])
+        if settings.get("algorithm.filter_groups.enable") == "true":
+            flying *= int(settings.get("algorithm.filter_groups.max_inflight_gen_batches", 1))
+        assert workload.batch == math.ceil(flying / replicas)
+        assert workload.tp == int(settings[f"{rollout}.tensor_model_parallel_size"])
+        assert workload.inputs + workload.outputs == int(settings[f"{rollout}.max_model_len"])
+        assert workload.memory == float(settings[f"{rollout}.gpu_memory_utilization"])
+        assert place == load(name).model.place
 
 
-@pytest.mark.parametrize("tp", [0, 3, 16])
-def test_models_that_cannot_be_split(tp):
-    with pytest.raises(AdviceError, match=rf"--tp .*{tp}"):
-        shape("qwen2.5-7b").of_one_device(tp)
+@pytest.mark.parametrize("text", ["rollout: {n: 8}", "extends: nothing", "- 1", "rollout: [", "rollout: 3\nverl: {}"])
+def test_files_that_are_no_recipe(text, tmp_path):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(AdviceError, match=r"\.yaml"):
+        read_recipe(tmp_path / "a.yaml")
 
 
-def test_experts_that_cannot_be_split():
-    with pytest.raises(AdviceError, match=line_naming("--expert-parallel", "experts")):
-        shape("qwen2.5-7b").of_one_device(1, 2, True)
-    odd = Shape(64, 32, False, (Layer(Attention(4, 4, 16), Experts(6, 2, 32), 1),))
-    assert odd.of_one_device(4).experts.width == 8
-    with pytest.raises(AdviceError, match=line_naming(4, "experts 6")):
-        odd.of_one_device(4, 1, True)
+def run(*arguments):
+    result = CliRunner().invoke(app, ["advise", *map(str, arguments)])
+    return result.exit_code, result.output
 
 
-def test_all_time_is_accounted_for():
-    workload = Workload(1, 64, 256, 512)
-    for scheme in SERVINGS:
-        found = rollout(engine("qwen3-30b-a3b", scheme), workload)
-        assert sum(found.shares().values()) == pytest.approx(1)
-        assert set(found.step.parts) <= set(steps.PARTS)
-        for phase in (found.step, found.prefill):
-            assert sum(phase.causes.values()) == pytest.approx(phase.seconds)
-        assert found.prefills == 64 * 256 / 8192
-        assert found.seconds == pytest.approx(2 * found.prefill.seconds + 512 * found.step.seconds)
-        assert found.tokens_per_second == pytest.approx(64 * 512 / found.seconds)
-
-
-@pytest.mark.parametrize(
-    ("batch", "inputs", "outputs", "decoding", "prompts"),
-    [
-        (1, 1024, 64, roofline.WEIGHTS, roofline.FLOPS),
-        (128, 8192, 64, roofline.CACHED, roofline.FLOPS),
-        (1, 1, 1, roofline.WEIGHTS, roofline.WEIGHTS),
-    ],
-)
-def test_what_bounds_each_phase(batch, inputs, outputs, decoding, prompts):
-    found = rollout(engine("qwen2.5-7b"), Workload(1, batch, inputs, outputs))
-    assert (found.step.bound, found.prefill.bound) == (decoding, prompts)
-    slow = replace(H200, rates={"bf16": 1e13})
-    assert rollout(engine("qwen2.5-7b", device=slow), Workload(1, 64, 16, 64)).step.bound == roofline.FLOPS
-
-
-def test_without_graphs_the_host_may_be_slower():
-    made, workload = engine("qwen2.5-7b"), Workload(1, 64, 256, 512)
-    graphs = rollout(made, workload).step
-    unknown = rollout(made, replace(workload, eager=True)).step
-    assert unknown == graphs
-    device = graphs.seconds - rollouts.STEP_SECONDS
-    for launch in (1e-6, 50e-6):
-        found = rollout(made, replace(workload, eager=True, launch=launch)).step
-        assert found.seconds == pytest.approx(max(device, graphs.kernels * launch) + rollouts.STEP_SECONDS)
-    assert found.bound == roofline.STARTS
-
-
-def test_memory_limits_the_sequences_that_run_at_once():
-    workload = Workload(1, 4096, 1024, 1024)
-    made = engine("qwen2.5-32b")
-    weights, sequence = sum(weight_bytes(made.shape, "bf16").values()), cache_bytes(made, 2048)
-    held = memory(made, workload)
-    for share in (0.9, 0.6):
-        usable, places = share * H200.memory, memory(made, replace(workload, memory=share)).fits
-        assert weights + places * sequence <= usable < weights + (places + 1) * sequence
-    assert memory(engine("qwen2.5-32b", "int8"), workload).fits > held.fits
-    assert memory(replace(made, cache=FP8), workload).fits in (2 * held.fits, 2 * held.fits + 1)
-    assert held.side_by_side(replace(workload, batch=5)) == 5
-    assert held.side_by_side(replace(workload, limit=7)) == 7
-    found = rollout(made, workload)
-    assert found.concurrent == held.fits
-    rounds = 4096 / held.fits
-    assert found.seconds == pytest.approx(found.prefills * found.prefill.seconds + rounds * 1024 * found.step.seconds)
-
-
-def test_sequences_that_fit_as_the_notes_have_them():
-    """30B-A3B, 2,048 + 30,720 tokens, on 4 dies of A3: counted by hand for 0.9 and 0.6 of the memory."""
-    for scheme, share, places in (("int8", 0.9, 67), ("int8", 0.6, 41), ("bf16", 0.9, 57), ("bf16", 0.6, 32)):
-        made = engine("qwen3-30b-a3b", scheme, get_device("A3"), tp=4)
-        assert memory(made, Workload(4, 256, 2048, 30720, memory=share)).fits == places
-
-
-def test_a_model_larger_than_the_device():
-    with pytest.raises(DoesNotFit, match=r"bf16 does not fit: 61\.0 GiB .* 57\.6 GiB are usable; raise --tp"):
-        rollout(engine("qwen2.5-32b", device=get_device("A2")), Workload(1, 8, 256, 256))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"memory": 0.0}, "--memory .* not 0"),
-        ({"memory": 1.5}, "--memory .* not 1.5"),
-        ({"dp": 0}, "--dp must be"),
-        ({"dp": 65}, "--batch 64 leaves some of --dp 65"),
-        ({"limit": 0}, "--max-num-seqs"),
-        ({"launch": 1e-6}, "--launch-us is for --eager"),
-        ({"launch": 0.0, "eager": True}, "--launch-us must be"),
-    ],
-)
-def test_impossible_workloads(changes, words):
-    with pytest.raises(AdviceError, match=words):
-        replace(Workload(1, 64, 256, 512), **changes)
-
-
-def test_caches_by_device():
-    dense = shape("qwen2.5-7b")
-    had = {name: set(caches(serving.OURS, get_device(name), dense)) for name in DATA_SHEETS}
-    assert {name for name in had if FP8 in had[name]} == {"H100", "H200"}
-    assert {name for name in had if INT8 in had[name]} == {"A100", "H100", "H200"}
-    for name, found in had.items():
-        refused = no_quantized_cache(get_device(name), dense)
-        assert set(refused) == set(CACHES) - {cache.name for cache in found} and "auto" not in refused
-    assert INT8 not in caches(serving.THEIRS, H200, dense)  # the int8 cache is this plugin's
-    assert {each.name for each in serving.servings(get_device("A2"))} == {"bf16", "int8"}
-    assert {each.name for each in serving.servings(get_device("A100"))} == {"bf16", "int8", "int8-vllm"}
-    assert not any(each.measured for each in serving.servings(get_device("A2")))
-
-
-def test_devices():
-    assert (H200.bandwidth, *H200.rates.values()) == (4.27e12, 695e12, 1279e12, 1210e12)  # DESIGN.md
-    assert get_device("H200") is H200
-    assert {name for name in DATA_SHEETS if "fp8" not in get_device(name).rates} == {"A2", "A3", "A100"}
-    found, sheet = get_device("A3"), DATA_SHEETS["A3"]
-    assert found.bandwidth / sheet.bandwidth == pytest.approx(4.27 / 4.8)
-    assert found.rates["int8"] / sheet.rates["int8"] == pytest.approx(1279 / 1979)
-    assert "nobody measured" in found.source and sheet.memory == 64 * GIB
-
-
-def test_figures_of_ones_own():
-    found = get_device("A2", bandwidth=1.3e12, rates={"int8": 5e14, "bf16": None})
-    assert found.bandwidth == 1.3e12 and found.rates["int8"] == 5e14
-    assert found.rates["bf16"] == get_device("A2").rates["bf16"]
-    assert found.source.startswith("bandwidth, int8 rate given")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("B200",), "no device 'B200'; known: A2, A3, A100, H100, H200"),
-        (("A2", None, {"fp8": 1e15}), "A2 has no fp8 units: leave out --fp8-rate"),
-        (("A2", 0.0), "--bandwidth .* not 0"),
-        (("H200", None, {"int8": float("inf")}), "--int8-rate .* not inf"),
-    ],
-)
-def test_impossible_devices(arguments, words):
-    with pytest.raises(AdviceError, match=words):
-        get_device(*arguments)
+def test_the_command(tmp_path):
+    model = get_model("qwen2.5-7b").write_config(tmp_path)
+    status, text = run(model, "--device", "h200", "--batch", 256)
+    found = json.loads(run(model, "--device", "h200", "--batch", 256, "--json")[1])
+    assert status == 0 and text.index("INT8 pays") < text.index("weights") < text.index("Assumed")
+    assert f"{found['gains']['int8']:.2f} times" in text and f"{found['rows']['bf16']['tokens_per_second']:.0f}" in text
+    status, text = run(FOLDER / "qwen2.5-7b-int8-gsm8k-h100.yaml", "--device", "H100", "--model", model, "--out", 100)
+    assert status == 0 and has_line_naming(text, "32 sequences", "2048 + 100 tokens", "4 x H100")
+    text, pages = run(model, "--device", "H200", "--in", 512, "--out", 8192)[1], ("tools.md", "tools.zh.md")
+    for said in ((FOLDER.parents[1] / "docs" / page).read_text() for page in pages):
+        assert all(line.rstrip() in said for line in text.splitlines()[1:-3])
+    for wrong in (("--tp", 3), ("--batch", 0), ("--memory", 1.5), ("--device", "B200")):
+        status, text = run(model, "--device", "A2", *wrong)
+        assert status == 2 and has_line_naming(text, wrong[0]) and "Traceback" not in text

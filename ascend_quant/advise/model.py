@@ -1,0 +1,149 @@
+"""The sizes of a decoder, from its config.json, and the bytes that its weights and its KV cache take.
+
+Known are decoders with full attention in which heads share keys and values (GQA), dense or with experts in every layer.
+A size that had to be guessed would be believed, so all else is refused.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ascend_quant.advise import AdviceError
+from ascend_quant.documents import read_json
+
+BF16, CODE, SCALE = 2, 1, 4  # bytes: an element, an 8-bit code, a float32 scale
+FULL_ATTENTION = "full_attention"
+DENSE = ("llama", "mistral", "qwen2", "qwen3", "granite", "olmo2", "seed_oss", "glm4")
+EXPERTS = ("mixtral", "olmoe", "qwen3_moe")
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+Matrix = tuple[int, int]  # K, N of x_MK @ w_NK.T
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder, or the share of it that one of several devices holds.
+
+    Attributes:
+        tied: whether the head's weight is the embedding.
+        width: intermediate size of the MLP, or of one expert.
+        experts: of each layer; 0 in a dense model.
+        top_k: experts that a token goes to.
+    """
+
+    hidden: int
+    vocab: int
+    tied: bool
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    width: int
+    experts: int = 0
+    top_k: int = 0
+
+    def attention(self) -> tuple[Matrix, Matrix]:
+        """The projections of one layer: queries, keys and values in one product, and the output."""
+        queries = self.heads * self.head_dim
+        return (self.hidden, queries + 2 * self.kv_heads * self.head_dim), (queries, self.hidden)
+
+    def mlp(self) -> tuple[Matrix, Matrix]:
+        """Gate and up in one product, and down; of one expert where there are some."""
+        return (self.hidden, 2 * self.width), (self.width, self.hidden)
+
+    def weight_bytes(self, scheme: str) -> int:
+        """Bytes of the weights; an INT8 matrix has a code for each element and a float32 scale for each row.
+
+        Embedding, head and routers stay BF16. Norms and biases, 0.01 % of all, are left out.
+        """
+        kept = (1 if self.tied else 2) * self.vocab * self.hidden + self.layers * self.hidden * self.experts
+        matrices = [*self.attention(), *(self.experts or 1) * self.mlp()]
+        item, scale = (BF16, 0) if scheme == "bf16" else (CODE, SCALE)
+        return BF16 * kept + self.layers * sum((item * k + scale) * n for k, n in matrices)
+
+    def cache_bytes(self, cache: str) -> int:
+        """Bytes of the keys and values of one token; an INT8 cache has a float32 scale for each head of either."""
+        head = BF16 * self.head_dim if cache == "bf16" else CODE * self.head_dim + SCALE
+        return self.layers * 2 * self.kv_heads * head
+
+    def on_each_of(self, devices: int) -> "Model":
+        """The share of one of so many tensor-parallel devices; heads of keys are repeated where there are too few.
+
+        Raises:
+            AdviceError: heads or widths cannot be split like that.
+        """
+        if self.heads % devices or self.width % devices or (self.kv_heads % devices and devices % self.kv_heads):
+            sizes = f"{self.heads} heads, {self.kv_heads} of keys, and an intermediate size of {self.width}"
+            raise AdviceError(f"--tp {devices} does not divide the model: it has {sizes}")
+        return replace(
+            self,
+            heads=self.heads // devices,
+            kv_heads=max(1, self.kv_heads // devices),
+            width=self.width // devices,
+            vocab=-(-self.vocab // devices),
+        )
+
+
+def read_model(place: str) -> Model:
+    """The model in a folder, in a config.json, or on the Hugging Face hub, of which config.json alone is fetched.
+
+    Raises:
+        AdviceError: there is none, or it is not one that `model_of` knows.
+    """
+    from huggingface_hub import hf_hub_download
+
+    path = Path(place)
+    try:
+        if HUB_ID.fullmatch(place) and not path.exists():
+            path = Path(hf_hub_download(place, "config.json"))
+        return model_of(read_json(path / "config.json" if path.is_dir() else path))
+    except (OSError, ValueError) as error:  # each of the hub's own errors is one or the other
+        if isinstance(error, AdviceError):
+            raise
+        raise AdviceError(f"{error}; give a folder, a config.json, an id of the hub or a recipe's .yaml") from error
+
+
+def model_of(config: Mapping[str, Any]) -> Model:
+    """The sizes in a Hugging Face config.
+
+    Raises:
+        AdviceError: naming the field that is missing, wrong, or not understood.
+    """
+    kind = config.get("model_type")
+    if kind not in DENSE + EXPERTS:
+        known = ", ".join(DENSE + EXPERTS)
+        raise AdviceError(f"config.json: model_type {kind!r:.80} is not among those that are estimated: {known}")
+    layers = _size(config, "num_hidden_layers")
+    if config.get("layer_types") not in (None, [FULL_ATTENTION] * layers):
+        raise AdviceError(f"config.json: layer_types: the estimate knows {FULL_ATTENTION} in each layer alone")
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
+        raise AdviceError("config.json: sliding_window is set; the estimate knows full attention alone")
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise AdviceError("config.json: mlp_only_layers or decoder_sparse_step leaves layers without experts")
+    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    model = Model(
+        hidden=hidden,
+        vocab=_size(config, "vocab_size"),
+        tied=bool(config.get("tie_word_embeddings")),
+        layers=layers,
+        heads=heads,
+        kv_heads=_size(config, "num_key_value_heads", default=heads),
+        head_dim=_size(config, "head_dim", default=hidden // heads),
+        width=_size(config, "moe_intermediate_size" if kind == "qwen3_moe" else "intermediate_size"),
+        experts=_size(config, "num_experts", "num_local_experts") if kind in EXPERTS else 0,
+        top_k=_size(config, "num_experts_per_tok") if kind in EXPERTS else 0,
+    )
+    if model.top_k > model.experts:
+        raise AdviceError(f"config.json: num_experts_per_tok {model.top_k} is more than {model.experts} experts")
+    return model
+
+
+def _size(config: Mapping[str, Any], *keys: str, default: int | None = None) -> int:
+    """A whole number under the first of these names that the file has."""
+    key = next((key for key in keys if config.get(key) is not None), keys[0])
+    value = default if config.get(key) is None else config[key]
+    if type(value) is not int or value < 1:
+        raise AdviceError(f"config.json: {key} must be a whole number above 0, not {value!r:.80}")
+    return value
