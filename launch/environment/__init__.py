@@ -52,14 +52,12 @@ class Setting:
 
     Attributes:
         source: table, recipe, inventory, host or shell.
-        why: the table's reason; empty for a variable that is not in the table.
         instead_of: the value that the user's replaces, if there was another.
     """
 
     name: str
     value: str
     source: str
-    why: str = ""
     instead_of: str | None = None
 
 
@@ -96,7 +94,7 @@ def node_environment(
         layers: who says so (recipe, inventory, host, shell), and the variables; the strongest last.
     """
     filled = {**values, "hccl_family": FAMILY.get(values["family"], values["family"])}
-    found = {row.name: Setting(row.name, row.value.format_map(filled), "table", row.why) for row in rows(stack)}
+    found = {row.name: Setting(row.name, row.value.format_map(filled), "table") for row in rows(stack)}
     for source, variables in layers:
         for name, value in variables.items():
             below = found.get(name)
@@ -104,7 +102,7 @@ def node_environment(
                 found[name] = Setting(name, value, source)
             else:
                 replaced = below.value if below.value != value else below.instead_of
-                found[name] = Setting(name, value, source, below.why, replaced)
+                found[name] = Setting(name, value, source, replaced)
     return list(found.values())
 
 

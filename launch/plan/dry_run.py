@@ -170,7 +170,6 @@ def environment(node: NodePlan, answer: Answer) -> list[dict[str, str | None]]:
             "value": shown(one.name, one.value),
             "source": one.source,
             "instead_of": one.instead_of and shown(one.name, one.instead_of),
-            "why": one.why,
         }
         for one in node_environment(node.stack, {**node.values, **values}, node.layers)
     ]
@@ -187,6 +186,7 @@ def checks(node: NodePlan) -> list[str]:
         *([f"{node.saving.out} has room for the checkpoints"] if node.saving else []),
         *([f"can import {', '.join(one.module for one in node.imports)}"] if node.imports else []),
         f"devices: {count(node)}",
+        "devices, chip, /dev/shm and /tmp as ./run.sh doctor wants them",
         f"free ports: {ports}",
         *(_joining(node) if len(node.members) > 1 else []),
     ]
