@@ -15,7 +15,7 @@ readonly TEST_GROUPS=(unit engine images npu cluster)
 readonly NPU_VERSIONS=(ascend_quant/integrations/vllm_ascend ascend_quant/kernels/npu* tests/npu_host tests/npu_host_0_10 docker/locks/npu*)
 readonly OWN_PATH=$PATH # npu's tests are not to see set_up's
 readonly TWO_AT_ONCE=(-n auto --dist loadgroup --no-loadscope-reorder) # tests/conftest.py says what stays together
-readonly COMMANDS=(demo study smoke train stop doctor data recipe images manifest test bench lint setup help)
+readonly COMMANDS=(demo study smoke train stop doctor data recipe test bench lint setup help)
 
 usage() {
   cat <<EOF
@@ -40,9 +40,6 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   stop [RUN]                    stop a run on all its hosts, and nothing else
   doctor [..]                   look for what would stop a run, here or with --cluster on its hosts, with fixes
   data NAME [..]                prepare gsm8k, dapo-math-17k or addition, from the hub or --from FOLDER, in --to FOLDER
-  images list | lock | build | verify | tag | save | load | run | wheelhouse
-                                container images of pinned versions: build, compare, distribute (images --help)
-  manifest [--json]             inside an image: what it is made of
   bench refit [..]              what a refit costs beside the alternatives, on this CPU (bench refit --help: options)
   bench rollout [..]            how fast engines generate, scheme beside scheme (on a GPU; --device cpu --models tiny: a try)
   bench attention [..]          the trainer's attention over packed sequences (on a GPU; --device cpu --small: a try)
@@ -53,7 +50,6 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   bench convert FOLDER [..]     how fast checkpoints are converted beside a copy, on the disk of FOLDER
   bench qat [..]                what quantization-aware training adds to a training step, on this CPU (--device cuda: a GPU)
   lint                          the checks that CI runs: format, lint, imports, shell scripts, YAML
-  lint --audit                  known vulnerabilities of the packages in docker/locks, asked of OSV over the network
   setup                         make the environment only
   help, --version               this text; the version of this checkout
 
@@ -362,9 +358,8 @@ main() {
     ;;
   test) run_tests "$@" ;;
   bench) run_bench "$@" ;;
-  recipe | train | stop | doctor | data | images | manifest) run_module launch "$command" "$@" ;;
+  recipe | train | stop | doctor | data) run_module launch "$command" "$@" ;;
   lint | setup)
-    if [[ $command == lint && $* == --audit ]]; then run_module launch.images.lock.audit; fi
     (($# == 0)) || die "$command: takes no arguments, not '$1'"
     if [[ $command == lint ]]; then run_lint; else set_up; fi
     ;;

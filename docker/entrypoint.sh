@@ -4,9 +4,9 @@ set -euo pipefail
 
 HOME_OF_PROJECT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly HOME_OF_PROJECT
-readonly VERBS=(smoke doctor demo study train stop data recipe manifest test help)
-readonly WRITING=(smoke demo study train manifest) # to /tmp, as torch, Ray and Python's tempfile do
-readonly OF_CHECKOUTS=(bench images lint setup)     # run.sh's other commands: here are no sources to work on
+readonly VERBS=(smoke doctor demo study train stop data recipe test help)
+readonly WRITING=(smoke demo study train) # to /tmp, as torch, Ray and Python's tempfile do
+readonly OF_CHECKOUTS=(bench lint setup) # run.sh's other commands: here are no sources to work on
 readonly FROM_A_CHECKOUT="mount a checkout and start that: docker run -v CHECKOUT:/src IMAGE /src/run.sh"
 
 usage() {
@@ -21,7 +21,6 @@ usage: docker run [OPTIONS] IMAGE VERB [ARGUMENTS]
   stop [RUN]            end what a run started, on every host, and nothing else
   recipe list | show    what can be trained, and the verl command that it becomes
   data NAME [..]        prepare a data set
-  manifest [--json]     what this image is made of
   test npu-smoke [..]   in an image for NPUs: what an Atlas A2 or A3 gives, into one JSON file (-- --help: options)
   help                  this text
   bash, python, ..      a program of the image

@@ -3,8 +3,7 @@
 import typer
 
 from launch.commands.demo import demo, smoke
-from launch.commands.doctor import doctor, manifest
-from launch.commands.images import images_app
+from launch.commands.doctor import doctor
 from launch.commands.recipe import data, recipe_app
 from launch.commands.study import study
 from launch.commands.train import node, stop, train
@@ -17,8 +16,7 @@ def commands() -> None:
     """INT8 rollouts for reinforcement learning: re-quantized in place after every training step."""
 
 
-for command in (demo, study, train, stop, doctor, data, smoke, manifest):
+for command in (demo, study, train, stop, doctor, data, smoke):
     app.command()(command)
 app.command(hidden=True)(node)
 app.add_typer(recipe_app, name="recipe")
-app.add_typer(images_app, name="images")

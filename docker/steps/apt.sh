@@ -19,7 +19,7 @@ snapshots_of_debian() { # the base's sources, with the snapshot of each in place
 }
 
 snapshots_of_ubuntu() { # the same; from 24.04 on the sources are in another form
-  : "${APT_SNAPSHOT:?apt.sh: on Ubuntu it is needed, as docker/stacks.yaml has it}"
+  : "${APT_SNAPSHOT:?apt.sh: on Ubuntu it is needed, as docker/docker-bake.hcl has it}"
   if [ -f /etc/apt/sources.list.d/ubuntu.sources ]; then
     sed "s/^URIs:/Snapshot: $APT_SNAPSHOT\n&/" /etc/apt/sources.list.d/ubuntu.sources >"$folder/parts/snapshot.sources"
   else

@@ -26,9 +26,7 @@ def fetch(address: str, wanted: str, folder: Path) -> Path:
         sys.exit(f"archive.py: {address} could not be fetched: {error}")
     found = hashlib.sha256(file.read_bytes()).hexdigest()
     if found != wanted:
-        sys.exit(
-            f"archive.py: {address} has sha256 {found}; pinned in docker/stacks.yaml: {wanted}: nothing is taken of it"
-        )
+        sys.exit(f"archive.py: {address} has sha256 {found}; docker-bake.hcl pins {wanted}: nothing is taken of it")
     return file
 
 

@@ -48,7 +48,7 @@ main() {
   fi
   export PATH=/opt/venv/bin:$PATH
   from_src
-  for source in ${SOURCES:?is empty: ./run.sh images build passes it, from docker/stacks.yaml}; do
+  for source in ${SOURCES:?is empty: docker/docker-bake.hcl has it}; do
     if [[ ${source%%=*} == */* ]]; then continue; fi # an archive
     named=0
     if [[ " $* " == *" ${source%%=*} "* ]]; then named=1; fi

@@ -1,6 +1,5 @@
-"""Looks at what is here before a run, or after one: `run.sh doctor` and `manifest`; changes nothing."""
+"""Looks at what is here before a run, or after one: `run.sh doctor`; changes nothing."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -89,15 +88,3 @@ def examined(
         paths = places(recipe, hosts, new_run(), locals_of(hosts)[0], model, data, out)
     with Console(stderr=True).status("examining"):
         return examine(inventory, recipe, paths, kl)
-
-
-def manifest(as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False) -> None:
-    """What this image is made of: packages, commits, CANN, CUDA, chip, kernels. For `docker run IMAGE manifest`."""
-    from launch.errors import LaunchError
-    from launch.images.manifest import manifest as look
-
-    try:
-        found = look(os.environ)
-    except LaunchError as error:
-        fail(str(error), WRONG_USE)
-    typer.echo(found.as_json() if as_json else "\n".join(found.lines()), nl=not as_json)

@@ -34,7 +34,7 @@ from launch.smoke.child import (
 from launch.stacks import STACK_VARIABLE
 
 MANIFEST_SECONDS, DOCTOR_SECONDS = 300, 300
-LONG = ("packages", "system_packages", "compiled")  # of a manifest: `images verify` reads them
+LONG = ("packages", "system_packages")  # of a manifest
 KERNELS_SECONDS, NPU_SECONDS, MODELS_SECONDS, ENGINE_SECONDS = 300, 1800, 300, 900
 NPU_GROUPS = ("environment", "arithmetic", "layout", "quantize", "products", "experts", "graphs")  # all but speeds
 MEMORY = "0.2"  # of a device: the model has 5 M parameters
@@ -48,7 +48,7 @@ def manifest(setting: Setting) -> list[Result]:
     """What the image is made of, in short."""
     if not os.environ.get(STACK_VARIABLE):
         return [not_applicable("manifest", f"this is no image of ours ({STACK_VARIABLE} is not set)")]
-    ended = run(setting, "manifest", python("-m", "launch", "manifest", "--json"), MANIFEST_SECONDS, apart=True)
+    ended = run(setting, "manifest", python("-m", "launch.manifest"), MANIFEST_SECONDS, apart=True)
     found = ended.json()
     if ended.code or found is None:
         return [Result("manifest", FAILED, ended.seconds, reason=ended.why())]

@@ -9,11 +9,11 @@ import os
 import subprocess
 from pathlib import Path
 
+from bake_file import arguments
 from cluster.tools import install, on_path
 
 from docker_engine.engine import Engine
 from docker_engine.programs import SOURCES
-from launch.stacks import pins
 
 IMAGE = "ascend-quant-test-base:bookworm"
 LEFT_OUT = ("man", "locale", "doc")
@@ -22,7 +22,7 @@ LEFT_OUT = ("man", "locale", "doc")
 def make(engine: Engine, folder: Path) -> str:
     """The base as an image of the engine; returns its name. About half a minute."""
     if os.environ.get("ASCEND_QUANT_TEST_BASE") == "pinned":
-        pinned = pins("cpu").bases["any"]
+        pinned = arguments("cpu")["BASE"]
         engine.docker("pull", "--quiet", pinned, timeout=300)
         return pinned
     install([] if on_path("mmdebstrap") else ["mmdebstrap"])

@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bake_file import arguments
+
 from docker_engine.engine import Engine
-from launch.images.build import git, project_version
 from launch.root import ROOT
-from launch.stacks import pins
 
 NAME = "ascend-quant:test-cpu"
 SECONDS = 1500
@@ -30,11 +30,14 @@ def build(
         root: the checkout, or what `tree` made of it.
     """
     files = [root / "docker" / "docker-bake.hcl", _here(base, name, folder)]
-    arguments = {"VERSION": project_version(), "REVISION": git(ROOT, "rev-parse", "HEAD").strip()}
-    said = [f"--set=cpu.args.{name}={value}" for name, value in arguments.items()]
-    command = ["buildx", "bake", "--progress=plain", *(f"--file={file}" for file in files), *said, *options, "cpu"]
-    engine.docker(*command, timeout=SECONDS, cwd=root)
+    command = ["buildx", "bake", "--progress=plain", *(f"--file={file}" for file in files), *options, "cpu"]
+    engine.docker(*command, timeout=SECONDS, cwd=root, env=engine.environment | {"REVISION": revision()})
     return name
+
+
+def revision() -> str:
+    """The commit of this checkout."""
+    return subprocess.check_output(["git", "-C", ROOT, "rev-parse", "HEAD"], text=True).strip()
 
 
 def tree(folder: Path) -> Path:
@@ -47,7 +50,7 @@ def tree(folder: Path) -> Path:
 
 def _here(base: str, name: str, folder: Path) -> Path:
     """What is of this place alone, as a second bake file: the stand-in under the pinned name, torch, the network."""
-    pinned = pins("cpu").bases["any"].removeprefix("docker.io/library/")  # as BuildKit looks it up
+    pinned = arguments("cpu")["BASE"].removeprefix("docker.io/library/")  # as BuildKit looks it up
     target = {
         "contexts": {pinned: f"docker-image://{base}", "wheels": str(torch_wheel(folder / "wheels"))},
         "network": "host",

@@ -16,7 +16,7 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 def pytest_collection_modifyitems(items):
     for item in items:
         if "docker" in getattr(item, "fixturenames", ()):  # builds images, or looks into one that others share
-            item.add_marker(pytest.mark.long("docker", "launch/images", "tests/docker_engine", "tests/images"))
+            item.add_marker(pytest.mark.long("docker", "launch/manifest.py", "tests/docker_engine", "tests/images"))
 
 
 @pytest.fixture(scope="session")

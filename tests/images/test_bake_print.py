@@ -1,17 +1,36 @@
-"""`docker buildx bake --print` of every target, and that no argument is one which its Dockerfile would drop unread."""
+"""`docker buildx bake --print`: buildx reads every target as tests/bake_file.py does, and gives each its tags."""
 
 import json
-import re
+
+import bake_file
+import pytest
 
 from launch.root import ROOT
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
-def test_every_target_is_read_and_passes_what_its_dockerfile_takes(docker):
-    done = docker.docker("buildx", "bake", f"--file={ROOT}/docker/docker-bake.hcl", "--print", "all", cwd=ROOT)
-    targets = json.loads(done.stdout)["target"]
-    assert {name.partition("-")[0] for name in targets} == {"cpu", "cuda13", "ascend"}
+
+def printed(docker, **variables: str) -> dict[str, dict]:
+    """The targets of the group `all`."""
+    command = ("buildx", "bake", f"--file={bake_file.FILE}", "--print", "all")
+    done = docker.docker(*command, cwd=ROOT, env=docker.environment | variables)
     assert "warning" not in done.stderr.lower(), done.stderr
+    return json.loads(done.stdout)["target"]
+
+
+@pytest.mark.parametrize(
+    "variables", [{}, {"VERSION": "9.9", "REVISION": COMMIT, "REPOSITORY": "registry.example/ours"}]
+)
+def test_every_target_is_read_and_tagged(docker, variables: dict[str, str]):
+    targets = printed(docker, **variables)
+    assert targets.keys() == bake_file.IMAGES.keys()
     for name, target in targets.items():
-        takes = re.findall(r"(?m)^ARG (\w+)", (ROOT / target["dockerfile"]).read_text())
-        assert set(target["args"]) <= set(takes), name
-        assert {"BASE", "STACK", "VERSION", "REVISION"} <= set(target["args"]), name
+        assert target["dockerfile"] == bake_file.dockerfile(name)
+        told, version = target["args"], variables.get("VERSION", target["args"]["VERSION"])
+        assert told == bake_file.arguments(name) | {
+            "VERSION": version,
+            "REVISION": variables.get("REVISION", "unknown"),
+        }
+        tag = f"{variables.get('REPOSITORY', 'ascend-quant')}:{bake_file.IMAGES[name]}"
+        of_commit = [f"{tag}-{version}-g{COMMIT}"] if variables else []
+        assert target["tags"] == [tag, f"{tag}-{version}", *of_commit]

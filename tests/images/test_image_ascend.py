@@ -12,6 +12,7 @@ import pytest
 import vendor_bases
 import vendor_build
 import vendor_sources
+from bake_file import arguments
 from docker_engine.engine import Engine
 from unit.npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, write_npu_smi
 
@@ -30,6 +31,7 @@ class Image:
 
     engine: Engine
     name: str
+    target: str
     stack: str
     chip: str
     python: str
@@ -50,15 +52,15 @@ def image(request, docker, stand_in_base, tmp_path_factory) -> Image:
     (folder / "repositories").mkdir()
     with vendor_sources.served(folder / "repositories", vendor_bases.address_for_builds(docker)) as address:
         commits = vendor_sources.make(folder / "repositories", address)
-        arguments = {
+        instead = {
             "BASE": base,
             "PYTHON_VERSION": python,
             "SOURCES": " ".join(source(name, address, commits, stack) for name in pins(stack).sources),
             "VERSION": "0.1.0",
             "REVISION": REVISION,
         }
-        name = vendor_build.build(docker, request.param, folder, arguments)
-    return Image(docker, name, stack, chip, python, commits)
+        name = vendor_build.build(docker, request.param, folder, instead)
+    return Image(docker, name, request.param, stack, chip, python, commits)
 
 
 def source(name: str, address: str, commits: dict[str, str], stack: str) -> str:
@@ -87,7 +89,7 @@ def test_sources_are_the_pinned_commits(image):
 
 def test_manifest_tells_chip_and_cann(image):
     found = vendor_build.manifest(image.engine, image.name)
-    assert found["chip"] == image.chip and found["built_for"] == pins(image.stack).soc[image.chip]
+    assert found["chip"] == image.chip and found["built_for"] == arguments(image.target)["SOC_VERSION"]
     assert found["cann"] == pins(image.stack).cann
     assert found["revision"] == REVISION
     assert found["python"].startswith(image.python)
@@ -201,7 +203,7 @@ NOT_BUILT = {
 def test_what_was_not_built(image, capsys):
     found = vendor_build.manifest(image.engine, image.name)
     labels = vendor_build.inspect(image.engine, image.name)["Config"]["Labels"]
-    left = vendor_build.not_built(found, labels, image.chip)
+    left = vendor_build.not_built(image.target, found, labels)
     with capsys.disabled():
         print(f"\n{image.name}: not built here:")
         for layer in left:

@@ -80,7 +80,7 @@ def test_the_doctor_says_that_there_is_no_gpu(docker, image):
 
 def test_what_was_not_built(docker, image, capsys):
     labels = vendor_build.inspect(docker, image)["Config"]["Labels"]
-    left = vendor_build.not_built(vendor_build.manifest(docker, image), labels, None)
+    left = vendor_build.not_built(STACK, vendor_build.manifest(docker, image), labels)
     with capsys.disabled():
         print(f"\n{image}: not built here:")
         for layer in left:

@@ -40,13 +40,11 @@ TABLE = [
     Row("recipe list", 0, "addition-int8"),
     Row("data no-such-data", 2, "no-such-data"),
     Row("doctor --set x=1", 2, "--recipe"),
-    Row("manifest --no-such-option", 2, "--no-such-option", (1, NO_TMP)),
     Row("test unit", 2, "this image has no tests"),
     Row("bench refit", 2, "bench needs the sources"),
     Row("fly", 2, "no verb 'fly'. Verbs: smoke doctor demo study train"),
     Row("python --version", 0, "Python 3.11"),
 ]
-SEVERAL_LINES = "Usage: run.sh manifest"  # typer's own, for an option that there is not
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +69,7 @@ def test_status_and_words(answers, way: str, row: Row):
     wanted, part = row.without_tmp if row.without_tmp and way == WITHOUT_TMP else (row.status, row.part)
     assert status == wanted and part in text, text
     assert "Traceback" not in text
-    if status and not text.startswith(SEVERAL_LINES):
+    if status:
         assert len(text.splitlines()) == 1, text
 
 

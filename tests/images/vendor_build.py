@@ -8,6 +8,7 @@ import json
 import re
 from pathlib import Path
 
+from bake_file import arguments as told
 from docker_engine import cpu_image
 from docker_engine.cpu_image import CERTIFICATES
 from docker_engine.engine import Engine
@@ -76,10 +77,9 @@ def inspect(engine: Engine, image: str) -> dict:
 
 
 def manifest(engine: Engine, image: str) -> dict:
-    """What `docker run IMAGE manifest --json` prints."""
-    return json.loads(
-        engine.docker("run", "--rm", "--read-only", "--tmpfs=/tmp:exec", image, "manifest", "--json").stdout
-    )
+    """What the image says that it is made of."""
+    options = ("--rm", "--read-only", "--tmpfs=/tmp:exec")
+    return json.loads(engine.docker("run", *options, image, "python", "-m", "launch.manifest").stdout)
 
 
 def reason(layer: str) -> str:
@@ -87,12 +87,11 @@ def reason(layer: str) -> str:
     return REASONS.get(layer) or REASONS[layer.split()[0]]
 
 
-def not_built(found: dict, labels: dict[str, str], chip: str | None) -> list[str]:
+def not_built(target: str, found: dict, labels: dict[str, str]) -> list[str]:
     """The layers of this image that are not what the stack's pins say, by what is in it."""
     stack = pins(found["stack"])
     packages = found["packages"]
-    wanted = stack.bases[chip or "any"]
-    left = [] if labels["org.opencontainers.image.base.name"] == wanted else ["base"]
+    left = [] if labels["org.opencontainers.image.base.name"] == told(target)["BASE"] else ["base"]
     if not found["system"].startswith("ubuntu "):
         left.append("apt packages of Ubuntu")
     if not found["python"].startswith(stack.python + "."):

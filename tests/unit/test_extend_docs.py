@@ -11,7 +11,7 @@ from ascend_quant.refit import RefitError
 from ascend_quant.schemes import get_scheme
 from launch.root import ROOT
 
-NAMES = ("extend_kernel", "extend_engine", "extend_stack")
+NAMES = ("extend_kernel", "extend_engine")
 PAGES = [ROOT / "docs" / f"{name}{end}" for name in NAMES for end in (".md", ".zh.md")]
 OF_THE_EXAMPLE = {"docker/locks/cpu-vllm0.33.in", "docker/locks/cpu-vllm0.33.txt"}  # what the reader makes
 FILE = re.compile(r"(?:ascend_quant|launch|tests|docker|docs|benchmarks|\.github)/[\w./-]+\.\w+")
@@ -45,8 +45,6 @@ def test_files_and_tests_that_a_page_names_are_there(page: Path):
         ("ascend_quant/kernels/tuned.py", ("split_k",)),
         ("ascend_quant/refit/session.py", ("record",)),
         ("ascend_quant/refit/servable.py", ("require_servable", "why_not_servable", "falls_asleep", "slept", "woke")),
-        ("launch/recipes/fields.py", ("Stack",)),
-        ("launch/environment/table.py", ("CUDA", "ASCEND")),
     ],
 )
 def test_what_the_pages_tell_to_edit_is_defined_there(file: str, names: tuple[str, ...]):

@@ -5,20 +5,20 @@ import re
 import shlex
 import subprocess
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
+from bake_file import IMAGES, arguments
 from command_cases import understood
 from doctor_facts import NPU_FILES, NPUS, wanted, well
 from typer.testing import CliRunner
 
 from launch.cli import app
-from launch.commands.images import images_app
 from launch.doctor import devices, machine, versions
 from launch.doctor.checking import Check
 from launch.doctor.facts import GIB, Devices, Facts
-from launch.images.targets import targets
 from launch.inventory import Inventory, load, names
 from launch.plan.start import ASCEND_ADDRESSES, ASCEND_DEVICES, ASCEND_DRIVER, RDMA_DEVICES, bind, limits
 
@@ -55,22 +55,13 @@ def test_both_languages_have_the_same_commands_headings_and_words():
     assert headings[0] == headings[1]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_linked_files_exist(page: str):
-    for target in re.findall(r"\]\(([^)]+)\)", PAGES[page]):
-        assert (ROOT / "docs" / target).is_file(), target
-
-
-def test_commands_of_run_sh_are_understood():
-    for line in [line for text in SHOWING for line in commands(text, "./run.sh images")]:
-        words = shlex.split(line)[1:]
-        understood(words)
-        assert words[1] != "build" or words[2] in targets()
-
-
-def test_every_command_of_images_is_shown():
-    shown = {line.split()[2] for line in commands(ENGLISH, "./run.sh images")}
-    assert shown == {command.name or command.callback.__name__ for command in images_app.registered_commands}
+def test_what_is_baked_are_targets():
+    baked = [line for text in SHOWING for line in commands(text) if "buildx bake" in line]
+    assert len(baked) >= 6
+    for line in baked:
+        words = shlex.split(line.partition("docker/docker-bake.hcl ")[2])
+        named = [word for before, word in pairwise(["", *words]) if not word.startswith("--") and before != "--set"]
+        assert named and set(named) <= set(IMAGES), line
 
 
 def test_containers_are_of_targets_and_are_given_verbs():
@@ -78,7 +69,7 @@ def test_containers_are_of_targets_and_are_given_verbs():
     assert len(runs) >= 8
     for line in runs:
         target, *words = shlex.split(line.split(IMAGE)[1].partition(" > ")[0])
-        assert target in targets() and words[0] in verbs()
+        assert target in IMAGES.values() and words[0] in {*verbs(), "python"}
         understood(words)
 
 
@@ -104,7 +95,9 @@ def test_services_and_their_verbs_exist():
 
 def test_the_tables_have_every_image_and_every_verb():
     named = [word for row in first_cells(ENGLISH) for word in row]
-    assert {word.removeprefix(IMAGE.strip()) for word in named if word.startswith(IMAGE.strip())} == set(targets())
+    assert {word.removeprefix(IMAGE.strip()) for word in named if word.startswith(IMAGE.strip())} == set(
+        IMAGES.values()
+    )
     assert set(verbs()) - {"help"} <= set(named)
 
 
@@ -146,10 +139,4 @@ def test_what_one_reads_is_what_programs_write(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("inventory", [one for one in map(load, names()) if one.image], ids=lambda one: one.image)
 def test_inventories_name_images_of_their_stack(inventory: Inventory):
     name, _, target = inventory.image.partition(":")
-    assert f" {name}:" == IMAGE and targets()[target].stack == inventory.stack
-
-
-@pytest.mark.parametrize("page", [f"docs/{name}" for name in ("cluster.md", "cluster.zh.md", *PAGES)] + ["run.sh"])
-def test_images_are_no_longer_planned(page: str):
-    lines = [line for line in (ROOT / page).read_text().splitlines() if "image" in line.lower() or "镜像" in line]
-    assert not [line for line in lines if "planned" in line or "计划" in line]
+    assert f" {name}:" == IMAGE and arguments(target.replace(".", "_"))["STACK"] == inventory.stack

@@ -8,14 +8,13 @@ from dataclasses import replace
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 
+import lock_file
 import pytest
 from cluster_cases import node_plan
 from packaging.utils import canonicalize_name
 
 from launch.doctor.requirements import wanted_of
 from launch.errors import LaunchError
-from launch.images.lock.packages import parse
-from launch.images.targets import targets
 from launch.inventory.fields import Inventory
 from launch.nodes import checks
 from launch.nodes.facts import gather
@@ -65,9 +64,8 @@ def modules(name: str, *extra: str, stack: str | None = None) -> set[str]:
 @cache
 def of_stack(stack: str) -> set[str]:
     """The distributions of a stack's image: of its locks, built from sources, and the pinned."""
-    of_stack = [target for target in targets().values() if target.stack == stack]
-    files = {file for target in of_stack for file in (*target.locks, *target.sdists)}
-    locked = {canonicalize_name(entry.name) for file in files for entry in parse(file.read_text())}
+    locks = [*lock_file.of_stack(stack), *([f"{stack}.sdists"] if lock_file.has(f"{stack}.sdists") else [])]
+    locked = {entry.name for lock in locks for entry in lock_file.entries(lock)}
     return locked | {canonicalize_name(name) for name in (*all_pins()[stack].sources, *all_pins()[stack].packages)}
 
 

@@ -207,7 +207,6 @@ def test_what_is_wrong_with_data_is_said(arguments: list[str], said: str, code: 
     [
         *((f"train addition-int8 --set nodes=1 --dry-run{more}", "--cluster") for more in ("", " --on-this-node")),
         *(("doctor", option) for option in ("--cluster", "--recipe", "--model", "--data", "--out")),
-        ("images load archive.tar.zst", "--cluster"),
         ("demo --arms int8", "--out"),
         ("study --arms bf16", "--out"),
     ],
@@ -216,14 +215,7 @@ def test_an_unset_variable_of_a_shell_is_no_choice(
     command: str, option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """It would be another machine, another run, this folder or no recipe. Nothing is begun with it, either."""
-    begun = (
-        "doctor.hosts.examine",
-        "plan.make.make",
-        "images.archive.check",
-        "demo.run.run_demo",
-        "study.cells.train_all",
-    )
-    for name in begun:
+    for name in ("doctor.hosts.examine", "plan.make.make", "demo.run.run_demo", "study.cells.train_all"):
         monkeypatch.setattr(f"launch.{name}", lambda *_, **__: pytest.fail("was taken"))
     monkeypatch.chdir(tmp_path)
     shown = run(*command.split(), *([option] if option.startswith("-") else []), "")
@@ -255,7 +247,6 @@ def test_run_sh_knows_its_verbs():
         "doctor",
         "data",
         "recipe",
-        "images",
         "test",
         "bench",
         "lint",

@@ -5,10 +5,10 @@ from functools import cache
 
 import pytest
 import tomllib
+from lock_file import entries, has
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from launch.images.lock.packages import LOCKS, parse
 from launch.root import ROOT
 from launch.stacks import all_pins
 
@@ -42,9 +42,9 @@ def wanted(extra: str) -> list[Requirement]:
 def versions(name: str) -> dict[str, set[str]]:
     """By package, those of a lock and of the locks that are installed with it."""
     found: dict[str, set[str]] = {}
-    for file in (LOCKS / f"{name}{part}.txt" for part in ("", "-image", ".torch")):
-        for entry in parse(file.read_text()) if file.exists() else ():
-            found.setdefault(canonicalize_name(entry.name), set()).add(entry.version)
+    for lock in filter(has, (f"{name}{part}" for part in ("", "-image", ".torch"))):
+        for entry in entries(lock):
+            found.setdefault(entry.name, set()).add(entry.version)
     return found
 
 

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import bake_file
 import pytest
 
 from launch.environment import rows as variables
@@ -37,12 +38,17 @@ def rows(page: str) -> list[Row]:
     return found
 
 
+def built(stack: str) -> dict[str, str]:
+    """What the builds of a stack's images are told."""
+    return bake_file.arguments(bake_file.of_stack(stack)[0])
+
+
 @cache
 def facts(name: str) -> tuple[tuple[str, str], ...]:
     """What a stack's pins and variables say, or a recipe's overrides and variables, by their keys."""
     if name in all_pins():
         stack = pins(name)
-        own = {"python": stack.python, "cann": stack.cann or "", **stack.arguments, **stack.packages}
+        own = {"python": stack.python, "cann": stack.cann or "", **built(name), **stack.packages}
         commits = {source: found.commit for source, found in stack.sources.items()}
         table = {row.name: row.value for row in variables(name)}
         return (*own.items(), *commits.items(), *table.items())

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
+import bake_file
 import pytest
 import yaml
+from lock_file import MACHINES, installed, of_stack
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from source_facts import imports, requires
 from test_locks import MISSING
 
-from launch.images.lock.packages import MACHINES, locked, machine
-from launch.images.targets import targets
 from launch.stacks import all_pins
 
 FACTS = yaml.safe_load((Path(__file__).parent / "data" / "source_builds.yaml").read_text())
@@ -19,10 +19,9 @@ SOURCES = [(stack, name) for stack, pins in all_pins().items() for name in pins.
 
 def have(stack: str, architecture: str) -> dict[str, str]:
     """What the stack's locks install, and what of its torch lock is known to be missing."""
-    target = next(one for one in targets().values() if one.stack == stack)
-    found = {one.name: one.version for one in locked(target.locks, machine(target.pins.python, architecture))}
+    found = {name: version for lock in of_stack(stack) for name, version in installed(lock, architecture).items()}
     gaps = {package for lock, where, package in MISSING if lock == f"{stack}.torch" and where in (architecture, "*")}
-    return found | {package: target.pins.packages[package] for package in gaps}
+    return found | {package: all_pins()[stack].packages[package] for package in gaps}
 
 
 @pytest.mark.parametrize(("stack", "name"), SOURCES)
@@ -46,10 +45,12 @@ def test_its_build_finds_what_it_imports_and_requires(stack: str, name: str, arc
 
 @pytest.mark.parametrize(("stack", "name"), SOURCES)
 def test_what_its_build_would_fetch_is_pinned(stack: str, name: str):
-    fetched, files = FACTS[stack][name].get("fetched", {}), all_pins()[stack].sources[name].files
+    fetched, (target, *_) = FACTS[stack][name].get("fetched", {}), bake_file.of_stack(stack)
+    archives = [one.partition("=") for one in bake_file.sources(target) if one.startswith(f"{name}/")]
+    files = {place.removeprefix(f"{name}/"): file.partition("#sha256:")[2] for place, _, file in archives}
     assert files.keys() == fetched.keys()
     for place, known in fetched.items():
-        assert known in (None, files[place].sha256), place
+        assert known in (None, files[place]), place
 
 
 def test_facts_are_read_from_a_source():

@@ -1,13 +1,12 @@
 """The workflows run what exists: verbs of run.sh with their options, every group of tests, every pinned target."""
 
 import ast
-import json
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import yaml
+from bake_file import IMAGES, UNKNOWN, arguments
 from command_cases import understood
 from workflow_cases import (
     ROOT,
@@ -18,19 +17,24 @@ from workflow_cases import (
     calls,
     groups,
     jobs,
-    listed_targets,
     matrix_of,
-    pinned,
     shell_of,
     steps,
 )
 
-from launch.images.build import must_be_pinned
-from launch.images.targets import targets
-from launch.images.verify import PROCESSORS
 from launch.plan.start import ASCEND_DEVICES, ASCEND_DRIVER, bind, limits
 
-PROGRAMS = {"docker", "echo", "jq", "mkdir", "python", "sed", "sudo", "test"}  # of GitHub, and of the runners' owners
+PROGRAMS = {
+    "docker",
+    "echo",
+    "jq",
+    "mkdir",
+    "pipx",
+    "python",
+    "sed",
+    "sudo",
+    "test",
+}  # of GitHub, and of the runners' owners
 WORDS = {"{", "if", "exit", "fi"}  # of the shell's own
 CI = TREES["ci"]["jobs"]
 ENVIRONMENT = ROOT / ".github/actions/environment/action.yml"
@@ -122,29 +126,13 @@ def test_an_environment_is_kept_until_its_locks_change(group: str):
     assert len(names) and {file for file in wanted if file.exists()} <= hashed
 
 
-def test_every_image_is_built_verified_and_its_tags_are_its_own():
-    matrix = matrix_of(TREES["images"]["jobs"]["image"])
-    assert matrix == {"target": list(targets()), "processor": list(PROCESSORS.values())}
-    for verb in ("build", "verify", "tag"):
-        assert len([words for words in calls("images") if words[:2] == ["images", verb]]) == 2 * len(targets())
-    assert not [line for line in shell_of("images") if line.startswith(("docker tag", "docker push", "docker build"))]
-
-
-def test_targets_without_a_pin_leave_with_a_notice(tmp_path: Path):
-    rows = json.loads(listed_targets())
-    rows[0] |= {"target": "a-loose-one", "loose": ["one has no digest", "two is in no lock"]}
-    rows[1] |= {"target": "a-pinned-one", "loose": []}
-    built, said = pinned(json.dumps(rows), tmp_path / "output")
-    assert "a-pinned-one" in built and "a-loose-one" not in built
-    assert len(built) + len(said) == len(rows) and all(line.startswith("::notice ") for line in said)
-    (notice,) = [line for line in said if "a-loose-one" in line]
-    assert all(what in notice for what in (*rows[0]["loose"], f"images lock {rows[0]['stack']}"))
-
-
-def test_what_is_pinned_is_taken_by_a_build(tmp_path: Path):
-    built, _ = pinned(listed_targets(), tmp_path / "output")
-    assert {"cpu", "cuda13"} <= set(built)
-    must_be_pinned([targets()[name] for name in built])
+def test_every_image_whose_base_is_pinned_is_built_for_both_processors_by_the_bake_file():
+    pinned = [name for name in IMAGES if not arguments(name)["BASE"].endswith(UNKNOWN)]
+    assert matrix_of(TREES["images"]["jobs"]["image"]) == {"target": pinned, "processor": ["amd64", "arm64"]}
+    assert matrix_of(TREES["images"]["jobs"]["list"]) == {"target": pinned}
+    built = [line for line in shell_of("images") if line.startswith("docker buildx bake ")]
+    assert len(built) == 2 * len(pinned) and all("--file docker/docker-bake.hcl" in line for line in built)
+    assert not [line for line in shell_of("images") if line.startswith("docker build ")]
 
 
 def test_images_keep_their_provenance_and_sbom():
@@ -155,7 +143,7 @@ def test_images_keep_their_provenance_and_sbom():
 
 def test_images_of_devices_are_tried_on_them():
     tried = [line for name in ("gpu-smoke", "npu-smoke") for line in shell_of(name) if line.startswith("docker pull")]
-    assert {line.split(":")[-1] for line in tried} == set(targets()) - {"cpu"}
+    assert {line.split(":")[-1] for line in tried} == set(IMAGES.values()) - {"cpu"}
 
 
 def test_a_smoke_on_npus_has_the_devices_and_the_driver_as_the_launcher_gives_them():

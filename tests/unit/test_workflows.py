@@ -23,7 +23,7 @@ def smoke_runs(name: str, event: str, of: str = "", conclusion: str = "success",
 
 
 def test_these_are_the_workflows():
-    assert set(TREES) == {"ci", "gpu-smoke", "images", "nightly", "npu-smoke", RELEASE}
+    assert set(TREES) == {"audit", "ci", "gpu-smoke", "images", "nightly", "npu-smoke", RELEASE}
 
 
 def test_actions_are_pinned_by_commit_with_their_version_and_alike():
@@ -110,7 +110,7 @@ def test_values_of_others_do_not_become_shell_text(name: str):
 
 def test_forks_have_an_index_with_torch_s_cpu_builds():
     """They have no variables, and variables are not passed to their pull requests."""
-    given = {TREES[name]["env"]["PIP_EXTRA_INDEX_URL"] for name in ("ci", "images", "nightly")}
+    given = {TREES[name]["env"]["PIP_EXTRA_INDEX_URL"] for name in ("ci", "nightly")}
     assert len(given) == 1
     (expression,) = given
     assert asked(expression, vars={"PIP_EXTRA_INDEX_URL": "https://packages.example"}) == "https://packages.example"

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -40,31 +39,11 @@ def groups() -> list[str]:
     return json.loads(subprocess.check_output([RUN_SH, "test", "--list"], text=True))
 
 
-@functools.cache
-def listed_targets() -> str:
-    """What `images list --json` prints."""
-    return subprocess.check_output([sys.executable, "-m", "launch", "images", "list", "--json"], text=True, cwd=ROOT)
-
-
-def pinned(rows: str, output: Path) -> tuple[list[str], list[str]]:
-    """What .github/pinned.py makes of these rows: the targets in its output, and the lines that it prints."""
-    command = [sys.executable, ROOT / ".github/pinned.py", output]
-    said = subprocess.run(command, input=rows, capture_output=True, text=True, check=True).stdout
-    name, _, value = output.read_text().strip().partition("=")
-    assert name == "pinned"
-    return json.loads(value), said.splitlines()
-
-
 def matrix_of(job: dict[str, Any]) -> dict[str, list[str]]:
-    """A job's matrix, with the lists of other jobs in it: all groups, and all targets, as if each were pinned."""
+    """A job's matrix, with the list of another job in it: all groups."""
     matrix = {**job.get("strategy", {}).get("matrix", {})}
     matrix.pop("include", None)  # what depends on a row
-    known = {
-        "${{ fromJSON(needs.groups.outputs.names) }}": groups,
-        "${{ fromJSON(needs.targets.outputs.pinned) }}": lambda: [
-            row["target"] for row in json.loads(listed_targets())
-        ],
-    }
+    known = {"${{ fromJSON(needs.groups.outputs.names) }}": groups}
     return {key: values if isinstance(values, list) else known[values]() for key, values in matrix.items()}
 
 

@@ -1,0 +1,79 @@
+"""What an image is made of, read from within: `docker run IMAGE python -m launch.manifest` prints it as JSON.
+
+Without dates and in order, so that two builds of a commit print the same. Nothing that is looked at is imported.
+"""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from launch.software import CHIP_VARIABLE, Package, cann_version, chip_of_build, commit, plain
+from launch.stacks import STACK_VARIABLE
+
+REVISION_VARIABLE = "ASCEND_QUANT_REVISION"  # set by our images: this project's commit
+
+
+def manifest(environment: Mapping[str, str], root: Path = Path("/")) -> dict[str, Any]:
+    """The stack, the chip and the commit that this image was built as, and the versions of all that is in it.
+
+    Raises:
+        KeyError: a variable that our images set is missing: this is none of them.
+    """
+    system = platform.freedesktop_os_release()
+    return {
+        "stack": environment[STACK_VARIABLE],
+        "chip": environment.get(CHIP_VARIABLE) or None,
+        "built_for": chip_of_build(),
+        "revision": environment[REVISION_VARIABLE],
+        "architecture": platform.machine(),
+        "system": f"{system['ID']} {system.get('VERSION_ID', 'without a version')}",
+        "python": platform.python_version(),
+        "cann": cann_version(root, environment)[0],
+        "cuda": cuda(),
+        "packages": {name: asdict(package) for name, package in packages().items()},
+        "system_packages": system_packages(),
+    }
+
+
+def packages() -> dict[str, Package]:
+    """The packages of this interpreter's own environment; those that PYTHONPATH brings are CANN's."""
+    folders = list(dict.fromkeys(sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")))
+    return {plain(one.metadata["Name"]): Package(one.version, commit(one)) for one in distributions(path=folders)}
+
+
+def system_packages() -> dict[str, str]:
+    """The installed packages of Debian or Ubuntu, as name:architecture.
+
+    Raises:
+        OSError, CalledProcessError: dpkg-query is not there, or failed.
+    """
+    form = "${db:Status-Status} ${Package}:${Architecture} ${Version}\\n"
+    listed = subprocess.run(["dpkg-query", "--show", "--showformat", form], check=True, capture_output=True, text=True)
+    rows = [line.split() for line in listed.stdout.splitlines()]
+    return {name: version for state, name, version in (row for row in rows if len(row) == 3) if state == "installed"}
+
+
+def cuda() -> str | None:
+    """The CUDA that torch was built with, from its file of versions."""
+    for distribution in distributions(name="torch"):
+        file = Path(str(distribution.locate_file("torch/version.py")))
+        found = re.search(r"(?m)^cuda\b.*= *'([\d.]+)'", file.read_text()) if file.is_file() else None
+        return found[1] if found else None
+    return None
+
+
+if __name__ == "__main__":
+    try:
+        json.dump(manifest(os.environ), sys.stdout, indent=1, sort_keys=True, ensure_ascii=False)
+    except KeyError as missing:
+        sys.exit(f"{missing} is not set: this is for our images, as `docker run IMAGE python -m launch.manifest`")
+    print()
