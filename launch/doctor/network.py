@@ -1,20 +1,36 @@
-"""The network of the host: the NIC of its address, its own name, the ports of a run, and the variables about it."""
+"""The networks of the host: the NIC of its address, its own name, the ports of a run, and the links of its devices.
 
+hccn_tool answers `link status: UP`, `ipaddr:..` and `netmask:..`; from the pages on the check before a training of
+MindCluster's fault diagnosis (hiascend.com, mindxdlFDUG021); not run on hardware by this project. Without RDMA, NCCL
+takes TCP, and says so only in its log.
+"""
+
+import ctypes
+import re
+import shutil
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
+from pathlib import Path
 
 from launch.doctor.checking import Said, check, error, ok, warning
-from launch.doctor.facts import Facts, Network
+from launch.doctor.facts import Facts, Link, Links, Network
 from launch.doctor.requirements import Wanted
 from launch.errors import LaunchError
 from launch.network import choose, nics
 from launch.nodes import ports as run_ports
+from launch.nodes.facts import npus
+from launch.programs import ask
+from launch.software import product
 from launch.stacks import pins
 
 ADDRESSES = ("HCCL_IF_IP", "VLLM_HOST_IP")
 EXACT = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # a name, or several with commas
 PATTERNS = ("HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # beginnings of names; =NAME is exact, ^NAME excludes
+TOOL = Path("/usr/local/Ascend/driver/tools/hccn_tool")
+SECONDS = 10
+LIBRARY = "libibverbs.so.1"
 
 
 def network(wanted: Wanted) -> Network:
@@ -27,7 +43,8 @@ def network(wanted: Wanted) -> Network:
             wire = (chosen.nic, chosen.address)
         except LaunchError as reason:
             problem = str(reason)
-    return Network(found, wire, problem, own_name(), tuple(run_ports.taken(needed_ports(wanted))))
+    needed = run_ports.needed("head" if wanted.head else "worker", dict(wanted.ports))
+    return Network(found, wire, problem, own_name(), tuple(run_ports.taken(needed)))
 
 
 def own_name() -> tuple[str, tuple[str, ...]]:
@@ -40,14 +57,42 @@ def own_name() -> tuple[str, tuple[str, ...]]:
     return name, tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries))
 
 
-def needed_ports(wanted: Wanted) -> dict[int, str]:
-    """The ports that must be free here, and what for: Ray's, and on NPUs those of HCCL on the host's NIC."""
-    needed = run_ports.needed("head" if wanted.head else "worker", dict(wanted.ports))
-    hccl = str(wanted.ports["hccl_host"])
-    if pins(wanted.stack).devices == "npu" and hccl != "auto":
-        low, high = map(int, hccl.split("-"))
-        needed |= dict.fromkeys(range(low, high + 1), "hccl_host")
-    return needed
+def links(kind: str, hosts: int, root: Path = Path("/"), library: str = LIBRARY) -> Links:
+    """What joins the devices of this host (`npu`, `gpu` or `none`) with those of others; nothing for one host."""
+    if hosts == 1 or kind == "none":
+        return Links()
+    if kind == "gpu":
+        adapters, files = (names(root / folder) for folder in ("sys/class/infiniband", "dev/infiniband"))
+        return Links(adapters=adapters, files=files, library=why_not(library))
+    config = (root / "etc" / "hccn.conf").is_file()
+    tool = shutil.which("hccn_tool") or shutil.which(TOOL)
+    if tool is None:
+        return Links(problem=f"there is no hccn_tool on PATH, and no {TOOL}", config=config)
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        return Links(tuple(pool.map(lambda device: link(tool, device), npus(root / "dev"))), config=config)
+
+
+def link(tool: str, device: int) -> Link:
+    """One NPU's."""
+    state, address = (ask([tool, "-i", str(device), f"-{about}", "-g"], SECONDS) for about in ("link", "ip"))
+    up = re.search(r"link status\s*:\s*(\w+)", state.output)
+    ip = re.search(r"ipaddr\s*:\s*(\S+)", address.output)
+    why = state.problem or state.output.strip()[:200] or "hccn_tool says nothing"
+    return Link(device, up[1] if up else why, ip[1] if ip else None)
+
+
+def names(folder: Path) -> tuple[str, ...]:
+    """What is in a folder; nothing where there is none."""
+    return tuple(sorted(path.name for path in folder.iterdir())) if folder.is_dir() else ()
+
+
+def why_not(library: str) -> str | None:
+    """Why a library cannot be loaded; None where it can."""
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        return str(error)
+    return None
 
 
 @check("network.address")
@@ -76,7 +121,7 @@ def ports(facts: Facts, wanted: Wanted) -> Iterator[Said]:
     for line in facts.network.taken:
         yield error(line, "end it if it is yours (./run.sh stop), or choose other `ports` in the inventory")
     if not facts.network.taken:
-        yield ok("the ports of Ray and HCCL are free")
+        yield ok("the ports of Ray are free")
 
 
 @check("network.variables")
@@ -110,3 +155,42 @@ def _matches(pattern: str, nic: str) -> bool:
     if pattern.startswith("^"):
         return not any(nic.startswith(word.lstrip("=")) for word in words)
     return nic in words if pattern.startswith("=") else any(nic.startswith(word) for word in words)
+
+
+@check("network.links")
+def between(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+    kind = pins(wanted.stack).devices
+    if wanted.hosts > 1 and kind == "npu" and facts.devices.found:
+        yield from _of_npus(facts.links, product(facts.devices.chip or "") == "A3")
+    if wanted.hosts > 1 and kind == "gpu" and facts.links.adapters:
+        yield _rdma(facts.links)
+
+
+def _of_npus(found: Links, a3: bool) -> Iterator[Said]:
+    """An A3's dies talk over HCCS; DOWN and no address have been seen there where all was well."""
+    if found.problem:
+        yield warning(f"links were not looked at: {found.problem}", "mount the driver's tools into the container")
+        return
+    down = [link for link in found.npus if link.state != "UP"]
+    without = [str(link.device) for link in found.npus if link.address is None and not a3]
+    if down:
+        what = ", ".join(f"device {link.device}: {link.state}" for link in down)
+        level = warning if a3 else error
+        yield level(what, f"hccn_tool -i {down[0].device} -optical -g, and look at the cable and the switch's port")
+    if without:
+        what = f"no address: device {', '.join(without)}"
+        yield error(what, f"hccn_tool -i {without[0]} -ip -s address .. netmask ..")
+    if not found.config and not a3:
+        yield error("there is no /etc/hccn.conf", "mount it from the host into the container")
+    if not down and not without:
+        yield ok(f"all {len(found.npus)} UP")
+
+
+def _rdma(found: Links) -> Said:
+    adapters = ", ".join(found.adapters)
+    if not any(name.startswith("uverbs") for name in found.files):
+        what = f"{adapters}, and no /dev/infiniband/uverbs*: NCCL takes TCP"
+        return warning(what, "docker run --device /dev/infiniband")
+    if found.library:
+        return warning(f"{found.library}: NCCL takes TCP", "apt-get install ibverbs-providers libibverbs1")
+    return ok(adapters)

@@ -7,7 +7,7 @@ import pytest
 from doctor_facts import NPU_FILES, NPUS, PYTHONS, packages, said, wanted, well
 from naming import has_line_naming
 
-from launch.doctor import devices, links, machine, network, run, versions
+from launch.doctor import devices, machine, network, run, versions
 from launch.doctor.checking import Check
 from launch.doctor.examination import CHECKS, gathered
 from launch.doctor.examination import traits as traits_of
@@ -122,14 +122,14 @@ CASES = [
         **variable(HCCL_IF_IP="a"),
     ),
     case(network.variables, "error", "(lo, bond0)", run=ALONE, **variable(GLOO_SOCKET_IFNAME="bond")),
-    case(links.between, "error", "device 1: DOWN", **link(state="DOWN")),
-    case(links.between, "warning", "device 1: DOWN", **link(state="DOWN"), devices=A3),
-    case(links.between, "warning", "there is no hccn_tool", links=Links(problem="there is no hccn_tool")),
-    case(links.between, "error", "no address: device 1", **link(address=None)),
-    case(links.between, "error", "/etc/hccn.conf", links=replace(well().links, config=False)),
-    case(links.between, "warning", "--device /dev/infiniband", links=Links(adapters=("mlx5_0",)), run=CUDA),
+    case(network.between, "error", "device 1: DOWN", **link(state="DOWN")),
+    case(network.between, "warning", "device 1: DOWN", **link(state="DOWN"), devices=A3),
+    case(network.between, "warning", "there is no hccn_tool", links=Links(problem="there is no hccn_tool")),
+    case(network.between, "error", "no address: device 1", **link(address=None)),
+    case(network.between, "error", "/etc/hccn.conf", links=replace(well().links, config=False)),
+    case(network.between, "warning", "--device /dev/infiniband", links=Links(adapters=("mlx5_0",)), run=CUDA),
     case(
-        links.between,
+        network.between,
         "warning",
         "libibverbs.so.1: no such file",
         links=Links(adapters=("mlx5_0",), files=("uverbs0",), library="libibverbs.so.1: no such file"),
@@ -270,5 +270,5 @@ def test_products_of_chips(chip: str, name: str | None):
 
 def test_one_host_alone_needs_no_links_between_hosts():
     down = well(**link(state="DOWN"))
-    assert said(links.between, down, wanted(hosts=1)) == []
-    assert said(links.between, well("cuda13", links=Links(adapters=("mlx5_0",))), wanted("cuda13", hosts=1)) == []
+    assert said(network.between, down, wanted(hosts=1)) == []
+    assert said(network.between, well("cuda13", links=Links(adapters=("mlx5_0",))), wanted("cuda13", hosts=1)) == []

@@ -16,14 +16,11 @@ from naming import has_line_naming
 
 from launch.doctor import examination, machine
 from launch.doctor.examination import gathered, in_the_way
-from launch.doctor.links import links
-from launch.doctor.network import needed_ports, network
+from launch.doctor.network import links, network
 from launch.doctor.requirements import Wanted
 from launch.doctor.run import files, kl_of
 from launch.doctor.versions import patched, software
 from launch.errors import LaunchError
-from launch.processes import still_running
-from launch.programs import ask
 from launch.recipes import load
 from launch.software import Package, installed_packages
 
@@ -31,7 +28,7 @@ from launch.software import Package, installed_packages
 def test_the_run_s_ports_and_the_wire():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        wanted = Wanted(address="127.0.0.1", ports={"ray": port, "dashboard": 1, "workers": "20000-20099"} | AUTO)
+        wanted = Wanted(address="127.0.0.1", ports={"ray": port, "dashboard": 1, "workers": "20000-20099"})
         found = network(wanted)
     assert (found.wire, found.problem) == (("lo", "127.0.0.1"), None)
     (line,) = found.taken
@@ -39,14 +36,6 @@ def test_the_run_s_ports_and_the_wire():
     assert found.name[0] == socket.gethostname()
     elsewhere = network(Wanted(address="192.0.2.250"))  # of the range for documents: nobody's
     assert elsewhere.wire is None and "192.0.2.250" in elsewhere.problem and elsewhere.taken == ()
-
-
-AUTO = {"hccl_host": "auto", "hccl_npu": "auto"}
-
-
-def test_ports_of_hccl_are_needed_on_npus_alone():
-    assert needed_ports(Wanted(stack="ascend-cann9.1")).get(60050) == "hccl_host"
-    assert 60050 not in needed_ports(Wanted())
 
 
 def test_sizes_are_those_of_df_and_free(tmp_path: Path):
@@ -87,28 +76,6 @@ def test_what_is_in_the_way_of_a_run(monkeypatch: pytest.MonkeyPatch):
     assert has_line_naming(line, "/tmp", "noexec", "--tmpfs /tmp:exec")
     without = in_the_way(Wanted(stack="ascend-cann9.1"))  # there is no NPU on this machine
     assert has_line_naming("\n".join(without), "npu-smi", "/usr/local/Ascend/driver:ro")
-
-
-@pytest.mark.parametrize(
-    ("script", "seconds", "said"),
-    [
-        ("sleep 60", 0.2, "did not answer"),
-        ("sleep 60 & exit 0", 0.2, "did not answer"),  # what it started holds its output
-        ("yes", 60, "printed more than"),
-    ],
-)
-def test_a_program_without_an_end_is_ended(tmp_path: Path, script: str, seconds: float, said: str):
-    answer = ask(["bash", "-c", f"echo $$ > {tmp_path}/group; {script}"], seconds)
-    assert (answer.output, said in answer.problem) == ("", True)
-    group = int((tmp_path / "group").read_text())
-    started = [one for one in psutil.process_iter() if os.getpgid(one.pid) == group]
-    assert not still_running(started, 20)
-
-
-def test_why_a_program_gave_no_answer():
-    text, problem = ask(["bash", "-c", r"echo half; printf 'brok\377n' >&2; exit 3"])
-    assert text == "half\n" and has_line_naming(problem, "bash -c", "with 3: brok\ufffdn")
-    assert has_line_naming(ask(["no-such-program"]).problem, "no-such-program", "PATH")
 
 
 @pytest.fixture

@@ -1,0 +1,33 @@
+"""Asking another program: its output, or why there is none; it ends with all that it has started."""
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+from naming import has_line_naming
+
+from launch.processes import still_running
+from launch.programs import ask
+
+
+@pytest.mark.parametrize(
+    ("script", "seconds", "said"),
+    [
+        ("sleep 60", 0.2, "did not answer"),
+        ("sleep 60 & exit 0", 0.2, "did not answer"),  # what it started holds its output
+        ("yes", 60, "printed more than"),
+    ],
+)
+def test_a_program_without_an_end_is_ended(tmp_path: Path, script: str, seconds: float, said: str):
+    answer = ask(["bash", "-c", f"echo $$ > {tmp_path}/group; {script}"], seconds)
+    assert (answer.output, said in answer.problem) == ("", True)
+    group = int((tmp_path / "group").read_text())
+    started = [one for one in psutil.process_iter() if os.getpgid(one.pid) == group]
+    assert not still_running(started, 20)
+
+
+def test_why_a_program_gave_no_answer():
+    text, problem = ask(["bash", "-c", r"echo half; printf 'brok\377n' >&2; exit 3"])
+    assert text == "half\n" and has_line_naming(problem, "bash -c", "with 3: brok\ufffdn")
+    assert has_line_naming(ask(["no-such-program"]).problem, "no-such-program", "PATH")
