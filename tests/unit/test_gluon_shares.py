@@ -4,6 +4,8 @@ import inspect
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
@@ -12,8 +14,12 @@ from ascend_quant.kernels.tuned import HopperTiles
 
 PROCESSORS = 132
 WHOLE = HopperTiles(128, 128, 128, 8, 5)
-WAYS = {"whole": WHOLE, "stream_k": WHOLE._replace(stream_k=True)}
-SHAPES = [(5120, 27648), (3584, 18944), (37888, 3584), (48, 512), (4096, 130), (17024, 256), (200000, 128)]
+TILES = st.builds(
+    HopperTiles, st.just(128), st.just(128), st.just(128), st.just(8), st.just(5), stream_k=st.booleans(),
+    more=st.sampled_from([0, 64]),
+)  # fmt: skip
+SIZES = st.tuples(st.integers(1, 700), st.integers(1, 40000) | st.just(200000), st.integers(100, 28000))  # M, N, K
+quick = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
@@ -37,14 +43,14 @@ def kernel(monkeypatch):
     return gluon_shares
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("more", [0, 64])
-@pytest.mark.parametrize("rows", [1, 160, 256, 700])
-@pytest.mark.parametrize(("columns", "length"), SHAPES)
-def test_every_step_of_every_tile_is_taken_once(columns, length, rows, more, way, kernel):
-    tiles = WAYS[way]._replace(more=more)
+@quick
+@given(TILES, SIZES)
+@example(WHOLE, (160, 37888, 3584))
+@example(WHOLE._replace(stream_k=True), (700, 48, 512))
+def test_every_step_of_every_tile_is_taken_once(kernel, tiles, sizes):
+    rows, columns, length = sizes
     grid = grid_of(tiles, rows, columns, length, PROCESSORS)
-    sizes, blocks = (rows, columns, length), (tiles.rows, 128, 128)
+    blocks = tiles.rows, 128, 128
     takers, kernel.gl.programs = {}, grid.programs
     for kernel.gl.program in range(grid.programs):
         begun = 0
@@ -63,12 +69,12 @@ def test_every_step_of_every_tile_is_taken_once(columns, length, rows, more, way
             assert len({program % of_m for program, _ in parts}) == 1
 
 
-@pytest.mark.parametrize("more", [0, 64])
-@pytest.mark.parametrize("rows", [1, 64, 65, 160, 256, 700])
-@pytest.mark.parametrize(("columns", "length"), SHAPES)
-def test_programs_that_share_tiles_are_as_many_for_each_tile_of_m(columns, length, rows, more):
-    of_m, of_n, steps = -(-rows // (128 + more)), -(-columns // 128), -(-length // 128)
-    found = grid_of(WAYS["stream_k"]._replace(more=more), rows, columns, length, PROCESSORS)
+@quick
+@given(TILES, SIZES)
+def test_programs_that_share_tiles_are_as_many_for_each_tile_of_m(tiles, sizes):
+    rows, columns, length = sizes
+    of_m, of_n, steps = -(-rows // tiles.rows), -(-columns // 128), -(-length // 128)
+    found = grid_of(tiles._replace(stream_k=True), rows, columns, length, PROCESSORS)
     if of_m * of_n > 1024:
         assert found == Grid(PROCESSORS, False)
     else:
