@@ -1,85 +1,33 @@
-"""The cause of a failed run, as it is told: at most five lines, of which the first is the exception.
+"""Why a run failed, as its last lines tell it: the exception, the process that raised it, and its line in the log.
 
-An exception that is a mere consequence of another process's end is no cause; CONSEQUENCE has those, FIXES what helps.
-The texts are those of Ray 2.60, torch 2.11 and 2.13, transformers 5.9 and 5.10, vLLM 0.23 and 0.28; those of NPUs
-are from memory.
+Ray repeats a remote traceback below `ray::Actor.method() (pid=7, ip=..)`, and puts `(name pid=7, ip=..)` before lines
+of other processes. An exception that merely follows from another process's end is told where there is no other.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from launch.tracebacks import Chain, Raised, exceptions, plain
+from typing import NamedTuple
 
 LONGEST = 400  # characters of a line; CUDA's out-of-memory message has 380
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+WRITER = re.compile(r"\((?P<name>[^()]*?) ?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[^()]+))?\) ?")
+RECORD = re.compile(r"(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?")  # vLLM's logger
+REMOTE = re.compile(r"ray::(?P<name>[^\s()]+)(?:\(\))? \(pid=(?P<pid>\d+), ip=(?P<ip>[^,)\s]+)")
+TRACEBACK = "Traceback (most recent call last):"
+RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*(?:: .*)?")
+DEAD_ACTOR = re.compile(r"\s+(name|pid|ip): (.+)")  # in the lines below Ray's ActorDiedError
+CRASHED = re.compile(r"Fatal Python error: .+|\*\*\* SIG[A-Z]+ .*|.*A worker died or was killed .*")  # Python, Ray
 STEP = re.compile(r"(?:^|\s)step:\d+ - ")  # verl's console logger: what was wrong before a whole step did not end it
 CONSEQUENCE = re.compile(
-    r"^(?:[\w.]*\.)?(?:Ray)?(?:ActorDied|ActorUnavailable|Actor|WorkerCrashed|NodeDied|OwnerDied|ObjectLost)Error\b"
-    r"|^(?:[\w.]*\.)?(?:EngineDeadError|TaskCancelledError|CancelledError|AsyncioActorExit|SenderGone)\b"
-    r"|^(?:[\w.]*\.)?(?:KeyboardInterrupt|SystemExit|EOFError|BrokenPipeError|Connection\w*Error|ContextTerminated)\b"
-    r"|^(?:[\w.]*\.)?Dist(?:Backend|Network|Store)Error\b"
+    r"^(?:[\w.]*\.)?(?:\w*Actor\w*|WorkerCrashed|NodeDied|OwnerDied|ObjectLost|EngineDead|TaskCancelled|Cancelled)Error\b"
+    r"|^(?:[\w.]*\.)?(?:EOF|BrokenPipe|Connection\w*|Dist(?:Backend|Network|Store))Error\b"
+    r"|^(?:[\w.]*\.)?(?:KeyboardInterrupt|SystemExit|SenderGone|ContextTerminated)\b"
     r"|[Cc]onnection (?:closed|reset) by|Broken pipe|Timed out waiting|Socket Timeout|collective operation timeout"
-    r"|the trainer closed .* before its last bucket|no trainer has sent weights"
-    r"|Engine core initialization failed|initialization failed due to an exception|Executor failed\."
-    r"|^hydra\.errors\.InstantiationException: Error in call to target"  # raised while another one was handled
-    r"|no materializable trajectories"  # verl: every prompt failed, and was logged when it did
-    r"|Worker failed with error '|\bEI000[26]\b",  # HCCL: a peer did not answer, a socket did not come up
-)
-MISSING = re.compile(r"No module named '(?P<name>\w+)")
-HOST_MEMORY = "host memory: see what else uses it on that host, and offload less (offload_policy, param_offload)"
-FIXES = (
-    (
-        r"FlashAttention\S* has been toggled on|FlashAttention\S* .*doesn't seem to be installed",
-        "this stack has no flash-attn: take `attn_implementation` out of what follows --, the recipe has its own",
-    ),
-    (
-        r"^(?:[\w.]*\.)?(?:ImportError|ModuleNotFoundError)\b|the package .* is not installed",
-        "is this the Python of the stack? (`python` or `image` in the inventory; ./run.sh doctor)",
-    ),
-    (
-        r"No available memory for the cache blocks|larger than the available KV cache",
-        "give the engine more: actor_rollout_ref.rollout.gpu_memory_utilization; or ask less: rollout.max_model_len",
-    ),
-    (
-        r"Free memory on device",
-        "another process holds the device (nvidia-smi, npu-smi): end it, or lower rollout.gpu_memory_utilization",
-    ),
-    (r"^ray\.exceptions\.OutOfMemoryError|^HostOutOfMemory|DefaultCPUAllocator|^MemoryError|\[Errno 12\]", HOST_MEMORY),
-    (
-        r"OutOfMemoryError|(?:CUDA|NPU|HIP) out of memory",
-        "device memory: lower actor.ppo_max_token_len_per_gpu (or the micro batch), or rollout.gpu_memory_utilization",
-    ),
-    (
-        r"^Crash: SIGBUS|Bus error|/dev/shm|No space left on device.*(?:shm|psm_)",
-        "/dev/shm is full: give the container more (--shm-size, --ipc host), and look for what is left there",
-    ),
-    (r"No space left on device|OutOfDiskError", "a disk is full there: see `df -h` for --out, /tmp and the caches"),
-    (
-        r"Address already in use|EADDRINUSE",
-        "another program has the port: end it, or choose `ports` in the inventory (./run.sh doctor names it)",
-    ),
-    (
-        r"unrecognized arguments: ",
-        "vLLM has no such option: correct actor_rollout_ref.rollout.engine_kwargs.vllm",
-    ),
-    (
-        r"^hydra\.errors\.|^omegaconf\.errors\.",
-        "correct what follows --; ./run.sh recipe show RECIPE has the settings; + goes before one that verl lacks",
-    ),
-    (
-        r"^AssertionError: in __init__ \(.*optimizer_param_scheduler\.py",
-        "megatron-core wants a warm-up shorter than the run: lower actor.optim.lr_warmup_steps, or train more steps",
-    ),
-    (
-        r"FileNotFoundError|No such file or directory|HFValidationError|OfflineModeIsEnabled|LocalEntryNotFound"
-        r"|Incorrect path_or_model_id|Can't load the (?:configuration|model|tokenizer)",
-        "is the path right, and there on every host? (--data, --model, and what follows --)",
-    ),
-    (
-        r"^Killed|^ProcessDied",
-        "who killed it? `dmesg` there tells if the kernel did; --restart N goes on from the last checkpoint",
-    ),
+    r"|Engine core initialization failed|Executor failed\.|A worker died or was killed"
+    r"|InstantiationException: Error in call to target|no materializable trajectories"  # hydra, verl
+    r"|before its last bucket|no trainer has sent weights|\bEI000[26]\b"  # ours, HCCL
 )
 
 
@@ -91,73 +39,97 @@ class Cause:
         error: `Type: message`.
         where: the process, its host, its pid, as far as they are known.
         log: the file, with the line where it stands there.
-        fix: what to do; empty where nobody knows.
     """
 
     error: str
     where: str = ""
     log: str = ""
-    fix: str = ""
 
     def lines(self) -> list[str]:
         """For people; what is not known has no line."""
-        told = (("cause", self.error), ("where", self.where), ("log", self.log), ("fix", self.fix))
+        told = (("cause", self.error), ("where", self.where), ("log", self.log))
         return [f"{name}: {' '.join(text.split())[:LONGEST]}" for name, text in told if text]
 
 
-def telling(chain: Chain) -> Raised:
-    """Of exceptions that were raised one while the other was handled: the last one that is no mere consequence."""
-    return next((one for one in reversed(chain) if not consequence(one.text)), chain[-1])
+class Raised(NamedTuple):
+    """An exception that a log tells.
 
-
-def primary(found: Iterable[Raised]) -> Raised | None:
-    """The first one with a traceback that is no mere consequence."""
-    return next((one for one in found if not one.bare and not consequence(one.text)), None)
-
-
-def first(lines: Sequence[str]) -> Raised | None:
-    """What ended the process whose log this is: of its own last exception if that tells it, else of those before.
-
-    Other processes' tracebacks may be of what they have handled; the last one of the log's own process was not.
+    Attributes:
+        text: `Type: message`.
+        where: the process that raised it; empty for the one whose log this is.
+        line: its number in the log, from 1.
+        own: the log's own process has written it.
     """
-    chains = since_last_step(lines)
-    found = [telling(chain) for chain in chains]
-    own = [telling(chain) for chain in chains if writer(lines[chain[-1].line - 1]) == () and not chain[-1].bare]
-    if own and not consequence(own[-1].text):
-        return own[-1]
-    return primary(found) or next(iter(own), None) or next(iter(found), None)
+
+    text: str
+    where: str
+    line: int
+    own: bool
 
 
-def since_last_step(lines: Sequence[str]) -> list[Chain]:
-    """The exceptions after the last step that was whole."""
-    begin = next((number for number in range(len(lines), 0, -1) if STEP.search(lines[number - 1])), 0)
-    return exceptions([*[""] * begin, *lines[begin:]])
+def of_log(log: Path, before: int = 0) -> Cause | None:
+    """The cause in a log; None where no line of it is an exception.
 
-
-def writer(line: str) -> tuple[int, ...]:
-    """The processes that a line of a log names as its writers; none for the one whose log it is."""
-    return plain(line).pids
-
-
-def of_log(log: Path) -> Cause | None:
-    """The cause in one log that holds everything; None when no line of it looks like an exception."""
-    raised = first(log.read_text(errors="replace").splitlines())
+    Args:
+        before: so many lines at its beginning are of earlier attempts.
+    """
+    lines = log.read_text(errors="replace").splitlines()
+    raised = cause_in(lines, before)
     if raised is None:
         return None
-    host = raised.ip or ""
-    pid = f"pid {raised.pid}" if raised.pid else ""
-    where = ", ".join(filter(None, (raised.process, host, pid)))
-    return Cause(raised.text, where, f"{log}:{raised.line}", fix(raised.text) or "")
+    where = raised.where or dead_actor(lines[raised.line : raised.line + 8])
+    return Cause(raised.text, where, f"{log}:{raised.line}")
 
 
-def consequence(text: str) -> bool:
+def cause_in(lines: Sequence[str], before: int = 0) -> Raised | None:
+    """What ended the process whose log this is: its own last exception if that tells it, else the first that does."""
+    begin = next((at for at in range(len(lines), before, -1) if STEP.search(lines[at - 1])), before)
+    found = [one for one in exceptions(lines) if one.line > begin]
+    own = [one for one in found if one.own]
+    if own and not is_consequence(own[-1].text):
+        return own[-1]
+    return next((one for one in found if not is_consequence(one.text)), (own or found or [None])[-1])
+
+
+def exceptions(lines: Iterable[str]) -> Iterator[Raised]:
+    """The exceptions that end a traceback, and crashes; a process's lines are followed apart from the others'."""
+    inside: dict[str, str] = {}  # by who writes the lines: the process whose traceback is being read
+    ignored: set[str] = set()  # Python says so before the traceback
+    for number, line in enumerate(lines, start=1):
+        writer, text = split(line)
+        if text.startswith("Exception ignored in"):
+            ignored.add(writer)
+        elif remote := REMOTE.search(text):
+            inside[writer] = place(remote)
+        elif text == TRACEBACK:
+            if writer not in ignored:
+                inside[writer] = writer
+            ignored.discard(writer)
+        elif CRASHED.match(text):
+            yield Raised(text, writer, number, not writer)
+        elif writer in inside and RAISED.fullmatch(text):
+            yield Raised(text, inside.pop(writer), number, not writer)
+
+
+def split(line: str) -> tuple[str, str]:
+    """Who writes a line, empty for the log's own process, and its text without what Ray and vLLM put before it."""
+    text, writer = COLOUR.sub("", line.rstrip()), ""
+    while found := WRITER.match(text):  # vLLM puts its own behind Ray's
+        writer, text = place(found), text[found.end() :]
+    return writer, RECORD.sub("", text, count=1) if RECORD.match(text) else text
+
+
+def place(process: re.Match[str]) -> str:
+    """A process, for people: its name, its host, its pid."""
+    return ", ".join(filter(None, (process["name"], process["ip"], f"pid {process['pid']}")))
+
+
+def dead_actor(lines: Iterable[str]) -> str:
+    """The actor that Ray names below an ActorDiedError; empty where it names none."""
+    told = dict(found.groups() for line in lines if (found := DEAD_ACTOR.fullmatch(line)))
+    return ", ".join(filter(None, (told.get("name"), told.get("ip"), "pid" in told and f"pid {told['pid']}")))
+
+
+def is_consequence(text: str) -> bool:
     """Whether `Type: message` comes from the end of another process, whose own error says more."""
     return CONSEQUENCE.search(text) is not None
-
-
-def fix(text: str) -> str | None:
-    """What helps against `Type: message`; None where nobody knows."""
-    if missing := MISSING.search(text):
-        name = missing["name"]
-        return f"install {name} for the run's Python, or is that not the stack's? (`python`, `image` in the inventory)"
-    return next((advice for pattern, advice in FIXES if re.search(pattern, text)), None)

@@ -106,7 +106,7 @@ class Attempt:
         finally:
             self.desk.status.change(job="", doing="ending")
             end_hosts(self.plan, self.mine, self.events, self.progress, self.desk.interrupt)
-        return replace(outcome, cause=self.progress.evidence.cause()) if outcome.code == FAILED else outcome
+        return replace(outcome, cause=self.progress.cause()) if outcome.code == FAILED else outcome
 
     def turn(self) -> None:
         """Connections and beats that are due, then all events there are."""

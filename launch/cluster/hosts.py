@@ -31,7 +31,6 @@ class HostState:
         waited: since when a beat has had no answer; None when there is none open.
         last_line: what its Ray or its node process wrote last.
         ended: its node process says that all it had started has ended.
-        kernel_kills: how many processes the kernel has ended there meanwhile for want of memory, the run's or others'.
         closed: its channel is.
     """
 
@@ -47,7 +46,6 @@ class HostState:
     waited: float | None = None
     last_line: str = ""
     ended: bool = False
-    kernel_kills: int = 0
     closed: bool = False
 
     @property

@@ -8,7 +8,6 @@ joined 2/3 · job RUNNING · step 12 of 100 · 0:12:31
 import re
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,11 +15,10 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from launch.cluster.cause import Evidence, Failure
+from launch.cause import COLOUR, Cause, is_consequence, of_log
 from launch.cluster.hosts import HostState, JobEnd
-from launch.cluster.record import DRIVER, Logs, Record
+from launch.cluster.record import DRIVER, Logs, Record, plain
 from launch.nodes.protocol import Event
-from launch.tracebacks import COLOUR
 
 STEP = re.compile(r"(?:^|\s)step:(\d+) - ")  # verl's console logger, once a step
 STEPS = re.compile(r"Total training steps: (\d+)")
@@ -72,11 +70,11 @@ class Status:
 
     def driver(self, line: str) -> None:
         """A line of verl's driver; its steps are counted."""
-        plain = COLOUR.sub("", line)
+        text = COLOUR.sub("", line)
         self.console.print(Text.from_ansi(line), soft_wrap=True)
-        if found := STEPS.search(plain):
+        if found := STEPS.search(text):
             self.change(steps=int(found[1]))
-        if found := STEP.search(plain):
+        if found := STEP.search(text):
             self.change(step=int(found[1]))
 
 
@@ -91,15 +89,20 @@ class Progress:
         self.hosts, self.counting, self.record, self.logs, self.status = hosts, counting, record, logs, status
         self.job: JobEnd | None = None
         self.closed: list[tuple[int, int, str]] = []  # hosts whose channel has closed, with exit code and stderr
-        self.failures: list[Failure] = []
-        self.files: list[tuple[int, Path]] = []  # Ray's own logs, with the host that has sent them
         self.driver_lines = logs.lines[DRIVER]  # of earlier attempts
 
-    @property
-    def evidence(self) -> Evidence:
-        """What there is to find the cause of a failure."""
-        said = self.job.message if self.job else ""
-        return Evidence(self.hosts, self.logs.folder, self.driver_lines, self.failures, self.files, said)
+    def cause(self) -> Cause | None:
+        """Why the run has failed: the driver's exception, else a host that has died, else Ray's words on the job."""
+        log = self.logs.folder / f"{DRIVER}.log"
+        found = of_log(log, self.driver_lines) if log.exists() else None
+        if found is not None and not is_consequence(found.error):
+            return found
+        for host in self.hosts:
+            if host.problem:
+                own = self.logs.folder / f"{plain(host.address)}.log"
+                return Cause(f"{host.address}: {host.problem}", log=str(own))
+        said = self.job.message.strip().splitlines() if self.job else []
+        return found or (Cause(said[-1], log=str(log)) if said else None)
 
     def take(self, index: int, event: Event) -> None:
         """One event of one host."""
@@ -152,14 +155,15 @@ class Progress:
         if status in ("SUCCEEDED", "FAILED", "STOPPED"):
             self.job = JobEnd(status, message, time.monotonic())
 
-    def on_failures(self, index: int, host: HostState, found: list[dict[str, Any]]) -> None:
-        self.failures = [Failure(**fields) for fields in found]
-
     def on_file(self, index: int, host: HostState, name: str, text: str) -> None:
-        self.files.append((index, self.logs.file(host.address, name, text)))
+        self.logs.file(host.address, name, text)
 
     def on_ended(self, index: int, host: HostState, code: int, count: int, kernel_kills: int = 0) -> None:
-        host.ended, host.kernel_kills = True, kernel_kills
+        host.ended = True
+        if kernel_kills:
+            self.status.say(
+                f"{host.address}: for want of memory the kernel has ended {kernel_kills} processes meanwhile"
+            )
 
     def on_closed(self, index: int, host: HostState, code: int, errors: str) -> None:
         host.closed = True

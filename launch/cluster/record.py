@@ -214,7 +214,7 @@ class Logs:
         self.files[name].flush()
         self.lines[name] += 1
 
-    def file(self, host: str, name: str, text: str) -> Path:
+    def file(self, host: str, name: str, text: str) -> None:
         """Keep one of Ray's own logs of a host; its name came from there and must stay below the folder."""
         parts = PurePosixPath(name).parts
         if name.startswith("/") or ".." in parts:
@@ -223,7 +223,6 @@ class Logs:
         path.parent.mkdir(parents=True, exist_ok=True)
         with private.open_file(path, "w") as file:
             file.write(text)
-        return path
 
     def close(self) -> None:
         """Close all files."""

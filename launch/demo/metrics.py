@@ -7,9 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launch.cause import of_log
+from launch.cause import of_log, split
 from launch.demo import DemoError
-from launch.tracebacks import plain
 
 FIELDS = {
     "reward": "critic/rewards/mean",
@@ -86,6 +85,6 @@ def last_errors(log: Path) -> str:
     """The cause with the place where it stands, or the last lines and the log when none of them is an error."""
     if cause := of_log(log):
         return "\n".join(["the log says:", *cause.lines()])
-    lines = [plain(line).text.strip() for line in log.read_text(errors="replace").splitlines()]
+    lines = [split(line)[1].strip() for line in log.read_text(errors="replace").splitlines()]
     shown = [line[:LONGEST] for line in lines if line][-SHOWN:]
     return "\n".join(["the log says:", *(f"  {line}" for line in shown), f"the whole log: {log}"])

@@ -14,16 +14,13 @@ from launch.errors import LaunchError
 from launch.nodes import ray_node, ray_state
 from launch.nodes.protocol import Emit
 from launch.nodes.ray_node import Part, RayNode, client, joined
-from launch.nodes.ray_state import failures
 from launch.nodes.rendezvous import share
 from launch.plan import NodePlan
 
-FAILED = "FAILED"  # Ray's word for a job whose driver has ended with another code than 0
 POLL_SECONDS = 0.5
 ASK_SECONDS = 2
 RAY_SILENT_SECONDS = 60
 LEAVE_SECONDS = 20
-REPORT_SECONDS = 1.5  # workers tell Ray every second what has failed
 STOP_SECONDS = 8
 STARTED = "ASCEND_QUANT_STARTED"  # when Ray's head was started, and when the job was submitted: for start_up/* metrics
 LONGEST_MESSAGE = 2000
@@ -100,8 +97,6 @@ class Head:
         status, over, message = self.job.state()
         if over:
             self.pass_on_log(last=True)
-            if status == FAILED:
-                self.tell_failures()
         if status != self.status:
             self.status = status
             self.emit("job", status=status, message=message)
@@ -111,18 +106,6 @@ class Head:
         """The driver's new lines, to the control host."""
         for line in self.tail.lines(last) if self.tail else []:
             self.emit("log", source="driver", line=line)
-
-    def tell_failures(self) -> None:
-        """What has failed in Ray, as far as it can be asked: the logs of the hosts tell something too."""
-        try:
-            found = failures(self.dashboard, self.members)
-            if not found:
-                time.sleep(REPORT_SECONDS)
-                found = failures(self.dashboard, self.members)
-        except ray_node.trouble() as error:
-            self.emit("note", line=f"Ray does not say what has failed: {error}")
-            return
-        self.emit("failures", found=found)
 
     def stop_job(self) -> None:
         """The driver may write its last words."""

@@ -12,7 +12,6 @@ and `end`. The end of stdin means `end`, and so does silence for a minute: nothi
 | note | something to know | line |
 | started | Ray runs on this host | pid, address |
 | members | who has joined (of the head) | joined, lost: lists of host numbers, why |
-| failures | what has failed in Ray, before the state of a job that has failed (of the head) | found |
 | job | the job's state (of the head) | status, message |
 | log | a line of `driver` or `ray` | source, line |
 | file | one of Ray's logs, at the end | name, text |
