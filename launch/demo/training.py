@@ -17,13 +17,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from launch import door
 from launch.demo import DemoError
 from launch.demo.caches import settings_of
 from launch.demo.metrics import last_errors, read_lines
 from launch.demo.recipe import HYBRID, Choices, overrides, write_flashrl_config
 from launch.environment import environment
-from launch.errors import LaunchError
 from launch.processes import ProcessTree, own_memory_bytes
 
 FIRST_STEP_SECONDS = 600  # includes starting Ray, verl and vLLM: about 80 s on two idle cores
@@ -54,9 +52,6 @@ class Training:
     Args:
         waits: whether it stands still before its first step until `go` is called, or this process has ended.
         changes: keys of verl that are to be otherwise than in the demo.
-
-    Raises:
-        DemoError: it cannot be started.
     """
 
     def __init__(
@@ -75,10 +70,6 @@ class Training:
             private = Path(tempfile.mkdtemp(prefix="aq-"))  # Ray's sockets need a short path, and Ray opens its folder
             made.callback(shutil.rmtree, private, ignore_errors=True)
             variables = environment(choices.setup.stack, os.environ) | {"VERL_FILE_LOGGER_PATH": str(metrics)}
-            try:
-                variables = door.preloaded(door.build(private, []), variables)
-            except LaunchError as error:
-                raise DemoError(str(error)) from error
             command = [sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo"]
             command += overrides(choices, arm, out, private / "ray", settings_of(choices, arm) | dict(changes))
             if arm == HYBRID:
@@ -120,9 +111,6 @@ class Training:
 def started(command: list[str], folder: Path, variables: Mapping[str, str]) -> subprocess.Popen:
     """verl's process, in a session of its own; what it says goes into verl.log in its folder."""
     with (folder / "verl.log").open("wb") as output:
-        if shown := door.shown():
-            output.write(f"{shown}\n".encode())
-            output.flush()
         return subprocess.Popen(
             command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )

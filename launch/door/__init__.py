@@ -1,9 +1,9 @@
 """The door of a run: only its own hosts reach what it listens on, and of each host only its own user and root.
 
-It is door.c with the run's rules, compiled on the host where the run is, and tried. It needs neither root nor a
-firewall, leaves nothing on the host when a run dies, and touches no socket of others. It needs the C compiler that
-torch.compile and Triton need too. Who may come in is a classic BPF program: it looks at the source address of each
-packet for a listening socket.
+Off unless the inventory says `socket_filter: true`. It is door.c with the run's rules, compiled on the host where the
+run is, and tried. It needs neither root nor a firewall, leaves nothing on the host when a run dies, and touches no
+socket of others. It needs the C compiler that torch.compile and Triton need too. Who may come in is a classic BPF
+program: it looks at the source address of each packet for a listening socket.
 """
 
 import ctypes

@@ -199,6 +199,7 @@ class Inventory(Fields):
         shared: folders that are the same storage on every host, by the paths that the run sees.
         environment: variables for every host, over the table's (docs/environment.md) and the recipe's.
         join_seconds: how long hosts may take to join.
+        socket_filter: let only the run's hosts, and there its own user and root, reach its ports (SECURITY.md).
     """
 
     stack: Stack
@@ -212,6 +213,7 @@ class Inventory(Fields):
     environment: Variables = Field(default_factory=dict)
     ports: Ports = Ports()
     join_seconds: Annotated[int, Field(ge=1)] = 300
+    socket_filter: bool = False
 
     def ssh_of(self, host: Host) -> Ssh:
         """How to log in to a host: its own settings over the inventory's."""

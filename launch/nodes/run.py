@@ -157,21 +157,29 @@ def examine(plan: NodePlan, emit: Emit) -> tuple[dict[str, Any], Checked]:
 
 
 def prepare(part: Part, token: str) -> dict[str, str]:
-    """The environment of Ray, behind the run's door, and this process as a client of it."""
-    plan, hosts = part.plan, part.orders.addresses
-    if part.meeting is not None:  # nobody has told the addresses of the others
-        hosts = [ip for member in plan.members for ip in network.resolve(member)]
+    """The environment of Ray, and this process as a client of it."""
+    plan = part.plan
     ray_node.make_folder(plan)
-    library = door.build(Path(plan.temp_dir), hosts)
     environment, notes = variables(plan, part.checked, token, dict(os.environ))
-    notes += [*open_files(), *filter(None, [door.shown()])]
+    notes += open_files()
     ray_node.adopt_token(environment)
     ray = part.facts["versions"]["ray"]
     if tuple(int(part) for part in ray.split(".")[:2]) < TOKENS_SINCE:
         notes.append(f"Ray {ray} knows no tokens: whoever reaches this host's Ray ports can run code here as you")
+    if plan.socket_filter:
+        environment = behind_door(part, environment)
+        notes += filter(None, [door.shown()])
     for note in notes:
         part.emit("note", line=note)
-    return door.preloaded(library, environment)
+    return environment
+
+
+def behind_door(part: Part, environment: dict[str, str]) -> dict[str, str]:
+    """The environment with the socket filter, which lets the run's hosts in."""
+    hosts = part.orders.addresses
+    if part.meeting is not None:  # nobody has told the addresses of the others
+        hosts = [ip for member in part.plan.members for ip in network.resolve(member)]
+    return door.preloaded(door.build(Path(part.plan.temp_dir), hosts), environment)
 
 
 def open_files() -> list[str]:

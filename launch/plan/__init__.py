@@ -69,6 +69,7 @@ class NodePlan:
         values: for the templates of the environment table; the node adds address, nic, family and devices.
         layers: what the users set, the strongest last.
         join_seconds: until when all must have joined.
+        socket_filter: only the run's hosts reach its ports, see `launch.door`.
         needs: paths that must exist on this host.
         columns: that each data file must have.
         imports: Python modules that the run's processes import.
@@ -89,6 +90,7 @@ class NodePlan:
     values: dict[str, str]
     layers: list[Layer]
     join_seconds: int
+    socket_filter: bool = False
     needs: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     imports: list[Import] = field(default_factory=list)

@@ -120,6 +120,7 @@ def node(recipe: Recipe, inventory: Inventory, number: int, run: str, layers: li
         members=[one.address for one in inventory.hosts],
         layers=layers,
         join_seconds=inventory.join_seconds,
+        socket_filter=inventory.socket_filter,
         **more,
     )
 

@@ -1,4 +1,4 @@
-"""While a run is up, another host finds ssh and nothing else, and another user of its hosts finds nothing to talk to.
+"""While a run with the socket filter is up, another host finds ssh alone, and another user nothing to talk to.
 
 The run has Ray, verl's data plane (TransferQueue) and torch's store on both hosts. Its own user goes the same ways, so
 that what the others do not find is there.
@@ -48,6 +48,7 @@ def listened(host: Host) -> set[int]:
 
 def test_strangers_and_other_users_find_nothing_of_a_run(hosts: list[Host], keys: Keys, tmp_path: Path):
     launches, members, stranger = Launches(tmp_path, hosts[:2], keys), hosts[:2], hosts[2]
+    launches.fields["socket_filter"] = True
     run = launches.job(members[0], "data_plane")
     run.wait_for(r"^stores .* sums \[45, 45\]", FORM_SECONDS)
     assert [set(ports) for ports in scan(stranger, members)] == [{host.ssh_port} for host in members]

@@ -43,7 +43,7 @@ class Actor:
         names = ('ASCEND_QUANT_RUN', 'GLOO_SOCKET_IFNAME')
         return [mine.get(name) for name in names], os.environ['COLOUR'], pathlib.Path('data/words.txt').read_text()
     def place(self):
-        return ray.util.get_node_ip_address(), 'aq-door.so' in open('/proc/self/maps').read()
+        return ray.util.get_node_ip_address()
 print('SEEN', ray.get(Actor.remote().look.remote()))
 print('PLACE', ray.get(Actor.remote().place.remote()))
 print('Total training steps: 2')
@@ -145,7 +145,7 @@ def test_a_job_runs_in_a_wired_marked_ray_and_nothing_is_left(begin):
     run = begin(22000, LOOK)
     assert run.process.wait(150) == 0, run.text
     assert f"SEEN (['{run.id}', 'lo'], 'blue', 'two words')" in run.text
-    assert "PLACE ('127.0.0.1', True)" in run.text  # where verl's data plane binds, and behind the run's door
+    assert "PLACE 127.0.0.1" in run.text  # where verl's data plane binds
     assert "joined 1/1" in run.text and "step 1 of 2" in run.text
     assert run.left() == [] and not run_folder(run.id).exists()
     logs = run.folder / "runs" / run.id / "logs"

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import random
 import struct
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from launch import door
 from launch.errors import LaunchError
@@ -99,20 +100,19 @@ def taken(program: list[door.Instruction], source: str) -> bool:
             return one.number == door.TAKE
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_the_filter_takes_the_runs_hosts_and_the_loopback_alone(seed):
-    chance = random.Random(seed)
-    many = [str(ip_address(chance.randbytes(chance.choice((4, 16))))) for _ in range(chance.choice((0, 1, 5, 100)))]
-    program = door.program(many)
-    for source in (*many, "127.0.0.1", "127.9.8.7", "::1"):
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.ip_addresses().map(str), max_size=20), st.data())
+def test_the_filter_takes_the_runs_hosts_and_the_loopback_alone(hosts, data):
+    program = door.program(hosts)
+    for source in (*hosts, "127.0.0.1", "127.9.8.7", "::1"):
         assert taken(program, source)
     near = []
-    for one in many:
-        bits = bytearray(ip_address(one).packed)
-        bits[chance.randrange(len(bits))] ^= 1 << chance.randrange(8)
+    for host in hosts:
+        bits = bytearray(ip_address(host).packed)
+        bits[data.draw(st.integers(0, len(bits) - 1))] ^= 1 << data.draw(st.integers(0, 7))
         near.append(str(ip_address(bytes(bits))))
     for source in (*near, "126.255.255.255", "128.0.0.1", "::2", "::ffff:127.0.0.1", "203.0.113.9", "2001:db8::9"):
-        assert taken(program, source) == (source in many or source.startswith("127."))
+        assert taken(program, source) == (source in (*hosts, "::1") or source.startswith("127."))
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def answer(user: int, address: str, port: int, *more: str) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="asks as another user, which needs root")
 @pytest.mark.parametrize(
     ("where", "address"),
-    [("blocking", "127.0.0.1"), ("polled", "::"), ("polled", "0.0.0.0"), ("unix", "short"), ("zmq", "0.0.0.0")],
+    [("blocking", "127.0.0.1"), ("polled", "::"), ("unix", "short"), ("zmq", "0.0.0.0")],
 )
 def test_another_user_of_this_host_is_not_heard_and_stops_nobody(serve, where, address):
     if where == "unix":
@@ -166,14 +166,6 @@ def test_who_has_gone_before_being_let_in_is_heard_if_behind_the_door(tmp_path, 
     environment = door.preloaded(door.build(tmp_path, []), os.environ)
     done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["x", str(errno.EPROTO)]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes a network of its own, which needs root")
-def test_a_host_that_is_not_of_the_run_finds_no_port(serve):
-    """Another network namespace, behind a pair of interfaces, in a namespace of ours that has its other end."""
-    script = Path(__file__).with_name("door_stranger.py")
-    done = subprocess.run(["unshare", "--net", sys.executable, script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a socket to another user, which needs root")

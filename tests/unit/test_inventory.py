@@ -144,22 +144,17 @@ def test_other_files_are_refused(tmp_path: Path):
     for text, said in (
         ("stack: [", "is no YAML"),
         ("- a", "holds no mapping"),
-        ("stack: cpu\nstack: cpu", "in line 1 and in line 2"),
-        ("hosts: [{address: a}]\nstack: cpu\nhosts: [{address: b}]", "in line 1 and in line 3"),
+        ("stack: cpu\nstack: cpu", "'stack' .* line 2"),
+        ("hosts: [{address: a}]\nstack: cpu\nhosts: [{address: b}]", "'hosts' .* line 3"),
     ):
         file.write_text(text)
         with pytest.raises(LaunchError, match=said):
             load(str(file))
+    file.write_bytes(b"stack: \xff")
+    with pytest.raises(LaunchError, match="mine"):
+        load(str(file))
     with pytest.raises(LaunchError, match=line_naming("'a2-2-node'", "a2-2-nodes?")):
         load("a2-2-node")
-
-
-@pytest.mark.parametrize("text", [b"stack: \xff", b"stack: &a [*a]"])
-def test_bytes_and_circles_are_one_line(tmp_path: Path, text: bytes):
-    (tmp_path / "mine.yaml").write_bytes(text)
-    with pytest.raises(LaunchError) as raised:
-        load(str(tmp_path / "mine.yaml"))
-    assert len(str(raised.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".yaml"])

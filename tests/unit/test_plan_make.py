@@ -110,6 +110,12 @@ def test_ports_of_hccl_are_the_inventorys():
     assert (values["hccl_host"], values["hccl_npu"]) == ("auto", "1000-1050")
 
 
+def test_ports_are_filtered_only_where_the_inventory_asks_for_it():
+    for asked in (False, True):
+        machines = inventory(socket_filter=True) if asked else inventory()
+        assert {node.socket_filter for node in plan(machines=machines).nodes} == {asked}
+
+
 def test_layers_are_in_order_and_a_hosts_own_is_not_handed_to_others():
     hosts = [{"address": "192.0.2.11", "environment": {"A": "host"}}, "192.0.2.12"]
     shell = {"HCCL_IF_IP": "192.0.2.11", "FLASHRL_CONFIG": "int8", "HOME": "/me", "RAY_ADDRESS": "other:1"}
