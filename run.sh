@@ -42,13 +42,10 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   data NAME [..]                prepare gsm8k, dapo-math-17k or addition, from the hub or --from FOLDER, in --to FOLDER
   bench refit [..]              what a refit costs beside the alternatives, on this CPU (bench refit --help: options)
   bench rollout [..]            how fast engines generate, scheme beside scheme (on a GPU; --device cpu --models tiny: a try)
-  bench attention [..]          the trainer's attention over packed sequences (on a GPU; --device cpu --small: a try)
-  bench cache_decode [..]       decode attention over an int8 cache of keys and values beside vLLM's (on a GPU)
   bench train [..]              how long a recipe's steps take, stage by stage, INT8 beside BF16 (--device cpu: a try)
-  bench sync [..]               where the time of a weight sync under verl goes, stage by stage (--device cpu: a try)
-  bench apart [..]              weight syncs to engines on devices of their own, by how they are sent (two GPUs)
+  bench sync [..]               how long a weight sync under verl takes, by what is sent, beside verl's own (two GPUs)
   bench convert FOLDER [..]     how fast checkpoints are converted beside a copy, on the disk of FOLDER
-  bench qat [..]                what quantization-aware training adds to a training step, on this CPU (--device cuda: a GPU)
+  bench study [..]              do policies with INT8 rollouts learn what those with BF16 rollouts learn? many real runs
   lint                          the checks that CI runs: format, lint, imports, shell scripts, YAML
   setup                         make the environment only
   help, --version               this text; the version of this checkout
@@ -305,8 +302,8 @@ run_bench() {
   local what=${1:-}
   case $what in
   refit) set -- --device cpu "${@:2}" ;;
-  rollout | attention | cache_decode | train | sync | apart | convert | qat) shift ;;
-  *) die "bench: say which: refit rollout attention cache_decode train sync apart convert qat (./run.sh bench refit --help: options)" ;;
+  rollout | train | sync | convert | study) shift ;;
+  *) die "bench: say which: refit rollout train sync convert study (./run.sh bench refit --help: options)" ;;
   esac
   [[ -d $ROOT/benchmarks ]] || die "bench: no benchmarks here, this image has none: mount a checkout, and start its run.sh"
   offline

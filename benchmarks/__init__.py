@@ -1,25 +1,14 @@
-"""What a refit costs, measured beside the alternatives in one run: python -m benchmarks.refit --help.
+"""What things cost, measured beside the alternatives in one run: ./run.sh bench, and docs/gpu.md.
 
-refit.py       the command: starts each part in a process of its own, collects, compares with the bars
-tasks.py       one measurement to make
-process.py     how a process (child.py) is started for it
-kernels.py     part "kernels": the quantization alone, over all weight matrices of a model
-engine.py      part "engine": weight syncs of real vLLM engines
-graphs.py      part "graphs": a refit under captured CUDA graphs, compared with an engine without
-ranks.py       part "ranks": the same sync over several GPUs
-worker.py      what the last three run inside vLLM's workers
-models.py      shapes, names and configs of the models; tensors.py their weights, as a trainer holds them
-matrices.py    the weight matrices of part "kernels"; methods.py all that it times; arithmetic.py the competitors
-layout.py      which rows of the engine each of the trainer's tensors ends in; check.py the oracle's bytes there
-timing.py      samples, medians, spread, rotated order
-report.py      rows.py's figures and bars.py's bars, as tables and as JSON; machine.py the hardware and the versions
-train.py       how long a recipe's training steps take; train_run.py one training, train_files.py what it reads,
-               fewer_devices.py the recipe cut to the devices there are, flops.py, train_report.py, train_reward.py
-sync.py        where the time of a weight sync under verl goes; sync_run.py one training, sync_stages.py its
-               stamps as stages, sync_measured.py what they say and lack, sync_report.py, sync_picture.py
-stamping.py    time stamps of functions from outside; sync_stamps.py of which functions, stamps/ what starts processes
-               with them, stamped.py what they left
-qat.py         what fake quantization adds to a training step
-visit.sh       what one visit to a machine with GPUs can show, part by part
-results/       dated results
+refit.py       weight syncs of real vLLM engines (engine.py, worker.py inside it) and the kernels alone (kernels.py,
+               methods.py with the competitors, matrices.py)
+rollout.py     tokens a second by scheme and KV cache; generation.py one engine, rollout_worker.py inside it
+train.py       a recipe's training steps by stage, INT8 beside BF16; train_report.py
+sync.py        a weight sync under verl by what is sent, beside the trainer or apart
+               of both: train_options.py, train_run.py one training, train_files.py and train_reward.py what it reads
+convert.py     checkpoints converted, beside a copy
+study.py       does a policy with INT8 rollouts learn what one with BF16 rollouts learns?
+models.py      shapes, names and configs of models; tensors.py their weights, as a trainer holds them
+tasks.py       one measurement in a process of its own; timing.py samples and rotated order; report.py JSON and tables
+measured.py    the rows of results/measured.csv, which the README and the pages quote; results/ has a page a visit
 """

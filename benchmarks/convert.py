@@ -1,14 +1,13 @@
-"""python -m benchmarks.convert FOLDER: how fast checkpoints are converted, beside a plain copy of the same files.
+"""./run.sh bench convert FOLDER: how fast checkpoints are converted, beside a plain copy of the same files.
 
 Both read files that the system has just read, and end when what they wrote is on the disk (fsync). Rounds begin with
 another method each; a method's ratio is that of the copy in the same round. Embeddings and the head are left out: to
-convert them is to copy them. What more cores gain is judged in memory (FOLDER on tmpfs), where no disk is waited for.
+convert them is to copy them. What more cores gain is seen in memory (FOLDER on tmpfs), where no disk is waited for.
 """
 
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,22 +17,18 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from safetensors.torch import save_file
 
 from ascend_quant.convert import Request, convert
 from ascend_quant.convert.workers import cores
 from ascend_quant.schemes import SCHEMES
-from benchmarks import report
-from benchmarks.machine import hardware, versions
 from benchmarks.models import MODELS, Model, get_model
+from benchmarks.report import console, table_of, write_run
+from benchmarks.tasks import check_layers, choices
 from benchmarks.timing import rotated, summary
 
-FORMAT = 1
 COPY = "copy"
-LEAST = 0.5  # of a copy's throughput, for schemes of 8 bits
-LEAST_SPEEDUP = 0.8  # of the number of cores, with a worker on each
+QUANTIZED = tuple(name for name, scheme in SCHEMES.items() if scheme.quantized)
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -47,10 +42,10 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="How often each method is timed.")] = 5,
     out: Annotated[Path | None, typer.Option(help="Where every sample goes.")] = None,
 ) -> None:
-    """Measure conversions on one core and on all. Exit status: 0; 1 if a bar is missed; 2 for wrong use."""
-    names = [name.strip() for name in schemes.split(",")]
-    if unknown := [name for name in names if name not in SCHEMES or not SCHEMES[name].quantized]:
-        raise typer.BadParameter(f"{unknown[0]!r} is no scheme of checkpoints", param_hint="--schemes")
+    """Measure conversions on one core and on all. Exit status: 0; 2 for wrong use."""
+    names = choices("--schemes", schemes, QUANTIZED)
+    choices("--model", model, tuple(MODELS))
+    check_layers(model, layers)
     if not folder.is_dir():
         raise typer.BadParameter(f"{folder} is no folder", param_hint="FOLDER")
     scratch = folder / f"convert-benchmark-{os.getpid()}"
@@ -61,11 +56,9 @@ def main(
     finally:
         shutil.rmtree(scratch)
     result = {"model": model, "layers": layers, "bytes": size, "disk": disk_of(folder), "rows": rows(seconds, size)}
-    result["bars"] = bars(result["rows"], result["disk"])
     show(result)
     if out is not None:
-        write_json(out, result)
-    raise typer.Exit(any(bar["met"] is False for bar in result["bars"]))
+        write_run(out, "benchmarks.convert", "cpu", result)
 
 
 def write_model(model: Model, folder: Path) -> tuple[Path, int]:
@@ -130,26 +123,17 @@ def only_cores(count: int) -> Iterator[None]:
 def measure(methods: dict[str, Callable[[], object]], out: Path, rounds: int) -> dict[str, list[float]]:
     """Seconds of each method in each round; one round before them is not counted."""
     seconds = {name: [] for name in methods}
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    console = report.console()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        shown = progress.add_task("")
-        for turn in range(-1, rounds):
-            for name in rotated(list(methods), max(turn, 0)):
-                progress.update(shown, description=f"round {turn + 1} of {rounds}: {name}")
-                took = once(methods[name])
-                shutil.rmtree(out)
-                os.sync()
-                if turn >= 0:
-                    seconds[name].append(took)
+    for turn in range(-1, rounds):
+        console().print(f"round {turn + 1} of {rounds}")
+        for name in rotated(list(methods), max(turn, 0)):
+            start = time.perf_counter()
+            methods[name]()
+            took = time.perf_counter() - start
+            shutil.rmtree(out)
+            os.sync()
+            if turn >= 0:
+                seconds[name].append(took)
     return seconds
-
-
-def once(call: Callable[[], object]) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def rows(seconds: dict[str, list[float]], size: int) -> list[dict]:
@@ -166,27 +150,6 @@ def rows(seconds: dict[str, list[float]], size: int) -> list[dict]:
     ]
 
 
-def bars(found: list[dict], disk: str) -> list[dict]:
-    """What the issue asks for, and what this run has measured; `met` is None where a bar is not judged."""
-    by_name, made = {row["method"]: row for row in found}, []
-    for name, row in by_name.items():
-        scheme, _, where = name.partition(", ")
-        if name == COPY or not where.startswith(f"{cores()} of"):
-            continue
-        judged = SCHEMES[scheme].codes != "int4"
-        made.append(bar(f"{scheme}: of a copy's throughput", LEAST, row["of_a_copy"], judged))
-        if cores() > 1:
-            alone = by_name[f"{scheme}, 1 of {cores()} cores"]["seconds"]["median"]
-            speed_up = alone / row["seconds"]["median"] / cores()
-            made.append(bar(f"{scheme}: speed-up by core", LEAST_SPEEDUP, speed_up, disk == "tmpfs"))
-    return made
-
-
-def bar(text: str, least: float, value: float, judged: bool) -> dict:
-    """One bar, as JSON has it."""
-    return {"text": text, "target": f">= {least:g}", "value": value, "met": value >= least if judged else None}
-
-
 def disk_of(folder: Path) -> str:
     """The kind of file system that a folder is on; its longest mount point decides."""
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
@@ -195,29 +158,13 @@ def disk_of(folder: Path) -> str:
 
 
 def show(result: dict) -> None:
-    """Tables."""
-    console = report.console()
+    """A method a line."""
     title = f"{result['layers']} layers of {result['model']}, {result['bytes'] / 1e9:.2f} GB, {result['disk']}"
-    table = Table("method", "GB/s of input", "seconds", "of a copy", title=title)
+    table = table_of(title, ("method",), ("GB/s of input", "seconds", "of a copy"))
     for row in result["rows"]:
         took = "{low:.2f} - {high:.2f}".format(**row["seconds"])
         table.add_row(row["method"], f"{row['bytes_per_second'] / 1e9:.2f}", took, f"{row['of_a_copy']:.2f}")
-    console.print(table)
-    for one in result["bars"]:
-        verdict = {True: "met", False: "MISSED", None: "not judged"}[one["met"]]
-        console.print(f"{verdict}: {one['text']}: {one['value']:.2f} ({one['target']})")
-
-
-def write_json(path: Path, result: dict) -> None:
-    """Everything, with what it was measured on."""
-    content = {
-        "format": FORMAT,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": ["python", "-m", "benchmarks.convert", "FOLDER", *sys.argv[2:]],
-        "hardware": hardware("cpu"),
-        "versions": versions(),
-    }
-    path.write_text(json.dumps(content | result, indent=1) + "\n")
+    console().print(table)
 
 
 if __name__ == "__main__":

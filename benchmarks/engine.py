@@ -1,16 +1,12 @@
-"""Part "engine": weight syncs of a real vLLM engine with the model's true shapes, in this process."""
+"""Part "engine": weight syncs of a real vLLM engine with the model's true shapes, over one GPU or several."""
 
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
-
 from ascend_quant import schemes
 from benchmarks.tasks import Task
-from benchmarks.tensors import Weights
 from benchmarks.timing import rotated
 
 OURS = tuple(scheme.name for scheme in schemes.SCHEMES.values() if scheme.quantized)
@@ -25,7 +21,6 @@ SCHEMES = {
         for scheme in OURS
     },
 }
-DEFAULT = ("bf16", "fp8-vllm", "int8")
 WAYS = {"fp8-vllm": ("reload",)}
 ALL_WAYS = ("bare", "session", "reload")
 SETTINGS = {
@@ -39,77 +34,74 @@ SETTINGS = {
     "kv_cache_memory_bytes": 1 << 30,
     "worker_extension_cls": "benchmarks.worker.Extension",
 }
+Ask = Callable[..., list]
 
 
 @contextmanager
-def started(task: Task, scheme: str, seed: int | None = None, **options) -> Iterator:
-    """A vLLM engine that holds a trainer with the model's tensors on each of its devices.
-
-    Args:
-        seed: of a checkpoint that it loads when it starts; None for dummy weights.
-    """
+def started(task: Task) -> Iterator[Ask]:
+    """A vLLM engine that holds a trainer with the model's tensors on each of its GPUs; asks all of these trainers."""
     from vllm import LLM
 
     import benchmarks.worker  # noqa: F401  registers our plugin
 
+    options = {"tensor_parallel_size": task.ranks, "enable_expert_parallel": task.expert_parallel}
+    if task.ranks > 1:
+        options |= {"distributed_executor_backend": "mp", "disable_custom_all_reduce": True}
     with tempfile.TemporaryDirectory(prefix="model-") as folder:
         task.cut_model().write_config(Path(folder))
-        if seed is not None:
-            write_checkpoint(task, seed, Path(folder))
-            options["load_format"] = "safetensors"
-        llm = LLM(folder, **{**SETTINGS, **SCHEMES[scheme], **options})
+        llm = LLM(folder, **SETTINGS, **SCHEMES[task.scheme], **options)
         try:
             llm.collective_rpc("bench_start", args=(task,))
-            yield llm
+            yield lambda method, *args: llm.collective_rpc("bench", args=(method, *args))
         finally:
             llm.llm_engine.engine_core.shutdown()
 
 
-def write_checkpoint(task: Task, seed: int, folder: Path) -> None:
-    """The weights that a trainer on this device draws from the seed."""
-    weights = Weights(task.cut_model(), torch.device(task.device), seed)
-    save_file({name: tensor.cpu() for name, tensor in weights.named()}, folder / "model.safetensors")
-
-
 def run(task: Task) -> dict:
-    """Time every way in which weights can reach an engine of the scheme `task.variant`; check the bytes of ours."""
-    with started(task, task.variant) as llm:
-
-        def ask(method: str, *args):
-            return llm.collective_rpc("bench", args=(method, *args))[0]
-
-        first, refused = attempts(ask, WAYS.get(task.variant, ALL_WAYS))
-        result = {**ask("facts"), "first": first, "refused": refused}
+    """Time every way in which weights can reach an engine of the task's scheme; check the bytes of ours."""
+    with started(task) as ask:
+        first, refused = attempts(ask, WAYS.get(task.scheme, ALL_WAYS))
+        result = {"moved": max(ask("moved")), "first": first, "refused": refused}
         result["samples"] = syncs(ask, tuple(first), task.rounds)
-        if task.variant in OURS:
-            result["faults"] = [f"{way}: {why}" for way, why in refused.items()] + ask("faults")
-            result["samples"] |= syncs(ask, ("loaders",), task.rounds)  # apart: it forgets the plan
+        result["faults"] = []
+        if task.scheme in OURS:
+            result["faults"] += [f"{way}: {why}" for way, why in refused.items()] + faults(ask)
             if task.cut_model().experts:
                 stacked(ask, task.rounds, result)
     return result
 
 
-def attempts(ask: Callable, ways: tuple[str, ...]) -> tuple[dict[str, dict], dict[str, str]]:
+def attempts(ask: Ask, ways: tuple[str, ...]) -> tuple[dict[str, dict], dict[str, str]]:
     """Each way once, what is compiled on the way included; and those that this engine refuses, with its words."""
     first, refused = {}, {}
     for way in ways:
         try:
-            first[way] = ask("sync", way)
+            first[way] = slowest(ask("sync", way))
         except Exception as error:
             refused[way] = f"{type(error).__name__}: {error}"
     return first, refused
 
 
-def syncs(ask: Callable, ways: tuple[str, ...], rounds: int) -> dict[str, list]:
+def syncs(ask: Ask, ways: tuple[str, ...], rounds: int) -> dict[str, list[dict]]:
     """Each way once a round, another one first in every round."""
-    samples: dict[str, list] = {way: [] for way in ways}
+    samples: dict[str, list[dict]] = {way: [] for way in ways}
     for turn in range(rounds):
         for way in rotated(list(ways), turn):
-            samples[way].append(ask("sync", way))
+            samples[way].append(slowest(ask("sync", way)))
     return samples
 
 
-def stacked(ask: Callable, rounds: int, result: dict) -> None:
+def slowest(ranks: list[dict]) -> dict:
+    """A sync takes as long as the slowest rank."""
+    return max(ranks, key=lambda sample: sample["ms"])
+
+
+def faults(ask: Ask) -> list[str]:
+    """What is wrong with the bytes of each rank."""
+    return [f"rank {rank}: {fault}" for rank, found in enumerate(ask("faults")) for fault in found]
+
+
+def stacked(ask: Ask, rounds: int, result: dict) -> None:
     """The same with stacked experts, where this vLLM takes them: the first one is a refit without a plan."""
     first, refused = attempts(ask, ("stacked",))
     if refused:
@@ -117,4 +109,4 @@ def stacked(ask: Callable, rounds: int, result: dict) -> None:
     result["first"] |= first
     result["refused"] |= refused
     result["samples"] |= syncs(ask, tuple(first), rounds)
-    result["faults"] += ask("faults")
+    result["faults"] += faults(ask)

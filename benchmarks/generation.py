@@ -1,7 +1,12 @@
-"""Part "generation": rollouts of one engine with the model's true shapes, timed; or where their time goes.
+"""Part "generation": rollouts of one engine with the model's true shapes, timed: whole answers, or decode steps.
 
-Weights are random, of a real model's spread: a GPU's clock depends on the bits that it multiplies. Every prompt and
-every answer has the same length, so that a batch stays whole until its end.
+Weights are random, of a real model's spread: a GPU's clock depends on the bits that it multiplies. Whole answers: every
+prompt and every answer has the same length, so that a batch stays whole until its end.
+
+Decode steps at long contexts: as RL has them, the sequences of a batch are at different places of their answers. They
+are evenly from half of the context to one and a half of it long (less where the model has no such positions), in an
+order drawn by a fixed seed, so that their mean is the context; rounds begin when all prompts are in the cache. What
+does not fit is not timed.
 """
 
 import tempfile
@@ -9,11 +14,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 import torch
 
-from benchmarks import caches, trace
-from benchmarks.floors import Rates, floors
 from benchmarks.models import Model
 from benchmarks.tasks import Task
 
@@ -38,6 +42,14 @@ SCHEMES = {
     "int8-ours": {"quantization": "ascend_quant", "hf_overrides": {"quantization_config": OURS}},
     "fp8-vllm": {"quantization": "fp8"},
 }
+CACHES = {  # of keys and values: BF16, ours, vLLM's own
+    "auto": {},
+    "int8": {"kv_cache": "int8"},  # this plugin's option, beside the scheme's
+    "fp8": {"kv_cache": "fp8"},
+    "int8-vllm": {"kv_cache_dtype": "int8_per_token_head"},
+    "fp8-vllm": {"kv_cache_dtype": "fp8"},
+}
+OUR_CACHES = ("int8", "fp8")
 SETTINGS = {
     "dtype": "bfloat16",
     "load_format": "dummy",
@@ -47,8 +59,21 @@ SETTINGS = {
     "distributed_executor_backend": "mp",  # as verl asks for: one process schedules, another one runs the model
     "worker_extension_cls": "benchmarks.rollout_worker.Extension",
 }
-WARM_STEPS, TIMED_STEPS, TRACED_STEPS = 8, 32, 10
-TRACED_ANSWER = 2 * (WARM_STEPS + TIMED_STEPS + TRACED_STEPS + 2)  # tokens: its second half is traced, and not its end
+PREFILLED = SETTINGS["max_num_batched_tokens"]  # tokens a step, during which the first ones decode already
+WARM_STEPS, ROUNDS, STEPS = 8, 3, 32
+
+
+def run(task: Task) -> dict:
+    """Of each batch, and context if there are any: tokens a second, one a round, and how many sequences would fit."""
+    places = pairs(task)
+    longest = max((max(lengths(task, *place)) + steps(*place) for place in places), default=0)
+    with started(task, longest or task.rollouts.prompt + task.rollouts.answer) as llm:
+        if not places:
+            return {
+                "measured": [{"batch": batch, "rates": _answered(llm, task, batch)} for batch in task.rollouts.batches]
+            }
+        held = capacity(llm.llm_engine.vllm_config.cache_config)
+        return {"measured": [_decoded(llm, task, held, *place) for place in places]}
 
 
 @contextmanager
@@ -77,7 +102,7 @@ def options_of(task: Task) -> dict:
     rollouts = task.rollouts
     options = {
         **SETTINGS,
-        **caches.options(SCHEMES[task.variant], task.cache),
+        **with_cache(SCHEMES[task.scheme], task.cache),
         "max_num_seqs": max(rollouts.batches),
         "compilation_config": {"cudagraph_capture_sizes": sorted(rollouts.batches)},
     }
@@ -88,30 +113,32 @@ def options_of(task: Task) -> dict:
     return options
 
 
-def run(task: Task) -> dict:
-    """Seconds of each batch, and with `trace` what a decode step consists of; a trace that says nothing is a fault."""
-    start = time.perf_counter()
-    with started(task, task.rollouts.prompt + task.rollouts.answer) as llm:
-        result = {"startup_s": time.perf_counter() - start, "seconds": {}, "traces": {}, "faults": []}
-        rates = Rates(*llm.collective_rpc("rates")[0]) if task.rollouts.trace else None
-        for batch in task.rollouts.batches:
-            _generate(llm, task, batch, 8)
-            result["seconds"][str(batch)] = _generate(llm, task, batch, task.rollouts.answer)
-            if task.rollouts.trace:
-                try:
-                    result["traces"][str(batch)] = _traced(llm, task, batch, rates)
-                except ValueError as error:  # the seconds are good for all that
-                    result["faults"].append(f"{task.title()}, batch {batch}: {error}")
-    return result
+def with_cache(scheme: dict, cache: str) -> dict:
+    """vLLM's options for those of a scheme, with that cache.
+
+    Raises:
+        ValueError: one of our caches for an engine that is not ours.
+    """
+    if cache not in OUR_CACHES:
+        return {**scheme, **CACHES[cache]}
+    if not scheme:  # BF16, which this plugin serves too
+        scheme = {"quantization": "ascend_quant", "hf_overrides": {"quantization_config": OURS | {"scheme": "bf16"}}}
+    if scheme["quantization"] != "ascend_quant":
+        raise ValueError(f"the cache {cache} is this plugin's, and {scheme['quantization']} is not: take {cache}-vllm")
+    ours = scheme["hf_overrides"]["quantization_config"] | CACHES[cache]
+    return scheme | {"hf_overrides": {"quantization_config": ours}}
 
 
-def sampling(task: Task, tokens: int, **more):
+def capacity(cache_config) -> int:
+    """Tokens that an engine's cache holds."""
+    return cache_config.num_gpu_blocks * cache_config.block_size
+
+
+def sampling(tokens: int, **more):
     """As rollouts are sampled: from the whole distribution."""
     from vllm import SamplingParams
 
-    logprobs = 0 if task.rollouts.logprobs else None
-    free = {"temperature": 1.0, "ignore_eos": True, "detokenize": False}
-    return SamplingParams(max_tokens=tokens, logprobs=logprobs, **free, **more)
+    return SamplingParams(max_tokens=tokens, temperature=1.0, ignore_eos=True, detokenize=False, **more)
 
 
 def prompts(model: Model, batch: int, length: int, seed: int = 0) -> list[dict]:
@@ -121,42 +148,70 @@ def prompts(model: Model, batch: int, length: int, seed: int = 0) -> list[dict]:
     return [{"prompt_token_ids": row} for row in ids.tolist()]
 
 
-def _generate(llm, task: Task, batch: int, tokens: int) -> float:
-    """Seconds for a whole batch, its prompts included."""
-    asked = prompts(task.cut_model(), batch, task.rollouts.prompt)
+def _answered(llm, task: Task, batch: int) -> list[float]:
+    """Tokens a second of a whole batch, its prompts included."""
+    asked, tokens = prompts(task.cut_model(), batch, task.rollouts.prompt), task.rollouts.answer
+    llm.generate(asked, sampling(WARM_STEPS), use_tqdm=False)
     start = time.perf_counter()
-    answers = llm.generate(asked, sampling(task, tokens), use_tqdm=False)
+    answers = llm.generate(asked, sampling(tokens), use_tqdm=False)
     taken = time.perf_counter() - start
-    lengths = {len(answer.outputs[0].token_ids) for answer in answers}
-    if lengths != {tokens}:
-        raise RuntimeError(f"{task.title()}: answers of {sorted(lengths)} tokens, {tokens} were asked for")
-    return taken
+    found = {len(answer.outputs[0].token_ids) for answer in answers}
+    if found != {tokens}:
+        raise RuntimeError(f"{task.title()}: answers of {sorted(found)} tokens, {tokens} were asked for")
+    return [batch * tokens / taken]
 
 
-def _traced(llm, task: Task, batch: int, rates: Rates) -> dict:
-    """Decode steps in the middle of an answer: their wall time, then their kernels."""
+def pairs(task: Task) -> list[tuple[int, int]]:
+    """Contexts and batches, all with all."""
+    return [(context, batch) for context in task.rollouts.contexts for batch in task.rollouts.batches]
+
+
+def steps(context: int, batch: int) -> int:
+    """Tokens that a sequence may decode: while others' prompts are computed, to warm up, in the rounds."""
+    return -(-2 * context * batch // PREFILLED) + 2 * WARM_STEPS + ROUNDS * STEPS + 2
+
+
+def lengths(task: Task, context: int, batch: int) -> list[int]:
+    """Tokens of each prompt.
+
+    Raises:
+        ValueError: the model has not so many positions.
+    """
+    room = task.cut_model().positions - context - steps(context, batch)
+    if room < 0:
+        raise ValueError(f"{task.model} has {task.cut_model().positions} positions, fewer than {context} and the steps")
+    spread = min(context // 2, room)
+    found = [context - spread + (2 * spread * place) // max(1, batch - 1) for place in range(batch)]
+    Random(0).shuffle(found)
+    return found if batch > 1 else [context]
+
+
+def _decoded(llm, task: Task, held: int, context: int, batch: int) -> dict:
+    """Decode steps of one context and batch; no rates where it does not fit."""
     from vllm.sampling_params import RequestOutputKind
 
-    engine, rollouts = llm.llm_engine, task.rollouts
-    length, more = rollouts.prompt + rollouts.answer // 2, rollouts.answer // 2
-    requests = [f"{batch}-{number}" for number in range(batch)]
-    for name, prompt in zip(requests, prompts(task.cut_model(), batch, length), strict=True):
-        engine.add_request(name, prompt, sampling(task, more, output_kind=RequestOutputKind.FINAL_ONLY))
-    first = until(engine, 1) + WARM_STEPS
-    until(engine, first)
-    start = time.perf_counter()
-    last = until(engine, first + TIMED_STEPS)
-    step_us = 1e6 * (time.perf_counter() - start) / (last - first)
-    llm.collective_rpc("start_recording")
-    last = until(engine, last + TRACED_STEPS)
-    recorded = llm.collective_rpc("recorded")[0]
-    engine.abort_request(requests)  # before the trace may turn out to be a fault: more batches follow
-    while engine.has_unfinished_requests():
-        engine.step()
-    kernels = trace.Trace.of(recorded, task.cut_model())
-    context = length + last - TRACED_STEPS // 2
-    found = parts(task, batch, context, step_us, kernels, rates)
-    return {"context": context, "parts": found, "kernels": kernels.by_name()}
+    asked, more = lengths(task, context, batch), steps(context, batch)
+    found = {"context": context, "batch": batch, "fits": held // context, "rates": []}
+    if sum(asked) + batch * more > held:
+        return found
+    engine, model = llm.llm_engine, task.cut_model()
+    requests = [f"{batch}-{length}-{number}" for number, length in enumerate(asked)]
+    for number, (name, length) in enumerate(zip(requests, asked, strict=True)):
+        prompt = prompts(model, 1, length, seed=number)[0]
+        engine.add_request(name, prompt, sampling(more, output_kind=RequestOutputKind.FINAL_ONLY))
+    try:
+        last, first = until(engine, until(engine, 1) + WARM_STEPS), _written(engine)
+        for _ in range(ROUNDS):
+            start, before = time.perf_counter(), last
+            last = until(engine, last + STEPS)
+            found["rates"].append(batch * (last - before) / (time.perf_counter() - start))
+        if len(engine.output_processor.request_states) < batch:
+            raise RuntimeError(f"{task.title()}: of {batch} sequences some ended while steps were timed")
+        return found | {"mean_context": (sum(asked) + (first + _written(engine)) / 2) / batch}
+    finally:
+        engine.abort_request(requests)
+        while engine.has_unfinished_requests():
+            engine.step()
 
 
 def until(engine, tokens: int) -> int:
@@ -172,14 +227,6 @@ def until(engine, tokens: int) -> int:
             return least
 
 
-def parts(task, batch: int, context: float, step_us: float, kernels: trace.Trace, rates: Rates) -> list[dict]:
-    """The step, the operations in it, and how long the GPU waits, as `rollout_report.Part` has them."""
-    least = floors(task.cut_model(), task.variant, batch, context, rates, task.cache)
-    shares = kernels.shares()
-    found = [
-        {"name": name, "us": share.us, "count": share.count, "floor_us": least.get(name)}
-        for name, share in shares.items()
-    ]
-    count = sum(share.count for share in shares.values())
-    found.append({"name": "gaps", "us": step_us - kernels.busy_us(), "count": 0, "floor_us": None})
-    return [*found, {"name": "step", "us": step_us, "count": count, "floor_us": sum(least.values())}]
+def _written(engine) -> int:
+    """Tokens that all requests have decoded."""
+    return sum(state.detokenizer.num_output_tokens() for state in engine.output_processor.request_states.values())

@@ -32,11 +32,16 @@ class Row(NamedTuple):
     high: float | None
     unit: str
 
+    @property
+    def named(self) -> dict[str, str]:
+        """The case with the run and the model."""
+        return {**self.case, "run": self.run, "model": self.model}
+
 
 def rows(figure: str, **case: str | int) -> list[Row]:
     """Those of a figure whose case has these values; `run` and `model` may stand among them."""
     wanted = {name: str(value) for name, value in case.items()}.items()
-    return [row for row in _all() if row.figure == figure and wanted <= {**row.case, **_names(row)}.items()]
+    return [row for row in every() if row.figure == figure and wanted <= row.named.items()]
 
 
 def one(figure: str, **case: str | int) -> Row:
@@ -51,12 +56,9 @@ def one(figure: str, **case: str | int) -> Row:
     return found[0]
 
 
-def _names(row: Row) -> dict[str, str]:
-    return {"run": row.run, "model": row.model}
-
-
 @cache
-def _all() -> list[Row]:
+def every() -> list[Row]:
+    """All rows of the file."""
     with (RESULTS / "measured.csv").open(newline="") as file:
         return [_row(line) for line in csv.DictReader(file)]
 

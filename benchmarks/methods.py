@@ -1,4 +1,4 @@
-"""Everything that part "kernels" times, over the same matrices: ours in its forms, the competitors, the floor."""
+"""What part "kernels" times over the same matrices: ours in its forms, the competitors, a copy as the floor."""
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -9,7 +9,6 @@ from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.moves import Counters, Job, Move
 from ascend_quant.refit import Refit
 from ascend_quant.refit.plan import Entry, Plan, together
-from benchmarks import arithmetic
 from benchmarks.matrices import Matrix
 
 Call = Callable[[], object]
@@ -19,11 +18,14 @@ POISON = 3e38  # what buffers hold before they are written
 
 
 def competitors(matrices: Sequence[Matrix]) -> dict[str, Call]:
-    """By the names of the report."""
-    calls = {"FlashRL": arithmetic.frozen_scales(matrices), "vLLM online": arithmetic.online(matrices)}
+    """How others turn BF16 weights into resident int8 codes, by the names of the report.
+
+    Written from what they do, each step an operation of torch. All take the matrices one after the other, as their
+    owners' loaders do, and end in the same resident buffers as ours.
+    """
+    calls = {"FlashRL": frozen_scales(matrices), "vLLM online": online(matrices)}
     if find_spec("vllm") is not None:
-        calls["vLLM scaled_int8_quant + copy"] = arithmetic.vllm_quant_and_copy(matrices)
-        calls["vLLM in place"] = arithmetic.vllm_in_place(matrices)
+        calls["vLLM in place"] = vllm_in_place(matrices)
     return calls
 
 
@@ -94,3 +96,67 @@ def refit_by_plan(matrices: Sequence[Matrix]) -> Call:
                 refit.flush()
 
     return run
+
+
+def frozen_scales(matrices: Sequence[Matrix]) -> Call:
+    """FlashRL's int8: scales from a profile, made once; the product with both in float32, rounded, clamped, copied.
+
+    A profile holds one factor an output row, and one an input column where a norm was smoothed into the layer.
+    """
+    profile = [(1 / matrix.scale_of_rows(), torch.ones_like(matrix.source[:1].float())) for matrix in matrices]
+
+    def run() -> None:
+        for matrix, (per_row, per_column) in zip(matrices, profile, strict=True):
+            product = matrix.source * per_row * per_column
+            matrix.codes.copy_(product.round().clamp(-128, 127).to(torch.int8))
+
+    return run
+
+
+def online(matrices: Sequence[Matrix]) -> Call:
+    """vLLM's online int8 (its experts): the largest magnitude, division, rounding and clamping in BF16, a cast."""
+
+    def run() -> None:
+        for matrix in matrices:
+            scale = matrix.source.abs().amax(dim=1) / 127
+            codes = matrix.source.div(scale.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)
+            matrix.codes.copy_(codes)
+            matrix.scale.copy_(scale)
+
+    return run
+
+
+def vllm_in_place(matrices: Sequence[Matrix]) -> Call:
+    """The kernel of vLLM's `scaled_int8_quant`, given the resident tensors to write to."""
+    import vllm._custom_ops  # noqa: F401  registers the kernel
+
+    kernel = torch.ops._C.dynamic_scaled_int8_quant
+
+    def run() -> None:
+        for matrix in matrices:
+            kernel(matrix.codes, matrix.source, matrix.scale.unsqueeze(1), None)
+
+    return run
+
+
+class Copy:
+    """A plain copy within the device: the floor of everything that reads and writes memory.
+
+    Args:
+        nbytes: of the buffer that is read; another one like it is written.
+    """
+
+    def __init__(self, device: torch.device, nbytes: int):
+        self.source = torch.empty(nbytes // 8, dtype=torch.int64, device=device).random_()
+        self.target = torch.empty_like(self.source)
+
+    def of(self, moved: int) -> Call:
+        """Copies that read and write `moved` bytes together, through the whole buffer again and again."""
+        full, rest = divmod(moved // 2, self.source.nbytes)
+
+        def run() -> None:
+            for _ in range(full):
+                self.target.copy_(self.source)
+            self.target[: rest // 8].copy_(self.source[: rest // 8])
+
+        return run

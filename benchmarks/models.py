@@ -125,6 +125,8 @@ MODELS = {
         Model("tiny-moe", 128, 2, 4, 2, 32, 192, 512, 1e-6, 512, 6, 2, 72, real=False),
     )
 }
+# As a command line names them: 7b, 30b-a3b.
+SHORT = {name.partition("-")[2] if model.real else name: name for name, model in MODELS.items()}
 
 
 def get_model(name: str) -> Model:

@@ -1,23 +1,31 @@
-"""python -m benchmarks.refit: what a refit costs, beside the alternatives, in one run."""
+"""./run.sh bench refit: what a refit costs, beside the alternatives, in one run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.console import Console
+from rich.markup import escape
 
-from benchmarks import engine, graphs, report
-from benchmarks.models import MODELS, get_model
-from benchmarks.process import carry_out
-from benchmarks.tasks import Outcome, Task
-from launch.processes import end_as_after_ctrl_c
+from benchmarks import engine
+from benchmarks.models import MODELS
+from benchmarks.report import Outcome, console, faults_of, show_faults, table_of, write_run
+from benchmarks.tasks import Task, check_layers, choices, in_turn
+from benchmarks.timing import summary
 
-PARTS = ("kernels", "engine", "graphs", "ranks")
+PARTS = ("kernels", "engine")
 MODEL = {"cuda": "qwen2.5-7b", "cpu": "tiny"}
 SECONDS = 600  # of one task
-LEFT_OUT = {"cpu": ("fp8-vllm", "graphs")}  # what vLLM has for GPUs alone
+MIB = 1 << 20
+WORDS = {
+    "bare": "load_weights",
+    "session": "512 MiB buckets",
+    "reload": "reload_weights",
+    "stacked": "load_weights, stacked experts",
+}
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -28,104 +36,121 @@ def main(
     model: Annotated[str, typer.Option(help=f"With commas: {', '.join(MODELS)}.  [default: by device]")] = "",
     layers: Annotated[int | None, typer.Option(help="Cut the models to so many layers.  [default: all]")] = None,
     parts: Annotated[str, typer.Option(help=f"With commas: {', '.join(PARTS)}.")] = "kernels,engine",
-    schemes: Annotated[str, typer.Option(help=f"Of part engine, with commas: {', '.join(engine.SCHEMES)}.")] = ",".join(
-        engine.DEFAULT
-    ),
-    scheme: Annotated[
-        str, typer.Option(help=f"Of parts graphs and ranks, with commas: {', '.join(engine.OURS)}.")
-    ] = "int8",
+    schemes: Annotated[
+        str, typer.Option(help=f"Of part engine, with commas: {', '.join(engine.SCHEMES)}.")
+    ] = "bf16,fp8-vllm,int8",
     rounds: Annotated[int, typer.Option(min=1, help="How often each method is timed.")] = 7,
-    tensor_parallel: Annotated[int, typer.Option(min=2, help="Ranks (GPUs) of part ranks.")] = 2,
-    expert_parallel: Annotated[bool, typer.Option(help="Part ranks: deal experts out whole.")] = False,
+    ranks: Annotated[int, typer.Option(min=1, help="GPUs of an engine.")] = 1,
+    expert_parallel: Annotated[bool, typer.Option(help="Deal experts out whole.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where every sample goes; written after each step.")] = None,
 ) -> None:
     """Measure refits and their alternatives on the same tensors.
 
-    Exit status: 0; 1 if bytes or answers are wrong; 2 for wrong use.
+    Exit status: 0; 1 if bytes are wrong or a part fails; 2 for wrong use.
     """
-    chosen = {
-        "--device": choices("--device", device, tuple(MODEL))[:1],
-        "--model": choices("--model", model or MODEL.get(device, ""), tuple(MODELS)),
-        "--parts": choices("--parts", parts, PARTS),
-        "--schemes": choices("--schemes", schemes, tuple(engine.SCHEMES)),
-        "--scheme": choices("--scheme", scheme, engine.OURS),
-    }
-    if chosen["--parts"] != ["kernels"] and find_spec("vllm") is None:
+    choices("--device", device, tuple(MODEL))
+    models = choices("--model", model or MODEL[device], tuple(MODELS))
+    chosen = choices("--parts", parts, PARTS)
+    if "engine" in chosen and find_spec("vllm") is None:
         raise typer.BadParameter("vLLM is not installed: only --parts kernels does without", param_hint="--parts")
-    shared = {"device": device, "layers": layers, "rounds": rounds}
+    wanted = choices("--schemes", schemes, tuple(engine.SCHEMES))
+    if device == "cpu":  # vLLM has its fp8 for GPUs alone
+        wanted = [scheme for scheme in wanted if scheme != "fp8-vllm"]
+    for name in models:
+        check_layers(name, layers)
+    of_engine = {"ranks": ranks, "expert_parallel": expert_parallel}
+    alternatives = {"kernels": [{}], "engine": [{"scheme": scheme, **of_engine} for scheme in wanted]}
     tasks = [
-        Task(part, name, **shared, **more)
-        for name in chosen["--model"]
-        for part in chosen["--parts"]
-        for more in _alternatives(part, device, chosen, tensor_parallel, expert_parallel)
+        Task(part, name, device, layers, rounds, **more)
+        for name in models
+        for part in chosen
+        for more in alternatives[part]
     ]
-    for name in chosen["--model"]:
-        try:
-            get_model(name).cut(layers)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--layers") from None
 
     def write(outcomes: Sequence[Outcome]) -> None:
         if out is not None:
-            report.write_json(out, device, outcomes)
+            rows = [{**asdict(row), "bytes_per_second": row.rate} for row in rows_of(outcomes)]
+            write_run(out, "benchmarks.refit", device, {"rows": rows}, outcomes)
 
     outcomes = in_turn(tasks, SECONDS, write)
-    report.show(outcomes, report.console())
-    raise typer.Exit(bool(report.faults_of(outcomes)))
+    show(outcomes, console())
+    raise typer.Exit(bool(faults_of(outcomes)))
 
 
-def choices(option: str, said: str, known: tuple[str, ...]) -> list[str]:
-    """Words with commas between them, each of them a known one."""
-    words = [word.strip() for word in said.split(",") if word.strip()]
-    unknown = [word for word in words if word not in known]
-    if unknown or not words:
-        wrong = f"{unknown[0]!r} is none of" if unknown else "say one of"
-        raise typer.BadParameter(f"{wrong}: {', '.join(known)}", param_hint=option)
-    return words
+@dataclass(frozen=True)
+class Row:
+    """One method's figures.
 
-
-def _alternatives(
-    part: str, device: str, chosen: dict[str, list[str]], ranks: int, expert_parallel: bool
-) -> Iterator[dict]:
-    """What a part is measured for, one process each."""
-    if part in ("kernels", "engine"):
-        variants = {"kernels": [""], "engine": chosen["--schemes"]}[part]
-        yield from ({"variant": variant} for variant in variants if variant not in LEFT_OUT.get(device, ()))
-        return
-    for scheme in chosen["--scheme"]:
-        if part == "ranks":
-            yield {"scheme": scheme}
-            yield {"scheme": scheme, "ranks": ranks, "expert_parallel": expert_parallel}
-        else:
-            ways = (way for way in graphs.WAYS if way not in LEFT_OUT.get(device, ()))
-            yield from ({"scheme": scheme, "variant": way} for way in ways)
-
-
-def in_turn(
-    tasks: Sequence[Task],
-    seconds: float,
-    write: Callable[[Sequence[Outcome]], None],
-    measure: Callable[[Task, float], Outcome] | None = None,
-) -> list[Outcome]:
-    """Carry out one task after the other, a line each; `write` is given what is known so far after each.
-
-    Args:
-        measure: carries out a task in so many seconds.  [default: in a process of its own, see `tasks`]
+    Attributes:
+        ms, host_ms: median and spread (see `timing`).
+        moved: bytes that it must at least read and write.
+        extra_bytes: device memory that it took for itself, at most.
     """
-    end_as_after_ctrl_c()  # else an engine that is measured would stay, with its memory
-    outcomes: list[Outcome] = []
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    out = report.console()
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
-        shown = progress.add_task("")
-        for number, task in enumerate(tasks, 1):
-            progress.update(shown, description=f"{number} of {len(tasks)}: {task.title()}")
-            outcome = (measure or carry_out)(task, seconds)
-            outcomes.append(outcome)
-            ending = "failed" if outcome.result is None else "done"
-            out.print(f"{number} of {len(tasks)}: {task.title()}: {ending} in {outcome.seconds:.0f} s")
-            write(outcomes)
-    return outcomes
+
+    part: str
+    model: str
+    method: str
+    ms: dict
+    host_ms: dict
+    moved: int
+    extra_bytes: int | None = None
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second, by the median."""
+        return self.moved / self.ms["median"] * 1e3
+
+
+def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
+    """All rows, in the order of the tasks."""
+    makers = {"kernels": _kernels, "engine": _engine}
+    return [row for one in outcomes if one.result is not None for row in makers[one.task.part](one)]
+
+
+def copy_rate(rows: Sequence[Row]) -> float | None:
+    """Bytes a second of a plain device copy, read and written ones counted; None if the run has not measured it."""
+    return max((row.rate for row in rows if row.method == "copy"), default=None)
+
+
+def _kernels(outcome: Outcome) -> Iterator[Row]:
+    result = outcome.result
+    for method, samples in result["samples"].items():
+        moved = result["copied"] if method == "copy" else result["bytes"]
+        yield Row("kernels", outcome.task.model, method, summary(samples["ms"]), summary(samples["host_ms"]), moved)
+
+
+def _engine(outcome: Outcome) -> Iterator[Row]:
+    result, task = outcome.result, outcome.task
+    ranks = f", {task.ranks} ranks" if task.ranks > 1 else ""
+    found = {WORDS[way]: samples for way, samples in result["samples"].items()}
+    if task.scheme in engine.OURS:
+        found |= {
+            f"{WORDS[way]}, first": [result["first"][way]] for way in ("bare", "stacked") if way in result["first"]
+        }
+    for words, samples in found.items():
+        ms, host = ([sample[key] for sample in samples] for key in ("ms", "host_ms"))
+        extra = [sample["extra_bytes"] for sample in samples if sample["extra_bytes"] is not None]
+        method = f"{task.scheme}{ranks}: {words}"
+        yield Row("engine", task.model, method, summary(ms), summary(host), result["moved"], max(extra, default=None))
+
+
+def show(outcomes: Sequence[Outcome], out: Console) -> None:
+    """The figures, what engines refused, and last what is wrong."""
+    rows = rows_of(outcomes)
+    copied = copy_rate(rows)
+    figures = ("ms", "low - high", "host ms", "GB/s", "of a copy", "extra MiB")
+    table = table_of("Refits: medians of several rounds", ("model", "method"), figures)
+    for row in rows:
+        spread = f"{row.ms['low']:.2f} - {row.ms['high']:.2f}"
+        ratio = f"{row.rate / copied:.3f}" if copied else "-"
+        extra = "-" if row.extra_bytes is None else f"{row.extra_bytes / MIB:.1f}"
+        times = f"{row.ms['median']:.2f}", spread, f"{row.host_ms['median']:.2f}"
+        table.add_row(row.model, row.method, *times, f"{row.rate / 1e9:.0f}", ratio, extra)
+    out.print(table)
+    for outcome in outcomes:
+        for way, why in (outcome.result or {}).get("refused", {}).items():
+            out.print(f"{outcome.task.title()}: {way} is refused: {escape(why)}", soft_wrap=True)
+    show_faults(faults_of(outcomes), out)
 
 
 if __name__ == "__main__":

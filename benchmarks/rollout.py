@@ -1,26 +1,25 @@
-"""python -m benchmarks.rollout: how fast engines generate, scheme beside scheme; with --trace: what bounds them.
-
-With --context: decode steps at these lengths, each scheme with each KV cache.
-"""
+"""./run.sh bench rollout: how fast engines generate, by scheme; with --context: decode steps, by KV cache too."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from benchmarks import decoding, decoding_report, generation, rollout_report
-from benchmarks.caches import CACHES, ON_CPUS, OURS
-from benchmarks.models import MODELS
-from benchmarks.refit import choices, in_turn
-from benchmarks.report import console
-from benchmarks.tasks import Outcome, Rollouts, Task
+from benchmarks import generation
+from benchmarks.generation import CACHES, OUR_CACHES, SCHEMES
+from benchmarks.models import SHORT
+from benchmarks.report import Outcome, console, faults_of, show_faults, table_of, write_run
+from benchmarks.tasks import Rollouts, Task, check_layers, choices, in_turn, numbers
 from benchmarks.timing import rotated
 
 SECONDS = 900  # of one engine
+PLAIN = ("bf16", "auto")  # scheme and cache that the others are compared with
 LONG = ("bf16", "int8-ours")  # schemes with --context, unless others are chosen
-SHORT = {name.partition("-")[2] if model.real else name: name for name, model in MODELS.items()}
+ON_CPUS = ("auto", "fp8", "fp8-vllm")  # vLLM's attention there has no int8 cache
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -30,9 +29,7 @@ def main(
     models: Annotated[str, typer.Option(help=f"With commas: {', '.join(SHORT)}.")] = "7b,32b,30b-a3b",
     schemes: Annotated[
         str,
-        typer.Option(
-            help=f"With commas: {', '.join(generation.SCHEMES)}.  [default: all; with --context {', '.join(LONG)}]"
-        ),
+        typer.Option(help=f"With commas: {', '.join(SCHEMES)}.  [default: all; with --context {', '.join(LONG)}]"),
     ] = "",
     batch: Annotated[str, typer.Option(help="Sequences at a time, with commas.")] = "64,256",
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 256,
@@ -41,20 +38,13 @@ def main(
         str, typer.Option(help="Decode at such lengths in the mean, with commas: 1k,8k,30k; in place of --prompt.")
     ] = "",
     kv_cache: Annotated[
-        str,
-        typer.Option(help=f"With --context, of quantized weights; with commas: {', '.join(CACHES)}."),
+        str, typer.Option(help=f"With --context, of quantized weights; with commas: {', '.join(CACHES)}.")
     ] = "auto,int8,fp8",
     repeats: Annotated[int, typer.Option(min=1, help="Engines of each scheme, in rotated order.")] = 2,
-    logprobs: Annotated[bool, typer.Option(help="Return each token's log-probability too.")] = False,
-    trace: Annotated[bool, typer.Option("--trace", help="Of the first repeat: where a step's time goes.")] = False,
     layers: Annotated[int | None, typer.Option(help="Cut the models to so many layers.  [default: all]")] = None,
     memory: Annotated[
         float | None,
-        typer.Option(
-            min=0.05,
-            max=1,
-            help="Share of a GPU that an engine takes, such as a trainer beside it leaves.  [default: vLLM's own]",
-        ),
+        typer.Option(min=0.05, max=1, help="Share of a GPU that an engine takes.  [default: vLLM's own]"),
     ] = None,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     out: Annotated[Path | None, typer.Option(help="Where every sample goes; written after each engine.")] = None,
@@ -65,83 +55,111 @@ def main(
 
     Exit status: 0; 1 if an engine fails; 2 for wrong use.
     """
-    chosen = [SHORT[name] for name in choices("--models", models, tuple(SHORT))]
-    contexts = contexts_of(context)
-    every = LONG if contexts else tuple(generation.SCHEMES)
-    wanted = choices("--schemes", schemes or ",".join(every), tuple(generation.SCHEMES))
-    rollouts = Rollouts(batches_of(batch), prompt, answer, logprobs, trace, contexts, memory)
     choices("--device", device, ("cuda", "cpu"))
-    if trace and device == "cpu":
-        raise typer.BadParameter("only a GPU's steps can be traced", param_hint="--trace")
-    if trace and answer < generation.TRACED_ANSWER:
-        raise typer.BadParameter(f"a trace needs {generation.TRACED_ANSWER} tokens or more", param_hint="--answer")
+    contexts = numbers("--context", context, least=2) if context else ()
+    wanted = choices("--schemes", schemes or ",".join(LONG if contexts else SCHEMES), tuple(SCHEMES))
     kept = choices("--kv-cache", kv_cache, tuple(CACHES)) if contexts else ["auto"]
     if device == "cpu" and (lacking := [cache for cache in kept if cache not in ON_CPUS]):
         raise typer.BadParameter(f"{lacking[0]}: vLLM's attention for CPUs has none", param_hint="--kv-cache")
-    engines = engines_of(wanted, kept)
+    rollouts = Rollouts(numbers("--batch", batch), prompt, answer, contexts, memory)
+    chosen = [SHORT[name] for name in choices("--models", models, tuple(SHORT))]
+    for model in chosen:
+        check_layers(model, layers)
     tasks = [
-        Task(
-            "decoding" if contexts else "generation",
-            model,
-            device,
-            layers,
-            variant=scheme,
-            rollouts=replace(rollouts, trace=trace and not turn),
-            cache=cache,
-        )
+        Task("generation", model, device, layers, scheme=scheme, rollouts=rollouts, cache=cache)
         for model in chosen
         for turn in range(repeats)
-        for scheme, cache in rotated(engines, turn)
+        for scheme, cache in rotated(engines_of(wanted, kept), turn)
     ]
-    for task in tasks if contexts else ():
+    for task in tasks:
         check_lengths(task)
-    report = decoding_report if contexts else rollout_report
 
     def write(outcomes: Sequence[Outcome]) -> None:
         if out is not None:
-            report.write_json(out, device, outcomes)
+            rows = [asdict(row) | {"rate": row.rate} for row in rows_of(outcomes)]
+            write_run(out, "benchmarks.rollout", device, {"rows": rows}, outcomes)
 
     outcomes = in_turn(tasks, SECONDS, write)
-    report.show(outcomes, console())
-    raise typer.Exit(bool(rollout_report.faults_of(outcomes)))
+    show(outcomes, console())
+    raise typer.Exit(bool(faults_of(outcomes)))
 
 
-def engines_of(schemes: list[str], caches: list[str]) -> list[tuple[str, str]]:
+def engines_of(schemes: Sequence[str], caches: Sequence[str]) -> list[tuple[str, str]]:
     """Schemes and their caches: BF16 weights have the BF16 cache, and others with them where they are alone."""
-    base = [("bf16", "auto")] if "bf16" in schemes else []
+    base = [PLAIN] if "bf16" in schemes else []
     others = [scheme for scheme in schemes if scheme != "bf16"] or ["bf16"]
-    ours = ("bf16", "int8-ours")  # vLLM's own schemes have vLLM's own caches
-    pairs = base + [(scheme, cache) for scheme in others for cache in caches if scheme in ours or cache not in OURS]
-    return list(dict.fromkeys(pairs))
+    pairs = base + [
+        (scheme, cache) for scheme in others for cache in caches if scheme in LONG or cache not in OUR_CACHES
+    ]
+    return list(dict.fromkeys(pairs))  # vLLM's own schemes have vLLM's own caches
 
 
 def check_lengths(task: Task) -> None:
     """Refuse a context that the model has no positions for."""
     try:
-        for context, batch in decoding.pairs(task):
-            decoding.lengths(task, context, batch)
+        for context, batch in generation.pairs(task):
+            generation.lengths(task, context, batch)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--context") from None
 
 
-def contexts_of(said: str, option: str = "--context") -> tuple[int, ...]:
-    """Numbers of tokens with commas between them, with k for 1,024."""
-    found = []
-    for word in (word.strip().lower() for word in said.split(",") if word.strip()):
-        number = word.removesuffix("k")
-        tokens = int(number) * (1024 if word.endswith("k") else 1) if number.isdigit() else 0
-        if tokens < 2:
-            raise typer.BadParameter(f"{said!r}: give numbers of tokens, such as 1k,8k,30k", param_hint=option)
-        found.append(tokens)
-    return tuple(dict.fromkeys(found))
+@dataclass(frozen=True)
+class Row:
+    """One scheme with one cache, at one batch.
+
+    Attributes:
+        context: tokens in the mean; None of whole answers.
+        rates: tokens a second, one a round of each engine; none where the batch does not fit.
+        ratio: of the medians, to BF16 weights and cache in the same run; None without these.
+        fits: sequences of that context, the least of the engines; None of whole answers.
+    """
+
+    model: str
+    context: int | None
+    batch: int
+    scheme: str
+    cache: str
+    rates: tuple[float, ...]
+    ratio: float | None
+    fits: int | None
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens a second, the median."""
+        return median(self.rates) if self.rates else None
 
 
-def batches_of(said: str, option: str = "--batch") -> tuple[int, ...]:
-    """Numbers with commas between them, each 1 or more."""
-    words = [word.strip() for word in said.split(",") if word.strip()]
-    if not words or not all(word.isdigit() and int(word) for word in words):
-        raise typer.BadParameter(f"{said!r}: give numbers of sequences, such as 64,256", param_hint=option)
-    return tuple(dict.fromkeys(int(word) for word in words))
+def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
+    """Model by model, context by context, batch by batch; within them as the engines came."""
+    found: dict[tuple, list[dict]] = {}
+    for outcome in outcomes:
+        for one in (outcome.result or {}).get("measured", ()):
+            key = outcome.task.model, one.get("context"), one["batch"], outcome.task.scheme, outcome.task.cache
+            found.setdefault(key, []).append(one)
+    rates = {key: tuple(rate for one in ones for rate in one["rates"]) for key, ones in found.items()}
+    rows = []
+    for key in sorted(found, key=lambda key: (key[0], key[1] or 0, key[2])):
+        base = rates.get((*key[:3], *PLAIN))
+        ratio = median(rates[key]) / median(base) if rates[key] and base else None
+        fits = min((one["fits"] for one in found[key] if "fits" in one), default=None)
+        rows.append(Row(*key, rates[key], ratio, fits))
+    return rows
+
+
+def show(outcomes: Sequence[Outcome], out: Console) -> None:
+    """Tokens a second beside those of BF16, and last what is wrong."""
+    words = ("model", "weights", "cache")
+    figures = ("context", "batch", "tokens/s", "low - high", "times BF16", "sequences that fit")
+    table = table_of("Rollouts: medians", words, figures)
+    for row in rows_of(outcomes):
+        rate, spread = (
+            ("-", "-") if not row.rates else (f"{row.rate:.0f}", f"{min(row.rates):.0f} - {max(row.rates):.0f}")
+        )
+        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+        context, fits = ("-" if one is None else str(one) for one in (row.context, row.fits))
+        table.add_row(row.model, row.scheme, row.cache, context, str(row.batch), rate, spread, ratio, fits)
+    out.print(table)
+    show_faults(faults_of(outcomes), out)
 
 
 if __name__ == "__main__":

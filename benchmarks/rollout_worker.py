@@ -1,4 +1,4 @@
-"""What runs inside vLLM's workers: random weights, whatever a scheme keeps them in, and a look at the kernels.
+"""What runs inside vLLM's workers: random weights, whatever a scheme keeps them in.
 
 vLLM is given `Extension` as `worker_extension_cls`.
 """
@@ -6,8 +6,6 @@ vLLM is given `Extension` as `worker_extension_cls`.
 import torch
 
 from ascend_quant.integrations.vllm import register
-from benchmarks.floors import measured_rates
-from benchmarks.trace import Recorder
 
 SPREAD = 0.02  # standard deviation of a weight
 LARGEST = 4 * SPREAD  # magnitude of a row, which its largest code stands for
@@ -29,18 +27,6 @@ class Extension:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 fill(name, parameter.data, largest, generator)
-
-    def rates(self) -> list[float]:
-        """What this GPU reaches, see `floors`."""
-        return list(measured_rates())
-
-    def start_recording(self) -> None:
-        """Record every kernel from here on."""
-        self.bench_recorder = Recorder()
-
-    def recorded(self) -> list[list]:
-        """The kernels since then: names, starts, durations."""
-        return [list(column) for column in zip(*self.bench_recorder.stop(), strict=True)]
 
 
 def fill(name: str, values: torch.Tensor, largest: int, generator: torch.Generator) -> None:

@@ -1,23 +1,92 @@
-"""python -m benchmarks.sync: where the time of a weight sync under verl goes, stage by stage, on both of its sides."""
+"""./run.sh bench sync: how long a weight sync under verl takes, by what is sent, beside verl's own in BF16.
+
+Each arm is a training of a few short steps; verl times a sync after each (`timing_s/update_weights`): weights leave the
+trainer, are written by the engine and proved. With --engines the engines have devices of their own, and what is sent
+goes through verl's checkpoint engine (NCCL, HCCL). How far these devices are from the trainer's is the environment's:
+with NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 two devices of one host speak through sockets, as hosts over Ethernet do.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from benchmarks import sync_report, train_options
-from benchmarks.machine import hardware
-from benchmarks.refit import choices, in_turn
-from benchmarks.report import console
-from benchmarks.sync_measured import PLAIN, SETTLED
-from benchmarks.sync_run import SENT, WAYS, Sync, measure
-from benchmarks.tasks import Outcome
+from benchmarks import train_options
+from benchmarks.report import Outcome, console, faults_of, show_faults, table_of, write_run
+from benchmarks.tasks import check_layers, choices, in_turn
+from benchmarks.train_run import FORCED, TIMED, Arm, carry_out
+from launch.recipes import Paths, resolve
+from launch.recipes.hydra_syntax import ROLLOUT, VLLM
+from launch.smoke.child import python
 
-LEAST_STEPS = SETTLED + 1
-NO_PLAIN = f"no {PLAIN} on a CPU: vLLM's own BF16 gives up its weights once they are packed; give int8,bf16"
+PLAIN = "plain"
+SENDS = (PLAIN, "bf16", "int8", "delta")
+SETTLED = 1  # steps whose syncs are left out: kernels are compiled, the plan is learnt, a delta has no base yet
+NO_PLAIN = "vLLM's own BF16 gives up its weights on a CPU once they are packed, and verl's own main serves none apart"
+OF_OUR_ENGINE = (
+    f"{VLLM}.quantization=",
+    f"{VLLM}.hf_overrides.quantization_config.",
+    f"{ROLLOUT}.engine_kwargs.ascend_quant.",
+)
+CLUSTER = {  # of verl's own Ray, where no launcher has started one
+    "ray_kwargs.ray_init.num_cpus": "16",  # that many processes, whatever cores there are
+    "+ray_kwargs.ray_init.include_dashboard": "false",
+    "+ray_kwargs.ray_init.object_store_memory": "1000000000",
+}
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Sync(Arm):
+    """One training.
+
+    Attributes:
+        send: how the trainer sends what the engine holds, one of SENDS.
+        engines: of the devices, that generate alone; 0 where all do both.
+    """
+
+    send: str = "bf16"
+    engines: int = 0
+
+    @property
+    def trained_on(self) -> int:
+        """Devices that do not generate alone."""
+        return self.gpus - self.engines
+
+    def title(self) -> str:
+        """For a line of progress."""
+        return f"{self.shape}{' apart' if self.engines else ''}, {self.send}"
+
+    @property
+    def file_name(self) -> str:
+        """Of its log."""
+        return f"{self.shape}-{self.engines}-{self.send}"
+
+    def fields(self) -> dict[str, object]:
+        """The recipe's fields that are set before `changes`."""
+        fields = super().fields()
+        if self.send != PLAIN:
+            fields["rollout.send"] = self.send
+        if self.engines:
+            fields |= {"devices_per_node": self.gpus, "rollout.apart": self.engines}
+        return fields
+
+    def command(self, model: Path, data: Path, out: Path) -> list[str]:
+        """A user's; of the plain arm, verl's own main with the same settings, but for those of our engine."""
+        if self.send != PLAIN:
+            return super().command(model, data, out)
+        resolved = resolve(self.loaded(), Paths(str(model), str(data), str(out)))
+        overrides = [one for one in resolved.overrides if not one.lstrip("+").startswith(OF_OUR_ENGINE)]
+        forced = FORCED | CLUSTER | {"trainer.total_training_steps": str(self.steps), "hydra.run.dir": str(out)}
+        variables = resolved.environment | {"VERL_FILE_LOGGER_ROOT": f"{out}/metrics"}
+        command = ["env", *(f"{name}={value}" for name, value in variables.items())]
+        command += [*python("-m", "verl.trainer.main_ppo"), *overrides]
+        return [*command, *(f"{key}={value}" for key, value in forced.items()), *self.overrides]
 
 
 @app.command()
@@ -29,57 +98,102 @@ def main(
     arms: Annotated[
         str,
         typer.Option(
-            help="With commas: int8 and bf16, our rollouts; codes, int8 whose trainer sends codes; plain, verl's own "
-            "BF16, on GPUs."
+            help="What is sent to INT8 engines, with commas: bf16, int8 (codes), delta (what has changed); "
+            "plain: verl's own BF16.  [default: bf16,int8 and what else there is]"
         ),
-    ] = "int8,bf16,plain",
+    ] = "",
     answer: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 16,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 12,
     gpus: Annotated[int, typer.Option(min=1, help="Devices of this machine.")] = 2,
+    engines: Annotated[int, typer.Option(min=0, help="Of them, that only generate; 0: all train and generate.")] = 0,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices of an engine.")] = 1,
-    steps: Annotated[
-        int, typer.Option(min=LEAST_STEPS, help="Of each training; there is a sync before them, and one after each.")
-    ] = 6,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for the device after gathers, digests and loads: slower, and finer.")
-    ] = False,
+    steps: Annotated[int, typer.Option(min=SETTLED + 1, help="Of each training; a sync follows each.")] = 5,
     changes: train_options.Changes = None,
     seconds: train_options.Seconds = 900,
     device: train_options.Device = "cuda",
-    folder: Annotated[Path, typer.Option(help="Where models, logs and stamps stay.")] = Path("runs/bench-sync"),
-    out: Annotated[Path | None, typer.Option(help="Where every sync's stages go; written after each training.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Where one sync of each arm is drawn along time (.png).")] = None,
-    calls: Annotated[bool, typer.Option("--calls", help="Show every stamped call too.")] = False,
+    folder: Annotated[Path, typer.Option(help="Where models and logs stay.")] = Path("runs/bench-sync"),
+    out: Annotated[Path | None, typer.Option(help="Where every step goes; written after each training.")] = None,
 ) -> None:
-    """Train a recipe a few short steps with random weights of its true shape, and time what each weight sync does.
+    """Train a recipe a few short steps with random weights of its true shape, and time each weight sync.
 
-    Exit status: 0; 1 if an arm fails, or its stamps are not complete; 2 for wrong use.
+    Exit status: 0; 1 if an arm fails, or a sync was not proved whole; 2 for wrong use.
     """
     choices("--device", device, tuple(train_options.RECIPE))
-    chosen = train_options.asked_for(recipe or train_options.RECIPE[device], model, device)
-    ways = choices("--arms", arms, tuple(WAYS))
-    if device == "cpu" and PLAIN in ways:
-        raise typer.BadParameter(NO_PLAIN, param_hint="--arms")
-    train_options.check_layers(chosen[1], layers)
-    given = {"prompt": prompt, "answer": answer, "steps": steps, "gpus": gpus, "device": device, "layers": layers}
-    given["tensor_parallel"] = tensor_parallel
-    given["overrides"] = tuple(overrides or ())
-    changed = {way: (*SENT.get(way, ()), *(changes or ())) for way in ways}
-    tasks = [Sync(*chosen, WAYS[way], way=way, changes=changed[way], **given) for way in ways]
+    if engines >= gpus:
+        raise typer.BadParameter(f"{engines} of {gpus} devices leave none that trains", param_hint="--engines")
+    with_plain = device == "cuda" and not engines
+    every = ["bf16", "int8", *(["delta"] if engines else []), *([PLAIN] if with_plain else [])]
+    sends = choices("--arms", arms or ",".join(every), SENDS)
+    if PLAIN in sends and not with_plain:
+        raise typer.BadParameter(f"no {PLAIN} here: {NO_PLAIN}", param_hint="--arms")
+    shape = train_options.asked_for(recipe or train_options.RECIPE[device], model, device)
+    check_layers(shape[1], layers)
+    given = {"prompt": prompt, "answer": answer, "steps": steps, "gpus": gpus, "engines": engines, "device": device}
+    given |= {"layers": layers, "tensor_parallel": tensor_parallel}
+    given |= {"changes": tuple(changes or ()), "overrides": tuple(overrides or ())}
+    tasks = [Sync(*shape, "bf16" if send == PLAIN else "int8", send=send, **given) for send in sends]
     folder = train_options.ready(tasks, folder)
-    described = hardware(device).get("gpus", [])
 
     def write(outcomes: Sequence[Outcome]) -> None:
         if out is not None:
-            sync_report.write_json(out, device, outcomes)
-        if picture is not None:
-            sync_report.draw(outcomes, described, picture)
+            write_run(out, "benchmarks.sync", device, {"rows": rows_of(outcomes)}, outcomes)
 
-    outcomes = in_turn(tasks, seconds, write, lambda task, limit: measure(task, folder, limit, wait))
-    sync_report.show(outcomes, described, console())
-    if calls:
-        sync_report.show_calls(outcomes, console())
-    raise typer.Exit(bool(sync_report.faults_of(outcomes)))
+    def measure(task: Sync, limit: float) -> Outcome:
+        outcome = carry_out(task, folder / "models", folder / "logs", limit)
+        if outcome.result is not None:
+            outcome.result["faults"] += not_proved(outcome)
+        return outcome
+
+    outcomes = in_turn(tasks, seconds, write, measure)
+    show(outcomes, console())
+    raise typer.Exit(bool(faults_of(outcomes)))
+
+
+def not_proved(outcome: Outcome) -> list[str]:
+    """Syncs of ours in which not every tensor was proved to have arrived."""
+    found = []
+    for line in outcome.result["steps"] if outcome.task.send != PLAIN else ():
+        proved, tensors = (line["data"].get(f"refit/{name}") for name in ("proved", "tensors"))
+        if not proved or proved != tensors:
+            found.append(f"step {line['step']}: {proved} of {tensors} tensors proved")
+    return found
+
+
+def rows_of(outcomes: Sequence[Outcome]) -> list[dict]:
+    """Of each arm's settled syncs: seconds of each, medians of what verl logged, and times verl's own and BF16's."""
+    rows = []
+    for outcome in outcomes:
+        if syncs := [line["data"] for line in (outcome.result or {}).get("steps", ())[SETTLED:]]:
+            names = sorted(
+                {name for data in syncs for name in data if name.startswith("refit/") and name.count("/") == 1}
+            )
+            logged = {name: median(data[name] for data in syncs if name in data) for name in names}
+            took = [data[TIMED] for data in syncs]
+            row = {"model": outcome.task.shape, "send": outcome.task.send, "seconds": took, "median_s": median(took)}
+            rows.append(row | {"logged": logged})
+    known = {row["send"]: row["median_s"] for row in rows}
+    return [
+        row | {f"of_{base}": row["median_s"] / known[base] for base in (PLAIN, "bf16") if base in known} for row in rows
+    ]
+
+
+def show(outcomes: Sequence[Outcome], out: Console) -> None:
+    """An arm a line, and last what is wrong."""
+    words = ("model", "sent")
+    figures = ("syncs", "seconds", "low - high", f"of {PLAIN}", "of bf16", "MB sent", "codes changed", "proved")
+    table = table_of("Weight syncs: medians", words, figures)
+    for row in rows_of(outcomes):
+        took, logged = row["seconds"], row["logged"]
+        ratios = (f"{row[name]:.2f}" if name in row else "-" for name in (f"of_{PLAIN}", "of_bf16"))
+        rest = ("-", "-", "-")
+        if logged:
+            sent = logged.get("refit/bytes_sent", logged.get("refit/bytes", 0))
+            changed = logged.get("refit/changed")
+            rest = f"{1e-6 * sent:.1f}", "-" if changed is None else f"{changed:.2%}", f"{logged['refit/proved']:.0f}"
+        spread = f"{min(took):.3f} - {max(took):.3f}"
+        table.add_row(row["model"], row["send"], str(len(took)), f"{row['median_s']:.3f}", spread, *ratios, *rest)
+    out.print(table)
+    show_faults(faults_of(outcomes), out)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,7 @@ class Weights:
     def __init__(self, model: Model, device: torch.device, seed: int):
         shapes = model.shapes()
         self.stores = {name: torch.empty(shape, dtype=torch.bfloat16, device=device) for name, shape in shapes.items()}
-        self._generator = torch.Generator(device)
-        self.draw(seed)
-
-    def draw(self, seed: int) -> None:
-        """Fresh values."""
-        self._generator.manual_seed(seed)
+        self._generator = torch.Generator(device).manual_seed(seed)
         for name, tensor in self.stores.items():
             mean = 1.0 if "norm" in name else 0.0
             tensor.normal_(mean, spread(name, tensor), generator=self._generator)

@@ -1,6 +1,7 @@
-"""python -m benchmarks.train: how long a recipe's training steps take, stage by stage, with each rollout scheme."""
+"""./run.sh bench train: how long a recipe's training steps take, stage by stage, with each rollout scheme."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -8,10 +9,8 @@ import typer
 
 from ascend_quant.schemes import SCHEMES
 from benchmarks import train_options, train_report
-from benchmarks.machine import hardware
-from benchmarks.refit import choices, in_turn
-from benchmarks.report import console
-from benchmarks.tasks import Outcome
+from benchmarks.report import Outcome, console, faults_of, show_faults, write_run
+from benchmarks.tasks import check_layers, choices, in_turn, numbers
 from benchmarks.timing import rotated
 from benchmarks.train_run import Arm, carry_out
 
@@ -30,55 +29,43 @@ def main(
     gpus: Annotated[int, typer.Option(min=1, help="Devices of this machine.")] = 2,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="Devices of an engine.")] = 1,
     steps: Annotated[int, typer.Option(min=2, help="Of each training; the first is shown apart.")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, help="Trainings of each arm, in rotated order.")] = 1,
     changes: train_options.Changes = None,
     seconds: train_options.Seconds = 1800,
     device: train_options.Device = "cuda",
     folder: Annotated[Path, typer.Option(help="Where models and logs stay.")] = Path("runs/bench-train"),
     out: Annotated[Path | None, typer.Option(help="Where every step goes; written after each training.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Where the stages are drawn (.png).")] = None,
 ) -> None:
     """Train a recipe with random weights of its true shape and answers of one length.
 
     Exit status: 0; 1 if an arm fails; 2 for wrong use.
     """
     choices("--device", device, tuple(train_options.RECIPE))
-    lengths = lengths_of(answers)
+    lengths = numbers("--answers", answers, least=2)
     chosen = train_options.asked_for(recipe or train_options.RECIPE[device], model, device)
-    train_options.check_layers(chosen[1], layers)
+    check_layers(chosen[1], layers)
     given = {"prompt": prompt, "steps": steps, "gpus": gpus, "device": device, "tensor_parallel": tensor_parallel}
     given["layers"] = layers
     given |= {"changes": tuple(changes or ()), "overrides": tuple(overrides or ())}
+    every = choices("--arms", arms, tuple(SCHEMES))
     tasks = [
-        Arm(*chosen, scheme, answer=answer, turn=turn, **given)
-        for answer in lengths
-        for turn in range(repeats)
-        for scheme in rotated(choices("--arms", arms, tuple(SCHEMES)), turn)
+        Arm(*chosen, scheme, answer=answer, **given)
+        for turn, answer in enumerate(lengths)
+        for scheme in rotated(every, turn)
     ]
     folder = train_options.ready(tasks, folder)
 
-    described = hardware(device).get("gpus", [])
-
     def write(outcomes: Sequence[Outcome]) -> None:
         if out is not None:
-            train_report.write_json(out, device, outcomes)
-        if picture is not None:
-            train_report.draw(outcomes, described, picture)
+            rows = [asdict(row) for row in train_report.rows_of(outcomes)]
+            write_run(out, "benchmarks.train", device, {"rows": rows}, outcomes)
 
     def measure(task: Arm, limit: float) -> Outcome:
         return carry_out(task, folder / "models", folder / "logs", limit)
 
     outcomes = in_turn(tasks, seconds, write, measure)
-    train_report.show(outcomes, described, console())
-    raise typer.Exit(bool(train_report.faults_of(outcomes)))
-
-
-def lengths_of(said: str) -> list[int]:
-    """Numbers of tokens with commas between them, each 2 or more."""
-    words = [word.strip() for word in said.split(",") if word.strip()]
-    if not words or not all(word.isdigit() and int(word) > 1 for word in words):
-        raise typer.BadParameter(f"{said!r}: give numbers of tokens, such as 1024,4096", param_hint="--answers")
-    return list(dict.fromkeys(int(word) for word in words))
+    train_report.show(outcomes, console())
+    show_faults(faults_of(outcomes), console())
+    raise typer.Exit(bool(faults_of(outcomes)))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.machine import ROOT
-from benchmarks.models import MODELS, get_model
-from benchmarks.refit import choices
-from benchmarks.rollout import SHORT
+from benchmarks.models import MODELS, SHORT
+from benchmarks.report import ROOT
+from benchmarks.tasks import choices
 from benchmarks.train_files import WHOLE
 from benchmarks.train_run import Arm, model_of
 from launch.recipes import RecipeError, load
@@ -60,14 +59,6 @@ def asked_for(recipe: str, model: str, device: str) -> tuple[str, str]:
     if own not in MODELS:
         raise typer.BadParameter(f"no shape of {own} here: say one of {', '.join(SHORT)}", param_hint="--model")
     return recipe, own
-
-
-def check_layers(model: str, layers: int | None) -> None:
-    """Raise BadParameter unless the model can be cut to so many."""
-    try:
-        get_model(model).cut(layers)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--layers") from None
 
 
 def make_model(arm: Arm, folder: Path) -> None:

@@ -1,21 +1,20 @@
 """One arm of the training benchmark: a recipe trained as its user does it, and what verl logs of each step."""
 
+import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 from benchmarks import train_reward
-from benchmarks.fewer_devices import as_options, fields_for
-from benchmarks.tasks import Outcome
+from benchmarks.report import Outcome
 from launch.demo.metrics import read_lines
 from launch.recipes import Recipe, load
 from launch.recipes.hydra_syntax import text
 from launch.smoke.child import Setting, python, run
 
 TIMED = "timing_s/update_weights"  # verl's, of a weight sync
+TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 FORCED = {  # every answer as long as it may be, every step the same work, nothing but steps
     "actor_rollout_ref.rollout.ignore_eos": "true",  # read in verl's vllm_async_server.generate
     "algorithm.filter_groups.enable": "false",  # dynamic sampling generates some batches twice
@@ -39,7 +38,6 @@ class Arm:
         steps: that are trained; the first is shown apart.
         changes: fields of the recipe, as `train --set` takes them, over those that this benchmark sets.
         overrides: settings of verl, over all others.
-        turn: which repetition.
     """
 
     recipe: str
@@ -53,7 +51,6 @@ class Arm:
     tensor_parallel: int = 1
     changes: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
-    turn: int = 0
     layers: int | None = None
 
     @property
@@ -73,7 +70,7 @@ class Arm:
     @property
     def file_name(self) -> str:
         """Of its log."""
-        return f"{self.shape}-{self.scheme}-{self.answer}-{self.turn}"
+        return f"{self.shape}-{self.scheme}-{self.answer}"
 
     def fields(self) -> dict[str, object]:
         """The recipe's fields that are set before `changes`."""
@@ -102,6 +99,42 @@ class Arm:
         command += [word for change in self.changes for word in ("--set", change)]
         forced = FORCED | {"trainer.total_training_steps": str(self.steps)}
         return [*command, "--", *(f"{key}={value}" for key, value in forced.items()), *self.overrides]
+
+
+def fields_for(recipe: Recipe, devices: int, prompt: int, answer: int, tensor_parallel: int = 1) -> dict[str, object]:
+    """What changes where a recipe has fewer devices than it was written for, on one node.
+
+    Each degree of parallelism goes as far as it can; the scheme and the batch stay as they are.
+
+    Args:
+        prompt, answer: tokens at most; where fewer devices share a sequence than before, it still fits.
+        tensor_parallel: devices of an engine; the experts of a recipe that deals them out are dealt to these.
+    """
+    fields: dict[str, object] = {
+        "nodes": 1,
+        "devices_per_node": devices,
+        "rollout.max_prompt_length": prompt,
+        "rollout.max_response_length": answer,
+        "rollout.tensor_parallel": tensor_parallel,
+        "rollout.expert_parallel": tensor_parallel if recipe.rollout.expert_parallel > 1 else 1,
+    }
+    shared_by = min(recipe.training.sequence_parallel, devices)
+    if recipe.training.sequence_parallel > 1:
+        fields["training.sequence_parallel"] = shared_by
+    tokens = recipe.verl.get("actor_rollout_ref", {}).get("actor", {}).get("ppo_max_token_len_per_gpu")
+    if tokens is not None:
+        fields[f"verl.{TOKENS}"] = max(tokens, -(-(prompt + answer) // shared_by))
+    if recipe.training.parallel is not None:
+        parallel = recipe.training.parallel
+        degrees = {"tensor": min(parallel.tensor, devices), "expert": min(parallel.expert, devices)}
+        degrees |= {"pipeline": 1, "context": 1, "last_stage_layers": None}
+        fields |= {f"training.parallel.{name}": degree for name, degree in degrees.items()}
+    return fields
+
+
+def as_options(fields: dict[str, object]) -> list[str]:
+    """The fields as `train` takes them; every value is YAML, and JSON is that too."""
+    return [word for key, value in fields.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
 def model_of(recipe: Recipe) -> str:
@@ -136,15 +169,12 @@ class Steps:
         self.seen += [{"at": at, **line} for line in lines[len(self.seen) :]]
 
 
-def carry_out(
-    arm: Arm, models: Path, logs: Path, seconds: float, variables: Mapping[str, str] | None = None
-) -> Outcome:
+def carry_out(arm: Arm, models: Path, logs: Path, seconds: float) -> Outcome:
     """Train so many steps, in so many seconds; a failure is the outcome's error.
 
     Args:
         models: the folder with the models that `train_files` wrote.
         logs: where the trainings' logs stay.
-        variables: of the environment, over all others.
     """
     from benchmarks.train_files import write_prompts
 
@@ -158,21 +188,15 @@ def carry_out(
         steps = Steps(out, time.monotonic())
         setting = Setting(recipe.stack, "gpu" if arm.device == "cuda" else "none", logs, arm.steps)
         command = arm.command(models / arm.shape, data, out)
-        ended = run(setting, arm.file_name, command, seconds, variables, at_each_look=steps.look)
+        ended = run(setting, arm.file_name, command, seconds, at_each_look=steps.look)
     result = {"command": command, "log": ended.log.name, "sizes": sizes, "steps": steps.seen, "faults": []}
     if ended.code != 0 or len(steps.seen) < arm.steps:
         words = f"{len(steps.seen)} of {arm.steps} steps; {memory_words(ended.log)}{ended.why()}"
-        result["faults"].append(f"{arm.title()}: {words}")
-    result["faults"] += [f"{arm.title()}: {fault}" for fault in lengths_that_differ(arm, steps.seen)]
+        result["faults"].append(words)
+    result["faults"] += lengths_that_differ(arm, steps.seen)
     if not steps.seen:
-        return Outcome(arm, ended.seconds, None, result["faults"][0])
+        return Outcome(arm, ended.seconds, None, f"{arm.title()}: {result['faults'][0]}")
     return Outcome(arm, ended.seconds, result)
-
-
-def medians_of_refits(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each `refit/*` that verl logged of steps, those of all replicas together."""
-    names = sorted({name for data in steps for name in data if name.startswith("refit/") and name.count("/") == 1})
-    return {name: median(data[name] for data in steps if name in data) for name in names}
 
 
 def memory_words(log: Path) -> str:

@@ -8,13 +8,9 @@ from contextlib import nullcontext
 from dataclasses import asdict
 
 import torch
-from vllm.distributed import get_tensor_model_parallel_rank, get_world_group
+from vllm.distributed import get_world_group
 
 from ascend_quant.integrations.vllm import refit_of, register
-from ascend_quant.refit.plan import Plan
-from ascend_quant.schemes import SCHEMES
-from benchmarks import check
-from benchmarks.layout import Rank, layout
 from benchmarks.tasks import Task
 from benchmarks.tensors import Weights, buckets, total_bytes
 from benchmarks.timing import once, wait
@@ -44,34 +40,26 @@ class Trainer:
     """
 
     def __init__(self, runner, task: Task):
-        self.runner, self.engine, self.model = runner, runner.get_model(), task.cut_model()
-        self.scheme = SCHEMES.get(task.variant, SCHEMES[task.scheme])
-        self.rank = Rank(get_tensor_model_parallel_rank(), task.ranks, task.expert_parallel)
+        self.runner, self.engine = runner, runner.get_model()
         self.device = next(self.engine.parameters()).device
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.weights = Weights(self.model, self.device, SEED)
+        self.weights = Weights(task.cut_model(), self.device, SEED)
         self.named = self.weights.named()
         self.addresses = self._addresses()
 
-    def facts(self) -> dict:
-        """How much travels, and what the engine makes of it."""
+    def moved(self) -> int:
+        """Bytes that a sync reads and writes at least."""
         held = {parameter.data_ptr(): parameter.nbytes for parameter in self.engine.parameters()}
-        sent = total_bytes(self.named)
-        return {"tensors": len(self.named), "bytes": sent, "moved": sent + sum(held.values())}
+        return total_bytes(self.named) + sum(held.values())
 
-    def draw(self, seed: int) -> None:
-        """Other weights altogether."""
-        self.weights.draw(seed)
-
-    def sync(self, way: str, step: bool = True) -> dict:
-        """One weight sync, timed; by default after a training step.
+    def sync(self, way: str) -> dict:
+        """One weight sync after a training step, timed.
 
         Args:
-            way: bare, session, reload, loaders or stacked: see the methods of those names.
+            way: bare, session, reload or stacked: see the methods of those names.
         """
-        if step:
-            self.weights.step()
+        self.weights.step()
         call = getattr(self, f"_{way}")()
         wait(self.device)
         get_world_group().barrier()
@@ -100,29 +88,15 @@ class Trainer:
         """vLLM's reload_weights, from a generator."""
         return lambda: self.runner.reload_weights(weights_iterator=iter(self.named))
 
-    def _loaders(self) -> Callable[[], object]:
-        """As the first refit: without a plan, every tensor goes through vLLM's loaders."""
-        refit_of(self.engine).plan = Plan()
-        return self._bare()
-
     def _stacked(self) -> Callable[[], object]:
         """As `bare`, a layer's experts as two tensors of three dimensions."""
         stacked = self.weights.stacked()
         return lambda: self.engine.load_weights(stacked)
 
     def faults(self) -> list[str]:
-        """What the engine holds otherwise than the oracle would, in three layers and outside; what has moved."""
-        layers = sorted({0, self.model.layers // 2, self.model.layers - 1})
-        refit, held = refit_of(self.engine), {}
-        for resident in refit.residents:
-            # vLLM 0.28 holds experts' weights in a layer of their own
-            name = resident.name.replace(".routed_experts", "")
-            held[name] = resident.place or resident.data
-            if resident.codes:
-                held[f"{name}_scale"] = resident.scale
-        faults = check.differing(held, dict(self.named), layout(self.model, layers, self.rank), self.scheme)
-        before, now = self.addresses, self._addresses()
-        faults += [f"{name} has moved" for name, address in before.items() if now.get(name) != address]
+        """What has moved; and whether the engine holds other bytes than its last receipt says."""
+        refit, now = refit_of(self.engine), self._addresses()
+        faults = [f"{name} has moved" for name, address in self.addresses.items() if now.get(name) != address]
         if refit.digest() != refit.last_receipt.digest:
             faults.append(f"the resident bytes' digest is {refit.digest()}, the receipt's {refit.last_receipt.digest}")
         return faults

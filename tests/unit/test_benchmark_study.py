@@ -1,0 +1,76 @@
+"""The study: which cells it trains, and what it makes of their steps."""
+
+from math import isnan
+
+import pytest
+from naming import has_line_naming
+from typer.testing import CliRunner
+
+from ascend_quant.schemes import SCHEMES
+from benchmarks import study
+from benchmarks.report import Outcome
+from benchmarks.study import Cell
+from launch.demo.recipe import overrides
+
+
+def cell(arm: str, seed: int, rewards: list[float], rate: str = "1e-5") -> Outcome:
+    count = len(rewards)
+    metrics = dict.fromkeys(study.PANELS, [0.5] * count) | {"reward": rewards}
+    if arm == "int8-uncorrected":
+        metrics |= {"ess": [None] * count}
+    return Outcome(Cell(arm, rate, seed, count, "cpu"), 1.0, metrics)
+
+
+def test_arms_are_compared_with_bf16_rollouts_of_the_same_seed():
+    outcomes = [cell("bf16", 0, [0.1, *[0.5] * 5]), cell("bf16", 1, [0.3, *[0.7] * 5])]
+    outcomes += [cell("int8", 0, [0.0, *[0.6] * 5]), cell("int8", 1, [0.4, *[0.6] * 5])]
+    plain, ours, alone = study.rows_of([*outcomes, cell("int8-uncorrected", 7, [0.0, 1.0])])
+    assert (plain["first"], plain["reward"], plain["seeds"]) == (pytest.approx(0.2), pytest.approx(0.6), 2)
+    assert plain["gap"] == 0 and ours["k3_kl"] == 0.5
+    assert (ours["gap"], ours["gap_error"]) == (pytest.approx(0, abs=1e-12), pytest.approx(0.1))
+    assert isnan(alone["gap"]) and isnan(alone["ess"])
+
+
+def test_what_is_done_is_not_trained_again_and_the_rest_in_turn(monkeypatch, tmp_path):
+    asked = []
+
+    class Trained:
+        watched = True
+
+        def __init__(self, choices, arm, place, changes):
+            asked.append((arm, choices.seed, changes[study.RATE]))
+            (place / arm).mkdir(parents=True)
+
+        def end(self):
+            asked.append("ended")
+
+    monkeypatch.setattr(study, "Training", Trained)
+    monkeypatch.setattr(study, "start_of", lambda cell, folder: {})
+    steps = [{"reward": 0.1, "k3_kl": 1e-5}, {"reward": 0.3, "k3_kl": 1e-5}]
+    monkeypatch.setattr(study, "arm_report", lambda arm, metrics: {"steps": steps})
+    options = ["--arms", "bf16,int8", "--rates", "1e-4", "--seeds", "0", "--folder", str(tmp_path), "--steps", "2"]
+    picture = tmp_path / "study.png"
+    for _ in range(2):
+        run = CliRunner().invoke(study.app, [*options, "--picture", str(picture), "--out", str(tmp_path / "run.json")])
+        assert run.exit_code == 0, run.output
+    assert asked == [("bf16", 0, 1e-4), "ended", ("int8", 0, 1e-4), "ended"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("arm", study.ARMS)
+def test_an_arm_is_the_demos(arm, tmp_path):
+    told = Cell(arm, "1e-6", 3, 2, "cpu").choices()
+    found = overrides(told, arm, tmp_path, tmp_path, {study.RATE: 1e-6})
+    assert any(one.endswith(f"{study.RATE}=1e-06") for one in found)
+    scheme = arm.partition("-")[0]
+    assert SCHEMES[scheme] and (scheme == "bf16" or any(scheme in one for one in found))
+
+
+@pytest.mark.parametrize(
+    "options", [["--rates", "1e-4,fast"], ["--arms", "int9"], ["--seeds", "x"], ["--device", "npu"]]
+)
+def test_wrong_use(options, tmp_path):
+    run = CliRunner().invoke(study.app, [*options, "--folder", str(tmp_path / "none")])
+    wrong = options[1].rpartition(",")[2]
+    assert run.exit_code == 2 and has_line_naming(" ".join(run.output.replace("│", " ").split()), options[0], wrong)
+    assert not (tmp_path / "none").exists()
