@@ -15,7 +15,7 @@ readonly TEST_GROUPS=(unit engine images npu cluster)
 readonly NPU_VERSIONS=(ascend_quant/integrations/vllm_ascend ascend_quant/kernels/npu* tests/npu_host tests/npu_host_0_10 docker/locks/npu*)
 readonly OWN_PATH=$PATH # npu's tests are not to see set_up's
 readonly TWO_AT_ONCE=(-n auto --dist loadgroup --no-loadscope-reorder) # tests/conftest.py says what stays together
-readonly COMMANDS=(demo study smoke train stop doctor data recipe test bench lint setup help)
+readonly COMMANDS=(demo smoke train stop doctor data recipe test bench lint setup help)
 
 usage() {
   cat <<EOF
@@ -24,7 +24,6 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   smoke [..]                    does it work here? kernels, a refit, generation, three training steps: one JSON file
   demo [..]                     RL with an engine re-quantized in place every step: on a laptop, or with --device cuda on
                                 one GPU (demo --help: options)
-  study [..]                    do policies with INT8 rollouts learn what those with BF16 rollouts learn? many real runs
   test [-- ARGS ..]             check a change, in some 40 minutes on two cores: all groups without their long tests,
                                 but with those whose subject has changed since git's last merge base; ARGS go to pytest
   test GROUP .. [-- ARGS ..]    whole groups: ${TEST_GROUPS[*]}; all: everything, as before a release
@@ -349,7 +348,7 @@ main() {
   { : 3>&1; } 2>/dev/null || die "stdout is closed: what '$command' says would be lost"
   if asks_for_help "$@" && show_help "$command" "$@"; then return; fi
   case $command in
-  demo | study | smoke)
+  demo | smoke)
     offline
     run_module launch "$command" "$@"
     ;;

@@ -4,8 +4,8 @@ set -euo pipefail
 
 HOME_OF_PROJECT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly HOME_OF_PROJECT
-readonly VERBS=(smoke doctor demo study train stop data recipe test help)
-readonly WRITING=(smoke demo study train) # to /tmp, as torch, Ray and Python's tempfile do
+readonly VERBS=(smoke doctor demo train stop data recipe test help)
+readonly WRITING=(smoke demo train) # to /tmp, as torch, Ray and Python's tempfile do
 readonly OF_CHECKOUTS=(bench lint setup) # run.sh's other commands: here are no sources to work on
 readonly FROM_A_CHECKOUT="mount a checkout and start that: docker run -v CHECKOUT:/src IMAGE /src/run.sh"
 
@@ -16,7 +16,6 @@ usage: docker run [OPTIONS] IMAGE VERB [ARGUMENTS]
   smoke [..]            does it work here? kernels, a refit, generation, three training steps: one JSON file
   doctor [..]           look for what would stop a run, with fixes
   demo [..]             RL with an engine re-quantized in place every step: on CPUs, or on one GPU (--device cuda)
-  study [..]            do policies with INT8 rollouts learn what those with BF16 rollouts learn? many runs of the demo's kind
   train RECIPE [..]     train it on this machine, or with --cluster INVENTORY on its hosts
   stop [RUN]            end what a run started, on every host, and nothing else
   recipe list | show    what can be trained, and the verl command that it becomes

@@ -23,7 +23,6 @@ LONGEST_FIRST = (  # else one process would be left with them when the others ha
     "test_verl_apart",
     "test_qat_demo",
     "test_mismatch_command",
-    "test_study_run",
     "test_parallel",
     "test_readme_example",
     "test_separate_core",

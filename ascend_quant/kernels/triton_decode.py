@@ -50,7 +50,7 @@ class DecodeTiles(NamedTuple):
         return min(REGISTERS // (self.programs * self.warps * 32) // 8 * 8, 248)
 
 
-# Of benchmarks/results/2026-11-27-h200-cache-decode.json: within 2.4 % of the fastest in all; not run on Blackwell.
+# Of benchmarks/results/2026-11-27-h200.md: within 2.4 % of the fastest in all; not run on Blackwell.
 CODES = DecodeTiles(64, 6, 2, 3, codes=True)
 # For heads of more than 128 numbers, of which fewer programs have room; not run.
 WIDE = DecodeTiles(64, 3, 4, 3, codes=True)

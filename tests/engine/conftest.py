@@ -23,8 +23,6 @@ LONG = {  # a file, or one test of it: the paths whose change brings it back int
     "test_sampling": (f"{VLLM}/sampling.py",),
     "test_separate_core": (f"{VLLM}/requests.py",),
     "test_smoothing_engine": ("ascend_quant/profile", "ascend_quant/refit/smoothing.py"),
-    "test_soak": ("benchmarks/soak.py", "benchmarks/soak_worker.py"),
-    "test_study_run": ("launch/study",),
     "test_verl_apart[int8]": ("ascend_quant/integrations/verl",),
     "test_verl_data_parallel": ("ascend_quant/integrations/verl/receipts.py",),
     "test_verl_run::test_a_plugin_left_out_is_one_clear_error": ("ascend_quant/integrations/verl",),

@@ -1,4 +1,4 @@
-"""Requests in flight when a refit fails, with the engine's core in the caller's process; test_soak.py has the other."""
+"""Requests in flight when a refit fails, with the engine's core in the caller's process; else test_separate_core.py."""
 
 import pytest
 from engines import engine, model_of, refit

@@ -34,7 +34,6 @@ TABLE = [
     Row("smoke --only nothing", 2, "nothing", (1, NO_TMP)),
     Row("demo --help", 0, "--steps"),
     Row("demo --steps 0", 2, "--steps", (1, NO_TMP)),
-    Row("study --steps 0", 2, "--steps", (1, NO_TMP)),
     Row("train no-such-recipe", 2, "no-such-recipe", (1, NO_TMP)),
     Row("stop no-such-run", 2, "no-such-run"),
     Row("recipe list", 0, "addition-int8"),
@@ -42,7 +41,7 @@ TABLE = [
     Row("doctor --set x=1", 2, "--recipe"),
     Row("test unit", 2, "this image has no tests"),
     Row("bench refit", 2, "bench needs the sources"),
-    Row("fly", 2, "no verb 'fly'. Verbs: smoke doctor demo study train"),
+    Row("fly", 2, "no verb 'fly'. Verbs: smoke doctor demo train"),
     Row("python --version", 0, "Python 3.11"),
 ]
 

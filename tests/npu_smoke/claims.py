@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-README, LOW_PRECISION, TIME = "README.md", "docs/low_precision.md", "docs/npu_time.md"
+README, LOW_PRECISION, TIME = "README.md", "docs/low_precision.md", "docs/ascend.md"
 ASCEND, REFIT, VERL = "docs/ascend.md", "docs/refit.md", "docs/verl.md"
 KV_CACHE = "docs/kv_cache.md"
 

@@ -208,7 +208,6 @@ def test_what_is_wrong_with_data_is_said(arguments: list[str], said: str, code: 
         *((f"train addition-int8 --set nodes=1 --dry-run{more}", "--cluster") for more in ("", " --on-this-node")),
         *(("doctor", option) for option in ("--cluster", "--recipe", "--model", "--data", "--out")),
         ("demo --arms int8", "--out"),
-        ("study --arms bf16", "--out"),
     ],
 )
 def test_an_unset_variable_of_a_shell_is_no_choice(

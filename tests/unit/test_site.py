@@ -107,7 +107,7 @@ FOUND = {"docs/one.md": "one.md", "docs/two.zh.md": "two.zh.md", "README.md": "i
     [
         (None, "[two](two.zh.md#x), [all](../README.md)", "[two](two.md#x), [all](index.md)"),
         (None, "![a](a.zh.svg) [there](https://example.org/x)", "![a](a.svg) [there](https://example.org/x)"),
-        (None, "[a visit](../benchmarks/visit.sh)", "a visit (`benchmarks/visit.sh`)"),
+        (None, "[the script](../run.sh)", "the script (`run.sh`)"),
         (None, "[gone](../gone.md)", "[gone](../gone.md)"),
         (None, "[run.sh](../run.sh)", "`run.sh`"),
         ("https://example.org/r", "[go](../run.sh#y)", "[go](https://example.org/r/blob/main/run.sh#y)"),

@@ -31,7 +31,7 @@ from ascend_quant.integrations.wrapping import install
 GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 EVERYTHING = -1  # no end of the window on this side
 # Tokens from which a launch a sequence pays: a 7B layer forward and backward on an H200 takes 0.98 ms in place of 1.80
-# at 4,096 tokens, 12.5 in place of 21.7 at 16,384 (benchmarks/results/2026-11-23-h200-attention.json).
+# at 4,096 tokens, 12.5 in place of 21.7 at 16,384 (benchmarks/results/2026-11-23-h200-training.md).
 LONG = 4096
 
 
