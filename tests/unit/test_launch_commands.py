@@ -214,7 +214,7 @@ def test_an_unset_variable_of_a_shell_is_no_choice(
     command: str, option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     """It would be another machine, another run, this folder or no recipe. Nothing is begun with it, either."""
-    for name in ("doctor.hosts.examine", "plan.make.make", "demo.run.run_demo", "study.cells.train_all"):
+    for name in ("doctor.hosts.examine", "plan.make.make", "demo.run.run_demo"):
         monkeypatch.setattr(f"launch.{name}", lambda *_, **__: pytest.fail("was taken"))
     monkeypatch.chdir(tmp_path)
     shown = run(*command.split(), *([option] if option.startswith("-") else []), "")
