@@ -1,7 +1,7 @@
 """The Ascend images: their Dockerfile, unmodified, as far as it can be built without registry and GitHub.
 
-Everything is built and run but what the list of the last test names: CANN and Ubuntu, torch and torch_npu, and the real
-vLLM, vllm-ascend, MindSpeed, Megatron-LM and verl, for which stand-ins are built in the same way.
+Everything is built and run but CANN and Ubuntu, torch and torch_npu, and the real vLLM, vllm-ascend, MindSpeed,
+Megatron-LM and verl, for which stand-ins are built in the same way.
 """
 
 import json
@@ -68,31 +68,27 @@ def source(name: str, address: str, commits: dict[str, str], stack: str) -> str:
     return f"{name}={address}/{name}@{commits[name]}" + (f"#{version}" if version else "")
 
 
-def test_labels_user_and_entry_point(image):
-    found = vendor_build.inspect(image.engine, image.name)["Config"]
-    labels = found["Labels"]
-    assert labels["ascend-quant.stack"] == image.stack and labels["ascend-quant.chip"] == image.chip
-    assert labels["org.opencontainers.image.revision"] == REVISION
-    assert labels["org.opencontainers.image.base.name"] == f"ascend-quant-test-cann:{pins(image.stack).cann}"
-    assert found["User"] in ("", "root", "0")  # the group of the device files is another on each host
-    assert found["Healthcheck"]["Test"][0] == "CMD"
-    assert not [line for line in found["Env"] if "://" in line or "PIP_" in line or "UV_" in line]
-
-
-def test_sources_are_the_pinned_commits(image):
-    packages = vendor_build.manifest(image.engine, image.name)["packages"]
+def test_labels_user_and_what_it_says_of_itself(image):
+    config = vendor_build.inspect(image.engine, image.name)["Config"]
+    assert (
+        config["Labels"].items()
+        >= {
+            "ascend-quant.stack": image.stack,
+            "ascend-quant.chip": image.chip,
+            "org.opencontainers.image.revision": REVISION,
+            "org.opencontainers.image.base.name": f"ascend-quant-test-cann:{pins(image.stack).cann}",
+        }.items()
+    )
+    assert config["User"] in ("", "root", "0")  # the group of the device files is another on each host
+    assert not [line for line in config["Env"] if "://" in line or "PIP_" in line or "UV_" in line]
+    made = vendor_build.manifest(image.engine, image.name)
+    assert (made["chip"], made["built_for"]) == (image.chip, arguments(image.target)["SOC_VERSION"])
+    assert (made["cann"], made["revision"]) == (pins(image.stack).cann, REVISION)
+    assert made["python"].startswith(image.python)
     for name in pins(image.stack).sources:
-        assert packages[name]["commit"] == image.commits[name], name
+        assert made["packages"][name]["commit"] == image.commits[name], name
     for name in ("vllm", "vllm-ascend"):
-        assert packages[name]["version"].split("+")[0] == pins(image.stack).packages[name]
-
-
-def test_manifest_tells_chip_and_cann(image):
-    found = vendor_build.manifest(image.engine, image.name)
-    assert found["chip"] == image.chip and found["built_for"] == arguments(image.target)["SOC_VERSION"]
-    assert found["cann"] == pins(image.stack).cann
-    assert found["revision"] == REVISION
-    assert found["python"].startswith(image.python)
+        assert made["packages"][name]["version"].split("+")[0] == pins(image.stack).packages[name]
 
 
 def test_programs_run_in_the_environment_of_cann(image):
@@ -184,29 +180,3 @@ def test_memory_goes_back_to_the_system(image):
 def test_a_base_without_cann_is_named(image):
     done = image.run("bash", options=("--tmpfs=/usr/local/Ascend",))
     one_line(done, "cann.sh", "not built on CANN")
-
-
-NOT_BUILT = {
-    "ascend-cann8.5": [
-        *("base", "apt packages of Ubuntu", "package torch", "package torch-npu", "package transformers"),
-        *("source vllm", "source vllm-ascend", "source mindspeed", "source megatron-core", "source verl"),
-    ],
-    "ascend-cann9.1": [
-        *("base", "apt packages of Ubuntu", "package torch", "package torch-npu", "package triton-ascend"),
-        *("package transformers", "package verl"),
-        *("source vllm", "source vllm-ascend", "source mindspeed", "source megatron-core"),
-        "source megatron-bridge",
-    ],
-}
-
-
-def test_what_was_not_built(image, capsys):
-    found = vendor_build.manifest(image.engine, image.name)
-    labels = vendor_build.inspect(image.engine, image.name)["Config"]["Labels"]
-    left = vendor_build.not_built(image.target, found, labels)
-    with capsys.disabled():
-        print(f"\n{image.name}: not built here:")
-        for layer in left:
-            print(f"  {layer}: {vendor_build.reason(layer)}")
-    own = [] if image.python == pins(image.stack).python else [f"Python {pins(image.stack).python}"]
-    assert sorted(left) == sorted(NOT_BUILT[image.stack] + own)

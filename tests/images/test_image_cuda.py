@@ -1,11 +1,9 @@
-"""The CUDA image: its Dockerfile, unmodified, with a part of its lock, on Debian; the last test names the rest."""
+"""The CUDA image: its Dockerfile, unmodified, with a part of its lock, on Debian."""
 
 import pytest
 import vendor_bases
 import vendor_build
 from docker_engine.engine import Engine
-
-from launch.stacks import pins
 
 STACK = "cuda13"
 REVISION = "89abcdef0123456789abcdef0123456789abcdef"
@@ -76,14 +74,3 @@ def test_wrong_use_is_one_line(docker, image, command, parts):
 def test_the_doctor_says_that_there_is_no_gpu(docker, image):
     done = run(docker, image, "doctor")
     assert done.returncode == 1 and "no devices: nvidia-smi" in done.stdout and "--gpus all" in done.stdout, done
-
-
-def test_what_was_not_built(docker, image, capsys):
-    labels = vendor_build.inspect(docker, image)["Config"]["Labels"]
-    left = vendor_build.not_built(STACK, vendor_build.manifest(docker, image), labels)
-    with capsys.disabled():
-        print(f"\n{image}: not built here:")
-        for layer in left:
-            print(f"  {layer}: {vendor_build.reason(layer)}")
-    wanted = [f"package {name}" for name in pins(STACK).packages]
-    assert left == ["base", "apt packages of Ubuntu", "Python 3.12", *wanted]

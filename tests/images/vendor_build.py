@@ -1,44 +1,26 @@
 """An image of a vendor's stack from its unmodified Dockerfile and bake file, with what this place lacks replaced.
 
 Replaced are: the base (vendor_bases.py), the locks (a part of them: torch and the like are gigabytes, or on no index
-that is reached from here), the sources (vendor_sources.py). `not_built` says so of an image, from what is in it.
+that is reached from here), the sources (vendor_sources.py).
 """
 
 import json
 import re
 from pathlib import Path
 
-from bake_file import arguments as told
 from docker_engine import cpu_image
 from docker_engine.cpu_image import CERTIFICATES
 from docker_engine.engine import Engine
 
-from launch.stacks import pins
-
 SECONDS = 1500
 # Of each lock: what the launcher imports, and what the stand-in sources are built with.
-PART = (
-    *("annotated-doc", "annotated-types", "click", "markdown-it-py", "mdurl", "packaging", "pip", "psutil", "pybind11"),
-    *(
-        "pydantic",
-        "pydantic-core",
-        "pygments",
-        "pyyaml",
-        "rich",
-        "setuptools",
-        "setuptools-scm",
-        "shellingham",
-        "tomli",
-    ),
-    *("typer", "typing-extensions", "typing-inspection", "wheel"),
-)
-REASONS = {
-    "base": "no registry is reached: Debian stands in, for CANN's with its Python, environment and version files",
-    "apt packages of Ubuntu": "as the base is Debian: packages of the same names, from Debian's snapshot",
-    "package": "gigabytes, or on no index that is reached: a part of the lock is installed",
-    "source": "GitHub is not reached, and CANN's compiler is not here: small packages stand in, built the same way",
-    "Python": "not on this machine for a base of its own: Debian's is taken",
+# fmt: off
+PART = {
+    "annotated-doc", "annotated-types", "click", "markdown-it-py", "mdurl", "packaging", "pip", "psutil", "pybind11",
+    "pydantic", "pydantic-core", "pygments", "pyyaml", "rich", "setuptools", "setuptools-scm", "shellingham", "tomli",
+    "typer", "typing-extensions", "typing-inspection", "wheel",
 }
+# fmt: on
 
 
 def build(engine: Engine, target: str, folder: Path, arguments: dict[str, str]) -> str:
@@ -80,28 +62,3 @@ def manifest(engine: Engine, image: str) -> dict:
     """What the image says that it is made of."""
     options = ("--rm", "--read-only", "--tmpfs=/tmp:exec")
     return json.loads(engine.docker("run", *options, image, "python", "-m", "launch.manifest").stdout)
-
-
-def reason(layer: str) -> str:
-    """Why a layer is not what the pins say."""
-    return REASONS.get(layer) or REASONS[layer.split()[0]]
-
-
-def not_built(target: str, found: dict, labels: dict[str, str]) -> list[str]:
-    """The layers of this image that are not what the stack's pins say, by what is in it."""
-    stack = pins(found["stack"])
-    packages = found["packages"]
-    left = [] if labels["org.opencontainers.image.base.name"] == told(target)["BASE"] else ["base"]
-    if not found["system"].startswith("ubuntu "):
-        left.append("apt packages of Ubuntu")
-    if not found["python"].startswith(stack.python + "."):
-        left.append(f"Python {stack.python}")
-    left += [
-        f"package {name}"
-        for name, version in stack.packages.items()
-        if name not in stack.sources and packages.get(name.lower(), {}).get("version") != version
-    ]
-    left += [
-        f"source {name}" for name, one in stack.sources.items() if packages.get(name, {}).get("commit") != one.commit
-    ]
-    return left
