@@ -3,19 +3,10 @@
 The package itself needs torch and numpy alone, as it is installed beside an engine that has chosen everything else.
 """
 
-import os
-import re
 import sys
 
 COMMANDS = frozenset(("typer", "rich", "yaml", "pydantic", "safetensors", "huggingface_hub", "matplotlib", "psutil"))
 ENGINE = frozenset(("vllm", "transformers"))
-
-
-def forget_impossible_width() -> None:
-    """Drop COLUMNS and LINES that are no number above 0: rich would print nothing in a terminal of no columns."""
-    for name in ("COLUMNS", "LINES"):
-        if not re.fullmatch("0*[1-9][0-9]{0,5}", os.environ.get(name, "1")):
-            del os.environ[name]
 
 
 def main() -> None:
@@ -24,7 +15,6 @@ def main() -> None:
     Raises:
         ModuleNotFoundError: what is missing is neither the commands' nor the engine's.
     """
-    forget_impossible_width()
     try:
         from ascend_quant.cli import app
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from ascend_quant.documents import BadDocument, parse_json
 from launch.errors import LaunchError
-from launch.root import is_folder
 
 KINDS = (".parquet", ".jsonl", ".json")
 PARTS = re.compile(r"(?:-([0-9]{5})-of-([0-9]{5}))?\.(?:parquet|jsonl|json)")  # what follows a set's name
@@ -42,7 +41,7 @@ def folder_of(published: Published, source: Path | None) -> Path:
     """The folder of the copy; without one, the hub's, downloaded if it is not there yet."""
     if source is None:
         return _downloaded(published)
-    if not is_folder(source):
+    if not os.path.isdir(source):
         raise DataError(f"--from {str(source)[:200]}: is no folder; {_how(published)}")
     return source
 

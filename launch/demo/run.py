@@ -30,7 +30,6 @@ from launch.demo.recipe import (
 from launch.demo.report import build_report, draw, replica_summary, summary, write_report
 from launch.demo.tasks import EXAM_SEED, write_parquet
 from launch.demo.training import POLL_SECONDS, Training, Watched
-from launch.root import exists, is_folder
 from launch.stacks import STACK_VARIABLE
 
 LAST_SEED = EXAM_SEED - 1  # the last that numpy takes, too
@@ -121,9 +120,9 @@ def check_folder(out: Path) -> None:
     Raises:
         OptionError: something is in it, or it cannot be made.
     """
-    if exists(out) and not is_folder(out):
+    if os.path.exists(out) and not os.path.isdir(out):
         raise OptionError(f"--out {str(out)!r}: is a file; give a folder")
-    if earlier := [name for name in (*ARMS, HYBRID, "report.json") if exists(out / name)]:
+    if earlier := [name for name in (*ARMS, HYBRID, "report.json") if os.path.exists(out / name)]:
         raise OptionError(f"--out {str(out)!r}: holds {earlier[0]} of an earlier run; give another folder or remove it")
     try:
         out.mkdir(parents=True, exist_ok=True)

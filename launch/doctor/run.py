@@ -13,7 +13,7 @@ from launch.doctor.requirements import Wanted
 from launch.errors import LaunchError
 from launch.recipes.effective import KL
 from launch.recipes.fields import Recipe
-from launch.root import existing, exists, is_file, is_folder
+from launch.root import existing
 from launch.stacks import pins
 
 OUT_GIB = {"none": 5, "gpu": 50, "npu": 50}
@@ -26,7 +26,7 @@ def files(wanted: Wanted, environment: Mapping[str, str]) -> Files:
     return Files(
         model=None if wanted.model is None else model_is_here(wanted.model, environment),
         hub=wanted.model is not None and of_hub(wanted.model),
-        missing_data=tuple(file for file in wanted.data if not is_file(Path(file))),
+        missing_data=tuple(file for file in wanted.data if not os.path.isfile(file)),
         out=None if out is None else shutil.disk_usage(out).free,
         writable=out is None or os.access(out, os.W_OK),
     )
@@ -34,15 +34,15 @@ def files(wanted: Wanted, environment: Mapping[str, str]) -> Files:
 
 def of_hub(model: str) -> bool:
     """Whether it is an id on the hub, and no folder."""
-    return not exists(Path(model)) and not model.startswith(("/", ".", "~")) and model.count("/") == 1
+    return not os.path.exists(model) and not model.startswith(("/", ".", "~")) and model.count("/") == 1
 
 
 def model_is_here(model: str, environment: Mapping[str, str]) -> bool:
     """Whether its config.json is in the folder, or in the cache of the hub."""
     if not of_hub(model):
-        return is_file(Path(model) / "config.json")
+        return os.path.isfile(Path(model) / "config.json")
     snapshots = hub_cache(environment) / f"models--{model.replace('/', '--')}" / "snapshots"
-    return is_folder(snapshots) and any(snapshots.glob("*/config.json"))
+    return os.path.isdir(snapshots) and any(snapshots.glob("*/config.json"))
 
 
 def hub_cache(environment: Mapping[str, str]) -> Path:

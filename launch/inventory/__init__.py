@@ -4,6 +4,7 @@ fields.py says what there is; here a file is read. Where its fields are valid on
 together, and what to write instead.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from itertools import combinations
@@ -15,7 +16,7 @@ from ascend_quant.documents import BadDocument, read_yaml
 from launch.errors import LaunchError
 from launch.inventory.fields import Host, Inventory, Ports, Ssh, is_loopback, same
 from launch.recipes.files import did_you_mean, explain
-from launch.root import ROOT, is_file
+from launch.root import ROOT
 
 __all__ = ["Host", "Inventory", "Ports", "Ssh", "load", "names", "this_machine"]
 
@@ -35,7 +36,7 @@ def load(name: str, folder: Path = FOLDER) -> Inventory:
         LaunchError: there is none, or it is wrong: each line names the file and what to change.
     """
     file = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
-    if not is_file(file):
+    if not os.path.isfile(file):
         nearest = did_you_mean(name, names(folder)).replace("keys", "names")
         raise LaunchError(f"no inventory {name!r}: give the path of a .yaml file, or a name. {nearest}")
     try:

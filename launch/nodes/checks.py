@@ -5,6 +5,7 @@ there is room for the checkpoints. A checkpoint's size is by the model's own wei
 """
 
 import math
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from launch.network import Wire
 from launch.nodes import ports
 from launch.nodes.facts import Devices, chosen
 from launch.plan import NodePlan, Saving
-from launch.root import existing, exists
+from launch.root import existing
 from launch.software import missing, python_path
 
 LEAST_DISK = 1 << 30
@@ -57,7 +58,7 @@ def find(plan: NodePlan, facts: dict[str, Any]) -> Findings:
     except LaunchError as error:
         found.problems += str(error).splitlines()
     found.problems += ports.taken(ports.needed(plan.role, plan.ports))
-    found.problems += [f"{path} is missing on this host" for path in plan.needs if not exists(Path(path))]
+    found.problems += [f"{path} is missing on this host" for path in plan.needs if not os.path.exists(path)]
     found.problems += lacking(plan.needs, plan.columns)
     found.problems += checkpoint_room(plan.saving) if plan.saving else []
     said = {name: value for _, variables in plan.layers for name, value in variables.items()}

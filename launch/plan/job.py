@@ -6,7 +6,6 @@ the hosts. Of its checkpoints it says how often, how many and how large.
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from launch.errors import LaunchError
 from launch.inventory.fields import Inventory, Ports
@@ -16,7 +15,7 @@ from launch.recipes import Paths, Recipe, paths_of
 from launch.recipes.hydra_syntax import ACTOR
 from launch.recipes.overrides import Resolved
 from launch.recipes.settings import ENVIRONMENT
-from launch.root import ROOT, exists
+from launch.root import ROOT
 
 EAGER = "actor_rollout_ref.rollout.enforce_eager"  # false unless it is given
 SAVE = "trainer.save_freq"  # never, unless it is given
@@ -79,7 +78,7 @@ def places(
     """
     must_be_said({"--model": model, "--data": data, "--out": out})
     data = default_data(inventory, local) if data is None else os.path.abspath(data)
-    if model is not None and (model.startswith((".", "/")) or exists(Path(model))):
+    if model is not None and (model.startswith((".", "/")) or os.path.exists(model)):
         model = os.path.abspath(model)
     return paths_of(recipe, model, data, default_out(inventory, run, local) if out is None else os.path.abspath(out))
 
@@ -87,7 +86,7 @@ def places(
 def must_be_said(options: Mapping[str, str | None]) -> None:
     """Raise LaunchError for an option, or an argument, that is empty, as an unset variable of the shell leaves it."""
     for option, value in options.items():
-        if value is not None and (not value.strip() or "\0" in value):
+        if value is not None and not value.strip():
             raise LaunchError(f"{option} is empty: give a value, or leave it out")
 
 

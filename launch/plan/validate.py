@@ -19,35 +19,6 @@ from launch.recipes.hydra_syntax import ACTOR, ENVIRONMENT, ROLLOUT, VLLM, leave
 from launch.recipes.overrides import OPEN
 from launch.variables import without_secrets_in
 
-COUNTS = (
-    "data.train_batch_size",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    f"{ROLLOUT}.prompt_length",
-    f"{ROLLOUT}.response_length",
-    "trainer.total_epochs",
-    f"{ROLLOUT}.max_num_seqs",
-    f"{ROLLOUT}.max_num_batched_tokens",
-    f"{ROLLOUT}.val_kwargs.n",
-    f"{ACTOR}.ppo_mini_batch_size",
-    f"{ACTOR}.ppo_epochs",
-)
-COUNTS_OR_NONE = (
-    "trainer.total_training_steps",
-    "trainer.max_actor_ckpt_to_keep",
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu",
-    f"{ACTOR}.ppo_max_token_len_per_gpu",
-    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-)
-RANGES = {
-    "trainer.save_freq": (-1, math.inf),
-    "trainer.test_freq": (-1, math.inf),
-    f"{ACTOR}.optim.lr": (0, math.inf),
-    f"{ROLLOUT}.temperature": (0, math.inf),
-    f"{ROLLOUT}.top_p": (0, 1),
-    f"{ROLLOUT}.val_kwargs.temperature": (0, math.inf),
-    f"{ROLLOUT}.val_kwargs.top_p": (0, 1),
-}
 RESUME = ("auto", "disable", "resume_path")
 ENGINE = "model_engine"  # chooses files of verl's configuration
 OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "resources", "object_store_memory", "_temp_dir")
@@ -72,7 +43,7 @@ def problems(overrides: list[str]) -> list[str]:
     except Exception as error:  # hydra, its parser and omegaconf have classes without a common one
         return [_words(error)]
     keys = [one.key_or_group for one in given if not one.is_delete()]
-    for part in (_types(keys, tree, made), _numbers(made), _shares(made), _ray(made), _verl(config), _refits(config)):
+    for part in (_types(keys, tree, made), _shares(made), _ray(made), _verl(config), _refits(config)):
         if found := list(part):
             return found
     return []
@@ -155,18 +126,6 @@ def _same_kind(default: Any, value: Any) -> bool:
     if isinstance(default, list) or isinstance(value, list):  # a file or several, a logger or several
         return not isinstance(default, dict | int) and not isinstance(value, dict)
     return isinstance(value, type(default))
-
-
-def _numbers(made: dict[str, Any]) -> Iterator[str]:
-    """Values out of their range, which divide by zero, or stop vLLM or torch."""
-    for key in (*COUNTS, *COUNTS_OR_NONE):
-        value = _at(made, key)
-        if not (isinstance(value, int) and value > 0) and not (value is None and key in COUNTS_OR_NONE):
-            yield f"{key}={value}: a whole number above 0 is needed"
-    for key, (least, most) in RANGES.items():
-        value = _at(made, key)
-        if not isinstance(value, int | float) or not least <= value <= most:
-            yield f"{key}={value}: a number from {least} to {most} is needed"
 
 
 def _shares(made: dict[str, Any]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """What a recipe file may say: its fields, their types and their values. What goes together is in rules.py."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -10,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from ascend_quant.schemes import get_scheme
 from launch import variables
 from launch.recipes.hydra_syntax import ACTOR, MODEL, ROLLOUT, leaves, text
-from launch.root import ROOT, is_file
+from launch.root import ROOT
 
 MOST_DEVICES = 1024  # of a host, which lists them one by one
 MAPPINGS = ("actor_rollout_ref", ACTOR, MODEL, ROLLOUT, f"{MODEL}.override_config", "algorithm", "data", "trainer")
@@ -49,7 +50,7 @@ def _own_files(value: dict[str, str]) -> dict[str, str]:
         source = (ROOT / file).resolve()
         if not source.is_relative_to(ROOT.resolve()):
             raise ValueError(f"{file} is no file of this repository")
-        if not is_file(source):
+        if not os.path.isfile(source):
             raise ValueError(f"{file[:200]} is not there")
         try:
             source.read_text()

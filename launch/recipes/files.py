@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from ascend_quant.documents import BadDocument, parse_yaml, read_yaml
 from launch.recipes.fields import Recipe
 from launch.recipes.rules import problems
-from launch.root import ROOT, is_file
+from launch.root import ROOT
 from launch.variables import override_shown, secret
 
 FOLDER = ROOT / "configs" / "recipes"
@@ -39,7 +39,7 @@ def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | Iterable
         RecipeError: there is none, or it is wrong: each line names the file and what to change.
     """
     file = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
-    if name in DEMOS or not is_file(file):
+    if name in DEMOS or not os.path.isfile(file):
         raise RecipeError(f"no recipe {name!r}; {did_you_mean(name, names(folder)).replace('keys', 'names')}")
     tree = read(file)
     for key, value in changes.items() if isinstance(changes, Mapping) else changes:
@@ -63,7 +63,7 @@ def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         RecipeError: a file is missing, is no YAML mapping, or extends itself.
     """
     file = Path(os.path.normpath(file))
-    if above and not is_file(file):
+    if above and not os.path.isfile(file):
         raise failed(above[-1], [f"extends: there is no {file}"])
     if file in above:
         raise failed(file, [f"extends: leads back to itself, over {', '.join(one.stem for one in above)}"])

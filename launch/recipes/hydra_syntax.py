@@ -41,7 +41,7 @@ def text(value: Any) -> str:
     """
     if isinstance(value, list):
         return f"[{','.join(map(text, value))}]"
-    if isinstance(value, str) and "\0" not in value:
+    if isinstance(value, str):
         return value if PLAIN.fullmatch(value) and value.lower() not in WORDS else quoted(value)
     if value is None:
         return "null"

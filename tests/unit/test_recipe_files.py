@@ -152,7 +152,7 @@ def test_other_files_are_refused(tmp_path: Path, text: str, said: str):
     assert str(caught.value).startswith(str(tmp_path / "one.yaml"))
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".yaml", "a\0b"])
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".yaml"])
 def test_a_name_that_no_file_can_have(name: str):
     with pytest.raises(RecipeError, match="no recipe"):
         load(name)
@@ -181,7 +181,6 @@ def test_a_recipe_that_extends_itself_by_another_way(tmp_path: Path):
         ({"environment": {"AÄ": "1"}}, "'AÄ' is no name"),
         ({"environment": {"RAY_ADDRESS": "1"}}, "RAY_ADDRESS would tie"),
         ({"environment": {"PATH": "1"}}, "PATH … launcher"),
-        ({"environment": {"A": "x\0"}}, "NUL"),
         ({"correction": {"level": "token", "threshold": float("inf")}}, "correction.threshold"),
         *(({"rollout": {"ignore": [f"re:{one}"]}}, "no regular expression") for one in ("*(", "(")),
         ({"rollout": {"ignore": ["re:"]}}, "rollout.ignore.0"),
