@@ -8,7 +8,7 @@ int8.py, fp8.py, fp8_block.py, int4.py, bf16.py
 caches.py       names of what keys and values are kept in
 
 The launcher reads names and rows on machines that have no use for torch, so importing this package does not import it.
-How to add a scheme: docs/extend_scheme.md.
+How to add a scheme: docs/extend.md.
 """
 
 from ascend_quant.schemes import int8, fp8, fp8_block, int4, bf16  # noqa: F401, I001  in the order of tables

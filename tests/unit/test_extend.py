@@ -1,4 +1,4 @@
-"""docs/extend_scheme.md: its file, run as it stands there, takes a scheme as far as the page says."""
+"""docs/extend.md: its code runs as it stands there, what it names is there, its scheme goes as far as the page says."""
 
 import inspect
 import json
@@ -21,24 +21,32 @@ from ascend_quant.kernels.moves import Job, Move
 from ascend_quant.kernels.registry import check_kind
 from ascend_quant.mismatch import layer_errors
 from ascend_quant.refit import Refit, RefitError, resident_class
-from ascend_quant.schemes import SCHEMES, Scheme, definition_of, registry
+from ascend_quant.schemes import SCHEMES, Scheme, definition_of, get_scheme, registry
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / "extend_scheme.md", DOCS / "extend_scheme.zh.md"]
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "docs/extend.md", ROOT / "docs/extend.zh.md"]
+OF_THE_EXAMPLE = {"docker/locks/cpu-vllm0.33.in", "docker/locks/cpu-vllm0.33.txt", "ascend_quant/schemes/mxfp8.py"}
+FILE = re.compile(r"(?:ascend_quant|launch|tests|docker|docs|benchmarks)/[\w./-]+\.\w+")
 CPU = torch.device("cpu")
 E4M3 = [Fraction(torch.tensor(code, dtype=torch.uint8).view(torch.float8_e4m3fn).item()) for code in range(127)]
 
 
-def code_of(page: Path) -> str:
-    (code,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
-    return code
+def codes_of(page: Path) -> list[str]:
+    """The page's Python: a scheme, and an engine."""
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def made_by(code: str) -> dict:
+    made = {"__name__": "extended"}
+    exec(compile(code, "docs/extend.md", "exec"), made)
+    return made
 
 
 @pytest.fixture
 def mxfp8():
     """The page's scheme, known during the test."""
     with patch.dict(SCHEMES), patch.dict(registry._DEFINITIONS):
-        exec(compile(code_of(PAGES[0]), str(PAGES[0]), "exec"), {"__name__": "extended"})
+        made_by(codes_of(PAGES[0])[0])
         yield SCHEMES["mxfp8"]
 
 
@@ -58,8 +66,36 @@ def nearest(value: Fraction) -> Fraction:
 
 def test_both_pages_have_the_same_code_and_table():
     en, zh = (page.read_text() for page in PAGES)
-    assert code_of(PAGES[0]) == code_of(PAGES[1])
+    assert codes_of(PAGES[0]) == codes_of(PAGES[1])
     assert rows_of(en) == rows_of(zh) == [row_of(scheme) for scheme in SCHEMES.values()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_are_there(page: Path):
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.M | re.DOTALL)
+    named = {span for span in re.findall(r"`([^`\n]+)`", text) if FILE.fullmatch(span)}
+    assert len(named) > 20 and [file for file in named - OF_THE_EXAMPLE if not (ROOT / file).is_file()] == []
+
+
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+def test_the_engine_serves_what_the_definition_says_and_refuses_otherwise(scheme: str):
+    engine = made_by(codes_of(PAGES[0])[1])["ToyEngine"](8, 64, scheme)
+    generator = torch.Generator().manual_seed(0)
+    w, x = (torch.randn(rows, 64, generator=generator).bfloat16() for rows in (8, 3))
+    with pytest.raises(RefitError):
+        engine.forward(x)
+    engine.load_weights([("linear.weight", w)])
+    codes, scale = oracle.quantize(w, get_scheme(scheme))
+    assert torch.equal(engine.buffers.codes.float(), codes.float())
+    assert torch.equal(engine.buffers.scale.view(-1), scale)
+    assert torch.allclose(engine.forward(x).float(), oracle.product(x, codes, scale, get_scheme(scheme)), rtol=2**-7)
+    for wrong in ([("linear.weight", w * torch.nan)], []):
+        with pytest.raises(RefitError):
+            engine.load_weights(wrong)
+        with pytest.raises(RefitError):
+            engine.forward(x)
+    engine.load_weights([("linear.weight", w)])
+    assert engine.forward(x).shape == (3, 8)
 
 
 def rows_of(page: str) -> list[str]:
