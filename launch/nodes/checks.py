@@ -64,7 +64,7 @@ def find(plan: NodePlan, facts: dict[str, Any]) -> Findings:
     said = {name: value for _, variables in plan.layers for name, value in variables.items()}
     found.problems += [f"{one.what}: {one.fix}" for one in missing(plan.imports, python_path(said))]
     found.problems += room(plan.temp_dir, facts)
-    found.problems += in_the_way(Wanted(stack=plan.stack))
+    found.problems += in_the_way(Wanted(stack=plan.stack, environment=said))
     found.problems += door.problems() if plan.socket_filter else []
     return found
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 from cluster_cases import node_plan
 from naming import line_naming
+from npu_tools import A2_BOARD, A2_TABLE, write_npu_smi
 
 from launch import private
 from launch.errors import LaunchError
@@ -151,6 +152,16 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path, monkeypatch):
     assert len(lines) == len(expected)
     for line, part in zip(lines, expected, strict=True):
         assert part in line
+
+
+def test_a_variable_of_the_inventory_counts_in_what_the_doctor_says(tmp_path: Path, monkeypatch):
+    """verl asks npu-smi for card 1, and this host has cards 0 and 5, unless ASCEND_VISIBLE_DEVICES names one."""
+    write_npu_smi(tmp_path, A2_TABLE, A2_BOARD)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for variables, said in (({}, True), ({"ASCEND_VISIBLE_DEVICES": "0"}, False)):
+        plan = node_plan(stack="ascend-cann9.1", layers=[("inventory", variables)])
+        problems = checks.find(plan, gather(plan.stack, plan.temp_dir)).problems
+        assert any("card 1" in problem for problem in problems) == said, problems
 
 
 def test_a_right_host_has_its_wire_and_devices():
