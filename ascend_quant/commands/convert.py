@@ -23,13 +23,8 @@ from ascend_quant.exits import FAILED
 from ascend_quant.profile.rules import ProfileError
 from ascend_quant.schemes import SCHEMES, UnknownScheme
 
+BF16 = "bf16"
 QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantized)
-
-
-class Plain(str, Enum):
-    """What a quantization is undone to."""
-
-    bf16 = "bf16"
 
 
 class Device(str, Enum):
@@ -45,8 +40,7 @@ def convert(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Output folder, created only when the conversion is complete.")
     ],
-    scheme: Annotated[str | None, typer.Option(help=f"Quantize to: {QUANTIZED}.")] = None,
-    to: Annotated[Plain | None, typer.Option(help="Convert IN back to this dtype.")] = None,
+    scheme: Annotated[str, typer.Option(help=f"Quantize to: {QUANTIZED}; or bf16, back from any of them.")],
     workers: Annotated[
         int | None, typer.Option(min=1, help="Files converted at a time.  [default: one a core]")
     ] = None,
@@ -74,7 +68,7 @@ def convert(
 
     Exit status: 0; 1 if IN cannot be converted; 2 for wrong use.
     """
-    request = requested(source, out, scheme, to, workers, device, ignore or [], format)
+    request = requested(source, out, scheme, workers, device, ignore or [], format)
     texts = calibrated(request, calibrate, samples, seq_len)
     errors, start = Console(stderr=True), time.perf_counter()
     try:
@@ -93,25 +87,25 @@ def convert(
 def requested(
     source: Path,
     out: Path,
-    scheme: str | None,
-    to: Plain | None,
+    scheme: str,
     workers: int | None,
     device: Device,
     ignore: list[str],
     format: str | None,
 ) -> Request:
     """The request; raises BadParameter for options that do not go together."""
-    if (scheme is None) == (to is None):
-        raise typer.BadParameter(f"give either this ({QUANTIZED}) or --to bf16", param_hint="'--scheme'")
-    if to is not None and (ignore or format):
-        raise typer.BadParameter("--ignore and --format are for --scheme; all of IN is undone", param_hint="'--to'")
-    request = Request(source, out, to.value if scheme is None else scheme, format, tuple(ignore), workers, device.value)
-    if scheme is not None:
-        try:
-            if not request.chosen()[0].quantized:
-                raise typer.BadParameter(f"say --to {scheme}", param_hint="'--scheme'")
-        except (UnknownScheme, ConvertError) as error:
-            raise typer.BadParameter(str(error), param_hint="'--scheme'") from error
+    if scheme == BF16:
+        if ignore or format:
+            raise typer.BadParameter(
+                "bf16 undoes all of IN, in the one form that it has: leave --ignore and --format out",
+                param_hint="'--scheme'",
+            )
+        return Request(source, out, BF16, workers=workers, device=device.value)
+    request = Request(source, out, scheme, format, tuple(ignore), workers, device.value)
+    try:
+        request.chosen()
+    except (UnknownScheme, ConvertError) as error:
+        raise typer.BadParameter(str(error), param_hint="'--scheme'") from error
     return request
 
 

@@ -1,11 +1,9 @@
 """`ascend-quant export`: what a trainer has saved, as a checkpoint that engines load."""
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,8 +29,6 @@ def export(
     ignore: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Layer to leave in BF16, as in `convert`. Repeatable.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes that convert.  [default: one a core]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Turn a training checkpoint (Megatron torch_dist, verl FSDP shards) into a Hugging Face model, BF16 or quantized.
 
@@ -63,12 +59,12 @@ def export(
     except UnknownScheme as error:
         raise typer.BadParameter(str(error), param_hint="'--scheme'") from error
     try:
-        done = _exported(checkpoint, out, scheme, hf_model, keep_bf16, tuple(ignore or ()), workers, errors)
+        kind = _exported(checkpoint, out, scheme, hf_model, keep_bf16, tuple(ignore or ()), errors)
     except (ExportError, ConvertError, ProfileError, OSError) as error:  # OSError: a full disk, say
         said = f"cannot export: {error}".encode(errors="backslashreplace").decode()  # of names that are no UTF-8
         errors.print(said, style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED) from error
-    typer.echo(json.dumps(done, indent=1) if as_json else f"{done['kind']} -> {done['scheme']}: {done['out']}")
+    typer.echo(f"{kind} -> {scheme}: {out}")
 
 
 def _new(folder: Path) -> Path:
@@ -97,23 +93,25 @@ def _exported(
     hf_model: Path | None,
     keep_bf16: Path | None,
     ignore: tuple[str, ...],
-    workers: int | None,
     console: Any,
-) -> dict[str, Any]:
-    """BF16 first, where the checkpoint is not that already; then `convert`, unless BF16 is what was asked for."""
+) -> str:
+    """BF16 first, where the checkpoint is not that already; then `convert`, unless BF16 is what was asked for.
+
+    Returns:
+        the kind of checkpoint that it is.
+    """
     from ascend_quant.convert import Request, convert
     from ascend_quant.convert.output import Output
     from ascend_quant.export import ExportError, find, write_bf16
 
     trained = find(checkpoint)
-    done = {"kind": trained.kind, "scheme": scheme, "out": str(out)}
     plain = scheme == "bf16"
     if trained.kind == "hugging-face":
         if plain or keep_bf16:
             raise ExportError(f"{trained.folder} is the BF16 model already: there is nothing to do in BF16")
         with _bar(console, f"bf16 to {scheme}", "bytes") as progress:
-            summary = convert(Request(trained.folder, out, scheme, ignore=ignore, workers=workers), progress)
-        return {**done, "converted": asdict(summary)}
+            convert(Request(trained.folder, out, scheme, ignore=ignore), progress)
+        return trained.kind
     partial = Output(out).partial
     if partial.exists():
         raise ExportError(f"{partial} was left by a command that was killed; remove it")
@@ -125,14 +123,14 @@ def _exported(
         if whole:
             bf16 = bf16.rename(whole)
         if plain:
-            return done
+            return trained.kind
         try:
             with _bar(console, f"bf16 to {scheme}", "bytes") as progress:
-                summary = convert(Request(bf16, out, scheme, ignore=ignore, workers=workers), progress)
+                convert(Request(bf16, out, scheme, ignore=ignore), progress)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)  # the folder that it would go on from is about to go
             raise
-    return {**done, "converted": asdict(summary)}
+    return trained.kind
 
 
 @contextmanager

@@ -141,7 +141,7 @@ def _work(request: Request, checkpoint: Checkpoint, out: Output, scheme: Scheme)
     if not scheme.quantized:
         return Work(checkpoint, out, device, quantized=Quantized(checkpoint))
     if (found := quantization(checkpoint)) is not None:
-        undo = f"undo that first: ascend-quant convert {request.source} BF16_FOLDER --to bf16"
+        undo = f"undo that first: ascend-quant convert {request.source} BF16_FOLDER --scheme bf16"
         raise ConvertError(f"{request.source} is already quantized ({found}); {undo}")
     check_device(device, scheme)
     return Work(checkpoint, out, device, scheme=scheme)

@@ -44,7 +44,7 @@ def format_of(scheme: Scheme, name: str | None = None, experts: bool = False) ->
     if name is not None and name not in FORMATS:
         raise ConvertError(f"unknown format {name!r}; this version writes: {', '.join(FORMATS)}")
     if not fitting:
-        raise ConvertError(f"scheme {scheme.name} is no format of checkpoints; --to bf16 undoes a quantization")
+        raise ConvertError(f"scheme {scheme.name} is no format of checkpoints; --scheme bf16 undoes a quantization")
     if name is not None and name not in fitting:
         with_experts = " with experts" if name in holding else ""
         held = f"format {name} holds {', '.join(held_by(name))}"

@@ -162,7 +162,7 @@ def _checked(part: Part, layer: str, whole: str, dtype: str, scheme: Scheme) -> 
         raise ConvertError(f"{part.source} is {part.shape}: there is nothing in it to quantize")
     if dtype not in FLOATS:
         raise ConvertError(
-            f"{part.source} is {dtype}: already quantized? undo that first: ascend-quant convert --to bf16"
+            f"{part.source} is {dtype}: already quantized? undo that first: ascend-quant convert --scheme bf16"
         )
     if not definition_of(scheme).takes(part.shape[1]):
         cut = f"rows of {part.shape[1]} elements cannot be cut into groups of {scheme.group}"

@@ -150,7 +150,7 @@ def test_a_layer_that_gptq_has_left_out_is_an_error():
     "options, said",
     [
         (("--scheme", "int8", "--calibrate", "a.txt"), "for int4_g128 and int4_g32, not for int8"),
-        (("--to", "bf16", "--calibrate", "a.txt"), "for int4_g128 and int4_g32, not for bf16"),
+        (("--scheme", "bf16", "--calibrate", "a.txt"), "for int4_g128 and int4_g32, not for bf16"),
         (("--scheme", "int4_g32", "--samples", "3"), "are for --calibrate TEXT"),
         (("--scheme", "int4_g32", "--seq-len", "16"), "are for --calibrate TEXT"),
         (("--scheme", "int4_g32", "--calibrate", "a.txt", "--device", "npu"), "GPTQ … cpu or cuda, not on npu"),

@@ -50,22 +50,19 @@ def test_the_summary_says_what_was_not_quantized_and_there_is_a_way_back(source,
     assert result.exit_code == 0, result.output
     for said in ("quantized", "not quantized: router", "3 files", f"written: {tmp_path / 'out'}"):
         assert said in plain(result.stdout)
-    assert run(tmp_path / "out", tmp_path / "back", "--to", "bf16").exit_code == 0
+    assert run(tmp_path / "out", tmp_path / "back", "--scheme", "bf16").exit_code == 0
     assert cases.read(tmp_path / "back").keys() == cases.read(source).keys()
 
 
 @pytest.mark.parametrize(
     "options, said",
     [
-        ((), "either this"),
-        (("--scheme", "int8", "--to", "bf16"), "either this"),
+        ((), "Missing option '--scheme'"),
         (("--scheme", "int5"), "unknown scheme 'int5'"),
         (("--scheme", ""), "unknown scheme ''"),
-        (("--scheme", "bf16"), "say --to bf16"),
         (("--scheme", "fp8", "--format", "modelslim"), "fp8 is written as compressed-tensors"),
-        (("--to", "bf16", "--format", "fp8"), "are for --scheme"),
-        (("--to", "bf16", "--ignore", "lm_head"), "are for --scheme"),
-        (("--to", "int8"), "int8"),
+        (("--scheme", "bf16", "--format", "fp8"), "--format"),
+        (("--scheme", "bf16", "--ignore", "lm_head"), "--ignore"),
         (("--scheme", "int8", "--workers", "0"), "workers"),
         (("--scheme", "int8", "--device", "tpu"), "tpu"),
     ],

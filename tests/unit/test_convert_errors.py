@@ -82,7 +82,7 @@ def test_an_already_quantized_input_says_how_to_go_on(source, tmp_path):
     cases.run(source, tmp_path / "int8", "int8")
     cases.run(source, tmp_path / "slim", "int8", format="modelslim")
     for folder in ("int8", "slim"):
-        refused(tmp_path / folder, tmp_path / "out", "already quantized .*--to bf16", "fp8")
+        refused(tmp_path / folder, tmp_path / "out", "already quantized .*--scheme bf16", "fp8")
     config = tmp_path / "int8" / "config.json"
     config.write_text(json.dumps(cases.CONFIG))
     said = refused(tmp_path / "int8", tmp_path / "out", "is I8: already quantized", "fp8")

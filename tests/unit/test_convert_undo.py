@@ -1,4 +1,4 @@
-"""`--to bf16`: what was quantized, by us or by others, is BF16(code * scale) again; nothing else has changed."""
+"""`--scheme bf16`: what was quantized, by us or by others, is BF16(code * scale) again; nothing else has changed."""
 
 import json
 import shutil

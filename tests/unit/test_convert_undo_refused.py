@@ -1,4 +1,4 @@
-"""`--to bf16` of checkpoints that are not what they say: refused by name, headers before anything is written."""
+"""`--scheme bf16` of checkpoints that are not what they say: refused by name, headers before anything is written."""
 
 import json
 

@@ -1,6 +1,5 @@
 """verl's FSDP checkpoints, and those that are BF16 already, by one command; what is none of them is refused."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -55,9 +54,9 @@ def saved(tmp_path_factory) -> Path:
 
 
 def test_fsdps_shards_become_the_model(saved: Path, tmp_path: Path):
-    done = run(saved / "actor", tmp_path / "out", "--scheme", "bf16", "--json")
+    done = run(saved / "actor", tmp_path / "out", "--scheme", "bf16")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["kind"] == "fsdp"
+    assert done.stdout.startswith("fsdp")
     expected, found = weights(saved / "model"), weights(tmp_path / "out")
     assert set(found) == set(expected)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
@@ -158,9 +157,9 @@ def test_a_step_that_is_not_there_is_named(content: bytes, said: str, tmp_path: 
 def test_what_megatron_bridge_has_written_goes_straight_to_convert(tmp_path: Path):
     write_model("qwen2", tmp_path / "run" / "global_step_3" / "actor" / "model" / "huggingface")
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("3\n")
-    done = run(tmp_path / "run", tmp_path / "out", "--scheme", "int8", "--json")
+    done = run(tmp_path / "run", tmp_path / "out", "--scheme", "int8")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["kind"] == "hugging-face"
+    assert done.stdout.startswith("hugging-face")
     assert load_file(tmp_path / "out" / "model.safetensors")["model.layers.0.mlp.up_proj.weight"].dtype == torch.int8
     done = run(tmp_path / "run", tmp_path / "again", "--scheme", "bf16")
     assert (done.exit_code, "is the BF16 model already" in done.stderr) == (1, True)

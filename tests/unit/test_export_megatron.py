@@ -63,9 +63,9 @@ def test_transformers_loads_it(saved: Path, tmp_path: Path):
 
 
 def test_one_command_to_fp8(saved: Path, tmp_path: Path):
-    done = run(saved / "checkpoint", tmp_path / "out", "--scheme", "fp8_block", "--hf-model", saved / "model", "--json")
+    done = run(saved / "checkpoint", tmp_path / "out", "--scheme", "fp8_block", "--hf-model", saved / "model")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["kind"] == "torch_dist"
+    assert done.stdout.startswith("torch_dist")
     section = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert (section["quant_method"], section["weight_block_size"]) == ("fp8", [128, 128])
     name = "model.layers.1.self_attn.o_proj.weight"
