@@ -1,4 +1,4 @@
-"""docs/errors.md and its twin name every exit status, every error class that a user may meet, and every refusal."""
+"""docs/errors.md and its twin name every exit status, and every error class that a user may meet."""
 
 import ast
 import re
@@ -6,11 +6,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
 from ascend_quant import exits
-from ascend_quant.refit import Refit, RefitError
-from ascend_quant.refit.resident import ResidentWeight
 from launch.root import ROOT
 
 PAGES = [ROOT / "docs" / name for name in ("errors.md", "errors.zh.md")]
@@ -55,31 +52,3 @@ def test_error_classes(page: Path):
         if re.fullmatch(r"`[A-Z]\w+`", row[0])
     }
     assert named == {(name, file) for name, file in errors() if name not in INSIDE}
-
-
-def refusals() -> list[str]:
-    """What an engine says in each state in which it may not serve."""
-
-    def ready() -> Refit:
-        refit = Refit([ResidentWeight("norm", torch.zeros(6))])
-        refit.accept_dummy()
-        return refit
-
-    new, opened, failed, asleep, woken = Refit([ResidentWeight("norm", torch.zeros(6))]), *(ready() for _ in range(4))
-    opened.open()
-    failed.fail(RefitError("norm: NaN"))
-    asleep.slept(1)
-    woken.slept(2)
-    woken.woke(None)
-    return [why for refit in (new, opened, failed, asleep, woken) if (why := refit.why_not_servable())]
-
-
-@of_each_page
-def test_refusals(page: Path):
-    begins = [row[0].strip("`") for row in rows(page) if row[0].startswith("`") and " " in row[0]]
-    found = refusals()
-    assert len(found) == 5
-    of_requests = (ROOT / "ascend_quant/integrations/vllm/requests.py").read_text()
-    for begin in begins:
-        assert any(why.startswith(begin) for why in found) or f'"{begin}' in of_requests, begin
-    assert [why for why in found if not any(why.startswith(begin) for begin in begins)] == []

@@ -2,18 +2,14 @@
 
 import re
 import shlex
-from importlib.util import find_spec
 from itertools import dropwhile
 from pathlib import Path
 
 import pytest
-import tomllib
-import typer
 import yaml
 from bake_file import IMAGES
 from command_cases import understood
 
-from ascend_quant.cli import app as tools
 from launch import recipes
 from launch.inventory import load
 
@@ -84,29 +80,6 @@ def test_both_languages_have_the_same_code_figures_and_headings():
         assert sizes[0] == sizes[1]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_each_entrance_is_linked_and_each_link_leads_somewhere(page: str):
-    def anchor(heading: str) -> str:
-        return "#" + re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-
-    links = re.findall(r"\]\(([^)]+)\)", PAGES[page])
-    assert {anchor(heading) for heading in sections(PAGES[page])} == {link for link in links if link.startswith("#")}
-    for link in links:
-        file, _, heading = link.partition("#")
-        target = ROOT / "docs" / file
-        assert not file or target.is_file(), link
-        if file and heading:
-            assert f"#{heading}" in map(anchor, re.findall(r"^#+ (.*)$", target.read_text(), re.M)), link
-
-
-@pytest.mark.parametrize("entrance", sections(ENGLISH))
-def test_a_path_is_short_and_tells_time_disk_and_downloads(entrance: str):
-    text = sections(ENGLISH)[entrance]
-    assert 1 <= sum(len(block.splitlines()) for block in blocks(text, "bash")) <= MOST
-    assert all(f"**{what}" in text or "**Time, disk, downloads**" in text for what in ("Time", "Disk", "Downloads"))
-    assert "ot run" in text or "othing here has run" in text or entrance == "A laptop"
-
-
 @pytest.mark.parametrize("words", of_run_sh(), ids=" ".join)
 def test_verbs_and_options_are_those_of_run_sh(words: list[str]):
     understood(words)
@@ -117,26 +90,6 @@ def test_verbs_and_options_are_those_of_run_sh(words: list[str]):
         assert "--cluster" in words or recipe.nodes == 1
     elif verb == "data":
         assert name in FOLDERS
-
-
-def test_other_programs_are_known_and_ours_take_their_options():
-    ours = [words for words in ALL if words[0] == "ascend-quant"]
-    for _, name, *options in ours:
-        typer.main.get_command(tools).commands[name].make_context(name, options)
-    pip = [words for words in ALL if words[:2] == ["python", "-m"]]
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert ours and pip
-    for words in pip:
-        assert words[2:5] == ["pip", "install", "-e"] and words[5].strip(".[]") in extras
-    started = {words[0] for words in ALL} - OTHERS
-    assert started == {"./run.sh", "ascend-quant", "docker/locks/lock.sh", "python", "srun"}
-    baked = [words[words.index("docker/docker-bake.hcl") + 1] for words in ALL if "bake" in words]
-    assert len(baked) == 3 and set(baked) <= set(IMAGES)
-
-
-def test_modules_that_are_named_exist():
-    for name in re.findall(r"`(ascend_quant(?:\.\w+)+)`", ENGLISH):
-        assert find_spec(name)
 
 
 def inventories(folder: Path) -> dict[str, Path]:
@@ -157,16 +110,3 @@ def test_inventories_are_understood(tmp_path: Path):
     four, slurm = load(str(files["four"])), load(str(files["slurm"]))
     assert len(four.hosts) == 4 and four.image == f"ascend-quant:{four.stack}" and four.stack in IMAGES.values()
     assert [host.address for host in slurm.hosts] == ["gpu001", "gpu002"] and slurm.python and slurm.image is None
-
-
-def test_a_pod_has_shared_memory_and_an_image_that_is_pushed_before():
-    assert "/dev/shm" in {mount["mountPath"] for mount in pod()["volumeMounts"]}
-    repository, _, target = pod()["image"].rpartition(":")
-    assert f"REPOSITORY={repository} docker buildx bake -f docker/docker-bake.hcl {target} --push\n" in ENGLISH
-
-
-def test_sizes_are_those_of_the_models():
-    """BF16 takes 2 bytes a parameter, FSDP's checkpoint 12: float32 weights and Adam's two moments."""
-    for billions, entrance in ((7.6, "A node of H100s"), (30.5, "Four nodes")):
-        text = sections(ENGLISH)[entrance]
-        assert f"{2 * billions:.0f} GB" in text and f"{12 * billions:.0f} GB" in text

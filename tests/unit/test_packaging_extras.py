@@ -68,15 +68,6 @@ def test_a_stack_is_within_the_bounds_of_its_extra(stack: str):
         assert one.specifier.contains(pinned[canonicalize_name(one.name)], prereleases=True), f"{stack}: {one}"
 
 
-@pytest.mark.parametrize("extra", [*EXTRAS])
-def test_an_extra_says_up_to_where_it_was_tried(extra: str):
-    """But for the tools of those who work on this project, which the lock pins."""
-    for text in EXTRAS[extra]:
-        one = Requirement(text)
-        ends = {specifier.operator for specifier in one.specifier} & {"<", "<=", "==", "~="}
-        assert extra == "dev" or one.name == "ascend-quant" or ends, text
-
-
 @pytest.mark.parametrize("page", ["docs/install.md", "docs/install.zh.md"])
 def test_the_page_says_what_each_extra_asks_for(page: str):
     rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", (ROOT / page).read_text(), re.M)

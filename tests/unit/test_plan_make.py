@@ -66,9 +66,8 @@ def test_an_attention_that_exchanges_no_heads_is_refused(attention: str):
     plan(extra=[name, alone, inner.replace("=4", f"={'9' * 5000}")])  # verl's to refuse
 
 
-@pytest.mark.parametrize("name", names())
-def test_every_recipe_has_an_inventory_that_fits(name: str):
-    assert inventories_for(name), f"no example in configs/clusters fits {name}"
+def test_every_recipe_has_an_inventory_that_fits():
+    assert [name for name in names() if not inventories_for(name)] == []
 
 
 def test_the_job_is_the_recipes_command_and_the_users_settings_come_last():
