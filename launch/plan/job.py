@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 from launch.errors import LaunchError
 from launch.inventory.fields import Inventory, Ports
-from launch.numbers import whole
 from launch.plan import Job, Layer, Saving
 from launch.recipes import Paths, Recipe, paths_of
 from launch.recipes.hydra_syntax import ACTOR
@@ -184,4 +183,4 @@ def parameter_bytes(recipe: Recipe, overrides: Sequence[str]) -> int:
 
 
 def _count(text: str) -> int | None:
-    return whole(text) or None  # 0 is none
+    return (int(text) or None) if text.isdecimal() else None  # 0 is none

