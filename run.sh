@@ -22,8 +22,8 @@ usage() {
 usage: ./run.sh COMMAND [ARGUMENTS]
 
   smoke [..]                    does it work here? kernels, a refit, generation, three training steps: one JSON file
-  demo [..]                     RL with an engine re-quantized in place every step: on a laptop, or with --device cuda on
-                                one GPU (demo --help: options)
+  demo [..]                     RL with an engine re-quantized in place every step, on a laptop (demo --help:
+                                options)
   test [-- ARGS ..]             check a change, in some 40 minutes on two cores: all groups without their long tests,
                                 but with those whose subject has changed since git's last merge base; ARGS go to pytest
   test GROUP .. [-- ARGS ..]    whole groups: ${TEST_GROUPS[*]}; all: everything, as before a release

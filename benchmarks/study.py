@@ -10,40 +10,35 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
-from math import inf, nan, sqrt
+from math import nan, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated
 
 import typer
 
+from benchmarks.ledger import Ledger
 from benchmarks.report import Outcome, console, faults_of, show_faults, table_of, write_run
 from benchmarks.tasks import choices, in_turn, numbers
-from launch.demo import DemoError, recipe
+from launch.demo import DemoError
 from launch.demo.model import TINY
-from launch.demo.recipe import Choices, Setup, WarmUp, load_recipe
 from launch.demo.report import FINAL_STEPS, arm_report
-from launch.demo.tasks import Ledger, write_parquet
-from launch.demo.training import POLL_SECONDS, Training
+from launch.demo.tasks import write_parquet
+from launch.demo.training import POLL_SECONDS, Choices, Setup, Training, WarmUp, load_recipe
 
 ARMS = ("bf16", "int8", "int8-uncorrected", "int8-qat", "fp8")  # of the demo
 RATES = re.compile(r"\d(\.\d+)?e-\d+")
 RATE = "actor_rollout_ref.actor.optim.lr"
 PANELS = {"reward": "reward", "k3_kl": "mismatch KL (k3)", "ess": "effective sample size (of 1)"}
 # One core learns it in two minutes; what the last updates change least is how uncertain the carries are.
-SMALL = Setup(
-    stack="cpu",
+STUDY = Setup(
     recipe="study",
     task=Ledger(8, 10, slips=0.2),
-    models=("qwen2",),
     shape=TINY | {"max_position_embeddings": 128},
     warm_up=WarmUp(2500, fall=200, batch=64, learning_rate=2e-3, ramp=50, band=(0.2, 0.6), seconds=1800),
-    arms=ARMS,
-    cores_to_start_early=inf,
 )
-SETUPS = {"cpu": SMALL, "cuda": replace(recipe.SETUPS["cuda"], arms=ARMS)}
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -56,7 +51,6 @@ class Cell:
     rate: str
     seed: int
     steps: int
-    device: str
 
     def title(self) -> str:
         """For a line of progress, and its file."""
@@ -64,8 +58,7 @@ class Cell:
 
     def choices(self) -> Choices:
         """What the demo's training is told."""
-        setup = SETUPS[self.device]
-        return Choices((self.arm,), self.steps, "token", self.seed, "qwen2", self.device, own_setup=setup)
+        return Choices((self.arm,), self.steps, self.seed, "qwen2", STUDY)
 
 
 @app.command()
@@ -73,9 +66,8 @@ def main(
     arms: Annotated[str, typer.Option(help=f"With commas: {', '.join(ARMS)}.")] = ",".join(ARMS),
     rates: Annotated[str, typer.Option(help="Learning rates, with commas.")] = "1e-4,1e-5,1e-6",
     seeds: Annotated[str, typer.Option(help="With commas.")] = "0,1",
-    steps: Annotated[int | None, typer.Option(min=2, help="Of each training.  [default: by device]")] = None,
+    steps: Annotated[int | None, typer.Option(min=2, help="Of each training.  [default: the recipe's]")] = None,
     seconds: Annotated[int, typer.Option(min=1, help="Of one training, the start included.")] = 3600,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     folder: Annotated[Path, typer.Option(help="Where models, logs and what is done stay.")] = Path("runs/study"),
     out: Annotated[Path | None, typer.Option(help="Where every step goes; written after each training.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Where the steps are drawn (.png).")] = None,
@@ -84,18 +76,17 @@ def main(
 
     Exit status: 0; 1 if a training fails; 2 for wrong use.
     """
-    choices("--device", device, tuple(SETUPS))
     chosen, folder = choices("--arms", arms, ARMS), folder.resolve()
     wanted = [word.strip() for word in rates.split(",")]
     if wrong := [rate for rate in wanted if not RATES.fullmatch(rate)]:
         raise typer.BadParameter(f"{wrong[0]!r}: write a learning rate as 1e-6", param_hint="--rates")
-    count = steps or load_recipe(SETUPS[device].recipe)["steps"]
+    count = steps or load_recipe(STUDY.recipe)["steps"]
     grid = product(numbers("--seeds", seeds, least=0), wanted, chosen)
-    cells = [Cell(arm, rate, seed, count, device) for seed, rate, arm in grid]
+    cells = [Cell(arm, rate, seed, count) for seed, rate, arm in grid]
 
     def write(outcomes: Sequence[Outcome]) -> None:
         if out is not None:
-            write_run(out, "benchmarks.study", device, {"rows": rows_of(outcomes)}, outcomes)
+            write_run(out, "benchmarks.study", "cpu", {"rows": rows_of(outcomes)}, outcomes)
 
     outcomes = in_turn(cells, seconds, write, lambda cell, limit: trained(cell, folder, limit))
     table = table_of("Mean of the last steps", ("lr", "rollout"), ("seeds", "first", *PANELS, "less BF16's", "±"))
@@ -111,14 +102,14 @@ def main(
 
 def trained(cell: Cell, folder: Path, seconds: float) -> Outcome:
     """A cell's steps, from its record or by a training of so many seconds at most."""
-    record, began = folder / "cells" / f"{cell.title()}-{cell.device}-{cell.steps}.json", time.monotonic()
+    record, began = folder / "cells" / f"{cell.title()}-{cell.steps}.json", time.monotonic()
     if record.exists():
         return Outcome(cell, 0.0, json.loads(record.read_text()))
     place = folder / f"seed{cell.seed}" / f"lr{cell.rate}"
     try:
         training = Training(cell.choices(), cell.arm, place, changes=start_of(cell, folder) | {RATE: float(cell.rate)})
         try:
-            while not training.watched:
+            while not training.ended:
                 training.look()
                 if time.monotonic() - began > seconds:
                     raise DemoError(f"it was stopped after {seconds:.0f} s")
@@ -138,7 +129,7 @@ def start_of(cell: Cell, folder: Path) -> dict[str, str]:
     """verl's keys for the model and the prompts of a seed, which are made unless they are there."""
     from launch.demo.warmup import make_start
 
-    seed, told = folder / f"{cell.device}-seed{cell.seed}", cell.choices()
+    seed, told = folder / f"start-seed{cell.seed}", cell.choices()
     if not (seed / "start").exists():
         make_start(told, seed / "making", lambda done: None)
         (seed / "making").rename(seed / "start")  # never half a model under this name

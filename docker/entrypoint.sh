@@ -15,7 +15,7 @@ usage: docker run [OPTIONS] IMAGE VERB [ARGUMENTS]
 
   smoke [..]            does it work here? kernels, a refit, generation, three training steps: one JSON file
   doctor [..]           look for what would stop a run, with fixes
-  demo [..]             RL with an engine re-quantized in place every step: on CPUs, or on one GPU (--device cuda)
+  demo [..]             RL with an engine re-quantized in place every step, on CPUs
   train RECIPE [..]     train it on this machine, or with --cluster INVENTORY on its hosts
   stop [RUN]            end what a run started, on every host, and nothing else
   recipe list | show    what can be trained, and the verl command that it becomes

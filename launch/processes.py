@@ -5,7 +5,6 @@ so is the shared memory it maps: vLLM's stays in /dev/shm when Ray kills the eng
 `train` besides marks its processes: each has the run's id in its environment, wherever it went since.
 """
 
-import os
 import re
 import signal
 import subprocess
@@ -53,10 +52,6 @@ class ProcessTree:
             self.members.update(new)
         for process in self.members:
             self.segments |= mapped_segments(process.pid) if process.is_running() else set()
-
-    def memory_bytes(self) -> int:
-        """Memory of all members, with pages that several share counted once (PSS)."""
-        return sum(memory_bytes(process) for process in self.members)
 
     def end(self) -> None:
         """Ask every member that still runs to stop, then insist, then remove the shared memory they left."""
@@ -133,19 +128,6 @@ def remove(segments: Iterable[Path]) -> None:
     """Remove shared memory whose processes have ended."""
     for segment in segments:
         segment.unlink(missing_ok=True)
-
-
-def own_memory_bytes() -> int:
-    """Memory of this process."""
-    return memory_bytes(psutil.Process(os.getpid()))
-
-
-def memory_bytes(process: psutil.Process) -> int:
-    """The process's proportional share of memory; 0 when it has ended."""
-    try:
-        return process.memory_full_info().pss
-    except psutil.Error:
-        return 0
 
 
 def mapped_segments(pid: int) -> set[Path]:

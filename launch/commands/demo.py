@@ -1,7 +1,8 @@
-"""`run.sh demo` and `run.sh smoke`: training on this CPU or on one NVIDIA GPU; does this installation work here?"""
+"""`run.sh demo` and `run.sh smoke`: training on this CPU; does this installation work here?"""
 
 import os
 import time
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,46 +14,50 @@ from ascend_quant.whole_file import why_no_file
 DEFAULT = Path("smoke.json")
 
 
+class Model(str, Enum):
+    """Of the demo's models, the architecture."""
+
+    dense = "qwen2"
+    experts = "qwen3-moe"
+
+
 def demo(
     arms: Annotated[
-        str | None,
+        str,
         typer.Option(
             help="Rollouts to compare, with commas: a scheme, a scheme-qat, or a scheme-uncorrected (no importance "
-            "weights).  [default: bf16,int8; on cuda fp8 and int8-uncorrected too]"
+            "weights)."
         ),
+    ] = "bf16,int8",
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps of each arm.  [default: the recipe's]")
     ] = None,
-    hybrid: Annotated[
-        bool, typer.Option("--hybrid", help="One int8 and one bf16 replica in one run; beside --arms if that is given.")
-    ] = False,
-    steps: Annotated[int | None, typer.Option(help="Training steps of each arm.  [default: the recipe's]")] = None,
-    rollout_is: Annotated[str, typer.Option(help="Importance sampling level: token or sequence.")] = "token",
-    seed: Annotated[int, typer.Option(help="Seeds the weights, the data and the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seeds the weights, the data and the sampling.")] = 0,
     out: Annotated[str | None, typer.Option(help="Folder of the result.  [default: runs/<time>]")] = None,
-    model: Annotated[str, typer.Option(help="qwen2, or on CPUs qwen3-moe.")] = "qwen2",
-    device: Annotated[str, typer.Option(help="cpu, or cuda: another task and a model of 91 M on one GPU.")] = "cpu",
-    kv_cache: Annotated[
-        str, typer.Option(help="KV cache of the quantized rollouts: auto (BF16), int8 (GPUs) or fp8.")
-    ] = "auto",
+    model: Annotated[Model, typer.Option(help="Its architecture, of 0.3 M parameters.")] = Model.dense,
 ) -> None:
-    """Train a small model with verl and vLLM, with BF16 and with INT8 rollouts, and compare."""
+    """Train a small model with verl and vLLM on this CPU, with BF16 and with INT8 rollouts, and compare."""
     from rich.console import Console
 
     from launch.demo import DemoError
-    from launch.demo.run import OptionError, check_folder, choices, on_device, run_demo
+    from launch.demo.run import OptionError, check_folder, choices, run_demo
     from launch.errors import LaunchError
     from launch.plan.job import must_be_said
     from launch.processes import end_as_after_ctrl_c
+    from launch.stacks import STACK_VARIABLE
 
+    if (stack := os.environ.get(STACK_VARIABLE, "cpu")) != "cpu":
+        fail(
+            f"this image is for {stack}, and the demo trains on CPUs: use the cpu image; here, ./run.sh smoke",
+            WRONG_USE,
+        )
     folder = Path(time.strftime("runs/%Y%m%d-%H%M%S") if out is None else out).resolve()
     try:
         must_be_said({"--out": out})
-        chosen = choices(arms, hybrid, steps, rollout_is, seed, model, device, kv_cache)
-        chosen, left_out = on_device(chosen, asked=arms is not None)
+        chosen = choices(arms, steps, seed, model.value)
         check_folder(folder)
     except (LaunchError, OptionError) as error:
         fail(str(error), WRONG_USE)
-    if left_out:
-        typer.echo(left_out, err=True)
     end_as_after_ctrl_c()
     try:
         run_demo(chosen, folder, Console())

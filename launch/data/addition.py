@@ -13,11 +13,11 @@ SEED = 0
 def prepare(target: Path, progress: Progress) -> Summary:
     """Write addition/train.parquet, addition/test.parquet and addition/start."""
     from launch.demo import DemoError
-    from launch.demo.recipe import Choices, load_recipe
     from launch.demo.tasks import verl_rows
+    from launch.demo.training import Choices, load_recipe
     from launch.demo.warmup import make_start
 
-    choices = Choices((), load_recipe()["steps"], "token", SEED, "qwen2")
+    choices = Choices((), load_recipe()["steps"], SEED, "qwen2")
     task, updates = choices.setup.task, choices.setup.warm_up.fall
     folder, made = target / "addition", Summary()
     with writing(folder):

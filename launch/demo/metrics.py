@@ -28,13 +28,7 @@ SPEED_FIELDS = {
     "tokens_per_second": "perf/throughput",  # of prompts and answers, over the whole step, for each device
     "rollout_ms_per_token": "timing_per_token_ms/gen",  # of all answers together
 }
-REPLICA_FIELDS = {
-    "samples": "rollout_corr/{replica}/samples",
-    "k3_kl": "rollout_corr/{replica}/k3_kl",
-    "ess": "rollout_corr/{replica}/ess",
-    "refit_seconds": "refit/{replica}/milliseconds",
-}
-RECEIPT_PREFIX = "refit/"
+PREFIX = "refit/"
 SHOWN, LONGEST = 5, 300  # lines of a log, and characters of each
 
 
@@ -61,12 +55,6 @@ def speed_record(line: dict[str, Any]) -> dict[str, float]:
     return record | {"rollout_tokens_per_second": 1000 / record.pop("rollout_ms_per_token")}
 
 
-def replica_record(line: dict[str, Any], rank: int) -> dict[str, float]:
-    """One step of one of several replicas; its refit is timed by its own receipt, without the trainer's part."""
-    record = pick(line, {field: name.format(replica=f"replica{rank}") for field, name in REPLICA_FIELDS.items()})
-    return record | {"refit_seconds": record["refit_seconds"] / 1000}
-
-
 def pick(line: dict[str, Any], fields: dict[str, str]) -> dict[str, float]:
     missing = [name for name in fields.values() if line["data"].get(name) is None]
     if missing:
@@ -74,10 +62,9 @@ def pick(line: dict[str, Any], fields: dict[str, str]) -> dict[str, float]:
     return {"step": line["step"]} | {field: line["data"][name] for field, name in fields.items()}
 
 
-def receipt(line: dict[str, Any], rank: int | None = None) -> dict[str, float]:
-    """The refit metrics of one step without their prefix: of all replicas together, or of the one of this rank."""
-    prefix = RECEIPT_PREFIX if rank is None else f"{RECEIPT_PREFIX}replica{rank}/"
-    found = {name.removeprefix(prefix): value for name, value in line["data"].items() if name.startswith(prefix)}
+def receipt(line: dict[str, Any]) -> dict[str, float]:
+    """The refit metrics of one step without their prefix; those of a single replica are left out."""
+    found = {name.removeprefix(PREFIX): value for name, value in line["data"].items() if name.startswith(PREFIX)}
     return {name: value for name, value in found.items() if "/" not in name}
 
 

@@ -1,6 +1,6 @@
 """The demo's models and their tokenizer: the real Qwen2 and Qwen3-MoE architectures, with a token for each character.
 
-The sizes are those that a CPU or a GPU trains in a minute. `vocab_size` equals the tokenizer's length: verl masks
+The sizes are those that a CPU trains in a minute. `vocab_size` equals the tokenizer's length: verl masks
 padding ids in vLLM only, which would look like a mismatch.
 
 transformers >= 5 loads every `model_type=qwen2` tokenizer as a ByteLevel BPE, whatever was saved, so this one is a
@@ -25,15 +25,6 @@ TINY = {  # 0.3 M parameters
     "num_key_value_heads": 2,
     "head_dim": 32,
     "max_position_embeddings": 64,
-}
-SMALL = {  # 91 M parameters; every matrix fits the tiles of the GPU's kernels, and heads of 64 its attention
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": 512,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
 

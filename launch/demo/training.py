@@ -1,9 +1,9 @@
-"""One arm: verl's GRPO in processes of its own, watched through the metrics it writes.
+"""One arm: what verl's command line is told, and verl's processes, watched through the metrics that they write.
 
 verl may hang instead of failing when one of its workers dies, so a run without a new step for too long is ended.
 """
 
-import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -12,35 +12,142 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ascend_quant.schemes import SCHEMES
 from launch.demo import DemoError
-from launch.demo.caches import settings_of
 from launch.demo.metrics import last_errors, read_lines
-from launch.demo.recipe import HYBRID, Choices, overrides, write_flashrl_config
+from launch.demo.model import TINY
+from launch.demo.tasks import Addition
 from launch.environment import environment
-from launch.processes import ProcessTree, own_memory_bytes
+from launch.processes import ProcessTree
+from launch.recipes.files import FOLDER, read
+from launch.recipes.hydra_syntax import leaves
 
+QAT = "-qat"  # an arm is named after the scheme of its rollout weights; so, if it is trained with fake quantization
+UNCORRECTED = "-uncorrected"  # or without importance weights
+ARMS = (
+    *SCHEMES,
+    *(f"{scheme}{QAT}" for scheme in ("int8", "int4_g128", "int4_g32")),
+    *(f"{scheme}{UNCORRECTED}" for scheme in SCHEMES),
+)
 FIRST_STEP_SECONDS = 600  # includes starting Ray, verl and vLLM: about 80 s on two idle cores
 NEXT_STEP_SECONDS = 180
 POLL_SECONDS = 0.5
-MEMORY_EVERY = 8  # polls: adding up the memory of 30 processes costs time they need
-TURN = "ASCEND_QUANT_TURN"  # read by integrations/verl/start_up.py: a file whose lock must be free before step 1
-WAITED = "start_up/turn"
+LOOK_EVERY = 8  # polls: reading what 30 processes are costs time they need
 
 
 @dataclass(frozen=True)
-class Watched:
-    """What was seen from outside: the most memory of all processes, in bytes, and the seconds before the first step.
+class WarmUp:
+    """The supervised training before RL.
 
-    Memory is that of arms beside it too; seconds that it waited for one of them are left out.
+    Attributes:
+        longest: updates at the full learning rate, at most: it ends when the model's likeliest answers are right.
+        fall: updates after that, in which the rate falls linearly to a twentieth, and what is left of noise goes.
+        batch: answers an update.
+        learning_rate: at its highest.
+        ramp: updates until it is there.
+        band: the accuracy when sampled at temperature 1 must lie between these.
+        seconds: more is an error.
     """
 
-    peak_memory: int
-    start_seconds: float
+    longest: int
+    fall: int
+    batch: int
+    learning_rate: float
+    ramp: int
+    band: tuple[float, float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is trained.
+
+    Attributes:
+        recipe: in configs/recipes.
+        task: problems, lessons and an exam, as `Addition` has them.
+        shape: of the model.
+    """
+
+    recipe: str
+    task: Addition
+    shape: Mapping[str, int]
+    warm_up: WarmUp
+
+
+DEMO = Setup(
+    recipe="demo",
+    task=Addition(),
+    shape=TINY,
+    warm_up=WarmUp(0, fall=800, batch=128, learning_rate=2e-3, ramp=1, band=(0.40, 0.60), seconds=600),
+)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user chose, for all arms."""
+
+    arms: tuple[str, ...]
+    steps: int
+    seed: int
+    model: str
+    setup: Setup = field(default_factory=lambda: DEMO)
+
+    @property
+    def prompts(self) -> int:
+        """How many the data file must hold for all steps."""
+        return self.steps * load_recipe(self.setup.recipe)["verl"]["data"]["train_batch_size"]
+
+
+def load_recipe(name: str = "demo") -> dict[str, Any]:
+    """A recipe file over those that it extends: `steps` and `verl`."""
+    return read(FOLDER / f"{name}.yaml")
+
+
+def scheme_of(arm: str) -> str:
+    """That of the arm's rollout weights."""
+    return arm.removesuffix(QAT).removesuffix(UNCORRECTED)
+
+
+def is_corrected(arm: str) -> bool:
+    """Whether the arm has importance weights against the difference between the engine's policy and the trainer's."""
+    return not arm.endswith(UNCORRECTED)
+
+
+def overrides(
+    choices: Choices, arm: str, out: Path, ray_folder: Path, changes: Mapping[str, Any] = MappingProxyType({})
+) -> list[str]:
+    """All override arguments of one arm; `++` sets a key whether verl's defaults have it or not.
+
+    Without importance weights verl 0.9.1 computes none, rejects nothing, and still logs the mismatch; the old policy's
+    log-probabilities are the trainer's own in every arm, for bypass_mode stays off.
+
+    Args:
+        changes: keys of verl that are to be otherwise.
+    """
+    engine, data = "actor_rollout_ref.rollout.engine_kwargs", str(out / "prompts.parquet")
+    tree = dict(leaves(load_recipe(choices.setup.recipe)["verl"])) | {
+        f"{engine}.vllm.hf_overrides.quantization_config.quant_method": "ascend_quant",
+        f"{engine}.vllm.hf_overrides.quantization_config.scheme": scheme_of(arm),
+        "actor_rollout_ref.model.path": str(out / "start"),
+        "actor_rollout_ref.rollout.seed": choices.seed,
+        "algorithm.rollout_correction.rollout_is": "token" if is_corrected(arm) else None,
+        "data.seed": choices.seed,
+        "data.train_files": data,
+        "data.val_files": data,
+        "hydra.run.dir": str(out / arm),
+        "ray_kwargs.ray_init._temp_dir": str(ray_folder),
+        "reward.custom_reward_function.path": str(Path(__file__).with_name("reward.py")),
+        "trainer.default_local_dir": str(out / arm / "checkpoints"),
+        "trainer.total_training_steps": choices.steps,
+    }
+    if arm.endswith(QAT):
+        tree[f"{engine}.ascend_quant.qat"] = scheme_of(arm)
+    return [f"++{key}={json.dumps(value)}" for key, value in {**tree, **changes}.items()]
 
 
 class Training:
@@ -48,64 +155,54 @@ class Training:
 
     Attributes:
         arm: which.
+        ended: whether verl has made all its steps and ended.
 
     Args:
-        waits: whether it stands still before its first step until `go` is called, or this process has ended.
         changes: keys of verl that are to be otherwise than in the demo.
     """
 
-    def __init__(
-        self,
-        choices: Choices,
-        arm: str,
-        out: Path,
-        waits: bool = False,
-        changes: Mapping[str, Any] = MappingProxyType({}),
-    ):
-        self.arm, folder = arm, out / arm
+    def __init__(self, choices: Choices, arm: str, out: Path, changes: Mapping[str, Any] = MappingProxyType({})):
+        self.arm, self.ended, folder = arm, False, out / arm
+        self._steps, self._metrics, self._log = choices.steps, folder / "metrics.jsonl", folder / "verl.log"
         folder.mkdir(parents=True, exist_ok=True)
-        metrics = folder / "metrics.jsonl"
-        metrics.unlink(missing_ok=True)  # an earlier run's steps are not this one's
+        self._metrics.unlink(missing_ok=True)  # an earlier run's steps are not this one's
         with ExitStack() as made:
             private = Path(tempfile.mkdtemp(prefix="aq-"))  # Ray's sockets need a short path, and Ray opens its folder
             made.callback(shutil.rmtree, private, ignore_errors=True)
-            variables = environment(choices.setup.stack, os.environ) | {"VERL_FILE_LOGGER_PATH": str(metrics)}
+            variables = environment("cpu", os.environ) | {"VERL_FILE_LOGGER_PATH": str(self._metrics)}
             command = [sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo"]
-            command += overrides(choices, arm, out, private / "ray", settings_of(choices, arm) | dict(changes))
-            if arm == HYBRID:
-                write_flashrl_config(folder / "flashrl.yaml")
-                variables["FLASHRL_CONFIG"] = str(folder / "flashrl.yaml")
-            self._turn = made.enter_context((private / "turn").open("w"))
-            if waits:
-                fcntl.flock(self._turn, fcntl.LOCK_EX)
-                variables[TURN] = str(private / "turn")
-            verl = started(command, folder, variables)
-            self._watch = Watch(verl, ProcessTree(verl.pid), choices.steps, metrics, folder / "verl.log", waits)
-            made.callback(self._watch.end)
+            self._verl = started(command + overrides(choices, arm, out, private / "ray", changes), folder, variables)
+            self._tree = ProcessTree(self._verl.pid)
+            made.callback(self._verl.wait)
+            made.callback(self._tree.end)
             self._made = made.pop_all()
+        self._last_news, self._done, self._polls = time.monotonic(), 0, 0
 
     def end(self) -> None:
         """End what still runs of it."""
         self._made.close()
 
-    def go(self) -> None:
-        """Let it train."""
-        self._turn.close()  # and its lock is free
-        self._watch.waits = False
+    def look(self) -> int:
+        """How many steps are done.
 
-    def look(self, beside: int = 0) -> int:
-        """How many steps are done now, see `Watch.look`."""
-        return self._watch.look(beside)
-
-    @property
-    def memory(self) -> int:
-        """Bytes of its processes, when last looked at."""
-        return self._watch.memory
-
-    @property
-    def watched(self) -> Watched | None:
-        """Once verl has ended as it should."""
-        return self._watch.watched
+        Raises:
+            DemoError: verl has failed, stands still, or has ended early.
+        """
+        ended = self._verl.poll() is not None  # asked before the metrics are read: the last step is not missed
+        if self._polls % LOOK_EVERY == 0:
+            self._tree.look()
+        self._polls += 1
+        done = len(read_lines(self._metrics))
+        if done > self._done:
+            self._last_news = time.monotonic()
+        self._done, steps = done, f"{done} of {self._steps} steps"
+        if ended and (self._verl.returncode or done < self._steps):
+            raise DemoError(f"verl ended with code {self._verl.returncode} after {steps}; {last_errors(self._log)}")
+        allowed = NEXT_STEP_SECONDS if done else FIRST_STEP_SECONDS
+        if not ended and time.monotonic() - self._last_news > allowed:
+            raise DemoError(f"no step after {steps} for {allowed} s; {last_errors(self._log)}")
+        self.ended = ended
+        return done
 
 
 def started(command: list[str], folder: Path, variables: Mapping[str, str]) -> subprocess.Popen:
@@ -116,76 +213,16 @@ def started(command: list[str], folder: Path, variables: Mapping[str, str]) -> s
         )
 
 
-class Watch:
-    """Follows the metrics of a verl process, one look at a time.
+def train(choices: Choices, arm: str, out: Path, on_steps: Callable[[int], None]) -> None:
+    """Run one arm to its last step.
 
-    Attributes:
-        waits: whether no step is to be expected yet.
-        memory: bytes of its processes, when last looked at.
-        watched: what was seen, once verl has ended as it should.
+    Raises:
+        DemoError: verl has failed, stands still, or has ended early.
     """
-
-    def __init__(
-        self, verl: subprocess.Popen, tree: ProcessTree, steps: int, metrics: Path, log: Path, waits: bool = False
-    ):
-        self._verl, self._tree, self._steps, self._metrics, self._log = verl, tree, steps, metrics, log
-        self._begun = self._last_news = time.monotonic()
-        self._peak, self._done, self._polls, self._start = 0, 0, 0, 0.0
-        self.waits, self.memory = waits, 0
-        self.watched: Watched | None = None
-
-    def look(self, beside: int = 0) -> int:
-        """How many steps are done.
-
-        Args:
-            beside: bytes of others' processes that count as this one's.
-
-        Raises:
-            DemoError: verl has failed, stands still, or has ended early.
-        """
-        ended = self._verl.poll() is not None  # asked before the metrics are read: the last step is not missed
-        if self._polls % MEMORY_EVERY == 0:
-            self._tree.look()
-            self.memory = self._tree.memory_bytes()
-            self._peak = max(self._peak, self.memory + beside + own_memory_bytes())
-        self._polls += 1
-        now, lines = time.monotonic(), read_lines(self._metrics)
-        if self.waits or len(lines) > self._done:
-            self._last_news = now
-        if lines and not self._done:
-            spent = (line["data"]["timing_s/step"] + line["data"].get(WAITED, 0.0) for line in lines)
-            self._start = now - self._begun - sum(spent)
-        self._done = len(lines)
-        if ended and (self._verl.returncode or self._done < self._steps):
-            steps = f"{self._done} of {self._steps} steps"
-            raise DemoError(f"verl ended with code {self._verl.returncode} after {steps}; {last_errors(self._log)}")
-        allowed = NEXT_STEP_SECONDS if self._done else FIRST_STEP_SECONDS
-        if not ended and now - self._last_news > allowed:
-            steps = f"{self._done} of {self._steps}"
-            raise DemoError(f"no step after {steps} for {allowed} s; {last_errors(self._log)}")
-        if ended:
-            self.watched = Watched(self._peak, self._start)
-        return self._done
-
-    def end(self) -> None:
-        """End what still runs."""
-        self._tree.end()
-        self._verl.wait()
-
-
-def train_arm(
-    choices: Choices,
-    arm: str,
-    out: Path,
-    on_steps: Callable[[int], None],
-    changes: Mapping[str, Any] = MappingProxyType({}),
-) -> Watched:
-    """Run one arm to its last step; `changes` as above."""
-    training = Training(choices, arm, out, changes=changes)
+    training = Training(choices, arm, out)
     try:
-        while training.watched is None:
+        while not training.ended:
             on_steps(training.look())
             time.sleep(POLL_SECONDS)
     finally:
         training.end()
-    return training.watched

@@ -16,8 +16,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from launch.demo import DemoError
 from launch.demo.model import END, PAD, SPACE, build_model, save_tokenizer, vocabulary
-from launch.demo.recipe import Choices, WarmUp
-from launch.demo.tasks import Task
+from launch.demo.tasks import Addition
+from launch.demo.training import Choices, WarmUp
 
 FINAL_SHARE = 0.05  # of the learning rate
 LOOK_EVERY = 50  # updates
@@ -29,27 +29,24 @@ Encoded = tuple[Tensor, Tensor]  # tokens and labels, one row a problem
 
 def make_start(choices: Choices, folder: Path, on_update: Callable[[int], None]) -> float:
     """Train, save the BF16 checkpoint that all arms start from, and return its sampled accuracy."""
-    setup, device = choices.setup, choices.device
-    if device == "cpu":
-        torch.set_num_threads(1)  # these matrices are too small to share out
+    setup = choices.setup
+    torch.set_num_threads(1)  # these matrices are too small to share out
     disable_progress_bar()  # the demo has its own
-    model = build_model(choices.model, choices.seed, setup.shape, setup.task.alphabet).to(device)
+    model = build_model(choices.model, choices.seed, setup.shape, setup.task.alphabet)
     exam = encode([(problem.prompt, problem.answer) for problem in setup.task.exam()], setup.task)
     imitate_teacher(model, setup.task, setup.warm_up, choices.seed, exam, on_update)
     model = model.to(torch.bfloat16)
     accuracy = sampled_accuracy(model, exam)
     check_band(accuracy, setup.warm_up.band)
-    model.to("cpu").save_pretrained(folder)
+    model.save_pretrained(folder)
     save_tokenizer(folder, setup.task.alphabet)
-    if device == "cuda":
-        torch.cuda.empty_cache()  # the arms have processes of their own
     return accuracy
 
 
 def imitate_teacher(
-    model: Any, task: Task, plan: WarmUp, seed: int, exam: Encoded, on_update: Callable[[int], None]
+    model: Any, task: Addition, plan: WarmUp, seed: int, exam: Encoded, on_update: Callable[[int], None]
 ) -> None:
-    """Supervised training on the teacher's lessons; on a GPU with products in BF16, over weights in float32.
+    """Supervised training on the teacher's lessons.
 
     Raises:
         DemoError: it takes longer than the plan allows.
@@ -59,10 +56,8 @@ def imitate_teacher(
     for update, lesson in enumerate(task.lessons(seed, plan.batch)):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(update, falls_from, plan)
-        tokens, labels = (part.to(model.device) for part in encode(lesson, task))
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):
-            loss = model(input_ids=tokens, labels=labels).loss
-        loss.backward()
+        tokens, labels = encode(lesson, task)
+        model(input_ids=tokens, labels=labels).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -73,8 +68,8 @@ def imitate_teacher(
             return
         if time.monotonic() - begun > plan.seconds:
             raise DemoError(
-                f"the warm-up made {update + 1} updates in {plan.seconds:.0f} s: is the device in "
-                "use by others, or much slower than those that the demo is for?"
+                f"the warm-up made {update + 1} updates in {plan.seconds:.0f} s: are the cores in use by others, or "
+                "much slower than those that the demo is for?"
             )
 
 
@@ -89,7 +84,7 @@ def is_learnt(model: Any, exam: Encoded, updates: int, plan: WarmUp) -> bool:
     return updates == plan.longest or (updates % LOOK_EVERY == 0 and likeliest_accuracy(model, exam) >= PASSED)
 
 
-def encode(pairs: list[tuple[str, str]], task: Task) -> Encoded:
+def encode(pairs: list[tuple[str, str]], task: Addition) -> Encoded:
     """Prompts with answers as right-padded rows of the task's width; labels count the answer and its end only."""
     numbers = vocabulary(task.alphabet)
     numbers[" "] = numbers[SPACE]
@@ -105,7 +100,7 @@ def encode(pairs: list[tuple[str, str]], task: Task) -> Encoded:
 @torch.no_grad()
 def likeliest_accuracy(model: Any, encoded: Encoded) -> float:
     """The share of answers of which every token is the likeliest after those before it."""
-    tokens, labels = (part.to(model.device) for part in encoded)
+    tokens, labels = encoded
     likeliest = model(input_ids=tokens).logits[:, :-1].argmax(-1)
     targets = labels[:, 1:]
     return ((likeliest == targets) | (targets == IGNORED)).all(-1).float().mean().item()
@@ -114,7 +109,7 @@ def likeliest_accuracy(model: Any, encoded: Encoded) -> float:
 @torch.no_grad()
 def sampled_accuracy(model: Any, encoded: Encoded) -> float:
     """The expected share of right answers at temperature 1."""
-    tokens, labels = (part.to(model.device) for part in encoded)
+    tokens, labels = encoded
     log_probs = model(input_ids=tokens).logits[:, :-1].float().log_softmax(-1)
     targets = labels[:, 1:]
     chosen = log_probs.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)

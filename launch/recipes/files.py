@@ -20,7 +20,7 @@ from launch.root import ROOT
 from launch.variables import override_shown, secret
 
 FOLDER = ROOT / "configs" / "recipes"
-DEMOS = ("demo", "demo-cuda", "study")  # have a format and a loader of their own: launch/demo/recipe.py
+DEMOS = ("demo", "study")  # have a format and a loader of their own: launch/demo/training.py
 MOST_SHOWN = 200  # characters of a value
 
 

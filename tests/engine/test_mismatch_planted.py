@@ -66,11 +66,11 @@ def test_nothing_is_to_blame_in_a_healthy_model(tmp_path: Path, make: Callable):
 
 
 def test_nor_in_the_trained_model_of_the_demo(tmp_path: Path):
-    from launch.demo.recipe import Choices
     from launch.demo.tasks import all_problems
+    from launch.demo.training import Choices
     from launch.demo.warmup import make_start
 
-    make_start(Choices((), 1, "token", 0, "qwen2"), tmp_path / "start", lambda done: None)
+    make_start(Choices((), 1, 0, "qwen2"), tmp_path / "start", lambda done: None)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(problem.prompt for problem in all_problems()))
     assert report_of(tmp_path / "start", "--prompts", prompts)["culprits"] == []

@@ -55,7 +55,7 @@ def test_every_setting_is_read(name: str):
     assert lost == []
 
 
-@pytest.mark.parametrize("file", ["demo", "demo-cuda", "study"])
+@pytest.mark.parametrize("file", ["demo", "study"])
 def test_every_setting_of_the_demo_is_read(file: str):
     from launch.recipes.files import read as read_recipe
     from launch.recipes.hydra_syntax import leaves

@@ -10,7 +10,7 @@ from ascend_quant.schemes import SCHEMES
 from benchmarks import study
 from benchmarks.report import Outcome
 from benchmarks.study import Cell
-from launch.demo.recipe import overrides
+from launch.demo.training import overrides
 
 
 def cell(arm: str, seed: int, rewards: list[float], rate: str = "1e-5") -> Outcome:
@@ -18,7 +18,7 @@ def cell(arm: str, seed: int, rewards: list[float], rate: str = "1e-5") -> Outco
     metrics = dict.fromkeys(study.PANELS, [0.5] * count) | {"reward": rewards}
     if arm == "int8-uncorrected":
         metrics |= {"ess": [None] * count}
-    return Outcome(Cell(arm, rate, seed, count, "cpu"), 1.0, metrics)
+    return Outcome(Cell(arm, rate, seed, count), 1.0, metrics)
 
 
 def test_arms_are_compared_with_bf16_rollouts_of_the_same_seed():
@@ -35,7 +35,7 @@ def test_what_is_done_is_not_trained_again_and_the_rest_in_turn(monkeypatch, tmp
     asked = []
 
     class Trained:
-        watched = True
+        ended = True
 
         def __init__(self, choices, arm, place, changes):
             asked.append((arm, choices.seed, changes[study.RATE]))
@@ -59,16 +59,14 @@ def test_what_is_done_is_not_trained_again_and_the_rest_in_turn(monkeypatch, tmp
 
 @pytest.mark.parametrize("arm", study.ARMS)
 def test_an_arm_is_the_demos(arm, tmp_path):
-    told = Cell(arm, "1e-6", 3, 2, "cpu").choices()
+    told = Cell(arm, "1e-6", 3, 2).choices()
     found = overrides(told, arm, tmp_path, tmp_path, {study.RATE: 1e-6})
     assert any(one.endswith(f"{study.RATE}=1e-06") for one in found)
     scheme = arm.partition("-")[0]
     assert SCHEMES[scheme] and (scheme == "bf16" or any(scheme in one for one in found))
 
 
-@pytest.mark.parametrize(
-    "options", [["--rates", "1e-4,fast"], ["--arms", "int9"], ["--seeds", "x"], ["--device", "npu"]]
-)
+@pytest.mark.parametrize("options", [["--rates", "1e-4,fast"], ["--arms", "int9"], ["--seeds", "x"]])
 def test_wrong_use(options, tmp_path):
     run = CliRunner().invoke(study.app, [*options, "--folder", str(tmp_path / "none")])
     wrong = options[1].rpartition(",")[2]

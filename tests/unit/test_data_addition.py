@@ -8,7 +8,7 @@ from data_cases import read
 from naming import line_naming
 
 from launch.data import DataError, prepare
-from launch.demo.recipe import SETUPS
+from launch.demo import training
 from launch.demo.reward import compute_score
 from launch.recipes import load, paths_of
 
@@ -22,9 +22,9 @@ def short():
 
 
 def change(patch: pytest.MonkeyPatch, **changes) -> None:
-    """Another warm-up for the CPU."""
-    setup = SETUPS["cpu"]
-    patch.setitem(SETUPS, "cpu", replace(setup, warm_up=replace(setup.warm_up, **changes)))
+    """Another warm-up."""
+    setup = training.DEMO
+    patch.setattr(training, "DEMO", replace(setup, warm_up=replace(setup.warm_up, **changes)))
 
 
 @pytest.fixture(scope="module")

@@ -67,8 +67,8 @@ def test_the_guides_runs_are_there():
 
 def test_the_demo_and_shared_parts_are_no_recipes():
     others = {file.stem for file in FOLDER.glob("*.yaml")} - set(names())
-    assert {name for name in others if not name.startswith("_")} == {"demo", "demo-cuda", "study"}
-    for name in ("demo", "demo-cuda", "study"):
+    assert {name for name in others if not name.startswith("_")} == {"demo", "study"}
+    for name in ("demo", "study"):
         with pytest.raises(RecipeError, match=f"no recipe '{name}'"):
             load(name)
 

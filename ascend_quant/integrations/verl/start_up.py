@@ -5,13 +5,11 @@ the total. What happened inside a stage elsewhere (in a worker, in an engine, in
 what that leaves is `other`. A process that lives on (a step 2) marks nothing any more.
 """
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Mapping
 
 STARTED = "ASCEND_QUANT_STARTED"  # seconds since the epoch: of the run, and with a comma of the job's submission
-TURN = "ASCEND_QUANT_TURN"  # a file that the demo keeps locked while an arm before this one trains
 OTHER = "other"
 PREFIX = "start_up/"
 
@@ -74,12 +72,3 @@ class StartUp:
 def began_here() -> None:
     """Note this process's start as the run's, for the processes of the Ray cluster that it starts."""
     os.environ.setdefault(STARTED, str(time.time()))
-
-
-def wait_for_turn() -> bool:
-    """Until the lock on the file in TURN is free, as it is when its owner has ended; False if there is no such file."""
-    path = os.environ.get(TURN)
-    if path:
-        with open(path) as file:
-            fcntl.flock(file, fcntl.LOCK_SH)
-    return bool(path)

@@ -11,7 +11,7 @@ import transfer_queue
 
 from ascend_quant.integrations.verl.effective_sample import EffectiveSample
 from ascend_quant.integrations.verl.replica_mismatch import ranks_of, replica_mismatch, upper_threshold
-from ascend_quant.integrations.verl.start_up import StartUp, wait_for_turn
+from ascend_quant.integrations.verl.start_up import StartUp
 from ascend_quant.integrations.verl.sync_reports import SyncReports, agree_on_codes, let_actors_send
 
 ASSIGNED = {  # attributes of verl's trainer, and what is done when they are set
@@ -68,8 +68,6 @@ class RefitTrainer:
 
     def on_train_begin(self) -> None:
         self.start_up.mark("before step 1")  # agent loops, loggers, a validation if there is one
-        if wait_for_turn():
-            self.start_up.mark("turn")
         super().on_train_begin()
 
     def prepare_step(self) -> dict[str, Any]:
