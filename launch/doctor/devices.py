@@ -12,7 +12,7 @@ from launch.stacks import pins
 DRIVER = "/usr/local/Ascend/driver"
 MOUNT_DRIVER = (
     f"docker run -v {DRIVER}:{DRIVER}:ro -v /usr/local/dcmi:/usr/local/dcmi:ro "
-    "-v /usr/local/bin/npu-smi:/usr/local/bin/npu-smi:ro"
+    "-v /usr/local/bin/npu-smi:/usr/local/bin/npu-smi:ro (some hosts have npu-smi in /usr/local/sbin)"
 )
 NPU_FILES = ("davinci_manager", "devmm_svm", "hisi_hdc")
 SHARED = ("-8020", "-8005")  # of dcmi: another container has the device
