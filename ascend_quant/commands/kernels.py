@@ -27,8 +27,8 @@ def kernels(
 
     Exit status: 0; 1 if there is no such device, its bytes are not a CPU's or --check finds an error; 2 for wrong use.
     """
-    from ascend_quant.convert.devices import check_device, open_device
     from ascend_quant.convert.errors import ConvertError
+    from ascend_quant.convert.quantizer import check_device, open_device
     from ascend_quant.integrations.vllm.layers.products import register_products
     from ascend_quant.kernels import NoKernels, kernels_for
     from ascend_quant.schemes import get_scheme

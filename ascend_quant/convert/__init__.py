@@ -2,12 +2,9 @@
 
 errors.py          what cannot be converted
 source.py          IN, checked before anything is written
-layers.py          which layers are quantized
-kept.py            what may be carried over as it is
-formats.py         the tensors of a quantized layer, by format
-sections.py        what config.json says about them
-devices.py         where, and whether a device makes the same codes
-quantizer.py       codes and scales, a few rows at a time
+layers.py          which layers are quantized, and what may be carried over as it is
+formats.py         the tensors of a quantized layer and what config.json says about them, by format
+quantizer.py       codes and scales, a few rows at a time, on a device that makes the same ones
 quantized.py       the layers of a quantized checkpoint, to be undone
 pieces.py          what becomes of one tensor
 plan.py            the pieces of every shard

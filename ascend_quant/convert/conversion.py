@@ -7,13 +7,13 @@ from threading import Lock
 
 import ascend_quant
 from ascend_quant.convert import output
-from ascend_quant.convert.devices import check_device, open_device
 from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.formats import PLAIN, format_of
 from ascend_quant.convert.layers import Ignored
 from ascend_quant.convert.output import Output
 from ascend_quant.convert.plan import Plan, plan_quantizing, plan_undoing
 from ascend_quant.convert.quantized import Quantized
+from ascend_quant.convert.quantizer import check_device, open_device
 from ascend_quant.convert.shard_file import Layout
 from ascend_quant.convert.source import open_source, other_files, quantization
 from ascend_quant.convert.surroundings import WRITTEN_ANEW, add_surroundings

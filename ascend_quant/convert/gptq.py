@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 import ascend_quant
-from ascend_quant.convert import sections
 from ascend_quant.convert.errors import ConvertError
+from ascend_quant.convert.formats import section
 from ascend_quant.schemes import Scheme
 
 DEVICES = ("cpu", "cuda")
@@ -105,7 +105,7 @@ def solve(model: torch.nn.Module, scheme: Scheme, layers: Sequence[str], tokens_
 
     wanted = set(layers)
     modifier = GPTQModifier(
-        config_groups=sections.section("compressed-tensors", scheme, (), ())["config_groups"],
+        config_groups=section("compressed-tensors", scheme, (), ())["config_groups"],
         ignore=[name for name in _linear(model) if name not in wanted],
         actorder="static",  # columns in order of importance; groups are neighbours all the same
     )

@@ -8,8 +8,7 @@ import torch
 
 from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.formats import Spec, tensors
-from ascend_quant.convert.kept import CACHE, check_kept
-from ascend_quant.convert.layers import Ignored, why_unquantized
+from ascend_quant.convert.layers import CACHE, Ignored, check_kept, why_unquantized
 from ascend_quant.convert.pieces import Copy, Dequantize, Part, Piece, Quantize
 from ascend_quant.convert.quantized import Quantized
 from ascend_quant.convert.shard_file import size

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from ascend_quant.convert.errors import ConvertError
-from ascend_quant.convert.kept import BESIDE
+from ascend_quant.convert.layers import BESIDE
 from ascend_quant.convert.source import quantization
 from ascend_quant.oracle import NIBBLES
 from ascend_quant.profile import fp8

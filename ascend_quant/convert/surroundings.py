@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from ascend_quant.convert import sections
+from ascend_quant.convert.formats import description, section
 from ascend_quant.convert.output import MODIFIED
 from ascend_quant.convert.plan import Plan
 from ascend_quant.convert.shard_file import Digest, size
@@ -41,10 +41,10 @@ def _written_anew(asked: dict, work: Work, plan: Plan) -> dict[str, dict]:
         files[INDEX] = {"metadata": {"total_size": sum(map(size, specs.values()))}, "weight_map": places}
     config = plain_config(work.checkpoint.config)
     if work.scheme is not None:
-        section = sections.section(asked["format"], work.scheme, asked["ignore"], plan.left)
-        config |= {} if section is None else {"quantization_config": section}
-        if section is None:
-            files[DESCRIPTION] = sections.description(plan.quantized(), list(specs))
+        said = section(asked["format"], work.scheme, asked["ignore"], plan.left)
+        config |= {} if said is None else {"quantization_config": said}
+        if said is None:
+            files[DESCRIPTION] = description(plan.quantized(), list(specs))
     return files | {"config.json": config}
 
 

@@ -1,16 +1,18 @@
-"""Codes and scales a few rows at a time are those of the oracle on whole weights, bit for bit."""
+"""Codes and scales a few rows at a time are the oracle's, bit for bit, or the device that makes them is refused."""
 
 import pytest
 import torch
 from convert_cases import QUANTIZED
+from naming import line_naming
 
 from ascend_quant import oracle
-from ascend_quant.convert import quantizer
-from ascend_quant.convert.quantizer import Quantizer
+from ascend_quant.convert import ConvertError, quantizer
+from ascend_quant.convert.quantizer import Quantizer, check_device, open_device
 from ascend_quant.convert.workers import one_thread
 from ascend_quant.schemes import SCHEMES, definition_of
 
 SHAPES = [(1, 128), (3, 256), (130, 384), (257, 128), (128, 128)]
+CPU = torch.device("cpu")
 RAGGED = [(1, 1), (5, 173), (129, 130), (300, 96)]  # K that no block and no group divides
 
 
@@ -39,7 +41,7 @@ def of(scheme: str, w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     def sink(first: int, part_RK: torch.Tensor) -> None:
         codes[first : first + len(part_RK)] = part_RK
 
-    return codes, Quantizer(SCHEMES[scheme], torch.device("cpu")).quantize(w_NK, sink)
+    return codes, Quantizer(SCHEMES[scheme], CPU).quantize(w_NK, sink)
 
 
 def assert_oracles(scheme: str, w_NK: torch.Tensor) -> None:
@@ -83,3 +85,33 @@ def test_rows_of_a_larger_tensor_are_read_where_they_lie():
     stack = torch.randn(3, 140, 256).to(torch.bfloat16)
     assert_oracles("int8", stack.flatten(0, 1)[140:280])
     assert_oracles("fp8_block", stack.flatten(0, 1)[70:200])
+
+
+def test_a_device_that_agrees_is_taken():
+    for scheme in SCHEMES.values():
+        if scheme.quantized:
+            check_device(open_device("cpu"), scheme)
+
+
+def test_a_device_that_multiplies_with_a_reciprocal_is_refused(monkeypatch):
+    def div(values, divisor, out):
+        return torch.mul(values, 1 / divisor, out=out)
+
+    monkeypatch.setattr(quantizer.torch, "div", div)
+    with pytest.raises(ConvertError, match=line_naming("cpu", "codes of scheme fp8")):
+        check_device(CPU, SCHEMES["fp8"])
+
+
+def test_a_device_without_fp8_is_refused(monkeypatch):
+    def absent(*ignored, **also):
+        raise RuntimeError("no kernel for Float8_e4m3fn\nat some line")
+
+    monkeypatch.setattr(quantizer.torch, "div", absent)
+    with pytest.raises(ConvertError, match=line_naming("cpu", "fp8: no kernel for Float8_e4m3fn;", "--device cpu")):
+        check_device(CPU, SCHEMES["fp8"])
+
+
+def test_a_device_that_is_not_there_is_refused():
+    absent = "npu" if not hasattr(torch, "npu") else "cuda"
+    with pytest.raises(ConvertError, match=line_naming(f"no device '{absent}'", "--device cpu")):
+        open_device(absent)
