@@ -62,23 +62,22 @@ def test_codes_and_scales_are_the_oracles(scheme, elements, monkeypatch):
 
 
 @pytest.mark.parametrize("scheme", QUANTIZED)
-@pytest.mark.parametrize("fill", [0.0, -0.0, 2.0**-101, -(2.0**-126)])
-def test_a_weight_without_a_scale_has_codes_0_and_no_nan(scheme, fill):
-    w_NK = torch.full((140, 256), fill)
-    assert_oracles(scheme, w_NK)
-    codes, scale = of(scheme, w_NK)
-    assert not codes.view(torch.uint8).any() and not scale.any()
+def test_a_weight_without_a_scale_has_codes_0_and_no_nan(scheme):
+    for fill in (0.0, -0.0, 2.0**-101, -(2.0**-126)):
+        w_NK = torch.full((140, 256), fill)
+        assert_oracles(scheme, w_NK)
+        codes, scale = of(scheme, w_NK)
+        assert not codes.view(torch.uint8).any() and not scale.any()
 
 
 @pytest.mark.parametrize("scheme", QUANTIZED)
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("where", [(0, 0), (139, 255), (70, 100)])
-def test_what_is_not_finite_shows_in_the_scale(scheme, bad, where):
+def test_what_is_not_finite_shows_in_the_scale(scheme):
     w_NK = torch.randn(140, 256)
-    w_NK[where] = bad
-    assert not of(scheme, w_NK)[1].isfinite().all()
-    w_NK[where] = 1.0
     assert of(scheme, w_NK)[1].isfinite().all()
+    for where, bad in (((0, 0), torch.nan), ((139, 255), torch.inf), ((70, 100), -torch.inf)):
+        spoilt = w_NK.clone()
+        spoilt[where] = bad
+        assert not of(scheme, spoilt)[1].isfinite().all()
 
 
 def test_rows_of_a_larger_tensor_are_read_where_they_lie():

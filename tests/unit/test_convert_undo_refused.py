@@ -80,6 +80,11 @@ def weights_of(section: dict) -> dict:
         ("int4_g32", {f"{NAME}_shape": torch.tensor([2**40, 384])}, NAME),
         ("int4_g32", {f"{NAME}_scale": torch.ones(256, 12, dtype=torch.int32)}, NAME),
         ("int4_g32", {f"{NAME}_scale": torch.ones(256, 6)}, NAME),
+        ("int4_g32", {f"{NAME}_shape": torch.tensor([256, 128])}, NAME),
+        ("int4_g32", {f"{NAME}_zero_point": torch.zeros(1)}, f"{NAME}_zero_point"),
+        ("int4_g32", {f"{NAME}_g_idx": torch.zeros(256)}, f"{NAME}_g_idx"),
+        ("fp8", {f"{NAME}_scale": torch.ones(3)}, NAME),
+        ("fp8_block", {f"{NAME}_scale_inv": torch.ones(4, 4)}, NAME),
     ],
 )  # fmt: skip
 def test_tensors_that_do_not_go_together_are_refused_by_name(scheme, change, named, tmp_path):
@@ -119,10 +124,16 @@ def test_values_that_no_bf16_holds_are_refused_by_name(scheme, leaf, value, tmp_
     assert NAME in refused(folder, tmp_path, before=False)
 
 
-def test_a_float64_scale_beyond_float32_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "leaf, value",
+    [
+        ("_scale", torch.full((SHAPE[0], 1), 1e300, dtype=torch.float64)),
+        ("_zero_point", torch.ones(SHAPE[0], 1, dtype=torch.int8)),
+    ],
+)
+def test_a_scale_beyond_float32_and_a_zero_point_are_refused(leaf, value, tmp_path):
     folder = quantized(tmp_path, "int8")
-    scale = torch.full((SHAPE[0], 1), 1e300, dtype=torch.float64)
-    checkpoint_pairs.edit(folder, lambda state: state.update({f"{NAME}_scale": scale}))
+    checkpoint_pairs.edit(folder, lambda state: state.update({f"{NAME}{leaf}": value}))
     assert NAME in refused(folder, tmp_path, before=False)
 
 
@@ -208,3 +219,13 @@ def test_the_scales_of_a_quantized_cache_go_with_the_rest(tmp_path):
     checkpoint_pairs.edit(folder, lambda state: state.update(scales | {f"{LAYER}.input_scale": torch.ones(1)}))
     cases.run(folder, tmp_path / "out", "bf16")
     assert cases.read(tmp_path / "out").keys() == cases.read(tmp_path / "in").keys()
+
+
+def test_other_methods_and_plain_checkpoints_are_refused(tmp_path):
+    source = cases.write(tmp_path / "in", cases.state())
+    assert "is not quantized" in refused(source, tmp_path)
+    for method, said in (("gptq", "'gptq'"), ("fp8", "int8, fp8 or int4")):
+        (source / "config.json").write_text(
+            json.dumps(cases.CONFIG | {"quantization_config": {"quant_method": method}})
+        )
+        assert said in refused(source, tmp_path)
