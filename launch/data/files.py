@@ -6,13 +6,12 @@ JSON, and written to parquet; a `Summary` says what was made.
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ascend_quant.documents import BadDocument, parse_json
 from launch.errors import LaunchError
 
 KINDS = (".parquet", ".jsonl", ".json")
@@ -21,8 +20,7 @@ Progress = Callable[[str, int, int | None], None]  # what is done, how much of i
 Row = dict[str, Any]
 BATCH = 10_000  # rows
 SHOWN = 5
-LONGEST_LINE = 16 << 20  # bytes
-WORDS = {str: "a text", list: "a list", dict: "an object"}
+WORDS = {str: "text", list: "lists", dict: "objects"}
 
 
 class Published(NamedTuple):
@@ -134,78 +132,41 @@ class WrongRequest(DataError):
 
 
 def rows_of(files: list[Path], columns: Mapping[str, type], progress: Progress) -> Iterator[Row]:
-    """The rows of all files, each with these columns at least, of these types or None.
+    """The rows of all files in order, with these columns alone, of these types or None.
 
     Raises:
-        DataError: a file cannot be read, lacks a column, or has something else in it.
+        DataError: a file cannot be read, lacks a column, or has another type in it.
     """
+    from pyarrow import ArrowException, dataset
+
     for file in files:
         done = 0
-        total, batches = _parquet(file, columns) if file.suffix == ".parquet" else (None, _json(file))
-        for batch in batches:
-            for number, row in enumerate(batch, start=done):
-                _must_have(file, row, columns)
-                for name, kind in columns.items():
-                    if not isinstance(row[name], kind | None):
-                        what = f"{name} is a {type(row[name]).__name__} and not {WORDS[kind]}"
-                        raise DataError(f"{file}: row {number}: {what}: is it another set?")
-                yield row
-            done += len(batch)
-            progress(f"reading {file.name}", done, total)
+        try:
+            content = dataset.dataset(file, format="parquet" if file.suffix == ".parquet" else "json")
+            total = content.count_rows() if file.suffix == ".parquet" else None
+            _must_fit(file, content.schema, columns)
+            for batch in content.to_batches(columns=list(columns), batch_size=BATCH):
+                yield from batch.to_pylist()
+                done += len(batch)
+                progress(f"reading {file.name}", done, total)
+        except (ArrowException, OSError, UnicodeDecodeError) as error:
+            why = (str(error) or type(error).__name__).splitlines()[0][:200]
+            raise DataError(f"{file}: cannot be read ({why}): copy it again") from error
 
 
-def _must_have(file: Path, have: Collection[str], columns: Mapping[str, type]) -> None:
-    if missing := [name for name in columns if name not in have]:
-        its = ", ".join(sorted(have))
-        raise DataError(f"{file}: has no column {missing[0]}; its columns are {its}: is it another set?")
+def _must_fit(file: Path, schema: Any, columns: Mapping[str, type]) -> None:
+    """Raise DataError for a column that is missing, or has values of another type."""
+    from pyarrow import types
 
-
-def _parquet(file: Path, columns: Mapping[str, type]) -> tuple[int, Iterator[list[Row]]]:
-    from pyarrow.parquet import ParquetFile
-
-    with _reading(file, "parquet file"):
-        table = ParquetFile(file)
-        total = table.metadata.num_rows
-    _must_have(file, table.schema_arrow.names, columns)
-    if twice := [name for name in columns if table.schema_arrow.names.count(name) > 1]:
-        raise DataError(f"{file}: has two columns {twice[0]}: is it another set?")
-
-    def batches() -> Iterator[list[Row]]:
-        with _reading(file, "parquet file"):
-            for batch in table.iter_batches(BATCH, columns=list(columns)):
-                yield batch.to_pylist()
-
-    return total, batches()
-
-
-def _json(file: Path) -> Iterator[list[Row]]:
-    with _reading(file, "JSON file"), file.open("rb") as lines:
-        number = 0
-        while line := lines.readline(LONGEST_LINE + 1):
-            number += 1
-            if len(line) > LONGEST_LINE:
-                raise DataError(
-                    f"{file}: line {number} has more than {LONGEST_LINE >> 20} MiB: one row a line is needed"
-                )
-            try:
-                row = parse_json(line.decode(), f"{file}: line {number}")
-            except BadDocument as error:
-                raise DataError(f"{file}: line {number} is no JSON ({error.__cause__}): copy it again") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{file}: line {number} is no JSON object: one row a line is needed")
-            yield [row]
-
-
-@contextmanager
-def _reading(file: Path, what: str) -> Iterator[None]:
-    """What goes wrong while a file is read is a DataError."""
-    from pyarrow import ArrowException
-
-    try:
-        yield
-    except (ArrowException, OSError, ValueError, OverflowError) as error:
-        why = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise DataError(f"{file}: is no {what} that can be read ({why}): copy it again") from error
+    fits = {str: (types.is_string, types.is_large_string), list: (types.is_list, types.is_large_list)}
+    fits[dict] = (types.is_struct,)
+    for name, kind in columns.items():
+        if name not in schema.names:
+            its = ", ".join(sorted(schema.names))
+            raise DataError(f"{file}: has no column {name}; its columns are {its}: is it another set?")
+        found = schema.field(name).type
+        if not any(fit(found) for fit in (*fits[kind], types.is_null)):
+            raise DataError(f"{file}: {name} has {found} and not {WORDS[kind]}: is it another set?")
 
 
 def verl_row(data_source: str, prompt: str, answer: str, extra: Row) -> Row:
