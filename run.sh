@@ -21,7 +21,7 @@ usage() {
   cat <<EOF
 usage: ./run.sh COMMAND [ARGUMENTS]
 
-  smoke [..]                    does it work here? kernels, a refit, generation, three training steps: one JSON file
+  smoke [..]                    does it work here? operators, three training steps, a refitted engine: one JSON file
   demo [..]                     RL with an engine re-quantized in place every step, on a laptop (demo --help:
                                 options)
   test [-- ARGS ..]             check a change, in some 40 minutes on two cores: all groups without their long tests,
@@ -32,7 +32,6 @@ usage: ./run.sh COMMAND [ARGUMENTS]
                                 processes: -n 0 among ARGS for one)
   test --list                   these groups, as a JSON list: the jobs of the nightly run
   test gpu [-- ARGS ..]         what needs NVIDIA GPUs, with the PYTHON that has the stack cuda13 (docs/gpu.md)
-  test npu-smoke [-- ARGS ..]   test this Atlas A2 or A3, and write one JSON file to send us (-- --help: options)
   recipe list | show NAME [..]  what can be trained, and the verl command it expands to (recipe show --help: options)
   train RECIPE [..] [-- ..]     train it on this machine, or with --cluster INVENTORY on its hosts; --dry-run shows the
                                 plan; what follows -- goes to verl (train --help: options)
@@ -49,14 +48,13 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   setup                         make the environment only
   help, --version               this text; the version of this checkout
 
-COMMAND --help prints a command's options. Every command but help, --version, test npu-smoke and test gpu first makes the
-environment from the lock: Python 3.11, gcc and libnuma are needed, nothing else. It is made once, and again when the
-lock changes.
+COMMAND --help prints a command's options. Every command but help, --version and test gpu first makes the environment
+from the lock: Python 3.11, gcc and libnuma are needed, nothing else. It is made once, and again when the lock changes.
 
   VENV=DIR                where it is made, for this checkout alone (default: .venv beside run.sh)
   ASCEND_QUANT_LOCK=FILE  another lock (default: docker/locks/cpu.txt); give it a VENV of its own
   PYTHON=FILE             an interpreter that has the stack, to be used as it is: in an image, or on a host with NPUs or
-                          GPUs (default: the environment from the lock; for test npu-smoke: python3)
+                          GPUs (default: the environment from the lock)
 EOF
 }
 
@@ -182,15 +180,6 @@ show_results() { # show_results ARGS..: a line for each run; returns the worst e
   return "$worst"
 }
 
-run_npu_smoke() { # in the user's own environment: their CANN, torch and torch_npu are what is tried
-  local python=${PYTHON:-python3}
-  if (($#)) && [[ $1 != -- ]]; then die "npu-smoke runs alone, not with '$1'. Its arguments come after --"; fi
-  if (($#)); then shift; fi
-  command -v "$python" >/dev/null || die "no '$python': set PYTHON to the Python that has your torch_npu"
-  export PYTHONPATH="$ROOT:$ROOT/tests${PYTHONPATH:+:$PYTHONPATH}"
-  exec "$python" -m npu_smoke "$@"
-}
-
 run_gpu() { # in the user's own environment: their GPUs, torch and vLLM are what is tried
   local python=${PYTHON:-} lacking
   if (($#)) && [[ $1 != -- ]]; then die "gpu runs alone, not with '$1'. Its arguments come after --"; fi
@@ -216,7 +205,6 @@ print(*(name for name in ("pytest", "pytest_timeout", "hypothesis") if find_spec
 
 run_tests() {
   case ${1:-} in
-  npu-smoke) run_npu_smoke "${@:2}" ;;
   gpu)
     run_gpu "${@:2}"
     return
@@ -239,7 +227,7 @@ run_tests() {
     elif [[ " ${TEST_GROUPS[*]} " == *" $1 "* ]]; then
       chosen[$1]=1
     else
-      die "no test group '$1'. Groups: ${TEST_GROUPS[*]} all; gpu or npu-smoke alone. Arguments come after --"
+      die "no test group '$1'. Groups: ${TEST_GROUPS[*]} all; gpu alone. Arguments come after --"
     fi
     shift
   done

@@ -3,14 +3,13 @@
 import typer
 
 from ascend_quant.commands.advise import advise
-from ascend_quant.commands.check_engine import check_engine
 from ascend_quant.commands.cleanup import cleanup
 from ascend_quant.commands.convert import convert
 from ascend_quant.commands.export import export
-from ascend_quant.commands.kernels import kernels
 from ascend_quant.commands.mismatch import mismatch
 from ascend_quant.commands.profile import profile
 from ascend_quant.commands.setup import setup
+from ascend_quant.commands.smoke import smoke
 
 app = typer.Typer(
     name="ascend-quant",
@@ -19,5 +18,5 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (advise, convert, export, kernels, mismatch, profile, setup, cleanup, check_engine):
+for command in (advise, convert, export, mismatch, profile, setup, cleanup, smoke):
     app.command()(command)

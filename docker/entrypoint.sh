@@ -4,23 +4,22 @@ set -euo pipefail
 
 HOME_OF_PROJECT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly HOME_OF_PROJECT
-readonly VERBS=(smoke doctor demo train stop data recipe test help)
+readonly VERBS=(smoke doctor demo train stop data recipe help)
 readonly WRITING=(smoke demo train) # to /tmp, as torch, Ray and Python's tempfile do
-readonly OF_CHECKOUTS=(bench lint setup) # run.sh's other commands: here are no sources to work on
+readonly OF_CHECKOUTS=(test bench lint setup) # run.sh's other commands: here are no sources to work on
 readonly FROM_A_CHECKOUT="mount a checkout and start that: docker run -v CHECKOUT:/src IMAGE /src/run.sh"
 
 usage() {
   cat <<'EOF'
 usage: docker run [OPTIONS] IMAGE VERB [ARGUMENTS]
 
-  smoke [..]            does it work here? kernels, a refit, generation, three training steps: one JSON file
+  smoke [..]            does it work here? operators, three training steps, a refitted engine: one JSON file
   doctor [..]           look for what would stop a run, with fixes
   demo [..]             RL with an engine re-quantized in place every step, on CPUs
   train RECIPE [..]     train it on this machine, or with --cluster INVENTORY on its hosts
   stop [RUN]            end what a run started, on every host, and nothing else
   recipe list | show    what can be trained, and the verl command that it becomes
   data NAME [..]        prepare a data set
-  test npu-smoke [..]   in an image for NPUs: what an Atlas A2 or A3 gives, into one JSON file (-- --help: options)
   help                  this text
   bash, python, ..      a program of the image
 
@@ -33,14 +32,6 @@ refuse() {
   exit 2
 }
 
-test_here() { # test_here test WHAT ..: the tests of a checkout are not in the image, npu-smoke is in those for NPUs
-  if [[ ! -d $HOME_OF_PROJECT/tests/npu_smoke ]]; then
-    refuse "test: this image has no tests: $FROM_A_CHECKOUT test .."
-  elif [[ ${2:-} != npu-smoke ]]; then
-    refuse "test${2:+ $2}: this image has the test npu-smoke alone: $FROM_A_CHECKOUT test .."
-  fi
-}
-
 main() {
   local verb=${1:-help}
   case $verb in
@@ -48,7 +39,6 @@ main() {
     usage
     exit
     ;;
-  test) test_here "$@" ;;
   esac
   if [[ " ${WRITING[*]} " == *" $verb "* && " $* " != *" --help "* && ! -w /tmp ]]; then
     echo "/tmp cannot be written by uid $(id -u): docker run --tmpfs /tmp:exec" >&2

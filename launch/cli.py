@@ -2,9 +2,10 @@
 
 import typer
 
-from launch.commands.demo import demo, smoke
+from launch.commands.demo import demo
 from launch.commands.doctor import doctor
 from launch.commands.recipe import data, recipe_app
+from launch.commands.smoke import smoke
 from launch.commands.train import node, stop, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

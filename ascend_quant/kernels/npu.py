@@ -5,7 +5,7 @@ on the matrix unit (byte_digest.py, npu_digests.py), and copied to its places. W
 the refit closes. Serving: npu_linear.py and npu_experts.py.
 
 What a profile has multiplied is no BF16 number any more and is divided, in float32: those codes and scales equal the
-CPU's bytes only where the device's Div is IEEE's, which tests/npu_smoke measures.
+CPU's bytes only where the device's Div is IEEE's, which `smoke` counts (operators.rounding).
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""`run.sh demo` and `run.sh smoke`: training on this CPU; does this installation work here?"""
+"""`run.sh demo`: training on this CPU."""
 
 import os
 import time
@@ -8,10 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ascend_quant.exits import DONE, FAILED, WRONG_USE, fail
-from ascend_quant.whole_file import why_no_file
-
-DEFAULT = Path("smoke.json")
+from ascend_quant.exits import FAILED, WRONG_USE, fail
 
 
 class Model(str, Enum):
@@ -63,53 +60,3 @@ def demo(
         run_demo(chosen, folder, Console())
     except DemoError as error:
         fail(str(error), FAILED)
-
-
-def smoke(
-    out: Annotated[
-        Path | None,
-        typer.Option(help=f"Write the JSON there.  [default: {DEFAULT}, or print it where that cannot be written]"),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON; write a file with --out alone.")] = False,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 3,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="A part: manifest, doctor, operators, refit, generate or train; repeatable.  [default: all]"),
-    ] = None,
-) -> None:
-    """Look at this machine, try the device's kernels, refit a real engine, train a few steps; one table, one JSON file.
-
-    Tests the stack named by ASCEND_QUANT_STACK (set in our images; default: cpu).
-
-    Exit status: 0 where all that applies passed; 1 where a part failed; 2 for wrong use.
-    """
-    from rich.console import Console
-
-    from launch.processes import end_as_after_ctrl_c
-    from launch.smoke import run
-    from launch.stacks import STACK_VARIABLE, all_pins
-
-    stack, stacks = os.environ.get(STACK_VARIABLE) or "cpu", all_pins()
-    if stack not in stacks:
-        fail(f"{STACK_VARIABLE}={stack}: there is no such stack, only {', '.join(stacks)}", WRONG_USE)
-    if unknown := [name for name in only or [] if name not in run.NAMES]:
-        fail(f"--only {unknown[0]}: there is no such part; choose from {', '.join(run.NAMES)}", WRONG_USE)
-    printed = as_json or (out is None and not os.access(".", os.W_OK))
-    if out is None and not printed:
-        out = DEFAULT
-    if out is not None and (said := why_no_file(out)):
-        fail(f"--out {said}", WRONG_USE)
-    if out is not None and not os.access(out.absolute().parent, os.W_OK):
-        fail(f"--out {out}: {out.absolute().parent} cannot be written", WRONG_USE)
-    console = Console(stderr=printed)
-    end_as_after_ctrl_c()
-    content = run.smoke(stack, stacks[stack].devices, steps, only or [], console)
-    if printed:
-        typer.echo(run.as_text(content), nl=False)
-    if out is not None:
-        try:
-            out.write_text(run.as_text(content))
-        except OSError as error:
-            fail(f"--out {out}: cannot be written: {error.strerror}", FAILED)
-        console.print(f"written: {out.absolute()}", soft_wrap=True, highlight=False)
-    raise typer.Exit(DONE if content["ok"] else FAILED)

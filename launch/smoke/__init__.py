@@ -1,7 +1,7 @@
-"""`./run.sh smoke`, `docker run IMAGE smoke`: does this installation work on this machine? One table, one JSON file.
+"""`./run.sh smoke`, `docker run IMAGE smoke`: does this installation work on this machine? One JSON file.
 
-run.py     the parts one after the other, and the file
-parts.py   manifest, doctor, operators, refit, generate and train
-child.py   a part's work in a process of its own, with a time limit: a crash is a result; what came of it
-models.py  the checkpoints of refit and generate
+run.py    the doctor, the device's probes, three training steps, and the file
+probes.py the probes of `ascend-quant smoke`, in processes that may end: a crash is a result
+train.py  a few steps of GRPO with int8 rollouts
+child.py  a command in a process of its own, with a time limit
 """

@@ -1,4 +1,4 @@
-"""A part of the smoke test: its work in a process of its own, with a time limit, and what came of it.
+"""A command in a process of its own, with a time limit, and how it ended.
 
 Whatever the process has started has ended when it returns.
 """
@@ -9,15 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from launch.demo.metrics import last_errors
 from launch.environment import environment
 from launch.processes import ProcessTree
 from launch.root import with_root
 
+DEVICES = {"none": "cpu", "npu": "npu", "gpu": "cuda"}  # of stacks, as torch calls them
 POLL_SECONDS = 0.2
 LOOK_EVERY = 20  # polls: going through all processes costs time that they need
 OFFLINE = {  # nothing here may fetch a model or phone home, unless the caller says so
@@ -28,13 +29,11 @@ OFFLINE = {  # nothing here may fetch a model or phone home, unless the caller s
     "RAY_USAGE_STATS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",
 }
-OK, FAILED, NOT_APPLICABLE = "ok", "failed", "not applicable"
-Status = Literal["ok", "failed", "not applicable"]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all parts share.
+    """What all commands share.
 
     Attributes:
         stack: a name in docker/stacks.yaml.
@@ -47,6 +46,11 @@ class Setting:
     devices: str
     folder: Path
     steps: int
+
+    @property
+    def device(self) -> str:
+        """As torch calls it."""
+        return DEVICES[self.devices]
 
 
 @dataclass(frozen=True)
@@ -90,11 +94,6 @@ def as_json(file: Path) -> dict[str, Any] | None:
 def python(*arguments: str) -> list[str]:
     """A command of this interpreter."""
     return [sys.executable, *arguments]
-
-
-def ascend_quant(*arguments: str) -> list[str]:
-    """A command of ascend-quant, of this environment."""
-    return [str(Path(sys.executable).with_name("ascend-quant")), *arguments]
 
 
 def run(
@@ -142,31 +141,3 @@ def run(
         tree.end()
         child.wait()
     return Ended(code, round(time.monotonic() - begun, 1), output, log)
-
-
-@dataclass(frozen=True)
-class Result:
-    """One part.
-
-    Attributes:
-        short: what the table shows of it.
-        reason: why it failed, or why it is not applicable and what to do instead; "" where all is well.
-        figures: what was measured or found, as JSON has it.
-    """
-
-    name: str
-    status: Status
-    seconds: float = 0.0
-    short: str = ""
-    reason: str = ""
-    figures: dict[str, Any] = field(default_factory=dict)
-
-
-def judged(name: str, problems: list[str], seconds: float, short: str, figures: dict[str, Any]) -> Result:
-    """ok, or failed for these reasons."""
-    return Result(name, FAILED if problems else OK, seconds, short, "; ".join(problems), figures)
-
-
-def not_applicable(name: str, reason: str) -> Result:
-    """Not for this machine, or not with what it has."""
-    return Result(name, NOT_APPLICABLE, reason=reason)

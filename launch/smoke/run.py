@@ -1,97 +1,78 @@
-"""All parts one after the other; one that fails, however it fails, does not stop the others."""
+"""Everything one after the other; what fails, however it fails, does not stop the others."""
 
 import datetime
-import json
-import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from launch.smoke import parts
-from launch.smoke.child import FAILED, NOT_APPLICABLE, OK, Result, Setting
+from ascend_quant import __version__
+from ascend_quant.smoke.probes import Probe, probes_for
+from ascend_quant.smoke.results import FAILED, OK, Result, document, show
+from launch.smoke import train
+from launch.smoke.child import DEVICES, Setting, python, run
+from launch.smoke.probes import carried_out
 from launch.software import CHIP_VARIABLE
 
-SCHEMA = 1
-GROUPS: tuple[tuple[tuple[str, ...], Callable[[Setting], list[Result]]], ...] = (
-    (("manifest",), parts.manifest),
-    (("doctor",), parts.doctor),
-    (("operators",), parts.operators),
-    (parts.NAMES, parts.engine),
-    (("train",), parts.train),
-)
-NAMES = tuple(name for names, _ in GROUPS for name in names)
-STYLES = {OK: "green", FAILED: "bold red", NOT_APPLICABLE: "yellow"}
+DOCTOR, DOCTOR_SECONDS = "doctor", 300
+ALONE = (DOCTOR, train.NAME)  # no probes
+FINDS = "the doctor finds nothing that would stop a run"
 
 
 def smoke(stack: str, devices: str, steps: int, wanted: Sequence[str], console: Console) -> dict[str, Any]:
-    """Carry out the wanted parts (all for none), show the table, return what the JSON file holds."""
+    """Carry out what is wanted (all for none), show what comes of it, return what the JSON file holds.
+
+    Raises:
+        UnknownProbe: a name that there is not, and those that there are.
+    """
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    begun, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="aq-smoke-"))
-    results = list(_results(Setting(stack, devices, folder, steps), wanted or NAMES, console))
-    content = {
-        "schema": SCHEMA,
-        "ok": all(one.status != FAILED for one in results),
+    alone = [name for name in ALONE if not wanted or name in wanted]
+    others, begun = [name for name in wanted if name not in ALONE], time.monotonic()
+    probes = probes_for(DEVICES[devices], others) if others or not wanted else []
+    setting, results = Setting(stack, devices, Path(tempfile.mkdtemp(prefix="aq-smoke-")), steps), []
+    for result in _results(setting, alone, probes):
+        show(result, console)
+        results.append(result)
+    about = {
+        "version": __version__,
         "started": started,
         "seconds": round(time.monotonic() - begun, 1),
         "stack": stack,
         "chip": os.environ.get(CHIP_VARIABLE) or None,
-        "parts": [finite(asdict(one)) for one in results],
+        "device": setting.device,
     }
-    show(results, console)
+    content = document(results, about)
     if content["ok"]:
-        shutil.rmtree(folder)
+        shutil.rmtree(setting.folder)
     else:
-        console.print(f"logs: {folder}", soft_wrap=True)
+        console.print(f"logs: {setting.folder}", soft_wrap=True)
     return content
 
 
-def _results(setting: Setting, wanted: Sequence[str], console: Console) -> Iterator[Result]:
-    for names, part in GROUPS:
-        asked = [name for name in names if name in wanted]
-        if not asked:
-            continue
-        begun = time.monotonic()
-        with console.status(f"{' and '.join(asked)} .."):
-            try:
-                results = part(setting)
-            except Exception as error:  # the part itself is wrong, which must not hide the others' results
-                seconds, why = round(time.monotonic() - begun, 1), f"{type(error).__name__}: {error}"
-                results = [Result(name, FAILED, seconds, reason=f"the part itself failed: {why}") for name in names]
-        for one in results:
-            if one.name in asked:
-                console.print(f"{one.name}: {one.status}, {one.seconds:.1f} s", highlight=False)
-                yield one
+def _results(setting: Setting, alone: Sequence[str], probes: Sequence[Probe]) -> Iterator[Result]:
+    """Training comes before engines and speeds: it is likeliest to break on a device."""
+    if DOCTOR in alone:
+        yield _doctor(setting)
+    yield from carried_out(setting, [one for one in probes if not one.slow])
+    if train.NAME in alone:
+        yield train.train(setting)
+    yield from carried_out(setting, [one for one in probes if one.slow])
 
 
-def show(results: Sequence[Result], console: Console) -> None:
-    """The table, and below it what did not go well."""
-    table = Table("part", "result", "s", "in short")
-    for one in results:
-        table.add_row(one.name, Text(one.status, STYLES[one.status]), f"{one.seconds:.1f}", Text(one.short))
-    console.print(table)
-    for one in results:
-        if one.reason:
-            console.print(f"{one.name}: {one.status}: {one.reason}", soft_wrap=True, markup=False, highlight=False)
-
-
-def finite(value: Any) -> Any:
-    """The value with NaN and Inf, which JSON has not, as text."""
-    if isinstance(value, dict):
-        return {name: finite(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(one) for one in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def as_text(content: dict[str, Any]) -> str:
-    """The JSON file."""
-    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+def _doctor(setting: Setting) -> Result:
+    """Its findings; errors fail."""
+    ended = run(setting, DOCTOR, python("-m", "launch", "doctor", "--json"), DOCTOR_SECONDS, apart=True)
+    report = ended.json()
+    if report is None:
+        return Result(DOCTOR, FINDS, FAILED, ended.seconds, ended.why())
+    findings = [one for host in report["hosts"] for one in host["findings"]]
+    by_level = {level: [one for one in findings if one["level"] == level] for level in ("error", "warning", "ok")}
+    errors = [f"{one['check']}: {one['what']} ({one['fix']})" for one in by_level["error"]]
+    values: dict[str, Any] = {level: len(found) for level, found in by_level.items()}
+    values |= {"findings": [one for one in findings if one["level"] != "ok"], "traits": report["hosts"][0]["traits"]}
+    return Result(DOCTOR, FINDS, FAILED if errors else OK, ended.seconds, "; ".join(errors), values)

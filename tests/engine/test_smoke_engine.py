@@ -1,6 +1,6 @@
 """`run.sh smoke` with a real engine: it passes as it stands, and a refit that went wrong does not pass.
 
-The training part has two ways: the demo, which tests/images runs, and the recipe for devices, planned here on CPUs.
+Training has two ways: the demo, which tests/images runs, and the recipe for devices, planned here on CPUs.
 """
 
 import json
@@ -11,35 +11,35 @@ from pathlib import Path
 
 import addition_start
 import pytest
+import torch
 from naming import has_line_naming
 from safetensors.torch import load_file, save_file
 
 from ascend_quant.refit import RefitError
-from ascend_quant.selfcheck import engine, worker
-from launch.smoke import models, parts
+from ascend_quant.smoke import engine, models, worker
+from ascend_quant.smoke.probes import On
+from launch.smoke import train
 from launch.smoke.child import Setting
+
+SPOILT = "model.layers.1.mlp.down_proj.weight"
 
 
 def test_the_smoke_test_of_this_machine(tmp_path: Path):
-    """As users call it, without the long training."""
+    """As users call it, without training."""
     command = [sys.executable, "-m", "launch", "smoke", "--json"]
-    command += [word for name in ("operators", "refit", "generate") for word in ("--only", name)]
+    command += [word for name in ("libraries", "engine") for word in ("--only", name)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
-    parts = {one["name"]: one for one in json.loads(done.stdout)["parts"]}
-    assert {name: one["status"] for name, one in parts.items()} == dict.fromkeys(
-        ("operators", "refit", "generate"), "ok"
-    )
-    refit = parts["refit"]["figures"]
-    assert refit["receipt"]["digest"] == refit["expected_digest"] and refit["buckets"] > 1
-    assert parts["generate"]["figures"]["other_than_before"] > 0, "both checkpoints answer alike: nothing is tried"
+    found = {one["name"]: one for one in json.loads(done.stdout)["probes"]}
+    assert {name: one["status"] for name, one in found.items()} == {"libraries": "ok", "engine.refit": "ok"}
+    refit = found["engine.refit"]["values"]
+    assert refit["digest"] == refit["expected digest"] and refit["buckets"] > 1
+    assert refit["other answers than before"] > 0, "both checkpoints answer alike: nothing is tried"
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("models")
-    models.write(folder)
-    return [folder / "start", folder / "then"]
+def checkpoints(tmp_path_factory) -> tuple[Path, Path]:
+    return models.write(tmp_path_factory.mktemp("models"))
 
 
 def test_one_wrong_number_in_a_refit_is_seen(checkpoints, monkeypatch):
@@ -49,14 +49,13 @@ def test_one_wrong_number_in_a_refit_is_seen(checkpoints, monkeypatch):
     def wrong(folder, limit):
         for bucket in right(folder, limit):
             for name, tensor in bucket:
-                if name == "model.layers.1.mlp.down_proj.weight":
+                if name == SPOILT:
                     tensor[3, 5] = tensor[3, 5] * 1.5 + 0.25
             yield bucket
 
     monkeypatch.setattr(worker, "buckets", wrong)
-    found = engine.check_engine(*checkpoints, engine.Engines())
-    problems = found["refit"]["problems"]
-    receipt, read_back = (one.split(":")[0] for one in problems)
+    found = engine.refit(On(torch.device("cpu"), checkpoints=checkpoints))
+    receipt, read_back = (one.split(":")[0] for one in found.problems[:2])
     assert has_line_naming(receipt, "digest … receipt's") and has_line_naming(read_back, "digest … read back")
 
 
@@ -65,16 +64,16 @@ def test_a_checkpoint_that_lacks_a_tensor_is_told_with_its_name(checkpoints, tmp
     shutil.copytree(then, tmp_path / "then")
     (file,) = (tmp_path / "then").glob("*.safetensors")
     state = load_file(file)
-    del state["model.layers.1.mlp.down_proj.weight"]
+    del state[SPOILT]
     save_file(state, file)
-    with pytest.raises(RefitError, match=r"model\.layers\.1\.mlp\.down_proj\.weight"):
-        engine.check_engine(start, tmp_path / "then", engine.Engines())
+    with pytest.raises(RefitError, match=SPOILT.replace(".", r"\.")):
+        engine.refit(On(torch.device("cpu"), checkpoints=(start, tmp_path / "then")))
 
 
 def test_the_recipe_that_devices_train(tmp_path: Path):
     """Its command, on a machine without devices: verl takes it. Two hosts train that recipe in tests/cluster."""
     addition_start.write(tmp_path / "data", 8)
-    command = parts._train_command(Setting("cpu", "none", tmp_path, 1), str(tmp_path / "data"), tmp_path / "out")
+    command = train.command_of(Setting("cpu", "none", tmp_path, 1), str(tmp_path / "data"), tmp_path / "out")
     planned = subprocess.run([*command, "--dry-run"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert planned.returncode == 0, planned.stdout[-3000:] + planned.stderr[-3000:]
     assert "trainer.total_training_steps=1" in planned.stdout

@@ -138,7 +138,7 @@ def devices(folder: Path, chip: str | None, files: tuple[str, ...] = DEVICES) ->
 
 def test_wrong_use_is_one_line(image):
     one_line(image.run("frobnicate"), "no verb 'frobnicate'", "smoke")
-    one_line(image.run("test", "unit"), "test unit", "npu-smoke alone")
+    one_line(image.run("test", "unit"), "test needs the sources")
     one_line(image.run("demo"), "cpu image")
 
 
@@ -160,13 +160,6 @@ def test_health_is_that_of_the_devices(image, tmp_path):
     one_line(image.run(*check), "no devices in /dev")
     done = image.run(*check, options=devices(tmp_path / "well", image.chip))
     assert done.returncode == 0 and done.stdout == "well\n", done
-
-
-def test_npu_smoke_begins(image):
-    """Its files are in the image, and it says what of the packages is missing."""
-    assert image.run("test", "npu-smoke", "--", "--help").returncode == 0
-    done = image.run("test", "npu-smoke")
-    assert done.returncode == 2 and "npu-smoke: /opt/venv/bin/python cannot import" in done.stderr, done
 
 
 def test_memory_goes_back_to_the_system(image):

@@ -34,7 +34,7 @@ TABLE = [
     Row("recipe list", 0, "addition-int8"),
     Row("data no-such-data", 2, "no-such-data"),
     Row("doctor --set x=1", 2, "--recipe"),
-    Row("test unit", 2, "this image has no tests"),
+    Row("test unit", 2, "test needs the sources"),
     Row("bench refit", 2, "bench needs the sources"),
     Row("fly", 2, "no verb 'fly'. Verbs: smoke doctor demo train"),
     Row("python --version", 0, "Python 3.11"),

@@ -11,7 +11,7 @@ from ascend_quant.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("tools", "flashrl", "low_precision", "troubleshooting")
-COMMANDS = {"advise", "check-engine", "cleanup", "convert", "export", "kernels", "mismatch", "profile", "setup"}
+COMMANDS = {"advise", "cleanup", "convert", "export", "mismatch", "profile", "setup", "smoke"}
 GROUP = typer.main.get_command(app)
 
 

@@ -27,9 +27,7 @@ def image(tmp_path: Path):
     (home / "run.sh").write_text('#!/bin/sh\necho "run.sh $*"\n')
     (home / "run.sh").chmod(0o755)
 
-    def image(*said: str, npu: bool = False) -> tuple[int, str]:
-        if npu:
-            (home / "tests" / "npu_smoke").mkdir(parents=True)
+    def image(*said: str) -> tuple[int, str]:
         variables = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
         done = subprocess.run(["bash", entry, *said], env=variables, capture_output=True, text=True, timeout=60)
         return done.returncode, (done.stdout + done.stderr).strip()
@@ -37,7 +35,7 @@ def image(tmp_path: Path):
     return image
 
 
-@pytest.mark.parametrize("verb", sorted(set(words("VERBS")) - {"help", "test"}))
+@pytest.mark.parametrize("verb", sorted(set(words("VERBS")) - {"help"}))
 def test_verbs_are_carried_out_by_run_sh(image, verb: str):
     assert image(verb, "--some", "thing") == (0, f"run.sh {verb} --some thing")
 
@@ -51,28 +49,19 @@ def test_help_lists_every_verb(image, said):
 
 
 @pytest.mark.parametrize(
-    ("said", "npu", "parts"),
+    ("said", "parts"),
     [
-        *(((name,), False, (name, MOUNT)) for name in words("OF_CHECKOUTS")),
-        (("test",), False, ("no tests", MOUNT)),
-        (("test", "unit"), False, ("no tests", MOUNT)),
-        (("test", "npu-smoke"), False, ("no tests", MOUNT)),
-        (("test", "unit"), True, ("test unit", "npu-smoke alone", MOUNT)),
-        (("test",), True, ("npu-smoke alone",)),
-        (("nosuch",), False, ("no verb 'nosuch'", *words("VERBS"))),
-        (("printf_of_no_file",), False, ("no verb",)),
-        (("readonly",), False, ("no verb 'readonly'",)),  # the shell's own, and no program
+        *(((name,), (name, MOUNT)) for name in words("OF_CHECKOUTS")),
+        (("nosuch",), ("no verb 'nosuch'", *words("VERBS"))),
+        (("printf_of_no_file",), ("no verb",)),
+        (("readonly",), ("no verb 'readonly'",)),  # the shell's own, and no program
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
-def test_what_an_image_does_not_do_is_one_line_and_2(image, said, npu, parts):
-    code, text = image(*said, npu=npu)
+def test_what_an_image_does_not_do_is_one_line_and_2(image, said, parts):
+    code, text = image(*said)
     assert code == 2 and "\n" not in text
     assert all(part in text for part in parts), text
-
-
-def test_an_image_for_npus_has_one_test(image):
-    assert image("test", "npu-smoke", "--", "--help", npu=True) == (0, "run.sh test npu-smoke -- --help")
 
 
 def test_programs_are_started(image):

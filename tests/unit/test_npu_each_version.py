@@ -1,6 +1,6 @@
 """Every test that goes through the real vllm-ascend says whether it runs with each of its versions.
 
-`./run.sh test npu` runs what is marked `each_version` with vllm-ascend 0.30 too. Not every test: the cost, npu-smoke
+`./run.sh test npu` runs what is marked `each_version` with vllm-ascend 0.30 too. Not every test: the cost, smoke
 and the stand-in for the hardware are the same whatever the engine is.
 """
 

@@ -1,6 +1,8 @@
-"""`run.sh smoke` without an engine: what parts make of what their programs say, however these end, and the one JSON."""
+"""`run.sh smoke` and `ascend-quant smoke` without an engine: what is wrong is named, however a process ends."""
 
+import ctypes
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -8,37 +10,33 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 from naming import has_line_naming
 from rich.console import Console
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from ascend_quant import oracle
+from ascend_quant.cli import app as commands
+from ascend_quant.kernels import cpu
+from ascend_quant.refit import Refit
+from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
+from ascend_quant.schemes import SCHEMES
+from ascend_quant.smoke import engine, expected, libraries, models, operators, probes, results
+from ascend_quant.smoke.probes import NotPossible, On, Probe, Seen, carry_out
+from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 from launch.cli import app
 from launch.doctor.facts import GIB, Device, Devices
 from launch.smoke import child as children
-from launch.smoke import models, parts, run
-from launch.smoke.child import FAILED, NOT_APPLICABLE, OK, Ended, Result, Setting, judged, not_applicable
+from launch.smoke import probes as apart
+from launch.smoke import run, train
+from launch.smoke.child import Ended, Setting
 
-REFIT = {
-    "problems": [],
-    "seconds": 9.0,
-    "receipt": {"tensors": 27, "milliseconds": 1.5, "digest": "0123456789abcdef"},
-}
-ENGINE = {
-    "scheme": "int8",
-    "graphs": False,
-    "machine": {"device": "cpu"},
-    "refit": REFIT,
-    "generate": {
-        "problems": ["prompt 1: token 7 is 3, the fresh engine's 4"],
-        "seconds": 5.0,
-        "prompts": 4,
-        "tokens": 32,
-    },
-}
-FINDING = {"level": "ok", "check": "devices.health", "what": "all OK", "fix": ""}
+CPU = On(torch.device("cpu"))
 
 
 @pytest.fixture(autouse=True)
@@ -51,90 +49,267 @@ def setting(tmp_path: Path) -> Setting:
     return Setting("cpu", "none", tmp_path, 2)
 
 
-def quiet() -> Console:
-    return Console(stderr=True, quiet=True)
+def probe(function=lambda on: Seen({"a": 1}), name: str = "a.one", slow: bool = False) -> Probe:
+    return Probe(name, "what it decides", function, ("cpu",), slow, 60)
 
 
-def answering(monkeypatch, module, answers: dict, code: int | None = 0) -> list[list[str]]:
-    """In the place of real programs: each `run` writes the JSON of its name, and ends with the code."""
-    asked = []
+# ---- a probe
+def test_what_a_probe_sees_refuses_or_raises_is_its_result(tmp_path):
+    def wrong(on):
+        seen = Seen({"differ": 1})
+        seen.same("codes", torch.tensor([1, 2, 3]), torch.tensor([1, 5, 3]))
+        seen.same("NaN", torch.tensor([float("nan")]), torch.tensor([float("nan")]))
+        seen.holds(False, f"it moved to {tmp_path / 'x.so'}")
+        return seen
 
-    def answer(setting, name, command, limit, variables=None, apart=False):
-        asked.append(command)
-        output, log = setting.folder / f"{name}.out", setting.folder / f"{name}.log"
-        log.write_text("ValueError: it is broken\n")
-        if name in answers:
-            target = Path(command[command.index("--out") + 1]) if "--out" in command and not apart else output
-            target.write_text(json.dumps(answers[name]))
-        return Ended(code, 1.5, output, log)
+    def missing(on):
+        raise NotPossible("there is no vLLM")
 
-    monkeypatch.setattr(module, "run", answer)
-    return asked
-
-
-def smoked(monkeypatch, *parts) -> dict:
-    monkeypatch.setattr(run, "GROUPS", tuple(parts))
-    names = [name for group, _ in parts for name in group]
-    return run.smoke("cpu", "none", 3, names, quiet())
+    found = carry_out(probe(wrong), CPU)
+    assert found.status == FAILED and found.values == {"differ": 1}
+    assert has_line_naming(found.reason, "codes: 1 of 3 differ", "number 1: 2", "5", "moved to x.so")
+    assert carry_out(probe(lambda on: 1 / 0), CPU).reason == "ZeroDivisionError: division by zero"
+    assert carry_out(probe(missing), CPU).status == NOT_APPLICABLE and carry_out(probe(), CPU).status == OK
 
 
-def test_a_part_that_breaks_does_not_stop_the_others(monkeypatch):
-    def broken(setting):
-        raise ZeroDivisionError("by zero")
+def test_numbers_that_json_has_not_are_text_and_a_failure_is_not_ok():
+    values = {"a": [float("nan"), 1.5], 2: (float("-inf"), True, None, torch.float32)}
+    content = results.document([Result("x", "", OK, values=values), Result("y", "", NOT_APPLICABLE)], {"stack": "cpu"})
+    assert content["ok"] and content["stack"] == "cpu"
+    wanted = {"a": ["nan", 1.5], "2": ["-inf", True, None, "torch.float32"]}
+    assert json.loads(results.as_text(content))["probes"][0]["values"] == wanted
+    assert not results.document([Result("x", "", FAILED)], {})["ok"]
 
-    content = smoked(
-        monkeypatch,
-        (("doctor",), lambda setting: [Result("doctor", OK, 1.0, figures={"steps": setting.steps})]),
-        (("refit", "generate"), broken),
-        (("train",), lambda setting: [not_applicable("train", "too little memory")]),
+
+def test_a_name_that_there_is_not_is_refused_with_those_there_are():
+    with pytest.raises(probes.UnknownProbe, match=r"operators\.schemes"):
+        probes.probes_for("cpu", ["operators.codes"])
+    assert [one.name for one in probes.probes_for("npu", ["speed"])] == ["speed.refit", "speed.rollout"]
+
+
+# ---- operators of this CPU
+@pytest.fixture
+def of_scheme(monkeypatch):
+    """Tries one scheme alone, which takes a sixth of the time."""
+
+    def tried(scheme: str) -> Seen:
+        monkeypatch.setattr(cpu, "SERVING", {scheme: cpu.SERVING[scheme]})
+        return operators.schemes(CPU)
+
+    return tried
+
+
+def test_every_scheme_of_this_cpu_passes():
+    seen = operators.schemes(CPU)
+    assert not seen.problems and set(seen.values) == {one.name for one in SCHEMES.values() if one.quantized}
+    assert all(0 < one["product error"] < 0.004 for one in seen.values.values())
+
+
+@pytest.mark.parametrize("factor", [1.01, float("nan")])
+def test_a_product_that_is_wrong(monkeypatch, of_scheme, factor):
+    right = cpu.SERVING["int8"]
+    wrong = right._replace(linear=lambda x, *rest: right.linear(x, *rest) * factor)
+    monkeypatch.setitem(cpu.SERVING, "int8", wrong)
+    (problem,) = of_scheme("int8").problems
+    assert has_line_naming(problem, "int8", "products", "0.006")
+    assert "nan" in problem if factor != factor else " 0.01" in problem
+
+
+def test_codes_that_are_wrong_after_they_were_counted(monkeypatch, of_scheme):
+    right = cpu.write
+
+    def wrong(batch, counters, receipt=True):
+        right(batch, counters, receipt)
+        for job in batch:
+            for move, _, _ in job.each():
+                if move.place is None:
+                    move.target_NK.view(torch.int8)[0, 0] ^= 1
+
+    monkeypatch.setattr(cpu, "write", wrong)
+    problems = of_scheme("int8").problems
+    assert any(has_line_naming(one, "448 x 512: codes: 3 of 229376") for one in problems)  # each shard's first
+    assert any("read back" in one for one in problems) and not any("written" in one for one in problems)
+
+
+def test_values_for_training_that_are_wrong(monkeypatch, of_scheme):
+    monkeypatch.setattr(cpu, "fake_quantize", lambda w, scheme: w)
+    assert any("dequantized values" in one for one in of_scheme("int4_g32").problems)
+
+
+def test_a_scheme_that_the_device_refuses(monkeypatch, of_scheme):
+    def refuses(scheme, shape):
+        raise ValueError("this GPU has no FP8")
+
+    monkeypatch.setattr(cpu, "storage", refuses)
+    seen = of_scheme("fp8")
+    assert not seen.problems and seen.values["fp8"] == "not here: this GPU has no FP8"
+
+
+def test_a_library_that_a_compiled_kernel_needs_is_named(tmp_path, monkeypatch):
+    """A real shared object, linked with one library that goes away and with one that stays."""
+    for name in ("gone", "there"):
+        compiled(tmp_path / f"lib{name}.so", f"int {name}(void) {{ return 1; }}")
+    kernel = tmp_path / "vllm" / "_C.abi3.so"
+    kernel.parent.mkdir()
+    source = "int gone(void), there(void); int both(void) { return gone() + there(); }"
+    compiled(kernel, source, f"-L{tmp_path}", "-lgone", "-lthere")
+    loaded = ctypes.CDLL(str(tmp_path / "libthere.so"))  # as torch has loaded its own
+    (tmp_path / "libgone.so").unlink()
+    spec = SimpleNamespace(submodule_search_locations=[str(kernel.parent)])
+    monkeypatch.setattr(libraries, "find_spec", lambda package: spec if package == "vllm" else None)
+    assert libraries.libraries(CPU).problems == ["vllm/_C.abi3.so needs libgone.so"] and loaded.there() == 1
+
+
+def compiled(file: Path, source: str, *options: str) -> None:
+    """A shared object with a name of its own, as libraries have."""
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(file), f"-Wl,-soname,{file.name}", *options]
+    subprocess.run(command, input=source, text=True, check=True, timeout=60)
+
+
+# ---- what an engine must have and say
+def test_the_expected_digest_is_what_a_refit_of_the_same_values_gives():
+    """Through kernels and residents on one side, by the oracle on the other; a vocabulary is padded."""
+    made = torch.Generator().manual_seed(1)
+    shapes = {"q.weight": (6, 32), "k.weight": (2, 32), "norm.weight": (32,), "head.weight": (5, 32)}
+    sent = {name: torch.randn(shape, generator=made).bfloat16() for name, shape in shapes.items()}
+    qk = QuantizedWeight("qk.weight", torch.zeros(8, 32, dtype=torch.int8), torch.zeros(8, 1), 32)
+    norm = ResidentWeight("norm.weight", torch.zeros(32, dtype=torch.bfloat16))
+    head = ResidentWeight("head.weight", torch.zeros(8, 32, dtype=torch.bfloat16), padded=True)
+    refit = Refit([qk, norm, head])
+    views = {"q.weight": (qk, qk.data[:6]), "k.weight": (qk, qk.data[6:])}
+    views |= {"norm.weight": (norm, norm.data), "head.weight": (head, head.data[:5])}
+    with refit.session():
+        for name, (resident, view) in views.items():
+            slot = refit.batch.new_sources([(name, sent[name].numel())])
+            refit.write(slot, resident, view, sent[name])
+        head.fill(head.data[5:], 0, slot)
+    parts = {"qk.weight": ["q.weight", "k.weight"]}
+    parameters = [
+        expected.Parameter(one.name, parts.get(one.name, [one.name]), one.weight, bool(one.codes), "bfloat16")
+        for one in refit.residents
+    ]
+    assert expected.digest(parameters, sent.__getitem__, SCHEMES["int8"]) == refit.last_receipt.digest
+    swapped = expected.Parameter("qk.weight", ["k.weight", "q.weight"], qk.weight, True, "bfloat16")
+    assert expected.digest([swapped, *parameters[1:]], sent.__getitem__, SCHEMES["int8"]) != refit.last_receipt.digest
+    wide = expected.Parameter("norm.weight", ["norm.weight"], 1, False, "float32")
+    digest = oracle.digest(sent["norm.weight"].float())
+    assert expected.digest([wide], sent.__getitem__, SCHEMES["int8"]) == f"{digest:016x}"
+
+
+def receipt(digest: str, number: int = 2) -> dict:
+    return {"digest": digest, "read_back": digest, "number": number}
+
+
+@pytest.mark.parametrize(
+    ("first", "refitted", "fresh", "named"),
+    [
+        (receipt("a", 1), receipt("b"), receipt("b"), ()),
+        (receipt("a", 1), receipt("c") | {"read_back": "b"}, receipt("b"), ("receipt's: c", "wanted b")),
+        (receipt("a", 1), receipt("b") | {"read_back": "c"}, receipt("b"), ("read back: c",)),
+        (receipt("a", 1), receipt("b"), receipt("d"), ("fresh engine's: d",)),
+        (receipt("a", 2), receipt("b"), receipt("b"), ("no refit",)),
+        (receipt("b", 1), receipt("b"), receipt("b"), ("same digest",)),
+    ],
+)
+def test_digests_of_each_rank(first, refitted, fresh, named):
+    problems = engine.digest_problems([first], [refitted], [fresh], ["b"], "wanted")
+    assert len(problems) == bool(named) and all(has_line_naming(one, *named) for one in problems)
+    well = receipt("a", 1), receipt("b"), receipt("b")
+    of_two = [[one, other] for one, other in zip(well, (first, refitted, fresh), strict=True)]
+    problems = engine.digest_problems(*of_two, ["b", "b"], "wanted")
+    assert len(problems) == bool(named) and all(has_line_naming(one, "rank 1", *named) for one in problems)
+
+
+def test_tokens_that_are_not_the_fresh_engine_s():
+    right = [list(range(engine.TOKENS))]
+    assert engine.token_problems(right, right) == []
+    (problem,) = engine.token_problems([[*right[0][:-1], 99]], right)
+    assert has_line_naming(problem, "prompt 1", "token 32 is 99", "31")
+    assert "2 and 32 tokens" in engine.token_problems([[1, 2]], right)[0]
+
+
+def test_both_checkpoints_are_the_same_everywhere_and_differ(tmp_path):
+    start, then = models.write(tmp_path / "one")
+    _, again = models.write(tmp_path / "other")
+    assert (then / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
+    before, after = (load_file(folder / "model.safetensors") for folder in (start, then))
+    assert before.keys() == after.keys() and any((before[name] != after[name]).any() for name in before)
+
+
+# ---- `ascend-quant smoke`
+@pytest.fixture
+def only(monkeypatch):
+    def these(*found: Probe) -> None:
+        monkeypatch.setattr(probes, "probes_for", lambda device, wanted: found)
+
+    return these
+
+
+def logs(on):
+    """As vLLM does: its handler keeps what is stdout at its import."""
+    print("printed")
+    logging.StreamHandler(sys.stdout).emit(logging.makeLogRecord({"msg": "logged"}))
+    return Seen({"a": 1})
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_command_writes_one_json_with_nothing_between(only, tmp_path, broken):
+    only(probe(logs), probe(lambda on: Seen({}, ["it is wrong"] if broken else []), "a.two"))
+    done = CliRunner().invoke(commands, ["smoke", "--device", "cpu", "--json", "--out", str(tmp_path / "x.json")])
+    assert done.exit_code == broken and "printed" in done.stderr and "logged" in done.stderr
+    content = json.loads(done.stdout)
+    assert content == json.loads((tmp_path / "x.json").read_text()) and content["ok"] != broken
+    assert [one["name"] for one in content["probes"]] == ["a.one", "a.two"]
+    assert content["probes"][1]["reason"] == ("it is wrong" if broken else "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--only", "b"], "'b'"),
+        (["--device", "quantum"], "quantum"),
+        (["--out", "missing/a.json"], "missing"),
+        (["--checkpoints", "one", "two"], "one: has no config.json"),
+    ],
+)
+def test_wrong_use_of_the_command(tmp_path, monkeypatch, arguments, named):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(
+        commands, ["smoke", *(arguments if "--device" in arguments else ["--device", "cpu", *arguments])]
     )
-    parts = {one["name"]: one for one in content["parts"]}
-    assert [one["status"] for one in content["parts"]] == [OK, FAILED, FAILED, NOT_APPLICABLE]
-    assert "ZeroDivisionError: by zero" in parts["generate"]["reason"]
-    assert parts["doctor"]["figures"] == {"steps": 3} and not content["ok"]
+    assert done.exit_code == 2 and named in done.stderr
 
 
-def test_what_is_not_applicable_does_not_fail(monkeypatch):
-    content = smoked(monkeypatch, (("train",), lambda setting: [not_applicable("train", "too little memory")]))
-    assert content["ok"] and content["parts"][0]["reason"] == "too little memory"
-
-
-def test_numbers_that_json_has_not_are_text(monkeypatch):
-    figures = {"a": [float("nan"), 1.5], "b": (float("-inf"), True, None)}
-    content = smoked(monkeypatch, (("doctor",), lambda setting: [Result("doctor", OK, figures=figures)]))
-    assert json.loads(run.as_text(content))["parts"][0]["figures"] == {"a": ["nan", 1.5], "b": ["-inf", True, None]}
-
-
-def test_logs_stay_where_something_failed_alone(monkeypatch):
-    folders = []
-
-    def part(status):
-        return (("doctor",), lambda setting: folders.append(setting.folder) or [Result("doctor", status)])
-
-    smoked(monkeypatch, part(OK))
-    smoked(monkeypatch, part(FAILED))
-    assert [folder.is_dir() for folder in folders] == [False, True]
-    folders[1].rmdir()
+# ---- commands in processes of their own
+DIES = "import os, sys; print('RuntimeError: the reason', file=sys.stderr); os.kill(os.getpid(), 11)"
 
 
 def test_a_child_s_json_comes_apart_from_what_it_logs(setting):
     code = "import sys; print('{\"a\": 1}'); print('a warning', file=sys.stderr)"
     ended = children.run(setting, "one", [sys.executable, "-c", code], 60, apart=True)
-    assert ended.code == 0 and ended.json() == {"a": 1}
-    assert ended.log.read_text() == "a warning\n"
+    assert ended.code == 0 and ended.json() == {"a": 1} and ended.log.read_text() == "a warning\n"
 
 
-def test_a_child_that_prints_no_json_says_what(setting):
-    ended = children.run(setting, "one", [sys.executable, "-c", "print('INFO here is'); print('{}')"], 60, apart=True)
-    assert ended.code == 0 and ended.json() is None
-    assert has_line_naming(ended.why(), "one", "with 0", "no JSON: 'INFO here is\\n{}\\n'")
+@pytest.mark.parametrize(
+    ("code", "limit", "named"),
+    [
+        ("print('INFO here is'); print('{}')", 60, ("with 0", "no JSON: 'INFO here is\\n{}\\n'")),
+        (DIES, 60, ("signal 11", "RuntimeError: the reason")),
+    ],
+)  # fmt: skip
+def test_a_child_that_ends_without_an_answer_says_how(setting, code, limit, named):
+    ended = children.run(setting, "one", [sys.executable, "-u", "-c", code], limit, apart=True)
+    assert ended.json() is None and has_line_naming(ended.why(), "one", *named)
 
 
-def test_a_child_that_a_signal_kills_says_which(setting):
-    code = "import os, sys; print('RuntimeError: the reason', flush=True); os.kill(os.getpid(), 11)"
-    ended = children.run(setting, "engine", [sys.executable, "-c", code], 60)
-    assert ended.code == -signal.SIGSEGV and ended.json() is None
-    assert has_line_naming(ended.why(), "engine", "signal 11") and "RuntimeError: the reason" in ended.why()
+def test_a_child_that_takes_too_long_ends_with_all_that_it_started(setting):
+    file = setting.folder / "pid"
+    sleeper = f"import os, time; open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    start = f"subprocess.Popen([sys.executable, '-c', {sleeper!r}], start_new_session=True)"
+    code = f"import subprocess, sys, time; {start}; time.sleep(600)"
+    ended = children.run(setting, "slow", [sys.executable, "-c", code], 3)
+    assert ended.code is None and has_line_naming(ended.why(), "slow", "3 s")
+    assert ended_soon(int(file.read_text())), "the grandchild still runs"
 
 
 def ended_soon(pid: int) -> bool:
@@ -146,17 +321,16 @@ def ended_soon(pid: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_smoke_that_is_asked_to_stop_ends_what_it_started(tmp_path, number):
-    """Unlike Ctrl-C these signals end a Python process at once, unless it does something about it."""
+def test_smoke_that_is_asked_to_stop_ends_what_it_started(tmp_path):
+    """Unlike Ctrl-C, SIGTERM ends a Python process at once, unless it does something about it."""
     file = tmp_path / "pid"
     code = f"import os, pathlib, time; pathlib.Path({str(file)!r}).write_text(str(os.getpid())); time.sleep(600)"
     smoking = f"""
 import sys
 from launch.cli import app
-from launch.smoke import child, run
-run.GROUPS = ((("doctor",), lambda setting: child.run(setting, "slow", [sys.executable, "-c", {code!r}], 600)),)
-app(["smoke", "--only", "doctor", "--json"])
+from launch.smoke import child, train
+train.train = lambda setting: child.run(setting, "slow", [sys.executable, "-c", {code!r}], 600)
+app(["smoke", "--only", "train", "--json"])
 """
     smoke = subprocess.Popen(
         [sys.executable, "-c", smoking], stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
@@ -164,22 +338,9 @@ app(["smoke", "--only", "doctor", "--json"])
     while not (file.is_file() and file.read_text()):
         assert smoke.poll() is None, smoke.stderr.read()
         time.sleep(0.1)
-    smoke.send_signal(number)
+    smoke.send_signal(signal.SIGTERM)
     assert smoke.wait(60) != 0
-    pid = int(file.read_text())
-    if not ended_soon(pid):
-        os.kill(pid, signal.SIGKILL)
-        pytest.fail("what smoke started still runs")
-
-
-def test_a_child_that_takes_too_long_ends_with_all_that_it_started(setting):
-    sleeper = f"import os, time; open({str(setting.folder / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    start = f"subprocess.Popen([sys.executable, '-c', {sleeper!r}], start_new_session=True)"
-    code = f"import subprocess, sys, time; {start}; time.sleep(600)"
-    file = setting.folder / "pid"
-    ended = children.run(setting, "slow", [sys.executable, "-c", code], 3)
-    assert ended.code is None and has_line_naming(ended.why(), "slow", "3 s")
-    assert ended_soon(int(file.read_text())), "the grandchild still runs"
+    assert ended_soon(int(file.read_text())), "what smoke started still runs"
 
 
 def test_children_have_the_stack_s_environment_and_no_network(setting, monkeypatch):
@@ -192,155 +353,140 @@ def test_children_have_the_stack_s_environment_and_no_network(setting, monkeypat
     assert {name: found[name] for name in wanted} == wanted
 
 
+def test_a_probe_that_ends_its_process_is_a_result_and_the_others_go_on(setting, monkeypatch):
+    """A slow one has a process of its own."""
+    asked = []
+
+    def answer(setting, name, command, limit):
+        names = [command[at + 1] for at, word in enumerate(command) if word == "--only"]
+        asked.append(names)
+        done = names[: names.index("a.dies")] if "a.dies" in names else names
+        content = results.document([Result(one, "", OK) for one in done], {})
+        Path(command[command.index("--out") + 1]).write_text(results.as_text(content))
+        log = setting.folder / f"{name}.log"
+        log.write_text("RuntimeError: aicore error\n")
+        return Ended(-6 if len(done) < len(names) else 0, 1.0, log, log)
+
+    monkeypatch.setattr(apart, "run", answer)
+    wanted = [probe(name=name, slow=name == "b.slow") for name in ("a.one", "a.dies", "a.two", "b.slow")]
+    found = list(apart.carried_out(setting, wanted))
+    assert asked == [["a.one", "a.dies", "a.two"], ["a.two"], ["b.slow"]]
+    assert [(one.name, one.status) for one in found] == [
+        ("a.one", OK), ("a.dies", FAILED), ("a.two", OK), ("b.slow", OK)
+    ]  # fmt: skip
+    assert has_line_naming(found[1].reason, "signal 6", "aicore error")
+
+
+# ---- the doctor, training, all together
 def test_errors_of_the_doctor_fail_and_its_warnings_do_not(setting, monkeypatch):
-    warning = FINDING | {"level": "warning", "check": "system.disk", "what": "2 GiB free", "fix": "free some"}
-    error = FINDING | {"level": "error", "check": "system.shm", "what": "64 MiB", "fix": "--shm-size=4g"}
-    for findings, status in (([FINDING, warning], OK), ([error, FINDING, warning], FAILED)):
-        report = {"hosts": [{"findings": findings, "traits": {"Python": "3.11.7"}}]}
-        answering(monkeypatch, parts, {"doctor": report}, code=int(status == FAILED))
-        (result,) = parts.doctor(setting)
-        assert result.status == status and warning in result.figures["findings"]
-    assert result.reason == "system.shm: 64 MiB (--shm-size=4g)" and result.short == "1 error, 1 warning, 1 ok"
-
-
-def test_the_manifest_in_short(setting, monkeypatch):
-    monkeypatch.setenv("ASCEND_QUANT_STACK", "cpu")
-    packages = {"torch": {"version": "2.13.0+cpu", "commit": None}, "unknown": {"version": "1", "commit": None}}
-    found = {"stack": "cpu", "chip": None, "revision": "abc", "packages": packages, "system_packages": {"a": "1"}}
-    answering(monkeypatch, parts, {"manifest": found})
-    (result,) = parts.manifest(setting)
-    assert result.status == OK and result.short == "cpu abc"
-    assert result.figures == {"stack": "cpu", "chip": None, "revision": "abc", "packages": {"torch": "2.13.0+cpu"}}
-    monkeypatch.delenv("ASCEND_QUANT_STACK")
-    assert parts.manifest(setting)[0].status == NOT_APPLICABLE
-
-
-def test_what_the_kernels_say(setting, monkeypatch):
-    fine = {"scheme": "int8", "problems": [], "refused": ""}
-    refused = {"scheme": "fp8", "problems": [], "refused": "no FP8"}
-    wrong = {"scheme": "int4_g32", "problems": ["448 x 512: 3 codes differ"], "refused": ""}
-    for checked, status in (([fine, refused], OK), ([fine, wrong], FAILED)):
-        answering(monkeypatch, parts, {"operators": {"checked": checked}}, code=int(status == FAILED))
-        (result,) = parts.operators(setting)
-        assert result.status == status and "fp8" not in result.short
-    assert result.reason == "int4_g32: 448 x 512: 3 codes differ" and result.short == "cpu: int8, int4_g32"
-
-
-@pytest.mark.parametrize(
-    ("code", "answers", "reason"), [(0, True, ""), (1, True, "quantize.nz: other codes"), (2, False, "")]
-)
-def test_npus_have_a_test_of_their_own(tmp_path, monkeypatch, code, answers, reason):
-    bad = [reason.partition(":")[0]] if reason else []
-    found = {"summary": {"proved": 9, "refuted": len(bad), "missing": 0, "fact": 3, "needed and failed": bad}}
-    found["checks"] = [{"name": "quantize.nz", "reason": "other codes" if bad else ""}]
-    asked = answering(monkeypatch, parts, {"operators": found} if answers else {}, code=code)
-    (result,) = parts.operators(Setting("ascend-cann9.1", "npu", tmp_path, 3))
-    assert asked[0][1:3] == ["-m", "npu_smoke"] and "speed" not in asked[0]
-    assert result.status == (OK if code == 0 else FAILED)
-    assert reason in result.reason if answers else "ended with 2" in result.reason
-
-
-def test_one_engine_answers_two_parts(setting, monkeypatch):
-    asked = answering(monkeypatch, parts, {"engine": ENGINE})
-    refit, generate = parts.engine(setting)
-    assert (refit.status, generate.status) == (OK, FAILED) and "token 7" in generate.reason
-    assert refit.figures["receipt"] == REFIT["receipt"] and refit.figures["machine"] == {"device": "cpu"}
-    assert "--graphs" not in asked[1]
-
-
-def test_an_engine_that_dies_fails_both_with_its_last_words(tmp_path, monkeypatch):
-    asked = answering(monkeypatch, parts, {}, code=0)
-    results = parts.engine(Setting("cuda13", "gpu", tmp_path, 3))
-    assert [one.status for one in results] == [FAILED, FAILED] and "it is broken" in results[0].reason
-    assert "--graphs" in asked[1]
+    fine = {"level": "ok", "check": "devices.health", "what": "all OK", "fix": ""}
+    warning = fine | {"level": "warning", "check": "system.disk", "what": "2 GiB free", "fix": "free some"}
+    error = fine | {"level": "error", "check": "system.shm", "what": "64 MiB", "fix": "--shm-size=4g"}
+    for findings, status in (([fine, warning], OK), ([error, fine, warning], FAILED)):
+        said = setting.folder / "doctor.out"
+        said.write_text(json.dumps({"hosts": [{"findings": findings, "traits": {"Python": "3.11.7"}}]}))
+        monkeypatch.setattr(run, "run", lambda *args, said=said, **more: Ended(0, 1.0, said, said))
+        found = run._doctor(setting)
+        assert found.status == status and warning in found.values["findings"]
+    assert found.reason == "system.shm: 64 MiB (--shm-size=4g)" and found.values["error"] == 1
 
 
 def test_memory_is_asked_for_before_training():
     h200 = Device(0, "NVIDIA H200", "OK", 140000, 143771)
-    assert parts.lack(8, 8, 8 * GIB, Devices()) == ""
-    assert parts.lack(8, 8, 5 * GIB, Devices()) == "training needs 8 GiB of memory, 5.0 are available"
-    assert "8 GiB of device 0, 3.7 are free" in parts.lack(8, 8, 99 * GIB, Devices("nvidia-smi", found=(h200,)))
-    assert "npu-smi is not on PATH" in parts.lack(8, 8, 99 * GIB, Devices("npu-smi", "npu-smi is not on PATH"))
+    assert train.lack(8, 8, 8 * GIB, Devices()) == ""
+    assert has_line_naming(train.lack(8, 8, 5 * GIB, Devices()), "8 GiB", "5.0")
+    assert has_line_naming(train.lack(8, 8, 99 * GIB, Devices("nvidia-smi", found=(h200,))), "device 0", "3.7")
+    assert "npu-smi is not on PATH" in train.lack(8, 8, 99 * GIB, Devices("npu-smi", "npu-smi is not on PATH"))
 
 
-def logged(step: int, reward: float = 0.5) -> str:
-    names = ("critic/rewards/mean", "rollout_corr/k3_kl", "rollout_corr/rollout_is_mean", "rollout_corr/rollout_is_max")
-    names += ("rollout_corr/rollout_is_eff_sample_size", "timing_s/step", "timing_s/update_weights", "refit/tensors")
-    data = dict.fromkeys(names, 0.25) | {"critic/rewards/mean": reward}
-    return json.dumps({"step": step, "data": data}) + "\n"
+def logged(step: int, **changes: float) -> str:
+    names = ("critic/rewards/mean", "rollout_corr/rollout_is_mean", "rollout_corr/rollout_is_max", "refit/proved")
+    names += ("rollout_corr/rollout_is_eff_sample_size", "timing_s/step", "timing_s/update_weights")
+    data = dict.fromkeys(names, 0.25) | {"rollout_corr/k3_kl": 1e-4}
+    return json.dumps({"step": step, "data": data | changes}) + "\n"
 
 
 @pytest.mark.parametrize(
-    ("lines", "status", "reason"),
+    ("lines", "reason"),
     [
-        ([logged(1), logged(2)], OK, ""),
-        ([logged(1)], FAILED, "1 of 2 steps"),
-        ([], FAILED, "0 of 2 steps"),
-        ([logged(1), logged(2, float("nan"))], FAILED, "not finite: reward"),
-        ([logged(1), '{"step": 2, "data": {"timing_s/step": 1}}\n'], FAILED, "has no critic/rewards/mean"),
+        ([logged(1), logged(2)], ""),
+        ([logged(1)], "1 of 2 steps"),
+        ([], "0 of 2 steps"),
+        ([logged(1), logged(2, **{"critic/rewards/mean": float("nan")})], "not finite: reward"),
+        ([logged(1), logged(2, **{"refit/proved": 0})], "step 2"),
+        ([logged(1), logged(2, **{"rollout_corr/k3_kl": 0.5})], "mismatch KL is 0.5"),
+        ([logged(1), '{"step": 2, "data": {"timing_s/step": 1}}\n'], "has no critic/rewards/mean"),
     ],
 )
-def test_what_training_logged(setting, monkeypatch, lines, status, reason):
+def test_what_training_logged(setting, monkeypatch, lines, reason):
     metrics = setting.folder / "metrics.jsonl"
     metrics.write_text("".join(lines))
     ended = Ended(0, 60.0, metrics, setting.folder / "train.log")
-    monkeypatch.setattr(parts, "_on_cpu", lambda setting: (ended, metrics))
-    monkeypatch.setattr(parts, "lack", lambda *given: "")
-    (result,) = parts.train(setting)
-    assert result.status == status and reason in result.reason
-    if status == OK:
-        assert result.figures["receipts"] == [{"tensors": 0.25}] * 2 and "weight sync 250 ms" in result.short
+    monkeypatch.setattr(train, "_on_cpu", lambda setting: (ended, metrics))
+    monkeypatch.setattr(train, "lack", lambda *given: "")
+    found = train.train(setting)
+    assert found.status == (FAILED if reason else OK) and reason in found.reason
+    if not reason:
+        assert found.values["steps"] == 2 and found.values["weight sync, ms"] == 250
+
+
+def test_training_comes_before_engines_and_what_failed_leaves_its_logs(monkeypatch):
+    order = []
+
+    def told(result: Result) -> Result:
+        order.append(result.name)
+        return result
+
+    def carried(setting, wanted):
+        yield from (told(Result(one.name, "", OK)) for one in wanted)
+
+    monkeypatch.setattr(run, "carried_out", carried)
+    monkeypatch.setattr(run, "_doctor", lambda setting: told(Result("doctor", "", OK)))
+    for status in (OK, FAILED):
+        monkeypatch.setattr(train, "train", lambda setting, status=status: told(Result("train", "", status)))
+        content = run.smoke("cpu", "none", 3, [], Console(quiet=True))
+        left = list(Path(tempfile.gettempdir()).glob("aq-smoke-*"))
+        assert content["ok"] == (status == OK) and len(left) == (status == FAILED)
+    assert order[:5] == ["doctor", "versions", "libraries", "operators.schemes", "train"] and order[5] == "engine.refit"
+    order.clear()
+    run.smoke("cpu", "none", 3, ["train", "operators"], Console(quiet=True))
+    assert order == ["operators.schemes", "train"]
 
 
 def called(*arguments: str, **variables):
     return CliRunner(env={"ASCEND_QUANT_STACK": None} | variables).invoke(app, ["smoke", *arguments])
 
 
-def test_wrong_use_is_said_before_anything_starts(tmp_path):
-    for arguments, variables, said in (
-        (["--only", "refits"], {}, "--only refits: "),
-        (["--out", str(tmp_path / "missing" / "a.json")], {}, "missing"),
-        (["--out", "x" * 300], {}, "--out"),
-        (["--out", str(tmp_path)], {}, "is a folder"),
-        ([], {"ASCEND_QUANT_STACK": "cuda12"}, "ASCEND_QUANT_STACK=cuda12"),
-    ):
-        result = called(*arguments, **variables)
-        assert result.exit_code == 2 and said in result.stderr
+@pytest.mark.parametrize(
+    ("arguments", "variables", "named"),
+    [
+        (["--only", "refits"], {}, ("refits", "operators.schemes", "doctor, train")),
+        (["--out", "/nowhere/a.json"], {}, ("/nowhere",)),
+        (["--out", "."], {}, ("--out",)),
+        ([], {"ASCEND_QUANT_STACK": "cuda12"}, ("ASCEND_QUANT_STACK=cuda12",)),
+    ],
+)
+def test_wrong_use_is_said_before_anything_starts(arguments, variables, named):
+    done = called(*arguments, **variables)
+    assert done.exit_code == 2 and has_line_naming(done.stderr, *named)
 
 
-@pytest.mark.parametrize("ok", [True, False])
-def test_the_json_goes_to_stdout_alone_or_into_smoke_json(tmp_path, monkeypatch, ok):
+@pytest.mark.parametrize("status", [OK, FAILED])
+def test_the_json_goes_to_stdout_alone_or_into_smoke_json(tmp_path, monkeypatch, status):
     monkeypatch.chdir(tmp_path)
-    fake = (("train",), lambda setting: [judged("train", [] if ok else ["bad"], 1.0, "", {"steps": setting.steps})])
-    monkeypatch.setattr(run, "GROUPS", (fake,))
-    result = called("--json", "--steps", "5", "--only", "train")
-    assert result.exit_code == (0 if ok else 1)
-    content = json.loads(result.stdout)
-    assert content["ok"] == ok and content["parts"][0]["figures"] == {"steps": 5} and content["stack"] == "cpu"
-    called()
-    assert json.loads((tmp_path / "smoke.json").read_text())["ok"] == ok
+    monkeypatch.setattr(train, "train", lambda setting: Result("train", "", status, values={"steps": setting.steps}))
+    done = called("--json", "--steps", "5", "--only", "train")
+    assert done.exit_code == (status == FAILED)
+    content = json.loads(done.stdout)
+    assert content["probes"][0]["values"] == {"steps": 5} and content["stack"] == "cpu"
+    called("--only", "train")
+    assert json.loads((tmp_path / "smoke.json").read_text())["ok"] == (status == OK)
+    (tmp_path / "smoke.json").unlink()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert json.loads(called("--only", "train").stdout)["probes"] and not (tmp_path / "smoke.json").exists()
 
 
 def test_a_file_that_cannot_be_written_is_one_line(monkeypatch):
-    monkeypatch.setattr(run, "GROUPS", ((("train",), lambda setting: [Result("train", OK)]),))
-    result = called("--out", "/dev/full")
-    assert result.exit_code == 1 and result.stderr.startswith("--out /dev/full: ")
-
-
-def test_a_folder_that_cannot_be_written_gets_no_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "GROUPS", ((("train",), lambda setting: [Result("train", OK)]),))
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    result = called()
-    assert result.exit_code == 0 and json.loads(result.stdout)["ok"] and not (tmp_path / "smoke.json").exists()
-
-
-def test_both_checkpoints_are_the_same_everywhere_and_differ(tmp_path):
-    from safetensors.torch import load_file
-
-    for folder in ("one", "other"):
-        models.write(tmp_path / folder)
-    one, other = ((tmp_path / folder / "then" / "model.safetensors") for folder in ("one", "other"))
-    assert one.read_bytes() == other.read_bytes()
-    start, then = (load_file(tmp_path / "one" / name / "model.safetensors") for name in ("start", "then"))
-    assert start.keys() == then.keys() and any((start[name] != then[name]).any() for name in start)
+    monkeypatch.setattr(train, "train", lambda setting: Result("train", "", OK))
+    done = called("--out", "/dev/full", "--only", "train")
+    assert done.exit_code == 1 and has_line_naming(done.stderr, "--out /dev/full")

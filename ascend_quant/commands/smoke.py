@@ -1,0 +1,87 @@
+"""`ascend-quant smoke`: does this installation work on this device?"""
+
+import datetime
+import sys
+from contextlib import redirect_stdout
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ascend_quant.exits import DONE, FAILED, WRONG_USE, fail
+from ascend_quant.whole_file import why_no_file, write_whole
+
+
+def smoke(
+    device: Annotated[
+        str | None, typer.Option(help="npu, cuda or cpu.  [default: the first of these that is here]")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A probe or a group: operators, engine; repeatable.  [default: all]")
+    ] = None,
+    checkpoints: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            metavar="<start> <then>",
+            help="Folders of two BF16 checkpoints of one model, say a training step apart, for the engine.  [default: "
+            "a small model made here]",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON there, anew after each probe.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON alone.")] = False,
+) -> None:
+    """Try this device: operators beside the definition, a refit of a real engine, its answers beside a fresh one's.
+
+    ./run.sh smoke of a checkout or an image also trains, and goes on where a probe ends its process.
+
+    Exit status: 0 where all that applies passed; 1 where a probe failed; 2 for wrong use.
+    """
+    from rich.console import Console
+
+    from ascend_quant import __version__
+    from ascend_quant.smoke.probes import On, UnknownProbe, carry_out, probes_for
+    from ascend_quant.smoke.results import Result, as_text, document, show
+
+    if out is not None and (said := why_no_file(out)):
+        fail(f"--out {said}", WRONG_USE)
+    for folder in checkpoints or ():
+        if not (folder / "config.json").is_file():
+            fail(f"--checkpoints {folder}: has no config.json", WRONG_USE)
+    console, results = Console(stderr=as_json), list[Result]()
+    with redirect_stdout(sys.stderr):  # vLLM logs to what is stdout at its import; ours is for the answer
+        on = On(_device(device), checkpoints=checkpoints)
+        try:
+            probes = probes_for(on.device.type, only or ())
+        except UnknownProbe as why:
+            fail(f"--only: {why}", WRONG_USE)
+        started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        about = {"version": __version__, "started": started, "device": on.device.type}
+        for one in probes:
+            results.append(carry_out(one, on))
+            show(results[-1], console)
+            content = document(results, about)
+            if out is not None:  # each time: a run that is broken off has its file too
+                write_whole(out, as_text(content))
+    if as_json:
+        typer.echo(as_text(content), nl=False)
+    raise typer.Exit(DONE if content["ok"] else FAILED)
+
+
+def _device(name: str | None):
+    """The device of that name, or the first that is here."""
+    from ascend_quant.convert.errors import ConvertError
+    from ascend_quant.convert.quantizer import open_device
+
+    for one in [name] if name else ["npu", "cuda", "cpu"]:
+        try:
+            device = open_device(one)
+        except ConvertError as error:
+            if name:
+                fail(f"--device {name}: {error}", WRONG_USE)
+            continue
+        if one == "npu":
+            torch_npu = import_module("torch_npu")
+            torch_npu.npu.config.allow_internal_format = True  # as vllm-ascend's worker does: FRACTAL_NZ needs it
+        return device
+    raise AssertionError("torch has no CPU")

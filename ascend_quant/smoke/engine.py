@@ -1,0 +1,211 @@
+"""A real vLLM engine, started from one checkpoint and refitted to another, beside a fresh engine of that.
+
+Two questions. Do the receipt, the bytes read back and the fresh engine's first load all have the digest that the oracle
+computes from the checkpoint? Of several ranks, which hold a share each: are they alike, rank by rank? And does the
+refitted engine generate the tokens that the fresh one generates?
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.schemes import get_scheme
+from ascend_quant.smoke import models
+from ascend_quant.smoke.expected import Parameter, digest
+from ascend_quant.smoke.probes import NotPossible, On, Seen, need, probe
+
+SCHEME = "int8"
+PROMPTS, PROMPT_TOKENS, TOKENS = 4, 24, 32
+BUCKET = 1 << 20  # bytes
+MEMORY = 0.3  # of a device, for a model of 5 M parameters
+SECONDS = 900.0
+DECIDES = "a refitted engine holds the definition's bytes, and answers as a fresh one"
+Tokens = list[list[int]]
+
+
+@probe("engine.refit", DECIDES, ("cpu", "npu"), True, SECONDS)
+def refit(on: On) -> Seen:
+    """Without graphs."""
+    return refitted(on)
+
+
+@probe("engine.graphs", f"{DECIDES}, with graphs that were captured before", ("cuda", "npu"), True, SECONDS)
+def graphs(on: On) -> Seen:
+    return refitted(on, graphs=True)
+
+
+@probe(
+    "engine.ranks", "each of two ranks holds after a refit what a fresh engine's holds", ("cuda", "npu"), True, SECONDS
+)
+def ranks(on: On) -> Seen:
+    return refitted(on, ranks=2)
+
+
+@probe("engine.experts", "each of four ranks does so with experts dealt out whole", ("cuda", "npu"), True, SECONDS)
+def experts(on: On) -> Seen:
+    return refitted(on, ranks=4, moe=True)
+
+
+def refitted(on: On, graphs: bool = False, ranks: int = 1, moe: bool = False) -> Seen:
+    """What is found of an engine that is refitted in buckets, and of a fresh one.
+
+    Args:
+        graphs: whether they capture graphs, as vLLM does by default.
+        ranks: tensor-parallel, each with a device of its own.
+        moe: a model with experts, which are dealt out whole among several ranks.
+
+    Raises:
+        NotPossible: vLLM or a device is missing.
+    """
+    need_vllm(on)
+    if ranks > 1 and (there := getattr(torch, on.device.type).device_count()) < ranks:
+        raise NotPossible(f"{ranks} devices are needed, this process sees {there}")
+    memory = MEMORY if on.checkpoints is None else None
+    options = {"graphs": graphs, "memory": memory, "tensor_parallel_size": ranks, "enable_expert_parallel": moe}
+    begun = time.monotonic()
+    with checkpoints(on, moe) as (start, then):
+        prompts = questions(then)
+        with engine_of(start, SCHEME, **options) as llm:
+            ready = time.monotonic()
+            before, first = generated(llm, prompts), asked(llm, "smoke_receipt")
+            buckets, *_ = asked(llm, "smoke_refit", str(then), BUCKET)
+            answers, receipts = generated(llm, prompts), asked(llm, "smoke_receipt")
+            parameters = [Parameter(**one) for one in asked(llm, "smoke_parameters")[0]]
+        with engine_of(then, SCHEME, **options) as llm:
+            fresh, loads = generated(llm, prompts), asked(llm, "smoke_receipt")
+        whose = "the definition's" if ranks == 1 else "the fresh engine's"
+        expected = [load["digest"] for load in loads]
+        if ranks == 1:
+            expected = [digest(parameters, Checkpoint(then).tensor, get_scheme(SCHEME))]
+    receipt = receipts[0]
+    values = {"tensors": receipt["tensors"], "ms": receipt["milliseconds"], "digest": receipt["digest"]}
+    values |= {"expected digest": expected[0], "buckets": buckets, "receipt": receipt, "prompts": PROMPTS}
+    values |= {"tokens": TOKENS, "other answers than before": sum(map(lambda a, b: a != b, before, answers))}
+    values |= {"start, s": round(ready - begun, 1), "machine": machine()}
+    problems = digest_problems(first, receipts, loads, expected, whose)
+    return Seen(values, [*problems, *token_problems(answers, fresh)])
+
+
+def digest_problems(
+    first: Sequence[dict], receipts: Sequence[dict], loads: Sequence[dict], expected: Sequence[str], whose: str
+) -> list[str]:
+    """What is wrong with the digests of each rank: of the first load, the refit, and the fresh engine's load."""
+    problems = []
+    for rank, (before, receipt, load, wanted) in enumerate(zip(first, receipts, loads, expected, strict=True)):
+        found = {
+            "the receipt's": receipt["digest"],
+            "that of the bytes read back": receipt["read_back"],
+            "the fresh engine's": load["digest"],
+        }
+        of_rank = f"rank {rank}: " if len(first) > 1 else ""
+        problems += [
+            f"{of_rank}digest {one}: {value}, {whose} {wanted}" for one, value in found.items() if value != wanted
+        ]
+        if receipt["number"] == before["number"]:
+            problems.append(f"{of_rank}the engine counted no refit")
+        if before["digest"] == wanted:
+            problems.append(f"{of_rank}both checkpoints have the same digest: nothing was tried; give two that differ")
+    return problems
+
+
+def token_problems(answers: Tokens, fresh: Tokens) -> list[str]:
+    """Prompts that the refitted engine answers otherwise than a fresh one, or not at full length."""
+    problems = []
+    for number, (ours, theirs) in enumerate(zip(answers, fresh, strict=True), start=1):
+        if len(ours) != TOKENS or len(theirs) != TOKENS:
+            problems.append(f"prompt {number}: {len(ours)} and {len(theirs)} tokens where {TOKENS} were asked for")
+        elif ours != theirs:
+            at = next(i for i in range(TOKENS) if ours[i] != theirs[i])
+            problems.append(f"prompt {number}: token {at + 1} is {ours[at]}, the fresh engine's {theirs[at]}")
+    return problems
+
+
+def need_vllm(on: On) -> None:
+    """Raise NotPossible unless an engine can be started; and choose what vLLM reads from the environment."""
+    need("vllm", "transformers", "safetensors", *(("vllm_ascend", "acl") if on.device.type == "npu" else ()))
+    if on.device.type == "npu":
+        os.environ.setdefault("VLLM_ASCEND_ENABLE_NZ", "0")  # as verl sets it
+    if on.device.type == "cpu":  # a process of the engine's own would import vLLM again, on the same few cores
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
+@contextmanager
+def checkpoints(on: On, moe: bool = False) -> Iterator[tuple[Path, Path]]:
+    """Those that were given, or small ones made for as long as the block lasts."""
+    if on.checkpoints is not None:
+        yield on.checkpoints
+        return
+    with tempfile.TemporaryDirectory(prefix="aq-smoke-") as made:
+        yield models.write(Path(made), moe)
+
+
+def questions(folder: Path) -> Tokens:
+    """Prompts of random token ids that the model knows."""
+    vocabulary = Checkpoint(folder).config["vocab_size"]
+    return torch.randint(
+        vocabulary, (PROMPTS, PROMPT_TOKENS), generator=torch.Generator("cpu").manual_seed(0), device="cpu"
+    ).tolist()
+
+
+@contextmanager
+def engine_of(
+    folder: Path, scheme: str, graphs: bool = False, memory: float | None = None, **more: Any
+) -> Iterator[Any]:
+    """A vLLM engine that has ended when the block ends.
+
+    Args:
+        memory: gpu_memory_utilization; None for vLLM's default.
+    """
+    from vllm import LLM
+
+    from ascend_quant.integrations.vllm import register
+
+    register()
+    options: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "enforce_eager": not graphs,
+        "max_model_len": PROMPT_TOKENS + TOKENS + 8,
+        "max_num_seqs": 2 * PROMPTS,
+        "worker_extension_cls": "ascend_quant.smoke.worker.Extension",
+        "seed": 0,
+    }
+    if scheme != "bf16":
+        config = {"quant_method": "ascend_quant", "scheme": scheme}
+        options |= {"quantization": "ascend_quant", "hf_overrides": {"quantization_config": config}}
+    if memory is not None:
+        options["gpu_memory_utilization"] = memory
+    llm = LLM(str(folder), **options | more)
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+def generated(llm: Any, prompts: Sequence[list[int]], tokens: int = TOKENS) -> Tokens:
+    """The greedy answer to each prompt."""
+    from vllm import SamplingParams
+
+    wanted = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    answers = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], wanted, use_tqdm=False)
+    return [list(answer.outputs[0].token_ids) for answer in answers]
+
+
+def asked(llm: Any, method: str, *args: Any) -> list[Any]:
+    """What the engine's workers answer, by rank."""
+    return llm.collective_rpc(method, args=args)
+
+
+def machine() -> dict[str, str]:
+    """What was tried."""
+    from vllm import __version__
+    from vllm.platforms import current_platform
+
+    return {"device": current_platform.get_device_name(), "vllm": __version__, "torch": torch.__version__}

@@ -1,0 +1,80 @@
+"""Weights and activations, made on the host: the same on every machine."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ascend_quant.kernels import npu_ops
+from ascend_quant.kernels.npu_formats import new_codes
+from ascend_quant.kernels.storage import Storage
+from ascend_quant.smoke.probes import NotPossible, On
+
+SEVEN_B = ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944))  # (N, K) of Qwen2.5-7B's linear layers
+EXPERTS = ((128, 1536, 2048), (128, 2048, 768))  # (E, N, K) of Qwen3-30B-A3B's
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator("cpu").manual_seed(seed)
+
+
+def operator(name: str) -> Callable:
+    """An operator of torch_npu.
+
+    Raises:
+        NotPossible: this version has none of that name.
+    """
+    try:
+        return npu_ops.operator(name)
+    except npu_ops.MissingOperator as why:
+        raise NotPossible(str(why)) from why
+
+
+def integers(shape: Sequence[int], seed: int) -> torch.Tensor:
+    """int8 codes."""
+    return torch.randint(-127, 128, tuple(shape), generator=generator(seed), dtype=torch.int8)
+
+
+def tokens(count: int, length: int, seed: int) -> torch.Tensor:
+    """BF16 activations (M, K)."""
+    return torch.randn(count, length, generator=generator(seed)).to(torch.bfloat16)
+
+
+def weights(*shape: int, seed: int) -> torch.Tensor:
+    """BF16 (.., N, K), rows of different size."""
+    made = generator(seed)
+    rows = torch.rand(*shape[:-1], 1, generator=made) * 0.02 + 0.01
+    return (torch.randn(*shape, generator=made) * rows).to(torch.bfloat16)
+
+
+def awkward(*shape: int, seed: int) -> torch.Tensor:
+    """Weights whose first rows are of kinds that a kernel may get wrong: zeros, hardly more, ties, halves of the
+    largest, and the largest BF16."""
+    w_NK, columns = weights(*shape, seed=seed), shape[-1]
+    whole = torch.randint(-254, 255, (columns,), generator=generator(seed + 1)).float()
+    whole[0] = 254  # the scale is 2, every odd number a tie
+    signs = w_NK.flatten(0, -2)[0].float().sign()
+    kinds = [
+        torch.zeros(columns),
+        signs * 2.0**-110,
+        signs * 2.0**-99,
+        whole,
+        torch.where(whole > 0, 1.0, -0.5) * 0.0123,
+        signs * torch.finfo(torch.bfloat16).max,
+    ]
+    w_NK.flatten(0, -2)[: len(kinds)] = torch.stack(kinds).to(torch.bfloat16)
+    return w_NK
+
+
+def storage(shape: Sequence[int], nz: bool, on: On) -> Storage:
+    """The buffers of a weight (.., N, K), as an engine keeps them: codes (.., K, N), plain or in FRACTAL_NZ."""
+    with on.device:
+        place = new_codes((*shape[:-2], shape[-1], shape[-2]), nz)
+        scale = torch.zeros(*shape[:-1])
+    return Storage(place.tensor, scale, scale, place)
+
+
+def codes_there(codes_NK: torch.Tensor, nz: bool, on: On) -> torch.Tensor:
+    """(.., K, N) codes on the device, written as a refit does."""
+    made = storage(codes_NK.shape, nz, on)
+    made.place.write(0, on.put(codes_NK.flatten(0, -2)))
+    return made.codes

@@ -1,0 +1,130 @@
+"""Refits in place: nothing moves, no memory stays, and a captured ACL graph computes with the new weights."""
+
+import gc
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ascend_quant import oracle
+from ascend_quant.kernels import npu_experts, npu_linear
+from ascend_quant.refit import Refit
+from ascend_quant.refit.resident import QuantizedWeight
+from ascend_quant.smoke.npu import data
+from ascend_quant.smoke.probes import On, Seen, probe
+
+REFITS = 4
+Forward = Callable[[], torch.Tensor]
+
+
+class Held:
+    """Weights (.., N, K) that the device keeps, with BF16 copies of their scales, and their refits."""
+
+    def __init__(self, on: On, shapes: Sequence[tuple[int, ...]], nz: bool) -> None:
+        self.on, self.storages = on, [data.storage(shape, nz, on) for shape in shapes]
+        self.copies = [one.scale.to(torch.bfloat16) for one in self.storages]
+        stand_ins = [torch.empty(shape, dtype=torch.int8, device="meta") for shape in shapes]
+        self.weights = [
+            QuantizedWeight(f"weight {number}", data_, one.scale, data_.shape[-1], place=one.place, copies=[copy])
+            for number, (data_, one, copy) in enumerate(zip(stand_ins, self.storages, self.copies, strict=True))
+        ]
+        self.refit = Refit(self.weights)
+
+    def write(self, seed: int) -> list[torch.Tensor]:
+        """One refit, with new values, which are returned."""
+        values = [data.weights(*weight.data.shape, seed=seed) for weight in self.weights]
+        with self.refit.session() as session:
+            for weight, value in zip(self.weights, values, strict=True):
+                slot = session.batch.new_sources([(weight.name, value.numel())])
+                session.write(slot, weight, weight.data, self.on.put(value))
+        return values
+
+    def where(self) -> list[int]:
+        """Addresses, and the weights' formats."""
+        import torch_npu
+
+        tensors = [one for storage in self.storages for one in (storage.codes, storage.scale)] + self.copies
+        return [*(one.data_ptr() for one in tensors), *(torch_npu.get_npu_format(one.codes) for one in self.storages)]
+
+
+@probe("operators.refits", "refits move nothing and keep no memory, and captured ACL graphs follow them", ("npu",))
+def refits(on: On) -> Seen:
+    """Of linear layers, plain and in FRACTAL_NZ, and of a mixture of experts, as they are served."""
+    seen, (n, k) = Seen(), (96, 64) if on.small else data.SEVEN_B[0]
+    x_MK = on.put(data.tokens(16, k, seed=64))
+    for nz in (False, True):
+        held = Held(on, [(n, k)], nz)
+        (weight,) = held.storages
+        _refitted(
+            seen, f"linear {'NZ' if nz else 'ND'}", held, lambda w=weight: npu_linear.linear(x_MK, w.codes, w.scale)
+        )
+    count, hidden, length = (4, 64, 64) if on.small else (8, 768, 2048)
+    held = Held(on, [(count, 2 * hidden, length), (count, length, hidden)], nz=True)
+    (w13, w2), tokens = held.storages, on.put(data.tokens(32, length, seed=65))
+    weight_MT = on.put(torch.full((32, 2), 0.5))
+    expert_MT = on.put(torch.rand(32, count, generator=data.generator(66)).topk(2).indices)
+
+    def mixture() -> torch.Tensor:
+        codes = [one.codes.transpose(1, 2) for one in (w13, w2)]
+        return npu_experts.experts(tokens, weight_MT, expert_MT, codes[0], w13.scale, codes[1], held.copies[1])
+
+    _refitted(seen, "experts", held, mixture)
+    return seen
+
+
+def _refitted(seen: Seen, name: str, held: Held, forward: Forward) -> None:
+    """Capture, then refit and replay: bytes are the definition's, and what comes out is what an eager call gives."""
+    held.write(65)
+    replay, captured = captured_if_possible(seen, forward)
+    before, last, kept = held.where(), forward().cpu(), []
+    for turn in range(REFITS):
+        values = held.write(66 + turn)
+        for value, one, copy in zip(values, held.storages, held.copies, strict=True):
+            codes, scales = oracle.quantize_weight(value)
+            seen.same(f"{name}: codes", one.place[:], codes.flatten(0, -2))
+            seen.same(f"{name}: scales", one.scale, scales)
+            seen.same(f"{name}: copied scales", copy, scales.to(torch.bfloat16))
+        found = forward().cpu()
+        seen.holds(not torch.equal(found, last), f"{name}: after a refit it computes what it computed before")
+        if captured is not None:
+            replay()
+            torch.npu.synchronize()
+            seen.same(f"{name}: replay {turn + 1}, beside an eager call", captured, found)
+        last = found
+        if turn in (0, REFITS - 1):
+            kept.append(_reserved(held.on))
+    seen.values[f"{name}: bytes reserved after one refit and after {REFITS}"] = kept
+    seen.holds(kept[1] <= kept[0], f"{name}: {kept[0]} bytes were reserved after a refit, {kept[1]} after {REFITS}")
+    seen.holds(held.where() == before, f"{name}: addresses and formats were {before}, are {held.where()}")
+    seen.holds(
+        held.refit.last_receipt.digest == held.refit.digest(), f"{name}: the receipt's digest is not the memory's"
+    )
+
+
+def captured_if_possible(seen: Seen, forward: Forward) -> tuple[Callable[[], None], torch.Tensor | None]:
+    """What replays a captured call, and the output that each replay overwrites; None, and why, without graphs."""
+    one = torch.ones(16, device="npu")
+    try:
+        _captured(lambda: one + 1)
+    except Exception as why:  # not even an addition can be captured here
+        seen.values["no graphs"] = str(why).partition("\n")[0]
+        return lambda: None, None
+    return _captured(forward)
+
+
+def _captured(forward: Forward) -> tuple[Callable[[], None], torch.Tensor]:
+    forward()  # what is compiled or allocated once is so before
+    torch.npu.synchronize()
+    stream, graph = torch.npu.current_stream(), torch.npu.NPUGraph()
+    try:
+        with torch.npu.graph(graph):
+            output = forward()
+    finally:
+        torch.npu.set_stream(stream)  # a capture that fails to begin leaves its own one behind
+    return graph.replay, output
+
+
+def _reserved(on: On) -> int:
+    gc.collect()
+    torch.npu.synchronize()
+    torch.npu.empty_cache()
+    return torch.npu.memory_reserved(on.device)

@@ -1,0 +1,193 @@
+"""What a probe is, the list of them, and how one is carried out: an error in one is its result, not the end.
+
+@probe("operators.layout", "where FRACTAL_NZ puts each byte", devices=("npu",))
+def layout(on: On) -> Seen:
+    seen = Seen()
+    seen.same("bytes", found, expected)              # a problem where they differ
+    seen.holds(address == before, "a weight moved")  # a problem where it does not hold
+    seen.values["bytes"] = len(found)                # observed, whatever comes of it
+    return seen
+"""
+
+import contextlib
+import faulthandler
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result, Status, without_traces
+
+MODULES = (
+    *("versions", "libraries", "operators", "npu.codes", "npu.products", "npu.graphs", "npu.kv_cache"),
+    *("engine", "life", "npu.speed"),
+)  # in this order; slow ones last
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+LIMIT_S = 300.0  # of a probe that says nothing else
+MOST_PROBLEMS = 8  # in a reason
+
+
+class UnknownProbe(ValueError):
+    """A name that no probe and no group of them has; says which there are."""
+
+
+class NotPossible(Exception):
+    """Nothing is wrong, but this machine cannot answer: an operator, a device or a package is missing, and which."""
+
+
+@dataclass(frozen=True)
+class On:
+    """Where a probe is carried out.
+
+    Attributes:
+        small: shapes for a dry run on a stand-in.
+        checkpoints: of one model, which an engine starts from and is refitted to; None for a small one made here.
+    """
+
+    device: torch.device
+    small: bool = False
+    checkpoints: tuple[Path, Path] | None = None
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the device."""
+        return tensor.to(self.device)
+
+
+@dataclass
+class Seen:
+    """What a probe has observed, and what of it is not as it must be."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def holds(self, condition: bool, problem: str) -> None:
+        """A problem unless the condition holds."""
+        if not condition:
+            self.problems.append(problem)
+
+    def same(self, what: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+        """A problem if any bit differs; a NaN is a NaN."""
+        if apart := differing(found, expected):
+            self.problems.append(f"{what}: {apart}")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One question to this installation.
+
+    Attributes:
+        decides: what is known once it has run.
+        run: raises NotPossible, or whatever goes wrong.
+        devices: the kinds of device that it is for.
+        slow: whether it starts an engine or measures.
+        limit_s: seconds, after which its process is ended.
+    """
+
+    name: str
+    decides: str
+    run: Callable[[On], Seen]
+    devices: tuple[str, ...]
+    slow: bool
+    limit_s: float
+
+
+PROBES: dict[str, Probe] = {}
+
+
+def need(*packages: str) -> None:
+    """Raise NotPossible unless all of them can be imported."""
+    if lacking := [name for name in packages if find_spec(name) is None]:
+        raise NotPossible(f"this Python has no {', '.join(lacking)}")
+
+
+def probe(
+    name: str,
+    decides: str,
+    devices: tuple[str, ...] = ("cpu", "cuda", "npu"),
+    slow: bool = False,
+    limit_s: float = LIMIT_S,
+) -> Callable[[Callable[[On], Seen]], Callable[[On], Seen]]:
+    """Registers a probe."""
+
+    def register(function: Callable[[On], Seen]) -> Callable[[On], Seen]:
+        PROBES[name] = Probe(name, decides, function, devices, slow, limit_s)
+        return function
+
+    return register
+
+
+def probes_for(device: str, wanted: Sequence[str] = ()) -> list[Probe]:
+    """The probes for a kind of device, in their order, that have one of the names or are of such a group.
+
+    Raises:
+        UnknownProbe: naming what there is.
+    """
+    modules = [import_module(f"ascend_quant.smoke.{module}").__name__ for module in MODULES]
+    in_order = sorted(PROBES.values(), key=lambda one: modules.index(one.run.__module__))
+    known = [one for one in in_order if device in one.devices]
+    for name in wanted:
+        if not any(is_in(one.name, name) for one in known):
+            raise UnknownProbe(f"no probe {name!r} for {device}; there are: {', '.join(one.name for one in known)}")
+    return [one for one in known if not wanted or any(is_in(one.name, name) for name in wanted)]
+
+
+def is_in(name: str, group: str) -> bool:
+    """Whether a probe has the name, or is of the group."""
+    return name == group or name.startswith(f"{group}.")
+
+
+def carry_out(one: Probe, on: On) -> Result:
+    """What comes of a probe. The process ends if it takes too long."""
+    begun, seen, why = time.monotonic(), Seen(), ""
+    status: Status
+    with _ended_after(one.limit_s):
+        try:
+            seen = one.run(on)
+            _wait_for(on.device)  # an operator's error may come this late
+            status, why = (FAILED if seen.problems else OK), "; ".join(seen.problems[:MOST_PROBLEMS])
+        except NotPossible as error:
+            status, why = NOT_APPLICABLE, str(error)
+        except Exception as error:  # whatever a device or an engine raises is what we came to see
+            status, why = FAILED, f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return Result(
+        one.name, one.decides, status, round(time.monotonic() - begun, 1), without_traces(why), dict(seen.values)
+    )
+
+
+@contextlib.contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """End the process with all its stacks on stderr unless the block ends in time, even if no Python runs meanwhile."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type != "cpu":
+        getattr(torch, device.type).synchronize()
+
+
+def differing(found: torch.Tensor, expected: torch.Tensor) -> str:
+    """In what way bits differ; "" where they do not. A NaN is a NaN."""
+    found, expected = found.cpu().contiguous(), expected.cpu().contiguous()
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return f"{tuple(found.shape)} {found.dtype}, by the definition {tuple(expected.shape)} {expected.dtype}"
+    bits, wanted = (one.flatten().view(INTEGERS[one.element_size()]) for one in (found, expected))
+    apart = bits != wanted
+    if found.is_floating_point():
+        apart &= ~(found.isnan() & expected.isnan()).flatten()
+    if not (count := int(apart.sum())):
+        return ""
+    first = int(apart.nonzero()[0])
+    values = (one.flatten()[first].item() for one in (found, expected))
+    return "{} of {} differ, the first, number {}: {:g}, by the definition {:g}".format(
+        count, found.numel(), first, *values
+    )

@@ -1,0 +1,75 @@
+"""What `ascend-quant smoke` asks of vLLM's workers; `Extension` is their `worker_extension_cls`."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ascend_quant.integrations.vllm import refit_of, register
+from ascend_quant.profile.checkpoints import Checkpoint
+
+register()  # where the package lies in PYTHONPATH alone, vLLM's processes do not find it by its entry point
+
+Bucket = list[tuple[str, torch.Tensor]]
+
+
+class Extension:
+    """Methods that vLLM adds to its worker class; what they return is plain."""
+
+    def smoke_parameters(self) -> list[dict[str, Any]]:
+        """The fields of expected.Parameter, one for each resident."""
+        return [
+            {
+                "name": resident.name,
+                "parts": [part for part, _ in resident.parts],
+                "weight": resident.weight,
+                "quantized": bool(resident.codes),
+                "dtype": str(resident.tensor.dtype).removeprefix("torch."),
+            }
+            for resident in refit_of(self.model_runner.get_model()).residents
+        ]
+
+    def smoke_formats(self) -> dict[str, int]:
+        """How many parameters there are of each of torch_npu's formats."""
+        import torch_npu
+
+        model = self.model_runner.get_model()
+        return dict(Counter(str(torch_npu.get_npu_format(one.data)) for one in model.parameters()))
+
+    def smoke_receipt(self) -> dict[str, Any]:
+        """The last refit's, or the first load's; with the digest of the bytes that are there now."""
+        refit = refit_of(self.model_runner.get_model())
+        return refit.last_receipt.as_dict() | {"read_back": refit.digest()}
+
+    def smoke_refit(self, folder: str, limit: int) -> int:
+        """Refit with a checkpoint's tensors, the last first, in buckets of about `limit` bytes; how many buckets.
+
+        Raises:
+            RefitError: a tensor is refused, or some are missing: closing the refit names them.
+        """
+        model, count = self.model_runner.get_model(), 0
+        device = next(model.parameters()).device
+        with refit_of(model).session():
+            for bucket in buckets(Path(folder), limit):
+                model.load_weights([(name, tensor.to(device)) for name, tensor in bucket])
+                count += 1
+        return count
+
+
+def buckets(folder: Path, limit: int) -> Iterator[Bucket]:
+    """The tensors of a checkpoint, as many together as `limit` bytes hold, at least one."""
+    bucket: Bucket = []
+    for name, tensor in _tensors(folder):
+        if bucket and sum(one.nbytes for _, one in bucket) + tensor.nbytes > limit:
+            yield bucket
+            bucket = []
+        bucket.append((name, tensor))
+    yield bucket
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    checkpoint = Checkpoint(folder)
+    for name in sorted(checkpoint.names, reverse=True):
+        yield name, checkpoint.tensor(name)
