@@ -111,6 +111,7 @@ def command_on_the_cpu(out: Path, *options: str) -> dict:
     return json.loads(out.read_text())
 
 
+@pytest.mark.long("benchmarks")
 def test_whole_answers_on_the_cpu(tmp_path):
     size = ["--models", "tiny-moe", "--schemes", "bf16,int8-ours", "--batch", "2,3", "--prompt", "4", "--answer", "9"]
     found = command_on_the_cpu(tmp_path / "run.json", *size)
@@ -120,6 +121,7 @@ def test_whole_answers_on_the_cpu(tmp_path):
     assert rows["bf16", 2]["ratio"] == 1 and found["faults"] == []
 
 
+@pytest.mark.long("benchmarks")
 def test_decode_steps_on_the_cpu(tmp_path):
     size = ["--models", "tiny", "--context", "32,64", "--kv-cache", "fp8", "--batch", "3", "--schemes", "bf16"]
     found = command_on_the_cpu(tmp_path / "run.json", *size)
