@@ -6,7 +6,6 @@ is refused before anything is written.
 Shape suffixes: N output channels, K input channels, G groups of a row.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -25,7 +24,6 @@ METHODS = (METHOD, "fp8")
 PACKED = "_packed"
 ALSO_DONE = ("transform_config", "sparsity_config")  # of compressed-tensors: what is not undone with the codes
 INT4_REFUSED = ("_zero_point", "_g_idx")
-Reader = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Quantized:

@@ -18,7 +18,6 @@ from ascend_quant.oracle.fingerprint import (
     byte_weights,
     column_weights,
     digest,
-    last_dimension,
     weights_of_rows,
 )
 from ascend_quant.oracle.products import experts, matmul, product
@@ -65,7 +64,6 @@ __all__ = [
     "digest",
     "experts",
     "largest_scale",
-    "last_dimension",
     "matmul",
     "pack_int4",
     "product",

@@ -93,11 +93,6 @@ def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
 
 
-def last_dimension(tensor: torch.Tensor) -> int:
-    """The length of the rows of `as_matrix`."""
-    return tensor.shape[-1] if tensor.dim() > 1 else 1
-
-
 def as_bytes(matrix: torch.Tensor) -> torch.Tensor:
     """(N, bytes) int8: the bytes of each row, in a copy where they do not lie side by side."""
     if matrix.stride(1) != 1:
