@@ -31,39 +31,29 @@ class EngineFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """A prompt, the response that was sampled, and the log-probability of each of its tokens."""
-
-    prompt: list[int]
-    response: list[int]
-    logprobs: list[float]
-
-
-@dataclass(frozen=True)
 class Task:
-    """What an engine does.
+    """What an engine does: it samples, and scores what others have sampled.
 
     Attributes:
-        job: a function of child.py: sample, score, reference, force or emulate.
         engine: vLLM's options.
         prompts: token ids to sample from.
         sampling: of vllm.SamplingParams.
-        sequences: to be scored, or decoded again, `Sampled` as dictionaries.
-        watched: the scheme whose layer errors are wanted; None for none.
+        sequences: to be scored, by the name of the policy that sampled them: each with the token ids `prompt` and
+            `response`.
+        watched: the scheme whose layer errors are wanted while the first of them are scored; None for none.
         every: how many tokens pass for one that is looked at.
     """
 
-    job: str
     engine: dict[str, Any]
     prompts: list[list[int]]
     sampling: dict[str, Any]
-    sequences: list[dict[str, Any]] = field(default_factory=list)
+    sequences: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     watched: str | None = None
     every: int = 1
 
 
-def run(task: Task, on_progress: OnProgress) -> dict:
-    """Carry out a task in a new process.
+def run(task: Task, on_progress: OnProgress) -> dict[str, Any]:
+    """Carry out a task in a new process; what comes back is `child.work`'s.
 
     Raises:
         EngineFailed: with its last words; the whole log is kept.

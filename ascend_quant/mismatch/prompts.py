@@ -4,18 +4,31 @@ A text file holds a prompt a line. JSON lines and parquet have a column `prompt`
 messages, put through the tokenizer's chat template (verl's data sets have these); or token ids.
 """
 
-import re
+import json
 from collections.abc import Iterable, Sequence
-from os.path import isfile
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ascend_quant.documents import BadDocument, parse_json, read_text
-from ascend_quant.mismatch.examples import EXAMPLES
-
+EXAMPLES = (
+    "Natalia sold 48 clips in April, and half as many in May. How many clips did she sell in the two months?",
+    "小明有 24 个苹果,他把其中的三分之一送给了朋友,又买了 5 个。他现在有多少个苹果?请写出推理过程。",
+    "Let f(x) = x^3 - 6x^2 + 9x + 1. Find all local extrema of f, step by step.",
+    "一列火车以每小时 80 公里的速度行驶 2.5 小时,然后以每小时 100 公里的速度行驶 1.5 小时,求平均速度。",
+    "Prove that the sum of the first n odd numbers is n^2.",
+    "解方程组 2x + 3y = 12, x - y = 1,并检验结果。",
+    "How many integers between 1 and 1000 are divisible by 3 or by 5, but not by both?",
+    "一个袋子里有 4 个红球和 6 个白球,不放回地取出 2 个,求两个球颜色相同的概率。",
+    "Write a Python function that returns the k-th smallest element of an unsorted list in O(n) expected time.",
+    "用 Python 写一个函数,判断一个字符串是不是回文,并给出 3 个测试用例。",
+    "Explain in 3 paragraphs why the sky is blue and why sunsets are red.",
+    "请用 200 字左右介绍一下唐代诗人李白的生平和代表作。",
+    "Write a short letter to a landlord, asking for the heating to be repaired before December 1.",
+    "请列出 5 条提高睡眠质量的建议,并简要说明每条的原因。",
+    "Compare TCP and UDP in 4 points, and give an application for which each is the better choice.",
+    "把下面的句子翻译成英文:2008 年夏天,北京举办了第 29 届奥运会。",
+)
 COLUMN = "prompt"
 JSON_LINES = (".jsonl", ".json")
-LINE_END = re.compile(r"\r\n|\n|\r")  # and none of Unicode's, which texts hold
 
 Prompt = str | list[dict[str, Any]] | list[int]
 Item = TypeVar("Item")
@@ -36,8 +49,6 @@ def read(path: Path) -> list[Prompt]:
     Raises:
         PromptError: the file, or one of its rows, is not as it should be.
     """
-    if not isfile(path):
-        raise PromptError(f"{path!s:.200}: there is no such file")
     if path.suffix == ".parquet":
         found = [_checked(value, f"{path}, row {i}") for i, value in enumerate(_parquet(path), start=1)]
     else:
@@ -56,9 +67,9 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
 
 def _from_text(path: Path) -> Iterable[Prompt]:
     try:
-        lines = LINE_END.split(read_text(path))
-    except BadDocument as error:
-        raise PromptError(f"{error}; a text in UTF-8 is wanted, parquet files end in .parquet") from error
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(f"{path}: {error}; a text in UTF-8 is wanted, parquet files end in .parquet") from error
     for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{path}, line {number}"
@@ -67,9 +78,9 @@ def _from_text(path: Path) -> Iterable[Prompt]:
 
 def _column(line: str, where: str) -> Any:
     try:
-        row = parse_json(line, where)
-    except BadDocument as error:
-        raise PromptError(f"{error}; each line is an object of its own") from error
+        row = json.loads(line)
+    except ValueError as error:
+        raise PromptError(f"{where}: is no JSON ({error}); each line is an object of its own") from error
     if not isinstance(row, dict) or COLUMN not in row:
         raise PromptError(f"{where}: has no {COLUMN!r}")
     return row[COLUMN]
@@ -84,7 +95,7 @@ def _parquet(path: Path) -> list[Any]:
         if COLUMN not in (names := parquet.read_schema(path).names):
             raise PromptError(f"{path}: has no column {COLUMN!r}; its columns: {', '.join(names):.300}")
         return parquet.read_table(path, columns=[COLUMN]).column(COLUMN).to_pylist()
-    except (ArrowException, OSError, ValueError) as error:
+    except (ArrowException, OSError) as error:
         raise PromptError(f"{path}: {' '.join(str(error).split()):.300}") from error
 
 

@@ -1,13 +1,16 @@
-"""The report on a terminal: the figures beside the noise floor, the layers that are hurt most, what to ignore."""
+"""The report on a terminal: the figures beside the noise floor, the KL by position, the layers that are hurt most."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from ascend_quant.mismatch.remarks import MIB, remarks
+from ascend_quant.estimators import THRESHOLD
 
 WORST = 10
+MIB = 1 << 20
+LEAST = 0.8  # of a batch that importance weights should leave, as verl's adapter warns
 FIGURES = {
     "k3_kl": "KL a token (k3), nats",
     "k1_kl": "KL a token (k1), nats",
@@ -35,75 +38,95 @@ def show(report: dict[str, Any], console: Console) -> None:
     made = f"{report['model']} on {machine['device']}, vLLM {machine['vllm']}, torch {machine['torch']}"
     console.print(made, highlight=False, soft_wrap=True)
     console.print(figures(report))
+    console.print(positions(report))
     if report["layers"]:
         console.print(layers(report))
-    if report["cache"]:
-        console.print(cache(report["cache"]))
     for line in remarks(report):
         console.print(line, highlight=False, soft_wrap=True)
 
 
+def policies(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The figures of each policy, by its name for people: the rollout's, those of its parts, the noise."""
+    scheme, cache = report["scheme"], report["kv_cache"]
+    if cache == "auto":
+        return {scheme: report["mismatch"], "noise (bf16)": report["noise"]}
+    names = {"weights": f"{scheme}, bf16 cache", "cache": f"bf16, {cache} cache"}
+    parts = {names[part]: figures for part, figures in report["parts"].items()}
+    return {f"{scheme}, {cache} cache": report["mismatch"], **parts, "noise (bf16)": report["noise"]}
+
+
 def figures(report: dict[str, Any]) -> Table:
-    """Every figure of the quantized engine, and what the BF16 engine has against itself, ± a standard error."""
-    table = Table(title="Sampled by the first engine, scored by the second")
+    """Every figure of each policy against bf16, ± a standard error."""
+    table = Table(title="Each policy's own tokens, sampled by decoding, scored by the bf16 engine")
     table.add_column("")
-    both = report["mismatch"], report["noise"]
-    for name, one in zip((f"{rollout(report)} / bf16", "noise: bf16 / bf16"), both, strict=True):
+    found = policies(report)
+    for name, one in found.items():
         table.add_column(f"{name}\n{one['tokens']} tokens\n{one['sequences']} sequences", justify="right")
     for key, text in FIGURES.items():
-        table.add_row(text, *(_cell(one, one["standard_errors"], key) for one in both))
+        table.add_row(text, *(_cell(one[key], one["standard_errors"].get(key)) for one in found.values()))
     table.add_section()
     for key, text in SEQUENCE_FIGURES.items():
-        cells = [(one["sequence_weights"], (one["standard_errors"] or {}).get("sequence_weights")) for one in both]
-        table.add_row(text, *(_cell(*cell, key) for cell in cells))
+        table.add_row(text, *(_cell(one["sequence_weights"][key]) for one in found.values()))
     return table
 
 
-def _cell(figures: dict[str, Any], errors: dict[str, Any] | None, key: str) -> str:
-    return f"{figures[key]:.4g}" + (f" ± {errors[key]:.1g}" if errors and key in errors else "")
-
-
-def rollout(report: dict[str, Any]) -> str:
-    """What the first engine is, in words."""
-    plain = report["kv_cache"] == "auto" or report["emulate_cache"]
-    return report["scheme"] if plain else f"{report['scheme']}, {report['kv_cache']} cache"
-
-
-def cache(split: dict[str, Any]) -> Table:
-    """The KL of each part, by position, ± a standard error."""
-    table = Table(title="KL(bf16 || engine) a token (k3), the same tokens decoded by each, by position")
+def positions(report: dict[str, Any]) -> Table:
+    """The KL of each policy by position, ± a standard error."""
+    table = Table(title="KL a token (k3) by position: the tokens before it, the prompt's too")
     table.add_column("positions")
-    table.add_column("tokens", justify="right")
-    for part in split["parts"]:
-        table.add_column(part["name"], justify="right")
-    for number, one in enumerate(split["parts"][0]["buckets"]):
-        cells = (_short(part["buckets"][number]) for part in split["parts"])
-        table.add_row(span(one) if number else "all", str(one["tokens"]), *cells)
-    table.caption = "; ".join(f"{part['name']}: {part['about']}" for part in split["parts"])
+    found = policies(report)
+    for name in found:
+        table.add_column(name, justify="right")
+    for first, words in spans(found).items():
+        held = [{one["first"]: one for one in figures["positions"]}.get(first) for figures in found.values()]
+        table.add_row(words, *("" if one is None else _cell(one["k3_kl"], one["standard_error"]) for one in held))
     return table
 
 
-def _short(bucket: dict[str, Any]) -> str:
-    error = bucket["standard_error"]
-    return f"{bucket['k3_kl']:.2e}" + ("" if error is None else f" ± {error:.0e}")
-
-
-def span(bucket: dict[str, Any]) -> str:
-    """A range of positions in words."""
-    return f"from {bucket['first']}" if bucket["end"] is None else f"{bucket['first']} to {bucket['end']}"
+def spans(found: dict[str, dict[str, Any]]) -> dict[int, str]:
+    """The ranges of positions that any policy has tokens in, by their first position, in words."""
+    ranges = {one["first"]: one["end"] for figures in found.values() for one in figures["positions"]}
+    return {
+        first: f"from {first}" if (end := ranges[first]) is None else f"{first} to {end}" for first in sorted(ranges)
+    }
 
 
 def layers(report: dict[str, Any]) -> Table:
     """The layers with the largest errors."""
     worst = report["layers"][:WORST]
-    title = f"Relative error of a layer's output: the worst {len(worst)} of {len(report['layers'])} layers"
-    table = Table(title=title)
+    table = Table(title=f"Relative error of a layer's output: the worst {len(worst)} of {len(report['layers'])} layers")
     table.add_column("layer", overflow="fold")
-    for column in ("error", "x of a\nGaussian", "worst\ntoken", "of all\nsquared", "MiB more\nin BF16"):
+    for column in ("error", "worst\ntoken", "of all\nsquared", "MiB more\nin BF16"):
         table.add_column(column, justify="right", no_wrap=True)
-    suggested = report["suggested_ignore"]["layers"]
     for layer in worst:
-        cells = [f"{layer['error']:.2%}", f"{layer['times']:.3g}", f"{layer['worst']:.2%}", f"{layer['share']:.2%}"]
-        cells.append(f"{layer['extra_bytes'] / MIB:.3g}")
-        table.add_row(layer["name"], *cells, style="bold red" if layer["name"] in suggested else None)
+        cells = [f"{layer[key]:.2%}" for key in ("error", "worst", "share")]
+        table.add_row(layer["name"], *cells, f"{layer['extra_bytes'] / MIB:.3g}")
     return table
+
+
+def remarks(report: dict[str, Any]) -> Iterator[str]:
+    """What follows from the figures, in sentences."""
+    found, noise = report["mismatch"], report["noise"]["k3_kl"]
+    if noise > 0:
+        yield f"KL (k3) is {found['k3_kl'] / noise:.3g} times the noise floor: {found['k3_kl']:.3g} to {noise:.3g}."
+    if report["prompts_left_out"]:
+        yield f"{report['prompts_left_out']} prompts were left out (--tokens {report['tokens']})."
+    token, sequence = found["ess"], found["sequence_weights"]["ess"]
+    yield (
+        f"Truncated importance sampling, clipped at {THRESHOLD:g}, leaves {token:.3g} of a batch with a weight a "
+        f"token, {sequence:.3g} with a weight a sequence as long as these."
+    )
+    if token < LEAST:
+        yield (
+            f"Below {LEAST:g} weights mend little: `ignore` the worst layers, take a finer scheme, or train for this "
+            "one (QAT)."
+        )
+    elif sequence < LEAST:
+        yield (
+            f"Below {LEAST:g} weights of sequences waste the batch: set rollout_correction.rollout_is (in a recipe "
+            "correction.level) to token."
+        )
+
+
+def _cell(value: float, error: float | None = None) -> str:
+    return f"{value:.4g}" + ("" if error is None else f" ± {error:.1g}")

@@ -1,9 +1,7 @@
 """What the BF16 engine's layers see, and what quantizing each of them would do to it.
 
 Runs inside vLLM's workers, with `enforce_eager`: `Extension` is their `worker_extension_cls`. A layer's own method is
-wrapped: before the engine's product goes on, the layer's inputs are put through `layer_errors`, every n-th token. What
-was seen is kept in seen.py, which needs no vLLM. Embedding and head are no layers of a scheme; their own outliers are
-looked at, since layers and logits inherit them.
+wrapped: before the engine's product goes on, the layer's inputs are put through `layer_errors`, every n-th token.
 
 An error is ||e|| / ||y|| of a token, y the exact output and e what quantization adds. Tokens count alike: over all
 elements at once, the few tokens with massive activations (often the first) would hide the others.
@@ -19,14 +17,11 @@ from typing import Any
 import torch
 from vllm.distributed import tensor_model_parallel_all_gather, tensor_model_parallel_all_reduce
 from vllm.model_executor.layers.linear import LinearBase, RowParallelLinear
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from ascend_quant.integrations.vllm import register
 from ascend_quant.integrations.vllm.compat import EXPERTS_LAYER
 from ascend_quant.integrations.vllm.inventory import number_of_experts
-from ascend_quant.mismatch.layer_errors import EXACT, mixtures, product
-from ascend_quant.mismatch.seen import EmbeddingSeen, HeadSeen, Seen
+from ascend_quant.mismatch.layer_errors import EXACT, extra_bytes, mixture, product
 from ascend_quant.schemes import Scheme, get_scheme
 
 register()  # where the package lies in PYTHONPATH alone, vLLM's processes do not find it by its entry point
@@ -37,17 +32,13 @@ class Extension:
 
     def mismatch_watch(self, scheme: str, every: int) -> None:
         """From now on, look at each layer that `scheme` quantizes, at every `every`-th token."""
-        model = self.model_runner.get_model()
-        self.mismatch_layers = layers_of(model, self.vllm_config.quant_config, get_scheme(scheme), every)
-        self.mismatch_tables = tables_of(model)
+        model, config = self.model_runner.get_model(), self.vllm_config.quant_config
+        self.mismatch_layers = layers_of(model, config, get_scheme(scheme), every)
 
-    def mismatch_errors(self) -> dict[str, list[dict]]:
-        """What was seen, a layer each (see `Seen.summary`), and of embedding and head. Looks no more."""
-        found = {
-            "layers": [layer.errors() for layer in self.mismatch_layers],
-            "tables": [table.summary() for table in self.mismatch_tables],
-        }
-        del self.mismatch_layers, self.mismatch_tables
+    def mismatch_errors(self) -> list[dict[str, Any]]:
+        """What was seen, a layer each (see `Layer.errors`). Looks no more."""
+        found = [layer.errors() for layer in self.mismatch_layers]
+        del self.mismatch_layers
         return found
 
 
@@ -69,34 +60,15 @@ def layers_of(model: torch.nn.Module, config: Any, scheme: Scheme, every: int) -
     return found
 
 
-def tables_of(model: torch.nn.Module) -> list[EmbeddingSeen | HeadSeen]:
-    """Looks at the embedding and the head; a head that is tied to the embedding has its name."""
-    found: list[EmbeddingSeen | HeadSeen] = []
-    for name, module in model.named_modules():
-        if isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead):
-            found.append(EmbeddingSeen(name))
-            found[-1].hook = module.register_forward_hook(lambda _, given, out, seen=found[-1]: seen.add(out))
-        elif isinstance(module, LogitsProcessor):
-            names = {id(part): name for name, part in model.named_modules()}
-            found.append(HeadSeen())
-
-            def look(_, given, seen=found[-1], names=names):
-                head, hidden_MK = given[:2]
-                seen.add(names[id(head)], head.weight, hidden_MK)
-
-            found[-1].hook = module.register_forward_pre_hook(look)
-    return found
-
-
 class Layer(ABC):
     """A layer that is looked at from its construction to `errors()`."""
 
     weights: tuple[str, ...]
 
     def __init__(self, name: str, module: torch.nn.Module, scheme: Scheme, every: int):
-        self.module, self.scheme, self.every = module, scheme, every
+        self.name, self.module, self.scheme, self.every = name, module, scheme, every
         self.passed = 0
-        self.seen = Seen(name, self.first_channel())
+        self.squares: list[torch.Tensor] = []  # (2, M): of the error and of the exact output
         self.method, original = module.quant_method, module.quant_method.apply
 
         def apply(layer: torch.nn.Module, x: torch.Tensor, *args, **kwargs):
@@ -105,35 +77,38 @@ class Layer(ABC):
 
         self.method.apply = apply
 
-    def first_channel(self) -> int:
-        """Of the inputs that this rank holds."""
-        return 0
-
     def look(self, x: torch.Tensor, *args, **kwargs) -> None:
         """Measure every n-th of the tokens that are about to pass."""
         x_MK = x.reshape(-1, x.shape[-1])
         rows = slice(-self.passed % self.every, None, self.every)
         self.passed += x_MK.shape[0]
         if x_MK[rows].shape[0]:
-            self.seen.add(x_MK[rows], *self.outputs(rows, x_MK, *args, **kwargs))
+            rounded_MN, exact_MN = self.outputs(rows, x_MK, *args, **kwargs)
+            pair = (rounded_MN - exact_MN).square().sum(-1), exact_MN.square().sum(-1)
+            self.squares.append(torch.stack(pair).cpu())
 
     @abstractmethod
     def outputs(self, rows: slice, x_MK: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
         """What the layer gives for some rows of its inputs, rounded and exact, without bias: float32 (M, N)."""
 
-    def errors(self) -> dict:
-        """End the looking: see `Seen.summary`."""
+    def errors(self) -> dict[str, Any]:
+        """End the looking.
+
+        Returns:
+            name; error, norm: the squares of each token's error and exact output, on this rank; extra_bytes: what it
+            costs this rank not to quantize the layer.
+        """
         del self.method.apply
-        return self.seen.summary([getattr(self.module, leaf) for leaf in self.weights], self.scheme)
+        error, norm = torch.cat(self.squares, dim=1).tolist() if self.squares else ([], [])
+        weights = [getattr(self.module, leaf) for leaf in self.weights]
+        cost = sum(extra_bytes(weight, self.scheme) for weight in weights)
+        return {"name": self.name, "error": error, "norm": norm, "extra_bytes": cost}
 
 
 class Linear(Layer):
     """A linear layer, fused ones (qkv, gate and up) as a whole."""
 
     weights = ("weight",)
-
-    def first_channel(self) -> int:
-        return self.module.tp_rank * self.module.weight.shape[-1] if isinstance(self.module, RowParallelLinear) else 0
 
     def outputs(self, rows: slice, x_MK: torch.Tensor, *rest, **named) -> tuple[torch.Tensor, torch.Tensor]:
         module = self.module
@@ -144,7 +119,7 @@ class Linear(Layer):
 
 
 class Experts(Layer):
-    """A layer's experts: a figure of their routed and weighted sum, and one of each."""
+    """A layer's experts: their routed and weighted sum."""
 
     weights = ("w13_weight", "w2_weight")
 
@@ -153,10 +128,8 @@ class Experts(Layer):
         held = module.expert_map
         expert_MT = topk_ids[rows] if held is None else held[topk_ids[rows]]
         absmax = over_ranks(module.w2_weight) if parallel.tp_size > 1 else None
-        given = topk_weights[rows], expert_MT, module.w13_weight, module.w2_weight
-        *outs, ratios = mixtures(x_MK[rows], *given, scheme=self.scheme, w2_absmax_EK=absmax)
-        for expert, ratio in ratios.items():
-            self.seen.add_expert(expert if held is None else int((held == expert).nonzero()), ratio)
+        given = x_MK[rows], topk_weights[rows], expert_MT, module.w13_weight, module.w2_weight
+        outs = (mixture(*given, scheme, absmax) for scheme in (self.scheme, EXACT))
         summed = parallel.tp_size > 1 or parallel.ep_size > 1
         return tuple(map(tensor_model_parallel_all_reduce, outs)) if summed else tuple(outs)
 

@@ -24,7 +24,7 @@ def doctor(
     out: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,
     mismatch: Annotated[
         Path | None,
-        typer.Option(help="With --recipe: a report of `ascend-quant mismatch`; what would be left of a batch?"),
+        typer.Option(help="With --recipe: a report of `ascend-quant mismatch --json`; what would be left of a batch?"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:

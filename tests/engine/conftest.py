@@ -12,7 +12,6 @@ LONG = {  # a file, or one test of it: the paths whose change brings it back int
     "test_key_balance_engine": (f"{VLLM}/key_balance.py", "ascend_quant/refit/key_balance.py"),
     "test_kv_cache_engine": (f"{VLLM}/kv_cache.py",),
     "test_lora": (f"{VLLM}/layers",),
-    "test_mismatch_cache_command": ("ascend_quant/mismatch",),
     "test_mismatch_command": ("ascend_quant/mismatch",),
     "test_parallel": ("ascend_quant/engine", f"{VLLM}/layers"),
     "test_prefix_cache": (f"{VLLM}/worker_refit.py",),
