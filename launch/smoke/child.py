@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,6 @@ def run(
     name: str,
     command: Sequence[str],
     limit: float,
-    variables: Mapping[str, str] | None = None,
     apart: bool = False,
     at_each_look: Callable[[], None] = lambda: None,
 ) -> Ended:
@@ -110,7 +109,6 @@ def run(
     Args:
         name: of its log.
         limit: seconds.
-        variables: more of them, over all others.
         apart: whether stdout goes to a file of its own, for JSON.
         at_each_look: called as long as it runs, five times a second, and once when it has ended.
     """
@@ -122,7 +120,7 @@ def run(
         child = subprocess.Popen(
             command,
             cwd=setting.folder,
-            env=whole | dict(variables or {}),
+            env=whole,
             stdin=subprocess.DEVNULL,
             stdout=said if apart else errors,
             stderr=errors,

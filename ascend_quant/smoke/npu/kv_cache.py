@@ -7,7 +7,9 @@ import torch
 from ascend_quant.smoke.npu import data
 from ascend_quant.smoke.npu.graphs import captured_if_possible
 from ascend_quant.smoke.probes import NotPossible, On, Seen, need, probe
+from ascend_quant.smoke.results import without_traces
 
+PAIRS = {"qwen2.5-7b": (28, 4), "qwen2.5-32b": (40, 8), "qwen3-30b-a3b": (32, 4), "documented": (64, 8)}
 BLOCK, TOKENS, KV_HEADS, HEADS, HEAD = 128, 100, 2, 4, 128
 
 
@@ -18,7 +20,15 @@ BLOCK, TOKENS, KV_HEADS, HEADS, HEAD = 128, 100, 2, 4, 128
 )
 def c8(on: On) -> Seen:
     attention, plugin, probing = _plugin()
-    seen, layer = Seen(), _layer(attention, plugin, probing, on)
+    seen = Seen()
+    for name, pair in PAIRS.items():  # what is refused for one may work for another
+        try:
+            error = probing.largest_error(probing.scratch(attention, *pair, HEAD), torch.bfloat16, on.device)
+        except Exception as why:  # what it says is what we came for
+            error = without_traces(f"{type(why).__name__}: {why}")
+        seen.values[f"error with the heads of {name}"] = error
+        seen.holds(isinstance(error, float) and error < probing.TOLERANCE, f"heads of {name}: {error}")
+    layer = _layer(attention, plugin, probing, on)
     buffers = plugin.C8Buffers({"layers.0.self_attn": layer}, KV_HEADS, rank=0, ranks=1)
     query, keys = (torch.randn(TOKENS, count, HEAD, generator=data.generator(count)) for count in (1, KV_HEADS))
     keys, query = keys.to(torch.bfloat16), query[:1].expand(1, HEADS, HEAD).to(torch.bfloat16).contiguous()

@@ -1,7 +1,7 @@
 """What refits and rollouts cost on an NPU: beside a plain copy, and beside BF16, in the same run."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -17,7 +17,6 @@ from ascend_quant.smoke.probes import On, Seen, probe
 ROUNDS, ROUND_MS, MOST_CALLS = 5, 30.0, 50
 ROOM = 0.7  # share of the free memory
 LAYERS, BATCHES, PROMPT, ANSWER = 8, (16, 64), 128, 128  # of a rollout
-Call = Callable[[], object]
 
 
 @probe(
@@ -38,11 +37,9 @@ def refit(on: On) -> Seen:
         sources = [_random(on, *shape) for shape in shapes]
         bytes_ = sum(source.nbytes for source in sources)
         jobs = [job for source in sources for job in _jobs(on, source)]
-        found = milliseconds({"copy": lambda: target.copy_(copied), "refit": lambda jobs=jobs: _refit(on, jobs)})
-        bandwidth = 2 * copied.nbytes / found["copy"] / 1e6
-        seen.values["copy, GB/s read and written"] = bandwidth
-        seen.values[f"{name}, ms"] = found["refit"]
-        seen.values[f"{name}, copies"] = found["refit"] * bandwidth * 1e6 / (2 * bytes_)
+        copy, ms = milliseconds(lambda: target.copy_(copied)), milliseconds(lambda jobs=jobs: _refit(on, jobs))
+        seen.values["copy, GB/s read and written"] = bandwidth = 2 * copied.nbytes / copy / 1e6
+        seen.values |= {f"{name}, ms": ms, f"{name}, copies": ms * bandwidth * 1e6 / (2 * bytes_)}
     return seen
 
 
@@ -66,19 +63,14 @@ def _refit(on: On, jobs: list[Job]) -> None:
     counters.read()
 
 
-def milliseconds(methods: Mapping[str, Call]) -> dict[str, float]:
-    """Of one call of each, until the device is idle: the median of rounds in rotated order."""
-    calls = {name: max(1, min(MOST_CALLS, int(ROUND_MS / max(_took(call, 1), 1e-3)))) for name, call in methods.items()}
-    samples: dict[str, list[float]] = {name: [] for name in methods}
-    for turn in range(ROUNDS):
-        order = [*methods]
-        for name in order[turn % len(order) :] + order[: turn % len(order)]:
-            samples[name].append(_took(methods[name], calls[name]))
-    return {name: median(found) for name, found in samples.items()}
+def milliseconds(call: Callable[[], object]) -> float:
+    """Of one call, until the device is idle: the median of rounds of several; what is compiled is so before."""
+    calls = max(1, min(MOST_CALLS, int(ROUND_MS / max(_took(call, 1), 1e-3))))
+    return median(_took(call, calls) for _ in range(ROUNDS))
 
 
-def _took(call: Call, times: int) -> float:
-    """Milliseconds of one of several calls; what is compiled at the first one is so before."""
+def _took(call: Callable[[], object], times: int) -> float:
+    """Milliseconds of one of several calls."""
     if times == 1:
         call()
     torch.npu.synchronize()
