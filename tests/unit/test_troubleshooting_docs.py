@@ -1,4 +1,4 @@
-"""docs/errors.md and its twin name every exit status, and every error class that a user may meet."""
+"""docs/troubleshooting.md and its twin name every exit status, and every error class that a user may meet."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import pytest
 from ascend_quant import exits
 from launch.root import ROOT
 
-PAGES = [ROOT / "docs" / name for name in ("errors.md", "errors.zh.md")]
+PAGES = [ROOT / "docs" / name for name in ("troubleshooting.md", "troubleshooting.zh.md")]
 # What is caught inside: no user sees the name.
 INSIDE = {"Stopped", "NotGathered", "HostSilent"}
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -39,7 +39,7 @@ def errors() -> set[tuple[str, str]]:
 
 @of_each_page
 def test_exit_statuses(page: Path):
-    named = {row[1].strip("`"): int(row[0]) for row in rows(page) if row[0].isdigit()}
+    named = {row[1].strip("`"): int(row[0]) for row in rows(page) if re.fullmatch(r"`[A-Z_]+`", row[1])}
     assert named == {name: value for name, value in vars(exits).items() if isinstance(value, int)}
 
 
