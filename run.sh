@@ -31,7 +31,7 @@ usage: ./run.sh COMMAND [ARGUMENTS]
                                 and npu run beside cluster, where that is asked for too; unit and engine in two
                                 processes: -n 0 among ARGS for one)
   test --list                   these groups, as a JSON list: the jobs of the nightly run
-  test gpu [-- ARGS ..]         what needs NVIDIA GPUs, with the PYTHON that has the stack cuda13 (docs/gpu.md)
+  test gpu [-- ARGS ..]         what needs NVIDIA GPUs, with the PYTHON that has the stack cuda13 (docs/nvidia.md)
   recipe list | show NAME [..]  what can be trained, and the verl command it expands to (recipe show --help: options)
   train RECIPE [..] [-- ..]     train it on this machine, or with --cluster INVENTORY on its hosts; --dry-run shows the
                                 plan; what follows -- goes to verl (train --help: options)
@@ -193,7 +193,7 @@ run_gpu() { # in the user's own environment: their GPUs, torch and vLLM are what
   lacking=$("$python" -c 'from importlib.util import find_spec
 print(*(name for name in ("pytest", "pytest_timeout", "hypothesis") if find_spec(name) is None))')
   [[ -z $lacking ]] || die "test gpu: not in $python: $lacking. Run: $python -m pip install ${lacking//_/-}
-  (in an image: docs/gpu.md)"
+  (in an image: docs/nvidia.md)"
   offline
   trap 'exit 130' INT
   export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" # before what is installed: an image has the package too
