@@ -1,4 +1,4 @@
-"""docs/recipe_settings.md: what it says of recipes and stacks is what they resolve to, in both languages."""
+"""The last tables of docs/recipes.md: what they say of recipes and stacks is what these resolve to, in both languages."""
 
 import re
 from functools import cache
@@ -13,7 +13,7 @@ from launch.recipes import load, names, paths_of, resolve
 from launch.stacks import all_pins, pins
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("recipe_settings.md", "recipe_settings.zh.md")
+PAGES = ("recipes.md", "recipes.zh.md")
 CODE = re.compile(r"`([^`]+)`")
 
 
