@@ -1,4 +1,4 @@
-"""The last tables of docs/recipes.md: what they say of recipes and stacks is what these resolve to, in both languages."""
+"""The last tables of docs/recipes.md say of recipes and stacks what these resolve to, in both languages."""
 
 import re
 from functools import cache
