@@ -11,8 +11,8 @@ from benchmarks.measured import one
 ROOT = Path(__file__).parents[2]
 LINES = 120
 READMES = ("README.md", "README.zh.md")
-GUIDES = ("ascend", "demo", "flashrl", "nvidia", "refit", "tested", "tools", "troubleshooting", "verl", "vllm")
-PAIRS = [READMES, *((f"docs/{name}.md", f"docs/{name}.zh.md") for name in GUIDES)]
+TWINS = sorted(file.name.removesuffix(".zh.md") for file in (ROOT / "docs").glob("*.zh.md"))
+PAIRS = [READMES, *((f"docs/{name}.md", f"docs/{name}.zh.md") for name in TWINS)]
 
 
 def read(name: str) -> str:
