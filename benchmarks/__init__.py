@@ -7,7 +7,7 @@ train.py       a recipe's training steps by stage, INT8 beside BF16; train_repor
 sync.py        a weight sync under verl by what is sent, beside the trainer or apart
                of both: train_options.py, train_run.py one training, train_files.py and train_reward.py what it reads
 convert.py     checkpoints converted, beside a copy
-study.py       does a policy with INT8 rollouts learn what one with BF16 rollouts learns? ledger.py its task
+study.py       does a policy with INT8 rollouts learn what one with BF16 rollouts learns?
 models.py      shapes, names and configs of models; tensors.py their weights, as a trainer holds them
 tasks.py       one measurement in a process of its own; timing.py samples and rotated order; report.py JSON and tables
 measured.py    the rows of results/measured.csv, which the README and the pages quote; results/ has a page a visit

@@ -2,15 +2,15 @@
 
 Both read files that the system has just read, and end when what they wrote is on the disk (fsync). Rounds begin with
 another method each; a method's ratio is that of the copy in the same round. Embeddings and the head are left out: to
-convert them is to copy them. What more cores gain is seen in memory (FOLDER on tmpfs), where no disk is waited for.
+convert them is to copy them. With FOLDER on tmpfs no disk is waited for.
 """
 
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -20,7 +20,6 @@ import typer
 from safetensors.torch import save_file
 
 from ascend_quant.convert import Request, convert
-from ascend_quant.convert.workers import cores
 from ascend_quant.schemes import SCHEMES
 from benchmarks.models import MODELS, Model, get_model
 from benchmarks.report import console, table_of, write_run
@@ -42,7 +41,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="How often each method is timed.")] = 5,
     out: Annotated[Path | None, typer.Option(help="Where every sample goes.")] = None,
 ) -> None:
-    """Measure conversions on one core and on all. Exit status: 0; 2 for wrong use."""
+    """Measure conversions on all cores. Exit status: 0; 2 for wrong use."""
     names = choices("--schemes", schemes, QUANTIZED)
     choices("--model", model, tuple(MODELS))
     check_layers(model, layers)
@@ -55,7 +54,7 @@ def main(
         seconds = measure(methods_of(source, scratch / "out", names), scratch / "out", rounds)
     finally:
         shutil.rmtree(scratch)
-    result = {"model": model, "layers": layers, "bytes": size, "disk": disk_of(folder), "rows": rows(seconds, size)}
+    result = {"model": model, "layers": layers, "bytes": size, "rows": rows(seconds, size)}
     show(result)
     if out is not None:
         write_run(out, "benchmarks.convert", "cpu", result)
@@ -83,21 +82,8 @@ def methods_of(source: Path, out: Path, schemes: list[str]) -> dict[str, Callabl
     """By name; each leaves `out` behind."""
     methods: dict[str, Callable[[], object]] = {COPY: lambda: copy(source, out)}
     for scheme in schemes:
-        for workers in sorted({1, cores()}):
-            methods[f"{scheme}, {workers} of {cores()} cores"] = converting(
-                Request(source, out, scheme, workers=workers)
-            )
+        methods[scheme] = partial(convert, Request(source, out, scheme))
     return methods
-
-
-def converting(request: Request) -> Callable[[], object]:
-    """A conversion with as many cores as workers."""
-
-    def call() -> None:
-        with only_cores(request.workers):
-            convert(request)
-
-    return call
 
 
 def copy(source: Path, out: Path) -> None:
@@ -107,17 +93,6 @@ def copy(source: Path, out: Path) -> None:
         shutil.copyfile(path, out / path.name)
         with (out / path.name).open("rb+") as file:
             os.fsync(file.fileno())
-
-
-@contextmanager
-def only_cores(count: int) -> Iterator[None]:
-    """This thread, and those it starts, run on so many cores."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(before)[:count])
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def measure(methods: dict[str, Callable[[], object]], out: Path, rounds: int) -> dict[str, list[float]]:
@@ -150,16 +125,9 @@ def rows(seconds: dict[str, list[float]], size: int) -> list[dict]:
     ]
 
 
-def disk_of(folder: Path) -> str:
-    """The kind of file system that a folder is on; its longest mount point decides."""
-    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    fitting = [(len(point), kind) for point, kind in mounts if folder.resolve().is_relative_to(point)]
-    return max(fitting)[1]
-
-
 def show(result: dict) -> None:
     """A method a line."""
-    title = f"{result['layers']} layers of {result['model']}, {result['bytes'] / 1e9:.2f} GB, {result['disk']}"
+    title = f"{result['layers']} layers of {result['model']}, {result['bytes'] / 1e9:.2f} GB"
     table = table_of(title, ("method",), ("GB/s of input", "seconds", "of a copy"))
     for row in result["rows"]:
         took = "{low:.2f} - {high:.2f}".format(**row["seconds"])

@@ -6,12 +6,13 @@ difference.
 """
 
 import json
-import re
+import random
+import string
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from math import nan, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -19,19 +20,66 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.ledger import Ledger
-from benchmarks.report import Outcome, console, faults_of, show_faults, table_of, write_run
+from benchmarks.report import Outcome, console, faults_of, show_faults, table_of
 from benchmarks.tasks import choices, in_turn, numbers
 from launch.demo import DemoError
-from launch.demo.model import TINY
+from launch.demo.model import SUMS, TINY
 from launch.demo.report import FINAL_STEPS, arm_report
-from launch.demo.tasks import write_parquet
+from launch.demo.tasks import Problem, write_parquet
 from launch.demo.training import POLL_SECONDS, Choices, Setup, Training, WarmUp, load_recipe
 
+KEYS = string.ascii_lowercase
+LINE = len("a7:007 ")
+EXAM, EXAM_SEED = 256, 1 << 32  # problems; the first seed that a study's cannot be
 ARMS = ("bf16", "int8", "int8-uncorrected", "int8-qat", "fp8")  # of the demo
-RATES = re.compile(r"\d(\.\d+)?e-\d+")
 RATE = "actor_rollout_ref.actor.optim.lr"
 PANELS = {"reward": "reward", "k3_kl": "mismatch KL (k3)", "ess": "effective sample size (of 1)"}
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The study's task, whose answers are longer than the demo's: digits are added up, every total written out.
+
+        "a7b5c9="  ->  "a7:007 b5:012 c9:021"
+
+    A line is the entry's key and digit, copied from the prompt, and the total so far; the last total is the result. The
+    teacher forgets a share `slips` of the carries ("b5:002") and goes on from there, so one slip spoils the answer.
+    Columns have `shortest` to `longest` digits.
+    """
+
+    shortest: int
+    longest: int
+    slips: float
+    name: str = "ledger"
+    alphabet: str = SUMS + ":" + KEYS
+
+    @property
+    def description(self) -> str:
+        return f"running totals of {self.shortest} to {self.longest} digits"
+
+    @property
+    def width(self) -> int:
+        return self.longest * (len("a7") + LINE) + len("=")  # the last line has the end token in place of the blank
+
+    def problems(self, seed: int) -> Iterator[Problem]:
+        rng = random.Random(seed)
+        while True:
+            digits = self._digits(rng)
+            yield Problem(asked(digits), written(digits, running(digits)), f"{sum(digits):03d}")
+
+    def lessons(self, seed: int, size: int) -> Iterator[list[tuple[str, str]]]:
+        rng = random.Random(seed)
+        while True:
+            columns = [self._digits(rng) for _ in range(size)]
+            yield [(asked(digits), written(digits, running(digits, rng, self.slips))) for digits in columns]
+
+    def exam(self) -> list[Problem]:
+        return list(islice(self.problems(EXAM_SEED), EXAM))
+
+    def _digits(self, rng: random.Random) -> list[int]:
+        return [rng.randrange(10) for _ in range(rng.randint(self.shortest, self.longest))]
+
+
 # One core learns it in two minutes; what the last updates change least is how uncertain the carries are.
 STUDY = Setup(
     recipe="study",
@@ -69,33 +117,23 @@ def main(
     steps: Annotated[int | None, typer.Option(min=2, help="Of each training.  [default: the recipe's]")] = None,
     seconds: Annotated[int, typer.Option(min=1, help="Of one training, the start included.")] = 3600,
     folder: Annotated[Path, typer.Option(help="Where models, logs and what is done stay.")] = Path("runs/study"),
-    out: Annotated[Path | None, typer.Option(help="Where every step goes; written after each training.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Where the steps are drawn (.png).")] = None,
 ) -> None:
     """Train the cells of a grid one after another; those that lie in the folder are not trained again.
 
     Exit status: 0; 1 if a training fails; 2 for wrong use.
     """
     chosen, folder = choices("--arms", arms, ARMS), folder.resolve()
-    wanted = [word.strip() for word in rates.split(",")]
-    if wrong := [rate for rate in wanted if not RATES.fullmatch(rate)]:
-        raise typer.BadParameter(f"{wrong[0]!r}: write a learning rate as 1e-6", param_hint="--rates")
+    wanted = choices("--rates", rates, [f"{digit}e-{power}" for power in range(2, 9) for digit in range(1, 10)])
     count = steps or load_recipe(STUDY.recipe)["steps"]
     grid = product(numbers("--seeds", seeds, least=0), wanted, chosen)
     cells = [Cell(arm, rate, seed, count) for seed, rate, arm in grid]
 
-    def write(outcomes: Sequence[Outcome]) -> None:
-        if out is not None:
-            write_run(out, "benchmarks.study", "cpu", {"rows": rows_of(outcomes)}, outcomes)
-
-    outcomes = in_turn(cells, seconds, write, lambda cell, limit: trained(cell, folder, limit))
+    outcomes = in_turn(cells, seconds, lambda done: None, lambda cell, limit: trained(cell, folder, limit))
     table = table_of("Mean of the last steps", ("lr", "rollout"), ("seeds", "first", *PANELS, "less BF16's", "±"))
     for row in rows_of(outcomes):
         figures = (row["first"], *(row[name] for name in PANELS), row["gap"], row["gap_error"])
         table.add_row(row["rate"], row["arm"], str(row["seeds"]), *(f"{one:.3g}" for one in figures))
     console().print(table)
-    if picture is not None and rows_of(outcomes):
-        draw(outcomes, picture)
     show_faults(faults_of(outcomes), console())
     raise typer.Exit(bool(faults_of(outcomes)))
 
@@ -173,22 +211,26 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[dict]:
     return rows
 
 
-def draw(outcomes: Sequence[Outcome], path: Path) -> None:
-    """A row of panels for each rate; a line is an arm, the mean over its seeds."""
-    from matplotlib.figure import Figure
+def asked(digits: list[int]) -> str:
+    """The prompt."""
+    return "".join(f"{key}{digit}" for key, digit in zip(KEYS, digits, strict=False)) + "="
 
-    places = by_place(outcomes)
-    rates = list(dict.fromkeys(rate for rate, _ in places))
-    figure = Figure(figsize=(4.2 * len(PANELS), 3.2 * len(rates)), layout="constrained")
-    panels = figure.subplots(len(rates), len(PANELS), squeeze=False)
-    for (rate, arm), cells in places.items():
-        for axes, (name, title) in zip(panels[rates.index(rate)], PANELS.items(), strict=True):
-            means = [fmean(values) for values in zip(*(series(cell, name) for cell in cells.values()), strict=True)]
-            axes.plot(range(1, len(means) + 1), means, label=arm, color=f"C{ARMS.index(arm)}")
-            axes.set(title=f"lr {rate}: {title}", xlabel="step")
-    panels[0][0].legend(title="rollout")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
+
+def written(digits: list[int], totals: list[int]) -> str:
+    """The answer with these totals, right or wrong."""
+    lines = zip(KEYS, digits, totals, strict=False)
+    return " ".join(f"{key}{digit}:{total:03d}" for key, digit, total in lines)
+
+
+def running(digits: list[int], rng: random.Random | None = None, slips: float = 0.0) -> list[int]:
+    """The totals line by line; with `rng`, this share of the carries is forgotten."""
+    total, totals = 0, []
+    for digit in digits:
+        carries = total % 10 + digit >= 10
+        forgotten = rng is not None and carries and rng.random() < slips
+        total += digit - (10 if forgotten else 0)
+        totals.append(total)
+    return totals
 
 
 if __name__ == "__main__":
