@@ -81,10 +81,9 @@ def test_the_home_of_another_interpreter_is_left_out():
     assert said.stderr.startswith("no recipe 'no-recipe'")
 
 
-@pytest.mark.parametrize(("to", "code"), [(">&-", 2), (">/dev/full", 1)])
-def test_what_cannot_be_printed_is_no_success(to: str, code: int):
-    said = shell("bash", "-c", f'exec "$0" recipe list {to}', ROOT / "run.sh")
-    assert (said.returncode, len(said.stderr.splitlines())) == (code, 1)
+def test_a_closed_stdout_is_no_success():
+    said = shell("bash", "-c", 'exec "$0" recipe list >&-', ROOT / "run.sh")
+    assert (said.returncode, len(said.stderr.splitlines())) == (2, 1)
 
 
 @pytest.fixture
