@@ -1,7 +1,6 @@
 """`ascend-quant profile`: files, output and exit status."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -34,13 +33,16 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def test_a_profile_is_written_and_summed_up(pair, tmp_path):
+def test_a_profile_is_written_and_names_what_it_does_not_reproduce(tmp_path):
+    pair = make_pair("qwen2", tmp_path)
+    name = "model.layers.1.mlp.down_proj.weight"
+    checkpoint_pairs.edit(pair.w8a8, lambda state: state.update({name: (state[name] // 2) * 2}))
     result = run("-m", pair.bf16, "-q", pair.w8a8, "-o", tmp_path / "profile", "--fn", "int8")
     assert result.exit_code == 0, result.output
-    assert len(load(tmp_path / "profile").rules) > 40
-    assert (tmp_path / "profile.safetensors").is_file() and (tmp_path / "profile.json").is_file()
-    for said in ("smoothed", "scaled", "not quantized", "worst", "median", "written:"):
-        assert said in result.stdout
+    assert {name, "GPTQ"} <= {*result.stdout.replace(",", " ").split()}
+    assert load(tmp_path / "profile").rules and (tmp_path / "profile.json").is_file()
+    result = run("-m", pair.bf16, "-q", pair.bf16, "-o", tmp_path / "other")
+    assert result.exit_code == 1 and "W8A8" in plain(result.stderr) and not list(tmp_path.glob("other*"))
 
 
 def test_json_is_all_that_stdout_has(pair, tmp_path):
@@ -54,51 +56,27 @@ def test_json_is_all_that_stdout_has(pair, tmp_path):
     assert content["codes_equal_in_refits"]["worst"] >= 0.999
 
 
-def test_parameters_that_are_not_reproduced_are_named(tmp_path):
-    pair = make_pair("qwen2", tmp_path)
-    name = "model.layers.1.mlp.down_proj.weight"
-    checkpoint_pairs.edit(pair.w8a8, lambda state: state.update({name: (state[name] // 2) * 2}))
-    result = run("-m", pair.bf16, "-q", pair.w8a8, "-o", tmp_path / "profile")
-    assert result.exit_code == 0, result.output
-    assert name in result.stdout
-    assert "GPTQ" in result.stdout
-
-
-def test_what_cannot_be_profiled_ends_with_1(pair, tmp_path):
-    result = run("-m", pair.bf16, "-q", pair.bf16, "-o", tmp_path / "profile")
-    assert result.exit_code == 1
-    assert "cannot profile: " in plain(result.stderr)
-    assert "not a W8A8 checkpoint" in plain(result.stderr)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
+def test_wrong_usage_ends_with_2(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.pt").mkdir()
+    for arguments, said in (
         (("-q", "w8a8", "-o", "profile"), "'-m'"),
         (("-m", "bf16", "-o", "profile"), "--quantized"),
         (("-m", "bf16", "-q", "w8a8", "-o", "no/such/profile"), "no folder"),
         (("-m", "bf16", "-q", "w8a8", "-o", "profile", "--fn", "int9"), "int9"),
-        *((("-m", "bf16", "-q", "w8a8", "-o", name), "'-o'") for name in ("x" * 300, os.fsdecode(b"\xff.pt"))),
-        *((("-m", "bf16", "-q", "w8a8", "-o", folder), "is a folder") for folder in ("/", "", "folder.pt", "of")),
-    ],
-)
-def test_wrong_usage_ends_with_2(arguments, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for folder in ("folder.pt", "of.json"):
-        (tmp_path / folder).mkdir()
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert said in re.sub(r"[│\s]+", " ", plain(result.stderr))  # in a frame, with lines of its width
+        (("-m", "bf16", "-q", "w8a8", "-o", "folder.pt"), "is a folder"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert said in re.sub(r"[│\s]+", " ", plain(result.stderr))  # in a frame, with lines of its width
 
 
-@pytest.mark.parametrize("name", ["bf16/model", "bf16/new.pt", "w8a8/config.json", "link/config", "file.pt"])
+@pytest.mark.parametrize("name", ["bf16/model", "w8a8/config.json", "link/config"])
 def test_a_model_is_not_written_into(name, pair, tmp_path, monkeypatch):
     monkeypatch.chdir(pair.bf16.parent)
     before = {file: file.stat().st_mtime_ns for file in Path().rglob("*")}
     (tmp_path / "link").symlink_to(pair.w8a8)
-    (tmp_path / "file.pt").symlink_to(pair.w8a8 / "config.json")
-    output = name if name.startswith(("bf16", "w8a8")) else tmp_path / name
+    output = tmp_path / name if name.startswith("link") else name
     assert run("-m", pair.bf16.name, "-q", pair.w8a8, "-o", output).exit_code == 2
     assert {file: file.stat().st_mtime_ns for file in Path().rglob("*")} == before
 

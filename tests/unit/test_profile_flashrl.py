@@ -136,26 +136,15 @@ ENTRY = {"input_scale": 1.0, "output_scale": torch.ones(2, 1) * 3, "type": torch
     [
         ({"a": {"input_scale": 1.0}}, "a: a FlashRL int8 profile has"),
         ({"a": ENTRY | {"input_scale": torch.tensor([1.0, torch.nan])}}, "a: input_scale"),
-        ({"a": ENTRY | {"output_scale": 1.0}}, "a: output_scale is 1"),
         ({"a": ENTRY | {"input_scale": 2.0}}, "a: input_scale is 2"),
         (7, "holds a int"),
-        ([1, 2], "1 is no name"),
         (["a\nb"], "is no name"),
-        ({0: ENTRY}, "0 is no name"),
         ({"a": ENTRY | {"input_scale": torch.ones(3, device="meta")}}, "a: input_scale .*meta"),
-        ({"a": ENTRY | {"input_scale": torch.ones(3).to_sparse()}}, "a: input_scale .*sparse"),
         ({"a": ENTRY | {"input_scale": torch.ones(3, dtype=torch.complex64)}}, "a: input_scale .*complex64"),
-        ({"a": ENTRY | {"input_scale": torch.ones(3, dtype=torch.int8)}}, "a: input_scale .*int8"),
         ({"a": ENTRY | {"input_scale": torch.ones(0)}}, "a: input_scale"),
-        ({"a": ENTRY | {"input_scale": torch.ones(1).expand(1 << 40)}}, "a: input_scale"),
-        ({"a": ENTRY | {"input_scale": "1"}}, "a: input_scale is '1'"),
         ({"a": ENTRY | {"weight_scale": torch.ones(3)}}, "a: weight_scale has 3 .* 2 rows"),
-        ({"a": ENTRY | {"weight_scale": 1.0}}, "a: weight_scale is 1"),
         ({"a": ENTRY | {"weight_scale": -torch.ones(2)}}, "a: .*scale"),
-        ({"a": ENTRY | {"output_scale": torch.tensor([1e-45, 1])}}, "a: .*scale"),
-        ({"a.up_proj.": ENTRY, "a.down_proj.": 3}, "a.down_proj.: a FlashRL int8 profile has"),
         ({"a.up_proj.": ENTRY, "a.down_proj.": ENTRY | {"input_scale": torch.ones(3)}}, "a.up_proj.: .* 3 numbers"),
-        ({"a.up_proj.": ENTRY, "a.down_proj.": ENTRY | {"input_scale": torch.zeros(2)}}, "a.up_proj.: .*output_factor"),
         ({"a" * 9000: [[[[[["x" * 9000]]]]]]}, "a FlashRL int8 profile has"),
     ],
 )
@@ -173,19 +162,3 @@ def test_missing_files(tmp_path):
     (tmp_path / "junk.pt").write_bytes(b"\x80junk")
     with pytest.raises(ProfileError, match=r"junk\.pt"):
         load(tmp_path / "junk.pt")
-
-
-def test_up_factors_are_rebuilt_from_down(tmp_path):
-    """As FlashRL writes them: no weight_scale."""
-    up, down = "model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.down_proj.weight"
-    beta, scale = torch.tensor([0.5, 4.0]), torch.tensor([0.01, 0.02])
-    content = {
-        up: ENTRY | {"output_scale": (beta / scale).unsqueeze(1)},
-        down: ENTRY | {"input_scale": (1 / beta).unsqueeze(0), "output_scale": torch.tensor([[10.0], [20.0]])},
-    }
-    torch.save(content, tmp_path / "p.pt")
-    rules = load(tmp_path / "p.pt").rules
-    torch.testing.assert_close(rules[up].output_factor, beta)
-    torch.testing.assert_close(rules[up].scale, scale)
-    torch.testing.assert_close(rules[down].input_factor, 1 / beta)
-    torch.testing.assert_close(rules[down].scale, torch.tensor([0.1, 0.05]))

@@ -48,20 +48,13 @@ def made(folder: Path, case: str, dtype: torch.dtype, gptq: bool = False) -> Com
     return compare_int8(Checkpoint(bf16), read_w8a8(Checkpoint(folder / "w8a8")))
 
 
+@pytest.mark.parametrize("dtype, arithmetic", [(torch.float32, "float32"), (torch.bfloat16, "bfloat16_quotient")])
 @pytest.mark.parametrize("case", CASES)
-def test_a_float32_models_codes_are_reproduced(case, tmp_path):
-    result = made(tmp_path, case, torch.float32)
-    assert result.arithmetic == "float32"
-    assert min(one.equal["float32"] for one in result.reproduced) >= 0.999
-    assert max(one.most for one in result.reproduced) <= 1
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_bf16_models_codes_are_reproduced_in_its_arithmetic(case, tmp_path):
-    """On a CPU the tool rounds weight / scale to BF16; in float32 the codes that differ do so by one."""
-    result = made(tmp_path, case, torch.bfloat16)
-    assert result.arithmetic == "bfloat16_quotient"
-    assert min(one.equal["bfloat16_quotient"] for one in result.reproduced) >= 0.999
+def test_codes_are_reproduced_in_the_models_arithmetic(case, dtype, arithmetic, tmp_path):
+    """On a CPU the tool rounds a BF16 model's weight / scale to BF16; in float32 the codes that differ do so by one."""
+    result = made(tmp_path, case, dtype)
+    assert result.arithmetic == arithmetic
+    assert min(one.equal[arithmetic] for one in result.reproduced) >= 0.999
     assert min(one.equal["float32"] for one in result.reproduced) >= 0.85
     assert max(one.most for one in result.reproduced) <= 1
 
