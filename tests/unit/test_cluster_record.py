@@ -81,74 +81,42 @@ def test_stop_takes_the_one_run_that_has_not_ended(tmp_path, capsys):
     assert "no run 'nosuch'" in errors and second.told.run in errors
 
 
-def others_file(folder: Path) -> None:
-    os.chown(folder / "run.json", 65534, -1)
-
-
-def others_folder(folder: Path) -> None:
-    os.chown(folder, 65534, -1)
-
-
-def others_may_write(folder: Path) -> None:
-    folder.chmod(0o770)
-
-
-def others_may_write_above(folder: Path) -> None:
-    folder.parent.chmod(0o1777)
-
-
 def linked(folder: Path) -> None:
     (folder / "run.json").rename(folder.parent / "elsewhere")
     (folder / "run.json").symlink_to(folder.parent / "elsewhere")
 
 
-def a_linked_folder(folder: Path) -> None:
-    folder.rename(folder.parent.with_name("elsewhere"))
-    folder.symlink_to(folder.parent.with_name("elsewhere"))
+SPOILT: dict[str, Callable[[Path], object]] = {
+    "another's file": lambda folder: os.chown(folder / "run.json", 65534, -1),
+    "another's folder": lambda folder: os.chown(folder, 65534, -1),
+    "others may write": lambda folder: folder.chmod(0o770),
+    "others may write above": lambda folder: folder.parent.chmod(0o1777),
+    "a link": linked,
+}
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [others_file, others_folder, others_may_write, others_may_write_above, linked, a_linked_folder],
-    ids=lambda spoil: spoil.__name__,
-)
+@pytest.mark.parametrize("spoilt", SPOILT)
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
-def test_a_record_that_others_can_have_written_is_refused(tmp_path, capsys, monkeypatch, spoil, named):
-    if os.geteuid() and spoil in (others_file, others_folder):
+def test_a_record_that_others_can_have_written_is_refused(tmp_path, capsys, monkeypatch, spoilt, named):
+    if os.geteuid() and spoilt.startswith("another's"):
         pytest.skip("gives files away, which needs root")
     record = Record.create(plan_of(node_plan()), tmp_path / "runs")
     monkeypatch.setattr(run, "end_on", lambda *_: pytest.fail("a host was asked"))
     monkeypatch.setattr(Record, "control", lambda _: pytest.fail("a process was looked for"))
-    spoil(record.folder)
+    SPOILT[spoilt](record.folder)
     assert run.stop(record.told.run if named else None, tmp_path / "runs") == 2
     assert str(tmp_path / "runs") in capsys.readouterr().err
 
 
-def changed(**values: object) -> Callable[[dict], object]:
-    return lambda tree: tree | values
-
-
-BROKEN: dict[str, Callable[[dict], object]] = {
-    "empty": lambda _: b"",
-    "garbage": lambda _: b"{{",
-    "not UTF-8": lambda _: b"\xff\xfe",
-    "twice": lambda tree: json.dumps(tree).encode()[:-1] + b', "run": "x"}',
-    "deep": lambda _: b"[" * 20000,
-    "large": lambda tree: json.dumps(tree).encode() + b" " * (1 << 20),
-    "list": lambda _: [],
-    "number": lambda _: 5,
-    "nothing": lambda _: {},
-    "run": changed(run="x; id"),
-    "option": changed(run="--help"),
-    "above": changed(run="../x"),
-    "control": changed(control=None),
-    "pid": lambda tree: tree | {"control": tree["control"] | {"pid": -1}},
-    "pid as text": lambda tree: tree | {"control": tree["control"] | {"pid": "12"}},
-    "no hosts": lambda tree: tree | {"inventory": tree["inventory"] | {"hosts": []}},
-    "hosts": lambda tree: tree | {"inventory": tree["inventory"] | {"hosts": None}},
-    "ssh": lambda tree: tree | {"inventory": tree["inventory"] | {"ssh": {"ProxyCommand": "id"}}},
-    "local": changed(local=[]),
-    "start": changed(start="touch here"),
+BROKEN: dict[str, Callable[[dict], str]] = {
+    "no JSON": lambda _: "{{",
+    "twice": lambda tree: json.dumps(tree)[:-1] + ', "run": "x"}',
+    "a list": lambda _: "[]",
+    "a command": lambda tree: json.dumps(tree | {"run": "x; id"}),
+    "above": lambda tree: json.dumps(tree | {"run": "../x"}),
+    "pid": lambda tree: json.dumps(tree | {"control": tree["control"] | {"pid": -1}}),
+    "no hosts": lambda tree: json.dumps(tree | {"inventory": tree["inventory"] | {"hosts": []}}),
+    "local": lambda tree: json.dumps(tree | {"local": []}),
 }
 
 
@@ -156,8 +124,7 @@ BROKEN: dict[str, Callable[[dict], object]] = {
 def test_a_broken_record_is_named_and_keeps_no_other_run_alive(tmp_path, capsys, monkeypatch, broken):
     bad, good = (Record.create(plan_of(node_plan()), tmp_path) for _ in range(2))
     file = bad.folder / "run.json"
-    made = broken(json.loads(file.read_text()))
-    file.write_bytes(made if isinstance(made, bytes) else json.dumps(made).encode())
+    file.write_text(broken(json.loads(file.read_text())))
     with pytest.raises(LaunchError, match=str(file)):
         find(bad.told.run, tmp_path)
     asked = []
@@ -166,19 +133,6 @@ def test_a_broken_record_is_named_and_keeps_no_other_run_alive(tmp_path, capsys,
     assert run.stop(None, tmp_path) == 0
     assert asked == [good.told.run]
     assert str(file) in capsys.readouterr().err
-
-
-def test_a_record_that_is_a_folder_is_named(tmp_path):
-    (tmp_path / "r" / "run.json").mkdir(parents=True, mode=0o700)
-    with pytest.raises(LaunchError, match=r"run\.json"):
-        find("r", tmp_path)
-
-
-@pytest.mark.parametrize("run", [None, "r"])
-def test_runs_that_are_a_link_to_itself(tmp_path, run):
-    (tmp_path / "runs").symlink_to("runs")
-    with pytest.raises(LaunchError, match="runs"):
-        find(run, tmp_path / "runs")
 
 
 def test_stop_names_a_host_that_it_cannot_reach(tmp_path, capsys):
@@ -216,7 +170,7 @@ def test_logs_of_hosts_lie_in_files_of_their_own(tmp_path):
     }
 
 
-@pytest.mark.parametrize("name", ["../../outside", "/etc/outside", "a/../../b"])
+@pytest.mark.parametrize("name", ["../../outside", "/etc/outside"])
 def test_a_host_cannot_write_outside_its_folder(tmp_path, name):
     with pytest.raises(ValueError, match=line_naming("192.0.2.1", repr(name))):
         Logs(tmp_path).file("192.0.2.1", name, "x")

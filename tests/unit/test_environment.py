@@ -17,7 +17,7 @@ from launch.environment import (
     rows,
 )
 from launch.environment.table import ALL, ASCEND, CPU, CUDA, TABLE
-from launch.variables import OF_THE_LAUNCHER, OTHER_CLUSTERS, SECRETS, shown
+from launch.variables import OF_THE_LAUNCHER, OTHER_CLUSTERS, SECRETS
 
 DOCS = Path(__file__).parents[2] / "docs"
 VALUES = {
@@ -62,19 +62,18 @@ def test_an_ascend_host_has_what_was_asked_for(stack: str):
     made = values_of(stack)
     assert {name: made.get(name) for name in ASKED} == ASKED
     assert int(made["HCCL_EVENT_TIMEOUT"]) > int(made["HCCL_EXEC_TIMEOUT"])  # as torch_npu's documents want it
+    families = [values_of(stack, family=family)["HCCL_SOCKET_FAMILY"] for family in ("ipv4", "ipv6")]
+    assert families == ["AF_INET", "AF_INET6"]
 
 
 @pytest.mark.parametrize(
     ("event", "execution", "right"),
     [
         (None, None, True),  # the table's own
-        (None, "7259", True),
         (None, "7260", False),
         ("1868", None, False),
         ("0", "0", True),  # neither gives up
-        ("0", "14400", True),
         (None, "0", False),
-        (None, "soon", True),  # not ours to judge
     ],
 )
 def test_time_outs_that_users_set_out_of_order_are_named(event, execution, right):
@@ -91,11 +90,6 @@ def test_a_cuda_host_has_nccl_and_no_hccl():
     made = values_of("cuda13")
     assert (made["NCCL_SOCKET_IFNAME"], made["CUDA_VISIBLE_DEVICES"]) == ("=bond0", "0,1")
     assert not [name for name in made if "HCCL" in name or "ASCEND" in name]
-
-
-def test_ipv6_is_told_to_hccl():
-    assert values_of("ascend-cann9.1")["HCCL_SOCKET_FAMILY"] == "AF_INET"
-    assert values_of("ascend-cann9.1", family="ipv6")["HCCL_SOCKET_FAMILY"] == "AF_INET6"
 
 
 @pytest.mark.parametrize("stack", ALL)
@@ -118,21 +112,8 @@ def test_users_win_in_this_order():
         layers.append((source, {name: source.upper()}))
         setting = next(one for one in node_environment("ascend-cann9.1", VALUES, layers) if one.name == name)
         assert (setting.value, setting.source, setting.instead_of) == (source.upper(), source, below)
-
-
-def test_what_is_in_no_table_is_handed_on():
-    setting = node_environment("cpu", VALUES, [("shell", {"FLASHRL_CONFIG": "/a{b}.yaml"})])[-1]
-    assert (setting.name, setting.value, setting.source, setting.instead_of) == (
-        "FLASHRL_CONFIG",
-        "/a{b}.yaml",
-        "shell",
-        None,
-    )
-
-
-def test_the_same_value_replaces_nothing():
-    made = node_environment("cpu", VALUES, [("shell", {"OMP_NUM_THREADS": "1"})])
-    assert next(one for one in made if one.name == "OMP_NUM_THREADS").instead_of is None
+    new = node_environment("cpu", VALUES, [("shell", {"FLASHRL_CONFIG": "/a{b}.yaml"})])[-1]
+    assert (new.name, new.value, new.instead_of) == ("FLASHRL_CONFIG", "/a{b}.yaml", None)
 
 
 def test_of_a_shell_counts_the_table_and_its_families():
@@ -169,33 +150,6 @@ def test_what_a_login_says_is_not_replaced_in_silence():
     assert "HCCL_IF_IP" in line and "10.9.9.9" in line and "192.0.2.11 (table)" in line
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("HF_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "hf_token", "RAY_AUTH_TOKEN", "DB_PASSWD", "MY_PWD"),
-        *("AWS_CREDENTIALS", "HF_TOKENS", "SSH_PASSPHRASE", "WANDBAUTH", "trainer.api-key"),
-    ],
-)
-def test_secrets_are_not_shown(name: str):
-    assert shown(name, "hunter2") == "***"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("TOKENIZERS_PARALLELISM", "false"), ("HCCL_BUFFSIZE", "400"), ("NCCL_SOCKET_IFNAME", "=eth0")),
-        *(("max_num_batched_tokens", "4096"), ("HTTPS_PROXY", "http://proxy:3128"), ("MAIL", "a@b")),
-    ],
-)
-def test_other_values_are(name: str, value: str):
-    assert shown(name, value) == value
-
-
-@pytest.mark.parametrize("login", ["u:pw", "u:p/w@x", "token"])
-def test_a_login_in_an_address_is_not_shown(login: str):
-    assert shown("HTTPS_PROXY", f"http://{login}@h:3128/x") == "http://***@h:3128/x"
-
-
 def test_a_process_without_a_cluster_has_what_the_demo_always_had():
     assert environment("cpu", {}) == {
         "VERL_PLATFORM": "cpu",
@@ -212,11 +166,6 @@ def test_a_process_without_a_cluster_has_what_the_demo_always_had():
         "PYTHONUNBUFFERED": "1",
     }
     assert environment("cpu", {"OMP_NUM_THREADS": "4", "A": "b"}).items() >= {"OMP_NUM_THREADS": "4", "A": "b"}.items()
-
-
-def test_an_unknown_stack_is_said():
-    with pytest.raises(ValueError, match=r"'tpu'.*cpu"):
-        node_environment("tpu", VALUES, [])
 
 
 @pytest.mark.parametrize("page", ["environment.md", "environment.zh.md"])

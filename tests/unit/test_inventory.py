@@ -8,7 +8,7 @@ import yaml
 from naming import has_line_naming, line_naming
 
 from launch.errors import LaunchError
-from launch.inventory import FOLDER, Inventory, load, names, this_machine
+from launch.inventory import FOLDER, Inventory, load, names
 
 FOR_DOCUMENTS = [ip_network(one) for one in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32")]
 SMALL = {"stack": "cpu", "hosts": [{"address": "192.0.2.1"}]}
@@ -31,12 +31,6 @@ def test_the_examples_are_valid_name_nobodys_hosts_and_are_of_each_kind_of_stack
         assert of_documents, host.address
 
 
-def test_a_small_file_is_enough(tmp_path: Path):
-    inventory = load(written(tmp_path, SMALL))
-    assert (inventory.ports.ray, inventory.ports.dashboard) == (6766, 8260)
-    assert (inventory.hosts[0].nic, inventory.hosts[0].devices) == ("auto", "auto")
-
-
 def test_a_hosts_ssh_goes_before_the_inventorys():
     tree = {"stack": "cpu", "ssh": {"user": "ann", "port": 22}, "hosts": [{"address": "a", "ssh": {"port": 2222}}]}
     inventory = Inventory.model_validate(tree)
@@ -50,69 +44,49 @@ def test_a_hosts_ssh_goes_before_the_inventorys():
         ({"stack": "cpu3"}, "stack: 'cpu3' is wrong"),
         ({"hosts": []}, "hosts: [] is wrong"),
         ({"hosts": [{"adress": "a"}]}, "hosts.0.adress: … address?"),
-        ({"hosts": [{"address": "a b"}]}, "hosts.0.address: 'a b' is wrong"),
-        *(
-            ({"hosts": [{"address": f"root@{one}"}]}, f"address: {host}, … {{user: root{more}}}")
-            for one, host, more in (("h1:22", "h1", ", port: 22"), ("h1", "h1", ""), ("fd00::1", "fd00::1", ""))
-        ),
+        ({"hosts": [{"address": "root@h1:22"}]}, "address: h1, … {user: root, port: 22}"),
+        ({"hosts": [{"address": "root@fd00::1"}]}, "address: fd00::1, … {user: root}"),
         ({"hosts": [{"address": "a", "devices": 0}]}, "hosts.0.devices: 0 is wrong: … auto"),
         ({"hosts": [{"address": "a", "devices": [1, 1]}]}, "hosts.0.devices: [1, 1] is wrong"),
-        ({"hosts": [{"address": "a", "devices": True}]}, "hosts.0.devices: True is wrong"),
         ({"hosts": [{"address": "a", "ssh": {"prot": 2}}]}, "hosts.0.ssh.prot: … port?"),
         ({"hosts": [{"address": "a"}, {"address": "a"}]}, "a is there twice"),
         ({"hosts": [{"address": "127.0.0.1"}, {"address": "a"}]}, "127.0.0.1 … loopback"),
         ({"mounts": ["/a"]}, "mounts.0: '/a' is wrong: … /on/the/host:/in/the/container"),
-        ({"mounts": ["/a:/a:rw"]}, "mounts.0: '/a:/a:rw' is wrong"),
         ({"mounts": ["/a:/a"]}, "mounts: … image"),
         ({"shared": ["data"]}, "shared.0: 'data' is wrong: … absolute path"),
         ({"ports": {"workers": "5-2"}}, "ports.workers: '5-2' is wrong: … LOW-HIGH"),
-        ({"ports": {"ray": 70000}}, "ports.ray: 70000 is wrong"),
-        ({"environment": {"A": 1}}, "environment.A: 1 is wrong"),
-        ({"environment": {"A-B": "1"}}, "'A-B' is no name"),
         ({"environment": {"RAY_ADDRESS": "x"}}, "RAY_ADDRESS … another Ray cluster"),
-        ({"join_seconds": 0}, "join_seconds: 0 is wrong"),
-        ({"python": ""}, "python: '' is wrong: "),
-        ({"python": "a\0b"}, "python: "),
         ({"project": "/a\nb"}, "project: "),
-        ({"ssh": {"key": "k\0"}}, "ssh.key: "),
-        ({"hosts": [{"address": "a", "nic": "\t"}]}, "hosts.0.nic: "),
-        ({"image": "a", "mounts": ["/a:/b\t"]}, "mounts.0: "),
         *(
             ({"hosts": [{"address": one}, {"address": other}]}, f"{other} is there twice")
-            for one, other in (
-                ("2001:db8::1", "2001:db8:0:0::1"),
-                ("node1", "NODE1"),
-                ("192.0.2.1", "::ffff:192.0.2.1"),
-            )
+            for one, other in (("2001:db8::1", "2001:db8:0:0::1"), ("node1", "NODE1"))
         ),
-        *(
-            ({"hosts": [{"address": one}, {"address": "a"}]}, f"{one} … loopback")
-            for one in ("127.0.0.2", "LOCALHOST", "::ffff:127.0.0.1", "localhost.localdomain")
-        ),
+        *(({"hosts": [{"address": one}, {"address": "a"}]}, f"{one} … loopback") for one in ("127.0.0.2", "LOCALHOST")),
         *(
             ({"hosts": [{"address": one}]}, "hosts.0.address: ")
             for one in (
-                *("0.0.0.0", "255.255.255.255", "224.0.0.1", "::", "999.999.1.1", "10.1", ":::::", "%h", "a..b", ""),
-                *("-oProxyCommand=x", "a b", "a;b", "x" * 300, "é", "10", "0x7f000001"),
+                "0.0.0.0",
+                "224.0.0.1",
+                "::",
+                "999.999.1.1",
+                "10.1",
+                "%h",
+                "a..b",
+                "",
+                "-oProxyCommand=x",
+                "a;b",
             )
         ),
         ({"hosts": [{"address": "192.0.2.1:22"}]}, "write address: 192.0.2.1, and ssh: {port: 22}"),
-        ({"hosts": [{"address": "root@192.0.2.1"}]}, "write address: 192.0.2.1, and ssh: {user: root}"),
         ({"ports": {"ray": 8260}}, "ray and dashboard share 8260"),
         ({"ports": {"ray": 20005}}, "ray and workers share 20005"),
-        ({"ports": {"dashboard": 29999}}, "dashboard and workers share 29999"),
         ({"ports": {"hccl_host": "29990-30010"}}, "workers and hccl_host share 29990"),
-        *(({"ports": {"workers": one}}, "ports.workers: ") for one in ("20000-20000", "20000-20005", "２0000-２9999")),
-        *(
-            ({"ssh": {"user": one}}, "ssh.user: ")
-            for one in ("root;id", "-oProxyCommand=x", "a b", "", "$(id)", "a\nb", "é", "x" * 400)
-        ),
-        *(({"image": one}, "image: ") for one in ("", "x y", "x;id", "--privileged", "a\nb")),
+        ({"ports": {"workers": "20000-20005"}}, "ports.workers: "),
+        *(({"ssh": {"user": one}}, "ssh.user: ") for one in ("root;id", "-oProxyCommand=x", "$(id)")),
+        *(({"image": one}, "image: ") for one in ("", "x;id", "--privileged")),
         ({"image": "i", "mounts": ["/a:/c", "/b:/c/"]}, "mounts: /c … twice"),
         ({"image": "i", "mounts": ["/a,readonly=false:/b"]}, "mounts.0: "),
-        ({"project": "//"}, "project: "),
-        *(({"environment": {one: "1"}}, one) for one in ("A B", "A=B", "AÄ", "ASCEND_QUANT_RUN", "PATH")),
-        ({"hosts": [{"address": "a", "devices": 500_000_000}]}, "hosts.0.devices: "),
+        *(({"environment": {one: "1"}}, one) for one in ("A B", "A=B", "ASCEND_QUANT_RUN", "PATH")),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, tree: dict, said: str):
@@ -124,39 +98,18 @@ def test_what_is_wrong_is_said(tmp_path: Path, tree: dict, said: str):
     assert any(has_line_naming(line, said) for line in lines), lines
 
 
-@pytest.mark.parametrize("ports", ["auto", "60000-60010"])
-def test_hccl_may_choose_its_ports(ports: str):
-    assert Inventory.model_validate(SMALL | {"ports": {"hccl_host": ports}}).ports.hccl_host == ports
-
-
-def test_every_mistake_is_said_at_once(tmp_path: Path):
-    with pytest.raises(LaunchError) as raised:
-        load(written(tmp_path, {"stack": "x", "hosts": [{"adress": "a"}]}))
-    assert len(str(raised.value).splitlines()) == 3  # the stack, the missing address, the unknown key
-
-
 def test_other_files_are_refused(tmp_path: Path):
     file = tmp_path / "mine.yaml"
     for text, said in (
         ("stack: [", "is no YAML"),
         ("- a", "holds no mapping"),
         ("stack: cpu\nstack: cpu", "'stack' .* line 2"),
-        ("hosts: [{address: a}]\nstack: cpu\nhosts: [{address: b}]", "'hosts' .* line 3"),
     ):
         file.write_text(text)
         with pytest.raises(LaunchError, match=said):
             load(str(file))
-    file.write_bytes(b"stack: \xff")
-    with pytest.raises(LaunchError, match="mine"):
-        load(str(file))
     with pytest.raises(LaunchError, match=line_naming("'a2-2-node'", "a2-2-nodes?")):
         load("a2-2-node")
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".yaml"])
-def test_a_name_that_no_file_can_have(name: str):
-    with pytest.raises(LaunchError, match="no inventory"):
-        load(name)
 
 
 @pytest.mark.parametrize(
@@ -164,19 +117,3 @@ def test_a_name_that_no_file_can_have(name: str):
 )
 def test_what_a_host_may_be_called(address: str):
     assert Inventory.model_validate(SMALL | {"hosts": [{"address": address}]}).hosts[0].address == address
-
-
-@pytest.mark.parametrize("image", ["ascend-quant:cpu", "registry.example:5000/a/b:tag", "x@sha256:" + "0" * 64])
-def test_what_an_image_may_be_called(image: str):
-    assert Inventory.model_validate(SMALL | {"image": image}).image == image
-
-
-def test_a_login_that_the_message_tells_is_taken(tmp_path: Path):
-    host = {"address": "192.0.2.1", "ssh": {"user": "root", "port": 22}}
-    loaded = load(written(tmp_path, SMALL | {"hosts": [host]}))
-    assert loaded.ssh_of(loaded.hosts[0]).model_dump() == {"user": "root", "port": 22, "key": None}
-
-
-def test_this_machine_is_an_inventory():
-    inventory = this_machine("cuda13")
-    assert (inventory.stack, len(inventory.hosts), inventory.image) == ("cuda13", 1, None)

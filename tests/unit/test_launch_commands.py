@@ -4,10 +4,6 @@ The plan of this machine is asked of a real node process; nothing is reached ove
 """
 
 import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,13 +24,6 @@ def run(*arguments: str, **environment: str):
     return CliRunner(env=environment).invoke(app, arguments)
 
 
-def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    """run.sh, with this interpreter in place of the environment from the lock."""
-    variables = os.environ | {"PYTHON": sys.executable} | environment
-    command = [str(ROOT / "run.sh"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=240)
-
-
 def written(folder: Path, *addresses: str, **fields) -> str:
     file = folder / "cluster.yaml"
     tree = {"stack": "cpu", "hosts": [{"address": address} for address in addresses], "shared": ["/shared"]}
@@ -53,25 +42,18 @@ def written(folder: Path, *addresses: str, **fields) -> str:
         (["addition-int8", "--cluster", "a2-2-node"], "did you mean a2-2-nodes?"),
         (["addition-int8", "--on-this-node"], "say with --cluster which hosts there are"),
         (["addition-int8", "--json"], "--json is for --dry-run"),
-        *(
-            (["addition-int8", "--set", "nodes=1", "--", one], f"{one!r} is no setting")
-            for one in ("save", "=5", "~", "-cn=x", "--multirun=1", "a b=1", "")
-        ),
+        (["addition-int8", "--set", "nodes=1", "--", "-cn=x"], "'-cn=x' is no setting"),
         *(
             (["addition-int8", "--set", "nodes=1", "--", one], said)
             for one, said in (
                 ("trainer.nnodes=4", "trainer.nnodes … (1): --set nodes="),
-                ("++trainer.nnodes=4", "trainer.nnodes is made"),
                 ("~trainer.nnodes", "trainer.nnodes is made"),
                 ("trainer={nnodes: 4}", "trainer holds trainer.nnodes"),
                 ("actor_rollout_ref.rollout.n=0", "--set rollout.n="),
-                ("actor_rollout_ref.rollout.tensor_model_parallel_size=3", "--set rollout.tensor_parallel="),
                 ("actor_rollout_ref.actor.use_torch_compile=true", "actor.fsdp_config.use_torch_compile"),
                 ("actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16", "rotary"),
                 ("++actor_rollout_ref.model.path=/m", "actor_rollout_ref.model.path … --model"),
-                ("actor_rollout_ref.model={path: /m}", "actor_rollout_ref.model holds … model.path"),
                 ("data.train_files=[/a,/b]", "data.train_files … --data"),
-                ("data.val_files=/v", "data.val_files … --data"),
                 ("~trainer.default_local_dir", "trainer.default_local_dir … --out"),
             )
         ),
@@ -137,15 +119,6 @@ def test_the_plan_of_this_machine(tmp_path: Path, patience: None, monkeypatch: p
     assert not (tmp_path / "out").exists()
 
 
-def test_the_same_plan_as_text(tmp_path: Path, patience: None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dry_run, "installed", lambda: "0.0")
-    shown = run("train", "addition-int8", "--set", "nodes=1", "--data", str(tmp_path), "--dry-run")
-    assert shown.exit_code == 3
-    assert "head 127.0.0.1 (this machine)" in shown.stdout
-    assert "would stop here: " in shown.stdout
-    assert has_line_naming(shown.stdout, "note:", "verl 0.0")
-
-
 @pytest.mark.parametrize(("answer", "code"), [({}, 0), ({"problems": ["no NIC eth77"]}, 3), (None, 3)])
 def test_a_dry_run_ends_with_3_if_a_host_would_stop(answer: dict | None, code: int, monkeypatch: pytest.MonkeyPatch):
     def ask(plan, number: int):
@@ -167,12 +140,6 @@ def test_a_dry_run_ends_with_2_if_verl_would_refuse(monkeypatch: pytest.MonkeyPa
     assert shown.stderr == "verl 0.9.1: no trainer.save_frq\n"
 
 
-def test_nothing_but_json_is_on_stdout_of_run_sh(tmp_path: Path):
-    shown = shell("train", "addition-int8", "--set", "nodes=1", "--data", str(tmp_path), "--dry-run", "--json")
-    assert shown.returncode == 3, shown.stderr
-    assert json.loads(shown.stdout)["recipe"] == "addition-int8"
-
-
 def test_data_writes_files_and_says_how_many_rows(tmp_path: Path):
     source = tmp_path / "downloaded" / "main"
     source.mkdir(parents=True)
@@ -191,7 +158,6 @@ def test_data_writes_files_and_says_how_many_rows(tmp_path: Path):
         (["gsm9k"], "no data set 'gsm9k'", 2),
         (["addition", "--from", "/nowhere"], "/nowhere", 2),
         (["gsm8k", "--from", ""], "--from is empty", 2),
-        (["gsm8k", "--to", ""], "--to is empty", 2),
         (["gsm8k", "--from", "/nowhere"], "/nowhere", 1),
         (["addition", "--to", "/dev/full"], "/dev/full/addition", 1),
     ],
@@ -205,8 +171,12 @@ def test_what_is_wrong_with_data_is_said(arguments: list[str], said: str, code: 
 @pytest.mark.parametrize(
     ("command", "option"),
     [
-        *((f"train addition-int8 --set nodes=1 --dry-run{more}", "--cluster") for more in ("", " --on-this-node")),
-        *(("doctor", option) for option in ("--cluster", "--recipe", "--model", "--data", "--out")),
+        *(
+            ("train addition-int8 --set nodes=1 --dry-run", f"--{option}")
+            for option in ("cluster", "model", "data", "out")
+        ),
+        *(("doctor", option) for option in ("--cluster", "--recipe", "--model")),
+        *(("recipe show qwen3-4b-fp8", option) for option in ("--model", "--data")),
         ("demo --arms int8", "--out"),
     ],
 )
@@ -228,45 +198,3 @@ def test_doctor_wants_a_recipe_for_what_is_the_recipes():
         assert shown.exit_code == 2
         assert f"{option} is for --recipe" in shown.stderr
     assert run("doctor", "--cluster", "a2-2-node").exit_code == 2
-
-
-def test_recipe_show_takes_changes():
-    shown = run("recipe", "show", "addition-int8", "--set", "nodes=1")
-    assert shown.exit_code == 0
-    assert "trainer.nnodes=1" in shown.stdout
-    assert run("recipe", "show", "addition-int8", "--set", "nodes").exit_code == 2
-
-
-def test_run_sh_knows_its_verbs():
-    usage = shell("help").stdout
-    for verb in (
-        "demo",
-        "train",
-        "stop",
-        "doctor",
-        "data",
-        "recipe",
-        "test",
-        "bench",
-        "lint",
-        "setup",
-        "help",
-    ):
-        assert re.search(rf"\n  {verb}\b", usage), verb
-    wrong = shell("trian")
-    assert wrong.returncode == 2
-    assert wrong.stderr.startswith("run.sh: no command 'trian'. Commands: ") and len(wrong.stderr.splitlines()) == 1
-
-
-def test_run_sh_uses_the_interpreter_that_it_is_told():
-    assert shell("train", "no-recipe").stderr.startswith("no recipe 'no-recipe'")
-    wrong = shell("train", "no-recipe", PYTHON="/nowhere/python")
-    assert wrong.returncode == 2
-    assert "no '/nowhere/python'" in wrong.stderr
-
-
-@pytest.mark.parametrize("verb", ["train", "stop", "doctor", "data", "demo", "recipe"])
-def test_every_verb_has_a_help_text(verb: str):
-    shown = run(verb, "--help")
-    assert shown.exit_code == 0
-    assert f"{verb} [OPTIONS]" in shown.stdout

@@ -49,10 +49,8 @@ def test_the_nics_are_those_of_the_kernel():
     ("address", "nic", "wire"),
     [
         ("192.0.2.11", "auto", Wire("bond0", "192.0.2.11", "ipv4")),
-        ("198.51.100.5", "auto", Wire("eth1", "198.51.100.5", "ipv4")),
         ("198.51.100.5", "eth1", Wire("eth1", "198.51.100.5", "ipv4")),
         ("2001:db8::11", "auto", Wire("bond0", "2001:db8::11", "ipv6")),
-        ("2001:DB8:0::11", "bond0", Wire("bond0", "2001:db8::11", "ipv6")),
         ("127.0.0.1", "auto", Wire("lo", "127.0.0.1", "ipv4")),
     ],
 )
@@ -86,15 +84,6 @@ def test_loopback_does_not_stand_in_for_a_host(monkeypatch: pytest.MonkeyPatch):
         network.choose("node1", "auto", FOUND)
     monkeypatch.setattr(socket, "getaddrinfo", answering("127.0.1.1", "192.0.2.11"))
     assert network.resolve("node1") == ["192.0.2.11"]
-
-
-def test_an_unknown_name_is_said():
-    with pytest.raises(LaunchError, match=line_naming("node1.invalid")):
-        network.resolve("node1.invalid")
-
-
-def test_localhost_is_this_machine_alone():
-    assert "127.0.0.1" in network.resolve("localhost")
 
 
 @pytest.mark.parametrize(

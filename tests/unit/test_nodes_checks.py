@@ -18,9 +18,6 @@ from launch.nodes import checks, facts, ports
 from launch.nodes.facts import Devices, gather
 from launch.plan import Saving
 
-# what `nvidia-smi --query-gpu=index --format=csv,noheader` prints: a number a line
-NVIDIA_SMI = "#!/bin/sh\nprintf '0\\n1\\n3\\n'\n"
-
 
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
@@ -49,45 +46,6 @@ def test_npus_are_counted_by_their_device_files_alone(tmp_path):
         (tmp_path / name).touch()
     assert facts.found("ascend-cann9.1", tmp_path) == Devices("npu", [0, 2, 10])
     assert facts.found("cpu", tmp_path) == Devices("none", [])
-
-
-def test_gpus_are_those_that_nvidia_smi_names(tools):
-    tools("nvidia-smi", NVIDIA_SMI)
-    assert facts.found("cuda13") == Devices("gpu", [0, 1, 3])
-
-
-def test_a_driver_that_fails_is_told_in_its_own_words(tools):
-    tools("nvidia-smi", "#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'\nexit 18\n")
-    with pytest.raises(LaunchError, match=r"with 18: Failed to initialize NVML: Driver/library version mismatch"):
-        facts.found("cuda13")
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "[GPU is lost]",
-        "[N/A]",
-        "Unable to determine the device handle",
-        "0",
-        "1, GPU",
-        "-1",
-        "\N{ARABIC-INDIC DIGIT THREE}",
-        r"\377",
-    ],
-)
-def test_a_gpu_without_a_number_is_told(tools, answer):
-    tools("nvidia-smi", f"#!/bin/sh\nprintf '0\\n{answer}\\n'\n")
-    with pytest.raises(LaunchError, match="names no GPU by"):
-        facts.found("cuda13")
-
-
-def test_an_nvidia_smi_that_names_none_or_has_no_end(tools, monkeypatch):
-    tools("nvidia-smi", "#!/bin/sh\necho No devices were found\n")
-    assert facts.found("cuda13") == Devices("gpu", [])
-    monkeypatch.setattr(facts, "ANSWER_SECONDS", 1)
-    tools("nvidia-smi", "#!/bin/sh\nsleep 60 & echo 0\n")
-    with pytest.raises(LaunchError, match="did not answer"):
-        facts.found("cuda13")
 
 
 @pytest.mark.parametrize(
@@ -182,10 +140,9 @@ def test_a_data_file_without_a_column_is_named_with_it(tmp_path: Path):
     assert line.startswith(lacks) and "prompt, reward_model" in line and "question" in line
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1" * 4, b"no parquet"])
-def test_a_damaged_data_file_is_named(tmp_path: Path, content: bytes):
+def test_a_damaged_data_file_is_named(tmp_path: Path):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    (tmp_path / "x.parquet").write_bytes(content)
+    (tmp_path / "x.parquet").write_bytes(b"PAR1" * 4)
     (line,) = checks.lacking([str(tmp_path / "x.parquet")], ["prompt"])
     assert line.startswith(str(tmp_path / "x.parquet")) and len(line.splitlines()) == 1
 
@@ -218,11 +175,8 @@ def saving(folder: Path, **changes: object) -> Saving:
     ("changes", "count"),
     [
         ({}, 3),  # steps 4, 8 and 10, the last
-        ({"steps": 8}, 2),
         ({"keep": 1}, 2),  # the old one stays until the new one is there
-        ({"keep": 2}, 2),
         ({"keep": 9}, 3),
-        ({"steps": 3}, 1),
         ({"every": 100}, 1),
     ],
 )
@@ -234,27 +188,13 @@ def test_checkpoints_must_have_room(tmp_path: Path, free, changes: dict, count: 
     free(count * 1024 * 12 - 1)
     (line,) = checks.checkpoint_room(one)
     assert line.startswith(f"{tmp_path}/runs/new: {count} checkpoints") and "max_actor_ckpt_to_keep" in line
-
-
-def test_steps_are_those_of_the_epochs(tmp_path: Path, free):
-    train = rows(tmp_path / "t.parquet", 17, prompt="p")
-    one = saving(tmp_path, steps=None, train=train, epochs=3)
-    assert (checks.steps(one), checks.kept(one)) == (8 * 3, 6)
-
-
-def test_checkpoints_that_are_there_need_no_more_room(tmp_path: Path, free):
-    one = saving(tmp_path)
-    for step in (4, 8):
-        Path(one.out, "checkpoints", f"global_step_{step}").mkdir(parents=True)
-    free(1024 * 12)
+    Path(one.out, "checkpoints", "global_step_4").mkdir(parents=True)  # it needs no more room
     assert checks.checkpoint_room(one) == []
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\xff" * 100, b"\x02" + bytes(7) + b"[]"])
-def test_a_model_that_cannot_be_read_here_is_left_to_others(tmp_path: Path, free, content: bytes | None):
+def test_a_model_that_cannot_be_read_here_is_left_to_others(tmp_path: Path, free):
     folder = tmp_path / "other"
     folder.mkdir()
-    if content is not None:
-        (folder / "x.safetensors").write_bytes(content)
+    (folder / "x.safetensors").write_bytes(b"\xff" * 100)
     free(0)
     assert checks.checkpoint_room(saving(tmp_path, model=str(folder))) == []

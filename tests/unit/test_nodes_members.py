@@ -21,24 +21,12 @@ def test_members_join_and_die():
     assert not members.look([node("192.0.2.1"), node("198.51.100.2")])
     assert members.look([node("192.0.2.1"), node("198.51.100.2", "DEAD", "missed heartbeats"), node("192.0.2.3")])
     assert (members.joined, members.lost) == ({0, 2}, {1: "missed heartbeats"})
-
-
-def test_a_host_that_died_stays_lost_although_it_comes_back():
-    members = Members([["192.0.2.1"], ["192.0.2.2"]], joined={0, 1})
-    members.look([node("192.0.2.2", "DEAD")])
-    members.look([node("192.0.2.2", "DEAD"), node("192.0.2.2")])
-    assert members.joined == {0} and set(members.lost) == {1}
-
-
-def test_a_node_that_was_dead_before_it_joined_is_no_loss():
-    members = Members([["192.0.2.1"], ["192.0.2.2"]])
-    members.look([node("192.0.2.2", "DEAD"), node("192.0.2.2")])
-    assert (members.joined, members.lost) == ({1}, {})
-
-
-def test_other_machines_are_nobody():
-    members = Members([["192.0.2.1"], ["192.0.2.2"]])
-    assert not members.look([node("192.0.2.9")])
+    members.look([node("198.51.100.2", "DEAD"), node("198.51.100.2")])  # it comes back, and stays lost
+    assert not members.look([node("192.0.2.9")])  # nobody
+    assert (members.joined, set(members.lost)) == ({0, 2}, {1})
+    late = Members([["192.0.2.1"], ["192.0.2.2"]])
+    late.look([node("192.0.2.2", "DEAD"), node("192.0.2.2")])  # dead before it joined: no loss
+    assert (late.joined, late.lost) == ({1}, {})
 
 
 def test_a_run_on_one_host_takes_whatever_address_ray_gave_it():

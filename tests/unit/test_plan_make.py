@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 from naming import has_line_naming
-from plan_cases import RUN, TWO_A2, inventories_for, inventory, plan
+from plan_cases import RUN, TWO_A2, inventory, plan
 
 from launch.errors import LaunchError
 from launch.inventory import Inventory
 from launch.plan import NodePlan
 from launch.plan.job import places
-from launch.plan.make import new_run
 from launch.plan.start import ASCEND_ADDRESSES, RDMA_DEVICES, start_line
-from launch.private import run_folder
-from launch.recipes import load, names, resolve
+from launch.recipes import load, resolve
 
 
 def said(**arguments) -> str:
@@ -43,30 +41,20 @@ def test_the_first_host_is_the_head_and_has_the_job():
     assert head.head == worker.head == "192.0.2.11"
     assert head.members == worker.members == ["192.0.2.11", "192.0.2.12"]
     assert head.ports == {"ray": 6766, "dashboard": 8260, "workers": "20000-29999"}
+    assert made.containers == [None, None] and {node.socket_filter for node in made.nodes} == {False}
+    for node in plan(machines=inventory(socket_filter=True), shell={"FLASHRL_CONFIG": "a\nb"}).nodes:
+        assert node.socket_filter and "\n" not in node.to_json()
+        assert NodePlan.from_json(node.to_json()) == node
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_node_plan_goes_through_one_line_of_json(number: int):
-    node = plan(shell={"FLASHRL_CONFIG": "a\nb"}).nodes[number]
-    line = node.to_json()
-    assert "\n" not in line
-    assert NodePlan.from_json(line) == node
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
-def test_an_attention_that_exchanges_no_heads_is_refused(attention: str):
+def test_an_attention_that_exchanges_no_heads_is_refused():
     """The recipe shares a sequence between 16 devices; the user's own settings come last."""
-    name = f"++actor_rollout_ref.model.override_config.attn_implementation={attention}"
-    message = said(extra=[name])
-    assert f"{attention} with ulysses_sequence_parallel_size=16" in message and "torch_varlen" in message
+    name = "++actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+    assert "ulysses_sequence_parallel_size=16" in said(extra=[name])
     alone = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1"
     plan(extra=[name, alone])
     inner = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=4"
     assert "size=4" in said(extra=[name, alone, inner])
-
-
-def test_every_recipe_has_an_inventory_that_fits():
-    assert [name for name in names() if not inventories_for(name)] == []
 
 
 def test_the_job_is_the_recipes_command_and_the_users_settings_come_last():
@@ -78,11 +66,9 @@ def test_the_job_is_the_recipes_command_and_the_users_settings_come_last():
 
 
 def test_a_job_that_may_restart_goes_on_from_its_checkpoint():
+    """Without checkpoints it begins anew, which is noted."""
     entrypoint = plan(restarts=1, extra=["trainer.resume_mode=disable"]).nodes[0].job.entrypoint
     assert settings(entrypoint[2:])["trainer.resume_mode"] == "auto"
-
-
-def test_a_restart_without_checkpoints_is_noted():
     assert not [note for note in plan(restarts=1).notes if "save_freq" in note]
     assert [note for note in plan(restarts=1, extra=["trainer.save_freq=-1"]).notes if "trainer.save_freq=10" in note]
     assert not [note for note in plan(extra=["trainer.save_freq=-1"]).notes if "save_freq" in note]
@@ -101,17 +87,6 @@ def test_task_queue_follows_the_graph_mode():
     assert plan().nodes[1].values["task_queue"] == "2"  # this recipe is eager
     key = "actor_rollout_ref.rollout.enforce_eager"
     assert plan(extra=[f"{key}=False"]).nodes[1].values["task_queue"] == "1"
-
-
-def test_ports_of_hccl_are_the_inventorys():
-    values = plan(machines=inventory(ports={"hccl_host": "auto", "hccl_npu": "1000-1050"})).nodes[0].values
-    assert (values["hccl_host"], values["hccl_npu"]) == ("auto", "1000-1050")
-
-
-def test_ports_are_filtered_only_where_the_inventory_asks_for_it():
-    for asked in (False, True):
-        machines = inventory(socket_filter=True) if asked else inventory()
-        assert {node.socket_filter for node in plan(machines=machines).nodes} == {asked}
 
 
 def test_layers_are_in_order_and_a_hosts_own_is_not_handed_to_others():
@@ -136,12 +111,6 @@ def test_too_few_hosts_and_devices_are_said_with_what_to_change():
     assert "--set stack=cuda13" in said(machines=inventory("cuda13"))
 
 
-def test_what_is_said_to_change_is_enough():
-    machines = inventory(hosts=[{"address": "192.0.2.11", "devices": 16}])
-    made = plan(machines=machines, changes={"nodes": "1", "devices_per_node": "16"})
-    assert (len(made.nodes), made.nodes[0].devices) == (1, 16)
-
-
 def test_more_hosts_than_needed_are_left_alone():
     made = plan(machines=inventory(hosts=[f"192.0.2.{number}" for number in (11, 12, 13)]))
     assert [node.address for node in made.nodes] == ["192.0.2.11", "192.0.2.12"] == made.nodes[0].members
@@ -162,12 +131,8 @@ def test_a_users_visible_devices_are_the_devices():
     assert plan(machines=inventory(environment=environment)).nodes[1].devices == list(range(8, 16))
     assert "names 2 devices" in said(machines=inventory(environment={"ASCEND_RT_VISIBLE_DEVICES": "8,9"}))
     assert "write numbers" in said(machines=inventory(environment={"ASCEND_RT_VISIBLE_DEVICES": "all"}))
-
-
-@pytest.mark.parametrize("value", ["0,1,2,3,4,5,6,6", "0,00,1,2,3,4,5,6,7"])
-def test_a_device_that_is_named_twice_is_refused(value: str):
-    shell = {"ASCEND_RT_VISIBLE_DEVICES": value}
-    assert has_line_naming(said(shell=shell, local=[True, False]), f"={value} (shell) … twice")
+    twice = "0,00,1,2,3,4,5,6,7"
+    assert f"={twice} (shell)" in said(shell={"ASCEND_RT_VISIBLE_DEVICES": twice}, local=[True, False])
 
 
 def test_checkpoints_of_several_hosts_lie_in_a_shared_folder():
@@ -189,26 +154,10 @@ def test_a_model_is_a_folder_or_an_id_of_the_hub(tmp_path: Path, monkeypatch: py
     assert plan(model="org/name").nodes[1].needs == data
 
 
-def test_the_plan_says_which_importance_weights_a_run_has():
-    """With the name of their figure in verl's log."""
-    (said,) = [note for note in plan("qwen2.5-7b-int8-gsm8k-a2").notes if note.startswith("importance weights: ")]
-    assert "token" in said and "actor/rollout_corr/rollout_is_eff_sample_size" in said
-
-
 def test_a_model_that_is_prepared_lies_among_the_data():
     made = plan("addition-int8", inventory("cpu"), data="/shared/data")
     assert made.nodes[0].needs[0] == "/shared/data/addition/start"
-    (name,) = made.nodes[0].job.files
-    assert "def compute_score" in made.nodes[0].job.files[name]
-
-
-def test_files_of_the_recipe_are_what_the_job_gets():
-    files = plan("addition-int8", inventory("cpu")).nodes[0].job.files
-    recipe = load("addition-int8")
-    assert files == {
-        name: file.read_text()
-        for name, file in resolve(recipe, places(recipe, inventory("cpu"), RUN, False)).files.items()
-    }
+    assert ["def compute_score" in text for text in made.nodes[0].job.files.values()] == [True]
 
 
 def test_in_a_container_every_path_must_be_mounted():
@@ -306,24 +255,6 @@ def test_a_container_of_gpus_has_them_all_and_one_of_cpus_none(tmp_path: Path):
     assert not [one for one in cpus if "gpu" in one or "device" in one]
 
 
-def test_containers_are_named_by_run_and_host():
-    made = plan(machines=inventory(image="img", mounts=["/nfs:/shared"], project=None))
-    assert made.containers == [f"ascend-quant-{RUN}-0", f"ascend-quant-{RUN}-1"]
-    assert plan().containers == [None, None]
-
-
-def test_runs_have_ids_of_their_own_and_short_folders():
-    runs = {new_run() for _ in range(20)}
-    assert len(runs) > 1
-    assert all(len(str(run_folder(run))) + 65 <= 107 for run in runs)  # of Ray's sockets, and what Linux allows
-
-
-@pytest.mark.parametrize("option", ["model", "data", "out"])
-@pytest.mark.parametrize("value", ["", " "])
-def test_an_unset_variable_of_a_shell_is_no_folder(option: str, value: str):
-    assert f"--{option} is empty" in said(**{option: value})
-
-
 def test_the_file_of_a_reward_must_be_there():
     key = "reward.custom_reward_function.path"
     assert "/r.py" in plan(extra=[f"{key}='/r.py'"]).nodes[1].needs
@@ -341,8 +272,7 @@ def test_data_files_must_have_what_verl_reads():
 @pytest.mark.parametrize(
     ("recipe", "extra", "size"),
     [
-        ("addition-int8", [], 12),  # float32: weights, and two moments of Adam
-        ("addition-int8", ["actor_rollout_ref.actor.checkpoint.save_contents=[model]"], 4),
+        ("addition-int8", ["actor_rollout_ref.actor.checkpoint.save_contents=[model]"], 4),  # float32
         ("qwen3-4b-fp8", [], 14),  # BF16 weights, float32 copies and two moments
     ],
 )

@@ -28,19 +28,15 @@ def test_a_run_lies_in_the_users_runtime_folder(runtime):
     assert len(str(private.run_folder(RUN))) + 65 <= 107
 
 
-@pytest.mark.parametrize("case", ["unset", "relative", "open", "long", "link", "another's"])
+@pytest.mark.parametrize("case", ["unset", "open", "long", "another's"])
 def test_else_in_a_folder_of_the_user_in_the_temporary_one(runtime, tmp_path, monkeypatch, case):
     if case == "unset":
         monkeypatch.delenv("XDG_RUNTIME_DIR")
-    elif case == "relative":
-        monkeypatch.setenv("XDG_RUNTIME_DIR", os.path.relpath(runtime))
     elif case == "open":
         runtime.chmod(0o755)
     elif case == "long":
         (long := tmp_path / ("x" * 60)).mkdir(mode=0o700)
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
-    elif case == "link":
-        monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/self/cwd")
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert private.run_folder(RUN) == Path(f"/tmp/aq-{os.geteuid()}/{RUN}")
@@ -58,13 +54,11 @@ def test_a_folder_is_made_private_and_is_made_so_again(tmp_path):
     assert stat.S_IMODE(private.make_folder(made).stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("there", ["file", "link", "another's"])
+@pytest.mark.parametrize("there", ["link", "another's"])
 def test_what_others_put_in_its_place_is_refused_and_left_alone(tmp_path, monkeypatch, there):
     place, target = tmp_path / "mine", tmp_path / "target"
     target.mkdir(mode=0o755)
-    if there == "file":
-        place.touch()
-    elif there == "link":
+    if there == "link":
         place.symlink_to(target)
     else:
         place.mkdir(mode=0o755)
@@ -72,7 +66,7 @@ def test_what_others_put_in_its_place_is_refused_and_left_alone(tmp_path, monkey
     with pytest.raises(LaunchError, match=str(place)):
         private.make_folder(place)
     assert stat.S_IMODE(target.stat().st_mode) == 0o755
-    assert there == "file" or stat.S_IMODE(place.stat().st_mode) == 0o755
+    assert stat.S_IMODE(place.stat().st_mode) == 0o755
 
 
 def test_a_file_is_the_owners_alone_and_no_link_is_written_through(tmp_path):

@@ -1,17 +1,23 @@
-"""What verl's actor computes with a recipe's correction: its own loss, called as its workers call it, against the rule.
+"""Recipes' importance weights: what verl's actor computes with them, called as its workers call it, against the rule;
+what they leave of a batch; and what would correct nothing is refused.
 
 verl 0.9.1 keeps the loss in each worker's own configuration; `algorithm.rollout_correction` alone would leave it PPO's.
 """
 
+from math import log, sqrt
+
 import pytest
 import torch
+from test_recipe_files import error, write
 from torch import Tensor
 
 pytest.importorskip("verl", reason="verl is not installed")
 
 from hydra import compose, initialize_config_module
 
+from ascend_quant.integrations.verl.effective_sample import NAME
 from launch.recipes import load, names, paths_of, resolve
+from launch.recipes.effective import KL, LEAST, effective_share, longest, told
 
 SAMPLED = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -0.2, -0.1], [-4.0, -1.0, 0.0]])  # by the engine
 TRAINED = torch.tensor([[-0.9, -1.5, -0.6], [-0.4, -0.6, -0.1], [-1.0, -1.0, 0.0]])  # of the same tokens
@@ -54,13 +60,51 @@ def test_bypass_is_the_policy_gradient_with_a_weight_for_each_token(name: str, s
     torch.testing.assert_close(loss, (gradient * TRAINED).sum())
 
 
-@pytest.mark.parametrize("sequences", [3, 1])
-def test_without_bypass_the_clip_is_at_work(sequences: int):
+def test_without_bypass_the_clip_is_at_work():
     """DAPO's: a token that has become likelier than 1.28 times teaches no more, if it was good; 10, if it was bad."""
     ratio = (TRAINED - SAMPLED).exp()
     kept = torch.where(ADVANTAGES > 0, ratio <= 1.28, ratio >= 0.8).float() * REAL
     gradient = -(ratio * ADVANTAGES * kept) / REAL.sum()
-    _, found, mode = loss_of("qwen2.5-7b-int8-dapo-a2", sequences)
+    _, found, mode = loss_of("qwen2.5-7b-int8-dapo-a2")
     assert mode == "vanilla"
     assert (found == 0).any() and (found != 0).any()
     torch.testing.assert_close(found, gradient)
+
+
+@pytest.mark.parametrize("threshold, tokens, kl", [(1.5, 10240, 1e-4), (2.0, 2048, 1e-4), (5.0, 512, 1e-3)])
+def test_the_share_is_that_of_drawn_weights(threshold: float, tokens: int, kl: float):
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(400_000, generator=generator, dtype=torch.float64)
+    weights = (sqrt(2 * tokens * kl) * noise - tokens * kl).clamp(max=log(threshold)).exp()
+    drawn = weights.mean() ** 2 / (weights**2).mean()
+    assert effective_share(tokens, kl, threshold) == pytest.approx(drawn.item(), abs=5e-3)
+
+
+def test_no_recipe_trains_without_its_weights():
+    for recipe in map(load, names()):
+        if correction := recipe.correction:
+            if correction.level == "sequence":
+                assert effective_share(recipe.rollout.max_response_length, 1e-4, correction.threshold) >= 0.8
+            assert correction.level in told(recipe) and NAME in told(recipe)
+            assert ("actor/rollout_corr/" in told(recipe)) == correction.bypass
+
+
+@pytest.mark.parametrize(
+    "correction, response, words",
+    [
+        ({"level": "token", "bypass": True, "batch_normalize": True}, 32, ("batch_normalize", "bypass")),
+        ({"level": "sequence"}, 10240, ("sequence", "10240", "0.49")),
+        ({"level": "sequence", "batch_normalize": True}, longest(2.0) + 10, ("sequence", str(longest(2.0)))),
+        ({"level": "sequence", "batch_normalize": True}, longest(2.0), None),
+        ({"level": "token", "bypass": True}, 30720, None),
+    ],
+)
+def test_what_corrects_nothing_is_refused(tmp_path, correction: dict, response: int, words: tuple[str, ...] | None):
+    changes = {"correction": correction, "rollout": {"max_prompt_length": 16, "max_response_length": response}}
+    if words is None:
+        write(tmp_path, **changes)
+        assert load("one", tmp_path)
+    else:
+        said = error(tmp_path, **changes)
+        assert all(word in said for word in words)
+    assert effective_share(longest(2.0), KL, 2.0) >= LEAST > effective_share(longest(2.0) + 10, KL, 2.0)

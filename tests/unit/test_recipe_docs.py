@@ -62,8 +62,3 @@ def test_the_commands_are_understood(page: str):
             name, *line = line
             group = group.commands[name]
         group.make_context(name, line)  # parses and checks; runs nothing
-
-
-@pytest.mark.parametrize("english, chinese", [LOW_PRECISION, RECIPES])
-def test_both_languages_show_the_same_commands(english: str, chinese: str):
-    assert called(english) == called(chinese)

@@ -1,13 +1,9 @@
 """The INT8 recipes: the figures of the runs that they follow, and twins that differ in the scheme alone."""
 
-from pathlib import Path
-
 import pytest
-import yaml
 from test_recipe_verl_commit import parsed
 
-from launch.recipes import Paths, load, names, paths_of, resolve
-from launch.recipes.files import FOLDER
+from launch.recipes import load, names, paths_of, resolve
 from launch.recipes.hydra_syntax import leaves
 
 TWINS = [name for name in names() if "-bf16" in name]
@@ -98,42 +94,6 @@ def test_the_existing_runs_figures(name: str, figures: dict[str, object]):
     assert {key: found.get(key) for key in {**figures, **correction}} == {**figures, **correction}
 
 
-# What the scripts of these runs set besides: here it is the same, or the recipe's files say why not.
-SCRIPTS = {
-    "qwen2.5-7b-int8-gsm8k-a2": {
-        "trainer.save_freq": -1,
-        "trainer.test_freq": -1,
-        "trainer.val_before_train": True,
-        "data.val_files": "/data/gsm8k/test.parquet",
-        "FLASHRL_LMHEAD_FP32": "1",
-    },
-    "qwen3-30b-a3b-int8-grpo-a3": {
-        "trainer.save_freq": -1,
-        "trainer.test_freq": -1,
-        "trainer.val_before_train": False,
-        "data.val_files": "/data/gsm8k/test.parquet",
-        "actor_rollout_ref.actor.fsdp_config.model_dtype": "bfloat16",
-        "actor_rollout_ref.nccl_timeout": 7200,
-        "FLASHRL_LMHEAD_FP32": "1",
-    },
-}
-
-
-def comments(name: str) -> str:
-    """The comments of a recipe's file and of those that it extends."""
-    text = (FOLDER / f"{name}.yaml").read_text()
-    bases = yaml.safe_load(text).get("extends", [])
-    own = "\n".join(line for line in text.splitlines() if line.startswith("#"))
-    return "\n".join([own, *map(comments, [bases] if isinstance(bases, str) else bases)])
-
-
-@pytest.mark.parametrize("name, key", [(name, key) for name, settings in SCRIPTS.items() for key in settings])
-def test_a_departure_from_the_existing_runs_has_its_reason(name: str, key: str):
-    pytest.importorskip("hydra", reason="hydra is not installed")
-    same = (told(name) | load(name).environment).get(key) == SCRIPTS[name][key]
-    assert same or key.rpartition(".")[2] in comments(name)
-
-
 @pytest.mark.parametrize(
     "name, nodes, devices, memory",
     [
@@ -174,21 +134,6 @@ def test_a_variant_for_long_answers_differs_in_the_cache_alone(name: str):
     assert {key for key in variant if variant[key] != plain[key]} == {"name", "summary", "rollout.kv_cache"}
     assert (variant["rollout.kv_cache"], plain["rollout.kv_cache"]) == ("int8", "auto")
     assert plain["rollout.max_response_length"] >= 10240
-    assert "not run on hardware" in comments(name).lower()
-
-
-def test_no_other_recipe_has_a_quantized_cache():
-    assert {name for name in names() if load(name).rollout.kv_cache != "auto"} == set(WITH_CACHE)
-    assert {name.partition("-int8")[0] for name in WITH_CACHE} == {"qwen2.5-7b", "qwen2.5-32b", "qwen3-30b-a3b"}
-
-
-@pytest.mark.parametrize("name", ["qwen2.5-7b-int8-gsm8k-a2", "qwen3-30b-a3b-int8-megatron-h200"])
-def test_a_recipe_may_be_trained_with_fake_quantization(name: str):
-    told, plain = (
-        set(resolve(load(name, changes=changes), Paths("/m", "/d", "/o")).overrides)
-        for changes in ({"qat": "int8"}, {})
-    )
-    assert [line.partition("ascend_quant.")[2] for line in told - plain] == ["qat=int8"] and not plain - told
 
 
 def test_the_variant_that_replays_routes_differs_in_that_alone():
@@ -196,8 +141,3 @@ def test_the_variant_that_replays_routes_differs_in_that_alone():
     variant, plain = (dict(leaves(load(one).model_dump())) for one in (name, name.replace("-r3-", "-")))
     assert {key for key in variant if variant[key] != plain[key]} == {"name", "summary", "training.routing_replay"}
     assert (load(name).backend, load(name).rollout.scheme) == ("megatron", "int8")
-
-
-@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_file_begins_with_what_it_is(file: Path):
-    assert file.read_text().startswith("# ")

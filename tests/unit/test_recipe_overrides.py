@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 from test_recipe_files import load, write
 
 from ascend_quant.integrations.verl.attention_settings import LIBRARY, PACKED
-from launch.recipes import Paths, paths_of, resolve
+from launch.environment import rows
+from launch.environment.table import ASCEND
+from launch.recipes import Paths, paths_of, resolve, versions
 from launch.recipes.hydra_syntax import text
 from launch.recipes.overrides import refused
-from launch.recipes.versions import COMMIT
+from launch.recipes.versions import COMMIT, nz_settings, reads_variable, version_of
 
 PATHS = Paths("/m odel", "/data", "/out")
 words = st.text(st.sampled_from("ab0 .:/\\'\"{}[](),=$%?*+-_#@!~|^&<>é"), max_size=12)
@@ -42,11 +44,6 @@ def test_values_survive_hydra(value):
     assert repr(found) == repr(value), "1 is not True, nor 1.0"
 
 
-def test_other_values_are_refused():
-    with pytest.raises(TypeError, match="command line"):
-        text({"a": 1})
-
-
 def overrides(folder, **changes) -> dict[str, str]:
     write(folder, **changes)
     return dict(one.split("=", 1) for one in resolve(load("one", folder), PATHS).overrides)
@@ -55,8 +52,17 @@ def overrides(folder, **changes) -> dict[str, str]:
 def test_fields_reach_their_settings(tmp_path):
     found = overrides(
         tmp_path,
-        rollout={"ignore": ["lm_head", r"re:.*mlp\.gate"], "tensor_parallel": 4, "expert_parallel": 4},
-        training={"parallel": {"tensor": 2, "pipeline": 2, "context": 2, "expert": 4, "last_stage_layers": 3}},
+        rollout={
+            "ignore": ["lm_head", r"re:.*mlp\.gate"],
+            "tensor_parallel": 4,
+            "expert_parallel": 4,
+            "kv_cache": "int8",
+            "send": "int8",
+        },
+        training={
+            "cpu_adam": True,
+            "parallel": {"tensor": 2, "pipeline": 2, "context": 2, "expert": 4, "last_stage_layers": 3},
+        },
         correction={"level": "sequence", "threshold": 3.0, "bypass": True},
     )
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -76,6 +82,9 @@ def test_fields_reach_their_settings(tmp_path):
         (f"+{rollout}.engine_kwargs.vllm.quantization", "ascend_quant"),
         (f"{quantization}.quant_method", "ascend_quant"),
         (f"{quantization}.scheme", "int8"),
+        (f"{quantization}.kv_cache", "int8"),
+        (f"+{rollout}.engine_kwargs.ascend_quant.send", "int8"),
+        (f"+{actor}.optim.override_optimizer_config.optimizer_cpu_offload", "true"),
         (f"{quantization}.ignore", r"[lm_head,'re:.*mlp\.gate']"),
         (f"{actor}.megatron.tensor_model_parallel_size", "2"),
         (f"{actor}.megatron.sequence_parallel", "true"),
@@ -98,7 +107,7 @@ def test_fields_reach_their_settings(tmp_path):
         ("trainer.n_gpus_per_node", "8"),
         ("trainer.default_local_dir", "/out/checkpoints"),
     }
-    assert not [key for key in found if "fp8" in key or "optimizer_cpu_offload" in key]
+    assert not [key for key in found if "fp8" in key]
 
 
 def test_fp8_training_reaches_megatron(tmp_path):
@@ -113,27 +122,6 @@ def test_fp8_training_reaches_megatron(tmp_path):
         ("+ray_kwargs.ray_init.runtime_env.env_vars.NVTE_FP8_BLOCK_SCALING_FP32_SCALES", "'1'"),
     }
     assert resolve(load("one", tmp_path), PATHS).environment == {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}
-
-
-def test_without_param_gather_the_weights_stay_bf16(tmp_path):
-    found = overrides(tmp_path, training={"precision": "fp8"})
-    assert not [key for key in found if "fp8_param" in key]
-
-
-def test_float32_scales_are_block_scalings_alone(tmp_path):
-    overrides(tmp_path, training={"precision": "fp8", "fp8": {"recipe": "tensorwise"}})
-    assert resolve(load("one", tmp_path), PATHS).environment == {}
-
-
-def test_adam_on_the_host(tmp_path):
-    found = overrides(tmp_path, training={"cpu_adam": True})
-    assert found["+actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload"] == "true"
-
-
-def test_fsdp2(tmp_path):
-    found = overrides(tmp_path, backend="fsdp2")
-    assert (found["model_engine"], found["actor_rollout_ref.actor.strategy"]) == ("dp", "fsdp2")
-    assert not [key for key in found if ".megatron." in key]
 
 
 ATTENTION = ("actor_rollout_ref.model.external_lib", "+actor_rollout_ref.model.override_config.attn_implementation")
@@ -165,16 +153,13 @@ def test_without_bypass_the_loss_is_ppos(tmp_path):
 @pytest.mark.parametrize("backend, engine", [("fsdp2", "fsdp_config"), ("megatron", "megatron")])
 def test_what_waits_on_the_host(tmp_path, backend, engine):
     actor, reference = f"actor_rollout_ref.actor.{engine}", f"actor_rollout_ref.ref.{engine}"
-    found = overrides(tmp_path, backend=backend, training={"offload": True, "reference_offload": True})
+    shared = {"sequence_parallel": 4} if backend == "fsdp2" else {}
+    found = overrides(tmp_path, backend=backend, training={"offload": True, "reference_offload": True, **shared})
+    assert (found["model_engine"] == "dp") == (backend == "fsdp2")
+    assert found.get("actor_rollout_ref.actor.ulysses_sequence_parallel_size") == ("4" if shared else None)
     keys = (f"{actor}.param_offload", f"{actor}.optimizer_offload", f"{reference}.param_offload")
     assert [found[key] for key in keys] == ["true"] * 3
     assert not [key for key in overrides(tmp_path, backend=backend) if "offload" in key]
-
-
-def test_a_shared_sequence(tmp_path):
-    key = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
-    assert overrides(tmp_path, backend="fsdp2", training={"sequence_parallel": 4})[key] == "4"
-    assert key not in overrides(tmp_path, backend="fsdp2")
 
 
 def test_devices_apart(tmp_path):
@@ -212,29 +197,16 @@ MEGATRON = "actor_rollout_ref.actor.megatron"
     [
         (f"{OURS}.send", "rollout.send"),
         (f"{OURS}.qat", "qat"),
-        *((f"{OPTIONS}.{name}", f"rollout.{name}") for name in ("scheme", "ignore", "kv_cache")),
-        (f"{OPTIONS}.quant_method", "rollout.scheme"),
-        (f"{VLLM}.quantization", "rollout.scheme"),
+        (f"{OPTIONS}.kv_cache", "rollout.kv_cache"),
         ("actor_rollout_ref.rollout.quantization", "rollout.scheme"),
         (f"{MEGATRON}.override_transformer_config.fp8", "training.precision"),
-        (f"{MEGATRON}.override_transformer_config.fp8_param", "training.fp8"),
-        (f"{MEGATRON}.override_transformer_config.num_layers_in_last_pipeline_stage", "training.parallel"),
-        ("algorithm.rollout_correction.bypass_mode", "correction.bypass"),
         ("algorithm.rollout_correction.rollout_is", "correction.level"),
     ],
 )
-@pytest.mark.parametrize(("stack", "scheme"), [("cuda13", "int8"), ("ascend-cann9.1", "bf16")])
-def test_what_a_field_owns_is_refused_whether_it_makes_it_or_not(tmp_path, stack, scheme, key, field):
-    write(tmp_path, stack=stack, backend="fsdp2", rollout={"scheme": scheme})
+def test_what_a_field_owns_is_refused_even_where_it_makes_none(tmp_path, key, field):
+    write(tmp_path, stack="ascend-cann9.1", backend="fsdp2", rollout={"scheme": "bf16"})
     recipe = load("one", tmp_path)
     assert [(line.split()[0], f"--set {field}" in line) for line in refused(recipe, [key])] == [(key, True)]
-
-
-def test_what_holds_a_fields_setting_is_refused(tmp_path):
-    write(tmp_path)
-    keys = [OURS, f"{MEGATRON}.override_transformer_config"]
-    lines = list(refused(load("one", tmp_path), keys))
-    assert len(lines) == 2 and all(f"{key}." in line.split()[2] for key, line in zip(keys, lines, strict=True))
 
 
 def test_an_option_of_ours_that_does_not_exist_is_refused_by_name(tmp_path):
@@ -290,5 +262,28 @@ def test_the_model_may_lie_among_the_data(tmp_path):
     assert paths_of(recipe, "/m", "/data", "/out") == Paths("/m", "/data", "/out")
 
 
-def test_no_correction_is_said(tmp_path):
-    assert overrides(tmp_path)["algorithm.rollout_correction.rollout_is"] == "null"
+NZ_SETTING = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.weight_nz_mode"
+
+
+@pytest.mark.parametrize("stack", [*ASCEND, "cpu", "cuda13"])
+def test_vllm_ascends_own_casts_to_fractal_nz_are_off_by_what_its_version_reads(stack):
+    """A variable before 0.27, a setting since."""
+    variable = {row.name: row.value for row in rows(stack)}.get("VLLM_ASCEND_ENABLE_NZ")
+    version = version_of(stack)
+    reads = version is not None and reads_variable(version)
+    assert variable == ("0" if reads else None)
+    assert [*nz_settings(stack).values()] == ([0] if version and not reads else [])
+    assert [reads_variable(one) for one in ("0.10.1rc1", "0.23.0.post1", "0.27.1rc1", "1.0.0")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_newer_vllm_ascend_is_told_on_the_command_line(tmp_path, monkeypatch):
+    """With or without our plugin: the casts are its own."""
+    changes = {"stack": "ascend-cann9.1", "rollout": {"scheme": "bf16"}}
+    assert NZ_SETTING not in overrides(tmp_path, **changes)
+    monkeypatch.setattr(versions, "version_of", lambda stack: "0.30.0rc2")
+    assert overrides(tmp_path, **changes)[NZ_SETTING] == "0"

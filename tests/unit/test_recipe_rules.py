@@ -10,175 +10,80 @@ from launch.recipes import Paths, resolve
 
 FP8 = {"training": {"precision": "fp8"}}
 NUMBERS = {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
+LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+MIXED = {"moe_intermediate_size": 1408, "n_shared_experts": 2}
 
 
 def rollout(scheme: str, tensor: int = 2, expert: int = 1, **more) -> dict:
     return {"scheme": scheme, "tensor_parallel": tensor, "expert_parallel": expert, **more}
 
 
-@pytest.mark.parametrize("stack", ["ascend-cann8.5", "ascend-cann9.1"])
-@pytest.mark.parametrize(
-    "changes, said",
-    [
-        ({"rollout": {"scheme": "fp8_block"}}, "Use int8 rollouts"),
-        ({"rollout": {"scheme": "int4_g128"}}, "INT4 … NPU"),
-        (FP8, "Use bf16 training with int8 rollouts"),
-        ({"qat": "int4_g128", "rollout": {"scheme": "int4_g128"}}, "Use int8 with int8 rollouts"),
-    ],
-)
-def test_npu_has_int8_alone(tmp_path: Path, stack: str, changes: dict, said: str):
-    assert has_line_naming(error(tmp_path, stack=stack, **changes), said)
+SCHEMES = [  # what a stack does not serve, and where trainer and engine would see different weights
+    ({"stack": "ascend-cann8.5", "rollout": {"scheme": "fp8_block"}}, "Use int8 rollouts"),
+    ({"stack": "ascend-cann9.1", "rollout": {"scheme": "int4_g128"}}, "INT4 … NPU"),
+    ({"stack": "ascend-cann9.1", **FP8}, "Use bf16 training with int8 rollouts"),
+    (
+        {"stack": "ascend-cann9.1", "qat": "int4_g128", "rollout": {"scheme": "int4_g128"}},
+        "Use int8 with int8 rollouts",
+    ),
+    ({"stack": "cpu", **FP8}, "TransformerEngine needs CUDA"),
+    ({"backend": "fsdp2", **FP8}, "uses through Megatron only. Use backend megatron, or bf16 training"),
+    ({"training": {"precision": "fp8", "fp8": {"param_gather": True}, "cpu_adam": True}}, "FusedAdam … on the host"),
+    ({"training": {"fp8": {"format": "hybrid"}}}, "has no effect with training.precision bf16"),
+    ({"qat": "int8", **FP8}, "products would round"),
+    ({"qat": "int4_g128", "rollout": {"scheme": "int8"}}, "qat: int4_g128 with int8 rollouts"),
+    ({"qat": "int4_g128", "rollout": {"scheme": "int4_g32"}}, "Set rollout.scheme to int4_g128"),
+    ({"qat": "fp8_block", "rollout": {"scheme": "fp8_block"}}, "Choose from int4_g128, int4_g32, int8"),
+    ({"model": {"int4_group": 32}, "qat": "int4_g128", "rollout": {"scheme": "int4_g128"}}, "groups of 32 … int4_g32"),
+]
+CACHES = [
+    ({"stack": "ascend-cann8.5", "rollout": {"scheme": "int8", "kv_cache": "int8"}}, "kv_cache … ascend-cann8.5"),
+    ({"stack": "ascend-cann9.1", "rollout": {"scheme": "int8", "kv_cache": "fp8"}}, "fp8 … ascend-cann9.1"),
+    ({"stack": "cpu", "rollout": {"scheme": "int8", "kv_cache": "int8"}}, "kv_cache … cpu … int8"),
+    ({"rollout": {"scheme": "int8", "kv_cache": "fp8"}, "model": {"numbers": NUMBERS | LATENT}}, "kv_cache … MLA"),
+]
+SENDING = [
+    ({"rollout": {"scheme": "bf16", "send": "int8"}}, "send … int8 … bf16"),
+    ({"rollout": {"scheme": "fp8_block", "send": "fp8"}}, "send … fp8 … fp8_block"),
+    ({"stack": "ascend-cann8.5", "rollout": {"scheme": "int8", "send": "int8"}}, "send … ascend-cann8.5"),
+    ({"rollout": {"scheme": "int8", "send": "delta"}}, "send … delta … rollout.apart"),
+]
+REPLAY = [
+    ({"backend": "fsdp2"}, "training.routing_replay … fsdp2 … megatron"),
+    ({"stack": "ascend-cann9.1"}, "training.routing_replay … ascend-cann9.1"),
+    ({"model": {"numbers": NUMBERS}}, "training.routing_replay … someone/model … moe_intermediate_size"),
+    ({"verl": {"actor_rollout_ref": {"rollout": {"enable_rollout_routing_replay": True}}}}, "routing_replay"),
+]
+DEVICES = [
+    ({"rollout": {"tensor_parallel": 3}}, "8 devices … 3"),
+    ({"rollout": {"tensor_parallel": 4, "expert_parallel": 2}}, "2: verl takes 1, or tensor_parallel (4)"),
+    ({"training": {"parallel": {"tensor": 3}}}, "tensor 3 x pipeline 1 x context 1 = 3"),
+    ({"training": {"parallel": {"pipeline": 2, "expert": 8}}}, "expert 8 x pipeline 2 = 16"),
+    ({"training": {"parallel": {"last_stage_layers": 5}}}, "without pipeline stages"),
+    ({"backend": "fsdp2", "training": {"parallel": {"tensor": 2}}}, "is Megatron's, and backend is fsdp2"),
+    ({"backend": "fsdp2", "training": {"cpu_adam": True}}, "training.cpu_adam: is Megatron's"),
+    ({"training": {"sequence_parallel": 2}}, "training.sequence_parallel: 2 … FSDP's … megatron"),
+    ({"backend": "fsdp2", "training": {"sequence_parallel": 3}}, "8 devices … 3"),
+    ({"rollout": {"apart": 8}}, "8 … 7"),
+    ({"rollout": {"apart": 3, "tensor_parallel": 2}}, "rollout.tensor_parallel: 3 devices … 2"),
+    ({"rollout": {"apart": 2}, "training": {"parallel": {"tensor": 4}}}, "training.parallel: 6 devices … tensor 4"),
+    (
+        {"rollout": {"apart": 1}, "backend": "fsdp2", "training": {"sequence_parallel": 2}},
+        "training.sequence_parallel: 7 devices … 2",
+    ),
+    ({"rollout": {"apart": 2}, "verl": {"data": {"train_batch_size": 300}}}, "rollout.apart … ppo_mini_batch_size"),
+    ({"rollout": {"apart": 2}, "stack": "ascend-cann8.5"}, "rollout.apart: 2 … ascend-cann8.5"),
+]
 
 
-@pytest.mark.parametrize("scheme", ["int8", "bf16"])
-def test_what_npu_has_is_taken(tmp_path: Path, scheme: str):
-    write(tmp_path, stack="ascend-cann9.1", rollout={"scheme": scheme})
-    assert load("one", tmp_path).rollout.scheme == scheme
-
-
-@pytest.mark.parametrize(
-    "changes, said",
-    [
-        ({"stack": "ascend-cann8.5", "rollout": {"scheme": "int8", "kv_cache": "int8"}}, "kv_cache … ascend-cann8.5"),
-        ({"stack": "ascend-cann9.1", "rollout": {"scheme": "int8", "kv_cache": "fp8"}}, "fp8 … ascend-cann9.1"),
-        ({"stack": "cpu", "rollout": {"scheme": "int8", "kv_cache": "int8"}}, "kv_cache … cpu … int8"),
-        ({"rollout": {"kv_cache": "fp8_e5m2"}}, "kv_cache"),
-    ],
-)
-def test_caches_that_are_not_served(tmp_path: Path, changes: dict, said: str):
+@pytest.mark.parametrize("changes, said", [*SCHEMES, *CACHES, *SENDING, *DEVICES])
+def test_what_cannot_work_is_refused(tmp_path: Path, changes: dict, said: str):
     assert has_line_naming(error(tmp_path, **changes), said)
 
 
-@pytest.mark.parametrize(
-    "changes, said",
-    [
-        ({"rollout": {"scheme": "bf16", "send": "int8"}}, "send … int8 … bf16"),
-        ({"rollout": {"scheme": "fp8_block", "send": "fp8"}}, "send … fp8 … fp8_block"),
-        ({"stack": "ascend-cann8.5", "rollout": {"scheme": "int8", "send": "int8"}}, "send … ascend-cann8.5"),
-        ({"rollout": {"scheme": "int8", "send": "delta"}}, "send … delta … rollout.apart"),
-        ({"rollout": {"scheme": "int8", "send": "int3"}}, "send"),
-    ],
-)
-def test_codes_that_cannot_be_sent(tmp_path: Path, changes: dict, said: str):
-    assert has_line_naming(error(tmp_path, **changes), said)
-
-
-@pytest.mark.parametrize("send", ["bf16", "int8"])
-def test_the_trainer_is_told_what_to_send(tmp_path: Path, send: str):
-    write(tmp_path, stack="ascend-cann9.1", rollout={"scheme": "int8", "send": send})
-    lines = resolve(load("one", tmp_path), Paths("/m", "/d", "/o")).overrides
-    found = [line.partition("=")[2] for line in lines if "ascend_quant.send" in line]
-    assert found == ([] if send == "bf16" else [send])
-
-
-def test_latent_attention_has_no_cache_of_heads(tmp_path: Path):
-    latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-    changes = {"rollout": {"scheme": "int8", "kv_cache": "fp8"}, "model": {"numbers": NUMBERS | latent}}
-    assert has_line_naming(error(tmp_path, **changes), "kv_cache … MLA")
-
-
-@pytest.mark.parametrize(
-    ("stack", "kv_cache"), [("cuda13", "auto"), ("cuda13", "int8"), ("cuda13", "fp8"), ("ascend-cann9.1", "int8")]
-)
-def test_the_engine_gets_the_recipes_cache(tmp_path: Path, stack: str, kv_cache: str):
-    write(tmp_path, stack=stack, rollout={"scheme": "int8", "kv_cache": kv_cache})
-    lines = resolve(load("one", tmp_path), Paths("/m", "/d", "/o")).overrides
-    found = [line.partition("=")[2] for line in lines if "quantization_config.kv_cache" in line]
-    assert found == ([] if kv_cache == "auto" else [kv_cache])
-
-
-@pytest.mark.parametrize(
-    "changes, said",
-    [
-        ({"backend": "fsdp2", **FP8}, "uses through Megatron only. Use backend megatron, or bf16 training"),
-        ({"stack": "cpu", **FP8}, "TransformerEngine needs CUDA"),
-        (
-            {"training": {"precision": "fp8", "fp8": {"param_gather": True}, "cpu_adam": True}},
-            "FusedAdam … on the host",
-        ),
-        ({"training": {"fp8": {"format": "hybrid"}}}, "has no effect with training.precision bf16"),
-        ({"qat": "int8", **FP8}, "products would round"),
-    ],
-)
-def test_fp8_training(tmp_path: Path, changes: dict, said: str):
-    assert has_line_naming(error(tmp_path, **changes), said)
-
-
-@pytest.mark.parametrize("fp8", [{"param_gather": True}, {}, {"format": "hybrid", "recipe": "delayed"}])
-def test_fp8_training_that_works_is_taken(tmp_path: Path, fp8: dict):
-    write(tmp_path, training={"precision": "fp8", "fp8": fp8, "cpu_adam": not fp8})
-    assert load("one", tmp_path).fp8.param_gather == fp8.get("param_gather", False)
-
-
-@pytest.mark.parametrize(
-    "qat, scheme, said",
-    [
-        ("int4_g128", "int8", "qat: int4_g128 with int8 rollouts"),
-        ("int4_g128", "int4_g32", "Set rollout.scheme to int4_g128"),
-        ("fp8_block", "fp8_block", "has no fake quantization. Choose from int4_g128, int4_g32, int8"),
-    ],
-)
-def test_trainer_and_engine_see_the_same_weights(tmp_path: Path, qat: str, scheme: str, said: str):
-    assert said in error(tmp_path, qat=qat, rollout={"scheme": scheme})
-
-
-REPLAY = {"training": {"routing_replay": True}}
-
-
-@pytest.mark.parametrize(
-    "changes, said",
-    [
-        ({"backend": "fsdp2"}, "training.routing_replay … fsdp2 … megatron"),
-        ({"stack": "ascend-cann9.1"}, "training.routing_replay … ascend-cann9.1"),
-        ({"model": {"numbers": NUMBERS}}, "training.routing_replay … someone/model … moe_intermediate_size"),
-        ({"verl": {"actor_rollout_ref": {"rollout": {"enable_rollout_routing_replay": True}}}}, "routing_replay"),
-    ],
-)
+@pytest.mark.parametrize("changes, said", REPLAY)
 def test_routes_that_could_not_be_replayed(tmp_path: Path, changes: dict, said: str):
-    assert has_line_naming(error(tmp_path, **{**REPLAY, **changes}), said)
-
-
-def test_the_models_own_groups(tmp_path: Path):
-    message = error(tmp_path, model={"int4_group": 32}, qat="int4_g128", rollout={"scheme": "int4_g128"})
-    assert "groups of 32 (model.int4_group): use int4_g32" in message
-
-
-@pytest.mark.parametrize(
-    "changes, said",
-    [
-        ({"rollout": {"tensor_parallel": 3}}, "8 devices … 3"),
-        ({"rollout": {"tensor_parallel": 4, "expert_parallel": 2}}, "2: verl takes 1, or tensor_parallel (4)"),
-        ({"training": {"parallel": {"tensor": 3}}}, "tensor 3 x pipeline 1 x context 1 = 3"),
-        ({"training": {"parallel": {"tensor": 4, "pipeline": 4}}}, "pipeline 4 x context 1 = 16"),
-        ({"training": {"parallel": {"pipeline": 2, "expert": 8}}}, "expert 8 x pipeline 2 = 16"),
-        ({"training": {"parallel": {"last_stage_layers": 5}}}, "without pipeline stages"),
-        ({"backend": "fsdp2", "training": {"parallel": {"tensor": 2}}}, "is Megatron's, and backend is fsdp2"),
-        ({"backend": "fsdp2", "training": {"cpu_adam": True}}, "training.cpu_adam: is Megatron's"),
-        ({"training": {"sequence_parallel": 2}}, "training.sequence_parallel: 2 … FSDP's … megatron"),
-        ({"backend": "fsdp2", "training": {"sequence_parallel": 3}}, "8 devices … 3"),
-    ],
-)
-def test_devices_are_shared_out(tmp_path: Path, changes: dict, said: str):
-    assert has_line_naming(error(tmp_path, **changes), said)
-
-
-@pytest.mark.parametrize(
-    "changes, said",
-    [
-        ({"rollout": {"apart": 8}}, "8 … 7"),
-        ({"rollout": {"apart": 3, "tensor_parallel": 2}}, "rollout.tensor_parallel: 3 devices … 2"),
-        ({"rollout": {"apart": 2}, "training": {"parallel": {"tensor": 4}}}, "training.parallel: 6 devices … tensor 4"),
-        (
-            {"rollout": {"apart": 1}, "backend": "fsdp2", "training": {"sequence_parallel": 2}},
-            "training.sequence_parallel: 7 devices … 2",
-        ),
-        ({"rollout": {"apart": 2}, "verl": {"data": {"train_batch_size": 300}}}, "rollout.apart … ppo_mini_batch_size"),
-        ({"rollout": {"apart": 2}, "stack": "ascend-cann8.5"}, "rollout.apart: 2 … ascend-cann8.5"),
-        ({"rollout": {"apart": -1}}, "rollout.apart"),
-    ],
-)
-def test_devices_apart(tmp_path: Path, changes: dict, said: str):
-    assert has_line_naming(error(tmp_path, **changes), said)
+    assert has_line_naming(error(tmp_path, training={"routing_replay": True}, **changes), said)
 
 
 @pytest.mark.parametrize(
@@ -187,25 +92,24 @@ def test_devices_apart(tmp_path: Path, changes: dict, said: str):
         # 768 / 8 = 96: no whole block of 128, nor group, and 4 heads of 128 for 8 devices are copied, not cut
         ({"moe_intermediate_size": 768}, rollout("fp8_block", 8), "experts.0.gate_proj: 768 outputs / 8 = 96"),
         ({"moe_intermediate_size": 768}, rollout("int4_g128", 8), "experts.0.down_proj: 768 inputs / 8 = 96"),
-        ({"moe_intermediate_size": 1408}, rollout("int4_g128", 4), "1408 inputs / 4 = 352"),
         ({"intermediate_size": 9728}, rollout("fp8_block", 8), "mlp.gate_proj: 9728 outputs / 8 = 1216"),
         ({"head_dim": 64}, rollout("fp8_block", 4), "self_attn.k_proj: 256 outputs / 4 = 64"),
-        ({"intermediate_size": 100}, rollout("int4_g32", 1), "mlp.down_proj: 100 inputs / 1 = 100"),
         ({"intermediate_size": 100}, rollout("int8", 8), "mlp.gate_proj: 100 outputs … 8"),
-        (
-            {"moe_intermediate_size": 1408, "n_shared_experts": 2},
-            rollout("int4_g128", 4, 4),
-            "shared_experts.down_proj: 2816 inputs / 4 = 704",
-        ),
+        (MIXED, rollout("int4_g128", 4, 4), "shared_experts.down_proj: 2816 inputs / 4 = 704"),
+        ({"moe_intermediate_size": 768}, rollout("fp8_block", 8, 8), None),
+        ({"intermediate_size": 100}, rollout("fp8_block", 1), None),
+        (MIXED, rollout("int4_g128", 4, 4, ignore=["re:.*shared_experts.*"]), None),
     ],
 )
-def test_slices_are_whole_groups_and_blocks(tmp_path: Path, numbers: dict, rollout: dict, said: str):
-    message = error(tmp_path, model={"numbers": {**NUMBERS, **numbers}}, rollout=rollout)
-    assert has_line_naming(message, said)
-    assert "k_proj" in said or "k_proj" not in message
-
-
-MIXED = {"moe_intermediate_size": 1408, "n_shared_experts": 2}
+def test_slices_are_whole_groups_and_blocks(tmp_path: Path, numbers: dict, rollout: dict, said: str | None):
+    changes = {"model": {"numbers": {**NUMBERS, **numbers}}, "rollout": rollout}
+    if said is None:
+        write(tmp_path, **changes)
+        load("one", tmp_path)
+    else:
+        message = error(tmp_path, **changes)
+        assert has_line_naming(message, said)
+        assert "k_proj" in said or "k_proj" not in message
 
 
 @pytest.mark.parametrize(
@@ -213,8 +117,6 @@ MIXED = {"moe_intermediate_size": 1408, "n_shared_experts": 2}
     [
         ({}, ["re:.*q_proj"], "0.self_attn.q_proj", "0.self_attn.qkv_proj"),
         ({}, ["model.layers.7.self_attn.k_proj"], "7.self_attn.k_proj", "7.self_attn.qkv_proj"),
-        ({}, [r"re:.*layers\.12\.self_attn\.v_proj"], "12.self_attn.v_proj", "12.self_attn.qkv_proj"),
-        ({"intermediate_size": 9728}, [r"re:.*mlp\.gate_proj"], "0.mlp.gate_proj", "0.mlp.gate_up_proj"),
         (MIXED, ["re:.*shared_experts.up"], "0.mlp.shared_experts.up_proj", "0.mlp.shared_experts.gate_up_proj"),
         (MIXED, ["re:.*experts.*down_proj"], "0.mlp.experts.0.down_proj", "0.mlp.experts"),
     ],
@@ -229,34 +131,38 @@ def test_half_of_a_layer_cannot_be_left_alone(tmp_path: Path, numbers: dict, ign
 @pytest.mark.parametrize(
     "numbers, ignore",
     [
-        ({}, ["re:.*qkv_proj"]),
-        ({}, ["re:.*(q|k|v)_proj", "re:.*o_proj"]),
         ({}, [f"model.layers.7.self_attn.{part}_proj" for part in "qkv"]),
-        (MIXED, [r"re:.*mlp\.gate", "re:.*mlp.experts", "lm_head"]),
+        (MIXED, [r"re:.*mlp\.gate", "re:.*mlp.experts", "re:.*qkv_proj", "lm_head"]),
     ],
 )
 def test_whole_layers_can(tmp_path: Path, numbers: dict, ignore: list[str]):
     write(tmp_path, model={"numbers": {**NUMBERS, **numbers}}, rollout=rollout("int8", 1, ignore=ignore))
-    assert load("one", tmp_path).rollout.ignore == ignore
+    load("one", tmp_path)
 
 
 @pytest.mark.parametrize(
-    "numbers, rollout",
+    "what, heads, pairs, ranks, said",
     [
-        ({"moe_intermediate_size": 768}, rollout("fp8_block", 8, 8)),
-        ({"moe_intermediate_size": 768}, rollout("int4_g32", 8)),
-        ({"moe_intermediate_size": 768}, rollout("int8", 8)),
-        ({"intermediate_size": 9728}, rollout("fp8_block", 2)),
-        ({"intermediate_size": 100}, rollout("fp8_block", 1)),
-        (
-            {"moe_intermediate_size": 1408, "n_shared_experts": 2},
-            rollout("int4_g128", 4, 4, ignore=["re:.*shared_experts.*"]),
-        ),
+        ("training.sequence_parallel", 28, 4, 8, "28 attention heads … 8"),
+        ("rollout.tensor_parallel", 24, 6, 4, "6 key and value heads … 4"),
+        ("training.parallel.tensor", 3, 3, 2, "3 attention heads … 2"),
+        ("rollout.tensor_parallel", 32, 4, 8, None),
+        ("training.sequence_parallel", 40, 8, 8, None),
     ],
 )
-def test_slices_that_fit_are_taken(tmp_path: Path, numbers: dict, rollout: dict):
-    write(tmp_path, model={"numbers": {**NUMBERS, **numbers}}, rollout=rollout)
-    assert load("one", tmp_path).rollout.tensor_parallel == rollout["tensor_parallel"]
+def test_heads_are_shared_out(tmp_path: Path, what: str, heads: int, pairs: int, ranks: int, said: str | None):
+    """vLLM, Megatron and Ulysses refuse what they cannot share, minutes after the start; layers may have any size."""
+    share: dict | int = ranks
+    for part in reversed(what.split(".")):
+        share = {part: share}
+    numbers = {"hidden_size": 1280, "num_attention_heads": heads, "num_key_value_heads": pairs, "head_dim": 64}
+    changes = {"model": {"numbers": numbers}, "rollout": {"tensor_parallel": 1}, **share}
+    changes["backend"] = "fsdp2" if "sequence" in what else "megatron"
+    if said is None:
+        write(tmp_path, **changes)
+        load("one", tmp_path)
+    else:
+        assert has_line_naming(error(tmp_path, **changes), f"{what}: {said}")
 
 
 def actor(tokens: int) -> dict:
@@ -272,7 +178,7 @@ def test_the_longest_sequence_fits_a_micro_batch(tmp_path: Path, backend: str, t
     write(tmp_path, backend=backend, training=training, verl=actor(tokens))
     load("one", tmp_path)
     message = error(tmp_path, backend=backend, training=training, verl=actor(tokens - 1))
-    assert f"ppo_max_token_len_per_gpu: {tokens - 1} tokens" in message and f"set it to {tokens} or more" in message
+    assert has_line_naming(message, f"ppo_max_token_len_per_gpu: {tokens - 1} … {tokens}")
 
 
 def test_the_longest_sequence_is_prefilled_at_once(tmp_path: Path):
@@ -280,44 +186,12 @@ def test_the_longest_sequence_is_prefilled_at_once(tmp_path: Path):
     write(tmp_path, verl={"actor_rollout_ref": {"rollout": engine}})
     load("one", tmp_path)
     message = error(tmp_path, verl={"actor_rollout_ref": {"rollout": {**engine, "max_num_batched_tokens": 47}}})
-    assert "max_num_batched_tokens: 47: without chunked prefill" in message and "set it to 48" in message
-
-
-@pytest.mark.parametrize("what", ["training.sequence_parallel", "rollout.tensor_parallel", "training.parallel.tensor"])
-@pytest.mark.parametrize("scheme", ["int8", "bf16"])
-@pytest.mark.parametrize(
-    "heads, pairs, ranks, said",
-    [
-        (32, 4, 8, None),
-        (40, 8, 8, None),
-        (28, 4, 8, "28 attention heads … 8"),
-        (24, 6, 4, "6 key and value heads … 4"),
-        (3, 3, 2, "3 attention heads … 2"),
-    ],
-)
-def test_heads_are_shared_out(
-    tmp_path: Path, what: str, scheme: str, heads: int, pairs: int, ranks: int, said: str | None
-):
-    """vLLM, Megatron and Ulysses refuse what they cannot share, minutes after the start; layers may have any size."""
-    *above, last = what.split(".")
-    share = {last: ranks}
-    for part in reversed(above):
-        share = {part: share}
-    numbers = {"hidden_size": 1280, "num_attention_heads": heads, "num_key_value_heads": pairs, "head_dim": 64}
-    rollout = {"scheme": scheme, "tensor_parallel": 1} | share.pop("rollout", {})
-    backend = "fsdp2" if "sequence" in what else "megatron"
-    shape = {"backend": backend, "model": {"numbers": numbers}, "rollout": rollout, **share}
-    if said is None:
-        write(tmp_path, **shape)
-        load("one", tmp_path)
-    else:
-        assert has_line_naming(error(tmp_path, **shape), f"{what}: {said}")
+    assert has_line_naming(message, "max_num_batched_tokens: 47 … 48")
 
 
 def test_what_a_stacks_verl_lacks_is_said(tmp_path: Path):
     tree = {"algorithm": {"filter_groups": {"enable": True, "metric": "acc"}}}
     message = error(tmp_path, stack="ascend-cann8.5", verl=tree)
-    assert "dynamic sampling" in message
     assert "--set verl.algorithm.filter_groups.enable=false" in message and len(message.splitlines()) == 1
     write(tmp_path, stack="ascend-cann8.5", verl=tree)
     load("one", tmp_path, changes={"verl.algorithm.filter_groups.enable": "false"})  # as it says
@@ -325,32 +199,18 @@ def test_what_a_stacks_verl_lacks_is_said(tmp_path: Path):
     load("one", tmp_path)
 
 
-def test_names_of_digits_are_text(tmp_path: Path):
-    write(tmp_path, verl={"trainer": {"project_name": "2026", "experiment_name": "1e-6"}})
-    load("one", tmp_path)
-
-
 @pytest.mark.parametrize(
     "tree, said",
     [
         ({"trainer": {"nnodes": 3}}, "trainer.nnodes … (1): --set nodes="),
-        ({"actor_rollout_ref": {"model": {"path": "/m"}}}, "model.path … when the run starts … --model"),
+        ({"actor_rollout_ref": {"model": {"path": "/m"}}}, "model.path … --model"),
         ({"actor_rollout_ref": {"actor": {"optim": {"lr": "12"}}}}, "lr=12: is text in YAML"),
         ({"actor_rollout_ref": {"ref": {"fsdp_config": {"model_dtype": "bf16"}}}}, "rotary"),
-        (
-            {"actor_rollout_ref": {"actor": {"use_torch_compile": False}}},
-            "it reads actor_rollout_ref.actor.fsdp_config.use_torch_compile",
-        ),
-        ({"actor_rollout_ref": {"rollout": {"over_sample_rate": 2}}}, "rollout.over_sample_rate: verl 0.9.1 reads it"),
-        ({"actor_rollout_ref": None}, "actor_rollout_ref: a mapping is needed"),
+        ({"actor_rollout_ref": {"actor": {"use_torch_compile": False}}}, "actor.fsdp_config.use_torch_compile"),
         ({"actor_rollout_ref": {"actor": 5}}, "actor_rollout_ref.actor: a mapping is needed"),
-        ({"actor_rollout_ref": {"rollout": [1]}}, "actor_rollout_ref.rollout: a mapping is needed"),
         ({"actor_rollout_ref": {"actor": {"megatron": None}}}, "actor_rollout_ref.actor.megatron holds "),
         ({"actor_rollout_ref": {"actor": {"ppo_max_token_len_per_gpu": "abc"}}}, "'abc': a whole number"),
-        ({"actor_rollout_ref": {"actor": {"ppo_max_token_len_per_gpu": None}}}, "None: a whole number"),
-        ({"actor_rollout_ref": {"rollout": {"max_num_batched_tokens": None}}}, "None: a whole number"),
-        ({"trainer": {"a": [{"b": 1}]}}, "trainer.a: "),
-        *(({name: 1}, f"{name!r} is no name") for name in ("", "a=b", "+trainer", "~", "a b", "a.b", "1")),
+        ({"+trainer": 1}, "'+trainer' is no name"),
     ],
 )
 def test_the_free_tree(tmp_path: Path, tree: dict, said: str):
@@ -362,15 +222,3 @@ def test_a_recipe_may_choose_again_what_is_left_to_everyone(tmp_path: Path):
     write(tmp_path, backend="fsdp2", verl=tree)
     lines = resolve(load("one", tmp_path), Paths("/m", "/d", "/o")).overrides
     assert "actor_rollout_ref.actor.fsdp_config.use_torch_compile=true" in lines
-
-
-def test_a_cast_module_has_other_frequencies():
-    """Why `model_dtype` is refused: what verl 0.9.1 does with it moves each token's angle, by more at each position."""
-    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 8}
-    model = transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(num_attention_heads=1, num_key_value_heads=1, **sizes)
-    )
-    right = model.model.rotary_emb.inv_freq.clone()
-    cast = model.to(torch.bfloat16).model.rotary_emb.inv_freq.float()
-    assert ((cast - right).abs() * 4096).max() > 1, "radians at position 4,096; a mended transformers or verl: lift it"

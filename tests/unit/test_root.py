@@ -6,9 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launch import root
-from launch.smoke import child
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -29,10 +26,6 @@ def copied(folder: Path, *names: str) -> Path:
     return folder
 
 
-def test_it_lies_beside_launch():
-    assert root.ROOT == ROOT and root.IS_CHECKOUT
-
-
 def test_as_in_an_image_its_files_are_enough_and_the_package_is_installed(tmp_path: Path):
     """Without ascend_quant/ beside it, in any folder."""
     tree = copied(tmp_path / "tree", "configs", "docker/stacks.yaml")
@@ -44,10 +37,3 @@ def test_as_in_an_image_its_files_are_enough_and_the_package_is_installed(tmp_pa
     command = [sys.executable, "-c", asked]
     said = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
     assert said.split() == ["False", str(tree / "launch/demo/reward.py")]
-
-
-def test_what_the_smoke_test_starts_finds_launch_from_any_folder(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    code = "import json, os, launch; print(json.dumps([launch.__file__, os.environ['PYTHONPATH']]))"
-    ended = child.run(child.Setting("cpu", "none", tmp_path, 1), "one", child.python("-c", code), 60, apart=True)
-    assert ended.json() == [str(ROOT / "launch/__init__.py"), f"{ROOT}{os.pathsep}/elsewhere"]
