@@ -58,14 +58,6 @@ def test_every_host_makes_the_same(made: Path, tmp_path: Path):
         assert (made / "addition" / file).read_bytes() == (tmp_path / "addition" / file).read_bytes(), file
 
 
-def test_a_link_is_not_written_through(tmp_path: Path):
-    (tmp_path / "addition").mkdir()
-    (tmp_path / "mine").write_text("mine")
-    (tmp_path / "addition" / "train.parquet").symlink_to(tmp_path / "mine")
-    prepare("addition", None, tmp_path)
-    assert (tmp_path / "mine").read_text() == "mine" and len(read(tmp_path / "addition" / "train.parquet")) > 100
-
-
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, full_disk):
     with full_disk(), pytest.raises(DataError, match=line_naming(tmp_path / "addition")):
         prepare("addition", None, tmp_path)

@@ -48,21 +48,11 @@ def test_problems_with_two_answers_are_left_out_and_told(tmp_path: Path):
     assert any(has_line_naming(note, "dapo-math-17k:", "1 problems", "different answers") for note in made.notes)
 
 
-def test_the_same_source_gives_the_same_bytes(tmp_path: Path):
-    copy = math_copy(tmp_path / "copy", TRAIN * 2, TEST)
-    for folder in ("one", "two"):
-        prepare("dapo-math-17k", copy, tmp_path / folder)
-    assert files(tmp_path / "one")[0].read_bytes() == files(tmp_path / "two")[0].read_bytes()
-
-
 @pytest.mark.parametrize(
     "bad",
     [
-        math_row("?", None),
         math_row("?", " "),
-        {**math_row("?", "1"), "prompt": []},
         {**math_row("?", "1"), "prompt": TRAIN[0]["prompt"] * 2},
-        {**math_row("?", "1"), "prompt": None},
         {**math_row("?", "1"), "reward_model": None},
     ],
 )
@@ -74,26 +64,7 @@ def test_rows_without_an_answer_or_prompt_are_named(tmp_path: Path, bad: dict):
         prepare("dapo-math-17k", copy, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"prompt": ["x"]},
-        {"prompt": [{"role": "user", "content": 5}]},
-        {"reward_model": {"ground_truth": True}},
-        {"reward_model": {"ground_truth": ["1"]}},
-    ],
-)
-def test_rows_of_two_types_are_refused(tmp_path: Path, bad: dict):
-    copy = math_copy(tmp_path / "copy", TRAIN, TEST)
-    (copy / "DAPO-Math-17k/data/dapo-math-17k.parquet").unlink()
-    write_lines(copy / "DAPO-Math-17k/data/dapo-math-17k.jsonl", [TRAIN[0], {**math_row("?", "1"), **bad}])
-    with pytest.raises(DataError, match=line_naming("dapo-math-17k.jsonl")):
-        prepare("dapo-math-17k", copy, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("column", "value"), [("prompt", "x"), ("reward_model", "3"), ("reward_model", [3]), ("extra_info", "x")]
-)
+@pytest.mark.parametrize(("column", "value"), [("prompt", "x"), ("reward_model", [3])])
 def test_a_value_of_another_type_is_named(tmp_path: Path, column: str, value):
     copy = math_copy(tmp_path / "copy", [{**TRAIN[0], column: value}], TEST)
     with pytest.raises(DataError, match=line_naming("dapo-math-17k.parquet", column)):
@@ -104,10 +75,4 @@ def test_the_set_that_is_missing_is_named(tmp_path: Path):
     copy = math_copy(tmp_path / "copy", TRAIN, TEST)
     (copy / "AIME-2024/data/aime-2024.parquet").unlink()
     with pytest.raises(DataError, match=r"has no aime-2024.* of BytedTsinghua-SIA/AIME-2024; .*hf download"):
-        prepare("dapo-math-17k", copy, tmp_path)
-
-
-def test_another_set_is_refused(tmp_path: Path):
-    copy = math_copy(tmp_path / "copy", [{"problem": "1+1", "answer": "2"}], TEST)
-    with pytest.raises(DataError, match=line_naming("no column prompt", "answer, problem")):
         prepare("dapo-math-17k", copy, tmp_path)

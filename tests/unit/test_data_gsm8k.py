@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
 from data_cases import GSM8K, gsm8k_copy, read, verl_rows, verl_score, write_lines, write_parquet
 from naming import has_line_naming
@@ -43,30 +42,23 @@ def test_rows_and_files_are_told(tmp_path: Path):
     assert {row["extra_info"]["split"] for row in read(files[1])} == {"test"}
 
 
-def test_the_same_source_gives_the_same_bytes(tmp_path: Path):
-    source = gsm8k_copy(tmp_path / "copy")
-    for folder in ("one", "two"):
-        prepare("gsm8k", source, tmp_path / folder)
-    one, two = ((tmp_path / folder / "gsm8k/train.parquet").read_bytes() for folder in ("one", "two"))
-    assert one == two
-
-
-@pytest.mark.parametrize("where", ["", "main"])
-def test_json_lines_and_shards_are_taken_too(tmp_path: Path, where: str):
+def test_json_lines_and_shards_are_taken_too(tmp_path: Path):
     copy = tmp_path / "copy"
-    write_lines(copy / where / "train.jsonl", GSM8K)
-    write_parquet(copy / where / "test-00000-of-00002.parquet", GSM8K[:1])
-    write_parquet(copy / where / "test-00001-of-00002.parquet", GSM8K[1:])
+    write_lines(copy / "train.jsonl", GSM8K)
+    write_parquet(copy / "test-00000-of-00002.parquet", GSM8K[:1])
+    write_parquet(copy / "test-00001-of-00002.parquet", GSM8K[1:])
     prepare("gsm8k", copy, tmp_path)
     for split in ("train", "test"):
         assert [row["reward_model"]["ground_truth"] for row in read(tmp_path / f"gsm8k/{split}.parquet")] == ANSWERS
 
 
 def test_rows_without_an_answer_are_named(tmp_path: Path):
-    rows = [GSM8K[0], {"question": "?", "answer": "none"}, GSM8K[1], {"question": "?", "answer": "#### a lot"}]
+    rows = [GSM8K[0], {"question": "?", "answer": "none"}, GSM8K[1], {"question": "?", "answer": "#### 1.2.3"}]
     message = error(gsm8k_copy(tmp_path / "copy", train=rows), tmp_path)
     assert has_line_naming(message, "gsm8k, train: 2 rows", "####", "rows 1, 3")
     assert not (tmp_path / "gsm8k/train.parquet").exists()
+    rows = [GSM8K[0], {"question": None, "answer": "#### 1"}]
+    assert "1 rows have no question" in error(gsm8k_copy(tmp_path / "other", train=rows), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +67,7 @@ def test_rows_without_an_answer_are_named(tmp_path: Path):
         ({}, "train*.parquet or .jsonl of openai/gsm8k"),
         ({"train.jsonl": '{"text": "a", "answer": "#### 1"}'}, "columns are answer, text"),
         ({"train.jsonl": '{"question": '}, "train.jsonl"),
-        ({"train.jsonl": "[1]"}, "train.jsonl"),
+        ({"train.jsonl": '{"question": 5, "answer": "#### 1"}'}, "question"),
         ({"train.parquet": "PAR"}, "train.parquet"),
         ({"train.jsonl": ""}, "train.jsonl"),
     ],
@@ -86,46 +78,6 @@ def test_a_wrong_copy_is_one_line(tmp_path: Path, files: dict[str, str], said: s
     for name, text in files.items():
         (copy / name).write_text(text)
     assert said in error(copy, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"question": None},
-        {"question": " "},
-        {"answer": "#### 1.2.3.4"},
-        {"answer": "#### \u0663"},
-        {"answer": None},
-    ],
-)
-def test_a_row_that_the_reward_cannot_use_is_named(tmp_path: Path, bad: dict):
-    rows = [GSM8K[0], {"question": "?", "answer": "#### 1", **bad}]
-    (column,) = bad
-    assert f"1 rows have no {column}" in error(gsm8k_copy(tmp_path / "copy", train=rows), tmp_path)
-
-
-@pytest.mark.parametrize("value", [5, 0.5, True, ["#### 1"], {"text": "#### 1"}, b"#### 1"])
-@pytest.mark.parametrize("column", ["question", "answer"])
-def test_a_value_of_another_type_is_named(tmp_path: Path, column: str, value):
-    copy = tmp_path / "copy"
-    write = write_parquet if isinstance(value, bytes) else write_lines
-    write(copy / f"train.{'parquet' if write is write_parquet else 'jsonl'}", [{**GSM8K[0], column: value}])
-    said = error(copy, tmp_path)
-    assert "train" in said and (column in said or "bool" in said)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b'\xff{"question": "a"}',
-        b"\x1f\x8b\x08 of gzip",
-        b'{"question": "a", "question": "b", "answer": "#### 1"}',
-    ],
-)
-def test_lines_that_are_none(tmp_path: Path, content: bytes):
-    (tmp_path / "copy").mkdir()
-    (tmp_path / "copy/train.jsonl").write_bytes(content)
-    assert "copy it again" in error(tmp_path / "copy", tmp_path)
 
 
 def test_a_file_that_is_damaged_inside(tmp_path: Path):
@@ -154,7 +106,6 @@ PART = "train-{}-of-{}"
     "names",
     [
         [PART.format("00001", "00002")],
-        ["train", PART.format("00000", "00001")],
         [PART.format("00000", "00002"), PART.format("00001", "00003")],
     ],
 )
@@ -181,24 +132,8 @@ def test_no_other_file_is_written_through(tmp_path: Path):
     assert sorted(file.name for file in made.parent.iterdir()) == ["test.parquet", "train.parquet"]
 
 
-@pytest.mark.parametrize("target", ["file", "/proc", "/dev/full"])
-def test_where_nothing_can_be_written(tmp_path: Path, target: str):
-    (tmp_path / "file").touch()
-    folder = tmp_path / target
-    assert str(folder) in error(gsm8k_copy(tmp_path / "copy"), folder)
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path: Path):
-    for split in ("train", "test"):
-        columns = ["question", "answer", "answer"]
-        table = pyarrow.Table.from_arrays([pyarrow.array([text]) for text in ("One?", "#### 1", "#### 2")], columns)
-        pyarrow.parquet.write_table(table, tmp_path / f"{split}.parquet")
-    assert has_line_naming(error(tmp_path, tmp_path / "data"), tmp_path / "train.parquet")
-
-
 def test_no_folder_and_no_network_are_one_line(tmp_path: Path, monkeypatch):
     assert has_line_naming(error(tmp_path / "none", tmp_path), tmp_path / "none", "no folder")
-    assert "is no folder" in error(tmp_path / ("x" * 300), tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(DataError) as caught:
@@ -206,8 +141,3 @@ def test_no_folder_and_no_network_are_one_line(tmp_path: Path, monkeypatch):
     assert str(caught.value).startswith("openai/gsm8k ")
     assert "--repo-type dataset --local-dir FOLDER; then give --from FOLDER" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_an_unknown_name_is_told_the_valid_ones(tmp_path: Path):
-    with pytest.raises(DataError, match="no data set 'gsm9k'; there are: gsm8k, dapo-math-17k, addition"):
-        prepare("gsm9k", None, tmp_path)

@@ -1,10 +1,8 @@
 """The demo without verl: its task, tokenizer, warm-up arithmetic, recipe, options, watching and report."""
 
 import json
-import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,39 +14,13 @@ from launch.demo import DemoError, metrics, report, tasks, training
 from launch.demo import model as models
 from launch.demo.metrics import read_lines
 from launch.demo.reward import compute_score
-from launch.demo.run import OptionError, choices
-from launch.environment import environment
-from launch.processes import ProcessTree
 
 CHOICES = training.Choices(("bf16", "int8"), 7, 3, "qwen2")
 
 
-@pytest.mark.parametrize(
-    ("said", "reward"), [("12", 1.0), ("012", 0.0), ("1", 0.0), ("12 ", 0.0), ("", 0.0), ("122", 0.0)]
-)
+@pytest.mark.parametrize(("said", "reward"), [("12", 1.0), ("012", 0.0), ("1", 0.0), ("122", 0.0)])
 def test_reward_is_exact(said, reward):
     assert compute_score("addition", said, "12", extra_info={"index": 0}) == reward
-
-
-def test_problems_are_all_sums_with_the_difference_as_mistake():
-    problems = {problem.prompt: problem for problem in tasks.all_problems()}
-    assert len(problems) == 100
-    assert (problems["7+5="].answer, tasks.mistake(problems["7+5="])) == ("12", "2")
-    for prompt, problem in problems.items():
-        assert int(problem.answer) == sum(map(int, prompt[:-1].split("+")))
-
-
-def test_parquet_asks_every_problem_once_a_round(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    tasks.write_parquet(tmp_path / "a.parquet", 250, 1, tasks.Addition())
-    tasks.write_parquet(tmp_path / "b.parquet", 250, 1, tasks.Addition())
-    rows = pandas.read_parquet(tmp_path / "a.parquet")
-    prompts = [row[0]["content"] for row in rows["prompt"]]
-    assert len(prompts) == 250
-    assert len(set(prompts[:100])) == len(set(prompts[100:200])) == 100
-    assert prompts[:100] != prompts[100:200]
-    assert rows["reward_model"][0]["ground_truth"] == str(sum(map(int, prompts[0][:-1].split("+"))))
-    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
 
 def test_tokenizer_round_trip_through_a_qwen2_checkpoint(tmp_path):
@@ -63,18 +35,6 @@ def test_tokenizer_round_trip_through_a_qwen2_checkpoint(tmp_path):
     assert loaded.eos_token == "<|im_end|>"
     message = [{"role": "user", "content": "3+4="}]
     assert loaded.apply_chat_template(message, tokenize=False, add_generation_prompt=True) == "3+4="
-
-
-@pytest.mark.parametrize("name", ["qwen2", "qwen3-moe"])
-def test_model_depends_on_the_seed_alone(name):
-    pytest.importorskip("transformers")
-    import torch
-
-    from launch.demo.model import build_model
-
-    first, again, other = (build_model(name, seed).state_dict() for seed in (0, 0, 1))
-    assert all(torch.equal(first[key], again[key]) for key in first)
-    assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
 def test_sampled_accuracy_is_the_probability_of_the_whole_answer():
@@ -96,15 +56,6 @@ def test_sampled_accuracy_is_the_probability_of_the_whole_answer():
     assert accuracy == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_warm_up_outside_the_band_is_refused():
-    pytest.importorskip("torch")
-    from launch.demo.warmup import check_band
-
-    check_band(0.5, (0.4, 0.6))
-    with pytest.raises(DemoError, match=r"0\.72.*--seed"):
-        check_band(0.72, (0.4, 0.6))
-
-
 def test_overrides_of_one_arm(tmp_path):
     lines = training.overrides(CHOICES, "int8", tmp_path, Path("/tmp/ray"))
     values = dict(line.removeprefix("++").split("=", 1) for line in lines)
@@ -118,74 +69,27 @@ def test_overrides_of_one_arm(tmp_path):
     assert Path(json.loads(values["reward.custom_reward_function.path"])).is_file()
 
 
-def test_arms_differ_in_the_scheme_and_their_folder_only(tmp_path):
-    bf16, int8 = (set(training.overrides(CHOICES, arm, tmp_path, Path("/tmp/ray"))) for arm in CHOICES.arms)
-    keys = {line.split("=")[0].rsplit(".", 1)[-1] for line in bf16 ^ int8}
-    assert keys == {"scheme", "dir", "default_local_dir"}
-
-
-def test_an_arm_may_be_trained_for_its_scheme(tmp_path):
-    plain, trained = (
-        set(training.overrides(CHOICES, arm, tmp_path, Path("/tmp/ray"))) for arm in ("int4_g32", "int4_g32-qat")
-    )
-    changed = {line.split("=")[0].rsplit(".", 1)[-1] for line in plain ^ trained}
-    assert changed == {"qat", "dir", "default_local_dir"}
-    assert '++actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat="int4_g32"' in trained
-    assert training.scheme_of("int4_g32-qat") == "int4_g32"
-
-
-def test_an_arm_may_have_no_importance_weights(tmp_path):
-    plain, without = (
-        set(training.overrides(CHOICES, arm, tmp_path, Path("/tmp/ray"))) for arm in ("int8", "int8-uncorrected")
-    )
-    changed = {line.split("=")[0].rsplit(".", 1)[-1] for line in plain ^ without}
-    assert changed == {"rollout_is", "dir", "default_local_dir"}
-    assert "++algorithm.rollout_correction.rollout_is=null" in without
-
-
-def test_arms_that_train_for_a_scheme_are_those_that_there_is_fake_quantization_for():
-    pytest.importorskip("torch")
-    from ascend_quant.qat import SCHEMES
-
-    assert {arm.removesuffix("-qat") for arm in training.ARMS if arm.endswith("-qat")} == set(SCHEMES)
-
-
-def test_recipe_holds_a_whole_answer_and_divides_into_mini_batches():
-    verl = training.load_recipe()["verl"]
-    actor, rollout = verl["actor_rollout_ref"]["actor"], verl["actor_rollout_ref"]["rollout"]
-    longest = max(len(problem.answer) for problem in tasks.all_problems())
-    assert verl["data"]["max_response_length"] > longest
-    assert verl["data"]["train_batch_size"] % actor["ppo_mini_batch_size"] == 0
-    assert actor["ppo_mini_batch_size"] * rollout["n"] % actor["ppo_micro_batch_size_per_gpu"] == 0
-
-
-def test_environment_lets_the_user_win():
-    result = environment("cpu", {"OMP_NUM_THREADS": "4", "HOME": "/home/me"})
-    assert (result["OMP_NUM_THREADS"], result["HOME"], result["VERL_PLATFORM"]) == ("4", "/home/me", "cpu")
-    with pytest.raises(ValueError, match=r"'tpu'.*cpu"):
-        environment("tpu", {})
+@pytest.mark.parametrize(
+    ("one", "other", "differ"),
+    [("bf16", "int8", "scheme"), ("int4_g32", "int4_g32-qat", "qat"), ("int8", "int8-uncorrected", "rollout_is")],
+)
+def test_arms_differ_in_one_setting_and_their_folder(tmp_path, one, other, differ):
+    first, second = (set(training.overrides(CHOICES, arm, tmp_path, Path("/tmp/ray"))) for arm in (one, other))
+    changed = {line.split("=")[0].rsplit(".", 1)[-1] for line in first ^ second}
+    assert changed == {differ, "dir", "default_local_dir"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--arms", "int8,int9"], "--arms 'int9': choose from int8, fp8"),
-        (["--arms", ""], "--arms '': choose from int8, fp8"),
         (["--arms", "int8,int8"], "--arms 'int8,int8': names an arm twice"),
-        (["--model", "llama"], "--model"),
         (["--steps", "0"], "--steps"),
-        (["--seed", str(2**32)], "--seed"),
     ],
 )
 def test_bad_options_are_named(arguments, said):
     result = CliRunner().invoke(app, ["demo", *arguments])
     assert result.exit_code == 2 and said in result.stderr and "Traceback" not in result.stderr
-
-
-def test_steps_default_to_the_recipe():
-    assert choices("bf16", None, 0, "qwen2").steps == training.load_recipe()["steps"]
-    with pytest.raises(OptionError):
-        choices("fp9", None, 0, "qwen2")
 
 
 def metrics_line(step: int, reward: float, kl: float, ess: float, seconds: float, refit: float) -> str:
@@ -267,11 +171,10 @@ def test_report_and_plot_are_files(finished):
     draw(result, finished / "report.png")
     assert json.loads((finished / "report.json").read_text()) == result
     assert (finished / "report.png").read_bytes().startswith(b"\x89PNG")
-    without = {"bf16": result["arms"][0], "int8-uncorrected": {**result["arms"][1], "name": "int8-uncorrected"}}
-    for step in without["int8-uncorrected"]["steps"]:
-        del step["ess"]
-    draw({**result, "arms": [*without.values()]}, finished / "report.png")
-    assert report.table({**result, "arms": [*without.values()]}).row_count == 2
+    for step in result["arms"][1]["steps"]:
+        del step["ess"]  # as an arm without importance weights
+    draw(result, finished / "report.png")
+    assert report.table(result).row_count == 2
 
 
 def test_a_half_written_line_waits_for_the_next_look(tmp_path):
@@ -330,11 +233,6 @@ def test_a_failure_is_reported_with_its_reason(run_watch):
         run_watch("1/0")
 
 
-def test_an_early_end_is_reported(run_watch):
-    with pytest.raises(DemoError, match=r"code 0 after 1 of 2 steps"):
-        run_watch(writer([metrics_line(1, 0.5, 0, 1, 1, 1)]))
-
-
 def test_a_stalled_run_is_ended_with_all_it_started(run_watch, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "FIRST_STEP_SECONDS", 2)
     child = "import time; time.sleep(600)"
@@ -354,44 +252,6 @@ def alive(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_the_tree_remembers_an_orphan():
-    code = (
-        "import subprocess, sys, time\n"
-        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True,"
-        " stdout=subprocess.DEVNULL)\n"
-        "print(p.pid, flush=True)\nsys.stdin.read()"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    tree, orphan = ProcessTree(parent.pid), int(parent.stdout.readline())
-    tree.look()
-    parent.communicate()
-    assert alive(orphan)
-    tree.end()
-    deadline = time.monotonic() + 10
-    while alive(orphan) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not alive(orphan)
-    assert alive(os.getpid())
-
-
-def test_shared_memory_of_killed_members_is_removed():
-    code = (
-        "import sys, multiprocessing.shared_memory as m\n"
-        "s = m.SharedMemory(create=True, size=64)\nprint(s.name, flush=True)\nsys.stdin.read()"
-    )
-    ours, foreign = (
-        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    )
-    tree = ProcessTree(ours.pid)
-    segment, other = (Path("/dev/shm", process.stdout.readline().strip()) for process in (ours, foreign))
-    assert segment.exists() and other.exists()
-    tree.look()
-    tree.end()
-    assert not segment.exists() and other.exists()
-    foreign.communicate()
-
-
 def test_a_folder_with_an_earlier_run_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()
@@ -399,13 +259,6 @@ def test_a_folder_with_an_earlier_run_is_refused(tmp_path):
     for out, message in (
         (tmp_path / "file", "cannot be made"),
         (tmp_path / "full", "it holds mine"),
-        (Path("/proc/x"), "'/proc/x'"),
-        (tmp_path / ("x" * 300), "xxx"),
     ):
         result = CliRunner().invoke(app, ["demo", "--out", str(out)])
         assert result.exit_code == 2 and message in result.stderr
-
-
-def test_a_caller_may_change_keys_of_verl(tmp_path):
-    lines = training.overrides(CHOICES, "int8", tmp_path, Path("/tmp/ray"), {"data.max_response_length": 112})
-    assert [line for line in lines if "max_response_length" in line] == ["++data.max_response_length=112"]

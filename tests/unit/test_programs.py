@@ -1,13 +1,15 @@
-"""Asking another program: its output, or why there is none; it ends with all that it has started."""
+"""Other programs: the output of one that is asked, or why there is none; their end, with all that they have started."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 from naming import has_line_naming
 
-from launch.processes import still_running
+from launch.processes import ProcessTree, still_running
 from launch.programs import ask
 
 
@@ -30,3 +32,37 @@ def test_why_a_program_gave_no_answer():
     text, problem = ask(["bash", "-c", r"echo half; printf 'brok\377n' >&2; exit 3"])
     assert text == "half\n" and has_line_naming(problem, "bash -c", "with 3: brok\ufffdn")
     assert has_line_naming(ask(["no-such-program"]).problem, "no-such-program", "PATH")
+
+
+def test_the_tree_remembers_an_orphan():
+    code = (
+        "import subprocess, sys, time\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True,"
+        " stdout=subprocess.DEVNULL)\n"
+        "print(p.pid, flush=True)\nsys.stdin.read()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    tree, orphan = ProcessTree(parent.pid), psutil.Process(int(parent.stdout.readline()))
+    tree.look()
+    parent.communicate()
+    assert orphan.is_running()
+    tree.end()
+    assert not still_running([orphan], 10)
+
+
+def test_shared_memory_of_killed_members_is_removed():
+    code = (
+        "import sys, multiprocessing.shared_memory as m\n"
+        "s = m.SharedMemory(create=True, size=64)\nprint(s.name, flush=True)\nsys.stdin.read()"
+    )
+    ours, foreign = (
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    )
+    tree = ProcessTree(ours.pid)
+    segment, other = (Path("/dev/shm", process.stdout.readline().strip()) for process in (ours, foreign))
+    assert segment.exists() and other.exists()
+    tree.look()
+    tree.end()
+    assert not segment.exists() and other.exists()
+    foreign.communicate()
