@@ -13,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-import addition_start
 import psutil
 import pytest
 from cluster_cases import PROJECT, free_ports, new_run
@@ -218,28 +217,3 @@ def test_stop_ends_what_a_killed_node_process_has_left(begin):
     assert done.returncode == 0, done.stderr
     assert re.search(r"127\.0\.0\.1: \d+ ended", done.stdout)
     assert run.left() == [] and run.record["state"] == "stopped"
-
-
-def test_a_wrong_path_of_verl_is_the_last_thing_said(tmp_path):
-    """What a user types; verl's own main fails in its task runner, when it looks for the class of the data."""
-    addition_start.write(tmp_path / "data", prompts=8)
-    cluster = {"stack": "cpu", "hosts": [{"address": "127.0.0.1"}], "ports": free_ports(23000)}
-    (tmp_path / "here.yaml").write_text(json.dumps(cluster | {"python": sys.executable, "project": str(PROJECT)}))
-    options = ["--cluster", "here.yaml", "--set", "nodes=1", "--data", tmp_path / "data", "--out", tmp_path / "out"]
-    command = [sys.executable, "-m", "launch", "train", "addition-int8", *options]
-    path = str(tmp_path / "absent.py")
-    done = subprocess.run(
-        [*command, "--", f"data.custom_cls.path={path}", "data.custom_cls.name=Rows"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(PROJECT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 1, done.stdout[-4000:]
-    told = told_in(done.stdout)
-    assert told["cause"].startswith("FileNotFoundError: ") and path in told["cause"]
-    assert told["where"].startswith("RefitTaskRunner.run, 127.0.0.1, pid ")
-    file, _, line = told["log"].rpartition(":")
-    assert path in (tmp_path / file).read_text().splitlines()[int(line) - 1]

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from launch.cli import app
-from launch.demo import DemoError, metrics, report, tasks, training
+from launch.demo import DemoError, metrics, report, training
 from launch.demo import model as models
 from launch.demo.metrics import read_lines
 from launch.demo.reward import compute_score
@@ -35,25 +35,6 @@ def test_tokenizer_round_trip_through_a_qwen2_checkpoint(tmp_path):
     assert loaded.eos_token == "<|im_end|>"
     message = [{"role": "user", "content": "3+4="}]
     assert loaded.apply_chat_template(message, tokenize=False, add_generation_prompt=True) == "3+4="
-
-
-def test_sampled_accuracy_is_the_probability_of_the_whole_answer():
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from launch.demo import warmup
-    from launch.demo.model import build_model
-
-    model = build_model("qwen2", seed=0)
-    accuracy = warmup.sampled_accuracy(model, warmup.encode([("7+5=", "12"), ("3+4=", "7")], tasks.Addition()))
-    expected = 0.0
-    for prompt, answer in (("7+5=", "12"), ("3+4=", "7")):
-        ids, probability = models.build_tokenizer().encode(prompt), 1.0
-        for token in [*models.build_tokenizer().encode(answer), models.vocabulary()[models.END]]:
-            with torch.no_grad():
-                probability *= model(input_ids=torch.tensor([ids])).logits[0, -1].softmax(-1)[token].item()
-            ids = [*ids, token]
-        expected += probability / 2
-    assert accuracy == pytest.approx(expected, rel=1e-4)
 
 
 def test_overrides_of_one_arm(tmp_path):
@@ -171,9 +152,6 @@ def test_report_and_plot_are_files(finished):
     draw(result, finished / "report.png")
     assert json.loads((finished / "report.json").read_text()) == result
     assert (finished / "report.png").read_bytes().startswith(b"\x89PNG")
-    for step in result["arms"][1]["steps"]:
-        del step["ess"]  # as an arm without importance weights
-    draw(result, finished / "report.png")
     assert report.table(result).row_count == 2
 
 

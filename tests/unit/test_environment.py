@@ -93,16 +93,12 @@ def test_a_cuda_host_has_nccl_and_no_hccl():
 
 
 @pytest.mark.parametrize("stack", ALL)
-def test_a_silent_node_is_dead_within_thirty_seconds(stack: str):
+def test_each_variable_is_said_once_and_a_silent_node_is_dead_within_thirty_seconds(stack: str):
+    names = [row.name for row in rows(stack)]
+    assert len(set(names)) == len(names)
     made = values_of(stack)
     period, timeout = int(made["RAY_health_check_period_ms"]), int(made["RAY_health_check_timeout_ms"])
     assert (period + timeout) * int(made["RAY_health_check_failure_threshold"]) <= 30_000
-
-
-def test_each_variable_is_said_once_for_a_stack():
-    for stack in ALL:
-        names = [row.name for row in rows(stack)]
-        assert len(set(names)) == len(names)
 
 
 def test_users_win_in_this_order():
@@ -130,16 +126,8 @@ def test_what_names_a_hosts_own_is_not_handed_to_others():
     shell = {row.name: "x" for row in TABLE}
     handed = of_shell(shell, own=False)
     assert set(shell) - set(handed) == OF_HOST == set(not_handed_on(shell))
-    assert {
-        "HCCL_IF_IP",
-        "HCCL_SOCKET_IFNAME",
-        "GLOO_SOCKET_IFNAME",
-        "TP_SOCKET_IFNAME",
-        "NCCL_SOCKET_IFNAME",
-        "ASCEND_RT_VISIBLE_DEVICES",
-        "CUDA_VISIBLE_DEVICES",
-        "VLLM_HOST_IP",
-    } <= OF_HOST
+    interfaces = {f"{name}_SOCKET_IFNAME" for name in ("HCCL", "GLOO", "TP", "NCCL")}
+    assert interfaces | {"HCCL_IF_IP", "VLLM_HOST_IP", "ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} <= OF_HOST
     assert "HCCL_BUFFSIZE" in handed
 
 
@@ -151,20 +139,9 @@ def test_what_a_login_says_is_not_replaced_in_silence():
 
 
 def test_a_process_without_a_cluster_has_what_the_demo_always_had():
-    assert environment("cpu", {}) == {
-        "VERL_PLATFORM": "cpu",
-        "VERL_ENGINE_DEVICE": "cuda",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",
-    }
+    made = environment("cpu", {})
+    assert made.items() >= {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "HF_HUB_OFFLINE": "1"}.items()
+    assert made["GLOO_SOCKET_IFNAME"] == "lo" and not [name for name in made if "HCCL" in name or "NCCL" in name]
     assert environment("cpu", {"OMP_NUM_THREADS": "4", "A": "b"}).items() >= {"OMP_NUM_THREADS": "4", "A": "b"}.items()
 
 

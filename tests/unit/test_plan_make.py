@@ -167,14 +167,6 @@ def test_in_a_container_every_path_must_be_mounted():
     assert has_line_naming(line, "/models/qwen:", "container", "/models/qwen:/models/qwen")
 
 
-def test_without_a_default_the_option_is_asked_for():
-    alone = inventory(image="img", project=None, shared=[], mounts=["/data:/data"])
-    with pytest.raises(LaunchError, match="--data is missing"):
-        places(load(TWO_A2), alone, RUN, False)
-    with pytest.raises(LaunchError, match="--out is missing"):
-        places(load(TWO_A2), alone, RUN, False, data="/data")
-
-
 def test_the_start_line_runs_the_projects_python_marked_with_the_run(tmp_path: Path):
     folder = tmp_path / "a project"
     folder.mkdir()

@@ -1,15 +1,26 @@
-"""The recipe tables of the documents are the recipes, in both languages, and their commands are understood."""
+"""The pages about recipes, in both languages: tables, settings and commands are those of the recipes and their stacks.
+
+The memory that the INT8 recipes name holds what docs/recipes.md counts, counted anew from the models' shapes. Bytes a
+parameter: FSDP 16 on all devices (float32 weights, gradients and Adam's two); Megatron 6 on the devices that share it
+(BF16 weights, float32 gradients) and 12 on all (float32 weights and Adam's two). A logit takes 10: once in BF16, twice
+in float32.
+"""
 
 import re
 import shlex
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
+import bake_file
 import pytest
 import typer
 
 from ascend_quant.cli import app as commands
 from launch.cli import app as run
-from launch.recipes import command
+from launch.environment import rows as variables
+from launch.recipes import command, load, names, paths_of, resolve
+from launch.stacks import all_pins, pins
 
 DOCS = Path(__file__).parents[2] / "docs"
 LOW_PRECISION = ("low_precision.md", "low_precision.zh.md")
@@ -62,3 +73,132 @@ def test_the_commands_are_understood(page: str):
             name, *line = line
             group = group.commands[name]
         group.make_context(name, line)  # parses and checks; runs nothing
+
+
+CODE = re.compile(r"`([^`]+)`")
+
+
+class Row(NamedTuple):
+    """A line of the tables: of which recipes and stacks, what they say, and what they say nowhere."""
+
+    setting: str
+    of: tuple[str, ...]
+    said: tuple[str, ...]
+    absent: tuple[str, ...]
+
+
+def rows(page: str) -> list[Row]:
+    found = []
+    for line in (DOCS / page).read_text().splitlines():
+        cells = line.strip("|").split("|")
+        if line.startswith("|") and len(cells) == 5 and CODE.search(cells[2]):
+            here = CODE.findall(cells[3])
+            of = tuple(CODE.findall(cells[2]))
+            said = tuple(one for one in here if "=" in one)
+            found.append(Row(cells[0].strip(), of, said, tuple(one for one in here if "=" not in one)))
+    return found
+
+
+def built(stack: str) -> dict[str, str]:
+    """What the builds of a stack's images are told."""
+    return bake_file.arguments(bake_file.of_stack(stack)[0])
+
+
+@cache
+def facts(name: str) -> tuple[tuple[str, str], ...]:
+    """What a stack's pins and variables say, or a recipe's overrides and variables, by their keys."""
+    if name in all_pins():
+        stack = pins(name)
+        own = {"python": stack.python, "cann": stack.cann or "", **built(name), **stack.packages}
+        commits = {source: found.commit for source, found in stack.sources.items()}
+        table = {row.name: row.value for row in variables(name)}
+        return (*own.items(), *commits.items(), *table.items())
+    name, _, stack = name.partition("@")
+    recipe = load(name, changes={"stack": stack} if stack else {})
+    found = resolve(recipe, paths_of(recipe, None, "/data", "/out"))
+    lines = [one.lstrip("+").split("=", 1) for one in found.overrides]
+    return (*((key, value.strip("'")) for key, value in lines), *found.environment.items())
+
+
+def values(name: str, key: str) -> set[str]:
+    """Of what ends in this key."""
+    return {value for one, value in facts(name) if one == key or one.endswith(f".{key}")}
+
+
+@pytest.mark.parametrize("row", rows(RECIPES[0]), ids=lambda row: row.setting)
+def test_what_the_page_says_is_so(row: Row):
+    assert row.said or row.absent
+    for name in row.of:
+        for key, value in (one.split("=", 1) for one in row.said):
+            assert value in values(name, key), (name, key)
+            assert len(values(name, key)) == 1 or name in all_pins(), "a key's end that several have"
+        for word in row.absent:
+            assert not [pair for pair in facts(name) if word in "=".join(pair)], name
+
+
+def test_both_languages_say_the_same():
+    english, chinese = map(rows, RECIPES)
+    assert [row[1:] for row in english] == [row[1:] for row in chinese]
+    assert len(english) > 25
+
+
+def test_every_stack_and_recipe_of_the_page_is_there():
+    of = {one.partition("@")[0] for row in rows(RECIPES[0]) for one in row.of}
+    assert of <= {*all_pins(), *names()}
+
+
+GIB = 2**30
+SHAPES = {  # layers, hidden, what a layer's attention writes and reads in all, MLP width, experts, vocabulary
+    "Qwen/Qwen2.5-7B": (28, 3584, 2 * 3584 + 2 * 512, 18944, 1, 152064),
+    "Qwen/Qwen2.5-32B": (64, 5120, 2 * 5120 + 2 * 1024, 27648, 1, 152064),
+    "Qwen/Qwen3-30B-A3B": (48, 2048, 2 * 4096 + 2 * 512, 768, 128, 151936),
+}
+INT8 = [name for name in names() if "-int8-" in name]
+
+
+def parameters(hub: str) -> tuple[float, float, int]:
+    """Parameters outside of experts, those of experts, and the vocabulary; biases and norms are left out."""
+    layers, hidden, attention, width, experts, vocabulary = SHAPES[hub]
+    mlp = layers * 3 * hidden * width * experts
+    others = layers * hidden * attention + 2 * hidden * vocabulary
+    return (others, mlp, vocabulary) if experts > 1 else (others + mlp, 0, vocabulary)
+
+
+def counted(name: str) -> tuple[float, float, float, float]:
+    """GiB a device: the trainer's states, logits, the engine's share; and GiB a host of what waits there."""
+    recipe = load(name)
+    dense, experts, vocabulary = parameters(recipe.model.hub)
+    whole, devices, tokens = dense + experts, recipe.devices, recipe.verl["actor_rollout_ref"]["actor"]
+    logits = tokens["ppo_max_token_len_per_gpu"] * vocabulary * 10
+    states = 16 * whole / devices
+    if parallel := recipe.training.parallel:
+        mine = dense / (parallel.tensor * parallel.pipeline) + experts / (parallel.expert * parallel.pipeline)
+        states, logits = 6 * mine + 12 * whole / devices, logits / parallel.tensor
+    replicas = devices // recipe.rollout.tensor_parallel
+    kept = 2 * whole  # of one engine in BF16, the larger twin
+    host = 12 * whole * recipe.training.offload + 4 * whole * recipe.training.reference_offload + replicas * kept
+    engine = recipe.rollout.gpu_memory_utilization * recipe.memory.device
+    return states / GIB, logits / GIB, engine, host / recipe.nodes / GIB
+
+
+@pytest.mark.parametrize("name", INT8)
+def test_the_memory_it_names_is_enough(name: str):
+    recipe = load(name)
+    states, logits, engine, host = counted(name)
+    assert states + logits < 0.85 * recipe.memory.device, "training, with room for activations and gathered layers"
+    assert engine + states * (not recipe.training.offload) < 0.9 * recipe.memory.device, "generating"
+    assert host < 0.9 * recipe.memory.host
+
+
+@pytest.mark.parametrize("page", RECIPES)
+def test_the_documents_have_these_numbers(page: str):
+    lines = [line.strip("| ").split(" | ") for line in (DOCS / page).read_text().splitlines() if line.startswith("| ")]
+    tables = {line[0].strip("`"): line[1:] for line in lines if line[0].startswith("`qwen")}
+    assert tables == {name: [f"{number:.0f}" for number in counted(name)] for name in INT8}
+
+
+def test_the_counted_parameters_are_the_models():
+    """Against the numbers on their cards, in billions."""
+    for hub, billions in (("Qwen/Qwen2.5-7B", 7.61), ("Qwen/Qwen2.5-32B", 32.5), ("Qwen/Qwen3-30B-A3B", 30.5)):
+        dense, experts, _ = parameters(hub)
+        assert (dense + experts) / 1e9 == pytest.approx(billions, rel=0.01)

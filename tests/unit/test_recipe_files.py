@@ -7,7 +7,7 @@ import yaml
 from naming import has_line_naming, line_naming
 
 from launch.recipes import RecipeError, load, names
-from launch.recipes.files import FOLDER, merged
+from launch.recipes.files import merged
 
 WHOLE = {
     "name": "one",
@@ -48,14 +48,6 @@ def test_the_repositorys_recipes_are_valid():
     assert len(names()) >= 7
     for name in names():
         assert load(name).name == name
-
-
-def test_the_demo_and_shared_parts_are_no_recipes():
-    others = {file.stem for file in FOLDER.glob("*.yaml")} - set(names())
-    assert {name for name in others if not name.startswith("_")} == {"demo", "study"}
-    for name in ("demo", "study"):
-        with pytest.raises(RecipeError, match=f"no recipe '{name}'"):
-            load(name)
 
 
 def test_a_file_may_be_anywhere(tmp_path: Path):
@@ -99,12 +91,6 @@ def test_what_is_wrong_is_said(tmp_path: Path, changes: dict, said: str):
     message = error(tmp_path, **changes)
     assert has_line_naming(message, said)
     assert message.startswith(f"{tmp_path / 'one.yaml'}: ")
-
-
-def test_a_recipe_is_called_as_its_file_is(tmp_path: Path):
-    write(tmp_path, "two").rename(tmp_path / "one.yaml")
-    with pytest.raises(RecipeError, match=r"^.*name: 'two' .*\bone$"):
-        load("one", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,28 @@
-"""GSM8K from copies in its published forms: verl reads and scores it; what is wrong with a copy is one line."""
+"""GSM8K, DAPO-Math-17k and AIME 2024 from copies in their published forms: verl reads and scores them; what is wrong
+with a copy is one line.
+"""
 
 from pathlib import Path
 
 import pytest
-from data_cases import GSM8K, gsm8k_copy, read, verl_rows, verl_score, write_lines, write_parquet
+from data_cases import GSM8K, gsm8k_copy, math_copy, math_row, read, verl_rows, verl_score, write_lines, write_parquet
 from naming import has_line_naming
 
 from launch.data import DataError, prepare
 
 ANSWERS = ["7", "1200", "-5"]
+TRAIN = [math_row("One?", "34", "a1"), math_row("Two?", "-3", "b2"), math_row("Three?", "1007", "c3")]
+TEST = [math_row("Four?", "204", 0), math_row("Five?", "25", 1)]
 
 
-def error(source: Path, target: Path) -> str:
+def error(source: Path, target: Path, name: str = "gsm8k") -> str:
     with pytest.raises(DataError) as caught:
-        prepare("gsm8k", source, target)
+        prepare(name, source, target)
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
 
 
-def test_verl_reads_and_scores_it(tmp_path: Path):
+def test_verl_reads_and_scores_gsm8k(tmp_path: Path):
     pytest.importorskip("verl", reason="verl is not installed")
     prepare("gsm8k", gsm8k_copy(tmp_path / "copy"), tmp_path / "data")
     rows = verl_rows(tmp_path / "data/gsm8k/train.parquet", tmp_path / "cache")
@@ -80,14 +84,6 @@ def test_a_wrong_copy_is_one_line(tmp_path: Path, files: dict[str, str], said: s
     assert said in error(copy, tmp_path)
 
 
-def test_a_file_that_is_damaged_inside(tmp_path: Path):
-    file = write_parquet(tmp_path / "copy/train.parquet", GSM8K * 100)
-    content = bytearray(file.read_bytes())
-    content[8:400] = bytes(392)  # pages come first, what describes them last
-    file.write_bytes(content)
-    assert str(file) in error(tmp_path / "copy", tmp_path)
-
-
 def test_only_the_files_of_one_copy_are_read(tmp_path: Path):
     copy = tmp_path / "copy"
     for name in ("train", "test", "train_socratic", "test_socratic", "train (1)"):  # as in OpenAI's repository
@@ -141,3 +137,49 @@ def test_no_folder_and_no_network_are_one_line(tmp_path: Path, monkeypatch):
     assert str(caught.value).startswith("openai/gsm8k ")
     assert "--repo-type dataset --local-dir FOLDER; then give --from FOLDER" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_verl_reads_and_scores_dapo_math_and_aime(tmp_path: Path):
+    """Each problem once, in order; one with two answers is left out and told.
+
+    Validation has a name of its own: verl reports its scores by source, and its default reward takes every name that
+    begins with aime.
+    """
+    pytest.importorskip("verl", reason="verl is not installed")
+    twice = [math_row("Six?", "3", "d4"), math_row("Six?", "4", "e5")]
+    made = prepare("dapo-math-17k", math_copy(tmp_path / "copy", [*TRAIN, *TRAIN[::-1], *twice], TEST * 3), tmp_path)
+    train, test = tmp_path / "dapo-math-17k/train.parquet", tmp_path / "aime-2024/test.parquet"
+    assert made.rows == {train: 3, test: 2}
+    assert [row["extra_info"]["id"] for row in read(train)] == ["a1", "b2", "c3"]
+    assert [row["extra_info"]["index"] for row in read(train)] == [0, 1, 2]
+    assert any(has_line_naming(note, "dapo-math-17k:", "1 problems", "different answers") for note in made.notes)
+    for file, source, name in ((train, TRAIN, "math_dapo"), (test, TEST, "aime_2024")):
+        assert {row["data_source"] for row in read(file)} == {name}
+        rows = verl_rows(file, tmp_path / "cache")
+        assert [row["raw_prompt"] for row in rows] == [row["prompt"] for row in source]
+        for row, of in zip(rows, source, strict=True):
+            assert verl_score(row, f"So.\nAnswer: {of['reward_model']['ground_truth']}") == 1.0
+            assert verl_score(row, "So.\nAnswer: 77") == -1.0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        math_row("?", " "),
+        {**math_row("?", "1"), "prompt": TRAIN[0]["prompt"] * 2},
+        {**math_row("?", "1"), "reward_model": None},
+    ],
+)
+def test_problems_without_an_answer_or_prompt_are_named(tmp_path: Path, bad: dict):
+    copy = math_copy(tmp_path / "copy", TRAIN, TEST)
+    (copy / "DAPO-Math-17k/data/dapo-math-17k.parquet").unlink()
+    write_lines(copy / "DAPO-Math-17k/data/dapo-math-17k.jsonl", [TRAIN[0], bad])
+    assert has_line_naming(error(copy, tmp_path, "dapo-math-17k"), "dapo-math-17k:", "1 rows", "rows 1")
+
+
+def test_a_value_of_another_type_and_a_missing_set_are_named(tmp_path: Path):
+    copy = math_copy(tmp_path / "copy", [{**TRAIN[0], "reward_model": [3]}], TEST)
+    assert has_line_naming(error(copy, tmp_path, "dapo-math-17k"), "dapo-math-17k.parquet", "reward_model")
+    copy = math_copy(tmp_path / "other", TRAIN, TEST)
+    (copy / "AIME-2024/data/aime-2024.parquet").unlink()
+    assert has_line_naming(error(copy, tmp_path, "dapo-math-17k"), "aime-2024", "BytedTsinghua-SIA/AIME-2024")
