@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from naming import has_line_naming
-from typer.testing import CliRunner
 
 from benchmarks import convert as benchmark
 
@@ -38,11 +36,3 @@ def test_ratios_are_taken_round_by_round():
     (copied, own) = benchmark.rows({"copy": [1.0, 10.0, 2.0], "int8": [2.0, 5.0, 1.0]}, 100)
     assert copied["of_a_copy"] == 1 and own["of_a_copy"] == 2.0  # of 0.5, 2 and 2
     assert own["bytes_per_second"] == 50
-
-
-@pytest.mark.parametrize("options", [["--schemes", "int8,bf16"], ["--layers", "99"], ["--model", "huge"]])
-def test_wrong_use(options, tmp_path):
-    run = CliRunner().invoke(benchmark.app, [str(tmp_path), *options])
-    wrong = options[1].rpartition(",")[2]
-    assert run.exit_code == 2 and has_line_naming(" ".join(run.output.replace("│", " ").split()), options[0], wrong)
-    assert list(tmp_path.iterdir()) == []

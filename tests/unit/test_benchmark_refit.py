@@ -52,20 +52,6 @@ def test_wrong_bytes_end_the_command_with_1(monkeypatch):
     assert run.exit_code == 1 and has_line_naming(run.stdout, "tiny kernels", "a.weight")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--device", "tpu"], ("--device", "'tpu'")),
-        (["--device", "cpu", "--model", "tiny,huge"], ("--model", "'huge'")),
-        (["--device", "cpu", "--layers", "3"], ("--layers", "tiny", "3")),
-        (["--device", "cpu", "--parts", ""], ("--parts", "kernels")),
-    ],
-)
-def test_wrong_use(arguments, words):
-    run = CliRunner().invoke(refit.app, arguments, env={"COLUMNS": "200"})
-    assert run.exit_code == 2 and has_line_naming(" ".join(run.output.replace("│", " ").split()), *words)
-
-
 def test_a_task_that_fails_says_its_last_words():
     outcome = carry_out(Task("nonsense", "tiny", "cpu"), 60)
     assert outcome.result is None and "benchmarks.nonsense" in outcome.error
@@ -136,21 +122,6 @@ def test_weights_exist_once_and_change_in_place(name):
     parts = list(buckets(named, limit=100_000))
     assert [pair for part in parts for pair in part] == named
     assert all(total_bytes(part) <= 100_000 or len(part) == 1 for part in parts)
-
-
-def test_an_engines_rows():
-    def sample(ms: float) -> dict:
-        return {"ms": ms, "host_ms": 1.0, "extra_bytes": 1 << 20}
-
-    result = {
-        "moved": 1000,
-        "first": {"bare": sample(9.0)},
-        "samples": {"bare": [sample(3.0), sample(5.0)]},
-        "faults": [],
-    }
-    rows = refit.rows_of([Outcome(Task("engine", "tiny", "cuda", scheme="int8", ranks=2), 1.0, result)])
-    assert [(row.ms["median"], row.rate) for row in rows] == [(4.0, 250_000), (9.0, pytest.approx(1e6 / 9))]
-    assert all("2 ranks" in row.method for row in rows)
 
 
 def test_timing_says_median_and_spread():

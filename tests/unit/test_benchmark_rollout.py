@@ -9,7 +9,6 @@ from statistics import mean
 
 import pytest
 import torch
-from naming import has_line_naming
 from typer.testing import CliRunner
 
 from benchmarks import generation, rollout
@@ -28,7 +27,7 @@ def task(model: str = "tiny", contexts: tuple = (64,), batches: tuple = (4,), **
 
 @pytest.mark.parametrize(
     ("model", "context", "batch"),
-    [("qwen2.5-7b", 8192, 64), ("qwen2.5-7b", 30720, 32), ("qwen3-30b-a3b", 30720, 32), ("qwen2.5-32b", 1024, 7)],
+    [("qwen2.5-7b", 30720, 32), ("qwen3-30b-a3b", 30720, 32), ("qwen2.5-32b", 1024, 7)],
 )
 def test_lengths_are_ragged_and_have_the_context_in_the_mean(model, context, batch):
     found = generation.lengths(task(model), context, batch)
@@ -38,12 +37,6 @@ def test_lengths_are_ragged_and_have_the_context_in_the_mean(model, context, bat
     assert max(found) + steps <= positions
     room = min(context // 2, positions - context - steps)
     assert (min(found), max(found)) == (context - room, context + room) and room > context / 4
-
-
-def test_a_sequence_alone_has_the_context():
-    assert generation.lengths(task(), 64, 1) == [64]
-    with pytest.raises(ValueError, match="512"):
-        generation.lengths(task(), 480, 2)
 
 
 @pytest.mark.parametrize(
@@ -80,24 +73,6 @@ def test_engines_take_turns_at_being_first(monkeypatch):
     assert [(one.scheme, one.cache) for one in asked] == [*turn, *turn[1:], turn[0]]
     assert {one.rollouts for one in asked} == {Rollouts((8, 16), contexts=(8192, 30720, 100), memory=0.8)}
     assert generation.options_of(asked[1])["gpu_memory_utilization"] == 0.8
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--models", "8b"], ("--models", "'8b'", "30b-a3b")),
-        (["--schemes", "int8"], ("--schemes", "'int8'", "int8-ours")),
-        (["--batch", "64,x"], ("--batch", "'64,x'")),
-        (["--context", "0"], ("--context", "'0'")),
-        (["--context", "1k", "--models", "tiny"], ("--context", "512")),
-        (["--context", "64", "--kv-cache", "int4"], ("--kv-cache", "'int4'", "fp8-vllm")),
-        (["--context", "64", "--device", "cpu", "--models", "tiny"], ("--kv-cache", "int8")),
-    ],
-)
-def test_wrong_use(arguments, words):
-    run = CliRunner().invoke(rollout.app, arguments)
-    assert run.exit_code == 2
-    assert has_line_naming(" ".join(run.output.replace("│", " ").split()), *words)
 
 
 def command_on_the_cpu(out: Path, *options: str) -> dict:
@@ -146,16 +121,9 @@ def test_ratios_are_of_medians_over_rounds_and_engines():
     assert (ours.rate, ours.ratio, ours.fits) == (64, 1, 200)
 
 
-def test_a_failed_engine_ends_the_command_with_1(monkeypatch):
-    failed = Outcome(task(scheme="bf16"), 1.0, None, "out of memory")
-    monkeypatch.setattr(rollout, "in_turn", lambda *rest: [failed])
-    run = CliRunner().invoke(rollout.app, ["--models", "tiny"])
-    assert run.exit_code == 1 and "out of memory" in run.output
-
-
-@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn, torch.bfloat16])
+@pytest.mark.parametrize("kind", [torch.int8, torch.bfloat16])
 def test_random_weights_have_one_spread_whatever_keeps_them(kind):
-    largest = {torch.int8: 127, torch.float8_e4m3fn: 448}.get(kind, 0)
+    largest = 127 if kind == torch.int8 else 0
     values, scale = torch.empty(64, 512, dtype=kind), torch.empty(64, 1)
     generator = torch.Generator().manual_seed(0)
     fill("w.weight", values, largest, generator)

@@ -3,14 +3,11 @@
 from math import isnan
 
 import pytest
-from naming import has_line_naming
 from typer.testing import CliRunner
 
-from ascend_quant.schemes import SCHEMES
 from benchmarks import study
 from benchmarks.report import Outcome
 from benchmarks.study import Cell
-from launch.demo.training import overrides
 
 
 def cell(arm: str, seed: int, rewards: list[float], rate: str = "1e-5") -> Outcome:
@@ -53,20 +50,3 @@ def test_what_is_done_is_not_trained_again_and_the_rest_in_turn(monkeypatch, tmp
         run = CliRunner().invoke(study.app, options)
         assert run.exit_code == 0, run.output
     assert asked == [("bf16", 0, 1e-4), "ended", ("int8", 0, 1e-4), "ended"]
-
-
-@pytest.mark.parametrize("arm", study.ARMS)
-def test_an_arm_is_the_demos(arm, tmp_path):
-    told = Cell(arm, "1e-6", 3, 2).choices()
-    found = overrides(told, arm, tmp_path, tmp_path, {study.RATE: 1e-6})
-    assert any(one.endswith(f"{study.RATE}=1e-06") for one in found)
-    scheme = arm.partition("-")[0]
-    assert SCHEMES[scheme] and (scheme == "bf16" or any(scheme in one for one in found))
-
-
-@pytest.mark.parametrize("options", [["--rates", "1e-4,fast"], ["--arms", "int9"], ["--seeds", "x"]])
-def test_wrong_use(options, tmp_path):
-    run = CliRunner().invoke(study.app, [*options, "--folder", str(tmp_path / "none")])
-    wrong = options[1].rpartition(",")[2]
-    assert run.exit_code == 2 and has_line_naming(" ".join(run.output.replace("│", " ").split()), options[0], wrong)
-    assert not (tmp_path / "none").exists()
