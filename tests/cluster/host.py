@@ -138,21 +138,6 @@ class Host:
         for cable in self._cables.values():
             self._switch.set_cable(cable, "down")
 
-    def mend(self) -> None:
-        """Put them in again."""
-        for cable in self._cables.values():
-            self._switch.set_cable(cable, "up")
-
-    def freeze(self) -> None:
-        """Stop every process without ending it, as a host that is out of memory; its kernel still answers."""
-        for process in self.processes():
-            process.suspend()
-
-    def thaw(self) -> None:
-        for process in self.processes():
-            process.resume()
-        self._wake_parents()
-
     def _wake_parents(self) -> None:
         """nsenter stops with its command, and a host ends only when nsenter has taken note of its command's end."""
         for running in self._running:
@@ -169,10 +154,6 @@ class Host:
         ip(self.pid, "link", "set", nic.name, "up")
         for address in nic.addresses:
             ip(self.pid, "address", "add", address, "dev", nic.name)
-
-    def remove_nic(self, name: str) -> None:
-        self._cables.pop(name)
-        ip(self.pid, "link", "delete", name)
 
     def name_hosts(self, names: dict[str, str]) -> None:
         """What /etc/hosts says besides localhost: name -> address."""

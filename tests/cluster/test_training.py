@@ -14,9 +14,7 @@ import pytest
 from cluster.launches import LONG, Launches
 from cluster.leftovers import described
 
-pytestmark = LONG
-
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [LONG, pytest.mark.timeout(1200)]
 
 STEPS, PROMPTS = 4, 8
 REPORTED_SECONDS = 30  # the issue's

@@ -1,7 +1,7 @@
 """The table of models: one row an architecture, as a small random model of transformers' own class.
 
 A row says what an engine must do with it: serve, with these parts left in BF16, or refuse, naming this. Each is run
-by test_architectures.py, and docs/models.md has its table from here.
+by test_architectures.py; docs/models.md and docs/models.zh.md have a line for each.
 """
 
 from copy import deepcopy
@@ -25,13 +25,12 @@ class Row:
         settings: of its config, beside models.COMMON.
         plain: parts of the names of the checkpoint's matrices that keep BF16, beside embeddings and `lm_head`.
         refused: what the one line of a refusal names; empty for a model that is served.
-        why: the refusal's reason, in English and in Chinese.
         amx: whether it is run with AMX where there is: vLLM's own kernels for it do not compute all models this small.
         left_out: tensors that a published checkpoint has beside the model's, with a place in no engine without drafter.
         vision: settings of the tower, of a model that sees; `settings` are those of its language model then.
         processor: transformers' class of it.
         transposed: parts of the names of stacks of matrices that published checkpoints hold transposed.
-        lacks: what vLLM's CPU build lacks for it, and stand_ins.py has, in English and in Chinese.
+        lacks: what vLLM's CPU build lacks for it, and stand_ins.py has.
     """
 
     name: str
@@ -39,13 +38,12 @@ class Row:
     settings: dict = field(default_factory=dict)
     plain: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
-    why: tuple[str, str] = ("", "")
     amx: bool = True
     left_out: tuple[str, ...] = ()
     vision: dict = field(default_factory=dict)
     processor: str = "Qwen3VLProcessor"
     transposed: tuple[str, ...] = ()
-    lacks: tuple[str, str] = ("", "")
+    lacks: str = ""
 
 
 GATE = (".gate.",)
@@ -78,10 +76,7 @@ LATENT = {
     **{"qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32, "n_group": 1, "topk_group": 1},
 }
 SCALED = {"routed_scaling_factor": 2.5, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
-ROUTER, PREFILL = (
-    ("router by sigmoid", "sigmoid 路由"),
-    ("prefill of latent attention", "多头潜在注意力（MLA）的 prefill"),
-)
+ROUTER, PREFILL = "router by sigmoid", "prefill of latent attention"
 MTP = ("mtp.fc.weight",)
 GLM_WITH_MTP = {**GLM_MOE, "num_nextn_predict_layers": 1}
 GLM_MTP = ("model.layers.2.eh_proj.weight", "model.layers.2.enorm.weight")
@@ -96,13 +91,7 @@ ROWS = (
     Row("Qwen3", "Qwen3ForCausalLM", HEADS_OF_32),
     Row("Qwen2-MoE", "Qwen2MoeForCausalLM", {**QWEN_MOE, "shared_expert_intermediate_size": 64}, SHARED),
     Row("Qwen3-MoE", "Qwen3MoeForCausalLM", {**QWEN_MOE, **HEADS_OF_32}, GATE),
-    Row(
-        "Qwen3-Next",
-        "Qwen3NextForCausalLM",
-        {**DELTA_NET, **NEXT_EXPERTS},
-        (*SHARED, *CONVOLUTION),
-        left_out=MTP,
-    ),
+    Row("Qwen3-Next", "Qwen3NextForCausalLM", {**DELTA_NET, **NEXT_EXPERTS}, (*SHARED, *CONVOLUTION), left_out=MTP),
     Row("Llama", "LlamaForCausalLM"),
     Row("Mistral", "MistralForCausalLM", WINDOW, amx=False),
     Row(
@@ -116,13 +105,7 @@ ROWS = (
     Row("Phi-3", "Phi3ForCausalLM", {"sliding_window": None}),
     Row("GLM-4", "Glm4ForCausalLM", HEADS_OF_32),
     Row("GLM-4.5", "Glm4MoeForCausalLM", GLM_MOE, GATE),
-    Row(
-        "GLM-4.5 with MTP layers",
-        "Glm4MoeForCausalLM",
-        GLM_WITH_MTP,
-        GATE,
-        left_out=GLM_MTP,
-    ),
+    Row("GLM-4.5 with MTP layers", "Glm4MoeForCausalLM", GLM_WITH_MTP, GATE, left_out=GLM_MTP),
     Row("OLMo 2", "Olmo2ForCausalLM"),
     Row("OLMo 3", "Olmo3ForCausalLM", {"sliding_window": 16}, amx=False),
     Row("OLMoE", "OlmoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2}, GATE),
@@ -224,20 +207,8 @@ ROWS = (
         lacks=ROUTER,
         amx=False,
     ),
-    Row(
-        "gpt-oss",
-        "GptOssForCausalLM",
-        {**WINDOW, **LOCAL_EXPERTS, "intermediate_size": 64},
-        refused=("swigluoai",),
-        why=("experts with the activation `swigluoai`", "专家使用激活函数 `swigluoai`"),
-    ),
-    Row(
-        "GraniteMoE",
-        "GraniteMoeForCausalLM",
-        LOCAL_EXPERTS,
-        refused=("model.embed_tokens.weight",),
-        why=("its loader gathers all tensors first", "它的加载器先收集全部张量"),
-    ),
+    Row("gpt-oss", "GptOssForCausalLM", {**WINDOW, **LOCAL_EXPERTS, "intermediate_size": 64}, refused=("swigluoai",)),
+    Row("GraniteMoE", "GraniteMoeForCausalLM", LOCAL_EXPERTS, refused=("model.embed_tokens.weight",)),
     Row(
         "Falcon-H1",
         "FalconH1ForCausalLM",
@@ -246,7 +217,6 @@ ROWS = (
             "head_dim": 32,
         },
         refused=("A_log",),
-        why=("its loader copies `A_log` twice", "它的加载器把 `A_log` 复制两次"),
     ),
 )
 

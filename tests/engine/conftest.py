@@ -27,7 +27,6 @@ LONG = {  # a file, or one test of it: the paths whose change brings it back int
     "test_verl_run::test_a_plugin_left_out_is_one_clear_error": ("ascend_quant/integrations/verl",),
     "test_verl_run::test_replicas_of_two_schemes_have_figures_of_their_own": ("ascend_quant/integrations/verl",),
     "test_verl_run::test_verls_own_entry_follows_flashrls_variables": ("ascend_quant/flashrl",),
-    "test_vision": (f"{VLLM}/towers.py",),
 }
 
 

@@ -55,6 +55,14 @@ def send(llm: LLM, state: dict[str, torch.Tensor]) -> None:
         model_of(llm).load_weights(list(state.items()))
 
 
+def push(llm: LLM, state: dict[str, torch.Tensor]):
+    """A whole refit in verl's buckets; its receipt."""
+    with refit(llm).session():
+        for bucket in buckets(state):
+            model_of(llm).load_weights(bucket)
+    return refit(llm).last_receipt
+
+
 def apart(a: torch.Tensor, b: torch.Tensor) -> float:
     """The mean magnitude of a difference."""
     return (a - b).abs().mean().item()

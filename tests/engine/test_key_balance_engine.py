@@ -172,25 +172,6 @@ def test_keys_of_other_factors_are_computed_anew(tmp_path, monkeypatch):
             assert whole[len(begun) :] == list(llm.generate(asked, rest, use_tqdm=False)[0].outputs[0].token_ids)
 
 
-BROKEN = {
-    "unequal pair": lambda factor_GD: torch.where(
-        torch.arange(factor_GD.shape[1]) < factor_GD.shape[1] // 2, factor_GD, 1.0
-    ),
-    "no power of two": lambda factor_GD: factor_GD * 1.1,
-}
-
-
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_balance_changes_the_answers(how, tmp_path, monkeypatch):
-    folder, found = checkpoint_of("qwen2", tmp_path), []
-    for broken in (False, True):
-        switch(monkeypatch, broken)
-        monkeypatch.setattr(fold, "key_balance", lambda *sizes, shared: BROKEN[how](balance_of(*sizes, shared=shared)))
-        with engine(folder) as llm:
-            found.append(logprobs(llm))
-    assert not torch.equal(*found)
-
-
 def rounding(original):
     """For vLLM's attention: keys as an int8 cache gives them back."""
 

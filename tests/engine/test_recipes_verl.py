@@ -55,21 +55,35 @@ def validated(config: DictConfig) -> None:
         omega_conf_to_dataclass(part)
 
 
-@pytest.mark.parametrize("name", names())
-def test_verl_takes_the_recipe(name: str, monkeypatch):
-    recipe, config = load(name), of(name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FutureWarning)  # verl's word for settings that will go
-        validated(config)
-    assert settings.wants_refits(config) == (name in SERVED)
+def test_verl_takes_every_recipe(monkeypatch):
     monkeypatch.setattr("ascend_quant.integrations.verl.settings.os.path.exists", lambda path: True)
-    settings.check(config)
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    assert actor.strategy == recipe.backend
-    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (recipe.nodes, recipe.devices_per_node)
-    if name in SERVED:
-        assert rollout.engine_kwargs.vllm.hf_overrides.quantization_config.scheme == recipe.rollout.scheme
-    assert rollout.max_model_len == config.data.max_prompt_length + config.data.max_response_length
+    for name in names():
+        recipe, config = load(name), of(name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)  # verl's word for settings that will go
+            validated(config)
+        settings.check(config)
+        actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+        devices = config.trainer.nnodes, config.trainer.n_gpus_per_node
+        assert (actor.strategy, devices) == (recipe.backend, (recipe.nodes, recipe.devices_per_node)), name
+        assert rollout.max_model_len == config.data.max_prompt_length + config.data.max_response_length, name
+        assert whole_sequence_fits(config) or recipe.stack == "cpu", name
+        assert settings.wants_refits(config) == (name in SERVED), name
+        if name in SERVED:
+            assert rollout.engine_kwargs.vllm.hf_overrides.quantization_config.scheme == recipe.rollout.scheme, name
+        trained = None if recipe.qat is None else (recipe.qat, tuple(recipe.rollout.ignore), "")
+        assert qat.wanted(config) == trained, name  # as the engine does
+        if not recipe.stack.startswith("ascend"):  # NPUs have flash-attn in transformers; it is in no lock
+            attention_settings.check(config, critic=False)
+
+
+def whole_sequence_fits(config: DictConfig) -> bool:
+    """Whether verl's dynamic batches take the longest: a device's tokens times the devices that share a sequence."""
+    actor = config.actor_rollout_ref.actor
+    megatron = actor.strategy == "megatron"
+    shares = actor.megatron.context_parallel_size if megatron else actor.ulysses_sequence_parallel_size
+    room = actor.ppo_max_token_len_per_gpu * shares
+    return bool(actor.use_dynamic_bsz) and room >= config.actor_rollout_ref.rollout.max_model_len
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-7b-int8-gsm8k-h100", "qwen2.5-7b-int8-gsm8k-a2"])
@@ -88,19 +102,6 @@ def test_verl_takes_a_recipe_whose_engines_have_devices_of_their_own(name: str, 
     assert config.trainer.n_gpus_per_node == recipe.devices_per_node - 4
 
 
-@pytest.mark.parametrize("name", names())
-def test_a_whole_sequence_fits_a_micro_batch(name: str):
-    """verl's dynamic batches refuse a sequence longer than a device's tokens times the devices that share it."""
-    config = of(name)
-    actor = config.actor_rollout_ref.actor
-    if not actor.use_dynamic_bsz:
-        assert load(name).stack == "cpu"
-        return
-    shares = actor.megatron.context_parallel_size if name in MEGATRON else actor.ulysses_sequence_parallel_size
-    room = actor.ppo_max_token_len_per_gpu * shares
-    assert room >= config.actor_rollout_ref.rollout.max_model_len
-
-
 def test_the_plugin_takes_the_engines_options():
     from ascend_quant.engine.options import Options
 
@@ -109,15 +110,6 @@ def test_the_plugin_takes_the_engines_options():
         assert engine.quantization == "ascend_quant"
         options = Options.of(OmegaConf.to_container(engine.hf_overrides.quantization_config))
         assert (options.scheme, options.ignore) == (load(name).rollout.scheme, load(name).rollout.ignore)
-
-
-@pytest.mark.parametrize("name", names())
-def test_the_trainer_quantizes_what_the_engine_does(name: str):
-    recipe, wanted = load(name), qat.wanted(of(name))
-    if recipe.qat is None:
-        assert wanted is None
-    else:
-        assert wanted == (recipe.qat, tuple(recipe.rollout.ignore), "")
 
 
 @pytest.mark.parametrize("name", MEGATRON)
@@ -129,12 +121,6 @@ def test_routes_are_returned_where_they_are_replayed(name: str):
     actor, rollout = (omega_conf_to_dataclass(config.actor_rollout_ref[part]) for part in ("actor", "rollout"))
     assert actor.engine.router_replay.mode == ("R3" if replays else "disabled")
     assert rollout.enable_rollout_routing_replay is replays
-
-
-@pytest.mark.parametrize("name", [name for name in names() if not load(name).stack.startswith("ascend")])
-def test_the_trainers_attention_needs_no_package(name: str):
-    """flash-attn is in no lock; NPUs have it in transformers."""
-    attention_settings.check(of(name), critic=False)
 
 
 def test_an_attention_that_would_train_wrongly_is_refused_before_ray(monkeypatch):

@@ -46,13 +46,12 @@ def test_the_table_is_verls():
     assert {one for instead in RELEASE.unread.values() for one in instead} <= {".".join(key) for key in known}
 
 
-@pytest.mark.parametrize("name", names())
-def test_every_setting_is_read(name: str):
+def test_every_setting_is_read():
     _, known = settings()
-    keys = [line.partition("=")[0].lstrip("+") for line in resolve(load(name), PATHS).overrides]
-    assert len(keys) > 20
-    lost = [key for key in keys if tuple(key.split(".")) not in known and not handed_on(key) and key not in UNLISTED]
-    assert lost == []
+    for name in names():
+        keys = [line.partition("=")[0].lstrip("+") for line in resolve(load(name), PATHS).overrides]
+        lost = [key for key in keys if tuple(key.split(".")) not in known and not handed_on(key)]
+        assert len(keys) > 20 and set(lost) <= set(UNLISTED), name
 
 
 @pytest.mark.parametrize("file", ["demo", "study"])
@@ -66,15 +65,15 @@ def test_every_setting_of_the_demo_is_read(file: str):
     assert lost == []
 
 
-@pytest.mark.parametrize("name", FSDP2)
-def test_the_trainer_compiles_nothing(name: str):
+def test_the_trainer_compiles_nothing():
     """What verl's engines are given, not what was written: compilation has no form on NPUs."""
     from verl.utils.config import omega_conf_to_dataclass
 
-    config = of(name)
-    assert omega_conf_to_dataclass(config.actor_rollout_ref.actor).engine.use_torch_compile is False
-    assert config.actor_rollout_ref.ref.fsdp_config.use_torch_compile is False
-    assert [OmegaConf.select(config, key) for key in COMPILE] == [False, False]
+    for name in FSDP2:
+        config = of(name)
+        assert omega_conf_to_dataclass(config.actor_rollout_ref.actor).engine.use_torch_compile is False, name
+        assert config.actor_rollout_ref.ref.fsdp_config.use_torch_compile is False, name
+        assert [OmegaConf.select(config, key) for key in COMPILE] == [False, False], name
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import quantize
 from compressed_tensors.quantization.utils import calculate_qparams
-from engines import addresses, buckets, differing, engine, logprobs, model_of, prompts, refit, resident
+from engines import addresses, differing, engine, logprobs, model_of, prompts, push, refit, resident
 from models import checkpoint, fused, is_quantized, make, perturbed, stacked
 from naming import line_naming
 from test_parallel import own_part
@@ -134,12 +134,6 @@ def expected(state, rules, frozen) -> tuple[dict[str, torch.Tensor], int]:
         result[name] = torch.from_numpy(codes.clip(lowest, 127).astype(np.int8))
         result[f"{name}_scale"] = torch.from_numpy(scale.copy()).unsqueeze(-1)
     return result, lost
-
-
-def push(llm, state) -> None:
-    with refit(llm).session():
-        for bucket in buckets(state):
-            model_of(llm).load_weights(bucket)
 
 
 def options(path, frozen: bool) -> dict:
@@ -320,13 +314,3 @@ def test_options_are_checked(tmp_path):
         _smoothing(
             AscendQuantConfig(scheme="fp8", profile=str(tmp_path / "other")), torch.device("cpu"), lambda name: False
         )
-
-
-def test_the_log_says_what_is_smoothed(tmp_path, caplog):
-    Profile("int8", {"a.weight": Rule(True, scale=torch.ones(1))}).save(tmp_path / "some")
-    caplog.set_level("INFO", logger="ascend_quant")
-    for frozen in (False, True):
-        config = AscendQuantConfig(profile=str(tmp_path / "some"), frozen_scales=frozen)
-        _smoothing(config, torch.device("cpu"), lambda name: False)
-    lines = list(dict.fromkeys(record.getMessage() for record in caplog.records))  # vLLM's handlers may say them twice
-    assert lines == [f"profile {tmp_path / 'some'}: 1 parameters smoothed, scales {how}" for how in ("fresh", "frozen")]

@@ -1,14 +1,12 @@
 """What cannot work on this chip or with these versions: is the error one line with the value and what to do?"""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch_npu
 from naming import has_line_naming
 
 from ascend_quant.kernels import npu_experts, npu_linear, npu_ops
-from npu_host import formats, rules
+from npu_host import formats
 
 BF16, F16, F32, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.int32
 FP8 = torch.float8_e4m3fn
@@ -190,13 +188,6 @@ def test_what_fractal_nz_cannot_hold(name):
 def test_what_passes_is_cast(dtype, shape):
     npu_ops.check_cast(of(dtype, *shape), formats.NZ)
     assert torch_npu.get_npu_format(torch_npu.npu_format_cast(of(dtype, *shape), formats.NZ)) == formats.NZ
-
-
-@pytest.mark.parametrize("dtype", [I8, F16, BF16, F32, I32])
-def test_dtypes_for_nz_are_those_of_the_rules(dtype):
-    rule = next(rule for rule in rules.CAST if rule.id == "format_cast.matrix")
-    broken = rule.broken(SimpleNamespace(input=of(dtype, 4, 4), acl_format=formats.NZ)) is not None
-    assert broken == (dtype not in npu_ops.NZ_DTYPES)
 
 
 # ---- serving

@@ -100,24 +100,6 @@ def test_every_refit_writes_all_in_place(built):
 
 
 @pytest.mark.each_version
-def test_an_inverse_of_another_step_would_be_seen(built):
-    architecture, model = built
-    layer = attentions(model)[0]
-    former = layer._c8_k_inv_scale.clone()
-    sync(model, state_of(architecture, 4), scales_of(4))
-    layer._c8_k_inv_scale.copy_(former)
-    found, expected = decoded(layer)
-    assert (found - expected).abs().max() > 0.1 * expected.abs().max()
-    refit = plugin.refit_of(model)
-    refit.kv_scales.unseen = True  # as after each write
-    refit.look()
-    assert "layers.0.self_attn" in refit.why_not_servable()
-    sync(model, state_of(architecture, 5), scales_of(5))
-    refit.look()
-    assert refit.why_not_servable() is None
-
-
-@pytest.mark.each_version
 @pytest.mark.parametrize("name", [*c8_models.READ_BY_KERNELS, "_c8_v_inv_scale", "_c8_k_offset"])
 def test_what_is_written_past_a_refit_is_found_before_a_request(built, name):
     architecture, model = built

@@ -158,27 +158,18 @@ def test_all_pairs_of_heads_are_tried_and_their_error_is_that_of_bf16(heads):
         assert c8_probe._tried(AscendC8AttentionBackendImpl, *heads, 128, torch.bfloat16, npu) is None
 
 
-def test_a_vllm_ascend_that_derives_something_else_is_refused_with_its_name(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "source"), [("_c8_of_tomorrow", "_c8_k_scale"), ("_c8_v_aq_scale_nz_bnsd",) * 2])
+def test_a_vllm_ascend_that_derives_or_copies_something_else_is_refused_with_its_name(
+    tmp_path, monkeypatch, name, source
+):
     original = AscendC8AttentionBackendImpl._prepare_c8_scales
 
     def more(self, layer, where):
         original(self, layer, where)
-        layer._c8_of_tomorrow = layer._c8_k_scale * 2
+        setattr(layer, name, getattr(layer, source).clone())
 
     monkeypatch.setattr(AscendC8AttentionBackendImpl, "_prepare_c8_scales", more)
-    with pytest.raises(RefitError, match=line_naming("model.layers.0.self_attn.attn", "_c8_of_tomorrow")):
-        build(tmp_path)
-
-
-def test_a_vllm_ascend_that_copies_a_scale_is_refused_with_its_name(tmp_path, monkeypatch):
-    original = AscendC8AttentionBackendImpl._prepare_c8_scales
-
-    def copied(self, layer, where):
-        original(self, layer, where)
-        layer._c8_v_aq_scale_nz_bnsd = layer._c8_v_aq_scale_nz_bnsd.clone()
-
-    monkeypatch.setattr(AscendC8AttentionBackendImpl, "_prepare_c8_scales", copied)
-    with pytest.raises(RefitError, match=line_naming("_c8_v_aq_scale_nz_bnsd")):
+    with pytest.raises(RefitError, match=line_naming("model.layers.0.self_attn.attn", name)):
         build(tmp_path)
 
 

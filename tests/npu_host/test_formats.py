@@ -43,14 +43,6 @@ def test_every_element_is_where_the_layout_says(experts, rows, columns, dtype):
     assert torch.equal(torch_npu.npu_format_cast(cast, formats.ND).cpu(), values)
 
 
-def test_torch_npu_itself_keeps_the_format():
-    weight = nz(some(33, 65))
-    assert torch_npu.get_npu_format(weight) == NZ
-    assert torch_npu.get_npu_format(torch.nn.Parameter(weight, requires_grad=False).data) == NZ
-    assert torch_npu.get_npu_format(weight.t()) == NZ
-    assert torch_npu.get_npu_format(torch_npu.npu_format_cast(weight, formats.ND)) == formats.ND
-
-
 def test_what_may_be_done_with_an_nz_tensor():
     values = some(20, 40)
     weight = nz(values)
