@@ -126,13 +126,6 @@ def test_replicas_of_vllms_own_data_parallel_choose_by_their_rank(tmp_path):
     assert sorted(re.search(r"scheme (\w+)", line)[1] for line in told if "scheme " in line) == ["fp8_tensor", "int8"]
 
 
-@pytest.mark.parametrize(("rank", "scheme"), [(0, "bf16"), (1, "int8"), (2, "bf16")])
-def test_a_replica_takes_its_own_options_and_the_common_ones(rank, scheme):
-    config = AscendQuantConfig(lm_head_fp32=True, replicas=[{"scheme": "bf16"}, {"scheme": "int8"}])
-    config.choose(rank)
-    assert config.scheme.name == config.options.scheme == scheme and config.options.lm_head_fp32
-
-
 def test_an_unknown_value_ends_the_server_with_the_valid_ones(tmp_path):
     command = [VLLM, "serve", str(make("qwen2", tmp_path)), "--enforce-eager"]
     run = subprocess.run(
@@ -185,7 +178,7 @@ def test_cores_that_choose_by_their_rank_are_given_every_replica():
     for rank, scheme in enumerate(("int8", "fp8_tensor", "fp8", "int8")):
         config = AscendQuantConfig.from_config(options)
         config.choose(rank)
-        assert config.scheme.name == scheme
+        assert config.scheme.name == config.options.scheme == scheme and config.options.lm_head_fp32
 
 
 @pytest.mark.parametrize(
