@@ -1,4 +1,4 @@
-"""The demo without verl: its task, tokenizer, warm-up arithmetic, recipe, options, watching and report."""
+"""The demo without verl: its reward, models, settings, options, report, and how it watches a training."""
 
 import json
 import subprocess
@@ -23,9 +23,10 @@ def test_reward_is_exact(said, reward):
     assert compute_score("addition", said, "12", extra_info={"index": 0}) == reward
 
 
-def test_tokenizer_round_trip_through_a_qwen2_checkpoint(tmp_path):
+@pytest.mark.parametrize("name", ["qwen2", "qwen3-moe"])
+def test_the_tokenizer_is_the_models_and_transformers_reads_it(tmp_path, name):
     transformers = pytest.importorskip("transformers")
-    model = models.build_model("qwen2", seed=0)
+    model = models.build_model(name, seed=0)
     model.save_pretrained(tmp_path)
     models.save_tokenizer(tmp_path)
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -198,17 +199,11 @@ def run_watch(tmp_path, monkeypatch):
     return run
 
 
-def writer(lines: list[str]) -> str:
-    return f"open('metrics.jsonl', 'w').write({''.join(lines)!r})"
-
-
-def test_a_training_counts_its_steps(run_watch):
-    assert run_watch(writer([metrics_line(step, 0.5, 0, 1, 1000, 1) for step in (1, 2)]))[-1] == 2
-
-
-def test_a_failure_is_reported_with_its_reason(run_watch):
+def test_a_failure_has_its_reason_and_a_training_counts_its_steps(run_watch):
     with pytest.raises(DemoError, match=r"code 1 after 0 of 2 steps(.|\n)*ZeroDivisionError(.|\n)*verl.log"):
         run_watch("1/0")
+    lines = [metrics_line(step, 0.5, 0, 1, 1000, 1) for step in (1, 2)]
+    assert run_watch(f"open('metrics.jsonl', 'w').write({''.join(lines)!r})")[-1] == 2
 
 
 def test_a_stalled_run_is_ended_with_all_it_started(run_watch, tmp_path, monkeypatch):
