@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from npu_host import older_version
+from npu_host import older_version, page
 
 if find_spec("torch_npu") is None:  # another stack's environment: nothing here can run
     collect_ignore_glob = ["test_*.py"]
@@ -26,9 +26,7 @@ else:
     torch.npu.config.allow_internal_format = True  # as vllm-ascend's worker does
 
 
-TABLE = Path("docs/npu_ops.md")  # the calls of a whole run
-WAY = os.environ.get("NPU_OPS")  # at the end of a whole run: "write" the table or "compare" it; else nothing
-COMMAND = "NPU_OPS=write ./run.sh test npu"
+WAY = os.environ.get("NPU_OPS")  # at the end of a whole run: "write" the calls or "compare" them; else nothing
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +47,11 @@ def pytest_configure(config):
 def pytest_sessionfinish(session, exitstatus):
     if not WAY or exitstatus:
         return
-    path = session.config.rootpath / TABLE
     table, refused = _table_of_calls()
     if WAY == "write":
-        path.write_text(table)
-    elif path.read_text() != table:
-        refused.append(f"{TABLE} is not what was called in this run; write it anew: {COMMAND}")
+        page.write_calls(table)
+    elif page.calls() != table:
+        refused.append(f"{page.PAGE.name} is not what was called in this run; write it anew: {page.COMMAND}")
     for line in refused:
         session.config.get_terminal_writer().line(f"\n{line}", red=True)
     session.exitstatus = pytest.ExitCode.TESTS_FAILED if refused else exitstatus
@@ -74,4 +71,4 @@ def _table_of_calls() -> tuple[str, list[str]]:
         for call, why in zip(recorder.calls.values(), older, strict=True)
         if why and call.caller and call.operator.startswith("npu::") and call.operator not in older_version.NEWER
     ]
-    return recorder.table(COMMAND, versions), refused
+    return recorder.table(page.COMMAND, versions), refused

@@ -14,7 +14,7 @@ import torch
 
 from ascend_quant.kernels import npu, npu_codes
 from ascend_quant.refit import batch, proof
-from npu_host import cost_counter, cost_models
+from npu_host import cost_counter, cost_models, page
 from npu_host.cost_counter import Cost, Counted
 
 MODELS = {"7b": cost_models.DENSE, "30b-a3b": cost_models.MOE}
@@ -134,10 +134,9 @@ def write_json(path: Path, entries: list[Entry]) -> None:
     path.write_text(json.dumps([entry.as_json() for entry in entries], indent=1) + "\n")
 
 
-def page(entries: list[Entry], command: str) -> str:
-    """docs/npu_cost.md."""
-    return TEXT.format(
-        command=command,
+def section(entries: list[Entry]) -> str:
+    """What docs/npu_ops.md says of costs."""
+    return page.COST + TEXT.format(
         totals="\n".join(_line(entry) for entry in entries),
         steps="\n".join(_steps(entries)),
         aicpu="\n".join(
@@ -182,13 +181,9 @@ def _dtypes(dtypes: tuple) -> str:
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes) or "all"
 
 
-TEXT = """# What a refit costs on an NPU
-
-Written by `{command}` from counts over the project's own kernels, on tensors of the models'
-true sizes without memory.
-**Not run on hardware**: these are operators, bytes and waits, not times. A test fails when one of them grows, or when
-this page is not what is counted (`tests/npu_host/test_cost.py`); `NPU_COST=FILE ./run.sh test npu` writes the counts
-as JSON.
+TEXT = """Counted over the project's own kernels, on tensors of the models' true sizes without memory: operators, bytes
+and waits, not times. A test fails when one of them grows (`tests/npu_host/test_cost.py`); with `NPU_COST=FILE`
+`./run.sh test npu` writes the counts as JSON.
 
 One refit by a known plan, from verl's buckets of 2 GiB, one rank; all layers are counted, none is scaled. Bytes are
 those of the operands, read and written, and behind the + what operators move inside. In parentheses: a layer.
@@ -201,21 +196,21 @@ Rows are taken {chunk} Mi elements at a time: 4 bytes of float32 and 1 of codes,
 side by side. In a first load, whose memory vllm-ascend's pool keeps for good, it is {first} Mi elements. What is kept
 until the close are largest magnitudes (2 bytes a row) and sums; nothing of it outlives the refit.
 
-## By step
+### By step
 Calls / views / bytes an element, in FRACTAL_NZ, with the proof.
 
 | step | Qwen2.5-7B | Qwen3-30B-A3B |
 |---|---|---|
 {steps}
 
-## What runs on the AICPU of Atlas A2 and A3
+### What runs on the AICPU of Atlas A2 and A3
 By the dtypes in CANN's sources; a refit calls none of them.
 
 | operators | dtypes | source |
 |---|---|---|
 {aicpu}
 
-## What operators move inside
+### What operators move inside
 | what | how much | source |
 |---|---|---|
 {hidden}

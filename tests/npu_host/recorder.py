@@ -18,13 +18,23 @@ CALLERS = ("ascend_quant", "vllm_ascend")  # packages whose calls are worth a ro
 PROBES = "ascend_quant.smoke."  # which ask operators as tests do
 DTYPE_ARGUMENTS = {"dtype", "dst_type"}
 SIZES = {"active_num", "expert_num", "active_expert_range", "k"}  # numbers that are sizes; others say what is done
-HEADER = """# NPU operators
+HEADER = """# NPU operators, and what a refit costs
 
-Written by `{command}`: every kind of call that the code made while its tests ran, on host memory,
-with dtypes and numbers of dimensions. Rules: `tests/npu_host/rules.py`.
+Which operators the code calls on NPUs, and how many calls, bytes and waits a refit takes. **Not run on hardware.**
+Written by `{command}`.
 
-| operator | called by | arguments | rules kept | {versions} |
-|---|---|---|---|{dashes}|
+## Calls
+Every kind of call that the code made while its tests ran, on host memory, with dtypes and numbers of dimensions.
+
+| operator | called by | arguments | {versions} |
+|---|---|---|{dashes}|
+"""
+RULES_HEADER = """
+## Rules
+What each of these calls keeps, by the names in `tests/npu_host/rules.py`.
+
+| operator | rules |
+|---|---|
 """
 
 
@@ -70,13 +80,13 @@ def write_calls(path: Path) -> None:
 
 
 def table(command: str, replayed: dict[str, list[str]]) -> str:
-    """The calls of CALLERS as a Markdown table.
+    """The calls of CALLERS as a Markdown table, and behind it the rules that they keep, one row an operator.
 
     Args:
         command: what made the table; it goes into the text.
         replayed: for each version of torch_npu, what replay.py said of each call ("" for a call that it takes).
     """
-    rows = []
+    rows, kept = [], {}
     for number, call in enumerate(calls.values()):
         if call.caller:
             shown = ", ".join(
@@ -87,10 +97,16 @@ def table(command: str, replayed: dict[str, list[str]]) -> str:
             verdicts = [said[number] or "yes" for said in replayed.values()]
             if not call.operator.startswith("npu::"):
                 verdicts = ["not torch_npu's"] * len(verdicts)
-            cells = (f"`{call.operator}`", f"`{call.caller}`", shown, ", ".join(call.rules), *verdicts)
-            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
+            rows.append(_row(f"`{call.operator}`", f"`{call.caller}`", shown, *verdicts))
+            if call.rules:
+                kept[call.operator] = [rule.partition(".")[2] for rule in call.rules]
     head = HEADER.format(command=command, versions=" | ".join(replayed), dashes="---|" * (len(replayed) - 1) + "---")
-    return head + "".join(sorted(set(rows)))
+    rules = [_row(f"`{operator}`", ", ".join(names)) for operator, names in kept.items()]
+    return head + "".join(sorted(set(rows))) + RULES_HEADER + "".join(sorted(rules)) + "\n"
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
 def shown_value(value) -> str:

@@ -1,4 +1,4 @@
-"""The cost of a refit on an NPU, counted: nothing may grow unseen, and docs/npu_cost.md tells what is."""
+"""The cost of a refit on an NPU, counted: nothing may grow unseen, and docs/npu_ops.md tells what is."""
 
 import os
 from pathlib import Path
@@ -8,12 +8,10 @@ import torch
 
 from ascend_quant.kernels import npu, npu_codes
 from ascend_quant.refit import proof
-from npu_host import cost_models, costs
+from npu_host import cost_models, costs, page
 from npu_host.cost_counter import Counted
 from npu_host.costs import Entry
 
-PAGE = Path(__file__).parents[2] / "docs/npu_cost.md"
-COMMAND = "NPU_OPS=write ./run.sh test npu"
 SMALL = cost_models.Sizes("small", 256, 512, 2, 4, 2, 320, head=64, bias=True)
 
 
@@ -40,10 +38,10 @@ def test_the_budgets_are_what_was_promised():
 
 
 def test_the_page_is_what_is_counted(entries):
-    text = costs.page(entries, COMMAND)
+    text = costs.section(entries)
     if os.environ.get("NPU_OPS") == "write":
-        PAGE.write_text(text)
-    assert PAGE.read_text() == text, f"write it anew: {COMMAND}"
+        page.write_cost(text)
+    assert page.cost() == text, f"write it anew: {page.COMMAND}"
 
 
 def test_each_entry_has_the_keys_that_others_read(entries):

@@ -15,7 +15,7 @@ from command_cases import understood
 from launch.root import ROOT
 from launch.site import pages, reference
 
-ENGLISH_ALONE = {"cli", "npu_cost", "npu_ops"}  # written by programs; nav says so
+ENGLISH_ALONE = {"cli", "npu_ops"}  # written by programs; nav says so
 OF_ROOT = ["README", "SECURITY", "CHANGELOG"]  # CONTRIBUTING has both languages in one file
 DOCS = sorted(file for file in (ROOT / "docs").glob("*.md") if not file.name.endswith(".zh.md"))
 TEXTS = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / f"{name}.md" for name in (*OF_ROOT, "CONTRIBUTING"))])
