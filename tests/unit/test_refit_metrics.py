@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.integrations.verl.receipts import merge
 from ascend_quant.kernels import npu
 from ascend_quant.kernels.clock import KernelClock
 from ascend_quant.kernels.int4_places import MarlinTiles, PackedRows
@@ -110,25 +109,6 @@ def test_every_devices_kernels_count_the_same(module, scheme, level, request, mo
     assert engine.load(second) == 0
 
 
-def test_a_known_share_of_codes():
-    engine = Engine(SCHEMES["int8"], MATRIX)
-    w = torch.ones(MATRIX)
-    engine.load(w)
-    w[:, 1:33] = -1
-    engine.sleeps_and_wakes(2)
-    assert engine.load(w) == 32 / LENGTH
-
-
-@pytest.mark.parametrize("levels", [(2, 2), (2, 1), (1, 2)])
-def test_several_sleeps_without_a_refit_between_them(levels):
-    engine = Engine(SCHEMES["int8"], MATRIX)
-    first, second = weights(MATRIX, 0), weights(MATRIX, 1)
-    engine.load(first)
-    for level in levels:
-        engine.sleeps_and_wakes(level)
-    assert engine.refit.why_not_servable() and engine.load(second) == pytest.approx(engine.changed(first, second))
-
-
 def failed_refit(engine):
     with pytest.raises(RefitError):
         engine.load(weights(MATRIX, 2) * float("nan"))
@@ -197,14 +177,6 @@ def test_an_engine_without_quantized_weights():
         session.woke(None)
 
 
-def test_the_kernels_time_is_a_part_of_the_refits():
-    engine = Engine(SCHEMES["int8"], MATRIX)
-    engine.load(weights(MATRIX, 0))
-    receipt = engine.refit.last_receipt
-    assert 0 < receipt.kernel_ms < receipt.milliseconds
-    assert receipt.as_metrics()["refit/kernel_ms"] == receipt.kernel_ms
-
-
 def test_device_time_is_that_between_pairs_of_events(monkeypatch):
     class Device:
         now, waits = 0.0, 0
@@ -226,18 +198,3 @@ def test_device_time_is_that_between_pairs_of_events(monkeypatch):
             Device.now += duration
         Device.now += 100  # a trainer is waited for
     assert clock.milliseconds() == 7.0
-
-
-def receipt(changed, kernel_ms=1.0, wait_ms=2.0):
-    values = {"milliseconds": 9.0, "nonfinite": 0, "clamped": 0, "proved": 1, "digest": 7}
-    values |= {"kernel_ms": kernel_ms, "wait_ms": wait_ms}
-    values |= {} if changed is None else {"changed": changed}
-    return {f"refit/{name}": value for name, value in values.items()}
-
-
-def test_one_unknown_makes_the_merged_share_unknown():
-    known, unknown = [receipt(0.25, kernel_ms=3.0)], [receipt(0.5, wait_ms=8.0), receipt(None)]
-    metrics = merge({0: known, 1: unknown}, {0: "int8", 1: "bf16"})
-    assert "refit/changed" not in metrics and "refit/replica1/changed" not in metrics
-    assert metrics["refit/replica0/changed"] == 0.25
-    assert (metrics["refit/kernel_ms"], metrics["refit/wait_ms"]) == (3.0, 8.0)

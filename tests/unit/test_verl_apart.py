@@ -45,11 +45,6 @@ def test_verls_trainer_can_say_that_no_engine_shares_its_devices(monkeypatch, ca
     assert [record.getMessage().split()[-2] for record in caplog.records] == ["3"]
 
 
-def test_a_module_that_calls_its_logger_rightly_keeps_it():
-    assert not hooks.is_called_like_print(logging.getLogger("asyncio").info)
-    assert hooks.is_called_like_print(logging.Logger.info.__get__(trainer_separate_async.logger))
-
-
 @pytest.mark.parametrize(
     ("entry", "name", "more"),
     [

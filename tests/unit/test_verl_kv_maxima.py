@@ -17,7 +17,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from ascend_quant.integrations.verl import hooks, sender, settings
 from ascend_quant.integrations.verl.attention_settings import PACKED
-from ascend_quant.integrations.verl.kv_maxima import Maxima, looking
+from ascend_quant.integrations.verl.kv_maxima import Maxima
 from ascend_quant.integrations.verl.sent_figures import SentFigures
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit import RefitError
@@ -79,8 +79,9 @@ def expected(model: torch.nn.Module, ids: list[torch.Tensor], age: int = 0, form
 
 
 @pytest.mark.parametrize("form", [FP8, INT8], ids=lambda form: form.cache)
-@pytest.mark.parametrize("attention", ["eager", "sdpa", PACKED])
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize(
+    ("kind", "attention"), [("llama", "eager"), ("qwen2", "sdpa"), ("qwen3", PACKED), ("qwen3-moe", PACKED)]
+)
 def test_scales_are_of_what_attention_gets_behind_norms_and_rotation(kind, attention, form):
     model, maxima = made(kind, attention), Maxima(form)
     with maxima.taking(), torch.no_grad():
@@ -146,24 +147,17 @@ def test_checkpointed_layers_and_their_gradients_are_as_before():
     assert sent(maxima, model) == expected(model, texts()[1:2])
 
 
-def test_an_attention_that_nobody_saw_is_named():
-    model, maxima = made("qwen2", "sdpa"), Maxima()
-    with maxima.taking():
-        run(model, texts()[0])
-    del maxima._of[model.model.layers[1].self_attn]
-    with pytest.raises(RefitError, match=r"layers\.1\.self_attn"):
-        maxima.as_sent(model, CPU)
-    with pytest.raises(RefitError, match="Linear"):
-        maxima.as_sent(torch.nn.Linear(2, 2), CPU)
-
-
-def test_nan_is_not_hidden():
+def test_nan_is_not_hidden_and_an_attention_that_nobody_saw_is_named():
     model, maxima = made("qwen2", "sdpa"), Maxima()
     with torch.no_grad():
         model.model.layers[2].self_attn.v_proj.bias[0] = float("nan")
     with maxima.taking():
         run(model, texts()[0])
     assert isnan(sent(maxima, model)[sent_name("model.layers.2.self_attn", "v")][0])
+    del maxima._of[model.model.layers[1].self_attn]
+    for one, named in ((model, r"layers\.1\.self_attn"), (torch.nn.Linear(2, 2), "Linear")):
+        with pytest.raises(RefitError, match=named):
+            maxima.as_sent(one, CPU)
 
 
 def test_the_worker_takes_them_and_they_are_proved_behind_the_weights(monkeypatch):
@@ -221,8 +215,3 @@ def asking(cache: str) -> dict:
 )
 def test_which_settings_want_them(rollout, device, form):
     assert settings.scales_of_cache(rollout, device) is form
-
-
-def test_the_function_stays_what_it_was_while_nobody_looks():
-    asked = lambda self, name, default: default  # noqa: E731
-    assert looking(asked)(None, "x", len) is len

@@ -1,4 +1,4 @@
-"""What a configuration asks for, and the one clear error when it cannot be had."""
+"""What a configuration asks for, which codes its engines agree on, and the clear error when it cannot be had."""
 
 import pytest
 
@@ -10,20 +10,58 @@ from omegaconf import OmegaConf
 
 from ascend_quant.flashrl.files import ConfigError
 from ascend_quant.integrations.verl import settings
+from ascend_quant.integrations.verl.codes import agreed
+from ascend_quant.integrations.verl.qat import FakeQuantization, wanted
 from ascend_quant.refit import RefitError
+from ascend_quant.schemes import SCHEMES
+
+IGNORE = ["re:.*self_attn.*"]
+UNPROVED = {"ascend_quant": {"proof": False}}
+FP8_CACHE = {"vllm": {"kv_cache_dtype": "fp8"}}
+VARIABLES = ("FLASHRL_CONFIG", "VLLM_PLUGINS", "OPEN_TRAINING_INT4_FAKE_QAT_FLAG", "OPEN_TRAINING_INT4_GROUP_SIZE")
 
 
-def config(model="org/model", **rollout):
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def config(model="org/model", strategy="fsdp2", actor=None, more=None, device="cuda", **rollout):
     rollout = {"name": "vllm", "quantization": None, "engine_kwargs": {}, **rollout}
-    actor = {"rollout": rollout, "model": {"path": str(model)}}
-    return OmegaConf.create({"actor_rollout_ref": actor, "trainer": {"device": "cuda"}})
+    model = {"path": str(model), "lora_rank": 0, **(more or {})}
+    parts = {"rollout": rollout, "model": model, "actor": {"strategy": strategy, **(actor or {})}}
+    return OmegaConf.create({"actor_rollout_ref": parts, "trainer": {"device": device}})
+
+
+def of_plugin(options: dict, **ours) -> dict:
+    """Rollout settings of an engine with these options of our plugin, whose trainer has ours."""
+    return {"engine_kwargs": {"ascend_quant": ours, "vllm": {"hf_overrides": {"quantization_config": options}}}}
 
 
 def sending(send, **options):
     """Rollout settings of an engine with these options, whose trainer sends codes."""
-    return {
-        "engine_kwargs": {"ascend_quant": {"send": send}, "vllm": {"hf_overrides": {"quantization_config": options}}}
-    }
+    return of_plugin(options, send=send)
+
+
+def flashrl(tmp_path, monkeypatch, *configs: dict) -> None:
+    path = tmp_path / "flashrl.yaml"
+    path.write_text(yaml.safe_dump({"configs": list(configs)}))
+    monkeypatch.setenv("FLASHRL_CONFIG", str(path))
+
+
+def test_codes_are_of_what_every_worker_takes_or_has_no_place_for():
+    first, second = ("int8", ["q", "experts.0"], ["norm"]), ("int8", ["q", "experts.1"], ["norm"])
+    assert agreed(SCHEMES["int8"], [first, second]) == {"q", "experts.0", "experts.1"}
+    assert agreed(SCHEMES["int8"], [("int8", ["q", "k"], []), ("int8", ["q"], ["k"])]) == {"q"}
+    for workers, named in (
+        ([("int8", ["q"], []), ("bf16", [], ["q"])], "bf16"),
+        ([("fp8", ["q"], [])], "fp8"),
+        ([("int8", [], ["q"])], "send"),
+        ([], "send"),
+    ):
+        with pytest.raises(RefitError, match=named):
+            agreed(SCHEMES["int8"], workers)
 
 
 @pytest.mark.parametrize(("scheme", "codes"), [("int8", "int8"), ("fp8", "fp8"), ("fp8_block", None), ("bf16", None)])
@@ -32,13 +70,13 @@ def test_patches_are_of_codes_where_rows_have_scales_of_their_own(scheme, codes)
     found = settings.sent_as(rollout)
     assert (found and found.name) == codes
     assert settings.patches_of(rollout) == (torch.device("cpu"), True)
-    for where, wanted in (
+    for where, found in (
         ("auto", (torch.device("cpu"), True)),
         ("host", (torch.device("cpu"), False)),
         ("device", (None, False)),
     ):
         rollout.engine_kwargs.ascend_quant.base_on = where
-        assert settings.patches_of(rollout) == wanted
+        assert settings.patches_of(rollout) == found
     assert settings.patches_of(OmegaConf.create(sending("int8"))) is None
     settings.check(config(**rollout, checkpoint_engine={"backend": "nccl"}))
 
@@ -68,53 +106,43 @@ def test_codes_of_the_engines_scheme_may_be_sent(send):
 
 
 @pytest.mark.parametrize(
-    "rollout",
+    ("rollout", "wants"),
     [
-        {"quantization": "ascend_quant"},
-        {"engine_kwargs": {"vllm": {"quantization": "ascend_quant"}}},
-        {"engine_kwargs": {"vllm": {"hf_overrides": {"quantization_config": {"quant_method": "ascend_quant"}}}}},
+        ({"quantization": "ascend_quant"}, True),
+        ({"engine_kwargs": {"vllm": {"quantization": "ascend_quant"}}}, True),
+        (of_plugin({"quant_method": "ascend_quant"}), True),
+        ({}, False),
+        ({"quantization": "fp8"}, False),
     ],
 )
-def test_wants_refits(rollout):
-    assert settings.wants_refits(config(**rollout))
+def test_which_runs_want_refits(rollout, wants):
+    assert settings.wants_refits(config(**rollout)) is wants
 
 
-@pytest.mark.parametrize("rollout", [{}, {"quantization": "fp8"}, {"engine_kwargs": {"vllm": {"seed": 1}}}])
-def test_leaves_other_runs_to_verl(rollout, monkeypatch):
-    monkeypatch.delenv("FLASHRL_CONFIG", raising=False)
-    assert not settings.wants_refits(config(**rollout))
-
-
-@pytest.mark.parametrize("functions", [["int8"], ["int8", "bf16"], ["fp8"], ["int8", "fp8_channel"]])
-def test_flashrls_variable_wants_refits(functions, tmp_path, monkeypatch):
-    path = tmp_path / "flashrl.yaml"
-    path.write_text(yaml.safe_dump({"configs": [{"fn": function} for function in functions]}))
-    monkeypatch.setenv("FLASHRL_CONFIG", str(path))
+def test_flashrls_variable_wants_refits(tmp_path, monkeypatch):
+    flashrl(tmp_path, monkeypatch, {"fn": "int8"}, {"fn": "bf16"})
     assert settings.wants_refits(config())
-
-
-def test_flashrls_variable_with_a_value_that_is_not_valid(monkeypatch):
     monkeypatch.setenv("FLASHRL_CONFIG", "int9")
-    with pytest.raises(ConfigError, match=r"FLASHRL_CONFIG='int9'.*Valid are: int8"):
+    with pytest.raises(ConfigError, match=r"FLASHRL_CONFIG='int9'.*int8"):
         settings.wants_refits(config())
 
 
-def test_a_run_that_can_have_refits_passes(tmp_path, monkeypatch):
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+def test_a_run_that_can_have_refits_passes_and_what_it_lacks_is_named(tmp_path, monkeypatch):
+    with pytest.raises(RefitError, match=r"config\.json"):
+        settings.check(config(model=tmp_path))
     (tmp_path / "config.json").touch()
-    settings.check(config())
     settings.check(config(model=tmp_path))
-
-
-UNPROVED = {"ascend_quant": {"proof": False}}
-FP8_CACHE = {"vllm": {"kv_cache_dtype": "fp8"}}
-
-
-@pytest.mark.parametrize("backend", ["naive", "nccl", "nixl", "a_user's", None])
-def test_weights_pass_through_engines_that_carry_bytes(backend, monkeypatch):
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    settings.check(config(checkpoint_engine={"backend": backend}))
+    for backend in ("naive", "nccl", "a_user's", None):  # those that carry bytes
+        settings.check(config(checkpoint_engine={"backend": backend}))
     settings.check(config(checkpoint_engine={"backend": "mooncake"}, engine_kwargs=UNPROVED))
+    for kwargs, proof in (({}, True), (None, True), ({"ascend_quant": {}}, True), (UNPROVED, False)):
+        assert settings.wants_proof(config(engine_kwargs=kwargs).actor_rollout_ref.rollout) is proof
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    with pytest.raises(RefitError, match="VLLM_PLUGINS"):
+        settings.check(config())
+    monkeypatch.setattr(settings, "entry_points", lambda group: [])
+    with pytest.raises(RefitError, match="pip"):
+        settings.check(config())
 
 
 @pytest.mark.parametrize(
@@ -147,45 +175,64 @@ def test_unsupported_rollouts(rollout, words):
         settings.check(config(**rollout))
 
 
-@pytest.mark.parametrize(
-    ("engine_kwargs", "wanted"),
-    [({}, True), (None, True), ({"ascend_quant": {}}, True), ({"ascend_quant": {"proof": False}}, False)],
-)
-def test_the_proof_is_on_unless_switched_off(engine_kwargs, wanted):
-    rollout = config(engine_kwargs=engine_kwargs).actor_rollout_ref.rollout
-    assert settings.wants_proof(rollout) is wanted
+@pytest.mark.parametrize("strategy", ["fsdp2", "megatron"])
+def test_a_kv_cache_with_scales_wants_a_trainer_whose_attention_is_looked_at(strategy):
+    for rollout, device in (({"engine_kwargs": FP8_CACHE}, "cuda"), (of_plugin({"kv_cache": "int8"}), "npu")):
+        asked = config(strategy=strategy, device=device, **rollout)
+        if strategy == "megatron":
+            with pytest.raises(RefitError, match=strategy):
+                settings.check(asked)
+        else:
+            settings.check(asked)
 
 
-def test_plugin_left_out(monkeypatch):
-    monkeypatch.setenv("VLLM_PLUGINS", "other")
-    with pytest.raises(RefitError, match="leaves out ascend_quant"):
-        settings.check(config())
-
-
-def test_plugin_not_installed(monkeypatch):
-    monkeypatch.setattr(settings, "entry_points", lambda group: [])
-    with pytest.raises(RefitError, match="pip"):
-        settings.check(config())
-
-
-def test_model_that_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    with pytest.raises(RefitError, match=r"no config\.json"):
-        settings.check(config(model=tmp_path))
-
-
-ASKED = {"hf_overrides": {"quantization_config": {"kv_cache": "int8"}}}
+def fake(scheme=None, plugin=None, quantization="ascend_quant", **more):
+    """A run with fake quantization; `plugin` are the options of our vLLM plugin."""
+    rollout = of_plugin(
+        {"quant_method": "ascend_quant", **plugin} if plugin else {}, **({"qat": scheme} if scheme else {})
+    )
+    return config(quantization=quantization, **rollout, **more)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp2", "megatron"])
-@pytest.mark.parametrize(("engine", "device"), [({"kv_cache_dtype": "fp8"}, "cuda"), (ASKED, "npu")])
-def test_a_kv_cache_with_scales_wants_a_trainer_whose_attention_is_looked_at(engine, device, strategy, monkeypatch):
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    cached = config(engine_kwargs={"vllm": engine})
-    cached.trainer.device = device
-    cached.actor_rollout_ref.actor = {"strategy": strategy}
-    if strategy == "megatron":
-        with pytest.raises(RefitError, match=strategy):
-            settings.check(cached)
-    else:
-        settings.check(cached)
+def test_fake_quantization_is_asked_for_by_the_option_or_by_slimes_variables(strategy, monkeypatch):
+    run = fake("int4_g32", {"scheme": "int4_g32", "ignore": IGNORE}, strategy=strategy)
+    assert wanted(run) == FakeQuantization("int4_g32", tuple(IGNORE), "")
+    assert wanted(fake("int8", strategy=strategy)) == FakeQuantization("int8", (), "")
+    assert wanted(fake()) is None and wanted(fake(strategy="veomni")) is None
+    monkeypatch.setenv("OPEN_TRAINING_INT4_FAKE_QAT_FLAG", "1")
+    for asked in (None, "int4_g128"):
+        assert wanted(fake(asked, {"scheme": "int4_g128"}, strategy=strategy)).scheme == "int4_g128"
+    with pytest.raises(RefitError, match=r"qat=int8.*OPEN_TRAINING_INT4_FAKE_QAT_FLAG.*int4_g128"):
+        wanted(fake("int8", strategy=strategy))
+
+
+def test_fake_quantization_for_engines_that_are_not_quantized_is_warned_of(tmp_path, monkeypatch):
+    for run in (fake("int4_g32", {"scheme": "bf16"}), fake("int4_g32", quantization=None)):
+        assert wanted(run).scheme == "int4_g32" and "bf16" in wanted(run).warning
+    for second, warned in (("bf16", True), ("int8", False)):
+        found = wanted(fake("int8", {"replicas": [{"scheme": "int8"}, {"scheme": second}]}))
+        assert (found.scheme, bool(found.warning)) == ("int8", warned)
+    flashrl(tmp_path, monkeypatch, {"fn": "int8", "ignore": IGNORE}, {"fn": "bf16"})
+    found = wanted(fake("int8", quantization=None))
+    assert found.ignore == tuple(IGNORE) and found.warning
+
+
+@pytest.mark.parametrize(
+    ("scheme", "more", "words"),
+    [
+        ("int4_g32", {"plugin": {"scheme": "int4_g128"}}, r"\bint4_g32, .* int4_g128\b"),
+        ("int4_g32", {}, r"\bint4_g32, .* int8\b"),
+        ("int8", {"quantization": "fp8"}, r"\bint8, .* fp8\b"),
+        ("fp8", {}, "qat=fp8.*int4_g128, int4_g32, int8"),
+        ("int8", {"strategy": "torchtitan"}, "fsdp or fsdp2 or megatron.*torchtitan"),
+        ("int8", {"more": {"lora_rank": 8}}, "LoRA"),
+        ("int8", {"more": {"lora": {"rank": 8}}}, "LoRA"),
+        ("int8", {"actor": {"qat": {"enable": True}}}, "qat"),
+        ("int8", {"actor": {"fsdp_config": {"qat": {"enable": True}}}}, "qat"),
+        ("int8", {"plugin": {"replicas": [{}, {"ignore": IGNORE}]}}, "ignore"),
+    ],
+)
+def test_fake_quantization_that_does_not_go_with_the_rest(scheme, more, words):
+    with pytest.raises(RefitError, match=words):
+        wanted(fake(scheme, **more))
