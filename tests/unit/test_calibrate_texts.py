@@ -36,11 +36,6 @@ def test_rows_of_json_lines_are_strings_or_chats_and_empty_ones_are_left_out(col
     assert list(texts.read(json_lines(tmp_path / "a.jsonl", *rows, {"id": 1}))) == ["1+1=2", CHAT]
 
 
-def test_text_comes_before_other_columns(tmp_path):
-    path = json_lines(tmp_path / "a.jsonl", {"prompt": "no", "messages": CHAT, "text": "yes"})
-    assert list(texts.read(path)) == ["yes"]
-
-
 def test_rows_of_parquet(tmp_path):
     """As verl's data sets are: a column of chats among others."""
     pyarrow = pytest.importorskip("pyarrow")
@@ -73,20 +68,11 @@ def test_too_little_text_says_what_it_is_enough_for(tmp_path):
         texts.pack(path, cases.tokenizer(), 1, 31)
 
 
-def test_chats_need_a_template(tmp_path):
-    tokenizer = cases.tokenizer()
-    tokenizer.chat_template = None
-    with pytest.raises(ConvertError, match="no chat template"):
-        texts.pack(json_lines(tmp_path / "a.jsonl", {"text": CHAT}), tokenizer, 1, 4)
-
-
 @pytest.mark.parametrize(
     "name, content, said",
     [
         ("a.csv", b"text\nhello\n", ".txt, .jsonl, .parquet"),
         ("a.txt", b"\xff\xfe\x00", "no text in UTF-8"),
-        ("a.txt", b"\n \n", "no text in it"),
-        ("a.jsonl", b"", "no text in it"),
         ("a.jsonl", b'{"text": ""}\n', "no text in it"),
         ("a.jsonl", b'{"text": "x"}\n{"text"', "line 2, is no JSON"),
         ("a.jsonl", b'["x"]\n', "line 1: is no object"),
@@ -104,37 +90,24 @@ def test_what_cannot_be_read_is_said(name, content, said, tmp_path):
     assert str(tmp_path / name) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "template", ["{{ raise_exception('no') }}", "{% for %}", "{{ messages[0].content + 'a' }}", "{{ messages.a.b }}"]
-)
-def test_a_template_that_fails_is_named(template, tmp_path):
+def test_chats_need_a_template_that_does_not_fail(tmp_path):
     tokenizer = cases.tokenizer()
-    tokenizer.chat_template = template
     path = json_lines(tmp_path / "a.jsonl", {"text": [{"role": "user", "content": None}]})
-    with pytest.raises(ConvertError, match="chat template fails"):
-        texts.pack(path, tokenizer, 1, 4)
+    for template in (None, "{{ raise_exception('no') }}", "{% for %}", "{{ messages[0].content + 'a' }}"):
+        tokenizer.chat_template = template
+        with pytest.raises(ConvertError, match="chat template"):
+            texts.pack(path, tokenizer, 1, 4)
 
 
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("tokenizer.json", "{}"),
-        *((f"tokenizer{one}.json", text) for one in ("", "_config") for text in ("null", "[]", "[" * 5_000)),
-    ],
-)
-def test_a_tokenizer_that_cannot_be_read_is_named(name, content, tmp_path):
-    cases.tokenizer().save_pretrained(tmp_path)
-    (tmp_path / name).write_text(content)
-    with pytest.raises(ConvertError, match=r"its tokenizer .*: ."):
-        texts.open_tokenizer(tmp_path)
-
-
-def test_a_folder_without_a_tokenizer(tmp_path):
+def test_a_tokenizer_that_cannot_be_read_or_is_not_there_is_named(tmp_path):
+    cases.tokenizer().save_pretrained(tmp_path / "spoilt")
+    for name, content in (("tokenizer.json", "{}"), ("tokenizer.json", "["), ("tokenizer_config.json", "null")):
+        cases.tokenizer().save_pretrained(tmp_path / "spoilt")
+        (tmp_path / "spoilt" / name).write_text(content)
+        with pytest.raises(ConvertError, match="tokenizer"):
+            texts.open_tokenizer(tmp_path / "spoilt")
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    with pytest.raises(ConvertError, match="has no tokenizer"):
-        texts.open_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ConvertError, match="its tokenizer"):
+    with pytest.raises(ConvertError, match="no tokenizer"):
         texts.open_tokenizer(tmp_path)
 
 

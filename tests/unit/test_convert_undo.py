@@ -24,10 +24,9 @@ def undone(tensors: dict[str, torch.Tensor], scheme: str) -> dict[str, torch.Ten
     }
 
 
-@pytest.mark.parametrize("elements", [1000, 1 << 20], ids=["some rows", "all rows"])
 @pytest.mark.parametrize("scheme, format", WRITTEN_TOO)
-def test_every_format_is_undone(scheme, format, elements, tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "ELEMENTS", elements)
+def test_every_format_is_undone(scheme, format, tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, "ELEMENTS", 1000)  # some rows at a time
     tensors = cases.state(experts=(scheme, format) != WRITTEN_TOO[-1])
     source = cases.write(tmp_path / "in", tensors)
     cases.run(source, tmp_path / "quantized", scheme, format=format)

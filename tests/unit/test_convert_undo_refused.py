@@ -56,37 +56,24 @@ def weights_of(section: dict) -> dict:
         ("int8", {f"{NAME}_scale": None}, NAME),
         ("int8", {NAME: None}, f"{NAME}_scale"),
         ("int8", {f"{NAME}_scale": torch.ones(256, 1, dtype=torch.int32)}, NAME),
-        ("int8", {f"{NAME}_scale": torch.ones(256, 1, dtype=torch.bool)}, NAME),
         ("int8", {f"{NAME}_scale": torch.ones(1, 256)}, NAME),
-        ("fp8", {NAME: None}, f"{NAME}_scale"),
-        ("fp8", {f"{NAME}_scale": None}, NAME),
-        ("fp8", {f"{NAME}_scale": torch.ones(1, 256)}, NAME),
-        ("fp8", {f"{NAME}_scale": torch.ones(256, dtype=torch.int32)}, NAME),
-        ("fp8", {f"{NAME}_scale_inv": torch.ones(2, 3)}, NAME),
-        ("fp8_block", {f"{NAME}_scale_inv": torch.ones(2, 3, dtype=torch.int64)}, NAME),
-        ("fp8", {NORM: torch.ones(8).to(FP8)}, NORM),
-        ("fp8", {NORM: torch.ones(8, dtype=torch.int64)}, NORM),
-        ("fp8", {NAME: torch.ones(SHAPE).to(torch.float8_e5m2)}, NAME),
-        ("fp8", {"model.layers.0.mlp.experts.gate_up_proj": torch.ones(2, 8, 8).to(FP8)}, "experts.gate_up_proj"),
         ("int8", {"model.layers.0.mlp.experts.down_proj": torch.ones(2, 8, 8, dtype=torch.int8)}, "experts.down_proj"),
+        ("fp8", {NAME: None}, f"{NAME}_scale"),
+        ("fp8", {f"{NAME}_scale": torch.ones(3)}, NAME),
+        ("fp8", {f"{NAME}_scale_inv": torch.ones(2, 3)}, NAME),
+        ("fp8", {NORM: torch.ones(8).to(FP8)}, NORM),
+        ("fp8", {NAME: torch.ones(SHAPE).to(torch.float8_e5m2)}, NAME),
+        ("fp8_block", {f"{NAME}_scale_inv": torch.ones(4, 4)}, NAME),
         ("int4_g32", {f"{NAME}_packed": None}, f"{NAME}_s"),
-        ("int4_g32", {f"{NAME}_scale": None}, f"{NAME}_scale"),
         ("int4_g32", {f"{NAME}_shape": None}, f"{NAME}_shape"),
         ("int4_g32", {NAME: torch.ones(SHAPE)}, NAME),
-        *(
-            ("int4_g32", {f"{NAME}_shape": shape}, f"{NAME}_shape")
-            for shape in (*map(torch.tensor, ([256], [256, 384, 1], 256)), torch.ones(2), torch.ones(2, 2))
-        ),
+        ("int4_g32", {f"{NAME}_shape": torch.ones(2)}, f"{NAME}_shape"),
         ("int4_g32", {f"{NAME}_shape": torch.tensor([2**40, 384])}, NAME),
-        ("int4_g32", {f"{NAME}_scale": torch.ones(256, 12, dtype=torch.int32)}, NAME),
         ("int4_g32", {f"{NAME}_scale": torch.ones(256, 6)}, NAME),
-        ("int4_g32", {f"{NAME}_shape": torch.tensor([256, 128])}, NAME),
         ("int4_g32", {f"{NAME}_zero_point": torch.zeros(1)}, f"{NAME}_zero_point"),
         ("int4_g32", {f"{NAME}_g_idx": torch.zeros(256)}, f"{NAME}_g_idx"),
-        ("fp8", {f"{NAME}_scale": torch.ones(3)}, NAME),
-        ("fp8_block", {f"{NAME}_scale_inv": torch.ones(4, 4)}, NAME),
     ],
-)  # fmt: skip
+)
 def test_tensors_that_do_not_go_together_are_refused_by_name(scheme, change, named, tmp_path):
     def edit(state: dict) -> None:
         for name, tensor in change.items():
@@ -101,13 +88,8 @@ def test_tensors_that_do_not_go_together_are_refused_by_name(scheme, change, nam
 @pytest.mark.parametrize(
     "scheme, leaf, value",
     [
-        *(
-            (scheme, "_scale", value)
-            for scheme in ("int8", "fp8", "int4_g32")
-            for value in (-1.0, torch.nan, torch.inf)
-        ),
-        ("int8", "_scale", 3e38),
-        ("fp8", "_scale", 3e38),
+        ("int8", "_scale", -1.0),
+        ("fp8", "_scale", torch.nan),
         ("int4_g32", "_scale", 3e38),
         ("fp8", "", torch.nan),
         ("fp8_block", "", torch.nan),
@@ -121,19 +103,6 @@ def test_values_that_no_bf16_holds_are_refused_by_name(scheme, leaf, value, tmp_
 
     folder = quantized(tmp_path, scheme)
     checkpoint_pairs.edit(folder, edit)
-    assert NAME in refused(folder, tmp_path, before=False)
-
-
-@pytest.mark.parametrize(
-    "leaf, value",
-    [
-        ("_scale", torch.full((SHAPE[0], 1), 1e300, dtype=torch.float64)),
-        ("_zero_point", torch.ones(SHAPE[0], 1, dtype=torch.int8)),
-    ],
-)
-def test_a_scale_beyond_float32_and_a_zero_point_are_refused(leaf, value, tmp_path):
-    folder = quantized(tmp_path, "int8")
-    checkpoint_pairs.edit(folder, lambda state: state.update({f"{NAME}{leaf}": value}))
     assert NAME in refused(folder, tmp_path, before=False)
 
 
@@ -160,15 +129,9 @@ def test_blocks_of_compressed_tensors_are_not_taken_for_rows(tmp_path):
         ("int4_g32", {"num_bits": 8}),
         ("int4_g32", {"symmetric": False}),
         ("int4_g32", {"group_size": 128}),
-        ("int4_g32", {"group_size": "32"}),
-        ("int4_g32", {"type": "float"}),
-        ("int8", {"symmetric": False}),
-        ("int8", {"num_bits": 4}),
         ("int8", {"strategy": "tensor"}),
-        ("fp8", {"strategy": "tensor"}),
         ("fp8", {"strategy": ["channel"]}),
         ("fp8", {"type": "int"}),
-        ("fp8", {"num_bits": "8"}),
     ],
 )
 def test_a_config_that_says_something_else_is_refused(scheme, change, tmp_path):
@@ -187,26 +150,21 @@ def test_weights_that_were_rotated_or_made_sparse_are_refused(key, tmp_path):
         cases.run(folder, tmp_path / f"out{at}", "bf16")
 
 
-@pytest.mark.parametrize("groups", ["all", [], {"group_0": None}, {"group_0": {"weights": "int8"}}, {"group_0": {}}])
-def test_groups_that_are_none_are_refused(groups, tmp_path):
-    folder = quantized(tmp_path, "fp8")
-    change_weights(folder, lambda section: section.update(config_groups=groups))
-    assert "config_groups" in refused(folder, tmp_path)
+@pytest.mark.parametrize(
+    "scheme, key, values, named",
+    [
+        ("fp8", "config_groups", ["all", [], {"group_0": None}, {"group_0": {}}], "config_groups"),
+        ("fp8_block", "weight_block_size", [None, [128], [128, "128"], [64, 64], [True, True]], "weight_scale_inv"),
+    ],
+)
+def test_groups_and_blocks_that_are_none_are_refused(scheme, key, values, named, tmp_path):
+    folder = quantized(tmp_path, scheme)
+    for value in values:
+        change_weights(folder, lambda section, value=value: section.update({key: value}))
+        assert named in refused(folder, tmp_path)
 
 
-@pytest.mark.parametrize("size", ["gone", None, 128, [128], [128, "128"], [64, 64], [True, True]])
-def test_blocks_without_a_size_are_refused(size, tmp_path):
-    folder = quantized(tmp_path, "fp8_block")
-
-    def edit(section: dict) -> None:
-        section.pop("weight_block_size")
-        section.update({} if size == "gone" else {"weight_block_size": size})
-
-    change_weights(folder, edit)
-    assert f"{LAYER.replace('up', 'gate')}.weight_scale_inv" in refused(folder, tmp_path)
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "null", "[" * 100_000])
+@pytest.mark.parametrize("content", ["{", "[]"])
 def test_a_description_that_cannot_be_read_is_named(content, tmp_path):
     source = cases.write(tmp_path / "in", {NAME: torch.ones(2, 2, dtype=torch.int8)}, 1)
     (source / "quant_model_description.json").write_text(content)

@@ -83,23 +83,16 @@ def test_kimis_and_moonlights_names(names: Names):
     assert name == "model.layers.0.self_attn.kv_a_proj_with_mqa.weight"
 
 
-def test_the_routers_correction_keeps_its_dtype(names: Names):
+def test_padding_of_the_vocabulary_is_cut_off_and_another_one_is_an_error(names: Names):
     bias = torch.tensor([1 + 2**-20, 0.1, 0.2])
     [(name, found)] = names.tensors("decoder.layers.1.mlp.router.expert_bias", bias)
     assert name == "model.layers.1.mlp.gate.e_score_correction_bias"
-    assert torch.equal(found, bias)
-
-
-def test_padding_of_the_vocabulary_is_cut_off(names: Names):
+    assert torch.equal(found, bias)  # it keeps its dtype
     [(name, found)] = names.tensors("output_layer.weight", torch.ones(8, 4))
     assert (name, found.shape) == ("lm_head.weight", (5, 4))
-
-
-def test_another_vocabulary_is_an_error(names: Names):
-    with pytest.raises(ExportError, match=line_naming("4 rows", "5 tokens")):
-        list(names.tensors("embedding.word_embeddings.weight", torch.ones(4, 4)))
-
-
-def test_parameters_that_verl_does_not_know_are_an_error(names: Names):
-    with pytest.raises(ExportError, match=line_naming("decoder.layers.0.mlp.extra")):
-        list(names.tensors("decoder.layers.0.mlp.extra", torch.ones(2)))
+    for name, named in (
+        ("embedding.word_embeddings.weight", ["4 rows", "5 tokens"]),
+        ("decoder.layers.0.mlp.extra", []),
+    ):
+        with pytest.raises(ExportError, match=line_naming(*named or [name])):
+            list(names.tensors(name, torch.ones(4, 4)))

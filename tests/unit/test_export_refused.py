@@ -91,19 +91,16 @@ def test_the_model_itself_is_exported(state, model, tmp_path):
     assert len(found) == 2 + 2 * 12
 
 
-@pytest.mark.parametrize(
-    "key, named",
-    [
-        (f"{MLP}linear_fc2.weight", "model.layers.0.mlp.down_proj.weight"),
-        (f"{ATTENTION}linear_proj.weight", "model.layers.0.self_attn.o_proj.weight"),
-        (f"{ATTENTION}linear_qkv.layer_norm_weight", "model.layers.0.input_layernorm.weight"),
-        (f"{ATTENTION}linear_qkv.bias", "model.layers.0.self_attn.k_proj.bias"),
-        ("decoder.final_layernorm.weight", "model.norm.weight"),
-    ],
-)
-def test_what_is_missing_in_all_layers_is_missing(key, named, state, model, tmp_path):
-    del state[key]
-    refused(save(state, tmp_path / "checkpoint"), model, f"lacks {named}")
+def test_what_is_missing_in_all_layers_is_missing(state, model, tmp_path):
+    for at, (key, named) in enumerate(
+        (
+            (f"{MLP}linear_fc2.weight", "model.layers.0.mlp.down_proj.weight"),
+            (f"{ATTENTION}linear_qkv.bias", "model.layers.0.self_attn.k_proj.bias"),
+            ("decoder.final_layernorm.weight", "model.norm.weight"),
+        )
+    ):
+        lacking = {name: tensor for name, tensor in state.items() if name != key}
+        refused(save(lacking, tmp_path / f"checkpoint{at}"), model, named)
 
 
 @pytest.mark.parametrize(
@@ -111,15 +108,11 @@ def test_what_is_missing_in_all_layers_is_missing(key, named, state, model, tmp_
     [
         (f"{MLP}linear_fc2.weight", torch.ones(2, 64, 256), "mlp.down_proj.weight"),
         (f"{MLP}linear_fc1.weight", torch.ones(2, 255, 128), "mlp.gate_proj.weight"),
-        (f"{MLP}linear_fc1.weight", torch.ones(2, 300, 128), "mlp.gate_proj.weight"),
         (f"{MLP}linear_fc1.weight", torch.ones(2, 1, 128), f"{LAYERS}0.mlp.linear_fc1.weight"),
-        (f"{ATTENTION}linear_qkv.weight", torch.ones(2), f"{LAYERS}0.self_attention.linear_qkv.weight"),
-        ("decoder.final_layernorm.weight", torch.tensor(1.0), "model.norm.weight"),
         (f"{MLP}linear_fc2.weight", torch.ones(3, 128, 160), "the model has 2"),
         (f"{MLP}linear_fc2.weight", torch.tensor(1.0), f"{MLP}linear_fc2.weight"),
         ("output_layer.weight", torch.ones(160, 128), "lm_head.weight"),
         (f"{MLP}linear_fc2.weight", torch.ones(2, 128, 160, dtype=torch.int8), "torch.int8"),
-        ("decoder.final_layernorm.weight", torch.ones(128, dtype=torch.bool), "torch.bool"),
         (f"{MLP}linear_fc2.weight", torch.full((2, 128, 160), torch.nan), "model.layers.0.mlp.down_proj.weight: 20480"),
         ("decoder.final_layernorm.weight", torch.full((128,), 3.4e38), "model.norm.weight: 128 of 128 elements"),
     ],
@@ -132,16 +125,12 @@ def test_tensors_that_are_not_the_models_are_named(key, tensor, named, state, mo
     "change, named",
     [
         ({"hidden_size": 64}, "(150, 128)"),
-        ({"intermediate_size": 80}, "(128, 80)"),
         ({"num_key_value_heads": 1}, "self_attention.linear_qkv"),
         ({"vocab_size": 200}, "160 rows"),
         ({"vocab_size": "150"}, "vocab_size is '150'"),
-        ({"num_attention_heads": [4]}, "num_attention_heads is [4]"),
         ({"num_attention_heads": 3}, "linear_qkv"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         *(({key: None}, f"no {key}") for key in ("num_hidden_layers", "num_attention_heads", "vocab_size")),
-        ({"num_nextn_predict_layers": "1"}, "num_nextn_predict_layers is '1'"),
-        ({"architectures": []}, "architectures is []"),
         ({"architectures": ["AutoModel"]}, "no names for"),
     ],
 )
@@ -154,12 +143,11 @@ def test_another_models_config_is_named(change, named, state, model, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
-@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000, '{"weight_map": ["a"]}'])
-def test_a_models_folder_that_cannot_be_read_is_named(name, content, state, model, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(model, other)
-    (other / name).write_text(content)
-    refused(save(state, tmp_path / "checkpoint"), other, name)
+def test_a_models_folder_that_cannot_be_read_is_named(name, state, model, tmp_path):
+    other, folder = Path(shutil.copytree(model, tmp_path / "other")), save(state, tmp_path / "checkpoint")
+    for content in ("{", "[]", '{"weight_map": ["a"]}'):
+        (other / name).write_text(content)
+        refused(folder, other, name)
 
 
 def test_what_metadata_names_is_never_run(state, model, tmp_path):
@@ -178,8 +166,6 @@ KEY = f"{MLP}linear_fc2.weight"
         (lambda one, places: places.update({i: _elsewhere(info) for i, info in places.items()}), "outside of"),
         (lambda one, places: setattr(one, "size", (2, 128, 160)), "a size that is none"),
         (lambda one, places: setattr(one, "size", torch.Size((1 << 31, 1 << 31))), "larger than any"),
-        (lambda one, places: setattr(one, "size", torch.Size((320, 128))), "other dimensions"),
-        (lambda one, places: setattr(one.properties, "dtype", "bf16"), "dtype 'bf16'"),
         (lambda one, places: setattr(one.properties, "dtype", torch.bfloat16), "torch.float32 is stored"),
         (lambda one, places: setattr(one, "chunks", 2 * _half(one)), "the save was interrupted"),
         (lambda one, places: setattr(one, "chunks", _half(one)), "the save was interrupted"),
@@ -204,11 +190,17 @@ def _half(one) -> list[ChunkStorageMetadata]:
     return [ChunkStorageMetadata(torch.Size((0, 0, 0)), torch.Size((1, *one.size[1:])))]
 
 
-@pytest.mark.parametrize("found", [{}, None, 5, [torch.float32]])
-def test_a_pickle_of_something_else_is_refused(found, state, model, tmp_path):
+def test_a_pickle_of_something_else_and_a_pipe_among_the_pieces_are_refused(state, model, tmp_path):
     folder = save(state, tmp_path / "checkpoint")
-    (folder / ".metadata").write_bytes(pickle.dumps(found))
-    refused(folder, model, "does not describe a checkpoint" if not isinstance(found, dict) else ".metadata")
+    held = (folder / ".metadata").read_bytes()
+    for found in ({}, None, [torch.float32]):
+        (folder / ".metadata").write_bytes(pickle.dumps(found))
+        refused(folder, model, "checkpoint")
+    (folder / ".metadata").write_bytes(held)
+    (piece,) = folder.glob("*.distcp")
+    piece.unlink()
+    os.mkfifo(piece)
+    refused(folder, model, "pipe")
 
 
 def test_a_command_that_has_failed_half_way_can_be_given_again(state, model, tmp_path, monkeypatch):
@@ -223,27 +215,12 @@ def test_a_command_that_has_failed_half_way_can_be_given_again(state, model, tmp
     assert export(folder, model, "--scheme", "int8").exit_code == 0
 
 
-def test_a_pipe_among_the_pieces_is_not_waited_for(state, model, tmp_path):
-    folder = save(state, tmp_path / "checkpoint")
-    (piece,) = folder.glob("*.distcp")
-    piece.unlink()
-    os.mkfifo(piece)
-    refused(folder, model, "is a pipe")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        *(("--scheme", "int8", "--keep-bf16", f"out{inside}") for inside in ("", "/inside")),
-        ("--scheme", "int8", "--keep-bf16", "."),
-        *(("--scheme", "int8", "--keep-bf16", name) for name in ("no/such", "x" * 300)),
-        ("--scheme", "bf16", "--ignore", "re:.*"),
-    ],
-)
-def test_what_could_only_fail_later_is_wrong_usage(options, state, model, tmp_path, monkeypatch):
+def test_what_could_only_fail_later_is_wrong_usage(state, model, tmp_path, monkeypatch):
     folder = save(state, tmp_path / "checkpoint")
     monkeypatch.chdir(tmp_path)
-    assert export(folder, model, *options).exit_code == 2 and list(tmp_path.iterdir()) == [folder]
+    kept = [("--scheme", "int8", "--keep-bf16", name) for name in ("out", "out/inside", ".", "no/such", "x" * 300)]
+    for options in (*kept, ("--scheme", "bf16", "--ignore", "re:.*")):
+        assert export(folder, model, *options).exit_code == 2 and list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_link_to_an_empty_folder_or_to_nothing_is_filled(state, model, tmp_path):
@@ -264,7 +241,6 @@ def test_half_a_bf16_model_is_not_kept(state, model, tmp_path):
     "name, tensor",
     [
         ("model.norm.weight", torch.full((128,), torch.nan)),
-        ("model.norm.weight", torch.full((128,), torch.inf)),
         ("model.norm.weight", torch.ones(64)),
         ("model.extra.weight", torch.ones(64)),
         ("model.layers.1.mlp.experts.3.up_proj.weight", None),
