@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from gloo_ranks import leave
+from gloo_ranks import join, leave
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -39,8 +39,7 @@ def check(rank: int, ranks: int, folder: Path, cases: list[tuple]) -> None:
 
 
 def start(rank: int, ranks: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
+    join(rank, ranks, folder)
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
     torch.cuda.current_device = lambda: "cpu"  # Megatron-core's buffers are made there
     initialize_rng_tracker(inference_rng_tracker=True)  # the one that touches no GPU; there is no dropout

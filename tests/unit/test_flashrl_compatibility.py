@@ -1,4 +1,4 @@
-"""Files in both directions, with FlashRL's own code: its `setup` and `cleanup`, and its patched `vllm.LLM`.
+"""Files in both directions, with FlashRL's own code: its `setup` and `cleanup`.
 
 Importing flash_rl takes over the root logger and can patch vLLM, so it runs in processes of its own. Its `setup` writes
 to the environment it runs in; there it is told of another one.
@@ -44,32 +44,6 @@ for words in json.loads(lines):
 print(json.dumps(said))
 """
 
-# FlashRL reads a config when an LLM is made; the LLM that it then calls writes down what it was given.
-ENGINES = """
-import json, os, sys
-import torch, vllm, vllm.envs
-from flash_rl import vllm_patch
-
-class Made(Exception):
-    pass
-
-def write_down(self, model, **options):
-    profile = getattr(self, "flash_rl_profile", None)
-    made.append({"model": model, "options": options, "profile": sorted(profile) if profile else None})
-    raise Made
-
-made = []
-vllm.LLM.__init__ = write_down
-vllm.envs.VLLM_USE_V1 = True  # asked for by FlashRL, gone from newer vLLMs
-assert vllm_patch.patch_vllm_llm()
-for rank in range(int(sys.argv[2])):
-    os.environ.update(FLASHRL_CONFIG=sys.argv[1], RANK=str(rank), WORLD_SIZE=sys.argv[2])
-    try:
-        vllm.LLM("BF16", distributed_executor_backend="external_launcher")
-    except Made:
-        pass
-json.dump(made, open(sys.argv[3], "w"))
-"""
 FLASHRL_PROFILE = {  # of one norm, as `flashrl profile` saves it
     "model.layers.0.input_layernorm.weight": {
         "input_scale": torch.ones(8),
@@ -117,10 +91,11 @@ def test_its_configs_are_accepted_and_ours_are_the_same(flashrl, tmp_path, profi
     names = [name for name in FUNCTIONS if name != "bf16"]
     options = {name: ["-m", "W8A8", "-p", profile, "--fn", name] for name in names}
     theirs, mine = ({name: tmp_path / f"{who}_{name}.yaml" for name in names} for who in ("theirs", "mine"))
-    said = flashrl(*(["setup", *options[name], "-o", theirs[name], 'params_to_ignore=["q_scale"]'] for name in names))
+    columns = ['params_to_ignore=["q_scale"]', 'ignore=["lm_head"]']  # one that FlashRL knows, one of ours
+    said = flashrl(*(["setup", *options[name], "-o", theirs[name], *columns] for name in names))
     assert said == [""] * len(names)
     for name in names:
-        ours(*options[name], "-o", mine[name], 'params_to_ignore=["q_scale"]')
+        ours(*options[name], "-o", mine[name], *columns)
         assert yaml.safe_load(mine[name].read_text()) == yaml.safe_load(theirs[name].read_text())
         (replica,) = read(theirs[name]).replicas
         assert (replica.fn, replica.model, replica.profile) == (name, "W8A8", str(profile))
@@ -137,23 +112,6 @@ def test_a_hybrid_written_by_both(flashrl, tmp_path):
     ours("-a", "--fn", "bf16", "-o", file)
     assert [replica.fn for replica in read(file).replicas] == ["int8", "bf16", "bf16"]
     assert [replica.load_format for replica in read(file).replicas] == ["auto", "auto", "dummy"]
-
-
-def test_its_loader_takes_our_config_as_we_do(tmp_path, profile):
-    file, made = tmp_path / "config.yaml", tmp_path / "made.json"
-    ours("-m", "W8A8", "-p", profile, "--frozen-scales", "-o", file, "ignore=[lm_head]")
-    ours("-a", "--fn", "bf16", "-o", file)
-    ours("-a", "--fn", "fp8", "-o", file)
-    python(ENGINES, str(file), "5", str(made))
-    engines = json.loads(made.read_text())
-    config = read(file)
-    assert len(engines) == 5
-    for rank, engine in enumerate(engines):
-        replica = config.for_replica(rank)
-        assert engine["model"] == (replica.model or "BF16")
-        keys = ("load_format", "quantization", "distributed_executor_backend")
-        assert engine["options"] == {key: value for key in keys if (value := getattr(replica, key)) is not None}
-        assert engine["profile"] == (list(FLASHRL_PROFILE) if replica.fn == "int8" else None)
 
 
 def test_its_lines_are_what_cleanup_removes(flashrl, tmp_path):

@@ -12,7 +12,6 @@ from kv_cases import rotated
 from ascend_quant import oracle
 from ascend_quant.oracle.key_balance import key_balance, key_sizes
 from ascend_quant.refit import Refit, RefitError
-from ascend_quant.refit import key_balance as fold
 from ascend_quant.refit.key_balance import Attention, KeyBalance, told
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 
@@ -247,13 +246,10 @@ def test_order_and_former_steps_leave_no_trace(kind, quantized):
         assert all(torch.equal(tensor, wanted[name]) for name, tensor in reference.tensors().items())
         assert reference.refit.last_receipt.digest == reference.refit.digest()
         reference.refit.verify()
-
-
-def test_a_byte_that_changes_afterwards_is_seen():
-    layer = Layer(KINDS["biases"], quantized=True).write()
-    layer.qkv.scale.view(-1)[HEADS * HEAD + 3] *= 2
-    with pytest.raises(RefitError, match="outside a refit"):
-        layer.refit.verify()
+    if quantized:
+        reference.qkv.scale.view(-1)[HEADS * HEAD + 3] *= 2  # a byte that changes afterwards is seen
+        with pytest.raises(RefitError):
+            reference.refit.verify()
 
 
 def test_since_when_cached_keys_can_be_read():
@@ -284,31 +280,3 @@ def test_ranks_hold_parts_of_the_whole_and_copies_are_alike(kind):
             for name in ("codes", "scale", *(["bias"] if kind == "biases" else [])):
                 mine, all_of_it = ranks[0].tensors()[name], whole.tensors()[name]
                 assert torch.equal(mine[here : here + rows], all_of_it[there : there + rows]), (group, start, name)
-
-
-BROKEN = {
-    "unequal pair": lambda factor_GD: torch.cat([factor_GD[:, : HEAD // 2], torch.ones(GROUPS, HEAD // 2)], 1),
-    "another head's": lambda factor_GD: factor_GD.flip(0),
-    "no power of two": lambda factor_GD: factor_GD * 1.1,
-}
-
-
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_balance_would_be_seen(how, monkeypatch):
-    """The checks above fail: of scores where they are others, of factors where they are but inexact."""
-    right = Layer(KINDS["biases"], quantized=False, on=False).write().scores()
-    monkeypatch.setattr(fold, "key_balance", lambda *sizes, shared: BROKEN[how](key_balance(*sizes, shared=shared)))
-    layer = Layer(KINDS["biases"], quantized=False).write()
-    exact = torch.equal(layer.scores(), right)
-    assert exact == (how == "another head's")  # q and k agree all the same, but it heals nothing
-    assert not torch.equal(layer.balance.factors["attn"], factors_of(KINDS["biases"]))
-
-
-def test_a_wrong_group_would_be_seen(monkeypatch):
-    """Query heads of another group multiplied: as if groups were interleaved."""
-    right = Layer(KINDS["biases"], quantized=True, on=False).write().scores()
-    interleaved = lambda factor_GD, count, dim: factor_GD.repeat(count, 1)  # noqa: E731
-    monkeypatch.setattr(torch.Tensor, "repeat_interleave", interleaved)
-    layer = Layer(KINDS["biases"], quantized=True).write()
-    monkeypatch.undo()
-    assert not torch.equal(layer.scores(), right)

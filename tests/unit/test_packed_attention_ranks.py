@@ -3,16 +3,13 @@
 Every gradient against one plain model that reads one sequence at a time; then what the engine saves.
 """
 
-import os
 import subprocess
 import sys
 
 import export_cases
 import pytest
-import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
-from gloo_ranks import leave
+from gloo_ranks import join, leave
 from packed_engine import build, expected_gradients, gradients, plain_model, worst
 
 pytest.importorskip("verl", reason="the engine is verl's")
@@ -21,9 +18,7 @@ RANKS = 2
 
 
 def check_rank(rank: int, folder) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
-    torch.set_num_threads(1)
+    join(rank, RANKS, folder)
     import verl  # noqa: F401  the plugin brings the cpu platform
 
     from ascend_quant.integrations.verl import packed_attention

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from naming import line_naming
+from qat_cases import engine_weight
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -14,12 +15,6 @@ from ascend_quant import oracle, qat
 from ascend_quant.names import PatternError, Unquantized, keeps_its_dtype
 from ascend_quant.qat.variables import QatVariableError
 from ascend_quant.schemes import UnknownScheme, get_scheme
-
-
-def engine_weight(w, name):
-    """What the engine computes with, in the dtype of w."""
-    values = oracle.dequantize(*oracle.quantize(w.detach(), get_scheme(name)))
-    return (values.to(torch.bfloat16) if name.startswith("int4") else values).to(w.dtype)
 
 
 @pytest.mark.parametrize("name", qat.SCHEMES)
@@ -31,17 +26,6 @@ def test_forward_of_the_engines_weight_gradient_of_the_identity(name, dtype):
     found.backward(seed)
     assert torch.equal(found, engine_weight(w, name)) and not torch.equal(found, w)
     assert torch.equal(w.grad, seed) and torch.equal(w, before)
-
-
-@pytest.mark.parametrize("name", qat.SCHEMES)
-def test_a_float32_master_rounded_to_bf16_afterwards_is_what_a_bf16_weight_gives(name):
-    w = torch.randn(64, 256)
-    assert torch.equal(qat.fake_quantize(w, name).bfloat16(), qat.fake_quantize(w.bfloat16(), name))
-
-
-def test_int4_multiplies_with_the_engines_numbers_in_float32_too():
-    found = qat.fake_quantize(torch.randn(64, 256), "int4_g32")
-    assert torch.equal(found, found.bfloat16().float())
 
 
 def test_an_int8_layer_gives_the_engines_product_but_for_the_rounding_of_its_inputs():
@@ -61,19 +45,6 @@ def test_an_int8_layer_gives_the_engines_product_but_for_the_rounding_of_its_inp
 
     assert far(exact, exact) < 2e-6 and far(rounded, x) < 2e-6
     assert 0.003 < far(x, x) < 0.03
-
-
-@pytest.mark.parametrize("name", ["bf16", "fp8", "int4_g64"])
-def test_schemes_without_fake_quantization(name):
-    with pytest.raises(UnknownScheme, match=line_naming(name, ": int4_g128, int4_g32, int8")):
-        qat.fake_quantize(torch.ones(2, 128), name)
-
-
-def test_weights_without_gradients_and_evaluation():
-    w = nn.Parameter(torch.randn(4, 32))
-    with torch.no_grad():
-        assert not qat.fake_quantize(w, "int8").requires_grad
-    assert not qat.fake_quantize(w.detach(), "int8").requires_grad
 
 
 class Block(nn.Module):
@@ -137,16 +108,6 @@ def test_a_model_computes_as_one_with_the_engines_weights(name, recompute):
     assert all(torch.equal(model.state_dict()[key], before[key]) for key in before)
 
 
-def test_a_trained_models_weights_move_by_less_than_a_code():
-    model, _ = model_with_its_reference()
-    qat.apply_fake_quantization(model, "int8")
-    before = copy.deepcopy(model.state_dict())
-    gradients(model)
-    torch.optim.SGD(model.parameters(), lr=1e-8).step()
-    moved = model.layers[0].up.weight - before["layers.0.up.weight"]
-    assert moved.any() and moved.abs().max() < before["layers.0.up.weight"].abs().max() / 127 / 2
-
-
 @pytest.mark.parametrize("ignore", [["layers.0.up"], [r"re:layers\.0\.u", "embed_tokens"]])
 def test_layers_that_the_engine_ignores(ignore):
     model, reference = model_with_its_reference(ignore=["layers.0.up"])
@@ -168,23 +129,6 @@ def test_experts_of_their_own_are_ignored_together():
     assert not any("fake_quantizers" in vars(module) for module in model.modules())
 
 
-@pytest.mark.parametrize("pattern", ["layers.0.up.weight", "layers.0", "up", "re:up", "re:.*norm"])
-def test_a_pattern_that_names_no_layer(pattern):
-    with pytest.raises(PatternError, match=re.escape(repr(pattern))):
-        qat.apply_fake_quantization(Model(), "int8", [r"re:.*\.down", pattern])
-
-
-@pytest.mark.parametrize("name", ["eh_proj", "model.layers.9.eh_proj", "self_attn.indexer.wk"])
-def test_layers_that_vllm_builds_without_quantization(name):
-    assert keeps_its_dtype(name) and not keeps_its_dtype(name + "2")
-
-
-def test_a_head_that_the_model_names_itself():
-    model = Model()
-    model.get_output_embeddings = lambda: model.layers[1].up
-    assert "layers.1.up" in qat.apply_fake_quantization(model, "int8").unquantized
-
-
 def test_without_fake_quantization_inside():
     model, reference = model_with_its_reference()
     plain = copy.deepcopy(model)
@@ -194,34 +138,6 @@ def test_without_fake_quantization_inside():
         assert torch.equal(model(ids), plain(ids))
         raise ZeroDivisionError
     assert torch.equal(model(ids), reference(ids))
-
-
-def test_a_forward_that_fails_leaves_the_weights_in_place():
-    layer = nn.Linear(64, 8)
-    qat.apply_fake_quantization(nn.Sequential(layer), "int8")
-    with pytest.raises(RuntimeError):
-        layer(torch.ones(2, 63))
-    assert isinstance(layer.weight, nn.Parameter) and "weight" not in vars(layer)
-
-
-def test_a_layer_that_the_scheme_cannot_hold_is_named_and_nothing_is_changed():
-    model, _ = model_with_its_reference()
-    with pytest.raises(ValueError, match=r"layers\.0\.up\.weight: rows of 64 elements .* groups of 128: choose"):
-        qat.apply_fake_quantization(model, "int4_g128")
-    assert qat.apply_fake_quantization(model, "int8").quantized == QUANTIZED
-
-
-def test_twice_or_nothing_or_another_forward():
-    model = Model()
-    qat.apply_fake_quantization(model, "int8")
-    with pytest.raises(ValueError, match=r"layers\.0\.up\.weight is fake-quantized already"):
-        qat.apply_fake_quantization(model, "int8")
-    with pytest.raises(ValueError, match=r"no layer .*: none"):
-        qat.apply_fake_quantization(nn.Embedding(3, 4), "int8")
-    model = Model()
-    model.layers[1].down.forward = lambda x: x
-    with pytest.raises(ValueError, match=line_naming("layers.1.down.weight:", "forward")):
-        qat.apply_fake_quantization(model, "int8")
 
 
 class OldExperts(nn.Module):
@@ -238,54 +154,58 @@ class OldExperts(nn.Module):
         return tuple(getattr(self, name) for name in self._parameters)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_experts_lie_as_their_shapes_show(turned):
-    experts = OldExperts(turned)
-    qat.apply_fake_quantization(nn.ModuleDict({"experts": experts}), "int8")
-    for found, w in zip(experts(), (experts.gate_up_proj, experts.down_proj), strict=True):
-        rows = w.transpose(1, 2) if turned else w
-        assert torch.equal(found, engine_weight(rows, "int8").transpose(1, 2) if turned else engine_weight(w, "int8"))
+def test_layers_that_cannot_be_quantized_are_named_and_nothing_is_changed():
+    model, reference = model_with_its_reference()
+    for name in ("bf16", "fp8", "int4_g64"):
+        with pytest.raises(UnknownScheme, match=line_naming(name, ": int4_g128, int4_g32, int8")):
+            qat.fake_quantize(torch.ones(2, 128), name)
+    with pytest.raises(ValueError, match=r"layers\.0\.up\.weight: .*64 .*128"):
+        qat.apply_fake_quantization(model, "int4_g128")
+    for pattern in ("layers.0.up.weight", "layers.0", "re:up"):
+        with pytest.raises(PatternError, match=re.escape(repr(pattern))):
+            qat.apply_fake_quantization(model, "int8", [r"re:.*\.down", pattern])
+    with pytest.raises(ValueError, match="no layer"):
+        qat.apply_fake_quantization(nn.Embedding(3, 4), "int8")
+    assert qat.apply_fake_quantization(model, "int8").quantized == QUANTIZED
+    with pytest.raises(RuntimeError):  # a forward that fails leaves the weights in place
+        model.layers[0].up(torch.ones(2, 63))
+    assert isinstance(model.layers[0].up.weight, nn.Parameter)
+    assert torch.equal(gradients(model)[0], gradients(reference)[0])
+    with pytest.raises(ValueError, match=r"layers\.0\.up\.weight"):  # twice
+        qat.apply_fake_quantization(model, "int8")
+    other = Model()
+    other.get_output_embeddings = lambda: other.layers[1].up
+    other.layers[1].down.forward = lambda x: x
+    with pytest.raises(ValueError, match=line_naming("layers.1.down.weight:", "forward")):
+        qat.apply_fake_quantization(other, "int8")
+    del other.layers[1].down.forward
+    assert "layers.1.up" in qat.apply_fake_quantization(other, "int8").unquantized  # a head that the model names
+    assert keeps_its_dtype("model.layers.9.eh_proj") and not keeps_its_dtype("model.layers.9.eh_proj2")  # by vLLM
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_experts_lie_as_their_class_says(turned):
-    experts = OldExperts(turned, gated=False)
-    experts.is_transposed = turned
-    qat.apply_fake_quantization(experts, "int8")
-    w, rows = experts.up_proj, (1, 2) if turned else (0, 0)
-    assert torch.equal(experts()[0], engine_weight(w.transpose(*rows), "int8").transpose(*rows))
+def test_experts_lie_as_their_class_says_or_as_their_shapes_show(turned):
+    for gated in (True, False):
+        experts = OldExperts(turned, gated)
+        if not gated:
+            with pytest.raises(ValueError, match=line_naming("OldExperts", "(is_transposed)")):
+                qat.apply_fake_quantization(experts, "int8")
+            experts.is_transposed = turned
+        qat.apply_fake_quantization(nn.ModuleDict({"experts": experts}), "int8")
+        for found, w in zip(experts(), experts.parameters(), strict=True):
+            axes = (1, 2) if turned else (0, 0)
+            assert torch.equal(found, engine_weight(w.transpose(*axes), "int8").transpose(*axes))
 
 
-def test_experts_whose_tensors_could_lie_either_way():
-    with pytest.raises(ValueError, match=line_naming("OldExperts", "(is_transposed)")):
-        qat.apply_fake_quantization(OldExperts(False, gated=False), "int8")
-
-
-@pytest.mark.parametrize(
-    ("variables", "scheme"),
-    [
-        ({}, None),
-        ({"OPEN_TRAINING_INT4_GROUP_SIZE": "32"}, None),
-        ({"OPEN_TRAINING_INT4_FAKE_QAT_FLAG": "0"}, None),
-        ({"OPEN_TRAINING_INT4_FAKE_QAT_FLAG": "1"}, "int4_g128"),
-        ({"OPEN_TRAINING_INT4_FAKE_QAT_FLAG": "1", "OPEN_TRAINING_INT4_GROUP_SIZE": "128"}, "int4_g128"),
-        ({"OPEN_TRAINING_INT4_FAKE_QAT_FLAG": "1", "OPEN_TRAINING_INT4_GROUP_SIZE": "32"}, "int4_g32"),
-    ],
-)
-def test_slimes_variables(variables, scheme):
-    assert qat.scheme_of_environment(variables) == scheme
-
-
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({"OPEN_TRAINING_INT4_FAKE_QAT_FLAG": "true"}, "FLAG='true': valid are 1"),
-        (
-            {"OPEN_TRAINING_INT4_FAKE_QAT_FLAG": "1", "OPEN_TRAINING_INT4_GROUP_SIZE": "64"},
-            "'64': valid are 32 and 128",
-        ),
-    ],
-)
-def test_slimes_variables_with_values_that_are_not_valid(variables, words):
-    with pytest.raises(QatVariableError, match=words):
-        qat.scheme_of_environment(variables)
+def test_slimes_variables():
+    flag, group = "OPEN_TRAINING_INT4_FAKE_QAT_FLAG", "OPEN_TRAINING_INT4_GROUP_SIZE"
+    for variables, scheme in (
+        ({group: "32"}, None),
+        ({flag: "0"}, None),
+        ({flag: "1"}, "int4_g128"),
+        ({flag: "1", group: "32"}, "int4_g32"),
+    ):
+        assert qat.scheme_of_environment(variables) == scheme
+    for variables, named in (({flag: "true"}, [f"{flag}='true'", 1]), ({flag: "1", group: "64"}, ["'64'", 32, 128])):
+        with pytest.raises(QatVariableError, match=line_naming(*named)):
+            qat.scheme_of_environment(variables)

@@ -5,18 +5,17 @@ from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
-from gloo_ranks import leave
+from gloo_ranks import join, leave
 from naming import line_naming
+from qat_cases import engine_weight
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.utils.checkpoint import checkpoint
 
-from ascend_quant import oracle, qat
-from ascend_quant.schemes import get_scheme
+from ascend_quant import qat
 
 RANKS = 2
 STEPS = 2
@@ -55,20 +54,15 @@ class Model(nn.Module):
         return self.lm_head(x)
 
 
-def engine_weight(w, scheme):
-    values = oracle.dequantize(*oracle.quantize(w, scheme))
-    return (values.to(torch.bfloat16) if scheme.codes == "int4" else values).to(w.dtype)
-
-
 def expected_steps(name, dtype):
     """The logits of each step, and the weights at the end, of one process that quantizes by hand."""
-    model, x, scheme = *model_and_input(), get_scheme(name)
+    model, x = model_and_input()
     found = []
     for _ in range(STEPS):
         served = copy.deepcopy(model).to(dtype)
         for key, parameter in served.named_parameters():
             if parameter.dim() > 1 and "lm_head" not in key:
-                parameter.data.copy_(engine_weight(parameter.data, scheme))
+                parameter.data.copy_(engine_weight(parameter.data, name))
         logits = served(x.to(dtype))
         loss(logits).backward()
         found.append(logits.detach().float())
@@ -111,13 +105,8 @@ WAYS = {
 }
 
 
-def start(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
-    torch.set_num_threads(1)
-
-
 def check_rank(rank, folder, name, way, dtype, first):
-    start(rank, folder)
+    join(rank, RANKS, folder)
     expected, weights = expected_steps(name, dtype)
     model, x = model_and_input()
     names = list(model.state_dict())
@@ -159,7 +148,7 @@ def test_sharded_training_equals_training_by_hand(way, name, dtype, first, tmp_p
 
 
 def check_refusal(rank, folder):
-    start(rank, folder)
+    join(rank, RANKS, folder)
     model = WAYS["fsdp1 with its parameters"](Model(), torch.float32)
     with pytest.raises(ValueError, match=line_naming("Experts", "FSDP1")):
         qat.apply_fake_quantization(model, "int8")

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naming import line_naming
+from qat_cases import engine_weight
 
-from ascend_quant import oracle
 from ascend_quant.schemes import get_scheme
 
 SCHEMES = ("int4_g32", "int4_g128", "int8")
@@ -43,11 +43,6 @@ def by_the_rule(values: list[float], codes: str) -> list[float]:
         exact = float(np.float32(float(code * Fraction(scale))))
         result.append(bf16(exact) if codes == "int4" else exact)
     return result
-
-
-def by_the_oracle(w, scheme):
-    values = oracle.dequantize(*oracle.quantize(w, scheme))
-    return (values.to(torch.bfloat16) if scheme.codes == "int4" else values).to(w.dtype)
 
 
 def same_bits(ours, expected):
@@ -87,14 +82,7 @@ def test_weights_of_any_shape_equal_the_oracle(kernels, name, dtype, shape, grou
     w = w.to(dtype)
     before = w.clone()
     found = kernels.module.fake_quantize(w.to(kernels.device), scheme)
-    assert same_bits(found, by_the_oracle(w, scheme)) and same_bits(w, before)
-
-
-@pytest.mark.parametrize("length", [1, 257, 4096, 4097, 9001])
-def test_int8_rows_of_any_length_equal_the_oracle(kernels, length):
-    scheme = get_scheme("int8")
-    w = torch.randn(3, length, generator=torch.Generator().manual_seed(length)).to(torch.bfloat16)
-    assert same_bits(kernels.module.fake_quantize(w.to(kernels.device), scheme), by_the_oracle(w, scheme))
+    assert same_bits(found, engine_weight(w, name)) and same_bits(w, before)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -103,15 +91,7 @@ def test_every_bf16_magnitude_equals_the_oracle(kernels, name):
     every = torch.arange(0x7F80, dtype=torch.int16).view(torch.bfloat16)  # 255 * 128 of them
     neighbours, far_apart = every.view(255, 128), every.view(128, 255).T.contiguous()
     for w in (neighbours, far_apart):
-        assert same_bits(kernels.module.fake_quantize(w.to(kernels.device), scheme), by_the_oracle(w, scheme))
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_strides_do_not_matter(kernels, name, dtype):
-    w = torch.randn(3, 256, 5, generator=torch.Generator().manual_seed(1)).to(dtype).to(kernels.device)
-    scheme, turned = get_scheme(name), w.transpose(1, 2)
-    assert same_bits(kernels.module.fake_quantize(turned, scheme), by_the_oracle(turned.cpu().contiguous(), scheme))
+        assert same_bits(kernels.module.fake_quantize(w.to(kernels.device), scheme), engine_weight(w, name))
 
 
 def test_a_slice_takes_the_whole_rows_scale(kernels):
@@ -136,19 +116,20 @@ def test_what_is_not_finite_stays_so_for_all_that_share_its_scale(kernels, name,
     assert torch.isfinite(found[0]).all() and torch.isfinite(found[1, shares:]).all()
 
 
-def test_rows_that_cannot_be_cut_into_groups(kernels):
-    with pytest.raises(ValueError, match=line_naming("100 elements", "int4 groups of 32")):
-        kernels.module.fake_quantize(torch.ones(2, 100, device=kernels.device), get_scheme("int4_g32"))
-
-
 @pytest.mark.parametrize("name", SCHEMES)
-def test_no_rows(kernels, name):
-    assert kernels.module.fake_quantize(torch.ones(0, 128, device=kernels.device), get_scheme(name)).shape == (0, 128)
-
-
-@pytest.mark.parametrize("name", ["int4_g32", "int8"])
-def test_rows_beyond_what_is_taken_together(kernels, monkeypatch, name):
-    monkeypatch.setattr("ascend_quant.kernels.fake_quantize.ELEMENTS", 100)  # 3 rows
-    w = torch.randn(700, 32, generator=torch.Generator().manual_seed(3))
-    found = kernels.module.fake_quantize(w.to(kernels.device), get_scheme(name))
-    assert same_bits(found, by_the_oracle(w, get_scheme(name)))
+def test_strides_and_lengths_do_not_matter(kernels, name, monkeypatch):
+    scheme, generator = get_scheme(name), torch.Generator().manual_seed(1)
+    for dtype in DTYPES:
+        turned = torch.randn(3, 256, 5, generator=generator).to(dtype).transpose(1, 2)
+        found = kernels.module.fake_quantize(turned.to(kernels.device), scheme)
+        assert same_bits(found, engine_weight(turned.contiguous(), name))
+    for groups in (1, 33, 257, 4097):
+        w = torch.randn(3, groups * (scheme.group or 1), generator=generator)
+        assert same_bits(kernels.module.fake_quantize(w.to(kernels.device), scheme), engine_weight(w, name))
+    assert kernels.module.fake_quantize(torch.ones(0, 128, device=kernels.device), scheme).shape == (0, 128)
+    if scheme.group:
+        with pytest.raises(ValueError, match=line_naming("100 elements", f"int4 groups of {scheme.group}")):
+            kernels.module.fake_quantize(torch.ones(2, 100, device=kernels.device), scheme)
+    monkeypatch.setattr("ascend_quant.kernels.fake_quantize.ELEMENTS", 100)  # fewer than are taken together
+    w = torch.randn(700, 128, generator=generator)
+    assert same_bits(kernels.module.fake_quantize(w.to(kernels.device), scheme), engine_weight(w, name))

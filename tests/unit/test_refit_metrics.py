@@ -109,6 +109,16 @@ def test_every_devices_kernels_count_the_same(module, scheme, level, request, mo
     assert engine.load(second) == 0
 
 
+@pytest.mark.parametrize("levels", [(2, 2), (2, 1), (1, 2)])
+def test_several_sleeps_without_a_refit_between_them(levels):
+    engine = Engine(SCHEMES["int8"], MATRIX)
+    first, second = weights(MATRIX, 0), weights(MATRIX, 1)
+    engine.load(first)
+    for level in levels:
+        engine.sleeps_and_wakes(level)
+    assert engine.refit.why_not_servable() and engine.load(second) == pytest.approx(engine.changed(first, second))
+
+
 def failed_refit(engine):
     with pytest.raises(RefitError):
         engine.load(weights(MATRIX, 2) * float("nan"))
@@ -175,6 +185,14 @@ def test_an_engine_without_quantized_weights():
         session.falls_asleep(2)
         session.slept(2)
         session.woke(None)
+
+
+def test_the_kernels_time_is_a_part_of_the_refits():
+    engine = Engine(SCHEMES["int8"], MATRIX)
+    engine.load(weights(MATRIX, 0))
+    receipt = engine.refit.last_receipt
+    assert 0 < receipt.kernel_ms < receipt.milliseconds
+    assert receipt.as_metrics()["refit/kernel_ms"] == receipt.kernel_ms
 
 
 def test_device_time_is_that_between_pairs_of_events(monkeypatch):

@@ -26,20 +26,14 @@ def own(monkeypatch):
     return calls
 
 
-def test_the_first_who_asks_for_verls_kind_gets_the_early_one(own):
+def test_the_first_who_asks_for_verls_kind_gets_the_early_one_and_a_users_own_is_left_to_verl(own):
     made = ["early"]
     hooks.EARLY.append(lambda servers, full: made.pop() if made and servers == SERVERS and full else None)
-    assert router.get_router_handle(servers=SERVERS, full_determinism=True, **PLAIN) == "early"
-    assert own == []
-    assert router.get_router_handle(servers=SERVERS, full_determinism=True, **PLAIN) == "verl's own"
-    assert own == [{"full_determinism": True, **PLAIN}]
-
-
-@pytest.mark.parametrize("asked", [{"router_config_path": "mine.yaml"}, {"load_balancer_cls": dict}])
-def test_a_load_balancer_of_the_users_own_is_left_to_verl(own, asked):
-    hooks.EARLY.append(lambda *_: "early")
-    assert router.get_router_handle(servers=SERVERS, full_determinism=False, **PLAIN | asked) == "verl's own"
-    assert own == [{"full_determinism": False, **PLAIN, **asked}]
+    for asked in ({"router_config_path": "mine.yaml"}, {"load_balancer_cls": dict}):
+        assert router.get_router_handle(servers=SERVERS, full_determinism=True, **PLAIN | asked) == "verl's own"
+    for handle in ("early", "verl's own"):
+        assert router.get_router_handle(servers=SERVERS, full_determinism=True, **PLAIN) == handle
+    assert len(own) == 3 and own[-1] == {"full_determinism": True, **PLAIN}
 
 
 @pytest.mark.parametrize("full_determinism", [False, True])

@@ -3,14 +3,12 @@
 Codes are those of the whole tensor: each rank makes those of its rows.
 """
 
-import os
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
-from gloo_ranks import leave
+from gloo_ranks import join, leave
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -67,7 +65,7 @@ def as_it_leaves(name: str, whole: torch.Tensor) -> torch.Tensor:
 def check_rank(rank: int, folder) -> None:
     from ascend_quant.integrations.verl import gathering
 
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    join(rank, RANKS, folder)
     flat, square = init_device_mesh("cpu", (RANKS,)), init_device_mesh("cpu", (2, RANKS // 2))
     for mesh, placements in ((flat, [Shard(0)]), (square, [Replicate(), Shard(0)]), (square, [Shard(0), Replicate()])):
         sharded = params(mesh, placements)
@@ -94,9 +92,7 @@ def test_as_dtensors_own_gather(tmp_path):
 
 
 def check_engine(rank: int, folder, tied: bool) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    torch.set_num_threads(1)
+    join(rank, 2, folder)
     import verl  # noqa: F401  the plugin brings the cpu platform
     from packed_engine import build
     from verl.workers.engine_workers import ActorRolloutRefWorker

@@ -1,12 +1,10 @@
 """Scales of a KV cache on two gloo ranks of verl's FSDP2 engine, with and without Ulysses: all ranks' maxima."""
 
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from gloo_ranks import leave
+from gloo_ranks import join, leave
 from kv_cases import largest
 from packed_engine import build, gradients, plain_model, texts
 
@@ -16,9 +14,7 @@ RANKS = 2
 
 
 def check_rank(rank: int, folder) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
-    torch.set_num_threads(1)
+    join(rank, RANKS, folder)
     import verl  # noqa: F401  the plugin brings the cpu platform
 
     from ascend_quant.integrations.verl import hooks

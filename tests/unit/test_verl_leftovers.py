@@ -64,16 +64,12 @@ def test_removes_the_dead_and_keeps_the_living(two_runs, folder, caplog):
     assert all(str(path) in caplog.text for path in removed)
 
 
-def test_other_files_stay(tmp_path):
-    for name in ("weights", "verl_weights", "rl-colocate.sock"):
-        (tmp_path / name).touch()
-    (tmp_path / "verl_weights_old").touch()
-    assert leftovers.remove_leftovers(tmp_path, tmp_path) == [tmp_path / "verl_weights_old"]
-    assert len([*tmp_path.iterdir()]) == 3
-
-
-def test_shared_memory_of_unseen_processes_stays(tmp_path, monkeypatch, caplog):
-    (tmp_path / "verl_weights_elsewhere").touch()
+def test_other_files_and_shared_memory_of_unseen_processes_stay(tmp_path, monkeypatch, caplog):
+    old = tmp_path / "verl_weights_old"
+    for path in (*(tmp_path / name for name in ("weights", "verl_weights", "rl-colocate.sock")), old):
+        path.touch()
+    assert leftovers.remove_leftovers(tmp_path, tmp_path) == [old] and len([*tmp_path.iterdir()]) == 3
+    old.touch()
     namespaces = {"/proc/self/ns/ipc": leftovers.HOST_IPC, "/proc/self/ns/pid": "pid:[4026532000]"}
     monkeypatch.setattr(leftovers.os, "readlink", namespaces.__getitem__)
     with caplog.at_level(logging.WARNING):

@@ -1,6 +1,5 @@
 """What leaves is made before an update's weights wait on the host, and used for these alone: verl's own engine."""
 
-import os
 from contextlib import nullcontext
 
 import pytest
@@ -9,9 +8,8 @@ pytest.importorskip("verl", reason="the engine is verl's")
 pytest.importorskip("vllm", reason="verl's workers need vLLM")
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
-from gloo_ranks import leave
+from gloo_ranks import join, leave
 
 from ascend_quant.refit.coding import coded
 from ascend_quant.refit.proof import Receiving
@@ -95,9 +93,7 @@ def check_codes(folder) -> None:
 
 
 def check_rank(rank: int, folder) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
-    torch.set_num_threads(1)
+    join(rank, RANKS, folder)
     import verl  # noqa: F401  the plugin brings the cpu platform
 
     check_floats(folder)

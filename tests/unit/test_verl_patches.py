@@ -12,7 +12,7 @@ import torch
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ascend_quant.integrations.verl import patches, sender
-from ascend_quant.integrations.verl.patches import AGAINST, HAS, Patching, asking_for_a_base, own_id, receiving, telling
+from ascend_quant.integrations.verl.patches import AGAINST, HAS, Patching, asking_for_a_base, own_id, receiving
 from ascend_quant.integrations.verl.sent_figures import SentFigures
 from ascend_quant.integrations.verl.settings import Patches
 from ascend_quant.refit.delta import NAME, Receiver, Sender
@@ -56,18 +56,6 @@ def test_a_base_is_what_all_engines_have_of_this_trainer(have, against, monkeypa
     asking_for_a_base(lambda self, rollout: rollout.told.append("get ready"))(manager, engines)
     told = ({AGAINST}, {own_id()}, {against})
     assert manager.actor_wg.told == [told] and engines.told == [({HAS},), told, "get ready"]
-
-
-def test_only_a_sync_that_might_have_been_smaller_is_warned_of(monkeypatch, caplog):
-    monkeypatch.setattr(patches.ray, "get", lambda found: found)
-    ready = asking_for_a_base(lambda self, rollout: None)
-    manager = SimpleNamespace(actor_wg=Ends(None))
-    warned = []
-    for has in ((0, 0), (own_id(), 1), (0, 0)):
-        caplog.clear()
-        ready(manager, Ends(has))
-        warned.append(len(caplog.records))
-    assert warned == [0, 0, 1]
 
 
 class Transport:
@@ -123,11 +111,3 @@ def test_engines_on_the_trainers_devices_get_the_weights_themselves():
         trainer.patching.against(own_id(), 0)  # and then one elsewhere
         assert next(iter(dict(trainer.as_sent(weights(0).items())))) == f"{NAME}.0"
     assert [name for name, _ in worker().as_sent(weights(0).items())] == [*weights(0), SENT]
-
-
-def test_an_engine_that_cuts_no_tensors_keeps_its_bucket():
-    engine = Transport()
-    engine.bucket_size = 50_000
-    telling(engine)
-    getattr(engine, AGAINST)(1, 1)
-    assert engine.bucket_size == 50_000

@@ -1,7 +1,6 @@
 """What a trainer keeps through a sync to engines beside it, and when they wake up: verl's own update of two ranks."""
 
 import asyncio
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +8,8 @@ import pytest
 pytest.importorskip("verl", reason="the update is verl's")
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
-from gloo_ranks import leave
+from gloo_ranks import join, leave
 
 RANKS, TOTAL, ALLOCATED, CACHED = 2, 100, 25, 15  # bytes; a weight has 4, and 7 are made ahead
 WEIGHTS, CACHE = "wakes weights", ["wakes kv_cache", "awake"]
@@ -96,8 +94,7 @@ def synced(share, free, cached=CACHED, **fails):
 
 
 def check_rank(rank: int, folder) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
+    join(rank, RANKS, folder)
     assert synced(0.5, (70, 50)[rank]) == (WITH_ROOM, CACHED, None)
     assert synced(0.5, (70, 49)[rank]) == (WITHOUT, 0, None), "all or none"
     assert synced(None, 100) == (WITHOUT, 0, None)

@@ -1,0 +1,12 @@
+"""What tests of fake quantization compare with."""
+
+import torch
+
+from ascend_quant import oracle
+from ascend_quant.schemes import get_scheme
+
+
+def engine_weight(w: torch.Tensor, name: str) -> torch.Tensor:
+    """What the engine computes with, in the dtype of w (..., N, K)."""
+    values = oracle.dequantize(*oracle.quantize(w.detach(), get_scheme(name)))
+    return (values.to(torch.bfloat16) if name.startswith("int4") else values).to(w.dtype)
