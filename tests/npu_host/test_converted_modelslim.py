@@ -8,7 +8,10 @@ from ascend_quant import oracle
 from ascend_quant.convert import Request, convert
 from npu_host import checkpoint, models, vllm_engine
 
-pytestmark = pytest.mark.each_version
+pytestmark = [
+    pytest.mark.each_version,
+    pytest.mark.long("ascend_quant/convert", "ascend_quant/integrations/vllm_ascend", "tests/npu_host"),
+]
 
 
 @pytest.fixture(params=list(models.CONFIGS))

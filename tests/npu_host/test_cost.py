@@ -11,6 +11,9 @@ from npu_host import cost_models, costs, page
 from npu_host.cost_counter import Counted
 from npu_host.costs import Entry
 
+pytestmark = pytest.mark.long(
+    *("ascend_quant/kernels", "ascend_quant/refit", "ascend_quant/oracle", "tests/npu_host", "docs/npu_ops.md")
+)
 SMALL = cost_models.Sizes("small", 256, 512, 2, 4, 2, 320, head=64, bias=True)
 
 

@@ -18,6 +18,7 @@ def test_an_operator_without_a_kernel_or_a_reference_fails_with_its_name():
         torch_npu.npu_fast_gelu(torch.ones(3, device="npu"))
 
 
+@pytest.mark.long("tests/npu_host")
 def test_an_operator_launched_on_the_stubs_alone_is_an_error_and_never_zeros():
     code = "import torch, torch_npu; print((torch.ones(3).npu() + 1).cpu())"  # no device.install()
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)

@@ -8,7 +8,10 @@ import pytest
 
 from npu_host import two_ranks
 
-pytestmark = pytest.mark.each_version
+pytestmark = [
+    pytest.mark.each_version,
+    pytest.mark.long("ascend_quant/integrations", "pyproject.toml", "tests/npu_host"),
+]
 
 SCRIPT = Path(__file__).with_name("plugin_order.py")
 SECONDS = 200

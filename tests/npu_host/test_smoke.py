@@ -17,6 +17,7 @@ from ascend_quant.smoke import life, probes
 from ascend_quant.smoke.probes import On, Seen
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 
+pytestmark = pytest.mark.long("ascend_quant/smoke", "ascend_quant/kernels", "ascend_quant/refit", "tests/npu_host")
 ON = On(torch.device("npu:0"), small=True)
 NEEDS_ACL = {f"engine.{name}" for name in ("refit", "graphs", "ranks", "experts", "sleep")} | {"speed.rollout"}
 
