@@ -14,7 +14,7 @@ readonly TEST_GROUPS=(unit engine images npu cluster)
 # What the NPU environments of other versions than 0.23 are for: a short check makes them when one of these has changed.
 readonly NPU_VERSIONS=(ascend_quant/integrations/vllm_ascend ascend_quant/kernels/npu* tests/npu_host tests/npu_host_0_10 docker/locks/npu*)
 readonly OWN_PATH=$PATH # npu's tests are not to see set_up's
-readonly TWO_AT_ONCE=(-n auto --dist loadgroup --no-loadscope-reorder) # tests/conftest.py says what stays together
+readonly TWO_AT_ONCE=(-n auto --dist loadfile --no-loadscope-reorder) # a file stays together: its tests share engines
 readonly COMMANDS=(demo smoke train stop doctor data recipe test bench lint setup help)
 
 usage() {

@@ -46,7 +46,6 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config, items):
     since = os.environ.get("SHORT_SINCE")  # set by run.sh in a short check alone; empty where git knows no merge base
     if since is not None:
@@ -54,9 +53,6 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
     if SEVERAL_AT_ONCE:
-        for item in items:  # a file stays together, since its tests share engines, unless its marks say otherwise
-            if item.get_closest_marker("xdist_group") is None:
-                item.add_marker(pytest.mark.xdist_group(item.path.stem))
         rank = {name: number for number, name in enumerate(LONGEST_FIRST)}
         items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 

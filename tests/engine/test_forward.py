@@ -1,5 +1,8 @@
 """What the engine computes, against the oracle's quantized forward in float32 on the same prompts."""
 
+from functools import cache
+from pathlib import Path
+
 import pytest
 import torch
 from engines import engine, logprobs, prompts
@@ -16,17 +19,31 @@ MODELS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory):
+    """Log-probabilities of a model in a scheme, by who computes them; each is computed once."""
+
+    @cache
+    def folder_of(kind: str, sizes: tuple) -> Path:
+        return make(kind, tmp_path_factory.mktemp("models"), **dict(sizes))
+
+    @cache
+    def compute(kind: str, scheme: str, sizes: tuple) -> dict[str, torch.Tensor]:
+        folder, found = folder_of(kind, sizes), {}
+        for dtype in ("float32", "bfloat16"):
+            with engine(folder, scheme, dtype=dtype) as llm:
+                found[dtype] = logprobs(llm)
+        return found | {"oracle": oracle_logprobs(folder, prompts(), scheme)}
+
+    return compute
+
+
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: "-".join(model[:2]))
-def measured(request, tmp_path_factory):
+def measured(request, computed):
     """Log-probabilities by (who computes, "bf16" or "quantized")."""
     kind, scheme, sizes = request.param
-    folder, found = make(kind, tmp_path_factory.mktemp("models"), **sizes), {}
-    for which, name in (("bf16", "bf16"), ("quantized", scheme)):
-        for dtype in ("float32", "bfloat16"):
-            with engine(folder, name, dtype=dtype) as llm:
-                found[dtype, which] = logprobs(llm)
-        found["oracle", which] = oracle_logprobs(folder, prompts(), name)
-    return found
+    names, sizes = {"bf16": "bf16", "quantized": scheme}, tuple(sizes.items())
+    return {(who, which): found for which, name in names.items() for who, found in computed(kind, name, sizes).items()}
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -17,7 +17,7 @@ from naming import has_line_naming
 RUN_SH = Path(__file__).parents[2] / "run.sh"
 OTHER_VERSION = "npu_host -m each_version"  # a second run in that folder, of another environment
 FIRST, BESIDE = ("unit", "engine"), ("images", "npu_host", OTHER_VERSION, "npu_host_0_10")
-AT_ONCE = ["-n", "auto", "--dist", "loadgroup"]
+AT_ONCE = ["-n", "auto", "--dist", "loadfile"]
 GIT = ["git", "-c", "user.name=x", "-c", "user.email=x@x", "-c", "commit.gpgsign=false"]
 PYTEST = """#!/bin/bash
 if [[ $1 == -c && $2 == *cuda* ]]; then exit "${no_gpu:-0}"; fi
