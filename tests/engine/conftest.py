@@ -8,7 +8,19 @@ LONG = {  # a file, or one test of it: the paths whose change brings it back int
     "test_architectures": ("tests/engine/architectures.py", f"{VLLM}/building.py", f"{VLLM}/inventory.py"),
     "test_convert_engine": ("ascend_quant/convert",),
     "test_drafters": (f"{VLLM}/drafters.py",),
+    "test_flashrl_variables_engine::test_replicas_of_vllms_own_data_parallel_choose_by_their_rank": (
+        "ascend_quant/flashrl",
+        f"{VLLM}/flashrl.py",
+    ),
+    "test_flashrl_variables_engine::test_an_unknown_value_ends_the_server_with_the_valid_ones": (
+        "ascend_quant/flashrl",
+        f"{VLLM}/flashrl.py",
+    ),
     "test_flashrl_workflow": ("ascend_quant/flashrl", "ascend_quant/profile"),
+    **{
+        f"test_forward[{model}]": ("ascend_quant/schemes", "tests/engine/oracle_model.py")
+        for model in ("qwen2-tied-int8", "qwen3-int8", "llama-odd-int8", "qwen2-fp8_block", "qwen3-moe-fp8_block")
+    },
     "test_key_balance_engine": (f"{VLLM}/key_balance.py", "ascend_quant/refit/key_balance.py"),
     "test_kv_cache_engine": (f"{VLLM}/kv_cache.py",),
     "test_lora": (f"{VLLM}/layers",),
