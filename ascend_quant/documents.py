@@ -51,7 +51,7 @@ def read_text(file: Path) -> str:
 
 
 def parse_json(text: str, source: str) -> Any:
-    """What a JSON text holds.
+    """Parse a JSON text.
 
     Args:
         source: where it is from, for messages.
@@ -66,7 +66,7 @@ def parse_json(text: str, source: str) -> Any:
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """What a YAML text holds.
+    """Parse a YAML text.
 
     Args:
         source: where it is from, for messages.

@@ -1,4 +1,4 @@
-"""What was measured: the rows of benchmarks/results/measured.csv, which the README, the pages and their tests have."""
+"""Reader of benchmarks/results/measured.csv, the measured figures that the README and the pages quote."""
 
 import csv
 from functools import cache

@@ -1,4 +1,4 @@
-"""What a recipe asks of one of its engines. Its `extends` is followed; whether it is right, `./run.sh train` says."""
+"""A recipe's engine settings, with its `extends` followed. `./run.sh train` checks whether the recipe is valid."""
 
 from pathlib import Path
 from typing import Any

@@ -29,7 +29,7 @@ SAMPLED = {"bf16": 42, "int8": 19}
 
 @dataclass(frozen=True)
 class Device:
-    """What the engine counts with --tp: a GPU, an Ascend 910B (A2), one of the two dies of a 910C (A3).
+    """One device as --tp counts them: a GPU, an Ascend 910B (A2), one of the two dies of a 910C (A3).
 
     Attributes:
         memory: bytes, as vLLM sees them.
@@ -49,7 +49,7 @@ DEVICES = {"A2": Device(64 * GIB), "A3": Device(64 * GIB), "A100": Device(79 * G
 
 
 class Row(NamedTuple):
-    """What an engine keeps its weights, and its keys and values, in: bf16 or int8."""
+    """The formats of an engine's weights and of its KV cache: bf16 or int8."""
 
     scheme: str
     cache: str = "bf16"
@@ -75,7 +75,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is said of one row.
+    """The result for one row.
 
     Attributes:
         weights, sequence: bytes on one device: all weights, and the cache of a whole sequence.
@@ -194,5 +194,5 @@ class Step:
 
 
 def distinct_experts(experts: int, top_k: int, tokens: float) -> float:
-    """How many experts the tokens reach in the mean, if each chooses `top_k` at random: E (1 - (1 - k/E)^tokens)."""
+    """The expected number of experts that some token chooses, each `top_k` at random: E (1 - (1 - k/E)^tokens)."""
     return experts * (1 - (1 - top_k / experts) ** tokens)

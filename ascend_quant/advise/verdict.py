@@ -1,4 +1,4 @@
-"""Whether INT8 pays; no verdict where nobody has measured."""
+"""The verdict on INT8, and none for a device that nobody has measured."""
 
 from ascend_quant.advise import AdviceError
 from ascend_quant.advise.model import Model

@@ -42,7 +42,7 @@ def mismatch(
     plot: Annotated[Path | None, typer.Option(help="Write a PNG there.")] = None,
     fail_above: Annotated[float | None, typer.Option(help="Exit status 3 if the KL (k3) is above this.")] = None,
 ) -> None:
-    """How far is the quantized policy from the BF16 one, by token, position and layer?
+    """The distance of a quantized policy from the BF16 one, by token, position and layer.
 
     A quantized engine samples, a BF16 engine scores the same tokens.
 

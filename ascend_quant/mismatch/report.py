@@ -105,7 +105,7 @@ def layers(report: dict[str, Any]) -> Table:
 
 
 def remarks(report: dict[str, Any]) -> Iterator[str]:
-    """What follows from the figures, in sentences."""
+    """Remarks that follow from the figures."""
     found, noise = report["mismatch"], report["noise"]["k3_kl"]
     if noise > 0:
         yield f"KL (k3) is {found['k3_kl'] / noise:.3g} times the noise floor: {found['k3_kl']:.3g} to {noise:.3g}."

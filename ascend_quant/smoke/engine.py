@@ -199,7 +199,7 @@ def generated(llm: Any, prompts: Sequence[list[int]], tokens: int = TOKENS) -> T
 
 
 def asked(llm: Any, method: str, *args: Any) -> list[Any]:
-    """What the engine's workers answer, by rank."""
+    """The answers of the engine's workers, by rank."""
     return llm.collective_rpc(method, args=args)
 
 

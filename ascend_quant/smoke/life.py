@@ -74,13 +74,13 @@ def _state(llm: Any) -> dict[str, Any]:
 
 
 def _serves(answers: Callable[[], list]) -> bool:
-    """Whether every prompt gets tokens; an engine that refuses ends requests without any, or raises."""
+    """True if every prompt gets tokens; an engine that refuses ends requests without any, or raises."""
     found: list = []
     return not _said(lambda: found.extend(answers())) and all(found)
 
 
 def _said(call: Callable[[], object]) -> str:
-    """What it raises; "" if nothing."""
+    """The text of the error that it raises; "" if it raises none."""
     try:
         call()
     except Exception as why:  # an engine's own words, of whatever kind

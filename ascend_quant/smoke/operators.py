@@ -1,4 +1,4 @@
-"""What a device's kernels make of a few weights, against the oracle on the host, for each scheme that is served there.
+"""A probe of a device's kernels: a few weights in each scheme that is served there, against the oracle on the host.
 
 Codes, scales, digests and fake-quantized values must have the oracle's bits. Products round to BF16 and sum in an order
 of their own: their error is a part of the norm.
@@ -103,7 +103,7 @@ def _faked(kernels: ModuleType, scheme: Scheme, w_NK: torch.Tensor, device: torc
 def _product_error(
     kernels: ModuleType, storage: Storage, scheme: Scheme, w_NK: torch.Tensor, tokens: int, device: torch.device
 ) -> float:
-    """How far the product with what the buffers hold is from the oracle's, of its norm."""
+    """The error of the product with the buffers' codes, relative to the norm of the oracle's product."""
     x_MK = torch.randn(tokens, w_NK.shape[1], generator=torch.Generator().manual_seed(tokens)).to(torch.bfloat16)
     found = kernels.SERVING[scheme.name].linear(x_MK.to(device), storage.codes, storage.served_scale, None)
     wanted = oracle.product(x_MK, *oracle.quantize(w_NK, scheme), scheme)

@@ -1,4 +1,4 @@
-"""What a probe is, the list of them, and how one is carried out: an error in one is its result, not the end.
+"""Probes: their type, their list, and how one is run; an error in a probe is its result and does not end the run.
 
 @probe("operators.layout", "where FRACTAL_NZ puts each byte", devices=("npu",))
 def layout(on: On) -> Seen:
@@ -61,7 +61,7 @@ class On:
 
 @dataclass
 class Seen:
-    """What a probe has observed, and what of it is not as it must be."""
+    """The values that a probe has observed, and the problems that they show."""
 
     values: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -138,12 +138,12 @@ def probes_for(device: str, wanted: Sequence[str] = ()) -> list[Probe]:
 
 
 def is_in(name: str, group: str) -> bool:
-    """Whether a probe has the name, or is of the group."""
+    """True if a probe has this name or is of this group."""
     return name == group or name.startswith(f"{group}.")
 
 
 def carry_out(one: Probe, on: On) -> Result:
-    """What comes of a probe. The process ends if it takes too long."""
+    """Run a probe and return its result. The process ends if it takes too long."""
     begun, seen, why = time.monotonic(), Seen(), ""
     status: Status
     with _ended_after(one.limit_s):

@@ -1,4 +1,4 @@
-"""What came of a smoke test: one result for each probe, one JSON file to send back."""
+"""The report of a smoke test: one result for each probe, in one JSON file to send back."""
 
 import json
 import math
@@ -22,7 +22,7 @@ LONGEST, SHORT = 2000, 60  # characters: of a reason, and of what a line shows o
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one probe.
+    """The result of one probe.
 
     Attributes:
         decides: what is known once it has run, in one sentence.
@@ -39,7 +39,7 @@ class Result:
 
 
 def document(results: Sequence[Result], about: Mapping[str, Any]) -> dict[str, Any]:
-    """What the JSON file holds.
+    """The content of the JSON file.
 
     Args:
         about: what was tried, and when.

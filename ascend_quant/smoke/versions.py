@@ -1,4 +1,4 @@
-"""What is installed, and on which device."""
+"""Probes of the installed versions and of the device."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What an Atlas A2 or A3 answers: whether torch_npu's operators give the definition's bytes, and how fast they are.
+"""Probes of an Atlas A2 or A3: do torch_npu's operators give the definition's bytes, and how fast are they?
 
 data.py      weights and activations, made on the host
 codes.py     what ascend_quant.kernels.npu writes and counts, and how activations are rounded

@@ -1,4 +1,4 @@
-"""What ascend_quant.kernels.npu writes and counts, bit by bit; and how npu_dynamic_quant rounds activations."""
+"""Probes of what ascend_quant.kernels.npu writes and counts, bit by bit, and of npu_dynamic_quant's rounding."""
 
 import torch
 

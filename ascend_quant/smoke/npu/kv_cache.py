@@ -70,7 +70,7 @@ def _off(found: torch.Tensor, query: torch.Tensor, keys: torch.Tensor, scale: fl
 
 
 def _layer(attention: type, plugin, probing, on: On) -> torch.nn.Module:
-    """As the plugin makes one, without vLLM around it."""
+    """A refit as the plugin makes one, without vLLM around it."""
     layer, channels = torch.nn.Module(), KV_HEADS * HEAD
     layer.num_kv_heads, layer.head_size = KV_HEADS, HEAD
     layer.impl = probing.scratch(attention, HEADS, KV_HEADS, HEAD)

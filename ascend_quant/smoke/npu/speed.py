@@ -1,4 +1,4 @@
-"""What refits and rollouts cost on an NPU: beside a plain copy, and beside BF16, in the same run."""
+"""Probes of speed on an NPU: refits beside a plain copy, rollouts beside BF16, in the same run."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -94,7 +94,7 @@ def _random(on: On, *shape: int) -> torch.Tensor:
     900,
 )
 def rollout(on: On) -> Seen:
-    """With vLLM's own graphs."""
+    """The same with vLLM's own graphs."""
     need_vllm(on)
     rates = {scheme: _rates(scheme) for scheme in ("bf16", "int8")}
     seen = Seen({f"int8 over bf16, batch {batch}": rates["int8"][batch] / rates["bf16"][batch] for batch in BATCHES})
