@@ -268,6 +268,16 @@ def test_a_check_of_the_whole_decides_before_the_engine_may_serve():
         assert "never" in refit.why_not_servable() and check.begun == number
 
 
+def test_what_is_derived_from_weights_is_of_the_same_refit():
+    weight, derived = linear(), torch.zeros(8, 6)
+    refit = Refit([weight], derived=[lambda: derived.copy_(weight.data * weight.scale)])
+    for _ in range(2):
+        w_NK = torch.randn(8, 6)
+        with refit.session():
+            put(refit, weight, weight.data, w_NK)
+        assert torch.equal(derived, oracle.dequantize(*oracle.quantize_weight(w_NK)))
+
+
 class LargestTensor(TorchDispatchMode):
     """The largest tensor that any operation makes (views are not new)."""
 

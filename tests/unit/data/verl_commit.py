@@ -2,21 +2,21 @@
 
     git clone https://github.com/volcengine/verl SOURCE
     git -C SOURCE checkout bcb638649a50e58494a8ddd92085ad1174f674b8
-    python tests/unit/data/verl_commit.py facts SOURCE    # writes verl_commit_dp.json and verl_commit_megatron.json
+    python tests/unit/data/verl_commit.py facts SOURCE    # writes verl_commit.csv
     python tests/unit/data/verl_commit.py check SOURCE    # every Ascend recipe through that verl's own loader, checks
 
-The facts are all keys of its configuration, each with the type of its default ("?": none, or another key's). They let
+The facts are all keys of its configuration with either engine, each with the type of its default ("?": none, or another
+key's; empty: that engine has not the key). They let
 tests refuse an unknown key and another type, as its command line does the one and its dataclasses the other; what it
 checks beyond (values, combinations) only `check` sees. Neither starts a worker.
 """
 
-import json
+import csv
 import sys
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-ENGINES = ("dp", "megatron")
 
 
 def composed(source: Path, overrides: list[str]) -> Any:
@@ -27,20 +27,29 @@ def composed(source: Path, overrides: list[str]) -> Any:
         return compose("ppo_trainer", overrides=overrides)
 
 
-def types(tree: Any) -> Any:
-    """The tree with types in place of values."""
-    if isinstance(tree, dict) and tree:
-        return {key: types(value) for key, value in tree.items()}
-    unknown = tree is None or (isinstance(tree, str) and (tree.startswith("${") or tree == "???"))
-    return "?" if unknown else type(tree).__name__
+def types(tree: dict[str, Any], above: str = "") -> dict[str, str]:
+    """The type of each key's default, by the key's whole name."""
+    found = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            found |= types(value, f"{above}{key}.")
+        else:
+            unknown = value is None or (isinstance(value, str) and (value.startswith("${") or value == "???"))
+            found[above + key] = "?" if unknown else type(value).__name__
+    return found
 
 
 def write_facts(source: Path) -> None:
     from omegaconf import OmegaConf
 
-    for engine in ENGINES:
-        tree = OmegaConf.to_container(composed(source, [f"model_engine={engine}"]), resolve=False)
-        (FOLDER / f"verl_commit_{engine}.json").write_text(json.dumps(types(tree), indent=1) + "\n")
+    dp, megatron = (
+        types(OmegaConf.to_container(composed(source, [f"model_engine={engine}"]), resolve=False))
+        for engine in ("dp", "megatron")
+    )
+    with (FOLDER / "verl_commit.csv").open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(("key", "dp", "megatron"))
+        rows.writerows((key, dp.get(key, ""), megatron.get(key, "")) for key in {**dp, **megatron})
 
 
 def check(source: Path) -> None:
