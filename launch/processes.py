@@ -1,16 +1,20 @@
-"""The processes that one training run starts: what memory they use together, and ending exactly them.
+"""Other processes: asking a program within a limit of time, and ending exactly what a training run has started.
 
 Ray's daemons leave the process group and may outlive their parent, so every descendant is remembered when seen, and
 so is the shared memory it maps: vLLM's stays in /dev/shm when Ray kills the engine at the end of a run. A run of
 `train` besides marks its processes: each has the run's id in its environment, wherever it went since.
 """
 
+import os
 import re
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -32,6 +36,49 @@ def piped(command: Sequence[str]) -> subprocess.Popen[str]:
         errors="replace",
         start_new_session=True,
     )
+
+
+class Answer(NamedTuple):
+    """What a program printed; `problem` where it is not there, failed, or was too slow."""
+
+    output: str
+    problem: str | None = None
+
+
+def ask(command: Sequence[str], seconds: float = 30) -> Answer:
+    """Run a command without a terminal; its output is kept when it fails, too.
+
+    One that goes on for longer than `seconds` is killed with all that it has started, and is not waited for: one that
+    waits for a broken driver cannot be killed.
+    """
+    program = shutil.which(command[0])
+    if program is None:
+        return Answer("", f"{command[0]} is not on PATH")
+    said = " ".join(command)
+    try:
+        child = subprocess.Popen(
+            [program, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as failure:
+        return Answer("", f"{said} cannot be run: {failure}")
+    try:
+        output, errors = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.stdout.close()
+        child.stderr.close()
+        return Answer("", f"{said} did not answer within {seconds:g} s")
+    if child.returncode:
+        last = (errors.strip() or output.strip() or "it said nothing").splitlines()[-1]
+        return Answer(output, f"{said} ended with {child.returncode}: {last}")
+    return Answer(output)
 
 
 class ProcessTree:

@@ -85,7 +85,7 @@ class Attempt:
         self.hosts = [HostState(host.address) for host in plan.inventory.hosts]
         self.mine = [self.hosts[index] for index in desk.mine]
         self.counted = self.hosts if 0 in desk.mine else self.mine  # a worker of --on-this-node knows its own alone
-        self.progress = Progress(self.hosts, 0 in desk.mine, desk.record, desk.logs, desk.status)
+        self.progress = Progress(self.hosts, 0 in desk.mine, desk.logs, desk.status)
         self.events: queue.Queue[tuple[int, Event]] = queue.Queue()
         self.open_at = {index: 0.0 for index in desk.mine}
         self.deadline = time.monotonic() + plan.inventory.join_seconds

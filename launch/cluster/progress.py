@@ -1,4 +1,4 @@
-"""How an attempt gets on: the events of its hosts, taken in for the record, the logs and the user, who sees a status.
+"""How an attempt gets on: the events of its hosts, taken in for the logs and the user, who sees a status.
 
 The user sees the run's lines, and below them one live line; without a terminal, that line when it changes:
 
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from launch.cause import COLOUR, Cause, is_consequence, of_log
 from launch.cluster.hosts import HostState, JobEnd
-from launch.cluster.record import DRIVER, Logs, Record, plain
+from launch.cluster.record import DRIVER, Logs, plain
 from launch.nodes.protocol import Event
 
 STEP = re.compile(r"(?:^|\s)step:(\d+) - ")  # verl's console logger, once a step
@@ -85,8 +85,8 @@ class Progress:
         counting: the head is one of this process's hosts, so it is known who has joined.
     """
 
-    def __init__(self, hosts: list[HostState], counting: bool, record: Record, logs: Logs, status: Status) -> None:
-        self.hosts, self.counting, self.record, self.logs, self.status = hosts, counting, record, logs, status
+    def __init__(self, hosts: list[HostState], counting: bool, logs: Logs, status: Status) -> None:
+        self.hosts, self.counting, self.logs, self.status = hosts, counting, logs, status
         self.job: JobEnd | None = None
         self.closed: list[tuple[int, int, str]] = []  # hosts whose channel has closed, with exit code and stderr
         self.driver_lines = logs.lines[DRIVER]  # of earlier attempts
@@ -135,7 +135,6 @@ class Progress:
 
     def on_started(self, index: int, host: HostState, pid: int, address: str) -> None:
         host.started = True
-        self.record.started(index, pid, host.facts)
         if not self.counting:
             host.joined = True
             self.status.change(joined=1, doing="Ray runs here")

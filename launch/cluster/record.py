@@ -14,18 +14,15 @@ from typing import Annotated, Any, Literal, TextIO
 import psutil
 from pydantic import Field, ValidationError
 
-from ascend_quant.documents import BadDocument, parse_json
 from launch import private
 from launch.errors import LaunchError
 from launch.inventory.fields import Inventory
 from launch.plan import Plan
 from launch.recipes.fields import Fields
-from launch.recipes.files import explain
 
 RUNS = Path("runs")
 FILE = "run.json"
 RUNNING = "running"
-LARGEST = 1 << 20  # bytes
 DRIVER = "driver"
 
 
@@ -37,19 +34,11 @@ class Control(Fields):
     started: float
 
 
-class Started(Fields):
-    """What runs on a host: its name for itself, and the process id of its Ray."""
-
-    name: str
-    ray: int
-
-
 class Told(Fields):
     """What a record says; the inventory is without variables.
 
     Attributes:
         local: which of the inventory's hosts are the machine that controls the run.
-        started: by the number of the host, as text.
         cause: why it failed.
     """
 
@@ -59,13 +48,12 @@ class Told(Fields):
     control: Control
     inventory: Inventory
     local: list[bool]
-    started: dict[str, Started] = Field(default_factory=dict)
     restarts: int = 0
     cause: dict[str, str] | None = None
 
 
 class Record:
-    """The record of one run; the process that has made it holds its folder open, by which `stop` knows that process."""
+    """The record of one run."""
 
     def __init__(self, folder: Path, told: Told) -> None:
         self.folder, self.told = folder, told
@@ -88,7 +76,6 @@ class Record:
         )
         private.make_folder(runs)
         record = cls(private.make_folder(runs / plan.run), told)
-        record.held = os.open(record.folder, private.FOLDER)
         record.save()
         return record
 
@@ -101,16 +88,13 @@ class Record:
         """
         file = folder / FILE
         try:
-            tree = parse_json(private.read(folder.parent, [folder.name, FILE], LARGEST), str(file))
-            if not isinstance(tree, dict):
-                raise LaunchError(f"{file} is no record of a run: it holds a {type(tree).__name__}")
-            told = Told.model_validate(tree)
+            told = Told.model_validate_json(private.read(file))
         except OSError as error:
             raise LaunchError(f"{file} cannot be read: {error.strerror}") from error
-        except BadDocument as error:
-            raise LaunchError(str(error)) from error
         except ValidationError as error:
-            raise LaunchError(f"{file} is no record of a run: {explain(error, Told)[0][:200]}") from error
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "all of it"
+            raise LaunchError(f"{file} is no record of a run: {where}: {first['msg'][:200]}") from error
         if len(told.local) != len(told.inventory.hosts):
             raise LaunchError(
                 f"{file} is no record of a run: local: one value for each host of the inventory is needed"
@@ -129,28 +113,15 @@ class Record:
         self.told = self.told.model_copy(update=values)
         self.save()
 
-    def started(self, index: int, pid: int, facts: dict[str, Any]) -> None:
-        """What runs on a host: the process id of its Ray there."""
-        self.change(started={**self.told.started, str(index): Started(name=facts["name"], ray=pid)})
-
     def control(self) -> psutil.Process | None:
-        """The process that controls the run, if it is on this machine: same id, same start, and it holds the folder."""
+        """The process that controls the run, if it is on this machine and has the id and the start of the record."""
         told = self.told.control
         try:
             process = psutil.Process(told.pid)
             same = abs(process.create_time() - told.started) < 1 and told.host == socket.gethostname()
         except psutil.NoSuchProcess:
             return None
-        return process if same and holds(process, self.folder) else None
-
-
-def holds(process: psutil.Process, folder: Path) -> bool:
-    """Whether a process of the caller's has a folder open."""
-    try:
-        opened = list(Path(f"/proc/{process.pid}/fd").iterdir())
-    except OSError:  # it has ended, or is another user's
-        return False
-    return any(one.exists() and one.samefile(folder) for one in opened)
+        return process if same else None
 
 
 def without_variables(inventory: Inventory) -> Inventory:

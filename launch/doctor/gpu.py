@@ -5,7 +5,7 @@ not tell is what the driver has to say of it: [GPU requires reset], [GPU is lost
 """
 
 from launch.doctor.facts import Device, Devices, Holder
-from launch.programs import ask
+from launch.processes import ask
 
 GPU_FIELDS = (
     "index",

@@ -21,7 +21,7 @@ from launch.errors import LaunchError
 from launch.network import choose, nics
 from launch.nodes import ports as run_ports
 from launch.nodes.facts import npus
-from launch.programs import ask
+from launch.processes import ask
 from launch.software import product
 from launch.stacks import pins
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from launch.doctor.facts import Device, Devices, Holder
-from launch.programs import ask
+from launch.processes import ask
 
 DEVICE_FILES = ("davinci[0-9]*", "davinci_manager", "devmm_svm", "hisi_hdc")
 NUMBER = re.compile("[0-9]{1,9}")

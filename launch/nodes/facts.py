@@ -16,7 +16,7 @@ import psutil
 
 from launch import network
 from launch.errors import LaunchError
-from launch.programs import ask
+from launch.processes import ask
 from launch.software import installed, own_packages, sources
 from launch.stacks import pins
 

@@ -268,7 +268,7 @@ def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, st
 
 
 def authentication(token: str) -> dict[str, str]:
-    """Ray asks everybody for the token (2.52 and newer): else whoever reaches its dashboard runs code here."""
+    """Ray asks everybody for the token: else whoever reaches its dashboard runs code here."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
 

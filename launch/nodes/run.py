@@ -30,7 +30,6 @@ from launch.plan import NodePlan
 from launch.processes import OPEN_FILES, end_all, end_run, of_run
 
 NODE_SECONDS = 30
-TOKENS_SINCE = (2, 52)
 LARGEST = 256 << 10  # bytes of a log, from its end
 ALL = 16 << 20  # bytes of all logs together
 
@@ -163,9 +162,6 @@ def prepare(part: Part, token: str) -> dict[str, str]:
     environment, notes = variables(plan, part.checked, token, dict(os.environ))
     notes += open_files()
     ray_node.adopt_token(environment)
-    ray = part.facts["versions"]["ray"]
-    if tuple(int(part) for part in ray.split(".")[:2]) < TOKENS_SINCE:
-        notes.append(f"Ray {ray} knows no tokens: whoever reaches this host's Ray ports can run code here as you")
     if plan.socket_filter:
         environment = behind_door(part, environment)
         notes += filter(None, [door.shown()])

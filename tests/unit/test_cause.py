@@ -89,7 +89,7 @@ def test_a_worker_that_was_killed_is_named_with_its_host(tmp_path):
 def test_a_dead_host_is_the_cause_of_what_only_follows_from_it(tmp_path, driver, problem, error):
     logs = Logs(tmp_path)
     hosts = [HostState("a"), HostState("b", problem=problem)]
-    progress = Progress(hosts, True, None, logs, Status(Console(quiet=True), 2))
+    progress = Progress(hosts, True, logs, Status(Console(quiet=True), 2))
     for line in traceback_of(driver) if driver else ():
         logs.write(DRIVER, line)
     progress.job = JobEnd("FAILED", "Ray says:\nthe job was lost", 0.0)

@@ -23,12 +23,11 @@ def test_a_record_holds_what_stop_needs_and_no_secret(tmp_path):
     secret = {"WANDB_API_KEY": "hush-hush"}
     inventory = Inventory(stack="cpu", environment=secret, hosts=[Host(address="127.0.0.1", environment=secret)])
     record = Record.create(replace(plan_of(node), inventory=inventory), tmp_path)
-    record.started(0, 17, {"name": "node1"})
     file = tmp_path / node.run / "run.json"
     told = json.loads(file.read_text())
     assert "hush" not in file.read_text()
     assert told["state"] == "running" and told["control"]["pid"] == psutil.Process().pid
-    assert (told["run"], told["local"], told["started"]) == (node.run, [True], {"0": {"name": "node1", "ray": 17}})
+    assert (told["run"], told["local"]) == (node.run, [True])
     assert list(file.parent.iterdir()) == [file]
     assert Record.load(file.parent).told == record.told
 
@@ -49,7 +48,7 @@ def test_no_other_user_reads_a_run(tmp_path):
     assert {path.stat().st_mode & 0o077 for path in record.folder.rglob("*") if path.is_file()} == {0}
 
 
-def test_the_control_process_is_known_by_its_start_time_and_holds_the_folder(tmp_path):
+def test_the_control_process_is_known_by_its_host_and_start_time(tmp_path):
     record = Record.create(plan_of(node_plan()), tmp_path)
     assert record.control() == psutil.Process()
     control = record.told.control
@@ -61,11 +60,6 @@ def test_the_control_process_is_known_by_its_start_time_and_holds_the_folder(tmp
     gone.wait()
     record.change(control=control.model_copy(update={"pid": gone.pid}))
     assert record.control() is None
-    with subprocess.Popen(["sleep", "100"]) as other:
-        started = psutil.Process(other.pid).create_time()
-        record.change(control=control.model_copy(update={"pid": other.pid, "started": started}))
-        assert record.control() is None
-        other.kill()
 
 
 def test_stop_takes_the_one_run_that_has_not_ended(tmp_path, capsys):
@@ -112,7 +106,6 @@ def test_a_record_that_others_can_have_written_is_refused(tmp_path, capsys, monk
 
 BROKEN: dict[str, Callable[[dict], str]] = {
     "no JSON": lambda _: "{{",
-    "twice": lambda tree: json.dumps(tree)[:-1] + ', "run": "x"}',
     "a list": lambda _: "[]",
     "a command": lambda tree: json.dumps(tree | {"run": "x; id"}),
     "above": lambda tree: json.dumps(tree | {"run": "../x"}),

@@ -70,7 +70,6 @@ def test_devices_of_the_run(wanted, there, result):
 def test_everything_that_is_wrong_is_told_at_once(tmp_path, monkeypatch):
     (tmp_path / "bad.parquet").touch()
     monkeypatch.setattr(private, "TEMPORARY", tmp_path)
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     (tmp_path / f"aq-{os.geteuid()}").symlink_to("/tmp")
     with socket.create_server(("0.0.0.0", 0)) as server:
         plan = node_plan(

@@ -9,8 +9,7 @@ import psutil
 import pytest
 from naming import has_line_naming
 
-from launch.processes import ProcessTree, still_running
-from launch.programs import ask
+from launch.processes import ProcessTree, ask, still_running
 
 
 @pytest.mark.parametrize(
