@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from launch import private
 from launch.errors import LaunchError
-from launch.inventory.fields import Inventory
+from launch.inventory import Inventory
 from launch.plan import Plan
 from launch.recipes.fields import Fields
 

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from launch.errors import LaunchError
-from launch.inventory.fields import Host, Inventory, Ssh
+from launch.inventory import Host, Inventory, Ssh
 from launch.nodes.protocol import Event, parse
 from launch.plan import Plan
 from launch.processes import piped

@@ -19,7 +19,7 @@ from launch.cluster.transport import command, reason
 from launch.doctor.checking import Check, HostReport, Report, Said, check, error, ok, warning
 from launch.doctor.examination import examine_here
 from launch.doctor.requirements import Wanted, wanted_here, wanted_of
-from launch.inventory.fields import Inventory
+from launch.inventory import Inventory
 from launch.network import is_here
 from launch.plan.start import start_line
 from launch.recipes.fields import Recipe

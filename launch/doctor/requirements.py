@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from launch.inventory.fields import Inventory, Ports
+from launch.inventory import Inventory, Ports
 from launch.plan.imports import imports
 from launch.recipes.effective import Weights, weights_of
 from launch.recipes.fields import Recipe

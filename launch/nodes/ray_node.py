@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from launch import network, private
-from launch.environment import node_environment, out_of_order, overruled
+from launch.environment import node_environment, overruled
 from launch.errors import LaunchError
 from launch.network import Wire
 from launch.nodes import ports
@@ -264,7 +264,7 @@ def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, st
         "SPT_NOENV": "1",  # setproctitle then leaves /proc/PID/environ as it is, where the mark is read
         MARK: plan.run,
     }
-    return whole, [*overruled(settings, own), *out_of_order(settings)]
+    return whole, overruled(settings, own)
 
 
 def authentication(token: str) -> dict[str, str]:

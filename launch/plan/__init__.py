@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from launch import private
-from launch.inventory.fields import Inventory
+from launch.inventory import Inventory
 from launch.software import Import
 
 Layer = tuple[str, dict[str, str]]  # who says so (recipe, inventory, host, shell), and the variables

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from launch.errors import LaunchError
-from launch.inventory.fields import Inventory, Ports
+from launch.inventory import Inventory, Ports
 from launch.plan import Job, Layer, Saving
 from launch.recipes import Paths, Recipe, paths_of
 from launch.recipes.hydra_syntax import ACTOR

@@ -14,7 +14,7 @@ from ascend_quant.integrations.verl import attention_settings as attention
 from launch import network
 from launch.environment import not_handed_on, of_shell, rows
 from launch.errors import LaunchError
-from launch.inventory.fields import Host, Inventory
+from launch.inventory import Host, Inventory
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
 from launch.plan.imports import imports

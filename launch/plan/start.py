@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from launch.inventory.fields import Inventory
+from launch.inventory import Inventory
 from launch.plan.job import project_of
 from launch.processes import OPEN_FILES
 from launch.root import IS_CHECKOUT

@@ -13,7 +13,6 @@ from launch import variables
 from launch.recipes.hydra_syntax import ACTOR, MODEL, ROLLOUT, leaves, text
 from launch.root import ROOT
 
-MOST_DEVICES = 1024  # of a host, which lists them one by one
 MAPPINGS = ("actor_rollout_ref", ACTOR, MODEL, ROLLOUT, f"{MODEL}.override_config", "algorithm", "data", "trainer")
 SETTING = re.compile(r"[A-Za-z_][\w-]*")
 
@@ -269,7 +268,7 @@ class Recipe(Fields):
     model: Model
     stack: Stack
     nodes: Count
-    devices_per_node: Annotated[int, Field(ge=1, le=MOST_DEVICES)]
+    devices_per_node: Count
     backend: Literal["fsdp2", "megatron"]
     rollout: Rollout
     training: Training = Training()

@@ -40,7 +40,7 @@ def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | Iterable
     """
     file = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
     if name in DEMOS or not os.path.isfile(file):
-        raise RecipeError(f"no recipe {name!r}; {did_you_mean(name, names(folder)).replace('keys', 'names')}")
+        raise RecipeError(f"no recipe {name!r}; {did_you_mean(name, names(folder), 'names')}")
     tree = read(file)
     for key, value in changes.items() if isinstance(changes, Mapping) else changes:
         tree = merged(tree, changed(key, value))
@@ -158,10 +158,10 @@ def _value(one: Mapping[str, Any]) -> str:
     return words if len(words) <= MOST_SHOWN else f"{words[:MOST_SHOWN]}.."
 
 
-def did_you_mean(key: str, valid: list[str]) -> str:
-    """The nearest valid key, if one is near, and all of them."""
+def did_you_mean(key: str, valid: list[str], what: str = "keys") -> str:
+    """The nearest of the valid ones, if one is near, and all of them."""
     near = difflib.get_close_matches(key, valid, n=1)
-    return (f"did you mean {near[0]}? " if near else "") + f"Valid keys: {', '.join(valid)}"
+    return (f"did you mean {near[0]}? " if near else "") + f"Valid {what}: {', '.join(valid)}"
 
 
 def valid_keys(model: type[BaseModel], path: list[Any]) -> list[str]:

@@ -1,14 +1,21 @@
-"""The documents as the site needs them: its own links, and blank lines where GitHub needs none.
+"""mkdocs' hook: it builds not docs/ itself, but a copy of it beside the pages of the repository's root.
 
-One text serves both. On GitHub a link names a file (`../benchmarks/results/x.md`, `install.zh.md`). Here it becomes the
-page in the reader's language; where the site has none, the file's address below `repo_url`; without one, its path.
+The copy has the site's own links, and blank lines where GitHub needs none: one text serves both. On GitHub a link names
+a file (`../benchmarks/results/x.md`, `install.zh.md`). Here it becomes the page in the reader's language; where the
+site has none, the file's address below `repo_url`; without one, its path.
 """
 
 import posixpath
 import re
 import shutil
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # mkdocs starts a hook by its path
 
 from launch.root import ROOT
 
@@ -17,6 +24,14 @@ FENCE = re.compile(r"^ *```")
 ITEM = re.compile(r"^(\*|-|\d+\.) ")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^()\s]+)\)")
 LANGUAGES = re.compile(r"\[(?:中文|English)\]\([^()\s]+\)[.。]? ?")  # the site's header has them
+COPY = tempfile.TemporaryDirectory(prefix="ascend-quant-docs-")  # until mkdocs ends
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Make the copy. Anchors are GitHub's, in Chinese too."""
+    write(Path(COPY.name), config.repo_url)
+    config.docs_dir = COPY.name
+    config.mdx_configs["toc"] = {"slugify": slug}
 
 
 def slug(heading: str, space: str = "-") -> str:

@@ -15,7 +15,7 @@ from launch.doctor.checking import Finding, HostReport, Report
 from launch.doctor.hosts import REQUEST, alike, asked, examine, examine_all, reach, reached, reaching, request
 from launch.doctor.requirements import wanted_here, wanted_of
 from launch.doctor.table import show
-from launch.inventory.fields import Inventory
+from launch.inventory import Inventory
 from launch.recipes import load, paths_of
 
 PROJECT = Path(__file__).parents[2]

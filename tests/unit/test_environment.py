@@ -6,17 +6,20 @@ from pathlib import Path
 import pytest
 
 from launch.environment import (
+    ALL,
+    ASCEND,
+    CPU,
+    CUDA,
     FAMILIES,
     OF_HOST,
+    TABLE,
     environment,
     node_environment,
     not_handed_on,
     of_shell,
-    out_of_order,
     overruled,
     rows,
 )
-from launch.environment.table import ALL, ASCEND, CPU, CUDA, TABLE
 from launch.variables import OF_THE_LAUNCHER, OTHER_CLUSTERS, SECRETS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -64,26 +67,6 @@ def test_an_ascend_host_has_what_was_asked_for(stack: str):
     assert int(made["HCCL_EVENT_TIMEOUT"]) > int(made["HCCL_EXEC_TIMEOUT"])  # as torch_npu's documents want it
     families = [values_of(stack, family=family)["HCCL_SOCKET_FAMILY"] for family in ("ipv4", "ipv6")]
     assert families == ["AF_INET", "AF_INET6"]
-
-
-@pytest.mark.parametrize(
-    ("event", "execution", "right"),
-    [
-        (None, None, True),  # the table's own
-        (None, "7260", False),
-        ("1868", None, False),
-        ("0", "0", True),  # neither gives up
-        (None, "0", False),
-    ],
-)
-def test_time_outs_that_users_set_out_of_order_are_named(event, execution, right):
-    shell = {"HCCL_EVENT_TIMEOUT": event, "HCCL_EXEC_TIMEOUT": execution}
-    shell = {name: value for name, value in shell.items() if value is not None}
-    lines = out_of_order(node_environment("ascend-cann9.1", VALUES, [("shell", shell)]))
-    assert len(lines) == (0 if right else 1)
-    for name, value in shell.items():
-        assert all(f"{name}={value} (shell)" in line for line in lines)
-    assert out_of_order(node_environment("cuda13", VALUES, [])) == []
 
 
 def test_a_cuda_host_has_nccl_and_no_hccl():

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 from launch.doctor.requirements import wanted_of
 from launch.errors import LaunchError
-from launch.inventory.fields import Inventory
+from launch.inventory import Inventory
 from launch.nodes import checks
 from launch.nodes.facts import gather
 from launch.plan import NodePlan

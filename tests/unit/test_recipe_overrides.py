@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from test_recipe_files import load, write
 
 from ascend_quant.integrations.verl.attention_settings import LIBRARY, PACKED
-from launch.environment import rows
-from launch.environment.table import ASCEND
+from launch.environment import ASCEND, rows
 from launch.recipes import Paths, paths_of, resolve, versions
 from launch.recipes.hydra_syntax import text
 from launch.recipes.overrides import refused

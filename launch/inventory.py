@@ -1,0 +1,203 @@
+"""Inventories: on which machines a run takes place; from configs/clusters/NAME.yaml, or this machine alone.
+
+A host is named by an IP address or a host name. Where the fields of a file are valid one by one, `problems` says what
+does not go together, and what to write instead.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PlainValidator, ValidationError
+
+from ascend_quant.documents import BadDocument, read_yaml
+from launch import variables
+from launch.errors import LaunchError
+from launch.recipes.fields import Fields, Stack
+from launch.recipes.files import did_you_mean, explain
+from launch.root import ROOT
+
+FOLDER = ROOT / "configs" / "clusters"
+LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+NAME = re.compile(rf"{LABEL}(?:\.{LABEL})*\.?")
+
+
+def address(value: str) -> str:
+    """The address, if a host can be called so; ssh would take one that begins with - for an option.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if ip(value) is None and not NAME.fullmatch(value):
+        raise ValueError("an IPv4 or IPv6 address, or a host's name is needed; a user and a port go into ssh")
+    return value
+
+
+def ip(value: str) -> IPv4Address | IPv6Address | None:
+    """The IP address that a text is, if it is one."""
+    try:
+        return ip_address(value)
+    except ValueError:
+        return None
+
+
+def same(value: str) -> str:
+    """One text for all ways to write an address: 2001:db8::1 and 2001:db8:0:0::1, NODE1 and node1."""
+    return str(ip(value) or value.lower().rstrip("."))
+
+
+def _port_range(value: str) -> str:
+    low, _, high = value.partition("-")
+    if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high) <= 65535):
+        raise ValueError("a range of ports is written LOW-HIGH, as 20000-29999")
+    return value
+
+
+def _devices(value: Any) -> Any:
+    """One check of all three forms: of a union pydantic would say for each why it is not that one."""
+    numbers, least = (value, 0) if isinstance(value, list) else ([value], 1)
+    whole = numbers and all(type(one) is int and one >= least for one in numbers)
+    if value != "auto" and not (whole and len(set(numbers)) == len(numbers)):
+        raise ValueError("devices are auto, how many, or a list of their numbers, as [0, 1, 2, 3]")
+    return value
+
+
+Text = Annotated[str, Field(min_length=1)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+PortRange = Annotated[str, AfterValidator(_port_range)]
+HcclPorts = Annotated[str, AfterValidator(lambda value: value if value == "auto" else _port_range(value))]
+Devices = Annotated[Literal["auto"] | int | list[int], PlainValidator(_devices)]
+Absolute = Annotated[str, Field(pattern="^/+[^/]"), AfterValidator(lambda path: path.rstrip("/"))]
+Mount = Annotated[str, Field(pattern=r'^/[^:,"\n]*:/[^:,"\n]*(:ro)?$')]  # of docker's --mount, which has commas itself
+Variables = Annotated[dict[str, str], AfterValidator(variables.checked)]
+Address = Annotated[str, AfterValidator(address)]
+Image = Annotated[str, Field(pattern="^[a-z0-9][A-Za-z0-9._/:@-]*$")]  # no option of docker's
+User = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_.-]*$")]  # no option of ssh's
+
+
+class Ssh(Fields):
+    """How ssh logs in; what is left out is ssh's own choice, from ~/.ssh/config."""
+
+    user: User | None = None
+    port: Port | None = None
+    key: Text | None = None
+
+
+class Ports(Fields):
+    """The ports of a run, the same on every host.
+
+    Attributes:
+        ray: Ray's head.
+        dashboard: Ray's dashboard and job API, on the head.
+        workers: a range for Ray's workers and its daemons.
+        hccl_host, hccl_npu: ranges for HCCL, on the host's NIC and on those of the devices; auto: any.
+    """
+
+    ray: Port = 6766
+    dashboard: Port = 8260
+    workers: PortRange = "20000-29999"
+    hccl_host: HcclPorts = "60000-60050"
+    hccl_npu: HcclPorts = "61000-61050"
+
+
+class Host(Fields):
+    """A machine.
+
+    Attributes:
+        address: the IPv4 or IPv6 address, or the name, by which the other hosts reach it; the user is `ssh`'s.
+        nic: the NIC that carries the address; auto finds it.
+        devices: auto (all that are there), how many, or a list of their numbers.
+        ssh: where it differs from the inventory's.
+        environment: variables for this host, over the inventory's.
+    """
+
+    address: Address
+    nic: Text = "auto"
+    devices: Devices = "auto"
+    ssh: Ssh = Ssh()
+    environment: Variables = Field(default_factory=dict)
+
+
+class Inventory(Fields):
+    """The machines of a run; the first host is the head.
+
+    Attributes:
+        stack: the pinned software that is on them.
+        image: a container image to run in; without one the run is on the hosts themselves.
+        project: the folder of the checkout on the hosts.  None: this checkout's path, or the image's own
+        python: the interpreter there, from `project`.  None: .venv/bin/python, or the image's python
+        mounts: folders for the container, /on/the/host:/in/the/container[:ro].
+        shared: folders that are the same storage on every host, by the paths that the run sees.
+        environment: variables for every host, over the table's (docs/environment.md) and the recipe's.
+        join_seconds: how long hosts may take to join.
+        socket_filter: let only the run's hosts, and there its own user and root, reach its ports (SECURITY.md).
+    """
+
+    stack: Stack
+    image: Image | None = None
+    project: Absolute | None = None
+    python: Text | None = None
+    ssh: Ssh = Ssh()
+    hosts: Annotated[list[Host], Field(min_length=1)]
+    mounts: list[Mount] = Field(default_factory=list)
+    shared: list[Absolute] = Field(default_factory=list)
+    environment: Variables = Field(default_factory=dict)
+    ports: Ports = Ports()
+    join_seconds: Annotated[int, Field(ge=1)] = 300
+    socket_filter: bool = False
+
+    def ssh_of(self, host: Host) -> Ssh:
+        """How to log in to a host: its own settings over the inventory's."""
+        return self.ssh.model_copy(update=host.ssh.model_dump(exclude_none=True))
+
+
+def names(folder: Path = FOLDER) -> list[str]:
+    """The inventories that can be loaded by name."""
+    return sorted(file.stem for file in folder.glob("*.yaml"))
+
+
+def load(name: str, folder: Path = FOLDER) -> Inventory:
+    """The inventory called `name`, or in the file `name` if that ends in .yaml, checked.
+
+    Raises:
+        LaunchError: there is none, or it is wrong: each line names the file and what to change.
+    """
+    file = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if not os.path.isfile(file):
+        nearest = did_you_mean(name, names(folder), "names")
+        raise LaunchError(f"no inventory {name!r}: give the path of a .yaml file, or a name. {nearest}")
+    try:
+        inventory = Inventory.model_validate(read_yaml(file))
+    except BadDocument as error:
+        raise LaunchError(str(error)) from error
+    except ValidationError as error:
+        raise _wrong(file, explain(error, Inventory)) from error
+    if found := list(problems(inventory)):
+        raise _wrong(file, found)
+    return inventory
+
+
+def this_machine(stack: str) -> Inventory:
+    """The inventory without a file: one host, this one, with this interpreter."""
+    return Inventory(stack=stack, project=str(ROOT), python=sys.executable, hosts=[Host(address="127.0.0.1")])
+
+
+def _wrong(file: Path, found: list[str]) -> LaunchError:
+    return LaunchError("\n".join(f"{file}: {problem}" for problem in found))
+
+
+def problems(inventory: Inventory) -> Iterator[str]:
+    """Everything that is wrong with an inventory whose fields are valid one by one."""
+    hosts = [same(host.address) for host in inventory.hosts]
+    for number, host in enumerate(hosts):
+        found = ip(host)
+        if host in hosts[:number]:
+            yield f"hosts: {inventory.hosts[number].address} is there twice: each host has an address of its own"
+        if len(hosts) > 1 and (host == "localhost" or (found and found.is_loopback)):
+            yield f"hosts: {host} is each machine's own loopback: write the address that other hosts reach"
+    if inventory.mounts and inventory.image is None:
+        yield "mounts: are for a container: name an image, or leave them out"
