@@ -23,10 +23,9 @@ import typer
 from benchmarks.report import Outcome, console, faults_of, show_faults, table_of
 from benchmarks.tasks import choices, in_turn, numbers
 from launch.demo import DemoError
-from launch.demo.model import SUMS, TINY
 from launch.demo.report import FINAL_STEPS, arm_report
-from launch.demo.tasks import Problem, write_parquet
-from launch.demo.training import POLL_SECONDS, Choices, Setup, Training, WarmUp, load_recipe
+from launch.demo.task import SUMS, TINY, Problem, write_parquet
+from launch.demo.training import Choices, Setup, WarmUp, load_recipe, train
 
 KEYS = string.ascii_lowercase
 LINE = len("a7:007 ")
@@ -145,15 +144,8 @@ def trained(cell: Cell, folder: Path, seconds: float) -> Outcome:
         return Outcome(cell, 0.0, json.loads(record.read_text()))
     place = folder / f"seed{cell.seed}" / f"lr{cell.rate}"
     try:
-        training = Training(cell.choices(), cell.arm, place, changes=start_of(cell, folder) | {RATE: float(cell.rate)})
-        try:
-            while not training.ended:
-                training.look()
-                if time.monotonic() - began > seconds:
-                    raise DemoError(f"it was stopped after {seconds:.0f} s")
-                time.sleep(POLL_SECONDS)
-        finally:
-            training.end()
+        changes = start_of(cell, folder) | {RATE: float(cell.rate)}
+        train(cell.choices(), cell.arm, place, lambda steps: None, changes, seconds)
     except DemoError as error:
         return Outcome(cell, time.monotonic() - began, None, f"{cell.title()}: {error}")
     steps = arm_report(cell.arm, place / cell.arm / "metrics.jsonl")["steps"]

@@ -19,9 +19,9 @@ from benchmarks import train_options
 from benchmarks.report import Outcome, console, faults_of, show_faults, table_of, write_run
 from benchmarks.tasks import check_layers, choices, in_turn
 from benchmarks.train_run import FORCED, TIMED, Arm, carry_out
+from launch.child import python
 from launch.recipes import Paths, resolve
 from launch.recipes.hydra_syntax import ROLLOUT, VLLM
-from launch.smoke.child import python
 
 PLAIN = "plain"
 SENDS = (PLAIN, "bf16", "int8", "delta")

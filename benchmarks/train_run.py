@@ -8,10 +8,10 @@ from pathlib import Path
 
 from benchmarks import train_reward
 from benchmarks.report import Outcome
-from launch.demo.metrics import read_lines
+from launch.child import python, run
+from launch.demo.training import read_lines
 from launch.recipes import Recipe, load
 from launch.recipes.hydra_syntax import text
-from launch.smoke.child import Setting, python, run
 
 TIMED = "timing_s/update_weights"  # verl's, of a weight sync
 TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
@@ -186,9 +186,8 @@ def carry_out(arm: Arm, models: Path, logs: Path, seconds: float) -> Outcome:
         write_prompts(files, arm.steps * sizes["prompts"], arm.prompt)
         logs.mkdir(parents=True, exist_ok=True)
         steps = Steps(out, time.monotonic())
-        setting = Setting(recipe.stack, "gpu" if arm.device == "cuda" else "none", logs, arm.steps)
         command = arm.command(models / arm.shape, data, out)
-        ended = run(setting, arm.file_name, command, seconds, at_each_look=steps.look)
+        ended = run(command, logs, arm.file_name, seconds, recipe.stack, steps.look)
     result = {"command": command, "log": ended.log.name, "sizes": sizes, "steps": steps.seen, "faults": []}
     if ended.code != 0 or len(steps.seen) < arm.steps:
         words = f"{len(steps.seen)} of {arm.steps} steps; {memory_words(ended.log)}{ended.why()}"

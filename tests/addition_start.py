@@ -4,8 +4,7 @@ from pathlib import Path
 
 import torch
 
-from launch.demo.model import build_model, save_tokenizer
-from launch.demo.tasks import Addition, write_parquet
+from launch.demo.task import Addition, build_model, save_tokenizer, write_parquet
 
 TENSORS = 2 * 12 + 3  # of the model: two layers of twelve, the embedding, the last norm and the head
 

@@ -48,7 +48,7 @@ def addition(target: Path, progress: Progress) -> Summary:
     It is the demo's task. Several hosts may each make their own: they get the same files.
     """
     from launch.demo import DemoError
-    from launch.demo.tasks import verl_rows
+    from launch.demo.task import verl_rows
     from launch.demo.training import Choices, load_recipe
     from launch.demo.warmup import make_start
 

@@ -1,4 +1,4 @@
-"""The demo's result: report.json, from the metrics of the arms; and report.png.
+"""The demo's result: report.json, from the metrics that verl has logged of the arms; and report.png.
 
 The picture has six small panels by step, all arms in each.
 """
@@ -11,9 +11,28 @@ from typing import Any
 
 from rich.table import Table
 
-from launch.demo.metrics import read_lines, receipt, speed_record, step_record
-from launch.demo.training import QAT, Choices, is_corrected, scheme_of
+from launch.demo import DemoError
+from launch.demo.training import QAT, Choices, is_corrected, read_lines, scheme_of
 
+FIELDS = {
+    "reward": "critic/rewards/mean",
+    "k3_kl": "rollout_corr/k3_kl",
+    "step_seconds": "timing_s/step",
+    "refit_seconds": "timing_s/update_weights",
+}
+WEIGHT_FIELDS = {  # of runs with importance weights
+    "is_mean": "rollout_corr/rollout_is_mean",
+    "is_max": "rollout_corr/rollout_is_max",
+    "ess": "rollout_corr/rollout_is_eff_sample_size",
+}
+SPEED_FIELDS = {
+    "rollout_seconds": "timing_s/gen",
+    "update_seconds": "timing_s/update_actor",
+    "answer_tokens": "response_length/mean",
+    "tokens_per_second": "perf/throughput",  # of prompts and answers, over the whole step, for each device
+    "rollout_ms_per_token": "timing_per_token_ms/gen",  # of all answers together
+}
+PREFIX = "refit/"
 FINAL_STEPS = 5
 PANELS = (
     ("reward", "reward (exact answers)", "linear"),
@@ -23,6 +42,34 @@ PANELS = (
     ("step_seconds", "time of a step (s)", "linear"),
     ("tokens_per_second", "tokens/s, over the whole step", "linear"),
 )
+
+
+def step_record(line: dict[str, Any], corrected: bool = True) -> dict[str, float]:
+    """One step of the report; a metric that verl did not log is an error, not a gap in a plot.
+
+    Args:
+        corrected: whether the run has importance weights, of which verl then logs figures.
+    """
+    return pick(line, FIELDS | (WEIGHT_FIELDS if corrected else {}))
+
+
+def speed_record(line: dict[str, Any]) -> dict[str, float]:
+    """How fast a step was; rollout_tokens_per_second counts the answers' tokens over the rollout's time."""
+    record = pick(line, SPEED_FIELDS)
+    return record | {"rollout_tokens_per_second": 1000 / record.pop("rollout_ms_per_token")}
+
+
+def pick(line: dict[str, Any], fields: dict[str, str]) -> dict[str, float]:
+    missing = [name for name in fields.values() if line["data"].get(name) is None]
+    if missing:
+        raise DemoError(f"step {line['step']} has no {', '.join(missing)}: this verl logs other metrics than 0.9.1")
+    return {"step": line["step"]} | {field: line["data"][name] for field, name in fields.items()}
+
+
+def receipt(line: dict[str, Any]) -> dict[str, float]:
+    """The refit metrics of one step without their prefix; those of a single replica are left out."""
+    found = {name.removeprefix(PREFIX): value for name, value in line["data"].items() if name.startswith(PREFIX)}
+    return {name: value for name, value in found.items() if "/" not in name}
 
 
 def arm_report(name: str, metrics: Path) -> dict[str, Any]:

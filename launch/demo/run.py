@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from launch.demo.report import build_report, draw, table, write_report
-from launch.demo.tasks import write_parquet
+from launch.demo.task import write_parquet
 from launch.demo.training import ARMS, Choices, load_recipe, train
 
 

@@ -4,26 +4,19 @@ verl may hang instead of failing when one of its workers dies, so a run without 
 """
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from ascend_quant.schemes import SCHEMES
+from launch.child import last_errors, python, run
 from launch.demo import DemoError
-from launch.demo.metrics import last_errors, read_lines
-from launch.demo.model import TINY
-from launch.demo.tasks import Addition
-from launch.environment import environment
-from launch.processes import ProcessTree
+from launch.demo.task import TINY, Addition
 from launch.recipes.files import FOLDER, read
 from launch.recipes.hydra_syntax import leaves
 
@@ -36,8 +29,6 @@ ARMS = (
 )
 FIRST_STEP_SECONDS = 600  # includes starting Ray, verl and vLLM: about 80 s on two idle cores
 NEXT_STEP_SECONDS = 180
-POLL_SECONDS = 0.5
-LOOK_EVERY = 8  # polls: reading what 30 processes are costs time they need
 
 
 @dataclass(frozen=True)
@@ -150,79 +141,57 @@ def overrides(
     return [f"++{key}={json.dumps(value)}" for key, value in {**tree, **changes}.items()]
 
 
-class Training:
-    """A training that runs, with what it has written; whoever makes one ends it in any case.
+def command(
+    choices: Choices, arm: str, out: Path, ray_folder: Path, changes: Mapping[str, Any] = MappingProxyType({})
+) -> list[str]:
+    """What trains one arm."""
+    return python("-m", "ascend_quant.integrations.verl.main_ppo", *overrides(choices, arm, out, ray_folder, changes))
 
-    Attributes:
-        arm: which.
-        ended: whether verl has made all its steps and ended.
+
+def train(
+    choices: Choices,
+    arm: str,
+    out: Path,
+    on_steps: Callable[[int], None],
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    seconds: float = inf,
+) -> None:
+    """Run one arm to its last step; its metrics and its log stay in its folder below `out`.
 
     Args:
+        on_steps: told how many steps are done, again and again.
         changes: keys of verl that are to be otherwise than in the demo.
-    """
-
-    def __init__(self, choices: Choices, arm: str, out: Path, changes: Mapping[str, Any] = MappingProxyType({})):
-        self.arm, self.ended, folder = arm, False, out / arm
-        self._steps, self._metrics, self._log = choices.steps, folder / "metrics.jsonl", folder / "verl.log"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._metrics.unlink(missing_ok=True)  # an earlier run's steps are not this one's
-        with ExitStack() as made:
-            private = Path(tempfile.mkdtemp(prefix="aq-"))  # Ray's sockets need a short path, and Ray opens its folder
-            made.callback(shutil.rmtree, private, ignore_errors=True)
-            variables = environment("cpu", os.environ) | {"VERL_FILE_LOGGER_PATH": str(self._metrics)}
-            command = [sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo"]
-            self._verl = started(command + overrides(choices, arm, out, private / "ray", changes), folder, variables)
-            self._tree = ProcessTree(self._verl.pid)
-            made.callback(self._verl.wait)
-            made.callback(self._tree.end)
-            self._made = made.pop_all()
-        self._last_news, self._done, self._polls = time.monotonic(), 0, 0
-
-    def end(self) -> None:
-        """End what still runs of it."""
-        self._made.close()
-
-    def look(self) -> int:
-        """How many steps are done.
-
-        Raises:
-            DemoError: verl has failed, stands still, or has ended early.
-        """
-        ended = self._verl.poll() is not None  # asked before the metrics are read: the last step is not missed
-        if self._polls % LOOK_EVERY == 0:
-            self._tree.look()
-        self._polls += 1
-        done = len(read_lines(self._metrics))
-        if done > self._done:
-            self._last_news = time.monotonic()
-        self._done, steps = done, f"{done} of {self._steps} steps"
-        if ended and (self._verl.returncode or done < self._steps):
-            raise DemoError(f"verl ended with code {self._verl.returncode} after {steps}; {last_errors(self._log)}")
-        allowed = NEXT_STEP_SECONDS if done else FIRST_STEP_SECONDS
-        if not ended and time.monotonic() - self._last_news > allowed:
-            raise DemoError(f"no step after {steps} for {allowed} s; {last_errors(self._log)}")
-        self.ended = ended
-        return done
-
-
-def started(command: list[str], folder: Path, variables: Mapping[str, str]) -> subprocess.Popen:
-    """verl's process, in a session of its own; what it says goes into verl.log in its folder."""
-    with (folder / "verl.log").open("wb") as output:
-        return subprocess.Popen(
-            command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-
-
-def train(choices: Choices, arm: str, out: Path, on_steps: Callable[[int], None]) -> None:
-    """Run one arm to its last step.
+        seconds: of the whole training, at most.
 
     Raises:
         DemoError: verl has failed, stands still, or has ended early.
     """
-    training = Training(choices, arm, out)
-    try:
-        while not training.ended:
-            on_steps(training.look())
-            time.sleep(POLL_SECONDS)
-    finally:
-        training.end()
+    folder = out / arm
+    folder.mkdir(parents=True, exist_ok=True)
+    metrics = folder / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)  # an earlier run's steps are not this one's
+    log, done, last_news = folder / "verl.log", 0, time.monotonic()
+
+    def look() -> None:
+        nonlocal done, last_news
+        if (there := len(read_lines(metrics))) > done:
+            done, last_news = there, time.monotonic()
+        on_steps(done)
+        allowed = NEXT_STEP_SECONDS if done else FIRST_STEP_SECONDS
+        if time.monotonic() - last_news > allowed:
+            raise DemoError(f"no step after {done} of {choices.steps} steps for {allowed} s; {last_errors(log)}")
+
+    # Ray's sockets need a short path, and Ray opens its folder to all
+    with tempfile.TemporaryDirectory(prefix="aq-", ignore_cleanup_errors=True) as private:
+        told = command(choices, arm, out, Path(private) / "ray", changes)
+        ended = run(told, folder, "verl", seconds, "cpu", look, VERL_FILE_LOGGER_PATH=str(metrics))
+    if ended.code != 0 or done < choices.steps:
+        raise DemoError(f"verl {ended.how()} after {done} of {choices.steps} steps; {last_errors(log)}")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The steps logged so far by verl's `file` logger; a line that is still being written is left for the next look."""
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")[:-1]
+    return [json.loads(line) for line in lines if '"timing_s/step"' in line]

@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from launch.demo import DemoError
-from launch.demo.model import END, PAD, SPACE, build_model, save_tokenizer, vocabulary
-from launch.demo.tasks import Addition
+from launch.demo.task import END, PAD, SPACE, Addition, build_model, save_tokenizer, vocabulary
 from launch.demo.training import Choices, WarmUp
 
 FINAL_SHARE = 0.05  # of the learning rate

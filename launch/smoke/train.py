@@ -5,13 +5,15 @@ from pathlib import Path
 from statistics import median
 
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
+from launch.child import Ended, python, run
 from launch.demo import DemoError
-from launch.demo.metrics import read_lines, receipt, step_record
+from launch.demo.report import receipt, step_record
+from launch.demo.training import read_lines
 from launch.doctor.devices import devices as devices_of
 from launch.doctor.facts import GIB, Devices
 from launch.doctor.machine import machine
 from launch.recipes import load
-from launch.smoke.child import Ended, Setting, python, run
+from launch.smoke import Setting
 
 NAME = "train"
 DECIDES = "verl trains with int8 rollouts, and every weight that it sent is proved to have arrived"
@@ -54,16 +56,17 @@ def lack(host_gib: int, device_gib: int, available: int, devices: Devices) -> st
 def _on_cpu(setting: Setting) -> tuple[Ended, Path]:
     out = setting.folder / "demo"
     command = python("-m", "launch", "demo", "--arms", "int8", "--steps", str(setting.steps), "--out", str(out))
-    return run(setting, NAME, command, SECONDS), out / "int8" / "metrics.jsonl"
+    return run(command, setting.folder, NAME, SECONDS, setting.stack), out / "int8" / "metrics.jsonl"
 
 
 def _on_devices(setting: Setting) -> tuple[Ended, Path]:
     """The recipe, on one device of this machine."""
     data, out = str(setting.folder / "data"), setting.folder / "out"
-    made = run(setting, "data", python("-m", "launch", "data", "addition", "--to", data), SECONDS)
+    command = python("-m", "launch", "data", "addition", "--to", data)
+    made = run(command, setting.folder, "data", SECONDS, setting.stack)
     if made.code != 0:
         return made, out
-    ended = run(setting, NAME, command_of(setting, data, out), SECONDS)
+    ended = run(command_of(setting, data, out), setting.folder, NAME, SECONDS, setting.stack)
     return ended, next(out.glob("metrics/**/*.jsonl"), out / "metrics")
 
 

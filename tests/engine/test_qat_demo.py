@@ -21,7 +21,7 @@ from rich.console import Console
 from ascend_quant import oracle
 from ascend_quant.schemes import get_scheme
 from launch.demo.run import choices, run_demo
-from launch.demo.tasks import all_problems, mistake
+from launch.demo.task import all_problems, mistake
 
 pytestmark = pytest.mark.timeout(900)
 STEPS = 3

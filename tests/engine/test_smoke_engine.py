@@ -18,8 +18,7 @@ from safetensors.torch import load_file, save_file
 from ascend_quant.refit import RefitError
 from ascend_quant.smoke import engine, models, worker
 from ascend_quant.smoke.probes import On
-from launch.smoke import train
-from launch.smoke.child import Setting
+from launch.smoke import Setting, train
 
 SPOILT = "model.layers.1.mlp.down_proj.weight"
 

@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="the engine tests need vLLM")
 
 from verl_runs import OURS, QUANTIZED, logged, prepare, train
 
-from launch.demo.model import TINY
+from launch.demo.task import TINY
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-from launch.demo.model import TINY, build_model, save_tokenizer
-from launch.demo.tasks import Addition, write_parquet
+from launch.demo.task import TINY, Addition, build_model, save_tokenizer, write_parquet
 
 DEADLINE = 420
 STEPS = 2

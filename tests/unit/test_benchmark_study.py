@@ -31,17 +31,11 @@ def test_arms_are_compared_with_bf16_rollouts_of_the_same_seed():
 def test_what_is_done_is_not_trained_again_and_the_rest_in_turn(monkeypatch, tmp_path):
     asked = []
 
-    class Trained:
-        ended = True
+    def train(choices, arm, place, on_steps, changes, seconds):
+        asked.append((arm, choices.seed, changes[study.RATE]))
+        (place / arm).mkdir(parents=True)
 
-        def __init__(self, choices, arm, place, changes):
-            asked.append((arm, choices.seed, changes[study.RATE]))
-            (place / arm).mkdir(parents=True)
-
-        def end(self):
-            asked.append("ended")
-
-    monkeypatch.setattr(study, "Training", Trained)
+    monkeypatch.setattr(study, "train", train)
     monkeypatch.setattr(study, "start_of", lambda cell, folder: {})
     steps = [{"reward": 0.1, "k3_kl": 1e-5}, {"reward": 0.3, "k3_kl": 1e-5}]
     monkeypatch.setattr(study, "arm_report", lambda arm, metrics: {"steps": steps})
@@ -49,4 +43,4 @@ def test_what_is_done_is_not_trained_again_and_the_rest_in_turn(monkeypatch, tmp
     for _ in range(2):
         run = CliRunner().invoke(study.app, options)
         assert run.exit_code == 0, run.output
-    assert asked == [("bf16", 0, 1e-4), "ended", ("int8", 0, 1e-4), "ended"]
+    assert asked == [("bf16", 0, 1e-4), ("int8", 0, 1e-4)]

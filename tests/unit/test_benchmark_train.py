@@ -14,8 +14,8 @@ from benchmarks.sync import Sync
 from benchmarks.train_files import write_model, write_prompts
 from benchmarks.train_reward import compute_score
 from benchmarks.train_run import Arm, as_options, fields_for
+from launch.child import Ended
 from launch.recipes import Paths, load, resolve
-from launch.smoke.child import Ended
 
 RECIPE = "qwen2.5-7b-int8-gsm8k-h100"
 ARM = Arm(RECIPE, "qwen2.5-7b", "int8", 256, 4096, 4, 2)
@@ -122,14 +122,14 @@ def test_rows_leave_out_the_first_step():
 def run_of(monkeypatch, tmp_path, code: int, lines: list[dict], said: str) -> Outcome:
     """`carry_out` of a training that logs these lines and ends so."""
 
-    def run(setting, name, command, limit, at_each_look):
+    def run(command, folder, name, limit, stack, at_each_look):
         out = Path(command[command.index("--out") + 1]) / "metrics" / "project"
         out.mkdir(parents=True)
         (out / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         at_each_look()
-        log = setting.folder / f"{name}.log"
+        log = folder / f"{name}.log"
         log.write_text(said)
-        return Ended(code, 7.0, log, log)
+        return Ended(code, 7.0, log)
 
     monkeypatch.setattr(train_run, "run", run)
     return train_run.carry_out(replace(ARM, steps=2), tmp_path / "models", tmp_path / "logs", 60)

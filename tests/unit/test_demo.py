@@ -1,7 +1,6 @@
 """The demo without verl: its reward, models, settings, options, report, and how it watches a training."""
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from launch.child import last_errors
 from launch.cli import app
-from launch.demo import DemoError, metrics, report, training
-from launch.demo import model as models
-from launch.demo.metrics import read_lines
+from launch.demo import DemoError, report, training
+from launch.demo import task as models
 from launch.demo.reward import compute_score
 
 CHOICES = training.Choices(("bf16", "int8"), 7, 3, "qwen2")
@@ -158,9 +157,9 @@ def test_report_and_plot_are_files(finished):
 
 def test_a_half_written_line_waits_for_the_next_look(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    assert read_lines(path) == []
+    assert training.read_lines(path) == []
     path.write_text(metrics_line(1, 0.5, 0, 1, 1, 1) + metrics_line(2, 0.5, 0, 1, 1, 1)[:40])
-    assert [line["step"] for line in read_lines(path)] == [1]
+    assert [line["step"] for line in training.read_lines(path)] == [1]
 
 
 def test_a_missing_metric_is_named(tmp_path):
@@ -175,9 +174,9 @@ def test_last_errors_are_the_drivers(tmp_path):
     log, said = tmp_path / "verl.log", "ascend_quant.refit.errors.RefitError: layer 3 is missing"
     trace = f'Traceback (most recent call last):\n  File "x.py", line 3, in f\n    g()\n{said}\n'
     log.write_text(f"ValueError in a sentence is no error line? it is\n{trace}bye\n")
-    assert metrics.last_errors(log).count(said) == 1 and "bye" not in metrics.last_errors(log)
+    assert last_errors(log).count(said) == 1 and "bye" not in last_errors(log)
     log.write_text("one\ntwo\n")
-    assert "  two" in metrics.last_errors(log) and str(log) in metrics.last_errors(log)
+    assert "  two" in last_errors(log) and str(log) in last_errors(log)
 
 
 @pytest.fixture
@@ -185,14 +184,8 @@ def run_watch(tmp_path, monkeypatch):
     """Watches a Python process that stands in for verl; returns what was seen at each look."""
 
     def run(code: str, steps: int = 2) -> list[int]:
-        def started(command, folder, variables):
-            with (folder / "verl.log").open("wb") as output:
-                verl = [sys.executable, "-c", code]
-                return subprocess.Popen(verl, cwd=folder, stdout=output, stderr=output, start_new_session=True)
-
         seen = []
-        monkeypatch.setattr(training, "started", started)
-        monkeypatch.setattr(training, "POLL_SECONDS", 0.1)
+        monkeypatch.setattr(training, "command", lambda *given: [sys.executable, "-c", code])
         training.train(replace(CHOICES, steps=steps), "int8", tmp_path, seen.append)
         return seen
 
@@ -200,7 +193,7 @@ def run_watch(tmp_path, monkeypatch):
 
 
 def test_a_failure_has_its_reason_and_a_training_counts_its_steps(run_watch):
-    with pytest.raises(DemoError, match=r"code 1 after 0 of 2 steps(.|\n)*ZeroDivisionError(.|\n)*verl.log"):
+    with pytest.raises(DemoError, match=r"with 1 after 0 of 2 steps(.|\n)*ZeroDivisionError(.|\n)*verl.log"):
         run_watch("1/0")
     lines = [metrics_line(step, 0.5, 0, 1, 1000, 1) for step in (1, 2)]
     assert run_watch(f"open('metrics.jsonl', 'w').write({''.join(lines)!r})")[-1] == 2

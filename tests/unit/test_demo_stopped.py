@@ -13,16 +13,12 @@ import psutil
 
 # Real commands, but for what takes minutes: no warm-up, and in verl's place a process that sleeps.
 COMMAND = """
-import pathlib, subprocess, sys
 from launch.demo import training, warmup
 def make_start(choices, folder, on_update):
     folder.mkdir(parents=True)
     return 0.5
-def started(command, folder, variables):
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    pathlib.Path({file!r}).write_text(str(process.pid))
-    return process
-warmup.make_start, training.started = make_start, started
+sleeps = "import os, pathlib, time; pathlib.Path({file!r}).write_text(str(os.getpid())); time.sleep(600)"
+warmup.make_start, training.command = make_start, lambda *given: [{python!r}, "-c", sleeps]
 from launch.cli import app
 app({arguments!r})
 """
@@ -31,7 +27,7 @@ app({arguments!r})
 def test_its_training_ends_with_it(tmp_path):
     file = tmp_path / "pid"
     arguments = ["demo", "--arms", "int8", "--out", str(tmp_path / "out")]
-    code = COMMAND.format(file=str(file), arguments=arguments)
+    code = COMMAND.format(file=str(file), arguments=arguments, python=sys.executable)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     asked = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, env=environment)
     while not (file.is_file() and file.read_text()):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,12 +30,12 @@ from ascend_quant.schemes import SCHEMES
 from ascend_quant.smoke import engine, expected, libraries, models, operators, probes, results
 from ascend_quant.smoke.probes import NotPossible, On, Probe, Seen, carry_out
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
+from launch import child as children
+from launch.child import Ended
 from launch.cli import app
+from launch.doctor.checking import Finding, HostReport, Report
 from launch.doctor.facts import GIB, Device, Devices
-from launch.smoke import child as children
-from launch.smoke import probes as apart
-from launch.smoke import run, train
-from launch.smoke.child import Ended, Setting
+from launch.smoke import Setting, run, train
 
 CPU = On(torch.device("cpu"))
 
@@ -284,22 +285,9 @@ def test_wrong_use_of_the_command(tmp_path, monkeypatch, arguments, named):
 DIES = "import os, sys; print('RuntimeError: the reason', file=sys.stderr); os.kill(os.getpid(), 11)"
 
 
-def test_a_child_s_json_comes_apart_from_what_it_logs(setting):
-    code = "import sys; print('{\"a\": 1}'); print('a warning', file=sys.stderr)"
-    ended = children.run(setting, "one", [sys.executable, "-c", code], 60, apart=True)
-    assert ended.code == 0 and ended.json() == {"a": 1} and ended.log.read_text() == "a warning\n"
-
-
-@pytest.mark.parametrize(
-    ("code", "limit", "named"),
-    [
-        ("print('INFO here is'); print('{}')", 60, ("with 0", "no JSON: 'INFO here is\\n{}\\n'")),
-        (DIES, 60, ("signal 11", "RuntimeError: the reason")),
-    ],
-)  # fmt: skip
-def test_a_child_that_ends_without_an_answer_says_how(setting, code, limit, named):
-    ended = children.run(setting, "one", [sys.executable, "-u", "-c", code], limit, apart=True)
-    assert ended.json() is None and has_line_naming(ended.why(), "one", *named)
+def test_a_child_that_ends_badly_says_how(setting):
+    ended = children.run([sys.executable, "-c", DIES], setting.folder, "one", 60, "cpu")
+    assert has_line_naming(ended.why(), "one", "signal 11", "RuntimeError: the reason")
 
 
 def test_a_child_that_takes_too_long_ends_with_all_that_it_started(setting):
@@ -307,7 +295,7 @@ def test_a_child_that_takes_too_long_ends_with_all_that_it_started(setting):
     sleeper = f"import os, time; open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     start = f"subprocess.Popen([sys.executable, '-c', {sleeper!r}], start_new_session=True)"
     code = f"import subprocess, sys, time; {start}; time.sleep(600)"
-    ended = children.run(setting, "slow", [sys.executable, "-c", code], 3)
+    ended = children.run([sys.executable, "-c", code], setting.folder, "slow", 3, "cpu")
     assert ended.code is None and has_line_naming(ended.why(), "slow", "3 s")
     assert ended_soon(int(file.read_text())), "the grandchild still runs"
 
@@ -327,9 +315,12 @@ def test_smoke_that_is_asked_to_stop_ends_what_it_started(tmp_path):
     code = f"import os, pathlib, time; pathlib.Path({str(file)!r}).write_text(str(os.getpid())); time.sleep(600)"
     smoking = f"""
 import sys
+from launch import child as children
+from launch.child import Ended
 from launch.cli import app
-from launch.smoke import child, train
-train.train = lambda setting: child.run(setting, "slow", [sys.executable, "-c", {code!r}], 600)
+from launch import child
+from launch.smoke import train
+train.train = lambda setting: child.run([sys.executable, "-c", {code!r}], setting.folder, "slow", 600, "cpu")
 app(["smoke", "--only", "train", "--json"])
 """
     smoke = subprocess.Popen(
@@ -348,7 +339,8 @@ def test_children_have_the_stack_s_environment_and_no_network(setting, monkeypat
     for name in children.OFFLINE:
         monkeypatch.delenv(name, raising=False)
     code = "import json, os; print(json.dumps(dict(os.environ)))"
-    found = children.run(setting, "one", [sys.executable, "-c", code], 60, apart=True).json()
+    ended = children.run([sys.executable, "-c", code], setting.folder, "one", 60, "cpu")
+    found = json.loads(ended.log.read_text())
     wanted = {"VLLM_CPU_KVCACHE_SPACE": "3", "VERL_PLATFORM": "cpu"} | children.OFFLINE
     assert {name: found[name] for name in wanted} == wanted
 
@@ -357,19 +349,19 @@ def test_a_probe_that_ends_its_process_is_a_result_and_the_others_go_on(setting,
     """A slow one has a process of its own."""
     asked = []
 
-    def answer(setting, name, command, limit):
+    def answer(command, folder, name, limit, stack):
         names = [command[at + 1] for at, word in enumerate(command) if word == "--only"]
         asked.append(names)
         done = names[: names.index("a.dies")] if "a.dies" in names else names
         content = results.document([Result(one, "", OK) for one in done], {})
         Path(command[command.index("--out") + 1]).write_text(results.as_text(content))
-        log = setting.folder / f"{name}.log"
+        log = folder / f"{name}.log"
         log.write_text("RuntimeError: aicore error\n")
-        return Ended(-6 if len(done) < len(names) else 0, 1.0, log, log)
+        return Ended(-6 if len(done) < len(names) else 0, 1.0, log)
 
-    monkeypatch.setattr(apart, "run", answer)
+    monkeypatch.setattr(run, "run", answer)
     wanted = [probe(name=name, slow=name == "b.slow") for name in ("a.one", "a.dies", "a.two", "b.slow")]
-    found = list(apart.carried_out(setting, wanted))
+    found = list(run.carried_out(setting, wanted))
     assert asked == [["a.one", "a.dies", "a.two"], ["a.two"], ["b.slow"]]
     assert [(one.name, one.status) for one in found] == [
         ("a.one", OK), ("a.dies", FAILED), ("a.two", OK), ("b.slow", OK)
@@ -378,16 +370,15 @@ def test_a_probe_that_ends_its_process_is_a_result_and_the_others_go_on(setting,
 
 
 # ---- the doctor, training, all together
-def test_errors_of_the_doctor_fail_and_its_warnings_do_not(setting, monkeypatch):
-    fine = {"level": "ok", "check": "devices.health", "what": "all OK", "fix": ""}
-    warning = fine | {"level": "warning", "check": "system.disk", "what": "2 GiB free", "fix": "free some"}
-    error = fine | {"level": "error", "check": "system.shm", "what": "64 MiB", "fix": "--shm-size=4g"}
+def test_errors_of_the_doctor_fail_and_its_warnings_do_not(monkeypatch):
+    fine = Finding("ok", "devices.health", "all OK", "")
+    warning = Finding("warning", "system.disk", "2 GiB free", "free some")
+    error = Finding("error", "system.shm", "64 MiB", "--shm-size=4g")
     for findings, status in (([fine, warning], OK), ([error, fine, warning], FAILED)):
-        said = setting.folder / "doctor.out"
-        said.write_text(json.dumps({"hosts": [{"findings": findings, "traits": {"Python": "3.11.7"}}]}))
-        monkeypatch.setattr(run, "run", lambda *args, said=said, **more: Ended(0, 1.0, said, said))
-        found = run._doctor(setting)
-        assert found.status == status and warning in found.values["findings"]
+        report = Report([HostReport("this machine", findings, {"Python": "3.11.7"})])
+        monkeypatch.setattr(run, "examine", lambda report=report: report)
+        found = run._doctor()
+        assert found.status == status and asdict(warning) in found.values["findings"]
     assert found.reason == "system.shm: 64 MiB (--shm-size=4g)" and found.values["error"] == 1
 
 
@@ -421,7 +412,7 @@ def logged(step: int, **changes: float) -> str:
 def test_what_training_logged(setting, monkeypatch, lines, reason):
     metrics = setting.folder / "metrics.jsonl"
     metrics.write_text("".join(lines))
-    ended = Ended(0, 60.0, metrics, setting.folder / "train.log")
+    ended = Ended(0, 60.0, setting.folder / "train.log")
     monkeypatch.setattr(train, "_on_cpu", lambda setting: (ended, metrics))
     monkeypatch.setattr(train, "lack", lambda *given: "")
     found = train.train(setting)
@@ -441,7 +432,7 @@ def test_training_comes_before_engines_and_what_failed_leaves_its_logs(monkeypat
         yield from (told(Result(one.name, "", OK)) for one in wanted)
 
     monkeypatch.setattr(run, "carried_out", carried)
-    monkeypatch.setattr(run, "_doctor", lambda setting: told(Result("doctor", "", OK)))
+    monkeypatch.setattr(run, "_doctor", lambda: told(Result("doctor", "", OK)))
     for status in (OK, FAILED):
         monkeypatch.setattr(train, "train", lambda setting, status=status: told(Result("train", "", status)))
         content = run.smoke("cpu", "none", 3, [], Console(quiet=True))
