@@ -74,8 +74,7 @@ def convert(
     try:
         summary = with_progress(request, texts, errors)
     except (ConvertError, ProfileError, OSError) as error:
-        said = f"cannot convert: {error}".encode(errors="backslashreplace").decode()  # of names that are no UTF-8
-        errors.print(said, style="red", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"cannot convert: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED) from error
     seconds = time.perf_counter() - start
     if as_json:
@@ -124,7 +123,7 @@ def calibrated(request: Request, text: Path | None, samples: int | None, seq_len
 
 
 def with_progress(request: Request, texts: Calibration | None, console: Console) -> Summary:
-    """The conversion, with a progress bar in bytes of IN; llm-compressor has its own, one a decoder layer."""
+    """The conversion, with a progress bar in bytes of OUT; llm-compressor has its own, one a decoder layer."""
     columns = TextColumn("converting"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)

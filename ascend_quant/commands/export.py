@@ -40,6 +40,7 @@ def export(
     from rich.console import Console
 
     from ascend_quant.convert import ConvertError
+    from ascend_quant.convert.output import Output
     from ascend_quant.export import ExportError
     from ascend_quant.profile.rules import ProfileError
     from ascend_quant.schemes import UnknownScheme, get_scheme
@@ -47,43 +48,22 @@ def export(
     errors = Console(stderr=True)
     try:
         get_scheme(scheme)
-        out, keep_bf16 = _new(out), keep_bf16 and _new(keep_bf16)
-        if keep_bf16 and scheme == "bf16":
-            raise typer.BadParameter("--scheme bf16 writes OUT in BF16: leave it out", param_hint="'--keep-bf16'")
-        if keep_bf16 and (out.is_relative_to(keep_bf16) or keep_bf16.is_relative_to(out)):
-            raise typer.BadParameter(
-                f"{keep_bf16} and {out}: the same, or one in the other", param_hint="'--keep-bf16'"
-            )
-        if ignore and scheme == "bf16":
-            raise typer.BadParameter("--scheme bf16 quantizes no layer: leave it out", param_hint="'--ignore'")
-    except UnknownScheme as error:
-        raise typer.BadParameter(str(error), param_hint="'--scheme'") from error
+        for folder in (out, keep_bf16):
+            if folder is not None:
+                Output(folder).check_new()
+    except (UnknownScheme, ConvertError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
+    out, keep_bf16 = out.resolve(), keep_bf16 and keep_bf16.resolve()
+    if scheme == "bf16" and (keep_bf16 or ignore):
+        raise typer.BadParameter("bf16 quantizes nothing: leave --keep-bf16 and --ignore out", param_hint="'--scheme'")
+    if keep_bf16 and (out.is_relative_to(keep_bf16) or keep_bf16.is_relative_to(out)):
+        raise typer.BadParameter(f"{keep_bf16} and {out}: the same, or one in the other", param_hint="'--keep-bf16'")
     try:
         kind = _exported(checkpoint, out, scheme, hf_model, keep_bf16, tuple(ignore or ()), errors)
     except (ExportError, ConvertError, ProfileError, OSError) as error:  # OSError: a full disk, say
-        said = f"cannot export: {error}".encode(errors="backslashreplace").decode()  # of names that are no UTF-8
-        errors.print(said, style="red", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"cannot export: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED) from error
     typer.echo(f"{kind} -> {scheme}: {out}")
-
-
-def _new(folder: Path) -> Path:
-    """Where it will be, links followed; raises BadParameter unless it can be made there, or is an empty folder."""
-    from ascend_quant.convert.errors import ConvertError
-    from ascend_quant.convert.output import Output
-
-    try:
-        found = Output(folder).out
-    except ConvertError as error:
-        raise typer.BadParameter(str(error)) from error
-    if not found.parent.is_dir():
-        raise typer.BadParameter(f"{found.parent} is no folder; make it first")
-    try:
-        if found.exists() and (not found.is_dir() or any(found.iterdir())):
-            raise typer.BadParameter(f"{found} exists and is no empty folder")
-    except OSError as error:  # its name is too long, say
-        raise typer.BadParameter(f"{str(found)!r:.80} cannot be a folder: {error.strerror}") from error
-    return found
 
 
 def _exported(
@@ -116,8 +96,9 @@ def _exported(
     if partial.exists():
         raise ExportError(f"{partial} was left by a command that was killed; remove it")
     whole = out if plain else keep_bf16
-    with _beside(whole or out) as beside:
-        bf16 = beside / "model"
+    beside = whole or out  # on the same disk
+    with tempfile.TemporaryDirectory(prefix=f"{beside.name}.bf16-", dir=beside.parent) as folder:
+        bf16 = Path(folder) / "model"
         with _bar(console, f"{trained.kind} to bf16", "parameters") as progress:
             write_bf16(trained, bf16, hf_model, progress)
         if whole:
@@ -131,14 +112,6 @@ def _exported(
             shutil.rmtree(partial, ignore_errors=True)  # the folder that it would go on from is about to go
             raise
     return trained.kind
-
-
-@contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
-    """A folder of our own on the same disk, removed in the end."""
-    prefix = f"{folder.name}.bf16-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as made:
-        yield Path(made)
 
 
 @contextmanager

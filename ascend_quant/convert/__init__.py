@@ -11,8 +11,7 @@ plan.py            the pieces of every shard
 shard_file.py      a safetensors file whose tensors are written in any order
 output.py          OUT.partial: what is finished stays finished
 workers.py         threads that convert shards
-surroundings.py    everything but the weights
-conversion.py      all of it, in order
+conversion.py      all of it, in order; with the index, config.json and the manifest
 calibrate.py       int4 by GPTQ instead: texts.py reads the samples, gptq.py asks llm-compressor
 """
 

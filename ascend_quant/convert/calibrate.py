@@ -1,16 +1,13 @@
 """`convert --calibrate`: an int4 checkpoint whose codes and scales are GPTQ's instead of round-to-nearest's.
 
 The checkpoint is made by `convert` first, which finds all that is wrong with IN before hours of calibration; then codes
-and scales are put in place of the rounded ones, so that nothing else differs. Both happen in OUT.calibrating, which is
-renamed at the end. GPTQ cannot go on where it was killed: the same command begins again.
+and scales are put in place of the rounded ones, so that nothing else differs. Both happen in a folder beside OUT, which
+is renamed at the end. GPTQ cannot go on where it was killed: the same command begins again.
 """
 
-import fcntl
-import json
 import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -22,13 +19,12 @@ from ascend_quant.convert import gptq, texts
 from ascend_quant.convert.conversion import Progress, Request, Summary, convert
 from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.formats import Spec
-from ascend_quant.convert.output import WRITING, Output, sync
+from ascend_quant.convert.output import WRITING, Output, as_json, sync
 from ascend_quant.convert.shard_file import Digest, ShardFile, digest_of
 from ascend_quant.convert.source import MANIFEST, open_source
 from ascend_quant.profile.checkpoints import TEXT, Checkpoint, read_json
 
 PACKED, SCALE = ".weight_packed", ".weight_scale"
-LOCK, MODEL = "lock", "model"
 
 
 @dataclass(frozen=True)
@@ -59,8 +55,8 @@ def calibrate(request: Request, calibration: Calibration, progress: Progress = l
     tokens_BS = _tokens(open_source(request.source), calibration)
     gptq.require()
     gptq.check_device(request.device)
-    with _beside(out.out) as folder:
-        rounded = folder / MODEL
+    with tempfile.TemporaryDirectory(prefix=f"{out.out.name}.calibrating-", dir=out.out.parent) as folder:
+        rounded = Path(folder) / "model"
         summary = convert(replace(request, out=rounded), progress)
         layers = [name.removesuffix(PACKED) for name in Checkpoint(rounded).names if name.endswith(PACKED)]
         model = gptq.load(request.source, layers)
@@ -90,9 +86,7 @@ def put(folder: Path, solved: Solved, noted: dict) -> None:
     checkpoint, manifest = Checkpoint(folder), read_json(folder / MANIFEST)
     for path in checkpoint.files:
         manifest["files"][path.name] = _replaced(checkpoint, path, solved)._asdict()
-    new = folder / f"{MANIFEST}{WRITING}"
-    new.write_text(json.dumps(manifest | {"calibration": noted}, indent=2, ensure_ascii=False) + "\n")
-    new.rename(folder / MANIFEST)
+    (folder / MANIFEST).write_bytes(as_json(manifest | {"calibration": noted}).encode())
     sync(folder)
 
 
@@ -155,26 +149,3 @@ def _noted(calibration: Calibration) -> dict:
         digest = digest_of(file)
     tools = {name: version(name) for name in ("llmcompressor", "compressed-tensors", "transformers", "torch")}
     return asdict(calibration) | {"text": {"name": calibration.text.name, **digest._asdict()}, "tools": tools}
-
-
-@contextmanager
-def _beside(out: Path) -> Iterator[Path]:
-    """OUT.calibrating: empty, ours alone, removed at the end. What a killed command left in it is thrown away."""
-    folder = out.with_name(f"{out.name}.calibrating")
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise ConvertError(f"{folder} is in the way, and not left by a killed --calibrate; move it")
-    folder.mkdir(exist_ok=True)
-    if not {path.name for path in folder.iterdir()} <= {LOCK, MODEL, f"{MODEL}.partial"}:
-        raise ConvertError(f"{folder} is in the way, and not left by a killed --calibrate; move it")
-    with (folder / LOCK).open("w") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConvertError(f"another command is writing {folder}; wait for it, or end it") from error
-        for path in folder.iterdir():
-            if path.name != LOCK:
-                shutil.rmtree(path)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder)

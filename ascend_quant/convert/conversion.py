@@ -6,22 +6,23 @@ from pathlib import Path
 from threading import Lock
 
 import ascend_quant
-from ascend_quant.convert import output
 from ascend_quant.convert.errors import ConvertError
-from ascend_quant.convert.formats import PLAIN, format_of
+from ascend_quant.convert.formats import PLAIN, Spec, description, format_of, section
 from ascend_quant.convert.layers import Ignored
-from ascend_quant.convert.output import Output
+from ascend_quant.convert.output import MODIFIED, Output, as_json, check_room
 from ascend_quant.convert.plan import Plan, plan_quantizing, plan_undoing
 from ascend_quant.convert.quantized import Quantized
-from ascend_quant.convert.quantizer import check_device, open_device
-from ascend_quant.convert.shard_file import Layout
-from ascend_quant.convert.source import open_source, other_files, quantization
-from ascend_quant.convert.surroundings import WRITTEN_ANEW, add_surroundings
-from ascend_quant.convert.workers import Shard, Work, bytes_of, convert_all, default_workers, one_thread, stored_bytes
+from ascend_quant.convert.quantizer import Quantizer, check_device, open_device
+from ascend_quant.convert.shard_file import Layout, size
+from ascend_quant.convert.source import MANIFEST, open_source, other_files, plain_config, quantization
+from ascend_quant.convert.workers import default_workers, one_thread, write_shards
 from ascend_quant.profile.checkpoints import Checkpoint
 from ascend_quant.schemes import Scheme, get_scheme
 
-SPARE = 1 << 20  # bytes, for the index, the manifest and so on
+SINGLE = "model.safetensors"  # which needs no index
+INDEX = "model.safetensors.index.json"
+DESCRIPTION = "quant_model_description.json"
+WRITTEN_ANEW = (INDEX, DESCRIPTION, "config.json", MANIFEST)
 
 
 @dataclass(frozen=True)
@@ -82,44 +83,59 @@ def convert(request: Request, progress: Progress = lambda done, total: None) -> 
     """Convert a checkpoint; OUT appears when all of it is written, see `output`.
 
     Args:
-        progress: is told the bytes of IN that are done and all there are, one thread at a time.
+        progress: is told the bytes of OUT that are done and all there are, one thread at a time.
 
     Raises:
         UnknownScheme, ConvertError, ProfileError: one line that says what is wrong; OUT does not appear.
-        OSError: of the system, but for a full disk, which is a ConvertError.
+        OSError: of the system, such as a full disk.
     """
-    try:
-        with one_thread():
-            return _convert(request, progress)
-    except OSError as error:
-        raise output.full_disk(error, request.out) or error from error
-
-
-def _convert(request: Request, progress: Progress) -> Summary:
     request.chosen()
     out, checkpoint = Output(request.out), open_source(request.source)
+    out.check(request.source)
     scheme, format = request.chosen(experts=any(".experts." in name for name in checkpoint.names))
-    asked = _identity(request, checkpoint, scheme, format)
-    whole = out.was_renamed(asked)
-    if not whole:
-        out.check(request.source)
-    work = _work(request, checkpoint, out, scheme)
-    plan = _plan(request, work, format)
-    workers = max(1, min(request.workers or default_workers(work.device), len(plan.shards)))
-    if whole:
-        out.clean()
-    written = 0 if whole else _carry_out(work, plan, asked, workers, progress)
+    with one_thread():
+        plan, quantizer = _planned(request, checkpoint, scheme, format)
+        workers = max(1, min(request.workers or default_workers(request.device), len(plan.shards)))
+        others, asked = list(other_files(request.source)), _identity(request, checkpoint, scheme, format)
+        with out.open(asked, {*plan.shards, *map(str, others), *WRITTEN_ANEW}):
+            digests = {name: one for name in plan.shards if (one := out.finished(name, plan.outputs(name))) is not None}
+            resumed, sizes = len(digests), {name: Layout(plan.outputs(name)).bytes for name in plan.shards}
+            shards = sorted(sizes.keys() - digests.keys(), key=lambda name: (-sizes[name], name))  # no large one last
+            carried = sum((request.source / path).stat().st_size for path in others)
+            check_room(out.partial, sum(sizes[name] for name in shards) + carried)
+            report = _reporter(plan, shards, progress)
+            digests |= write_shards(checkpoint, plan, shards, out, workers, quantizer, report)
+            digests |= {str(path): out.add(str(path), request.source / path) for path in others}
+            for name, content in _written_anew(request, checkpoint, plan, scheme, format).items():
+                digests[name] = out.add(name, as_json(content))
+            kept = {key: value for key, value in asked.items() if key != MODIFIED}
+            out.add(MANIFEST, as_json(kept | {"files": {name: digests[name]._asdict() for name in sorted(digests)}}))
     return Summary(
         out=str(request.out),
         scheme=scheme.name,
         format=format,
         shards=len(plan.shards),
-        resumed=len(plan.shards) - written,
+        resumed=resumed,
         workers=workers,
-        bytes_in=sum(stored_bytes(checkpoint, name) for name in checkpoint.names),
-        bytes_out=sum(Layout(plan.outputs(shard)).bytes for shard in plan.shards),
+        bytes_in=sum(size(Spec(checkpoint.dtype(name), checkpoint.shape(name))) for name in checkpoint.names),
+        bytes_out=sum(sizes.values()),
         weights=dict(plan.kinds),
     )
+
+
+def _planned(
+    request: Request, checkpoint: Checkpoint, scheme: Scheme, format: str
+) -> tuple[Plan, Callable[[], Quantizer | None]]:
+    """What becomes of IN, and what makes a thread's quantizer, once it is known that the device can be used."""
+    if not scheme.quantized:
+        return plan_undoing(checkpoint, Quantized(checkpoint)), lambda: None
+    if (found := quantization(checkpoint)) is not None:
+        undo = f"undo that first: ascend-quant convert {request.source} BF16_FOLDER --scheme bf16"
+        raise ConvertError(f"{request.source} is already quantized ({found}); {undo}")
+    device = open_device(request.device)
+    check_device(device, scheme)
+    plan = plan_quantizing(checkpoint, scheme, format, Ignored(request.ignore))
+    return plan, lambda: Quantizer(scheme, device)
 
 
 def _identity(request: Request, checkpoint: Checkpoint, scheme: Scheme, format: str) -> dict:
@@ -131,52 +147,14 @@ def _identity(request: Request, checkpoint: Checkpoint, scheme: Scheme, format: 
         "format": format,
         "ignore": list(request.ignore),
         "source": {name: {"bytes": stat.st_size} for name, stat in files.items()},
-        output.MODIFIED: {name: stat.st_mtime_ns for name, stat in files.items()},
+        MODIFIED: {name: stat.st_mtime_ns for name, stat in files.items()},
     }
 
 
-def _work(request: Request, checkpoint: Checkpoint, out: Output, scheme: Scheme) -> Work:
-    """IN, OUT and the device, once it is known that they can be used."""
-    device = open_device(request.device)
-    if not scheme.quantized:
-        return Work(checkpoint, out, device, quantized=Quantized(checkpoint))
-    if (found := quantization(checkpoint)) is not None:
-        undo = f"undo that first: ascend-quant convert {request.source} BF16_FOLDER --scheme bf16"
-        raise ConvertError(f"{request.source} is already quantized ({found}); {undo}")
-    check_device(device, scheme)
-    return Work(checkpoint, out, device, scheme=scheme)
-
-
-def _plan(request: Request, work: Work, format: str) -> Plan:
-    if work.quantized is not None:
-        return plan_undoing(work.checkpoint, work.quantized)
-    return plan_quantizing(work.checkpoint, work.scheme, format, Ignored(request.ignore))
-
-
-def _carry_out(work: Work, plan: Plan, asked: dict, workers: int, progress: Progress) -> int:
-    """Write what is missing of OUT, and publish it; how many shards that were."""
-    out, folder = work.output, work.checkpoint.folder
-    files = [*plan.shards, *map(str, other_files(folder)), *WRITTEN_ANEW]
-    with out.open(asked, frozenset(files)):
-        digests = {name: one for name in plan.shards if (one := out.finished(name, plan.outputs(name))) is not None}
-        shards = [_shard(work.checkpoint, plan, name) for name in plan.shards if name not in digests]
-        others = sum((folder / path).stat().st_size for path in other_files(folder))
-        missing = sum(Layout(plan.outputs(shard.name)).bytes for shard in shards)
-        output.check_room(out.partial, missing + others + SPARE)
-        shards.sort(key=lambda shard: -shard.bytes)  # the largest first: no worker is left alone with it
-        digests |= convert_all(work, shards, workers, _reporter(shards, progress))
-        add_surroundings(asked, work, plan, digests)
-        out.publish()
-    return len(shards)
-
-
-def _shard(checkpoint: Checkpoint, plan: Plan, name: str) -> Shard:
-    return Shard(name, plan.shards[name], sum(bytes_of(checkpoint, piece) for piece in plan.shards[name]))
-
-
-def _reporter(shards: Sequence[Shard], progress: Progress) -> Callable[[int], None]:
+def _reporter(plan: Plan, shards: Sequence[str], progress: Progress) -> Callable[[int], None]:
     """What threads tell their bytes to."""
-    total, done, lock = sum(shard.bytes for shard in shards), 0, Lock()
+    total = sum(size(spec) for shard in shards for spec in plan.outputs(shard).values())
+    done, lock = 0, Lock()
     progress(0, total)
 
     def report(count: int) -> None:
@@ -186,3 +164,19 @@ def _reporter(shards: Sequence[Shard], progress: Progress) -> Callable[[int], No
             progress(done, total)
 
     return report
+
+
+def _written_anew(request: Request, checkpoint: Checkpoint, plan: Plan, scheme: Scheme, format: str) -> dict[str, dict]:
+    """The contents of the index, of ModelSlim's description and of config.json."""
+    files, outputs = {}, {shard: plan.outputs(shard) for shard in plan.shards}
+    specs = {name: spec for shard in outputs.values() for name, spec in shard.items()}
+    if list(outputs) != [SINGLE]:
+        places = {name: shard for shard, names in outputs.items() for name in names}
+        files[INDEX] = {"metadata": {"total_size": sum(map(size, specs.values()))}, "weight_map": places}
+    config = plain_config(checkpoint.config)
+    if scheme.quantized:
+        said = section(format, scheme, request.ignore, plan.left)
+        config |= {} if said is None else {"quantization_config": said}
+        if said is None:
+            files[DESCRIPTION] = description(plan.quantized(), list(specs))
+    return files | {"config.json": config}

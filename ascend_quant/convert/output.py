@@ -1,14 +1,10 @@
 """OUT, which appears whole or not at all: it is written as OUT.partial and renamed at the end.
 
-    OUT.partial/model/        finished files under their final names, and *.writing
-    OUT.partial/journal/      request.json: what is converted, and how; SHARD.json: the digest of a finished shard
-    OUT.partial/lock          held while a command is at work
-
-A finished shard and its digest are on disk (fsync) before the next one begins, so that the same command goes on where a
-killed one ended. Another command is refused.
+OUT.partial holds the manifest, which says from the beginning what is converted and how, and files under their final
+names. A file gets its name when it is finished and on disk (fsync); until then it is called *.writing. So the same
+command goes on where a killed one ended, and another command is refused.
 """
 
-import errno
 import fcntl
 import json
 import os
@@ -20,36 +16,29 @@ from pathlib import Path
 from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.formats import Spec
 from ascend_quant.convert.shard_file import Digest, Layout, digest_of
-from ascend_quant.convert.source import MANIFEST, check_name
-from ascend_quant.documents import BadDocument, read_json
+from ascend_quant.convert.source import MANIFEST
+from ascend_quant.profile.checkpoints import read_json
 
 WRITING = ".writing"
-MODIFIED = "modified"  # of a request: the times of IN's files, which are no part of the manifest
+MODIFIED = "modified"  # of a request: the times of IN's files, which are no part of the finished manifest
 
 
 class Output:
-    """OUT.partial, which one process at a time may write.
-
-    Raises:
-        ConvertError: OUT can be no folder's name.
-    """
+    """OUT.partial, which one process at a time may write."""
 
     def __init__(self, out: Path):
-        check_name(out)
-        try:
-            self.out = out.resolve()
-        except (OSError, RuntimeError) as error:  # of a link to itself, in Python 3.13 and before
-            raise ConvertError(f"{out} cannot be a folder: {error}") from error
-        if not self.out.name or self.out == Path.cwd():
-            raise ConvertError(f"{self.out} is the root or the working folder, which cannot be replaced; give another")
-        self.partial = self.out.with_name(f"{self.out.name}.partial")
-        self.model, self.journal = self.partial / "model", self.partial / "journal"
+        self.out = out.resolve()
+        self.partial = self.out.parent / f"{self.out.name}.partial"
 
     def check(self, source: Path) -> None:
-        """Raise ConvertError where OUT cannot be: in IN, around it, not empty, without a parent."""
+        """Raise ConvertError where OUT cannot be: in IN, around it, or where `check_new` does."""
         source = source.resolve()
         if self.out == source or source in self.out.parents or self.out in source.parents:
             raise ConvertError(f"{self.out} and {source} are the same folder, or one is in the other; give another OUT")
+        self.check_new()
+
+    def check_new(self) -> None:
+        """Raise ConvertError unless OUT can be made, or is an empty folder that can be replaced."""
         if not self.out.parent.is_dir():
             raise ConvertError(f"{self.out.parent} is no folder; make it first")
         if self.out.is_dir() and os.path.ismount(self.out):
@@ -57,21 +46,9 @@ class Output:
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise ConvertError(f"{self.out} is not empty; give a new folder")
 
-    def was_renamed(self, request: Mapping) -> bool:
-        """Whether this request, of IN as it is now, was killed when OUT was whole and OUT.partial not yet gone."""
-        manifest, noted = self.out / MANIFEST, self.journal / "request.json"
-        if self.partial.is_symlink() or not (manifest.is_file() and noted.is_file()):
-            return False
-        left = {path.relative_to(self.partial) for path in self.partial.rglob("*")} - {Path("lock"), Path("journal")}
-        if any(path.parts[0] != "journal" or ".json" not in path.suffixes for path in left):  # model/, or the user's
-            return False
-        content = _read(manifest)
-        same = all(content.get(key) == value for key, value in request.items() if key != MODIFIED)
-        return same and _read(noted) == request
-
     @contextmanager
     def open(self, request: Mapping, names: Set[str]) -> Iterator[None]:
-        """Begin, or go on where the same request ended; nobody else does meanwhile.
+        """Begin, or go on where the same request ended; nobody else does meanwhile. In the end OUT is there.
 
         Args:
             names: of all files of OUT, as paths within it.
@@ -80,102 +57,73 @@ class Output:
             ConvertError: another request has begun here, a command is at work, or OUT.partial holds what is none of
                 OUT's.
         """
-        self._check_partial(names)
-        for folder in (self.partial, self.model, self.journal):
-            folder.mkdir(exist_ok=True)
-        with (self.partial / "lock").open("w") as lock:
+        self.partial.mkdir(exist_ok=True)
+        lock = os.open(self.partial, os.O_RDONLY)
+        try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except BlockingIOError as error:
                 raise ConvertError(f"another command is writing {self.partial}; wait for it, or end it") from error
-            self._check_request(request)
+            self._begin(request, names)
             yield
+            os.rename(self.partial, self.out)  # onto an empty folder, if there is one
+            sync(self.out.parent)
+        finally:
+            os.close(lock)
 
-    def _check_partial(self, names: Set[str]) -> None:
-        """All of OUT.partial/model is published in the end."""
-        if self.partial.is_symlink() or (self.partial.exists() and not self.partial.is_dir()):
-            raise ConvertError(f"{self.partial} is a link or a file; move it")
-        notes = {"request", *names}
-        known = {"lock", "model", "journal"}
-        known |= {f"model/{name}{suffix}" for name in names for suffix in ("", WRITING)}
-        known |= {f"model/{parent}" for name in names for parent in Path(name).parents}
-        known |= {f"journal/{note}.json{suffix}" for note in notes for suffix in ("", WRITING)}
-        for path in self.partial.rglob("*"):
-            if str(path.relative_to(self.partial)) not in known or path.is_symlink():
-                raise ConvertError(f"{path} is in the way, and no part of a half-finished conversion; move it")
-
-    def _check_request(self, request: Mapping) -> None:
-        """Note a request, or compare it with the one that is noted."""
-        noted = self.journal / "request.json"
-        if not noted.is_file():
-            self._note(noted, request)
-        before = _read(noted)
+    def _begin(self, request: Mapping, names: Set[str]) -> None:
+        """Note the request in the manifest, or compare it with the one that is noted there."""
+        held = {path.relative_to(self.partial) for path in self.partial.rglob("*") if not path.is_dir()}
+        known = {name + suffix for name in names for suffix in ("", WRITING)}
+        begun = (self.partial / MANIFEST).is_file()
+        if strange := sorted(set(map(str, held)) - (known if begun else {f"{MANIFEST}{WRITING}"})):
+            raise ConvertError(
+                f"{self.partial / strange[0]} is in the way, and no part of a half-finished conversion; move it"
+            )
+        if not begun:
+            self.add(MANIFEST, as_json(request))
+        before = read_json(self.partial / MANIFEST)
         for key, value in request.items():
-            if before.get(key) != value:
+            if key in before and before[key] != value:
                 changed = key in ("source", MODIFIED)
-                what = "IN has changed since" if changed else f"{key} {before.get(key)!r}, now {value!r}"
+                what = "IN has changed since" if changed else f"{key} {before[key]!r}, now {value!r}"
                 again = f"finish that one, or remove {self.partial}"
                 raise ConvertError(f"{self.partial} was begun by another command ({what}); {again}")
 
     def finished(self, shard: str, specs: Mapping[str, Spec]) -> Digest | None:
-        """The digest of a shard that an earlier run has finished; None unless it has its header and this digest."""
-        note = self.journal / f"{shard}.json"
-        if not note.is_file() or not Layout(specs).fits(self.model / shard):
+        """The digest of a shard that an earlier run has finished; None unless it has this header and this size."""
+        if not Layout(specs).fits(self.partial / shard):
             return None
-        with (self.model / shard).open("rb", buffering=0) as file:
-            digest = digest_of(file)
-        return digest if _read(note) == digest._asdict() else None
+        with (self.partial / shard).open("rb", buffering=0) as file:
+            return digest_of(file)
 
     def writing(self, name: str) -> Path:
         """Where a file is written until it is finished."""
-        return self.model / f"{name}{WRITING}"
+        return self.partial / f"{name}{WRITING}"
 
-    def finish_shard(self, shard: str, digest: Digest) -> None:
-        """Give a written, durable shard its name, and note its digest."""
-        self.writing(shard).rename(self.model / shard)
-        sync(self.model)
-        self._note(self.journal / f"{shard}.json", digest._asdict())
+    def finish(self, name: str) -> None:
+        """Give a file that is on disk its name."""
+        path = self.writing(name).rename(self.partial / name)
+        sync(path.parent)
 
     def add(self, name: str, content: Path | str) -> Digest:
-        """A small file: a copy, or a text."""
-        path = self.model / name
+        """A small file: a copy, or a text in UTF-8."""
+        path = self.writing(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, Path):
             shutil.copyfile(content, path)
         else:
-            path.write_bytes(content.encode())  # whatever the locale
+            path.write_bytes(content.encode())
         with path.open("rb", buffering=0) as file:
             os.fsync(file.fileno())
-            return digest_of(file)
-
-    def publish(self) -> None:
-        """OUT.partial/model becomes OUT."""
-        sync(self.model)
-        os.rename(self.model, self.out)  # onto an empty folder, if there is one
-        sync(self.out.parent)
-        self.clean()
-
-    def clean(self) -> None:
-        """Remove what is left of OUT.partial."""
-        shutil.rmtree(self.partial)
-
-    def _note(self, path: Path, content: Mapping) -> None:
-        """Write a JSON file, whole or not at all."""
-        new = path.with_name(f"{path.name}{WRITING}")
-        with new.open("w") as file:
-            file.write(json.dumps(content, indent=1))
-            file.flush()
-            os.fsync(file.fileno())
-        new.rename(path)
-        sync(path.parent)
+            digest = digest_of(file)
+        self.finish(name)
+        return digest
 
 
-def _read(path: Path) -> dict:
-    """A JSON file that `Output` has written."""
-    try:
-        return read_json(path)
-    except BadDocument as error:
-        raise ConvertError(f"{error}; remove {path}, or begin again in another OUT") from error
+def as_json(content: object) -> str:
+    """The text of a JSON file of OUT."""
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def check_room(folder: Path, needed: int) -> None:
@@ -183,13 +131,6 @@ def check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ConvertError(f"the disk of {folder} is too full: {needed:,} bytes are needed, {free:,} are free")
-
-
-def full_disk(error: OSError, out: Path) -> ConvertError | None:
-    """The error of a disk that has filled up meanwhile; None for another error."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return None
-    return ConvertError(f"the disk of {out} is full; make room, and run the same command again: it goes on from there")
 
 
 def sync(folder: Path) -> None:

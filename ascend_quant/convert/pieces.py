@@ -3,6 +3,7 @@
 Each writes itself into the shard's file, a few rows at a time.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,7 +12,6 @@ import torch
 from ascend_quant import oracle
 from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.formats import Spec, unchanging
-from ascend_quant.convert.quantized import Quantized
 from ascend_quant.convert.quantizer import Quantizer
 from ascend_quant.convert.shard_file import ShardFile
 from ascend_quant.profile.checkpoints import Checkpoint
@@ -52,7 +52,7 @@ class Copy:
         """The tensors of OUT."""
         return {self.name: Spec(self.dtype, self.part.shape)}
 
-    def write(self, checkpoint: Checkpoint, tools: "Tools", file: ShardFile) -> None:
+    def write(self, checkpoint: Checkpoint, quantizer: Quantizer | None, file: ShardFile) -> None:
         tensor = self.part.read(checkpoint)
         if tensor.numel() == 0:
             return
@@ -72,7 +72,7 @@ class Quantize:
     part: Part
     outputs: dict[str, Spec] = field(hash=False)
 
-    def write(self, checkpoint: Checkpoint, tools: "Tools", file: ShardFile) -> None:
+    def write(self, checkpoint: Checkpoint, quantizer: Quantizer | None, file: ShardFile) -> None:
         codes, scales, *others = self.outputs
         packs = self.outputs[codes].dtype == "I32"
 
@@ -80,8 +80,8 @@ class Quantize:
             file.write(codes, first, oracle.pack_int4(codes_RK) if packs else codes_RK)
 
         w_NK = self.part.read(checkpoint)
-        scale_IJ = tools.quantizer.quantize(w_NK, sink)
-        if not tools.quantizer.definition.finite(scale_IJ).all():
+        scale_IJ = quantizer.quantize(w_NK, sink)
+        if not quantizer.definition.finite(scale_IJ).all():
             raise not_finite(self.part.source, w_NK)
         file.write(scales, 0, scale_IJ)
         for name in others:
@@ -90,41 +90,37 @@ class Quantize:
 
 @dataclass(frozen=True)
 class Dequantize:
-    """A quantized weight that becomes BF16 again."""
+    """A quantized weight that becomes BF16 again, always on the CPU: it has less to do than to be moved.
+
+    Attributes:
+        read: gives its codes (N, K) and scales, see `Quantized.readers`.
+    """
 
     part: Part
     name: str
+    read: Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
     @property
     def outputs(self) -> dict[str, Spec]:
         """The tensor of OUT."""
         return {self.name: Spec("BF16", self.part.shape)}
 
-    def write(self, checkpoint: Checkpoint, tools: "Tools", file: ShardFile) -> None:
-        codes, scale = tools.quantized.readers[self.name]()
+    def write(self, checkpoint: Checkpoint, quantizer: Quantizer | None, file: ShardFile) -> None:
+        codes, scale = self.read()
         per = oracle.BLOCK if codes.dtype == torch.float8_e4m3fn and scale.dim() == 2 else 1
         step = max(1, ELEMENTS // max(1, self.part.shape[1]) // per) * per
         for first in range(0, len(codes), step):
-            part = codes[first : first + step].to(tools.device)
+            part = codes[first : first + step]
             codes_RK = oracle.unpack_int4(part) if part.dtype == torch.int32 else part
-            scale_R = (scale[first // per : -(-(first + step) // per)] if scale.dim() else scale).to(tools.device)
+            scale_R = scale[first // per : -(-(first + step) // per)] if scale.dim() else scale
             values_RK = oracle.dequantize(codes_RK, scale_R)
-            rounded_RK = values_RK.to(torch.bfloat16).cpu()
+            rounded_RK = values_RK.to(torch.bfloat16)
             if not rounded_RK.isfinite().all():
                 raise not_finite(self.name, values_RK)
             file.write(self.name, first, rounded_RK)
 
 
 Piece = Copy | Quantize | Dequantize
-
-
-@dataclass(frozen=True)
-class Tools:
-    """What pieces need; one of each a process."""
-
-    device: torch.device
-    quantizer: Quantizer | None
-    quantized: Quantized | None
 
 
 def not_finite(name: str, tensor: torch.Tensor) -> ConvertError:

@@ -93,7 +93,7 @@ def plan_undoing(checkpoint: Checkpoint, quantized: Quantized) -> Plan:
         if tensor in stored:
             name = stored[tensor]
             plan.kinds["dequantized"] += 1
-            pieces.append(Dequantize(Part(tensor, quantized.shape(name)), name))
+            pieces.append(Dequantize(Part(tensor, quantized.shape(name)), name, quantized.readers[name]))
         elif tensor not in quantized.beside and not tensor.endswith(tuple(f".{leaf}" for leaf in CACHE)):
             check_kept(checkpoint, tensor)
             pieces.append(Copy(Part(tensor, checkpoint.shape(tensor)), tensor, checkpoint.dtype(tensor)))

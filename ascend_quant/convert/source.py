@@ -16,7 +16,7 @@ def open_source(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`.
 
     Raises:
-        ConvertError: no folder, its index and its files disagree, or a file cannot be carried over.
+        ConvertError: no folder, or its index and its files disagree.
         ProfileError: no config.json, no safetensors file, a file that is cut off.
     """
     if not folder.is_dir():
@@ -24,7 +24,6 @@ def open_source(folder: Path) -> Checkpoint:
     checkpoint = Checkpoint(folder)
     _ = checkpoint.config  # an error if there is none
     check_index(checkpoint)
-    check_others(folder)
     return checkpoint
 
 
@@ -61,38 +60,18 @@ def plain_config(config: dict) -> dict:
     return kept
 
 
-def check_others(folder: Path) -> None:
-    """Nothing is left out in silence, and a JSON file can name all that is carried over.
+def other_files(folder: Path) -> Iterator[Path]:
+    """What is carried over: tokenizer, templates, code and so on; no weights, no indices, nothing hidden.
 
     Raises:
-        ConvertError: a link to nothing or to a folder, or a name that is no UTF-8.
+        ConvertError: a link to nothing or to a folder, which would be left out in silence.
     """
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
-        if any(part.startswith(".") for part in inside.parts):
+        if any(part.startswith(".") for part in inside.parts) or (path.is_dir() and not path.is_symlink()):
             continue
-        if path.is_symlink() and not path.is_file():
-            what = "a folder" if path.is_dir() else "nothing"
-            raise ConvertError(f"{path} is a link to {what}, which is not carried over; put files there, or remove it")
-        if not path.is_file() and not path.is_dir():
-            raise ConvertError(f"{path} is no file (a pipe, a socket?), and cannot be carried over; remove it")
-        check_name(inside)
-
-
-def check_name(path: Path) -> None:
-    """Raise ConvertError for a path that is no UTF-8: neither JSON nor a terminal can show it."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError as error:
-        raise ConvertError(f"{str(path)!r} is no name in UTF-8; give it another") from error
-
-
-def other_files(folder: Path) -> Iterator[Path]:
-    """What is carried over: tokenizer, templates, code and so on; no weights, no indices, nothing hidden."""
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
-        if not path.is_file() or any(part.startswith(".") for part in inside.parts):
-            continue
+        if not path.is_file():
+            raise ConvertError(f"{path} is no file, and cannot be carried over; put the files there, or remove it")
         written_anew = inside.name in ("config.json", MANIFEST) and len(inside.parts) == 1
         if not (written_anew or inside.name.endswith((*WEIGHTS, *INDICES)) or inside.match(DESCRIPTION)):
             yield inside

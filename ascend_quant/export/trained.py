@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from ascend_quant.convert.pieces import not_finite
-from ascend_quant.convert.source import check_others
+from ascend_quant.convert.source import other_files
 from ascend_quant.documents import BadDocument, read_text
 from ascend_quant.export import bf16_folder, fsdp
 from ascend_quant.export.errors import ExportError
@@ -114,7 +114,7 @@ def write_bf16(trained: Trained, out: Path, model: Path | None, progress: Progre
             if model is None
             else f"--hf-model {model}: has no config.json"
         )
-    check_others(model)
+    list(other_files(model))  # an error now for what cannot be carried over
     config = read_config(model)
     if trained.kind == "fsdp":
         expected = Expected(model, config)

@@ -73,8 +73,6 @@ def test_what_cannot_be_converted_ends_with_1_and_one_line(source, tmp_path, mon
     for folder, out, named in (
         (source, source, "same folder"),
         (tmp_path, "out", str(tmp_path)),
-        (source, "", ""),
-        (source, os.fsdecode(b"\xff"), ""),
         (source, "/proc/out", "/proc/out.partial"),  # what the system refuses
     ):
         result = run(folder, out, "--scheme", "int8")

@@ -210,8 +210,8 @@ def test_a_command_that_has_failed_half_way_can_be_given_again(state, model, tmp
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(conversion, "add_surroundings", full)
-        refused(folder, model, "is full", "--scheme", "int8")
+        patch.setattr(conversion, "_written_anew", full)
+        refused(folder, model, "No space left", "--scheme", "int8")
     assert export(folder, model, "--scheme", "int8").exit_code == 0
 
 
