@@ -34,7 +34,7 @@ def doctor(
     """
     from rich.console import Console
 
-    from launch.doctor.table import show
+    from launch.doctor.checking import show
     from launch.errors import LaunchError
     from launch.plan.job import must_be_said
     from launch.recipes import RecipeError

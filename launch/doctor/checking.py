@@ -5,14 +5,18 @@ docs/doctor.md has a row for each check.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from launch.doctor.facts import NotGathered
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-AS_A_BUG = "report this as a bug, with the output of --json"
 LONGEST = 300  # characters of an exception's message
+STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
+ORDER = ("ok", "warning", "error")
 Level = Literal["ok", "warning", "error"]
 
 
@@ -103,27 +107,68 @@ class Check:
     find: Callable[..., Iterator[Said]]
 
     def __call__(self, *given: Any) -> list[Finding]:
-        """Its findings. A check that fails itself is a finding too: it must not hide the others.
-
-        One that reads what could not be gathered has no more to say: that is a finding already (examination.py).
-        """
+        """Its findings. A check that fails, or facts that could not be gathered, are a finding: others go on."""
         findings = []
         try:
             for said in self.find(*given):
                 findings.append(Finding(said.level, self.name, said.what, said.fix))
-        except NotGathered:
-            pass
         except Exception as failure:
-            what = f"the check itself failed: {in_short(failure)}"
-            findings.append(Finding("error", self.name, what, AS_A_BUG))
+            what = f"could not look: {type(failure).__name__}: {' '.join(str(failure).split())[:LONGEST]}"
+            fix = "is /proc mounted? Else report this as a bug, with the output of --json"
+            findings.append(Finding("error", self.name, what, fix))
         return findings
-
-
-def in_short(failure: Exception) -> str:
-    """An exception in one line."""
-    return f"{type(failure).__name__}: {' '.join(str(failure).split())[:LONGEST]}"
 
 
 def check(name: str) -> Callable[[Callable[..., Iterator[Said]]], Check]:
     """Make a check of a function."""
     return lambda find: Check(name, find)
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the table, the fixes, and a last line that sums up."""
+    table = Table("check", *(host.host for host in report.hosts))
+    for name in dict.fromkeys(finding.check for host in report.hosts for finding in host.findings):
+        cells = [[finding for finding in host.findings if finding.check == name] for host in report.hosts]
+        table.add_row(name, *(_cell(findings) for findings in cells))
+    if report.hosts:
+        console.print(table)
+    for finding in report.together:
+        console.print(Text.assemble(_level(finding), f" {finding.check}: {finding.what}"))
+    _fixes(report, console)
+    console.print(_summary(report), soft_wrap=True)
+
+
+def _cell(findings: list[Finding]) -> Text:
+    """The lines of one check on one host, each behind its level."""
+    return Text("\n").join(Text.assemble(_level(finding), f" {finding.what}") for finding in findings)
+
+
+def _level(finding: Finding) -> tuple[str, str]:
+    return finding.level, STYLES[finding.level]
+
+
+def _fixes(report: Report, console: Console) -> None:
+    """What to do, errors first, each once with the hosts that it is for."""
+    todo: dict[Finding, list[str]] = {}
+    for host in report.hosts:
+        for finding in host.findings:
+            todo.setdefault(finding, []).append(host.host)
+    for finding in report.together:
+        todo.setdefault(finding, [])
+    for finding in sorted(todo, key=lambda finding: -ORDER.index(finding.level)):
+        if finding.level != "ok":
+            where = f" on {', '.join(todo[finding])}" if len(report.hosts) > 1 and todo[finding] else ""
+            console.print()
+            console.print(Text.assemble(_level(finding), f" {finding.check}{where}: {finding.what}"), soft_wrap=True)
+            console.print(f"  fix: {finding.fix}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _summary(report: Report) -> Text:
+    count = Counter(finding.level for finding in report.findings)
+    text = f"\n{_plural(count['error'], 'error')}, {_plural(count['warning'], 'warning')}, {count['ok']} ok"
+    end = "a run would fail" if count["error"] else "a run can start"
+    return Text(f"{text}: {end}. Each check is described in docs/doctor.md", style="bold")
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"

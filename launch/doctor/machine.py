@@ -9,8 +9,7 @@ from pathlib import Path
 import psutil
 
 from launch.doctor.checking import Said, check, error, ok, warning
-from launch.doctor.facts import GIB, MIB, Facts, Leftover, Machine
-from launch.doctor.requirements import Wanted
+from launch.doctor.facts import GIB, MIB, Facts, Leftover, Machine, Wanted
 from launch.processes import mark
 from launch.stacks import pins
 

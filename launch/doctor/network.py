@@ -1,4 +1,4 @@
-"""The networks of the host: the NIC of its address, its own name, the ports of a run, and the links of its devices.
+"""The networks of the host: the NIC of its address, the ports of a run, and the links of its devices.
 
 hccn_tool answers `link status: UP`, `ipaddr:..` and `netmask:..`; from the pages on the check before a training of
 MindCluster's fault diagnosis (hiascend.com, mindxdlFDUG021); not run on hardware by this project. Without RDMA, NCCL
@@ -8,19 +8,16 @@ takes TCP, and says so only in its log.
 import ctypes
 import re
 import shutil
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import ip_address
 from pathlib import Path
 
 from launch.doctor.checking import Said, check, error, ok, warning
-from launch.doctor.facts import Facts, Link, Links, Network
-from launch.doctor.requirements import Wanted
+from launch.doctor.drivers import npu_numbers
+from launch.doctor.facts import Facts, Link, Links, Network, Wanted
 from launch.errors import LaunchError
 from launch.network import choose, nics
 from launch.nodes import ports as run_ports
-from launch.nodes.facts import npus
 from launch.processes import ask
 from launch.software import product
 from launch.stacks import pins
@@ -44,17 +41,7 @@ def network(wanted: Wanted) -> Network:
         except LaunchError as reason:
             problem = str(reason)
     needed = run_ports.needed("head" if wanted.head else "worker", dict(wanted.ports))
-    return Network(found, wire, problem, own_name(), tuple(run_ports.taken(needed)))
-
-
-def own_name() -> tuple[str, tuple[str, ...]]:
-    """The host's name, and the addresses that it leads to."""
-    name = socket.gethostname()
-    try:
-        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return name, ()
-    return name, tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries))
+    return Network(found, wire, problem, tuple(run_ports.taken(needed)))
 
 
 def links(kind: str, hosts: int, root: Path = Path("/"), library: str = LIBRARY) -> Links:
@@ -69,7 +56,7 @@ def links(kind: str, hosts: int, root: Path = Path("/"), library: str = LIBRARY)
     if tool is None:
         return Links(problem=f"there is no hccn_tool on PATH, and no {TOOL}", config=config)
     with ThreadPoolExecutor(max_workers=8) as pool:
-        return Links(tuple(pool.map(lambda device: link(tool, device), npus(root / "dev"))), config=config)
+        return Links(tuple(pool.map(lambda device: link(tool, device), npu_numbers(root / "dev"))), config=config)
 
 
 def link(tool: str, device: int) -> Link:
@@ -104,16 +91,6 @@ def address(facts: Facts, wanted: Wanted) -> Iterator[Said]:
         yield ok(f"{found.wire[0]} carries {found.wire[1]}")
     else:
         yield ok("; ".join(f"{name}: {', '.join(addresses)}" for name, addresses in found.nics.items()) or "no NIC")
-
-
-@check("network.name")
-def name(facts: Facts, wanted: Wanted) -> Iterator[Said]:
-    own, leads_to = facts.network.name
-    if not leads_to:
-        yield warning(f"the host's own name {own} leads nowhere", f"add it to /etc/hosts: ADDRESS {own}")
-    elif wanted.hosts > 1 and all(ip_address(one).is_loopback for one in leads_to):
-        what = f"the host's own name {own} leads to {leads_to[0]}, which no other host reaches"
-        yield warning(what, f"in /etc/hosts: {wanted.address or 'ADDRESS'} {own}; runs of ./run.sh train do without")
 
 
 @check("network.ports")

@@ -8,8 +8,7 @@ from math import isfinite
 from pathlib import Path
 
 from launch.doctor.checking import Said, check, error, ok, warning
-from launch.doctor.facts import GIB, Facts, Files
-from launch.doctor.requirements import Wanted
+from launch.doctor.facts import GIB, Facts, Files, Wanted
 from launch.errors import LaunchError
 from launch.recipes.effective import KL
 from launch.recipes.fields import Recipe

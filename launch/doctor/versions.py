@@ -6,8 +6,7 @@ from pathlib import Path
 
 from ascend_quant.flashrl.usercustomize import clean, default_path
 from launch.doctor.checking import Said, check, error, ok, warning
-from launch.doctor.facts import Facts, Software
-from launch.doctor.requirements import Wanted
+from launch.doctor.facts import Facts, Software, Wanted
 from launch.software import (
     CHIP_VARIABLE,
     Package,

@@ -15,7 +15,7 @@ from typing import Any
 from ascend_quant.documents import BadDocument, parse_json
 from launch import door, network, private
 from launch.doctor.examination import in_the_way
-from launch.doctor.requirements import Wanted
+from launch.doctor.facts import Wanted
 from launch.errors import LaunchError
 from launch.network import Wire
 from launch.nodes import ports

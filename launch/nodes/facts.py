@@ -1,10 +1,9 @@
 """What this host is, and how hosts differ: name, NICs, accelerators, versions, clock, and room on disk and in memory.
 
-NPUs are counted by their device files, as Ray does it, and GPUs by nvidia-smi. Versions are asked of metadata, without
-an import. A clock is compared by the times of a question and its answer, with the way measured out.
+Versions are asked of metadata, without an import. A clock is compared by the times of a question and its answer, with
+the way measured out.
 """
 
-import re
 import shutil
 import socket
 import time
@@ -15,26 +14,18 @@ from typing import Any
 import psutil
 
 from launch import network
+from launch.doctor import drivers
 from launch.errors import LaunchError
-from launch.processes import ask
 from launch.software import installed, own_packages, sources
 from launch.stacks import pins
 
-NVIDIA = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-ANSWER_SECONDS = 20
-NUMBER = re.compile("[0-9]{1,9}")
-NO_DEVICES = "No devices were found"
 PACKAGES = ("ray", "verl", "torch", "torch_npu", "vllm", "vllm_ascend", "transformers", "ascend_quant")
 SOURCES = "these sources"
 ALLOWED_SECONDS = 5  # that clocks may differ by
 
 
 def gather(stack: str, temp_dir: str) -> dict[str, Any]:
-    """The facts that the control host compares and shows; sizes in bytes.
-
-    Raises:
-        LaunchError: a tool of the host does not answer.
-    """
+    """The facts that the control host compares and shows; sizes in bytes."""
     return {
         "name": socket.gethostname(),
         "clock": time.time(),
@@ -56,36 +47,12 @@ class Devices:
     numbers: list[int]
 
 
-def found(stack: str, folder: Path = Path("/dev")) -> Devices:
-    """The devices of this host that the stack can use."""
+def found(stack: str) -> Devices:
+    """The devices of this host that the stack can use; NPUs by their device files, as Ray counts them."""
     kind = pins(stack).devices
-    return Devices(kind, {"npu": npus, "gpu": lambda _: gpus(), "none": lambda _: []}[kind](folder))
-
-
-def npus(folder: Path) -> list[int]:
-    """Numbers of the NPUs: /dev/davinci0, /dev/davinci1 and so on. A container sees those it was given."""
-    names = (re.fullmatch(r"davinci(\d+)", file.name) for file in folder.iterdir())
-    return sorted(int(name[1]) for name in names if name)
-
-
-def gpus() -> list[int]:
-    """Numbers of the GPUs that the driver knows; none without nvidia-smi.
-
-    Raises:
-        LaunchError: nvidia-smi does not answer, fails, or does not name each GPU by its number, as of one that is lost.
-    """
-    if shutil.which(NVIDIA[0]) is None:
-        return []
-    output, problem = ask(NVIDIA, ANSWER_SECONDS)
-    if problem:
-        raise LaunchError(f"{problem}: look at the driver, or at ./run.sh doctor")
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    if lines == [NO_DEVICES]:
-        return []
-    for number, line in enumerate(lines):
-        if not NUMBER.fullmatch(line) or line in lines[:number]:
-            raise LaunchError(f"nvidia-smi names no GPU by {line[:200]!r}: look at the driver, or at ./run.sh doctor")
-    return [int(line) for line in lines]
+    if kind == "npu":
+        return Devices(kind, drivers.npu_numbers())
+    return Devices(kind, [device.number for device in drivers.devices(kind).found])
 
 
 def chosen(wanted: int | list[int], there: Devices) -> list[int]:
@@ -98,7 +65,7 @@ def chosen(wanted: int | list[int], there: Devices) -> list[int]:
     """
     if there.kind == "none":
         return wanted if isinstance(wanted, list) else list(range(wanted))
-    what = {"npu": "NPU (/dev/davinci*)", "gpu": "GPU (nvidia-smi)"}[there.kind]
+    what = {"npu": "NPU (/dev/davinci*)", "gpu": "GPU (NVML)"}[there.kind]
     if not there.numbers:
         raise LaunchError(f"no {what} on this host: check the driver, or the container's device options")
     if isinstance(wanted, int):

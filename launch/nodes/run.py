@@ -73,11 +73,7 @@ def first_line(stream: TextIO) -> dict | None:
 
 def tell_facts(plan: NodePlan, emit: Emit) -> int:
     """For --dry-run: what the host is, as `chosen` the wire and the devices of the run, as `problems` what stops it."""
-    try:
-        facts = gather(plan.stack, plan.temp_dir)
-    except LaunchError as error:
-        emit("failed", why=str(error))
-        return FAILED
+    facts = gather(plan.stack, plan.temp_dir)
     found = asdict(find(plan, facts))
     problems = found.pop("problems")
     emit("checked", facts=facts | {"chosen": found, "problems": problems})

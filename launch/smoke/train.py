@@ -9,7 +9,7 @@ from launch.child import Ended, python, run
 from launch.demo import DemoError
 from launch.demo.report import receipt, step_record
 from launch.demo.training import read_lines
-from launch.doctor.devices import devices as devices_of
+from launch.doctor.drivers import devices as devices_of
 from launch.doctor.facts import GIB, Devices
 from launch.doctor.machine import machine
 from launch.recipes import load

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from launch.doctor.checking import Check
-from launch.doctor.facts import GIB, Device, Devices, Facts, Files, Link, Links, Machine, Network, Software
-from launch.doctor.requirements import Wanted
+from launch.doctor.facts import GIB, Device, Devices, Facts, Files, Link, Links, Machine, Network, Software, Wanted
 from launch.software import Package
 from launch.stacks import pins
 
@@ -18,7 +17,7 @@ NPUS = Devices(
     files=NPU_FILES,
     cards=(0, 1),
 )
-GPUS = Devices("nvidia-smi", driver="580.95", found=(Device(0, "NVIDIA H200", "OK", 5, 143771),))
+GPUS = Devices("NVML", driver="580.95", found=(Device(0, "NVIDIA H200", "OK", 5, 143771),))
 
 
 def packages(stack: str) -> dict[str, Package]:
@@ -35,9 +34,7 @@ def well(stack: str = "ascend-cann9.1", **changed) -> Facts:
     groups = {
         "devices": {"npu": NPUS, "gpu": GPUS, "none": Devices()}[pins(stack).devices],
         "software": Software(PYTHONS[stack], packages(stack), "abc", pins(stack).cann, "the file", "ascend910b1"),
-        "network": Network(
-            {"lo": ["127.0.0.1"], "bond0": ["192.0.2.11"]}, ("bond0", "192.0.2.11"), name=("one", ("192.0.2.11",))
-        ),
+        "network": Network({"lo": ["127.0.0.1"], "bond0": ["192.0.2.11"]}, ("bond0", "192.0.2.11")),
         "links": Links(tuple(Link(number, "UP", f"198.51.100.{number}") for number in (0, 1))),
         "machine": Machine(
             shared_memory=(64 * GIB, 60 * GIB),

@@ -1,90 +1,83 @@
-"""GPUs as nvidia-smi shows them: a stand-in with the form of its CSV, not hardware."""
+"""GPUs as NVML tells them: its real names and errors, with stand-ins for what the driver would answer."""
 
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from npu_tools import write_tool
 
-from launch.doctor.facts import Device, Holder
-from launch.doctor.gpu import gpus
+from launch.doctor import drivers
+from launch.doctor.drivers import gpus
+from launch.doctor.facts import MIB, Device, Holder
 
-SCRIPT = """\
-case "$*" in
---query-gpu=*csv,noheader,nounits)
-  echo "0, GPU-aa, NVIDIA H200, 570.133.20, 5, 143771, 0"
-  echo "1, GPU-bb, NVIDIA H200, 570.133.20, 70000, 143771, 3"
-  echo "2, GPU-cc, NVIDIA A10, 570.133.20, 5, 23028, [N/A]" ;;
---query-compute-apps=*csv,noheader,nounits)
-  echo "GPU-bb, 4711, /usr/bin/python3, 69990"
-  echo "GPU-cc, 4712, [Not Found], [N/A]" ;;
-esac
-"""
+pynvml = pytest.importorskip("ray._private.thirdparty.pynvml", reason="Ray, which has a copy of NVML, is not installed")
+FINE = {
+    "nvmlDeviceGetName": "NVIDIA H200",
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5 * MIB, total=143771 * MIB),
+    "nvmlDeviceGetTotalEccErrors": 0,
+    "nvmlDeviceGetComputeRunningProcesses": [],
+}
 
 
-@pytest.fixture(autouse=True)
-def tools(tmp_path: Path, monkeypatch) -> Path:
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return tmp_path
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch):
+    """driver({..}, {..}): one GPU each that answers as FINE but for these functions; an error is raised."""
+
+    def give(answer: object) -> object:
+        if isinstance(answer, int) and answer < 0:
+            raise pynvml.NVMLError(-answer)
+        return answer
+
+    def of(*devices: dict[str, object]) -> None:
+        monkeypatch.setattr(drivers, "pynvml", pynvml)
+        monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(devices))
+        monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "570.133.20")
+        monkeypatch.setattr(pynvml, "nvmlSystemGetProcessName", lambda pid: give({4711: "python3"}.get(pid, -6)))
+        byindex = "nvmlDeviceGetHandleByIndex"
+        monkeypatch.setattr(pynvml, byindex, lambda number: give(devices[number].get(byindex, number)))
+        for name in FINE:
+            answer = lambda number, *_, name=name: give((FINE | devices[number])[name])  # noqa: E731
+            monkeypatch.setattr(pynvml, name, answer)
+
+    return of
 
 
-def test_gpus_and_what_holds_them(tools: Path):
-    write_tool(tools / "nvidia-smi", SCRIPT)
+def test_gpus_and_what_holds_them(driver):
+    processes = [
+        SimpleNamespace(pid=4711, usedGpuMemory=69990 * MIB),
+        SimpleNamespace(pid=4712, usedGpuMemory=None),
+    ]
+    driver({}, {"nvmlDeviceGetTotalEccErrors": 3, "nvmlDeviceGetComputeRunningProcesses": processes})
     found = gpus()
     assert found.found == (
         Device(0, "NVIDIA H200", "OK", 5, 143771),
-        Device(1, "NVIDIA H200", "3 uncorrected memory errors", 70000, 143771),
-        Device(2, "NVIDIA A10", "OK", 5, 23028),
+        Device(1, "NVIDIA H200", "3 uncorrected memory errors", 5, 143771),
     )
-    assert found.holders == (Holder(1, 4711, "/usr/bin/python3", 69990), Holder(2, 4712, "[Not Found]", 0))
+    assert found.holders == (Holder(1, 4711, "python3", 69990), Holder(1, 4712, "", 0))
     assert (found.driver, found.problem) == ("570.133.20", None)
 
 
 @pytest.mark.parametrize(
-    ("row", "device"),
+    ("answers", "name", "memory"),
     [
-        ("0, GPU-aa, NVIDIA H200, 570.1, [GPU requires reset], [GPU requires reset], [GPU requires reset]",
-         Device(0, "NVIDIA H200", "GPU requires reset", None, None)),
-        ("0, GPU-aa, NVIDIA H200, 570.1, 5, [Unknown Error], 0", Device(0, "NVIDIA H200", "Unknown Error", 5, None)),
-        ("0, GPU-aa, [GPU is lost], [GPU is lost], [N/A], [N/A], [N/A]",
-         Device(0, "[GPU is lost]", "GPU is lost", None, None)),
-        ("0, GPU-aa, NVIDIA H200, 570.1, 5, 100, [Unknown Error]", Device(0, "NVIDIA H200", "Unknown Error", 5, 100)),
-        ("0, GPU-aa, NVIDIA GB10, 570.1, [N/A], [N/A], [N/A]", Device(0, "NVIDIA GB10", "OK", None, None)),
+        ({"nvmlDeviceGetHandleByIndex": -pynvml.NVML_ERROR_GPU_IS_LOST}, "GPU", None),
+        ({"nvmlDeviceGetMemoryInfo": -pynvml.NVML_ERROR_GPU_IS_LOST}, "NVIDIA H200", None),
+        ({"nvmlDeviceGetMemoryInfo": -pynvml.NVML_ERROR_NOT_SUPPORTED}, "NVIDIA H200", "OK"),  # a GB10
+        ({"nvmlDeviceGetTotalEccErrors": -pynvml.NVML_ERROR_NOT_SUPPORTED}, "NVIDIA H200", (5, 143771)),
     ],
-)  # fmt: skip
-def test_a_sick_gpu_is_a_device_among_others(tools: Path, row: str, device: Device):
-    well = "1, GPU-bb, NVIDIA H200, 570.1, 5, 143771, 0"
-    write_tool(tools / "nvidia-smi", f'case "$*" in --query-gpu=*) echo "{row}"; echo "{well}" ;; esac\n')
-    found = gpus()
-    assert found.found == (device, Device(1, "NVIDIA H200", "OK", 5, 143771))
-    assert (found.driver, found.problem) == ("570.1", None)
-
-
-def test_two_gpus_that_are_lost(tools: Path):
-    """Of which the driver does not tell the uuid either."""
-    lost = ", ".join(["[GPU is lost]"] * 6)
-    write_tool(tools / "nvidia-smi", f'case "$*" in --query-gpu=*) echo "0, {lost}"; echo "1, {lost}" ;; esac\n')
-    assert [(one.number, one.health) for one in gpus().found] == [(0, "GPU is lost"), (1, "GPU is lost")]
-
-
-@pytest.mark.parametrize(
-    "said", ["No devices were found", "Unable to determine the device handle: GPU is lost", "a, b"]
 )
-def test_what_is_no_device_is_told(tools: Path, said: str):
-    row = "1, GPU-bb, NVIDIA H200, 570.1, 5, 143771, 0"
-    write_tool(tools / "nvidia-smi", f'case "$*" in --query-gpu=*) echo "{said}" ;; esac\n')
-    assert not gpus().found and said in gpus().problem
-    write_tool(tools / "nvidia-smi", f'case "$*" in --query-gpu=*) echo "{said}"; echo "{row}" ;; esac\n')
-    assert [one.number for one in gpus().found] == [1] and said in gpus().problem
+def test_a_sick_gpu_is_a_device_among_others(driver, answers: dict, name: str, memory: object):
+    driver(answers, {})
+    sick, well = gpus().found
+    assert (sick.name, well) == (name, Device(1, "NVIDIA H200", "OK", 5, 143771))
+    assert (sick.health == "OK") == (memory is not None)
+    assert (sick.used_mib, sick.total_mib) == (memory if isinstance(memory, tuple) else (None, None))
 
 
-def test_a_process_that_is_told_in_other_words(tools: Path):
-    row = "1, GPU-bb, NVIDIA H200, 570.1, 5, 143771, 0"
-    denied = "[Insufficient Permissions]"
-    said = f"GPU-bb, 4711, {denied}, {denied}\nMIG-0c, 4711, python3, 7\nGPU-bb, [N/A], python3, 7\n{denied}"
-    write_tool(tools / "nvidia-smi", f'case "$*" in --query-gpu=*) echo "{row}" ;; *) echo "{said}" ;; esac\n')
-    assert gpus().holders == (Holder(1, 4711, denied, 0),)
-
-
-def test_a_driver_that_does_not_answer(tools: Path):
-    write_tool(tools / "nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18\n")
-    assert gpus().problem.endswith("ended with 18: Failed to initialize NVML: Driver/library version mismatch")
+def test_why_no_gpu_is_listed(driver, monkeypatch: pytest.MonkeyPatch):
+    driver()
+    assert gpus().problem and not gpus().found
+    error = pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: (_ for _ in ()).throw(error))
+    assert str(error) in gpus().problem
+    monkeypatch.setattr(drivers, "pynvml", None)
+    assert "nvidia-ml-py" in gpus().problem

@@ -11,10 +11,10 @@ import pytest
 from naming import has_line_naming
 from rich.console import Console
 
-from launch.doctor.checking import Finding, HostReport, Report
-from launch.doctor.hosts import REQUEST, alike, asked, examine, examine_all, reach, reached, reaching, request
-from launch.doctor.requirements import wanted_here, wanted_of
-from launch.doctor.table import show
+from launch.doctor.checking import Finding, HostReport, Report, show
+from launch.doctor.examination import wanted_here, wanted_of
+from launch.doctor.facts import Wanted
+from launch.doctor.hosts import REQUEST, alike, asked, examine, reach, reached, reaching, request
 from launch.inventory import Inventory
 from launch.recipes import load, paths_of
 
@@ -34,7 +34,7 @@ def findings(report: Report, check: str) -> list[Finding]:
 
 
 def test_two_hosts_that_answer(inventory: Inventory):
-    report = examine_all(inventory, start=lambda *_: DOCTOR)
+    report = examine(inventory, start=lambda *_: DOCTOR)
     assert [host.host for host in report.hosts] == ["127.0.0.1", "::1"]
     answered, same, reached_all = report.together
     assert {finding.level for finding in report.together} == {"ok"}
@@ -48,7 +48,7 @@ def test_two_hosts_that_answer(inventory: Inventory):
 
 def test_a_host_that_does_not_answer(inventory: Inventory):
     refused = ["bash", "-c", "echo 'ssh: connect to host x port 22: Connection refused' >&2; exit 255"]
-    report = examine_all(inventory, start=lambda _, at: refused if at else DOCTOR)
+    report = examine(inventory, start=lambda _, at: refused if at else DOCTOR)
     (silent,) = findings(report, "hosts.answer")
     assert silent.level == "error" and has_line_naming(silent.what, "::1:", "ssh is refused")
     assert [host.host for host in report.hosts] == ["127.0.0.1"]
@@ -56,13 +56,13 @@ def test_a_host_that_does_not_answer(inventory: Inventory):
 
 @pytest.mark.parametrize("line", ["Welcome to node7!", "{", "[]"])
 def test_what_is_no_answer_is_why_a_host_is_silent(inventory: Inventory, line: str):
-    said = asked(["bash", "-c", 'cat > /dev/null; echo "$0"', line], request(inventory, 0))
+    said = asked(["bash", "-c", 'cat > /dev/null; echo "$0"', line], request(inventory, 0, Wanted()))
     assert isinstance(said, str) and line in said
 
 
 def test_a_host_that_hangs_is_left_behind(inventory: Inventory, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("launch.doctor.hosts.EXAMINE_SECONDS", 0.1)
-    assert "0.1 s" in asked(["sleep", "600"], request(inventory, 0))
+    assert "0.1 s" in asked(["sleep", "600"], request(inventory, 0, Wanted()))
 
 
 def test_this_machine_is_asked_by_its_shell(inventory: Inventory):
@@ -71,9 +71,9 @@ def test_this_machine_is_asked_by_its_shell(inventory: Inventory):
 
 def test_hosts_try_to_reach_each_other(inventory: Inventory):
     npu = inventory.model_copy(update={"stack": "ascend-cann9.1"})
-    assert request(npu, 0).targets == [("::1", 20000), ("::1", 50000), ("::1", 60000)]
+    assert request(npu, 0, Wanted()).targets == [("::1", 20000), ("::1", 50000), ("::1", 60000)]
     ray = [("127.0.0.1", 6766), ("127.0.0.1", 8260)]
-    assert request(inventory, 1).targets == [("127.0.0.1", 20000), ("127.0.0.1", 50000), *ray]
+    assert request(inventory, 1, Wanted()).targets == [("127.0.0.1", 20000), ("127.0.0.1", 50000), *ray]
 
 
 def test_a_port_without_a_listener_is_reached_and_a_silent_one_is_not(monkeypatch: pytest.MonkeyPatch):
@@ -109,12 +109,12 @@ def test_versions_that_differ_are_named_by_host():
 def test_what_a_recipe_wants_of_a_host(inventory: Inventory):
     recipe = load("qwen2.5-7b-int8-gsm8k-a2")
     paths = paths_of(recipe, "/m", "/d", "/o")
-    one = wanted_of(inventory, 1, recipe, paths)
+    one = wanted_of(inventory, 1, recipe, paths, 1e-3)
     assert (one.model, one.out, one.head, one.nic) == ("/m", "/o", False, "eth7")
     assert (one.count, one.scheme, one.device_gib) == (8, "int8", recipe.memory.device)
     assert all(file.startswith("/d/") for file in one.data) and len(one.data) == 2
     assert one.weights is not None and one.imports
-    asked_of = request(inventory, 1, recipe, paths, 1e-3)
+    asked_of = request(inventory, 1, one)
     assert REQUEST.validate_json(REQUEST.dump_json(asked_of)) == asked_of
     alone = wanted_here(recipe, None)
     assert (alone.stack, alone.hosts, alone.address, alone.model) == (recipe.stack, 1, None, recipe.model.hub)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, write_hccn_tool, write_npu_smi, write_tool
 
+from launch.doctor.drivers import npus
 from launch.doctor.facts import Device, Holder, Link
 from launch.doctor.network import links
-from launch.doctor.npu import npus
 from launch.software import cann_version, product
 
 

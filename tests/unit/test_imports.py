@@ -11,7 +11,7 @@ import pytest
 from cluster_cases import node_plan
 from packaging.utils import canonicalize_name
 
-from launch.doctor.requirements import wanted_of
+from launch.doctor.examination import wanted_of
 from launch.errors import LaunchError
 from launch.inventory import Inventory
 from launch.nodes import checks

@@ -13,22 +13,11 @@ from naming import line_naming
 from npu_tools import A2_BOARD, A2_TABLE, write_npu_smi
 
 from launch import private
+from launch.doctor.drivers import npu_numbers
 from launch.errors import LaunchError
 from launch.nodes import checks, facts, ports
 from launch.nodes.facts import Devices, gather
 from launch.plan import Saving
-
-
-@pytest.fixture
-def tools(tmp_path, monkeypatch):
-    """A folder that is first on PATH; tools(name, text) puts an executable there."""
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-
-    def make(name: str, text: str) -> None:
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-
-    return make
 
 
 def test_a_taken_port_is_told_with_the_process_that_has_it():
@@ -44,8 +33,8 @@ def test_a_taken_port_is_told_with_the_process_that_has_it():
 def test_npus_are_counted_by_their_device_files_alone(tmp_path):
     for name in ("davinci10", "davinci2", "davinci0", "davinci_manager", "davinci2x", "null"):
         (tmp_path / name).touch()
-    assert facts.found("ascend-cann9.1", tmp_path) == Devices("npu", [0, 2, 10])
-    assert facts.found("cpu", tmp_path) == Devices("none", [])
+    assert npu_numbers(tmp_path) == [0, 2, 10]
+    assert facts.found("cpu") == Devices("none", [])
 
 
 @pytest.mark.parametrize(

@@ -386,7 +386,7 @@ def test_memory_is_asked_for_before_training():
     h200 = Device(0, "NVIDIA H200", "OK", 140000, 143771)
     assert train.lack(8, 8, 8 * GIB, Devices()) == ""
     assert has_line_naming(train.lack(8, 8, 5 * GIB, Devices()), "8 GiB", "5.0")
-    assert has_line_naming(train.lack(8, 8, 99 * GIB, Devices("nvidia-smi", found=(h200,))), "device 0", "3.7")
+    assert has_line_naming(train.lack(8, 8, 99 * GIB, Devices("NVML", found=(h200,))), "device 0", "3.7")
     assert "npu-smi is not on PATH" in train.lack(8, 8, 99 * GIB, Devices("npu-smi", "npu-smi is not on PATH"))
 
 

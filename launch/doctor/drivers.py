@@ -1,23 +1,41 @@
-"""NPUs, from npu-smi, whose output differs between products.
+"""What the drivers tell of NPUs and GPUs: by npu-smi, and by NVML (nvidia-ml-py), the library behind nvidia-smi.
 
-`npu-smi info` prints a table of two rows for each die, then one of processes. On A2 a die's name is its chip's
-(910B3) and the second row begins with the chip's number; on A3 the name is Ascend910, an NPU has two dies, and the
-second row has their physical number as well. The SoC is in `npu-smi info -t board`: on A2 it is Chip Type and Chip
-Name (Ascend 910B3), on A3 Chip Name and NPU Name (Ascend910, 9392).
-Seen in vllm-project/vllm-ascend issues 2534, 2035 and 6245 and in its setup.py; not run on hardware by this project.
+npu-smi's output differs between products. `npu-smi info` prints a table of two rows for each die, then one of
+processes. On A2 a die's name is its chip's (910B3) and the second row begins with the chip's number; on A3 the name is
+Ascend910, an NPU has two dies, and the second row has their physical number as well. The SoC is in
+`npu-smi info -t board`: on A2 it is Chip Type and Chip Name (Ascend 910B3), on A3 Chip Name and NPU Name (Ascend910,
+9392). Seen in vllm-project/vllm-ascend issues 2534, 2035 and 6245 and in its setup.py; not run on hardware by this
+project.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from launch.doctor.facts import Device, Devices, Holder
+from launch.doctor.facts import MIB, Device, Devices, Holder
 from launch.processes import ask
+
+try:
+    import pynvml
+except ImportError:  # of stacks without GPUs
+    pynvml = None
 
 DEVICE_FILES = ("davinci[0-9]*", "davinci_manager", "devmm_svm", "hisi_hdc")
 NUMBER = re.compile("[0-9]{1,9}")
 MEMORY = re.compile(r"(?<![0-9])([0-9]{1,9}) {0,20}/ {0,20}([0-9]{1,9})$")  # of the last column: HBM, or all there is
 VERSION = re.compile(r"(?im)^[ \t]*(?:package_)?version[ \t]*=[ \t]*(\S+)")
+
+
+def devices(kind: str) -> Devices:
+    """Those of a stack whose devices are of this kind: `npu`, `gpu` or `none`."""
+    return {"npu": npus, "gpu": gpus, "none": Devices}[kind]()
+
+
+def npu_numbers(folder: Path = Path("/dev")) -> list[int]:
+    """Of the device files davinci0, davinci1 and so on. A container sees those of the NPUs it was given."""
+    names = (re.fullmatch(r"davinci(\d+)", file.name) for file in folder.iterdir())
+    return sorted(int(name[1]) for name in names if name)
 
 
 class Place(NamedTuple):
@@ -131,3 +149,52 @@ def device_files(folder: Path) -> tuple[str, ...]:
 def _read(file: Path) -> str:
     """A file's text; nothing where there is no such file."""
     return file.read_text(errors="replace") if file.is_file() else ""
+
+
+def gpus() -> Devices:
+    """The GPUs of this host, or why they cannot be listed. One that the driver cannot ask is told by its error."""
+    if pynvml is None:
+        return Devices("NVML", "nvidia-ml-py is not installed here: is this the Python of the stack?")
+    try:
+        pynvml.nvmlInit()
+        found = [_gpu(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        driver = pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError as error:
+        return Devices("NVML", f"NVML: {error}")
+    holders = tuple(holder for _, holding in found for holder in holding)
+    problem = None if found else "NVML lists no device"
+    return Devices("NVML", problem, driver, found=tuple(device for device, _ in found), holders=holders)
+
+
+def _gpu(number: int) -> tuple[Device, list[Holder]]:
+    """A GPU, and the processes that compute on it."""
+    name = "GPU"
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+        name = pynvml.nvmlDeviceGetName(handle)
+        memory = _if_supported(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        kinds = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+        errors = _if_supported(pynvml.nvmlDeviceGetTotalEccErrors, handle, *kinds)
+        processes = _if_supported(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    except pynvml.NVMLError as error:
+        return Device(number, name, str(error), None, None), []
+    used, total = (memory.used // MIB, memory.total // MIB) if memory else (None, None)
+    health = f"{errors} uncorrected memory errors" if errors else "OK"
+    holders = [Holder(number, one.pid, _name(one.pid), (one.usedGpuMemory or 0) // MIB) for one in processes]
+    return Device(number, name, health, used, total), holders
+
+
+def _if_supported(query: Callable[..., Any], *given: Any) -> Any:
+    """NVML's answer; None where the GPU has no such thing."""
+    try:
+        return query(*given)
+    except pynvml.NVMLError_NotSupported:
+        return None
+
+
+def _name(pid: int) -> str:
+    """A process's; empty where the driver cannot tell it, as of one outside this container."""
+    try:
+        return pynvml.nvmlSystemGetProcessName(pid)
+    except pynvml.NVMLError:
+        return ""
