@@ -21,7 +21,7 @@ from benchmarks.tasks import check_layers, choices, in_turn
 from benchmarks.train_run import FORCED, TIMED, Arm, carry_out
 from launch.child import python
 from launch.recipes import Paths, resolve
-from launch.recipes.hydra_syntax import ROLLOUT, VLLM
+from launch.recipes.verl import ROLLOUT, VLLM
 
 PLAIN = "plain"
 SENDS = (PLAIN, "bf16", "int8", "delta")

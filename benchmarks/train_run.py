@@ -11,7 +11,7 @@ from benchmarks.report import Outcome
 from launch.child import python, run
 from launch.demo.training import read_lines
 from launch.recipes import Recipe, load
-from launch.recipes.hydra_syntax import text
+from launch.recipes.verl import text
 
 TIMED = "timing_s/update_weights"  # verl's, of a weight sync
 TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"

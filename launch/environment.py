@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
 from launch.recipes.fields import Stack
-from launch.recipes.versions import reads_variable, version_of
 from launch.variables import OTHER_CLUSTERS, shown
 
 ALL = get_args(Stack)
 ASCEND = ("ascend-cann8.5", "ascend-cann9.1")
-ASCEND_NZ = tuple(stack for stack in ASCEND if reads_variable(version_of(stack)))  # elsewhere: recipes/versions.py
 CPU = ("cpu",)
 CUDA = ("cuda13",)
 HOSTS_OWN = {"address", "nic", "hccl_family", "devices"}
@@ -70,7 +68,7 @@ TABLE = (
     Variable("CUDA_DEVICE_ORDER", "PCI_BUS_ID", CUDA),
     Variable("PYTORCH_NPU_ALLOC_CONF", "max_split_size_mb:2048", ASCEND),
     Variable("TASK_QUEUE_ENABLE", "{task_queue}", ASCEND),
-    Variable("VLLM_ASCEND_ENABLE_NZ", "0", ASCEND_NZ),
+    Variable("VLLM_ASCEND_ENABLE_NZ", "0", ASCEND),
     # Ray
     Variable("RAY_USAGE_STATS_ENABLED", "0", ALL, process=True),
     Variable("RAY_DEDUP_LOGS", "1", ALL),

@@ -18,7 +18,7 @@ from launch.child import last_errors, python, run
 from launch.demo import DemoError
 from launch.demo.task import TINY, Addition
 from launch.recipes.files import FOLDER, read
-from launch.recipes.hydra_syntax import leaves
+from launch.recipes.verl import leaves
 
 QAT = "-qat"  # an arm is named after the scheme of its rollout weights; so, if it is trained with fake quantization
 UNCORRECTED = "-uncorrected"  # or without importance weights

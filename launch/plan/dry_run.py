@@ -28,7 +28,7 @@ from launch.errors import LaunchError
 from launch.network import Wire
 from launch.plan import Job, NodePlan, Plan
 from launch.plan.start import mounts
-from launch.recipes.versions import verl_of
+from launch.recipes.verl import verl_of
 from launch.root import with_root
 from launch.variables import override_shown, shown, without_secrets
 

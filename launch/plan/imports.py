@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from launch.plan.job import last_value
 from launch.recipes import Recipe
-from launch.recipes.hydra_syntax import ACTOR, MODEL, ROLLOUT, TRANSFORMER
 from launch.recipes.settings import uses_plugin
-from launch.recipes.versions import RELEASE, verl_of
+from launch.recipes.verl import ACTOR, MODEL, RELEASE, ROLLOUT, TRANSFORMER, verl_of
 from launch.software import Import
 from launch.stacks import pins
 

@@ -11,9 +11,9 @@ from launch.errors import LaunchError
 from launch.inventory import Inventory, Ports
 from launch.plan import Job, Layer, Saving
 from launch.recipes import Paths, Recipe, paths_of
-from launch.recipes.hydra_syntax import ACTOR
 from launch.recipes.overrides import Resolved
 from launch.recipes.settings import ENVIRONMENT
+from launch.recipes.verl import ACTOR
 from launch.root import ROOT
 
 EAGER = "actor_rollout_ref.rollout.enforce_eager"  # false unless it is given

@@ -23,7 +23,7 @@ from launch.plan.start import container_name, start_line
 from launch.recipes import Paths, Recipe, resolve
 from launch.recipes.effective import told
 from launch.recipes.overrides import refused
-from launch.recipes.versions import verl_of
+from launch.recipes.verl import verl_of
 from launch.variables import without_secrets_in
 
 ULYSSES = tuple(

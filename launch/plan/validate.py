@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from launch.recipes.hydra_syntax import ACTOR, ENVIRONMENT, ROLLOUT, VLLM, leaves
 from launch.recipes.overrides import OPEN
+from launch.recipes.verl import ACTOR, ENVIRONMENT, ROLLOUT, VLLM, leaves
 from launch.variables import without_secrets_in
 
 RESUME = ("auto", "disable", "resume_path")

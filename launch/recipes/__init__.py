@@ -3,8 +3,8 @@
 recipe = load("qwen3-4b-fp8")
 resolve(recipe, Paths(model="/models/Qwen3-4B", data="/data", out="/runs/one")).overrides
 
-files.py reads, fields.py says what there is, rules.py (slices.py, effective.py) what goes together; settings.py makes
-verl's settings of it, versions.py knows what verl's versions differ in, overrides.py writes the command line.
+files.py reads, fields.py says what there is, rules.py (effective.py) what goes together; settings.py makes verl's
+settings of it, verl.py knows its configuration and what its versions differ in, overrides.py writes the command line.
 """
 
 from launch.recipes.fields import Recipe

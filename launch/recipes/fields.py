@@ -1,20 +1,13 @@
 """What a recipe file may say: its fields, their types and their values. What goes together is in rules.py."""
 
-import os
-import re
-from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from ascend_quant.schemes import get_scheme
 from launch import variables
-from launch.recipes.hydra_syntax import ACTOR, MODEL, ROLLOUT, leaves, text
+from launch.recipes.verl import leaves, text
 from launch.root import ROOT
-
-MAPPINGS = ("actor_rollout_ref", ACTOR, MODEL, ROLLOUT, f"{MODEL}.override_config", "algorithm", "data", "trainer")
-SETTING = re.compile(r"[A-Za-z_][\w-]*")
 
 Stack = Literal["cpu", "ascend-cann8.5", "ascend-cann9.1", "cuda13"]
 Count = Annotated[int, Field(ge=1)]
@@ -22,49 +15,14 @@ Share = Annotated[float, Field(gt=0, le=1)]
 SchemeName = Annotated[str, AfterValidator(lambda name: get_scheme(name).name)]
 
 
-def _said(value: str) -> str:
-    if not value.strip():
-        raise ValueError("is empty: give a name")
-    return value
-
-
-def _pattern(value: str) -> str:
-    if not value.removeprefix("re:").strip():
-        raise ValueError(
-            "a layer's name is needed, or a pattern behind re:, which matches every layer when it is empty"
-        )
-    if value.startswith("re:"):
-        try:
-            re.compile(value[3:])
-        except re.error as error:
-            raise ValueError(f"no regular expression: {error}") from None
-    return value
-
-
 def _own_files(value: dict[str, str]) -> dict[str, str]:
-    for name, file in value.items():
-        inside = PurePosixPath(name)
-        if inside.is_absolute() or ".." in inside.parts or name in ("", "."):
-            raise ValueError(f"{name!r} is outside the job's working directory: give a name in it")
-        source = (ROOT / file).resolve()
-        if not source.is_relative_to(ROOT.resolve()):
-            raise ValueError(f"{file} is no file of this repository")
-        if not os.path.isfile(source):
-            raise ValueError(f"{file[:200]} is not there")
-        try:
-            source.read_text()
-        except UnicodeDecodeError:
-            raise ValueError(f"{file[:200]} is no text in UTF-8") from None
+    for file in value.values():
+        if not (ROOT / file).is_file():
+            raise ValueError(f"there is no {file} in this repository")
     return value
 
 
 def _verl(value: dict[str, Any]) -> dict[str, Any]:
-    for names, one in _branches(value):
-        key = ".".join(names)
-        if not SETTING.fullmatch(names[-1]):
-            raise ValueError(f"{names[-1]!r} is no name of a setting: letters, digits and _, and a level for each dot")
-        if key in MAPPINGS and not isinstance(one, dict):
-            raise ValueError(f"{key}: a mapping is needed, not {str(one)[:40]!r}")
     for key, one in leaves(value):
         try:
             text(one)
@@ -73,16 +31,7 @@ def _verl(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _branches(tree: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every key of a tree with those above it, and what is below it."""
-    for name, value in tree.items():
-        yield (*above, name), value
-        if isinstance(value, dict):
-            yield from _branches(value, (*above, name))
-
-
-Said = Annotated[str, AfterValidator(_said)]
-Pattern = Annotated[str, AfterValidator(_pattern)]
+Said = Annotated[str, Field(min_length=1)]
 Files = Annotated[dict[str, str], AfterValidator(_own_files)]
 Variables = Annotated[dict[str, str], AfterValidator(variables.checked)]
 Verl = Annotated[dict[str, Any], AfterValidator(_verl)]
@@ -94,44 +43,16 @@ class Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Numbers(Fields):
-    """The model's sizes that tensor parallelism cuts, by the names they have in its config.json."""
-
-    hidden_size: Count
-    num_attention_heads: Count
-    num_key_value_heads: Count | None = None
-    head_dim: Count | None = None
-    intermediate_size: Count | None = None
-    moe_intermediate_size: Count | None = None
-    n_shared_experts: Count | None = None
-    q_lora_rank: Count | None = None
-    kv_lora_rank: Count | None = None
-    qk_nope_head_dim: Count | None = None
-    qk_rope_head_dim: Count | None = None
-    v_head_dim: Count | None = None
-
-    @model_validator(mode="after")
-    def _latent_attention_is_whole(self) -> "Numbers":
-        latent = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        if self.kv_lora_rank is not None and (missing := [name for name in latent if getattr(self, name) is None]):
-            raise ValueError(f"kv_lora_rank needs {', '.join(missing)} beside it")
-        return self
-
-
 class Model(Fields):
     """The model.
 
     Attributes:
         hub: its id on the hub; a run may name a folder in its place.
         folder: where `run.sh data` puts it, under the data folder, if it makes it; then there is no hub.
-        int4_group: elements of a group of the INT4 weights that it was made for, if it was.
-        numbers: its sizes, for the check that every slice is whole groups or blocks.
     """
 
     hub: Said | None = None
     folder: Said | None = None
-    int4_group: Literal[32, 128] | None = None
-    numbers: Numbers | None = None
 
     @model_validator(mode="after")
     def _is_somewhere(self) -> "Model":
@@ -165,7 +86,7 @@ class Rollout(Fields):
     """
 
     scheme: SchemeName
-    ignore: list[Pattern] = []
+    ignore: list[Said] = []
     kv_cache: Literal["auto", "int8", "fp8"] = "auto"
     send: Literal["bf16", "int8", "fp8", "delta"] = "bf16"
     tensor_parallel: Count

@@ -17,11 +17,10 @@ from ascend_quant.documents import BadDocument, parse_yaml, read_yaml
 from launch.recipes.fields import Recipe
 from launch.recipes.rules import problems
 from launch.root import ROOT
-from launch.variables import override_shown, secret
+from launch.variables import secret
 
 FOLDER = ROOT / "configs" / "recipes"
 DEMOS = ("demo", "study")  # have a format and a loader of their own: launch/demo/training.py
-MOST_SHOWN = 200  # characters of a value
 
 
 def names(folder: Path = FOLDER) -> list[str]:
@@ -88,30 +87,15 @@ def changed(key: str, text: str) -> dict[str, Any]:
     """("rollout.n", "16") -> {"rollout": {"n": 16}}.
 
     Raises:
-        RecipeError: the key has an empty part, or the text is no YAML.
+        RecipeError: the text cannot be read as YAML. It may hold a secret, and is not shown.
     """
-    shown = f"--set {override_shown(f'{key}={text}'):.200}"
-    if not all(key.split(".")):
-        raise RecipeError(f"{shown}: a key is names with dots between them, as rollout.n=16")
     try:
         value = parse_yaml(text, "the value")
     except BadDocument as error:
-        raise RecipeError(f"{shown}: {_without_secrets(error, key, text)}; quote text, as {key}='\"..\"'") from error
+        raise RecipeError(f"--set {key}: cannot be read as YAML: quote text, as {key}='\"..\"'") from error
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
-
-
-def _without_secrets(error: BadDocument, key: str, text: str) -> str:
-    """What is wrong with a value: the reader's words, which show parts of it, so of one with secrets as it is shown."""
-    hidden = override_shown(f"{key}={text}").partition("=")[2]
-    if hidden == text:
-        return str(error)
-    try:
-        parse_yaml(hidden.replace("***", "hidden"), "the value")
-    except BadDocument as same:
-        return str(same)
-    return "the value is no YAML"
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -154,8 +138,7 @@ def _value(one: Mapping[str, Any]) -> str:
         return "a mapping"
     if secret(last):
         return "***"
-    words = repr(given)
-    return words if len(words) <= MOST_SHOWN else f"{words[:MOST_SHOWN]}.."
+    return f"{given!r:.200}"
 
 
 def did_you_mean(key: str, valid: list[str], what: str = "keys") -> str:

@@ -16,7 +16,19 @@ from typing import Any
 from ascend_quant.integrations.verl import attention_settings as attention
 from ascend_quant.integrations.verl.option_names import OPTIONS
 from launch.recipes.fields import Recipe
-from launch.recipes.hydra_syntax import (
+from launch.recipes.settings import (
+    CARRIER,
+    CHOSEN,
+    COMPILE,
+    ROUTES_REPLAYED,
+    ROUTES_RETURNED,
+    SYNC_STEP,
+    Paths,
+    folders,
+    numerics,
+    settings,
+)
+from launch.recipes.verl import (
     ACTOR,
     CORRECTION,
     DATA_PARALLEL,
@@ -30,20 +42,8 @@ from launch.recipes.hydra_syntax import (
     VLLM,
     leaves,
     text,
+    verl_of,
 )
-from launch.recipes.settings import (
-    CARRIER,
-    CHOSEN,
-    COMPILE,
-    ROUTES_REPLAYED,
-    ROUTES_RETURNED,
-    SYNC_STEP,
-    Paths,
-    folders,
-    numerics,
-    settings,
-)
-from launch.recipes.versions import verl_of
 from launch.root import ROOT
 
 OURS = f"{ROLLOUT}.engine_kwargs.ascend_quant"

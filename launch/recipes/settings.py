@@ -16,7 +16,7 @@ from typing import Any
 
 from ascend_quant.integrations.verl import attention_settings as attention
 from launch.recipes.fields import Correction, Fp8, Parallel, Recipe, Training
-from launch.recipes.hydra_syntax import (
+from launch.recipes.verl import (
     ACTOR,
     CORRECTION,
     DATA_PARALLEL,
@@ -29,8 +29,8 @@ from launch.recipes.hydra_syntax import (
     TRANSFORMER,
     VLLM,
     leaves,
+    verl_of,
 )
-from launch.recipes.versions import nz_settings, verl_of
 
 COMPILE = tuple(f"{role}.fsdp_config.use_torch_compile" for role in (ACTOR, REFERENCE))  # of the entropy
 
@@ -127,7 +127,6 @@ def rollout_settings(recipe: Recipe) -> dict[str, Any]:
         f"{ROLLOUT}.expert_parallel_size": rollout.expert_parallel,
         f"{ROLLOUT}.gpu_memory_utilization": rollout.gpu_memory_utilization,
         f"{ROLLOUT}.max_model_len": rollout.max_prompt_length + rollout.max_response_length,
-        **nz_settings(recipe.stack),
         **(_quantization(recipe) if uses_plugin(recipe) else {}),
     }
 
@@ -202,8 +201,7 @@ def _fsdp2(recipe: Recipe) -> dict[str, Any]:
 
 def _attention(recipe: Recipe) -> dict[str, Any]:
     """The stack cuda13 has no flash-attn, verl's default; NPUs have that of transformers. The reference follows."""
-    of_the_recipe = recipe.verl.get("actor_rollout_ref", {}).get("model", {}).get("override_config", {})
-    if recipe.stack != "cuda13" or "attn_implementation" in of_the_recipe:
+    if recipe.stack != "cuda13" or attention.NAME_KEY in dict(leaves(recipe.verl)):
         return {}
     return {attention.LIBRARY_KEY: attention.LIBRARY, attention.NAME_KEY: attention.PACKED}
 

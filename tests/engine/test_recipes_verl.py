@@ -16,9 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from ascend_quant.integrations.verl import attention_settings, main_ppo, qat, settings
 from launch.recipes import Paths, load, names, resolve
-from launch.recipes.hydra_syntax import DATA_PARALLEL, OPTIMIZER, TRANSFORMER
 from launch.recipes.overrides import OPEN
 from launch.recipes.settings import uses_plugin
+from launch.recipes.verl import DATA_PARALLEL, OPTIMIZER, TRANSFORMER
 
 PATHS = Paths("/models/one", "/data", "/runs/one")
 # With these Megatron-core asks for TransformerEngine's version, and there is none here: their names alone are checked.

@@ -19,7 +19,7 @@ import torch
 from ascend_quant import oracle
 from ascend_quant.refit import Refit
 from ascend_quant.refit.resident import QuantizedWeight
-from launch.recipes.versions import COMMIT
+from launch.recipes.verl import COMMIT
 
 NAMES = [f"layers.{i}.proj.weight" for i in range(8)]
 SHAPE = (256, 1024)  # half of a bucket

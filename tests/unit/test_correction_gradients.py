@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from launch.recipes import load, names, paths_of, resolve
 from launch.recipes.fields import Recipe
-from launch.recipes.hydra_syntax import ACTOR, CORRECTION, POLICY_LOSS
+from launch.recipes.verl import ACTOR, CORRECTION, POLICY_LOSS
 
 ANSWERS = (3, 17, 6, 2, 11, 4, 9, 14)  # tokens; a mini-batch of four ranks with two each
 CUT = 2.0

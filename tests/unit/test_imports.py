@@ -20,7 +20,7 @@ from launch.plan import NodePlan
 from launch.plan.imports import imports
 from launch.plan.make import make
 from launch.recipes import Paths, Recipe, load, names, resolve
-from launch.recipes.hydra_syntax import TRANSFORMER
+from launch.recipes.verl import TRANSFORMER
 from launch.software import Import, has_module, missing, python_path
 from launch.stacks import all_pins
 

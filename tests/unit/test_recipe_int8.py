@@ -4,7 +4,7 @@ import pytest
 from test_recipe_verl_commit import parsed
 
 from launch.recipes import load, names, paths_of, resolve
-from launch.recipes.hydra_syntax import leaves
+from launch.recipes.verl import leaves
 
 TWINS = [name for name in names() if "-bf16" in name]
 WITH_CACHE = [name for name in names() if "-kv8-" in name]

@@ -6,11 +6,9 @@ from hypothesis import strategies as st
 from test_recipe_files import load, write
 
 from ascend_quant.integrations.verl.attention_settings import LIBRARY, PACKED
-from launch.environment import ASCEND, rows
-from launch.recipes import Paths, paths_of, resolve, versions
-from launch.recipes.hydra_syntax import text
+from launch.recipes import Paths, paths_of, resolve
 from launch.recipes.overrides import refused
-from launch.recipes.versions import COMMIT, nz_settings, reads_variable, version_of
+from launch.recipes.verl import COMMIT, text
 
 PATHS = Paths("/m odel", "/data", "/out")
 words = st.text(st.sampled_from("ab0 .:/\\'\"{}[](),=$%?*+-_#@!~|^&<>é"), max_size=12)
@@ -246,26 +244,3 @@ def test_the_model_may_lie_among_the_data(tmp_path):
     recipe = load("one", tmp_path)
     assert paths_of(recipe, None, "/data", None) == Paths("/data/one/start", "/data", "runs/one")
     assert paths_of(recipe, "/m", "/data", "/out") == Paths("/m", "/data", "/out")
-
-
-NZ_SETTING = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.weight_nz_mode"
-
-
-@pytest.mark.parametrize("stack", [*ASCEND, "cpu", "cuda13"])
-def test_vllm_ascends_own_casts_to_fractal_nz_are_off_by_what_its_version_reads(stack):
-    """A variable before 0.27, a setting since."""
-    variable = {row.name: row.value for row in rows(stack)}.get("VLLM_ASCEND_ENABLE_NZ")
-    version = version_of(stack)
-    reads = version is not None and reads_variable(version)
-    assert variable == ("0" if reads else None)
-    assert [*nz_settings(stack).values()] == ([0] if version and not reads else [])
-    found = {one: reads_variable(one) for one in ("0.10.1rc1", "0.23.0.post1", "0.27.1rc1", "1.0.0")}
-    assert [one for one in found if found[one]] == ["0.10.1rc1", "0.23.0.post1"]
-
-
-def test_a_newer_vllm_ascend_is_told_on_the_command_line(tmp_path, monkeypatch):
-    """With or without our plugin: the casts are its own."""
-    changes = {"stack": "ascend-cann9.1", "rollout": {"scheme": "bf16"}}
-    assert NZ_SETTING not in overrides(tmp_path, **changes)
-    monkeypatch.setattr(versions, "version_of", lambda stack: "0.30.0rc2")
-    assert overrides(tmp_path, **changes)[NZ_SETTING] == "0"

@@ -13,7 +13,7 @@ import pytest
 from launch.recipes import load, names, paths_of, resolve
 from launch.recipes.overrides import OPEN, UNLISTED
 from launch.recipes.settings import COMPILE
-from launch.recipes.versions import COMMIT
+from launch.recipes.verl import COMMIT
 
 DATA = Path(__file__).parent / "data"
 ON_NPU = [name for name in names() if load(name).stack.startswith("ascend")]

@@ -1,0 +1,128 @@
+"""verl, as far as a recipe is concerned: the parts of its configuration, values on its command line, its versions.
+
+| stack          | verl                                        | its vLLM |
+|----------------|---------------------------------------------|----------|
+| ascend-cann8.5 | 0.8.0.dev, commit bcb638649a50 (April 2026) | 0.10.1   |
+| all others     | 0.9.1                                       | 0.23     |
+
+Both versions read the same configuration tree, and both leave the same two things to the caller, which `settings.py`
+says to both: that log-probabilities of the rollout are kept, and, in bypass mode, the actor's loss. Both have settings
+that they read nowhere: who sets one gets no error and no effect. Those of them that training scripts set are here, with
+the settings that are read in their place, if any; tests/engine/verl_reads.py found them.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+# The parts of verl's tree that several files use, by their dotted keys.
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+POLICY_LOSS = f"{ACTOR}.policy_loss"
+TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
+DATA_PARALLEL = f"{ACTOR}.megatron.override_ddp_config"
+OPTIMIZER = f"{ACTOR}.optim.override_optimizer_config"
+REFERENCE = "actor_rollout_ref.ref"
+ROLLOUT = "actor_rollout_ref.rollout"
+VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
+CORRECTION = "algorithm.rollout_correction"
+ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
+
+PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
+WORDS = ("null", "true", "false", "nan", "inf")  # hydra's, in any case
+
+UNREAD = {  # by both; and what is read in their place
+    f"{ACTOR}.use_torch_compile": (
+        f"{ACTOR}.fsdp_config.use_torch_compile",
+        f"{REFERENCE}.fsdp_config.use_torch_compile",
+    ),
+    f"{REFERENCE}.use_torch_compile": (f"{REFERENCE}.fsdp_config.use_torch_compile",),
+    f"{ACTOR}.use_fused_kernels": (f"{MODEL}.use_fused_kernels",),
+    f"{ROLLOUT}.multi_turn.num_repeat_rollouts": (f"{ROLLOUT}.n",),
+    "actor_rollout_ref.nccl_timeout": (),
+}
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """{"a": {"b": 1}} -> ("a.b", 1). An empty mapping is a value."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def text(value: Any) -> str:
+    """A value as hydra reads it: a list, a string, a number, true, false or null.
+
+    Raises:
+        TypeError: another kind of value.
+    """
+    if isinstance(value, list):
+        return f"[{','.join(map(text, value))}]"
+    if isinstance(value, str):
+        return value if PLAIN.fullmatch(value) and value.lower() not in WORDS else quoted(value)
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if value == {}:
+        return "{}"
+    raise TypeError(f"{str(value)[:80]!r} ({type(value).__name__}) cannot stand on a command line")
+
+
+def quoted(value: str) -> str:
+    """In single quotes; backslashes count only before a quote, where hydra, unlike JSON, wants each of them twice."""
+    inner = re.sub(r"(\\*)'", r"\1\1\\'", value)
+    slashes = len(inner) - len(inner.rstrip("\\"))
+    return f"'{inner}{slashes * chr(92)}'"
+
+
+@dataclass(frozen=True)
+class Verl:
+    """One version of verl.
+
+    Attributes:
+        name: for people.
+        main: the module that starts a run. Ours logs every refit and proves what was sent; it needs verl's trainer v1.
+        names_quantization: whether the engine's command line takes our quantization by its name. vLLM 0.10.1's knows
+            its own names alone, and finds ours in `hf_overrides`, where a checkpoint's config would have it.
+        worker: what vLLM is told to mix into its workers, where the entry is not ours and so does not choose it. It
+            sends no digests, so that none are waited for.
+        absent: parts of the newer version's tree that this one lacks, and what they are for.
+        unread: settings of its tree that its sources read nowhere, and those that are read in their place.
+    """
+
+    name: str
+    main: str
+    names_quantization: bool
+    worker: str | None = None
+    absent: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, tuple[str, ...]] = field(default_factory=lambda: UNREAD)
+
+    def lacks(self, key: str) -> str | None:
+        """The part that holds a setting, if this version has no such part."""
+        return next((part for part in self.absent if key == part or key.startswith(f"{part}.")), None)
+
+
+RELEASE = Verl("0.9.1", main="ascend_quant.integrations.verl.main_ppo", names_quantization=True)
+COMMIT = Verl(
+    "0.8.0.dev (commit bcb638649a50)",
+    main="verl.trainer.main_ppo",
+    names_quantization=False,
+    worker="ascend_quant.integrations.verl.worker.UnprovedWorkerExtension",
+    absent={"algorithm.filter_groups": "dynamic sampling"},
+    unread={
+        **UNREAD,
+        f"{ACTOR}.entropy_checkpointing": (f"{ACTOR}.fsdp_config.entropy_checkpointing",),
+        f"{REFERENCE}.entropy_checkpointing": (f"{REFERENCE}.fsdp_config.entropy_checkpointing",),
+    },
+)
+
+
+def verl_of(stack: str) -> Verl:
+    """The version of verl that a stack pins."""
+    return COMMIT if stack == "ascend-cann8.5" else RELEASE
