@@ -4,15 +4,13 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import platform
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
+from importlib.machinery import PathFinder
+from importlib.metadata import Distribution, distributions
 from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import get_importer
 
 from launch.root import ROOT
 
@@ -28,17 +26,6 @@ class Package:
 
     version: str
     commit: str | None = None
-
-
-def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of Python and of the packages; one that is missing is left out."""
-    found = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def own_packages() -> list[Path]:
@@ -97,36 +84,14 @@ def is_there(one: Import, first: Sequence[str] = ()) -> bool:
 def has_module(name: str, first: Sequence[str] = ()) -> bool:
     """Whether a module can be found, without importing it or what it is in.
 
-    `importlib.util.find_spec("megatron.core.x")` would import `megatron.core`, and torch with it.
+    `importlib.util.find_spec("megatron.core.x")` would import `megatron.core`, and torch with it; of a name without a
+    dot it imports nothing.
     """
     top, *parts = name.split(".")
-    folders = _in_folders(top, first)
-    if folders is None:
-        folders = _installed(top)
+    spec = PathFinder.find_spec(top, list(first)) or find_spec(top)
     for part in parts:
-        folders = _in_folders(part, folders or ())
-    return folders is not None
-
-
-def _installed(name: str) -> list[str] | None:
-    """Where the parts of a package lie, none if it is a module; or None. By the finders of `import`: editable installs
-    have one of their own."""
-    specs = (finder.find_spec(name, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-    spec = next((spec for spec in specs if spec is not None), None)
-    return None if spec is None else list(spec.submodule_search_locations or ())
-
-
-def _in_folders(name: str, folders: Iterable[str]) -> list[str] | None:
-    """The same, in these folders. A package without an __init__ may lie in several of them."""
-    spread: list[str] = []
-    for folder in folders:
-        finder = get_importer(folder)
-        spec = finder and finder.find_spec(name)
-        if spec and spec.loader:
-            return list(spec.submodule_search_locations or ())
-        if spec:
-            spread += spec.submodule_search_locations or ()
-    return spread or None
+        spec = spec and PathFinder.find_spec(part, spec.submodule_search_locations or [])
+    return spec is not None
 
 
 def python_path(variables: Mapping[str, str]) -> list[str]:

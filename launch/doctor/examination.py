@@ -111,13 +111,10 @@ def attempt(gatherer: Callable[..., Any], *given: Any) -> Any:
 
 
 CHECKS = tuple(value for module in MODULES for value in vars(module).values() if isinstance(value, Check))
-BEFORE_RAY = (
-    devices.present,
-    devices.free,
-    versions.chip,
-    machine.shm,
-    machine.tmp,
-)  # what `train` looks at on every host
+BEFORE_RAY = (  # what `train` looks at on every host
+    *(devices.present, devices.free, versions.chip, network.ports),
+    *(machine.shm, machine.tmp, run.imports),
+)
 
 
 def in_the_way(wanted: Wanted) -> list[str]:
@@ -131,10 +128,16 @@ def traits(facts: Facts) -> dict[str, str]:
     """By name; what a host does not have, or could not be asked for (which the checks say), is left out."""
     found: dict[str, str | None] = {}
     gathered = vars(facts)
-    if isinstance(software := gathered["software"], Software):
-        packages = {name: software.packages[name].version for name in PACKAGES if name in software.packages}
-        found |= {"Python": software.python, **packages, "these sources": software.sources, "CANN": software.cann}
+    if isinstance(gathered["software"], Software):
+        found |= versions_of(gathered["software"])
     if isinstance(there := gathered["devices"], Devices):
         chip = there.chip or (there.found[0].name if there.found else None)
         found |= {"driver": there.driver, "chip": chip, "devices": str(len(there.found)) if there.tool else None}
     return {name: value for name, value in found.items() if value}
+
+
+def versions_of(software: Software) -> dict[str, str]:
+    """Of what must be alike on all hosts, by name; what is not installed is left out."""
+    packages = {name: software.packages[name].version for name in PACKAGES if name in software.packages}
+    cann = {} if software.cann is None else {"CANN": software.cann}
+    return {"Python": software.python, **packages, "these sources": software.sources, **cann}

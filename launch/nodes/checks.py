@@ -8,65 +8,54 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ascend_quant.documents import BadDocument, parse_json
+from safetensors import SafetensorError, safe_open
+
 from launch import door, network, private
 from launch.doctor.examination import in_the_way
 from launch.doctor.facts import Wanted
 from launch.errors import LaunchError
 from launch.network import Wire
-from launch.nodes import ports
 from launch.nodes.facts import Devices, chosen
 from launch.plan import NodePlan, Saving
 from launch.root import existing
-from launch.software import missing, python_path
 
 LEAST_DISK = 1 << 30
-LONGEST_HEADER = 100 << 20  # as the format has it
 GIB = 1 << 30
 
 
-@dataclass(frozen=True)
-class Checked:
-    """What the checks chose: how the host is reached, and the numbers of its devices."""
-
-    wire: Wire
-    devices: list[int]
-
-
 @dataclass
-class Findings:
-    """What was found: a part that could not be chosen is None, and `problems` says why."""
+class Checked:
+    """What the checks chose: how the host is reached, and the numbers of its devices; None where none could be."""
 
     wire: Wire | None = None
     devices: list[int] | None = None
-    problems: list[str] = field(default_factory=list)
 
 
-def find(plan: NodePlan, facts: dict[str, Any]) -> Findings:
-    """Look at everything, whatever is wrong with the rest."""
-    found = Findings()
+def find(plan: NodePlan, facts: dict[str, Any]) -> tuple[Checked, list[str]]:
+    """Look at everything, whatever is wrong with the rest: what was chosen, and a line for each problem."""
+    checked, problems = Checked(), []
     try:
-        found.wire = network.choose(plan.address, plan.nic)
+        checked.wire = network.choose(plan.address, plan.nic)
     except LaunchError as error:
-        found.problems += str(error).splitlines()
+        problems += str(error).splitlines()
     try:
-        found.devices = chosen(plan.devices, Devices(**facts["devices"]))
+        checked.devices = chosen(plan.devices, Devices(**facts["devices"]))
     except LaunchError as error:
-        found.problems += str(error).splitlines()
-    found.problems += ports.taken(ports.needed(plan.role, plan.ports))
-    found.problems += [f"{path} is missing on this host" for path in plan.needs if not os.path.exists(path)]
-    found.problems += lacking(plan.needs, plan.columns)
-    found.problems += checkpoint_room(plan.saving) if plan.saving else []
+        problems += str(error).splitlines()
+    problems += [f"{path} is missing on this host" for path in plan.needs if not os.path.exists(path)]
+    problems += lacking(plan.needs, plan.columns)
+    problems += checkpoint_room(plan.saving) if plan.saving else []
+    problems += room(plan.temp_dir, facts)
     said = {name: value for _, variables in plan.layers for name, value in variables.items()}
-    found.problems += [f"{one.what}: {one.fix}" for one in missing(plan.imports, python_path(said))]
-    found.problems += room(plan.temp_dir, facts)
-    found.problems += in_the_way(Wanted(stack=plan.stack, environment=said))
-    found.problems += door.problems() if plan.socket_filter else []
-    return found
+    head = plan.role == "head"
+    wanted = Wanted(stack=plan.stack, head=head, ports=plan.ports, environment=said, imports=plan.imports)
+    problems += in_the_way(wanted)
+    problems += door.problems() if plan.socket_filter else []
+    return checked, problems
 
 
 def check(plan: NodePlan, facts: dict[str, Any]) -> Checked:
@@ -75,10 +64,10 @@ def check(plan: NodePlan, facts: dict[str, Any]) -> Checked:
     Raises:
         LaunchError: every problem, a line each.
     """
-    found = find(plan, facts)
-    if found.problems:
-        raise LaunchError("\n".join(found.problems))
-    return Checked(found.wire, found.devices)
+    checked, problems = find(plan, facts)
+    if problems:
+        raise LaunchError("\n".join(problems))
+    return checked
 
 
 def room(temp_dir: str, facts: dict[str, Any]) -> list[str]:
@@ -166,14 +155,10 @@ def parameters(model: Path) -> int:
     """How many a model has, by the headers of its safetensors files; 0 where there are none to read."""
     try:
         return sum(_elements(file) for file in sorted(model.glob("*.safetensors")))
-    except (OSError, BadDocument, KeyError, TypeError, AttributeError):  # vLLM says what is wrong with a file
+    except (OSError, SafetensorError):  # vLLM says what is wrong with a file
         return 0
 
 
 def _elements(file: Path) -> int:
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if length > LONGEST_HEADER:
-            raise BadDocument(f"{file} has a header of {length} bytes")
-        header = parse_json(opened.read(length).decode(errors="replace"), str(file))
-    return sum(math.prod(one["shape"]) for name, one in header.items() if name != "__metadata__")
+    with safe_open(file, "np") as opened:
+        return sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118

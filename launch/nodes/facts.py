@@ -1,9 +1,9 @@
 """What this host is, and how hosts differ: name, NICs, accelerators, versions, clock, and room on disk and in memory.
 
-Versions are asked of metadata, without an import. A clock is compared by the times of a question and its answer, with
-the way measured out.
+A clock is compared by the times of a question and its answer, with the way measured out.
 """
 
+import os
 import shutil
 import socket
 import time
@@ -15,12 +15,11 @@ import psutil
 
 from launch import network
 from launch.doctor import drivers
+from launch.doctor.examination import versions_of
+from launch.doctor.versions import software
 from launch.errors import LaunchError
-from launch.software import installed, own_packages, sources
 from launch.stacks import pins
 
-PACKAGES = ("ray", "verl", "torch", "torch_npu", "vllm", "vllm_ascend", "transformers", "ascend_quant")
-SOURCES = "these sources"
 ALLOWED_SECONDS = 5  # that clocks may differ by
 
 
@@ -31,7 +30,7 @@ def gather(stack: str, temp_dir: str) -> dict[str, Any]:
         "clock": time.time(),
         "nics": network.nics(),
         "devices": asdict(found(stack)),
-        "versions": versions(),
+        "versions": versions_of(software(os.environ)),
         "memory": psutil.virtual_memory().total,
         "shm": shutil.disk_usage("/dev/shm").total,
         "disk_free": shutil.disk_usage(Path(temp_dir).parents[1]).free,
@@ -77,11 +76,6 @@ def chosen(wanted: int | list[int], there: Devices) -> list[int]:
     return wanted
 
 
-def versions() -> dict[str, str]:
-    """Versions by package, of Python too, and the digest of our own sources; what is not installed is absent."""
-    return {**installed(PACKAGES), SOURCES: sources(own_packages())}
-
-
 def skew(head: dict[str, str], other: dict[str, str]) -> list[str]:
     """What differs between two hosts: 'ray 2.60.0, the head has 2.59.0'."""
     names = [*head, *(name for name in other if name not in head)]
@@ -116,3 +110,9 @@ class Clock:
             return None
         ahead = "ahead of" if self.offset > 0 else "behind"
         return f"clock skew: its clock is {abs(self.offset):.0f} s {ahead} {whose}: set it (chrony, ntpd)"
+
+
+def kernel_kills() -> int:
+    """How many processes this host's kernel has ended for want of memory since it started; 0 if it does not say."""
+    words = Path("/proc/vmstat").read_text().split()
+    return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0

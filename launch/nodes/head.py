@@ -1,20 +1,23 @@
 """The head's part: Ray's head, the members, and the job once all of them are there.
 
-The job is submitted through Ray's job API with a working directory, its state asked, its log followed.
+Who has joined, and whose Ray has died, is what Ray's state API says. The job is submitted through Ray's job API with a
+working directory, its state asked, its log followed.
 """
 
 import shlex
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launch import network
 from launch.errors import LaunchError
-from launch.nodes import ray_node, ray_state
+from launch.nodes import ray_node
 from launch.nodes.protocol import Emit
 from launch.nodes.ray_node import Part, RayNode, client, joined
-from launch.nodes.rendezvous import share
+from launch.nodes.worker import share
 from launch.plan import NodePlan
 
 POLL_SECONDS = 0.5
@@ -24,12 +27,13 @@ LEAVE_SECONDS = 20
 STOP_SECONDS = 8
 STARTED = "ASCEND_QUANT_STARTED"  # when Ray's head was started, and when the job was submitted: for start_up/* metrics
 LONGEST_MESSAGE = 2000
+ANSWER_SECONDS = 10
 
 
 def run(part: Part) -> int:
     """Start the head, wait for the members, run the job; returns the exit code."""
     plan, began = part.plan, time.time()
-    known = ray_state.of_plan(plan)
+    known = members_of(plan)
     if part.meeting is not None:
         share(part.meeting, part.environment["RAY_AUTH_TOKEN"], part.facts["versions"])
     part.start_ray(plan, int(plan.ports["dashboard"]))
@@ -41,12 +45,39 @@ def run(part: Part) -> int:
     return code
 
 
+@dataclass
+class Members:
+    """The members of a run; hosts are their numbers in the plan."""
+
+    addresses: list[list[str]]
+    joined: set[int] = field(default_factory=set)
+    lost: dict[int, str] = field(default_factory=dict)
+
+    def look(self, nodes: list[Any]) -> bool:
+        """Take in what Ray says; true if anything is new. A member that died stays lost."""
+        before = set(self.joined), dict(self.lost)
+        for node in nodes:
+            host = self.number(node.node_ip)
+            if host is None:
+                continue
+            if node.state == "ALIVE" and host not in self.lost:
+                self.joined.add(host)
+            elif node.state == "DEAD" and host in self.joined:
+                self.joined.discard(host)
+                self.lost[host] = node.state_message or "Ray gives no reason"
+        return (self.joined, self.lost) != before
+
+    def number(self, address: str) -> int | None:
+        """The host that has an address. A run on one host has no others: Ray replaces a loopback address."""
+        if len(self.addresses) == 1:
+            return 0
+        return next((host for host, known in enumerate(self.addresses) if address in known), None)
+
+
 class Head:
     """The head's Ray, asked every two seconds."""
 
-    def __init__(
-        self, plan: NodePlan, known: ray_state.Members, ray: RayNode, dashboard: str, emit: Emit, began: float
-    ) -> None:
+    def __init__(self, plan: NodePlan, known: Members, ray: RayNode, dashboard: str, emit: Emit, began: float) -> None:
         self.plan, self.members, self.ray, self.dashboard, self.emit = plan, known, ray, dashboard, emit
         self.job: RunningJob | None = None
         self.tail: Tail | None = None
@@ -85,7 +116,7 @@ class Head:
         """One question: of the job first, since workers may leave as soon as it has ended."""
         if self.job is not None and (code := self.look_at_job()) is not None:
             return code
-        if self.members.look(ray_state.nodes(self.dashboard)):
+        if self.members.look(nodes(self.dashboard)):
             self.emit("members", joined=sorted(self.members.joined), lost=list(self.members.lost.items()))
         if self.job is None and len(self.members.joined) == len(self.plan.members):
             self.job = RunningJob(self.dashboard, self.plan, self.began)
@@ -121,7 +152,7 @@ class Head:
         while time.monotonic() < deadline:
             time.sleep(1)
             try:
-                self.members.look(ray_state.nodes(self.dashboard))
+                self.members.look(nodes(self.dashboard))
             except ray_node.trouble():
                 continue  # asked again until the time is over
             if len(self.members.joined) <= 1:
@@ -186,3 +217,21 @@ class Tail:
         if last:
             whole, self.rest = [*whole, self.rest], b""
         return [line.decode(errors="replace") for line in whole if line]
+
+
+def members_of(plan: NodePlan) -> Members:
+    """The members that a plan wants; a name that leads nowhere is an error that says which host it is."""
+    addresses = []
+    for member in plan.members:
+        try:
+            addresses.append(network.resolve(member))
+        except LaunchError as error:
+            raise LaunchError(f"the head looks for {member}: {error}") from None
+    return Members(addresses)
+
+
+def nodes(dashboard: str) -> list[Any]:
+    """Ray's nodes, alive and dead. Raises RayStateApiException or requests' errors when it does not answer."""
+    from ray.util.state import list_nodes
+
+    return list_nodes(address=dashboard, timeout=ANSWER_SECONDS, raise_on_missing_output=False)

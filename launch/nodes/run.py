@@ -22,10 +22,9 @@ from launch import door, network
 from launch.errors import LaunchError
 from launch.nodes import head, ray_node, worker
 from launch.nodes.checks import Checked, check, find
-from launch.nodes.facts import gather
+from launch.nodes.facts import gather, kernel_kills
 from launch.nodes.protocol import Emit, Orders, emitter
 from launch.nodes.ray_node import Part, variables
-from launch.nodes.ray_state import kernel_kills
 from launch.plan import NodePlan
 from launch.processes import OPEN_FILES, end_all, end_run, of_run
 
@@ -64,19 +63,16 @@ def first_line(stream: TextIO) -> dict | None:
         task = json.loads(stream.readline())
         for kind in {"run", "facts"} & task.keys():
             task[kind] = NodePlan.from_json(json.dumps(task[kind]))
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         return None
-    return (
-        task if any(needed <= task.keys() for needed in ({"run", "token", "meeting"}, {"facts"}, {"end_run"})) else None
-    )
+    return task
 
 
 def tell_facts(plan: NodePlan, emit: Emit) -> int:
     """For --dry-run: what the host is, as `chosen` the wire and the devices of the run, as `problems` what stops it."""
     facts = gather(plan.stack, plan.temp_dir)
-    found = asdict(find(plan, facts))
-    problems = found.pop("problems")
-    emit("checked", facts=facts | {"chosen": found, "problems": problems})
+    checked, problems = find(plan, facts)
+    emit("checked", facts=facts | {"chosen": asdict(checked), "problems": problems})
     return DONE
 
 

@@ -1,16 +1,30 @@
-"""A worker's part: Ray joined to the head's, until the run ends."""
+"""A worker's part: Ray joined to the head's, until the run ends.
 
+Hosts that no control host reaches (--on-this-node) meet by a file in --out, which only its owner can read: the head
+leaves Ray's token and its versions there. A worker reads it when the head's Ray is up, so it is this run's and no
+earlier one's. Their clocks are compared by the date of an answer: every HTTP answer of Ray's dashboard names the second
+in which it was made (Date, RFC 9110).
+"""
+
+import json
+import os
+import threading
 import time
 from dataclasses import replace
+from email.utils import parsedate_to_datetime
+from pathlib import Path
 
 from launch.errors import LaunchError
-from launch.nodes import ray_node, rendezvous
+from launch.nodes import ray_node
+from launch.nodes.facts import Clock, skew
 from launch.nodes.ports import daemon_ports
 from launch.nodes.ray_node import Part, authentication, joined, wait_for_head
 
 POLL_SECONDS = 1
 ASK_SECONDS = 3
 HEAD_SILENT_SECONDS = 20
+ANSWER_SECONDS, PAUSE_SECONDS = 3, 0.5
+SECOND = 1.0  # a date names a whole one: its middle is taken, and half of it is uncertain
 
 
 def run(part: Part) -> int:
@@ -20,9 +34,9 @@ def run(part: Part) -> int:
     if head is None:
         return 0
     if part.meeting is not None:
-        part.environment |= authentication(rendezvous.take(part.meeting, part.facts["versions"]))
+        part.environment |= authentication(take(part.meeting, part.facts["versions"]))
         ray_node.adopt_token(part.environment)
-        rendezvous.compare(head, int(plan.ports["dashboard"]), ended, part.deadline)
+        compare(head, int(plan.ports["dashboard"]), ended, part.deadline)
     part.start_ray(replace(plan, head=head), daemon_ports(plan.ports)["node-manager-port"])
     return follow(part, head) if part.meeting is not None else stay(part)
 
@@ -66,3 +80,66 @@ class HeadJob:
             return None
         self.answered = time.monotonic()
         return next((state.value for state in states if state.is_terminal()), None)
+
+
+def share(file: Path, token: str, versions: dict[str, str]) -> None:
+    """Of the head; an earlier run's file is replaced."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as opened:
+        json.dump({"token": token, "versions": versions}, opened)
+
+
+def take(file: Path, versions: dict[str, str]) -> str:
+    """Of a worker: the token.
+
+    Raises:
+        LaunchError: the file is not there (the folder is not shared), is another user's, or the versions differ.
+    """
+    try:
+        shared = json.loads(file.read_text())
+    except OSError as error:
+        raise LaunchError(
+            f"{file} cannot be read ({error.strerror}), and the head has left Ray's token there: --out must be the "
+            "same storage on every host (`shared` in the inventory), and the same user must run on all"
+        ) from None
+    if lines := skew(shared["versions"], versions):
+        raise LaunchError(f"version skew: {'; '.join(lines)}")
+    return shared["token"]
+
+
+def compare(host: str, port: int, ended: threading.Event, deadline: float) -> None:
+    """Compare the clocks as soon as the dashboard answers; it is up soon after the head's Ray.
+
+    Raises:
+        LaunchError: they are too far apart, or nothing answered before the deadline (of time.monotonic()).
+    """
+    reason = "not asked"
+    while time.monotonic() < deadline and not ended.is_set():
+        asked = time.time()
+        try:
+            date = date_of(host, port)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            ended.wait(PAUSE_SECONDS)
+            continue
+        if wrong := measured(asked, time.time(), date).wrong("the head's"):
+            raise LaunchError(wrong)
+        return
+    if not ended.is_set():
+        raise LaunchError(f"the dashboard of Ray's head, {host} port {port}, does not answer: {reason}")
+
+
+def measured(asked: float, answered: float, date: str) -> Clock:
+    """This host's clock beside the head's, whose answer was made at `date`."""
+    way = (answered - asked) / 2
+    return Clock(asked + way - (parsedate_to_datetime(date).timestamp() + SECOND / 2), way + SECOND / 2)
+
+
+def date_of(host: str, port: int) -> str:
+    """The Date of an answer, whatever it says otherwise. Raises RequestException when there is none."""
+    import requests
+
+    with requests.Session() as session:
+        session.trust_env = False  # no proxy is between two hosts of a run
+        return session.head(f"http://{joined(host, port)}", timeout=ANSWER_SECONDS).headers["Date"]

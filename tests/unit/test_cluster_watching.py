@@ -11,7 +11,7 @@ from rich.console import Console
 from launch.cluster.hosts import DONE, FAILED, SILENT_SECONDS, HostState, JobEnd, dead, differing, missing, verdict
 from launch.cluster.progress import Status
 from launch.nodes.facts import Clock
-from launch.nodes.rendezvous import measured
+from launch.nodes.worker import measured
 
 PORTS = {"ray": 6766, "dashboard": 8260, "workers": "20000-29999"}
 VERSIONS = {"ray": "2.60.0", "python": "3.11.2"}

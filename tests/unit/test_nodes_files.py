@@ -11,7 +11,7 @@ from naming import has_line_naming, line_naming
 
 from launch.errors import LaunchError
 from launch.network import Wire
-from launch.nodes import rendezvous, run
+from launch.nodes import run, worker
 from launch.nodes.checks import Checked
 from launch.nodes.facts import skew
 from launch.nodes.head import Tail
@@ -55,14 +55,14 @@ def test_session_logs_are_the_ends_of_the_files(tmp_path, monkeypatch):
 
 def test_the_meeting_file_is_for_its_owner_alone(tmp_path):
     file = tmp_path / "out" / "meeting"
-    rendezvous.share(file, "first", {"ray": "1"})
-    rendezvous.share(file, "second", {"ray": "2"})
+    worker.share(file, "first", {"ray": "1"})
+    worker.share(file, "second", {"ray": "2"})
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert rendezvous.take(file, {"ray": "2"}) == "second"
+    assert worker.take(file, {"ray": "2"}) == "second"
     with pytest.raises(LaunchError, match="ray 3, the head has 2"):
-        rendezvous.take(file, {"ray": "3"})
+        worker.take(file, {"ray": "3"})
     with pytest.raises(LaunchError, match=line_naming(tmp_path / "absent")):
-        rendezvous.take(tmp_path / "absent", {})
+        worker.take(tmp_path / "absent", {})
 
 
 def test_the_digest_tells_every_change_of_a_source(tmp_path):

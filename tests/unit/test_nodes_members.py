@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 from cluster_cases import node_plan
 
-from launch.nodes import ray_state as asked
-from launch.nodes.head import Head
-from launch.nodes.ray_state import Members
+from launch.nodes import head as asked
+from launch.nodes.head import Head, Members
 
 
 def node(address: str, state: str = "ALIVE", message: str | None = None) -> SimpleNamespace:
