@@ -12,8 +12,8 @@ import pytest
 import yaml
 from command_cases import understood
 
+from launch import pages
 from launch.root import ROOT
-from launch.site import pages, reference
 
 ENGLISH_ALONE = {"cli", "npu_ops"}  # written by programs; nav says so
 OF_ROOT = ["README", "SECURITY", "CHANGELOG"]  # CONTRIBUTING has both languages in one file
@@ -112,7 +112,7 @@ def test_markdown_for_the_site(repository: str | None, text: str, made: str):
 
 
 def test_the_page_of_commands_is_their_help():
-    assert reference.FILE.read_text() == reference.page(), "stale: run `python -m launch.site.reference`"
+    assert pages.FILE.read_text() == pages.page(), "stale: run `python -m launch.pages`"
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/troubleshooting.md"])

@@ -1,8 +1,9 @@
-"""mkdocs' hook: it builds not docs/ itself, but a copy of it beside the pages of the repository's root.
+"""The documents: docs/cli.md, which `python -m launch.pages` writes from the commands' own help, and mkdocs' hook.
 
-The copy has the site's own links, and blank lines where GitHub needs none: one text serves both. On GitHub a link names
-a file (`../benchmarks/results/x.md`, `install.zh.md`). Here it becomes the page in the reader's language; where the
-site has none, the file's address below `repo_url`; without one, its path.
+The site is built not of docs/ itself, but of a copy of it beside the pages of the repository's root, with the site's
+own links, and blank lines where GitHub needs none: one text serves both. On GitHub a link names a file
+(`../benchmarks/results/x.md`, `install.zh.md`). Here it becomes the page in the reader's language; where the site has
+none, the file's address below `repo_url`; without one, its path.
 """
 
 import posixpath
@@ -12,11 +13,15 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import typer
 from mkdocs.config.defaults import MkDocsConfig
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # mkdocs starts a hook by its path
+sys.path.insert(0, str(Path(__file__).parents[1]))  # mkdocs starts a hook by its path
 
+from ascend_quant.cli import app as tools
+from launch.cli import app as run
 from launch.root import ROOT
 
 OF_ROOT = {"README": "index", "SECURITY": "security", "CHANGELOG": "changelog", "CONTRIBUTING": "contributing"}
@@ -25,6 +30,14 @@ ITEM = re.compile(r"^(\*|-|\d+\.) ")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^()\s]+)\)")
 LANGUAGES = re.compile(r"\[(?:中文|English)\]\([^()\s]+\)[.。]? ?")  # the site's header has them
 COPY = tempfile.TemporaryDirectory(prefix="ascend-quant-docs-")  # until mkdocs ends
+FILE = ROOT / "docs/cli.md"
+WIDTH = 110  # whatever the terminal's
+HEAD = """# Commands
+
+Made by `python -m launch.pages` from the commands' own help: change it there. `./run.sh help` lists what else
+run.sh does (`test`, `bench`, `lint`, `setup`). In English alone, as the help is.
+"""
+PROGRAMS = {"ascend-quant": tools, "./run.sh": run}
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -111,3 +124,32 @@ def _apart(text: str) -> Iterator[str]:
         code ^= bool(FENCE.match(line))
         listed = item or (listed and bool(line.strip()))
         before = line
+
+
+def page() -> str:
+    """docs/cli.md."""
+    sections = [section for name, app in PROGRAMS.items() for section in _sections(name, app)]
+    return "\n".join([HEAD, *sections])
+
+
+def _sections(program: str, app: typer.Typer) -> Iterator[str]:
+    for name, command in _commands(program, typer.main.get_command(app)):
+        command.rich_markup_mode = None  # plain text, without boxes
+        context = command.context_class(command, info_name=name, terminal_width=WIDTH, max_content_width=WIDTH)
+        text = "\n".join(line.rstrip() for line in command.get_help(context).strip().splitlines())
+        yield f"## {name}\n```text\n{text}\n```\n"
+
+
+def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """All that are no groups and not hidden, of click or of typer's copy of it, with the words that call them."""
+    below = getattr(command, "commands", None)
+    if below is None:
+        yield name, command
+        return
+    for word, one in below.items():
+        if not one.hidden:
+            yield from _commands(f"{name} {word}", one)
+
+
+if __name__ == "__main__":
+    FILE.write_text(page())

@@ -1,1 +1,0 @@
-"""The site of the documents, as mkdocs.yml says: `mkdocs build --strict`."""
