@@ -1,7 +1,12 @@
-"""The NIC that carries a host's address. Runs on the host itself; every error names what there is.
+"""The NIC that carries a host's address, and the ports that a run's Ray listens on there.
+
+Runs on the host itself; every error names what there is.
 
 A host has several NICs and a NIC several addresses: the address of the inventory decides, and the NIC follows from it.
 A name is resolved on the host. Debian maps a host's own name to 127.0.1.1, which leads nowhere from other hosts.
+
+All ports of Ray are chosen, so that other Rays are no trouble: the first ones of the inventory's range `workers` are
+the daemons', the others the workers'.
 """
 
 import socket
@@ -9,9 +14,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
+import psutil
+
 from launch.errors import LaunchError
 
 Found = Mapping[str, list[str]]
+DAEMONS = (
+    "node-manager-port",
+    "object-manager-port",
+    "dashboard-agent-listen-port",
+    "dashboard-agent-grpc-port",
+    "runtime-env-agent-port",
+    "metrics-export-port",
+    "ray-client-server-port",
+)
+METRICS = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")  # Ray takes these from the environment
+RESERVED = 20
 
 
 @dataclass(frozen=True)
@@ -25,8 +43,6 @@ class Wire:
 
 def nics() -> dict[str, list[str]]:
     """The NICs that are up, and the addresses that each carries, without link-local ones."""
-    import psutil
-
     states = psutil.net_if_stats()
     found = {}
     for name, entries in psutil.net_if_addrs().items():
@@ -110,3 +126,50 @@ def _looked_up(name: str) -> list[IPv4Address | IPv6Address]:
 
 def _ip(text: str) -> IPv4Address | IPv6Address:
     return ip_address(text.split("%")[0])
+
+
+def daemon_ports(ports: dict[str, int | str]) -> dict[str, int]:
+    """The port of each daemon, by the option of `ray start`."""
+    low, _ = worker_range(ports)
+    return {name: low + number for number, name in enumerate(DAEMONS)}
+
+
+def metrics_ports(ports: dict[str, int | str]) -> dict[str, str]:
+    """The variables for Ray's own metrics, which else listen on 44217 and 44227 on every host."""
+    low, _ = worker_range(ports)
+    return {name: str(low + len(DAEMONS) + number) for number, name in enumerate(METRICS)}
+
+
+def worker_range(ports: dict[str, int | str]) -> tuple[int, int]:
+    """The lowest and the highest port of the range."""
+    low, _, high = str(ports["workers"]).partition("-")
+    return int(low), int(high)
+
+
+def needed_ports(role: str, ports: dict[str, int | str]) -> dict[int, str]:
+    """The ports that must be free on a host of this role, and what for."""
+    daemons = {port: name.removesuffix("-port") for name, port in daemon_ports(ports).items()}
+    if role == "worker":
+        return {port: name for port, name in daemons.items() if name != "ray-client-server"}
+    return {int(ports["ray"]): "ray", int(ports["dashboard"]): "dashboard", **daemons}
+
+
+def taken_ports(ports: dict[int, str]) -> list[str]:
+    """A line for each of these ports that a process listens on, with the process."""
+    listeners = {}
+    for connection in psutil.net_connections(kind="tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port in ports:
+            listeners[connection.laddr.port] = connection.pid
+    return [f"port {port} ({ports[port]}) is taken by {_process(pid)}" for port, pid in sorted(listeners.items())]
+
+
+def _process(pid: int | None) -> str:
+    """A process for people: its id, its user and the beginning of its command."""
+    if pid is None:
+        return "a process that this user cannot see (another user's, or in another container)"
+    try:
+        process = psutil.Process(pid)
+        command = " ".join(process.cmdline()) or process.name()
+        return f"process {pid} of {process.username()}: {command[:80]}"
+    except psutil.Error:
+        return f"process {pid}"

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from ipaddress import ip_address
 
 from ascend_quant.exits import FAILED, INTERRUPTED, NOT_FORMED
-from launch.cluster.hosts import HostState, Missing, Outcome, dead, differing, missing, verdict
-from launch.cluster.progress import Progress, Status
-from launch.cluster.record import Logs, Record
+from launch.cluster.hosts import HostState, Missing, Outcome, Progress, dead, differing, missing, verdict
+from launch.cluster.record import Logs, Record, Status
 from launch.cluster.transport import Channel, command_of, end_on, may_pass, reason
 from launch.nodes.protocol import Event
 from launch.plan import Plan

@@ -1,4 +1,4 @@
-"""What the control host knows of each host of a run, and concludes: who is missing or dead and why, how it ended.
+"""What the control host knows of each host of a run, by their events, and concludes: who is missing or dead, and why.
 
 A host is dead when its channel has closed, when it has not answered for 15 s, when its own Ray has ended, or when
 Ray's health checks say so; whichever is known first. Of the hosts that are missing every reason is told that is known.
@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ascend_quant.exits import DONE, FAILED
-from launch.cause import Cause
+from launch.cause import Cause, is_consequence, of_log
+from launch.cluster.record import DRIVER, Logs, Status, plain
 from launch.cluster.transport import Channel
-from launch.nodes.facts import Clock, skew
-from launch.nodes.ports import worker_range
+from launch.network import worker_range
+from launch.nodes.checks import Clock, skew
+from launch.nodes.protocol import Event
 
 SILENT_SECONDS = 15
 Missing = list[tuple[str, str]]  # the address, and why
@@ -89,6 +91,97 @@ class Outcome:
     code: int
     lines: tuple[str, ...] = ()
     cause: Cause | None = None
+
+
+class Progress:
+    """Takes events in: the method on_NAME takes the event of that name; launch/nodes/protocol.py lists them.
+
+    Args:
+        counting: the head is one of this process's hosts, so it is known who has joined.
+    """
+
+    def __init__(self, hosts: list[HostState], counting: bool, logs: Logs, status: Status) -> None:
+        self.hosts, self.counting, self.logs, self.status = hosts, counting, logs, status
+        self.job: JobEnd | None = None
+        self.closed: list[tuple[int, int, str]] = []  # hosts whose channel has closed, with exit code and stderr
+        self.driver_lines = logs.lines[DRIVER]  # of earlier attempts
+
+    def cause(self) -> Cause | None:
+        """Why the run has failed: the driver's exception, else a host that has died, else Ray's words on the job."""
+        log = self.logs.folder / f"{DRIVER}.log"
+        found = of_log(log, self.driver_lines) if log.exists() else None
+        if found is not None and not is_consequence(found.error):
+            return found
+        for host in self.hosts:
+            if host.problem:
+                own = self.logs.folder / f"{plain(host.address)}.log"
+                return Cause(f"{host.address}: {host.problem}", log=str(own))
+        said = self.job.message.strip().splitlines() if self.job else []
+        return found or (Cause(said[-1], log=str(log)) if said else None)
+
+    def take(self, index: int, event: Event) -> None:
+        """One event of one host."""
+        host = self.hosts[index]
+        host.hear()
+        fields = {name: value for name, value in event.items() if name != "event"}
+        getattr(self, f"on_{event['event']}")(index, host, **fields)
+
+    def on_alive(self, index: int, host: HostState, asked: float, clock: float) -> None:
+        host.clock.take(asked, time.time(), clock)
+
+    def on_checked(self, index: int, host: HostState, facts: dict[str, Any]) -> None:
+        host.facts = facts
+
+    def on_failed(self, index: int, host: HostState, why: str) -> None:
+        self.logs.write(host.address, why)
+        host.problem = "; ".join(why.splitlines())
+
+    def on_note(self, index: int, host: HostState, line: str) -> None:
+        self.logs.write(host.address, line)
+        self.status.say(f"{host.address}: {line}")
+
+    def on_log(self, index: int, host: HostState, source: str, line: str) -> None:
+        if source == "driver":
+            self.logs.write(DRIVER, line)
+            self.status.driver(line)
+        else:
+            host.last_line = line.strip() or host.last_line
+            self.logs.write(host.address, f"{source}: {line}")
+
+    def on_started(self, index: int, host: HostState, pid: int, address: str) -> None:
+        host.started = True
+        if not self.counting:
+            host.joined = True
+            self.status.change(joined=1, doing="Ray runs here")
+
+    def on_members(self, index: int, host: HostState, joined: list[int], lost: list[tuple[int, str]]) -> None:
+        for number in joined:
+            self.hosts[number].joined = True
+        for number, why in lost:
+            self.hosts[number].problem = (
+                self.hosts[number].problem or f"its Ray has died: {' '.join(why.split())[:300]}"
+            )
+        missing = [host.address for host in self.hosts if not host.joined]
+        self.status.change(joined=len(joined), doing=f"waiting for {', '.join(missing)}" if missing else "joined")
+
+    def on_job(self, index: int, host: HostState, status: str, message: str) -> None:
+        self.status.change(job=status)
+        if status in ("SUCCEEDED", "FAILED", "STOPPED"):
+            self.job = JobEnd(status, message, time.monotonic())
+
+    def on_file(self, index: int, host: HostState, name: str, text: str) -> None:
+        self.logs.file(host.address, name, text)
+
+    def on_ended(self, index: int, host: HostState, code: int, count: int, kernel_kills: int = 0) -> None:
+        host.ended = True
+        if kernel_kills:
+            self.status.say(
+                f"{host.address}: for want of memory the kernel has ended {kernel_kills} processes meanwhile"
+            )
+
+    def on_closed(self, index: int, host: HostState, code: int, errors: str) -> None:
+        host.closed = True
+        self.closed.append((index, code, errors))
 
 
 def dead(hosts: Sequence[HostState]) -> tuple[str, ...]:

@@ -1,20 +1,32 @@
-"""runs/<run>: the record run.json of what was started where, and the logs of all hosts in the folder logs.
+"""What a run leaves in runs/<run>, the record run.json and the logs of all hosts, and what the user sees meanwhile.
 
 `stop` ends a run by its record from another terminal or after a crash. No secrets are in a record: no environment, no
 token. It is taken if it and its folders are the caller's alone, and nothing that it says is run: `stop` makes the
 command of a host from the run's id and the inventory, as `train` did.
+
+The user sees the run's lines, and below them one live line; without a terminal, that line when it changes:
+
+joined 2/3 · job RUNNING · step 12 of 100 · 0:12:31
 """
 
 import os
+import re
 import socket
+import time
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, TextIO
 
 import psutil
 from pydantic import Field, ValidationError
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
 
 from launch import private
+from launch.cause import COLOUR
 from launch.errors import LaunchError
 from launch.inventory import Inventory
 from launch.plan import Plan
@@ -24,6 +36,8 @@ RUNS = Path("runs")
 FILE = "run.json"
 RUNNING = "running"
 DRIVER = "driver"
+STEP = re.compile(r"(?:^|\s)step:(\d+) - ")  # verl's console logger, once a step
+STEPS = re.compile(r"Total training steps: (\d+)")
 
 
 class Control(Fields):
@@ -204,3 +218,57 @@ class Logs:
 def plain(host: str) -> str:
     """An address as a file name: IPv6 has colons and may have a percent sign."""
     return host.replace(":", "_").replace("%", "_").replace("/", "_")
+
+
+class Status:
+    """The state of a run, for people."""
+
+    def __init__(self, console: Console, hosts: int) -> None:
+        self.console, self.hosts = console, hosts
+        self.joined, self.job, self.doing = 0, "", "starting"
+        self.step, self.steps = 0, 0
+        self.began = time.monotonic()
+        self.told = ""
+        self.live = Live(console=console, get_renderable=self.render, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> "Status":
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.live.stop()
+
+    def text(self) -> str:
+        """The status without the time."""
+        parts = [f"joined {self.joined}/{self.hosts}", self.doing]
+        if self.job:
+            parts[1] = f"job {self.job}"
+        if self.step:
+            parts.append(f"step {self.step} of {self.steps}" if self.steps else f"step {self.step}")
+        return " · ".join(parts)
+
+    def render(self) -> Spinner:
+        elapsed = timedelta(seconds=int(time.monotonic() - self.began))
+        return Spinner("dots", Text(f"{self.text()} · {elapsed}", overflow="ellipsis", no_wrap=True))
+
+    def change(self, **values: int | str) -> None:
+        """Set joined, job, doing, step or steps."""
+        for name, value in values.items():
+            setattr(self, name, value)
+        if not self.console.is_terminal and self.text() != self.told:
+            self.told = self.text()
+            self.say(self.told)
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        self.console.print(Text(line), soft_wrap=True)
+
+    def driver(self, line: str) -> None:
+        """A line of verl's driver; its steps are counted."""
+        text = COLOUR.sub("", line)
+        self.console.print(Text.from_ansi(line), soft_wrap=True)
+        if found := STEPS.search(text):
+            self.change(steps=int(found[1]))
+        if found := STEP.search(text):
+            self.change(step=int(found[1]))

@@ -28,8 +28,7 @@ from ascend_quant.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED, WRONG_USE
 from launch.cause import Cause
 from launch.cluster.attempt import Attempt, Desk, Interrupt
 from launch.cluster.hosts import Outcome
-from launch.cluster.progress import Status
-from launch.cluster.record import RUNNING, RUNS, Logs, Record, Told, find
+from launch.cluster.record import RUNNING, RUNS, Logs, Record, Status, Told, find
 from launch.cluster.transport import end_on
 from launch.errors import LaunchError
 from launch.plan import Plan

@@ -158,7 +158,11 @@ def converse(command: list[str], task: dict[str, Any], address: str, seconds: fl
         process.communicate()
         return None, f"no answer within {seconds:g} s"
     events = [event for event in map(parse, out.splitlines()) if event]
-    return (events[-1], "") if events else (None, reason(address, process.returncode, errors))
+    if events:
+        return events[-1], ""
+    if process.returncode == 0 and out:
+        return None, f"in place of an answer: {out[:80]!r}: does a login shell there print something?"
+    return None, reason(address, process.returncode, errors)
 
 
 def reason(host: str, code: int, stderr: str) -> str:

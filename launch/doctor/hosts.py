@@ -1,21 +1,17 @@
 """All hosts of an inventory: each examines itself at the same time as the others, then they are compared.
 
-`python -m launch.doctor.hosts` is a host's side: it reads a Request as JSON and answers with its HostReport. People
-call `./run.sh doctor --cluster`.
+A host's node process (launch/nodes/run.py) is told a Request and answers with its HostReport.
 """
 
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from launch.cluster.transport import command, reason
+from launch.cluster.transport import command, converse
 from launch.doctor.checking import Check, HostReport, Report, Said, check, error, ok, warning
 from launch.doctor.examination import examine_here, wanted_here, wanted_of
 from launch.doctor.facts import Wanted
@@ -48,8 +44,7 @@ REQUEST, REPORT = TypeAdapter(Request), TypeAdapter(HostReport)
 def reaching(inventory: Inventory, index: int) -> list[str]:
     """The arguments that start a host's side, in its container where it has an image."""
     host = inventory.hosts[index]
-    line = start_line(inventory, index, ["-m", "launch.doctor.hosts"])
-    return command(inventory, host, line, is_here(host.address))
+    return command(inventory, host, start_line(inventory, index), is_here(host.address))
 
 
 def examine(
@@ -93,18 +88,20 @@ def request(inventory: Inventory, index: int, wanted: Wanted) -> Request:
     return Request(inventory.hosts[index].address, wanted, targets)
 
 
-def asked(argv: list[str], question: Request) -> HostReport | str:
+def asked(command: list[str], question: Request) -> HostReport | str:
     """The host's report, or why there is none."""
-    try:
-        done = subprocess.run(argv, input=REQUEST.dump_json(question), capture_output=True, timeout=EXAMINE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return f"no answer within {EXAMINE_SECONDS} s"
-    if done.returncode:
-        return reason(question.host, done.returncode, done.stderr.decode(errors="replace"))
-    try:
-        return REPORT.validate_json(done.stdout)
-    except ValidationError:
-        return f"in place of an answer: {done.stdout[:80]!r}: does a login shell there print something?"
+    task = {"doctor": REQUEST.dump_python(question, mode="json")}
+    event, why = converse(command, task, question.host, EXAMINE_SECONDS)
+    return why if event is None else REPORT.validate_python(event["report"])
+
+
+def answer_here(question: Request) -> HostReport:
+    """This host's report."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        reasons = pool.map(lambda target: reach(*target), question.targets)
+        findings, traits = examine_here(question.wanted)
+        unreached = [(*target, why) for target, why in zip(question.targets, reasons, strict=True) if why]
+    return HostReport(question.host, findings, traits, unreached)
 
 
 def reach(address: str, port: int) -> str | None:
@@ -118,18 +115,6 @@ def reach(address: str, port: int) -> str | None:
         return f"no answer within {CONNECT_SECONDS} s"
     except OSError as failure:
         return failure.strerror or str(failure)
-
-
-def main() -> None:
-    """Answer over this process's output; what anything else prints goes to stderr."""
-    channel = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    question = REQUEST.validate_json(sys.stdin.buffer.read())
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        reasons = pool.map(lambda target: reach(*target), question.targets)
-        findings, traits = examine_here(question.wanted)
-        unreached = [(*target, why) for target, why in zip(question.targets, reasons, strict=True) if why]
-    channel.write(REPORT.dump_json(HostReport(question.host, findings, traits, unreached)))
 
 
 @check("hosts.answer")
@@ -175,7 +160,3 @@ def reached(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Said]
 
 
 TOGETHER = tuple(value for value in list(globals().values()) if isinstance(value, Check))
-
-
-if __name__ == "__main__":
-    main()

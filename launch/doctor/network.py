@@ -16,8 +16,7 @@ from launch.doctor.checking import Said, check, error, ok, warning
 from launch.doctor.drivers import npu_numbers
 from launch.doctor.facts import Facts, Link, Links, Network, Wanted
 from launch.errors import LaunchError
-from launch.network import choose, nics
-from launch.nodes import ports as run_ports
+from launch.network import choose, needed_ports, nics, taken_ports
 from launch.processes import ask
 from launch.software import product
 from launch.stacks import pins
@@ -40,8 +39,8 @@ def network(wanted: Wanted) -> Network:
             wire = (chosen.nic, chosen.address)
         except LaunchError as reason:
             problem = str(reason)
-    needed = run_ports.needed("head" if wanted.head else "worker", dict(wanted.ports))
-    return Network(found, wire, problem, tuple(run_ports.taken(needed)))
+    needed = needed_ports("head" if wanted.head else "worker", dict(wanted.ports))
+    return Network(found, wire, problem, tuple(taken_ports(needed)))
 
 
 def links(kind: str, hosts: int, root: Path = Path("/"), library: str = LIBRARY) -> Links:

@@ -1,13 +1,15 @@
 """What a node tells the control host, one line of JSON each, and what it is told.
 
-A node is told its task in the first line of its stdin: `run` (a NodePlan and Ray's token), `facts`, or `end_run` (a
-run's id). Later lines of a running node: `beat` (answered at once, which also compares the clocks), `go` (start Ray)
-and `end`. The end of stdin means `end`, and so does silence for a minute: nothing outlives the control host.
+A node is told its task in the first line of its stdin: `run` (a NodePlan and Ray's token), `facts`, `doctor` (its
+Request), or `end_run` (a run's id). Later lines of a running node: `beat` (answered at once, which also compares the
+clocks), `go` (start Ray) and `end`. The end of stdin means `end`, and so does silence for a minute: nothing outlives
+the control host.
 
 | event | means | fields |
 |---|---|---|
 | alive | the answer to a beat | asked, clock (seconds since the epoch, the asker's and the node's) |
 | checked | the host passed its checks | facts |
+| examined | what the doctor found | report |
 | failed | the host cannot take part, or its part has ended too early | why |
 | note | something to know | line |
 | started | Ray runs on this host | pid, address |

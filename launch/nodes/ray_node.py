@@ -26,7 +26,6 @@ from launch import network, private
 from launch.environment import node_environment, overruled
 from launch.errors import LaunchError
 from launch.network import Wire
-from launch.nodes import ports
 from launch.nodes.checks import Checked
 from launch.nodes.protocol import Emit, Orders
 from launch.plan import NodePlan
@@ -51,13 +50,13 @@ def start_command(plan: NodePlan, wire: Wire, count: int) -> list[str]:
         command += [f"--dashboard-host={wire.address}", f"--dashboard-port={plan.ports['dashboard']}"]
     else:
         command += [f"--address={joined(plan.head, plan.ports['ray'])}"]
-    low, high = ports.worker_range(plan.ports)
+    low, high = network.worker_range(plan.ports)
     command += [
         f"--{name}={port}"
-        for name, port in ports.daemon_ports(plan.ports).items()
+        for name, port in network.daemon_ports(plan.ports).items()
         if plan.role == "head" or name != "ray-client-server-port"
     ]
-    command += [f"--min-worker-port={low + ports.RESERVED}", f"--max-worker-port={high}"]
+    command += [f"--min-worker-port={low + network.RESERVED}", f"--max-worker-port={high}"]
     return [*command, *resources(plan.stack, count), f"--temp-dir={plan.temp_dir}", "--disable-usage-stats", "--block"]
 
 
@@ -256,7 +255,7 @@ def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, st
     whole = {
         **{name: value for name, value in own.items() if name not in OTHER_CLUSTERS},
         **{setting.name: setting.value for setting in settings if setting.name not in OTHER_CLUSTERS},
-        **ports.metrics_ports(plan.ports),
+        **network.metrics_ports(plan.ports),
         **this_python(own),
         **authentication(token),
         **loopback(checked),

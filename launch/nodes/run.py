@@ -1,8 +1,8 @@
 """`python -m launch node`: a host's part of a run, from the checks to the end of everything that it started.
 
 The task is one line of JSON on stdin, events go to stdout: see protocol.py. Other tasks are the facts of this host, for
---dry-run, and the end of a run, for `stop`. Ray's own logs of the host are sent to the control host at the end of the
-run: the end of each file, the newest first.
+--dry-run, what the doctor asks, and the end of a run, for `stop`. Ray's own logs of the host are sent to the control
+host at the end of the run: the end of each file, the newest first.
 """
 
 import json
@@ -19,10 +19,10 @@ import psutil
 
 from ascend_quant.exits import DONE, FAILED, NOT_FORMED, WRONG_USE
 from launch import door, network
+from launch.doctor import hosts
 from launch.errors import LaunchError
 from launch.nodes import head, ray_node, worker
-from launch.nodes.checks import Checked, check, find
-from launch.nodes.facts import gather, kernel_kills
+from launch.nodes.checks import Checked, check, find, gather, kernel_kills
 from launch.nodes.protocol import Emit, Orders, emitter
 from launch.nodes.ray_node import Part, variables
 from launch.plan import NodePlan
@@ -44,6 +44,10 @@ def main() -> int:
     if "run" in task:
         orders.follow(sys.stdin, emit)
         return run_node(task["run"], task["token"], emit, orders, task["meeting"])
+    if "doctor" in task:
+        report = hosts.answer_here(hosts.REQUEST.validate_python(task["doctor"]))
+        emit("examined", report=hosts.REPORT.dump_python(report, mode="json"))
+        return DONE
     if "facts" in task:
         return tell_facts(task["facts"], emit)
     return end(task["end_run"], emit)

@@ -15,9 +15,9 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from launch.errors import LaunchError
+from launch.network import daemon_ports
 from launch.nodes import ray_node
-from launch.nodes.facts import Clock, skew
-from launch.nodes.ports import daemon_ports
+from launch.nodes.checks import Clock, skew
 from launch.nodes.ray_node import Part, authentication, joined, wait_for_head
 
 POLL_SECONDS = 1

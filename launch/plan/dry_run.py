@@ -177,9 +177,9 @@ def environment(node: NodePlan, answer: Answer) -> list[dict[str, str | None]]:
 
 def checks(node: NodePlan) -> list[str]:
     """What must be right on the host before Ray starts."""
-    from launch.nodes.ports import needed
+    from launch.network import needed_ports
 
-    ports = ", ".join(f"{port} ({name})" for port, name in needed(node.role, node.ports).items())
+    ports = ", ".join(f"{port} ({name})" for port, name in needed_ports(node.role, node.ports).items())
     return [
         *(f"{path} exists" for path in node.needs),
         *([f"data files have the columns {', '.join(node.columns)}"] if node.columns else []),

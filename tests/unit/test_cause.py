@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 
 from launch.cause import cause_in, is_consequence, of_log
-from launch.cluster.hosts import HostState, JobEnd
-from launch.cluster.progress import Progress, Status
-from launch.cluster.record import DRIVER, Logs
+from launch.cluster.hosts import HostState, JobEnd, Progress
+from launch.cluster.record import DRIVER, Logs, Status
 
 RECORDED = Path(__file__).parent / "data" / "cause"  # of real runs; most frames and machine paths are taken out
 

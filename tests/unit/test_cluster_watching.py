@@ -9,8 +9,8 @@ from naming import has_line_naming
 from rich.console import Console
 
 from launch.cluster.hosts import DONE, FAILED, SILENT_SECONDS, HostState, JobEnd, dead, differing, missing, verdict
-from launch.cluster.progress import Status
-from launch.nodes.facts import Clock
+from launch.cluster.record import Status
+from launch.nodes.checks import Clock
 from launch.nodes.worker import measured
 
 PORTS = {"ray": 6766, "dashboard": 8260, "workers": "20000-29999"}

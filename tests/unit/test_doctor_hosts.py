@@ -19,7 +19,7 @@ from launch.inventory import Inventory
 from launch.recipes import load, paths_of
 
 PROJECT = Path(__file__).parents[2]
-DOCTOR = [sys.executable, "-m", "launch.doctor.hosts"]
+DOCTOR = [sys.executable, "-m", "launch", "node"]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_host_that_hangs_is_left_behind(inventory: Inventory, monkeypatch: pyt
 
 
 def test_this_machine_is_asked_by_its_shell(inventory: Inventory):
-    assert reaching(inventory, 0)[:2] == ["bash", "-c"] and "-m launch.doctor.hosts" in reaching(inventory, 0)[2]
+    assert reaching(inventory, 0)[:2] == ["bash", "-c"] and "-m launch node" in reaching(inventory, 0)[2]
 
 
 def test_hosts_try_to_reach_each_other(inventory: Inventory):

@@ -15,7 +15,7 @@ from launch.doctor.examination import wanted_of
 from launch.errors import LaunchError
 from launch.inventory import Inventory
 from launch.nodes import checks
-from launch.nodes.facts import gather
+from launch.nodes.checks import gather
 from launch.plan import NodePlan
 from launch.plan.imports import imports
 from launch.plan.make import make

@@ -12,29 +12,29 @@ from cluster_cases import node_plan
 from naming import line_naming
 from npu_tools import A2_BOARD, A2_TABLE, write_npu_smi
 
-from launch import private
+from launch import network, private
 from launch.doctor.drivers import npu_numbers
 from launch.errors import LaunchError
-from launch.nodes import checks, facts, ports
-from launch.nodes.facts import Devices, gather
+from launch.nodes import checks
+from launch.nodes.checks import Devices, gather
 from launch.plan import Saving
 
 
 def test_a_taken_port_is_told_with_the_process_that_has_it():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         port, outgoing = server.getsockname()[1], client.getsockname()[1]
-        lines = ports.taken({port: "dashboard", outgoing: "ray"})  # nobody listens on the other one
+        lines = network.taken_ports({port: "dashboard", outgoing: "ray"})  # nobody listens on the other one
     assert len(lines) == 1
     assert f"port {port} (dashboard)" in lines[0]
     assert f"process {os.getpid()} of {psutil.Process().username()}: {psutil.Process().cmdline()[0]}" in lines[0]
-    assert ports.taken({port: "dashboard"}) == []
+    assert network.taken_ports({port: "dashboard"}) == []
 
 
 def test_npus_are_counted_by_their_device_files_alone(tmp_path):
     for name in ("davinci10", "davinci2", "davinci0", "davinci_manager", "davinci2x", "null"):
         (tmp_path / name).touch()
     assert npu_numbers(tmp_path) == [0, 2, 10]
-    assert facts.found("cpu") == Devices("none", [])
+    assert checks.found("cpu") == Devices("none", [])
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_npus_are_counted_by_their_device_files_alone(tmp_path):
 )
 def test_devices_of_the_run(wanted, there, result):
     if isinstance(result, list):
-        assert facts.chosen(wanted, there) == result
+        assert checks.chosen(wanted, there) == result
     else:
         with pytest.raises(LaunchError, match=result):
-            facts.chosen(wanted, there)
+            checks.chosen(wanted, there)
 
 
 def test_everything_that_is_wrong_is_told_at_once(tmp_path, monkeypatch):

@@ -12,8 +12,7 @@ from naming import has_line_naming, line_naming
 from launch.errors import LaunchError
 from launch.network import Wire
 from launch.nodes import run, worker
-from launch.nodes.checks import Checked
-from launch.nodes.facts import skew
+from launch.nodes.checks import Checked, skew
 from launch.nodes.head import Tail
 from launch.nodes.ray_node import variables
 from launch.software import sources

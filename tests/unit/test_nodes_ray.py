@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from cluster_cases import new_run, node_plan
 
+from launch import network
 from launch.errors import LaunchError
 from launch.network import Wire
-from launch.nodes import ports
 from launch.nodes.ray_node import GAVE_UP, RayNode, joined, start_command
 from launch.private import run_folder
 from launch.processes import MARK, of_run
@@ -33,7 +33,7 @@ def parsed(command: list[str]) -> dict:
 def test_every_port_of_a_host_is_chosen_and_checked(role):
     plan = node_plan(role=role, head="192.0.2.10", address="192.0.2.11", members=["192.0.2.10", "192.0.2.11"])
     options = parsed(start_command(plan, WIRE, 1))
-    daemons = [name.replace("-", "_") for name in ports.DAEMONS]
+    daemons = [name.replace("-", "_") for name in network.DAEMONS]
     if role == "worker":
         daemons.remove("ray_client_server_port")
         assert options["address"] == "192.0.2.10:21000"
@@ -41,8 +41,8 @@ def test_every_port_of_a_host_is_chosen_and_checked(role):
     if role == "head":
         chosen += [int(options["port"]), int(options["dashboard_port"])]
     assert all(chosen)
-    assert sorted(chosen) == sorted(ports.needed(role, plan.ports))
-    chosen += [int(port) for port in ports.metrics_ports(plan.ports).values()]
+    assert sorted(chosen) == sorted(network.needed_ports(role, plan.ports))
+    chosen += [int(port) for port in network.metrics_ports(plan.ports).values()]
     assert len(set(chosen)) == len(chosen)
     workers = range(int(options["min_worker_port"]), int(options["max_worker_port"]) + 1)
     assert len(workers) > 50 and not set(chosen) & set(workers)
