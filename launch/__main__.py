@@ -1,5 +1,5 @@
 """`python -m launch` is the command line behind `run.sh`."""
 
-from launch.cli import app
+from launch.commands import app
 
 app(prog_name="run.sh")

@@ -1,1 +1,20 @@
-"""The commands of `run.sh` that Python has, with their options. launch/cli.py puts them together."""
+"""The commands of `run.sh` that Python has, with their options."""
+
+import typer
+
+from launch.commands.checks import doctor, smoke
+from launch.commands.recipe import data, recipe_app
+from launch.commands.train import demo, node, stop, train
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def commands() -> None:
+    """INT8 rollouts for reinforcement learning: re-quantized in place after every training step."""
+
+
+for command in (demo, train, stop, doctor, data, smoke):
+    app.command()(command)
+app.command(hidden=True)(node)
+app.add_typer(recipe_app, name="recipe")

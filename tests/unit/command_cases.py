@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import typer
 
-from launch.cli import app
+from launch.commands import app
 
 
 def understood(words: Sequence[str]) -> None:

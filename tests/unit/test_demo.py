@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from launch.child import last_errors
-from launch.cli import app
+from launch.commands import app
 from launch.demo import DemoError, report, training
 from launch.demo import task as models
 from launch.demo.reward import compute_score

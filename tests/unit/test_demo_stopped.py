@@ -19,7 +19,7 @@ def make_start(choices, folder, on_update):
     return 0.5
 sleeps = "import os, pathlib, time; pathlib.Path({file!r}).write_text(str(os.getpid())); time.sleep(600)"
 warmup.make_start, training.command = make_start, lambda *given: [{python!r}, "-c", sleeps]
-from launch.cli import app
+from launch.commands import app
 app({arguments!r})
 """
 

@@ -180,7 +180,7 @@ def test_rdma_adapters_their_files_and_the_library(tmp_path: Path):
 
 def test_it_is_quick_because_it_imports_no_torch():
     code = (
-        "import sys\nfrom typer.testing import CliRunner\nfrom launch.cli import app\n"
+        "import sys\nfrom typer.testing import CliRunner\nfrom launch.commands import app\n"
         "CliRunner().invoke(app, ['doctor', '--recipe', 'addition-int8'])\n"
         "sys.exit(' '.join({'torch', 'vllm', 'transformers', 'ray'} & set(sys.modules)) or 0)"
     )

@@ -5,7 +5,7 @@ import re
 import pytest
 import typer
 
-from launch.cli import app
+from launch.commands import app
 from launch.doctor.examination import BEFORE_RAY, CHECKS
 from launch.doctor.hosts import TOGETHER
 from launch.root import ROOT

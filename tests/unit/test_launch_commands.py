@@ -12,8 +12,8 @@ from naming import has_line_naming
 from plan_cases import facts
 from typer.testing import CliRunner
 
-from launch.cli import app
 from launch.cluster import transport
+from launch.commands import app
 from launch.errors import LaunchError
 from launch.plan import dry_run
 

@@ -9,7 +9,7 @@ from naming import has_line_naming
 from test_recipe_files import write
 from typer.testing import CliRunner
 
-from launch.cli import app
+from launch.commands import app
 from launch.recipes import Paths, load, names, resolve
 
 

@@ -17,7 +17,7 @@ import pytest
 import typer
 
 from ascend_quant.cli import app as commands
-from launch.cli import app as run
+from launch.commands import app as run
 from launch.environment import rows as variables
 from launch.recipes import command, load, names, paths_of, resolve
 from launch.stacks import all_pins, pins

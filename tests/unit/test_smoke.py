@@ -32,7 +32,7 @@ from ascend_quant.smoke.probes import NotPossible, On, Probe, Seen, carry_out
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 from launch import child as children
 from launch.child import Ended
-from launch.cli import app
+from launch.commands import app
 from launch.doctor.checking import Finding, HostReport, Report
 from launch.doctor.facts import GIB, Device, Devices
 from launch.smoke import Setting, run, train
@@ -317,7 +317,7 @@ def test_smoke_that_is_asked_to_stop_ends_what_it_started(tmp_path):
 import sys
 from launch import child as children
 from launch.child import Ended
-from launch.cli import app
+from launch.commands import app
 from launch import child
 from launch.smoke import train
 train.train = lambda setting: child.run([sys.executable, "-c", {code!r}], setting.folder, "slow", 600, "cpu")
