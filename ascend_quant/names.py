@@ -176,6 +176,16 @@ class Ignored:
             f"layer, {layer.name}: name all of it or none"
         )
 
+    def among(self, layers: Mapping[str, Layer], of: str) -> set[str]:
+        """The names of those that are not quantized, of all layers of a model, see `layers_of`.
+
+        Raises:
+            PatternError: what `covers` and `check_used` raise.
+        """
+        found = {name for name, layer in layers.items() if self.covers(layer)}
+        self.check_used(of)
+        return found
+
     def unused(self) -> list[str]:
         """The patterns that have meant no name so far."""
         return [one for one in self.patterns if one not in self._used]

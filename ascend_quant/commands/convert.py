@@ -16,11 +16,12 @@ from ascend_quant.convert.calibrate import Calibration, check
 from ascend_quant.convert.calibrate import calibrate as carry_out_with_texts
 from ascend_quant.convert.conversion import Request, Summary
 from ascend_quant.convert.conversion import convert as carry_out
-from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.formats import FORMATS
 from ascend_quant.convert.texts import KINDS
+from ascend_quant.documents import BadDocument
 from ascend_quant.exits import FAILED
-from ascend_quant.profile.rules import ProfileError
+from ascend_quant.names import PatternError
+from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import SCHEMES, UnknownScheme
 
 BF16 = "bf16"
@@ -73,7 +74,7 @@ def convert(
     errors, start = Console(stderr=True), time.perf_counter()
     try:
         summary = with_progress(request, texts, errors)
-    except (ConvertError, ProfileError, OSError) as error:
+    except (BadCheckpoint, BadDocument, PatternError, OSError) as error:
         errors.print(f"cannot convert: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED) from error
     seconds = time.perf_counter() - start
@@ -103,7 +104,7 @@ def requested(
     request = Request(source, out, scheme, format, tuple(ignore), workers, device.value)
     try:
         request.chosen()
-    except (UnknownScheme, ConvertError) as error:
+    except (UnknownScheme, BadCheckpoint) as error:
         raise typer.BadParameter(str(error), param_hint="'--scheme'") from error
     return request
 
@@ -117,7 +118,7 @@ def calibrated(request: Request, text: Path | None, samples: int | None, seq_len
         return None
     try:
         check(request)
-    except ConvertError as error:
+    except BadCheckpoint as error:
         raise typer.BadParameter(str(error), param_hint="'--calibrate'") from error
     return Calibration(text, **given)
 

@@ -39,10 +39,10 @@ def export(
     """
     from rich.console import Console
 
-    from ascend_quant.convert import ConvertError
     from ascend_quant.convert.output import Output
-    from ascend_quant.export import ExportError
-    from ascend_quant.profile.rules import ProfileError
+    from ascend_quant.documents import BadDocument
+    from ascend_quant.names import PatternError
+    from ascend_quant.profile.checkpoints import BadCheckpoint
     from ascend_quant.schemes import UnknownScheme, get_scheme
 
     errors = Console(stderr=True)
@@ -51,7 +51,7 @@ def export(
         for folder in (out, keep_bf16):
             if folder is not None:
                 Output(folder).check_new()
-    except (UnknownScheme, ConvertError, OSError) as error:
+    except (UnknownScheme, BadCheckpoint, OSError) as error:
         raise typer.BadParameter(str(error)) from error
     out, keep_bf16 = out.resolve(), keep_bf16 and keep_bf16.resolve()
     if scheme == "bf16" and (keep_bf16 or ignore):
@@ -60,7 +60,7 @@ def export(
         raise typer.BadParameter(f"{keep_bf16} and {out}: the same, or one in the other", param_hint="'--keep-bf16'")
     try:
         kind = _exported(checkpoint, out, scheme, hf_model, keep_bf16, tuple(ignore or ()), errors)
-    except (ExportError, ConvertError, ProfileError, OSError) as error:  # OSError: a full disk, say
+    except (BadCheckpoint, BadDocument, PatternError, OSError) as error:  # OSError: a full disk, say
         errors.print(f"cannot export: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED) from error
     typer.echo(f"{kind} -> {scheme}: {out}")
@@ -82,19 +82,20 @@ def _exported(
     """
     from ascend_quant.convert import Request, convert
     from ascend_quant.convert.output import Output
-    from ascend_quant.export import ExportError, find, write_bf16
+    from ascend_quant.export import find, write_bf16
+    from ascend_quant.profile.checkpoints import BadCheckpoint
 
     trained = find(checkpoint)
     plain = scheme == "bf16"
     if trained.kind == "hugging-face":
         if plain or keep_bf16:
-            raise ExportError(f"{trained.folder} is the BF16 model already: there is nothing to do in BF16")
+            raise BadCheckpoint(f"{trained.folder} is the BF16 model already: there is nothing to do in BF16")
         with _bar(console, f"bf16 to {scheme}", "bytes") as progress:
             convert(Request(trained.folder, out, scheme, ignore=ignore), progress)
         return trained.kind
     partial = Output(out).partial
     if partial.exists():
-        raise ExportError(f"{partial} was left by a command that was killed; remove it")
+        raise BadCheckpoint(f"{partial} was left by a command that was killed; remove it")
     whole = out if plain else keep_bf16
     beside = whole or out  # on the same disk
     with tempfile.TemporaryDirectory(prefix=f"{beside.name}.bf16-", dir=beside.parent) as folder:

@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ascend_quant.documents import BadDocument
 from ascend_quant.exits import FAILED
 from ascend_quant.profile.arithmetic import of_refits
-from ascend_quant.profile.checkpoints import Checkpoint, find
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint, find
 from ascend_quant.profile.compare import Comparison, compare_int8, median
 from ascend_quant.profile.flashrl_file import write
 from ascend_quant.profile.fp8 import compare_fp8
-from ascend_quant.profile.rules import ProfileError, files_of
+from ascend_quant.profile.rules import files_of
 from ascend_quant.profile.w8a8 import read_w8a8
 from ascend_quant.whole_file import why_no_file
 
@@ -52,7 +53,7 @@ def profile(
     try:
         result = compared(model, quantized, fn, errors)
         files = [write(result.profile, output)] if output.suffix == ".pt" else result.profile.save(output)
-    except (ProfileError, OSError) as error:
+    except (BadCheckpoint, BadDocument, OSError) as error:
         errors.print(f"cannot profile: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED) from error
     if as_json:

@@ -70,13 +70,13 @@ def smoke(
 
 def _device(name: str | None):
     """The device of that name, or the first that is here."""
-    from ascend_quant.convert.errors import ConvertError
     from ascend_quant.convert.quantizer import open_device
+    from ascend_quant.profile.checkpoints import BadCheckpoint
 
     for one in [name] if name else ["npu", "cuda", "cpu"]:
         try:
             device = open_device(one)
-        except ConvertError as error:
+        except BadCheckpoint as error:
             if name:
                 fail(f"--device {name}: {error}", WRONG_USE)
             continue

@@ -1,13 +1,11 @@
 """Checkpoint to checkpoint: BF16 to int8, fp8 or int4, and back.
 
-errors.py          what cannot be converted
 source.py          IN, checked before anything is written
-layers.py          which layers are quantized, and what may be carried over as it is
 formats.py         the tensors of a quantized layer and what config.json says about them, by format
 quantizer.py       codes and scales, a few rows at a time, on a device that makes the same ones
 quantized.py       the layers of a quantized checkpoint, to be undone
 pieces.py          what becomes of one tensor
-plan.py            the pieces of every shard
+plan.py            which layers are quantized; the pieces of every shard
 shard_file.py      a safetensors file whose tensors are written in any order
 output.py          OUT.partial: what is finished stays finished
 workers.py         threads that convert shards
@@ -16,6 +14,6 @@ calibrate.py       int4 by GPTQ instead: texts.py reads the samples, gptq.py ask
 """
 
 from ascend_quant.convert.conversion import Request, Summary, convert
-from ascend_quant.convert.errors import ConvertError
+from ascend_quant.profile.checkpoints import BadCheckpoint
 
-__all__ = ["ConvertError", "Request", "Summary", "convert"]
+__all__ = ["BadCheckpoint", "Request", "Summary", "convert"]

@@ -17,12 +17,12 @@ import torch
 from ascend_quant import oracle
 from ascend_quant.convert import gptq, texts
 from ascend_quant.convert.conversion import Progress, Request, Summary, convert
-from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.formats import Spec
 from ascend_quant.convert.output import WRITING, Output, as_json, sync
 from ascend_quant.convert.shard_file import Digest, ShardFile, digest_of
 from ascend_quant.convert.source import MANIFEST, open_source
-from ascend_quant.profile.checkpoints import TEXT, Checkpoint, read_json
+from ascend_quant.documents import read_json
+from ascend_quant.profile.checkpoints import TEXT, BadCheckpoint, Checkpoint
 
 PACKED, SCALE = ".weight_packed", ".weight_scale"
 
@@ -46,7 +46,7 @@ def calibrate(request: Request, calibration: Calibration, progress: Progress = l
         progress: of the rounding alone; llm-compressor draws bars of its own on stderr.
 
     Raises:
-        UnknownScheme, ConvertError, ProfileError: one line that says what is wrong; OUT does not appear.
+        UnknownScheme, BadCheckpoint: one line that says what is wrong; OUT does not appear.
     """
     check(request)
     scheme, _ = request.chosen()
@@ -68,12 +68,12 @@ def calibrate(request: Request, calibration: Calibration, progress: Progress = l
 
 
 def check(request: Request) -> None:
-    """Raise ConvertError for a request that GPTQ is not for."""
+    """Raise BadCheckpoint for a request that GPTQ is not for."""
     scheme, _ = request.chosen()
     if scheme.codes != "int4":
-        raise ConvertError(f"GPTQ is for int4_g128 and int4_g32, not for {scheme.name}")
+        raise BadCheckpoint(f"GPTQ is for int4_g128 and int4_g32, not for {scheme.name}")
     if request.device not in gptq.DEVICES:
-        raise ConvertError(f"GPTQ runs on {' or '.join(gptq.DEVICES)}, not on {request.device}")
+        raise BadCheckpoint(f"GPTQ runs on {' or '.join(gptq.DEVICES)}, not on {request.device}")
 
 
 def put(folder: Path, solved: Solved, noted: dict) -> None:
@@ -116,14 +116,14 @@ def _replaced(checkpoint: Checkpoint, path: Path, solved: Solved) -> Digest:
 
 def _check_shape(name: str, tensor: torch.Tensor, specs: dict[str, Spec]) -> None:
     if tuple(tensor.shape) != specs[name].shape:
-        raise ConvertError(f"{name}: llm-compressor has made {tuple(tensor.shape)} of it, not {specs[name].shape}")
+        raise BadCheckpoint(f"{name}: llm-compressor has made {tuple(tensor.shape)} of it, not {specs[name].shape}")
 
 
 def _check_not_lost(layer: str, codes_NK: torch.Tensor, rounded: torch.Tensor) -> None:
     """GPTQ gives weight 0 to inputs that are 0 in all samples: to all of them, if a layer has seen no token."""
     if not codes_NK.any() and oracle.unpack_int4(rounded).any():
         unseen = "GPTQ has made its weight zero: its inputs were zero in all samples, or it has seen none"
-        raise ConvertError(f"{layer}: {unseen}; give other text, or leave it as it is with --ignore {layer}")
+        raise BadCheckpoint(f"{layer}: {unseen}; give other text, or leave it as it is with --ignore {layer}")
 
 
 def _tokens(checkpoint: Checkpoint, calibration: Calibration) -> torch.Tensor:
@@ -131,13 +131,13 @@ def _tokens(checkpoint: Checkpoint, calibration: Calibration) -> torch.Tensor:
     config = checkpoint.config | (checkpoint.config.get(TEXT) or {})
     for key in ("max_position_embeddings", "vocab_size"):
         if type(config.get(key, 1)) is not int:
-            raise ConvertError(f"{checkpoint.folder / 'config.json'}: {key} is {config[key]!r:.80}, and no number")
+            raise BadCheckpoint(f"{checkpoint.folder / 'config.json'}: {key} is {config[key]!r:.80}, and no number")
     if calibration.seq_len > (longest := config.get("max_position_embeddings", calibration.seq_len)):
-        raise ConvertError(f"--seq-len {calibration.seq_len}: {checkpoint.folder} takes {longest} tokens at most")
+        raise BadCheckpoint(f"--seq-len {calibration.seq_len}: {checkpoint.folder} takes {longest} tokens at most")
     tokenizer = texts.open_tokenizer(checkpoint.folder)
     tokens_BS = texts.pack(calibration.text, tokenizer, calibration.samples, calibration.seq_len)
     if tokens_BS.max() >= (vocabulary := config.get("vocab_size", int(tokens_BS.max()) + 1)):
-        raise ConvertError(
+        raise BadCheckpoint(
             f"{checkpoint.folder}: its tokenizer has token {tokens_BS.max()}, its model {vocabulary} tokens"
         )
     return tokens_BS

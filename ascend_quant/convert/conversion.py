@@ -6,9 +6,7 @@ from pathlib import Path
 from threading import Lock
 
 import ascend_quant
-from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.formats import PLAIN, Spec, description, format_of, section
-from ascend_quant.convert.layers import Ignored
 from ascend_quant.convert.output import MODIFIED, Output, as_json, check_room
 from ascend_quant.convert.plan import Plan, plan_quantizing, plan_undoing
 from ascend_quant.convert.quantized import Quantized
@@ -16,7 +14,8 @@ from ascend_quant.convert.quantizer import Quantizer, check_device, open_device
 from ascend_quant.convert.shard_file import Layout, size
 from ascend_quant.convert.source import MANIFEST, open_source, other_files, plain_config, quantization
 from ascend_quant.convert.workers import default_workers, one_thread, write_shards
-from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.names import Ignored
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.schemes import Scheme, get_scheme
 
 SINGLE = "model.safetensors"  # which needs no index
@@ -32,7 +31,7 @@ class Request:
     Attributes:
         scheme: a name of `ascend_quant.schemes`; bf16 undoes the quantization of IN.
         format: one of `formats.FORMATS`; None for the first that holds the scheme.
-        ignore: layers that are not quantized, beside those that never are, see `layers.Ignored`.
+        ignore: layers that are not quantized, beside those that never are, see `names.Ignored`.
         workers: files at a time; None for one a core.
     """
 
@@ -49,7 +48,7 @@ class Request:
 
         Raises:
             UnknownScheme: naming the known ones.
-            ConvertError: a format that does not go with the scheme.
+            BadCheckpoint: a format that does not go with the scheme.
         """
         scheme = get_scheme(self.scheme)
         return scheme, format_of(scheme, self.format, experts) if scheme.quantized else PLAIN
@@ -86,7 +85,7 @@ def convert(request: Request, progress: Progress = lambda done, total: None) -> 
         progress: is told the bytes of OUT that are done and all there are, one thread at a time.
 
     Raises:
-        UnknownScheme, ConvertError, ProfileError: one line that says what is wrong; OUT does not appear.
+        UnknownScheme, BadCheckpoint: one line that says what is wrong; OUT does not appear.
         OSError: of the system, such as a full disk.
     """
     request.chosen()
@@ -131,7 +130,7 @@ def _planned(
         return plan_undoing(checkpoint, Quantized(checkpoint)), lambda: None
     if (found := quantization(checkpoint)) is not None:
         undo = f"undo that first: ascend-quant convert {request.source} BF16_FOLDER --scheme bf16"
-        raise ConvertError(f"{request.source} is already quantized ({found}); {undo}")
+        raise BadCheckpoint(f"{request.source} is already quantized ({found}); {undo}")
     device = open_device(request.device)
     check_device(device, scheme)
     plan = plan_quantizing(checkpoint, scheme, format, Ignored(request.ignore))

@@ -16,11 +16,16 @@ from typing import NamedTuple
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.convert.errors import ConvertError
+from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import SCHEMES, Scheme, definition_of
 
 FORMATS = ("compressed-tensors", "fp8", "modelslim")
 PLAIN = "safetensors"  # of a checkpoint that is not quantized
+BESIDE = (  # a layer's weight, in any format
+    *("weight_packed", "weight_scale", "weight_scale_inv", "weight_shape", "weight_zero_point", "weight_offset"),
+    *("input_scale", "input_zero_point", "input_offset", "output_scale", "output_zero_point"),
+    *("weight_g_idx", "quant_bias", "deq_scale"),
+)
 
 
 class Spec(NamedTuple):
@@ -38,19 +43,19 @@ def format_of(scheme: Scheme, name: str | None = None, experts: bool = False) ->
 
     Raises:
         UnregisteredScheme: a scheme that nobody registered.
-        ConvertError: there is no format, or they do not go together; naming what does.
+        BadCheckpoint: there is no format, or they do not go together; naming what does.
     """
     stored = definition_of(scheme).stored
     holding = [format for format in FORMATS if stored is not None and format in stored.formats]
     fitting = [format for format in holding if not (experts and format in stored.no_experts)]
     if name is not None and name not in FORMATS:
-        raise ConvertError(f"unknown format {name!r}; this version writes: {', '.join(FORMATS)}")
+        raise BadCheckpoint(f"unknown format {name!r}; this version writes: {', '.join(FORMATS)}")
     if not fitting:
-        raise ConvertError(f"scheme {scheme.name} is no format of checkpoints; --scheme bf16 undoes a quantization")
+        raise BadCheckpoint(f"scheme {scheme.name} is no format of checkpoints; --scheme bf16 undoes a quantization")
     if name is not None and name not in fitting:
         with_experts = " with experts" if name in holding else ""
         held = f"format {name} holds {', '.join(held_by(name))}"
-        raise ConvertError(f"scheme {scheme.name}{with_experts} is written as {' or '.join(fitting)}; {held}")
+        raise BadCheckpoint(f"scheme {scheme.name}{with_experts} is written as {' or '.join(fitting)}; {held}")
     return name or fitting[0]
 
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 import ascend_quant
-from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.formats import section
+from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import Scheme
 
 DEVICES = ("cpu", "cuda")
@@ -34,7 +34,7 @@ def require() -> None:
     """Import llm-compressor; its log goes to stderr, without lines for each layer.
 
     Raises:
-        ConvertError: it is not installed, or is too old; says how to install it.
+        BadCheckpoint: it is not installed, or is too old; says how to install it.
     """
     try:
         with redirect_stdout(sys.stderr):  # its log writes to what stdout is now
@@ -45,7 +45,7 @@ def require() -> None:
         package = f"{root if (root / 'pyproject.toml').is_file() else 'ascend-quant'}[calibrate]"
         install = f"python3 -m venv calibrate && calibrate/bin/pip install '{package}'"
         why = "its transformers and compressed-tensors are not vLLM's"
-        raise ConvertError(
+        raise BadCheckpoint(
             f"--calibrate needs llm-compressor ({error}). Give it an environment of its own ({why}): {install}; "
             "then run calibrate/bin/ascend-quant convert"
         ) from error
@@ -57,13 +57,13 @@ def check_device(device: str) -> None:
     """llm-compressor takes an accelerator wherever it sees one.
 
     Raises:
-        ConvertError: that is not the device asked for.
+        BadCheckpoint: that is not the device asked for.
     """
     from llmcompressor.utils.dev import get_main_device
 
     if (found := get_main_device().type) != device:
         hidden = "CUDA_VISIBLE_DEVICES= in the environment hides GPUs"
-        raise ConvertError(f"--device {device}: llm-compressor takes {found} here; give --device {found} ({hidden})")
+        raise BadCheckpoint(f"--device {device}: llm-compressor takes {found} here; give --device {found} ({hidden})")
 
 
 def load(folder: Path, layers: Sequence[str]) -> torch.nn.Module:
@@ -73,7 +73,7 @@ def load(folder: Path, layers: Sequence[str]) -> torch.nn.Module:
         layers: that are to be quantized: names of modules.
 
     Raises:
-        ConvertError: transformers cannot load it, or has no linear layer of one of these names.
+        BadCheckpoint: transformers cannot load it, or has no linear layer of one of these names.
     """
     from llmcompressor.modeling.moe.linearize import linearize_moe
     from transformers import AutoModelForCausalLM
@@ -82,11 +82,11 @@ def load(folder: Path, layers: Sequence[str]) -> torch.nn.Module:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ConvertError(f"transformers cannot load {folder} as a language model: {reason}") from error
+        raise BadCheckpoint(f"transformers cannot load {folder} as a language model: {reason}") from error
     linearize_moe(model)
     linear = _linear(model)
     if missing := [layer for layer in layers if layer not in linear]:
-        raise ConvertError(
+        raise BadCheckpoint(
             f"{missing[0]} (and {len(missing) - 1} more) is in {folder}, but no linear layer of the model that "
             f"transformers builds: it cannot be calibrated; leave it as it is with --ignore"
         )
@@ -125,16 +125,16 @@ def codes_and_scale(model: torch.nn.Module, layer: str, scheme: Scheme) -> tuple
     """int4 codes (N, K), as int8, and BF16 scales (N, G) of a layer that `solve` has quantized.
 
     Raises:
-        ConvertError: its weight is not BF16(code * scale): GPTQ has left it out.
+        BadCheckpoint: its weight is not BF16(code * scale): GPTQ has left it out.
     """
     module = model.get_submodule(layer)
     if (scale_NG := getattr(module, "weight_scale", None)) is None:
-        raise ConvertError(f"{layer}: llm-compressor has not quantized it")
+        raise BadCheckpoint(f"{layer}: llm-compressor has not quantized it")
     w_NK, scale_NG = module.weight.detach().cpu(), scale_NG.detach().cpu().to(torch.bfloat16)
     divisor = scale_NG.float().unsqueeze(-1)
     codes = (w_NK.float().unflatten(-1, (-1, scheme.group)) / divisor).round().clamp(INT4_MIN, INT4_MAX)
     if not torch.equal((codes * divisor).flatten(-2).to(torch.bfloat16), w_NK):
-        raise ConvertError(f"{layer}: llm-compressor has given it scales, but not quantized it")
+        raise BadCheckpoint(f"{layer}: llm-compressor has given it scales, but not quantized it")
     return codes.to(torch.int8).flatten(-2), scale_NG
 
 

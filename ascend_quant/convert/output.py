@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 
-from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.formats import Spec
 from ascend_quant.convert.shard_file import Digest, Layout, digest_of
 from ascend_quant.convert.source import MANIFEST
-from ascend_quant.profile.checkpoints import read_json
+from ascend_quant.documents import read_json
+from ascend_quant.profile.checkpoints import BadCheckpoint
 
 WRITING = ".writing"
 MODIFIED = "modified"  # of a request: the times of IN's files, which are no part of the finished manifest
@@ -31,20 +31,22 @@ class Output:
         self.partial = self.out.parent / f"{self.out.name}.partial"
 
     def check(self, source: Path) -> None:
-        """Raise ConvertError where OUT cannot be: in IN, around it, or where `check_new` does."""
+        """Raise BadCheckpoint where OUT cannot be: in IN, around it, or where `check_new` does."""
         source = source.resolve()
         if self.out == source or source in self.out.parents or self.out in source.parents:
-            raise ConvertError(f"{self.out} and {source} are the same folder, or one is in the other; give another OUT")
+            raise BadCheckpoint(
+                f"{self.out} and {source} are the same folder, or one is in the other; give another OUT"
+            )
         self.check_new()
 
     def check_new(self) -> None:
-        """Raise ConvertError unless OUT can be made, or is an empty folder that can be replaced."""
+        """Raise BadCheckpoint unless OUT can be made, or is an empty folder that can be replaced."""
         if not self.out.parent.is_dir():
-            raise ConvertError(f"{self.out.parent} is no folder; make it first")
+            raise BadCheckpoint(f"{self.out.parent} is no folder; make it first")
         if self.out.is_dir() and os.path.ismount(self.out):
-            raise ConvertError(f"{self.out} is a mount point, which nothing can be renamed to; give a folder in it")
+            raise BadCheckpoint(f"{self.out} is a mount point, which nothing can be renamed to; give a folder in it")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
-            raise ConvertError(f"{self.out} is not empty; give a new folder")
+            raise BadCheckpoint(f"{self.out} is not empty; give a new folder")
 
     @contextmanager
     def open(self, request: Mapping, names: Set[str]) -> Iterator[None]:
@@ -54,7 +56,7 @@ class Output:
             names: of all files of OUT, as paths within it.
 
         Raises:
-            ConvertError: another request has begun here, a command is at work, or OUT.partial holds what is none of
+            BadCheckpoint: another request has begun here, a command is at work, or OUT.partial holds what is none of
                 OUT's.
         """
         self.partial.mkdir(exist_ok=True)
@@ -63,7 +65,7 @@ class Output:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise ConvertError(f"another command is writing {self.partial}; wait for it, or end it") from error
+                raise BadCheckpoint(f"another command is writing {self.partial}; wait for it, or end it") from error
             self._begin(request, names)
             yield
             os.rename(self.partial, self.out)  # onto an empty folder, if there is one
@@ -77,7 +79,7 @@ class Output:
         known = {name + suffix for name in names for suffix in ("", WRITING)}
         begun = (self.partial / MANIFEST).is_file()
         if strange := sorted(set(map(str, held)) - (known if begun else {f"{MANIFEST}{WRITING}"})):
-            raise ConvertError(
+            raise BadCheckpoint(
                 f"{self.partial / strange[0]} is in the way, and no part of a half-finished conversion; move it"
             )
         if not begun:
@@ -88,7 +90,7 @@ class Output:
                 changed = key in ("source", MODIFIED)
                 what = "IN has changed since" if changed else f"{key} {before[key]!r}, now {value!r}"
                 again = f"finish that one, or remove {self.partial}"
-                raise ConvertError(f"{self.partial} was begun by another command ({what}); {again}")
+                raise BadCheckpoint(f"{self.partial} was begun by another command ({what}); {again}")
 
     def finished(self, shard: str, specs: Mapping[str, Spec]) -> Digest | None:
         """The digest of a shard that an earlier run has finished; None unless it has this header and this size."""
@@ -127,10 +129,10 @@ def as_json(content: object) -> str:
 
 
 def check_room(folder: Path, needed: int) -> None:
-    """Raise ConvertError if a disk has less than `needed` bytes left."""
+    """Raise BadCheckpoint if a disk has less than `needed` bytes left."""
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise ConvertError(f"the disk of {folder} is too full: {needed:,} bytes are needed, {free:,} are free")
+        raise BadCheckpoint(f"the disk of {folder} is too full: {needed:,} bytes are needed, {free:,} are free")
 
 
 def sync(folder: Path) -> None:

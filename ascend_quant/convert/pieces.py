@@ -10,11 +10,10 @@ from typing import NamedTuple
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.formats import Spec, unchanging
 from ascend_quant.convert.quantizer import Quantizer
 from ascend_quant.convert.shard_file import ShardFile
-from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.scales import FLOATS
 
 ELEMENTS = 1 << 20  # at a time
@@ -123,7 +122,7 @@ class Dequantize:
 Piece = Copy | Quantize | Dequantize
 
 
-def not_finite(name: str, tensor: torch.Tensor) -> ConvertError:
+def not_finite(name: str, tensor: torch.Tensor) -> BadCheckpoint:
     """The error, with how many elements it is about: NaN or infinite as they are, or when they are rounded to BF16."""
     if bad := int((~torch.isfinite(tensor)).sum()):
         found = f"{bad} of {tensor.numel()} elements are NaN or infinite"
@@ -132,4 +131,4 @@ def not_finite(name: str, tensor: torch.Tensor) -> ConvertError:
         found = (
             f"{beyond} of {tensor.numel()} elements are beyond BF16's range of {torch.finfo(torch.bfloat16).max:.3g}"
         )
-    return ConvertError(f"{name}: {found}; convert a healthy checkpoint")
+    return BadCheckpoint(f"{name}: {found}; convert a healthy checkpoint")

@@ -1,4 +1,10 @@
-"""What becomes of every tensor, shard by shard, from the headers alone: checked before a byte is written."""
+"""What becomes of every tensor, shard by shard, from the headers alone: checked before a byte is written.
+
+Linear layers and experts are quantized. What engines and recipes keep in full precision is left alone: embeddings,
+heads, norms, routers, vision and audio towers with their projectors, and the few linear layers that vLLM builds without
+quantization whatever the config says: DeepSeek's eh_proj (multi-token prediction) and its indexer's wk and
+weights_proj. A tensor of a quantized weight is not carried over, nor a weight that is no float.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,19 +12,27 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ascend_quant.convert.errors import ConvertError
-from ascend_quant.convert.formats import Spec, tensors
-from ascend_quant.convert.layers import CACHE, Ignored, check_kept, why_unquantized
+from ascend_quant.convert.formats import BESIDE, Spec, tensors
 from ascend_quant.convert.pieces import Copy, Dequantize, Part, Piece, Quantize
 from ascend_quant.convert.quantized import Quantized
 from ascend_quant.convert.shard_file import size
-from ascend_quant.names import HEAD, layers_of
-from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.names import BUILT_PLAIN, HEAD, ROUTERS, Ignored, layers_of
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.scales import FLOATS
 from ascend_quant.schemes import Scheme, definition_of
 from ascend_quant.stacks import one_by_one
 
 STACKS = ("gate_up_proj", "down_proj")
+HEADS = ("lm_head", "head", "score", "classifier", "v_head")
+EMBEDDINGS = ("wte", "wpe", "tok_embeddings")
+TOWERS = ("visual", "vpm", "resampler", "patch_merger", "multi_modal_projector", "mm_projector")
+TOWER_STARTS = ("vision", "audio")
+
+CACHE = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")  # of a quantized cache, no weights
+EIGHT_BITS = ("I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0")
+WEIGHTS = ("weight", "bias", "gate_up_proj", "down_proj")  # how a tensor's name ends
+
+MASK_RANK = 4  # of the causal masks that older checkpoints of GPT-NeoX have as attention.bias, in bool or uint8
 
 
 @dataclass
@@ -49,12 +63,12 @@ def plan_quantizing(checkpoint: Checkpoint, scheme: Scheme, format: str, ignored
     """All matrices of linear layers and experts become codes and scales.
 
     Raises:
-        ConvertError: a layer that the scheme cannot hold, a weight that is quantized already or no float, one whose
-            rows are inputs, linear layers and stacks of another rank, a pattern that matches nothing or a part of what
-            engines fuse, or two tensors of one name.
+        BadCheckpoint: a layer that the scheme cannot hold, a weight that is quantized already or no float, one whose
+            rows are inputs, linear layers and stacks of another rank, or two tensors of one name.
+        PatternError: a pattern that matches nothing, or a part of what engines fuse.
     """
     plan, layers = Plan(), layers_of(_layers(checkpoint))
-    skipped = ignored.among(layers)
+    skipped = ignored.among(layers, "IN")
     for name in checkpoint.names:
         pieces = plan.shards.setdefault(checkpoint.file_of(name).name, [])
         for layer_name, part in _parts(checkpoint, name):
@@ -77,7 +91,7 @@ def plan_quantizing(checkpoint: Checkpoint, scheme: Scheme, format: str, ignored
                 plan.left.append(layer)
     _check_names(checkpoint, plan)
     if not plan.kinds["quantized"]:
-        raise ConvertError(f"{checkpoint.folder} has no linear layer to quantize; {len(plan.left)} are not quantized")
+        raise BadCheckpoint(f"{checkpoint.folder} has no linear layer to quantize; {len(plan.left)} are not quantized")
     return plan
 
 
@@ -85,7 +99,7 @@ def plan_undoing(checkpoint: Checkpoint, quantized: Quantized) -> Plan:
     """All quantized weights become BF16 again, and the scales of a quantized cache go.
 
     Raises:
-        ConvertError: a tensor that is quantized and not undone, or two tensors of one name.
+        BadCheckpoint: a tensor that is quantized and not undone, or two tensors of one name.
     """
     plan, stored = Plan(), {quantized.stored_as(name): name for name in quantized.readers}
     for tensor in checkpoint.names:
@@ -99,6 +113,39 @@ def plan_undoing(checkpoint: Checkpoint, quantized: Quantized) -> Plan:
             pieces.append(Copy(Part(tensor, checkpoint.shape(tensor)), tensor, checkpoint.dtype(tensor)))
     _check_names(checkpoint, plan)
     return plan
+
+
+def why_unquantized(layer: str) -> str | None:
+    """Why a linear layer is not quantized by default; None if it is.
+
+    Args:
+        layer: a tensor's name without ".weight".
+    """
+    parts = layer.split(".")
+    if any("embed" in part for part in parts) or parts[-1] in EMBEDDINGS:
+        return "embedding"
+    if any(part in TOWERS or part.startswith(TOWER_STARTS) for part in parts):
+        return "tower"
+    if parts[-1] in ROUTERS or "router" in parts:
+        return "router"
+    if parts[-1] in HEADS:
+        return "head"
+    if "norm" in parts[-1]:
+        return "norm"
+    return "kept by vLLM" if f".{layer}".endswith(tuple(f".{name}" for name in BUILT_PLAIN)) else None
+
+
+def check_kept(checkpoint: Checkpoint, name: str) -> None:
+    """Raise BadCheckpoint if a tensor belongs to a quantized weight, or is a weight that is no float."""
+    dtype, (layer, _, leaf) = checkpoint.dtype(name), name.rpartition(".")
+    if leaf == "bias" and len(checkpoint.shape(name)) == MASK_RANK:
+        return
+    if leaf in BESIDE:
+        raise BadCheckpoint(f"{name} belongs to a quantized weight, and {layer} has none that is known; remove it")
+    if dtype in EIGHT_BITS or (leaf.endswith(WEIGHTS) and dtype not in FLOATS):
+        known = f"weights are {', '.join(FLOATS)}"
+        lacking = f", and there is no {name}_scale" if f"{name}_scale" not in checkpoint else ""
+        raise BadCheckpoint(f"{name} is {dtype}{lacking}: is it quantized, in a way that is not known? {known}")
 
 
 def _layers(checkpoint: Checkpoint) -> Iterator[str]:
@@ -127,11 +174,11 @@ def _check_stack(checkpoint: Checkpoint, name: str) -> None:
     layer = name.rpartition(".")[0]
     names = [f"{layer}.{leaf}" for leaf in STACKS]
     if missing := [other for other in names if other not in checkpoint]:
-        raise ConvertError(f"{name} is a stack of experts, but there is no {missing[0]}")
+        raise BadCheckpoint(f"{name} is a stack of experts, but there is no {missing[0]}")
     gate_up, down = (checkpoint.shape(other) for other in names)
     if len(gate_up) != 3 or down != (gate_up[0], gate_up[2], gate_up[1] // 2) or gate_up[1] % 2:
         wanted = "(experts, 2 * intermediate, hidden) and (experts, hidden, intermediate)"
-        raise ConvertError(
+        raise BadCheckpoint(
             f"{' and '.join(names)} are {gate_up} and {down}; read are {wanted}. Save the experts one by one"
         )
 
@@ -142,14 +189,14 @@ def _check_rank(name: str, part: Part) -> None:
     linear = leaf == "weight" and layer.endswith("_proj") and why_unquantized(layer) is None
     if linear or (len(part.shape) == 3 and layer.endswith(".experts")):
         wanted = "a linear layer is (outputs, inputs)" if linear else f"stacks are {' and '.join(STACKS)}"
-        raise ConvertError(f"{name} is {part.shape}; {wanted}: nothing is known of how to quantize it")
+        raise BadCheckpoint(f"{name} is {part.shape}; {wanted}: nothing is known of how to quantize it")
 
 
 def _check_rows(checkpoint: Checkpoint, part: Part, layer: str) -> None:
     """A row of a weight is an output, and so is an element of its bias; not so in Conv1D, which GPT-2 has."""
     bias = f"{layer}.bias"
     if bias in checkpoint and checkpoint.shape(bias) != part.shape[:1]:
-        raise ConvertError(
+        raise BadCheckpoint(
             f"{part.source} is {part.shape} and {bias} {checkpoint.shape(bias)}: the rows are not the outputs (GPT-2's "
             f"Conv1D?); only linear layers of (outputs, inputs) are quantized"
         )
@@ -158,14 +205,16 @@ def _check_rows(checkpoint: Checkpoint, part: Part, layer: str) -> None:
 def _checked(part: Part, layer: str, whole: str, dtype: str, scheme: Scheme) -> tuple[int, int]:
     """The shape of a weight that can be quantized; `whole` is the engine's layer that it is a part of."""
     if 0 in part.shape:
-        raise ConvertError(f"{part.source} is {part.shape}: there is nothing in it to quantize")
+        raise BadCheckpoint(f"{part.source} is {part.shape}: there is nothing in it to quantize")
     if dtype not in FLOATS:
-        raise ConvertError(
+        raise BadCheckpoint(
             f"{part.source} is {dtype}: already quantized? undo that first: ascend-quant convert --scheme bf16"
         )
     if not definition_of(scheme).takes(part.shape[1]):
         cut = f"rows of {part.shape[1]} elements cannot be cut into groups of {scheme.group}"
-        raise ConvertError(f"{layer}: {cut}; leave it as it is with --ignore {whole}, or --ignore 're:...' for several")
+        raise BadCheckpoint(
+            f"{layer}: {cut}; leave it as it is with --ignore {whole}, or --ignore 're:...' for several"
+        )
     return part.shape
 
 
@@ -177,4 +226,4 @@ def _check_names(checkpoint: Checkpoint, plan: Plan) -> None:
                 size(spec)  # an error for a dtype that cannot be carried over
                 if seen.setdefault(name, piece) is not piece:
                     sources = f"{seen[name].part.source} and {piece.part.source}"
-                    raise ConvertError(f"{checkpoint.folder}: {sources} would both become {name}; remove one of them")
+                    raise BadCheckpoint(f"{checkpoint.folder}: {sources} would both become {name}; remove one of them")

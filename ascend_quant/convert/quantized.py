@@ -10,14 +10,12 @@ from functools import partial
 
 import torch
 
-from ascend_quant.convert.errors import ConvertError
-from ascend_quant.convert.layers import BESIDE
+from ascend_quant.convert.formats import BESIDE
 from ascend_quant.convert.source import quantization
 from ascend_quant.oracle import NIBBLES
 from ascend_quant.profile import fp8
-from ascend_quant.profile.checkpoints import Checkpoint
-from ascend_quant.profile.groups import METHOD, Group, read_groups
-from ascend_quant.profile.scales import FLOATS, check_scale
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
+from ascend_quant.profile.scales import FLOATS, METHOD, Group, check_scale, read_groups
 from ascend_quant.profile.w8a8 import described_types, read_w8a8
 
 METHODS = (METHOD, "fp8")
@@ -35,28 +33,27 @@ class Quantized:
         beside: tensors that belong to quantized weights and are none afterwards.
 
     Raises:
-        ConvertError: nothing is quantized, or not in a way that can be undone.
-        ProfileError: the same, of a format whose reader `profile` has too.
+        BadCheckpoint: nothing is quantized, or not in a way that can be undone.
     """
 
     def __init__(self, checkpoint: Checkpoint):
         if quantization(checkpoint) is None:
-            raise ConvertError(f"{checkpoint.folder} is not quantized: there is nothing to undo")
+            raise BadCheckpoint(f"{checkpoint.folder} is not quantized: there is nothing to undo")
         self.checkpoint, self.readers = checkpoint, {}
         method = (checkpoint.quantization or {}).get("quant_method", METHOD)
         if described_types(checkpoint) is None and method not in METHODS:
             undone = "compressed-tensors (int8, fp8, int4), fp8 and ModelSlim's W8A8 can be undone"
-            raise ConvertError(f"{checkpoint.folder} is quantized by {method!r:.80}; {undone}")
+            raise BadCheckpoint(f"{checkpoint.folder} is quantized by {method!r:.80}; {undone}")
         section = checkpoint.quantization or {}
         if also := [key for key in ALSO_DONE if _does_something(section.get(key))]:
-            raise ConvertError(
+            raise BadCheckpoint(
                 f"{checkpoint.folder / 'config.json'} has a {also[0]}: weights so changed are not undone"
             )
         self._find_int8()
         self._find_fp8()
         self._find_int4()
         if not self.readers:
-            raise ConvertError(
+            raise BadCheckpoint(
                 f"{checkpoint.folder} says that it is quantized, but no weight in it is int8, fp8 or int4"
             )
         layers = [name.removesuffix("weight") for name in self.readers]
@@ -67,7 +64,7 @@ class Quantized:
             return
         found = read_w8a8(self.checkpoint)
         if lost := [name for name in self.checkpoint.names if name.endswith(".quant_bias")]:
-            raise ConvertError(
+            raise BadCheckpoint(
                 f"{lost[0]}: a layer with static activations holds its bias in int32; that is not undone"
             )
         for name in found.quantized:
@@ -86,7 +83,7 @@ class Quantized:
             if packed.endswith(f".weight{PACKED}"):
                 name = packed.removesuffix(PACKED)
                 if name in self.checkpoint:
-                    raise ConvertError(f"{name} is there, and {packed} too: which one is the weight? Remove the other")
+                    raise BadCheckpoint(f"{name} is there, and {packed} too: which one is the weight? Remove the other")
                 check_int4(self.checkpoint, name, self._int4_groups())
                 self.readers[name] = partial(packed_and_scale, self.checkpoint, name)
 
@@ -114,7 +111,7 @@ def packed_and_scale(checkpoint: Checkpoint, name: str) -> tuple[torch.Tensor, t
     """int4 codes, packed (N, K / 8), and scales (N, G) of a weight that `check_int4` has taken.
 
     Raises:
-        ProfileError: a scale is negative, NaN or infinite.
+        BadCheckpoint: a scale is negative, NaN or infinite.
     """
     scale = checkpoint.tensor(f"{name}_scale")
     check_scale(name, scale.float())
@@ -128,13 +125,13 @@ def check_int4(checkpoint: Checkpoint, name: str, groups: list[Group]) -> None:
         groups: of int4, in config.json.
 
     Raises:
-        ConvertError: it is not symmetric, has columns in another order, or is not what its shape or config.json says.
+        BadCheckpoint: it is not symmetric, has columns in another order, or is not what its shape or config.json says.
     """
     for leaf in INT4_REFUSED:
         if f"{name}{leaf}" in checkpoint:
-            raise ConvertError(f"{name}{leaf}: only symmetric groups of neighbours can be undone")
+            raise BadCheckpoint(f"{name}{leaf}: only symmetric groups of neighbours can be undone")
     if f"{name}_scale" not in checkpoint:
-        raise ConvertError(f"{name}: there is no {name}_scale in {checkpoint.folder}")
+        raise BadCheckpoint(f"{name}: there is no {name}_scale in {checkpoint.folder}")
     rows, columns = int4_shape(checkpoint, name)
     (dtype, shape), (scale_dtype, scale_shape) = (
         (checkpoint.dtype(one), checkpoint.shape(one)) for one in (f"{name}{PACKED}", f"{name}_scale")
@@ -145,19 +142,19 @@ def check_int4(checkpoint: Checkpoint, name: str, groups: list[Group]) -> None:
     if not fits or scale_dtype not in FLOATS or scale_shape not in fitting:
         found = f"{dtype} {shape} with scales {scale_dtype} {scale_shape}"
         said = f"config.json has int4 in groups of {', '.join(map(str, sorted(sizes))) or 'no size'}"
-        raise ConvertError(f"{name}: {found} is no int4 weight of shape ({rows}, {columns}); {said}")
+        raise BadCheckpoint(f"{name}: {found} is no int4 weight of shape ({rows}, {columns}); {said}")
 
 
 def int4_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
     """(N, K) of an int4 weight, as the tensor beside it says.
 
     Raises:
-        ConvertError: there is none, or it is not two integers.
+        BadCheckpoint: there is none, or it is not two integers.
     """
     beside = f"{name}_shape"
     if beside not in checkpoint:
-        raise ConvertError(f"{name}: there is no {beside} in {checkpoint.folder}")
+        raise BadCheckpoint(f"{name}: there is no {beside} in {checkpoint.folder}")
     if checkpoint.dtype(beside) not in ("I64", "I32") or checkpoint.shape(beside) != (2,):
         found = f"{checkpoint.dtype(beside)} {checkpoint.shape(beside)}"
-        raise ConvertError(f"{beside} is {found}; a weight's shape is two integers")
+        raise BadCheckpoint(f"{beside} is {found}; a weight's shape is two integers")
     return tuple(checkpoint.tensor(beside).tolist())

@@ -20,7 +20,7 @@ from importlib import import_module
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.convert.errors import ConvertError
+from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import Scheme, definition_of
 
 ELEMENTS = {"cpu": 1 << 20}  # at a time: float32 twice is 8 MiB; fewer spend their time in calls
@@ -103,14 +103,14 @@ def open_device(name: str) -> torch.device:
     """A device that this machine has.
 
     Raises:
-        ConvertError: it has none of this kind, or torch does not know it.
+        BadCheckpoint: it has none of this kind, or torch does not know it.
     """
     try:
         if name in MODULES:
             import_module(MODULES[name])
         torch.zeros(1, device=name)
     except (ImportError, RuntimeError, AssertionError) as error:  # torch without CUDA raises the last
-        raise ConvertError(f"no device {name!r} here ({first_line(error)}); --device cpu always works") from error
+        raise BadCheckpoint(f"no device {name!r} here ({first_line(error)}); --device cpu always works") from error
     return torch.device(name)
 
 
@@ -118,7 +118,7 @@ def check_device(device: torch.device, scheme: Scheme) -> None:
     """Quantize one small weight there and compare it with the oracle here: devices divide and round as they like.
 
     Raises:
-        ConvertError: the device makes other codes, or cannot hold them.
+        BadCheckpoint: the device makes other codes, or cannot hold them.
     """
     generator = torch.Generator().manual_seed(0)
     w_NK = torch.randn(oracle.BLOCK, 4 * oracle.BLOCK, generator=generator).to(torch.bfloat16)
@@ -127,12 +127,12 @@ def check_device(device: torch.device, scheme: Scheme) -> None:
     try:
         found = Quantizer(scheme, device).quantize(w_NK, lambda first, codes_RK: chunks.append(codes_RK))
     except RuntimeError as error:
-        raise ConvertError(
+        raise BadCheckpoint(
             f"{device} cannot quantize to {scheme.name}: {first_line(error)}; use --device cpu"
         ) from error
     same_codes = torch.equal(torch.cat(chunks).view(torch.int8), codes_NK.view(torch.int8))
     if not (same_codes and torch.equal(found.reshape(-1), scale.reshape(-1))):
-        raise ConvertError(f"{device} makes other codes of scheme {scheme.name} than a CPU; use --device cpu")
+        raise BadCheckpoint(f"{device} makes other codes of scheme {scheme.name} than a CPU; use --device cpu")
 
 
 def first_line(error: Exception) -> str:

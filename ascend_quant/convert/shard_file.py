@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from ascend_quant.convert.errors import ConvertError
 from ascend_quant.convert.formats import Spec
+from ascend_quant.profile.checkpoints import BadCheckpoint
 
 BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
@@ -36,10 +36,10 @@ def size(spec: Spec) -> int:
     """Bytes of a tensor.
 
     Raises:
-        ConvertError: of a dtype without whole bytes.
+        BadCheckpoint: of a dtype without whole bytes.
     """
     if spec.dtype not in BYTES:
-        raise ConvertError(f"a tensor of dtype {spec.dtype} cannot be carried over; known are {', '.join(BYTES)}")
+        raise BadCheckpoint(f"a tensor of dtype {spec.dtype} cannot be carried over; known are {', '.join(BYTES)}")
     return math.prod(spec.shape) * BYTES[spec.dtype]
 
 

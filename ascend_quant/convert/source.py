@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from ascend_quant.convert.errors import ConvertError
-from ascend_quant.profile.checkpoints import SECTIONS, TEXT, Checkpoint
+from ascend_quant.profile.checkpoints import SECTIONS, TEXT, BadCheckpoint, Checkpoint
 from ascend_quant.profile.w8a8 import DESCRIPTION
 
 MANIFEST = "ascend_quant_manifest.json"
@@ -16,11 +15,11 @@ def open_source(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`.
 
     Raises:
-        ConvertError: no folder, or its index and its files disagree.
-        ProfileError: no config.json, no safetensors file, a file that is cut off.
+        BadCheckpoint: no folder, no config.json, no safetensors file, a file that is cut off, or an index that says
+            something else than the files.
     """
     if not folder.is_dir():
-        raise ConvertError(f"{folder} is no folder; give a local Hugging Face checkpoint")
+        raise BadCheckpoint(f"{folder} is no folder; give a local Hugging Face checkpoint")
     checkpoint = Checkpoint(folder)
     _ = checkpoint.config  # an error if there is none
     check_index(checkpoint)
@@ -34,13 +33,13 @@ def check_index(checkpoint: Checkpoint) -> None:
     places = checkpoint.places
     for name, file in places.items():
         if name not in checkpoint or checkpoint.file_of(name).name != file:
-            raise ConvertError(
+            raise BadCheckpoint(
                 f"{checkpoint.index} says that {name} is in {file}, and it is not; download {file} again"
             )
     for name in checkpoint.names:
         if name not in places:
             file = checkpoint.file_of(name)
-            raise ConvertError(f"{file} holds {name}, which {checkpoint.index.name} does not name; complete the index")
+            raise BadCheckpoint(f"{file} holds {name}, which {checkpoint.index.name} does not name; complete the index")
 
 
 def quantization(checkpoint: Checkpoint) -> str | None:
@@ -64,14 +63,14 @@ def other_files(folder: Path) -> Iterator[Path]:
     """What is carried over: tokenizer, templates, code and so on; no weights, no indices, nothing hidden.
 
     Raises:
-        ConvertError: a link to nothing or to a folder, which would be left out in silence.
+        BadCheckpoint: a link to nothing or to a folder, which would be left out in silence.
     """
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
         if any(part.startswith(".") for part in inside.parts) or (path.is_dir() and not path.is_symlink()):
             continue
         if not path.is_file():
-            raise ConvertError(f"{path} is no file, and cannot be carried over; put the files there, or remove it")
+            raise BadCheckpoint(f"{path} is no file, and cannot be carried over; put the files there, or remove it")
         written_anew = inside.name in ("config.json", MANIFEST) and len(inside.parts) == 1
         if not (written_anew or inside.name.endswith((*WEIGHTS, *INDICES)) or inside.match(DESCRIPTION)):
             yield inside

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from ascend_quant.convert.errors import ConvertError
-from ascend_quant.documents import BadDocument, parse_json
+from ascend_quant.documents import parse_json
+from ascend_quant.profile.checkpoints import BadCheckpoint
 
 COLUMNS = ("text", "messages", "prompt")
 KINDS = (".txt", ".jsonl", ".parquet")
@@ -29,12 +29,12 @@ def read(path: Path) -> Iterator[Text]:
     """The texts of a file; empty ones are left out.
 
     Raises:
-        ConvertError: the file, or one of its rows, is not as it should be.
+        BadCheckpoint: the file, or one of its rows, is not as it should be.
     """
     if path.suffix not in KINDS:
-        raise ConvertError(f"{path}: texts are read from {', '.join(KINDS)} files")
+        raise BadCheckpoint(f"{path}: texts are read from {', '.join(KINDS)} files")
     if not path.is_file():
-        raise ConvertError(f"{path}: there is no such file")
+        raise BadCheckpoint(f"{path}: there is no such file")
     if path.suffix == ".txt":
         yield from _paragraphs(path)
         return
@@ -52,21 +52,21 @@ def pack(path: Path, tokenizer: Any, samples: int, length: int) -> torch.Tensor:
         tokenizer: Hugging Face's; strings are followed by its end-of-sequence token, if it has one.
 
     Raises:
-        ConvertError: what `read` raises; chats, and no chat template or one that fails; too few tokens: says how many
+        BadCheckpoint: what `read` raises; chats, and no chat template or one that fails; too few tokens: says how many
             samples.
     """
     tokens: list[int] = []
     for text in read(path):
         if not isinstance(text, str) and not tokenizer.chat_template:
-            raise ConvertError(f"{path}: it has chat messages, and the tokenizer no chat template; give plain texts")
+            raise BadCheckpoint(f"{path}: it has chat messages, and the tokenizer no chat template; give plain texts")
         tokens += _encoded(text, tokenizer, path)
         if len(tokens) >= samples * length:
             return torch.tensor(tokens[: samples * length]).view(samples, length)
     if not tokens:
-        raise ConvertError(f"{path}: has no text in it; every row is empty")
+        raise BadCheckpoint(f"{path}: has no text in it; every row is empty")
     found = len(tokens) // length
     fewer = f"--samples {found}, a smaller --seq-len" if found else "a smaller --seq-len"
-    raise ConvertError(
+    raise BadCheckpoint(
         f"{path}: its {len(tokens):,} tokens are {found} samples of {length}, {samples} are asked for; give {fewer} or "
         "more text"
     )
@@ -76,17 +76,17 @@ def open_tokenizer(folder: Path) -> Any:
     """The tokenizer of a checkpoint.
 
     Raises:
-        ConvertError: there is none, or it cannot be read. (Without a vocabulary, transformers makes up an empty one.)
+        BadCheckpoint: there is none, or it cannot be read. (Without a vocabulary, transformers makes up an empty one.)
     """
     from transformers import AutoTokenizer
 
     if not any((folder / name).is_file() for name in VOCABULARIES):
         files = ", ".join(VOCABULARIES)
-        raise ConvertError(f"{folder} has no tokenizer ({files}): texts cannot be read; copy the model's own into it")
+        raise BadCheckpoint(f"{folder} has no tokenizer ({files}): texts cannot be read; copy the model's own into it")
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # what a wrong file makes of it is anything
-        raise ConvertError(f"{folder}: its tokenizer cannot be read: {_first_line(error)}") from error
+        raise BadCheckpoint(f"{folder}: its tokenizer cannot be read: {_first_line(error)}") from error
 
 
 def _encoded(text: Text, tokenizer: Any, path: Path) -> list[int]:
@@ -97,7 +97,7 @@ def _encoded(text: Text, tokenizer: Any, path: Path) -> list[int]:
         whole = tokenizer.apply_chat_template(text, tokenize=False)
     except Exception as error:  # a template is a program, which raises anything
         said = f"{text!r:.80}: {_first_line(error)}"
-        raise ConvertError(f"{path}: the tokenizer's chat template fails on {said}") from error
+        raise BadCheckpoint(f"{path}: the tokenizer's chat template fails on {said}") from error
     return tokenizer(whole, add_special_tokens=False)["input_ids"]
 
 
@@ -118,7 +118,7 @@ def _lines(path: Path) -> Iterator[str]:
         with path.open(encoding="utf-8") as file:
             yield from file
     except UnicodeDecodeError as error:
-        raise ConvertError(f"{path}: is no text in UTF-8 ({error})") from error
+        raise BadCheckpoint(f"{path}: is no text in UTF-8 ({error})") from error
 
 
 def _json_lines(path: Path) -> Iterator[Any]:
@@ -126,12 +126,9 @@ def _json_lines(path: Path) -> Iterator[Any]:
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
-        try:
-            row = parse_json(line, f"{path}, line {number},")
-        except BadDocument as error:
-            raise ConvertError(str(error)) from error
+        row = parse_json(line, f"{path}, line {number},")
         if not isinstance(row, dict):
-            raise ConvertError(f"{path}, line {number}: is no object; each line has one, with {' or '.join(COLUMNS)}")
+            raise BadCheckpoint(f"{path}, line {number}: is no object; each line has one, with {' or '.join(COLUMNS)}")
         column = column or _column(list(row), path)
         yield row.get(column)
 
@@ -145,14 +142,14 @@ def _parquet(path: Path) -> Iterator[Any]:
             for batch in file.iter_batches(batch_size=1024, columns=[column]):
                 yield from batch.column(0).to_pylist()
     except ArrowException as error:
-        raise ConvertError(f"{path}: {_first_line(error)}") from error
+        raise BadCheckpoint(f"{path}: {_first_line(error)}") from error
 
 
 def _column(names: list[str], path: Path) -> str:
     for column in COLUMNS:
         if column in names:
             return column
-    raise ConvertError(f"{path}: has none of the columns {', '.join(COLUMNS)}; it has {', '.join(names) or 'none'}")
+    raise BadCheckpoint(f"{path}: has none of the columns {', '.join(COLUMNS)}; it has {', '.join(names) or 'none'}")
 
 
 def _checked(value: Any, where: str) -> Text:
@@ -160,7 +157,7 @@ def _checked(value: Any, where: str) -> Text:
         return value.strip() and value
     if isinstance(value, list) and all(isinstance(part, dict) and {"role", "content"} <= part.keys() for part in value):
         return value
-    raise ConvertError(f"{where}: {value!r:.80} is neither a string nor chat messages")
+    raise BadCheckpoint(f"{where}: {value!r:.80} is neither a string nor chat messages")
 
 
 def _first_line(error: Exception) -> str:

@@ -42,8 +42,7 @@ def write_shards(
         report: is told the bytes of OUT that are done, by any thread.
 
     Raises:
-        ConvertError: what is in IN cannot be converted.
-        ProfileError: what is in IN cannot be read.
+        BadCheckpoint: what is in IN cannot be read, or not be converted.
     """
     stop = Event()
 

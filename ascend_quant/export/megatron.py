@@ -18,14 +18,13 @@ import torch
 
 from ascend_quant.convert.pieces import not_finite
 from ascend_quant.dtypes import FLOATS
-from ascend_quant.export.errors import ExportError
 from ascend_quant.export.torch_dist import TorchDist
+from ascend_quant.profile.checkpoints import BadCheckpoint
 
 LAYERS = "decoder.layers."
 EXPERTS = ".experts.experts."
 NOT_WEIGHTS = ("optimizer", "chained_", "rng_state", "opt_param_scheduler", "lr_scheduler", "rerun_state_machine_state")
 KEPT = ".expert_bias"  # a correction in float32, which engines read in float32
-MOST_EXPERTS = 10_000
 NEEDED = ("num_hidden_layers", "num_attention_heads", "vocab_size")  # of config.json
 PADDED = ("embedding.word_embeddings.weight", "output_layer.weight")  # to a multiple that Megatron likes
 
@@ -45,12 +44,15 @@ class Names:
         config: the model's config.json.
 
     Raises:
-        ExportError: verl or Megatron-core is missing, verl does not know the architecture, or config.json lacks a size.
+        BadCheckpoint: verl or Megatron-core is missing, verl does not know the architecture, or config.json lacks a
+            size.
     """
 
     def __init__(self, config: Mapping[str, Any]):
         if missing := [key for key in NEEDED if config.get(key) is None]:
-            raise ExportError(f"config.json has no {missing[0]}, without which Megatron's tensors cannot be told apart")
+            raise BadCheckpoint(
+                f"config.json has no {missing[0]}, without which Megatron's tensors cannot be told apart"
+            )
         self.config = config
         self._converter = _converter(config)
 
@@ -61,17 +63,17 @@ class Names:
             parameter: with values, or on device meta, for the names and shapes alone.
 
         Raises:
-            ExportError: a parameter that verl does not know, or of a shape that it cannot have.
-            ConvertError: it is NaN or infinite, or will be in BF16.
+            BadCheckpoint: a parameter that verl does not know, of a shape that it cannot have, or with values that are
+                NaN or infinite, or will be in BF16.
         """
         if name in PADDED:
             parameter = self._unpadded(name, parameter)
         try:
             pairs = list(zip(*self._converter.convert_param(name, self._parts(name, parameter)), strict=True))
         except (NotImplementedError, AssertionError, LookupError, ValueError, TypeError, RuntimeError) as error:
-            if isinstance(error, ExportError):
+            if isinstance(error, BadCheckpoint):
                 raise
-            raise ExportError(
+            raise BadCheckpoint(
                 f"verl's converter of {self.config['architectures'][0]} does not know {name} of shape "
                 f"{tuple(parameter.shape)} ({error!r:.200}); is --hf-model the model that was trained?"
             ) from error
@@ -85,7 +87,7 @@ class Names:
         tokens = self.config["vocab_size"]
         rows = w_VH.shape[0] if w_VH.dim() else 0
         if rows < tokens:
-            raise ExportError(
+            raise BadCheckpoint(
                 f"{name} has {rows} rows, the model has {tokens} tokens; is --hf-model the model that was trained?"
             )
         return w_VH[:tokens]
@@ -103,7 +105,7 @@ class Names:
         groups = self.config.get("num_key_value_heads") or queries
         each = queries // groups
         if parameter.shape[0] % (groups * (each + 2)):
-            raise ExportError(
+            raise BadCheckpoint(
                 f"{name} has {parameter.shape[0]} rows, which are no {queries} query and {groups} key-value heads; is "
                 "--hf-model the model that was trained?"
             )
@@ -115,11 +117,11 @@ def _converter(config: Mapping[str, Any]) -> Any:
     try:
         from verl.models.mcore.registry import MODEL_WEIGHT_CONVERTER_REGISTRY, get_supported_model
     except ImportError as error:
-        raise ExportError(f"needs verl and megatron-core, for the names of the model's tensors: {error}") from error
+        raise BadCheckpoint(f"needs verl and megatron-core, for the names of the model's tensors: {error}") from error
     try:
         converter = MODEL_WEIGHT_CONVERTER_REGISTRY[get_supported_model(config["architectures"][0])]
     except (NotImplementedError, KeyError) as error:
-        raise ExportError(
+        raise BadCheckpoint(
             f"verl has no names for {config['architectures'][0]}; save the checkpoint with actor.checkpoint."
             "save_contents=[hf_model] instead, which Megatron-Bridge writes"
         ) from error
@@ -131,17 +133,16 @@ def slices(stored: TorchDist, config: Mapping[str, Any]) -> list[Slice]:
     """Every parameter, layer by layer.
 
     Raises:
-        ExportError: a layer is missing, or there are more than the model has; a weight is no float.
+        BadCheckpoint: a layer is missing, or there are more than the model has; a weight is no float.
     """
     for key in filter(_is_weight, stored.sizes):
         if stored.dtypes[key] not in FLOATS:
             wanted = ", ".join(map(str, FLOATS))
-            raise ExportError(f"{stored.folder}: {key} is {stored.dtypes[key]}; weights are {wanted}")
-        _check_counts(stored, key, config["num_hidden_layers"])
+            raise BadCheckpoint(f"{stored.folder}: {key} is {stored.dtypes[key]}; weights are {wanted}")
     found = [one for key in stored.sizes if _is_weight(key) for one in _unstacked(key, stored.sizes[key])]
     layers = {_layer(one.name) for one in found} - {None}
     if layers != set(range(config["num_hidden_layers"])):
-        raise ExportError(
+        raise BadCheckpoint(
             f"{stored.folder} holds layers {_span(layers)}, the model has {config['num_hidden_layers']}; is --hf-model "
             "the model that was trained?"
         )
@@ -150,20 +151,6 @@ def slices(stored: TorchDist, config: Mapping[str, Any]) -> list[Slice]:
 
 def _is_weight(key: str) -> bool:
     return not key.startswith(NOT_WEIGHTS) and "_extra_state" not in key
-
-
-def _check_counts(stored: TorchDist, key: str, layers: int) -> None:
-    """A tensor of all layers has as many as the model; one of all experts has no more than any model."""
-    size, rest = stored.sizes[key], key.removeprefix(LAYERS)
-    alone = rest == key or re.match(r"\d+\.", rest)
-    counts = size[0 if alone else 1 :][:1]
-    if not alone and size[:1] != (layers,):
-        raise ExportError(
-            f"{stored.folder} holds layers {_span(set(range(min(size[:1] or (0,)))))}; {key} is {size}, the model has "
-            f"{layers}; is --hf-model the model that was trained?"
-        )
-    if EXPERTS in key and not (0,) < counts <= (MOST_EXPERTS,):
-        raise ExportError(f"{stored.folder}: {key} is {size}, which are no experts")
 
 
 def _unstacked(key: str, size: tuple[int, ...]) -> Iterator[Slice]:

@@ -3,20 +3,82 @@
 torch_dist is the format of torch.distributed.checkpoint: `.metadata` says which piece of which tensor is where in the
 *.distcp files. A tensor can be all layers' experts at once, far larger than memory; a slice is read from its pieces
 alone. No process group, no GPU and no Megatron is needed.
+
+`.metadata` is a pickle, and a checkpoint may be from anybody. Pickles run what they name; so the classes of that
+package alone are built, and nothing else is looked up, let alone called.
 """
 
+import pickle
 from collections.abc import Sequence
 from itertools import combinations
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint import filesystem, metadata, planner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.utils import _create_file_view
 
-from ascend_quant.export.errors import ExportError
-from ascend_quant.export.metadata import read_metadata
+from ascend_quant.profile.checkpoints import BadCheckpoint
+
+CLASSES = {
+    metadata: (
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata"),
+        *("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
+    ),
+    planner: ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData"),  # Megatron keeps plans
+    filesystem: ("_StorageInfo",),
+    torch: ("Size",),
+    torch.serialization: ("_get_layout",),
+}
+KNOWN = {
+    (module.__name__, name): getattr(module, name)
+    for module, names in CLASSES.items()
+    for name in names
+    if hasattr(module, name)
+}
+KNOWN |= {("torch", name): value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+PATHS = ("Path", "PosixPath", "PurePosixPath")
+
+
+class _NotKnown(Exception):
+    """A pickle names what no `.metadata` has."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """One of the classes, or an error: pickle calls this for all that it looks up."""
+        if module.partition(".")[0] == "pathlib" and name in PATHS:
+            return PurePosixPath
+        if (module, name) not in KNOWN:
+            raise _NotKnown(f"{module}.{name}")
+        return KNOWN[module, name]
+
+
+def read_metadata(path: Path) -> Metadata:
+    """What a checkpoint holds and where.
+
+    Raises:
+        BadCheckpoint: it cannot be read, names other classes, or has pieces outside of the folder.
+    """
+    try:
+        with path.open("rb") as file:
+            found = _Unpickler(file).load()
+    except _NotKnown as error:
+        raise BadCheckpoint(
+            f"{path} is a pickle that names {str(error)!r:.120}, which no checkpoint needs; nothing of it has been run"
+        ) from error
+    except Exception as error:  # a pickle that is cut off raises anything
+        raise BadCheckpoint(f"{path} cannot be read ({error!r:.200}); copy the checkpoint again") from error
+    if not isinstance(found, Metadata):
+        raise BadCheckpoint(f"{path} does not describe a checkpoint: it holds a {type(found).__name__}")
+    for info in found.storage_data.values():
+        inside = PurePath(info.relative_path)
+        if inside.is_absolute() or ".." in inside.parts:
+            raise BadCheckpoint(f"{path}: a piece lies in {inside}, outside of the checkpoint's folder")
+    return found
 
 
 class TorchDist:
@@ -31,7 +93,7 @@ class TorchDist:
         """Read `.metadata`.
 
         Raises:
-            ExportError: there is none, or what `read_metadata` refuses.
+            BadCheckpoint: there is none, or what `read_metadata` refuses.
         """
         self.folder = folder
         found = read_metadata(folder / ".metadata")
@@ -45,7 +107,7 @@ class TorchDist:
         """The slice [leading[0], leading[1], ...] of a tensor, in the dtype it was saved in.
 
         Raises:
-            ExportError: a file is missing or cut off, holds something else, or no piece holds some of the slice.
+            BadCheckpoint: a file is missing or cut off, holds something else, or no piece holds some of the slice.
         """
         size = self.sizes[key]
         offsets = torch.Size((*leading, *(0 for _ in size[len(leading) :])))
@@ -54,7 +116,7 @@ class TorchDist:
         items = create_read_items_for_chunk_list(key, self._tensors[key], [wanted])
         overlap = any(_overlap(*pair) for pair in combinations(items, 2))
         if overlap or sum(item.lengths.numel() for item in items) != sizes.numel():
-            raise ExportError(
+            raise BadCheckpoint(
                 f"{self.folder}: no rank has saved some of {key} {list(leading)}: the save was interrupted"
             )
         slice_ = torch.empty(sizes, dtype=self.dtypes[key])
@@ -74,9 +136,7 @@ class TorchDist:
         if getattr(info, "transform_descriptors", None):
             raise self._unreadable(key, f"it is stored by {info.transform_descriptors!r:.80}")
         try:
-            if (path := self.folder / info.relative_path).is_fifo():
-                raise OSError(f"{path} is a pipe")
-            with path.open("rb") as file:
+            with (self.folder / info.relative_path).open("rb") as file:
                 view = _create_file_view(file, info.offset, info.length)
                 piece = torch.load(view, map_location="cpu", weights_only=True)
         except Exception as error:  # a missing file, or a piece that is cut off, raises anything
@@ -86,8 +146,8 @@ class TorchDist:
             raise self._unreadable(key, f"{found} is stored, {self.dtypes[key]} in .metadata")
         return piece.detach()
 
-    def _unreadable(self, key: str, why: str) -> ExportError:
-        return ExportError(f"{self.folder}: {key} cannot be read ({why:.200}); copy the checkpoint again")
+    def _unreadable(self, key: str, why: str) -> BadCheckpoint:
+        return BadCheckpoint(f"{self.folder}: {key} cannot be read ({why:.200}); copy the checkpoint again")
 
 
 def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:

@@ -7,21 +7,24 @@
 FP8 training changes none of them: TransformerEngine saves the weights in BF16.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ascend_quant.convert.pieces import not_finite
-from ascend_quant.convert.source import other_files
-from ascend_quant.documents import BadDocument, read_text
-from ascend_quant.export import bf16_folder, fsdp
-from ascend_quant.export.errors import ExportError
+from ascend_quant.convert.source import other_files, plain_config
+from ascend_quant.documents import read_text
+from ascend_quant.export import fsdp
 from ascend_quant.export.megatron import Names, Slice, slices
 from ascend_quant.export.model import Expected, read_config
 from ascend_quant.export.torch_dist import TorchDist
-from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
+
+FILE_BYTES = 4 << 30
 
 Progress = Callable[[int, int], None]
 
@@ -45,10 +48,10 @@ def find(checkpoint: Path) -> Trained:
     """What `checkpoint` holds; the folder above its newest step, or one of its steps, or that step's actor will do.
 
     Raises:
-        ExportError: nothing that is known.
+        BadCheckpoint: nothing that is known.
     """
     if not checkpoint.is_dir():
-        raise ExportError(f"{checkpoint} is no folder")
+        raise BadCheckpoint(f"{checkpoint} is no folder")
     for folder in _candidates(checkpoint):
         hugging_face = folder / "model" / "huggingface"
         if (folder / "fsdp_config.json").is_file():
@@ -59,8 +62,8 @@ def find(checkpoint: Path) -> Trained:
             if (shards / ".metadata").is_file():
                 return Trained("torch_dist", shards, _model(hugging_face))
         if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
-            raise ExportError(f"{folder} is a Hugging Face folder already: use `ascend-quant convert`")
-    raise ExportError(
+            raise BadCheckpoint(f"{folder} is a Hugging Face folder already: use `ascend-quant convert`")
+    raise BadCheckpoint(
         f"{checkpoint} holds no checkpoint of verl (fsdp_config.json, model/huggingface, model/dist_ckpt) and none of "
         "Megatron (.metadata)"
     )
@@ -70,23 +73,17 @@ def _candidates(checkpoint: Path) -> Iterator[Path]:
     """The folder, its newest step (verl's and Megatron's names for it), and their actors."""
     folders, newest = [checkpoint], checkpoint / "latest_checkpointed_iteration.txt"
     if newest.is_file():
-        step = _step(newest)
+        step = read_text(newest).strip()
+        if not step.isdecimal():
+            raise BadCheckpoint(f"{newest} says {step!r:.80}, which is no step; give a step's own folder")
         folders += [checkpoint / f"global_step_{step}", checkpoint / f"iter_{step.zfill(7)}"]
     for folder in folders:
         yield folder
         yield folder / "actor"
     if newest.is_file() and not any(folder.is_dir() for folder in folders[1:]):
-        raise ExportError(f"{newest} says {step}, and there is no {folders[1].name} and no {folders[2].name} beside it")
-
-
-def _step(newest: Path) -> str:
-    try:
-        step = read_text(newest).strip()
-    except BadDocument as error:
-        raise ExportError(str(error)) from error
-    if not (step.isascii() and step.isdecimal() and len(step) < 20):
-        raise ExportError(f"{newest} says {step!r:.80}, which is no step; give a step's own folder")
-    return step
+        raise BadCheckpoint(
+            f"{newest} says {step}, and there is no {folders[1].name} and no {folders[2].name} beside it"
+        )
 
 
 def _model(folder: Path) -> Path | None:
@@ -102,14 +99,13 @@ def write_bf16(trained: Trained, out: Path, model: Path | None, progress: Progre
         progress: is told how many of how many parameters are done.
 
     Raises:
-        ExportError: the model's folder is missing or another model's, or the checkpoint is damaged, lacks a tensor, or
-            holds more than weights.
-        ConvertError: a weight is NaN or infinite, or a file of the model's folder cannot be carried over.
-        ProfileError: what verl's merger has written cannot be read.
+        BadCheckpoint: the model's folder is missing or another model's, or the checkpoint is damaged, lacks a tensor,
+            holds more than weights, or weights that are NaN or infinite.
+        BadDocument: config.json cannot be read.
     """
     model = model or trained.model
     if model is None or not (model / "config.json").is_file():
-        raise ExportError(
+        raise BadCheckpoint(
             f"{trained.folder} has no config.json and tokenizer beside it: give the model's folder with --hf-model"
             if model is None
             else f"--hf-model {model}: has no config.json"
@@ -122,11 +118,11 @@ def write_bf16(trained: Trained, out: Path, model: Path | None, progress: Progre
         fsdp.merge(trained.folder, model, out)
         _check_merged(out, expected)
         return
-    stored, names = TorchDist(trained.folder), Names(config)
+    stored, names, expected = TorchDist(trained.folder), Names(config), Expected(model, config)
     parameters = slices(stored, config)
-    Expected(model, config).check(_shapes(stored, names, parameters))
+    expected.check(_shapes(stored, names, parameters))
     out.mkdir(parents=True, exist_ok=True)
-    bf16_folder.write(out, _tensors(stored, names, parameters, progress), model, config)
+    _write_folder(out, _tensors(stored, names, parameters, progress), model, config)
 
 
 def _shapes(stored: TorchDist, names: Names, parameters: Sequence[Slice]) -> dict[str, tuple[int, ...]]:
@@ -136,7 +132,7 @@ def _shapes(stored: TorchDist, names: Names, parameters: Sequence[Slice]) -> dic
         size = stored.sizes[one.key][len(one.leading) :]
         for name, tensor in names.tensors(one.name, torch.empty(size, device="meta")):
             if name in found:
-                raise ExportError(f"{stored.folder}: {one.key} and another tensor would both become {name}")
+                raise BadCheckpoint(f"{stored.folder}: {one.key} and another tensor would both become {name}")
             found[name] = tuple(tensor.shape)
     return found
 
@@ -157,3 +153,54 @@ def _check_merged(out: Path, expected: Expected) -> None:
     for name in merged.names:
         if not (tensor := merged.tensor(name)).isfinite().all():
             raise not_finite(name, tensor)
+
+
+def _write_folder(
+    out: Path, tensors: Iterator[tuple[str, torch.Tensor]], model: Path, config: Mapping[str, Any]
+) -> list[str]:
+    """Write the tensors, the index, what else a model's folder holds, and config.json last.
+
+    Args:
+        out: a folder that is empty.
+        model: a folder whose tokenizer, templates and so on are carried over.
+
+    Returns:
+        The tensors' names.
+    """
+    from safetensors.torch import save_file
+
+    place: dict[str, Path] = {}
+    total = 0
+    for number, part in enumerate(_parts(tensors)):
+        path = out / f"model-{number + 1:05d}.safetensors"
+        save_file(part, path, metadata={"format": "pt"})
+        place |= dict.fromkeys(part, path)
+        total += sum(tensor.nbytes for tensor in part.values())
+    _index(out, place, total)
+    for inside in other_files(model):
+        (out / inside).parent.mkdir(parents=True, exist_ok=True)
+        (out / inside).write_bytes((model / inside).read_bytes())
+    kept = {key: value for key, value in plain_config(dict(config)).items() if key not in ("torch_dtype", "dtype")}
+    (out / "config.json").write_text(json.dumps({**kept, "torch_dtype": "bfloat16"}, indent=2) + "\n")
+    return list(place)
+
+
+def _parts(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
+    part, held = {}, 0
+    for name, tensor in tensors:
+        if part and held + tensor.nbytes > FILE_BYTES:
+            yield part
+            part, held = {}, 0
+        part[name] = tensor
+        held += tensor.nbytes
+    yield part
+
+
+def _index(out: Path, place: Mapping[str, Path], total: int) -> None:
+    """Name the files by their number of all, and say which tensor is in which."""
+    paths = list(dict.fromkeys(place.values()))
+    names = {path: f"{path.stem}-of-{len(paths):05d}.safetensors" for path in paths}
+    for path, name in names.items():
+        path.rename(out / name)
+    index = {"metadata": {"total_size": total}, "weight_map": {name: names[path] for name, path in place.items()}}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")

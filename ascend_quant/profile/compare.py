@@ -12,10 +12,10 @@ import torch
 
 from ascend_quant.profile import equivalence
 from ascend_quant.profile.arithmetic import of_refits, quotients, requantize, smoothed
-from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.evidence import blocks
 from ascend_quant.profile.layers import groups_of
-from ascend_quant.profile.rules import ARITHMETICS, Profile, ProfileError, Rule
+from ascend_quant.profile.rules import ARITHMETICS, Profile, Rule
 from ascend_quant.profile.solve import Solver, same
 from ascend_quant.profile.w8a8 import W8A8
 
@@ -70,7 +70,7 @@ def compare_int8(reference: Checkpoint, w8a8: W8A8, progress: Callable[[str], No
         progress: called with the name of each parameter of `reference` when it is done.
 
     Raises:
-        ProfileError: names or shapes differ, a parameter changed in a way that no rule expresses, or the W8A8
+        BadCheckpoint: names or shapes differ, a parameter changed in a way that no rule expresses, or the W8A8
             checkpoint computes something else: a norm was divided, say, and the router behind it not multiplied.
     """
     check_names(reference, w8a8)
@@ -108,7 +108,7 @@ def check_names(reference: Checkpoint, w8a8: W8A8) -> None:
     """Both have the same parameters of the same shapes, but for a tied lm_head and for biases that are 0."""
     if section := reference.config.get("quantization_config"):
         method = section.get("quant_method") if isinstance(section, dict) else section
-        raise ProfileError(f"{reference.folder} is quantized itself ({method!r:.80}); give the BF16 model")
+        raise BadCheckpoint(f"{reference.folder} is quantized itself ({method!r:.80}); give the BF16 model")
     here, there = set(reference.names), w8a8.quantized | w8a8.plain
     for name in sorted(there - here):
         if name.endswith("bias") and not bool(w8a8.checkpoint.tensor(name).any()):
@@ -117,23 +117,23 @@ def check_names(reference: Checkpoint, w8a8: W8A8) -> None:
         if name.endswith(("norm.bias", "proj.bias", "norm.module.bias")):
             reason = "a bias that the BF16 checkpoint lacks: asymmetric outlier suppression shifts activations, which"
             reason += " factors do not express; make the W8A8 checkpoint with a symmetric method"
-        raise ProfileError(f"{name} in {w8a8.checkpoint.folder}: {reason}")
+        raise BadCheckpoint(f"{name} in {w8a8.checkpoint.folder}: {reason}")
     tied = any(one.config.get("tie_word_embeddings") is True for one in (reference, w8a8.checkpoint))
     folded = {f"{name.removesuffix('weight')}bias" for name in w8a8.quantized if w8a8.format == "ModelSlim"}
     for name in sorted(here - there - folded):
         if not (tied and name == "lm_head.weight"):
-            raise ProfileError(f"{name}: in {reference.folder}, not in {w8a8.checkpoint.folder}")
+            raise BadCheckpoint(f"{name}: in {reference.folder}, not in {w8a8.checkpoint.folder}")
     for name in sorted(here & there):
         shape, other = reference.shape(name), w8a8.checkpoint.shape(name)
         if shape != other or 0 in shape:
-            raise ProfileError(f"{name}: {shape} in BF16, {other} in W8A8; no weight is like that")
+            raise BadCheckpoint(f"{name}: {shape} in BF16, {other} in W8A8; no weight is like that")
 
 
 def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule: Rule | None) -> None:
     """One parameter made by its rule, against the checkpoint's; counted in `result`.
 
     Raises:
-        ProfileError: they are not the same thing.
+        BadCheckpoint: they are not the same thing.
     """
     weight = reference.values(name)
     if rule is not None and rule.quantized:
@@ -141,7 +141,7 @@ def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule
         one = reproduce(name, weight, codes_NK, scale_N, rule)
         if not one.steps <= MAX_STEPS:
             found = f"{one.steps:.1f} code steps (root mean square) from what the best factors of rows and columns give"
-            raise ProfileError(f"{name}: {found}; the checkpoints are of different weights, or one was rotated")
+            raise BadCheckpoint(f"{name}: {found}; the checkpoints are of different weights, or one was rotated")
         result.reproduced.append(one)
         result.kinds["quantized" if len(rule.tensors()) == 1 else "smoothed"] += 1
         return
@@ -150,11 +150,13 @@ def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule
         return  # a tied lm_head, or a bias that ModelSlim keeps in quant_bias alone
     other = w8a8.checkpoint.values(name)
     if rule is None and not same(weight, other):
-        raise ProfileError(f"{name}: differs between the checkpoints, and there is no rule for it")
+        raise BadCheckpoint(f"{name}: differs between the checkpoints, and there is no rule for it")
     if rule is not None:
         made = smoothed(weight, rule).to(torch.bfloat16).float()
         if not bool(((made - other.float()).abs() <= MAX_RELATIVE * made.abs()).all()):
-            raise ProfileError(f"{name}: the factor that the other weights of its group share does not give its values")
+            raise BadCheckpoint(
+                f"{name}: the factor that the other weights of its group share does not give its values"
+            )
 
 
 def reproduce(name: str, w_NK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, rule: Rule) -> Reproduced:

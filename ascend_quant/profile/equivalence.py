@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.profile.layers import LAYER, ROLES
-from ascend_quant.profile.rules import ProfileError, Rule
+from ascend_quant.profile.rules import Rule
 
 CLOSE = 2.0**-7  # of a product of factors: norms and routers are BF16 numbers, and the factors found from such
 ADVICE = "make the profile with `ascend-quant profile` from checkpoints whose smoothing is whole"
@@ -28,7 +29,7 @@ def check(rules: Mapping[str, Rule], names: Iterable[str] = ()) -> None:
         names: all of the checkpoint, if they are known: those without a rule are not changed.
 
     Raises:
-        ProfileError: naming a parameter whose factor is not undone, or has no place.
+        BadCheckpoint: naming a parameter whose factor is not undone, or has no place.
     """
     names = frozenset(names)
     layers: dict[str, list[str]] = {}
@@ -50,7 +51,7 @@ def check(rules: Mapping[str, Rule], names: Iterable[str] = ()) -> None:
     for name, rule in rules.items():
         for part, factor in rule.tensors().items():
             if part != "scale" and (name, part) not in allowed and not _is_one(factor):
-                raise ProfileError(f"{name}: its {part} is undone nowhere, so it changes the model; {ADVICE}")
+                raise BadCheckpoint(f"{name}: its {part} is undone nowhere, so it changes the model; {ADVICE}")
 
 
 def reaches(rules: Mapping[str, Rule], name: str) -> str | None:
@@ -77,13 +78,13 @@ def _check_norm(rules: Mapping[str, Rule], name: str, fed: Sequence[str], router
         return
     if not fed or (router and router not in fed):
         missing = router or "what it feeds"
-        raise ProfileError(
+        raise BadCheckpoint(
             f"{name}: the norm is smoothed, and the profile has no rule for {missing}, which multiplies with it "
             f"(FlashRL's profiler leaves experts and routers out); {ADVICE}"
         )
     for one in fed:
         if not _cancel(factor, _input(rules, one)):
-            raise ProfileError(f"{one}: not multiplied with the inverse of what {name} is, which feeds it; {ADVICE}")
+            raise BadCheckpoint(f"{one}: not multiplied with the inverse of what {name} is, which feeds it; {ADVICE}")
 
 
 def _router(layer: str, norm: str, rests: Sequence[str]) -> str | None:
@@ -95,9 +96,9 @@ def _router(layer: str, norm: str, rests: Sequence[str]) -> str | None:
 def _check_pair(rules: Mapping[str, Rule], producer: str, consumer: str, bias: str, has_bias: bool) -> None:
     rows = rules[producer].output_factor if producer in rules else None
     if not _cancel_over_heads(rows, _input(rules, consumer)):
-        raise ProfileError(f"{consumer}: not multiplied with the inverse of what {producer}'s rows are; {ADVICE}")
+        raise BadCheckpoint(f"{consumer}: not multiplied with the inverse of what {producer}'s rows are; {ADVICE}")
     if (bias in rules or has_bias) and not _cancel_same(rows, _of_vector(rules.get(bias))):
-        raise ProfileError(f"{bias}: not multiplied as {producer}'s rows are; {ADVICE}")
+        raise BadCheckpoint(f"{bias}: not multiplied as {producer}'s rows are; {ADVICE}")
 
 
 def _input(rules: Mapping[str, Rule], name: str) -> torch.Tensor | None:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from ascend_quant.profile.rules import Profile, ProfileError, Rule
+from ascend_quant.profile.checkpoints import BadCheckpoint
+from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.whole_file import write_whole
 
 KEYS = {"input_scale", "output_scale", "type"}
@@ -27,24 +28,24 @@ def read(path: Path) -> Profile:
     """A profile that FlashRL or `write` wrote.
 
     Raises:
-        ProfileError: no such file, a file that carries code, or another content. Whether its factors cancel is another
+        BadCheckpoint: no such file, a file that carries code, or another content. Whether its factors cancel is another
             matter, see `equivalence`: of models with experts FlashRL writes smoothed norms and no more.
     """
     if not path.is_file():
-        raise ProfileError(f"no profile at {path}; `ascend-quant profile` writes it")
+        raise BadCheckpoint(f"no profile at {path}; `ascend-quant profile` writes it")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ProfileError(
+        raise BadCheckpoint(
             f"{path} carries code, or is no file of tensors; it was not loaded: {line(error)}"
         ) from error
     except Exception as error:  # what torch raises for a broken file depends on its bytes
-        raise ProfileError(f"{path} is no file that torch.save wrote: {line(error)}") from error
+        raise BadCheckpoint(f"{path} is no file that torch.save wrote: {line(error)}") from error
     notes = {"flashrl": path.name}
     if not isinstance(content, (dict, list)):
-        raise ProfileError(f"{path} holds a {type(content).__name__}; a FlashRL profile is a dict or a list of names")
+        raise BadCheckpoint(f"{path} holds a {type(content).__name__}; a FlashRL profile is a dict or a list of names")
     if strange := [name for name in content if not (isinstance(name, str) and name.isprintable())]:
-        raise ProfileError(f"{path}: {shown(strange[0])} is no name of a parameter")
+        raise BadCheckpoint(f"{path}: {shown(strange[0])} is no name of a parameter")
     if isinstance(content, list):
         return Profile("fp8", {name: Rule(True) for name in content}, notes)
     return Profile("int8", {name: checked(rule_of(content, name), name) for name in content}, notes)
@@ -54,12 +55,12 @@ def entry_at(content: Mapping[str, object], name: str) -> Mapping:
     """What a FlashRL int8 profile says of one parameter.
 
     Raises:
-        ProfileError: something else is there.
+        BadCheckpoint: something else is there.
     """
     entry = content[name]
     if not isinstance(entry, Mapping) or not set(entry) >= KEYS or not isinstance(entry["type"], torch.dtype):
         keys = ", ".join(sorted(KEYS))
-        raise ProfileError(f"{name:.200}: a FlashRL int8 profile has {keys} there, this has {shown(entry)}")
+        raise BadCheckpoint(f"{name:.200}: a FlashRL int8 profile has {keys} there, this has {shown(entry)}")
     return entry
 
 
@@ -70,11 +71,11 @@ def rule_of(content: Mapping[str, object], name: str) -> Rule:
     if entry["type"] != torch.int8:
         return Rule(False, input_factor, multiplier_N)
     if multiplier_N is None:
-        raise ProfileError(f"{name:.200}: output_scale is 1 for an int8 weight, not 1 / weight_scale of each row")
+        raise BadCheckpoint(f"{name:.200}: output_scale is 1 for an int8 weight, not 1 / weight_scale of each row")
     if "weight_scale" in entry:
         scale_N = as_long(vector(entry, "weight_scale", name), multiplier_N, name, "weight_scale")
         if scale_N is None:
-            raise ProfileError(f"{name:.200}: weight_scale is 1, not a number for each row")
+            raise BadCheckpoint(f"{name:.200}: weight_scale is 1, not a number for each row")
         output_N = torch.where(scale_N == 0, 1.0, multiplier_N * scale_N)
     else:
         output_N = as_long(up_factor(content, name), multiplier_N, name, "its down_proj's input_scale")
@@ -88,19 +89,19 @@ def checked(rule: Rule, name: str) -> Rule:
     """The rule itself.
 
     Raises:
-        ProfileError: a number that follows from the file's is infinite, or a scale is negative.
+        BadCheckpoint: a number that follows from the file's is infinite, or a scale is negative.
     """
     for part, tensor in rule.tensors().items():
         if not bool(tensor.isfinite().all()) or (part == "scale" and bool((tensor < 0).any())):
-            raise ProfileError(f"{name:.200}: its numbers give a {part} that is negative or infinite")
+            raise BadCheckpoint(f"{name:.200}: its numbers give a {part} that is negative or infinite")
     return rule
 
 
 def as_long(found_N: torch.Tensor | None, multiplier_N: torch.Tensor, name: str, what: str) -> torch.Tensor | None:
-    """What was found (N), or None; of another length than output_scale (N) it raises ProfileError."""
+    """What was found (N), or None; of another length than output_scale (N) it raises BadCheckpoint."""
     if found_N is not None and found_N.shape != multiplier_N.shape:
         rows = f"{len(found_N)} numbers for {len(multiplier_N)} rows in output_scale"
-        raise ProfileError(f"{name:.200}: {what} has {rows}")
+        raise BadCheckpoint(f"{name:.200}: {what} has {rows}")
     return found_N
 
 
@@ -126,7 +127,7 @@ def vector(entry: Mapping, key: str, name: str) -> torch.Tensor | None:
                 return found
     elif isinstance(value, (int, float)) and value == 1:
         return None
-    raise ProfileError(f"{name:.200}: {key} is {shown(value)}; it must be 1, or finite numbers")
+    raise BadCheckpoint(f"{name:.200}: {key} is {shown(value)}; it must be 1, or finite numbers")
 
 
 def shown(value: object) -> str:

@@ -10,11 +10,10 @@ from collections.abc import Callable
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.compare import Comparison
-from ascend_quant.profile.groups import read_block, read_groups
-from ascend_quant.profile.rules import Profile, ProfileError, Rule
-from ascend_quant.profile.scales import FLOATS, check_scale, check_symmetric
+from ascend_quant.profile.rules import Profile, Rule
+from ascend_quant.profile.scales import FLOATS, check_scale, check_symmetric, read_groups
 from ascend_quant.profile.solve import same
 
 FP8 = "F8_E4M3"
@@ -33,11 +32,11 @@ def compare_fp8(
         reference: the BF16 checkpoint; without it the names are listed and nothing is compared.
 
     Raises:
-        ProfileError: nothing is FP8, or the checkpoints differ otherwise.
+        BadCheckpoint: nothing is FP8, or the checkpoints differ otherwise.
     """
     names = [name for name in quantized.names if quantized.dtype(name) == FP8]
     if not names:
-        raise ProfileError(f"{quantized.folder} has no {FP8} tensor; with --fn fp8 the quantized model must be FP8")
+        raise BadCheckpoint(f"{quantized.folder} has no {FP8} tensor; with --fn fp8 the quantized model must be FP8")
     beside = {f"{name.removesuffix('weight')}{leaf}" for name in names for leaf in BESIDE_WEIGHT}
     plain = [name for name in quantized.names if name not in beside and quantized.dtype(name) != FP8]
     result = Comparison(Profile("fp8", {name: Rule(True) for name in names}))
@@ -55,14 +54,14 @@ def check(quantized: Checkpoint, reference: Checkpoint, name: str) -> None:
     weight = reference.tensor(name)
     if quantized.dtype(name) != FP8:
         if not same(weight, quantized.tensor(name)):
-            raise ProfileError(f"{name}: differs between the checkpoints, and FP8 profiles have no factors")
+            raise BadCheckpoint(f"{name}: differs between the checkpoints, and FP8 profiles have no factors")
         return
     values = dequantized(quantized, name)
     if values.shape != weight.shape:
-        raise ProfileError(f"{name}: {tuple(weight.shape)} in BF16, {tuple(values.shape)} in FP8")
+        raise BadCheckpoint(f"{name}: {tuple(weight.shape)} in BF16, {tuple(values.shape)} in FP8")
     error = float((values - weight.float()).norm() / weight.float().norm().clamp(min=1e-30))
     if not error <= MAX_ERROR:
-        raise ProfileError(f"{name}: {error:.2f} relative error; the FP8 checkpoint is of other, or smoothed, weights")
+        raise BadCheckpoint(f"{name}: {error:.2f} relative error; the FP8 checkpoint is of other, or smoothed, weights")
 
 
 def dequantized(checkpoint: Checkpoint, name: str) -> torch.Tensor:
@@ -74,7 +73,7 @@ def codes_and_scale(checkpoint: Checkpoint, name: str) -> tuple[torch.Tensor, to
     """float8_e4m3fn codes (N, K) of an FP8 weight, and float32 scales: (N), (), or (ceil(N / 128), ceil(K / 128)).
 
     Raises:
-        ProfileError: what `find_scale` and `check_scale` refuse, or zero points.
+        BadCheckpoint: what `find_scale` and `check_scale` refuse, or zero points.
     """
     scale_name, strategy = find_scale(checkpoint, name)
     check_symmetric(checkpoint, name)
@@ -88,17 +87,17 @@ def find_scale(checkpoint: Checkpoint, name: str) -> tuple[str, str]:
     """The tensor that holds an FP8 weight's scales, and what shares one (channel, tensor, block), from headers alone.
 
     Raises:
-        ProfileError: no scale, scales of another dtype or shape than config.json says, or blocks of another size.
+        BadCheckpoint: no scale, scales of another dtype or shape than config.json says, or blocks of another size.
     """
     layer, shape = name.removesuffix("weight"), checkpoint.shape(name)
     there = [f"{layer}{leaf}" for leaf in SCALES if f"{layer}{leaf}" in checkpoint]
     if len(there) != 1:
         found = f"no {' and no '.join(SCALES)}" if not there else " and ".join(there)
-        raise ProfileError(f"{name}: {found} in {checkpoint.folder}; a weight has one of them")
+        raise BadCheckpoint(f"{name}: {found} in {checkpoint.folder}; a weight has one of them")
     scale_name = there[0]
     if len(shape) != 2 or checkpoint.dtype(scale_name) not in SCALE_DTYPES:
         found = f"{shape} with scales in {checkpoint.dtype(scale_name)}"
-        raise ProfileError(f"{name}: {found}; an FP8 weight is (N, K), its scales are {', '.join(SCALE_DTYPES)}")
+        raise BadCheckpoint(f"{name}: {found}; an FP8 weight is (N, K), its scales are {', '.join(SCALE_DTYPES)}")
     shapes = {
         "channel": [(shape[0], 1), (shape[0],)],
         "tensor": [(), (1,), (1, 1)],
@@ -108,7 +107,7 @@ def find_scale(checkpoint: Checkpoint, name: str) -> tuple[str, str]:
     strategy = next((one for one in said if found in shapes[one]), None)
     if strategy is None:
         wanted = " or ".join(f"{shapes[one][0]} ({one})" for one in said) or "none"
-        raise ProfileError(f"{name}: scales {found} for a weight {shape}; as config.json has it, they are {wanted}")
+        raise BadCheckpoint(f"{name}: scales {found} for a weight {shape}; as config.json has it, they are {wanted}")
     return scale_name, strategy
 
 
@@ -116,16 +115,18 @@ def _strategies(checkpoint: Checkpoint, scale_name: str) -> list[str]:
     """What may share a scale, as config.json and the tensor's name say.
 
     Raises:
-        ProfileError: config.json does not say it for blocks, or they are not 128x128.
+        BadCheckpoint: config.json does not say it for blocks, or they are not 128x128.
     """
-    where, size = f"{scale_name}, in {checkpoint.folder / 'config.json'}", (oracle.BLOCK, oracle.BLOCK)
+    size = (oracle.BLOCK, oracle.BLOCK)
     if scale_name.endswith(SCALES[1]):
-        strategies, blocks = ["block"], [read_block((checkpoint.quantization or {}).get("weight_block_size"), where)]
+        strategies, blocks = ["block"], [tuple((checkpoint.quantization or {}).get("weight_block_size") or ())]
     elif (groups := read_groups(checkpoint)) is None:
         strategies, blocks = ["channel", "tensor"], []
     else:
         groups = [group for group in groups if (group.type, group.bits) == ("float", 8)]
-        strategies, blocks = [group.strategy for group in groups], [group.block for group in groups if group.block]
+        strategies = [group.strategy for group in groups]
+        blocks = [group.block for group in groups if group.strategy == "block"]
     if other := [block for block in blocks if block != size]:
-        raise ProfileError(f"{where}: blocks are of {list(other[0])}; read are blocks of {oracle.BLOCK}x{oracle.BLOCK}")
+        where = f"{scale_name}, in {checkpoint.folder / 'config.json'}"
+        raise BadCheckpoint(f"{where}: blocks are of {other[0]}; read are blocks of {oracle.BLOCK}x{oracle.BLOCK}")
     return [one for one in ("channel", "tensor", "block") if one in strategies]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ascend_quant.profile.rules import ProfileError
+from ascend_quant.profile.checkpoints import BadCheckpoint
 
 BLOCK = r"mlp\.(?:experts\.\d+\.|shared_experts?\.)?"
 # norm: consumers that have no other factor, consumers whose rows may be scaled too, the layer after these
@@ -77,11 +77,11 @@ def groups_of(names: Iterable[str], shapes: Callable[[str], tuple[int, ...]], co
         config: config.json, or its `text_config`; `head_dim`, or `hidden_size` and `num_attention_heads`.
 
     Raises:
-        ProfileError: a producer without its consumer, shapes that do not fit, or sizes in `config` that are none.
+        BadCheckpoint: a producer without its consumer, shapes that do not fit, or sizes in `config` that are none.
     """
     config = config.get("text_config") or config
     if not isinstance(config, dict):
-        raise ProfileError(f"config.json: text_config is {config!r:.80}, not an object")
+        raise BadCheckpoint(f"config.json: text_config is {config!r:.80}, not an object")
     by_layer: dict[str, dict[str, str]] = {}
     for name in names:
         if match := LAYER.fullmatch(name):
@@ -100,23 +100,23 @@ def groups_of(names: Iterable[str], shapes: Callable[[str], tuple[int, ...]], co
 
 
 def check_shapes(group: Group, shapes: Callable[[str], tuple[int, ...]]) -> None:
-    """All that a norm (K) feeds has as many columns; raises ProfileError for what has not."""
+    """All that a norm (K) feeds has as many columns; raises BadCheckpoint for what has not."""
     norm = shapes(group.norm)
     for name in (*group.anchors, *(pair.producer for pair in group.pairs)):
         if len(norm) != 1 or len(shapes(name)) != 2 or shapes(name)[1:] != norm:
-            raise ProfileError(f"{group.norm} is {norm}, {name}, which it feeds, {shapes(name)}: no fit")
+            raise BadCheckpoint(f"{group.norm} is {norm}, {name}, which it feeds, {shapes(name)}: no fit")
 
 
 def head_of(config: dict) -> int:
     """Channels of an attention head.
 
     Raises:
-        ProfileError: a size that is missing, or is no positive whole number.
+        BadCheckpoint: a size that is missing, or is no positive whole number.
     """
     keys = ("hidden_size", "num_attention_heads") if config.get("head_dim") is None else ("head_dim",)
     for key in keys:
         if type(config.get(key)) is not int or config[key] < 1:
-            raise ProfileError(f"config.json: {key} must be a positive whole number, not {config.get(key)!r:.80}")
+            raise BadCheckpoint(f"config.json: {key} must be a positive whole number, not {config.get(key)!r:.80}")
     return config["head_dim"] if len(keys) == 1 else config[keys[0]] // config[keys[1]]
 
 
@@ -130,12 +130,12 @@ def pair_of(
     """The pair that begins with `producer`."""
     consumer = producer.replace(f".{partners[0]}.", f".{partners[1]}.")
     if consumer not in names:
-        raise ProfileError(f"{producer}: no {consumer} in the same checkpoint")
+        raise BadCheckpoint(f"{producer}: no {consumer} in the same checkpoint")
     if not len(shapes(producer)) == len(shapes(consumer)) == 2:
-        raise ProfileError(f"{producer} is {shapes(producer)}, {consumer} {shapes(consumer)}: matrices are wanted")
+        raise BadCheckpoint(f"{producer} is {shapes(producer)}, {consumer} {shapes(consumer)}: matrices are wanted")
     rows, columns, head = shapes(producer)[0], shapes(consumer)[1], 1
     if partners[0] == "v_proj":
         head = head_of(config)
     if min(rows, columns, head) < 1 or rows % head or columns % rows:
-        raise ProfileError(f"{producer} has {rows} rows, {consumer} {columns} columns, heads {head} channels: no fit")
+        raise BadCheckpoint(f"{producer} has {rows} rows, {consumer} {columns} columns, heads {head} channels: no fit")
     return Pair(producer, consumer, columns // rows, head)

@@ -22,10 +22,6 @@ PARTS = ("input_factor", "output_factor", "scale")
 ARITHMETICS = ("float32", "bfloat16", "bfloat16_quotient")  # see arithmetic.py
 
 
-class ProfileError(ValueError):
-    """A profile, or a pair of checkpoints, that cannot be used; says which parameter and why."""
-
-
 @dataclass(frozen=True)
 class Rule:
     """What is done with one parameter.

@@ -1,24 +1,62 @@
-"""What the scales of a quantized weight must be, in every format."""
+"""How a checkpoint's weights are quantized: what config.json says about groups of layers, and what scales must be."""
+
+from typing import Literal
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 
 from ascend_quant.dtypes import FLOATS as TORCH_FLOATS
-from ascend_quant.profile.checkpoints import Checkpoint
-from ascend_quant.profile.rules import ProfileError
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 
+METHOD = "compressed-tensors"
 ZERO_POINTS = ("weight_zero_point", "weight_offset")
 SAFETENSORS = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
 FLOATS = tuple(SAFETENSORS[dtype] for dtype in TORCH_FLOATS)  # as safetensors calls them
 
 
+class Group(BaseModel):
+    """The weights of some layers, in the words of compressed-tensors.
+
+    Attributes:
+        bits: of a code.
+        strategy: channel, tensor, block, group, or a word that is not known here.
+        size: neighbours that share a scale, if the strategy is group.
+        block: rows and columns that share a scale, if the strategy is block.
+    """
+
+    type: Literal["int", "float"]
+    bits: int = Field(alias="num_bits", strict=True)
+    strategy: str
+    symmetric: Literal[True] = True
+    size: int | None = Field(None, alias="group_size", strict=True)
+    block: tuple[int, int] | None = Field(None, alias="block_structure")
+
+
+def read_groups(checkpoint: Checkpoint) -> list[Group] | None:
+    """The groups; None if config.json has none, or names another method.
+
+    Raises:
+        BadCheckpoint: they are not as compressed-tensors writes them, or are asymmetric.
+    """
+    section = checkpoint.quantization or {}
+    groups = section.get("config_groups")
+    if groups is None or section.get("quant_method", METHOD) != METHOD:
+        return None
+    try:
+        return [Group.model_validate(group["weights"]) for group in groups.values()]
+    except (ValidationError, AttributeError, KeyError, TypeError) as error:
+        where = f"{checkpoint.folder / 'config.json'}: config_groups"
+        raise BadCheckpoint(f"{where} are none that can be read: {' '.join(str(error).split()):.300}") from error
+
+
 def check_scale(name: str, scale: torch.Tensor) -> None:
-    """Raise ProfileError if a scale of the weight `name` is negative, NaN or infinite. `scale`: float32."""
+    """Raise BadCheckpoint if a scale of the weight `name` is negative, NaN or infinite. `scale`: float32."""
     if not bool((scale.isfinite() & (scale >= 0)).all()):
-        raise ProfileError(f"{name}: a scale is negative, NaN or infinite")
+        raise BadCheckpoint(f"{name}: a scale is negative, NaN or infinite")
 
 
 def check_symmetric(checkpoint: Checkpoint, name: str) -> None:
-    """Raise ProfileError if the weight `name` has zero points other than 0."""
+    """Raise BadCheckpoint if the weight `name` has zero points other than 0."""
     for offset in (f"{name.removesuffix('weight')}{leaf}" for leaf in ZERO_POINTS):
         if offset in checkpoint and bool(checkpoint.tensor(offset).any()):
-            raise ProfileError(f"{name}: asymmetric ({offset} is not 0); only symmetric weights are supported")
+            raise BadCheckpoint(f"{name}: asymmetric ({offset} is not 0); only symmetric weights are supported")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.evidence import CLOSE, Evidence, Range
 from ascend_quant.profile.layers import Group, Pair
-from ascend_quant.profile.rules import ARITHMETICS, ProfileError, Rule
+from ascend_quant.profile.rules import ARITHMETICS, Rule
 from ascend_quant.profile.w8a8 import W8A8
 
 
@@ -75,7 +75,7 @@ class Solver:
             return None
         ratio = norm / changed.float()
         if changed.shape != norm.shape or not bool(((ratio > 0) & ratio.isfinite() | ratio.isnan()).all()):
-            raise ProfileError(f"{name}: no positive factor leads from the BF16 to the W8A8 checkpoint")
+            raise BadCheckpoint(f"{name}: no positive factor leads from the BF16 to the W8A8 checkpoint")
         return ratio
 
     def norm_factor(self, name: str, input_K: torch.Tensor) -> torch.Tensor:

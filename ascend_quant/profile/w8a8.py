@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ascend_quant.profile.checkpoints import Checkpoint, read_json
-from ascend_quant.profile.groups import read_groups
-from ascend_quant.profile.rules import ProfileError
-from ascend_quant.profile.scales import FLOATS, check_scale, check_symmetric
+from ascend_quant.documents import read_json
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
+from ascend_quant.profile.scales import FLOATS, check_scale, check_symmetric, read_groups
 
 DESCRIPTION = "quant_model_description*.json"
 FORMATS = ("int-quantized", "naive-quantized")
@@ -47,7 +46,7 @@ class W8A8:
         """int8 codes (N, K) and float32 scales (N) of a quantized weight.
 
         Raises:
-            ProfileError: the weight is not int8, not symmetric, not quantized per output channel.
+            BadCheckpoint: the weight is not int8, not symmetric, not quantized per output channel.
         """
         self.check(name)
         check_symmetric(self.checkpoint, name)
@@ -56,23 +55,23 @@ class W8A8:
         return self.checkpoint.tensor(name), scale.flatten()
 
     def check(self, name: str) -> None:
-        """Raise ProfileError if a weight's dtypes and shapes are not those of W8A8. Only headers are read."""
+        """Raise BadCheckpoint if a weight's dtypes and shapes are not those of W8A8. Only headers are read."""
         dtype, shape = self.checkpoint.dtype(name), self.checkpoint.shape(name)
         if dtype != "I8" or len(shape) != 2:
-            raise ProfileError(f"{name}: {dtype} {shape} in {self.checkpoint.folder}, a W8A8 weight is int8 (N, K)")
+            raise BadCheckpoint(f"{name}: {dtype} {shape} in {self.checkpoint.folder}, a W8A8 weight is int8 (N, K)")
         scale_dtype, scale_shape = self.checkpoint.dtype(f"{name}_scale"), self.checkpoint.shape(f"{name}_scale")
         if scale_shape not in ((shape[0], 1), (shape[0],)):
             found = f"scales {scale_shape} for a weight {shape}"
-            raise ProfileError(f"{name}: {found}; only one scale per output channel, (N, 1), is supported")
+            raise BadCheckpoint(f"{name}: {found}; only one scale per output channel, (N, 1), is supported")
         if scale_dtype not in FLOATS:
-            raise ProfileError(f"{name}: its scales are {scale_dtype}; read are {', '.join(FLOATS)}")
+            raise BadCheckpoint(f"{name}: its scales are {scale_dtype}; read are {', '.join(FLOATS)}")
 
 
 def read_w8a8(checkpoint: Checkpoint) -> W8A8:
     """Sort the names of a W8A8 checkpoint.
 
     Raises:
-        ProfileError: not W8A8, or of neither format.
+        BadCheckpoint: not W8A8, or of neither format.
     """
     described = described_types(checkpoint)
     kind = "ModelSlim" if described is not None else "compressed-tensors"
@@ -81,13 +80,13 @@ def read_w8a8(checkpoint: Checkpoint) -> W8A8:
         groups = read_groups(checkpoint) or []
         if others := [group for group in groups if (group.type, group.bits, group.strategy) != ("int", 8, "channel")]:
             found = f"{others[0].type}, {others[0].bits} bits, a scale for each {others[0].strategy}"
-            raise ProfileError(f"{checkpoint.folder}: weights are of type {found}; read are int, 8 bits, channel")
+            raise BadCheckpoint(f"{checkpoint.folder}: weights are of type {found}; read are int, 8 bits, channel")
         quantized = {name for name in checkpoint.names if f"{name}_scale" in checkpoint and name.endswith(".weight")}
     else:
         quantized = {name for name in checkpoint.names if described.get(name, "FLOAT") in MODELSLIM_TYPES}
         quantized = {name for name in quantized if name.endswith(".weight")}
     if not quantized:
-        raise ProfileError(f"{checkpoint.folder} is said to be quantized ({kind}) but has no quantized weight")
+        raise BadCheckpoint(f"{checkpoint.folder} is said to be quantized ({kind}) but has no quantized weight")
     layers = {name.removesuffix("weight") for name in quantized}
     beside = {f"{layer}{leaf}" for layer in layers for leaf in BESIDE_WEIGHT[kind]}
     static = sum(f"{layer}input_scale" in checkpoint for layer in layers)
@@ -99,18 +98,18 @@ def described_types(checkpoint: Checkpoint) -> dict[str, str] | None:
     """ModelSlim's type of each tensor; None where there is no description.
 
     Raises:
-        ProfileError: two descriptions, or a weight of another type than W8A8.
+        BadCheckpoint: two descriptions, or a weight of another type than W8A8.
     """
     files = sorted(checkpoint.folder.glob(DESCRIPTION))
     if len(files) > 1:
-        raise ProfileError(f"{checkpoint.folder} has {len(files)} descriptions ({files[0].name}, ...); keep one")
+        raise BadCheckpoint(f"{checkpoint.folder} has {len(files)} descriptions ({files[0].name}, ...); keep one")
     if not files:
         return None
     content = read_json(files[0])
     types = {name: kind for name, kind in content.items() if isinstance(kind, str) and name in checkpoint}
     for name, kind in types.items():
         if kind not in ("FLOAT", *MODELSLIM_TYPES):
-            raise ProfileError(f"{name}: {kind} in {files[0]}; supported: FLOAT, {', '.join(MODELSLIM_TYPES)}")
+            raise BadCheckpoint(f"{name}: {kind} in {files[0]}; supported: FLOAT, {', '.join(MODELSLIM_TYPES)}")
     return types
 
 
@@ -119,9 +118,9 @@ def refuse_other_formats(checkpoint: Checkpoint) -> None:
     config = checkpoint.quantization
     if config is None:
         wanted = f"config.json has no quantization_config, and there is no {DESCRIPTION}"
-        raise ProfileError(f"{checkpoint.folder} is not a W8A8 checkpoint: {wanted}")
+        raise BadCheckpoint(f"{checkpoint.folder} is not a W8A8 checkpoint: {wanted}")
     method, kind = config.get("quant_method", "compressed-tensors"), config.get("format")
     if method != "compressed-tensors" or kind not in FORMATS:
         read = f"compressed-tensors {' or '.join(FORMATS)}, and ModelSlim"
         found = f"quant_method {method!r:.80}, format {kind!r:.80}"
-        raise ProfileError(f"{checkpoint.folder}: {found}; what is read: {read}")
+        raise BadCheckpoint(f"{checkpoint.folder}: {found}; what is read: {read}")

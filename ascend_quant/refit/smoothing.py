@@ -14,8 +14,9 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.dtypes import FLOATS
+from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.profile.equivalence import reaches
-from ascend_quant.profile.rules import Profile, ProfileError, Rule
+from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.refit.errors import RefitError
 from ascend_quant.refit.sent import NamedTensor
 from ascend_quant.stacks import one_by_one
@@ -36,7 +37,7 @@ class Smoothing:
         may_miss: tells of a ruled name that this rank's loaders may leave out.
 
     Raises:
-        ProfileError: a factor or a scale that cannot be multiplied or divided by.
+        BadCheckpoint: a factor or a scale that cannot be multiplied or divided by.
     """
 
     def __init__(
@@ -156,23 +157,23 @@ class Smoothing:
 def _check_rule(name: str, rule: Rule, frozen: bool) -> None:
     for part, tensor in rule.tensors().items():
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
-            raise ProfileError(f"{name}: the profile's {part} has NaN or Inf, or no floats; make the profile again")
+            raise BadCheckpoint(f"{name}: the profile's {part} has NaN or Inf, or no floats; make the profile again")
         size = tensor.abs()
         if part != "scale" and ((size < 1 / LARGEST) | (size > LARGEST)).any():
-            raise ProfileError(
+            raise BadCheckpoint(
                 f"{name}: the profile's {part} has {float(size.min()):.3g} to {float(size.max()):.3g}, which no "
                 "smoothing makes; make the profile again"
             )
     if rule.scale is not None and ((rule.scale < oracle.TINY) & (rule.scale != 0)).any():
-        raise ProfileError(f"{name}: the profile's scale has negative or denormal numbers; make the profile again")
+        raise BadCheckpoint(f"{name}: the profile's scale has negative or denormal numbers; make the profile again")
     if frozen and rule.quantized and rule.scale is not None and (rule.scale == 0).any():
         row = int((rule.scale == 0).nonzero()[0])
-        raise ProfileError(
+        raise BadCheckpoint(
             f"{name}: the profile's scale of row {row} is 0: frozen, it would keep that row 0 for ever; leave "
             "frozen_scales out"
         )
     if frozen and rule.quantized and rule.scale is None:
-        raise ProfileError(f"{name}: the profile has no scale to freeze; leave frozen_scales out")
+        raise BadCheckpoint(f"{name}: the profile has no scale to freeze; leave frozen_scales out")
 
 
 def _check_fit(name: str, tensor: torch.Tensor, rule: Rule) -> None:

@@ -24,7 +24,8 @@ from vllm import SamplingParams
 from ascend_quant.integrations.vllm.attach import _smoothing
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
 from ascend_quant.oracle import TINY
-from ascend_quant.profile.rules import Profile, ProfileError, Rule
+from ascend_quant.profile.checkpoints import BadCheckpoint
+from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.proof import Receiving, sending
 
@@ -305,7 +306,7 @@ def test_options_are_checked(tmp_path):
     with pytest.raises(ValueError, match="option profile"):
         AscendQuantConfig(frozen_scales=True)
     nothing = AscendQuantConfig(profile=str(tmp_path / "none"))
-    with pytest.raises(ProfileError, match=r"no profile at .*none\.safetensors"):
+    with pytest.raises(BadCheckpoint, match=r"no profile at .*none\.safetensors"):
         _smoothing(nothing, torch.device("cpu"), lambda name: False)
     Profile("fp8", {}).save(tmp_path / "other")
     with pytest.raises(RefitError, match=line_naming("scheme fp8, … int8")):

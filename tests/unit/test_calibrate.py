@@ -22,8 +22,9 @@ from typer.testing import CliRunner
 
 from ascend_quant import oracle
 from ascend_quant.commands.convert import convert as command
-from ascend_quant.convert import ConvertError, Request, convert, gptq
+from ascend_quant.convert import Request, convert, gptq
 from ascend_quant.convert.calibrate import Calibration, calibrate, put
+from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import get_scheme
 
 app = typer.Typer()
@@ -84,7 +85,7 @@ def test_codes_and_scales_are_put_in_with_their_digests_and_nothing_else_changes
             codes_NK, scale_NG = solved(name.removesuffix(".weight"), wanted.shape)
             wanted = (codes_NK.double() * scale_NG.double().repeat_interleave(128, 1)).to(torch.bfloat16)
         assert torch.equal(tensor, wanted), name
-    with pytest.raises(ConvertError, match=re.escape("(5, 32)")):
+    with pytest.raises(BadCheckpoint, match=re.escape("(5, 32)")):
         put(tmp_path / "rounded", lambda layer: solved(layer, (5, 256)), {})
 
 
@@ -100,7 +101,7 @@ def test_a_layer_that_gptq_has_made_zero_is_an_error_unless_it_was(tmp_path):
         return torch.zeros(shape, dtype=torch.int8), solved(layer, shape)[1]
 
     put(tmp_path / "none", solved_as_zero, {})
-    with pytest.raises(ConvertError, match=r"--ignore model\.layers"):
+    with pytest.raises(BadCheckpoint, match=r"--ignore model\.layers"):
         put(tmp_path / "all", solved_as_zero, {})
 
 
@@ -121,7 +122,7 @@ def test_codes_are_read_off_a_weight_that_lies_on_the_grid():
     off_NK = w_NK.clone()
     off_NK[3, 5] += scale_NG[3, 0] / 4
     for layer in (layer_of(w_NK, None), layer_of(off_NK, scale_NG)):  # which GPTQ has left out
-        with pytest.raises(ConvertError, match=r"^up:"):
+        with pytest.raises(BadCheckpoint, match=r"^up:"):
             gptq.codes_and_scale(layer, "up", get_scheme("int4_g32"))
 
 
@@ -151,11 +152,11 @@ def test_calibration_that_does_not_fit_the_model(source, tmp_path):
     ):
         config = convert_cases.CONFIG | {"max_position_embeddings": 128, "vocab_size": len(cases.VOCABULARY)} | change
         (source / "config.json").write_text(json.dumps(config))
-        with pytest.raises(ConvertError, match=line_naming(*named)):
+        with pytest.raises(BadCheckpoint, match=line_naming(*named)):
             calibrate(Request(source, tmp_path / "out", "int4_g128"), Calibration(text, 1, length))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (source / name).unlink()
-    with pytest.raises(ConvertError, match="tokenizer"):
+    with pytest.raises(BadCheckpoint, match="tokenizer"):
         calibrate(Request(source, tmp_path / "out", "int4_g128"), Calibration(text, 1, 64))
     assert {path.name for path in tmp_path.iterdir()} == {"in", "t.jsonl"}
 

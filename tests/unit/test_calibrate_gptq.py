@@ -18,8 +18,9 @@ from naming import line_naming
 pytest.importorskip("llmcompressor", reason="llm-compressor is not installed: pip install '.[calibrate]'")
 import calibrate_cases as cases
 
-from ascend_quant.convert import ConvertError, Request, convert, gptq
+from ascend_quant.convert import Request, convert, gptq
 from ascend_quant.convert.calibrate import Calibration, calibrate
+from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import get_scheme
 
 SCHEMES = {"qwen2": "int4_g32", "qwen3-moe": "int4_g128"}
@@ -105,8 +106,8 @@ def test_what_calibration_refuses(tmp_path):
     source, out = untrained("qwen2", tmp_path / "in"), tmp_path / "out"
     calibration = Calibration(cases.write_texts(tmp_path / "texts.jsonl", 20, seed=2), 2, 64)
     if not torch.cuda.is_available():
-        with pytest.raises(ConvertError, match=line_naming("llm-compressor", "--device cpu")):
+        with pytest.raises(BadCheckpoint, match=line_naming("llm-compressor", "--device cpu")):
             calibrate(Request(source, out, "int4_g128", device="cuda"), calibration)
-    with pytest.raises(ConvertError, match=line_naming("model.layers.9.up (and 0 more)", "no linear layer")):
+    with pytest.raises(BadCheckpoint, match=line_naming("model.layers.9.up (and 0 more)", "no linear layer")):
         gptq.load(source, ["model.layers.0.mlp.up_proj", "model.layers.9.up"])
     assert not out.exists()

@@ -10,7 +10,9 @@ from naming import line_naming
 pytest.importorskip("transformers", reason="transformers is not installed")
 import calibrate_cases as cases
 
-from ascend_quant.convert import ConvertError, texts
+from ascend_quant.convert import texts
+from ascend_quant.documents import BadDocument
+from ascend_quant.profile.checkpoints import BadCheckpoint
 
 CHAT = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
 
@@ -56,15 +58,15 @@ def test_samples_are_the_texts_one_after_the_other(tmp_path):
 def test_no_more_is_read_than_is_needed(tmp_path):
     path = json_lines(tmp_path / "a.jsonl", {"text": "12+3=15"}, {"text": "no number"}, {"text": 5})
     assert texts.pack(path, cases.tokenizer(), 1, 8).tolist() == [[*ids("12+3=15"), 1]]
-    with pytest.raises(ConvertError, match=line_naming("row 3: 5")):
+    with pytest.raises(BadCheckpoint, match=line_naming("row 3: 5")):
         texts.pack(path, cases.tokenizer(), 10, 8)
 
 
 def test_too_little_text_says_what_it_is_enough_for(tmp_path):
     path = json_lines(tmp_path / "a.jsonl", *({"text": "123456789"} for _ in range(3)))
-    with pytest.raises(ConvertError, match=line_naming("30 tokens", "3 samples of 9", 4, "--samples 3")):
+    with pytest.raises(BadCheckpoint, match=line_naming("30 tokens", "3 samples of 9", 4, "--samples 3")):
         texts.pack(path, cases.tokenizer(), 4, 9)
-    with pytest.raises(ConvertError, match=line_naming("0 samples of 31", 1, "--seq-len")):
+    with pytest.raises(BadCheckpoint, match=line_naming("0 samples of 31", 1, "--seq-len")):
         texts.pack(path, cases.tokenizer(), 1, 31)
 
 
@@ -85,7 +87,7 @@ def test_too_little_text_says_what_it_is_enough_for(tmp_path):
 def test_what_cannot_be_read_is_said(name, content, said, tmp_path):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConvertError, match=said) as error:
+    with pytest.raises((BadCheckpoint, BadDocument), match=said) as error:
         texts.pack(tmp_path / name, cases.tokenizer(), 1, 4)
     assert str(tmp_path / name) in str(error.value)
 
@@ -95,7 +97,7 @@ def test_chats_need_a_template_that_does_not_fail(tmp_path):
     path = json_lines(tmp_path / "a.jsonl", {"text": [{"role": "user", "content": None}]})
     for template in (None, "{{ raise_exception('no') }}", "{% for %}", "{{ messages[0].content + 'a' }}"):
         tokenizer.chat_template = template
-        with pytest.raises(ConvertError, match="chat template"):
+        with pytest.raises(BadCheckpoint, match="chat template"):
             texts.pack(path, tokenizer, 1, 4)
 
 
@@ -104,10 +106,10 @@ def test_a_tokenizer_that_cannot_be_read_or_is_not_there_is_named(tmp_path):
     for name, content in (("tokenizer.json", "{}"), ("tokenizer.json", "["), ("tokenizer_config.json", "null")):
         cases.tokenizer().save_pretrained(tmp_path / "spoilt")
         (tmp_path / "spoilt" / name).write_text(content)
-        with pytest.raises(ConvertError, match="tokenizer"):
+        with pytest.raises(BadCheckpoint, match="tokenizer"):
             texts.open_tokenizer(tmp_path / "spoilt")
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    with pytest.raises(ConvertError, match="no tokenizer"):
+    with pytest.raises(BadCheckpoint, match="no tokenizer"):
         texts.open_tokenizer(tmp_path)
 
 

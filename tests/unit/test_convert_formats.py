@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 
 import ascend_quant
 from ascend_quant import oracle
-from ascend_quant.convert import ConvertError
-from ascend_quant.convert.layers import why_unquantized
-from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.convert.plan import why_unquantized
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.w8a8 import read_w8a8
 from ascend_quant.schemes import SCHEMES
 
@@ -70,7 +69,7 @@ def test_a_stack_that_is_not_like_its_counterpart_is_refused(harm, tmp_path):
         tensors[down] = torch.ones(3, 4)
     else:
         del tensors[down]
-    with pytest.raises(ConvertError, match=r"experts\.(gate_up|down)_proj"):
+    with pytest.raises(BadCheckpoint, match=r"experts\.(gate_up|down)_proj"):
         cases.run(cases.write(tmp_path / "in", tensors), tmp_path / "out", "int8")
 
 

@@ -6,9 +6,10 @@ from convert_cases import QUANTIZED
 from naming import line_naming
 
 from ascend_quant import oracle
-from ascend_quant.convert import ConvertError, quantizer
+from ascend_quant.convert import quantizer
 from ascend_quant.convert.quantizer import Quantizer, check_device, open_device
 from ascend_quant.convert.workers import one_thread
+from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import SCHEMES, definition_of
 
 SHAPES = [(1, 128), (3, 256), (130, 384), (257, 128), (128, 128)]
@@ -87,5 +88,5 @@ def test_a_device_whose_numbers_are_others_or_none_is_refused(monkeypatch):
 
     for div, named in ((multiplied, ["fp8"]), (absent, ["fp8", "no kernel for Float8_e4m3fn", "--device cpu"])):
         monkeypatch.setattr(quantizer.torch, "div", div)
-        with pytest.raises(ConvertError, match=line_naming("cpu", *named)):
+        with pytest.raises(BadCheckpoint, match=line_naming("cpu", *named)):
             check_device(CPU, SCHEMES["fp8"])

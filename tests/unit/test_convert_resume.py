@@ -12,10 +12,9 @@ import convert_cases as cases
 import pytest
 from naming import line_naming
 
-from ascend_quant.convert import ConvertError
 from ascend_quant.convert.output import Output
 from ascend_quant.convert.source import MANIFEST
-from ascend_quant.profile.rules import ProfileError
+from ascend_quant.profile.checkpoints import BadCheckpoint
 
 SHARDS = 5
 STOPPED = """
@@ -118,13 +117,13 @@ def test_another_command_or_source_is_refused_and_spoils_nothing(source, undistu
         ({"format": "modelslim"}, ["'compressed-tensors'", "'modelslim'"]),
         ({"ignore": ()}, ["['re:.*o_proj']", "[]"]),
     ):
-        with pytest.raises(ConvertError, match=line_naming(tmp_path / "out.partial", *options, *named)):
+        with pytest.raises(BadCheckpoint, match=line_naming(tmp_path / "out.partial", *options, *named)):
             run(source, tmp_path / "out", **options)
         assert finished(tmp_path / "out") == before
     path = next(source.glob("*.safetensors"))
     time = path.stat().st_mtime_ns
     os.utime(path, ns=(0, 0))
-    with pytest.raises(ConvertError, match=r"\bIN\b"):
+    with pytest.raises(BadCheckpoint, match=r"\bIN\b"):
         run(source, tmp_path / "out")
     os.utime(path, ns=(time, time))
     run(source, tmp_path / "out")
@@ -137,7 +136,7 @@ def test_two_commands_at_once_are_refused(source, tmp_path):
     )
     try:
         assert process.stdout.readline() == "halted\n"
-        with pytest.raises(ConvertError, match=line_naming("another command", "out")):
+        with pytest.raises(BadCheckpoint, match=line_naming("another command", "out")):
             run(source, tmp_path / "out")
     finally:
         process.kill()
@@ -151,14 +150,14 @@ def test_a_folder_of_the_users_is_not_taken_for_a_half_finished_conversion(sourc
     partial.mkdir()
     for path in (partial / "config.json", partial / "thesis.txt"):
         path.write_text("mine")
-        with pytest.raises(ConvertError, match=line_naming(path)):
+        with pytest.raises(BadCheckpoint, match=line_naming(path)):
             run(source, tmp_path / "out")
         assert path.read_text() == "mine" and not (tmp_path / "out").exists()
         path.unlink()
     kill_at("0.7", source, tmp_path / "out")
     (partial / "parts").mkdir()
     (partial / "parts" / "a.bin").write_text("mine")
-    with pytest.raises(ConvertError, match=line_naming("a.bin")):
+    with pytest.raises(BadCheckpoint, match=line_naming("a.bin")):
         run(source, tmp_path / "out")
 
 
@@ -166,5 +165,5 @@ def test_a_folder_of_the_users_is_not_taken_for_a_half_finished_conversion(sourc
 def test_a_spoilt_manifest_is_named(content, source, tmp_path):
     kill_at("0.01", source, tmp_path / "out")
     (tmp_path / "out.partial" / MANIFEST).write_text(content)
-    with pytest.raises(ProfileError, match=MANIFEST):
+    with pytest.raises(cases.REFUSED, match=MANIFEST):
         run(source, tmp_path / "out")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ascend_quant.convert import ConvertError
 from ascend_quant.convert.formats import Spec
 from ascend_quant.convert.shard_file import BYTES, Layout, ShardFile
+from ascend_quant.profile.checkpoints import BadCheckpoint
 
 TENSORS = {
     "codes": torch.randint(-127, 128, (5, 173), dtype=torch.int8),  # an odd number of bytes
@@ -81,5 +81,5 @@ def test_another_header_or_another_size_does_not_fit(tmp_path):
 def test_elements_of_another_width_or_without_whole_bytes_are_refused(tmp_path):
     with ShardFile(tmp_path / "a", SPECS) as file, pytest.raises(ValueError, match=r"scale .*F32 .*bfloat16"):
         file.write("scale", 0, torch.zeros(5, 1, dtype=torch.bfloat16))
-    with pytest.raises(ConvertError, match=r"\bF4\b"):
+    with pytest.raises(BadCheckpoint, match=r"\bF4\b"):
         Layout({"a": Spec("F4", (2, 2))})

@@ -8,7 +8,8 @@ import torch
 from checkpoint_pairs import Pair, as_modelslim, make_pair
 
 from ascend_quant import oracle
-from ascend_quant.convert import ConvertError, pieces
+from ascend_quant.convert import pieces
+from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import SCHEMES
 
 WRITTEN_TOO = [*cases.WRITTEN, ("fp8_tensor", "compressed-tensors")]
@@ -77,7 +78,7 @@ def test_checkpoints_of_other_tools_are_undone(kind, pair, tmp_path):
 
 def test_a_static_modelslim_layer_keeps_its_bias_elsewhere_and_is_refused(pair, tmp_path):
     slim = as_modelslim(pair, tmp_path / "slim", static=("q_proj",))
-    with pytest.raises(ConvertError, match=r"q_proj\.quant_bias: .* static"):
+    with pytest.raises(BadCheckpoint, match=r"q_proj\.quant_bias: .* static"):
         cases.run(slim.w8a8, tmp_path / "out", "bf16")
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from naming import line_naming
 
-from ascend_quant.export import ExportError
 from ascend_quant.export.megatron import Names, Slice, slices
+from ascend_quant.profile.checkpoints import BadCheckpoint
 
 LATENT = {
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -63,7 +63,7 @@ def test_layers_that_are_alike_are_stored_in_one():
 @pytest.mark.parametrize("layers, said", [((0,), "holds layers 0 to 0"), ((), "holds layers none"), ((0, 2), "0 to 2")])
 def test_missing_layers_are_an_error(layers: tuple[int, ...], said: str):
     sizes = {f"decoder.layers.{layer}.mlp.linear_fc2.weight": (4, 6) for layer in layers}
-    with pytest.raises(ExportError, match=said):
+    with pytest.raises(BadCheckpoint, match=said):
         slices(stored(sizes), LATENT)
 
 
@@ -94,5 +94,5 @@ def test_padding_of_the_vocabulary_is_cut_off_and_another_one_is_an_error(names:
         ("embedding.word_embeddings.weight", ["4 rows", "5 tokens"]),
         ("decoder.layers.0.mlp.extra", []),
     ):
-        with pytest.raises(ExportError, match=line_naming(*named or [name])):
+        with pytest.raises(BadCheckpoint, match=line_naming(*named or [name])):
             list(names.tensors(name, torch.ones(4, 4)))

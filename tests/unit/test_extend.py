@@ -15,11 +15,11 @@ import torch
 from convert_cases import CONFIG, read, run, state, write
 
 from ascend_quant import oracle
-from ascend_quant.convert import ConvertError
 from ascend_quant.kernels import NoKernels, cpu, npu, serving_of
 from ascend_quant.kernels.moves import Job, Move
 from ascend_quant.kernels.registry import check_kind
 from ascend_quant.mismatch import layer_errors
+from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.refit import Refit, RefitError, resident_class
 from ascend_quant.schemes import SCHEMES, Scheme, definition_of, get_scheme, registry
 
@@ -195,7 +195,7 @@ def test_what_is_not_finite_is_refused_by_name(mxfp8, bad, tmp_path):
     with pytest.raises(RefitError, match=r"w\.0\.4"):
         refit(Refit([resident_of(mxfp8, (8, 64))[0]]), w_NK, [0, 4, 8], 0)
     source = write(tmp_path / "in", {"model.layers.0.mlp.up_proj.weight": w_NK}, 1)
-    with pytest.raises(ConvertError, match=r"layers\.0\.mlp\.up_proj"):
+    with pytest.raises(BadCheckpoint, match=r"layers\.0\.mlp\.up_proj"):
         run(source, tmp_path / "out", "mxfp8")
 
 

@@ -18,10 +18,8 @@ import vllm
 from torch import nn
 from vllm.model_executor.layers.quantization.compressed_tensors.utils import should_ignore_layer
 
-from ascend_quant.convert.errors import ConvertError
-from ascend_quant.convert.layers import Ignored as ConvertIgnored
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
-from ascend_quant.names import FUSED, PatternError, Unquantized, from_megatron, keeps_its_dtype, layers_of
+from ascend_quant.names import FUSED, Ignored, PatternError, Unquantized, from_megatron, keeps_its_dtype, layers_of
 from ascend_quant.qat import apply_fake_quantization
 from ascend_quant.refit import RefitError
 
@@ -90,7 +88,7 @@ def outcome(found) -> object:
     """What a side makes of a pattern: the engine's layers that it leaves alone, or which error."""
     try:
         return {*found()}
-    except (PatternError, RefitError, ConvertError) as error:
+    except (PatternError, RefitError) as error:
         return "nothing" if "matches no layer" in str(error) else "a part"
 
 
@@ -154,13 +152,11 @@ def by_convert(trained: dict, model: str, pattern: str) -> tuple[str, ...]:
     for name in layers_in(model):
         if name.endswith(".experts"):
             names += [f"{name}.{e}.{one}_proj" for e in range(4) for one in ("gate", "up", "down")]
-    return Unquantized.of("int8", ConvertIgnored([pattern]).among(layers_of(names))).names
+    return Unquantized.of("int8", Ignored([pattern]).among(layers_of(names), "IN")).names
 
 
 def by_megatron(model: str, pattern: str) -> set[str]:
     """The engine's names of Megatron's modules alone; whole models: test_megatron_qat.py."""
-    from ascend_quant.names import Ignored
-
     found, ignored = {}, Ignored([pattern])
     latent = "qkv_proj" not in " ".join(layers_in(model))
     parts = ["linear_proj", *(["linear_kv_down_proj", "linear_kv_up_proj"] if latent else ["linear_qkv"])]

@@ -9,9 +9,8 @@ from checkpoint_pairs import Pair, as_modelslim, make_pair
 from naming import line_naming
 from safetensors.torch import load_file, save_file
 
-from ascend_quant.profile.checkpoints import Checkpoint, find
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint, find
 from ascend_quant.profile.compare import compare_int8
-from ascend_quant.profile.rules import ProfileError
 from ascend_quant.profile.w8a8 import read_w8a8
 
 NAME = "model.layers.1.mlp.gate_proj.weight"
@@ -77,18 +76,18 @@ def test_other_quantization_is_refused_by_name(own, tmp_path):
     for change, said in CHANGES:
         save_file({name: tensor.clone() for name, tensor in held.items()}, own.w8a8 / "model.safetensors")
         checkpoint_pairs.edit(own.w8a8, change)
-        with pytest.raises(ProfileError, match=line_naming(NAME, said)):
+        with pytest.raises(BadCheckpoint, match=line_naming(NAME, said)):
             rules_of(own)
     save_file(held, own.w8a8 / "model.safetensors")
     slim = as_modelslim(own, tmp_path / "slim")
     path = slim.w8a8 / "quant_model_description.json"
     described = json.loads(path.read_text())
     path.write_text(json.dumps(described | {NAME: "W4A8_DYNAMIC"}))
-    with pytest.raises(ProfileError, match=line_naming(NAME, "W4A8_DYNAMIC")):
+    with pytest.raises(BadCheckpoint, match=line_naming(NAME, "W4A8_DYNAMIC")):
         rules_of(slim)
     path.write_text(json.dumps(described))
     checkpoint_pairs.edit(slim.w8a8, lambda state: state[NAME.replace("weight", "weight_offset")][5].fill_(2))
-    with pytest.raises(ProfileError, match=line_naming(NAME, "asymmetric")):
+    with pytest.raises(BadCheckpoint, match=line_naming(NAME, "asymmetric")):
         rules_of(slim)
 
 
@@ -96,22 +95,22 @@ def test_other_formats_are_refused(own):
     path = own.w8a8 / "config.json"
     config = json.loads(path.read_text())
     (own.bf16 / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ProfileError, match="no quantized weight"):
+    with pytest.raises(BadCheckpoint, match="no quantized weight"):
         read_w8a8(Checkpoint(own.bf16))
     packed = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
     for section, said in ((None, "W8A8"), ({"quant_method": "gptq"}, "'gptq'"), (packed, "'pack-quantized'")):
         path.write_text(json.dumps(config | {"quantization_config": section}))
-        with pytest.raises(ProfileError, match=said):
+        with pytest.raises(BadCheckpoint, match=said):
             rules_of(own)
 
 
 def test_folders_that_are_no_checkpoint(own, tmp_path):
     assert find(str(own.bf16)) == own.bf16
     for name in (str(tmp_path / "nothing"), "nobody/no-such-model"):  # tests are offline
-        with pytest.raises(ProfileError, match=line_naming(name)):
+        with pytest.raises(BadCheckpoint, match=line_naming(name)):
             find(name)
     checkpoint_pairs.shard(own.w8a8, 2)
     (own.w8a8 / "model-00002-of-00002.safetensors").unlink()
     for folder, named in ((tmp_path, str(tmp_path)), (own.w8a8, "model-00002-of-00002")):
-        with pytest.raises(ProfileError, match=named):
+        with pytest.raises(BadCheckpoint, match=named):
             Checkpoint(folder)

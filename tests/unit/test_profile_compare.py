@@ -13,10 +13,10 @@ import torch
 from checkpoint_pairs import ALL, Pair, make_pair
 from safetensors.torch import load_file
 
-from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.compare import Comparison, compare_int8
 from ascend_quant.profile.reading import load
-from ascend_quant.profile.rules import Profile, ProfileError, Rule
+from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.profile.w8a8 import read_w8a8
 
 NORMS = frozenset({"input_layernorm", "post_attention_layernorm"})
@@ -211,11 +211,11 @@ def test_a_file_that_is_no_profile_is_refused_by_name(tmp_path):
         ("null", "profile.json"),
     ):
         file.write_text(change if isinstance(change, str) else json.dumps(content | change))
-        with pytest.raises(ProfileError, match=named):
+        with pytest.raises(BadCheckpoint, match=named):
             load(tmp_path / "profile")
     file.write_text(json.dumps(content))
     tensors.write_bytes(tensors.read_bytes()[:-3])
-    with pytest.raises(ProfileError, match="profile"):
+    with pytest.raises(BadCheckpoint, match="profile"):
         load(tmp_path / "profile")
 
 
@@ -264,13 +264,13 @@ def test_what_factors_do_not_express_is_refused_by_name(bf16, w8a8, named, tmp_p
     for folder, change in ((pair.bf16, bf16), (pair.w8a8, w8a8)):
         if change is not None:
             checkpoint_pairs.edit(folder, change)
-    with pytest.raises(ProfileError, match=named):
+    with pytest.raises(BadCheckpoint, match=named):
         compared(pair)
 
 
 def test_a_config_that_says_what_it_cannot(tmp_path):
     pair = make_pair("qwen2", tmp_path)
-    with pytest.raises(ProfileError, match="quantized itself"):
+    with pytest.raises(BadCheckpoint, match="quantized itself"):
         compare_int8(Checkpoint(pair.w8a8), read_w8a8(Checkpoint(pair.w8a8)))
     file = pair.bf16 / "config.json"
     config = json.loads(file.read_text())
@@ -282,5 +282,5 @@ def test_a_config_that_says_what_it_cannot(tmp_path):
         ({"quantization_config": "fp8"}, "fp8"),
     ):
         file.write_text(json.dumps(config | changes))
-        with pytest.raises(ProfileError, match=said):
+        with pytest.raises(BadCheckpoint, match=said):
             compared(pair)

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from ascend_quant.profile import equivalence, flashrl_file
-from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.compare import compare_int8
 from ascend_quant.profile.reading import load
-from ascend_quant.profile.rules import Profile, ProfileError, Rule
+from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.profile.w8a8 import read_w8a8
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.smoothing import Smoothing
@@ -87,7 +87,7 @@ def test_a_flashrl_profile_of_a_mixture_of_experts_is_refused_by_name(case, tmp_
     rules = known_to_flashrl(case.profile)
     assert case.k3(rules) > 1e-3  # what it would do
     path = flashrl_file.write(Profile("int8", rules), tmp_path / "profile.pt")
-    with pytest.raises(ProfileError, match=line_naming("layers.0.post_attention_layernorm.weight:", "no rule")):
+    with pytest.raises(BadCheckpoint, match=line_naming("layers.0.post_attention_layernorm.weight:", "no rule")):
         load(path)
 
 
@@ -117,7 +117,7 @@ def test_a_profile_that_changes_the_function_is_refused(damage, case, tmp_path):
     rules = make(dict(case.profile.rules))
     assert case.k3(rules) > 3 * case.k3(case.profile.rules)
     path, _ = Profile("int8", rules).save(tmp_path / "profile")
-    with pytest.raises(ProfileError, match=name):
+    with pytest.raises(BadCheckpoint, match=name):
         load(path)
 
 
@@ -125,7 +125,7 @@ def test_a_router_that_a_tool_forgot_is_refused_when_the_profile_is_made(case, t
     """The W8A8 checkpoint routes otherwise than the BF16 one."""
     shutil.copytree(case.pair.w8a8, tmp_path / "w8a8")
     edit(tmp_path / "w8a8", lambda state: state.update({ROUTER: case.state[ROUTER]}))
-    with pytest.raises(ProfileError, match=ROUTER):
+    with pytest.raises(BadCheckpoint, match=ROUTER):
         compare_int8(Checkpoint(case.pair.bf16), read_w8a8(Checkpoint(tmp_path / "w8a8")))
 
 
@@ -159,5 +159,5 @@ def test_factors_close_to_1_are_none_and_biases_follow_their_rows():
     equivalence.check(without)
     assert equivalence.reaches(without, bias) == f"{LAYER}self_attn.v_proj.weight"
     for others in (without, changed(rules, bias, output_factor=1 / rows)):
-        with pytest.raises(ProfileError, match=bias):
+        with pytest.raises(BadCheckpoint, match=bias):
             equivalence.check(others, rules)

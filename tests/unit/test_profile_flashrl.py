@@ -12,10 +12,10 @@ from checkpoint_pairs import ALL, Pair, make_pair
 from safetensors.torch import load_file
 
 from ascend_quant.profile import flashrl_file
-from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.compare import compare_int8
 from ascend_quant.profile.reading import load
-from ascend_quant.profile.rules import Profile, ProfileError, Rule
+from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.profile.w8a8 import read_w8a8
 
 
@@ -119,7 +119,7 @@ class Evil:
 def test_a_file_that_carries_code_is_refused_and_not_run(save, tmp_path):
     """A real malicious pickle: loaded the usual way it makes a file."""
     save({"a": Evil(tmp_path / "ran")}, tmp_path / "evil.pt")
-    with pytest.raises(ProfileError, match="carries code"):
+    with pytest.raises(BadCheckpoint, match="carries code"):
         load(tmp_path / "evil.pt")
     assert not (tmp_path / "ran").exists()
     torch.load(tmp_path / "evil.pt", weights_only=False) if save is torch.save else pickle.loads(
@@ -150,15 +150,15 @@ ENTRY = {"input_scale": 1.0, "output_scale": torch.ones(2, 1) * 3, "type": torch
 )
 def test_other_content_is_refused(content, said, tmp_path):
     torch.save(content, tmp_path / "p.pt")
-    with pytest.raises(ProfileError, match=said) as error:
+    with pytest.raises(BadCheckpoint, match=said) as error:
         load(tmp_path / "p.pt")
     assert len(str(error.value)) < 1000 and "\n" not in str(error.value)
 
 
 def test_missing_files(tmp_path):
     for name in ("p.pt", "p.safetensors", "p"):
-        with pytest.raises(ProfileError, match="no profile at"):
+        with pytest.raises(BadCheckpoint, match="no profile at"):
             load(tmp_path / name)
     (tmp_path / "junk.pt").write_bytes(b"\x80junk")
-    with pytest.raises(ProfileError, match=r"junk\.pt"):
+    with pytest.raises(BadCheckpoint, match=r"junk\.pt"):
         load(tmp_path / "junk.pt")

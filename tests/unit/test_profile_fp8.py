@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.fp8 import compare_fp8
 from ascend_quant.profile.reading import load
-from ascend_quant.profile.rules import ProfileError
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 
@@ -57,19 +56,19 @@ def test_the_projections_are_listed(checkpoints, tmp_path):
 def test_another_models_weights_are_refused_by_name(name, checkpoints):
     bf16, fp8 = checkpoints
     checkpoint_pairs.edit(bf16.folder, lambda state: state[name].mul_(1.5))
-    with pytest.raises(ProfileError, match=name):
+    with pytest.raises(BadCheckpoint, match=name):
         compare_fp8(fp8, Checkpoint(bf16.folder))
 
 
 def test_weights_and_scales_that_do_not_go_together_are_refused_by_name(checkpoints):
     bf16, fp8 = checkpoints
-    with pytest.raises(ProfileError, match="FP8"):
+    with pytest.raises(BadCheckpoint, match="FP8"):
         compare_fp8(bf16, None)
     checkpoint_pairs.edit(fp8.folder, lambda state: state.update({f"{NAME}_scale": torch.ones(7, 1)}))
-    with pytest.raises(ProfileError, match="scales"):
+    with pytest.raises(BadCheckpoint, match="scales"):
         compare_fp8(Checkpoint(fp8.folder), bf16)
     checkpoint_pairs.edit(
         fp8.folder, lambda state: [state.pop(f"{NAME}_{one}", None) for one in ("scale", "scale_inv")]
     )
-    with pytest.raises(ProfileError, match=f"{NAME}: no weight_scale"):
+    with pytest.raises(BadCheckpoint, match=f"{NAME}: no weight_scale"):
         compare_fp8(Checkpoint(fp8.folder), bf16)

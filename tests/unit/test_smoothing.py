@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from naming import has_line_naming
 
 from ascend_quant import oracle
-from ascend_quant.profile.rules import Profile, ProfileError, Rule
+from ascend_quant.profile.checkpoints import BadCheckpoint
+from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.refit.plan import Entry
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
@@ -259,7 +260,7 @@ def test_a_tensor_that_its_rule_does_not_fit_is_named(name, tensor, message):
     ],
 )
 def test_rules_that_cannot_be_computed_with_are_refused(rule, frozen, message):
-    with pytest.raises(ProfileError, match=rf"some\.weight: .*{message}"):
+    with pytest.raises(BadCheckpoint, match=rf"some\.weight: .*{message}"):
         Smoothing(Profile("int8", {"some.weight": rule}), frozen)
 
 

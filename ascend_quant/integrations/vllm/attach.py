@@ -38,7 +38,7 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
 
     Raises:
         RefitError: a layer type, a parallel layout or a profile that the plugin cannot serve.
-        ProfileError: the profile cannot be read, or its numbers are none to compute with.
+        BadCheckpoint: the profile cannot be read, or its numbers are none to compute with.
     """
     parallel = vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
@@ -82,7 +82,7 @@ def _smoothing(config, device: torch.device, may_miss: Callable[[str], bool]) ->
     """What the config's profile does with each tensor.
 
     Raises:
-        ProfileError, RefitError: see `attach`.
+        BadCheckpoint, RefitError: see `attach`.
     """
     if config.options.profile is None:
         return None
