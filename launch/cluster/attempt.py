@@ -26,22 +26,15 @@ END_SECONDS = 40
 
 
 class Interrupt:
-    """Counts Ctrl-C while it is entered: the first one ends the run in order, the second one at once.
+    """Counts Ctrl-C from now on: the first one ends the run in order, the second one at once.
 
     SIGTERM and a closed terminal count as one.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.before: dict[signal.Signals, object] = {}
-
-    def __enter__(self) -> "Interrupt":
-        self.before = {number: signal.signal(number, self._take) for number in SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
+        for number in SIGNALS:
+            signal.signal(number, self._take)
 
     def _take(self, *_: object) -> None:
         self.count += 1
@@ -217,9 +210,8 @@ def end_hosts(
 
 def check(plan: Plan, index: int) -> str | None:
     """A host whose node process died, or was cut off, may still run what it started: end that, or say so."""
-    host = plan.inventory.hosts[index]
-    ssh, container = plan.inventory.ssh_of(host), plan.containers[index]
-    count, why = end_on(plan.run, ssh, host.address, plan.start[index], plan.local[index], container)
+    address = plan.inventory.hosts[index].address
+    count, why = end_on(plan.run, plan.inventory, index, plan.local[index])
     if count is None:
-        return f"{host.address}: could not be ended: {why}. When it is back: ./run.sh stop {plan.run}"
-    return f"{host.address}: {count} were left of this run: ended" if count else None
+        return f"{address}: could not be ended: {why}. When it is back: ./run.sh stop {plan.run}"
+    return f"{address}: {count} were left of this run: ended" if count else None

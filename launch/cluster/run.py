@@ -15,24 +15,21 @@ works after a crash too. Only what carries the run's id is ended, and nothing th
 import os
 import secrets
 import sys
-import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import psutil
 from rich.console import Console
 
 from ascend_quant.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED, WRONG_USE
 from launch.cause import Cause
 from launch.cluster.attempt import Attempt, Desk, Interrupt
 from launch.cluster.hosts import Outcome
-from launch.cluster.record import RUNNING, RUNS, Logs, Record, Status, Told, find
+from launch.cluster.record import RUNNING, RUNS, Logs, Record, Status, find
 from launch.cluster.transport import end_on
 from launch.errors import LaunchError
 from launch.plan import Plan
-from launch.plan.start import container_name, start_line
+from launch.processes import still_running
 
 TOKEN = "RAY_AUTH_TOKEN"
 METRICS = "VERL_FILE_LOGGER_ROOT"
@@ -47,25 +44,22 @@ MEETING = ".ray_meeting.json"
 CONTROL_SECONDS = 60
 
 
-def run(plan: Plan, restarts: int) -> int:
-    """Run on all hosts of the plan, from here; returns the exit code."""
-    return run_on(plan, range(len(plan.nodes)), None, restarts)
+def run(plan: Plan, restarts: int, here: int | None = None) -> int:
+    """Run the plan from here, on all of its hosts; returns the exit code.
 
-
-def run_on_this_node(plan: Plan, host: int, restarts: int) -> int:
-    """This host's part of the plan; the head's exit code is the job's, and the workers learn it from the head."""
-    return run_on(plan, [host], f"{plan.out}/{MEETING}" if len(plan.nodes) > 1 else None, restarts)
-
-
-def run_on(plan: Plan, mine: Sequence[int], meeting: str | None, restarts: int) -> int:
-    """Run on those hosts of the plan that this process starts; returns the exit code."""
+    Args:
+        here: this host's number, with --on-this-node: its part alone. The head's exit code is then the job's, and the
+            workers learn it from the head.
+    """
+    mine = list(range(len(plan.nodes))) if here is None else [here]
+    meeting = f"{plan.out}/{MEETING}" if here is not None and len(plan.nodes) > 1 else None
     record, console = Record.create(plan), Console(soft_wrap=True)
     logs = Logs(record.folder)
     token = os.environ.get(TOKEN) or secrets.token_hex(32)
     outcome = Outcome(FAILED)
     try:
-        with Interrupt() as interrupt, Status(console, len(plan.nodes)) as status:
-            desk = Desk(list(mine), token, meeting, record, logs, status, interrupt)
+        with Status(console, len(plan.nodes)) as status:
+            desk = Desk(mine, token, meeting, record, logs, status, Interrupt())
             status.say(f"run {plan.run}; logs: {logs.folder}; to end it: Ctrl-C, or ./run.sh stop {plan.run}")
             outcome = attempts(plan, desk, restarts)
             status.say(f"{SAID[outcome.code]}; logs: {logs.folder}")
@@ -120,7 +114,9 @@ def stop(run: str | None, runs: Path = RUNS) -> int:
     hosts = record.told.inventory.hosts
     end_control(record, console)
     with console.status(f"run {record.told.run}: asking {len(hosts)} hosts"), ThreadPoolExecutor(len(hosts)) as threads:
-        answers = list(threads.map(lambda index: end_host(record.told, index), range(len(hosts))))
+        told = record.told
+        end = threads.map(lambda host: end_on(told.run, told.inventory, host, told.local[host]), range(len(hosts)))
+        answers = list(end)
     for host, (count, why) in zip(hosts, answers, strict=True):
         done = f"{count} ended" if count else "nothing left"
         console.print(f"{host.address}: {f'could not be ended: {why}' if count is None else done}", markup=False)
@@ -131,14 +127,6 @@ def stop(run: str | None, runs: Path = RUNS) -> int:
     return DONE
 
 
-def end_host(told: Told, index: int) -> tuple[int | None, str]:
-    """What `end_on` says of a host of the record."""
-    inventory, host = told.inventory, told.inventory.hosts[index]
-    line = start_line(inventory, index, run=told.run)
-    container = container_name(told.run, index) if inventory.image else None
-    return end_on(told.run, inventory.ssh_of(host), host.address, line, told.local[index], container)
-
-
 def end_control(record: Record, console: Console) -> None:
     """Ask the controlling process to end the run, and wait; one that does not is ended itself."""
     control = record.control()
@@ -146,18 +134,8 @@ def end_control(record: Record, console: Console) -> None:
         return
     with console.status(f"run {record.told.run}: its control process {control.pid} ends it"):
         control.terminate()
-        gone = wait(control)
-    if not gone:
+        stubborn = still_running([control], CONTROL_SECONDS)
+    if stubborn:
         console.print(f"process {control.pid} did not end the run within {CONTROL_SECONDS} s: it is killed")
         control.kill()
     record.told = Record.load(record.folder).told
-
-
-def wait(process: psutil.Process) -> bool:
-    """Whether it has ended in time; a zombie has."""
-    deadline = time.monotonic() + CONTROL_SECONDS
-    while time.monotonic() < deadline:
-        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.2)
-    return False

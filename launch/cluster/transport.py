@@ -14,9 +14,10 @@ from dataclasses import asdict
 from typing import Any
 
 from launch.errors import LaunchError
-from launch.inventory import Host, Inventory, Ssh
+from launch.inventory import Inventory
 from launch.nodes.protocol import Event, parse
 from launch.plan import Plan
+from launch.plan.start import container_name, start_line
 from launch.processes import piped
 
 CONNECT_SECONDS = 10
@@ -61,24 +62,20 @@ REMOTE_ERRORS = (  # what the shell, Python or Docker there write
 )
 
 
-def command(inventory: Inventory, host: Host, line: str, local: bool = False) -> list[str]:
-    """The arguments that run a shell line on a host."""
-    return arguments(inventory.ssh_of(host), host.address, line, local)
-
-
-def arguments(ssh: Ssh, address: str, line: str, local: bool) -> list[str]:
-    """The same, from how to log in."""
+def command(inventory: Inventory, host: int, line: str, local: bool = False) -> list[str]:
+    """The arguments that run a shell line on a host, by its number."""
     if local:
         return ["bash", "-c", line]
+    ssh = inventory.ssh_of(inventory.hosts[host])
     login = ["-l", ssh.user] if ssh.user else []
     port = ["-p", str(ssh.port)] if ssh.port else []
     key = ["-i", ssh.key, "-o", "IdentitiesOnly=yes"] if ssh.key else []
-    return [*SSH, *login, *port, *key, "--", address, line]
+    return [*SSH, *login, *port, *key, "--", inventory.hosts[host].address, line]
 
 
 def command_of(plan: Plan, index: int) -> list[str]:
     """The arguments that start the node process of a host."""
-    return command(plan.inventory, plan.inventory.hosts[index], plan.start[index], plan.local[index])
+    return command(plan.inventory, index, plan.start[index], plan.local[index])
 
 
 class Channel:
@@ -131,16 +128,16 @@ def ask(plan: Plan, index: int) -> dict[str, Any]:
     return event["facts"]
 
 
-def end_on(run: str, ssh: Ssh, address: str, start: str, local: bool, container: str | None) -> tuple[int | None, str]:
+def end_on(run: str, inventory: Inventory, host: int, local: bool) -> tuple[int | None, str]:
     """End what a run has started on a host: how many processes (or containers) that were, or None and why not."""
-    if container is None:
-        event, why = converse(arguments(ssh, address, start, local), {"end_run": run}, address, END_SECONDS)
+    address = inventory.hosts[host].address
+    if inventory.image is None:
+        node = command(inventory, host, start_line(inventory, host, run=run), local)
+        event, why = converse(node, {"end_run": run}, address, END_SECONDS)
         return (event["count"], "") if event else (None, why)
-    line = shlex.join(["docker", "stop", "--time", "20", container])
+    stop = command(inventory, host, shlex.join(["docker", "stop", "--time", "20", container_name(run, host)]), local)
     try:
-        answer = subprocess.run(
-            arguments(ssh, address, line, local), capture_output=True, text=True, timeout=END_SECONDS, errors="replace"
-        )
+        answer = subprocess.run(stop, capture_output=True, text=True, timeout=END_SECONDS, errors="replace")
     except subprocess.TimeoutExpired:
         return None, f"no answer within {END_SECONDS} s"
     if answer.returncode and "No such container" not in answer.stderr:

@@ -57,6 +57,7 @@ def train(
     Exit status: 0 done; 1 if the run failed: the last lines name the cause; 2 for wrong use, or settings that verl
     refuses; 3 if the cluster did not form, with --dry-run: a host would stop, or was not asked; 130 after Ctrl-C.
     """
+    from launch.cluster.run import run
     from launch.errors import LaunchError
     from launch.recipes import RecipeError
 
@@ -66,7 +67,7 @@ def train(
         plan, here = planned(recipe, overrides or [], cluster, changes or [], model, data, out, restart, on_this_node)
         if dry_run:
             raise typer.Exit(show(plan, as_json))
-        code = start(plan, here, restart)
+        code = run(plan, restart, here)
     except (LaunchError, RecipeError) as error:
         fail(str(error), WRONG_USE)
     raise typer.Exit(code)
@@ -153,13 +154,6 @@ def show(plan: "Plan", as_json: bool) -> int:
     tree = described(plan, ask_all(plan, ask))
     typer.echo(json.dumps(tree, indent=1) if as_json else text(tree))
     return NOT_FORMED if any(host["silent"] or host["problems"] for host in tree["hosts"]) else 0
-
-
-def start(plan: "Plan", here: int | None, restarts: int) -> int:
-    """Run the plan; the exit code."""
-    from launch.cluster.run import run, run_on_this_node
-
-    return run(plan, restarts) if here is None else run_on_this_node(plan, here, restarts)
 
 
 class Model(str, Enum):

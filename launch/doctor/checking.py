@@ -7,8 +7,8 @@ docs/doctor.md has a row for each check.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -73,27 +73,19 @@ class Report:
         return json.dumps(asdict(self) | {"exit_code": self.exit_code}, indent=1)
 
 
-class Said(NamedTuple):
-    """A finding before it has the name of its check."""
-
-    level: Level
-    what: str
-    fix: str = ""
+def ok(what: str) -> Finding:
+    """All is well. The check gives its name to what it finds, here as below."""
+    return Finding("ok", "", what)
 
 
-def ok(what: str) -> Said:
-    """All is well."""
-    return Said("ok", what)
-
-
-def warning(what: str, fix: str) -> Said:
+def warning(what: str, fix: str) -> Finding:
     """A run would start, and may be slow or fail later."""
-    return Said("warning", what, fix)
+    return Finding("warning", "", what, fix)
 
 
-def error(what: str, fix: str) -> Said:
+def error(what: str, fix: str) -> Finding:
     """A run would fail."""
-    return Said("error", what, fix)
+    return Finding("error", "", what, fix)
 
 
 @dataclass(frozen=True)
@@ -104,14 +96,14 @@ class Check:
     """
 
     name: str
-    find: Callable[..., Iterator[Said]]
+    find: Callable[..., Iterator[Finding]]
 
     def __call__(self, *given: Any) -> list[Finding]:
         """Its findings. A check that fails, or facts that could not be gathered, are a finding: others go on."""
         findings = []
         try:
-            for said in self.find(*given):
-                findings.append(Finding(said.level, self.name, said.what, said.fix))
+            for found in self.find(*given):
+                findings.append(replace(found, check=self.name))
         except Exception as failure:
             what = f"could not look: {type(failure).__name__}: {' '.join(str(failure).split())[:LONGEST]}"
             fix = "is /proc mounted? Else report this as a bug, with the output of --json"
@@ -119,7 +111,7 @@ class Check:
         return findings
 
 
-def check(name: str) -> Callable[[Callable[..., Iterator[Said]]], Check]:
+def check(name: str) -> Callable[[Callable[..., Iterator[Finding]]], Check]:
     """Make a check of a function."""
     return lambda find: Check(name, find)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from launch.doctor.checking import Said, check, error, ok, warning
+from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import Devices, Facts, Wanted
 from launch.stacks import pins
 
@@ -18,7 +18,7 @@ VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "gpu": "CUDA_VISIBLE_DEVICES"}
 
 
 @check("devices.present")
-def present(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def present(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     kind, there = pins(wanted.stack).devices, facts.devices
     if kind == "none":
         return
@@ -49,7 +49,7 @@ def _without_devices(kind: str, problem: str) -> str:
     return f"on a host install the Ascend driver and source its set_env.sh; in a container: {MOUNT_DRIVER}"
 
 
-def _counted(facts: Facts, wanted: Wanted, variable: str) -> Said:
+def _counted(facts: Facts, wanted: Wanted, variable: str) -> Finding:
     there = [device.number for device in facts.devices.found]
     text = f"{len(there)} x {facts.devices.found[0].name}, driver {facts.devices.driver or 'unknown'}"
     if isinstance(wanted.devices, list) and (absent := sorted(set(wanted.devices) - set(there))):
@@ -62,7 +62,7 @@ def _counted(facts: Facts, wanted: Wanted, variable: str) -> Said:
     return ok(text)
 
 
-def _verl_s_card(facts: Facts) -> Iterator[Said]:
+def _verl_s_card(facts: Facts) -> Iterator[Finding]:
     """verl 0.9.1 asks `npu-smi info -t board -i 1`, and where that fails it reads ASCEND_VISIBLE_DEVICES alone."""
     cards = facts.devices.cards
     if cards and 1 not in cards and not facts.variables.get("ASCEND_VISIBLE_DEVICES"):
@@ -71,7 +71,7 @@ def _verl_s_card(facts: Facts) -> Iterator[Said]:
 
 
 @check("devices.free")
-def free(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def free(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     found = facts.devices.found
     ask = "npu-smi info -t health" if facts.devices.tool == "npu-smi" else "nvidia-smi -q"
     problems = []
@@ -86,7 +86,7 @@ def free(facts: Facts, wanted: Wanted) -> Iterator[Said]:
         yield ok(f"{len(found)} well, {_gib(found[0].total_mib)} GiB each, held by nobody")
 
 
-def _held(devices: Devices) -> Iterator[Said]:
+def _held(devices: Devices) -> Iterator[Finding]:
     """Memory that others have, or that cannot be told."""
     for holder in devices.holders:
         yield warning(
@@ -103,7 +103,7 @@ def _held(devices: Devices) -> Iterator[Said]:
             yield warning(what, f"look on the host, not in a container: {devices.tool}")
 
 
-def _too_small(devices: Devices, wanted: Wanted) -> Iterator[Said]:
+def _too_small(devices: Devices, wanted: Wanted) -> Iterator[Finding]:
     least = min((device.total_mib for device in devices.found if device.total_mib is not None), default=None)
     if least is not None and wanted.device_gib is not None and _gib(least) < wanted.device_gib:
         what = f"a device has {_gib(least)} GiB; the recipe needs {wanted.device_gib}"

@@ -12,7 +12,7 @@ from itertools import groupby
 from pydantic import TypeAdapter
 
 from launch.cluster.transport import command, converse
-from launch.doctor.checking import Check, HostReport, Report, Said, check, error, ok, warning
+from launch.doctor.checking import Check, Finding, HostReport, Report, check, error, ok, warning
 from launch.doctor.examination import examine_here, wanted_here, wanted_of
 from launch.doctor.facts import Wanted
 from launch.inventory import Inventory
@@ -43,8 +43,7 @@ REQUEST, REPORT = TypeAdapter(Request), TypeAdapter(HostReport)
 
 def reaching(inventory: Inventory, index: int) -> list[str]:
     """The arguments that start a host's side, in its container where it has an image."""
-    host = inventory.hosts[index]
-    return command(inventory, host, start_line(inventory, index), is_here(host.address))
+    return command(inventory, index, start_line(inventory, index), is_here(inventory.hosts[index].address))
 
 
 def examine(
@@ -118,7 +117,7 @@ def reach(address: str, port: int) -> str | None:
 
 
 @check("hosts.answer")
-def answer(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Said]:
+def answer(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Finding]:
     for host, why in silent.items():
         yield error(f"{host}: {why}", f"try by hand: ssh {host} true")
     if not silent:
@@ -126,7 +125,7 @@ def answer(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Said]:
 
 
 @check("hosts.traits")
-def alike(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Said]:
+def alike(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Finding]:
     names = dict.fromkeys(name for report in reports for name in report.traits)
     different = False
     for name in names:
@@ -148,7 +147,7 @@ def _grouped(values: dict[str, str]) -> str:
 
 
 @check("hosts.reach")
-def reached(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Said]:
+def reached(reports: list[HostReport], silent: dict[str, str]) -> Iterator[Finding]:
     for report in reports:
         for end, port, why in report.unreached:
             fix = (

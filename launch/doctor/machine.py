@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from launch.doctor.checking import Said, check, error, ok, warning
+from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import GIB, MIB, Facts, Leftover, Machine, Wanted
 from launch.processes import mark
 from launch.stacks import pins
@@ -72,7 +72,7 @@ def is_engine_or_trainer(argv: list[str]) -> bool:
 
 
 @check("machine.shm")
-def shm(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def shm(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     total, free = facts.machine.shared_memory
     need = SHARED_GIB[pins(wanted.stack).devices]
     unit, name = (GIB, "GiB") if total >= GIB else (MIB, "MiB")
@@ -88,7 +88,7 @@ def shm(facts: Facts, wanted: Wanted) -> Iterator[Said]:
 
 
 @check("machine.tmp")
-def tmp(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def tmp(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     free, why = facts.machine.temporary, facts.machine.unusable
     text = f"{free / GIB:.0f} GiB free in {TEMPORARY}"
     if why:
@@ -100,7 +100,7 @@ def tmp(facts: Facts, wanted: Wanted) -> Iterator[Said]:
 
 
 @check("machine.memory")
-def memory(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def memory(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     total, available = facts.machine.memory
     text = f"{available / GIB:.0f} of {total / GIB:.0f} GiB available"
     need = wanted.host_gib
@@ -113,7 +113,7 @@ def memory(facts: Facts, wanted: Wanted) -> Iterator[Said]:
 
 
 @check("machine.leftovers")
-def leftovers(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def leftovers(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     for one in facts.machine.leftovers:
         what = f"{one.command} of {one.user} ({one.pid}) runs here, and may hold devices, ports and memory"
         if one.run:
@@ -125,7 +125,7 @@ def leftovers(facts: Facts, wanted: Wanted) -> Iterator[Said]:
 
 
 @check("machine.variables")
-def variables(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def variables(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     if value := facts.variables.get("RAY_ADDRESS"):
         what = f"RAY_ADDRESS={value}: what you start by hand joins that cluster"
         yield warning(what, "unset RAY_ADDRESS, in ~/.bashrc too; `./run.sh train` does not hand it on")

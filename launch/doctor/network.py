@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from launch.doctor.checking import Said, check, error, ok, warning
+from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.drivers import npu_numbers
 from launch.doctor.facts import Facts, Link, Links, Network, Wanted
 from launch.errors import LaunchError
@@ -82,7 +82,7 @@ def why_not(library: str) -> str | None:
 
 
 @check("network.address")
-def address(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def address(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     found = facts.network
     if found.problem:
         yield error(found.problem, "correct `address` or `nic` of this host in the inventory")
@@ -93,7 +93,7 @@ def address(facts: Facts, wanted: Wanted) -> Iterator[Said]:
 
 
 @check("network.ports")
-def ports(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def ports(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     for line in facts.network.taken:
         yield error(line, "end it if it is yours (./run.sh stop), or choose other `ports` in the inventory")
     if not facts.network.taken:
@@ -101,7 +101,7 @@ def ports(facts: Facts, wanted: Wanted) -> Iterator[Said]:
 
 
 @check("network.variables")
-def variables(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def variables(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     names = list(facts.network.nics)
     here = [address for addresses in facts.network.nics.values() for address in addresses]
     for name in ADDRESSES:
@@ -114,7 +114,7 @@ def variables(facts: Facts, wanted: Wanted) -> Iterator[Said]:
             yield _judged(name, value, wanted, fits, f"names no NIC of this host ({', '.join(names)})")
 
 
-def _judged(name: str, value: str, wanted: Wanted, fits: bool, why: str) -> Said:
+def _judged(name: str, value: str, wanted: Wanted, fits: bool, why: str) -> Finding:
     """A wrong value is fatal where it wins: the inventory's, or that of the shell that starts a run here."""
     if fits:
         return ok(f"{name}={value}")
@@ -134,7 +134,7 @@ def _matches(pattern: str, nic: str) -> bool:
 
 
 @check("network.links")
-def between(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def between(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     kind = pins(wanted.stack).devices
     if wanted.hosts > 1 and kind == "npu" and facts.devices.found:
         yield from _of_npus(facts.links, product(facts.devices.chip or "") == "A3")
@@ -142,7 +142,7 @@ def between(facts: Facts, wanted: Wanted) -> Iterator[Said]:
         yield _rdma(facts.links)
 
 
-def _of_npus(found: Links, a3: bool) -> Iterator[Said]:
+def _of_npus(found: Links, a3: bool) -> Iterator[Finding]:
     """An A3's dies talk over HCCS; DOWN and no address have been seen there where all was well."""
     if found.problem:
         yield warning(f"links were not looked at: {found.problem}", "mount the driver's tools into the container")
@@ -162,7 +162,7 @@ def _of_npus(found: Links, a3: bool) -> Iterator[Said]:
         yield ok(f"all {len(found.npus)} UP")
 
 
-def _rdma(found: Links) -> Said:
+def _rdma(found: Links) -> Finding:
     adapters = ", ".join(found.adapters)
     if not any(name.startswith("uverbs") for name in found.files):
         what = f"{adapters}, and no /dev/infiniband/uverbs*: NCCL takes TCP"

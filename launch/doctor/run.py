@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 
-from launch.doctor.checking import Said, check, error, ok, warning
+from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import GIB, Facts, Files, Wanted
 from launch.errors import LaunchError
 from launch.recipes.effective import KL
@@ -53,7 +53,7 @@ def hub_cache(environment: Mapping[str, str]) -> Path:
 
 
 @check("run.imports")
-def imports(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def imports(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     for one in facts.missing:
         yield error(one.what, one.fix)
     if wanted.imports and not facts.missing:
@@ -61,7 +61,7 @@ def imports(facts: Facts, wanted: Wanted) -> Iterator[Said]:
 
 
 @check("run.inputs")
-def inputs(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def inputs(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     found = facts.files
     if found.model:
         yield ok(f"{wanted.model}")
@@ -81,7 +81,7 @@ def inputs(facts: Facts, wanted: Wanted) -> Iterator[Said]:
 
 
 @check("run.out")
-def out(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def out(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     found, need = facts.files, OUT_GIB[pins(wanted.stack).devices]
     if found.out is None:
         return
@@ -95,7 +95,7 @@ def out(facts: Facts, wanted: Wanted) -> Iterator[Said]:
 
 
 @check("run.correction")
-def correction(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def correction(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     """Recipes whose weights would lose a batch are refused where they are read (recipes/effective.py)."""
     if wanted.scheme in (None, "bf16") or not wanted.head:
         return

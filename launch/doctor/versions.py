@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ascend_quant.flashrl.usercustomize import clean, default_path
-from launch.doctor.checking import Said, check, error, ok, warning
+from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import Facts, Software, Wanted
 from launch.software import (
     CHIP_VARIABLE,
@@ -50,7 +50,7 @@ def patched(file: Path) -> str | None:
 
 
 @check("versions.packages")
-def packages(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def packages(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     stack, found = pins(wanted.stack), facts.software
     problems = list(_differences(stack, found.packages))
     if not found.python.startswith(stack.python + "."):
@@ -69,7 +69,7 @@ def packages(facts: Facts, wanted: Wanted) -> Iterator[Said]:
         yield ok(f"Python {found.python} and {count} packages as pinned")
 
 
-def _differences(stack: Pins, installed: Mapping[str, Package]) -> Iterator[Said]:
+def _differences(stack: Pins, installed: Mapping[str, Package]) -> Iterator[Finding]:
     for name in sorted({*stack.packages, *stack.sources}):
         version, source = stack.packages.get(name), stack.sources.get(name)
         found, wanted = installed.get(plain(name)), f"{name}=={version}"
@@ -86,7 +86,7 @@ def _differences(stack: Pins, installed: Mapping[str, Package]) -> Iterator[Said
 
 
 @check("versions.driver")
-def driver(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def driver(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     stack = pins(wanted.stack)
     if stack.devices == "npu":
         yield from _cann(facts.software, stack.cann, wanted.stack)
@@ -100,14 +100,14 @@ def driver(facts: Facts, wanted: Wanted) -> Iterator[Said]:
             yield ok(f"driver {found} is for CUDA {stack.cuda}")
 
 
-def _cann(found: Software, pinned: str | None, stack: str) -> Iterator[Said]:
+def _cann(found: Software, pinned: str | None, stack: str) -> Iterator[Finding]:
     if found.cann is None:
         yield error(f"no CANN in {found.cann_from}", "source /usr/local/Ascend/ascend-toolkit/set_env.sh")
     elif found.cann != pinned:
         yield error(f"CANN {found.cann} ({found.cann_from}); pinned is {pinned}", f"use the image of {stack}")
 
 
-def _hdk(found: str | None, cann: str | None) -> Iterator[Said]:
+def _hdk(found: str | None, cann: str | None) -> Iterator[Finding]:
     """The driver beside the table of CANN's release notes."""
     if found is None or cann is None:
         return
@@ -129,7 +129,7 @@ def _numbers(version: str) -> list[int]:
 
 
 @check("versions.chip")
-def chip(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def chip(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     served, soc = pins(wanted.stack).chips, facts.devices.chip
     if not served or soc is None:
         return
@@ -145,6 +145,6 @@ def chip(facts: Facts, wanted: Wanted) -> Iterator[Said]:
 
 
 @check("versions.flashrl")
-def flashrl(facts: Facts, wanted: Wanted) -> Iterator[Said]:
+def flashrl(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     if file := facts.software.flashrl:
         yield error(f"FlashRL patches vLLM at every start of Python, by {file}", "ascend-quant cleanup")

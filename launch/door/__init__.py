@@ -105,14 +105,6 @@ def preloaded(library: Path, environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "LD_PRELOAD": ":".join(filter(None, libraries)), "RAY_LD_PRELOAD_ON_WORKERS": "1"}
 
 
-def guarded(pid: int) -> bool:
-    """Whether a process is behind a door; of another user's, only root can tell."""
-    try:
-        return LIBRARY in Path(f"/proc/{pid}/maps").read_text(errors="replace")
-    except OSError:
-        return False
-
-
 def _table(addresses: Iterable[str]) -> str:
     return ",".join(f"{{{','.join(map(str, _bytes(address)))}}}" for address in addresses)
 

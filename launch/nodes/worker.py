@@ -49,37 +49,23 @@ def stay(part: Part) -> int:
 
 
 def follow(part: Part, head: str) -> int:
-    """Until the head's job has ended, too."""
-    job = HeadJob(f"http://{joined(head, part.plan.ports['dashboard'])}")
-    while not part.orders.ended.wait(POLL_SECONDS):
+    """Until the head's job has ended, too. Raises LaunchError when the head has not answered for a while."""
+    dashboard = f"http://{joined(head, part.plan.ports['dashboard'])}"
+    answered = time.monotonic()
+    while not part.orders.ended.wait(ASK_SECONDS):
         part.ray.check()
-        if (state := job.ask()) is not None:
-            part.emit("job", status=state, message="")
-            return 0 if state == "SUCCEEDED" else 1
-    return 0
-
-
-class HeadJob:
-    """The job on the head, asked for by Ray's job API."""
-
-    def __init__(self, dashboard: str) -> None:
-        self.dashboard = dashboard
-        self.asked = self.answered = time.monotonic()
-
-    def ask(self) -> str | None:
-        """How the job has ended, or None. Raises LaunchError when the head has not answered for a while."""
-        if time.monotonic() - self.asked < ASK_SECONDS:
-            return None
-        self.asked = time.monotonic()
         try:
-            states = [job.status for job in ray_node.client(self.dashboard).list_jobs() if job.submission_id]
+            states = [job.status for job in ray_node.client(dashboard).list_jobs() if job.submission_id]
         except ray_node.trouble() as error:
-            silent = time.monotonic() - self.answered
+            silent = time.monotonic() - answered
             if silent > HEAD_SILENT_SECONDS:
-                raise LaunchError(f"the head does not answer for {silent:.0f} s ({self.dashboard}: {error})") from None
-            return None
-        self.answered = time.monotonic()
-        return next((state.value for state in states if state.is_terminal()), None)
+                raise LaunchError(f"the head does not answer for {silent:.0f} s ({dashboard}: {error})") from None
+            continue
+        answered = time.monotonic()
+        if ended := [state.value for state in states if state.is_terminal()]:
+            part.emit("job", status=ended[0], message="")
+            return 0 if ended[0] == "SUCCEEDED" else 1
+    return 0
 
 
 def share(file: Path, token: str, versions: dict[str, str]) -> None:

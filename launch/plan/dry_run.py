@@ -137,11 +137,11 @@ def described(plan: Plan, answers: Sequence[Answer]) -> dict[str, Any]:
 
 def host(plan: Plan, node: NodePlan, answer: Answer) -> dict[str, Any]:
     """One host."""
-    from launch.cluster.transport import command
+    from launch.cluster.transport import command_of
     from launch.nodes.ray_node import start_command
 
     number = node.host
-    start = command(plan.inventory, plan.inventory.hosts[number], plan.start[number], local=plan.local[number])
+    start = command_of(plan, number)
     return {
         "host": node.address,
         "role": node.role,

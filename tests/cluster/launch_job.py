@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from launch import inventory as inventories
+from launch.cluster.run import run
 from launch.plan import Job, Plan
 from launch.plan.make import locals_of, make, new_run
 from launch.recipes import Paths, load
@@ -28,13 +29,7 @@ def main(inventory_file: str, job: str, out: str, *more: str) -> int:
     inventory = inventories.load(inventory_file)
     plan = plan_of(inventory, Path(job), out)
     restarts = next((int(word) for word in more if word.isdecimal()), 0)
-    if "--on-this-node" in more:
-        from launch.cluster.run import run_on_this_node
-
-        return run_on_this_node(plan, plan.local.index(True), restarts)
-    from launch.cluster.run import run
-
-    return run(plan, restarts)
+    return run(plan, restarts, plan.local.index(True) if "--on-this-node" in more else None)
 
 
 if __name__ == "__main__":

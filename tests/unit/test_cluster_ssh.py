@@ -111,7 +111,7 @@ def test_a_channel_carries_orders_and_events_and_closes_with_a_code(server, clie
     answer = """printf '{"event": "note", "line": %s}\\n' "$order" """
     line = f"echo from a login script; read order; {answer}; echo oops >&2; exit 7"
     events: queue.Queue = queue.Queue()
-    channel = transport.Channel(transport.command(inventory, inventory.hosts[0], line), 4, events)
+    channel = transport.Channel(transport.command(inventory, 0, line), 4, events)
     channel.send({"beat": 1})
     got = []
     while not got or got[-1]["event"] != "closed":
@@ -127,11 +127,11 @@ def test_nothing_is_ever_asked_and_the_inventorys_login_is_used():
     inventory = Inventory.model_validate(
         {"stack": "cpu", "ssh": {"user": "me"}, "hosts": [{"address": "2001:db8::1", "ssh": {"port": 2222}}]}
     )
-    command = transport.command(inventory, inventory.hosts[0], "echo hello")
+    command = transport.command(inventory, 0, "echo hello")
     assert command[0] == "ssh" and "BatchMode=yes" in command
     assert command[-3:] == ["--", "2001:db8::1", "echo hello"]
     assert command[command.index("-l") + 1] == "me" and command[command.index("-p") + 1] == "2222"
-    assert transport.command(inventory, inventory.hosts[0], "echo hello", local=True) == ["bash", "-c", "echo hello"]
+    assert transport.command(inventory, 0, "echo hello", local=True) == ["bash", "-c", "echo hello"]
 
 
 @pytest.mark.parametrize(
