@@ -9,12 +9,11 @@ class Keys:
 
     Attributes:
         identity: private key that every host lets in as root.
-        stranger: private key that no host lets in.
     """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        self.identity, self.stranger, self._host = (make(folder / name) for name in ("identity", "stranger", "host"))
+        self.identity, self._host = make(folder / "identity"), make(folder / "host")
         self._authorized = folder / "authorized_keys"
         self._authorized.write_text(public(self.identity))
 

@@ -33,10 +33,10 @@ for place in {PLACES}:
 
 
 def scan(host: Host, hosts: list[Host], user: int = 0) -> list[dict[int, str | None]]:
-    """What each of the hosts answers to a user of a host, by port."""
-    addresses = [one.address for one in hosts]
-    answers = json.loads(host.run([PYTHON, "-I", SCAN, str(user), *addresses], SCAN_SECONDS).splitlines()[-1])
-    return [{int(port): said for port, said in answers[address].items()} for address in addresses]
+    """What each of the hosts answers to a user of a host, by port; of those where a process listens."""
+    ports = {one.address: sorted(listened(one)) for one in hosts}
+    answers = json.loads(host.run([PYTHON, "-I", SCAN, str(user), json.dumps(ports)], SCAN_SECONDS).splitlines()[-1])
+    return [{int(port): said for port, said in answers[address].items()} for address in ports]
 
 
 def listened(host: Host) -> set[int]:
@@ -55,7 +55,7 @@ def test_strangers_and_other_users_find_nothing_of_a_run(hosts: list[Host], keys
     for host in members:
         for user, heard in ((0, True), (NOBODY, False)):
             answers = scan(host, [host], user)[0]
-            assert set(answers) <= listened(host) and len(answers) > 10
+            assert len(answers) > 10
             assert any(said and ZMQ in said for said in answers.values()) == heard  # the data plane
             assert heard or {port for port, said in answers.items() if said is not None} == {host.ssh_port}
             found = [Path(line) for line in host.run([PYTHON, "-I", "-c", TRY_FILES, str(user)]).splitlines()]
