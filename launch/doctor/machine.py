@@ -17,7 +17,7 @@ CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_
 TEMPORARY = "/tmp"
 LEAST_SHARED_GIB = 1
 SHARED_GIB = {"none": 1, "gpu": 16, "npu": 16}
-TEMPORARY_GIB = 5
+LEAST_TEMPORARY_GIB, TEMPORARY_GIB = 1, 5
 TITLES, TRAINER = ("VLLM::", "VLLMEngineCore", "EngineCore"), "main_ppo"
 ALLOCATORS = {"npu": ("PYTORCH_NPU_ALLOC_CONF",), "gpu": ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")}
 BLOCKING = ("ASCEND_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
@@ -94,7 +94,8 @@ def tmp(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     if why:
         yield error(f"{TEMPORARY} {why}", "docker run --tmpfs /tmp:exec, or have the host's mended")
     elif free < TEMPORARY_GIB * GIB:
-        yield warning(f"{text}; {TEMPORARY_GIB} wanted", "remove old sessions of Ray in /tmp/ray and /tmp/aq-*")
+        level = error if free < LEAST_TEMPORARY_GIB * GIB else warning
+        yield level(f"{text}; {TEMPORARY_GIB} wanted", "remove old sessions of Ray in /tmp/ray and /tmp/aq-*")
     else:
         yield ok(text)
 

@@ -10,14 +10,11 @@ there is room for the checkpoints. A checkpoint's size is by the model's own wei
 import math
 import os
 import shutil
-import socket
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 from safetensors import SafetensorError, safe_open
 
 from launch import door, network, private
@@ -29,45 +26,24 @@ from launch.errors import LaunchError
 from launch.network import Wire
 from launch.plan import NodePlan, Saving
 from launch.root import existing
+from launch.software import has_module
 from launch.stacks import pins
 
-LEAST_DISK = 1 << 30
 GIB = 1 << 30
 ALLOWED_SECONDS = 5  # that clocks may differ by
 
 
-def gather(stack: str, temp_dir: str) -> dict[str, Any]:
-    """The facts that the control host compares and shows; sizes in bytes."""
-    return {
-        "name": socket.gethostname(),
-        "clock": time.time(),
-        "nics": network.nics(),
-        "devices": asdict(found(stack)),
-        "versions": versions_of(software(os.environ)),
-        "memory": psutil.virtual_memory().total,
-        "shm": shutil.disk_usage("/dev/shm").total,
-        "disk_free": shutil.disk_usage(Path(temp_dir).parents[1]).free,
-        "cores": psutil.cpu_count(),
-    }
+def compared() -> dict[str, Any]:
+    """What the control host compares between hosts, their software, and the addresses that each has."""
+    return {"nics": network.nics(), "versions": versions_of(software(os.environ))}
 
 
-@dataclass(frozen=True)
-class Devices:
-    """What a stack's devices are (`npu`, `gpu` or `none`) and the numbers of those that are there."""
-
-    kind: str
-    numbers: list[int]
+def found(kind: str) -> list[int]:
+    """Numbers of the devices of a kind (`npu`, `gpu`, `none`) here; NPUs are counted by their files, as Ray does it."""
+    return drivers.npu_numbers() if kind == "npu" else [device.number for device in drivers.devices(kind).found]
 
 
-def found(stack: str) -> Devices:
-    """The devices of this host that the stack can use; NPUs by their device files, as Ray counts them."""
-    kind = pins(stack).devices
-    if kind == "npu":
-        return Devices(kind, drivers.npu_numbers())
-    return Devices(kind, [device.number for device in drivers.devices(kind).found])
-
-
-def chosen(wanted: int | list[int], there: Devices) -> list[int]:
+def chosen(wanted: int | list[int], kind: str, there: list[int]) -> list[int]:
     """The numbers of the devices that this host's part of the run uses.
 
     On stack cpu a device is a name only.
@@ -75,17 +51,17 @@ def chosen(wanted: int | list[int], there: Devices) -> list[int]:
     Raises:
         LaunchError: there are none, or not those that are wanted.
     """
-    if there.kind == "none":
+    if kind == "none":
         return wanted if isinstance(wanted, list) else list(range(wanted))
-    what = {"npu": "NPU (/dev/davinci*)", "gpu": "GPU (NVML)"}[there.kind]
-    if not there.numbers:
+    what = {"npu": "NPU (/dev/davinci*)", "gpu": "GPU (NVML)"}[kind]
+    if not there:
         raise LaunchError(f"no {what} on this host: check the driver, or the container's device options")
     if isinstance(wanted, int):
-        if wanted > len(there.numbers):
-            raise LaunchError(f"{wanted} devices are wanted, and this host has {len(there.numbers)} {what}")
-        return there.numbers[:wanted]
-    if missing := [number for number in wanted if number not in there.numbers]:
-        raise LaunchError(f"no {what} {missing}: this host has {there.numbers}")
+        if wanted > len(there):
+            raise LaunchError(f"{wanted} devices are wanted, and this host has {len(there)} {what}")
+        return there[:wanted]
+    if missing := [number for number in wanted if number not in there]:
+        raise LaunchError(f"no {what} {missing}: this host has {there}")
     return wanted
 
 
@@ -139,7 +115,7 @@ class Checked:
     devices: list[int] | None = None
 
 
-def find(plan: NodePlan, facts: dict[str, Any]) -> tuple[Checked, list[str]]:
+def find(plan: NodePlan) -> tuple[Checked, list[str]]:
     """Look at everything, whatever is wrong with the rest: what was chosen, and a line for each problem."""
     checked, problems = Checked(), []
     try:
@@ -147,13 +123,14 @@ def find(plan: NodePlan, facts: dict[str, Any]) -> tuple[Checked, list[str]]:
     except LaunchError as error:
         problems += str(error).splitlines()
     try:
-        checked.devices = chosen(plan.devices, Devices(**facts["devices"]))
+        kind = pins(plan.stack).devices
+        checked.devices = chosen(plan.devices, kind, found(kind))
     except LaunchError as error:
         problems += str(error).splitlines()
     problems += [f"{path} is missing on this host" for path in plan.needs if not os.path.exists(path)]
     problems += lacking(plan.needs, plan.columns)
     problems += checkpoint_room(plan.saving) if plan.saving else []
-    problems += room(plan.temp_dir, facts)
+    problems += room(plan.temp_dir)
     said = {name: value for _, variables in plan.layers for name, value in variables.items()}
     head = plan.role == "head"
     wanted = Wanted(stack=plan.stack, head=head, ports=plan.ports, environment=said, imports=plan.imports)
@@ -162,29 +139,27 @@ def find(plan: NodePlan, facts: dict[str, Any]) -> tuple[Checked, list[str]]:
     return checked, problems
 
 
-def check(plan: NodePlan, facts: dict[str, Any]) -> Checked:
+def check(plan: NodePlan) -> Checked:
     """Check this host for its part of the run.
 
     Raises:
         LaunchError: every problem, a line each.
     """
-    checked, problems = find(plan, facts)
+    checked, problems = find(plan)
     if problems:
         raise LaunchError("\n".join(problems))
     return checked
 
 
-def room(temp_dir: str, facts: dict[str, Any]) -> list[str]:
-    """What is wrong with the places that Ray writes to."""
+def room(temp_dir: str) -> list[str]:
+    """What is wrong with Ray, and with the place that it writes to."""
     problems = []
     try:
         private.make_folder(Path(temp_dir).parent)
     except LaunchError as error:
         problems.append(f"{error}: Ray's folder cannot lie there; have it removed")
-    if not facts["versions"].get("ray"):
+    if not has_module("ray"):
         problems.append("Ray is not installed here: is this the Python of the stack? (`python` in the inventory)")
-    if facts["disk_free"] < LEAST_DISK:
-        problems.append(f"{Path(temp_dir).parents[1]} has {facts['disk_free'] >> 20} MiB left, and Ray needs 1024 MiB")
     return problems
 
 

@@ -22,7 +22,7 @@ from launch import door, network
 from launch.doctor import hosts
 from launch.errors import LaunchError
 from launch.nodes import head, ray_node, worker
-from launch.nodes.checks import Checked, check, find, gather, kernel_kills
+from launch.nodes.checks import Checked, check, compared, find, kernel_kills
 from launch.nodes.protocol import Emit, Orders, emitter
 from launch.nodes.ray_node import Part, variables
 from launch.plan import NodePlan
@@ -73,10 +73,9 @@ def first_line(stream: TextIO) -> dict | None:
 
 
 def tell_facts(plan: NodePlan, emit: Emit) -> int:
-    """For --dry-run: what the host is, as `chosen` the wire and the devices of the run, as `problems` what stops it."""
-    facts = gather(plan.stack, plan.temp_dir)
-    checked, problems = find(plan, facts)
-    emit("checked", facts=facts | {"chosen": asdict(checked), "problems": problems})
+    """For --dry-run: as `chosen` the wire and the devices of the run, as `problems` what stops it."""
+    checked, problems = find(plan)
+    emit("checked", facts={"chosen": asdict(checked), "problems": problems})
     return DONE
 
 
@@ -147,8 +146,7 @@ def examine(plan: NodePlan, emit: Emit) -> tuple[dict[str, Any], Checked]:
     left = end_run(plan.run)
     if left:
         emit("note", line=f"{left} processes of an earlier attempt of this run were still here: ended")
-    facts = gather(plan.stack, plan.temp_dir)
-    return facts, check(plan, facts)
+    return compared(), check(plan)
 
 
 def prepare(part: Part, token: str) -> dict[str, str]:

@@ -136,6 +136,7 @@ CASES = [
     case(machine.shm, "warning", "2.0 of 64.0 GiB", "ls -lS", **on_machine(shared_memory=(64 * GIB, 2 * GIB))),
     case(machine.tmp, "error", "noexec", "--tmpfs /tmp:exec", **on_machine(unusable="is mounted noexec")),
     case(machine.tmp, "warning", "2 GiB", "5 wanted", **on_machine(temporary=2 * GIB)),
+    case(machine.tmp, "error", "0 GiB", "5 wanted", **on_machine(temporary=GIB // 4)),
     case(machine.memory, "warning", "900 of 1024 GiB", "needs 1000", run={"host_gib": 1000}),
     case(machine.memory, "error", "needs 2000", run={"host_gib": 2000}),
     case(

@@ -15,7 +15,6 @@ from launch.doctor.examination import wanted_of
 from launch.errors import LaunchError
 from launch.inventory import Inventory
 from launch.nodes import checks
-from launch.nodes.checks import gather
 from launch.plan import NodePlan
 from launch.plan.imports import imports
 from launch.plan.make import make
@@ -131,15 +130,14 @@ def test_transformer_engines_part_for_torch_is_found_where_either_package_puts_i
 def test_a_host_without_a_module_is_told_before_ray(tmp_path):
     there, absent = Import("json", "every run", "-"), Import("no.such.module", "the trainer", "take another recipe")
     plan = NodePlan.from_json(node_plan(imports=[there, absent]).to_json())  # as it goes to a host
-    facts = gather(plan.stack, plan.temp_dir)
-    (line,) = [line for line in checks.find(plan, facts)[1] if "module" in line]
+    (line,) = [line for line in checks.find(plan)[1] if "module" in line]
     assert all(word in line for word in ("no.such.module", "the trainer", "take another recipe"))
     with pytest.raises(LaunchError, match=re.escape("no.such.module")):
-        checks.check(plan, facts)
+        checks.check(plan)
     (tmp_path / "no/such").mkdir(parents=True)
     (tmp_path / "no/such/module.py").touch()
     named = replace(plan, layers=[("inventory", {"PYTHONPATH": str(tmp_path)})])
-    assert not [line for line in checks.find(named, facts)[1] if "module" in line]
+    assert not [line for line in checks.find(named)[1] if "module" in line]
 
 
 def test_the_plan_and_the_doctor_ask_for_the_same():

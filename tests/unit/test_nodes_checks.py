@@ -16,7 +16,7 @@ from launch import network, private
 from launch.doctor.drivers import npu_numbers
 from launch.errors import LaunchError
 from launch.nodes import checks
-from launch.nodes.checks import Devices, gather
+from launch.nodes.checks import compared
 from launch.plan import Saving
 
 
@@ -34,26 +34,26 @@ def test_npus_are_counted_by_their_device_files_alone(tmp_path):
     for name in ("davinci10", "davinci2", "davinci0", "davinci_manager", "davinci2x", "null"):
         (tmp_path / name).touch()
     assert npu_numbers(tmp_path) == [0, 2, 10]
-    assert checks.found("cpu") == Devices("none", [])
+    assert checks.found("none") == []
 
 
 @pytest.mark.parametrize(
-    ("wanted", "there", "result"),
+    ("wanted", "kind", "there", "result"),
     [
-        (2, Devices("npu", [0, 2, 10]), [0, 2]),
-        ([2, 10], Devices("npu", [0, 2, 10]), [2, 10]),
-        (2, Devices("none", []), [0, 1]),
-        (1, Devices("npu", []), "no NPU"),
-        (4, Devices("npu", [0, 2, 10]), line_naming("4 devices", "3 NPU")),
-        ([0, 7], Devices("gpu", [0, 1]), r"no GPU .*\[7\]: this host has \[0, 1\]"),
+        (2, "npu", [0, 2, 10], [0, 2]),
+        ([2, 10], "npu", [0, 2, 10], [2, 10]),
+        (2, "none", [], [0, 1]),
+        (1, "npu", [], "no NPU"),
+        (4, "npu", [0, 2, 10], line_naming("4 devices", "3 NPU")),
+        ([0, 7], "gpu", [0, 1], r"no GPU .*\[7\]: this host has \[0, 1\]"),
     ],
 )
-def test_devices_of_the_run(wanted, there, result):
+def test_devices_of_the_run(wanted, kind, there, result):
     if isinstance(result, list):
-        assert checks.chosen(wanted, there) == result
+        assert checks.chosen(wanted, kind, there) == result
     else:
         with pytest.raises(LaunchError, match=result):
-            checks.chosen(wanted, there)
+            checks.chosen(wanted, kind, there)
 
 
 def test_everything_that_is_wrong_is_told_at_once(tmp_path, monkeypatch):
@@ -70,9 +70,9 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path, monkeypatch):
             devices=3,
             stack="ascend-cann9.1",
         )
-        facts = gather(plan.stack, plan.temp_dir) | {"devices": {"kind": "npu", "numbers": [0, 1]}}
+        monkeypatch.setattr(checks, "found", lambda kind: [0, 1])
         with pytest.raises(LaunchError) as error:
-            checks.check(plan, facts)
+            checks.check(plan)
     lines = str(error.value).splitlines()
     expected = (
         "203.0.113.7",
@@ -97,17 +97,17 @@ def test_a_variable_of_the_inventory_counts_in_what_the_doctor_says(tmp_path: Pa
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     for variables, said in (({}, True), ({"ASCEND_VISIBLE_DEVICES": "0"}, False)):
         plan = node_plan(stack="ascend-cann9.1", layers=[("inventory", variables)])
-        problems = checks.find(plan, gather(plan.stack, plan.temp_dir))[1]
+        problems = checks.find(plan)[1]
         assert any("card 1" in problem for problem in problems) == said, problems
 
 
 def test_a_right_host_has_its_wire_and_devices():
     plan = node_plan(ports={"ray": 21000, "dashboard": 21001, "workers": "21002-21099"})
-    facts = gather(plan.stack, plan.temp_dir)
-    checked = checks.check(plan, facts)
+    checked = checks.check(plan)
     assert (checked.wire.address, checked.wire.family, checked.devices) == ("127.0.0.1", "ipv4", [0])
+    facts = compared()
     assert "127.0.0.1" in facts["nics"][checked.wire.nic]
-    assert facts["versions"]["Python"].startswith("3.")
+    assert facts["versions"]["Python"].startswith("3.") and facts["versions"]["ray"]
 
 
 def rows(file: Path, count: int = 3, **columns: object) -> str:

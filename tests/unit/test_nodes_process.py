@@ -76,7 +76,6 @@ def test_facts_of_a_right_host_and_of_a_wrong_one(tmp_path):
     facts = events[-1]["facts"]
     assert code == 0 and facts["problems"] == []
     assert facts["chosen"]["wire"]["address"] == "127.0.0.1" and facts["chosen"]["devices"] == [0]
-    assert abs(facts["clock"] - time.time()) < 60
     wrong = node_plan(needs=[str(tmp_path / "absent")], nic="nosuch0")
     code, events, _ = talk(json.dumps({"facts": asdict(wrong)}) + "\n")
     problems = events[-1]["facts"]["problems"]
