@@ -37,7 +37,10 @@ from launch.variables import OTHER_CLUSTERS
 END_SECONDS = 10
 LAST_WORDS_SECONDS = 2
 POLL_SECONDS = 0.2
-GAVE_UP = "timed out during startup"  # what Ray says when a node needs longer than the 30 s that are fixed in it
+GAVE_UP = (  # what Ray says when a node, or the head that it asks, needs longer than the times that are fixed in Ray
+    "timed out during startup",
+    "No node info found for head node",
+)
 CPU_ACTORS = 16  # verl's actors ask for a core each and mostly sleep; a small machine has fewer
 CPU_OBJECT_STORE = 500_000_000
 
@@ -140,7 +143,7 @@ class RayNode:
             return
         self._reader.join(LAST_WORDS_SECONDS)
         words = " | ".join(self.last_words) or "no message"
-        if GAVE_UP not in words or time.monotonic() > self.deadline:
+        if not any(reason in words for reason in GAVE_UP) or time.monotonic() > self.deadline:
             raise LaunchError(f"Ray ended with code {code} on this host: {words}")
         self.emit("note", line="Ray gave up its start on this host, which is busy: started again")
         self.end()
