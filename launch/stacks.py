@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from launch.recipes.fields import Fields
 from launch.root import ROOT
@@ -27,12 +27,6 @@ class Source(Fields):
     commit: Commit
     tag: str | None = None
     branch: str | None = None
-
-    @model_validator(mode="after")
-    def _is_read_from_one_place(self) -> "Source":
-        if self.tag and self.branch:
-            raise ValueError(f"give tag {self.tag} or branch {self.branch}, not both")
-        return self
 
 
 class Pins(Fields):

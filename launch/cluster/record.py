@@ -12,17 +12,14 @@ joined 2/3 · job RUNNING · step 12 of 100 · 0:12:31
 import os
 import re
 import socket
-import time
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, TextIO
 
 import psutil
 from pydantic import Field, ValidationError
 from rich.console import Console
-from rich.live import Live
-from rich.spinner import Spinner
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from launch import private
@@ -227,13 +224,13 @@ class Status:
         self.console, self.hosts = console, hosts
         self.joined, self.job, self.doing = 0, "", "starting"
         self.step, self.steps = 0, 0
-        self.began = time.monotonic()
         self.told = ""
-        self.live = Live(console=console, get_renderable=self.render, refresh_per_second=4, transient=True)
+        columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+        self.live = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self.line = self.live.add_task(self.text())
 
     def __enter__(self) -> "Status":
-        if self.console.is_terminal:
-            self.live.start()
+        self.live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -248,14 +245,11 @@ class Status:
             parts.append(f"step {self.step} of {self.steps}" if self.steps else f"step {self.step}")
         return " · ".join(parts)
 
-    def render(self) -> Spinner:
-        elapsed = timedelta(seconds=int(time.monotonic() - self.began))
-        return Spinner("dots", Text(f"{self.text()} · {elapsed}", overflow="ellipsis", no_wrap=True))
-
     def change(self, **values: int | str) -> None:
         """Set joined, job, doing, step or steps."""
         for name, value in values.items():
             setattr(self, name, value)
+        self.live.update(self.line, description=self.text())
         if not self.console.is_terminal and self.text() != self.told:
             self.told = self.text()
             self.say(self.told)

@@ -4,7 +4,7 @@ A host's node process (launch/nodes/run.py) is told a Request and answers with i
 """
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -26,7 +26,6 @@ EXAMINE_SECONDS = 120  # on a slow shared disk
 CONNECT_SECONDS = 3
 AT_ONCE = 32
 MAY_DIFFER = ("driver",)
-Command = Callable[[Inventory, int], list[str]]
 
 
 @dataclass(frozen=True)
@@ -51,14 +50,12 @@ def examine(
     recipe: Recipe | None = None,
     paths: Paths | None = None,
     kl: float | None = None,
-    start: Command = reaching,
 ) -> Report:
     """Look at every host of the inventory, or at this machine alone where there is none.
 
     Args:
         recipe, paths: what would be run, for the checks of memory, devices and files.
         kl: what was measured between the policies of rollout and trainer, nats a token.
-        start: makes the arguments that start a host's side.
     """
     if inventory is None:
         findings, traits = examine_here(wanted_here(recipe, paths, kl))
@@ -66,7 +63,7 @@ def examine(
     hosts = range(len(inventory.hosts))
     with ThreadPoolExecutor(len(hosts)) as pool:
         requests = [request(inventory, at, wanted_of(inventory, at, recipe, paths, kl)) for at in hosts]
-        answers = list(pool.map(lambda at: asked(start(inventory, at), requests[at]), hosts))
+        answers = list(pool.map(lambda at: asked(reaching(inventory, at), requests[at]), hosts))
     reports = [one for one in answers if isinstance(one, HostReport)]
     silent = {inventory.hosts[at].address: one for at, one in enumerate(answers) if isinstance(one, str)}
     return Report(reports, [finding for one in TOGETHER for finding in one(reports, silent)])

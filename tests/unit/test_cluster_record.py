@@ -141,7 +141,7 @@ def test_stop_names_a_host_that_it_cannot_reach(tmp_path, capsys):
     )
     assert run.stop(None, tmp_path) == 1
     said = capsys.readouterr().out
-    assert "127.0.0.1: nothing left" in said and has_line_naming(said, "localhost:", "ssh is refused")
+    assert "127.0.0.1: nothing left" in said and has_line_naming(said, "localhost:", "ssh: connect", "refused")
     assert find(None, tmp_path)[0].told.state == "running"
 
 

@@ -11,6 +11,7 @@ import pytest
 from naming import has_line_naming
 from rich.console import Console
 
+from launch.doctor import hosts
 from launch.doctor.checking import Finding, HostReport, Report, show
 from launch.doctor.examination import wanted_here, wanted_of
 from launch.doctor.facts import Wanted
@@ -25,16 +26,17 @@ DOCTOR = [sys.executable, "-m", "launch", "node"]
 @pytest.fixture
 def inventory(monkeypatch: pytest.MonkeyPatch) -> Inventory:
     monkeypatch.chdir(PROJECT)
-    hosts = [{"address": "127.0.0.1", "environment": {"GLOO_SOCKET_IFNAME": "lo"}}, {"address": "::1", "nic": "eth7"}]
-    return Inventory.model_validate({"stack": "cpu", "hosts": hosts})
+    two = [{"address": "127.0.0.1", "environment": {"GLOO_SOCKET_IFNAME": "lo"}}, {"address": "::1", "nic": "eth7"}]
+    return Inventory.model_validate({"stack": "cpu", "hosts": two})
 
 
 def findings(report: Report, check: str) -> list[Finding]:
     return [finding for finding in report.findings if finding.check == check]
 
 
-def test_two_hosts_that_answer(inventory: Inventory):
-    report = examine(inventory, start=lambda *_: DOCTOR)
+def test_two_hosts_that_answer(inventory: Inventory, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hosts, "reaching", lambda *_: DOCTOR)
+    report = examine(inventory)
     assert [host.host for host in report.hosts] == ["127.0.0.1", "::1"]
     answered, same, reached_all = report.together
     assert {finding.level for finding in report.together} == {"ok"}
@@ -46,11 +48,12 @@ def test_two_hosts_that_answer(inventory: Inventory):
     assert report.exit_code == 1 and json.loads(report.as_json())["hosts"][1]["host"] == "::1"
 
 
-def test_a_host_that_does_not_answer(inventory: Inventory):
+def test_a_host_that_does_not_answer(inventory: Inventory, monkeypatch: pytest.MonkeyPatch):
     refused = ["bash", "-c", "echo 'ssh: connect to host x port 22: Connection refused' >&2; exit 255"]
-    report = examine(inventory, start=lambda _, at: refused if at else DOCTOR)
+    monkeypatch.setattr(hosts, "reaching", lambda _, at: refused if at else DOCTOR)
+    report = examine(inventory)
     (silent,) = findings(report, "hosts.answer")
-    assert silent.level == "error" and has_line_naming(silent.what, "::1:", "ssh is refused")
+    assert silent.level == "error" and has_line_naming(silent.what, "::1:", "ssh: connect", "refused")
     assert [host.host for host in report.hosts] == ["127.0.0.1"]
 
 
@@ -61,7 +64,7 @@ def test_what_is_no_answer_is_why_a_host_is_silent(inventory: Inventory, line: s
 
 
 def test_a_host_that_hangs_is_left_behind(inventory: Inventory, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("launch.doctor.hosts.EXAMINE_SECONDS", 0.1)
+    monkeypatch.setattr(hosts, "EXAMINE_SECONDS", 0.1)
     assert "0.1 s" in asked(["sleep", "600"], request(inventory, 0, Wanted()))
 
 
@@ -83,7 +86,7 @@ def test_a_port_without_a_listener_is_reached_and_a_silent_one_is_not(monkeypatc
         assert reach("127.0.0.1", port) is None  # nobody listens
         full.listen(0)
         assert reach("127.0.0.1", port) is None
-        monkeypatch.setattr("launch.doctor.hosts.CONNECT_SECONDS", 0.2)
+        monkeypatch.setattr(hosts, "CONNECT_SECONDS", 0.2)
         waiting = [socket.socket() for _ in range(4)]
         for one in waiting:
             one.setblocking(False)

@@ -18,7 +18,6 @@ SOURCE = {"repository": "https://github.com/vllm-project/vllm", "commit": "e" * 
         (CPU | {"sources": {"vllm": SOURCE | {"commit": "v0.23.0"}}}, "commit"),
         (CPU | {"sources": {"vllm": SOURCE | {"repository": "git@github.com:vllm-project/vllm"}}}, "repository"),
         (CPU | {"chips": ["A1"]}, "chips.0"),
-        (CPU | {"sources": {"vllm": SOURCE | {"tag": "v1", "branch": "main"}}}, "not both"),
     ],
 )
 def test_what_is_wrong_is_an_error_that_names_it(tree: dict, names: str):
