@@ -40,13 +40,8 @@ def doctor(
 
     from launch.doctor.checking import show
     from launch.errors import LaunchError
-    from launch.plan.job import must_be_said
     from launch.recipes import RecipeError
 
-    try:
-        must_be_said({"--cluster": cluster, "--recipe": recipe, "--model": model, "--data": data, "--out": out})
-    except LaunchError as error:
-        fail(str(error), WRONG_USE)
     of_recipe = {"--set": changes, "--model": model, "--data": data, "--out": out, "--mismatch": mismatch}
     if recipe is None and (given := [name for name, value in of_recipe.items() if value]):
         fail(f"{given[0]} is for --recipe: say which", WRONG_USE)

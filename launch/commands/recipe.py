@@ -56,14 +56,11 @@ def show_recipe(
     as_json: Annotated[bool, typer.Option("--json", help="Print the recipe and what it becomes as JSON.")] = False,
 ) -> None:
     """Print the verl command that a recipe expands to."""
-    from launch.errors import LaunchError
-    from launch.plan.job import must_be_said
     from launch.recipes import RecipeError, command, load, paths_of
 
     try:
-        must_be_said({"--model": model, "--data": data, "--out": out})
         recipe = load(name, changes=pairs(changes or []))
-    except (LaunchError, RecipeError) as error:
+    except RecipeError as error:
         fail(str(error), WRONG_USE)
     paths = paths_of(recipe, model, data, out)
     typer.echo(command.as_json(command.described(recipe, paths)) if as_json else command.shown(recipe, paths))
@@ -85,9 +82,6 @@ def data(
 
     from launch.data import DataError, WrongRequest, prepare
 
-    for option, value in (("--from", source), ("--to", target)):
-        if value == "":
-            fail(f"{option} is empty: is a variable of the shell not set?", WRONG_USE)
     with Progress(*Progress.get_default_columns(), console=Console(stderr=True)) as bars:
         tasks: dict[str, TaskID] = {}
 

@@ -91,11 +91,10 @@ def planned(
     """
     from launch.errors import LaunchError
     from launch.inventory import load, this_machine
-    from launch.plan.job import must_be_said, places
+    from launch.plan.job import places
     from launch.plan.make import extra_problems, locals_of, make, new_run
     from launch.recipes import load as load_recipe
 
-    must_be_said({"--cluster": cluster})
     recipe = load_recipe(name, changes=pairs(changes))
     if on_this_node and cluster is None:
         raise LaunchError("--on-this-node: say with --cluster which hosts there are")
@@ -144,7 +143,8 @@ def show(plan: "Plan", as_json: bool) -> int:
     """
     from launch.cluster.transport import ask
     from launch.errors import LaunchError
-    from launch.plan.dry_run import ask_all, described, text, verl_problems
+    from launch.plan.dry_run import ask_all, described, text
+    from launch.plan.validate import verl_problems
 
     found, unchecked = verl_problems(plan)
     if found:
@@ -183,8 +183,6 @@ def demo(
 
     from launch.demo import DemoError
     from launch.demo.run import OptionError, check_folder, choices, run_demo
-    from launch.errors import LaunchError
-    from launch.plan.job import must_be_said
     from launch.processes import end_as_after_ctrl_c
     from launch.stacks import STACK_VARIABLE
 
@@ -195,10 +193,9 @@ def demo(
         )
     folder = Path(time.strftime("runs/%Y%m%d-%H%M%S") if out is None else out).resolve()
     try:
-        must_be_said({"--out": out})
         chosen = choices(arms, steps, seed, model.value)
         check_folder(folder)
-    except (LaunchError, OptionError) as error:
+    except OptionError as error:
         fail(str(error), WRONG_USE)
     end_as_after_ctrl_c()
     try:

@@ -12,7 +12,7 @@ from launch.doctor import devices, drivers, machine, network, run, versions
 from launch.doctor.checking import Check, Finding
 from launch.doctor.facts import Devices, Facts, Software, Wanted
 from launch.inventory import Inventory
-from launch.plan.imports import imports
+from launch.plan.job import imports
 from launch.recipes.effective import weights_of
 from launch.recipes.fields import Recipe
 from launch.recipes.overrides import resolve

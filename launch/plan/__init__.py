@@ -3,9 +3,10 @@
 Here is what a node is told, and what the control host knows. Node plans go to the hosts as one line of JSON.
 """
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Literal
+
+from pydantic import TypeAdapter
 
 from launch import private
 from launch.inventory import Inventory
@@ -104,17 +105,12 @@ class NodePlan:
 
     def to_json(self) -> str:
         """One line."""
-        return json.dumps(asdict(self))
+        return TypeAdapter(NodePlan).dump_json(self).decode()
 
     @classmethod
     def from_json(cls, line: str) -> "NodePlan":
         """The plan that `to_json` wrote."""
-        tree = json.loads(line)
-        layers = [(source, variables) for source, variables in tree.pop("layers")]
-        imports = [Import(**one) for one in tree.pop("imports", [])]
-        job, saving = tree.pop("job"), tree.pop("saving", None)
-        made = {"job": Job(**job) if job else None, "saving": Saving(**saving) if saving else None}
-        return cls(**tree, layers=layers, imports=imports, **made)
+        return TypeAdapter(NodePlan).validate_json(line)
 
 
 @dataclass(frozen=True)

@@ -1,40 +1,28 @@
-"""What --dry-run says of a plan: the hosts and verl are asked, the plan is described, and a text is made of it.
+"""What --dry-run says of a plan: the hosts are asked, the plan is described, and a text is made of it.
 
 What only a host knows, the NIC that carries its address and its devices, it is asked for. One that does not answer is
 shown with words in place of the values, and with the reason.
-
-verl's word on the command line comes before anything starts: another process composes and checks it with the verl here
-(validate.py). It takes some seconds, most of them for verl's imports; a run that verl refuses would end minutes later,
-in its job.
 
 The description is plain values, for --json: all that would be done, no secret. The text has commands that a shell takes
 as they stand.
 """
 
-import json
-import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
 from typing import Any
 
+from launch import network
 from launch.environment import node_environment
 from launch.errors import LaunchError
 from launch.network import Wire
 from launch.plan import Job, NodePlan, Plan
 from launch.plan.start import mounts
-from launch.recipes.verl import verl_of
-from launch.root import with_root
 from launch.variables import override_shown, shown, without_secrets
 
 Ask = Callable[[Plan, int], dict[str, Any]]
-SECONDS = 180  # for verl
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 @dataclass(frozen=True)
@@ -90,38 +78,6 @@ def unknown(node: NodePlan, silent: str | None) -> Answer:
     return Answer(wire, f"<the first {node.devices} that are there>", silent)
 
 
-def verl_problems(plan: Plan) -> tuple[list[str], str | None]:
-    """What verl or Ray would refuse of the job's settings, a line each; and why they could not be asked, if so."""
-    stack, here = plan.inventory.stack, installed()
-    wanted = verl_of(stack).name
-    if here is None or wanted.split()[0] != here:
-        what = f"verl {here}" if here else "no verl"
-        return [], f"verl's settings were not checked: this Python has {what}, and stack {stack} verl {wanted}"
-    found, unchecked = asked(next(node.job for node in plan.nodes if node.job).entrypoint[2:])  # behind -m MODULE
-    return [f"verl {here}: {line}" for line in found], unchecked and f"verl's settings were not checked: {unchecked}"
-
-
-def asked(overrides: list[str]) -> tuple[list[str], str | None]:
-    """What the verl of this environment says of its settings, and why it could not, if so."""
-    variables = os.environ | OFFLINE | {"PYTHONPATH": with_root(os.environ)}
-    options = {"capture_output": True, "text": True, "errors": "replace", "timeout": SECONDS, "env": variables}
-    try:
-        done = subprocess.run([sys.executable, "-m", "launch.plan.validate"], input=json.dumps(overrides), **options)
-    except subprocess.TimeoutExpired:
-        return [], f"verl did not answer within {SECONDS} s"
-    if done.returncode:
-        return [], (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
-    return json.loads(done.stdout.splitlines()[-1]), None
-
-
-def installed() -> str | None:
-    """The version of verl in this environment."""
-    try:
-        return version("verl")
-    except PackageNotFoundError:
-        return None
-
-
 def described(plan: Plan, answers: Sequence[Answer]) -> dict[str, Any]:
     """The whole plan; `answers` are what the hosts said."""
     return {
@@ -154,7 +110,8 @@ def host(plan: Plan, node: NodePlan, answer: Answer) -> dict[str, Any]:
         "start": shlex.join(start),
         "container": plan.containers[number],
         "mounts": mounts(plan.inventory) if plan.containers[number] else [],
-        "checks": checks(node),
+        "needs": node.needs,
+        "ports": network.needed_ports(node.role, node.ports),
         "environment": environment(node, answer),
         "ray": shlex.join(start_command(node, answer.wire, count(node))),
     }
@@ -172,30 +129,6 @@ def environment(node: NodePlan, answer: Answer) -> list[dict[str, str | None]]:
             "instead_of": one.instead_of and shown(one.name, one.instead_of),
         }
         for one in node_environment(node.stack, {**node.values, **values}, node.layers)
-    ]
-
-
-def checks(node: NodePlan) -> list[str]:
-    """What must be right on the host before Ray starts."""
-    from launch.network import needed_ports
-
-    ports = ", ".join(f"{port} ({name})" for port, name in needed_ports(node.role, node.ports).items())
-    return [
-        *(f"{path} exists" for path in node.needs),
-        *([f"data files have the columns {', '.join(node.columns)}"] if node.columns else []),
-        *([f"{node.saving.out} has room for the checkpoints"] if node.saving else []),
-        *([f"can import {', '.join(one.module for one in node.imports)}"] if node.imports else []),
-        f"devices: {count(node)}",
-        "devices, chip, /dev/shm and /tmp as ./run.sh doctor wants them",
-        f"free ports: {ports}",
-        *(_joining(node) if len(node.members) > 1 else []),
-    ]
-
-
-def _joining(node: NodePlan) -> list[str]:
-    return [
-        "the same versions and the same time as on the other hosts",
-        f"all {len(node.members)} hosts join within {node.join_seconds} s",
     ]
 
 
@@ -237,8 +170,8 @@ def _host(host: dict[str, Any]) -> Iterator[str]:
     if host["container"]:
         yield f"  container: {host['container']}"
         yield from (f"    mount {mount}" for mount in host["mounts"])
-    yield "  checks before Ray starts:"
-    yield from (f"    {check}" for check in host["checks"])
+    yield f"  needs:    {', '.join(host['needs'])}"
+    yield f"  ports:    {', '.join(f'{port} ({name})' for port, name in host['ports'].items())}"
     yield "  environment (why each: docs/environment.md):"
     yield from (f"    {_variable(one)}" for one in host["environment"])
     yield f"  then:     {host['ray']}"

@@ -1,20 +1,28 @@
-"""The job of a run, as the head submits it to Ray: its command, where its files are on the hosts, what it saves.
+"""The job of a run, as the head submits it to Ray: its command, its files on the hosts, what it saves and imports.
 
 The command is verl with the recipe's overrides, then the user's, which win. Paths are those that its processes see on
 the hosts. Of its checkpoints it says how often, how many and how large.
+
+verl imports most modules late, in a worker, and takes some failures for a choice (`workers/engine/__init__.py` only
+warns that an engine is not available), so that a run dies minutes after its start with a line that points elsewhere.
+Here the list is made beforehand, from verl 0.9.1's sources; each host looks for them without importing any
+(launch/software.py). Not in it: what verl's metadata asks for, which comes with verl; what a reward file of the user's
+or the data ask for.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from launch.errors import LaunchError
 from launch.inventory import Inventory, Ports
 from launch.plan import Job, Layer, Saving
 from launch.recipes import Paths, Recipe, paths_of
 from launch.recipes.overrides import Resolved
-from launch.recipes.settings import ENVIRONMENT
-from launch.recipes.verl import ACTOR
+from launch.recipes.settings import ENVIRONMENT, uses_plugin
+from launch.recipes.verl import ACTOR, MODEL, RELEASE, ROLLOUT, TRANSFORMER, verl_of
 from launch.root import ROOT
+from launch.software import Import
+from launch.stacks import pins
 
 EAGER = "actor_rollout_ref.rollout.enforce_eager"  # false unless it is given
 SAVE = "trainer.save_freq"  # never, unless it is given
@@ -25,6 +33,9 @@ STEPS = "trainer.total_training_steps"  # as many as the epochs have, unless it 
 EPOCHS = ("trainer.total_epochs", 30)
 CONTENTS = f"{ACTOR}.checkpoint.save_contents"
 FLOAT32, BF16 = 4, 2
+PLUGINS = "vllm.general_plugins"  # entry points of this group are what vLLM loads
+COMPILED = "transformer_engine_torch"  # in the package for wheels of its core; at the top where all of it was built
+TRACKERS = {"tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"}  # names of `trainer.logger` that differ
 
 
 def job(resolved: Resolved, extra: Sequence[str], layers: Sequence[Layer], restarts: int, paths: Paths) -> Job:
@@ -73,38 +84,30 @@ def places(
         local: the head is this machine.
 
     Raises:
-        LaunchError: one is empty, as an unset variable leaves it, or there is no default for what is not given.
+        LaunchError: there is no default for what is not given.
     """
-    must_be_said({"--model": model, "--data": data, "--out": out})
     data = default_data(inventory, local) if data is None else os.path.abspath(data)
     if model is not None and (model.startswith((".", "/")) or os.path.exists(model)):
         model = os.path.abspath(model)
     return paths_of(recipe, model, data, default_out(inventory, run, local) if out is None else os.path.abspath(out))
 
 
-def must_be_said(options: Mapping[str, str | None]) -> None:
-    """Raise LaunchError for an option, or an argument, that is empty, as an unset variable of the shell leaves it."""
-    for option, value in options.items():
-        if value is not None and not value.strip():
-            raise LaunchError(f"{option} is empty: give a value, or leave it out")
-
-
 def default_data(inventory: Inventory, local: bool) -> str:
     """Where the data sets are unless --data says so: where `run.sh data` puts them."""
-    folder = working_folder(inventory, local) or next(iter(inventory.shared), None)
-    if folder is None:
-        raise LaunchError("--data is missing: the inventory names an image, and neither a project nor shared folders")
-    return f"{folder}/data"
+    return f"{_folder('--data', working_folder(inventory, local), *inventory.shared)}/data"
 
 
 def default_out(inventory: Inventory, run: str, local: bool) -> str:
     """Where a run writes unless --out says so."""
-    if inventory.shared:
-        return f"{inventory.shared[0]}/runs/{run}"
-    folder = working_folder(inventory, local)
-    if folder is None:
-        raise LaunchError("--out is missing: the inventory names an image, and neither a project nor shared folders")
-    return f"{folder}/runs/{run}"
+    return f"{_folder('--out', *inventory.shared, working_folder(inventory, local))}/runs/{run}"
+
+
+def _folder(option: str, *folders: str | None) -> str:
+    if (found := next(filter(None, folders), None)) is None:
+        raise LaunchError(
+            f"{option} is missing: the inventory names an image, and neither a project nor shared folders"
+        )
+    return found
 
 
 def working_folder(inventory: Inventory, local: bool) -> str | None:
@@ -184,3 +187,93 @@ def parameter_bytes(recipe: Recipe, overrides: Sequence[str]) -> int:
 
 def _count(text: str) -> int | None:
     return (int(text) or None) if text.isdecimal() else None  # 0 is none
+
+
+def imports(recipe: Recipe, overrides: Sequence[str]) -> list[Import]:
+    """What a run will import, each once.
+
+    Args:
+        overrides: verl's settings in the order in which they are given: the recipe's, then the user's.
+    """
+    subjects = (_base, _trainer, _rollout, _checkpoint_engine, _trackers)
+    found = [one for subject in subjects for one in subject(recipe, overrides)]
+    return list({(one.module, one.group): one for one in reversed(found)}.values())[::-1]
+
+
+def _base(recipe: Recipe, _: Sequence[str]) -> Iterator[Import]:
+    install = f"use the image of stack {recipe.stack}, or install its lock"
+    for module in ("torch", "transformers", "ray", "verl"):
+        yield Import(module, "every run", install)
+    if verl_of(recipe.stack) is RELEASE:
+        yield Import("transfer_queue", "verl's trainer", install)
+
+
+def _trainer(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
+    engine = last_value(overrides, "model_engine", "dp")
+    if engine == "megatron":
+        yield from _megatron(recipe, overrides)
+    elif pins(recipe.stack).devices != "npu":  # there transformers has flash_attention_2 of torch_npu
+        yield from _flash_attention(overrides)
+    if last_value(overrides, f"{MODEL}.use_liger", "false").lower() == "true":
+        yield Import("liger_kernel", f"{MODEL}.use_liger", f"install liger-kernel, or set {MODEL}.use_liger=false")
+
+
+def _flash_attention(overrides: Sequence[str]) -> Iterator[Import]:
+    """verl asks transformers for FlashAttention 2 unless it is told another (workers/config/model.py)."""
+    key = f"{MODEL}.override_config.attn_implementation"
+    name = last_value(overrides, key, "flash_attention_2")
+    package = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}.get(name)
+    if package:
+        yield Import(package, f"the trainer's attention {name}", f"install it, or set another with ++{key}=..")
+
+
+def _megatron(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
+    """verl/workers/engine/megatron and mindspeed; the bridge imports modelopt whatever is trained."""
+    install = f"install it (stack {recipe.stack}: docs/recipes.md), or take a recipe that trains with FSDP2"
+    yield Import("megatron.core", "the Megatron trainer", install)
+    if _uses_mbridge(recipe, overrides):
+        yield Import("mbridge", "the Megatron trainer, to load and send weights", install)
+    else:
+        yield Import("megatron.bridge", "the Megatron trainer, to load and send weights", install)
+        yield Import("modelopt.torch", "Megatron-Bridge", install)
+    if pins(recipe.stack).devices == "npu":
+        yield Import("mindspeed.megatron_adaptor", "the Megatron trainer on NPUs", install)
+        return
+    # The last is compiled for one torch and installed apart. Without it `import megatron.core` itself fails.
+    yield Import("transformer_engine.pytorch", "the Megatron trainer's layers", install)
+    yield Import(COMPILED, "TransformerEngine", install, elsewhere=f"transformer_engine.wheel_lib.{COMPILED}")
+    if last_value(overrides, f"{TRANSFORMER}.attention_backend", "flash") == "flash":
+        instead = f"install flash-attn, or set {TRANSFORMER}.attention_backend=fused (cuDNN's)"
+        yield Import("flash_attn", "Megatron's attention_backend flash (verl's default)", instead)
+
+
+def _uses_mbridge(recipe: Recipe, overrides: Sequence[str]) -> bool:
+    older = "false" if verl_of(recipe.stack) is RELEASE else "true"  # its default, in each verl
+    return last_value(overrides, f"{ACTOR}.megatron.vanilla_mbridge", older).lower() == "true"
+
+
+def _rollout(recipe: Recipe, _: Sequence[str]) -> Iterator[Import]:
+    install = f"use the image of stack {recipe.stack}"
+    yield Import("vllm", "the rollouts", f"{install}, or install its lock")
+    if pins(recipe.stack).devices == "npu":
+        yield Import("vllm_ascend", "vLLM on NPUs", install)
+    if uses_plugin(recipe):
+        yield Import(
+            "ascend_quant", f"the {recipe.rollout.scheme} rollouts", "install this project: pip install .", PLUGINS
+        )
+
+
+def _checkpoint_engine(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
+    """What carries weights to engines apart; on NPUs "nccl" is HCCL's, which needs nothing."""
+    key = f"{ROLLOUT}.checkpoint_engine.backend"
+    if last_value(overrides, key, "naive") == "nccl" and pins(recipe.stack).devices != "npu":
+        yield Import("cupy", f"{key}=nccl", "install it, or leave the setting (or the recipe's rollout.apart) out")
+
+
+def _trackers(_: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
+    """verl/utils/tracking.py; most are named as their modules."""
+    chosen = last_value(overrides, "trainer.logger", "console")
+    for name in (part.strip(" '\"") for part in chosen.strip("[]").split(",")):
+        if name not in ("console", "file"):
+            fix = "install it, or set trainer.logger=[console,file]"
+            yield Import(TRACKERS.get(name, name), f"trainer.logger {name}", fix)

@@ -4,7 +4,6 @@ Before that, whether they go together, with the paths of the run and the user's 
 function a subject, which yields problems.
 """
 
-import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +16,7 @@ from launch.errors import LaunchError
 from launch.inventory import Host, Inventory
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
-from launch.plan.imports import imports
-from launch.plan.job import columns, key, last_value, needs, saving, under
+from launch.plan.job import columns, imports, key, last_value, needs, saving, under
 from launch.plan.start import container_name, start_line
 from launch.recipes import Paths, Recipe, resolve
 from launch.recipes.effective import told
@@ -31,7 +29,6 @@ ULYSSES = tuple(
     for role in ("actor", "ref")
     for engine in ("", "fsdp_config.")
 )
-SETTING = re.compile(r"(?:\+\+?|~)?[A-Za-z_][\w./@-]*")
 
 
 def new_run() -> str:
@@ -141,17 +138,17 @@ def devices_of(host: Host, wanted: int, stack: str, layers: Sequence[Layer]) -> 
     """The devices of a host that the run uses: how many of those that are there, or their numbers.
 
     Raises:
-        LaunchError: a user's *_VISIBLE_DEVICES names too few, one twice, or not by numbers.
+        LaunchError: a user's *_VISIBLE_DEVICES names too few, or not by numbers.
     """
     names = [row.name for row in rows(stack) if row.value == "{devices}"]
     said = [(source, name, variables[name]) for source, variables in layers for name in names if name in variables]
     if said:
         source, name, value = said[-1]
-        visible = [int(part) for part in value.split(",") if part.strip().isdecimal()]
-        if len(visible) < len(value.split(",")):
-            raise LaunchError(f"{host.address}: {name}={value} ({source}): write numbers with commas, as 0,1,2,3")
-        if len(set(visible)) < len(visible):
-            raise LaunchError(f"{host.address}: {name}={value} ({source}) names a device twice: name each once")
+        try:
+            visible = [int(part) for part in value.split(",")]
+        except ValueError as error:
+            where = f"{host.address}: {name}={value} ({source})"
+            raise LaunchError(f"{where}: write numbers with commas, as 0,1,2,3") from error
         if len(visible) < wanted:
             raise LaunchError(
                 f"{host.address}: {name}={value} ({source}) names {len(visible)} devices, the recipe wants {wanted}: "
@@ -247,8 +244,7 @@ def without_exchange(overrides: Sequence[str]) -> str | None:
 def extra_problems(recipe: Recipe, extra: Sequence[str]) -> Iterator[str]:
     """A line for each that is no setting, or none that a user may give."""
     for one in extra:
-        name, equals, _ = one.partition("=")
-        if not SETTING.fullmatch(name) or "\0" in one or not (equals or one.startswith("~")):
+        if one.startswith("-") or not ("=" in one or one.startswith("~")):  # hydra's own options begin with -
             said = without_secrets_in(one)[:200]
             yield f"{said!r} is no setting of verl: write key=value behind --, as -- trainer.save_freq=10"
     keys, verl = [key(one) for one in extra], verl_of(recipe.stack)

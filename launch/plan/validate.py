@@ -1,27 +1,64 @@
-"""`python -m launch.plan.validate`: verl's overrides as JSON on stdin; what is wrong, as JSON, is the last line out.
+"""What verl would refuse of a job's settings, minutes after its start: asked before anything starts, for --dry-run.
 
-verl's own loader and checks come first, then what verl, Ray and our refits find out in the job, minutes after the
-start. No worker is started and no model is looked at.
+Another process composes and checks the command line with the verl that is here (`python -m launch.plan.validate`):
+verl's own loader and checks first, then what verl and our refits find out in the job. No worker is started and no model
+is looked at. Overrides are read as JSON from stdin; what is wrong, as JSON, is the last line out.
 """
 
 import difflib
 import json
 import math
-import re
+import os
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from launch.plan import Plan
 from launch.recipes.overrides import OPEN
-from launch.recipes.verl import ACTOR, ENVIRONMENT, ROLLOUT, VLLM, leaves
+from launch.recipes.verl import ACTOR, ROLLOUT, leaves, verl_of
+from launch.root import with_root
 from launch.variables import without_secrets_in
 
 RESUME = ("auto", "disable", "resume_path")
 ENGINE = "model_engine"  # chooses files of verl's configuration
-OF_A_NEW_CLUSTER = ("num_cpus", "num_gpus", "resources", "object_store_memory", "_temp_dir")
+MEGATRON = ("tensor_model", "pipeline_model", "context")  # who shares one copy of the weights
+SECONDS = 180  # for verl, whose imports take most of them
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def verl_problems(plan: Plan) -> tuple[list[str], str | None]:
+    """What verl would refuse of the job's settings, a line each; and why they could not be asked, if so."""
+    stack, here = plan.inventory.stack, installed()
+    wanted = verl_of(stack).name
+    if here is None or wanted.split()[0] != here:
+        what = f"verl {here}" if here else "no verl"
+        return [], f"verl's settings were not checked: this Python has {what}, and stack {stack} verl {wanted}"
+    found, unchecked = asked(next(node.job for node in plan.nodes if node.job).entrypoint[2:])  # behind -m MODULE
+    return [f"verl {here}: {line}" for line in found], unchecked and f"verl's settings were not checked: {unchecked}"
+
+
+def asked(overrides: list[str]) -> tuple[list[str], str | None]:
+    """What the verl of this environment says of its settings, and why it could not, if so."""
+    variables = os.environ | OFFLINE | {"PYTHONPATH": with_root(os.environ)}
+    options = {"capture_output": True, "text": True, "errors": "replace", "timeout": SECONDS, "env": variables}
+    try:
+        done = subprocess.run([sys.executable, "-m", "launch.plan.validate"], input=json.dumps(overrides), **options)
+    except subprocess.TimeoutExpired:
+        return [], f"verl did not answer within {SECONDS} s"
+    if done.returncode:
+        return [], (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
+    return json.loads(done.stdout.splitlines()[-1]), None
+
+
+def installed() -> str | None:
+    """The version of verl in this environment."""
+    try:
+        return version("verl")
+    except PackageNotFoundError:
+        return None
 
 
 def main() -> None:
@@ -36,14 +73,14 @@ def problems(overrides: list[str]) -> list[str]:
     try:
         given = [one for one in parsed(overrides) if one.key_or_group != ENGINE]
         tree = defaults(tuple(one for one in overrides if one.startswith(f"{ENGINE}=")))
-        if found := list(_unknown([(one.key_or_group, one.is_add() or one.is_force_add()) for one in given], tree)):
+        if found := list(_unknown([one.key_or_group for one in given if one.is_change()], tree)):
             return found
         config = composed(overrides)
         made = OmegaConf.to_container(config, resolve=True)
     except Exception as error:  # hydra, its parser and omegaconf have classes without a common one
         return [_words(error)]
     keys = [one.key_or_group for one in given if not one.is_delete()]
-    for part in (_types(keys, tree, made), _shares(made), _ray(made), _verl(config), _refits(config)):
+    for part in (_types(keys, tree, made), _verl(config), _shares(made), _refits(config)):
         if found := list(part):
             return found
     return []
@@ -72,107 +109,45 @@ def parsed(overrides: list[str]) -> list[Any]:
     return OverridesParser.create().parse_overrides(overrides)
 
 
-def _unknown(given: Iterable[tuple[str, bool]], tree: dict[str, Any]) -> Iterator[str]:
-    """What verl's configuration has not, or, where it was added, what no source names that would read it."""
+def _unknown(given: Iterable[str], tree: dict[str, Any]) -> Iterator[str]:
+    """What verl's configuration has not: hydra would advise to add it, which takes a misspelt one without a word."""
     there = [key for key, _ in leaves(tree)]
-    for key, added in given:
-        if "@" in key or "/" in key or key in there or _at(tree, key) is not None:
-            continue
-        new, package, file = _new_names(tree, key), "verl", "**/*.py"
-        if key.startswith(f"{VLLM}."):
-            new, package, file = [key.removeprefix(f"{VLLM}.").partition(".")[0]], "vllm", "engine/arg_utils.py"
-        elif key.startswith(tuple(OPEN)):
-            continue
-        if not added or not all(named(name, package, file) for name in new):
+    for key in given:
+        if "@" not in key and _at(tree, key) is None and key not in there and not key.startswith(tuple(OPEN)):
             near = difflib.get_close_matches(key, there, n=1)
-            yield f"{key}: {package} has no such setting" + (f": did you mean {near[0]}?" if near else "")
-
-
-def _new_names(tree: dict[str, Any], key: str) -> list[str]:
-    """The parts of a key from the first on that the tree has not."""
-    parts = key.split(".")
-    known = next(at for at in range(len(parts), -1, -1) if not at or _at(tree, ".".join(parts[:at])) is not None)
-    return parts[known:]
-
-
-def named(name: str, package: str, files: str) -> bool:
-    """Whether one of a package's files has the name; where the package is not installed, nobody can tell."""
-    found = find_spec(package)
-    if found is None:
-        return True
-    word = re.compile(rf"\b{re.escape(name)}\b")
-    sources = Path(found.submodule_search_locations[0]).glob(files)
-    return any(word.search(file.read_text(errors="replace")) for file in sources)
+            yield f"{key}: verl has no such setting" + (f": did you mean {near[0]}?" if near else "")
 
 
 def _types(keys: Iterable[str], tree: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
     """verl's own defaults say of which kind a value is; for most of them nothing else does before it is used."""
     for key in dict.fromkeys(keys):
         default, value = _at(tree, key), _at(made, key)
-        if not _same_kind(default, value):
-            kind = "a mapping" if isinstance(default, dict) else repr(default)
-            yield f"{key}={str(value)[:80]}: {type(value).__name__}, and verl's default is {kind}"
+        refers = isinstance(default, str) and default.startswith(("${", "???"))
+        if default is not None and value is not None and not refers and _kind(default) != _kind(value):
+            yield f"{key}={str(value)[:80]}: is {_kind(value)}, and verl's default {_kind(default)}: {default}"
 
 
-def _same_kind(default: Any, value: Any) -> bool:
-    if isinstance(default, dict):
-        return isinstance(value, dict)
-    if default is None or value is None or (isinstance(default, str) and default.startswith(("${", "???"))):
-        return True
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(value, bool) and isinstance(default, bool)
-    if isinstance(default, int | float):  # a share may be 0 or 1 by default
-        return isinstance(value, int | float)
-    if isinstance(default, list) or isinstance(value, list):  # a file or several, a logger or several
-        return not isinstance(default, dict | int) and not isinstance(value, dict)
-    return isinstance(value, type(default))
+def _kind(value: Any) -> str:
+    """A file or several, a logger or several are alike; so are 1 and 1.0."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, bool):
+        return "true or false"
+    return "a number" if isinstance(value, int | float) else "a text or a list"
 
 
 def _shares(made: dict[str, Any]) -> Iterator[str]:
-    """An update is shared out among the workers that hold the same weights, and cut into micro-batches."""
+    """An update is shared out among the workers that hold the same weights: verl finds out after the first rollout."""
     actor, trainer = _at(made, ACTOR), made["trainer"]
-    batch, mini, n = made["data"]["train_batch_size"], actor["ppo_mini_batch_size"], _at(made, f"{ROLLOUT}.n")
-    if not all(isinstance(one, int) and one > 0 for one in (batch, mini, n)):
-        return
-    if batch < mini:
-        yield f"data.train_batch_size={batch} is less than {ACTOR}.ppo_mini_batch_size={mini}"
-        return
-    devices = trainer["nnodes"] * trainer["n_gpus_per_node"]
     if actor["strategy"] == "megatron":
-        parts = [actor["megatron"][f"{kind}_parallel_size"] for kind in ("tensor_model", "pipeline_model", "context")]
-        workers = devices // math.prod(parts)
+        ranks = math.prod(actor["megatron"][f"{kind}_parallel_size"] for kind in MEGATRON)
     else:
-        shared = max(actor["ulysses_sequence_parallel_size"], actor["fsdp_config"]["ulysses_sequence_parallel_size"])
-        workers = devices // shared
+        ranks = max(actor["ulysses_sequence_parallel_size"], actor["fsdp_config"]["ulysses_sequence_parallel_size"])
+    workers = trainer["nnodes"] * trainer["n_gpus_per_node"] // ranks
+    mini, n = actor["ppo_mini_batch_size"], _at(made, f"{ROLLOUT}.n")
     if workers and mini * n % workers:
         samples = f"{ACTOR}.ppo_mini_batch_size={mini} x {ROLLOUT}.n={n} = {mini * n} samples"
         yield f"{samples} cannot be shared out among {workers} workers: choose a multiple"
-    elif workers and not actor["use_dynamic_bsz"]:
-        yield from _micro(made, f"{ACTOR}.ppo_micro_batch_size_per_gpu", mini * n // workers)
-        yield from _micro(made, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", batch * n // workers)
-
-
-def _micro(made: dict[str, Any], key: str, samples: int) -> Iterator[str]:
-    if (size := _at(made, key)) and samples % size:
-        yield f"{key}={size}: each worker has {samples} samples, no multiple of it"
-
-
-def _ray(made: dict[str, Any]) -> Iterator[str]:
-    """What ray.init would refuse: verl hands it `ray_kwargs.ray_init`, and the cluster is there already."""
-    import inspect
-
-    import ray
-
-    given = made["ray_kwargs"]["ray_init"]
-    known = inspect.signature(ray.init).parameters
-    for name, value in given.items():
-        if name in OF_A_NEW_CLUSTER and value is not None:
-            yield f"ray_kwargs.ray_init.{name}={value}: the cluster of the run is there already: leave it out"
-        elif name not in known and not name.startswith("_"):
-            yield f"ray_kwargs.ray_init.{name}: ray.init has no such argument"
-    for name, value in (_at(made, ENVIRONMENT) or {}).items():
-        if not isinstance(value, str):
-            yield f"{ENVIRONMENT}.{name}: is a {type(value).__name__}, and Ray takes text alone: quote it, as \"'1'\""
 
 
 def _verl(config: Any) -> Iterator[str]:

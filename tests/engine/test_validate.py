@@ -1,4 +1,4 @@
-"""What verl, Ray or our refits would refuse minutes after the start is refused at once, and what they take is not."""
+"""What verl or our refits would refuse minutes after the start is refused at once, and what they take is not."""
 
 import json
 import subprocess
@@ -40,29 +40,19 @@ def test_what_verl_takes_is_taken():
     [
         {
             "trainer.save_frq=10": "trainer.save_frq: … trainer.save_freq?",
-            "++trainer.save_frqe=3": "trainer.save_frqe: … trainer.save_freq?",
-            "+trainer.nothing_at_all=3": "trainer.nothing_at_all",
-            "+trianer.save_freq=3": "trianer.save_freq",
-            f"+{ROLLOUT}.engine_kwargs.vllm.max_num_sqs=3": "max_num_sqs: vllm",
-            "~trainer.nothere": "trainer.nothere",
+            "trianer.save_freq=3": "trianer.save_freq: … trainer.save_freq?",
         },
+        {"~trainer.nothere": "trainer.nothere"},
         {"trainer.x=[a": "[a"},
         {"--config-name=x": "--config-name=x"},
         {"trainer.logger=${nothere}": "nothere"},
         {
-            "trainer.save_freq=abc": "trainer.save_freq=abc: str",
-            "trainer.val_before_train=yes": "trainer.val_before_train=yes: str",
-            f"{ACTOR}.optim.lr=abc": "lr=abc: str",
-            "trainer.v1=5": "trainer.v1=5: int",
+            "trainer.save_freq=abc": "trainer.save_freq=abc: … number",
+            "trainer.val_before_train=yes": "trainer.val_before_train=yes: … true or false",
+            f"{ACTOR}.optim.lr=abc": "lr=abc: … number",
+            "trainer.v1=5": "trainer.v1=5: … mapping",
         },
-        {"data.train_batch_size=7": "data.train_batch_size=7"},
-        {"data.train_batch_size=8": "log_prob_micro_batch_size_per_gpu=128: each worker has 64 samples"},
-        {f"{ACTOR}.ppo_micro_batch_size_per_gpu=24": "ppo_micro_batch_size_per_gpu=24"},
-        {
-            "+ray_kwargs.ray_init.num_gpus=2": "num_gpus=2",
-            "+ray_kwargs.ray_init.foo=2": "ray_init.foo",
-            "+ray_kwargs.ray_init.runtime_env.env_vars.A=5": "env_vars.A: ",
-        },
+        {"data.train_batch_size=7": "7"},
         {"trainer.resume_mode=atuo": "disable, resume_path", "trainer.use_v1=false": "trainer.use_v1"},
         {"trainer.logger=wandbb": "wandbb"},
         {f"{ACTOR}.loss_agg_mode=token_mean": "token_mean"},

@@ -16,7 +16,7 @@ from launch.errors import LaunchError
 from launch.inventory import Inventory
 from launch.nodes import checks
 from launch.plan import NodePlan
-from launch.plan.imports import imports
+from launch.plan.job import imports
 from launch.plan.make import make
 from launch.recipes import Paths, Recipe, load, names, resolve
 from launch.recipes.verl import TRANSFORMER
