@@ -68,12 +68,13 @@ def main() -> None:
 
 def problems(overrides: list[str]) -> list[str]:
     """A line for each thing; what cannot be read, or be of another kind, ends it."""
+    from hydra.core.override_parser.types import OverrideType
     from omegaconf import OmegaConf
 
     try:
         given = [one for one in parsed(overrides) if one.key_or_group != ENGINE]
         tree = defaults(tuple(one for one in overrides if one.startswith(f"{ENGINE}=")))
-        if found := list(_unknown([one.key_or_group for one in given if one.is_change()], tree)):
+        if found := list(_unknown([one.key_or_group for one in given if one.type is OverrideType.CHANGE], tree)):
             return found
         config = composed(overrides)
         made = OmegaConf.to_container(config, resolve=True)

@@ -28,14 +28,6 @@ def effective_share(tokens: int, kl: float, threshold: float) -> float:
     return of_normal(-tokens * kl, 2 * tokens * kl, threshold).ess
 
 
-def longest(threshold: float, kl: float = KL) -> int:
-    """The most tokens at which sequences' weights leave LEAST of a batch, in steps of 10."""
-    tokens = 0
-    while effective_share(tokens + 10, kl, threshold) >= LEAST:
-        tokens += 10
-    return tokens
-
-
 @dataclass(frozen=True)
 class Weights:
     """A recipe's importance weights.
@@ -61,8 +53,8 @@ class Weights:
         leave = f"at a KL of {kl:.3g} a token the weights leave {share:.2f} of the batch"
         if self.level == "token":
             return f"correction.level: token: {leave}, {LEAST} is wanted", DO["token"]
-        most = f"at most {longest(self.threshold, kl)} tokens leave {LEAST}"
-        return f"correction.level: sequence with responses of {self.tokens} tokens: {leave}, {most}", "Use token"
+        what = f"correction.level: sequence with responses of {self.tokens} tokens: {leave}, {LEAST} is wanted"
+        return what, "Use token"
 
 
 def weights_of(recipe: Recipe) -> Weights | None:

@@ -6,9 +6,6 @@ from test_recipe_verl_commit import parsed
 from launch.recipes import load, names, paths_of, resolve
 from launch.recipes.verl import leaves
 
-TWINS = [name for name in names() if "-bf16" in name]
-WITH_CACHE = [name for name in names() if "-kv8-" in name]
-
 # Both runs as their users described them, in verl's words.
 GSM8K_RUN = {
     "data.max_prompt_length": 2048,
@@ -93,49 +90,21 @@ def test_the_existing_runs_figures(name: str, figures: dict[str, object]):
     assert {key: found.get(key) for key in {**figures, **correction}} == {**figures, **correction}
 
 
-@pytest.mark.parametrize(
-    "name, nodes, devices, memory",
-    [
-        ("qwen2.5-7b-int8-gsm8k-a2", 1, 8, 64),
-        ("qwen2.5-7b-int8-dapo-a2", 1, 8, 64),
-        ("qwen3-30b-a3b-int8-grpo-a3", 1, 16, 64),
-        ("qwen3-30b-a3b-int8-grpo-2xa2", 2, 8, 64),
-        ("qwen3-30b-a3b-int8-megatron-a3", 1, 16, 64),
-        ("qwen3-30b-a3b-int8-megatron-2xa2", 2, 8, 64),
-        ("qwen2.5-32b-int8-dapo-a3", 1, 16, 64),
-        ("qwen2.5-7b-int8-gsm8k-h100", 1, 8, 80),
-        ("qwen2.5-7b-int8-dapo-h100", 1, 8, 80),
-        ("qwen3-30b-a3b-int8-grpo-h200", 1, 8, 141),
-        ("qwen3-30b-a3b-int8-megatron-h200", 1, 8, 141),
-        ("qwen2.5-32b-int8-dapo-h200", 1, 8, 141),
-    ],
-)
-def test_every_run_that_is_asked_for_is_there(name: str, nodes: int, devices: int, memory: int):
-    recipe = load(name)
-    assert (recipe.nodes, recipe.devices_per_node, recipe.memory.device) == (nodes, devices, memory)
-    assert recipe.stack == ("ascend-cann9.1" if memory == 64 else "cuda13")
-    assert recipe.correction.threshold == 2.0
-    assert name.replace("-int8-", "-bf16-") in TWINS
+VARIANTS = [
+    *((name, name.replace("-bf16", "-int8"), "rollout.scheme", "bf16") for name in names() if "-bf16" in name),
+    *((name, name.replace("-kv8-", "-"), "rollout.kv_cache", "int8") for name in names() if "-kv8-" in name),
+    *((name, name.replace("-r3-", "-"), "training.routing_replay", True) for name in names() if "-r3-" in name),
+]
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_a_twin_differs_in_the_scheme_alone(name: str):
-    twin, int8 = (load(one).model_dump() for one in (name, name.replace("-bf16", "-int8")))
-    twin, int8 = dict(leaves(twin)), dict(leaves(int8))
-    assert {key for key in twin if twin[key] != int8[key]} == {"name", "summary", "rollout.scheme"}
-    assert (twin["rollout.scheme"], int8["rollout.scheme"]) == ("bf16", "int8")
+@pytest.mark.parametrize("name, of, key, value", VARIANTS)
+def test_a_variant_differs_in_one_thing_alone(name: str, of: str, key: str, value: object):
+    variant, plain = (dict(leaves(load(one).model_dump())) for one in (name, of))
+    assert {one for one in variant if variant[one] != plain[one]} == {"name", "summary", key}
+    assert variant[key] == value and plain["rollout.scheme"] == "int8"
 
 
-@pytest.mark.parametrize("name", WITH_CACHE)
-def test_a_variant_for_long_answers_differs_in_the_cache_alone(name: str):
-    variant, plain = (dict(leaves(load(one).model_dump())) for one in (name, name.replace("-kv8-", "-")))
-    assert {key for key in variant if variant[key] != plain[key]} == {"name", "summary", "rollout.kv_cache"}
-    assert (variant["rollout.kv_cache"], plain["rollout.kv_cache"]) == ("int8", "auto")
-    assert plain["rollout.max_response_length"] >= 10240
-
-
-def test_the_variant_that_replays_routes_differs_in_that_alone():
-    (name,) = [name for name in names() if load(name).training.routing_replay]
-    variant, plain = (dict(leaves(load(one).model_dump())) for one in (name, name.replace("-r3-", "-")))
-    assert {key for key in variant if variant[key] != plain[key]} == {"name", "summary", "training.routing_replay"}
-    assert (load(name).backend, load(name).rollout.scheme) == ("megatron", "int8")
+def test_every_int8_recipe_has_its_twin_and_each_kind_of_variant_is_there():
+    assert {key for _, _, key, _ in VARIANTS} == {"rollout.scheme", "rollout.kv_cache", "training.routing_replay"}
+    plain = {name for name in names() if "-int8-" in name and "-kv8-" not in name and "-r3-" not in name}
+    assert plain and plain <= {of for _, of, _, _ in VARIANTS}
