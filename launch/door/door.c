@@ -9,8 +9,8 @@
    before it is accepted: so each process behind the door writes down whom it calls on this host, and whose call it was
    is read there.
 
-   PROGRAM: the filter, as struct sock_filter. OWN: this host's addresses, 16 bytes each, IPv4 as ::ffff:a.b.c.d.
-   HOSTS: those of the run's hosts. CALLS: the file of the calls, a struct call of CALL_BYTES for each port. */
+   OWN: this host's addresses, 16 bytes each, IPv4 as ::ffff:a.b.c.d. HOSTS: those of the run's hosts. CALLS: the file of
+   the calls, a struct call of CALL_BYTES for each port. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -21,6 +21,7 @@
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
 #include <netinet/in.h>
+#include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -30,7 +31,6 @@
 
 #define LISTENING 10 /* TCP_LISTEN of the kernel, as sock_diag has it */
 
-static struct sock_filter program[] = {PROGRAM};
 static const unsigned char own[][16] = {OWN}, hosts[][16] = {HOSTS};
 
 struct end { /* of a TCP connection */
@@ -48,7 +48,9 @@ static int admitted(uid_t user) { return user == 0 || user == geteuid(); }
 
 static int is_internet(int family) { return family == AF_INET || family == AF_INET6; }
 
-static int is_ipv4(const struct end *end) { return memcmp(end->address, "\0\0\0\0\0\0\0\0\0\0\377\377", 12) == 0; }
+static int is_ipv4_address(const unsigned char *address) { return memcmp(address, "\0\0\0\0\0\0\0\0\0\0\377\377", 12) == 0; }
+
+static int is_ipv4(const struct end *end) { return is_ipv4_address(end->address); }
 
 static struct end end_of(const struct sockaddr_storage *name) {
     struct end end = {.address = {[10] = 0xff, [11] = 0xff}};
@@ -151,9 +153,51 @@ static int is_known(int fd) {
     return admitted(caller) || (caller == (uid_t)-1 && ours);
 }
 
+static uint32_t word_of(const unsigned char *address, int word) {
+    uint32_t found;
+    memcpy(&found, address + 4 * word, 4);
+    return ntohl(found);
+}
+
+/* The filter that takes packets from the loopback and from these addresses, and drops all others: classic BPF, whose
+   offsets count from the IP header. Returns how many instructions it has, at most 12 + 9 for each address. */
+unsigned short aq_door_filter(struct sock_filter *to, const unsigned char (*addresses)[16], size_t count) {
+    const uint32_t net = SKF_NET_OFF, ipv4_source = net + 12, ipv6_source = net + 8, all = 0xffffffff;
+    const struct sock_filter take = BPF_STMT(BPF_RET | BPF_K, all), drop = BPF_STMT(BPF_RET | BPF_K, 0);
+    const struct sock_filter load = BPF_STMT(BPF_LD | BPF_W | BPF_ABS, ipv4_source);
+    unsigned short size = 0, jump;
+    to[size++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_B | BPF_ABS, net);
+    to[size++] = (struct sock_filter)BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0xf0);
+    to[size++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x40, 1, 0); /* IP's version */
+    jump = size++;
+    to[size++] = load;
+    to[size++] = (struct sock_filter)BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0xff000000);
+    to[size++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x7f000000, 0, 1);
+    to[size++] = take;
+    to[size++] = load;
+    for (size_t i = 0; i < count; i++)
+        if (is_ipv4_address(addresses[i])) {
+            to[size++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, word_of(addresses[i], 3), 0, 1);
+            to[size++] = take;
+        }
+    to[size++] = drop;
+    to[jump] = (struct sock_filter)BPF_STMT(BPF_JMP | BPF_JA, size - jump - 1);
+    for (size_t i = 0; i < count; i++)
+        if (!is_ipv4_address(addresses[i])) {
+            for (int word = 0; word < 4; word++) { /* past the rest of this address where one differs */
+                to[size++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, ipv6_source + 4 * word);
+                to[size++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, word_of(addresses[i], word), 0, 7 - 2 * word);
+            }
+            to[size++] = take;
+        }
+    to[size++] = drop;
+    return size;
+}
+
 int listen(int fd, int backlog) {
     int (*next)(int, int) = dlsym(RTLD_NEXT, "listen");
-    struct sock_fprog filter = {sizeof program / sizeof *program, program};
+    struct sock_filter program[12 + 9 * (sizeof hosts / sizeof *hosts)];
+    struct sock_fprog filter = {aq_door_filter(program, hosts, sizeof hosts / sizeof *hosts), program};
     int family = AF_UNSPEC;
     socklen_t length = sizeof family;
     if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &length) == 0 && is_internet(family))
