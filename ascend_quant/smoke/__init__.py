@@ -2,13 +2,11 @@
 
 probes.py      what a probe is, the list of them, and how one is carried out
 results.py     what came of it: the lines and the JSON file, of `./run.sh smoke` too
-versions.py    what is installed
-libraries.py   whether vLLM's compiled kernels find what they are linked with
+installed.py   versions, and whether vLLM's compiled kernels find what they are linked with
 operators.py   a CPU's and a GPU's kernels on some shapes
 npu/           the operators of torch_npu that a refit and a rollout rest on
 engine.py      a real vLLM engine is refitted, then compared with a fresh one; life.py: its sleep, and a NaN
 worker.py      in that engine's workers: what it is made of, and the refit in buckets
-expected.py    the digest that a receipt must have, from the checkpoint's values alone
 models.py      the checkpoints of a small model, as if a training step lay between them
 
 `./run.sh smoke` (launch/smoke) adds the doctor and three training steps, and carries probes out in processes of their

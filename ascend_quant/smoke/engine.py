@@ -8,17 +8,17 @@ refitted engine generate the tokens that the fresh one generates?
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ascend_quant import oracle
 from ascend_quant.profile.checkpoints import Checkpoint
-from ascend_quant.schemes import get_scheme
+from ascend_quant.schemes import Scheme, get_scheme
 from ascend_quant.smoke import models
-from ascend_quant.smoke.expected import Parameter, digest
 from ascend_quant.smoke.probes import NotPossible, On, Seen, need, probe
 
 SCHEME = "int8"
@@ -77,13 +77,13 @@ def refitted(on: On, graphs: bool = False, ranks: int = 1, moe: bool = False) ->
             before, first = generated(llm, prompts), asked(llm, "smoke_receipt")
             buckets, *_ = asked(llm, "smoke_refit", str(then), BUCKET)
             answers, receipts = generated(llm, prompts), asked(llm, "smoke_receipt")
-            parameters = [Parameter(**one) for one in asked(llm, "smoke_parameters")[0]]
+            parameters = asked(llm, "smoke_parameters")[0]
         with engine_of(then, SCHEME, **options) as llm:
             fresh, loads = generated(llm, prompts), asked(llm, "smoke_receipt")
         whose = "the definition's" if ranks == 1 else "the fresh engine's"
         expected = [load["digest"] for load in loads]
         if ranks == 1:
-            expected = [digest(parameters, Checkpoint(then).tensor, get_scheme(SCHEME))]
+            expected = [definition_digest(parameters, Checkpoint(then).tensor, get_scheme(SCHEME))]
     receipt = receipts[0]
     values = {"tensors": receipt["tensors"], "ms": receipt["milliseconds"], "digest": receipt["digest"]}
     values |= {"expected digest": expected[0], "buckets": buckets, "receipt": receipt, "prompts": PROMPTS}
@@ -91,6 +91,29 @@ def refitted(on: On, graphs: bool = False, ranks: int = 1, moe: bool = False) ->
     values |= {"start, s": round(ready - begun, 1), "machine": machine()}
     problems = digest_problems(first, receipts, loads, expected, whose)
     return Seen(values, [*problems, *token_problems(answers, fresh)])
+
+
+def definition_digest(parameters: Sequence[dict], read: Callable[[str], torch.Tensor], scheme: Scheme) -> str:
+    """16 hex digits: the digest that a receipt must have, by the oracle from a checkpoint's values alone.
+
+    The engine says only which checkpoint tensors lie in which of its parameters, in which order. One rank holds all.
+
+    Args:
+        parameters: as `worker.Extension.smoke_parameters` returns them.
+        read: gives a tensor of the checkpoint by its name.
+        scheme: one whose scales are shared by rows.
+    """
+    found, weights = [], []
+    for one in parameters:
+        values = torch.cat([oracle.as_matrix(read(part)) for part in one["parts"]])
+        if one["quantized"]:
+            codes, scale = oracle.quantize(values, scheme)
+            found += [oracle.digest(codes), oracle.digest(scale)]
+            weights += [one["weight"], 3 * one["weight"]]
+        else:
+            found.append(oracle.digest(values.to(getattr(torch, one["dtype"]))))
+            weights.append(one["weight"])
+    return f"{oracle.add_digests(*found, weights=weights):016x}"
 
 
 def digest_problems(

@@ -1,13 +1,9 @@
-"""Small models with seeded weights: two checkpoints as of two training steps, and a config of 7B's layers.
+"""Small models with seeded weights: two checkpoints as of two training steps.
 
 Wider than the demo's model, because not every device's attention takes heads of 32; its weights are large enough that
 answers are not all the same. What is divided among ranks can be divided by 4.
 """
 
-import json
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 CONFIG = {
@@ -24,15 +20,6 @@ CONFIG = {
     "eos_token_id": 0,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "head_dim": 128}
-SEVEN_B = {  # Qwen2.5-7B
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": False,
-}
 
 
 def write(folder: Path, moe: bool = False) -> tuple[Path, Path]:
@@ -47,12 +34,3 @@ def write(folder: Path, moe: bool = False) -> tuple[Path, Path]:
             model = AutoModelForCausalLM.from_config(config)
         model.to(torch.bfloat16).save_pretrained(folder / name)
     return folder / "start", folder / "then"
-
-
-@contextmanager
-def write_config(layers: int) -> Iterator[Path]:
-    """A folder with the config.json of some layers of Qwen2.5-7B and no weights."""
-    config = {**SEVEN_B, "num_hidden_layers": layers, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
-    with tempfile.TemporaryDirectory(prefix="aq-smoke-") as made:
-        (Path(made) / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
-        yield Path(made)

@@ -19,10 +19,14 @@ class Extension:
     """Methods that vLLM adds to its worker class; what they return is plain."""
 
     def smoke_parameters(self) -> list[dict[str, Any]]:
-        """The fields of expected.Parameter, one for each resident."""
+        """What each of the engine's parameters is made of.
+
+        Returns:
+            of each: parts, names in the checkpoint in the order of its rows; weight, its factor in the digest of all;
+            quantized, whether it is held as codes and scales; dtype, torch's name of the engine's own if it is not.
+        """
         return [
             {
-                "name": resident.name,
                 "parts": [part for part, _ in resident.parts],
                 "weight": resident.weight,
                 "quantized": bool(resident.codes),
@@ -59,17 +63,13 @@ class Extension:
 
 
 def buckets(folder: Path, limit: int) -> Iterator[Bucket]:
-    """The tensors of a checkpoint, as many together as `limit` bytes hold, at least one."""
+    """The tensors of a checkpoint, the last first, as many together as `limit` bytes hold, at least one."""
     bucket: Bucket = []
-    for name, tensor in _tensors(folder):
+    checkpoint = Checkpoint(folder)
+    for name in sorted(checkpoint.names, reverse=True):
+        tensor = checkpoint.tensor(name)
         if bucket and sum(one.nbytes for _, one in bucket) + tensor.nbytes > limit:
             yield bucket
             bucket = []
         bucket.append((name, tensor))
     yield bucket
-
-
-def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    checkpoint = Checkpoint(folder)
-    for name in sorted(checkpoint.names, reverse=True):
-        yield name, checkpoint.tensor(name)

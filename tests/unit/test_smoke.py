@@ -27,7 +27,7 @@ from ascend_quant.kernels import cpu
 from ascend_quant.refit import Refit
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 from ascend_quant.schemes import SCHEMES
-from ascend_quant.smoke import engine, expected, libraries, models, operators, probes, results
+from ascend_quant.smoke import engine, installed, models, operators, probes, results
 from ascend_quant.smoke.probes import NotPossible, On, Probe, Seen, carry_out
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 from launch import child as children
@@ -157,8 +157,8 @@ def test_a_library_that_a_compiled_kernel_needs_is_named(tmp_path, monkeypatch):
     loaded = ctypes.CDLL(str(tmp_path / "libthere.so"))  # as torch has loaded its own
     (tmp_path / "libgone.so").unlink()
     spec = SimpleNamespace(submodule_search_locations=[str(kernel.parent)])
-    monkeypatch.setattr(libraries, "find_spec", lambda package: spec if package == "vllm" else None)
-    assert libraries.libraries(CPU).problems == ["vllm/_C.abi3.so needs libgone.so"] and loaded.there() == 1
+    monkeypatch.setattr(installed, "find_spec", lambda package: spec if package == "vllm" else None)
+    assert installed.libraries(CPU).problems == ["vllm/_C.abi3.so needs libgone.so"] and loaded.there() == 1
 
 
 def compiled(file: Path, source: str, *options: str) -> None:
@@ -186,15 +186,24 @@ def test_the_expected_digest_is_what_a_refit_of_the_same_values_gives():
         head.fill(head.data[5:], 0, slot)
     parts = {"qk.weight": ["q.weight", "k.weight"]}
     parameters = [
-        expected.Parameter(one.name, parts.get(one.name, [one.name]), one.weight, bool(one.codes), "bfloat16")
+        {
+            "parts": parts.get(one.name, [one.name]),
+            "weight": one.weight,
+            "quantized": bool(one.codes),
+            "dtype": "bfloat16",
+        }
         for one in refit.residents
     ]
-    assert expected.digest(parameters, sent.__getitem__, SCHEMES["int8"]) == refit.last_receipt.digest
-    swapped = expected.Parameter("qk.weight", ["k.weight", "q.weight"], qk.weight, True, "bfloat16")
-    assert expected.digest([swapped, *parameters[1:]], sent.__getitem__, SCHEMES["int8"]) != refit.last_receipt.digest
-    wide = expected.Parameter("norm.weight", ["norm.weight"], 1, False, "float32")
+
+    def expected(parameters: list[dict]) -> str:
+        return engine.definition_digest(parameters, sent.__getitem__, SCHEMES["int8"])
+
+    assert expected(parameters) == refit.last_receipt.digest
+    swapped = parameters[0] | {"parts": ["k.weight", "q.weight"]}
+    assert expected([swapped, *parameters[1:]]) != refit.last_receipt.digest
+    wide = {"parts": ["norm.weight"], "weight": 1, "quantized": False, "dtype": "float32"}
     digest = oracle.digest(sent["norm.weight"].float())
-    assert expected.digest([wide], sent.__getitem__, SCHEMES["int8"]) == f"{digest:016x}"
+    assert expected([wide]) == f"{digest:016x}"
 
 
 def receipt(digest: str, number: int = 2) -> dict:

@@ -1,7 +1,10 @@
 """Probes of speed on an NPU: refits beside a plain copy, rollouts beside BF16, in the same run."""
 
+import json
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -10,13 +13,25 @@ import torch
 from ascend_quant.kernels import npu
 from ascend_quant.kernels.moves import Job, Move
 from ascend_quant.smoke.engine import engine_of, generated, need_vllm
-from ascend_quant.smoke.models import write_config
 from ascend_quant.smoke.npu import data
 from ascend_quant.smoke.probes import On, Seen, probe
 
 ROUNDS, ROUND_MS, MOST_CALLS = 5, 30.0, 50
 ROOM = 0.7  # share of the free memory
 LAYERS, BATCHES, PROMPT, ANSWER = 8, (16, 64), 128, 128  # of a rollout
+CONFIG = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "num_hidden_layers": LAYERS,
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
 
 
 @probe(
@@ -104,13 +119,14 @@ def rollout(on: On) -> Seen:
 
 def _rates(scheme: str) -> dict[int, float]:
     """Tokens a second of whole answers, prompts and all, by batch."""
-    with write_config(LAYERS) as folder:
+    with tempfile.TemporaryDirectory(prefix="aq-smoke-") as folder:
+        Path(folder, "config.json").write_text(json.dumps(CONFIG))
         more: dict[str, Any] = {
             "load_format": "dummy",
             "max_model_len": PROMPT + ANSWER + 8,
             "max_num_seqs": max(BATCHES),
         }
-        with engine_of(folder, scheme, graphs=True, memory=0.5, enable_prefix_caching=False, **more) as llm:
+        with engine_of(Path(folder), scheme, graphs=True, memory=0.5, enable_prefix_caching=False, **more) as llm:
             return {batch: _rate(llm, batch) for batch in BATCHES}
 
 

