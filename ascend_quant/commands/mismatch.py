@@ -53,9 +53,7 @@ def mismatch(
     from ascend_quant.mismatch import report
     from ascend_quant.mismatch.engines import EngineFailed
     from ascend_quant.mismatch.measure import Settings
-    from ascend_quant.mismatch.plot import draw
-    from ascend_quant.mismatch.prompts import PromptError
-    from ascend_quant.mismatch.tokens import ModelError
+    from ascend_quant.mismatch.prompts import ModelError, PromptError
     from ascend_quant.schemes import UnknownScheme
 
     if plot is not None and (said := why_no_file(plot)):
@@ -76,7 +74,7 @@ def mismatch(
         typer.echo(json.dumps(found))
     if plot is not None:
         try:
-            draw(found, plot)
+            report.draw(found, plot)
         except OSError as error:
             fail(f"--plot {plot}: cannot be written: {error}", FAILED)
     if fail_above is not None and found["mismatch"]["k3_kl"] > fail_above:

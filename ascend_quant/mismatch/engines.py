@@ -1,19 +1,29 @@
-"""One vLLM engine in a process of its own (child.py), so that each has the whole device, one after the other."""
+"""One vLLM engine in a process of its own, so that each has the whole device, one after the other.
 
-import json
+Tokens are sampled at temperature 1 from the whole distribution; log-probabilities are those of that distribution, for
+sampling and for scoring alike ("raw_logprobs": float32, before any penalty or filter). Sampling decodes, token by
+token, from the engine's cache; scoring takes a sequence as one prompt.
+"""
+
 import logging
+import multiprocessing
 import os
 import re
+import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from math import isfinite
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from vllm import LLM
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +32,7 @@ ERRORS = 5
 ERROR = re.compile(r"\b[\w.]*(Error|Exception): .+")
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 10
+SPAWN = multiprocessing.get_context("spawn")
 
 OnProgress = Callable[[str, int, int], None]  # what is going on, how much of it is done, of how much
 
@@ -53,33 +64,57 @@ class Task:
 
 
 def run(task: Task, on_progress: OnProgress) -> dict[str, Any]:
-    """Carry out a task in a new process; what comes back is `child.work`'s.
+    """Carry out a task in a new process; what comes back is that of `work`.
 
     Raises:
         EngineFailed: with its last words; the whole log is kept.
     """
+    _leave_flashrl_out()
     folder = Path(tempfile.mkdtemp(prefix="ascend-quant-mismatch-"))
-    paths = {name: folder / name for name in ("task.json", "result.json", "progress", "log")}
-    paths["task.json"].write_text(json.dumps(asdict(task)))
-    paths["progress"].touch()
-    command = [sys.executable, "-m", "ascend_quant.mismatch.child", str(folder)]
+    log, result = folder / "log", None
+    reader, writer = SPAWN.Pipe(duplex=False)
+    child = SPAWN.Process(target=_in_child, args=(task, writer, log))
     on_progress("starts", 0, 1)
-    with paths["log"].open("w") as log:
-        options = {"stdout": log, "stderr": subprocess.STDOUT, "env": _environment(), "start_new_session": True}
-        child = subprocess.Popen(command, **options)
-        try:
-            _follow(child, paths["progress"], on_progress)
-        finally:
-            _end(child)
-    if not paths["result.json"].exists():
-        how = f"was killed by signal {-child.returncode}" if child.returncode < 0 else f"ended with {child.returncode}"
-        words = last_words(paths["log"].read_text(errors="replace"))
-        raise EngineFailed(f"the engine {how}; its last words:\n{words}\nThe whole log: {paths['log']}")
-    result = json.loads(paths["result.json"].read_text())
-    for path in paths.values():
-        path.unlink()
-    folder.rmdir()
+    child.start()
+    writer.close()
+    try:
+        for said in _said(reader, child):
+            if isinstance(said, tuple):
+                on_progress(*said)
+            else:
+                result = said
+    finally:
+        _end(child)
+    if result is None:
+        how = f"was killed by signal {-child.exitcode}" if child.exitcode < 0 else f"ended with {child.exitcode}"
+        words = last_words(log.read_text(errors="replace") if log.exists() else "")
+        raise EngineFailed(f"the engine {how}; its last words:\n{words}\nThe whole log: {log}")
+    shutil.rmtree(folder)
     return result
+
+
+def _leave_flashrl_out() -> None:
+    """Without FlashRL's variables, for this process and its children: they would make another engine of a BF16 one."""
+    if found := [name for name in os.environ if name.startswith("FLASHRL_")]:
+        logger.warning("the engines do not follow %s: they have the options of this command", ", ".join(found))
+        for name in found:
+            del os.environ[name]
+
+
+def _said(reader: Connection, child: Any) -> Iterator[Any]:
+    """What the process sends, until it has ended: the arguments of OnProgress, and its result."""
+    with suppress(EOFError):
+        while reader.poll(POLL_SECONDS) or child.is_alive():
+            if reader.poll():
+                yield reader.recv()
+
+
+def _end(child: Any) -> None:
+    """Leave nothing of the child's session behind, vLLM's own processes included."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, sign)
+        child.join(GRACE_SECONDS)
 
 
 def last_words(log: str) -> str:
@@ -89,29 +124,97 @@ def last_words(log: str) -> str:
     return "\n".join([*list(errors)[-ERRORS:], "...", *lines[-LAST_WORDS:]])
 
 
-def _environment() -> dict[str, str]:
-    """Without FlashRL's variables: they would turn a BF16 engine into another one."""
-    if found := [name for name in os.environ if name.startswith("FLASHRL_")]:
-        logger.warning("the engines do not follow %s: they have the options of this command", ", ".join(found))
-    return {name: value for name, value in os.environ.items() if name not in found}
+def _in_child(task: Task, writer: Connection, log: Path) -> None:
+    """The child's main function, in a session of its own, with all output in the log."""
+    os.setsid()
+    with log.open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    writer.send(work(task, lambda *said: writer.send(said)))
 
 
-def _follow(child: subprocess.Popen, progress: Path, on_progress: OnProgress) -> None:
-    with progress.open() as lines:
-        rest, ended = "", False
-        while not ended:
-            ended = child.poll() is not None
-            *whole, rest = (rest + lines.read()).split("\n")
-            for line in whole:
-                on_progress(*json.loads(line))
-            if not ended:
-                time.sleep(POLL_SECONDS)
+def work(task: Task, on_progress: OnProgress) -> dict[str, Any]:
+    """Score the given sequences, looking at the layers while the first policy's pass; then sample.
+
+    Returns:
+        scored: by policy, each token's log-probability; layers: what each rank saw of each layer; sampled: sequences
+        with `prompt`, `response` and `rollout`, its tokens' log-probabilities; rescored: those of the same tokens as
+        a prompt, where others were scored too; machine.
+    """
+    from vllm import LLM
+
+    from ascend_quant.integrations.vllm import register
+
+    def bar(what: str) -> type[tqdm]:
+        class Bar(tqdm):  # what vLLM's `generate` takes
+            def display(self, *args, **kwargs) -> None:
+                on_progress(what, self.n, self.total)
+
+        return Bar
+
+    register()  # where the package lies in PYTHONPATH alone
+    llm = LLM(**task.engine)
+    try:
+        on_progress("starts", 1, 1)
+        found: dict[str, Any] = {"scored": {}, "layers": [], "rescored": []}
+        for number, (name, sequences) in enumerate(task.sequences.items()):
+            watching = task.watched is not None and number == 0
+            if watching:
+                llm.collective_rpc("mismatch_watch", args=(task.watched, task.every))
+            found["scored"][name] = scored(llm, sequences, bar(f"scores {name}"))
+            if watching:
+                found["layers"] = llm.collective_rpc("mismatch_errors")
+        found["sampled"] = sampled(llm, task, bar("samples"))
+        if task.sequences:
+            found["rescored"] = scored(llm, found["sampled"], bar("scores its own"))
+        return found | {"machine": machine()}
+    finally:
+        llm.llm_engine.engine_core.shutdown()
 
 
-def _end(child: subprocess.Popen) -> None:
-    """Leave nothing of the child's session behind, vLLM's own processes included."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, sign)
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(GRACE_SECONDS)
+def sampled(llm: "LLM", task: Task, bar: type[tqdm]) -> list[dict[str, Any]]:
+    """A response to each prompt, of one token at least."""
+    from vllm import SamplingParams
+
+    wanted = SamplingParams(temperature=1.0, logprobs=0, detokenize=False, **task.sampling)
+    asked = [{"prompt_token_ids": prompt} for prompt in task.prompts]
+    found = []
+    for prompt, answer in zip(task.prompts, llm.generate(asked, wanted, use_tqdm=bar), strict=True):
+        response = list(answer.outputs[0].token_ids)
+        rollout = of_tokens(response, answer.outputs[0].logprobs)
+        found.append({"prompt": prompt, "response": response, "rollout": rollout})
+    return found
+
+
+def scored(llm: "LLM", sequences: list[dict[str, Any]], bar: type[tqdm]) -> list[list[float]]:
+    """The log-probabilities of each sequence's response."""
+    from vllm import SamplingParams
+
+    wanted = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    asked = [{"prompt_token_ids": one["prompt"] + one["response"]} for one in sequences]
+    answers = llm.generate(asked, wanted, use_tqdm=bar)
+    return [
+        of_tokens(one["response"], answer.prompt_logprobs[len(one["prompt"]) :])
+        for one, answer in zip(sequences, answers, strict=True)
+    ]
+
+
+def of_tokens(tokens: list[int], steps: list[dict]) -> list[float]:
+    """The tokens' own among the log-probabilities that vLLM returns.
+
+    Raises:
+        ValueError: one is not finite.
+    """
+    found = [step[token].logprob for token, step in zip(tokens, steps, strict=True)]
+    if bad := [(token, value) for token, value in zip(tokens, found, strict=True) if not isfinite(value)]:
+        raise ValueError(f"token {bad[0][0]} has the log-probability {bad[0][1]}: the model's outputs are not finite")
+    return found
+
+
+def machine() -> dict[str, str]:
+    """What the figures were measured on."""
+    import torch
+    from vllm import __version__
+    from vllm.platforms import current_platform
+
+    return {"device": current_platform.get_device_name(), "vllm": __version__, "torch": torch.__version__}

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ascend_quant.mismatch import engines, prompts, tokens
+from ascend_quant.mismatch import engines, prompts
 from ascend_quant.mismatch.engines import OnProgress, Task
 from ascend_quant.mismatch.figures import figures
 from ascend_quant.mismatch.layer_errors import ranked
@@ -119,11 +119,11 @@ def policies(settings: Settings) -> dict[str, tuple[str, str]]:
 
 def ask(settings: Settings) -> Asked:
     """The prompts in the model's tokens."""
-    vocabulary = tokens.load(settings.model)
+    vocabulary = prompts.load(settings.model)
     given = None if settings.prompts is None else prompts.read(settings.prompts)
     most = max(1, settings.tokens // settings.max_tokens)
     taken = None if given is None else prompts.evenly(given, most)
-    encoded = prompts.evenly(tokens.encode(taken, vocabulary), most)
+    encoded = prompts.evenly(prompts.encode(taken, vocabulary), most)
     left_out = len(given or prompts.built_in()) - len(encoded)
     length = max(map(len, encoded)) + settings.max_tokens + 1  # scoring samples one token more
     return Asked(encoded, left_out, vocabulary.stop, length)

@@ -10,10 +10,9 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from ascend_quant.commands.mismatch import mismatch
-from ascend_quant.mismatch import engines, measure, tokens
+from ascend_quant.mismatch import engines, measure, prompts
 from ascend_quant.mismatch.measure import Settings
-from ascend_quant.mismatch.prompts import EXAMPLES, PromptError, evenly, read
-from ascend_quant.mismatch.tokens import Vocabulary, encode
+from ascend_quant.mismatch.prompts import EXAMPLES, PromptError, Vocabulary, encode, evenly, read
 
 app = Typer()
 app.command()(mismatch)
@@ -92,7 +91,7 @@ def model(tmp_path_factory) -> Path:
 
 
 def test_prompts_become_token_ids(model):
-    found = tokens.load(str(model))
+    found = prompts.load(str(model))
     assert found.size == 20 and found.stop == sorted({2, 7, found.tokenizer.eos_token_id})
     one, two, plus, equals = (found.tokenizer.convert_tokens_to_ids(token) for token in "12+=")
     assert encode(["1+2=", CHAT, [5, 6]], found) == [[one, plus, two, equals]] * 2 + [[5, 6]]
