@@ -1,4 +1,4 @@
-"""The sizes of a decoder, from its config.json, and the bytes that its weights and its KV cache take.
+"""What is estimated: a decoder's sizes from its config.json, and the load of one engine, which a recipe may give.
 
 Known are decoders with full attention in which heads share keys and values (GQA), dense or with experts in every layer.
 A size that had to be guessed would be believed, so all else is refused.
@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ascend_quant.advise import AdviceError
-from ascend_quant.documents import read_json
+from ascend_quant.documents import BadDocument, read_json, read_yaml
 
 BF16, CODE, SCALE = 2, 1, 4  # bytes: an element, an 8-bit code, a float32 scale
 FULL_ATTENTION = "full_attention"
 DENSE = ("llama", "mistral", "qwen2", "qwen3", "granite", "olmo2", "seed_oss", "glm4")
 EXPERTS = ("mixtral", "olmoe", "qwen3_moe")
+TRAIN_BATCH_SIZE = 1024  # verl's
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 Matrix = tuple[int, int]  # K, N of x_MK @ w_NK.T
@@ -147,3 +148,65 @@ def _size(config: Mapping[str, Any], *keys: str, default: int | None = None) -> 
     if type(value) is not int or value < 1:
         raise AdviceError(f"config.json: {key} must be a whole number above 0, not {value!r:.80}")
     return value
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A batch of rollouts in one engine.
+
+    Attributes:
+        tp: devices that share each layer.
+        batch: sequences in flight.
+        inputs, outputs: tokens of a prompt and of an answer.
+        memory: share of a device's memory that the engine is given.
+    """
+
+    tp: int = 1
+    batch: int = 64
+    inputs: int = 256
+    outputs: int = 512
+    memory: float = 0.9
+
+
+def read_recipe(file: Path) -> tuple[str, Workload]:
+    """The model, and the load of one engine where every answer is as long as the recipe allows; `extends` is followed.
+
+    `./run.sh train` checks whether the recipe is valid.
+
+    Raises:
+        AdviceError: the file, or one that it extends, is missing, is no YAML, or lacks a field that is needed here.
+    """
+    recipe = _read(file)
+    try:
+        rollout, verl = recipe["rollout"], recipe["verl"]
+        sampling = verl.get("algorithm", {}).get("filter_groups", {})
+        batches = sampling.get("max_inflight_gen_batches", 1) if sampling.get("enable") else 1
+        sequences = verl["data"].get("train_batch_size", TRAIN_BATCH_SIZE) * batches * rollout["n"]
+        devices = recipe["nodes"] * (rollout.get("apart") or recipe["devices_per_node"])
+        workload = Workload(
+            tp=rollout["tensor_parallel"],
+            batch=-(-sequences // max(1, devices // rollout["tensor_parallel"])),
+            inputs=rollout["max_prompt_length"],
+            outputs=rollout["max_response_length"],
+            memory=rollout["gpu_memory_utilization"],
+        )
+        return recipe["model"].get("hub") or recipe["model"]["folder"], workload
+    except (AttributeError, KeyError, TypeError) as error:
+        raise AdviceError(f"{file} is no whole recipe ({error!r}); `./run.sh recipe show {file}` says more") from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        recipe = read_yaml(file)
+    except BadDocument as error:
+        raise AdviceError(str(error)) from error
+    bases, whole = recipe.pop("extends", []), {}
+    for base in [bases] if isinstance(bases, str) else bases:
+        whole = _merged(whole, _read(file.parent / f"{base}.yaml"))
+    return _merged(whole, recipe)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Both; where both have a value, it is that of `above`."""
+    nested = {key: _merged(below.get(key) or {}, value) for key, value in above.items() if isinstance(value, dict)}
+    return below | above | nested

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ascend_quant.advise.model import BF16, CODE, SCALE, Matrix, Model
+from ascend_quant.advise.model import BF16, CODE, SCALE, Matrix, Model, Workload
 
 GIB = 2**30
 STREAM = 0.96  # of a large copy's bandwidth: products that read large weights
@@ -53,24 +53,6 @@ class Row(NamedTuple):
 
     scheme: str
     cache: str = "bf16"
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A batch of rollouts in one engine.
-
-    Attributes:
-        tp: devices that share each layer.
-        batch: sequences in flight.
-        inputs, outputs: tokens of a prompt and of an answer.
-        memory: share of a device's memory that the engine is given.
-    """
-
-    tp: int = 1
-    batch: int = 64
-    inputs: int = 256
-    outputs: int = 512
-    memory: float = 0.9
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The verdict on INT8, and none for a device that nobody has measured."""
 
 from ascend_quant.advise import AdviceError
-from ascend_quant.advise.model import Model
-from ascend_quant.advise.roofline import DEVICES, GIB, Estimate, Row, Workload, estimate
+from ascend_quant.advise.model import Model, Workload
+from ascend_quant.advise.roofline import DEVICES, GIB, Estimate, Row, estimate
 
 UNCERTAINTY = 0.13  # the worst of the measured speedups is 12 % off
 ROWS = {"bf16": Row("bf16"), "int8": Row("int8"), "int8, int8 cache": Row("int8", "int8")}

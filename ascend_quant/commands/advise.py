@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ascend_quant.advise import AdviceError, verdict
-from ascend_quant.advise.model import read_model
-from ascend_quant.advise.recipe import read_recipe
-from ascend_quant.advise.roofline import DEVICES, GIB, Estimate, Workload
+from ascend_quant.advise.model import Workload, read_model, read_recipe
+from ascend_quant.advise.roofline import DEVICES, GIB, Estimate
 from ascend_quant.exits import WRONG_USE, fail
 
 Device = Enum("Device", {name: name for name in DEVICES}, type=str)

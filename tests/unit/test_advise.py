@@ -17,9 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from ascend_quant.advise import AdviceError, roofline
-from ascend_quant.advise.model import DENSE, EXPERTS, model_of, read_model
-from ascend_quant.advise.recipe import read_recipe
-from ascend_quant.advise.roofline import DEVICES, H100, H200, Device, Step, Workload, distinct_experts, estimate
+from ascend_quant.advise.model import DENSE, EXPERTS, Workload, model_of, read_model, read_recipe
+from ascend_quant.advise.roofline import DEVICES, H100, H200, Device, Step, distinct_experts, estimate
 from ascend_quant.advise.verdict import ROWS, UNCERTAINTY, advise, gains
 from ascend_quant.cli import app
 from benchmarks.measured import rows
