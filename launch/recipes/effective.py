@@ -6,26 +6,45 @@ token, which is what INT8 rollouts have, half of the batch is lost at 10,000 tok
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import erfc, exp, log, log1p, pi, sqrt
 
-from ascend_quant.importance import of_normal
 from ascend_quant.integrations.verl.effective_sample import DO, LEAST, NAME, metric
 from launch.recipes.fields import Recipe
 
+FAR = -30.0  # standard deviations, below which erfc is near the end of float64
 KL = 1e-4  # nats a token, between the policies of an INT8 rollout and its trainer
 
 
 def effective_share(tokens: int, kl: float, threshold: float) -> float:
-    """The effective sample size of sequences' weights, as a share of the sequences.
+    """The effective sample size of sequences' weights, as a share of the sequences: E[w]^2 / E[w^2] (Kong 1992).
 
-    The logarithm of a weight is taken as normal: a sum over many tokens, with mean -tokens * kl and twice that as its
-    variance, as that of ratios whose mean is 1.
+    The logarithm of a weight is taken as normal: a sum over many tokens, with mean m = -tokens * kl and s^2 = -2 m as
+    its variance, as that of ratios whose mean is 1. With w = min(exp(l), c), c the threshold,
+    E[w^j] = exp(j m + j^2 s^2 / 2) Phi((log c - m) / s - j s) + c^j Phi(-(log c - m) / s): the moments of a log-normal
+    up to c (Johnson, Kotz and Balakrishnan, "Continuous Univariate Distributions" 1, chapter 14), and those that are
+    cut to it. In logarithms, since the two factors leave float64 in opposite directions.
 
     Args:
         tokens: of a sequence.
         kl: nats a token, from the rollout's policy to the trainer's.
         threshold: what larger weights are cut to.
     """
-    return of_normal(-tokens * kl, 2 * tokens * kl, threshold).ess
+    if (spread := sqrt(2 * tokens * kl)) == 0:
+        return 1.0
+    mean = -tokens * kl
+    at = (log(threshold) - mean) / spread
+
+    def log_moment(power: int) -> float:
+        below = power * mean + (power * spread) ** 2 / 2 + _log_phi(at - power * spread)
+        above = power * log(threshold) + _log_phi(-at)
+        return max(below, above) + log1p(exp(-abs(below - above)))
+
+    return exp(2 * log_moment(1) - log_moment(2))
+
+
+def _log_phi(z: float) -> float:
+    """The logarithm of the standard normal distribution function; far out, the first terms of its expansion."""
+    return log(erfc(-z / sqrt(2)) / 2) if z > FAR else -z * z / 2 - log(-z * sqrt(2 * pi)) + log1p(-1 / (z * z))
 
 
 @dataclass(frozen=True)

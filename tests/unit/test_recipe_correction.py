@@ -8,6 +8,8 @@ from math import log, sqrt
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_recipe_files import error, write
 from torch import Tensor
 
@@ -71,13 +73,19 @@ def test_without_bypass_the_clip_is_at_work():
     torch.testing.assert_close(found, gradient)
 
 
-@pytest.mark.parametrize("threshold, tokens, kl", [(1.5, 10240, 1e-4), (2.0, 2048, 1e-4), (5.0, 512, 1e-3)])
-def test_the_share_is_that_of_drawn_weights(threshold: float, tokens: int, kl: float):
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(400_000, generator=generator, dtype=torch.float64)
-    weights = (sqrt(2 * tokens * kl) * noise - tokens * kl).clamp(max=log(threshold)).exp()
-    drawn = weights.mean() ** 2 / (weights**2).mean()
-    assert effective_share(tokens, kl, threshold) == pytest.approx(drawn.item(), abs=5e-3)
+@settings(max_examples=30, deadline=None)
+@given(tokens=st.integers(200, 20_000), kl=st.floats(5e-5, 1e-4), threshold=st.floats(1.0, 5.0))
+def test_the_share_is_that_of_the_integral(tokens: int, kl: float, threshold: float):
+    at = torch.linspace(-12, 12, 200_001, dtype=torch.float64)
+    density = (-at * at / 2).exp() / (-at * at / 2).exp().sum()
+    weight = (sqrt(2 * tokens * kl) * at - tokens * kl).clamp(max=log(threshold)).exp()
+    share = (weight * density).sum() ** 2 / (weight**2 * density).sum()
+    assert effective_share(tokens, kl, threshold) == pytest.approx(share.item(), rel=1e-6)
+
+
+def test_the_share_of_the_longest_answers_stays_finite():
+    shares = [effective_share(tokens, 1.0, 2.0) for tokens in (0, 30, 400, 500, 5000, 100_000)]
+    assert shares[0] == 1 and shares == sorted(shares, reverse=True) and 0 <= shares[-1] < shares[1] < 0.01
 
 
 def test_no_recipe_trains_without_its_weights():
