@@ -1,6 +1,7 @@
 """Reads JSON and YAML; an error names the file, and the line and the key where there is one.
 
-A key that stands twice is refused: the last one would win without a word. Exponents are numbers as in YAML 1.2 (1e-6).
+In YAML a key that stands twice is refused: the last one would win without a word. Exponents are numbers as in YAML 1.2
+(1e-6).
 """
 
 import json
@@ -57,10 +58,10 @@ def parse_json(text: str, source: str) -> Any:
         source: where it is from, for messages.
 
     Raises:
-        BadDocument: it is no JSON, or a key stands twice.
+        BadDocument: it is no JSON.
     """
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadDocument(f"{source} is no JSON: {error}") from error
 
@@ -97,15 +98,6 @@ def is_array(content: object) -> TypeGuard[list[Any]]:
 
 def _kind(content: Any) -> str:
     return "nothing" if content is None else f"a {type(content).__name__}"
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in made:
-            raise ValueError(f"the key {key!r:.80} is there twice")
-        made[key] = value
-    return made
 
 
 @cache

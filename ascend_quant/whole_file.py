@@ -5,7 +5,6 @@ Commands ask `why_no_file` before their work: hours of it would end in a traceba
 
 import os
 import shutil
-import stat
 from pathlib import Path
 
 
@@ -15,16 +14,8 @@ def why_no_file(file: Path, in_new_folders: bool = False) -> str | None:
     Args:
         in_new_folders: those that are missing will be made.
     """
-    try:
-        str(file).encode()
-        if not file.name or stat.S_ISDIR(os.stat(file).st_mode):
-            return f"{file}: is a folder; name a file"
-    except FileNotFoundError:
-        pass
-    except UnicodeEncodeError:
-        return f"{str(file)!r}: is no name in UTF-8; give it another"
-    except (OSError, ValueError) as error:
-        return f"{str(file)!r:.80}: cannot be a file: {getattr(error, 'strerror', error)}"
+    if not file.name or file.is_dir():
+        return f"{file}: is a folder; name a file"
     parent = Path(os.path.realpath(file)).parent
     return None if in_new_folders or parent.is_dir() else f"{file}: there is no folder {parent}"
 

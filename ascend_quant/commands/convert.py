@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from ascend_quant.convert.calibrate import Calibration, check
@@ -125,9 +125,8 @@ def calibrated(request: Request, text: Path | None, samples: int | None, seq_len
 
 def with_progress(request: Request, texts: Calibration | None, console: Console) -> Summary:
     """The conversion, with a progress bar in bytes of OUT; llm-compressor has its own, one a decoder layer."""
-    columns = TextColumn("converting"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("converting", total=None)
 
         def report(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)

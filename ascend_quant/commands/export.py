@@ -90,7 +90,7 @@ def _exported(
     if trained.kind == "hugging-face":
         if plain or keep_bf16:
             raise BadCheckpoint(f"{trained.folder} is the BF16 model already: there is nothing to do in BF16")
-        with _bar(console, f"bf16 to {scheme}", "bytes") as progress:
+        with _bar(console, f"bf16 to {scheme}") as progress:
             convert(Request(trained.folder, out, scheme, ignore=ignore), progress)
         return trained.kind
     partial = Output(out).partial
@@ -100,14 +100,14 @@ def _exported(
     beside = whole or out  # on the same disk
     with tempfile.TemporaryDirectory(prefix=f"{beside.name}.bf16-", dir=beside.parent) as folder:
         bf16 = Path(folder) / "model"
-        with _bar(console, f"{trained.kind} to bf16", "parameters") as progress:
+        with _bar(console, f"{trained.kind} to bf16") as progress:
             write_bf16(trained, bf16, hf_model, progress)
         if whole:
             bf16 = bf16.rename(whole)
         if plain:
             return trained.kind
         try:
-            with _bar(console, f"bf16 to {scheme}", "bytes") as progress:
+            with _bar(console, f"bf16 to {scheme}") as progress:
                 convert(Request(bf16, out, scheme, ignore=ignore), progress)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)  # the folder that it would go on from is about to go
@@ -116,17 +116,10 @@ def _exported(
 
 
 @contextmanager
-def _bar(console: Any, what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with the time left; what it gives takes how many of how many units are done."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def _bar(console: Any, what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar with the time left; what it gives takes how much of how much is done."""
+    from rich.progress import Progress
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(console=console, transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

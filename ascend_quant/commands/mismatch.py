@@ -83,12 +83,11 @@ def mismatch(
 
 def _measured(settings: Any, console: Any) -> dict[str, Any]:
     """`measure`, with a bar for each thing that is going on."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import MofNCompleteColumn, Progress
 
     from ascend_quant.mismatch.measure import measure
 
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as progress:
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as progress:
         bars = {}
 
         def on_progress(what: str, done: int, total: int) -> None:

@@ -1,14 +1,13 @@
 """`ascend-quant profile`: compare a BF16 and a quantized checkpoint, write how one becomes the other."""
 
 import json
-from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from ascend_quant.documents import BadDocument
@@ -75,21 +74,15 @@ def compared(model: str | None, quantized: str, fn: Function, console: Console) 
     reference = None if model is None else Checkpoint(find(model))
     other = Checkpoint(find(quantized))
     total = len(reference.names) if reference is not None else None
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(console=console, transient=True) as bar:
         task = bar.add_task("comparing", total=total)
 
         def step(name: str) -> None:
             bar.advance(task)
 
-        return compare(reference, other, fn, step)
-
-
-def compare(reference: Checkpoint | None, other: Checkpoint, fn: Function, step: Callable[[str], None]) -> Comparison:
-    """That of the kind of checkpoint."""
-    if fn is Function.fp8:
-        return compare_fp8(other, reference, step)
-    return compare_int8(reference, read_w8a8(other), step)
+        if fn is Function.fp8:
+            return compare_fp8(other, reference, step)
+        return compare_int8(reference, read_w8a8(other), step)
 
 
 def summary(result: Comparison, files: list[Path]) -> dict[str, object]:

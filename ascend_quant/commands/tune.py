@@ -93,14 +93,14 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
 def _measured(jobs: "list[Job]", limit: float, keep: Callable) -> "Iterator[Measured]":
     """What is found within so many seconds, each kept at once."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import MofNCompleteColumn, Progress
 
     from ascend_quant.kernels import tuning
 
     if not jobs:
         return
     begin = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         _compile(tuning.to_compile(jobs), COMPILING * limit, bar)
         task = bar.add_task("timing", total=len(jobs))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress
 
 from launch.demo.report import build_report, draw, table, write_report
 from launch.demo.task import write_parquet
@@ -56,7 +56,7 @@ def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
     """
     started = time.monotonic()
     write_parquet(out / "prompts.parquet", choices.prompts, choices.seed, choices.setup.task)
-    with progress(console) as bars:
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as bars:
         warm_up(choices, out, bars)
         for arm in choices.arms:
             run_arm(choices, arm, out, bars)
@@ -66,18 +66,6 @@ def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
     console.print(table(report))
     console.print(f"{report['seconds'] / 60:.1f} min, report: {out / 'report.json'} and report.png", soft_wrap=True)
     return report
-
-
-def progress(console: Console) -> Progress:
-    """Bars with the time left."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    )
 
 
 def warm_up(choices: Choices, out: Path, bars: Progress) -> None:

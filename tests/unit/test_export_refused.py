@@ -208,7 +208,7 @@ def test_a_command_that_has_failed_half_way_can_be_given_again(state, model, tmp
 def test_what_could_only_fail_later_is_wrong_usage(state, model, tmp_path, monkeypatch):
     folder = save(state, tmp_path / "checkpoint")
     monkeypatch.chdir(tmp_path)
-    kept = [("--scheme", "int8", "--keep-bf16", name) for name in ("out", "out/inside", ".", "no/such", "x" * 300)]
+    kept = [("--scheme", "int8", "--keep-bf16", name) for name in ("out", "out/inside", ".", "no/such")]
     for options in (*kept, ("--scheme", "bf16", "--ignore", "re:.*")):
         assert export(folder, model, *options).exit_code == 2 and list(tmp_path.iterdir()) == [folder]
 

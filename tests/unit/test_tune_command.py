@@ -162,7 +162,6 @@ def test_compiling_may_take_too_long_or_fail(fake, monkeypatch):
         (("--batch", "9" * 5000), "numbers above 0"),
         (("--shape", f"64,{'9' * 5000}"), "numbers above 0"),
         (("--out", "/"), "/: is a folder"),
-        (("--out", "x" * 300), "--out"),
     ],
 )
 def test_wrong_words_are_status_2(fake, words, said):
