@@ -23,9 +23,6 @@ def export(
     hf_model: Annotated[
         Path | None, typer.Option(help="Folder with config.json and tokenizer.  [default: beside the checkpoint]")
     ] = None,
-    keep_bf16: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Also keep the intermediate BF16 model, in this folder.")
-    ] = None,
     ignore: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Layer to leave in BF16, as in `convert`. Repeatable.")
     ] = None,
@@ -48,18 +45,14 @@ def export(
     errors = Console(stderr=True)
     try:
         get_scheme(scheme)
-        for folder in (out, keep_bf16):
-            if folder is not None:
-                Output(folder).check_new()
+        Output(out).check_new()
     except (UnknownScheme, BadCheckpoint, OSError) as error:
         raise typer.BadParameter(str(error)) from error
-    out, keep_bf16 = out.resolve(), keep_bf16 and keep_bf16.resolve()
-    if scheme == "bf16" and (keep_bf16 or ignore):
-        raise typer.BadParameter("bf16 quantizes nothing: leave --keep-bf16 and --ignore out", param_hint="'--scheme'")
-    if keep_bf16 and (out.is_relative_to(keep_bf16) or keep_bf16.is_relative_to(out)):
-        raise typer.BadParameter(f"{keep_bf16} and {out}: the same, or one in the other", param_hint="'--keep-bf16'")
+    out = out.resolve()
+    if scheme == "bf16" and ignore:
+        raise typer.BadParameter("bf16 quantizes nothing: leave --ignore out", param_hint="'--scheme'")
     try:
-        kind = _exported(checkpoint, out, scheme, hf_model, keep_bf16, tuple(ignore or ()), errors)
+        kind = _exported(checkpoint, out, scheme, hf_model, tuple(ignore or ()), errors)
     except (BadCheckpoint, BadDocument, PatternError, OSError) as error:  # OSError: a full disk, say
         errors.print(f"cannot export: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED) from error
@@ -67,13 +60,7 @@ def export(
 
 
 def _exported(
-    checkpoint: Path,
-    out: Path,
-    scheme: str,
-    hf_model: Path | None,
-    keep_bf16: Path | None,
-    ignore: tuple[str, ...],
-    console: Any,
+    checkpoint: Path, out: Path, scheme: str, hf_model: Path | None, ignore: tuple[str, ...], console: Any
 ) -> str:
     """BF16 first, where the checkpoint is not that already; then `convert`, unless BF16 is what was asked for.
 
@@ -86,25 +73,21 @@ def _exported(
     from ascend_quant.profile.checkpoints import BadCheckpoint
 
     trained = find(checkpoint)
-    plain = scheme == "bf16"
     if trained.kind == "hugging-face":
-        if plain or keep_bf16:
-            raise BadCheckpoint(f"{trained.folder} is the BF16 model already: there is nothing to do in BF16")
+        if scheme == "bf16":
+            raise BadCheckpoint(f"{trained.folder} is the BF16 model already: there is nothing to do")
         with _bar(console, f"bf16 to {scheme}") as progress:
             convert(Request(trained.folder, out, scheme, ignore=ignore), progress)
         return trained.kind
     partial = Output(out).partial
     if partial.exists():
         raise BadCheckpoint(f"{partial} was left by a command that was killed; remove it")
-    whole = out if plain else keep_bf16
-    beside = whole or out  # on the same disk
-    with tempfile.TemporaryDirectory(prefix=f"{beside.name}.bf16-", dir=beside.parent) as folder:
-        bf16 = Path(folder) / "model"
+    with tempfile.TemporaryDirectory(prefix=f"{out.name}.bf16-", dir=out.parent) as beside:  # on the same disk
+        bf16 = Path(beside) / "model"
         with _bar(console, f"{trained.kind} to bf16") as progress:
             write_bf16(trained, bf16, hf_model, progress)
-        if whole:
-            bf16 = bf16.rename(whole)
-        if plain:
+        if scheme == "bf16":
+            bf16.rename(out)
             return trained.kind
         try:
             with _bar(console, f"bf16 to {scheme}") as progress:
