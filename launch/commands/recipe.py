@@ -1,6 +1,7 @@
 """`run.sh recipe list` and `show`: what can be trained and what it becomes; `run.sh data`: data."""
 
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,14 @@ Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the recipe; repeatable.")
 ]
 recipe_app = typer.Typer(no_args_is_help=True, help="What can be trained: recipes in configs/recipes.")
+
+
+class DataName(str, Enum):
+    """The data sets that `run.sh data` makes."""
+
+    gsm8k = "gsm8k"
+    dapo_math = "dapo-math-17k"
+    addition = "addition"
 
 
 def pairs(changes: Sequence[str]) -> list[tuple[str, str]]:
@@ -67,7 +76,7 @@ def show_recipe(
 
 
 def data(
-    name: Annotated[str, typer.Argument(help="gsm8k, dapo-math-17k or addition.")],
+    name: Annotated[DataName, typer.Argument(help="The data set.")],
     source: Annotated[
         str | None, typer.Option("--from", help="Folder of a copy, as it was downloaded.  [default: from the hub]")
     ] = None,
@@ -80,8 +89,10 @@ def data(
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from launch.data import DataError, WrongRequest, prepare
+    from launch.data import DataError, prepare
 
+    if source and name is DataName.addition:
+        fail(f"--from {source}: addition is made here, not copied: leave --from out", WRONG_USE)
     with Progress(*Progress.get_default_columns(), console=Console(stderr=True)) as bars:
         tasks: dict[str, TaskID] = {}
 
@@ -91,10 +102,8 @@ def data(
             bars.update(tasks[what], completed=done, total=total)
 
         try:
-            summary = prepare(name, Path(source) if source else None, Path(target), tell)
-        except WrongRequest as error:
-            fail(str(error), WRONG_USE)
+            lines = prepare(name.value, Path(source) if source else None, Path(target), tell)
         except DataError as error:
             fail(str(error), FAILED)
-    for line in summary.lines():
+    for line in lines:
         typer.echo(line)

@@ -182,7 +182,8 @@ def demo(
     from rich.console import Console
 
     from launch.demo import DemoError
-    from launch.demo.run import OptionError, check_folder, choices, run_demo
+    from launch.demo.run import run_demo
+    from launch.demo.training import ARMS, Choices, load_recipe
     from launch.processes import end_as_after_ctrl_c
     from launch.stacks import STACK_VARIABLE
 
@@ -191,12 +192,19 @@ def demo(
             f"this image is for {stack}, and the demo trains on CPUs: use the cpu image; here, ./run.sh smoke",
             WRONG_USE,
         )
+    names = tuple(name.strip() for name in arms.split(","))
+    if unknown := [name for name in names if name not in ARMS]:
+        fail(f"--arms {unknown[0]!r}: choose from {', '.join(ARMS)}", WRONG_USE)
+    if len(set(names)) < len(names):
+        fail(f"--arms {arms!r}: names an arm twice", WRONG_USE)
     folder = Path(time.strftime("runs/%Y%m%d-%H%M%S") if out is None else out).resolve()
     try:
-        chosen = choices(arms, steps, seed, model.value)
-        check_folder(folder)
-    except OptionError as error:
-        fail(str(error), WRONG_USE)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"--out {folder}: cannot be made: {error.strerror}; give another folder", WRONG_USE)
+    if other := next(folder.iterdir(), None):
+        fail(f"--out {folder}: is not empty, it holds {other.name}; give a new folder", WRONG_USE)
+    chosen = Choices(names, steps or load_recipe()["steps"], seed, model.value)
     end_as_after_ctrl_c()
     try:
         run_demo(chosen, folder, Console())

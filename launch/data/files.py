@@ -1,14 +1,13 @@
 """The files of a data set: where those of a published one are, its rows in order, and what is written for verl.
 
 A published set is in a folder, as `hf download` leaves it, or is fetched from the hub. Rows are read from parquet and
-JSON lines, and written to parquet; a `Summary` says what was made.
+JSON lines, and written to parquet.
 """
 
 import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,23 +37,6 @@ class Published(NamedTuple):
 
     repository: str
     wanted: tuple[str, ...]
-
-
-@dataclass
-class Summary:
-    """What was made.
-
-    Attributes:
-        rows: by file.
-        notes: what a user should know of them, a line each.
-    """
-
-    rows: dict[Path, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    def lines(self) -> list[str]:
-        """For people."""
-        return [*(f"{file}: {rows} rows" for file, rows in self.rows.items()), *self.notes]
 
 
 def silent(what: str, done: int, total: int | None) -> None:
@@ -138,8 +120,8 @@ def rows_of(files: list[Path], model: type[RowModel], progress: Progress) -> Ite
             raise DataError(f"{file}: cannot be read ({why}): {wrong}") from error
 
 
-def write(file: Path, rows: list[Row]) -> Path:
-    """Write a parquet file, all of it or nothing; returns it."""
+def write(file: Path, rows: list[Row]) -> str:
+    """Write a parquet file, all of it or nothing. Returns what was made, for people."""
     from pyarrow import BufferOutputStream, Table
     from pyarrow.parquet import write_table
 
@@ -149,7 +131,7 @@ def write(file: Path, rows: list[Row]) -> Path:
     write_table(Table.from_pylist(rows), content)
     with writing(file.parent):
         write_whole(file, content.getvalue().to_pybytes())
-    return file
+    return f"{file}: {len(rows)} rows"
 
 
 @contextmanager

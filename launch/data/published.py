@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, StringConstraints
 
-from launch.data.files import Progress, Published, Row, Summary, files_of, folder_of, rows_of, write
+from launch.data.files import Progress, Published, Row, files_of, folder_of, rows_of, write
 
 GSM8K = Published("openai/gsm8k", ("main/*",))
 ASK = 'Work it out step by step, then give the final answer as a number after "#### ".'
@@ -45,37 +45,36 @@ class Problem(BaseModel):
     extra_info: dict[str, Any] | None
 
 
-def gsm8k(source: Path | None, target: Path, progress: Progress) -> Summary:
+def gsm8k(source: Path | None, target: Path, progress: Progress) -> list[str]:
     """Write gsm8k/train.parquet and gsm8k/test.parquet: 7473 rows and 1319.
 
     The other configuration, socratic, has the same problems solved by questions, and is left out.
     """
-    folder, made = folder_of(GSM8K, source), Summary()
+    folder, made = folder_of(GSM8K, source), []
     for split in ("train", "test"):
         rows = []
         for index, one in enumerate(rows_of(files_of(GSM8K, folder, split, "socratic"), Solution, progress)):
             answer = re.search(NUMBER, one.answer)[1].replace(",", "")
             extra = {"split": split, "index": index, "question": one.question, "answer": one.answer}
             rows.append(verl_row(GSM8K.repository, f"{one.question} {ASK}", answer, extra))
-        made.rows[write(target / "gsm8k" / f"{split}.parquet", rows)] = len(rows)
+        made.append(write(target / "gsm8k" / f"{split}.parquet", rows))
     return made
 
 
-def dapo_math(source: Path | None, target: Path, progress: Progress) -> Summary:
+def dapo_math(source: Path | None, target: Path, progress: Progress) -> list[str]:
     """Write dapo-math-17k/train.parquet to train on and aime-2024/test.parquet to validate with; a copy has both sets.
 
     They are published with many copies of each row (100 and 32); here each problem stands once, in the order of its
     first copy, and the samples of a validation prompt are the recipe's `val_kwargs.n`.
     """
-    made = Summary()
+    made = []
     for published, name, data_source, split in (
         (DAPO, "dapo-math-17k", "math_dapo", "train"),
         (AIME, "aime-2024", "aime_2024", "test"),
     ):
         found = rows_of(files_of(published, folder_of(published, source), name), Problem, progress)
         rows, notes = once(name, data_source, found)
-        made.rows[write(target / name / f"{split}.parquet", rows)] = len(rows)
-        made.notes += notes
+        made += [write(target / name / f"{split}.parquet", rows), *notes]
     return made
 
 

@@ -1,7 +1,4 @@
-"""The demo from its options to its report: model and data, warm-up, one verl run for each arm, the table of results.
-
-The options are checked before anything is made: one line says which value is wrong and which are right.
-"""
+"""The demo from its choices to its report: model and data, warm-up, one verl run for each arm, the table of results."""
 
 import time
 from pathlib import Path
@@ -12,40 +9,7 @@ from rich.progress import MofNCompleteColumn, Progress
 
 from launch.demo.report import build_report, draw, table, write_report
 from launch.demo.task import write_parquet
-from launch.demo.training import ARMS, Choices, load_recipe, train
-
-
-class OptionError(ValueError):
-    """A bad option; the message is one line for the user."""
-
-
-def choices(arms: str, steps: int | None, seed: int, model: str) -> Choices:
-    """The checked options; `steps` are the recipe's by default.
-
-    Raises:
-        OptionError: an arm is not known, or named twice.
-    """
-    names = tuple(name.strip() for name in arms.split(","))
-    if unknown := [name for name in names if name not in ARMS]:
-        raise OptionError(f"--arms {unknown[0]!r}: choose from {', '.join(ARMS)}")
-    if len(set(names)) < len(names):
-        raise OptionError(f"--arms {arms!r}: names an arm twice")
-    return Choices(names, load_recipe()["steps"] if steps is None else steps, seed, model)
-
-
-def check_folder(out: Path) -> None:
-    """Make the folder of a result, which must not be mixed with other files.
-
-    Raises:
-        OptionError: something is in it, or it cannot be made.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        other = next(out.iterdir(), None)
-    except OSError as error:
-        raise OptionError(f"--out {str(out)!r}: cannot be made: {error.strerror}; give another folder") from error
-    if other is not None:
-        raise OptionError(f"--out {str(out)!r}: is not empty, it holds {other.name}; give a new folder")
+from launch.demo.training import Choices, train
 
 
 def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:

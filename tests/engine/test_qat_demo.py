@@ -20,8 +20,9 @@ from rich.console import Console
 
 from ascend_quant import oracle
 from ascend_quant.schemes import get_scheme
-from launch.demo.run import choices, run_demo
+from launch.demo.run import run_demo
 from launch.demo.task import all_problems, mistake
+from launch.demo.training import Choices
 
 pytestmark = pytest.mark.timeout(900)
 STEPS = 3
@@ -57,7 +58,7 @@ def with_weights_of_int8(start: Path, folder: Path) -> Path:
 
 
 def test_fake_quantization_brings_the_policies_together(tmp_path):
-    run_demo(choices("int4_g32-qat", STEPS, 0, "qwen2"), tmp_path, Console(quiet=True))
+    run_demo(Choices(("int4_g32-qat",), STEPS, 0, "qwen2"), tmp_path, Console(quiet=True))
     (arm,) = json.loads((tmp_path / "report.json").read_text())["arms"]
     assert (arm["name"], arm["fake_quantization"], arm["corrected"]) == ("int4_g32-qat", "int4_g32", True)
     assert len(arm["steps"]) == STEPS

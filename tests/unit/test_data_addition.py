@@ -68,8 +68,3 @@ def test_a_warm_up_that_fails_is_one_line(tmp_path: Path, monkeypatch):
     change(monkeypatch, band=(0.99, 1))
     with pytest.raises(DataError, match=r"accuracy 0\.\d"):
         prepare("addition", None, tmp_path)
-
-
-def test_it_is_not_copied(tmp_path: Path):
-    with pytest.raises(DataError, match=line_naming("addition", "--from")):
-        prepare("addition", tmp_path, tmp_path)

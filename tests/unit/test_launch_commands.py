@@ -152,7 +152,7 @@ def test_data_writes_files_and_says_how_many_rows(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "said", "code"),
     [
-        (["gsm9k"], "no data set 'gsm9k'", 2),
+        (["gsm9k"], "gsm9k", 2),
         (["addition", "--from", "/nowhere"], "/nowhere", 2),
         (["gsm8k", "--from", "/nowhere"], "/nowhere", 1),
         (["addition", "--to", "/dev/full"], "/dev/full/addition", 1),
