@@ -171,10 +171,11 @@ def _verl(config: Any) -> Iterator[str]:
 
 def _refits(config: Any) -> Iterator[str]:
     """What our own settings, which verl hands on unread, cannot be together."""
-    from ascend_quant.integrations.verl import settings
+    from ascend_quant.integrations.verl import qat, settings
     from ascend_quant.refit import RefitError
 
     try:
+        qat.wanted(config)
         if settings.wants_refits(config):
             settings.check_values(config)
     except (RefitError, ValueError) as error:  # the latter of FLASHRL_* variables

@@ -1,65 +1,46 @@
 """What in a recipe does not go together, and what to write instead. One function a subject; each yields problems.
 
-Here is what would be without effect, train wrongly, or fail long after the start. What vLLM, verl and Megatron refuse
-when they begin, they say themselves: devices that no group divides, slices that are no whole heads, groups or blocks.
+Here is what would be without effect, train wrongly, or fail long after the start. What the engine, verl and Megatron
+refuse when they begin, they say themselves: codes of another scheme, devices that no group divides, slices that are no
+whole heads, groups or blocks.
 """
 
 from collections.abc import Iterator
 
-from ascend_quant.schemes import get_scheme
 from launch.recipes.effective import correction_problems
 from launch.recipes.fields import Recipe
 from launch.recipes.overrides import refused
 from launch.recipes.settings import updates
 from launch.recipes.verl import ACTOR, leaves, verl_of
 
-NPU_SCHEMES = ("int8", "bf16")
-
 
 def problems(recipe: Recipe) -> list[str]:
     """Everything that is wrong with a recipe whose fields are valid one by one."""
     subjects = (
-        *(_npu, _kv_cache, _send, _fp8_training, _quantization_aware, _routing_replay),
+        *(_served, _older_verl, _fp8_training, _quantization_aware, _routing_replay),
         *(_apart, _parallel, _micro_batch, correction_problems, _own_settings, _version),
     )
     return [problem for subject in subjects for problem in subject(recipe)]
 
 
-def _npu(recipe: Recipe) -> Iterator[str]:
-    if not recipe.stack.startswith("ascend"):
+def _served(recipe: Recipe) -> Iterator[str]:
+    """The engine refuses the same, but only once the trainer has loaded its model."""
+    stack, scheme, cache = recipe.stack, recipe.rollout.scheme, recipe.rollout.kv_cache
+    on_npus = stack.startswith("ascend")
+    if on_npus and scheme not in ("int8", "bf16"):
+        yield f"rollout.scheme: {scheme} is not served on NPUs (stack {stack}) by this version: use int8 or bf16"
+    if (on_npus and cache == "fp8") or (stack in ("cpu", "ascend-cann8.5") and cache == "int8"):
+        yield f"rollout.kv_cache: {cache} is not served on stack {stack} by this version: leave it at auto"
+
+
+def _older_verl(recipe: Recipe) -> Iterator[str]:
+    """Where the entry is verl's own, nobody reads our options of the trainer."""
+    verl, rollout = verl_of(recipe.stack), recipe.rollout
+    if verl.worker is None:
         return
-    if recipe.rollout.scheme not in NPU_SCHEMES:
-        yield (
-            f"rollout.scheme: {recipe.rollout.scheme} has no kernels on stack {recipe.stack}: Atlas A2 and A3 have no "
-            "FP8 units, and INT4 rollouts are not served on NPU by this version. Use int8 rollouts (or bf16)"
-        )
-    if recipe.fp8:
-        yield (
-            f"training.precision: fp8 on stack {recipe.stack}: Atlas A2 and A3 have no FP8 units, and "
-            "TransformerEngine needs CUDA. Use bf16 training with int8 rollouts"
-        )
-
-
-def _kv_cache(recipe: Recipe) -> Iterator[str]:
-    asked = recipe.rollout.kv_cache
-    if asked == "auto":
-        return
-    if recipe.stack.startswith("ascend") and (asked != "int8" or recipe.stack == "ascend-cann8.5"):
-        yield f"rollout.kv_cache: {asked} is not served on stack {recipe.stack} by this version. Leave it at auto"
-    if recipe.stack == "cpu" and asked == "int8":
-        yield "rollout.kv_cache: int8 on stack cpu: vLLM's attention there has no int8 cache. Use fp8, or auto"
-
-
-def _send(recipe: Recipe) -> Iterator[str]:
-    asked, scheme = recipe.rollout.send, recipe.rollout.scheme
-    if asked == "bf16":
-        return
-    if asked == "delta" and not recipe.rollout.apart:
-        yield "rollout.send: delta without rollout.apart: engines on the trainer's devices are sent all. Use another"
-    elif asked not in (scheme, "delta"):
-        yield f"rollout.send: {asked} with {scheme} rollouts. Send {scheme} codes if it is int8 or fp8, or bf16"
-    if verl_of(recipe.stack).worker is not None:
-        yield f"rollout.send: {asked} on stack {recipe.stack}, whose verl has no sender of ours. Leave it at bf16"
+    for field, value, without in (("rollout.send", rollout.send, "bf16"), ("qat", recipe.qat, None)):
+        if value != without:
+            yield f"{field}: {value} on stack {recipe.stack}, whose verl {verl.name} would not read it: leave it out"
 
 
 def _fp8_training(recipe: Recipe) -> Iterator[str]:
@@ -67,6 +48,11 @@ def _fp8_training(recipe: Recipe) -> Iterator[str]:
         yield f"training.fp8: has no effect with training.precision {recipe.training.precision}: set that to fp8"
     if not recipe.fp8:
         return
+    if recipe.stack.startswith("ascend"):
+        yield (
+            f"training.precision: fp8 on stack {recipe.stack}: Atlas A2 and A3 have no FP8 units, and "
+            "TransformerEngine needs CUDA. Use bf16 training with int8 rollouts"
+        )
     if recipe.backend != "megatron":
         yield (
             f"training.precision: fp8 with backend {recipe.backend}: FP8 training is TransformerEngine's, which verl "
@@ -82,9 +68,7 @@ def _fp8_training(recipe: Recipe) -> Iterator[str]:
 def _quantization_aware(recipe: Recipe) -> Iterator[str]:
     if recipe.qat is None:
         return
-    if get_scheme(recipe.qat).codes not in ("int4", "int8"):
-        yield f"qat: {recipe.qat} has no fake quantization. Choose from int4_g128, int4_g32, int8, or leave qat out"
-    elif recipe.qat != recipe.rollout.scheme:
+    if recipe.qat != recipe.rollout.scheme:
         yield (
             f"qat: {recipe.qat} with {recipe.rollout.scheme} rollouts: the trainer would see other weights than the "
             f"engine. Set rollout.scheme to {recipe.qat}, or qat to the rollout's scheme"
@@ -112,8 +96,6 @@ def _apart(recipe: Recipe) -> Iterator[str]:
     apart = recipe.rollout.apart
     if not apart:
         return
-    if recipe.stack == "ascend-cann8.5":
-        yield f"rollout.apart: {apart} on stack {recipe.stack}, whose verl has no such trainer: use 0, or another stack"
     if apart >= recipe.devices_per_node:
         yield (
             f"rollout.apart: {apart} of the {recipe.devices_per_node} devices of a node leave none that trains: "

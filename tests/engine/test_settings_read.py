@@ -3,7 +3,6 @@
 from functools import cache
 from pathlib import Path
 
-import pytest
 import verl
 from omegaconf import OmegaConf
 from test_recipes_verl import PATHS, composed, of
@@ -67,25 +66,3 @@ def test_the_trainer_compiles_nothing():
         assert omega_conf_to_dataclass(config.actor_rollout_ref.actor).engine.use_torch_compile is False, name
         assert config.actor_rollout_ref.ref.fsdp_config.use_torch_compile is False, name
         assert [OmegaConf.select(config, key) for key in COMPILE] == [False, False], name
-
-
-@pytest.mark.parametrize(
-    ("holder", "key", "is_it"),
-    [
-        ("engine_config", "actor.use_torch_compile", False),
-        ("engine_config", "actor.fsdp_config.use_torch_compile", True),
-        ("config", "actor.use_torch_compile", True),
-        ("trainer", "data.shuffle", False),
-    ],
-)
-def test_an_access_counts_for_its_part_alone(tmp_path: Path, holder: str, key: str, is_it: bool):
-    *above, last = key.split(".")
-    (tmp_path / "one.py").write_text(f"def f(self):\n    return self.{holder}.{last}\n")
-    tree: dict = {"trainer": {"other": 1}}
-    place = tree
-    for part in above:
-        place = place.setdefault(part, {})
-    place[last] = True
-    there, known = read(tmp_path, [tree])
-    assert tuple(key.split(".")) in there
-    assert (tuple(key.split(".")) in known) is is_it

@@ -62,6 +62,9 @@ def test_what_verl_takes_is_taken():
         {f"+{ROLLOUT}.engine_kwargs.ascend_quant.memory=keep": "ascend_quant.memory='keep'"},
         {f"++{ROLLOUT}.engine_kwargs.ascend_quant.send=delta": "ascend_quant.send=delta"},
         {f"+{ROLLOUT}.engine_kwargs.ascend_quant.sned=int8": "ascend_quant.sned"},
+        {f"+{ROLLOUT}.engine_kwargs.ascend_quant.send=fp8": "ascend_quant.send=fp8 … int8"},
+        {f"+{ROLLOUT}.engine_kwargs.ascend_quant.qat=fp8": "ascend_quant.qat=fp8"},
+        {f"+{ROLLOUT}.engine_kwargs.ascend_quant.qat=int4_g128": "int4_g128 … int8"},
     ],
 )
 def test_what_would_fail_later_is_refused(said: dict[str, str]):

@@ -10,8 +10,8 @@ from launch.recipes import Paths, resolve
 
 FP8 = {"training": {"precision": "fp8"}}
 SCHEMES = [  # what a stack does not serve, and where trainer and engine would see different weights
-    ({"stack": "ascend-cann8.5", "rollout": {"scheme": "fp8_block"}}, "Use int8 rollouts"),
-    ({"stack": "ascend-cann9.1", "rollout": {"scheme": "int4_g128"}}, "INT4 … NPU"),
+    ({"stack": "ascend-cann8.5", "rollout": {"scheme": "fp8_block"}}, "fp8_block … ascend-cann8.5"),
+    ({"stack": "ascend-cann9.1", "rollout": {"scheme": "int4_g128"}}, "int4_g128 … ascend-cann9.1"),
     ({"stack": "ascend-cann9.1", **FP8}, "Use bf16 training with int8 rollouts"),
     ({"backend": "fsdp2", **FP8}, "uses through Megatron only. Use backend megatron, or bf16 training"),
     ({"training": {"precision": "fp8", "fp8": {"param_gather": True}, "cpu_adam": True}}, "FusedAdam … on the host"),
@@ -19,18 +19,15 @@ SCHEMES = [  # what a stack does not serve, and where trainer and engine would s
     ({"qat": "int8", **FP8}, "products would round"),
     ({"qat": "int4_g128", "rollout": {"scheme": "int8"}}, "qat: int4_g128 with int8 rollouts"),
     ({"qat": "int4_g128", "rollout": {"scheme": "int4_g32"}}, "Set rollout.scheme to int4_g128"),
-    ({"qat": "fp8_block", "rollout": {"scheme": "fp8_block"}}, "Choose from int4_g128, int4_g32, int8"),
 ]
 CACHES = [
     ({"stack": "ascend-cann8.5", "rollout": {"scheme": "int8", "kv_cache": "int8"}}, "kv_cache … ascend-cann8.5"),
     ({"stack": "ascend-cann9.1", "rollout": {"scheme": "int8", "kv_cache": "fp8"}}, "fp8 … ascend-cann9.1"),
-    ({"stack": "cpu", "rollout": {"scheme": "int8", "kv_cache": "int8"}}, "kv_cache … cpu … int8"),
+    ({"stack": "cpu", "rollout": {"scheme": "int8", "kv_cache": "int8"}}, "int8 … cpu"),
 ]
 SENDING = [
-    ({"rollout": {"scheme": "bf16", "send": "int8"}}, "send … int8 … bf16"),
-    ({"rollout": {"scheme": "fp8_block", "send": "fp8"}}, "send … fp8 … fp8_block"),
     ({"stack": "ascend-cann8.5", "rollout": {"scheme": "int8", "send": "int8"}}, "send … ascend-cann8.5"),
-    ({"rollout": {"scheme": "int8", "send": "delta"}}, "send … delta … rollout.apart"),
+    ({"stack": "ascend-cann8.5", "rollout": {"scheme": "int8"}, "qat": "int8"}, "qat: int8 … ascend-cann8.5"),
 ]
 REPLAY = [
     ({"backend": "fsdp2"}, "training.routing_replay … fsdp2 … megatron"),
@@ -43,7 +40,6 @@ DEVICES = [
     ({"training": {"sequence_parallel": 2}}, "training.sequence_parallel: 2 … FSDP's … megatron"),
     ({"rollout": {"apart": 8}}, "8 … 7"),
     ({"rollout": {"apart": 2}, "verl": {"data": {"train_batch_size": 300}}}, "rollout.apart … ppo_mini_batch_size"),
-    ({"rollout": {"apart": 2}, "stack": "ascend-cann8.5"}, "rollout.apart: 2 … ascend-cann8.5"),
 ]
 
 
