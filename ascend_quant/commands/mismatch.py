@@ -8,7 +8,7 @@ import typer
 
 from ascend_quant.exits import ABOVE, FAILED, WRONG_USE, fail
 from ascend_quant.schemes import SCHEMES
-from ascend_quant.schemes.caches import KV_CACHES
+from ascend_quant.schemes.registry import KV_CACHES
 from ascend_quant.whole_file import why_no_file
 
 QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantized)

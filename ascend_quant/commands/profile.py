@@ -15,9 +15,8 @@ from ascend_quant.exits import FAILED
 from ascend_quant.profile.arithmetic import of_refits
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint, find
 from ascend_quant.profile.compare import Comparison, compare_int8, median
-from ascend_quant.profile.flashrl_file import write
+from ascend_quant.profile.files import files_of, save
 from ascend_quant.profile.fp8 import compare_fp8
-from ascend_quant.profile.rules import files_of
 from ascend_quant.profile.w8a8 import read_w8a8
 from ascend_quant.whole_file import why_no_file
 
@@ -51,7 +50,7 @@ def profile(
     errors = Console(stderr=True)
     try:
         result = compared(model, quantized, fn, errors)
-        files = [write(result.profile, output)] if output.suffix == ".pt" else result.profile.save(output)
+        files = save(result.profile, output)
     except (BadCheckpoint, BadDocument, OSError) as error:
         errors.print(f"cannot profile: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED) from error

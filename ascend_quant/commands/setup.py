@@ -30,8 +30,7 @@ def setup(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
 ) -> None:
     """Write a config for FLASHRL_CONFIG, which FlashRL can read too, or add a replica to one."""
-    from ascend_quant.flashrl.config import Config, check_is_config, read
-    from ascend_quant.flashrl.entry import entry, notes
+    from ascend_quant.flashrl.config import Config, check_is_config, entry, notes, read
     from ascend_quant.flashrl.files import ConfigError
 
     file = Path(os.path.expanduser(config_output)).absolute()

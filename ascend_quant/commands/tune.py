@@ -38,7 +38,7 @@ def tune(
     """
     import torch
 
-    from ascend_quant.integrations.vllm.layers.products import register_products
+    from ascend_quant.integrations.vllm.layers import register_products
     from ascend_quant.kernels import tuned
 
     if not torch.cuda.is_available():

@@ -20,7 +20,7 @@ from ascend_quant.names import BUILT_PLAIN, HEAD, ROUTERS, Ignored, layers_of
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.scales import FLOATS
 from ascend_quant.schemes import Scheme, definition_of
-from ascend_quant.stacks import one_by_one
+from ascend_quant.tensors import one_by_one
 
 STACKS = ("gate_up_proj", "down_proj")
 HEADS = ("lm_head", "head", "score", "classifier", "v_head")

@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ascend_quant.dtypes import FLOATS
 from ascend_quant.engine.placeless import Placeless
 from ascend_quant.kernels.storage import CODES
 from ascend_quant.refit import Refit, RefitError, coding
 from ascend_quant.refit.plan import Entry, together
 from ascend_quant.refit.resident import ResidentWeight, offset_in
 from ascend_quant.refit.sent import NamedTensor, check_sent, made_plain
-from ascend_quant.stacks import one_by_one
+from ascend_quant.tensors import FLOATS, one_by_one
 
 COPY = torch.ops.aten.copy_.default
 FILL = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from ascend_quant.names import Ignored, PatternError
 from ascend_quant.schemes import get_scheme
-from ascend_quant.schemes.caches import KV_CACHES
+from ascend_quant.schemes.registry import KV_CACHES
 
 NAME = "ascend_quant"  # of the quantization method, with engines
 Self = TypeVar("Self", bound="Options")

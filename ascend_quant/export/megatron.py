@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ascend_quant.convert.pieces import not_finite
-from ascend_quant.dtypes import FLOATS
 from ascend_quant.export.torch_dist import TorchDist
 from ascend_quant.profile.checkpoints import BadCheckpoint
+from ascend_quant.tensors import FLOATS
 
 LAYERS = "decoder.layers."
 EXPERTS = ".experts.experts."

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from ascend_quant.profile.rules import files_of
+from ascend_quant.profile.files import files_of
 
 logger = logging.getLogger(__name__)
 

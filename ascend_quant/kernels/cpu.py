@@ -10,8 +10,10 @@ import torch
 
 from ascend_quant.kernels.chunks import sum_of, write_in_chunks
 from ascend_quant.kernels.cpu_serving import SERVING, experts, matmul, plain_experts, storage  # noqa: F401
-from ascend_quant.kernels.fake_quantize import fake_quantize  # noqa: F401  offered here too
-from ascend_quant.kernels.float32_head import float32_product  # noqa: F401  offered here too
+from ascend_quant.kernels.fallbacks import (
+    fake_quantize,  # noqa: F401  offered here too
+    float32_product,  # noqa: F401  offered here too
+)
 from ascend_quant.kernels.moves import Counters, Job, Place
 
 READS_ARE_FREE = True

@@ -18,7 +18,7 @@ from ascend_quant.kernels.storage import Serving, Storage, in_place, rows_as_the
 from ascend_quant.kernels.triton_linear import int8_product
 from ascend_quant.oracle import BLOCK
 from ascend_quant.schemes import Scheme
-from ascend_quant.schemes.constants import FP8_CAPABILITY
+from ascend_quant.schemes.scheme import FP8_CAPABILITY
 
 BY_SHAPE = "by shape and tokens vLLM's cutlass_scaled_mm or Triton's tiles (see `python -m ascend_quant.commands.tune`)"
 

@@ -15,8 +15,10 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import byte_digest, npu_codes, reciprocals
-from ascend_quant.kernels.fake_quantize import fake_quantize  # noqa: F401  offered here too
-from ascend_quant.kernels.float32_head import float32_product  # noqa: F401  offered here too
+from ascend_quant.kernels.fallbacks import (
+    fake_quantize,  # noqa: F401  offered here too
+    float32_product,  # noqa: F401  offered here too
+)
 from ascend_quant.kernels.moves import Job, Move, scales_in
 from ascend_quant.kernels.npu_digests import digests, product, read_digests, row_digits  # noqa: F401
 from ascend_quant.kernels.npu_experts import experts, plain_experts  # noqa: F401

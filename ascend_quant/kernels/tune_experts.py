@@ -10,8 +10,8 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import triton_experts
-from ascend_quant.kernels.gpu_limits import least_seconds, shared_bytes
 from ascend_quant.kernels.tuned import Choice, GroupedTiles
+from ascend_quant.kernels.tuning import least_seconds, shared_bytes
 
 NAME = "experts"
 SHAPES = [(128, 768, 2048, 8)]  # experts, width, hidden, top of a single GPU: Qwen3-30B-A3B

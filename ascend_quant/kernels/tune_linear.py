@@ -6,9 +6,9 @@ import torch
 
 from ascend_quant.kernels import triton_linear, triton_tokens
 from ascend_quant.kernels.engine_products import engine_product
-from ascend_quant.kernels.gpu_limits import least_seconds, shared_bytes
 from ascend_quant.kernels.linear_choice import takes_cutlass, tiles_of
 from ascend_quant.kernels.tuned import Choice, HopperTiles, Tiles
+from ascend_quant.kernels.tuning import least_seconds, shared_bytes
 
 NAME = "linear"
 SHAPES = [  # (N, K) of a single GPU's layers: qkv, o, gate_up, down

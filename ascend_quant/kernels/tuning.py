@@ -34,6 +34,9 @@ CALLS, MANY_ROWS = 16, 1024  # in a graph, at least; a fourth of them for produc
 ROUGH, FINE = 3, 9  # replays of a graph: for every choice, for the best ones
 BEST = 4  # that are timed again, with their variants
 MARGIN = 0.02  # that another kernel must be faster than vLLM's, to take its place
+SHARED = {(8, 0): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10}  # by compute capability
+LESS_SHARED = 99 << 10  # of the rest (sm86, sm89, sm120)
+PEAK = {"NVIDIA_H200": (4.3e12, 1.28e15), "NVIDIA_H100": (2.9e12, 1.28e15), "NVIDIA_A100": (1.7e12, 0.5e15)}
 
 
 class Job(NamedTuple):
@@ -195,3 +198,14 @@ def _fastest(times: list[tuple[float, Choice]], before: float | None) -> tuple[f
     if before is not None and times[0][0] > before * (1 - MARGIN):
         return next(one for one in times if _is_vllms(one[1]))
     return times[0]
+
+
+def shared_bytes(capability: tuple[int, int]) -> int:
+    """Bytes of shared memory that a program may have."""
+    return SHARED.get(capability, LESS_SHARED)
+
+
+def least_seconds(gpu: str, moved: float, operations: float) -> float | None:
+    """Seconds below which no kernel gets, for bytes of memory and int8 operations; None for GPUs not known here."""
+    known = next((speeds for name, speeds in PEAK.items() if gpu.startswith(name)), None)
+    return None if known is None else max(moved / known[0], operations / known[1])

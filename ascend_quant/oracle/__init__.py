@@ -1,7 +1,6 @@
 """The definition of the schemes in plain PyTorch, float32, on any device. Kernels must agree with it.
 
-quantize.py     codes and scales of a weight, and back: by the scheme's file in schemes/
-products.py     what a layer computes with them
+weights.py      codes and scales of a weight, and back, and what a layer computes with them: by the scheme's file
 fingerprint.py  digests of bytes
 cache.py        an int8 cache of keys and values, and attention over it
 key_balance.py  factors of the keys' channels for such a cache
@@ -20,8 +19,7 @@ from ascend_quant.oracle.fingerprint import (
     digest,
     weights_of_rows,
 )
-from ascend_quant.oracle.products import experts, matmul, product
-from ascend_quant.oracle.quantize import dequantize, largest_scale, quantize, spoilt_rows
+from ascend_quant.oracle.weights import dequantize, experts, largest_scale, matmul, product, quantize, spoilt_rows
 from ascend_quant.schemes.arithmetic import (
     BLOCK,
     FP8_MAX,

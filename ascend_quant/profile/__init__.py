@@ -1,10 +1,9 @@
 """A profile: how an updated BF16 weight becomes the weight of a smoothed W8A8 checkpoint.
 
-rules.py         what is done with each parameter, and the profile's own files
-reading.py       a profile read from either kind of file, and checked
+rules.py         what is done with each parameter
+files.py         a profile's own files, and FlashRL's `.pt`: written, read and checked
 checkpoints.py   tensors of a checkpoint folder, one at a time
-groups.py        what compressed-tensors says about groups of layers
-scales.py        what the scales of a quantized weight must be
+scales.py        what compressed-tensors says about groups of layers, and what scales must be
 w8a8.py          what is quantized in a W8A8 checkpoint, in its two formats
 layers.py        which parameters share a factor
 arithmetic.py    how tools compute codes, and which weights have given codes
@@ -13,5 +12,4 @@ solve.py         the factors of a norm, what it feeds and the pairs that begin t
 equivalence.py   whether a profile leaves the model's function as it is
 compare.py       two checkpoints, and the rules that lead from one to the other
 fp8.py           which parameters an FP8 checkpoint quantizes
-flashrl_file.py  FlashRL's `.pt` profiles, read and written
 """

@@ -1,4 +1,4 @@
-"""What a profile says about each parameter, and its two files: tensors in safetensors, the rest in JSON beside them.
+"""What a profile says about each parameter.
 
 With w_NK the trainer's BF16 weight, in float32, or rounded after each factor as the checkpoint's tool did:
 
@@ -8,16 +8,11 @@ A quantized parameter is x_NK in codes: with a scale of its own, absmax / 127 of
 of the checkpoint. A scaled one (a norm, a bias, a router behind a smoothed norm) is x, rounded to BF16.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
-from ascend_quant.whole_file import write_whole
-
-FORMAT = 1
 PARTS = ("input_factor", "output_factor", "scale")
 ARITHMETICS = ("float32", "bfloat16", "bfloat16_quotient")  # see arithmetic.py
 
@@ -59,28 +54,3 @@ class Profile:
     rules: Mapping[str, Rule]
     notes: Mapping[str, object] = field(default_factory=dict)
     arithmetic: str = "float32"
-
-    def save(self, path: Path) -> tuple[Path, Path]:
-        """Write PATH.safetensors and PATH.json, each whole or not at all; returns both.
-
-        Factors that parameters share are written for each.
-
-        Raises:
-            OSError: one cannot be written.
-        """
-        from safetensors.torch import save
-
-        tensors, text = files_of(path)
-        held = {f"{name}.{part}": t for name, rule in self.rules.items() for part, t in rule.tensors().items()}
-        write_whole(tensors, save({name: tensor.float().clone().contiguous() for name, tensor in held.items()}))
-        quantized = {name: rule.quantized for name, rule in self.rules.items()}
-        content = {"format": FORMAT, "scheme": self.scheme, "arithmetic": self.arithmetic, "notes": dict(self.notes)}
-        content["quantized"] = quantized
-        write_whole(text, json.dumps(content, indent=1) + "\n")
-        return tensors, text
-
-
-def files_of(path: Path) -> tuple[Path, Path]:
-    """The two files of a profile that is called by either of their names, or without a suffix."""
-    stem = path.with_suffix("") if path.suffix in (".safetensors", ".json") else path
-    return stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")

@@ -1,7 +1,7 @@
 """dequantize(quantize(w)) whose gradient is that of w itself (the straight-through estimator of Bengio, Leonard and
 Courville, 2013): rounding has no useful gradient, and the weights that training updates stay in their own precision.
 
-Bit for bit what the engine's codes and scales stand for, see `kernels/fake_quantize.py`:
+Bit for bit what the engine's codes and scales stand for, see `kernels/fallbacks.py`:
     int4   BF16(code * scale)                                   in the dtype of w
     int8   code * scale, a float32 product rounded once         to the dtype of w
 """

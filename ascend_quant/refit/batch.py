@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ascend_quant.kernels import kernels_for
-from ascend_quant.kernels.clock import KernelClock
+from ascend_quant.kernels.events import KernelClock
 from ascend_quant.kernels.moves import Job, Move, Moves
 from ascend_quant.refit.coding import parted
 from ascend_quant.refit.errors import RefitError

@@ -51,7 +51,7 @@ class Base:
 class Ahead:
     """The groups of a base as one sync reads them on a device, in their order: each comes while the one before is used.
 
-    On an NPU none is begun early: host memory is not pinned there, see `kernels/host_copy.py`.
+    On an NPU none is begun early: host memory is not pinned there, see `kernels/events.py`.
     """
 
     def __init__(self, groups: Sequence[torch.Tensor]):

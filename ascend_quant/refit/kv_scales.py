@@ -26,7 +26,7 @@ import torch
 from ascend_quant.refit.errors import RefitError
 from ascend_quant.refit.kv_bounds import Bounds
 from ascend_quant.refit.sent import NamedTensor, checked, sent_twice
-from ascend_quant.schemes.constants import FP8_MAX, INT8_MAX
+from ascend_quant.schemes.scheme import FP8_MAX, INT8_MAX
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ import torch
 
 from ascend_quant.documents import BadDocument, is_array, is_object, parse_json
 from ascend_quant.kernels import kernels_for
-from ascend_quant.kernels.host_copy import HostCopy
+from ascend_quant.kernels.events import HostCopy
 from ascend_quant.names import Unquantized
 from ascend_quant.oracle import PRIME, add_digests
 from ascend_quant.refit.errors import RefitError

@@ -15,7 +15,7 @@ class Receipt:
         number: 1 for the first load, counting up.
         tensors, bytes: received from the trainer or the checkpoint.
         milliseconds: from open to close, on the host's clock: waiting for the trainer's tensors is a part of it.
-        kernel_ms: of these, what the refit's own kernels took, see `kernels.clock`.
+        kernel_ms: of these, what the refit's own kernels took, see `kernels.events`.
         nonfinite: NaN and Inf elements seen; 0 in every receipt, since a refit that meets one fails.
         clamped: codes lost to clamping: what a frozen scale makes of them is outside [-128, 127]; 0 where every row has
             a scale of its own.

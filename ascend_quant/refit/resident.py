@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ascend_quant.dtypes import FLOATS
 from ascend_quant.kernels.moves import SAMPLE, Move, Place
 from ascend_quant.refit.coding import TAIL, sent_shape
 from ascend_quant.refit.errors import RefitError
+from ascend_quant.tensors import FLOATS
 
 
 class Piece(NamedTuple):

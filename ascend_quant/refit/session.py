@@ -29,7 +29,7 @@ from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.refit.sent import NamedTensor, checked, sent_twice
 from ascend_quant.refit.servable import Servable
 from ascend_quant.refit.smoothing import Smoothing
-from ascend_quant.stacks import one_by_one
+from ascend_quant.tensors import one_by_one
 
 logger = logging.getLogger(__name__)
 

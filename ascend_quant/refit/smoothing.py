@@ -13,13 +13,12 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.dtypes import FLOATS
 from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.profile.equivalence import reaches
 from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.refit.errors import RefitError
 from ascend_quant.refit.sent import NamedTensor
-from ascend_quant.stacks import one_by_one
+from ascend_quant.tensors import FLOATS, one_by_one
 
 logger = logging.getLogger(__name__)
 

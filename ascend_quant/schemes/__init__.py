@@ -1,11 +1,10 @@
 """Schemes: what a weight becomes inside the engine, by name. One file a family, which registers its schemes.
 
-scheme.py       the row that names a scheme
+scheme.py       the row that names a scheme, and the numbers of rules
 definition.py   what a family defines
-registry.py     what is registered
+registry.py     what is registered; names of what keys and values are kept in
 arithmetic.py   what families share; only this needs torch when it is imported
 int8.py, fp8.py, fp8_block.py, int4.py, bf16.py
-caches.py       names of what keys and values are kept in
 
 The launcher reads names and rows on machines that have no use for torch, so importing this package does not import it.
 How to add a scheme: docs/extend.md.

@@ -14,7 +14,7 @@ a scale of their own (`quantize_rows`) or with a given one (`quantize_given`).
 import torch
 import torch.nn.functional as F
 
-from ascend_quant.schemes.constants import BLOCK, FP8_MAX, INT4_MAX, INT8_MAX, INT8_MIN, NIBBLES, TINY
+from ascend_quant.schemes.scheme import BLOCK, FP8_MAX, INT4_MAX, INT8_MAX, INT8_MIN, NIBBLES, TINY
 
 
 def quantize_rows(values: torch.Tensor, absmax: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ascend_quant.schemes.constants import BLOCK, FP8_MAX
 from ascend_quant.schemes.definition import SAFETENSORS, Definition, Scales, Stored
 from ascend_quant.schemes.registry import register
-from ascend_quant.schemes.scheme import Scheme
+from ascend_quant.schemes.scheme import BLOCK, FP8_MAX, Scheme
 
 if TYPE_CHECKING:
     import torch

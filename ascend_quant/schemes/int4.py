@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ascend_quant.schemes.constants import INT4_MAX, NIBBLES
 from ascend_quant.schemes.definition import Definition, Scales, Stored
 from ascend_quant.schemes.registry import register
-from ascend_quant.schemes.scheme import Scheme
+from ascend_quant.schemes.scheme import INT4_MAX, NIBBLES, Scheme
 
 if TYPE_CHECKING:
     import torch

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ascend_quant.schemes.constants import INT8_MAX
 from ascend_quant.schemes.definition import PER_TOKEN, Definition, Stored
 from ascend_quant.schemes.registry import register
-from ascend_quant.schemes.scheme import Scheme
+from ascend_quant.schemes.scheme import INT8_MAX, Scheme
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""Which schemes there are, by name: each file of a family registers its own."""
+"""Which schemes there are, by name: each file of a family registers its own; and names of caches."""
 
 from typing import TypeVar
 
@@ -6,6 +6,7 @@ from ascend_quant.schemes.definition import Definition
 from ascend_quant.schemes.scheme import Scheme
 
 Defined = TypeVar("Defined", bound=Definition)
+KV_CACHES = ("auto", "int8", "fp8")  # of keys and values, that the option kv_cache names
 
 
 class UnknownScheme(ValueError):
@@ -67,3 +68,14 @@ def definition_of(scheme: Scheme) -> Definition:
         why = "nobody registered it" if found is None else f"registered is {found.scheme}"
         raise UnregisteredScheme(f"no definition of {scheme}: {why}; this version has: {', '.join(_DEFINITIONS)}")
     return found
+
+
+def no_cache_on_cpus(cache: str) -> str | None:
+    """Why vLLM's engine on this CPU has no such cache; None if it has."""
+    import torch  # who asks for the names alone does without
+
+    if cache == "int8":
+        return "vLLM's attention for CPUs stores BF16 or FP8"
+    if cache == "fp8" and not torch.cpu._is_avx512_supported():  # CPUs with AMX have it too
+        return "this CPU has no AVX-512, which vLLM's fp8 cache needs"
+    return None

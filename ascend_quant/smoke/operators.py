@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.integrations.vllm.layers.products import register_products
+from ascend_quant.integrations.vllm.layers import register_products
 from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.storage import Storage
 from ascend_quant.refit import Refit, resident_class

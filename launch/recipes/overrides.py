@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ascend_quant.integrations.verl import OPTIONS
 from ascend_quant.integrations.verl import attention_settings as attention
-from ascend_quant.integrations.verl.option_names import OPTIONS
 from launch.recipes.fields import Recipe
 from launch.recipes.settings import (
     CARRIER,

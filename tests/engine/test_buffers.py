@@ -7,7 +7,7 @@ from torch import nn
 
 from ascend_quant.engine.layout import layouts_of
 from ascend_quant.integrations.vllm import buffers
-from ascend_quant.integrations.vllm.layers.products import register_products
+from ascend_quant.integrations.vllm.layers import register_products
 from ascend_quant.kernels import NoKernels, serving_of
 from ascend_quant.kernels.cuda_serving import storage as cuda_storage
 from ascend_quant.refit import RefitError

@@ -25,6 +25,7 @@ from ascend_quant.integrations.vllm.attach import _smoothing
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
 from ascend_quant.oracle import TINY
 from ascend_quant.profile.checkpoints import BadCheckpoint
+from ascend_quant.profile.files import save
 from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.proof import Receiving, sending
@@ -111,7 +112,7 @@ def made(kind: str, folder) -> tuple:
         own = {part: tensor.clone() for part, tensor in rule.tensors().items()}
         rules[name] = Rule(rule.quantized, **own, scale=scales.get(name))
     path = folder / "profile.safetensors"
-    Profile("int8", rules).save(path)
+    save(Profile("int8", rules), path)
     return model, path, rules, codes
 
 
@@ -288,7 +289,7 @@ def test_a_smoothed_engine_answers_as_an_unsmoothed_one(kind, tmp_path):
 
 def test_a_profile_of_another_model_is_refused(tmp_path):
     folder, path, rules, _ = made("qwen2", tmp_path)
-    Profile("int8", rules | {"model.layers.9.mlp.up_proj.weight": Rule(True)}).save(path)
+    save(Profile("int8", rules | {"model.layers.9.mlp.up_proj.weight": Rule(True)}), path)
     with (
         pytest.raises(RefitError, match=r"1 of the profile's \d+ parameters never came.*layers\.9"),
         engine(folder, **options(path, False)),
@@ -308,7 +309,7 @@ def test_options_are_checked(tmp_path):
     nothing = AscendQuantConfig(profile=str(tmp_path / "none"))
     with pytest.raises(BadCheckpoint, match=r"no profile at .*none\.safetensors"):
         _smoothing(nothing, torch.device("cpu"), lambda name: False)
-    Profile("fp8", {}).save(tmp_path / "other")
+    save(Profile("fp8", {}), tmp_path / "other")
     with pytest.raises(RefitError, match=line_naming("scheme fp8, … int8")):
         _smoothing(AscendQuantConfig(profile=str(tmp_path / "other")), torch.device("cpu"), lambda name: False)
     with pytest.raises(RefitError, match=line_naming("fp8: … int8")):

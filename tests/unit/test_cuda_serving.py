@@ -16,7 +16,7 @@ ERROR = 0.006  # of the norm: the output is rounded to BF16
 @pytest.fixture(autouse=True, scope="module")
 def by_vllm():
     """As vLLM's plugin does."""
-    from ascend_quant.integrations.vllm.layers.products import register_products
+    from ascend_quant.integrations.vllm.layers import register_products
 
     register_products("cuda")
 

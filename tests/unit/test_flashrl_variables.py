@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 from naming import has_line_naming, line_naming
 
-from ascend_quant.flashrl import logs
-from ascend_quant.flashrl.variables import LEVELS, TABLE, VariableError, Variables, from_environment
+from ascend_quant.flashrl.variables import LEVELS, LOGGER, TABLE, VariableError, Variables, from_environment, set_up
 
 
 @pytest.fixture
 def logger():
     """Our logger without a level and handlers, as in a fresh process, and put back afterwards."""
-    logger = logging.getLogger(logs.LOGGER)
+    logger = logging.getLogger(LOGGER)
     level, handlers = logger.level, logger.handlers[:]
     logger.setLevel(logging.NOTSET)
     logger.handlers = []
@@ -62,27 +61,27 @@ def test_a_wrong_value_or_name_lists_the_valid_ones(name, value, named):
 def test_lines_reach_the_file_once_and_a_level_of_somebody_before_us_holds(logger, tmp_path):
     variables = Variables(logging_file=tmp_path / "log")
     for _ in range(2):
-        logs.set_up(variables)
+        set_up(variables)
     logging.getLogger("ascend_quant.refit").info("receipt")
     logging.getLogger("ascend_quant.refit").debug("detail")
     (line,) = (tmp_path / "log").read_text().splitlines()
     assert has_line_naming(line, "ascend_quant.refit", "INFO", "receipt")
     logger.setLevel(logging.ERROR)
     for given, level in ((Variables(), logging.ERROR), (Variables(logging_level="DEBUG"), logging.DEBUG)):
-        logs.set_up(given)
+        set_up(given)
         assert logger.level == level
     with pytest.raises(VariableError, match=line_naming("FLASHRL_LOGGING_FILE", "absent/log")):
-        logs.set_up(Variables(logging_file=tmp_path / "absent" / "log"))
+        set_up(Variables(logging_file=tmp_path / "absent" / "log"))
 
 
 SHOWN = """
 import logging, sys
-from ascend_quant.flashrl import logs, variables
+from ascend_quant.flashrl import variables
 if sys.argv[1] == "handled":  # as vLLM's handler is: on our logger, from INFO on
     handler = logging.StreamHandler()
     handler.setLevel(logging.INFO)
     logging.getLogger("ascend_quant").addHandler(handler)
-logs.set_up(variables.from_environment({"FLASHRL_LOGGING_LEVEL": "DEBUG"}))
+variables.set_up(variables.from_environment({"FLASHRL_LOGGING_LEVEL": "DEBUG"}))
 logging.getLogger("ascend_quant.refit").info("receipt")
 logging.getLogger("ascend_quant.refit").debug("detail")
 """
@@ -97,7 +96,7 @@ def test_each_line_is_shown_once(handled):
 
 def test_reading_variables_needs_the_standard_library_alone():
     code = (
-        "import sys, ascend_quant.flashrl.logs, ascend_quant.flashrl.functions\n"
+        "import sys, ascend_quant.flashrl.variables, ascend_quant.flashrl.functions\n"
         "print([m for m in ('torch', 'vllm', 'pydantic', 'yaml', 'typer', 'huggingface_hub') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from ascend_quant.commands.profile import profile
-from ascend_quant.profile.reading import load
+from ascend_quant.profile.files import load
 
 app = typer.Typer()
 app.command("profile")(profile)

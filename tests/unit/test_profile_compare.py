@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.compare import Comparison, compare_int8
-from ascend_quant.profile.reading import load
+from ascend_quant.profile.files import load, save
 from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.profile.w8a8 import read_w8a8
 
@@ -72,7 +72,7 @@ def test_the_factors_are_those_that_were_used_and_give_the_checkpoints_codes(pai
 
 def test_a_saved_profile_is_the_same(pair, tmp_path):
     saved = compared(pair).profile
-    saved.save(tmp_path / "profile")
+    save(saved, tmp_path / "profile")
     loaded = load(tmp_path / "profile.json")
     assert (loaded.scheme, loaded.arithmetic, loaded.notes) == (saved.scheme, saved.arithmetic, saved.notes)
     assert loaded.rules.keys() == saved.rules.keys()
@@ -198,7 +198,7 @@ def test_few_tensors_are_held_at_once(tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_no_profile_is_refused_by_name(tmp_path):
-    Profile("int8", {"fc.weight": Rule(True, torch.ones(4))}).save(tmp_path / "profile")
+    save(Profile("int8", {"fc.weight": Rule(True, torch.ones(4))}), tmp_path / "profile")
     file, tensors = tmp_path / "profile.json", tmp_path / "profile.safetensors"
     content = json.loads(file.read_text())
     for change, named in (

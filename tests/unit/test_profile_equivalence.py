@@ -14,10 +14,10 @@ from naming import line_naming
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from ascend_quant.profile import equivalence, flashrl_file
+from ascend_quant.profile import equivalence
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.compare import compare_int8
-from ascend_quant.profile.reading import load
+from ascend_quant.profile.files import load, save
 from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.profile.w8a8 import read_w8a8
 from ascend_quant.refit import RefitError
@@ -77,7 +77,7 @@ def changed(rules: dict[str, Rule], name: str, **parts: torch.Tensor | None) -> 
 def test_a_whole_profile_of_a_mixture_of_experts_computes_what_the_model_does(case, tmp_path):
     """Its smoothing reaches the routers, and is folded into them."""
     assert not case.profile.rules[ROUTER].quantized and case.profile.rules[ROUTER].input_factor.std() > 0.1
-    for path in (case.profile.save(tmp_path / "ours")[0], flashrl_file.write(case.profile, tmp_path / "theirs.pt")):
+    for path in (save(case.profile, tmp_path / "ours")[0], *save(case.profile, tmp_path / "theirs.pt")):
         loaded = load(path)
         assert len(loaded.rules) == len(case.profile.rules)
         assert case.k3(loaded.rules) < 1e-3
@@ -86,7 +86,7 @@ def test_a_whole_profile_of_a_mixture_of_experts_computes_what_the_model_does(ca
 def test_a_flashrl_profile_of_a_mixture_of_experts_is_refused_by_name(case, tmp_path):
     rules = known_to_flashrl(case.profile)
     assert case.k3(rules) > 1e-3  # what it would do
-    path = flashrl_file.write(Profile("int8", rules), tmp_path / "profile.pt")
+    (path,) = save(Profile("int8", rules), tmp_path / "profile.pt")
     with pytest.raises(BadCheckpoint, match=line_naming("layers.0.post_attention_layernorm.weight:", "no rule")):
         load(path)
 
@@ -116,7 +116,7 @@ def test_a_profile_that_changes_the_function_is_refused(damage, case, tmp_path):
     make, name = DAMAGES[damage]
     rules = make(dict(case.profile.rules))
     assert case.k3(rules) > 3 * case.k3(case.profile.rules)
-    path, _ = Profile("int8", rules).save(tmp_path / "profile")
+    path, _ = save(Profile("int8", rules), tmp_path / "profile")
     with pytest.raises(BadCheckpoint, match=name):
         load(path)
 

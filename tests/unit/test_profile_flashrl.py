@@ -11,10 +11,9 @@ import torch
 from checkpoint_pairs import ALL, Pair, make_pair
 from safetensors.torch import load_file
 
-from ascend_quant.profile import flashrl_file
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.compare import compare_int8
-from ascend_quant.profile.reading import load
+from ascend_quant.profile.files import load, save
 from ascend_quant.profile.rules import Profile, Rule
 from ascend_quant.profile.w8a8 import read_w8a8
 
@@ -66,7 +65,7 @@ def test_what_flashrl_writes_is_read_as_what_we_find(flashrl, tmp_path):
 
 def test_what_we_write_is_taken_by_flashrl(flashrl, pair, tmp_path, monkeypatch):
     """Its own `int8` function gives the checkpoint's codes and norms. It asks CUDA for a device; here is none."""
-    flashrl_file.write(profile_of(pair), tmp_path / "ours.pt")
+    save(profile_of(pair), tmp_path / "ours.pt")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
     bf16, w8a8 = load_file(pair.bf16 / "model.safetensors"), load_file(pair.w8a8 / "model.safetensors")
     made = dict(flashrl.get_quantize_fn("int8")(bf16.items(), torch.load(tmp_path / "ours.pt")))
@@ -81,7 +80,7 @@ def test_what_we_write_is_taken_by_flashrl(flashrl, pair, tmp_path, monkeypatch)
 
 
 def test_flashrl_reads_the_names_of_an_fp8_profile_as_a_list(tmp_path):
-    flashrl_file.write(Profile("fp8", {"a.weight": Rule(True), "b.weight": Rule(True)}), tmp_path / "fp8.pt")
+    save(Profile("fp8", {"a.weight": Rule(True), "b.weight": Rule(True)}), tmp_path / "fp8.pt")
     assert torch.load(tmp_path / "fp8.pt") == ["a.weight", "b.weight"]
     assert load(tmp_path / "fp8.pt").rules == {"a.weight": Rule(True), "b.weight": Rule(True)}
 
@@ -90,7 +89,7 @@ def test_flashrl_reads_the_names_of_an_fp8_profile_as_a_list(tmp_path):
 def test_ours_comes_back_as_it_was(kind, tmp_path):
     """All factors, v's among them; output factors go through a division and a product in float32."""
     saved = profile_of(make_pair(kind, tmp_path))
-    flashrl_file.write(saved, tmp_path / "profile.pt")
+    save(saved, tmp_path / "profile.pt")
     loaded = load(tmp_path / "profile.pt")
     assert loaded.rules.keys() == saved.rules.keys()
     for name, rule in saved.rules.items():
@@ -102,7 +101,7 @@ def test_ours_comes_back_as_it_was(kind, tmp_path):
 
 def test_a_row_without_a_scale_stays_one(tmp_path):
     rule = Rule(True, scale=torch.tensor([0.5, 0.0]))
-    flashrl_file.write(Profile("int8", {"a": rule}), tmp_path / "p.pt")
+    save(Profile("int8", {"a": rule}), tmp_path / "p.pt")
     assert load(tmp_path / "p.pt").rules["a"].scale.tolist() == [0.5, 0.0]
     assert torch.load(tmp_path / "p.pt")["a"]["output_scale"].flatten().tolist() == [2.0, 0.0]
 
@@ -115,14 +114,14 @@ class Evil:
         return (Path.touch, (self.path,))
 
 
-@pytest.mark.parametrize("save", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))])
-def test_a_file_that_carries_code_is_refused_and_not_run(save, tmp_path):
+@pytest.mark.parametrize("written", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))])
+def test_a_file_that_carries_code_is_refused_and_not_run(written, tmp_path):
     """A real malicious pickle: loaded the usual way it makes a file."""
-    save({"a": Evil(tmp_path / "ran")}, tmp_path / "evil.pt")
+    written({"a": Evil(tmp_path / "ran")}, tmp_path / "evil.pt")
     with pytest.raises(BadCheckpoint, match="carries code"):
         load(tmp_path / "evil.pt")
     assert not (tmp_path / "ran").exists()
-    torch.load(tmp_path / "evil.pt", weights_only=False) if save is torch.save else pickle.loads(
+    torch.load(tmp_path / "evil.pt", weights_only=False) if written is torch.save else pickle.loads(
         (tmp_path / "evil.pt").read_bytes()
     )
     assert (tmp_path / "ran").exists()
@@ -138,9 +137,7 @@ ENTRY = {"input_scale": 1.0, "output_scale": torch.ones(2, 1) * 3, "type": torch
         ({"a": ENTRY | {"input_scale": torch.tensor([1.0, torch.nan])}}, "a: input_scale"),
         ({"a": ENTRY | {"input_scale": 2.0}}, "a: input_scale is 2"),
         (7, "holds a int"),
-        (["a\nb"], "is no name"),
-        ({"a": ENTRY | {"input_scale": torch.ones(3, device="meta")}}, "a: input_scale .*meta"),
-        ({"a": ENTRY | {"input_scale": torch.ones(3, dtype=torch.complex64)}}, "a: input_scale .*complex64"),
+        ([7], "is no name"),
         ({"a": ENTRY | {"input_scale": torch.ones(0)}}, "a: input_scale"),
         ({"a": ENTRY | {"weight_scale": torch.ones(3)}}, "a: weight_scale has 3 .* 2 rows"),
         ({"a": ENTRY | {"weight_scale": -torch.ones(2)}}, "a: .*scale"),

@@ -8,8 +8,8 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
+from ascend_quant.profile.files import load, save
 from ascend_quant.profile.fp8 import compare_fp8
-from ascend_quant.profile.reading import load
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 
@@ -48,7 +48,7 @@ def test_the_projections_are_listed(checkpoints, tmp_path):
         result = compare_fp8(fp8, reference)
         assert result.profile.rules.keys() == wanted
         assert result.kinds == {"quantized": len(wanted), "not quantized": len(bf16.names) - len(wanted)}
-    result.profile.save(tmp_path / "profile")
+    save(result.profile, tmp_path / "profile")
     assert load(tmp_path / "profile").rules == result.profile.rules
 
 

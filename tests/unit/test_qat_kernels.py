@@ -130,6 +130,6 @@ def test_strides_and_lengths_do_not_matter(kernels, name, monkeypatch):
     if scheme.group:
         with pytest.raises(ValueError, match=line_naming("100 elements", f"int4 groups of {scheme.group}")):
             kernels.module.fake_quantize(torch.ones(2, 100, device=kernels.device), scheme)
-    monkeypatch.setattr("ascend_quant.kernels.fake_quantize.ELEMENTS", 100)  # fewer than are taken together
+    monkeypatch.setattr("ascend_quant.kernels.fallbacks.ELEMENTS", 100)  # fewer than are taken together
     w = torch.randn(700, 128, generator=generator)
     assert same_bits(kernels.module.fake_quantize(w.to(kernels.device), scheme), engine_weight(w, name))

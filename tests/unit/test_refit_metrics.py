@@ -5,7 +5,7 @@ import torch
 
 from ascend_quant import oracle
 from ascend_quant.kernels import npu
-from ascend_quant.kernels.clock import KernelClock
+from ascend_quant.kernels.events import KernelClock
 from ascend_quant.kernels.int4_places import MarlinTiles, PackedRows
 from ascend_quant.kernels.storage import CODES
 from ascend_quant.refit import Refit, RefitError, batch, former_codes, session

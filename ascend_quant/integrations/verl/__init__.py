@@ -15,8 +15,12 @@ early_actors.py  agent loops and load balancer, started while engines load; star
 packed_attention.py  the trainer's attention without a mask, attention_settings.py whether a run can have it
 log_probs.py  log-probabilities without a loop over rows
 sender.py     the trainer's side of the weight sync: digests behind the weights; leaving.py as what they leave,
-              codes.py which as codes, patches.py what has changed for engines elsewhere,
-              answers.py a receiver that was killed
+              patches.py what has changed for engines elsewhere, answers.py a receiver that was killed
 worker.py     the engine's side, inside its workers; receiver.py its transport
 leftovers.py  what killed runs leave behind
+
+Importing this package imports no torch: the launcher reads OPTIONS.
 """
+
+# Ours of `actor_rollout_ref.rollout.engine_kwargs.ascend_quant`, by name; their values and meanings are in settings.py.
+OPTIONS = ("proof", "qat", "send", "base_on", "memory")

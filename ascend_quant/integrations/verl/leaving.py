@@ -23,7 +23,7 @@ from ascend_quant.names import HEADS, ROUTERS, keeps_its_dtype
 from ascend_quant.refit.coding import coded, codes_dtype, sent_name
 from ascend_quant.refit.sent import NamedTensor, checked
 from ascend_quant.schemes import Scheme
-from ascend_quant.stacks import one_by_one
+from ascend_quant.tensors import one_by_one
 
 ENGINE_DTYPE = "bfloat16"  # of verl's rollout.dtype; with another one, nothing is rounded
 KEPT_BY_MODEL = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")

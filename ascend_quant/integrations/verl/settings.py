@@ -11,7 +11,7 @@ from ascend_quant.engine.options import NAME as QUANTIZATION
 from ascend_quant.engine.options import Options
 from ascend_quant.flashrl.config import resolve
 from ascend_quant.flashrl.variables import from_environment
-from ascend_quant.integrations.verl.option_names import OPTIONS
+from ascend_quant.integrations.verl import OPTIONS
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.coding import SCHEMES_SENT
 from ascend_quant.refit.kv_scales import FP8, INT8, Form

@@ -1,21 +1,23 @@
 """What each of verl's trainers needs for refits: actors that send, and the figures of every sync."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ray
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ascend_quant.integrations.verl import hooks, settings
-from ascend_quant.integrations.verl.codes import agreed
 from ascend_quant.integrations.verl.compat import plain_class
 from ascend_quant.integrations.verl.receipts import merge
 from ascend_quant.integrations.verl.sender import sends_weights
 from ascend_quant.integrations.verl.sent_figures import of_all
 from ascend_quant.integrations.wrapping import install
+from ascend_quant.refit import RefitError
+from ascend_quant.schemes import Scheme
 
 logger = logging.getLogger(__name__)
+Answer = tuple[str, Sequence[str], Sequence[str]]  # a worker's scheme, the names that it takes as codes, and the others
 
 
 def let_actors_send(role_worker_mapping: dict[Any, Any], config: Any) -> None:
@@ -46,7 +48,7 @@ def agree_on_codes(config: Any, replicas: Sequence[Any], workers: Any) -> None:
         workers: the group that sends.
 
     Raises:
-        RefitError: see `codes.agreed`.
+        RefitError: see `agreed`.
     """
     scheme = settings.sent_as(config.actor_rollout_ref.rollout)
     if scheme is None:
@@ -89,3 +91,27 @@ def _quantizations(replicas: Sequence[Any]) -> dict[int, str | None]:
         # no problem, but verl has vLLM show nothing below a warning
         logger.warning("rollout replica %d serves with %s", rank, quantization)
     return quantizations
+
+
+def agreed(scheme: Scheme, workers: Iterable[Answer]) -> frozenset[str]:
+    """The names to be sent as codes of a scheme.
+
+    Raises:
+        RefitError: a worker quantizes to another scheme, or none takes any.
+    """
+    taken: set[str] = set()
+    refused: set[str] = set()
+    for served, takes, refuses in workers:
+        if served != scheme.name:
+            raise RefitError(
+                f"send={scheme.name}, but a rollout engine serves {served}: give all replicas the scheme "
+                f"{scheme.name}, or leave send out"
+            )
+        taken.update(takes)
+        refused.update(refuses)
+    if not taken - refused:
+        raise RefitError(
+            f"send={scheme.name}, but the rollout engines take no weight as codes (experts that move between ranks "
+            "have no lasting place): leave send out"
+        )
+    return frozenset(taken - refused)

@@ -6,8 +6,7 @@ config.py        which layer gets which method, by the options that a user sets 
 layers/          what the layers compute
 attention/       attention over an int8 cache, by vLLM's registry of backends
 attach.py        the whole model: every parameter becomes resident, model.load_weights becomes a refit
-inventory.py     a model's parameters and layers, with their checkpoint names
-placeless.py     which tensors may come to a rank without a place
+inventory.py     a model's parameters and layers, with their checkpoint names; what may come to a rank without a place
 towers.py        which parts of a model of several modalities are quantized: its language model
 skipping.py      which tensors vLLM's own loaders leave out by design
 buffers.py       what a quantized layer keeps
@@ -37,7 +36,7 @@ def register() -> None:
 
     from ascend_quant.integrations.vllm import hooks
     from ascend_quant.integrations.vllm.attention.register import register_attention
-    from ascend_quant.integrations.vllm.layers.products import register_products
+    from ascend_quant.integrations.vllm.layers import register_products
     from ascend_quant.integrations.wrapping import install
 
     if current_platform.device_type == "npu":

@@ -20,12 +20,11 @@ from ascend_quant.engine.layout import lent
 from ascend_quant.engine.loading import Loading, guard, storage_of
 from ascend_quant.engine.placeless import Placeless
 from ascend_quant.integrations.vllm import compat, key_balance, kv_scales, skipping, start_up, towers
-from ascend_quant.integrations.vllm.inventory import residents_of, unquantized_in
+from ascend_quant.integrations.vllm.inventory import placeless_of, residents_of, unquantized_in
 from ascend_quant.integrations.vllm.layers import conv, mla
-from ascend_quant.integrations.vllm.placeless import placeless_of
 from ascend_quant.kernels import serving_of
 from ascend_quant.kernels.storage import CODES
-from ascend_quant.profile.reading import load
+from ascend_quant.profile.files import load
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.refit.sent import NamedTensor, pairs
 from ascend_quant.refit.smoothing import Smoothing

@@ -15,8 +15,7 @@ from ascend_quant.engine.options import NAME
 from ascend_quant.flashrl.config import Config, Replica, resolve
 from ascend_quant.flashrl.files import ConfigError
 from ascend_quant.flashrl.functions import FUNCTIONS
-from ascend_quant.flashrl.logs import set_up
-from ascend_quant.flashrl.variables import TABLE, Variables, from_environment
+from ascend_quant.flashrl.variables import TABLE, Variables, from_environment, set_up
 
 logger = logging.getLogger(__name__)
 

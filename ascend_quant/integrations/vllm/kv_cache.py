@@ -20,8 +20,8 @@ from vllm.platforms import current_platform
 from ascend_quant.engine.options import NAME
 from ascend_quant.integrations.vllm import compat
 from ascend_quant.integrations.vllm.attention.register import choose
-from ascend_quant.schemes.caches import no_cache_on_cpus
-from ascend_quant.schemes.constants import FP8_CAPABILITY
+from ascend_quant.schemes.registry import no_cache_on_cpus
+from ascend_quant.schemes.scheme import FP8_CAPABILITY
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,7 @@
 """On Ascend NPUs: int8 made online from BF16 weights, computed by vllm-ascend's own W8A8-dynamic schemes.
 
 config.py    which layer gets which method
-linear.py    linear layers, experts.py fused experts: vllm-ascend's methods, weights in the layout of its compute
-plain.py     what stays in its dtype
+linear.py    linear layers (plain ones too), experts.py fused experts: vllm-ascend's methods and layouts
 c8.py        its int8 KV cache, whose scales refits set; c8_probe.py tries heads, c8_refusals.py what has none
 refusals.py  settings of vllm-ascend that do not go with refits
 compat.py    what differs between vllm-ascend versions

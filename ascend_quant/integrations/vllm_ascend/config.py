@@ -20,8 +20,7 @@ from ascend_quant.integrations.vllm_ascend import c8
 from ascend_quant.integrations.vllm_ascend.c8_refusals import why_engine_has_none
 from ascend_quant.integrations.vllm_ascend.compat import AscendConfig, AscendUnquantizedLinearMethod
 from ascend_quant.integrations.vllm_ascend.experts import Int8NpuExpertsMethod
-from ascend_quant.integrations.vllm_ascend.linear import Int8NpuLinearMethod
-from ascend_quant.integrations.vllm_ascend.plain import NpuPlainLinearMethod
+from ascend_quant.integrations.vllm_ascend.linear import Int8NpuLinearMethod, NpuPlainLinearMethod
 from ascend_quant.integrations.vllm_ascend.refusals import refuse
 from ascend_quant.kernels.npu_ops import check_pair
 from ascend_quant.refit import RefitError

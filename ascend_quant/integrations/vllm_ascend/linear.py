@@ -5,8 +5,8 @@ from torch import nn
 from vllm.model_executor.utils import set_weight_attrs
 
 from ascend_quant.engine import layout
-from ascend_quant.integrations.vllm.layers.plain import after_loading
-from ascend_quant.integrations.vllm_ascend.compat import AscendLinearMethod, LinearScheme
+from ascend_quant.integrations.vllm.layers.plain import FromResident, after_loading
+from ascend_quant.integrations.vllm_ascend.compat import AscendLinearMethod, AscendUnquantizedLinearMethod, LinearScheme
 from ascend_quant.kernels.npu_formats import new_codes
 
 
@@ -49,3 +49,9 @@ class Int8NpuLinearMethod(AscendLinearMethod):
         shape = (rows, input_size_per_partition)
         set_weight_attrs(layout.register(layer, "weight", shape, codes, layer.weight_scale.data), attributes)
         layer.whole_input_size = input_size
+
+
+class NpuPlainLinearMethod(FromResident, AscendUnquantizedLinearMethod):
+    """A linear layer that is not quantized."""
+
+    quant_method = None  # vllm-ascend 0.10's Qwen3 asks its linear layers for their scheme

@@ -5,5 +5,15 @@ moe.py            fused experts
 plain.py          what stays in its dtype
 mla.py            what vLLM derives from latent attention's weights, brought up to date in place
 conv.py           the convolution of gated delta nets, packed for CPUs with AMX
-cuda_products.py  the schemes' products by vLLM's CUDA kernels, registered with ascend_quant/kernels (products.py)
+cuda_products.py  the schemes' products by vLLM's CUDA kernels, registered with ascend_quant/kernels
 """
+
+from importlib import import_module
+
+MODULES = {"cuda": "ascend_quant.integrations.vllm.layers.cuda_products"}  # imports Triton, as not every machine has it
+
+
+def register_products(device_type: str) -> None:
+    """Have the kernels of a device serve with vLLM's where they are meant to; harmless when repeated."""
+    if device_type in MODULES:
+        import_module(MODULES[device_type]).register()

@@ -1,31 +1,111 @@
-"""FlashRL's own profiles, `.pt` files: read as a Profile, and written so that FlashRL takes them.
+"""A profile's files: ours, tensors in safetensors and the rest in JSON beside them; and FlashRL's own, `.pt` files.
 
-int8: a dict, name -> {input_scale, output_scale, type}. FlashRL computes
+FlashRL's for int8 is a dict, name -> {input_scale, output_scale, type}. It computes
     codes = round(w_NK * output_scale_N1 * input_scale_1K), clamped to [-128, 127]
 so output_scale is output_factor / scale. Only `up_proj` has an output factor there, and its `down_proj` the inverse as
-input_scale; what is written here has `weight_scale` too, which FlashRL does not look at. fp8: a list of names.
-(flash_rl/flash_quantization.py of flash-llm-rl 1.0.3.)
+input_scale; what is written here has `weight_scale` too, which FlashRL does not look at. Its file for fp8 is a list of
+names. (flash_rl/flash_quantization.py of flash-llm-rl 1.0.3.)
 """
 
 import io
+import json
 import pickle
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from ascend_quant.documents import BadDocument, read_json
+from ascend_quant.profile import equivalence
 from ascend_quant.profile.checkpoints import BadCheckpoint
-from ascend_quant.profile.rules import Profile, Rule
+from ascend_quant.profile.rules import ARITHMETICS, PARTS, Profile, Rule
 from ascend_quant.whole_file import write_whole
 
 KEYS = {"input_scale", "output_scale", "type"}
-MOST_CHANNELS = 1 << 24
 CLOSE = 1e-6  # float32: output_scale * weight_scale is 1 without an output factor
 
 
-def read(path: Path) -> Profile:
-    """A profile that FlashRL or `write` wrote.
+def files_of(path: Path) -> tuple[Path, Path]:
+    """The two files of a profile that is called by either of their names, or without a suffix."""
+    stem = path.with_suffix("") if path.suffix in (".safetensors", ".json") else path
+    return stem.with_name(stem.name + ".safetensors"), stem.with_name(stem.name + ".json")
+
+
+class _Content(BaseModel):
+    """Our JSON file."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: Literal[1] = 1
+    scheme: str
+    arithmetic: Literal[ARITHMETICS]
+    notes: dict[str, Any]
+    quantized: dict[str, bool]
+
+
+def save(profile: Profile, path: Path) -> list[Path]:
+    """Write a profile's files, each whole or not at all; returns their paths: FlashRL's if the path ends in .pt.
+
+    Factors that parameters share are written for each.
+
+    Raises:
+        OSError: one cannot be written.
+    """
+    from safetensors.torch import save as as_safetensors
+
+    if path.suffix == ".pt":
+        _write_flashrl(profile, path)
+        return [path]
+    tensors, text = files_of(path)
+    held = {f"{name}.{part}": t for name, rule in profile.rules.items() for part, t in rule.tensors().items()}
+    write_whole(tensors, as_safetensors({name: t.float().clone().contiguous() for name, t in held.items()}))
+    quantized = {name: rule.quantized for name, rule in profile.rules.items()}
+    content = _Content(
+        scheme=profile.scheme, arithmetic=profile.arithmetic, notes=dict(profile.notes), quantized=quantized
+    )
+    write_whole(text, json.dumps(content.model_dump(), indent=1) + "\n")
+    return [tensors, text]
+
+
+def load(path: Path) -> Profile:
+    """A profile: ours, or one of FlashRL's if the path ends in .pt.
+
+    Raises:
+        BadCheckpoint: a file is missing, is not of this format, or changes the model's function, see `equivalence`.
+    """
+    profile = (_read_flashrl if Path(path).suffix == ".pt" else _read)(Path(path))
+    equivalence.check(profile.rules)
+    return profile
+
+
+def _read(path: Path) -> Profile:
+    """One of ours."""
+    from safetensors import SafetensorError, safe_open
+
+    tensors, text = files_of(path)
+    for file in (tensors, text):
+        if not file.is_file():
+            raise BadCheckpoint(f"no profile at {file}; `ascend-quant profile` writes it")
+    try:
+        content = _Content.model_validate(read_json(text))
+        with safe_open(tensors, framework="pt") as file:
+            held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+    except (BadDocument, ValidationError, SafetensorError) as error:
+        raise BadCheckpoint(f"no profile at {text}: {line(error)}; make it again") from error
+    rules = {
+        name: Rule(quantized, **{part: held.pop(key) for part in PARTS if (key := f"{name}.{part}") in held})
+        for name, quantized in content.quantized.items()
+    }
+    if held:
+        raise BadCheckpoint(f"{tensors} holds {next(iter(held))!r}, of which {text} says nothing; make it again")
+    return Profile(content.scheme, rules, content.notes, content.arithmetic)
+
+
+def _read_flashrl(path: Path) -> Profile:
+    """A profile that FlashRL or `save` wrote.
 
     Raises:
         BadCheckpoint: no such file, a file that carries code, or another content. Whether its factors cancel is another
@@ -44,7 +124,7 @@ def read(path: Path) -> Profile:
     notes = {"flashrl": path.name}
     if not isinstance(content, (dict, list)):
         raise BadCheckpoint(f"{path} holds a {type(content).__name__}; a FlashRL profile is a dict or a list of names")
-    if strange := [name for name in content if not (isinstance(name, str) and name.isprintable())]:
+    if strange := [name for name in content if not isinstance(name, str)]:
         raise BadCheckpoint(f"{path}: {shown(strange[0])} is no name of a parameter")
     if isinstance(content, list):
         return Profile("fp8", {name: Rule(True) for name in content}, notes)
@@ -117,14 +197,12 @@ def up_factor(content: Mapping[str, object], name: str) -> torch.Tensor | None:
 def vector(entry: Mapping, key: str, name: str) -> torch.Tensor | None:
     """One of an entry's numbers, flat and float32; None for 1."""
     value = entry[key]
-    if isinstance(value, torch.Tensor):
-        plain_here = value.layout == torch.strided and value.device.type == "cpu" and value.is_floating_point()
-        if plain_here and 0 < value.numel() <= MOST_CHANNELS:
-            found = value.detach().float().flatten()
-            if found.numel() == 1 and found.item() == 1:
-                return None
-            if found.numel() > 1 and bool(found.isfinite().all()):
-                return found
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        found = value.detach().float().flatten()
+        if found.numel() == 1 and found.item() == 1:
+            return None
+        if found.numel() > 1 and bool(found.isfinite().all()):
+            return found
     elif isinstance(value, (int, float)) and value == 1:
         return None
     raise BadCheckpoint(f"{name:.200}: {key} is {shown(value)}; it must be 1, or finite numbers")
@@ -132,9 +210,7 @@ def vector(entry: Mapping, key: str, name: str) -> torch.Tensor | None:
 
 def shown(value: object) -> str:
     """A value of any size, in a few words."""
-    if isinstance(value, torch.Tensor):
-        return f"a tensor {tuple(value.shape)} of {value.dtype}, {value.layout}, on {value.device.type}"
-    return line(reprlib.repr(value))
+    return f"a tensor {tuple(value.shape)}" if isinstance(value, torch.Tensor) else line(reprlib.repr(value))
 
 
 def line(said: object) -> str:
@@ -142,19 +218,14 @@ def line(said: object) -> str:
     return f"{' '.join(str(said).split()):.300}"
 
 
-def write(profile: Profile, path: Path) -> Path:
-    """Save in FlashRL's layout, whole or not at all; returns the path.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+def _write_flashrl(profile: Profile, path: Path) -> None:
+    """In FlashRL's layout."""
     content = [name for name, rule in profile.rules.items() if rule.quantized]
     if profile.scheme == "int8":
         content = {name: entry_of(rule) for name, rule in profile.rules.items()}
     buffer = io.BytesIO()
     torch.save(content, buffer)
     write_whole(path, buffer.getvalue())
-    return path
 
 
 def entry_of(rule: Rule) -> dict[str, object]:

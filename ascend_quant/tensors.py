@@ -1,8 +1,10 @@
-"""A layer's experts in one tensor of three dimensions, as newer trainers hold them; one by one, as checkpoints do."""
+"""What trainers send and files hold: the dtypes of weights, and a layer's experts in one tensor or one by one."""
 
 from collections.abc import Iterator
 
 import torch
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # float64 if its values are finite in BF16
 
 
 def one_by_one(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

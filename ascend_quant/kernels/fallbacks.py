@@ -1,11 +1,17 @@
-"""Fake quantization in plain torch, for devices without a kernel of its own: dequantize(quantize(w)) by the oracle, a
-few rows at a time, so that the float32 work space stays small."""
+"""Plain torch for devices without a kernel of their own, a few rows at a time, so that the work space stays small.
+
+fake_quantize      dequantize(quantize(w)) by the oracle
+float32_product    the language-model head in float32, where no kernel multiplies BF16 into float32: the whole weight in
+                   float32 would be 2 GiB for a vocabulary of 152,064 and 3584 channels, at every step
+"""
 
 import torch
+import torch.nn.functional as F
 
 from ascend_quant.schemes import Scheme, definition_of
 
-ELEMENTS = 1 << 22  # that are taken together; each needs about 20 bytes of work space
+ELEMENTS = 1 << 22  # that are fake-quantized together; each needs about 20 bytes of work space
+HEAD_ELEMENTS = 1 << 25  # of the head's weight, that are float32 at a time
 
 
 def fake_quantize(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | None = None) -> torch.Tensor:
@@ -32,3 +38,10 @@ def fake_quantize(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | N
         rows = slice(start, start + step)
         out_RK[rows] = definition.rounded(w_RK[rows], None if absmax_R is None else absmax_R[rows])
     return out_RK.view(w_NK.shape)
+
+
+def float32_product(x: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
+    """x (..., K) times the weight, (..., N) in float32: products of their values, summed in float32."""
+    rows = max(1, HEAD_ELEMENTS // weight_NK.shape[1])
+    exact = x.float()
+    return torch.cat([F.linear(exact, part_NK.float()) for part_NK in weight_NK.split(rows)], dim=-1)
