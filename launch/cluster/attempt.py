@@ -39,16 +39,6 @@ class Interrupt:
     def _take(self, *_: object) -> None:
         self.count += 1
 
-    @property
-    def asked(self) -> bool:
-        """The run is to end."""
-        return self.count > 0
-
-    @property
-    def insisted(self) -> bool:
-        """It is to end now."""
-        return self.count > 1
-
 
 @dataclass(frozen=True)
 class Desk:
@@ -92,7 +82,7 @@ class Attempt:
         try:
             while outcome is None:
                 self.turn()
-                outcome = Outcome(INTERRUPTED) if self.desk.interrupt.asked else self.state()
+                outcome = Outcome(INTERRUPTED) if self.desk.interrupt.count else self.state()
             for line in outcome.lines:  # now: a host that does not answer takes long to end
                 self.desk.status.say(line)
         finally:
@@ -190,7 +180,7 @@ def end_hosts(
         if host.open:
             host.channel.send({"end": True})
     deadline = time.monotonic() + END_SECONDS
-    while any(host.open for host in hosts) and time.monotonic() < deadline and not interrupt.insisted:
+    while any(host.open for host in hosts) and time.monotonic() < deadline and interrupt.count < 2:
         try:
             progress.take(*events.get(timeout=0.2))
         except queue.Empty:
@@ -198,7 +188,7 @@ def end_hosts(
     for host in hosts:
         if host.open:
             host.channel.kill()  # its node process ends its own when its stdin closes
-    if interrupt.insisted:
+    if interrupt.count > 1:
         progress.status.say("ended at once: the hosts end what runs on them by themselves, within a minute")
         return
     unsure = [number for number, state in enumerate(progress.hosts) if state.facts is not None and not state.ended]

@@ -106,10 +106,6 @@ class Record:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "all of it"
             raise LaunchError(f"{file} is no record of a run: {where}: {first['msg'][:200]}") from error
-        if len(told.local) != len(told.inventory.hosts):
-            raise LaunchError(
-                f"{file} is no record of a run: local: one value for each host of the inventory is needed"
-            )
         return cls(folder, told)
 
     def save(self) -> None:

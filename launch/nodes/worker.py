@@ -20,8 +20,7 @@ from launch.nodes import ray_node
 from launch.nodes.checks import Clock, skew
 from launch.nodes.ray_node import Part, authentication, joined, wait_for_head
 
-POLL_SECONDS = 1
-ASK_SECONDS = 3
+POLL_SECONDS = 2
 HEAD_SILENT_SECONDS = 20
 ANSWER_SECONDS, PAUSE_SECONDS = 3, 0.5
 SECOND = 1.0  # a date names a whole one: its middle is taken, and half of it is uncertain
@@ -38,22 +37,21 @@ def run(part: Part) -> int:
         ray_node.adopt_token(part.environment)
         compare(head, int(plan.ports["dashboard"]), ended, part.deadline)
     part.start_ray(replace(plan, head=head), daemon_ports(plan.ports)["node-manager-port"])
-    return follow(part, head) if part.meeting is not None else stay(part)
-
-
-def stay(part: Part) -> int:
-    """Until the control host orders the end."""
-    while not part.orders.ended.wait(POLL_SECONDS):
-        part.ray.check()
-    return 0
+    return follow(part, head)
 
 
 def follow(part: Part, head: str) -> int:
-    """Until the head's job has ended, too. Raises LaunchError when the head has not answered for a while."""
+    """Until the control host orders the end, or, with none, the head's job has ended.
+
+    Raises:
+        LaunchError: this host's Ray has ended, or the head has not answered for a while.
+    """
     dashboard = f"http://{joined(head, part.plan.ports['dashboard'])}"
     answered = time.monotonic()
-    while not part.orders.ended.wait(ASK_SECONDS):
+    while not part.orders.ended.wait(POLL_SECONDS):
         part.ray.check()
+        if part.meeting is None:
+            continue
         try:
             states = [job.status for job in ray_node.client(dashboard).list_jobs() if job.submission_id]
         except ray_node.trouble() as error:

@@ -111,7 +111,6 @@ BROKEN: dict[str, Callable[[dict], str]] = {
     "above": lambda tree: json.dumps(tree | {"run": "../x"}),
     "pid": lambda tree: json.dumps(tree | {"control": tree["control"] | {"pid": -1}}),
     "no hosts": lambda tree: json.dumps(tree | {"inventory": tree["inventory"] | {"hosts": []}}),
-    "local": lambda tree: json.dumps(tree | {"local": []}),
 }
 
 
