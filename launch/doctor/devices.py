@@ -73,6 +73,8 @@ def _verl_s_card(facts: Facts) -> Iterator[Finding]:
 @check("devices.free")
 def free(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     found = facts.devices.found
+    if isinstance(wanted.devices, list):  # the others were left out for a reason
+        found = tuple(device for device in found if device.number in wanted.devices)
     ask = "npu-smi info -t health" if facts.devices.tool == "npu-smi" else "nvidia-smi -q"
     problems = []
     for device in found:

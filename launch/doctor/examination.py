@@ -112,7 +112,7 @@ def attempt(gatherer: Callable[..., Any], *given: Any) -> Any:
 
 CHECKS = tuple(value for module in MODULES for value in vars(module).values() if isinstance(value, Check))
 BEFORE_RAY = (  # what `train` looks at on every host
-    *(devices.present, devices.free, versions.chip, network.ports),
+    *(devices.present, versions.chip, network.ports),
     *(machine.shm, machine.tmp, run.imports),
 )
 

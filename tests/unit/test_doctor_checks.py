@@ -243,6 +243,12 @@ def test_expandable_segments_are_fine_without_sleep_mode():
     assert said(machine.variables, facts, wanted(sleeps=False)) == []
 
 
+def test_a_device_that_the_inventory_leaves_out_may_be_ill():
+    facts = well(**one(3, "Alarm"))
+    assert [level for level, _ in said(devices.free, facts, wanted(devices=[0, 1]))] == ["ok"]
+    assert [level for level, _ in said(devices.free, facts, wanted(devices=[0, 3]))] == ["error"]
+
+
 def test_a_check_that_fails_itself_is_a_finding():
     (finding,) = machine.memory(replace(well(), machine=None), wanted())
     assert finding.level == "error" and "AttributeError" in finding.what
