@@ -318,29 +318,40 @@ def ended_soon(pid: int) -> bool:
     return True
 
 
-def test_smoke_that_is_asked_to_stop_ends_what_it_started(tmp_path):
+# Real commands, but for what takes minutes: no warm-up, and in verl's place a process that sleeps.
+STOPPED = """
+import sys
+from launch import child
+from launch.commands import app
+from launch.demo import training, warmup
+from launch.smoke import train
+sleeps = [sys.executable, "-c", {sleeps!r}]
+train.train = lambda setting: child.run(sleeps, setting.folder, "slow", 600, "cpu")
+warmup.make_start = lambda choices, folder, on_update: 0.5
+training.command = lambda *given: sleeps
+app({arguments!r})
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["smoke", "--only", "train", "--json"], ["demo", "--arms", "int8", "--out", "o"]]
+)
+def test_a_command_that_is_asked_to_stop_ends_what_it_started(tmp_path, arguments):
     """Unlike Ctrl-C, SIGTERM ends a Python process at once, unless it does something about it."""
     file = tmp_path / "pid"
-    code = f"import os, pathlib, time; pathlib.Path({str(file)!r}).write_text(str(os.getpid())); time.sleep(600)"
-    smoking = f"""
-import sys
-from launch import child as children
-from launch.child import Ended
-from launch.commands import app
-from launch import child
-from launch.smoke import train
-train.train = lambda setting: child.run([sys.executable, "-c", {code!r}], setting.folder, "slow", 600, "cpu")
-app(["smoke", "--only", "train", "--json"])
-"""
-    smoke = subprocess.Popen(
-        [sys.executable, "-c", smoking], stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+    sleeps = f"import os, pathlib, time; pathlib.Path({str(file)!r}).write_text(str(os.getpid())); time.sleep(600)"
+    asked = subprocess.Popen(
+        [sys.executable, "-c", STOPPED.format(sleeps=sleeps, arguments=arguments)],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     while not (file.is_file() and file.read_text()):
-        assert smoke.poll() is None, smoke.stderr.read()
+        assert asked.poll() is None, asked.stderr.read()
         time.sleep(0.1)
-    smoke.send_signal(signal.SIGTERM)
-    assert smoke.wait(60) != 0
-    assert ended_soon(int(file.read_text())), "what smoke started still runs"
+    asked.send_signal(signal.SIGTERM)
+    assert asked.wait(60) != 0
+    assert ended_soon(int(file.read_text())), "what it started still runs"
 
 
 def test_children_have_the_stack_s_environment_and_no_network(setting, monkeypatch):
