@@ -3,12 +3,11 @@
 import typer
 
 from ascend_quant.commands.advise import advise
-from ascend_quant.commands.cleanup import cleanup
 from ascend_quant.commands.convert import convert
 from ascend_quant.commands.export import export
+from ascend_quant.commands.flashrl import cleanup, setup
 from ascend_quant.commands.mismatch import mismatch
 from ascend_quant.commands.profile import profile
-from ascend_quant.commands.setup import setup
 from ascend_quant.commands.smoke import smoke
 
 app = typer.Typer(

@@ -93,15 +93,6 @@ def test_published_cache_of_a_token(kind, values, published):
     assert model.cache_bytes("int8") == published * (128 + 4) // 256  # heads of 128 elements, and a float32 each
 
 
-def test_the_cache_is_the_one_that_transformers_fills():
-    config = config_of("qwen3", sizes(32, 3, 4, 2, 32, 32, head_dim=16))
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        kept = model(torch.arange(12)[None], use_cache=True).past_key_values
-    elements = sum(layer.keys.numel() + layer.values.numel() for layer in kept.layers)
-    assert 12 * model_of(written(config)).cache_bytes("bf16") == 2 * elements
-
-
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_devices_share_all_but_routers_and_repeat_few_heads_of_keys(tp):
     whole = model_of(get_model("qwen3-30b-a3b").config())

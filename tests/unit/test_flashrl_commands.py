@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from naming import has_line_naming
 from typer.testing import CliRunner
 
-from ascend_quant.commands.cleanup import cleanup
-from ascend_quant.commands.setup import setup
+from ascend_quant.commands.flashrl import cleanup, setup
 from ascend_quant.flashrl.config import read
 from ascend_quant.flashrl.functions import FUNCTIONS
 from ascend_quant.flashrl.usercustomize import clean, default_path

@@ -18,7 +18,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from ascend_quant.commands.setup import setup
+from ascend_quant.commands.flashrl import setup
 from ascend_quant.flashrl.config import read
 from ascend_quant.flashrl.functions import FUNCTIONS
 from ascend_quant.flashrl.usercustomize import clean
