@@ -1,8 +1,7 @@
 """Does an INT8 rollout pay? A roofline of one model and one engine with BF16 and INT8 weights, by arithmetic alone.
 
 model.py     sizes from a config.json, bytes of the weights and of the KV cache on one device, an engine's load
-roofline.py  devices, and on those that were measured the time of a decode step and of a rollout
-verdict.py   what follows from it
+roofline.py  devices, on those that were measured the time of a decode step and of a rollout, and what follows from it
 """
 
 

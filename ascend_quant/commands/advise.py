@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ascend_quant.advise import AdviceError, verdict
+from ascend_quant.advise import AdviceError, roofline
 from ascend_quant.advise.model import Workload, read_model, read_recipe
 from ascend_quant.advise.roofline import DEVICES, GIB, Estimate
 from ascend_quant.exits import WRONG_USE, fail
@@ -40,12 +40,12 @@ def advise(
     try:
         place, workload = read_recipe(Path(place)) if place.endswith(".yaml") else (place, Workload())
         workload = replace(workload, **{name: value for name, value in given.items() if value is not None})
-        said, found = verdict.advise(read_model(model or place), device.value, workload)
+        said, found = roofline.advise(read_model(model or place), device.value, workload)
     except AdviceError as error:
         fail(f"error: {error}", WRONG_USE)
     if as_json:
         rows = {name: asdict(each) for name, each in found.items()}
-        print(json.dumps({"workload": asdict(workload), "verdict": said, "rows": rows, "gains": verdict.gains(found)}))
+        print(json.dumps({"workload": asdict(workload), "verdict": said, "rows": rows, "gains": roofline.gains(found)}))
         return
     sequences = f"{workload.batch} sequences of {workload.inputs} + {workload.outputs} tokens"
     print(f"{model or place}, {sequences} on {workload.tp} x {device.value}\n\n{said}\n", flush=True)
@@ -55,7 +55,7 @@ def advise(
 
 def _table(found: dict[str, Estimate]) -> Table:
     """A row for each way to keep weights and cache."""
-    gains = verdict.gains(found)
+    gains = roofline.gains(found)
     table = Table("weights", "GiB", "GiB a sequence", "fit", "ms a step", "tokens/s", "of BF16", box=None)
     for name, each in found.items():
         cells = [name, f"{each.weights / GIB:.2f}", f"{each.sequence / GIB:.3f}", str(each.fit)]

@@ -18,8 +18,19 @@ from typer.testing import CliRunner
 
 from ascend_quant.advise import AdviceError, roofline
 from ascend_quant.advise.model import DENSE, EXPERTS, Workload, model_of, read_model, read_recipe
-from ascend_quant.advise.roofline import DEVICES, H100, H200, Device, Step, distinct_experts, estimate
-from ascend_quant.advise.verdict import ROWS, UNCERTAINTY, advise, gains
+from ascend_quant.advise.roofline import (
+    DEVICES,
+    H100,
+    H200,
+    ROWS,
+    UNCERTAINTY,
+    Device,
+    Step,
+    advise,
+    distinct_experts,
+    estimate,
+    gains,
+)
 from ascend_quant.cli import app
 from benchmarks.measured import rows
 from benchmarks.models import get_model
