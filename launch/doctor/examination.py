@@ -111,10 +111,8 @@ def attempt(gatherer: Callable[..., Any], *given: Any) -> Any:
 
 
 CHECKS = tuple(value for module in MODULES for value in vars(module).values() if isinstance(value, Check))
-BEFORE_RAY = (  # what `train` looks at on every host
-    *(devices.present, versions.chip, network.ports),
-    *(machine.shm, machine.tmp, run.imports),
-)
+# what `train` looks at on every host
+BEFORE_RAY = (devices.present, versions.chip, network.ports, machine.shm, machine.tmp, run.imports)
 
 
 def in_the_way(wanted: Wanted) -> list[str]:
