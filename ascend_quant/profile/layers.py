@@ -77,11 +77,9 @@ def groups_of(names: Iterable[str], shapes: Callable[[str], tuple[int, ...]], co
         config: config.json, or its `text_config`; `head_dim`, or `hidden_size` and `num_attention_heads`.
 
     Raises:
-        BadCheckpoint: a producer without its consumer, shapes that do not fit, or sizes in `config` that are none.
+        BadCheckpoint: a producer without its consumer, or shapes that do not fit.
     """
     config = config.get("text_config") or config
-    if not isinstance(config, dict):
-        raise BadCheckpoint(f"config.json: text_config is {config!r:.80}, not an object")
     by_layer: dict[str, dict[str, str]] = {}
     for name in names:
         if match := LAYER.fullmatch(name):
@@ -107,19 +105,6 @@ def check_shapes(group: Group, shapes: Callable[[str], tuple[int, ...]]) -> None
             raise BadCheckpoint(f"{group.norm} is {norm}, {name}, which it feeds, {shapes(name)}: no fit")
 
 
-def head_of(config: dict) -> int:
-    """Channels of an attention head.
-
-    Raises:
-        BadCheckpoint: a size that is missing, or is no positive whole number.
-    """
-    keys = ("hidden_size", "num_attention_heads") if config.get("head_dim") is None else ("head_dim",)
-    for key in keys:
-        if type(config.get(key)) is not int or config[key] < 1:
-            raise BadCheckpoint(f"config.json: {key} must be a positive whole number, not {config.get(key)!r:.80}")
-    return config["head_dim"] if len(keys) == 1 else config[keys[0]] // config[keys[1]]
-
-
 def pair_of(
     producer: str,
     partners: tuple[str, str],
@@ -135,7 +120,7 @@ def pair_of(
         raise BadCheckpoint(f"{producer} is {shapes(producer)}, {consumer} {shapes(consumer)}: matrices are wanted")
     rows, columns, head = shapes(producer)[0], shapes(consumer)[1], 1
     if partners[0] == "v_proj":
-        head = head_of(config)
+        head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if min(rows, columns, head) < 1 or rows % head or columns % rows:
         raise BadCheckpoint(f"{producer} has {rows} rows, {consumer} {columns} columns, heads {head} channels: no fit")
     return Pair(producer, consumer, columns // rows, head)

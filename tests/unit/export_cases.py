@@ -1,5 +1,6 @@
 """Tiny models, and the command under test."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -21,6 +22,16 @@ MODELS = {
         "moe_intermediate_size": 96,
     },
 }  # fmt: skip
+
+
+class Harm:
+    """What a pickle can do: here, make a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
 
 
 def write_model(name: str, out: Path) -> None:

@@ -1,6 +1,5 @@
 """verl's FSDP checkpoints, and those that are BF16 already, by one command; what is none of them is refused."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from export_cases import run, weights, write_model
+from export_cases import Harm, run, weights, write_model
 from safetensors.torch import load_file
 
 from ascend_quant.export import fsdp
@@ -60,16 +59,6 @@ def test_fsdps_shards_become_the_model(saved: Path, tmp_path: Path):
     expected, found = weights(saved / "model"), weights(tmp_path / "out")
     assert set(found) == set(expected)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-
-
-class Harm:
-    """What a pickle can do: here, make a folder."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.folder),)
 
 
 @pytest.fixture

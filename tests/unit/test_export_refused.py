@@ -1,14 +1,13 @@
 """Checkpoints of Megatron that are not the model's, or would do harm: one line that names it, and nothing is left."""
 
 import json
-import os
 import pickle
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from export_cases import MODELS, run, weights, write_model
+from export_cases import MODELS, Harm, run, weights, write_model
 from safetensors.torch import load_file, save_file
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
@@ -35,16 +34,6 @@ SHAPES = {  # of a qwen2 of two layers: hidden 128, 4 heads and 2 key-value head
     f"{MLP}linear_fc1.layer_norm_weight": (2, 128),
     f"{MLP}linear_fc2.weight": (2, 128, 160),
 }
-
-
-class Harm:
-    """What a pickle can do: here, make a folder."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.folder),)
 
 
 @pytest.fixture(scope="module")
