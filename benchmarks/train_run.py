@@ -79,8 +79,6 @@ class Arm:
         fields["rollout.scheme"] = self.scheme
         if recipe.qat not in (None, self.scheme):
             fields["qat"] = None
-        if self.shape != model_of(recipe):
-            fields["model.numbers"] = None  # they are of the recipe's own model
         return fields
 
     def loaded(self) -> Recipe:

@@ -1,8 +1,8 @@
 """What in a recipe does not go together, and what to write instead. One function a subject; each yields problems.
 
 Here is what would be without effect, train wrongly, or fail long after the start. What the engine, verl and Megatron
-refuse when they begin, they say themselves: codes of another scheme, devices that no group divides, slices that are no
-whole heads, groups or blocks.
+refuse when they begin, they say themselves: codes of another scheme, groups of the trainer that do not fit its devices,
+slices that are no whole heads, groups or blocks.
 """
 
 from collections.abc import Iterator
@@ -106,15 +106,17 @@ def _apart(recipe: Recipe) -> Iterator[str]:
 
 
 def _parallel(recipe: Recipe) -> Iterator[str]:
-    """What only the other trainer reads."""
-    training, backend = recipe.training, recipe.backend
+    """Devices that no engine would use, since verl counts whole replicas; and what only the other trainer reads."""
+    training, backend, ranks = recipe.training, recipe.backend, recipe.rollout.tensor_parallel
+    if recipe.generating_devices % ranks:
+        yield f"rollout.tensor_parallel: {recipe.generating_devices} devices are no multiple of {ranks}"
     if backend != "megatron" and training.cpu_adam:
         yield f"training.cpu_adam: is Megatron's, and backend is {backend}: use training.offload"
     if backend != "megatron" and training.parallel:
         yield f"training.parallel: is Megatron's, and backend is {backend}: leave it out"
     if backend != "fsdp2" and training.sequence_parallel > 1:
-        ranks = training.sequence_parallel
-        yield f"training.sequence_parallel: {ranks} is FSDP's, and backend is {backend}: use parallel.context"
+        shared = training.sequence_parallel
+        yield f"training.sequence_parallel: {shared} is FSDP's, and backend is {backend}: use parallel.context"
 
 
 def _micro_batch(recipe: Recipe) -> Iterator[str]:

@@ -35,6 +35,8 @@ REPLAY = [
     ({"verl": {"actor_rollout_ref": {"rollout": {"enable_rollout_routing_replay": True}}}}, "routing_replay"),
 ]
 DEVICES = [
+    ({"rollout": {"tensor_parallel": 3}}, "rollout.tensor_parallel: 8 devices … 3"),
+    ({"rollout": {"apart": 3, "tensor_parallel": 2}}, "rollout.tensor_parallel: 3 devices … 2"),
     ({"backend": "fsdp2", "training": {"parallel": {"tensor": 2}}}, "is Megatron's, and backend is fsdp2"),
     ({"backend": "fsdp2", "training": {"cpu_adam": True}}, "training.cpu_adam: is Megatron's"),
     ({"training": {"sequence_parallel": 2}}, "training.sequence_parallel: 2 … FSDP's … megatron"),
