@@ -153,7 +153,7 @@ def test_out_is_in_is_in_it_around_it_or_not_empty(source, tmp_path):
 def test_in_must_be_a_checkpoint(scheme, source, tmp_path):
     config, out = source / "config.json", tmp_path / "out"
     refused(tmp_path / "nothing", out, "is no folder", scheme)
-    for text in ("{", "[" * 100_000, '{"a": 1, "a": 2}'):
+    for text in ("{", "[" * 100_000):
         config.write_text(text)
         refused(source, out, "config.json", scheme)
     config.unlink()

@@ -73,7 +73,7 @@ def without(choice, name):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        *((text, "") for text in ("{", "[" * 100_000, '{"linear": {}, "linear": {}}', "9" * 5000)),
+        *((text, "") for text in ("{", "[" * 100_000, "9" * 5000)),
         ([], r"the file: \[\] is no object"),
         ({"linaer": {}}, "the file: 'linaer' .* linear, experts"),
         ({"linear": {"32": {}}}, "linear.32: '32' is not nxk"),
