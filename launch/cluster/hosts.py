@@ -148,7 +148,7 @@ class Progress:
             host.last_line = line.strip() or host.last_line
             self.logs.write(host.address, f"{source}: {line}")
 
-    def on_started(self, index: int, host: HostState, pid: int, address: str) -> None:
+    def on_started(self, index: int, host: HostState) -> None:
         host.started = True
         if not self.counting:
             host.joined = True

@@ -12,7 +12,7 @@ the control host.
 | examined | what the doctor found | report |
 | failed | the host cannot take part, or its part has ended too early | why |
 | note | something to know | line |
-| started | Ray runs on this host | pid, address |
+| started | Ray runs on this host | |
 | members | who has joined (of the head) | joined, lost: lists of host numbers, why |
 | job | the job's state (of the head) | status, message |
 | log | a line of `driver` or `ray` | source, line |
@@ -34,7 +34,7 @@ SILENT_SECONDS = 60  # a control host beats every two seconds; it or the network
 
 
 def emitter(stream: TextIO, lost: Callable[[], None]) -> Emit:
-    """emit("started", pid=1) writes one line; threads may share it. `lost` is called when nobody reads any more."""
+    """emit("note", line="..") writes one line; threads may share it. `lost` is called when nobody reads any more."""
     lock = threading.Lock()
 
     def emit(event: str, **fields: Any) -> None:

@@ -242,7 +242,7 @@ class Part:
         self.ray = RayNode(plan, command, self.environment, self.emit, self.deadline)
         self.ray.wait_for_port(address, port, self.orders.ended, self.deadline)
         if not self.orders.ended.is_set():
-            self.emit("started", pid=self.ray.process.pid, address=address)
+            self.emit("started")
 
 
 def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
