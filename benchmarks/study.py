@@ -22,10 +22,10 @@ import typer
 
 from benchmarks.report import Outcome, console, faults_of, show_faults, table_of
 from benchmarks.tasks import choices, in_turn, numbers
-from launch.demo import DemoError
 from launch.demo.report import FINAL_STEPS, arm_report
 from launch.demo.task import SUMS, TINY, Problem, write_parquet
 from launch.demo.training import Choices, Setup, WarmUp, load_recipe, train
+from launch.errors import LaunchError
 
 KEYS = string.ascii_lowercase
 LINE = len("a7:007 ")
@@ -146,7 +146,7 @@ def trained(cell: Cell, folder: Path, seconds: float) -> Outcome:
     try:
         changes = start_of(cell, folder) | {RATE: float(cell.rate)}
         train(cell.choices(), cell.arm, place, lambda steps: None, changes, seconds)
-    except DemoError as error:
+    except LaunchError as error:
         return Outcome(cell, time.monotonic() - began, None, f"{cell.title()}: {error}")
     steps = arm_report(cell.arm, place / cell.arm / "metrics.jsonl")["steps"]
     result = {name: [step.get(name) for step in steps] for name in PANELS}

@@ -6,6 +6,7 @@ goes through verl's checkpoint engine (NCCL, HCCL). How far these devices are fr
 with NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 two devices of one host speak through sockets, as hosts over Ethernet do.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ from benchmarks import train_options
 from benchmarks.report import Outcome, console, faults_of, show_faults, table_of, write_run
 from benchmarks.tasks import check_layers, choices, in_turn
 from benchmarks.train_run import FORCED, TIMED, Arm, carry_out
-from launch.child import python
 from launch.recipes import Paths, resolve
 from launch.recipes.verl import ROLLOUT, VLLM
 
@@ -85,7 +85,7 @@ class Sync(Arm):
         forced = FORCED | CLUSTER | {"trainer.total_training_steps": str(self.steps), "hydra.run.dir": str(out)}
         variables = resolved.environment | {"VERL_FILE_LOGGER_ROOT": f"{out}/metrics"}
         command = ["env", *(f"{name}={value}" for name, value in variables.items())]
-        command += [*python("-m", "verl.trainer.main_ppo"), *overrides]
+        command += [sys.executable, "-m", "verl.trainer.main_ppo", *overrides]
         return [*command, *(f"{key}={value}" for key, value in forced.items()), *self.overrides]
 
 

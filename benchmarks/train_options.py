@@ -13,7 +13,8 @@ from benchmarks.report import ROOT
 from benchmarks.tasks import choices
 from benchmarks.train_files import WHOLE
 from benchmarks.train_run import Arm, model_of
-from launch.recipes import RecipeError, load
+from launch.errors import LaunchError
+from launch.recipes import load
 
 RECIPE = {"cuda": "qwen2.5-7b-int8-gsm8k-h100", "cpu": "addition-int8"}
 
@@ -39,7 +40,7 @@ def ready(arms: Sequence[Arm], folder: Path) -> Path:
     try:
         for arm in arms:
             arm.loaded()
-    except RecipeError as error:
+    except LaunchError as error:
         raise typer.BadParameter(str(error), param_hint="--recipe") from None
     folder = folder.resolve()
     make_model(arms[0], folder / "models")
@@ -50,7 +51,7 @@ def asked_for(recipe: str, model: str, device: str) -> tuple[str, str]:
     """The recipe, and the model whose shape it is to have."""
     try:
         own = model_of(load(recipe))
-    except RecipeError as error:
+    except LaunchError as error:
         raise typer.BadParameter(str(error), param_hint="--recipe") from None
     if model:
         return recipe, SHORT[choices("--model", model, tuple(SHORT))[0]]

@@ -1,6 +1,7 @@
 """One arm of the training benchmark: a recipe trained as its user does it, and what verl logs of each step."""
 
 import json
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from benchmarks import train_reward
 from benchmarks.report import Outcome
-from launch.child import python, run
+from launch.child import run
 from launch.demo.training import read_lines
 from launch.recipes import Recipe, load
 from launch.recipes.verl import text
@@ -85,14 +86,14 @@ class Arm:
         """The recipe as it is trained.
 
         Raises:
-            RecipeError: the fields do not go together.
+            LaunchError: the fields do not go together.
         """
         options = [*as_options(self.fields()), *(word for change in self.changes for word in ("--set", change))]
         return load(self.recipe, changes=[tuple(option.split("=", 1)) for option in options[1::2]])
 
     def command(self, model: Path, data: Path, out: Path) -> list[str]:
         """The command of a user who wants this."""
-        command = python("-m", "launch", "train", self.recipe)
+        command = [sys.executable, "-m", "launch", "train", self.recipe]
         command += ["--model", str(model), "--data", str(data), "--out", str(out), *as_options(self.fields())]
         command += [word for change in self.changes for word in ("--set", change)]
         forced = FORCED | {"trainer.total_training_steps": str(self.steps)}

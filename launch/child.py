@@ -5,7 +5,6 @@ Whatever the process has started has ended when it returns.
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,11 +59,6 @@ def last_errors(log: Path) -> str:
     lines = [split(line)[1].strip() for line in log.read_text(errors="replace").splitlines()]
     shown = [line[:LONGEST] for line in lines if line][-SHOWN:]
     return "\n".join(["the log says:", *(f"  {line}" for line in shown), f"the whole log: {log}"])
-
-
-def python(*arguments: str) -> list[str]:
-    """A command of this interpreter."""
-    return [sys.executable, *arguments]
 
 
 def run(

@@ -9,6 +9,6 @@ engine.py      a real vLLM engine is refitted, then compared with a fresh one; l
 worker.py      in that engine's workers: what it is made of, and the refit in buckets
 models.py      the checkpoints of a small model, as if a training step lay between them
 
-`./run.sh smoke` (launch/smoke) adds the doctor and three training steps, and carries probes out in processes of their
-own: an operator may end its process, or never return.
+`./run.sh smoke` (launch/smoke.py) adds the doctor and three training steps, and carries probes out in processes of
+their own: an operator may end its process, or never return.
 """

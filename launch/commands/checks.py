@@ -40,14 +40,13 @@ def doctor(
 
     from launch.doctor.checking import show
     from launch.errors import LaunchError
-    from launch.recipes import RecipeError
 
     of_recipe = {"--set": changes, "--model": model, "--data": data, "--out": out, "--mismatch": mismatch}
     if recipe is None and (given := [name for name, value in of_recipe.items() if value]):
         fail(f"{given[0]} is for --recipe: say which", WRONG_USE)
     try:
         report = examined(cluster, recipe, changes or [], model, data, out, mismatch)
-    except (LaunchError, RecipeError) as error:
+    except LaunchError as error:
         fail(str(error), WRONG_USE)
     if as_json:
         typer.echo(report.as_json())
@@ -68,7 +67,7 @@ def examined(
     """The report.
 
     Raises:
-        LaunchError, RecipeError: what is wrong with the options, a line each.
+        LaunchError: what is wrong with the options, a line each.
     """
     from rich.console import Console
 
@@ -114,7 +113,8 @@ def smoke(
     from ascend_quant.smoke.probes import UnknownProbe
     from ascend_quant.smoke.results import as_text
     from launch.processes import end_as_after_ctrl_c
-    from launch.smoke import run
+    from launch.smoke import ALONE
+    from launch.smoke import smoke as tried
     from launch.stacks import STACK_VARIABLE, all_pins
 
     stack, stacks = os.environ.get(STACK_VARIABLE) or "cpu", all_pins()
@@ -130,9 +130,9 @@ def smoke(
     console = Console(stderr=printed)
     end_as_after_ctrl_c()
     try:
-        content = run.smoke(stack, stacks[stack].devices, steps, only or [], console)
+        content = tried(stack, stacks[stack].devices, steps, only or [], console)
     except UnknownProbe as why:
-        fail(f"--only: {why}; and {', '.join(run.ALONE)}", WRONG_USE)
+        fail(f"--only: {why}; and {', '.join(ALONE)}", WRONG_USE)
     if printed:
         typer.echo(as_text(content), nl=False)
     if out is not None:

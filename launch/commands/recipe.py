@@ -38,11 +38,12 @@ def list_recipes(as_json: Annotated[bool, typer.Option("--json", help="Print the
     from rich.console import Console
     from rich.table import Table
 
-    from launch.recipes import RecipeError, command
+    from launch.errors import LaunchError
+    from launch.recipes import command
 
     try:
         rows = command.rows()
-    except RecipeError as error:
+    except LaunchError as error:
         fail(str(error), FAILED)
     if as_json:
         typer.echo(command.as_json([dict(zip(command.COLUMNS, row, strict=True)) for row in rows]))
@@ -65,11 +66,12 @@ def show_recipe(
     as_json: Annotated[bool, typer.Option("--json", help="Print the recipe and what it becomes as JSON.")] = False,
 ) -> None:
     """Print the verl command that a recipe expands to."""
-    from launch.recipes import RecipeError, command, load, paths_of
+    from launch.errors import LaunchError
+    from launch.recipes import command, load, paths_of
 
     try:
         recipe = load(name, changes=pairs(changes or []))
-    except RecipeError as error:
+    except LaunchError as error:
         fail(str(error), WRONG_USE)
     paths = paths_of(recipe, model, data, out)
     typer.echo(command.as_json(command.described(recipe, paths)) if as_json else command.shown(recipe, paths))
@@ -89,21 +91,22 @@ def data(
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from launch.data import DataError, prepare
+    from launch.data import prepare
+    from launch.errors import LaunchError
 
     if source and name is DataName.addition:
         fail(f"--from {source}: addition is made here, not copied: leave --from out", WRONG_USE)
     with Progress(*Progress.get_default_columns(), console=Console(stderr=True)) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def tell(what: str, done: int, total: int | None) -> None:
+        def tell(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(what)
             bars.update(tasks[what], completed=done, total=total)
 
         try:
             lines = prepare(name.value, Path(source) if source else None, Path(target), tell)
-        except DataError as error:
+        except LaunchError as error:
             fail(str(error), FAILED)
     for line in lines:
         typer.echo(line)

@@ -59,7 +59,6 @@ def train(
     """
     from launch.cluster.run import run
     from launch.errors import LaunchError
-    from launch.recipes import RecipeError
 
     if as_json and not dry_run:
         fail("--json is for --dry-run: add it", WRONG_USE)
@@ -68,7 +67,7 @@ def train(
         if dry_run:
             raise typer.Exit(show(plan, as_json))
         code = run(plan, restart, here)
-    except (LaunchError, RecipeError) as error:
+    except LaunchError as error:
         fail(str(error), WRONG_USE)
     raise typer.Exit(code)
 
@@ -87,7 +86,7 @@ def planned(
     """The plan, and with --on-this-node this host's number in it.
 
     Raises:
-        LaunchError, RecipeError: what is wrong, a line each.
+        LaunchError: what is wrong, a line each.
     """
     from launch.errors import LaunchError
     from launch.inventory import load, this_machine
@@ -181,9 +180,9 @@ def demo(
     """Train a small model with verl and vLLM on this CPU, with BF16 and with INT8 rollouts, and compare."""
     from rich.console import Console
 
-    from launch.demo import DemoError
-    from launch.demo.run import run_demo
+    from launch.demo.report import run_demo
     from launch.demo.training import ARMS, Choices, load_recipe
+    from launch.errors import LaunchError
     from launch.processes import end_as_after_ctrl_c
     from launch.stacks import STACK_VARIABLE
 
@@ -208,7 +207,7 @@ def demo(
     end_as_after_ctrl_c()
     try:
         run_demo(chosen, folder, Console())
-    except DemoError as error:
+    except LaunchError as error:
         fail(str(error), FAILED)
 
 

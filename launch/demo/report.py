@@ -1,18 +1,23 @@
-"""The demo's result: report.json, from the metrics that verl has logged of the arms; and report.png.
+"""The demo from its choices to its report: model and data, warm-up, one verl run for each arm, the table of results.
 
-The picture has six small panels by step, all arms in each.
+The report is report.json, from the metrics that verl has logged of the arms, and report.png: six small panels by step,
+all arms in each.
 """
 
 import json
+import time
 from math import isnan, nan
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
-from launch.demo import DemoError
-from launch.demo.training import QAT, Choices, is_corrected, read_lines, scheme_of
+from launch.demo.task import write_parquet
+from launch.demo.training import QAT, Choices, is_corrected, read_lines, scheme_of, train
+from launch.errors import LaunchError
 
 FIELDS = {
     "reward": "critic/rewards/mean",
@@ -44,6 +49,47 @@ PANELS = (
 )
 
 
+def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
+    """Run everything, leave report.json and report.png in `out`, and return the report.
+
+    Raises:
+        LaunchError: the warm-up or an arm cannot go on.
+    """
+    started = time.monotonic()
+    write_parquet(out / "prompts.parquet", choices.prompts, choices.seed, choices.setup.task)
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as bars:
+        warm_up(choices, out, bars)
+        for arm in choices.arms:
+            run_arm(choices, arm, out, bars)
+    report = build_report(choices, out, time.monotonic() - started)
+    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    draw(report, out / "report.png")
+    console.print(table(report))
+    console.print(f"{report['seconds'] / 60:.1f} min, report: {out / 'report.json'} and report.png", soft_wrap=True)
+    return report
+
+
+def warm_up(choices: Choices, out: Path, bars: Progress) -> None:
+    """Make the common start of all arms."""
+    from launch.demo.warmup import make_start
+
+    plan = choices.setup.warm_up
+    bar = bars.add_task("warm-up", total=plan.longest + plan.fall)
+    accuracy = make_start(choices, out / "start", lambda done: bars.update(bar, completed=done))
+    bars.update(bar, description=f"warm-up: {accuracy:.0%} right")
+
+
+def run_arm(choices: Choices, arm: str, out: Path, bars: Progress) -> None:
+    """Train one arm, with its bar."""
+    bar = bars.add_task(f"{arm}: verl starts", total=choices.steps)
+
+    def show(steps: int) -> None:
+        if steps:
+            bars.update(bar, description=f"{arm}: training", completed=steps)
+
+    train(choices, arm, out, show)
+
+
 def step_record(line: dict[str, Any], corrected: bool = True) -> dict[str, float]:
     """One step of the report; a metric that verl did not log is an error, not a gap in a plot.
 
@@ -62,7 +108,7 @@ def speed_record(line: dict[str, Any]) -> dict[str, float]:
 def pick(line: dict[str, Any], fields: dict[str, str]) -> dict[str, float]:
     missing = [name for name in fields.values() if line["data"].get(name) is None]
     if missing:
-        raise DemoError(f"step {line['step']} has no {', '.join(missing)}: this verl logs other metrics than 0.9.1")
+        raise LaunchError(f"step {line['step']} has no {', '.join(missing)}: this verl logs other metrics than 0.9.1")
     return {"step": line["step"]} | {field: line["data"][name] for field, name in fields.items()}
 
 
@@ -96,10 +142,6 @@ def build_report(choices: Choices, out: Path, seconds: float) -> dict[str, Any]:
         "model": choices.model,
         "seconds": round(seconds, 1),
     }
-
-
-def write_report(report: dict[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def summary(arm: dict[str, Any]) -> dict[str, float]:

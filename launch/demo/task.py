@@ -123,8 +123,8 @@ def vocabulary(alphabet: str = SUMS) -> dict[str, int]:
     return {token: index for index, token in enumerate([PAD, START, END, *alphabet, SPACE, NEWLINE])}
 
 
-def build_tokenizer(alphabet: str = SUMS) -> Any:
-    """The tokenizer in memory; `vocab_size` of the model must be `len()` of it."""
+def save_tokenizer(folder: Path, alphabet: str = SUMS) -> None:
+    """Write the tokenizer's files into a checkpoint folder; `vocab_size` of the model must be `len()` of it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -135,12 +135,7 @@ def build_tokenizer(alphabet: str = SUMS) -> Any:
         tokenizer_object=backend, pad_token=PAD, eos_token=END, additional_special_tokens=[START]
     )
     tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
-
-
-def save_tokenizer(folder: Path, alphabet: str = SUMS) -> None:
-    """Write the tokenizer's files into a checkpoint folder."""
-    build_tokenizer(alphabet).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def build_model(name: str, seed: int, shape: Mapping[str, int] = TINY, alphabet: str = SUMS) -> Any:

@@ -4,6 +4,7 @@ verl may hang instead of failing when one of its workers dies, so a run without 
 """
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -14,9 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ascend_quant.schemes import SCHEMES
-from launch.child import last_errors, python, run
-from launch.demo import DemoError
+from launch.child import last_errors, run
 from launch.demo.task import TINY, Addition
+from launch.errors import LaunchError
 from launch.recipes.files import FOLDER, read
 from launch.recipes.verl import leaves
 
@@ -145,7 +146,8 @@ def command(
     choices: Choices, arm: str, out: Path, ray_folder: Path, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> list[str]:
     """What trains one arm."""
-    return python("-m", "ascend_quant.integrations.verl.main_ppo", *overrides(choices, arm, out, ray_folder, changes))
+    main = (sys.executable, "-m", "ascend_quant.integrations.verl.main_ppo")
+    return [*main, *overrides(choices, arm, out, ray_folder, changes)]
 
 
 def train(
@@ -164,7 +166,7 @@ def train(
         seconds: of the whole training, at most.
 
     Raises:
-        DemoError: verl has failed, stands still, or has ended early.
+        LaunchError: verl has failed, stands still, or has ended early.
     """
     folder = out / arm
     folder.mkdir(parents=True, exist_ok=True)
@@ -179,14 +181,14 @@ def train(
         on_steps(done)
         allowed = NEXT_STEP_SECONDS if done else FIRST_STEP_SECONDS
         if time.monotonic() - last_news > allowed:
-            raise DemoError(f"no step after {done} of {choices.steps} steps for {allowed} s; {last_errors(log)}")
+            raise LaunchError(f"no step after {done} of {choices.steps} steps for {allowed} s; {last_errors(log)}")
 
     # Ray's sockets need a short path, and Ray opens its folder to all
     with tempfile.TemporaryDirectory(prefix="aq-", ignore_cleanup_errors=True) as private:
         told = command(choices, arm, out, Path(private) / "ray", changes)
         ended = run(told, folder, "verl", seconds, "cpu", look, VERL_FILE_LOGGER_PATH=str(metrics))
     if ended.code != 0 or done < choices.steps:
-        raise DemoError(f"verl {ended.how()} after {done} of {choices.steps} steps; {last_errors(log)}")
+        raise LaunchError(f"verl {ended.how()} after {done} of {choices.steps} steps; {last_errors(log)}")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

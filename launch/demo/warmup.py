@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
-from launch.demo import DemoError
 from launch.demo.task import END, PAD, SPACE, Addition, build_model, save_tokenizer, vocabulary
 from launch.demo.training import Choices, WarmUp
+from launch.errors import LaunchError
 
 FINAL_SHARE = 0.05  # of the learning rate
 LOOK_EVERY = 50  # updates
@@ -48,7 +48,7 @@ def imitate_teacher(
     """Supervised training on the teacher's lessons.
 
     Raises:
-        DemoError: it takes longer than the plan allows.
+        LaunchError: it takes longer than the plan allows.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.learning_rate)
     begun, falls_from = time.monotonic(), None if plan.longest else 0
@@ -66,7 +66,7 @@ def imitate_teacher(
         if falls_from is not None and update + 1 == falls_from + plan.fall:
             return
         if time.monotonic() - begun > plan.seconds:
-            raise DemoError(
+            raise LaunchError(
                 f"the warm-up made {update + 1} updates in {plan.seconds:.0f} s: are the cores in use by others, or "
                 "much slower than those that the demo is for?"
             )
@@ -119,4 +119,4 @@ def check_band(accuracy: float, band: tuple[float, float]) -> None:
     """All arms must have something to learn and something to learn from."""
     low, high = band
     if not low <= accuracy <= high:
-        raise DemoError(f"the warm-up ended at accuracy {accuracy:.2f}, outside {low}-{high}: try another --seed")
+        raise LaunchError(f"the warm-up ended at accuracy {accuracy:.2f}, outside {low}-{high}: try another --seed")

@@ -8,8 +8,8 @@ settings of it, verl.py knows its configuration and what its versions differ in,
 """
 
 from launch.recipes.fields import Recipe
-from launch.recipes.files import RecipeError, load, names
+from launch.recipes.files import load, names
 from launch.recipes.overrides import Resolved, resolve
 from launch.recipes.settings import Paths, paths_of
 
-__all__ = ["Paths", "Recipe", "RecipeError", "Resolved", "load", "names", "paths_of", "resolve"]
+__all__ = ["Paths", "Recipe", "Resolved", "load", "names", "paths_of", "resolve"]

@@ -207,11 +207,6 @@ class Recipe(Fields):
         return self.nodes * self.devices_per_node
 
     @property
-    def training_devices(self) -> int:
-        """Those that train."""
-        return self.devices - self.nodes * self.rollout.apart
-
-    @property
     def generating_devices(self) -> int:
         """Those that generate."""
         return self.nodes * self.rollout.apart or self.devices

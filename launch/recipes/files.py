@@ -14,6 +14,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from ascend_quant.documents import BadDocument, parse_yaml, read_yaml
+from launch.errors import LaunchError
 from launch.recipes.fields import Recipe
 from launch.recipes.rules import problems
 from launch.root import ROOT
@@ -35,11 +36,11 @@ def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | Iterable
         changes: values, as YAML, by the dotted keys of a recipe; later ones are laid over earlier ones.
 
     Raises:
-        RecipeError: there is none, or it is wrong: each line names the file and what to change.
+        LaunchError: there is none, or it is wrong: each line names the file and what to change.
     """
     file = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
     if name in DEMOS or not os.path.isfile(file):
-        raise RecipeError(f"no recipe {name!r}; {did_you_mean(name, names(folder), 'names')}")
+        raise LaunchError(f"no recipe {name!r}; {did_you_mean(name, names(folder), 'names')}")
     tree = read(file)
     for key, value in changes.items() if isinstance(changes, Mapping) else changes:
         tree = merged(tree, changed(key, value))
@@ -59,7 +60,7 @@ def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The file's tree, over those that it extends; `above` are the files that led here.
 
     Raises:
-        RecipeError: a file is missing, is no YAML mapping, or extends itself.
+        LaunchError: a file is missing, is no YAML mapping, or extends itself.
     """
     file = Path(os.path.normpath(file))
     if above and not os.path.isfile(file):
@@ -69,7 +70,7 @@ def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
         tree = read_yaml(file)
     except BadDocument as error:
-        raise RecipeError(str(error)) from error
+        raise LaunchError(str(error)) from error
     whole: dict[str, Any] = {}
     for base in _bases(file, tree.pop("extends", [])):
         whole = merged(whole, read(file.parent / f"{base}.yaml", (*above, file)))
@@ -87,12 +88,12 @@ def changed(key: str, text: str) -> dict[str, Any]:
     """("rollout.n", "16") -> {"rollout": {"n": 16}}.
 
     Raises:
-        RecipeError: the text cannot be read as YAML. It may hold a secret, and is not shown.
+        LaunchError: the text cannot be read as YAML. It may hold a secret, and is not shown.
     """
     try:
         value = parse_yaml(text, "the value")
     except BadDocument as error:
-        raise RecipeError(f"--set {key}: cannot be read as YAML: quote text, as {key}='\"..\"'") from error
+        raise LaunchError(f"--set {key}: cannot be read as YAML: quote text, as {key}='\"..\"'") from error
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
@@ -107,13 +108,9 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-class RecipeError(ValueError):
-    """A recipe that cannot be used; each line names the file and one thing that is wrong."""
-
-
-def failed(file: Path, problems: list[str]) -> RecipeError:
+def failed(file: Path, problems: list[str]) -> LaunchError:
     """The error that lists the problems of a file."""
-    return RecipeError("\n".join(f"{file}: {problem}" for problem in problems))
+    return LaunchError("\n".join(f"{file}: {problem}" for problem in problems))
 
 
 def explain(error: ValidationError, recipe: type[BaseModel]) -> list[str]:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from ascend_quant import oracle
 from ascend_quant.schemes import get_scheme
-from launch.demo.run import run_demo
+from launch.demo.report import run_demo
 from launch.demo.task import all_problems, mistake
 from launch.demo.training import Choices
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from ascend_quant.refit import RefitError
 from ascend_quant.smoke import engine, models, worker
 from ascend_quant.smoke.probes import On
-from launch.smoke import Setting, train
+from launch.smoke import Setting, command_of
 
 SPOILT = "model.layers.1.mlp.down_proj.weight"
 
@@ -72,7 +72,7 @@ def test_a_checkpoint_that_lacks_a_tensor_is_told_with_its_name(checkpoints, tmp
 def test_the_recipe_that_devices_train(tmp_path: Path):
     """Its command, on a machine without devices: verl takes it. Two hosts train that recipe in tests/cluster."""
     addition_start.write(tmp_path / "data", 8)
-    command = train.command_of(Setting("cpu", "none", tmp_path, 1), str(tmp_path / "data"), tmp_path / "out")
+    command = command_of(Setting("cpu", "none", tmp_path, 1), str(tmp_path / "data"), tmp_path / "out")
     planned = subprocess.run([*command, "--dry-run"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert planned.returncode == 0, planned.stdout[-3000:] + planned.stderr[-3000:]
     assert "trainer.total_training_steps=1" in planned.stdout

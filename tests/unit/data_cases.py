@@ -1,6 +1,5 @@
 """Small source files in the forms in which the data sets are published, and verl's own reading of the result."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,6 @@ def math_row(problem: str, answer: Any, index: Any = "0f2a") -> dict[str, Any]:
 def write_parquet(file: Path, rows: list[dict[str, Any]]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    return file
-
-
-def write_lines(file: Path, rows: list[dict[str, Any]]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return file
 
 

@@ -7,9 +7,10 @@ import pytest
 from data_cases import read
 from naming import line_naming
 
-from launch.data import DataError, prepare
+from launch.data import prepare
 from launch.demo import training
 from launch.demo.reward import compute_score
+from launch.errors import LaunchError
 from launch.recipes import load, paths_of
 
 
@@ -59,12 +60,12 @@ def test_every_host_makes_the_same(made: Path, tmp_path: Path):
 
 
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, full_disk):
-    with full_disk(), pytest.raises(DataError, match=line_naming(tmp_path / "addition")):
+    with full_disk(), pytest.raises(LaunchError, match=line_naming(tmp_path)):
         prepare("addition", None, tmp_path)
     assert list((tmp_path / "addition").iterdir()) == []
 
 
 def test_a_warm_up_that_fails_is_one_line(tmp_path: Path, monkeypatch):
     change(monkeypatch, band=(0.99, 1))
-    with pytest.raises(DataError, match=r"accuracy 0\.\d"):
+    with pytest.raises(LaunchError, match=r"accuracy 0\.\d"):
         prepare("addition", None, tmp_path)

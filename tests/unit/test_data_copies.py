@@ -5,10 +5,11 @@ with a copy is one line.
 from pathlib import Path
 
 import pytest
-from data_cases import GSM8K, gsm8k_copy, math_copy, math_row, read, verl_rows, verl_score, write_lines, write_parquet
+from data_cases import GSM8K, gsm8k_copy, math_copy, math_row, read, verl_rows, verl_score, write_parquet
 from naming import has_line_naming
 
-from launch.data import DataError, prepare
+from launch.data import prepare
+from launch.errors import LaunchError
 
 ANSWERS = ["7", "1200", "-5"]
 TRAIN = [math_row("One?", "34", "a1"), math_row("Two?", "-3", "b2"), math_row("Three?", "1007", "c3")]
@@ -16,7 +17,7 @@ TEST = [math_row("Four?", "204", 0), math_row("Five?", "25", 1)]
 
 
 def error(source: Path, target: Path, name: str = "gsm8k") -> str:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(LaunchError) as caught:
         prepare(name, source, target)
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
@@ -45,11 +46,11 @@ def test_rows_and_files_are_told(tmp_path: Path):
     assert {row["extra_info"]["split"] for row in read(files[1])} == {"test"}
 
 
-def test_json_lines_and_shards_are_taken_too(tmp_path: Path):
+def test_all_parts_are_taken_in_order(tmp_path: Path):
     copy = tmp_path / "copy"
-    write_lines(copy / "train.jsonl", GSM8K)
-    write_parquet(copy / "test-00000-of-00002.parquet", GSM8K[:1])
-    write_parquet(copy / "test-00001-of-00002.parquet", GSM8K[1:])
+    write_parquet(copy / "main/train-00001-of-00002.parquet", GSM8K[1:])
+    write_parquet(copy / "main/train-00000-of-00002.parquet", GSM8K[:1])
+    write_parquet(copy / "main/test.parquet", GSM8K)
     prepare("gsm8k", copy, tmp_path)
     for split in ("train", "test"):
         assert [row["reward_model"]["ground_truth"] for row in read(tmp_path / f"gsm8k/{split}.parquet")] == ANSWERS
@@ -71,51 +72,39 @@ def test_a_row_without_question_or_answer_is_named(tmp_path: Path, row: dict, fi
 
 
 @pytest.mark.parametrize(
-    "files, said",
-    [
-        ({}, "train*.parquet or .jsonl of openai/gsm8k"),
-        ({"train.jsonl": '{"text": "a", "answer": "#### 1"}'}, "question"),
-        ({"train.jsonl": '{"question": '}, "train.jsonl"),
-        ({"train.jsonl": '{"question": 5, "answer": "#### 1"}'}, "question"),
-        ({"train.parquet": "PAR"}, "train.parquet"),
-        ({"train.jsonl": ""}, "train.jsonl"),
-    ],
+    "rows, said",
+    [([{"text": "a", "answer": "#### 1"}], "question"), ([{**GSM8K[0], "question": 5}], "question"), ([], "gsm8k")],
 )
-def test_a_wrong_copy_is_one_line(tmp_path: Path, files: dict[str, str], said: str):
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for name, text in files.items():
-        (copy / name).write_text(text)
-    assert said in error(copy, tmp_path)
+def test_another_set_is_refused(tmp_path: Path, rows: list[dict], said: str):
+    assert said in error(gsm8k_copy(tmp_path / "copy", train=rows), tmp_path)
 
 
-def test_only_the_files_of_one_copy_are_read(tmp_path: Path):
-    copy = tmp_path / "copy"
-    for name in ("train", "test", "train_socratic", "test_socratic", "train (1)"):  # as in OpenAI's repository
-        write_lines(copy / f"{name}.jsonl", GSM8K)
-    assert all(line.endswith(": 3 rows") for line in prepare("gsm8k", copy, tmp_path))
-    write_lines(copy / "older/train.jsonl", GSM8K)
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path):
+    (gsm8k_copy(tmp_path / "copy") / "main/train-00000-of-00001.parquet").write_text("PAR")
+    assert "train-00000-of-00001.parquet" in error(tmp_path / "copy", tmp_path)
+
+
+def test_two_copies_are_refused_and_no_copy_is_told_how(tmp_path: Path):
+    copy = gsm8k_copy(tmp_path / "copy")
+    assert "openai/gsm8k" in error(copy / "socratic", tmp_path)
+    gsm8k_copy(copy / "older")
     said = error(copy, tmp_path)
-    assert str(copy) in said and str(copy / "older") in said
+    assert str(copy / "main") in said and str(copy / "older") in said
 
 
 @pytest.mark.parametrize("numbers", [[(1, 2)], [(0, 2), (1, 3)]])
 def test_parts_that_make_no_set(tmp_path: Path, numbers: list[tuple[int, int]]):
     names = [f"train-{number:05d}-of-{total:05d}.parquet" for number, total in numbers]
     for name in names:
-        write_parquet(tmp_path / "copy" / name, GSM8K)
+        write_parquet(tmp_path / "copy/main" / name, GSM8K)
     assert names[0] in error(tmp_path / "copy", tmp_path)
 
 
-def test_the_other_configuration_is_refused(tmp_path: Path):
-    assert "socratic" in error(gsm8k_copy(tmp_path / "copy") / "socratic", tmp_path)
-
-
 def test_no_folder_and_no_network_are_one_line(tmp_path: Path, monkeypatch):
-    assert has_line_naming(error(tmp_path / "none", tmp_path), tmp_path / "none", "no folder")
+    assert has_line_naming(error(tmp_path / "none", tmp_path), tmp_path / "none", "openai/gsm8k")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(LaunchError) as caught:
         prepare("gsm8k", None, tmp_path)
     assert str(caught.value).startswith("openai/gsm8k ")
     assert "--repo-type dataset --local-dir FOLDER; then give --from FOLDER" in str(caught.value)
@@ -154,10 +143,8 @@ def test_verl_reads_and_scores_dapo_math_and_aime(tmp_path: Path):
     ],
 )
 def test_problems_without_an_answer_or_prompt_are_named(tmp_path: Path, bad: dict):
-    copy = math_copy(tmp_path / "copy", TRAIN, TEST)
-    (copy / "DAPO-Math-17k/data/dapo-math-17k.parquet").unlink()
-    write_lines(copy / "DAPO-Math-17k/data/dapo-math-17k.jsonl", [TRAIN[0], bad])
-    assert has_line_naming(error(copy, tmp_path, "dapo-math-17k"), "dapo-math-17k.jsonl", "row 1")
+    copy = math_copy(tmp_path / "copy", [TRAIN[0], bad], TEST)
+    assert has_line_naming(error(copy, tmp_path, "dapo-math-17k"), "dapo-math-17k.parquet", "row 1")
 
 
 def test_a_value_of_another_type_and_a_missing_set_are_named(tmp_path: Path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from data_cases import gsm8k_copy
 from naming import has_line_naming
 from plan_cases import facts
 from typer.testing import CliRunner
@@ -138,12 +139,8 @@ def test_a_dry_run_ends_with_2_if_verl_would_refuse(monkeypatch: pytest.MonkeyPa
 
 
 def test_data_writes_files_and_says_how_many_rows(tmp_path: Path):
-    source = tmp_path / "downloaded" / "main"
-    source.mkdir(parents=True)
-    for split in ("train", "test"):
-        rows = [{"question": "1 + 1?", "answer": f"{number} #### {number}"} for number in range(3)]
-        (source / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shown = run("data", "gsm8k", "--from", str(source.parent), "--to", str(tmp_path / "made"))
+    source = gsm8k_copy(tmp_path / "downloaded")
+    shown = run("data", "gsm8k", "--from", str(source), "--to", str(tmp_path / "made"))
     assert shown.exit_code == 0, shown.stderr
     file = tmp_path / "made" / "gsm8k" / "train.parquet"
     assert f"{file}: 3 rows" in shown.stdout and file.exists()
@@ -155,7 +152,7 @@ def test_data_writes_files_and_says_how_many_rows(tmp_path: Path):
         (["gsm9k"], "gsm9k", 2),
         (["addition", "--from", "/nowhere"], "/nowhere", 2),
         (["gsm8k", "--from", "/nowhere"], "/nowhere", 1),
-        (["addition", "--to", "/dev/full"], "/dev/full/addition", 1),
+        (["addition", "--to", "/dev/full"], "/dev/full", 1),
     ],
 )
 def test_what_is_wrong_with_data_is_said(arguments: list[str], said: str, code: int):

@@ -6,7 +6,8 @@ import pytest
 import yaml
 from naming import has_line_naming, line_naming
 
-from launch.recipes import RecipeError, load, names
+from launch.errors import LaunchError
+from launch.recipes import load, names
 from launch.recipes.files import merged
 
 WHOLE = {
@@ -39,7 +40,7 @@ def write(folder: Path, name: str = "one", **changes) -> Path:
 
 def error(folder: Path, **changes) -> str:
     write(folder, **changes)
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(LaunchError) as caught:
         load("one", folder)
     return str(caught.value)
 
@@ -55,7 +56,7 @@ def test_a_file_may_be_anywhere(tmp_path: Path):
 
 
 def test_an_unknown_name_is_told_the_nearest():
-    with pytest.raises(RecipeError, match=line_naming("'qwen3-4b-fp9'", "qwen3-4b-fp8?")):
+    with pytest.raises(LaunchError, match=line_naming("'qwen3-4b-fp9'", "qwen3-4b-fp8?")):
         load("qwen3-4b-fp9")
 
 
@@ -95,7 +96,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, changes: dict, said: str):
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, said: str):
     (tmp_path / "one.yaml").write_bytes(text.encode("latin-1"))
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(LaunchError) as caught:
         load("one", tmp_path)
     assert said in str(caught.value)
     assert str(caught.value).startswith(str(tmp_path / "one.yaml"))
@@ -142,7 +143,7 @@ def test_what_is_set_is_laid_over_the_file(tmp_path: Path):
 )
 def test_what_is_set_is_checked_as_the_file_is(tmp_path: Path, key: str, value: str, said: str):
     write(tmp_path)
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(LaunchError) as caught:
         load("one", tmp_path, {key: value})
     assert has_line_naming(str(caught.value), said) and len(str(caught.value).splitlines()) == 1
 
@@ -151,5 +152,5 @@ def test_what_is_set_is_checked_as_the_file_is(tmp_path: Path, key: str, value: 
 def test_a_recipe_that_extends_nothing_or_itself(tmp_path: Path, base: str, said: str):
     (tmp_path / "one.yaml").write_text(f"extends: {base}\nname: one\n")
     (tmp_path / "two.yaml").write_text("extends: one\nname: two\n")
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(LaunchError, match=said):
         load("one", tmp_path)

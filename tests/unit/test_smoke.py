@@ -31,11 +31,12 @@ from ascend_quant.smoke import engine, installed, models, operators, probes, res
 from ascend_quant.smoke.probes import NotPossible, On, Probe, Seen, carry_out
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 from launch import child as children
+from launch import smoke
 from launch.child import Ended
 from launch.commands import app
 from launch.doctor.checking import Finding, HostReport, Report
 from launch.doctor.facts import GIB, Device, Devices
-from launch.smoke import Setting, run, train
+from launch.smoke import Setting
 
 CPU = On(torch.device("cpu"))
 
@@ -324,9 +325,9 @@ import sys
 from launch import child
 from launch.commands import app
 from launch.demo import training, warmup
-from launch.smoke import train
+from launch import smoke
 sleeps = [sys.executable, "-c", {sleeps!r}]
-train.train = lambda setting: child.run(sleeps, setting.folder, "slow", 600, "cpu")
+smoke.train = lambda setting: child.run(sleeps, setting.folder, "slow", 600, "cpu")
 warmup.make_start = lambda choices, folder, on_update: 0.5
 training.command = lambda *given: sleeps
 app({arguments!r})
@@ -379,9 +380,9 @@ def test_a_probe_that_ends_its_process_is_a_result_and_the_others_go_on(setting,
         log.write_text("RuntimeError: aicore error\n")
         return Ended(-6 if len(done) < len(names) else 0, 1.0, log)
 
-    monkeypatch.setattr(run, "run", answer)
+    monkeypatch.setattr(smoke, "run", answer)
     wanted = [probe(name=name, slow=name == "b.slow") for name in ("a.one", "a.dies", "a.two", "b.slow")]
-    found = list(run.carried_out(setting, wanted))
+    found = list(smoke.carried_out(setting, wanted))
     assert asked == [["a.one", "a.dies", "a.two"], ["a.two"], ["b.slow"]]
     assert [(one.name, one.status) for one in found] == [
         ("a.one", OK), ("a.dies", FAILED), ("a.two", OK), ("b.slow", OK)
@@ -396,18 +397,18 @@ def test_errors_of_the_doctor_fail_and_its_warnings_do_not(monkeypatch):
     error = Finding("error", "system.shm", "64 MiB", "--shm-size=4g")
     for findings, status in (([fine, warning], OK), ([error, fine, warning], FAILED)):
         report = Report([HostReport("this machine", findings, {"Python": "3.11.7"})])
-        monkeypatch.setattr(run, "examine", lambda report=report: report)
-        found = run._doctor()
+        monkeypatch.setattr(smoke, "examine", lambda report=report: report)
+        found = smoke._doctor()
         assert found.status == status and asdict(warning) in found.values["findings"]
     assert found.reason == "system.shm: 64 MiB (--shm-size=4g)" and found.values["error"] == 1
 
 
 def test_memory_is_asked_for_before_training():
     h200 = Device(0, "NVIDIA H200", "OK", 140000, 143771)
-    assert train.lack(8, 8, 8 * GIB, Devices()) == ""
-    assert has_line_naming(train.lack(8, 8, 5 * GIB, Devices()), "8 GiB", "5.0")
-    assert has_line_naming(train.lack(8, 8, 99 * GIB, Devices("NVML", found=(h200,))), "device 0", "3.7")
-    assert "npu-smi is not on PATH" in train.lack(8, 8, 99 * GIB, Devices("npu-smi", "npu-smi is not on PATH"))
+    assert smoke.lack(8, 8, 8 * GIB, Devices()) == ""
+    assert has_line_naming(smoke.lack(8, 8, 5 * GIB, Devices()), "8 GiB", "5.0")
+    assert has_line_naming(smoke.lack(8, 8, 99 * GIB, Devices("NVML", found=(h200,))), "device 0", "3.7")
+    assert "npu-smi is not on PATH" in smoke.lack(8, 8, 99 * GIB, Devices("npu-smi", "npu-smi is not on PATH"))
 
 
 def logged(step: int, **changes: float) -> str:
@@ -433,9 +434,9 @@ def test_what_training_logged(setting, monkeypatch, lines, reason):
     metrics = setting.folder / "metrics.jsonl"
     metrics.write_text("".join(lines))
     ended = Ended(0, 60.0, setting.folder / "train.log")
-    monkeypatch.setattr(train, "_on_cpu", lambda setting: (ended, metrics))
-    monkeypatch.setattr(train, "lack", lambda *given: "")
-    found = train.train(setting)
+    monkeypatch.setattr(smoke, "_on_cpu", lambda setting: (ended, metrics))
+    monkeypatch.setattr(smoke, "lack", lambda *given: "")
+    found = smoke.train(setting)
     assert found.status == (FAILED if reason else OK) and reason in found.reason
     if not reason:
         assert found.values["steps"] == 2 and found.values["weight sync, ms"] == 250
@@ -451,16 +452,16 @@ def test_training_comes_before_engines_and_what_failed_leaves_its_logs(monkeypat
     def carried(setting, wanted):
         yield from (told(Result(one.name, "", OK)) for one in wanted)
 
-    monkeypatch.setattr(run, "carried_out", carried)
-    monkeypatch.setattr(run, "_doctor", lambda: told(Result("doctor", "", OK)))
+    monkeypatch.setattr(smoke, "carried_out", carried)
+    monkeypatch.setattr(smoke, "_doctor", lambda: told(Result("doctor", "", OK)))
     for status in (OK, FAILED):
-        monkeypatch.setattr(train, "train", lambda setting, status=status: told(Result("train", "", status)))
-        content = run.smoke("cpu", "none", 3, [], Console(quiet=True))
+        monkeypatch.setattr(smoke, "train", lambda setting, status=status: told(Result("train", "", status)))
+        content = smoke.smoke("cpu", "none", 3, [], Console(quiet=True))
         left = list(Path(tempfile.gettempdir()).glob("aq-smoke-*"))
         assert content["ok"] == (status == OK) and len(left) == (status == FAILED)
     assert order[:5] == ["doctor", "versions", "libraries", "operators.schemes", "train"] and order[5] == "engine.refit"
     order.clear()
-    run.smoke("cpu", "none", 3, ["train", "operators"], Console(quiet=True))
+    smoke.smoke("cpu", "none", 3, ["train", "operators"], Console(quiet=True))
     assert order == ["operators.schemes", "train"]
 
 
@@ -485,7 +486,7 @@ def test_wrong_use_is_said_before_anything_starts(arguments, variables, named):
 @pytest.mark.parametrize("status", [OK, FAILED])
 def test_the_json_goes_to_stdout_alone_or_into_smoke_json(tmp_path, monkeypatch, status):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "train", lambda setting: Result("train", "", status, values={"steps": setting.steps}))
+    monkeypatch.setattr(smoke, "train", lambda setting: Result("train", "", status, values={"steps": setting.steps}))
     done = called("--json", "--steps", "5", "--only", "train")
     assert done.exit_code == (status == FAILED)
     content = json.loads(done.stdout)
@@ -498,6 +499,6 @@ def test_the_json_goes_to_stdout_alone_or_into_smoke_json(tmp_path, monkeypatch,
 
 
 def test_a_file_that_cannot_be_written_is_one_line(monkeypatch):
-    monkeypatch.setattr(train, "train", lambda setting: Result("train", "", OK))
+    monkeypatch.setattr(smoke, "train", lambda setting: Result("train", "", OK))
     done = called("--out", "/dev/full", "--only", "train")
     assert done.exit_code == 1 and has_line_naming(done.stderr, "--out /dev/full")

@@ -1,0 +1,239 @@
+"""Data sets as verl reads them: `./run.sh data NAME` from a local copy or the hub, to parquet files in one folder.
+
+    prepare("gsm8k", None, Path("data"))
+
+A published set is in a folder, as `hf download` leaves it, or is fetched from the hub. Each prompt asks for the answer
+where verl's reward looks for it. The columns are those of verl's RLHFDataset, the sources those that verl's default
+reward knows (0.9.1 and older).
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
+
+from ascend_quant.whole_file import write_whole
+from launch.errors import LaunchError
+
+SEED = 0  # of the demo's task
+GSM8K, DAPO, AIME = "openai/gsm8k", "BytedTsinghua-SIA/DAPO-Math-17k", "BytedTsinghua-SIA/AIME-2024"
+ASK = 'Work it out step by step, then give the final answer as a number after "#### ".'
+NUMBER = r"####\s*(-?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+))\s*$"
+
+Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+Row = dict[str, Any]
+RowModel = TypeVar("RowModel", bound=BaseModel)
+Text = Annotated[str, StringConstraints(pattern=r"\S")]
+
+
+class Solution(BaseModel):
+    """A row of GSM8K, a grade-school problem; the number behind the last #### of `answer` is the result."""
+
+    question: Text
+    answer: Annotated[str, Field(pattern=NUMBER)]
+
+
+class Message(BaseModel):
+    """The one message of a prompt."""
+
+    content: Text
+
+
+class Reward(BaseModel):
+    """The right answer."""
+
+    ground_truth: Text | int
+
+
+class Problem(BaseModel):
+    """A row of DAPO-Math-17k or of AIME-2024, whose prompt asks for `Answer: ..`."""
+
+    prompt: tuple[Message]
+    reward_model: Reward
+    extra_info: dict[str, Any] | None
+
+
+def prepare(name: str, source: Path | None, target: Path, progress: Progress = lambda *_: None) -> list[str]:
+    """Write a data set into `target`, over an earlier one. Returns what was made, for people.
+
+    The same source gives the same bytes.
+
+    Args:
+        name: gsm8k, dapo-math-17k or addition.
+        source: a folder with a copy of what is on the hub; None: the hub itself. Addition is made here.
+
+    Raises:
+        LaunchError: the data cannot be had, are not what is published under that name, or cannot be written.
+    """
+    try:
+        if name == "addition":
+            return addition(target, progress)
+        return (gsm8k if name == "gsm8k" else dapo_math)(source, target, progress)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise LaunchError(f"{target} cannot be written ({why}): free some space, or give another with --to") from error
+
+
+def addition(target: Path, progress: Progress) -> list[str]:
+    """Write addition/train.parquet, addition/test.parquet and the model addition/start, for the recipes addition-*.
+
+    It is the demo's task. Several hosts may each make their own: they get the same files.
+    """
+    from launch.demo.task import verl_rows
+    from launch.demo.training import Choices, load_recipe
+    from launch.demo.warmup import make_start
+
+    choices = Choices((), load_recipe()["steps"], SEED, "qwen2")
+    task, updates = choices.setup.task, choices.setup.warm_up.fall
+    folder = target / "addition"
+    made = [
+        write(folder / f"{name}.parquet", verl_rows(prompts, SEED, task))
+        for name, prompts in (("train", choices.prompts), ("test", len(task.exam())))
+    ]
+    right = make_start(choices, folder / "start", lambda done: progress("warm-up", done, updates))
+    return [*made, f"{folder / 'start'}: a Qwen2 model that answers {right:.0%} right"]
+
+
+def gsm8k(source: Path | None, target: Path, progress: Progress) -> list[str]:
+    """Write gsm8k/train.parquet and gsm8k/test.parquet: 7473 rows and 1319.
+
+    The other configuration, socratic, has the same problems solved by questions, and is left out.
+    """
+    made = []
+    for split in ("train", "test"):
+        rows = []
+        for index, one in enumerate(rows_of(files_of(GSM8K, source, "main", split), Solution, progress)):
+            answer = re.search(NUMBER, one.answer)[1].replace(",", "")
+            extra = {"split": split, "index": index, "question": one.question, "answer": one.answer}
+            rows.append(verl_row(GSM8K, f"{one.question} {ASK}", answer, extra))
+        made.append(write(target / "gsm8k" / f"{split}.parquet", rows))
+    return made
+
+
+def dapo_math(source: Path | None, target: Path, progress: Progress) -> list[str]:
+    """Write dapo-math-17k/train.parquet to train on and aime-2024/test.parquet to validate with; a copy has both sets.
+
+    They are published with many copies of each row (100 and 32); here each problem stands once, in the order of its
+    first copy, and the samples of a validation prompt are the recipe's `val_kwargs.n`.
+    """
+    made = []
+    for repository, name, data_source, split in (
+        (DAPO, "dapo-math-17k", "math_dapo", "train"),
+        (AIME, "aime-2024", "aime_2024", "test"),
+    ):
+        rows, notes = once(name, data_source, rows_of(files_of(repository, source, "data", name), Problem, progress))
+        made += [write(target / name / f"{split}.parquet", rows), *notes]
+    return made
+
+
+def once(name: str, data_source: str, problems: Iterator[Problem]) -> tuple[list[Row], list[str]]:
+    """The rows for verl, one a problem, and notes on what was left out: problems whose copies differ in the answer."""
+    answers: dict[str, tuple[str, str]] = {}  # by the prompt: the answer, and the source's own id
+    differing, read = set(), 0
+    for one in problems:
+        read += 1
+        prompt, answer = one.prompt[0].content, str(one.reward_model.ground_truth).strip()
+        first, _ = answers.setdefault(prompt, (answer, str((one.extra_info or {}).get("index"))))
+        if first != answer:
+            differing.add(prompt)
+    kept = [(prompt, *found) for prompt, found in answers.items() if prompt not in differing]
+    rows = [
+        verl_row(data_source, prompt, answer, {"split": name, "index": index, "id": own})
+        for index, (prompt, answer, own) in enumerate(kept)
+    ]
+    notes = [f"{name}: {read} rows were read, {len(answers)} different problems"]
+    if differing:
+        notes.append(f"{name}: left out {len(differing)} problems whose copies have different answers")
+    return rows, notes
+
+
+def verl_row(data_source: str, prompt: str, answer: str, extra: Row) -> Row:
+    """One row in the columns of verl's data set."""
+    return {
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": prompt}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": answer},
+        "extra_info": extra,
+    }
+
+
+def files_of(repository: str, source: Path | None, inside: str, name: str) -> list[Path]:
+    """The file NAME.parquet of a set, or all of its parts, NAME-00000-of-00002.parquet and so on, in order.
+
+    Args:
+        source: a folder in or below which there is one copy; None: the hub's is downloaded if it is not there yet.
+        inside: the files' own folder.
+
+    Raises:
+        LaunchError: there is none, there are several copies, or a part is missing.
+    """
+    folder = _downloaded(repository, inside) if source is None else source
+    found = sorted(folder.rglob(f"{inside}/{name}*.parquet"))
+    parts = [f"{name}-{number:05d}-of-{len(found):05d}.parquet" for number in range(len(found))]
+    if not found or [file.name for file in found] not in ([f"{name}.parquet"], parts):
+        shown = ", ".join(map(str, found[:5])) or f"no {inside}/{name}*.parquet in {folder}"
+        raise LaunchError(f"{shown}: not one copy of {repository} with all of its parts; {_how(repository)}")
+    return found
+
+
+def _downloaded(repository: str, inside: str) -> Path:
+    from httpx import HTTPError
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, repo_type="dataset", allow_patterns=[f"{inside}/*.parquet"]))
+    except (HTTPError, OSError) as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise LaunchError(f"{repository} cannot be had from the hub ({why}); {_how(repository)}") from error
+
+
+def _how(repository: str) -> str:
+    return (
+        f"where there is a network: hf download {repository} --repo-type dataset --local-dir FOLDER; then "
+        "give --from FOLDER"
+    )
+
+
+def rows_of(files: list[Path], model: type[RowModel], progress: Progress) -> Iterator[RowModel]:
+    """The rows of all files in order, with the model's columns alone.
+
+    Raises:
+        LaunchError: a file cannot be read, or a row is not as the model wants it.
+    """
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    wrong = "is it another set? If not, copy it again"
+    for file in files:
+        done = 0
+        try:
+            content = ParquetFile(file)
+            for batch in content.iter_batches(columns=list(model.model_fields)):
+                for row in batch.to_pylist():
+                    yield model.model_validate(row)
+                    done += 1
+                progress(f"reading {file.name}", done, content.metadata.num_rows)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise LaunchError(f"{file}: row {done}, {place}: {first['msg']}: {wrong}") from error
+        except (ArrowException, OSError) as error:
+            why = (str(error) or type(error).__name__).splitlines()[0][:200]
+            raise LaunchError(f"{file}: cannot be read ({why}): {wrong}") from error
+
+
+def write(file: Path, rows: list[Row]) -> str:
+    """Write a parquet file, all of it or nothing. Returns what was made, for people."""
+    from pyarrow import BufferOutputStream, Table
+    from pyarrow.parquet import write_table
+
+    if not rows:
+        raise LaunchError(f"{file}: there would be no rows in it: is the source empty?")
+    content = BufferOutputStream()
+    write_table(Table.from_pylist(rows), content)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, content.getvalue().to_pybytes())
+    return f"{file}: {len(rows)} rows"
