@@ -18,7 +18,7 @@ from ascend_quant.documents import BadDocument, read_yaml
 from launch import variables
 from launch.errors import LaunchError
 from launch.recipes.fields import Fields, Stack
-from launch.recipes.files import did_you_mean, explain
+from launch.recipes.files import did_you_mean, explain, failed
 from launch.root import ROOT
 
 FOLDER = ROOT / "configs" / "clusters"
@@ -175,19 +175,15 @@ def load(name: str, folder: Path = FOLDER) -> Inventory:
     except BadDocument as error:
         raise LaunchError(str(error)) from error
     except ValidationError as error:
-        raise _wrong(file, explain(error, Inventory)) from error
+        raise failed(file, explain(error, Inventory)) from error
     if found := list(problems(inventory)):
-        raise _wrong(file, found)
+        raise failed(file, found)
     return inventory
 
 
 def this_machine(stack: str) -> Inventory:
     """The inventory without a file: one host, this one, with this interpreter."""
     return Inventory(stack=stack, project=str(ROOT), python=sys.executable, hosts=[Host(address="127.0.0.1")])
-
-
-def _wrong(file: Path, found: list[str]) -> LaunchError:
-    return LaunchError("\n".join(f"{file}: {problem}" for problem in found))
 
 
 def problems(inventory: Inventory) -> Iterator[str]:

@@ -1,18 +1,14 @@
 """`run.sh doctor` and `run.sh smoke`: does it work here? The one looks, the other runs."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ascend_quant.exits import DONE, FAILED, WRONG_USE, fail
 from ascend_quant.whole_file import why_no_file, write_whole
 from launch.commands.recipe import Changes, pairs
-
-if TYPE_CHECKING:
-    from launch.doctor.checking import Report
 
 DEFAULT = Path("smoke.json")
 
@@ -39,13 +35,26 @@ def doctor(
     from rich.console import Console
 
     from launch.doctor.checking import show
+    from launch.doctor.hosts import examine
+    from launch.doctor.run import kl_of
     from launch.errors import LaunchError
+    from launch.inventory import load, this_machine
+    from launch.plan.job import places
+    from launch.plan.make import locals_of, new_run
+    from launch.recipes import load as load_recipe
 
     of_recipe = {"--set": changes, "--model": model, "--data": data, "--out": out, "--mismatch": mismatch}
     if recipe is None and (given := [name for name, value in of_recipe.items() if value]):
         fail(f"{given[0]} is for --recipe: say which", WRONG_USE)
     try:
-        report = examined(cluster, recipe, changes or [], model, data, out, mismatch)
+        inventory, wanted, paths, kl = load(cluster) if cluster is not None else None, None, None, None
+        if recipe is not None:
+            wanted = load_recipe(recipe, changes=pairs(changes or []))
+            kl = kl_of(mismatch, wanted) if mismatch is not None else None
+            hosts = inventory or this_machine(wanted.stack)
+            paths = places(wanted, hosts, new_run(), locals_of(hosts)[0], model, data, out)
+        with Console(stderr=True).status("examining"):
+            report = examine(inventory, wanted, paths, kl)
     except LaunchError as error:
         fail(str(error), WRONG_USE)
     if as_json:
@@ -53,39 +62,6 @@ def doctor(
     else:
         show(report, Console())
     raise typer.Exit(report.exit_code)
-
-
-def examined(
-    cluster: str | None,
-    name: str | None,
-    changes: Sequence[str],
-    model: str | None,
-    data: str | None,
-    out: str | None,
-    mismatch: Path | None,
-) -> "Report":
-    """The report.
-
-    Raises:
-        LaunchError: what is wrong with the options, a line each.
-    """
-    from rich.console import Console
-
-    from launch.doctor.hosts import examine
-    from launch.doctor.run import kl_of
-    from launch.inventory import load, this_machine
-    from launch.plan.job import places
-    from launch.plan.make import locals_of, new_run
-    from launch.recipes import load as load_recipe
-
-    recipe = load_recipe(name, changes=pairs(changes)) if name is not None else None
-    inventory, paths = load(cluster) if cluster is not None else None, None
-    kl = kl_of(mismatch, recipe) if recipe is not None and mismatch is not None else None
-    if recipe is not None:
-        hosts = inventory or this_machine(recipe.stack)
-        paths = places(recipe, hosts, new_run(), locals_of(hosts)[0], model, data, out)
-    with Console(stderr=True).status("examining"):
-        return examine(inventory, recipe, paths, kl)
 
 
 def smoke(
@@ -125,8 +101,6 @@ def smoke(
         out = DEFAULT
     if out is not None and (said := why_no_file(out)):
         fail(f"--out {said}", WRONG_USE)
-    if out is not None and not os.access(out.absolute().parent, os.W_OK):
-        fail(f"--out {out}: {out.absolute().parent} cannot be written", WRONG_USE)
     console = Console(stderr=printed)
     end_as_after_ctrl_c()
     try:

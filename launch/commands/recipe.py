@@ -1,5 +1,6 @@
 """`run.sh recipe list` and `show`: what can be trained and what it becomes; `run.sh data`: data."""
 
+import json
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
@@ -46,7 +47,7 @@ def list_recipes(as_json: Annotated[bool, typer.Option("--json", help="Print the
     except LaunchError as error:
         fail(str(error), FAILED)
     if as_json:
-        typer.echo(command.as_json([dict(zip(command.COLUMNS, row, strict=True)) for row in rows]))
+        typer.echo(json.dumps([dict(zip(command.COLUMNS, row, strict=True)) for row in rows], indent=1))
         return
     table = Table(*command.COLUMNS, box=None)
     for column in table.columns:
@@ -74,7 +75,7 @@ def show_recipe(
     except LaunchError as error:
         fail(str(error), WRONG_USE)
     paths = paths_of(recipe, model, data, out)
-    typer.echo(command.as_json(command.described(recipe, paths)) if as_json else command.shown(recipe, paths))
+    typer.echo(json.dumps(command.described(recipe, paths), indent=1) if as_json else command.shown(recipe, paths))
 
 
 def data(

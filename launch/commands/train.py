@@ -59,53 +59,28 @@ def train(
     """
     from launch.cluster.run import run
     from launch.errors import LaunchError
+    from launch.inventory import load, this_machine
+    from launch.plan.job import places
+    from launch.plan.make import locals_of, make, new_run
+    from launch.recipes import load as load_recipe
 
     if as_json and not dry_run:
         fail("--json is for --dry-run: add it", WRONG_USE)
+    if on_this_node and cluster is None:
+        fail("--on-this-node: say with --cluster which hosts there are", WRONG_USE)
     try:
-        plan, here = planned(recipe, overrides or [], cluster, changes or [], model, data, out, restart, on_this_node)
-        if dry_run:
-            raise typer.Exit(show(plan, as_json))
-        code = run(plan, restart, here)
+        chosen = load_recipe(recipe, changes=pairs(changes or []))
+        inventory = load(cluster) if cluster is not None else this_machine(chosen.stack)
+        local, number = locals_of(inventory), new_run()
+        here = own_number(inventory, local, chosen.nodes) if on_this_node else None
+        if on_this_node and chosen.nodes > 1 and out is None:
+            raise LaunchError("--on-this-node: the hosts must write to the same folder: say which with --out")
+        paths = places(chosen, inventory, number, local[0], model, data, out)
+        plan = make(chosen, inventory, paths, number, local, overrides or [], shell=os.environ, restarts=restart)
+        code = show(plan, as_json) if dry_run else run(plan, restart, here)
     except LaunchError as error:
         fail(str(error), WRONG_USE)
     raise typer.Exit(code)
-
-
-def planned(
-    name: str,
-    overrides: Sequence[str],
-    cluster: str | None,
-    changes: Sequence[str],
-    model: str | None,
-    data: str | None,
-    out: str | None,
-    restarts: int,
-    on_this_node: bool,
-) -> "tuple[Plan, int | None]":
-    """The plan, and with --on-this-node this host's number in it.
-
-    Raises:
-        LaunchError: what is wrong, a line each.
-    """
-    from launch.errors import LaunchError
-    from launch.inventory import load, this_machine
-    from launch.plan.job import places
-    from launch.plan.make import extra_problems, locals_of, make, new_run
-    from launch.recipes import load as load_recipe
-
-    recipe = load_recipe(name, changes=pairs(changes))
-    if on_this_node and cluster is None:
-        raise LaunchError("--on-this-node: say with --cluster which hosts there are")
-    inventory = load(cluster) if cluster is not None else this_machine(recipe.stack)
-    local, run = locals_of(inventory), new_run()
-    here = own_number(inventory, local, recipe.nodes) if on_this_node else None
-    if on_this_node and recipe.nodes > 1 and out is None:
-        raise LaunchError("--on-this-node: the hosts must write to the same folder: say which with --out")
-    paths = places(recipe, inventory, run, local[0], model, data, out)
-    if wrong := list(extra_problems(recipe, overrides)):
-        raise LaunchError("\n".join(wrong))
-    return make(recipe, inventory, paths, run, local, overrides, shell=os.environ, restarts=restarts), here
 
 
 def own_number(inventory: "Inventory", local: Sequence[bool], nodes: int) -> int:

@@ -97,7 +97,7 @@ def host(plan: Plan, node: NodePlan, answer: Answer) -> dict[str, Any]:
     from launch.nodes.ray_node import start_command
 
     number = node.host
-    start = command_of(plan, number)
+    devices = len(node.devices) if isinstance(node.devices, list) else node.devices
     return {
         "host": node.address,
         "role": node.role,
@@ -107,13 +107,13 @@ def host(plan: Plan, node: NodePlan, answer: Answer) -> dict[str, Any]:
         "address": answer.wire.address,
         "nic": answer.wire.nic,
         "devices": answer.devices,
-        "start": shlex.join(start),
+        "start": shlex.join(command_of(plan, number)),
         "container": plan.containers[number],
         "mounts": mounts(plan.inventory) if plan.containers[number] else [],
         "needs": node.needs,
         "ports": network.needed_ports(node.role, node.ports),
         "environment": environment(node, answer),
-        "ray": shlex.join(start_command(node, answer.wire, count(node))),
+        "ray": shlex.join(start_command(node, answer.wire, devices)),
     }
 
 
@@ -130,11 +130,6 @@ def environment(node: NodePlan, answer: Answer) -> list[dict[str, str | None]]:
         }
         for one in node_environment(node.stack, {**node.values, **values}, node.layers)
     ]
-
-
-def count(node: NodePlan) -> int:
-    """How many devices a host gives to the run."""
-    return len(node.devices) if isinstance(node.devices, list) else node.devices
 
 
 def job(job: Job) -> dict[str, Any]:

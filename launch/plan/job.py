@@ -86,20 +86,12 @@ def places(
     Raises:
         LaunchError: there is no default for what is not given.
     """
-    data = default_data(inventory, local) if data is None else os.path.abspath(data)
+    here = working_folder(inventory, local)
+    data = f"{_folder('--data', here, *inventory.shared)}/data" if data is None else os.path.abspath(data)
+    out = f"{_folder('--out', *inventory.shared, here)}/runs/{run}" if out is None else os.path.abspath(out)
     if model is not None and (model.startswith((".", "/")) or os.path.exists(model)):
         model = os.path.abspath(model)
-    return paths_of(recipe, model, data, default_out(inventory, run, local) if out is None else os.path.abspath(out))
-
-
-def default_data(inventory: Inventory, local: bool) -> str:
-    """Where the data sets are unless --data says so: where `run.sh data` puts them."""
-    return f"{_folder('--data', working_folder(inventory, local), *inventory.shared)}/data"
-
-
-def default_out(inventory: Inventory, run: str, local: bool) -> str:
-    """Where a run writes unless --out says so."""
-    return f"{_folder('--out', *inventory.shared, working_folder(inventory, local))}/runs/{run}"
+    return paths_of(recipe, model, data, out)
 
 
 def _folder(option: str, *folders: str | None) -> str:

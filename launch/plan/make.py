@@ -7,7 +7,6 @@ function a subject, which yields problems.
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from ascend_quant.integrations.verl import attention_settings as attention
 from launch import network
@@ -23,12 +22,6 @@ from launch.recipes.effective import told
 from launch.recipes.overrides import refused
 from launch.recipes.verl import verl_of
 from launch.variables import without_secrets_in
-
-ULYSSES = tuple(
-    f"actor_rollout_ref.{role}.{engine}ulysses_sequence_parallel_size"
-    for role in ("actor", "ref")
-    for engine in ("", "fsdp_config.")
-)
 
 
 def new_run() -> str:
@@ -65,59 +58,49 @@ def make(
     Raises:
         LaunchError: recipe, inventory and paths do not go together; a line for each thing to change.
     """
-    if found := problems(recipe, inventory, paths):
-        raise LaunchError("\n".join(found))
-    hosts, resolved = inventory.hosts[: recipe.nodes], resolve(recipe, paths)
-    used = inventory.model_copy(update={"hosts": hosts})
-    layers = [layers_of(resolved.environment, used, one, shell, here) for one, here in zip(hosts, local, strict=False)]
+    resolved = resolve(recipe, paths)
     overrides = [*resolved.overrides, *extra]
-    if found := without_exchange(overrides):
-        raise LaunchError(found)
-    values = jobs.values(overrides, used.ports)
-    head_job = jobs.job(resolved, extra, layers[0], restarts, paths)
-    modules = imports(recipe, overrides)
+    found = [*extra_problems(recipe, extra), *problems(recipe, inventory, paths)]
+    name = last_value(overrides, attention.NAME_KEY, attention.FLASH)
+    if exchange := attention.without_exchange(name, recipe.training.sequence_parallel):
+        found.append(exchange)
+    if found:
+        raise LaunchError("\n".join(found))
+    hosts, ports = inventory.hosts[: recipe.nodes], inventory.ports
+    used = inventory.model_copy(update={"hosts": hosts})
     common = {
-        "values": values,
+        "run": run,
+        "stack": recipe.stack,
+        "head": hosts[0].address,
+        "ports": {"ray": ports.ray, "dashboard": ports.dashboard, "workers": ports.workers},
+        "members": [one.address for one in hosts],
+        "join_seconds": inventory.join_seconds,
+        "socket_filter": inventory.socket_filter,
+        "values": jobs.values(overrides, ports),
         "needs": needs(recipe, paths, overrides),
         "columns": columns(overrides),
-        "imports": modules,
+        "imports": imports(recipe, overrides),
     }
-    of_head = {"job": head_job, "saving": saving(recipe, overrides, paths)}
+    nodes = []
+    for number, (host, here) in enumerate(zip(hosts, local, strict=False)):
+        layers = layers_of(resolved.environment, used, host, shell, here)
+        devices = devices_of(host, recipe.devices_per_node, recipe.stack, layers)
+        own = {"host": number, "address": host.address, "nic": host.nic, "devices": devices, "layers": layers}
+        if number == 0:
+            own["job"] = jobs.job(resolved, extra, layers, restarts, paths)
+            own["saving"] = saving(recipe, overrides, paths)
+        nodes.append(NodePlan(role="worker" if number else "head", **own, **common))
     numbers, shm = range(len(hosts)), max(recipe.memory.host // 2, 1)
     return Plan(
         run=run,
         recipe=recipe.name,
         out=paths.out,
         inventory=used,
-        nodes=[
-            node(recipe, used, number, run, layers[number], **common, **({} if number else of_head))
-            for number in numbers
-        ],
+        nodes=nodes,
         start=[start_line(used, number, run=run, shm=shm) for number in numbers],
         containers=[container_name(run, number) if used.image else None for number in numbers],
         local=list(local[: len(hosts)]),
         notes=notes(recipe, inventory, paths, shell, local[: len(hosts)], overrides, restarts),
-    )
-
-
-def node(recipe: Recipe, inventory: Inventory, number: int, run: str, layers: list[Layer], **more: Any) -> NodePlan:
-    """The plan of one host; the first is the head. `more`: fields that do not depend on the host."""
-    host, ports = inventory.hosts[number], inventory.ports
-    return NodePlan(
-        run=run,
-        role="worker" if number else "head",
-        stack=recipe.stack,
-        host=number,
-        address=host.address,
-        nic=host.nic,
-        devices=devices_of(host, recipe.devices_per_node, recipe.stack, layers),
-        head=inventory.hosts[0].address,
-        ports={"ray": ports.ray, "dashboard": ports.dashboard, "workers": ports.workers},
-        members=[one.address for one in inventory.hosts],
-        layers=layers,
-        join_seconds=inventory.join_seconds,
-        socket_filter=inventory.socket_filter,
-        **more,
     )
 
 
@@ -232,13 +215,6 @@ def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
     for path in [paths.out, *needs(recipe, paths)]:
         if not under(path, inside):
             yield f"{path}: the container would not see it: add it to `mounts` of the inventory, as {path}:{path}"
-
-
-def without_exchange(overrides: Sequence[str]) -> str | None:
-    """Why the attention cannot compute with sequence parallelism, by verl's settings as the user leaves them."""
-    said = [last_value(overrides, key, "1") for key in ULYSSES]
-    ranks = max([1, *(int(one) for one in said if one.isdecimal())])  # another value is verl's to refuse, or to look up
-    return attention.without_exchange(last_value(overrides, attention.NAME_KEY, attention.FLASH), ranks)
 
 
 def extra_problems(recipe: Recipe, extra: Sequence[str]) -> Iterator[str]:

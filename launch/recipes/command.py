@@ -1,6 +1,5 @@
 """What `recipe list` and `recipe show` say of a recipe: its row, its command line."""
 
-import json
 import shlex
 from typing import Any
 
@@ -67,7 +66,3 @@ def shown(recipe: Recipe, paths: Paths) -> str:
 def _exported(name: str, value: str) -> str:
     """What the shell's environment has already, or else the recipe's value; a secret is not printed."""
     return f"${{{name}:?}}" if value and secret(name, value) else f"${{{name}:-{shlex.quote(value)}}}"
-
-
-def as_json(value: Any) -> str:
-    return json.dumps(value, indent=1)

@@ -6,7 +6,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from ascend_quant.schemes import get_scheme
 from launch import variables
-from launch.recipes.verl import leaves, text
 from launch.root import ROOT
 
 Stack = Literal["cpu", "ascend-cann8.5", "ascend-cann9.1", "cuda13"]
@@ -22,19 +21,9 @@ def _own_files(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
-def _verl(value: dict[str, Any]) -> dict[str, Any]:
-    for key, one in leaves(value):
-        try:
-            text(one)
-        except TypeError as error:
-            raise ValueError(f"{key}: {error}") from None
-    return value
-
-
 Said = Annotated[str, Field(min_length=1)]
 Files = Annotated[dict[str, str], AfterValidator(_own_files)]
 Variables = Annotated[dict[str, str], AfterValidator(variables.checked)]
-Verl = Annotated[dict[str, Any], AfterValidator(_verl)]
 
 
 class Fields(BaseModel):
@@ -199,7 +188,7 @@ class Recipe(Fields):
     memory: Memory
     files: Files = {}
     environment: Variables = {}
-    verl: Verl = {}
+    verl: dict[str, Any] = {}
 
     @property
     def devices(self) -> int:

@@ -20,8 +20,7 @@ from launch.recipes.settings import (
     CARRIER,
     CHOSEN,
     COMPILE,
-    ROUTES_REPLAYED,
-    ROUTES_RETURNED,
+    ROUTING_REPLAY,
     SYNC_STEP,
     Paths,
     folders,
@@ -85,8 +84,7 @@ FIELDS = {  # what these are made from
     f"{ROLLOUT}.expert_parallel_size": "rollout.expert_parallel",
     f"{ROLLOUT}.gpu_memory_utilization": "rollout.gpu_memory_utilization",
     f"{ROLLOUT}.max_model_len": "rollout.max_response_length",
-    ROUTES_RETURNED: "training.routing_replay",
-    ROUTES_REPLAYED: "training.routing_replay",
+    **dict.fromkeys(ROUTING_REPLAY, "training.routing_replay"),
 }
 OWNED = {  # and these are the fields' where they make nothing, too: a field that is left out says how it is
     f"{OURS}.send": "rollout.send",

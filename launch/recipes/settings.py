@@ -43,7 +43,16 @@ CHOSEN = {  # when the run starts: what `folders` makes, and the options that gi
     "data.val_files": "--data (or --set data.validation=FILE, of its folder)",
     "trainer.default_local_dir": "--out",
 }
-ROUTES_RETURNED, ROUTES_REPLAYED = f"{ROLLOUT}.enable_rollout_routing_replay", f"{ACTOR}.megatron.router_replay.mode"
+ROUTING_REPLAY = {  # the engine returns each token's experts, and the trainer's routers take them
+    f"{ROLLOUT}.enable_rollout_routing_replay": True,
+    f"{ACTOR}.megatron.router_replay.mode": "R3",
+}
+CPU_ADAM = {
+    f"{OPTIMIZER}.optimizer_cpu_offload": True,
+    f"{OPTIMIZER}.optimizer_offload_fraction": 1.0,
+    f"{OPTIMIZER}.overlap_cpu_optimizer_d2h_h2d": True,
+    f"{OPTIMIZER}.use_precision_aware_optimizer": True,
+}
 
 
 @dataclass(frozen=True)
@@ -211,14 +220,9 @@ def _megatron(recipe: Recipe) -> dict[str, Any]:
         "model_engine": "megatron",
         **_parallel(recipe.training.parallel or Parallel()),
         **(_fp8(recipe.fp8) if recipe.fp8 else {}),
-        **(_cpu_adam() if recipe.training.cpu_adam else {}),
-        **(_routing_replay() if recipe.training.routing_replay else {}),
+        **(CPU_ADAM if recipe.training.cpu_adam else {}),
+        **(ROUTING_REPLAY if recipe.training.routing_replay else {}),
     }
-
-
-def _routing_replay() -> dict[str, Any]:
-    """The engine returns each token's experts, and the trainer's routers take them: verl reads one setting for each."""
-    return {ROUTES_RETURNED: True, ROUTES_REPLAYED: "R3"}
 
 
 def _offload(training: Training, engine: str) -> dict[str, Any]:
@@ -248,12 +252,3 @@ def _fp8(fp8: Fp8) -> dict[str, Any]:
         made[f"{DATA_PARALLEL}.fp8_param_gather"] = True
         made[f"{OPTIMIZER}.fp8_recipe"] = fp8.recipe
     return made
-
-
-def _cpu_adam() -> dict[str, Any]:
-    return {
-        f"{OPTIMIZER}.optimizer_cpu_offload": True,
-        f"{OPTIMIZER}.optimizer_offload_fraction": 1.0,
-        f"{OPTIMIZER}.overlap_cpu_optimizer_d2h_h2d": True,
-        f"{OPTIMIZER}.use_precision_aware_optimizer": True,
-    }

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from launch.errors import LaunchError
+
 # The parts of verl's tree that several files use, by their dotted keys.
 MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
@@ -57,7 +59,7 @@ def text(value: Any) -> str:
     """A value as hydra reads it: a list, a string, a number, true, false or null.
 
     Raises:
-        TypeError: another kind of value.
+        LaunchError: another kind of value, as YAML's dates are.
     """
     if isinstance(value, list):
         return f"[{','.join(map(text, value))}]"
@@ -71,7 +73,7 @@ def text(value: Any) -> str:
         return repr(value)
     if value == {}:
         return "{}"
-    raise TypeError(f"{str(value)[:80]!r} ({type(value).__name__}) cannot stand on a command line")
+    raise LaunchError(f"{str(value)[:80]!r} ({type(value).__name__}) cannot stand on a command line")
 
 
 def quoted(value: str) -> str:
