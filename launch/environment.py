@@ -134,24 +134,12 @@ class Setting:
 
 
 def rows(stack: str) -> list[Variable]:
-    """The table's rows for a stack.
-
-    Raises:
-        ValueError: there is no such stack.
-    """
-    found = [variable for variable in TABLE if stack in variable.stacks]
-    if not found:
-        stacks = dict.fromkeys(stack for variable in TABLE for stack in variable.stacks)
-        raise ValueError(f"unknown stack {stack!r}: choose one of {', '.join(stacks)}")
-    return found
+    """The table's rows for a stack."""
+    return [variable for variable in TABLE if stack in variable.stacks]
 
 
 def environment(stack: str, current: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a process of this stack, without a cluster: the table, overridden by what the user has set.
-
-    Raises:
-        ValueError: there is no such stack.
-    """
+    """The environment of a process of this stack, without a cluster: the table, overridden by what the user has set."""
     table = {row.name: row.value.format(nic="lo") for row in rows(stack) if row.process}
     return {**table, **(os.environ if current is None else current)}
 

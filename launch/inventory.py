@@ -12,13 +12,13 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, ValidationError
+from pydantic import AfterValidator, Field, PlainValidator
 
 from ascend_quant.documents import BadDocument, read_yaml
 from launch import variables
 from launch.errors import LaunchError
 from launch.recipes.fields import Fields, Stack
-from launch.recipes.files import did_you_mean, explain, failed
+from launch.recipes.files import checked, did_you_mean
 from launch.root import ROOT
 
 FOLDER = ROOT / "configs" / "clusters"
@@ -171,14 +171,9 @@ def load(name: str, folder: Path = FOLDER) -> Inventory:
         nearest = did_you_mean(name, names(folder), "names")
         raise LaunchError(f"no inventory {name!r}: give the path of a .yaml file, or a name. {nearest}")
     try:
-        inventory = Inventory.model_validate(read_yaml(file))
+        return checked(file, read_yaml(file), Inventory, problems)
     except BadDocument as error:
         raise LaunchError(str(error)) from error
-    except ValidationError as error:
-        raise failed(file, explain(error, Inventory)) from error
-    if found := list(problems(inventory)):
-        raise failed(file, found)
-    return inventory
 
 
 def this_machine(stack: str) -> Inventory:

@@ -71,14 +71,13 @@ class Import:
 
 def missing(wanted: Iterable[Import], first: Sequence[str] = ()) -> list[Import]:
     """Those that are not in this environment; `first` are folders before sys.path, as in PYTHONPATH."""
-    return [one for one in wanted if not is_there(one, first)]
 
+    def is_there(one: Import) -> bool:
+        if one.group is not None:
+            return bool(importlib.metadata.entry_points(group=one.group, name=one.module))
+        return any(has_module(name, first) for name in (one.module, one.elsewhere) if name)
 
-def is_there(one: Import, first: Sequence[str] = ()) -> bool:
-    """Whether this environment has it."""
-    if one.group is not None:
-        return bool(importlib.metadata.entry_points(group=one.group, name=one.module))
-    return any(has_module(name, first) for name in (one.module, one.elsewhere) if name)
+    return [one for one in wanted if not is_there(one)]
 
 
 def has_module(name: str, first: Sequence[str] = ()) -> bool:

@@ -68,11 +68,13 @@ def main() -> None:
 
 def problems(overrides: list[str]) -> list[str]:
     """A line for each thing; what cannot be read, or be of another kind, ends it."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import OverrideType
     from omegaconf import OmegaConf
 
     try:
-        given = [one for one in parsed(overrides) if one.key_or_group != ENGINE]
+        read = OverridesParser.create().parse_overrides(overrides)
+        given = [one for one in read if one.key_or_group != ENGINE]
         tree = defaults(tuple(one for one in overrides if one.startswith(f"{ENGINE}=")))
         if found := list(_unknown([one.key_or_group for one in given if one.type is OverrideType.CHANGE], tree)):
             return found
@@ -101,13 +103,6 @@ def defaults(engine: tuple[str, ...]) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(composed(list(engine)), resolve=False)
-
-
-def parsed(overrides: list[str]) -> list[Any]:
-    """The overrides as hydra reads them."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    return OverridesParser.create().parse_overrides(overrides)
 
 
 def _unknown(given: Iterable[str], tree: dict[str, Any]) -> Iterator[str]:

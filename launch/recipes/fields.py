@@ -196,11 +196,6 @@ class Recipe(Fields):
         return self.nodes * self.devices_per_node
 
     @property
-    def generating_devices(self) -> int:
-        """Those that generate."""
-        return self.nodes * self.rollout.apart or self.devices
-
-    @property
     def fp8(self) -> Fp8 | None:
         """The settings of FP8 training, if that is what it is."""
         return (self.training.fp8 or Fp8()) if self.training.precision == "fp8" else None

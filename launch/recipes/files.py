@@ -7,9 +7,9 @@ What is wrong is told in lines that a user can act on: the file, the key, the va
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,6 +20,7 @@ from launch.recipes.rules import problems
 from launch.root import ROOT
 from launch.variables import secret
 
+Model = TypeVar("Model", bound=BaseModel)
 FOLDER = ROOT / "configs" / "recipes"
 DEMOS = ("demo", "study")  # have a format and a loader of their own: launch/demo/training.py
 
@@ -44,15 +45,9 @@ def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | Iterable
     tree = read(file)
     for key, value in changes.items() if isinstance(changes, Mapping) else changes:
         tree = merged(tree, changed(key, value))
-    try:
-        recipe = Recipe.model_validate(tree)
-    except ValidationError as error:
-        raise failed(file, explain(error, Recipe)) from error
-    found = problems(recipe)
+    recipe = checked(file, tree, Recipe, problems)
     if recipe.name != file.stem:
-        found.append(f"name: {recipe.name!r} is not the file's: write {file.stem}")
-    if found:
-        raise failed(file, found)
+        raise failed(file, [f"name: {recipe.name!r} is not the file's: write {file.stem}"])
     return recipe
 
 
@@ -113,9 +108,22 @@ def failed(file: Path, problems: list[str]) -> LaunchError:
     return LaunchError("\n".join(f"{file}: {problem}" for problem in problems))
 
 
-def explain(error: ValidationError, recipe: type[BaseModel]) -> list[str]:
-    """A line for each thing that pydantic found."""
-    return [_line(one, recipe) for one in error.errors()]
+def checked(file: Path, tree: dict[str, Any], model: type[Model], problems: Callable[[Model], Iterable[str]]) -> Model:
+    """What a file's tree says, as the model has it.
+
+    Args:
+        problems: what does not go together where each field is valid.
+
+    Raises:
+        LaunchError: a line for each thing that pydantic, or `problems`, has found.
+    """
+    try:
+        made = model.model_validate(tree)
+    except ValidationError as error:
+        raise failed(file, [_line(one, model) for one in error.errors()]) from error
+    if found := list(problems(made)):
+        raise failed(file, found)
+    return made
 
 
 def _line(one: Mapping[str, Any], recipe: type[BaseModel]) -> str:

@@ -108,8 +108,8 @@ def _apart(recipe: Recipe) -> Iterator[str]:
 def _parallel(recipe: Recipe) -> Iterator[str]:
     """Devices that no engine would use, since verl counts whole replicas; and what only the other trainer reads."""
     training, backend, ranks = recipe.training, recipe.backend, recipe.rollout.tensor_parallel
-    if recipe.generating_devices % ranks:
-        yield f"rollout.tensor_parallel: {recipe.generating_devices} devices are no multiple of {ranks}"
+    if (generating := recipe.nodes * recipe.rollout.apart or recipe.devices) % ranks:
+        yield f"rollout.tensor_parallel: {generating} devices are no multiple of {ranks}"
     if backend != "megatron" and training.cpu_adam:
         yield f"training.cpu_adam: is Megatron's, and backend is {backend}: use training.offload"
     if backend != "megatron" and training.parallel:

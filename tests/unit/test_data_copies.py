@@ -37,21 +37,13 @@ def test_verl_reads_and_scores_gsm8k(tmp_path: Path):
     assert [row["index"] for row in rows] == [0, 1, 2]
 
 
-def test_rows_and_files_are_told(tmp_path: Path):
-    seen = []
-    made = prepare("gsm8k", gsm8k_copy(tmp_path / "copy"), tmp_path / "data", lambda *one: seen.append(one))
-    files = [tmp_path / "data/gsm8k/train.parquet", tmp_path / "data/gsm8k/test.parquet"]
-    assert made == [f"{files[0]}: 3 rows", f"{files[1]}: 1 rows"]
-    assert seen[0] == ("reading train-00000-of-00001.parquet", 3, 3)
-    assert {row["extra_info"]["split"] for row in read(files[1])} == {"test"}
-
-
 def test_all_parts_are_taken_in_order(tmp_path: Path):
-    copy = tmp_path / "copy"
+    copy, seen = tmp_path / "copy", []
     write_parquet(copy / "main/train-00001-of-00002.parquet", GSM8K[1:])
     write_parquet(copy / "main/train-00000-of-00002.parquet", GSM8K[:1])
     write_parquet(copy / "main/test.parquet", GSM8K)
-    prepare("gsm8k", copy, tmp_path)
+    prepare("gsm8k", copy, tmp_path, lambda *one: seen.append(one))
+    assert seen[:2] == [("reading train-00000-of-00002.parquet", 1, 1), ("reading train-00001-of-00002.parquet", 2, 2)]
     for split in ("train", "test"):
         assert [row["reward_model"]["ground_truth"] for row in read(tmp_path / f"gsm8k/{split}.parquet")] == ANSWERS
 

@@ -38,19 +38,6 @@ def test_the_tokenizer_is_the_models_and_transformers_reads_it(tmp_path, name):
     assert loaded.apply_chat_template(message, tokenize=False, add_generation_prompt=True) == "3+4="
 
 
-def test_overrides_of_one_arm(tmp_path):
-    lines = training.overrides(CHOICES, "int8", tmp_path, Path("/tmp/ray"))
-    values = dict(line.removeprefix("++").split("=", 1) for line in lines)
-    assert len(values) == len(lines)
-    vllm = "actor_rollout_ref.rollout.engine_kwargs.vllm"
-    assert values[f"{vllm}.quantization"] == values[f"{vllm}.hf_overrides.quantization_config.quant_method"]
-    assert values[f"{vllm}.hf_overrides.quantization_config.scheme"] == '"int8"'
-    assert values["trainer.total_training_steps"] == "7"
-    assert values["algorithm.rollout_correction.rollout_is"] == '"token"'
-    assert values["actor_rollout_ref.rollout.calculate_log_probs"] == "true"
-    assert Path(json.loads(values["reward.custom_reward_function.path"])).is_file()
-
-
 @pytest.mark.parametrize(
     ("one", "other", "differ"),
     [("bf16", "int8", "scheme"), ("int4_g32", "int4_g32-qat", "qat"), ("int8", "int8-uncorrected", "rollout_is")],
@@ -59,6 +46,7 @@ def test_arms_differ_in_one_setting_and_their_folder(tmp_path, one, other, diffe
     first, second = (set(training.overrides(CHOICES, arm, tmp_path, Path("/tmp/ray"))) for arm in (one, other))
     changed = {line.split("=")[0].rsplit(".", 1)[-1] for line in first ^ second}
     assert changed == {differ, "dir", "default_local_dir"}
+    assert {"++trainer.total_training_steps=7", "++actor_rollout_ref.rollout.calculate_log_probs=true"} <= first
 
 
 @pytest.mark.parametrize(
@@ -206,9 +194,6 @@ def test_a_folder_with_an_earlier_run_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("")
-    for out, message in (
-        (tmp_path / "file", "cannot be made"),
-        (tmp_path / "full", "it holds mine"),
-    ):
+    for out, message in ((tmp_path / "file", "cannot be made"), (tmp_path / "full", "it holds mine")):
         result = CliRunner().invoke(app, ["demo", "--out", str(out)])
         assert result.exit_code == 2 and message in result.stderr

@@ -62,20 +62,11 @@ def test_a_hosts_ssh_goes_before_the_inventorys():
         *(({"hosts": [{"address": one}, {"address": "a"}]}, f"{one} … loopback") for one in ("127.0.0.2", "localhost")),
         *(
             ({"hosts": [{"address": one}]}, "hosts.0.address: ")
-            for one in (
-                "root@h1",
-                "192.0.2.1:22",
-                "%h",
-                "a..b",
-                "",
-                "-oProxyCommand=x",
-                "a;b",
-            )
+            for one in ("root@h1", "192.0.2.1:22", "", "-oX=x", "a;b")
         ),
         *(({"ssh": {"user": one}}, "ssh.user: ") for one in ("root;id", "-oProxyCommand=x", "$(id)")),
         *(({"image": one}, "image: ") for one in ("", "x;id", "--privileged")),
         ({"image": "i", "mounts": ["/a,readonly=false:/b"]}, "mounts.0: "),
-        *(({"environment": {one: "1"}}, one) for one in ("A B", "A=B", "ASCEND_QUANT_RUN", "PATH")),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, tree: dict, said: str):
@@ -87,18 +78,11 @@ def test_what_is_wrong_is_said(tmp_path: Path, tree: dict, said: str):
     assert any(has_line_naming(line, said) for line in lines), lines
 
 
-def test_other_files_are_refused(tmp_path: Path):
-    file = tmp_path / "mine.yaml"
-    for text, said in (
-        ("stack: [", "is no YAML"),
-        ("- a", "holds no mapping"),
-        ("stack: cpu\nstack: cpu", "'stack' .* line 2"),
-    ):
-        file.write_text(text)
-        with pytest.raises(LaunchError, match=said):
-            load(str(file))
-    with pytest.raises(LaunchError, match=line_naming("'a2-2-node'", "a2-2-nodes?")):
-        load("a2-2-node")
+def test_a_broken_file_and_a_name_that_there_is_not(tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("- a")
+    for name, said in ((str(tmp_path / "mine.yaml"), tmp_path / "mine.yaml"), ("a2-2-node", "a2-2-nodes?")):
+        with pytest.raises(LaunchError, match=line_naming(said)):
+            load(name)
 
 
 @pytest.mark.parametrize(
