@@ -59,10 +59,10 @@ class Row(NamedTuple):
     """The formats of an engine's weights and of its KV cache: bf16 or int8."""
 
     scheme: str
-    cache: str = "bf16"
+    cache: str
 
 
-ROWS = {"bf16": Row("bf16"), "int8": Row("int8"), "int8, int8 cache": Row("int8", "int8")}
+ROWS = {"bf16": Row("bf16", "bf16"), "int8": Row("int8", "bf16"), "int8, int8 cache": Row("int8", "int8")}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from ascend_quant.names import PatternError
 from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import SCHEMES, UnknownScheme
 
-BF16 = "bf16"
 QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantized)
 
 
@@ -94,13 +93,9 @@ def requested(
     format: str | None,
 ) -> Request:
     """The request; raises BadParameter for options that do not go together."""
-    if scheme == BF16:
-        if ignore or format:
-            raise typer.BadParameter(
-                "bf16 undoes all of IN, in the one form that it has: leave --ignore and --format out",
-                param_hint="'--scheme'",
-            )
-        return Request(source, out, BF16, workers=workers, device=device.value)
+    if scheme == "bf16" and (ignore or format):
+        said = "bf16 undoes all of IN, in the one form that it has: leave --ignore and --format out"
+        raise typer.BadParameter(said, param_hint="'--scheme'")
     request = Request(source, out, scheme, format, tuple(ignore), workers, device.value)
     try:
         request.chosen()

@@ -91,46 +91,33 @@ def cleanup(
     if path is None and not file.exists():
         typer.echo(f"there is no {file}: nothing to do")
         return
-    before = read(file)
-    cleaned = clean(before)
-    for number, line in cleaned.left:
-        typer.echo(f"{file}:{number} imports flash_rl, but is not FlashRL's line: edit it by hand: {line}", err=True)
-    if cleaned.removed:
-        show(file, before, cleaned.text)
-        if not yes:
-            typer.confirm("Remove these lines?", abort=True)
-        write(file, cleaned.text)
-    else:
-        typer.echo(f"{file} has no line of FlashRL's: nothing to do")
+    try:
+        before = file.read_bytes().decode()
+        cleaned = clean(before)
+        for number, line in cleaned.left:
+            typer.echo(f"{file}:{number} imports flash_rl, but is not FlashRL's: edit it by hand: {line}", err=True)
+        if cleaned.removed:
+            target = str(file) if cleaned.text.strip() else "/dev/null"
+            change = unified_diff(before.splitlines(), cleaned.text.splitlines(), str(file), target, lineterm="")
+            typer.echo("\n".join(change))
+            if not yes:
+                typer.confirm("Remove these lines?", abort=True)
+            _write(file, cleaned.text)
+        else:
+            typer.echo(f"{file} has no line of FlashRL's: nothing to do")
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{file} cannot be read or changed: {error}", WRONG_USE)
     if cleaned.left:
         raise typer.Exit(FAILED)
 
 
-def read(file: Path) -> str:
-    """The text, with its line ends; or the end of the command."""
-    try:
-        return file.read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"{file} cannot be read: {error}", WRONG_USE)
-
-
-def show(file: Path, before: str, after: str) -> None:
-    """The change as a diff."""
-    target = str(file) if after.strip() else "/dev/null"
-    lines = unified_diff(before.splitlines(), after.splitlines(), str(file), target, lineterm="")
-    typer.echo("\n".join(lines))
-
-
-def write(file: Path, text: str) -> None:
+def _write(file: Path, text: str) -> None:
     """Write what is left; a file of which nothing is left goes, as FlashRL made it, and with it the link to it."""
-    try:
-        if text.strip():
-            write_whole(file, text)
-            typer.echo(f"cleaned {file}")
-        else:
-            links = [file] if file.is_symlink() else []
-            for one in (Path(os.path.realpath(file)), *links):
-                one.unlink()
-                typer.echo(f"removed {one}: it held nothing else")
-    except OSError as error:
-        fail(f"{file} cannot be changed: {error}", WRONG_USE)
+    if text.strip():
+        write_whole(file, text)
+        typer.echo(f"cleaned {file}")
+        return
+    links = [file] if file.is_symlink() else []
+    for one in (Path(os.path.realpath(file)), *links):
+        one.unlink()
+        typer.echo(f"removed {one}: it held nothing else")

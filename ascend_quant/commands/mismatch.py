@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ascend_quant.documents import BadDocument
 from ascend_quant.exits import ABOVE, FAILED, WRONG_USE, fail
 from ascend_quant.schemes import SCHEMES
 from ascend_quant.schemes.registry import KV_CACHES
@@ -53,7 +54,7 @@ def mismatch(
     from ascend_quant.mismatch import report
     from ascend_quant.mismatch.engines import EngineFailed
     from ascend_quant.mismatch.measure import Settings
-    from ascend_quant.mismatch.prompts import ModelError, PromptError
+    from ascend_quant.profile.checkpoints import BadCheckpoint
     from ascend_quant.schemes import UnknownScheme
 
     if plot is not None and (said := why_no_file(plot)):
@@ -65,7 +66,7 @@ def mismatch(
     )
     try:
         found = _measured(settings, Console(stderr=True))
-    except (UnknownScheme, ModelError, PromptError) as error:
+    except (UnknownScheme, BadCheckpoint, BadDocument) as error:
         fail(str(error), WRONG_USE)
     except EngineFailed as error:
         fail(str(error), FAILED)

@@ -3,6 +3,7 @@
 import json
 from enum import Enum
 from pathlib import Path
+from statistics import median_low
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from ascend_quant.documents import BadDocument
 from ascend_quant.exits import FAILED
 from ascend_quant.profile.arithmetic import of_refits
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint, find
-from ascend_quant.profile.compare import Comparison, compare_int8, median
+from ascend_quant.profile.compare import Comparison, compare_int8
 from ascend_quant.profile.files import files_of, save
 from ascend_quant.profile.fp8 import compare_fp8
 from ascend_quant.profile.w8a8 import read_w8a8
@@ -116,9 +117,9 @@ def show(result: Comparison, files: list[Path], console: Console) -> None:
 def reproduction(result: Comparison) -> Table:
     """How many codes come out again from the unchanged BF16 weights, with frozen scales."""
     table = Table("codes equal, scales frozen", "worst", "median")
-    ours = of_refits(result.arithmetic)
-    for arithmetic in dict.fromkeys((result.arithmetic, ours)):
+    ours = of_refits(result.profile.arithmetic)
+    for arithmetic in dict.fromkeys((result.profile.arithmetic, ours)):
         equal = [one.equal[arithmetic] for one in result.reproduced]
         whose = "refits'" if arithmetic == ours else "the tool's"
-        table.add_row(f"{arithmetic} arithmetic ({whose})", f"{min(equal):.3%}", f"{median(equal):.3%}")
+        table.add_row(f"{arithmetic} arithmetic ({whose})", f"{min(equal):.3%}", f"{median_low(equal):.3%}")
     return table

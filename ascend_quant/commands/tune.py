@@ -133,16 +133,6 @@ def _keep(one: "Measured", file: Path) -> None:
 
 
 def _show(found: "list[Measured]", file: Path, known: int, left: int) -> None:
-    _table(found)
-    for one in found:
-        if one.choice is None:
-            typer.echo(f"error: {_name(one.job)}: no kernel is right: {'; '.join(one.problems[:3])}", err=True)
-    more = f"; {known} were known (--again)" if known else ""
-    late = f"; {left} not reached in time: run again" if left else ""
-    typer.echo(f"{len(found)} measured{more}{late}; {file}")
-
-
-def _table(found: "list[Measured]") -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
@@ -150,20 +140,18 @@ def _table(found: "list[Measured]") -> None:
         Column("product", no_wrap=True), "rows", "vLLM, µs", "chosen, µs", "of what is possible", "chosen", "tried"
     )
     for one in found:
-        part = one.floor / one.seconds if one.floor and one.seconds else None
+        name = f"{one.job.kind} {'x'.join(map(str, one.job.shape))}"
+        part = f"{one.floor / one.seconds:.0%}" if one.floor and one.seconds else ""
         chosen = "none" if one.choice is None else _said(one.choice)
-        times = (_micro(one.before), _micro(one.seconds), "" if part is None else f"{part:.0%}")
-        table.add_row(_name(one.job), str(one.job.rows), *times, chosen, str(one.tried))
+        times = ["" if seconds is None else f"{seconds * 1e6:.1f}" for seconds in (one.before, one.seconds)]
+        table.add_row(name, str(one.job.rows), *times, part, chosen, str(one.tried))
+        if one.choice is None:
+            typer.echo(f"error: {name}: no kernel is right: {'; '.join(one.problems[:3])}", err=True)
     if found:
         Console().print(table)
-
-
-def _name(job: "Job") -> str:
-    return f"{job.kind} {'x'.join(map(str, job.shape))}"
-
-
-def _micro(value: float | None) -> str:
-    return "" if value is None else f"{value * 1e6:.1f}"
+    more = f"; {known} were known (--again)" if known else ""
+    late = f"; {left} not reached in time: run again" if left else ""
+    typer.echo(f"{len(found)} measured{more}{late}; {file}")
 
 
 def _said(choice: dict) -> str:

@@ -23,6 +23,7 @@ import torch
 
 import ascend_quant
 from ascend_quant.convert.formats import section
+from ascend_quant.convert.quantizer import first_line
 from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import Scheme
 
@@ -81,8 +82,7 @@ def load(folder: Path, layers: Sequence[str]) -> torch.nn.Module:
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise BadCheckpoint(f"transformers cannot load {folder} as a language model: {reason}") from error
+        raise BadCheckpoint(f"transformers cannot load {folder} as a language model: {first_line(error)}") from error
     linearize_moe(model)
     linear = _linear(model)
     if missing := [layer for layer in layers if layer not in linear]:

@@ -9,12 +9,13 @@ tokenizer's chat template (verl's data sets have these). Rows come in the file's
 tokens follow each other and are cut into samples, as in GPTQ's own experiments (Frantar et al., 2022).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ascend_quant.convert.quantizer import first_line
 from ascend_quant.documents import parse_json
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
@@ -33,16 +34,27 @@ def read(path: Path) -> Iterator[Text]:
     """
     if path.suffix not in KINDS:
         raise BadCheckpoint(f"{path}: texts are read from {', '.join(KINDS)} files")
-    if not path.is_file():
-        raise BadCheckpoint(f"{path}: there is no such file")
     if path.suffix == ".txt":
         yield from _paragraphs(path)
         return
-    rows = _parquet(path) if path.suffix == ".parquet" else _json_lines(path)
-    for number, value in enumerate(rows, start=1):
-        if value is None or len(checked := _checked(value, f"{path}, row {number}")) == 0:
-            continue
-        yield checked
+    for where, value in rows(path, COLUMNS):
+        if value is not None and len(checked := _checked(value, where)):
+            yield checked
+
+
+def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Of each row of JSON lines, or of a parquet file, its place in words, and its value in the column.
+
+    Args:
+        columns: of which the first is taken that the first row has.
+
+    Raises:
+        BadCheckpoint: the file cannot be read, or has none of the columns.
+        BadDocument: a line is no JSON.
+    """
+    values = _parquet(path, columns) if path.suffix == ".parquet" else _json_lines(path, columns)
+    for number, value in enumerate(values, start=1):
+        yield f"{path}, row {number}", value
 
 
 def pack(path: Path, tokenizer: Any, samples: int, length: int) -> torch.Tensor:
@@ -86,7 +98,7 @@ def open_tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # what a wrong file makes of it is anything
-        raise BadCheckpoint(f"{folder}: its tokenizer cannot be read: {_first_line(error)}") from error
+        raise BadCheckpoint(f"{folder}: its tokenizer cannot be read: {first_line(error)}") from error
 
 
 def _encoded(text: Text, tokenizer: Any, path: Path) -> list[int]:
@@ -96,7 +108,7 @@ def _encoded(text: Text, tokenizer: Any, path: Path) -> list[int]:
     try:
         whole = tokenizer.apply_chat_template(text, tokenize=False)
     except Exception as error:  # a template is a program, which raises anything
-        said = f"{text!r:.80}: {_first_line(error)}"
+        said = f"{text!r:.80}: {first_line(error)}"
         raise BadCheckpoint(f"{path}: the tokenizer's chat template fails on {said}") from error
     return tokenizer(whole, add_special_tokens=False)["input_ids"]
 
@@ -117,39 +129,40 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         with path.open(encoding="utf-8") as file:
             yield from file
-    except UnicodeDecodeError as error:
-        raise BadCheckpoint(f"{path}: is no text in UTF-8 ({error})") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadCheckpoint(f"{path}: is no text in UTF-8 that can be read ({error})") from error
 
 
-def _json_lines(path: Path) -> Iterator[Any]:
+def _json_lines(path: Path, columns: Sequence[str]) -> Iterator[Any]:
     column = None
     for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
-        row = parse_json(line, f"{path}, line {number},")
-        if not isinstance(row, dict):
-            raise BadCheckpoint(f"{path}, line {number}: is no object; each line has one, with {' or '.join(COLUMNS)}")
-        column = column or _column(list(row), path)
-        yield row.get(column)
+        if line.strip():
+            row = parse_json(line, f"{path}, line {number},")
+            if not isinstance(row, dict):
+                raise BadCheckpoint(f"{path}, line {number}: is no object with {' or '.join(columns)}")
+            column = column or _column(list(row), path, columns)
+            yield row.get(column)
 
 
-def _parquet(path: Path) -> Iterator[Any]:
-    from pyarrow import ArrowException, parquet
-
+def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Any]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise BadCheckpoint(f"{path}: parquet files are read with pyarrow, which is not installed") from error
     try:
         with parquet.ParquetFile(path) as file:
-            column = _column(file.schema_arrow.names, path)
+            column = _column(file.schema_arrow.names, path, columns)
             for batch in file.iter_batches(batch_size=1024, columns=[column]):
                 yield from batch.column(0).to_pylist()
-    except ArrowException as error:
-        raise BadCheckpoint(f"{path}: {_first_line(error)}") from error
+    except (ArrowException, OSError) as error:
+        raise BadCheckpoint(f"{path}: {first_line(error)}") from error
 
 
-def _column(names: list[str], path: Path) -> str:
-    for column in COLUMNS:
+def _column(names: list[str], path: Path, columns: Sequence[str]) -> str:
+    for column in columns:
         if column in names:
             return column
-    raise BadCheckpoint(f"{path}: has none of the columns {', '.join(COLUMNS)}; it has {', '.join(names) or 'none'}")
+    raise BadCheckpoint(f"{path}: has none of the columns {', '.join(columns)}; it has {', '.join(names) or 'none'}")
 
 
 def _checked(value: Any, where: str) -> Text:
@@ -158,7 +171,3 @@ def _checked(value: Any, where: str) -> Text:
     if isinstance(value, list) and all(isinstance(part, dict) and {"role", "content"} <= part.keys() for part in value):
         return value
     raise BadCheckpoint(f"{where}: {value!r:.80} is neither a string nor chat messages")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

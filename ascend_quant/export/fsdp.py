@@ -14,10 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed.tensor  # whose tensors torch.load then knows
 
-from ascend_quant.documents import read_json
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
-CONFIG = "fsdp_config.json"
 TENSORS_ALONE = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
 
 
@@ -31,7 +29,7 @@ def merge(folder: Path, model: Path, out: Path) -> None:
         raise BadCheckpoint(
             f"--hf-model {model}: verl reads the model's config from {folder / 'huggingface'}; leave it out"
         )
-    for shard in _shards(folder):
+    for shard in sorted(folder.glob("model_world_size_*_rank_*.pt")):
         _check(shard)
     command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp", "--local_dir", str(folder)]
     command += ["--target_dir", str(out)]
@@ -40,19 +38,6 @@ def merge(folder: Path, model: Path, out: Path) -> None:
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}").splitlines()[-1]
         raise BadCheckpoint(f"verl.model_merger has failed on {folder}: {said:.300}")
-
-
-def _shards(folder: Path) -> list[Path]:
-    """A file a rank."""
-    ranks = read_json(folder / CONFIG).get("world_size")
-    if type(ranks) is not int or ranks < 1:
-        raise BadCheckpoint(f"{folder / CONFIG}: world_size is {ranks!r:.80}, which is no number of ranks")
-    paths = [folder / f"model_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
-    if missing := [path for path in paths if not path.is_file()]:
-        raise BadCheckpoint(
-            f"{missing[0]} is missing ({len(missing)} of {ranks} such files); copy the checkpoint again"
-        )
-    return paths
 
 
 def _check(shard: Path) -> None:

@@ -10,14 +10,12 @@ package alone are built, and nothing else is looked up, let alone called.
 
 import pickle
 from collections.abc import Sequence
-from itertools import combinations
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata, planner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.utils import _create_file_view
 
@@ -114,8 +112,7 @@ class TorchDist:
         sizes = torch.Size((*(1 for _ in leading), *size[len(leading) :]))
         wanted = ChunkStorageMetadata(offsets, sizes)
         items = create_read_items_for_chunk_list(key, self._tensors[key], [wanted])
-        overlap = any(_overlap(*pair) for pair in combinations(items, 2))
-        if overlap or sum(item.lengths.numel() for item in items) != sizes.numel():
+        if sum(item.lengths.numel() for item in items) != sizes.numel():
             raise BadCheckpoint(
                 f"{self.folder}: no rank has saved some of {key} {list(leading)}: the save was interrupted"
             )
@@ -154,9 +151,3 @@ def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[in
     for dim, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
         tensor = tensor.narrow(dim, offset, length)
     return tensor
-
-
-def _overlap(one: ReadItem, other: ReadItem) -> bool:
-    """Whether two pieces hold the same element."""
-    pairs = zip(one.dest_offsets, one.lengths, other.dest_offsets, other.lengths, strict=True)
-    return all(first < end + length and end < first + size for first, size, end, length in pairs)

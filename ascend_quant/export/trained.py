@@ -157,15 +157,12 @@ def _check_merged(out: Path, expected: Expected) -> None:
 
 def _write_folder(
     out: Path, tensors: Iterator[tuple[str, torch.Tensor]], model: Path, config: Mapping[str, Any]
-) -> list[str]:
+) -> None:
     """Write the tensors, the index, what else a model's folder holds, and config.json last.
 
     Args:
         out: a folder that is empty.
         model: a folder whose tokenizer, templates and so on are carried over.
-
-    Returns:
-        The tensors' names.
     """
     from safetensors.torch import save_file
 
@@ -182,7 +179,6 @@ def _write_folder(
         (out / inside).write_bytes((model / inside).read_bytes())
     kept = {key: value for key, value in plain_config(dict(config)).items() if key not in ("torch_dtype", "dtype")}
     (out / "config.json").write_text(json.dumps({**kept, "torch_dtype": "bfloat16"}, indent=2) + "\n")
-    return list(place)
 
 
 def _parts(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:

@@ -9,7 +9,6 @@ Keys that FlashRL would act on and this project does not are kept, and `Replica.
 """
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from os.path import exists, expanduser
 from pathlib import Path
 from typing import Annotated, Any
@@ -100,13 +99,7 @@ class Replica(BaseModel):
         lines = [f"{key}={getattr(self, key)!r:.200}: {reason}" for key, reason in reasons.items()]
         if self.model and not self.profile and self.function.scheme == "int8":
             lines.append(f"no profile: FlashRL would read {self.model}/profile.pt, here none is read: no smoothing")
-        return lines + [f"{key:.80}={value!r:.200}: {unknown(key)}" for key, value in self.model_extra.items()]
-
-
-def unknown(key: str) -> str:
-    """Why a column that is not a field of `Replica` has no effect."""
-    meant = get_close_matches(key, Replica.model_fields, n=1)
-    return "nothing here reads it" + (f"; did you mean {meant[0]}?" if meant else "")
+        return lines + [f"{key:.80}={value!r:.200}: nothing here reads it" for key, value in self.model_extra.items()]
 
 
 class Config(BaseModel):

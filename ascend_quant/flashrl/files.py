@@ -66,13 +66,8 @@ def download(repository: str, file: str) -> Path:
     Raises:
         ConfigError: with what the hub's client said.
     """
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        raise ConfigError(
-            f"there is no file {repository}/{file} here, and huggingface_hub, which would look for it on the hub, "
-            f"cannot be imported ({error}): install it, or give the path of a file"
-        ) from error
+    from huggingface_hub import hf_hub_download
+
     logger.info("asking the Hugging Face hub for %s of %s", file, repository)
     try:
         return Path(hf_hub_download(repo_id=repository, filename=file))

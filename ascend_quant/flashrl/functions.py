@@ -15,20 +15,23 @@ FP8_CHECKPOINT_KEYS = {
 FP8_KEYS = {**FP8_CHECKPOINT_KEYS, "load_format": "auto", "quantization": "fp8"}
 BF16_KEYS = {"load_format": "dummy", "distributed_executor_backend": "external_launcher"}
 
+NO_CHECKPOINT = (
+    "as in FlashRL, which needs an FP8 checkpoint and its profile to know the layers; here neither is needed, and "
+    "`ignore` names those that keep their dtype"
+)
+
 
 @dataclass(frozen=True)
 class Function:
-    """One name.
+    """What one name stands for.
 
     Attributes:
-        name: FlashRL's word.
         scheme: a name from `ascend_quant.schemes`.
         meaning: one line: what the name maps to, and how that differs from FlashRL's.
         flashrl_keys: what FlashRL's `setup` writes beside `fn`, so that FlashRL can use a file that was written here.
         flashrl_needs_profile: whether FlashRL cannot run it without a quantized model and its profile.
     """
 
-    name: str
     scheme: str
     meaning: str
     flashrl_keys: Mapping[str, object]
@@ -36,59 +39,43 @@ class Function:
 
 
 FUNCTIONS = {
-    function.name: function
-    for function in (
-        Function(
-            "int8",
-            "int8",
-            "scheme int8: scales follow the weights at every refit; FlashRL keeps those of its profile "
-            "(as frozen_scales does here) and needs one",
-            INT8_KEYS,
-            True,
-        ),
-        Function(
-            "int8_fast", "int8", "int8; FlashRL's skips vLLM's post-load step, which no refit has", INT8_KEYS, True
-        ),
-        Function("int8_wo_prune", "int8", "int8, as in FlashRL: another name for it", INT8_KEYS, True),
-        Function(
-            "int8_prune",
-            "int8",
-            "int8 without pruning: FlashRL zeroes the norm weight of a channel whose codes are all 0; here it stays "
-            "and adds exactly 0 to every product, but counts in the absmax of a token's activation scale",
-            INT8_KEYS,
-            True,
-        ),
-        Function(
-            "fp8",
-            "fp8_tensor",
-            "scheme fp8_tensor: one scale a tensor of the checkpoint, found at every refit, in place, with checks and "
-            "receipts; FlashRL's goes to vLLM's online FP8, where q, k and v (gate and up) share one",
-            FP8_KEYS,
-        ),
-        Function("fp8_vllm", "fp8_tensor", "fp8, as in FlashRL: another name for it", FP8_KEYS),
-        Function("fp8_fast", "fp8_tensor", "fp8; FlashRL's skips vLLM's post-load step, which no refit has", FP8_KEYS),
-        Function("fp8_vllm_fast", "fp8_tensor", "fp8_fast, as in FlashRL: another name for it", FP8_KEYS),
-        Function(
-            "fp8_tensor",
-            "fp8_tensor",
-            "scheme fp8_tensor: one scale a tensor of the checkpoint, as in FlashRL, which needs an FP8 checkpoint and "
-            "its profile to know the layers; here neither is needed, and `ignore` names those that keep their dtype",
-            FP8_CHECKPOINT_KEYS,
-            True,
-        ),
-        Function(
-            "fp8_channel",
-            "fp8",
-            "scheme fp8: one scale an output channel, as in FlashRL, which needs an FP8 checkpoint and its profile to "
-            "know the layers; here neither is needed, and `ignore` names those that keep their dtype",
-            FP8_CHECKPOINT_KEYS,
-            True,
-        ),
-        Function(
-            "bf16",
-            "bf16",
-            "scheme bf16: no quantization, refits with checks and receipts; FlashRL's leaves the weights alone too",
-            BF16_KEYS,
-        ),
-    )
+    "int8": Function(
+        "int8",
+        "scheme int8: scales follow the weights at every refit; FlashRL keeps those of its profile "
+        "(as frozen_scales does here) and needs one",
+        INT8_KEYS,
+        True,
+    ),
+    "int8_fast": Function("int8", "int8; FlashRL's skips vLLM's post-load step, which no refit has", INT8_KEYS, True),
+    "int8_wo_prune": Function("int8", "int8, as in FlashRL: another name for it", INT8_KEYS, True),
+    "int8_prune": Function(
+        "int8",
+        "int8 without pruning: FlashRL zeroes the norm weight of a channel whose codes are all 0; here it stays "
+        "and adds exactly 0 to every product, but counts in the absmax of a token's activation scale",
+        INT8_KEYS,
+        True,
+    ),
+    "fp8": Function(
+        "fp8_tensor",
+        "scheme fp8_tensor: one scale a tensor of the checkpoint, found at every refit, in place, with checks and "
+        "receipts; FlashRL's goes to vLLM's online FP8, where q, k and v (gate and up) share one",
+        FP8_KEYS,
+    ),
+    "fp8_vllm": Function("fp8_tensor", "fp8, as in FlashRL: another name for it", FP8_KEYS),
+    "fp8_fast": Function("fp8_tensor", "fp8; FlashRL's skips vLLM's post-load step, which no refit has", FP8_KEYS),
+    "fp8_vllm_fast": Function("fp8_tensor", "fp8_fast, as in FlashRL: another name for it", FP8_KEYS),
+    "fp8_tensor": Function(
+        "fp8_tensor",
+        f"scheme fp8_tensor: one scale a tensor of the checkpoint, {NO_CHECKPOINT}",
+        FP8_CHECKPOINT_KEYS,
+        True,
+    ),
+    "fp8_channel": Function(
+        "fp8", f"scheme fp8: one scale an output channel, {NO_CHECKPOINT}", FP8_CHECKPOINT_KEYS, True
+    ),
+    "bf16": Function(
+        "bf16",
+        "scheme bf16: no quantization, refits with checks and receipts; FlashRL's leaves the weights alone too",
+        BF16_KEYS,
+    ),
 }

@@ -9,9 +9,8 @@ stderr, so that no line is lost and none is shown twice.
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 PREFIX = "FLASHRL_"
@@ -46,57 +45,15 @@ class Variables:
     disregarded: tuple[str, ...] = ()
 
 
-def as_text(value: str) -> str:
-    return value.strip()
-
-
-def as_level(value: str) -> str:
-    if (level := value.strip().upper()) not in LEVELS:
-        raise VariableError(f"valid are: {', '.join(LEVELS)}")
-    return level
-
-
-def as_file(value: str) -> Path:
-    return Path(os.path.expanduser(value))
-
-
-def as_switch(value: str) -> bool:
-    if value.strip() not in ("0", "1"):
-        raise VariableError("valid are: 0, 1")
-    return value.strip() == "1"
-
-
-def as_reload(value: str) -> bool:
-    try:
-        return as_switch(value)
-    except VariableError as error:
-        raise VariableError(f"{error} (FlashRL's list of models is not read: the engine's own is reloaded)") from error
-
-
-@dataclass(frozen=True)
-class Variable:
-    """One row of the table.
-
-    Attributes:
-        name: as in the environment.
-        field: of `Variables`.
-        parse: from text; raises VariableError with what is valid.
-        meaning: one line for people.
-    """
-
-    name: str
-    field: str
-    parse: Callable[[str], object]
-    meaning: str
-
-
-TABLE = (
-    Variable("FLASHRL_CONFIG", "config", as_text, "turns quantization on: a function, a YAML file, or one on the hub"),
-    Variable("FLASHRL_LOGGING_LEVEL", "logging_level", as_level, "how much is logged: a level's name"),
-    Variable("FLASHRL_LOGGING_FILE", "logging_file", as_file, "log lines are appended to this file, too"),
-    Variable("FLASHRL_LMHEAD_FP32", "lm_head_fp32", as_switch, "1: the lm-head is computed in float32"),
-    Variable("FLASHRL_TEST_RELOAD", "test_reload", as_reload, "1: two reloads after start, compared with a fresh load"),
-)
+NAMES = {  # in the environment, by the fields of `Variables`
+    "config": "FLASHRL_CONFIG",
+    "logging_level": "FLASHRL_LOGGING_LEVEL",
+    "logging_file": "FLASHRL_LOGGING_FILE",
+    "lm_head_fp32": "FLASHRL_LMHEAD_FP32",
+    "test_reload": "FLASHRL_TEST_RELOAD",  # FlashRL's list of models is not read: the engine's own is reloaded
+}
+SWITCH = {"0": False, "1": True}
+CHOICES = {"logging_level": {level: level for level in LEVELS}, "lm_head_fp32": SWITCH, "test_reload": SWITCH}
 NOTHING_HERE = {"SGLANG_PATCH": "FlashRL then patches SGLang; this project serves with vLLM"}
 
 
@@ -106,25 +63,23 @@ def from_environment(environment: Mapping[str, str]) -> Variables:
     Raises:
         VariableError: a value that is not valid, or a variable with FlashRL's prefix that does not exist.
     """
-    names = [variable.name for variable in TABLE]
     for name in environment:
-        if name.startswith(PREFIX) and name not in names:
-            meant = get_close_matches(name, names, n=1)
-            hint = f"did you mean {meant[0]}? " if meant else ""
-            raise VariableError(f"unknown environment variable {name:.80}; {hint}The variables are: {', '.join(names)}")
-    values = {row.field: read(row, environment[row.name]) for row in TABLE if row.name in environment}
+        if name.startswith(PREFIX) and name not in NAMES.values():
+            raise VariableError(f"unknown environment variable {name:.80}; there are: {', '.join(NAMES.values())}")
+    values = {field: _value(field, environment[name]) for field, name in NAMES.items() if name in environment}
     lines = [f"{name}={environment[name]!r}: {why}" for name, why in NOTHING_HERE.items() if name in environment]
     return Variables(**values, disregarded=tuple(lines))
 
 
-def read(variable: Variable, value: str) -> object:
-    """The value of one variable; raises VariableError with its name and what it holds."""
-    if not value.strip():
-        raise VariableError(f"{variable.name} is set but empty ({variable.meaning}): give a value, or unset it")
-    try:
-        return variable.parse(value)
-    except VariableError as error:
-        raise VariableError(f"{variable.name}={value!r:.200}: {error}") from error
+def _value(field: str, given: str) -> object:
+    """The value of one field of `Variables`."""
+    if not (text := given.strip()):
+        raise VariableError(f"{NAMES[field]} is set but empty: give a value, or unset it")
+    if field not in CHOICES:
+        return Path(os.path.expanduser(text)) if field == "logging_file" else text
+    if text.upper() not in CHOICES[field]:
+        raise VariableError(f"{NAMES[field]}={given!r:.200}: valid are: {', '.join(CHOICES[field])}")
+    return CHOICES[field][text.upper()]
 
 
 class Remainder(logging.StreamHandler):

@@ -75,7 +75,7 @@ def measure(settings: Settings, on_progress: OnProgress) -> dict[str, Any]:
         on_progress: gets what is going on, how much of it is done and of how much.
 
     Raises:
-        UnknownScheme, PromptError, ModelError: before any engine starts.
+        UnknownScheme, BadCheckpoint, BadDocument: before any engine starts.
         EngineFailed: with the engine's last words.
     """
     quantized = get_scheme(settings.scheme).quantized

@@ -5,15 +5,18 @@ messages, put through the tokenizer's chat template (verl's data sets have these
 tokenizer is asked random tokens in the place of the built-in prompts; the log says so.
 """
 
-import json
 import logging
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+
+from ascend_quant.convert import texts
+from ascend_quant.convert.quantizer import first_line
+from ascend_quant.documents import read_text
+from ascend_quant.profile.checkpoints import BadCheckpoint
 
 logger = logging.getLogger(__name__)
 
@@ -37,19 +40,10 @@ EXAMPLES = (
 )
 COLUMN = "prompt"
 JSON_LINES = (".jsonl", ".json")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 RANDOM_TOKENS = 32
 
 Prompt = str | list[dict[str, Any]] | list[int]
 Item = TypeVar("Item")
-
-
-class PromptError(ValueError):
-    """Prompts that cannot be read; the message names the file and the row."""
-
-
-class ModelError(ValueError):
-    """A model whose configuration or tokenizer cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +70,14 @@ def read(path: Path) -> list[Prompt]:
     """The prompts of a file.
 
     Raises:
-        PromptError: the file, or one of its rows, is not as it should be.
+        BadCheckpoint, BadDocument: the file, or one of its rows, is not as it should be; with its name.
     """
-    if path.suffix == ".parquet":
-        found = [_checked(value, f"{path}, row {i}") for i, value in enumerate(_parquet(path), start=1)]
+    if path.suffix in (".parquet", *JSON_LINES):
+        found = [_checked(value, where) for where, value in texts.rows(path, (COLUMN,))]
     else:
-        found = list(_from_text(path))
+        found = [line for line in read_text(path).split("\n") if line.strip()]
     if not found:
-        raise PromptError(f"{path}: holds no prompt")
+        raise BadCheckpoint(f"{path}: holds no prompt")
     return found
 
 
@@ -94,40 +88,6 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
     return [items[i * len(items) // count] for i in range(count)]
 
 
-def _from_text(path: Path) -> Iterable[Prompt]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromptError(f"{path}: {error}; a text in UTF-8 is wanted, parquet files end in .parquet") from error
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            yield _checked(_column(line, where), where) if path.suffix in JSON_LINES else line
-
-
-def _column(line: str, where: str) -> Any:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise PromptError(f"{where}: is no JSON ({error}); each line is an object of its own") from error
-    if not isinstance(row, dict) or COLUMN not in row:
-        raise PromptError(f"{where}: has no {COLUMN!r}")
-    return row[COLUMN]
-
-
-def _parquet(path: Path) -> list[Any]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise PromptError(f"{path}: parquet files are read with pyarrow, which is not installed") from error
-    try:
-        if COLUMN not in (names := parquet.read_schema(path).names):
-            raise PromptError(f"{path}: has no column {COLUMN!r}; its columns: {', '.join(names):.300}")
-        return parquet.read_table(path, columns=[COLUMN]).column(COLUMN).to_pylist()
-    except (ArrowException, OSError) as error:
-        raise PromptError(f"{path}: {' '.join(str(error).split()):.300}") from error
-
-
 def _checked(value: Any, where: str) -> Prompt:
     if isinstance(value, str) and value:
         return value
@@ -136,20 +96,20 @@ def _checked(value: Any, where: str) -> Prompt:
             return value
         if all(type(token) is int and token >= 0 for token in value):
             return value
-    raise PromptError(f"{where}: {COLUMN!r} is {value!r:.80}; give a string, chat messages or token ids")
+    raise BadCheckpoint(f"{where}: {COLUMN!r} is {value!r:.80}; give a string, chat messages or token ids")
 
 
 def load(model: str) -> Vocabulary:
     """The vocabulary of a folder or a hub id.
 
     Raises:
-        ModelError: with the reason in a line.
+        BadCheckpoint: with the reason in a line.
     """
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     folder = Path(model)
     # transformers would invent a tokenizer for a folder that has none
-    without = os.path.isdir(folder) and not any((folder / name).exists() for name in TOKENIZER_FILES)
+    without = folder.is_dir() and not any((folder / name).exists() for name in texts.VOCABULARIES)
     try:
         config = AutoConfig.from_pretrained(model)
         tokenizer = None if without else AutoTokenizer.from_pretrained(model)
@@ -160,7 +120,7 @@ def load(model: str) -> Vocabulary:
             logger.info("model %r has no generation_config.json", model)
         size = config.get_text_config().vocab_size
     except Exception as error:  # whatever transformers meets in files of the wrong kinds
-        raise ModelError(f"model {model!r:.200}: cannot be read: {_reason(error)}") from error
+        raise BadCheckpoint(f"model {model!r:.200}: cannot be read: {first_line(error)}") from error
     stop = {token for ids in said for token in (ids if isinstance(ids, list) else [ids]) if token is not None}
     return Vocabulary(size, sorted(stop), tokenizer)
 
@@ -172,7 +132,7 @@ def encode(prompts: Sequence[Prompt] | None, vocabulary: Vocabulary) -> list[lis
         prompts: None for the built-in ones.
 
     Raises:
-        PromptError: a prompt needs a tokenizer or a chat template that is not there or fails, has no token in this
+        BadCheckpoint: a prompt needs a tokenizer or a chat template that is not there or fails, has no token in this
             vocabulary, or ids outside of it.
     """
     tokenizer = vocabulary.tokenizer
@@ -190,18 +150,20 @@ def _encode(prompt: Prompt, vocabulary: Vocabulary) -> list[int]:
     if isinstance(prompt, list) and isinstance(prompt[0], int):
         ids = prompt
     elif tokenizer is None:
-        raise PromptError(f"{shown}: the model has no tokenizer; give token ids")
+        raise BadCheckpoint(f"{shown}: the model has no tokenizer; give token ids")
     elif not isinstance(prompt, str) and not tokenizer.chat_template:
-        raise PromptError(f"{shown}: the model's tokenizer has no chat template; give strings")
+        raise BadCheckpoint(f"{shown}: the model's tokenizer has no chat template; give strings")
     else:
         try:
             ids = _token_ids(prompt, tokenizer)
         except Exception as error:  # a chat template is a program of the model's
-            raise PromptError(f"{shown}: the model's chat template or tokenizer fails: {_reason(error)}") from error
+            raise BadCheckpoint(
+                f"{shown}: the model's chat template or tokenizer fails: {first_line(error)}"
+            ) from error
     if not ids:
-        raise PromptError(f"{shown}: the model's tokenizer has no token for it; give --prompts that it knows")
+        raise BadCheckpoint(f"{shown}: the model's tokenizer has no token for it; give --prompts that it knows")
     if max(ids) >= vocabulary.size:
-        raise PromptError(f"{shown}: token id {max(ids)} is outside the model's vocabulary of {vocabulary.size}")
+        raise BadCheckpoint(f"{shown}: token id {max(ids)} is outside the model's vocabulary of {vocabulary.size}")
     return ids
 
 
@@ -210,8 +172,3 @@ def _token_ids(prompt: str | list[dict[str, Any]], tokenizer: Any) -> list[int]:
         return tokenizer.encode(prompt)
     text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
     return tokenizer.encode(text, add_special_tokens=False)
-
-
-def _reason(error: Exception) -> str:
-    """An exception in one line that is not long."""
-    return f"{type(error).__name__}: {' '.join(str(error).split()):.500}"

@@ -32,19 +32,15 @@ def smoothed(w_NK: torch.Tensor, rule: Rule, arithmetic: str = "float32") -> tor
     return oracle.smoothed(w_NK, rule.input_factor, rule.output_factor, rounded=arithmetic != "float32")
 
 
-def quotients(x_NK: torch.Tensor, scale_N: torch.Tensor, arithmetic: str = "float32") -> torch.Tensor:
-    """x / scale, 0 in rows whose scale is 0."""
-    return _quotients(x_NK, scale_N.unsqueeze(-1), arithmetic)
-
-
-def _quotients(x: torch.Tensor, scale: torch.Tensor, arithmetic: str) -> torch.Tensor:
+def quotients(x: torch.Tensor, scale: torch.Tensor, arithmetic: str = "float32") -> torch.Tensor:
+    """x / scale, 0 where the scale is 0. `scale` is broadcast to x."""
     y = torch.where(scale == 0, 0.0, x / scale)
     return y.to(torch.bfloat16).float() if arithmetic == "bfloat16_quotient" else y
 
 
 def requantize(x_NK: torch.Tensor, scale_N: torch.Tensor, arithmetic: str = "float32") -> torch.Tensor:
     """Codes of x with given scales, as float32."""
-    return quotients(x_NK, scale_N, arithmetic).round().clamp(LOWEST, HIGHEST)
+    return quotients(x_NK, scale_N.unsqueeze(-1), arithmetic).round().clamp(LOWEST, HIGHEST)
 
 
 def magnitudes(codes: torch.Tensor, scale: torch.Tensor, arithmetic: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,7 +73,7 @@ def _nearest(end: torch.Tensor, outwards: int, codes: torch.Tensor, scale: torch
     most = torch.where(codes < 0, -LOWEST, HIGHEST)
 
     def becomes(x: torch.Tensor) -> torch.Tensor:
-        return torch.minimum(_quotients(x, scale, arithmetic).round(), most) == codes.float().abs()
+        return torch.minimum(quotients(x, scale, arithmetic).round(), most) == codes.float().abs()
 
     outer, inner = (from_bits((bits(end) + step * 2 * HALF_STEP).clamp(min=0)) for step in (outwards, -outwards))
     return torch.where(becomes(outer), outer, torch.where(becomes(end) | ~becomes(inner), end, inner))

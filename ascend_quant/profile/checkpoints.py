@@ -160,10 +160,8 @@ def find(model: str) -> Path:
         return folder
     if model.count("/") != 1 or model[0] in "./~":
         raise BadCheckpoint(f"no model at {model}: not a folder, and no hub id (OWNER/NAME)")
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise BadCheckpoint(f"no folder {model}; as a hub id it needs huggingface_hub: {error}") from error
+    from huggingface_hub import snapshot_download
+
     try:
         return Path(snapshot_download(model, allow_patterns=["*.safetensors", "*.json"]))
     except (OSError, ValueError) as error:  # the hub's errors are of these

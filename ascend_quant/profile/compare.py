@@ -6,7 +6,8 @@ the W8A8 checkpoint holds. What rules cannot express (a rotation, another model,
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median_low
 
 import torch
 
@@ -30,13 +31,11 @@ class Reproduced:
 
     Attributes:
         equal: fraction of equal codes, by arithmetic (see `arithmetic`).
-        most: largest difference of a code, in float32 arithmetic.
         steps: root mean square of code minus quotient.
     """
 
     name: str
     equal: dict[str, float]
-    most: int
     steps: float
 
 
@@ -47,18 +46,16 @@ class Comparison:
     Attributes:
         reproduced: one entry for each quantized parameter.
         kinds: how many parameters were: quantized, smoothed (quantized, with a factor), scaled, not quantized.
-        arithmetic: that of the tool, see `arithmetic`: the one in which most codes are equal.
     """
 
     profile: Profile
     reproduced: list[Reproduced] = field(default_factory=list)
     kinds: Counter = field(default_factory=Counter)
-    arithmetic: str = ARITHMETICS[0]
 
     @property
     def poor(self) -> dict[str, float]:
         """Fraction of equal codes of the parameters whose codes are not reproduced, worst first."""
-        equal = {one.name: one.equal[self.arithmetic] for one in self.reproduced}
+        equal = {one.name: one.equal[self.profile.arithmetic] for one in self.reproduced}
         return {name: equal[name] for name in sorted(equal, key=equal.get) if equal[name] < NEAREST}
 
 
@@ -92,14 +89,14 @@ def compare_int8(reference: Checkpoint, w8a8: W8A8, progress: Callable[[str], No
             check(result, reference, w8a8, name, rules.get(name))
             progress(name)
     equivalence.check(rules, reference.names)
-    result.arithmetic = arithmetic_of(result.reproduced)
-    result.profile = Profile("int8", rules, notes_of(result, reference, w8a8), result.arithmetic)
+    result.profile = Profile("int8", rules, arithmetic=arithmetic_of(result.reproduced))
+    result.profile = replace(result.profile, notes=notes_of(result, reference, w8a8))
     return result
 
 
 def arithmetic_of(reproduced: list[Reproduced]) -> str:
     """The one in which most codes are equal; float32 if none gives most parameters' codes."""
-    equal = {a: median([one.equal[a] for one in reproduced]) for a in ARITHMETICS}
+    equal = {a: median_low([one.equal[a] for one in reproduced]) for a in ARITHMETICS}
     best = max(ARITHMETICS, key=equal.get)
     return best if equal[best] >= NEAREST else ARITHMETICS[0]
 
@@ -161,7 +158,7 @@ def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule
 
 def reproduce(name: str, w_NK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor, rule: Rule) -> Reproduced:
     """Count the equal codes, some rows at a time."""
-    equal, most, squares = dict.fromkeys(ARITHMETICS, 0), 0, 0.0
+    equal, squares = dict.fromkeys(ARITHMETICS, 0), 0.0
     for rows in blocks(w_NK):
         output_N = None if rule.output_factor is None else rule.output_factor[rows]
         part = Rule(True, rule.input_factor, output_N)
@@ -170,23 +167,22 @@ def reproduce(name: str, w_NK: torch.Tensor, codes_NK: torch.Tensor, scale_N: to
             difference = requantize(x, scale_N[rows], arithmetic) - codes_NK[rows]
             equal[arithmetic] += int((difference == 0).sum())
             if arithmetic == "float32":
-                most = max(most, int(difference.abs().max()))
-                squares += float((quotients(x, scale_N[rows]) - codes_NK[rows]).double().square().sum())
+                squares += float((quotients(x, scale_N[rows].unsqueeze(-1)) - codes_NK[rows]).double().square().sum())
     count = w_NK.numel()
-    return Reproduced(name, {a: number / count for a, number in equal.items()}, most, (squares / count) ** 0.5)
+    return Reproduced(name, {a: number / count for a, number in equal.items()}, (squares / count) ** 0.5)
 
 
 def notes_of(result: Comparison, reference: Checkpoint, w8a8: W8A8) -> dict[str, object]:
     """Where the profile comes from and how well it reproduces the checkpoint."""
-    tool = [one.equal[result.arithmetic] for one in result.reproduced]
-    here = [one.equal[of_refits(result.arithmetic)] for one in result.reproduced]
+    tool = [one.equal[result.profile.arithmetic] for one in result.reproduced]
+    here = [one.equal[of_refits(result.profile.arithmetic)] for one in result.reproduced]
     return {
         "bf16": reference.folder.name,
         "w8a8": w8a8.checkpoint.folder.name,
         "format": w8a8.format,
-        "arithmetic": result.arithmetic,
-        "codes_equal_in_its_arithmetic": {"worst": min(tool), "median": median(tool)},
-        "codes_equal_in_refits": {"worst": min(here), "median": median(here)},
+        "arithmetic": result.profile.arithmetic,
+        "codes_equal_in_its_arithmetic": {"worst": min(tool), "median": median_low(tool)},
+        "codes_equal_in_refits": {"worst": min(here), "median": median_low(here)},
         "not_reproduced": result.poor,
         "remarks": list(remarks(result, w8a8)),
     }
@@ -200,16 +196,11 @@ def remarks(result: Comparison, w8a8: W8A8) -> Iterator[str]:
             " GPTQ chooses them: no re-quantization reproduces those; scales are recomputed at every refit, so the"
             " profile can be used."
         )
-    if result.arithmetic != (ours := of_refits(result.arithmetic)):
+    if (tool := result.profile.arithmetic) != (ours := of_refits(tool)):
         yield (
-            f"The checkpoint was quantized in {result.arithmetic} arithmetic, refits use {ours}: the codes that differ"
-            f" ({1 - median([one.equal[ours] for one in result.reproduced]):.1%} at the median) come from the tool"
+            f"The checkpoint was quantized in {tool} arithmetic, refits use {ours}: the codes that differ"
+            f" ({1 - median_low([one.equal[ours] for one in result.reproduced]):.1%} at the median) come from the tool"
             " rounding its quotients."
         )
     if w8a8.static:
         yield f"{w8a8.static} layers have static activation scales; not used: activations are quantized per token."
-
-
-def median(values: list[float]) -> float:
-    """The middle one, of an even number the lower one."""
-    return sorted(values)[(len(values) - 1) // 2]

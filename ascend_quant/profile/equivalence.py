@@ -18,6 +18,8 @@ from ascend_quant.profile.layers import LAYER, ROLES
 from ascend_quant.profile.rules import Rule
 
 CLOSE = 2.0**-7  # of a product of factors: norms and routers are BF16 numbers, and the factors found from such
+FACTORS = ("input_factor", "output_factor")
+NO_RULE = Rule(False)
 ADVICE = "make the profile with `ascend-quant profile` from checkpoints whose smoothing is whole"
 
 
@@ -40,17 +42,18 @@ def check(rules: Mapping[str, Rule], names: Iterable[str] = ()) -> None:
     for layer, rests in layers.items():
         for norm, (anchor, producer, partners) in ROLES.items():
             name = f"{layer}.{norm}.weight"
-            fed = [f"{layer}.{rest}.weight" for rest in rests if re.fullmatch(f"{anchor}|{producer}", rest)]
-            producers = [one for one in fed if re.fullmatch(producer, one[len(layer) + 1 : -len(".weight")])]
-            _check_norm(rules, name, fed, _router(layer, norm, rests))
-            allowed |= {*_both(name), *((one, "input_factor") for one in fed)}
+            producers = [f"{layer}.{rest}.weight" for rest in rests if re.fullmatch(producer, rest)]
+            fed = [f"{layer}.{rest}.weight" for rest in rests if re.fullmatch(anchor, rest)] + producers
+            has_experts = norm == "post_attention_layernorm" and any(rest.startswith("mlp.experts.") for rest in rests)
+            _check_norm(rules, name, fed, f"{layer}.mlp.gate.weight" if has_experts else None)
+            allowed |= {(name, part) for part in FACTORS} | {(one, "input_factor") for one in fed}
             for one in producers:
                 consumer, bias = one.replace(*(f".{leaf}." for leaf in partners)), f"{one.removesuffix('weight')}bias"
-                _check_pair(rules, one, consumer, bias, bias in names)
-                allowed |= {(one, "output_factor"), (consumer, "input_factor"), *_both(bias)}
+                _check_pair(rules, one, consumer, bias if bias in rules or bias in names else None)
+                allowed |= {(one, "output_factor"), (consumer, "input_factor"), *((bias, part) for part in FACTORS)}
     for name, rule in rules.items():
-        for part, factor in rule.tensors().items():
-            if part != "scale" and (name, part) not in allowed and not _is_one(factor):
+        for part in FACTORS:
+            if (name, part) not in allowed and not _is_one(getattr(rule, part)):
                 raise BadCheckpoint(f"{name}: its {part} is undone nowhere, so it changes the model; {ADVICE}")
 
 
@@ -58,23 +61,20 @@ def reaches(rules: Mapping[str, Rule], name: str) -> str | None:
     """The parameter whose factor a parameter without a rule would have to undo, or to share; None if there is none."""
     if name.endswith(".bias"):
         weight = f"{name.removesuffix('bias')}weight"
-        return weight if weight in rules and not _is_one(rules[weight].output_factor) else None
+        return None if _is_one(rules.get(weight, NO_RULE).output_factor) else weight
     if found := LAYER.fullmatch(name):
         for norm, (anchor, producer, _) in ROLES.items():
             norm = f"{found['layer']}.{norm}.weight"
-            if re.fullmatch(f"{anchor}|{producer}", found["rest"]) and not _is_one(_of_vector(rules.get(norm))):
+            if re.fullmatch(f"{anchor}|{producer}", found["rest"]) and not _is_one(_of_vector(rules, norm)):
                 return norm
     return None
 
 
-def _both(vector: str) -> tuple[tuple[str, str], ...]:
-    """Either factor is of its elements."""
-    return (vector, "input_factor"), (vector, "output_factor")
-
-
 def _check_norm(rules: Mapping[str, Rule], name: str, fed: Sequence[str], router: str | None) -> None:
-    factor = _of_vector(rules.get(name))
-    if _is_one(factor) and all(_is_one(_input(rules, one)) for one in fed):
+    """`router`: of a layer with experts, which no profile shows to be there where it has forgotten it."""
+    factor = _of_vector(rules, name)
+    columns = {one: rules.get(one, NO_RULE).input_factor for one in fed}
+    if all(map(_is_one, (factor, *columns.values()))):
         return
     if not fed or (router and router not in fed):
         missing = router or "what it feeds"
@@ -82,33 +82,26 @@ def _check_norm(rules: Mapping[str, Rule], name: str, fed: Sequence[str], router
             f"{name}: the norm is smoothed, and the profile has no rule for {missing}, which multiplies with it "
             f"(FlashRL's profiler leaves experts and routers out); {ADVICE}"
         )
-    for one in fed:
-        if not _cancel(factor, _input(rules, one)):
+    for one, factor_K in columns.items():
+        if not _cancel(factor, factor_K):
             raise BadCheckpoint(f"{one}: not multiplied with the inverse of what {name} is, which feeds it; {ADVICE}")
 
 
-def _router(layer: str, norm: str, rests: Sequence[str]) -> str | None:
-    """Of a layer with experts, which no profile shows to be there where it has forgotten it."""
-    has_experts = norm == "post_attention_layernorm" and any(rest.startswith("mlp.experts.") for rest in rests)
-    return f"{layer}.mlp.gate.weight" if has_experts else None
-
-
-def _check_pair(rules: Mapping[str, Rule], producer: str, consumer: str, bias: str, has_bias: bool) -> None:
-    rows = rules[producer].output_factor if producer in rules else None
-    if not _cancel_over_heads(rows, _input(rules, consumer)):
+def _check_pair(rules: Mapping[str, Rule], producer: str, consumer: str, bias: str | None) -> None:
+    rows = rules.get(producer, NO_RULE).output_factor
+    if not _cancel_over_heads(rows, rules.get(consumer, NO_RULE).input_factor):
         raise BadCheckpoint(f"{consumer}: not multiplied with the inverse of what {producer}'s rows are; {ADVICE}")
-    if (bias in rules or has_bias) and not _cancel_same(rows, _of_vector(rules.get(bias))):
-        raise BadCheckpoint(f"{bias}: not multiplied as {producer}'s rows are; {ADVICE}")
+    if bias is not None:
+        factor = _of_vector(rules, bias)
+        if not _cancel(rows, None if factor is None else 1 / factor.float()):
+            raise BadCheckpoint(f"{bias}: not multiplied as {producer}'s rows are; {ADVICE}")
 
 
-def _input(rules: Mapping[str, Rule], name: str) -> torch.Tensor | None:
-    return rules[name].input_factor if name in rules else None
-
-
-def _of_vector(rule: Rule | None) -> torch.Tensor | None:
+def _of_vector(rules: Mapping[str, Rule], name: str) -> torch.Tensor | None:
     """All that a norm or a bias is multiplied with."""
-    if rule is None or rule.output_factor is None or rule.input_factor is None:
-        return None if rule is None else rule.input_factor if rule.output_factor is None else rule.output_factor
+    rule = rules.get(name, NO_RULE)
+    if rule.output_factor is None or rule.input_factor is None:
+        return rule.input_factor if rule.output_factor is None else rule.output_factor
     return rule.input_factor * rule.output_factor
 
 
@@ -120,10 +113,6 @@ def _cancel(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if one is None or other is None:
         return _is_one(one) and _is_one(other)
     return one.shape == other.shape and _is_one(one.float() * other.float())
-
-
-def _cancel_same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    return _cancel(one, None if other is None else 1 / other.float())
 
 
 def _cancel_over_heads(rows_N: torch.Tensor | None, columns_K: torch.Tensor | None) -> bool:

@@ -128,7 +128,12 @@ def _read_flashrl(path: Path) -> Profile:
         raise BadCheckpoint(f"{path}: {shown(strange[0])} is no name of a parameter")
     if isinstance(content, list):
         return Profile("fp8", {name: Rule(True) for name in content}, notes)
-    return Profile("int8", {name: checked(rule_of(content, name), name) for name in content}, notes)
+    rules = {name: rule_of(content, name) for name in content}
+    for name, rule in rules.items():
+        for part, tensor in rule.tensors().items():
+            if not bool(tensor.isfinite().all()) or (part == "scale" and bool((tensor < 0).any())):
+                raise BadCheckpoint(f"{name:.200}: its numbers give a {part} that is negative or infinite")
+    return Profile("int8", rules, notes)
 
 
 def entry_at(content: Mapping[str, object], name: str) -> Mapping:
@@ -163,18 +168,6 @@ def rule_of(content: Mapping[str, object], name: str) -> Rule:
     if output_N is not None and bool(((output_N - 1).abs() <= CLOSE).all()):
         output_N = None
     return Rule(True, input_factor, output_N, scale_N)
-
-
-def checked(rule: Rule, name: str) -> Rule:
-    """The rule itself.
-
-    Raises:
-        BadCheckpoint: a number that follows from the file's is infinite, or a scale is negative.
-    """
-    for part, tensor in rule.tensors().items():
-        if not bool(tensor.isfinite().all()) or (part == "scale" and bool((tensor < 0).any())):
-            raise BadCheckpoint(f"{name:.200}: its numbers give a {part} that is negative or infinite")
-    return rule
 
 
 def as_long(found_N: torch.Tensor | None, multiplier_N: torch.Tensor, name: str, what: str) -> torch.Tensor | None:
@@ -229,22 +222,19 @@ def _write_flashrl(profile: Profile, path: Path) -> None:
 
 
 def entry_of(rule: Rule) -> dict[str, object]:
-    """What FlashRL multiplies a parameter with. A row whose scale is 0 has codes 0."""
+    """What FlashRL multiplies a parameter with: 1.0 for no factor, (1, K) for matrices.
+
+    A row whose scale is 0 has codes 0.
+    """
     output_N, scale_N = rule.output_factor, rule.scale
     if not rule.quantized:
         output = 1.0 if output_N is None else output_N.unsqueeze(-1)
-        return {"input_scale": plain(rule.input_factor), "output_scale": output, "type": torch.bfloat16}
+        factor = 1.0 if rule.input_factor is None else rule.input_factor.clone()
+        return {"input_scale": factor, "output_scale": output, "type": torch.bfloat16}
     multiplier_N = torch.where(scale_N == 0, 0.0, (1.0 if output_N is None else output_N) / scale_N)
     return {
-        "input_scale": plain(rule.input_factor, row=True),
+        "input_scale": 1.0 if rule.input_factor is None else rule.input_factor.unsqueeze(0).clone(),
         "output_scale": multiplier_N.unsqueeze(-1),
         "type": torch.int8,
         "weight_scale": scale_N.clone(),
     }
-
-
-def plain(factor_K: torch.Tensor | None, row: bool = False) -> torch.Tensor | float:
-    """A factor as FlashRL writes it: 1.0 for none, (1, K) for matrices."""
-    if factor_K is None:
-        return 1.0
-    return factor_K.unsqueeze(0).clone() if row else factor_K.clone()

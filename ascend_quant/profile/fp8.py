@@ -5,6 +5,7 @@ Read are float8_e4m3fn weights with one scale, one per output channel, or one pe
 is not looked for: an FP8 checkpoint with changed norms is refused.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -39,14 +40,12 @@ def compare_fp8(
         raise BadCheckpoint(f"{quantized.folder} has no {FP8} tensor; with --fn fp8 the quantized model must be FP8")
     beside = {f"{name.removesuffix('weight')}{leaf}" for name in names for leaf in BESIDE_WEIGHT}
     plain = [name for name in quantized.names if name not in beside and quantized.dtype(name) != FP8]
-    result = Comparison(Profile("fp8", {name: Rule(True) for name in names}))
-    result.kinds.update({"quantized": len(names), "not quantized": len(plain)})
     for name in (*names, *plain) if reference is not None else ():
         check(quantized, reference, name)
         progress(name)
     notes = {"fp8": quantized.folder.name, "bf16": None if reference is None else reference.folder.name}
-    result.profile = Profile("fp8", result.profile.rules, notes)
-    return result
+    kinds = Counter({"quantized": len(names), "not quantized": len(plain)})
+    return Comparison(Profile("fp8", {name: Rule(True) for name in names}, notes), kinds=kinds)
 
 
 def check(quantized: Checkpoint, reference: Checkpoint, name: str) -> None:
@@ -56,17 +55,12 @@ def check(quantized: Checkpoint, reference: Checkpoint, name: str) -> None:
         if not same(weight, quantized.tensor(name)):
             raise BadCheckpoint(f"{name}: differs between the checkpoints, and FP8 profiles have no factors")
         return
-    values = dequantized(quantized, name)
+    values = oracle.dequantize(*codes_and_scale(quantized, name))
     if values.shape != weight.shape:
         raise BadCheckpoint(f"{name}: {tuple(weight.shape)} in BF16, {tuple(values.shape)} in FP8")
     error = float((values - weight.float()).norm() / weight.float().norm().clamp(min=1e-30))
     if not error <= MAX_ERROR:
         raise BadCheckpoint(f"{name}: {error:.2f} relative error; the FP8 checkpoint is of other, or smoothed, weights")
-
-
-def dequantized(checkpoint: Checkpoint, name: str) -> torch.Tensor:
-    """float32 (N, K) of an FP8 weight."""
-    return oracle.dequantize(*codes_and_scale(checkpoint, name))
 
 
 def codes_and_scale(checkpoint: Checkpoint, name: str) -> tuple[torch.Tensor, torch.Tensor]:

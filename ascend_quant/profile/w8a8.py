@@ -76,7 +76,7 @@ def read_w8a8(checkpoint: Checkpoint) -> W8A8:
     described = described_types(checkpoint)
     kind = "ModelSlim" if described is not None else "compressed-tensors"
     if described is None:
-        refuse_other_formats(checkpoint)
+        _check_format(checkpoint)
         groups = read_groups(checkpoint) or []
         if others := [group for group in groups if (group.type, group.bits, group.strategy) != ("int", 8, "channel")]:
             found = f"{others[0].type}, {others[0].bits} bits, a scale for each {others[0].strategy}"
@@ -113,8 +113,8 @@ def described_types(checkpoint: Checkpoint) -> dict[str, str] | None:
     return types
 
 
-def refuse_other_formats(checkpoint: Checkpoint) -> None:
-    """Errors for what is not compressed-tensors W8A8; the early name of the config's section is known too."""
+def _check_format(checkpoint: Checkpoint) -> None:
+    """Raise BadCheckpoint for what is not compressed-tensors W8A8; the config's section may have its early name."""
     config = checkpoint.quantization
     if config is None:
         wanted = f"config.json has no quantization_config, and there is no {DESCRIPTION}"

@@ -88,7 +88,7 @@ def refitted(on: On, graphs: bool = False, ranks: int = 1, moe: bool = False) ->
     values = {"tensors": receipt["tensors"], "ms": receipt["milliseconds"], "digest": receipt["digest"]}
     values |= {"expected digest": expected[0], "buckets": buckets, "receipt": receipt, "prompts": PROMPTS}
     values |= {"tokens": TOKENS, "other answers than before": sum(map(lambda a, b: a != b, before, answers))}
-    values |= {"start, s": round(ready - begun, 1), "machine": machine()}
+    values |= {"start, s": round(ready - begun, 1)}
     problems = digest_problems(first, receipts, loads, expected, whose)
     return Seen(values, [*problems, *token_problems(answers, fresh)])
 
@@ -224,11 +224,3 @@ def generated(llm: Any, prompts: Sequence[list[int]], tokens: int = TOKENS) -> T
 def asked(llm: Any, method: str, *args: Any) -> list[Any]:
     """The answers of the engine's workers, by rank."""
     return llm.collective_rpc(method, args=args)
-
-
-def machine() -> dict[str, str]:
-    """What was tried."""
-    from vllm import __version__
-    from vllm.platforms import current_platform
-
-    return {"device": current_platform.get_device_name(), "vllm": __version__, "torch": torch.__version__}

@@ -15,10 +15,8 @@ import torch
 from naming import has_line_naming, line_naming
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-pytest.importorskip("typer", reason="typer is not installed")
 import calibrate_cases as cases
-import typer
-from typer.testing import CliRunner
+from command_runs import plain, runner
 
 from ascend_quant import oracle
 from ascend_quant.commands.convert import convert as command
@@ -27,13 +25,7 @@ from ascend_quant.convert.calibrate import Calibration, calibrate, put
 from ascend_quant.profile.checkpoints import BadCheckpoint
 from ascend_quant.schemes import get_scheme
 
-app = typer.Typer()
-app.command("convert")(command)
-app.command("other")(lambda: None)  # one command alone would not be named
-
-
-def run(*arguments: object):
-    return CliRunner().invoke(app, ["convert", *map(str, arguments)], terminal_width=300)
+run = runner(command)
 
 
 @pytest.fixture
@@ -136,7 +128,7 @@ def test_options_that_do_not_go_together_or_with_the_text(source, tmp_path):
         (("--scheme", "int4_g32", "--calibrate", text, "--device", "npu"), "cpu or cuda … npu"),
     ):
         result = run(source, tmp_path / "out", *options)
-        assert result.exit_code == 2 and has_line_naming(" ".join(result.stderr.replace("│", " ").split()), named)
+        assert result.exit_code == 2 and has_line_naming(plain(result.stderr), named)
     result = run(source, tmp_path / "out", "--scheme", "int4_g128", "--calibrate", text, "--seq-len", 64)
     assert result.exit_code == 1 and has_line_naming(result.stderr, 64, 256)  # too little text
     assert result.stderr.strip().count("\n") == 0

@@ -81,7 +81,7 @@ def test_too_little_text_says_what_it_is_enough_for(tmp_path):
         ("a.jsonl", b'{"body": "x", "id": 1}\n', "columns text, messages, prompt; .* body, id"),
         ("a.jsonl", b'{"text": [{"content": "x"}]}\n', "row 1: "),
         ("a.parquet", b"PAR1", "a.parquet: "),
-        ("b.txt", None, "no such file"),
+        ("b.txt", None, "No such file"),
     ],
 )
 def test_what_cannot_be_read_is_said(name, content, said, tmp_path):

@@ -2,35 +2,21 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 
 import convert_cases as cases
 import pytest
-
-pytest.importorskip("typer")
-import typer
-from typer.testing import CliRunner
+from command_runs import plain, runner
 
 from ascend_quant.commands.convert import convert
 
-app = typer.Typer()
-app.command("convert")(convert)
-app.command("other")(lambda: None)  # one command alone would not be named
+run = runner(convert)
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     return cases.write(tmp_path_factory.mktemp("source") / "in", cases.state())
-
-
-def run(*arguments: object):
-    return CliRunner().invoke(app, ["convert", *map(str, arguments)], terminal_width=200)
-
-
-def plain(text: str) -> str:
-    return " ".join(re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", " ", text).split())
 
 
 def test_json_is_all_that_stdout_has(source, tmp_path):

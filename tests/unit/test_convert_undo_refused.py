@@ -137,6 +137,16 @@ def test_a_config_that_says_something_else_is_refused(scheme, change, tmp_path):
     refused(folder, tmp_path)
 
 
+def test_groups_and_blocks_that_are_none_are_refused(tmp_path):
+    for scheme, key, value, named in (
+        ("fp8", "config_groups", {"group_0": {}}, "config_groups"),
+        ("fp8_block", "weight_block_size", [64, 64], "weight_scale_inv"),
+    ):
+        folder = quantized(tmp_path / scheme, scheme)
+        change_weights(folder, lambda section, one={key: value}: section.update(one))
+        assert named in refused(folder, tmp_path / scheme)
+
+
 @pytest.mark.parametrize("key", ["transform_config", "sparsity_config"])
 def test_weights_that_were_rotated_or_made_sparse_are_refused(key, tmp_path):
     folder = quantized(tmp_path, "int4_g32")
@@ -145,20 +155,6 @@ def test_weights_that_were_rotated_or_made_sparse_are_refused(key, tmp_path):
     for at, nothing in enumerate(({}, None, {"config_groups": {}}, {"format": "dense", "global_sparsity": 0.1})):
         change_weights(folder, lambda section, nothing=nothing: section.update({key: nothing}))
         cases.run(folder, tmp_path / f"out{at}", "bf16")
-
-
-@pytest.mark.parametrize(
-    "scheme, key, values, named",
-    [
-        ("fp8", "config_groups", ["all", {"group_0": {}}], "config_groups"),
-        ("fp8_block", "weight_block_size", [None, [64, 64]], "weight_scale_inv"),
-    ],
-)
-def test_groups_and_blocks_that_are_none_are_refused(scheme, key, values, named, tmp_path):
-    folder = quantized(tmp_path, scheme)
-    for value in values:
-        change_weights(folder, lambda section, value=value: section.update({key: value}))
-        assert named in refused(folder, tmp_path)
 
 
 def test_the_scales_of_a_quantized_cache_go_with_the_rest(tmp_path):

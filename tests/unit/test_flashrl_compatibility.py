@@ -22,7 +22,7 @@ from ascend_quant.commands.flashrl import setup
 from ascend_quant.flashrl.config import read
 from ascend_quant.flashrl.functions import FUNCTIONS
 from ascend_quant.flashrl.usercustomize import clean
-from ascend_quant.flashrl.variables import TABLE
+from ascend_quant.flashrl.variables import NAMES
 
 pytestmark = pytest.mark.skipif(
     find_spec("flash_rl") is None, reason="flash-llm-rl, a test dependency, is not installed"
@@ -133,4 +133,4 @@ def test_its_names_are_all_known_here():
     assert sorted(json.loads(python(code))) == sorted(FUNCTIONS)
     folder = Path(find_spec("flash_rl").origin).parent
     named = {name for file in folder.rglob("*.py") for name in re.findall("FLASHRL_[A-Z0-9_]+", file.read_text())}
-    assert named == {variable.name for variable in TABLE}
+    assert named == set(NAMES.values())

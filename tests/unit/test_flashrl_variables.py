@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from naming import has_line_naming, line_naming
 
-from ascend_quant.flashrl.variables import LEVELS, LOGGER, TABLE, VariableError, Variables, from_environment, set_up
+from ascend_quant.flashrl.variables import LEVELS, LOGGER, NAMES, VariableError, Variables, from_environment, set_up
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def test_each_variable():
         ("FLASHRL_LMHEAD_FP32", "true", "01"),
         ("FLASHRL_LMHEAD_FP32", "1" * 5000, "01"),
         ("FLASHRL_TEST_RELOAD", "owner/model,owner/other", "01"),
-        *((variable.name, " ", ["empty"]) for variable in TABLE),
-        ("FLASHRL_CONFG", "int8", [variable.name for variable in TABLE]),
+        *((name, " ", ["empty"]) for name in NAMES.values()),
+        ("FLASHRL_CONFG", "int8", NAMES.values()),
     ],
 )
 def test_a_wrong_value_or_name_lists_the_valid_ones(name, value, named):

@@ -10,9 +10,11 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from ascend_quant.commands.mismatch import mismatch
+from ascend_quant.documents import BadDocument
 from ascend_quant.mismatch import engines, measure, prompts
 from ascend_quant.mismatch.measure import Settings
-from ascend_quant.mismatch.prompts import EXAMPLES, PromptError, Vocabulary, encode, evenly, read
+from ascend_quant.mismatch.prompts import EXAMPLES, Vocabulary, encode, evenly, read
+from ascend_quant.profile.checkpoints import BadCheckpoint
 
 app = Typer()
 app.command()(mismatch)
@@ -47,7 +49,7 @@ def test_every_kind_of_prompt_file(tmp_path):
     assert read(text) == ["one", "  two, 二 ", '{"prompt": 3}', "fo\u2028ur"]
     assert read(lines) == rows and read(table) == [CHAT] * 3
     parquet.write_table(pyarrow.table({"question": ["1+2="]}), table)
-    with pytest.raises(PromptError, match=line_naming("p.parquet", "prompt", "question")):
+    with pytest.raises(BadCheckpoint, match=line_naming("p.parquet", "prompt", "question")):
         read(table)
     assert evenly(range(100), 4) == [0, 25, 50, 75] and evenly(range(5), 9) == [0, 1, 2, 3, 4]
 
@@ -60,7 +62,7 @@ def test_every_kind_of_prompt_file(tmp_path):
         ("p.parquet", b"text", ()),
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt"', ("line 2",)),
         *(
-            ("p.jsonl", json.dumps(row).encode(), ("line 1", "prompt"))
+            ("p.jsonl", json.dumps(row).encode(), ("prompt",))
             for row in (
                 {"question": "a"},
                 ["a"],
@@ -71,10 +73,9 @@ def test_every_kind_of_prompt_file(tmp_path):
 )
 def test_a_bad_file_is_named_with_its_line(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(PromptError, match=line_naming(name, *words)):
-        read(tmp_path / name)
-    with pytest.raises(PromptError, match=line_naming("absent.txt")):
-        read(tmp_path / "absent.txt")
+    for file, named in ((name, words), (f"absent{Path(name).suffix}", ())):
+        with pytest.raises((BadCheckpoint, BadDocument), match=line_naming(file, *named)):
+            read(tmp_path / file)
 
 
 @pytest.fixture(scope="module")
@@ -97,12 +98,12 @@ def test_prompts_become_token_ids(model):
     assert encode(["1+2=", CHAT, [5, 6]], found) == [[one, plus, two, equals]] * 2 + [[5, 6]]
     assert len(encode(None, found)) == len(EXAMPLES) and all(encode(None, found))
     for prompt, words in (("abc", ("abc", "no token")), ([3, 20], ("20", "token id"))):
-        with pytest.raises(PromptError, match=line_naming(*words)):
+        with pytest.raises(BadCheckpoint, match=line_naming(*words)):
             encode([prompt], found)
-    with pytest.raises(PromptError, match=line_naming("3")):
+    with pytest.raises(BadCheckpoint, match=line_naming("3")):
         encode(["1+2="], Vocabulary(3, [], found.tokenizer))
     for found.tokenizer.chat_template in (None, "{{ raise_exception('no') }}", "{% for %}", "{{ 1 // 0 }}"):
-        with pytest.raises(PromptError):
+        with pytest.raises(BadCheckpoint):
             encode([CHAT], found)
     found.tokenizer.chat_template = None
     assert all(encode(None, found)), "built-in prompts are plain text then"
@@ -113,7 +114,7 @@ def test_a_model_without_tokenizer_is_asked_random_tokens_and_told_so(caplog):
     found = encode(None, Vocabulary(20, [], None))
     assert has_line_naming(caplog.text, "no tokenizer", "random tokens")
     assert len(found) == 16 and {token for ids in found for token in ids} == set(range(20))
-    with pytest.raises(PromptError, match=line_naming("1+2=")):
+    with pytest.raises(BadCheckpoint, match=line_naming("1+2=")):
         encode(["1+2="], Vocabulary(20, [], None))
 
 

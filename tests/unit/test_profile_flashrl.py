@@ -87,21 +87,22 @@ def test_flashrl_reads_the_names_of_an_fp8_profile_as_a_list(tmp_path):
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
 def test_ours_comes_back_as_it_was(kind, tmp_path):
-    """All factors, v's among them; output factors go through a division and a product in float32."""
+    """All factors, v's among them; in `.pt` output factors go through a division and a product in float32."""
     saved = profile_of(make_pair(kind, tmp_path))
-    save(saved, tmp_path / "profile.pt")
-    loaded = load(tmp_path / "profile.pt")
-    assert loaded.rules.keys() == saved.rules.keys()
-    for name, rule in saved.rules.items():
-        held = loaded.rules[name].tensors()
-        assert held.keys() == rule.tensors().keys(), name
-        for part, tensor in rule.tensors().items():
-            torch.testing.assert_close(held[part], tensor, rtol=1e-6, atol=0, msg=f"{name} {part}")
+    for file, tolerance in (("profile.pt", 1e-6), ("profile", 0)):
+        save(saved, tmp_path / file)
+        loaded = load(tmp_path / file)
+        assert loaded.rules.keys() == saved.rules.keys()
+        for name, rule in saved.rules.items():
+            held = loaded.rules[name].tensors()
+            assert held.keys() == rule.tensors().keys() and loaded.rules[name].quantized == rule.quantized, name
+            for part, tensor in rule.tensors().items():
+                torch.testing.assert_close(held[part], tensor, rtol=tolerance, atol=0, msg=f"{name} {part}")
+    assert (loaded.scheme, loaded.arithmetic, loaded.notes) == (saved.scheme, saved.arithmetic, saved.notes)
 
 
 def test_a_row_without_a_scale_stays_one(tmp_path):
-    rule = Rule(True, scale=torch.tensor([0.5, 0.0]))
-    save(Profile("int8", {"a": rule}), tmp_path / "p.pt")
+    save(Profile("int8", {"a": Rule(True, scale=torch.tensor([0.5, 0.0]))}), tmp_path / "p.pt")
     assert load(tmp_path / "p.pt").rules["a"].scale.tolist() == [0.5, 0.0]
     assert torch.load(tmp_path / "p.pt")["a"]["output_scale"].flatten().tolist() == [2.0, 0.0]
 
@@ -138,7 +139,6 @@ ENTRY = {"input_scale": 1.0, "output_scale": torch.ones(2, 1) * 3, "type": torch
         ({"a": ENTRY | {"input_scale": 2.0}}, "a: input_scale is 2"),
         (7, "holds a int"),
         ([7], "is no name"),
-        ({"a": ENTRY | {"input_scale": torch.ones(0)}}, "a: input_scale"),
         ({"a": ENTRY | {"weight_scale": torch.ones(3)}}, "a: weight_scale has 3 .* 2 rows"),
         ({"a": ENTRY | {"weight_scale": -torch.ones(2)}}, "a: .*scale"),
         ({"a.up_proj.": ENTRY, "a.down_proj.": ENTRY | {"input_scale": torch.ones(3)}}, "a.up_proj.: .* 3 numbers"),

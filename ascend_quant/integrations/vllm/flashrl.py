@@ -15,12 +15,11 @@ from ascend_quant.engine.options import NAME
 from ascend_quant.flashrl.config import Config, Replica, resolve
 from ascend_quant.flashrl.files import ConfigError
 from ascend_quant.flashrl.functions import FUNCTIONS
-from ascend_quant.flashrl.variables import TABLE, Variables, from_environment, set_up
+from ascend_quant.flashrl.variables import NAMES, Variables, from_environment, set_up
 
 logger = logging.getLogger(__name__)
 
 REPLICA_OF_VERL = "VERL_REPLICA_RANK"
-NAMES = {variable.field: variable.name for variable in TABLE}
 
 _followed: list[Variables] = []  # by this process: the first that came
 
