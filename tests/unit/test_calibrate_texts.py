@@ -1,6 +1,5 @@
 """Calibration texts: what is read from each kind of file, and how it becomes samples."""
 
-import itertools
 import json
 
 import pytest
@@ -111,10 +110,3 @@ def test_a_tokenizer_that_cannot_be_read_or_is_not_there_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     with pytest.raises(BadCheckpoint, match="no tokenizer"):
         texts.open_tokenizer(tmp_path)
-
-
-def test_a_tokenizer_of_a_folder(tmp_path):
-    cases.tokenizer().save_pretrained(tmp_path)
-    found = texts.open_tokenizer(tmp_path)
-    text = next(itertools.islice(cases.sums(0), 1, None))
-    assert found(text)["input_ids"] == ids(text)

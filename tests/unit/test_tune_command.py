@@ -5,9 +5,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-import typer
+from command_runs import runner
 from naming import has_line_naming
-from typer.testing import CliRunner
 
 from ascend_quant.commands.tune import tune
 from ascend_quant.kernels import tuned, tuning
@@ -63,9 +62,7 @@ def fake(monkeypatch, tmp_path):
 
 
 def run(*words, status=0):
-    app = typer.Typer()
-    app.command()(tune)
-    result = CliRunner().invoke(app, [*words])
+    result = runner(tune)(*words)
     assert result.exit_code == status, result.output
     return result
 
