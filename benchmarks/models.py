@@ -8,10 +8,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder of the Qwen2.5 or (with experts) Qwen3-MoE architecture.
+    """A decoder of the Qwen2.5, Qwen3 or (with experts) Qwen3-MoE architecture.
 
     Attributes:
         expert_width: intermediate size of one expert; 0 where there are no experts.
+        norms: whether queries and keys have norms, as Qwen3's, and no biases; with experts they always do.
         tied: whether the head's weight is the embedding's.
         real: whether people train it; the others are for tests.
     """
@@ -31,6 +32,7 @@ class Model:
     expert_width: int = 0
     tied: bool = False
     real: bool = True
+    norms: bool = False
 
     def cut(self, layers: int | None) -> "Model":
         """The same with fewer layers; all of them for None.
@@ -56,13 +58,14 @@ class Model:
         yield "input_layernorm.weight", (self.hidden,)
         for leaf, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
             yield f"self_attn.{leaf}.weight", (rows, self.hidden)
-            if not self.experts:
+            if not self.has_norms:
                 yield f"self_attn.{leaf}.bias", (rows,)
         yield "self_attn.o_proj.weight", (self.hidden, q)
         yield "post_attention_layernorm.weight", (self.hidden,)
-        if self.experts:
+        if self.has_norms:
             yield "self_attn.q_norm.weight", (self.head_dim,)
             yield "self_attn.k_norm.weight", (self.head_dim,)
+        if self.experts:
             yield "mlp.gate.weight", (self.experts, self.hidden)
             yield "mlp.experts.gate_up_proj", (self.experts, 2 * self.expert_width, self.hidden)
             yield "mlp.experts.down_proj", (self.experts, self.hidden, self.expert_width)
@@ -71,11 +74,17 @@ class Model:
             yield "mlp.up_proj.weight", (self.width, self.hidden)
             yield "mlp.down_proj.weight", (self.hidden, self.width)
 
+    @property
+    def has_norms(self) -> bool:
+        """Whether queries and keys have norms, and no biases."""
+        return self.norms or bool(self.experts)
+
     def config(self) -> dict:
         """Its config.json."""
+        name, kind = ("Qwen3", "qwen3") if self.norms else ("Qwen2", "qwen2")
         config = {
-            "architectures": ["Qwen3MoeForCausalLM" if self.experts else "Qwen2ForCausalLM"],
-            "model_type": "qwen3_moe" if self.experts else "qwen2",
+            "architectures": ["Qwen3MoeForCausalLM" if self.experts else f"{name}ForCausalLM"],
+            "model_type": "qwen3_moe" if self.experts else kind,
             "hidden_size": self.hidden,
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
@@ -95,11 +104,11 @@ class Model:
             "bos_token_id": 0,
             "eos_token_id": 1,
         }
+        if self.has_norms:
+            config |= {"attention_bias": False, "head_dim": self.head_dim}
         if self.experts:
             config |= {
-                "attention_bias": False,
                 "decoder_sparse_step": 1,
-                "head_dim": self.head_dim,
                 "mlp_only_layers": [],
                 "moe_intermediate_size": self.expert_width,
                 "norm_topk_prob": True,
@@ -119,6 +128,7 @@ MODELS = {
     for model in (
         Model("qwen2.5-0.5b", 896, 24, 14, 2, 64, 4864, 151936, 1e-6, 32768, tied=True),
         Model("qwen2.5-7b", 3584, 28, 28, 4, 128, 18944, 152064, 1e-6, 131072),
+        Model("qwen3-8b", 4096, 36, 32, 8, 128, 12288, 151936, 1e-6, 40960, norms=True),
         Model("qwen2.5-32b", 5120, 64, 40, 8, 128, 27648, 152064, 1e-5, 131072),
         Model("qwen3-30b-a3b", 2048, 48, 32, 4, 128, 6144, 151936, 1e-6, 40960, 128, 8, 768),
         Model("tiny", 128, 2, 4, 2, 32, 192, 512, 1e-6, 512, real=False),

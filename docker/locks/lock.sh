@@ -23,8 +23,29 @@ header() { # header NAME: install.sh reads the line about torch
   echo
 }
 
+project_for() { # project_for PYTHON: a project whose settings say what a lock is for; uv takes them from nowhere else
+  local machine project
+  project=$(mktemp -d)
+  {
+    echo '[tool.uv]'
+    echo 'environments = ['
+    for machine in x86_64 aarch64; do
+      echo "  \"python_full_version < '${1%.*}.$((${1#*.} + 1))' and implementation_name == 'cpython'" \
+        "and platform_machine == '$machine' and platform_python_implementation == 'CPython' and sys_platform == 'linux'\","
+    done
+    echo ']'
+  } >"$project/pyproject.toml"
+  echo "$project"
+}
+
+# The markers that uv writes, without what holds for each package of such a lock.
+readonly SHORTER="s/(python_full_version < '[0-9.]+'|implementation_name == 'cpython') and //g
+s/ and (platform_python_implementation == 'CPython'|sys_platform == 'linux')//g
+s/ ; \(platform_machine == 'aarch64'\) or \(platform_machine == 'x86_64'\)//"
+
 lock() { # lock NAME [--upgrade]
-  local name=$1 package excludes=excludes.txt resolved
+  local name=$1 package excludes=excludes.txt resolved project
+  project=$(project_for "$(setting "$name" python)")
   local options=(--universal "--python-version=$(setting "$name" python)" --no-python-downloads --generate-hashes)
   options+=(--no-header --no-annotate --no-emit-index-url --no-emit-find-links)
   if [[ $name == *.torch ]]; then
@@ -37,9 +58,9 @@ lock() { # lock NAME [--upgrade]
   for package in $(setting "$name" "leave out"); do options+=("--no-emit-package=$package"); done
   resolved=$(mktemp)
   if [[ -f $name.txt ]]; then cp "$name.txt" "$resolved"; fi # uv keeps the versions that it finds there
-  uv pip compile --quiet "${options[@]}" "${@:2}" --output-file="$resolved" "$name.in"
-  { header "$name" && grep -v '^#' "$resolved"; } >"$name.txt"
-  rm "$resolved"
+  uv pip compile --quiet "--project=$project" "${options[@]}" "${@:2}" --output-file="$resolved" "$name.in"
+  { header "$name" && grep -v '^#' "$resolved" | sed -E "$SHORTER"; } >"$name.txt"
+  rm -r "$resolved" "$project"
 }
 
 names=() upgrade=()

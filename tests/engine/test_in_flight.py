@@ -1,10 +1,13 @@
 """Requests in flight when a refit fails, with the engine's core in the caller's process; else test_separate_core.py."""
 
 import pytest
-from engines import engine, model_of, refit
+import torch
+from engines import engine, model_of, refit, worker_of
 from models import checkpoint, make
 from vllm import SamplingParams
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 
+from ascend_quant.integrations.wrapping import MARK
 from ascend_quant.refit import RefitError
 
 REQUESTS = 8
@@ -105,12 +108,23 @@ def test_a_good_refit_lets_them_go_on(loaded):
     assert reasons == ["length"] * REQUESTS
 
 
-def test_weights_in_kernel_format_are_refused_before_a_byte_is_written(loaded):
+def by_the_worker(llm, given):
+    llm.collective_rpc("reload_weights", kwargs=given)
+
+
+def by_the_second_runner(llm, given):
+    """That GPUs have, its method on this engine's runner: the model and all that it reads are the same."""
+    assert hasattr(SecondRunner.reload_weights, MARK)  # up to 0.31 it ends in the first one's, which has a guard too
+    SecondRunner.reload_weights(worker_of(llm).model_runner, given["weights_iterator"], None, False)
+
+
+@pytest.mark.parametrize("reload", [by_the_worker, by_the_second_runner])
+def test_weights_in_kernel_format_are_refused_before_a_byte_is_written(loaded, reload):
     """vLLM would copy them into parameters itself: BF16 values into codes."""
     llm, state = loaded
-    digest = refit(llm).digest()
-    kernel_format = {"weights_iterator": iter(state.items()), "is_checkpoint_format": False}
+    digest, name = refit(llm).digest(), "model.layers.0.mlp.gate_up_proj.weight"
+    fused = torch.randn(model_of(llm).get_parameter(name).shape, dtype=torch.bfloat16)
     with pytest.raises(RefitError, match="is_checkpoint_format=False"):
-        llm.collective_rpc("reload_weights", kwargs=kernel_format)
+        reload(llm, {"weights_iterator": iter([(name, fused)]), "is_checkpoint_format": False})
     assert refit(llm).digest() == digest and answers(llm)
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(state.items())})

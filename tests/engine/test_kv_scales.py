@@ -176,9 +176,9 @@ def test_what_is_wrong_is_refused_by_name_and_the_next_sync_heals(loaded, folder
 
 
 def test_default_scales_are_refused(loaded, folders, fresh):
-    """vLLM's reset, without what follows it here, before a request."""
+    """As vLLM sets them, without what follows that here, before a request."""
     loaded.collective_rpc(sync, args=(folders[2][3] | scales_of(3),))
-    worker_of(loaded).model_runner.init_fp8_kv_scales()
+    wrong_by_hand(loaded, dict.fromkeys(there(loaded), 1.0))
     with pytest.raises(RefitError, match=r"layers\.0\.self_attn"):
         answers(loaded, [[3, 4, 5]])
     loaded.collective_rpc(sync, args=(folders[2][3] | scales_of(3),))
@@ -193,11 +193,17 @@ class Asleep:
         model, self.refit = runner.model, refit(llm)
         self.refit.falls_asleep(level)
         saved = {name: buffer.clone() for name, buffer in model.named_buffers()} if level == 2 else {}
-        self.worker = SimpleNamespace(
+        backend = SimpleNamespace(resume=lambda tags: None)
+        self.worker = Worker.__new__(Worker)
+        vars(self.worker).update(
             model_runner=runner,
+            vllm_config=runner.vllm_config,
+            synchronize_device=lambda: None,
             _sleep_saved_buffers=saved,
             _sleep_saved_draft_buffers={},
-            _get_sleep_mode_backend=lambda: SimpleNamespace(resume=lambda tags: None),
+            _sleep_saved_parameters={},
+            _sleep_mode_backend=backend,
+            _get_sleep_mode_backend=lambda: backend,
         )
         if level == 2:
             for resident in self.refit.residents:
@@ -214,7 +220,7 @@ class Asleep:
         if tags is None or "weights" in tags:
             self.unmapped = []
         before = [tensor.clone() for tensor in self.unmapped]
-        Worker.wake_up(self.worker, tags)
+        self.worker.wake_up(tags)
         assert all(is_same(*pair) for pair in zip(before, self.unmapped, strict=True))
 
 

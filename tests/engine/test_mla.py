@@ -4,14 +4,13 @@ vLLM's CPU build cannot make a layer of latent attention (its prefill wants flas
 runs on a layer that has what it reads. Whole models were run on an H200.
 """
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 from vllm.model_executor.layers.attention import MLAAttention
 from vllm.model_executor.layers.attention.attention import set_default_quant_scales
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.v1.attention.backend import MLAAttentionImpl
 
 from ascend_quant import oracle
 from ascend_quant.integrations.vllm.layers import mla
@@ -21,6 +20,12 @@ from ascend_quant.schemes import get_scheme
 
 HEADS, RANK, NOPE, VALUE = 3, 128, 16, 32
 SHAPE = (HEADS * (NOPE + VALUE), RANK)
+
+
+class Impl(MLAAttentionImpl):
+    """vLLM's own base, without attention: nothing is computed here."""
+
+    __init__ = forward_mha = forward_mqa = None
 
 
 def projection(scheme: str) -> nn.Module:
@@ -40,7 +45,8 @@ def attention(kv_b_proj: nn.Module) -> MLAAttention:
     layer.kv_b_proj, layer.layer_name, layer.quant_config = kv_b_proj, "layers.0.attn", None
     layer.kv_lora_rank, layer.num_heads, layer.qk_nope_head_dim, layer.v_head_dim = RANK, HEADS, NOPE, VALUE
     layer.is_aiter_triton_fp4_bmm_enabled = layer.is_aiter_triton_fp8_bmm_enabled = layer.dcp_q_replicate = False
-    layer.calculate_kv_scales, layer.impl = False, SimpleNamespace()
+    layer.is_amx_bmm_enabled = False
+    layer.calculate_kv_scales, layer.impl = False, Impl.__new__(Impl)
     set_default_quant_scales(layer, register_buffer=True)
     return layer
 

@@ -54,8 +54,8 @@ def tokens(llm, options: list[dict]) -> list[list[int]]:
 @pytest.mark.parametrize("options", [[{}] * 4, SEEDED, [{}, {"seed": 3}, {}, {"temperature": 1.5}]])
 def test_an_engine_that_runs_already_draws_the_same_tokens(llm, drawn, options):
     theirs = tokens(llm, options)
-    install(hooks.WITH_FIRST_MODEL_ON_CUDA)
-    install(hooks.WITH_FIRST_MODEL_ON_CUDA)  # once is enough
+    install(hooks.WITH_FIRST_RUNNER_ON_CUDA)
+    install(hooks.WITH_FIRST_RUNNER_ON_CUDA)  # once is enough
     assert drawn == []
     assert tokens(llm, options) == theirs
     assert drawn == [4] * 6
@@ -65,13 +65,13 @@ def test_an_engine_that_runs_already_draws_the_same_tokens(llm, drawn, options):
 def test_filters_and_greedy_requests_are_vllms(llm, drawn, filtered):
     options = [{}, filtered, {}, {}]
     theirs = tokens(llm, options)
-    install(hooks.WITH_FIRST_MODEL_ON_CUDA)
+    install(hooks.WITH_FIRST_RUNNER_ON_CUDA)
     assert tokens(llm, options) == theirs
     assert drawn == [1]  # once, for the compiler; its token is nobody's
 
 
 def test_logprobs_are_those_that_vllm_returns(llm, drawn):
-    install(hooks.WITH_FIRST_MODEL_ON_CUDA)
+    install(hooks.WITH_FIRST_RUNNER_ON_CUDA)
     [answer] = llm.generate(PROMPTS[:1], SamplingParams(**FREE, logprobs=0), use_tqdm=False)
     assert drawn == [1] * 6 and len(answer.outputs[0].logprobs) == 6
 
@@ -88,6 +88,6 @@ def test_what_a_sampler_returns_is_told_by_its_annotation():
 @pytest.mark.parametrize("mode", ["processed_logits", "processed_logprobs"])
 def test_processed_logits_are_returned_by_vllm(tmp_path, drawn, mode):
     with engine(make("qwen2", tmp_path), skip_tokenizer_init=True, logprobs_mode=mode) as llm:
-        install(hooks.WITH_FIRST_MODEL_ON_CUDA)
+        install(hooks.WITH_FIRST_RUNNER_ON_CUDA)
         tokens(llm, [{"logprobs": 0}] * 4)
     assert drawn == []

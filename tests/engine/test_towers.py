@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import ModelConfig, MultiModalConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderAttention
 from vllm.model_executor.layers.linear import ReplicatedLinear
@@ -36,8 +36,10 @@ class Seeing(nn.Module, SupportsMultiModal):
 
     def __init__(self, config: AscendQuantConfig, images: int = 1, together: bool = False):
         super().__init__()
-        limits = SimpleNamespace(get_limit_per_prompt=lambda modality: images, mm_encoder_only=False)
-        vllm_config = SimpleNamespace(model_config=SimpleNamespace(multimodal_config=limits))
+        vllm_config, model_config = VllmConfig.__new__(VllmConfig), ModelConfig.__new__(ModelConfig)
+        vars(vllm_config).update(model_config=model_config)
+        limits = dict.fromkeys(("image", "video"), images)
+        vars(model_config).update(multimodal_config=MultiModalConfig(limit_per_prompt=limits))
         if together:
             with self._mark_composite_model(vllm_config, language_targets=Part, tower_targets={"image": Tower}):
                 self.visual, self.language_model = Tower(config, "visual"), Part(config, "language_model")

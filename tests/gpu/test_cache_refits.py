@@ -29,10 +29,10 @@ ON_A_GPU = {
     "enforce_eager": False,
     "gpu_memory_utilization": 0.2,
     "enable_sleep_mode": True,
-    # vLLM has Inductor choose by time which kernels to combine, and so the order of sums: another one in each process
+    # else Inductor chooses by time, and so the order of sums: another one in each process
     "compilation_config": {
         "cudagraph_capture_sizes": [8],
-        "inductor_compile_config": {"combo_kernels": False, "benchmark_combo_kernel": False},
+        "inductor_compile_config": {"deterministic": True, "benchmark_combo_kernel": False},
     },
 }
 DEVICE = "cpu" if ON_CPU else "cuda"

@@ -31,6 +31,8 @@ from ascend_quant.refit.smoothing import Smoothing
 
 logger = logging.getLogger(__name__)
 
+TRANSFERS = ("nccl", "ipc")  # of vLLM's weight transfers those whose tensors go through model.load_weights
+
 
 def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     """Take over `model`'s parameters, load_weights and compute_logits.
@@ -42,8 +44,12 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     parallel = vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
         raise RefitError(f"pipeline_parallel_size={parallel.pipeline_parallel_size}: ascend_quant serves 1 only")
-    if getattr(getattr(vllm_config, "weight_transfer_config", None), "backend", None) == "sparse_nccl":
-        raise RefitError("weight transfer sparse_nccl would write past the refit, into its codes; use nccl or ipc")
+    transfer = getattr(getattr(vllm_config, "weight_transfer_config", None), "backend", None)
+    if transfer not in (None, *TRANSFERS):
+        raise RefitError(
+            f"weight transfer {transfer}: not known to send weights through model.load_weights, past which they would "
+            f"be written into codes; use {' or '.join(TRANSFERS)}"
+        )
     vllm_config.quant_config.make_plain(model)
     vllm_config.quant_config.check_ignored(model, getattr(vllm_config, "speculative_config", None) is not None)
     residents = residents_of(model)

@@ -25,7 +25,7 @@ from ascend_quant.integrations.vllm import (
     towers,
 )
 from ascend_quant.integrations.vllm.attach import attach
-from ascend_quant.integrations.vllm.compat import replica_of
+from ascend_quant.integrations.vllm.compat import has_first_runner, replica_of
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
 from ascend_quant.integrations.vllm.passes import add_pass, teach_pass
 from ascend_quant.integrations.wrapping import ByHand, Hook, install
@@ -60,8 +60,8 @@ def attaching(original: Callable) -> Callable:
         teach_pass(model, vllm_config)
         attach(model, vllm_config)
         install(WITH_FIRST_MODEL)
-        if current_platform.is_cuda() and vllm_config.quant_config.scheme.quantized:
-            install(WITH_FIRST_MODEL_ON_CUDA)
+        if current_platform.is_cuda() and vllm_config.quant_config.scheme.quantized and has_first_runner(vllm_config):
+            install(WITH_FIRST_RUNNER_ON_CUDA)
         return model
 
     return initialize_model
@@ -217,17 +217,21 @@ WITH_FIRST_MODEL = (
     ),
     Hook(
         (
-            "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights",
+            "vllm.v1.worker.gpu_worker:Worker.reload_weights",
             "vllm.v1.worker.gpu_worker:Worker.start_weight_update",
+            "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights",
+            "vllm.v1.worker.gpu.model_runner:GPUModelRunner.reload_weights",
+            "vllm.model_executor.model_loader.reload.inplace:reload_weights",
             "vllm_ascend.worker.worker:NPUWorker.start_weight_update",
         ),
         reload.without_kernel_format,
-        why='weights "in kernel format" would be written past model.load_weights, into codes (0.28\'s weight transfer '
-        "`sparse_nccl` likewise: attach.py refuses it)",
-        versions="workers: 0.23, vllm-ascend; runners: up to 0.28",
+        why='weights "in kernel format" would be written past model.load_weights, into codes, by either model runner '
+        "(weight transfers that do so attach.py refuses)",
+        versions="workers from 0.23 on, both runners, the function that they share from 0.32 on; vllm-ascend",
         off=ANOTHER,
         optional=True,
         loaded=True,
+        everywhere=True,
         fits=reload.knows_kernel_format,
     ),
     *(
@@ -244,17 +248,17 @@ WITH_FIRST_MODEL = (
     ),
 )
 
-WITH_FIRST_MODEL_ON_CUDA = (
+WITH_FIRST_RUNNER_ON_CUDA = (  # the second one's own sampler is as fast
     Hook(
         ("vllm.v1.sample.sampler:Sampler.sample",),  # looked up at each call: samplers are made before models
         sampling.drawing_in_one_pass,
         why="nothing lets a plugin draw the tokens",
-        versions="0.10 to 0.32",
+        versions="the first model runner: of all models up to 0.22, of fewer and fewer up to 0.28",
         off=f"{ANOTHER}, or scheme bf16; requests with top_k, top_p, min_p or greedy ones are vLLM's own",
     ),
 )
 
-HOOKS = (*AT_START, *WITH_FLASHRL_VARIABLES, *BEFORE_FIRST_MODEL, *WITH_FIRST_MODEL, *WITH_FIRST_MODEL_ON_CUDA)
+HOOKS = (*AT_START, *WITH_FLASHRL_VARIABLES, *BEFORE_FIRST_MODEL, *WITH_FIRST_MODEL, *WITH_FIRST_RUNNER_ON_CUDA)
 
 _ATTACH = "ascend_quant.integrations.vllm.attach"
 BY_HAND = (

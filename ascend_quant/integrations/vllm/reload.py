@@ -5,8 +5,9 @@ layer is complete, and (with reused bucket buffers) replay overwritten bytes. We
 into parameters past the refit, into codes.
 """
 
-from collections.abc import Callable
-from inspect import signature
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
+from typing import Any
 
 from ascend_quant.integrations.vllm.worker_refit import refit_of_model
 from ascend_quant.refit import RefitError
@@ -32,22 +33,32 @@ def closing(original: Callable) -> Callable:
     return finalize_layerwise_reload
 
 
+FORMAT = "is_checkpoint_format"
+RELOADING = ("weights_iterator", "weights_path", FORMAT)  # the order of reload_weights' arguments, in every vLLM
+
+
 def knows_kernel_format(original: Callable) -> bool:
-    """Whether a worker's or a runner's method takes weights "in kernel format"."""
-    return "is_checkpoint_format" in signature(original).parameters
+    """Whether a function takes weights "in kernel format", or hands all its arguments on to one that does."""
+    parameters = signature(original).parameters
+    return FORMAT in parameters or any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
 
 
 def without_kernel_format(original: Callable) -> Callable:
-    """For such a method: weights in that format are refused."""
+    """For such a method of a worker or a runner, or a function that is given the model: that format is refused."""
 
-    def guarded(self, *args, **kwargs):
-        asked = signature(original).bind(self, *args, **kwargs).arguments
-        model = getattr(self, "model_runner", self).model
-        if refit_of_model(model) is not None and not asked.get("is_checkpoint_format", True):
+    def guarded(*args, **kwargs):
+        asked = signature(original).bind(*args, **kwargs).arguments
+        handed_on = dict(zip(RELOADING, asked.get("args", ()), strict=False)) | asked.get("kwargs", {})
+        if not (asked | handed_on).get(FORMAT, True) and refit_of_model(_model(asked)) is not None:
             raise RefitError(
-                f"{original.__name__}(is_checkpoint_format=False) would write past the refit, BF16 values into its "
-                "codes; send the checkpoint's tensors, with is_checkpoint_format=True"
+                f"{original.__name__}({FORMAT}=False) would write past the refit, BF16 values into its codes; send the "
+                f"checkpoint's tensors, with {FORMAT}=True"
             )
-        return original(self, *args, **kwargs)
+        return original(*args, **kwargs)
 
     return guarded
+
+
+def _model(asked: Mapping[str, Any]) -> Any:
+    """That of a call's arguments, or of the worker or the runner whose method it is."""
+    return asked["model"] if "model" in asked else getattr(asked["self"], "model_runner", asked["self"]).model
