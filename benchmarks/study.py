@@ -22,10 +22,10 @@ import typer
 
 from benchmarks.report import Outcome, console, faults_of, show_faults, table_of
 from benchmarks.tasks import choices, in_turn, numbers
+from launch import LaunchError
 from launch.demo.report import FINAL_STEPS, arm_report
 from launch.demo.task import SUMS, TINY, Problem, write_parquet
 from launch.demo.training import Choices, Setup, WarmUp, load_recipe, train
-from launch.errors import LaunchError
 
 KEYS = string.ascii_lowercase
 LINE = len("a7:007 ")

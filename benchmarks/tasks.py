@@ -23,8 +23,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from ascend_quant.whole_file import write_whole
 from benchmarks.models import Model, get_model
 from benchmarks.report import Outcome, console
+from launch import with_root
 from launch.processes import end_as_after_ctrl_c
-from launch.root import with_root
 
 SHOWN = 4000  # characters of a failed process's last words
 TASK, ANSWER, LOG = "task.pickle", "result.json", "log.txt"

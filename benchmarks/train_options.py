@@ -13,7 +13,7 @@ from benchmarks.report import ROOT
 from benchmarks.tasks import choices
 from benchmarks.train_files import WHOLE
 from benchmarks.train_run import Arm, model_of
-from launch.errors import LaunchError
+from launch import LaunchError
 from launch.recipes import load
 
 RECIPE = {"cuda": "qwen2.5-7b-int8-gsm8k-h100", "cpu": "addition-int8"}

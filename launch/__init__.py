@@ -1,4 +1,27 @@
 """Launching: the demo on a laptop and training on clusters.
 
-Talks to ascend_quant through commands and files; of its modules it knows the schemes' names alone.
+Talks to ascend_quant through commands and files; of its modules it knows the schemes' names alone. It is never
+installed: what it reads (configs/, docker/) lies beside it, in a checkout or where an image has put it.
 """
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+IS_CHECKOUT = (ROOT / "ascend_quant").is_dir()  # our images have the package installed, apart from these files
+
+
+class LaunchError(RuntimeError):
+    """A launch that cannot go on; each line of the message says what is wrong and what to do."""
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    whole = folder.absolute()
+    return next(one for one in (whole, *whole.parents) if os.path.isdir(one))
+
+
+def with_root(own: Mapping[str, str]) -> str:
+    """PYTHONPATH for a process that starts anywhere: this folder before its own."""
+    return os.pathsep.join(filter(None, [str(ROOT), own.get("PYTHONPATH")]))

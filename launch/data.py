@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
 from ascend_quant.whole_file import write_whole
-from launch.errors import LaunchError
+from launch import LaunchError
 
 SEED = 0  # of the demo's task
 GSM8K, DAPO, AIME = "openai/gsm8k", "BytedTsinghua-SIA/DAPO-Math-17k", "BytedTsinghua-SIA/AIME-2024"

@@ -15,11 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainValidator
 
 from ascend_quant.documents import BadDocument, read_yaml
-from launch import variables
-from launch.errors import LaunchError
+from launch import ROOT, LaunchError, variables
 from launch.recipes.fields import Fields, Stack
 from launch.recipes.files import checked, did_you_mean
-from launch.root import ROOT
 
 FOLDER = ROOT / "configs" / "clusters"
 LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"

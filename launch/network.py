@@ -16,7 +16,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import psutil
 
-from launch.errors import LaunchError
+from launch import LaunchError
 
 Found = Mapping[str, list[str]]
 DAEMONS = (

@@ -21,8 +21,8 @@ from mkdocs.config.defaults import MkDocsConfig
 sys.path.insert(0, str(Path(__file__).parents[1]))  # mkdocs starts a hook by its path
 
 from ascend_quant.cli import app as tools
+from launch import ROOT
 from launch.commands import app as run
-from launch.root import ROOT
 
 OF_ROOT = {"README": "index", "SECURITY": "security", "CHANGELOG": "changelog", "CONTRIBUTING": "contributing"}
 FENCE = re.compile(r"^ *```")

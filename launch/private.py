@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from launch.errors import LaunchError
+from launch import LaunchError
 
 TEMPORARY = Path("/tmp")
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

@@ -23,6 +23,7 @@ from rich.console import Console
 from ascend_quant import __version__
 from ascend_quant.smoke.probes import Probe, probes_for
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result, document, show
+from launch import LaunchError
 from launch.child import Ended, run
 from launch.demo.report import receipt, step_record
 from launch.demo.training import read_lines
@@ -30,7 +31,6 @@ from launch.doctor.drivers import devices as devices_of
 from launch.doctor.facts import GIB, Devices
 from launch.doctor.hosts import examine
 from launch.doctor.machine import machine
-from launch.errors import LaunchError
 from launch.recipes import load
 from launch.software import CHIP_VARIABLE
 

@@ -12,7 +12,7 @@ from importlib.metadata import Distribution, distributions
 from importlib.util import find_spec
 from pathlib import Path
 
-from launch.root import ROOT
+from launch import ROOT
 
 CANN_FOLDERS = ("usr/local/Ascend/cann", "usr/local/Ascend/ascend-toolkit/latest")
 CANN_FILE = "*-linux/ascend_toolkit_install.info"

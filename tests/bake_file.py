@@ -2,7 +2,7 @@
 
 import re
 
-from launch.root import ROOT
+from launch import ROOT
 
 FILE = ROOT / "docker" / "docker-bake.hcl"
 TEXT = FILE.read_text()

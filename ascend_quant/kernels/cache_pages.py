@@ -67,30 +67,3 @@ def layout_of(cache: torch.Tensor) -> Layout:
     if problem is not None:
         raise ValueError(problem)
     return layout
-
-
-class Views(NamedTuple):
-    """A cache's parts, in place.
-
-    Attributes:
-        keys: int8 (blocks, heads, page, head).
-        values: int8 (blocks, heads, page / together, head, together).
-        scales: float32 (blocks, 2, heads, page).
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    scales: torch.Tensor
-
-
-def views(cache: torch.Tensor) -> Views:
-    """See `Views`; raises as `layout_of` does."""
-    layout = layout_of(cache)
-    pages = cache.view(torch.int8).view(cache.shape[0], 2, layout.page_bytes)
-    codes = layout.page * layout.heads * layout.head
-    keys, values = (pages[:, which, :codes] for which in range(2))
-    return Views(
-        keys.unflatten(1, (layout.heads, layout.page, layout.head)),
-        values.unflatten(1, (layout.heads, layout.page // layout.together, layout.head, layout.together)),
-        pages[..., codes:].view(torch.float32).unflatten(2, (layout.heads, layout.page)),
-    )

@@ -22,9 +22,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from launch import private
+from launch import LaunchError, private
 from launch.cause import COLOUR
-from launch.errors import LaunchError
 from launch.inventory import Inventory
 from launch.plan import Plan
 from launch.recipes.fields import Fields

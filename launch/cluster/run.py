@@ -22,12 +22,12 @@ from pathlib import Path
 from rich.console import Console
 
 from ascend_quant.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED, WRONG_USE
+from launch import LaunchError
 from launch.cause import Cause
 from launch.cluster.attempt import Attempt, Desk, Interrupt
 from launch.cluster.hosts import Outcome
 from launch.cluster.record import RUNNING, RUNS, Logs, Record, Status, find
 from launch.cluster.transport import end_on
-from launch.errors import LaunchError
 from launch.plan import Plan
 from launch.processes import still_running
 

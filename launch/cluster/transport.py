@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import asdict
 from typing import Any
 
-from launch.errors import LaunchError
+from launch import LaunchError
 from launch.inventory import Inventory
 from launch.nodes.protocol import Event, parse
 from launch.plan import Plan

@@ -34,10 +34,10 @@ def doctor(
     """
     from rich.console import Console
 
+    from launch import LaunchError
     from launch.doctor.checking import show
     from launch.doctor.hosts import examine
     from launch.doctor.run import kl_of
-    from launch.errors import LaunchError
     from launch.inventory import load, this_machine
     from launch.plan.job import places
     from launch.plan.make import locals_of, new_run

@@ -39,7 +39,7 @@ def list_recipes(as_json: Annotated[bool, typer.Option("--json", help="Print the
     from rich.console import Console
     from rich.table import Table
 
-    from launch.errors import LaunchError
+    from launch import LaunchError
     from launch.recipes import command
 
     try:
@@ -67,7 +67,7 @@ def show_recipe(
     as_json: Annotated[bool, typer.Option("--json", help="Print the recipe and what it becomes as JSON.")] = False,
 ) -> None:
     """Print the verl command that a recipe expands to."""
-    from launch.errors import LaunchError
+    from launch import LaunchError
     from launch.recipes import command, load, paths_of
 
     try:
@@ -92,8 +92,8 @@ def data(
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
+    from launch import LaunchError
     from launch.data import prepare
-    from launch.errors import LaunchError
 
     if source and name is DataName.addition:
         fail(f"--from {source}: addition is made here, not copied: leave --from out", WRONG_USE)

@@ -57,8 +57,8 @@ def train(
     Exit status: 0 done; 1 if the run failed: the last lines name the cause; 2 for wrong use, or settings that verl
     refuses; 3 if the cluster did not form, with --dry-run: a host would stop, or was not asked; 130 after Ctrl-C.
     """
+    from launch import LaunchError
     from launch.cluster.run import run
-    from launch.errors import LaunchError
     from launch.inventory import load, this_machine
     from launch.plan.job import places
     from launch.plan.make import locals_of, make, new_run
@@ -89,8 +89,7 @@ def own_number(inventory: "Inventory", local: Sequence[bool], nodes: int) -> int
     Raises:
         LaunchError: none, several, or one that the recipe does not use.
     """
-    from launch import network
-    from launch.errors import LaunchError
+    from launch import LaunchError, network
 
     mine = [number for number, here in enumerate(local) if here]
     hosts = ", ".join(host.address for host in inventory.hosts)
@@ -115,8 +114,8 @@ def show(plan: "Plan", as_json: bool) -> int:
     Raises:
         LaunchError: verl would refuse the job's settings, a line each.
     """
+    from launch import LaunchError
     from launch.cluster.transport import ask
-    from launch.errors import LaunchError
     from launch.plan.dry_run import ask_all, described, text
     from launch.plan.validate import verl_problems
 
@@ -155,9 +154,9 @@ def demo(
     """Train a small model with verl and vLLM on this CPU, with BF16 and with INT8 rollouts, and compare."""
     from rich.console import Console
 
+    from launch import LaunchError
     from launch.demo.report import run_demo
     from launch.demo.training import ARMS, Choices, load_recipe
-    from launch.errors import LaunchError
     from launch.processes import end_as_after_ctrl_c
     from launch.stacks import STACK_VARIABLE
 
@@ -192,8 +191,8 @@ def stop(
     ] = None,
 ) -> None:
     """Stop a run on all its hosts. Processes that do not belong to it are left alone."""
+    from launch import LaunchError
     from launch.cluster.run import stop as stop_run
-    from launch.errors import LaunchError
 
     try:
         code = stop_run(run)

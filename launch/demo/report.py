@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
+from launch import LaunchError
 from launch.demo.task import write_parquet
 from launch.demo.training import QAT, Choices, is_corrected, read_lines, scheme_of, train
-from launch.errors import LaunchError
 
 FIELDS = {
     "reward": "critic/rewards/mean",

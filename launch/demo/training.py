@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ascend_quant.schemes import SCHEMES
+from launch import LaunchError
 from launch.child import last_errors, run
 from launch.demo.task import TINY, Addition
-from launch.errors import LaunchError
 from launch.recipes.files import FOLDER, read
 from launch.recipes.verl import leaves
 

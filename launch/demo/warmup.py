@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
+from launch import LaunchError
 from launch.demo.task import END, PAD, SPACE, Addition, build_model, save_tokenizer, vocabulary
 from launch.demo.training import Choices, WarmUp
-from launch.errors import LaunchError
 
 FINAL_SHARE = 0.05  # of the learning rate
 LOOK_EVERY = 50  # updates

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from launch import LaunchError
 from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.drivers import npu_numbers
 from launch.doctor.facts import Facts, Link, Links, Network, Wanted
-from launch.errors import LaunchError
 from launch.network import choose, needed_ports, nics, taken_ports
 from launch.processes import ask
 from launch.software import product

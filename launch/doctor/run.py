@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 
+from launch import LaunchError, existing
 from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import GIB, Facts, Files, Wanted
-from launch.errors import LaunchError
 from launch.recipes.effective import KL
 from launch.recipes.fields import Recipe
-from launch.root import existing
 from launch.stacks import pins
 
 OUT_GIB = {"none": 5, "gpu": 50, "npu": 50}

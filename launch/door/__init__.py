@@ -18,8 +18,7 @@ from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
-from launch import network
-from launch.errors import LaunchError
+from launch import LaunchError, network
 
 SOURCE = Path(__file__).with_name("door.c")
 COMPILERS = ("cc", "gcc", "clang")

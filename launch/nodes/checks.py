@@ -17,15 +17,13 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from launch import door, network, private
+from launch import LaunchError, door, existing, network, private
 from launch.doctor import drivers
 from launch.doctor.examination import in_the_way, versions_of
 from launch.doctor.facts import Wanted
 from launch.doctor.versions import software
-from launch.errors import LaunchError
 from launch.network import Wire
 from launch.plan import NodePlan, Saving
-from launch.root import existing
 from launch.software import has_module
 from launch.stacks import pins
 

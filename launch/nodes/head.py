@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch import network
-from launch.errors import LaunchError
+from launch import LaunchError, network
 from launch.nodes import ray_node
 from launch.nodes.protocol import Emit
 from launch.nodes.ray_node import Part, RayNode, client, joined

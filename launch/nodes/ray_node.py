@@ -22,15 +22,13 @@ from typing import Any
 
 import psutil
 
-from launch import network, private
+from launch import LaunchError, network, private, with_root
 from launch.environment import node_environment, overruled
-from launch.errors import LaunchError
 from launch.network import Wire
 from launch.nodes.checks import Checked
 from launch.nodes.protocol import Emit, Orders
 from launch.plan import NodePlan
 from launch.processes import MARK, end_run, mapped_segments, of_run, remove
-from launch.root import with_root
 from launch.stacks import pins
 from launch.variables import OTHER_CLUSTERS
 

@@ -18,9 +18,8 @@ from typing import Any, TextIO
 import psutil
 
 from ascend_quant.exits import DONE, FAILED, NOT_FORMED, WRONG_USE
-from launch import door, network
+from launch import LaunchError, door, network
 from launch.doctor import hosts
-from launch.errors import LaunchError
 from launch.nodes import head, ray_node, worker
 from launch.nodes.checks import Checked, check, compared, find, kernel_kills
 from launch.nodes.protocol import Emit, Orders, emitter

@@ -14,7 +14,7 @@ from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from launch.errors import LaunchError
+from launch import LaunchError
 from launch.network import daemon_ports
 from launch.nodes import ray_node
 from launch.nodes.checks import Clock, skew

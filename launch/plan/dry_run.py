@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
-from launch import network
+from launch import LaunchError, network
 from launch.environment import node_environment
-from launch.errors import LaunchError
 from launch.network import Wire
 from launch.plan import Job, NodePlan, Plan
 from launch.plan.start import mounts

@@ -13,14 +13,13 @@ or the data ask for.
 import os
 from collections.abc import Iterator, Sequence
 
-from launch.errors import LaunchError
+from launch import ROOT, LaunchError
 from launch.inventory import Inventory, Ports
 from launch.plan import Job, Layer, Saving
 from launch.recipes import Paths, Recipe, paths_of
 from launch.recipes.overrides import Resolved
 from launch.recipes.settings import ENVIRONMENT, uses_plugin
 from launch.recipes.verl import ACTOR, MODEL, RELEASE, ROLLOUT, TRANSFORMER, verl_of
-from launch.root import ROOT
 from launch.software import Import
 from launch.stacks import pins
 

@@ -9,9 +9,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from ascend_quant.integrations.verl import attention_settings as attention
-from launch import network
+from launch import LaunchError, network
 from launch.environment import not_handed_on, of_shell, rows
-from launch.errors import LaunchError
 from launch.inventory import Host, Inventory
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs

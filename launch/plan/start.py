@@ -8,10 +8,10 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from launch import IS_CHECKOUT
 from launch.inventory import Inventory
 from launch.plan.job import project_of
 from launch.processes import OPEN_FILES
-from launch.root import IS_CHECKOUT
 
 NODE = ("-m", "launch", "node")
 PYTHON = ".venv/bin/python" if IS_CHECKOUT else sys.executable  # in a container that is a host all are of one image

@@ -16,10 +16,10 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from launch import with_root
 from launch.plan import Plan
 from launch.recipes.overrides import OPEN
 from launch.recipes.verl import ACTOR, ROLLOUT, leaves, verl_of
-from launch.root import with_root
 from launch.variables import without_secrets_in
 
 RESUME = ("auto", "disable", "resume_path")

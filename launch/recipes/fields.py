@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from ascend_quant.schemes import get_scheme
-from launch import variables
-from launch.root import ROOT
+from launch import ROOT, variables
 
 Stack = Literal["cpu", "ascend-cann8.5", "ascend-cann9.1", "cuda13"]
 Count = Annotated[int, Field(ge=1)]

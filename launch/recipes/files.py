@@ -14,10 +14,9 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from ascend_quant.documents import BadDocument, parse_yaml, read_yaml
-from launch.errors import LaunchError
+from launch import ROOT, LaunchError
 from launch.recipes.fields import Recipe
 from launch.recipes.rules import problems
-from launch.root import ROOT
 from launch.variables import secret
 
 Model = TypeVar("Model", bound=BaseModel)

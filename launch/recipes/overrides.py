@@ -15,6 +15,7 @@ from typing import Any
 
 from ascend_quant.integrations.verl import OPTIONS
 from ascend_quant.integrations.verl import attention_settings as attention
+from launch import ROOT
 from launch.recipes.fields import Recipe
 from launch.recipes.settings import (
     CARRIER,
@@ -43,7 +44,6 @@ from launch.recipes.verl import (
     text,
     verl_of,
 )
-from launch.root import ROOT
 
 OURS = f"{ROLLOUT}.engine_kwargs.ascend_quant"
 QUANTIZATION = f"{VLLM}.hf_overrides.quantization_config"

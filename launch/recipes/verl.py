@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from launch.errors import LaunchError
+from launch import LaunchError
 
 # The parts of verl's tree that several files use, by their dotted keys.
 MODEL = "actor_rollout_ref.model"

@@ -9,7 +9,7 @@ from pathlib import Path
 from bake_file import arguments
 
 from docker_engine.engine import Engine
-from launch.root import ROOT
+from launch import ROOT
 
 NAME = "ascend-quant:test-cpu"
 SECONDS = 1500

@@ -16,7 +16,7 @@ from naming import has_line_naming
 from safetensors.torch import load_file, save_file
 
 from ascend_quant.refit import RefitError
-from ascend_quant.smoke import engine, models, worker
+from ascend_quant.smoke import engine, worker
 from ascend_quant.smoke.probes import On
 from launch.smoke import Setting, command_of
 
@@ -38,7 +38,7 @@ def test_the_smoke_test_of_this_machine(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> tuple[Path, Path]:
-    return models.write(tmp_path_factory.mktemp("models"))
+    return engine.write_models(tmp_path_factory.mktemp("models"))
 
 
 def test_one_wrong_number_in_a_refit_is_seen(checkpoints, monkeypatch):

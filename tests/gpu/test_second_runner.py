@@ -1,7 +1,5 @@
 """An engine under vLLM's second model runner, which CPU builds never run: every way in and out of its weights."""
 
-from inspect import signature
-
 import pytest
 import torch
 from trainings import write_model
@@ -37,6 +35,7 @@ def running(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
         with engine(before, "int8", **SETTINGS) as llm:
+            assert type(worker_of(llm).model_runner).__module__ == "vllm.v1.worker.gpu.model_runner"
             yield llm, before, after
 
 
@@ -55,32 +54,14 @@ def fused(llm) -> tuple[str, torch.Tensor]:
     return name, torch.randn(model_of(llm).get_parameter(name).shape, dtype=torch.bfloat16, device="cuda")
 
 
-def test_it_is_the_second_runner(running):
-    llm, *_ = running
-    assert type(worker_of(llm).model_runner).__module__ == "vllm.v1.worker.gpu.model_runner"
-
-
-@pytest.mark.parametrize("by", ["keyword", "place"])
-@pytest.mark.parametrize("whose", ["worker", "runner"])
-def test_weights_in_kernel_format_are_refused_before_a_byte_is_written(running, whose, by):
+@pytest.mark.parametrize("given", [(None, False), ()], ids=["by place", "by keyword"])
+@pytest.mark.parametrize("owner", [worker_of, lambda llm: worker_of(llm).model_runner], ids=["worker", "runner"])
+def test_weights_in_kernel_format_are_refused_before_a_byte_is_written(running, owner, given):
     llm, *_ = running
     digest = refit(llm).digest()
-    owner = worker_of(llm) if whose == "worker" else worker_of(llm).model_runner
-    given = ((iter([fused(llm)]), None, False), {}) if by == "place" else (
-        (), {"weights_iterator": iter([fused(llm)]), "is_checkpoint_format": False}
-    )  # fmt: skip
     with pytest.raises(RefitError, match="is_checkpoint_format"):
-        owner.reload_weights(*given[0], **given[1])
+        owner(llm).reload_weights(iter([fused(llm)]), *given, **({} if given else {"is_checkpoint_format": False}))
     assert refit(llm).digest() == digest and answers(llm)
-
-
-def test_the_update_api_refuses_it_too(running):
-    llm, *_ = running
-    start = getattr(worker_of(llm), "start_weight_update", None)
-    if start is None or "is_checkpoint_format" not in signature(start).parameters:
-        pytest.skip("this vLLM's update API has no such format")
-    with pytest.raises(RefitError, match="is_checkpoint_format"):
-        start(is_checkpoint_format=False)
 
 
 def test_reloads_and_refits_end_at_the_same_bytes(running):

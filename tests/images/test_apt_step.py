@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.root import ROOT
+from launch import ROOT
 
 SNAPSHOT = "20260102T030405Z"
 OLD = "# deb http://other.example/ubuntu jammy main\ndeb http://archive.example/ubuntu jammy main restricted\n"

@@ -5,7 +5,7 @@ import json
 import bake_file
 import pytest
 
-from launch.root import ROOT
+from launch import ROOT
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

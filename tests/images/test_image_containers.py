@@ -13,7 +13,7 @@ import pytest
 import yaml
 from docker_engine.engine import Engine
 
-from launch.root import ROOT
+from launch import ROOT
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -97,7 +97,7 @@ def test_a_host_runs_in_the_image_of_its_inventory(docker: Engine, cpu: str, tmp
     """The launcher's own `docker run` on this machine: the job sees the image's files, and no container stays."""
     os.chown(tmp_path, OF_THE_IMAGE, OF_THE_IMAGE)
     job = tmp_path / "where.py"
-    job.write_text("import sys; from launch.root import ROOT; print('in', ROOT, sys.executable, flush=True)\n")
+    job.write_text("import sys; from launch import ROOT; print('in', ROOT, sys.executable, flush=True)\n")
     file = inventory(tmp_path, ("127.0.0.1",), image=cpu, mounts=[f"{tmp_path}:{tmp_path}"], shared=[str(tmp_path)])
     done = subprocess.run(
         [sys.executable, ROOT / "tests" / "cluster" / "launch_job.py", file, job, tmp_path / "out"],

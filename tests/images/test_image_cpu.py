@@ -11,7 +11,7 @@ from docker_engine import cpu_image
 from docker_engine.engine import Engine
 from unit.lock_file import installed, of_stack
 
-from launch.root import ROOT
+from launch import ROOT
 
 pytestmark = pytest.mark.timeout(1500)
 

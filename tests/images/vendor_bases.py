@@ -10,7 +10,7 @@ from pathlib import Path
 
 from docker_engine.engine import Engine
 
-from launch.root import ROOT
+from launch import ROOT
 
 CANN = "/usr/local/Ascend"
 PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from launch.root import ROOT
+from launch import ROOT
 
 LOCKS = ROOT / "docker" / "locks"
 MACHINES = ("x86_64", "aarch64")

@@ -9,7 +9,7 @@ import pytest
 import tomllib
 from bake_file import IMAGES, TEXT, UNKNOWN, arguments, dockerfile, sources
 
-from launch.root import ROOT
+from launch import ROOT
 from launch.stacks import all_pins
 
 FAMILIES = {"A2": "910b", "A3": "a3"}  # in the names of CANN's images

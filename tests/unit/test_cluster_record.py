@@ -12,9 +12,9 @@ import pytest
 from cluster_cases import node_plan, plan_of
 from naming import has_line_naming, line_naming
 
+from launch import LaunchError
 from launch.cluster import run
 from launch.cluster.record import Logs, Record, find
-from launch.errors import LaunchError
 from launch.inventory import Host, Inventory, Ssh
 
 

@@ -13,9 +13,9 @@ import pytest
 from cluster_cases import node_plan, plan_of
 from naming import has_line_naming
 
+from launch import LaunchError
 from launch.cluster import transport
 from launch.cluster.transport import may_pass, reason
-from launch.errors import LaunchError
 from launch.inventory import Host, Inventory, Ssh
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")

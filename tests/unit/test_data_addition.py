@@ -7,10 +7,10 @@ import pytest
 from data_cases import read
 from naming import line_naming
 
+from launch import LaunchError
 from launch.data import prepare
 from launch.demo import training
 from launch.demo.reward import compute_score
-from launch.errors import LaunchError
 from launch.recipes import load, paths_of
 
 

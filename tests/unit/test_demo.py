@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from launch import LaunchError
 from launch.child import last_errors
 from launch.commands import app
 from launch.demo import report, training
 from launch.demo import task as models
 from launch.demo.reward import compute_score
-from launch.errors import LaunchError
 
 CHOICES = training.Choices(("bf16", "int8"), 7, 3, "qwen2")
 

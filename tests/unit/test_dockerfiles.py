@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.root import ROOT
+from launch import ROOT
 
 DOCKERFILES = sorted((ROOT / "docker").glob("Dockerfile*"))
 SCRIPTS = sorted((ROOT / "docker").glob("*.sh")) + sorted((ROOT / "docker" / "steps").glob("*.sh"))

@@ -14,13 +14,13 @@ import psutil
 import pytest
 from naming import has_line_naming
 
+from launch import LaunchError
 from launch.doctor import examination, machine
 from launch.doctor.examination import in_the_way
 from launch.doctor.facts import Wanted
 from launch.doctor.network import links, network
 from launch.doctor.run import files, kl_of
 from launch.doctor.versions import patched, software
-from launch.errors import LaunchError
 from launch.recipes import load
 from launch.software import Package, installed_packages
 

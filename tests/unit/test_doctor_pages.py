@@ -5,10 +5,10 @@ import re
 import pytest
 import typer
 
+from launch import ROOT
 from launch.commands import app
 from launch.doctor.examination import BEFORE_RAY, CHECKS
 from launch.doctor.hosts import TOGETHER
-from launch.root import ROOT
 
 PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("doctor.md", "doctor.zh.md")}
 

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch import door
-from launch.errors import LaunchError
+from launch import LaunchError, door
 
 NOBODY = 65534
 SERVE = """

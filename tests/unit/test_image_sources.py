@@ -11,7 +11,7 @@ import pytest
 from images.vendor_sources import git, make
 from naming import has_line_naming
 
-from launch.root import ROOT
+from launch import ROOT
 
 STEPS = ROOT / "docker" / "steps"
 STEP = STEPS / "sources.sh"

@@ -11,8 +11,8 @@ import pytest
 from cluster_cases import node_plan
 from packaging.utils import canonicalize_name
 
+from launch import LaunchError
 from launch.doctor.examination import wanted_of
-from launch.errors import LaunchError
 from launch.inventory import Inventory
 from launch.nodes import checks
 from launch.plan import NodePlan

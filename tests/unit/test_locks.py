@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from launch.root import ROOT
+from launch import ROOT
 from launch.software import public
 from launch.stacks import all_pins
 

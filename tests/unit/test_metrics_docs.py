@@ -14,7 +14,7 @@ from ascend_quant.integrations.verl.start_up import STARTED, StartUp
 from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.refit import Receipt
 from ascend_quant.refit.kv_scales import Scales
-from launch.root import ROOT
+from launch import ROOT
 
 PAGES = [ROOT / "docs" / name for name in ("metrics.md", "metrics.zh.md")]
 ADAPTERS = Path(ascend_quant.__file__).parent / "integrations"

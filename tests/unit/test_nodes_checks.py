@@ -12,9 +12,8 @@ from cluster_cases import node_plan
 from naming import line_naming
 from npu_tools import A2_BOARD, A2_TABLE, write_npu_smi
 
-from launch import network, private
+from launch import LaunchError, network, private
 from launch.doctor.drivers import npu_numbers
-from launch.errors import LaunchError
 from launch.nodes import checks
 from launch.nodes.checks import compared
 from launch.plan import Saving

@@ -9,7 +9,7 @@ import pytest
 from cluster_cases import node_plan
 from naming import has_line_naming, line_naming
 
-from launch.errors import LaunchError
+from launch import LaunchError
 from launch.network import Wire
 from launch.nodes import run, worker
 from launch.nodes.checks import Checked, skew

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from cluster_cases import new_run, node_plan
 
-from launch import network
-from launch.errors import LaunchError
+from launch import LaunchError, network
 from launch.network import Wire
 from launch.nodes.ray_node import GAVE_UP, RayNode, joined, start_command
 from launch.private import run_folder

@@ -9,7 +9,7 @@ from lock_file import entries, has
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from launch.root import ROOT
+from launch import ROOT
 from launch.stacks import all_pins
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

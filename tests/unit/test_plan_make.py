@@ -11,7 +11,7 @@ import pytest
 from naming import has_line_naming
 from plan_cases import RUN, TWO_A2, inventory, plan
 
-from launch.errors import LaunchError
+from launch import LaunchError
 from launch.inventory import Inventory
 from launch.plan import NodePlan
 from launch.plan.job import places

@@ -5,7 +5,7 @@ import shlex
 
 from plan_cases import RUN, facts, inventories_for, inventory, plan
 
-from launch.errors import LaunchError
+from launch import LaunchError
 from launch.plan.dry_run import ask_all, described, text
 from launch.recipes import load, names
 

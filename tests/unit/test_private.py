@@ -5,8 +5,7 @@ import stat
 
 import pytest
 
-from launch import private
-from launch.errors import LaunchError
+from launch import LaunchError, private
 
 RUN = "20261123-101112-abcd"
 

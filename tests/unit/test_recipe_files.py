@@ -6,7 +6,7 @@ import pytest
 import yaml
 from naming import has_line_naming, line_naming
 
-from launch.errors import LaunchError
+from launch import LaunchError
 from launch.recipes import load, names
 from launch.recipes.files import merged
 

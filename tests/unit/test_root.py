@@ -14,7 +14,7 @@ def test_as_in_an_image_its_files_are_enough_and_the_package_is_installed(tmp_pa
     tree = tmp_path / "tree"
     for name in ("launch", "configs"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    asked = "from launch.root import IS_CHECKOUT; from launch.recipes import Paths, load, resolve\n"
+    asked = "from launch import IS_CHECKOUT; from launch.recipes import Paths, load, resolve\n"
     asked += "print(IS_CHECKOUT, *resolve(load('addition-int8'), Paths('/m', '/d', '/o')).files.values())"
     environment = os.environ | {"PYTHONPATH": str(tree)}
     command = [sys.executable, "-c", asked]

@@ -12,8 +12,7 @@ import pytest
 import yaml
 from command_cases import understood
 
-from launch import pages
-from launch.root import ROOT
+from launch import ROOT, pages
 
 ENGLISH_ALONE = {"cli", "npu_ops"}  # written by programs; nav says so
 OF_ROOT = ["README", "SECURITY", "CHANGELOG"]  # CONTRIBUTING has both languages in one file

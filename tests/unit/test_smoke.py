@@ -27,7 +27,7 @@ from ascend_quant.kernels import cpu
 from ascend_quant.refit import Refit
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 from ascend_quant.schemes import SCHEMES
-from ascend_quant.smoke import engine, installed, models, operators, probes, results
+from ascend_quant.smoke import engine, installed, operators, probes, results
 from ascend_quant.smoke.probes import NotPossible, On, Probe, Seen, carry_out
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 from launch import child as children
@@ -240,8 +240,8 @@ def test_tokens_that_are_not_the_fresh_engine_s():
 
 
 def test_both_checkpoints_are_the_same_everywhere_and_differ(tmp_path):
-    start, then = models.write(tmp_path / "one")
-    _, again = models.write(tmp_path / "other")
+    start, then = engine.write_models(tmp_path / "one")
+    _, again = engine.write_models(tmp_path / "other")
     assert (then / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
     before, after = (load_file(folder / "model.safetensors") for folder in (start, then))
     assert before.keys() == after.keys() and any((before[name] != after[name]).any() for name in before)

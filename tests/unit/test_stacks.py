@@ -2,7 +2,7 @@
 
 import re
 
-from launch.root import ROOT
+from launch import ROOT
 from launch.stacks import all_pins
 
 

@@ -25,12 +25,25 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def views(cache):
+    """The codes of its keys and values and their scales, in place, as cache_pages.py says where they lie."""
+    layout = cache_pages.layout_of(cache)
+    pages = cache.view(torch.int8).view(len(cache), 2, layout.page_bytes)
+    codes = layout.page * layout.heads * layout.head
+    keys, values = (pages[:, which, :codes] for which in range(2))
+    return SimpleNamespace(
+        keys=keys.unflatten(1, (layout.heads, layout.page, layout.head)),
+        values=values.unflatten(1, (layout.heads, layout.page // layout.together, layout.head, layout.together)),
+        scales=pages[..., codes:].view(torch.float32).unflatten(2, (layout.heads, layout.page)),
+    )
+
+
 def filled(write, layout, lengths, device, dtype=torch.bfloat16, blocks_beyond=3):
     """A cache with tokens of each sequence in blocks of no order, the table, and keys and values as the oracle's."""
     needed = [-(-length // layout.page) for length in lengths]
     order = torch.randperm(sum(needed) + blocks_beyond, generator=torch.Generator().manual_seed(7)).tolist()
     cache = cache_pages.empty(len(order), layout, device)
-    cache_pages.views(cache).scales.fill_(torch.nan)  # what lies in unused places must not be seen
+    views(cache).scales.fill_(torch.nan)  # what lies in unused places must not be seen
     table = torch.full((len(lengths), max(needed) + 2), -(2**30), dtype=torch.int32)
     keys, values = [], []
     for row, (length, blocks) in enumerate(zip(lengths, needed, strict=True)):
@@ -114,7 +127,7 @@ def test_the_writers_bytes_are_the_oracles(decode, page, together):
         slots[7] = -1
         there = qkv.to(decode.device)
         decode.write(there[:, 2:5], there[:, 5:], cache, slots.to(decode.device))
-        found = cache_pages.views(cache.cpu())
+        found = views(cache.cpu())
         used = [number for number in range(38) if number != 7]
         at = slots[used]
         for which, x in enumerate((qkv[:, 2:5], qkv[:, 5:])):

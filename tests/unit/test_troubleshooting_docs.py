@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ascend_quant import exits
-from launch.root import ROOT
+from launch import ROOT
 
 PAGES = [ROOT / "docs" / name for name in ("troubleshooting.md", "troubleshooting.zh.md")]
 # What is caught inside: no user sees the name.

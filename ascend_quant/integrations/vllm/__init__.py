@@ -84,9 +84,6 @@ class LinesOfVllm(logging.Handler):
 
 def log_with_vllm() -> None:
     """Show our lines (the scheme at start, a receipt a refit) where vLLM shows its own, from the same level on."""
-    from ascend_quant.integrations.vllm.compat import set_up_logging
-
-    set_up_logging()
     ours, theirs = logging.getLogger(NAME), logging.getLogger("vllm")
     if ours.level == logging.NOTSET:
         ours.setLevel(theirs.getEffectiveLevel())

@@ -4,9 +4,8 @@ Names that moved, and what a version's loaders, routers and samplers do. What is
 """
 
 from collections.abc import Callable
-from functools import cache
 from inspect import signature
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from vllm import (
@@ -89,14 +88,12 @@ __all__ = [
     "cache_dtypes",
     "forgets_towers_outputs",
     "has_first_runner",
-    "in_order",
     "packs_convolutions",
     "replica_of",
     "routes_by_itself",
     "run_method",
     "samples_with_logprobs",
     "select_experts",
-    "set_up_logging",
 ]
 
 
@@ -132,18 +129,6 @@ def select_experts(
 def samples_with_logprobs(sample: Callable) -> bool:
     """Whether a sampler's `sample` gives log-probabilities beside the tokens; vLLM 0.10.1's gives tokens alone."""
     return "tuple" in str(sample.__annotations__.get("return")).lower()
-
-
-@cache
-def _knows_orders() -> bool:
-    from vllm.model_executor.layers.quantization.utils.marlin_utils import apply_gptq_marlin_linear
-
-    return "g_idx" in signature(apply_gptq_marlin_linear).parameters
-
-
-def in_order(none: torch.Tensor) -> dict[str, Any]:
-    """Arguments by which Marlin's product is told that the input channels are in their order; none from 0.30 on."""
-    return {"g_idx": none, "g_idx_sort_indices": none, "is_k_full": True} if _knows_orders() else {}
 
 
 def base_of_passes() -> type:
@@ -189,16 +174,6 @@ def forgets_towers_outputs(core) -> bool:
 def has_first_runner(vllm_config) -> bool:
     """Whether vLLM's first model runner serves the model: on GPUs the second one does, of all models from 0.29 on."""
     return not getattr(vllm_config, "use_v2_model_runner", False)
-
-
-def set_up_logging() -> None:
-    """Have vLLM's logging as its variables say: older ones see to it when they are imported, 0.31 with an engine."""
-    try:
-        from vllm.config.logging import LoggingConfig
-        from vllm.logger import configure_logging_if_needed
-    except ImportError:
-        return
-    configure_logging_if_needed(LoggingConfig())
 
 
 def replica_of(parallel_config) -> int:
