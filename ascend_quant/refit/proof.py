@@ -187,7 +187,8 @@ def decode(tensor: torch.Tensor) -> Sent:
     try:
         if tensor.dtype != torch.uint8 or tensor.dim() != 1:
             raise ValueError(f"{tensor.dtype} of shape {list(tensor.shape)}, not bytes")
-        message = parse_json(tensor.cpu().numpy().tobytes().decode(), "the message")
+        text = tensor.cpu().numpy().tobytes().decode()
+        message = parse_json(text, "the message")
         if not is_object(message) or "format" not in message:
             raise ValueError("no format")
         if type(message["format"]) is not int or message["format"] != FORMAT:
@@ -196,6 +197,8 @@ def decode(tensor: torch.Tensor) -> Sent:
             )
         if message.keys() != {"format", "digests", "left_alone"} or not is_object(message["digests"]):
             raise ValueError("no digests by name, and left_alone")
+        if json.dumps(message, separators=(",", ":")) != text:  # another byte, or a name twice
+            raise ValueError("not as it was encoded")
         digests = {name: _digest(name, row) for name, row in message["digests"].items()}
         return Sent(digests, _unquantized(message["left_alone"]))
     except (ValueError, RuntimeError) as error:

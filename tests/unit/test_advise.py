@@ -183,9 +183,9 @@ def of_a_step(model, device, row, case):
 
 
 def test_every_measured_ratio():
-    """On an H200 and an H100, three models, batches of 16 to 256, contexts of 512 to 30,720 tokens."""
+    """On an H200 and an H100, four models, batches of 16 to 256, contexts of 512 to 30,720 tokens."""
     found = [*ratios("rollout", of_a_rollout), *ratios("decode", of_a_step)]
-    assert len(found) >= 38 and {row.model for row, _, _ in found} == {"qwen2.5-7b", "qwen2.5-32b", "qwen3-30b-a3b"}
+    assert len(found) >= 38 and len({row.model for row, _, _ in found}) == 4
     for row, measured, ours in found:
         assert ours == pytest.approx(measured, rel=0.085), (row.run, row.model, row.case)
 

@@ -156,7 +156,8 @@ def of(task: engines.Task) -> tuple:
 def test_the_engines_differ_in_scheme_and_cache_alone_and_each_part_is_its_own(model, monkeypatch):
     monkeypatch.setattr(engines, "run", (fake := Engines()).run)
     options = "--scheme", "int8", "--kv-cache", "fp8", "--ignore", "a", "--tp", "2", "--gpu-memory-utilization", "0.5"
-    ended = CliRunner().invoke(app, [str(model), *options, "--json", "--fail-above", "1e-3"], env={"COLUMNS": "160"})
+    wide = {"COLUMNS": "160", "LINES": "99"}  # both, or a dumb terminal has 80
+    ended = CliRunner().invoke(app, [str(model), *options, "--json", "--fail-above", "1e-3"], env=wide)
     assert ended.exit_code == 3 and has_line_naming(ended.stderr, "--fail-above")
     report = json.loads(ended.stdout)
     assert list(map(of, fake.tasks)) == [

@@ -45,7 +45,7 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     if parallel.pipeline_parallel_size > 1:
         raise RefitError(f"pipeline_parallel_size={parallel.pipeline_parallel_size}: ascend_quant serves 1 only")
     transfer = getattr(getattr(vllm_config, "weight_transfer_config", None), "backend", None)
-    if transfer not in (None, *TRANSFERS):
+    if transfer not in (None, *TRANSFERS) and compat.is_own_transfer(transfer):
         raise RefitError(
             f"weight transfer {transfer}: not known to send weights through model.load_weights, past which they would "
             f"be written into codes; use {' or '.join(TRANSFERS)}"

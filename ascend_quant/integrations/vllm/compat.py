@@ -88,6 +88,7 @@ __all__ = [
     "cache_dtypes",
     "forgets_towers_outputs",
     "has_first_runner",
+    "is_own_transfer",
     "packs_convolutions",
     "replica_of",
     "routes_by_itself",
@@ -174,6 +175,13 @@ def forgets_towers_outputs(core) -> bool:
 def has_first_runner(vllm_config) -> bool:
     """Whether vLLM's first model runner serves the model: on GPUs the second one does, of all models from 0.29 on."""
     return not getattr(vllm_config, "use_v2_model_runner", False)
+
+
+def is_own_transfer(name: str) -> bool:
+    """Whether a weight transfer is one of vLLM's, not one that a user has registered."""
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory as Factory
+
+    return Factory._registry[name]().__module__.startswith("vllm.")
 
 
 def replica_of(parallel_config) -> int:

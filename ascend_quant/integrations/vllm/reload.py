@@ -5,9 +5,8 @@ layer is complete, and (with reused bucket buffers) replay overwritten bytes. We
 into parameters past the refit, into codes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from inspect import Parameter, signature
-from typing import Any
 
 from ascend_quant.integrations.vllm.worker_refit import refit_of_model
 from ascend_quant.refit import RefitError
@@ -48,8 +47,9 @@ def without_kernel_format(original: Callable) -> Callable:
 
     def guarded(*args, **kwargs):
         asked = signature(original).bind(*args, **kwargs).arguments
-        handed_on = dict(zip(RELOADING, asked.get("args", ()), strict=False)) | asked.get("kwargs", {})
-        if not (asked | handed_on).get(FORMAT, True) and refit_of_model(_model(asked)) is not None:
+        asked |= dict(zip(RELOADING, asked.get("args", ()), strict=False)) | asked.get("kwargs", {})
+        model = asked["model"] if "model" in asked else getattr(asked["self"], "model_runner", asked["self"]).model
+        if not asked.get(FORMAT, True) and refit_of_model(model) is not None:
             raise RefitError(
                 f"{original.__name__}({FORMAT}=False) would write past the refit, BF16 values into its codes; send the "
                 f"checkpoint's tensors, with {FORMAT}=True"
@@ -57,8 +57,3 @@ def without_kernel_format(original: Callable) -> Callable:
         return original(*args, **kwargs)
 
     return guarded
-
-
-def _model(asked: Mapping[str, Any]) -> Any:
-    """That of a call's arguments, or of the worker or the runner whose method it is."""
-    return asked["model"] if "model" in asked else getattr(asked["self"], "model_runner", asked["self"]).model
