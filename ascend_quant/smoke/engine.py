@@ -243,7 +243,6 @@ def asked(llm: Any, method: str, *args: Any) -> list[Any]:
 
 def write_models(folder: Path, moe: bool = False) -> tuple[Path, Path]:
     """FOLDER/start and FOLDER/then, as of two training steps, in BF16; the same bytes wherever it is called."""
-    import torch
     from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 
     config = Qwen3MoeConfig(**CONFIG, **EXPERTS) if moe else Qwen2Config(**CONFIG)

@@ -181,7 +181,8 @@ def is_own_transfer(name: str) -> bool:
     """Whether a weight transfer is one of vLLM's, not one that a user has registered."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory as Factory
 
-    return Factory._registry[name]().__module__.startswith("vllm.")
+    registered = Factory._registry.get(name)  # vLLM itself refuses a name that nobody has registered
+    return registered is not None and registered().__module__.startswith("vllm.")
 
 
 def replica_of(parallel_config) -> int:
