@@ -8,7 +8,7 @@ takes TCP, and says so only in its log.
 import ctypes
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -102,35 +102,50 @@ def ports(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 
 @check("network.variables")
 def variables(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    names = list(facts.network.nics)
-    here = [address for addresses in facts.network.nics.values() for address in addresses]
+    found = facts.network
+    here = [address for addresses in found.nics.values() for address in addresses]
     for name in ADDRESSES:
         if (value := facts.variables.get(name)) is not None:
-            yield _judged(name, value, wanted, value in here, f"is no address of this host ({', '.join(here)})")
+            nics = [nic for nic, addresses in found.nics.items() if value in addresses]
+            yield _judged(name, value, wanted, found, nics, f"is no address of this host ({', '.join(here)})")
     for name in (*EXACT, *PATTERNS):
         if (value := facts.variables.get(name)) is not None:
-            exact = name in EXACT
-            fits = set(value.split(",")) <= set(names) if exact else any(_matches(value, one) for one in names)
-            yield _judged(name, value, wanted, fits, f"names no NIC of this host ({', '.join(names)})")
+            nics = _listed(value, found.nics) if name in EXACT else _matching(value, found.nics)[:1]
+            yield _judged(name, value, wanted, found, nics, f"names no NIC of this host ({', '.join(found.nics)})")
 
 
-def _judged(name: str, value: str, wanted: Wanted, fits: bool, why: str) -> Finding:
-    """A wrong value is fatal where it wins: the inventory's, or that of the shell that starts a run here."""
-    if fits:
+def _judged(name: str, value: str, wanted: Wanted, found: Network, nics: list[str], why: str) -> Finding:
+    """A wrong value is fatal where it wins: the inventory's, or that of the shell that starts a run here.
+
+    Args:
+        nics: that the value leads to, by which the run would be reached; none where it is wrong in itself.
+        why: what is wrong then.
+    """
+    if nics and found.wire is not None and wanted.hosts > 1 and set(nics) != {found.wire[0]}:
+        other = next(nic for nic in nics if nic != found.wire[0])
+        nics, why = [], f"leads to {other}, and the hosts reach each other at {found.wire[1]} on {found.wire[0]}"
+    if nics:
         return ok(f"{name}={value}")
     if name in wanted.environment:
-        return error(f"{name}={value} {why}", f"take {name} out of the inventory: the launcher sets it")
+        fix = f"take {name} out of the inventory: the launcher sets it, from this host's `address` there"
+        return error(f"{name}={value} {why}", fix)
     if wanted.hosts == 1:
         return error(f"{name}={value} {why}", f"unset {name}, in ~/.bashrc too: the launcher sets it")
     return warning(f"{name}={value} {why}", f"unset {name} in ~/.bashrc; over ssh the launcher's own value wins")
 
 
-def _matches(pattern: str, nic: str) -> bool:
-    """Whether HCCL and NCCL take a NIC by this value."""
-    words = pattern.lstrip("^=").split(",")
-    if pattern.startswith("^"):
-        return not any(nic.startswith(word.lstrip("=")) for word in words)
-    return nic in words if pattern.startswith("=") else any(nic.startswith(word) for word in words)
+def _listed(names: str, nics: Iterable[str]) -> list[str]:
+    """The NICs that gloo takes by this value; none where one is not there."""
+    wanted = names.split(",")
+    return wanted if set(wanted) <= set(nics) else []
+
+
+def _matching(pattern: str, nics: Iterable[str]) -> list[str]:
+    """The NICs that fit, in the system's order: HCCL and NCCL meet on the first, which `^docker` leaves to be lo."""
+    without_not = pattern.removeprefix("^")
+    words = tuple(without_not.removeprefix("=").split(","))
+    exact, excludes = without_not.startswith("="), without_not != pattern
+    return [nic for nic in nics if (nic in words if exact else nic.startswith(words)) != excludes]
 
 
 @check("network.links")

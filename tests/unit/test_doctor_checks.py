@@ -11,7 +11,7 @@ from launch.doctor import devices, machine, network, run, versions
 from launch.doctor.checking import Check
 from launch.doctor.examination import CHECKS
 from launch.doctor.examination import traits as traits_of
-from launch.doctor.facts import GIB, Device, Devices, Facts, Files, Holder, Leftover, Link, Links
+from launch.doctor.facts import GIB, Device, Devices, Facts, Files, Holder, Leftover, Link, Links, Network
 from launch.recipes.effective import Weights
 from launch.software import Import, Package, product
 
@@ -210,23 +210,46 @@ def test_every_check_has_a_case():
     assert {check.name for check in CHECKS} == {case.check.name for case in CASES}
 
 
+NICS = {"lo": ["127.0.0.1"], "docker0": ["172.17.0.1"], "eth0": ["192.0.2.2", "2001:db8::2"], "ib0": ["198.51.100.2"]}
+
+
 @pytest.mark.parametrize(
-    ("value", "fits"),
+    ("name", "value", "fits"),
     [
-        ("bond0", True),
-        ("bond", True),
-        ("=bond0", True),
-        ("^lo", True),
-        ("^=lo,docker", True),
-        ("^lo,bond", False),
-        ("eth", False),
-        ("=bond", False),
-        ("=lo1,bond", False),
+        ("HCCL_SOCKET_IFNAME", "eth0", True),
+        ("HCCL_SOCKET_IFNAME", "et", True),
+        ("HCCL_SOCKET_IFNAME", "=eth0", True),
+        ("NCCL_SOCKET_IFNAME", "^lo,docker", True),
+        ("NCCL_SOCKET_IFNAME", "^=lo,docker0", True),
+        ("NCCL_SOCKET_IFNAME", "ib,eth", True),  # in the system's order, in which eth0 is before ib0
+        ("NCCL_SOCKET_IFNAME", "^docker", False),  # lo is left, and is the first
+        ("NCCL_SOCKET_IFNAME", "^=docker", False),
+        ("NCCL_SOCKET_IFNAME", "^eth", False),
+        ("NCCL_SOCKET_IFNAME", "docker,eth0", False),
+        ("HCCL_SOCKET_IFNAME", "=eth", False),
+        ("HCCL_SOCKET_IFNAME", "wlan", False),
+        ("HCCL_SOCKET_IFNAME", "ib0", False),
+        ("GLOO_SOCKET_IFNAME", "eth0", True),
+        ("GLOO_SOCKET_IFNAME", "eth0,docker0", False),  # gloo takes both
+        ("GLOO_SOCKET_IFNAME", "lo", False),
+        ("TP_SOCKET_IFNAME", "eth", False),
+        ("HCCL_IF_IP", "192.0.2.2", True),
+        ("VLLM_HOST_IP", "2001:db8::2", True),  # the same NIC's
+        ("VLLM_HOST_IP", "127.0.0.1", False),
+        ("HCCL_IF_IP", "172.17.0.1", False),
+        ("HCCL_IF_IP", "192.0.2.9", False),
     ],
 )
-def test_a_nic_pattern_fits_as_hccl_and_nccl_take_it(value: str, fits: bool):
-    found = said(network.variables, well(variables={"HCCL_SOCKET_IFNAME": value}))
-    assert [level == "ok" for level, _ in found] == [fits]
+def test_a_variable_of_the_network_must_lead_to_the_nic_between_the_hosts(name: str, value: str, fits: bool):
+    facts = well(network=Network(NICS, ("eth0", "192.0.2.2")), variables={name: value})
+    for environment, level in (({name: value}, "error"), ({}, "warning")):
+        found = said(network.variables, facts, wanted(environment=environment))
+        assert [one for one, _ in found] == ["ok" if fits else level]
+        assert has_line_naming(found[0][1], name, value)
+    alone = said(network.variables, facts, wanted(hosts=1, address=None))
+    there = [address for addresses in NICS.values() for address in addresses]
+    if value in (*NICS, *there):
+        assert [one for one, _ in alone] == ["ok"], "one host has nobody to reach"
 
 
 def test_a_pinned_commit_is_seen_by_installer_or_version():
