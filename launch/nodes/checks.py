@@ -3,14 +3,13 @@
 All that is wrong is told at once, a line each. A clock is compared by the times of a question and its answer, with the
 way measured out.
 
-Of a run's files: whether the data has the columns that verl reads, which it does minutes after the start, and whether
-there is room for the checkpoints. A checkpoint's size is by the model's own weights, their number by the run's steps.
+Whether there is room for the checkpoints: a checkpoint's size is by the model's own weights, their number by the run's
+steps.
 """
 
 import math
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from launch.doctor.examination import in_the_way, versions_of
 from launch.doctor.facts import Wanted
 from launch.doctor.versions import software
 from launch.network import Wire
+from launch.nodes.rows import lacking
 from launch.plan import NodePlan, Saving
 from launch.software import has_module
 from launch.stacks import pins
@@ -126,7 +126,7 @@ def find(plan: NodePlan) -> tuple[Checked, list[str]]:
     except LaunchError as error:
         problems += str(error).splitlines()
     problems += [f"{path} is missing on this host" for path in plan.needs if not os.path.exists(path)]
-    problems += lacking(plan.needs, plan.columns)
+    problems += lacking(plan.needs, plan.columns, plan.prompt)
     problems += checkpoint_room(plan.saving) if plan.saving else []
     problems += room(plan.temp_dir)
     said = {name: value for _, variables in plan.layers for name, value in variables.items()}
@@ -159,31 +159,6 @@ def room(temp_dir: str) -> list[str]:
     if not has_module("ray"):
         problems.append("Ray is not installed here: is this the Python of the stack? (`python` in the inventory)")
     return problems
-
-
-def lacking(files: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """A line for each parquet file that cannot be read, or lacks a column; others, and missing ones, are skipped."""
-    return [line for file in files if file.endswith(".parquet") for line in _lacking(file, columns)]
-
-
-def _lacking(file: str, columns: Sequence[str]) -> list[str]:
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import read_schema
-    except ImportError:
-        return ["pyarrow is not installed here: is this the Python of the stack? (`python` in the inventory)"]
-    try:
-        there = read_schema(file).names
-    except FileNotFoundError:
-        return []
-    except (OSError, ArrowException) as error:
-        return [f"{file} is no parquet file that can be read ({' '.join(str(error).split())[:200]}): copy it again"]
-    missing = [name for name in columns if name not in there]
-    if not missing:
-        return []
-    return [
-        f"{file} has no column {', '.join(missing)} (it has {', '.join(there)[:200]}): ./run.sh data makes such files"
-    ]
 
 
 def checkpoint_room(saving: Saving) -> list[str]:

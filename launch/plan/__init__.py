@@ -73,6 +73,7 @@ class NodePlan:
         socket_filter: only the run's hosts reach its ports, see `launch.door`.
         needs: paths that must exist on this host.
         columns: that each data file must have.
+        prompt: which of them holds the messages.
         imports: Python modules that the run's processes import.
         saving: the run's checkpoints, of the head; None on workers, and where there are none.
         job: of the head; None on workers.
@@ -94,6 +95,7 @@ class NodePlan:
     socket_filter: bool = False
     needs: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
+    prompt: str = "prompt"
     imports: list[Import] = field(default_factory=list)
     saving: Saving | None = None
     job: Job | None = None

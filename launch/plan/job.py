@@ -132,8 +132,12 @@ def columns(overrides: Sequence[str]) -> list[str]:
     """What verl's data set and rewards read of each row; a data set of the user's own has its own columns."""
     if last_value(overrides, "data.custom_cls.path", "null") != "null":
         return []
-    keys = {"data.prompt_key": "prompt", "data.reward_fn_key": "data_source"}
-    return [*(last_value(overrides, key, name) for key, name in keys.items()), "reward_model"]
+    return [prompt(overrides), last_value(overrides, "data.reward_fn_key", "data_source"), "reward_model"]
+
+
+def prompt(overrides: Sequence[str]) -> str:
+    """The column of the messages."""
+    return last_value(overrides, "data.prompt_key", "prompt")
 
 
 def under(path: str, folders: list[str]) -> bool:

@@ -78,6 +78,7 @@ def make(
         "values": jobs.values(overrides, ports),
         "needs": needs(recipe, paths, overrides),
         "columns": columns(overrides),
+        "prompt": jobs.prompt(overrides),
         "imports": imports(recipe, overrides),
     }
     nodes = []

@@ -109,25 +109,98 @@ def test_a_right_host_has_its_wire_and_devices():
     assert facts["versions"]["Python"].startswith("3.") and facts["versions"]["ray"]
 
 
-def rows(file: Path, count: int = 3, **columns: object) -> str:
-    """A parquet file; returns its path."""
+WANTED = ["prompt", "data_source", "reward_model"]
+ROW = {
+    "prompt": [{"role": "user", "content": "1+1="}],
+    "data_source": "sums",
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+}
+
+
+def rows(file: Path, *given: dict[str, object]) -> str:
+    """A parquet file of three right rows, then those given, which replace columns of one; returns its path."""
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from pyarrow.parquet import write_table
 
-    write_table(pyarrow.table({name: [value] * count for name, value in columns.items()}), file)
+    write_table(pyarrow.Table.from_pylist([*[ROW] * 3, *({**ROW, **one} for one in given)]), file, row_group_size=2)
     return str(file)
 
 
 def test_a_data_file_without_a_column_is_named_with_it(tmp_path: Path):
-    whole = rows(tmp_path / "whole.parquet", prompt="p", data_source="d", reward_model="r", more=1)
-    lacks = rows(tmp_path / "lacks.parquet", question="p", data_source="d")
-    wanted = ["prompt", "data_source", "reward_model"]
-    assert checks.lacking([whole, str(tmp_path / "absent.parquet"), "/etc/passwd"], wanted) == []
+    from pyarrow import table
+    from pyarrow.parquet import write_table
+
+    whole, lacks = rows(tmp_path / "whole.parquet"), str(tmp_path / "lacks.parquet")
+    write_table(table({"question": ["p"], "data_source": ["d"]}), lacks)
+    assert checks.lacking([whole, str(tmp_path / "absent.parquet"), "/etc/passwd"], WANTED) == []
     damaged = tmp_path / "x.parquet"
     damaged.write_bytes(b"PAR1" * 4)
-    line, other = checks.lacking([whole, lacks, str(damaged)], wanted)
+    line, other = checks.lacking([whole, lacks, str(damaged)], WANTED)
     assert line.startswith(lacks) and "prompt, reward_model" in line and "question" in line
     assert other.startswith(str(damaged))
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("prompt", None),
+        ("prompt", "1+1="),
+        ("prompt", '[{"role": "user", "content": "1+1="}]'),  # the JSON of it
+        ("prompt", ["1+1="]),
+        ("prompt", {"role": "user", "content": "1+1="}),  # no list
+        ("prompt", [{"from": "human", "value": "1+1="}]),
+        ("prompt", [{"role": "user", "content": None}]),
+        ("reward_model", "rule"),
+        ("reward_model", {"style": "rule"}),
+        ("reward_model", [{"ground_truth": "2"}]),
+        ("data_source", None),
+    ],
+)
+def test_a_column_of_another_type_than_verl_reads_is_named(tmp_path: Path, column: str, values: object):
+    from pyarrow import Table
+    from pyarrow.parquet import write_table
+
+    file = str(tmp_path / "train.parquet")
+    write_table(Table.from_pylist([{**ROW, column: values}] * 3), file)
+    (line,) = checks.lacking([file], WANTED)
+    assert line.startswith(f"{file}: {column} ")
+    assert checks.lacking([file], []) == [], "a data set of the user's own has its own columns"
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("prompt", None),
+        ("prompt", []),
+        ("prompt", [None]),
+        ("prompt", [*ROW["prompt"], {"role": None, "content": "1+1="}]),
+        ("prompt", [*ROW["prompt"], {"role": "user", "content": None}]),
+        ("reward_model", None),
+        ("data_source", None),
+    ],
+)
+def test_rows_that_hold_nothing_are_counted_with_the_first_of_them(tmp_path: Path, column: str, value: object):
+    (line,) = checks.lacking([rows(tmp_path / "train.parquet", {column: value}, {}, {column: value})], WANTED)
+    assert f": {column} " in line and " 2 of 6 rows" in line and "row 3" in line
+
+
+def test_a_data_file_has_rows_and_messages_may_call_tools_and_hold_pictures(tmp_path: Path):
+    from pyarrow import parquet
+
+    call = {"role": "assistant", "content": None, "tool_calls": ["add(1, 1)"]}
+    parts = [{"role": "user", "content": [{"type": "text", "text": "1+1="}]}]
+    assert checks.lacking([rows(tmp_path / "calls.parquet", {"prompt": [*ROW["prompt"], call]})], WANTED) == []
+    file = str(tmp_path / "parts.parquet")
+    parquet.write_table(parquet.read_table(rows(tmp_path / "r.parquet")).slice(0, 0), file)
+    (line,) = checks.lacking([file], WANTED)
+    assert line.startswith(f"{file} has no rows")
+    import pyarrow
+
+    parquet.write_table(pyarrow.Table.from_pylist([{**ROW, "question": parts}]).drop(["prompt"]), file)
+    columns = ["question", "data_source", "reward_model"]
+    assert checks.lacking([file], columns, "question") == []
+    parquet.write_table(pyarrow.Table.from_pylist([{**ROW, "question": "1+1="}]).drop(["prompt"]), file)
+    assert len(checks.lacking([file], columns, "question")) == 1
 
 
 def model(folder: Path) -> str:

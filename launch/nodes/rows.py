@@ -1,0 +1,92 @@
+"""What verl reads of a run's data files, looked at before a run: columns, their types, nulls, and that there are rows.
+
+verl reads them minutes after the start. With data.filter_overlong_prompts it leaves out a prompt that it cannot read as
+if it were too long: the run goes on with fewer, or ends with an empty data loader.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow
+
+PROMPT, REWARD = "prompt", "reward_model"
+MESSAGE = {"role", "content"}
+ANSWER = "ground_truth"
+
+
+def lacking(files: Iterable[str], columns: Sequence[str], prompt: str = PROMPT) -> list[str]:
+    """A line for each thing that is wrong with the rows of these parquet files; others, and missing ones, are skipped.
+
+    Args:
+        columns: that each file must have.
+        prompt: which of them holds the messages.
+    """
+    return [line for file in files if file.endswith(".parquet") for line in _lacking(file, columns, prompt)]
+
+
+def _lacking(file: str, columns: Sequence[str], prompt: str) -> list[str]:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        return ["pyarrow is not installed here: is this the Python of the stack? (`python` in the inventory)"]
+    try:
+        with ParquetFile(file) as opened:
+            there = opened.schema_arrow
+            if missing := [name for name in columns if name not in there.names]:
+                has = f"it has {', '.join(there.names)}"[:200]
+                return [f"{file} has no column {', '.join(missing)} ({has}): ./run.sh data makes such files"]
+            if columns and not opened.metadata.num_rows:
+                return [f"{file} has no rows: make it again"]
+            if wrong := [line for name in columns for line in _type(name, there.field(name).type, prompt)]:
+                return [f"{file}: {line}" for line in wrong]
+            return [f"{file}: {line}" for line in _nulls(opened.iter_batches(columns=list(columns)), columns, prompt)]
+    except FileNotFoundError:
+        return []
+    except (OSError, ArrowException) as error:
+        return [f"{file} is no parquet file that can be read ({' '.join(str(error).split())[:200]}): copy it again"]
+
+
+def _type(name: str, found: "pyarrow.DataType", prompt: str) -> Iterator[str]:
+    """What is wrong with a column's type."""
+    from pyarrow import types
+
+    if types.is_null(found):
+        yield f"{name} is null in every row"
+    elif name == prompt:
+        messages = types.is_list(found) or types.is_large_list(found)
+        message = found.value_type if messages else found
+        if not (messages and types.is_struct(message) and set(message.names) >= MESSAGE):
+            yield f'{name} is {found!s:.100}: verl wants a list of messages, as [{{"role": "user", "content": ".."}}]'
+        elif nothing := [field.name for field in message if field.name in MESSAGE and types.is_null(field.type)]:
+            yield f"{name} is a list of messages whose {nothing[0]} is always null"
+    elif name == REWARD and not (types.is_struct(found) and ANSWER in found.names):
+        yield f'{name} is {found!s:.100}: verl wants a mapping, as {{"style": "rule", "{ANSWER}": ".."}}'
+
+
+def _nulls(batches: "Iterable[pyarrow.RecordBatch]", columns: Sequence[str], prompt: str) -> Iterator[str]:
+    """A line for each column with rows that hold nothing: the first of them, counted from 0, and how many there are."""
+    first, count, before = dict[str, int](), dict.fromkeys(columns, 0), 0
+    for batch in batches:
+        for name in columns:
+            if empty := _empty(batch.column(name), name == prompt):
+                first.setdefault(name, before + empty[0])
+                count[name] += len(empty)
+        before += batch.num_rows
+    for name, row in first.items():
+        yield f"{name} is null or empty in {count[name]} of {before} rows, first in row {row}: leave them out"
+
+
+def _empty(column: "pyarrow.Array", messages: bool) -> list[int]:
+    """The rows that hold null, or no message, or one without a role; of content, which calls of tools may stand for."""
+    from pyarrow import compute
+
+    rows = set(compute.indices_nonzero(column.is_null()).to_pylist())
+    if messages:
+        rows |= set(compute.indices_nonzero(compute.equal(compute.list_value_length(column), 0)).to_pylist())
+        inner, owners = compute.list_flatten(column), compute.list_parent_indices(column)
+        needed = MESSAGE - {"content"} if "tool_calls" in inner.type.names else MESSAGE
+        for name in needed:
+            rows |= set(owners.filter(compute.struct_field(inner, name).is_null()).to_pylist())
+    return sorted(rows)
