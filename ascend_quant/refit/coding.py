@@ -17,7 +17,7 @@ from ascend_quant.kernels import kernels_for
 from ascend_quant.kernels.moves import SCALE_BYTES, Job, Move
 from ascend_quant.kernels.storage import CODES
 from ascend_quant.refit.errors import RefitError
-from ascend_quant.refit.sent import NamedTensor
+from ascend_quant.refit.sent import NamedTensor, lies_as_read
 from ascend_quant.schemes import SCHEMES, Scheme
 
 TAIL = 16  # bytes behind the codes of a row: rows of a multiple of 16 codes stay aligned
@@ -53,10 +53,16 @@ def codes_of(name: str, sent: torch.Tensor) -> torch.Tensor:
         RefitError: it holds no rows of codes with scales.
     """
     scheme = SCHEMES[name.rpartition(MARK)[2]]
-    if sent.dim() < 2 or sent.dtype != codes_dtype(scheme) or sent.shape[-1] <= TAIL or not sent.is_contiguous():
+    if sent.dim() < 2 or sent.dtype != codes_dtype(scheme) or sent.shape[-1] <= TAIL:
         raise RefitError(
             f"{name}: got {sent.dtype} of shape {tuple(sent.shape)}; send rows of {codes_dtype(scheme)} codes with "
             f"{TAIL} bytes behind each (ascend_quant.refit.coding.encode)"
+        )
+    if not lies_as_read(sent):
+        negative = ", with its signs turned over by a view" if sent.is_neg() else ""
+        raise RefitError(
+            f"{name}: got shape {tuple(sent.shape)} with strides {sent.stride()}{negative}, but codes and scales are "
+            "read as they lie in memory, row behind row; send tensor.resolve_neg().contiguous()"
         )
     return sent[..., :-TAIL]
 

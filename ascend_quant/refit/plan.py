@@ -14,7 +14,7 @@ from torch._C._dynamo.guards import TensorGuards
 
 from ascend_quant.kernels.moves import Move, Moves
 from ascend_quant.refit.resident import ResidentWeight
-from ascend_quant.refit.sent import NamedTensor, check_sent, is_plain, sent_twice
+from ascend_quant.refit.sent import NamedTensor, check_sent, is_plain, lies_as_read, sent_twice
 
 # tensors of a long list that are placed together: few at first, so that the device begins at once; fewer again towards
 # the end, so that it has little left to do when the host is through
@@ -73,7 +73,7 @@ class Entry:
 
     def fits(self, tensor: torch.Tensor) -> bool:
         """Whether the moves tell where this tensor goes; a loader refuses by name what may not go there."""
-        as_learnt = tensor.is_contiguous() and not tensor.is_neg() if self.coded else is_plain(tensor)
+        as_learnt = lies_as_read(tensor) if self.coded else is_plain(tensor)
         taken = all(resident.takes(tensor.dtype, self.coded) for resident, _ in self.moves)
         return not self.by_loader and tensor.shape == self.shape and as_learnt and taken
 
@@ -163,8 +163,8 @@ def edges_of(resident: ResidentWeight, moves: Sequence[Move]) -> set[tuple[Resid
 
 
 def facts_of(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, bool, bool]:
-    """What moves depend on."""
-    return tensor.shape, tensor.dtype, tensor.is_cpu, is_plain(tensor)
+    """What moves depend on; those of codes too, which are no plain floats and lie in memory alike."""
+    return tensor.shape, tensor.dtype, tensor.is_cpu, lies_as_read(tensor)
 
 
 class Plan:

@@ -2,11 +2,15 @@
 
 import pytest
 import torch
+from naming import line_naming
 
 from ascend_quant import oracle
-from ascend_quant.refit import Refit, RefitError
+from ascend_quant.engine.loading import Loading, storage_of
+from ascend_quant.engine.placeless import Placeless
+from ascend_quant.refit import Refit, RefitError, coding
 from ascend_quant.refit.plan import FEWEST, LAST, MOST, WAYS, Entry, together
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
+from ascend_quant.schemes import SCHEMES
 
 NAMES = ("up", "norm", "down", "elsewhere")
 
@@ -191,3 +195,56 @@ def test_lists_stay_and_generators_do_not():
     assert sizes[0] == FEWEST and max(sizes) == MOST and LAST <= sizes[-1] < 2 * LAST
     assert len(list(together(pairs[: 2 * FEWEST - 1]))) == 1
     assert [list(group) for group in together(iter(pairs[:3]))] == [[pair] for pair in pairs[:3]]
+
+
+class CodedEngine:
+    """One weight that is sent as codes, through the hook that learns where a loader's copies go."""
+
+    def __init__(self, scheme):
+        self.scheme, dtype = SCHEMES[scheme], coding.codes_dtype(SCHEMES[scheme])
+        self.up = QuantizedWeight("up", torch.zeros(6, 48, dtype=dtype), torch.zeros(6), 48)
+        self.refit = Refit([self.up])
+        self.by_loader = 0
+
+    def load(self, name, sent):
+        loading = Loading(self.refit, {storage_of(self.up.data): self.up}, 1, Placeless(None, 0), True)
+        with self.refit.session(), loading, loading.naming():
+            for _, tensor in loading.feed([(name, sent)]):
+                self.by_loader += 1
+                self.up.data.copy_(tensor)
+
+    def check(self, w):
+        codes, scale = oracle.quantize(w, self.scheme)
+        assert torch.equal(self.up.data.view(torch.int8), codes.view(torch.int8))
+        assert torch.equal(self.up.scale, scale.view(-1))
+        assert self.refit.last_receipt.digest == self.refit.digest()
+
+
+LAID_OTHERWISE = {
+    "rows with others between": lambda sent: torch.cat([sent, sent], 1)[:, : sent.shape[1]],
+    "rows with zeros between": lambda sent: torch.cat([sent, torch.zeros_like(sent)], 1)[:, : sent.shape[1]],
+    "a gap behind each row": lambda sent: torch.cat([sent, sent[:, :16]], 1)[:, : sent.shape[1]],
+    "columns as rows": lambda sent: sent.t().contiguous().t(),
+    "every second column": lambda sent: sent.repeat_interleave(2, 1)[:, ::2],
+    "every second row": lambda sent: sent.repeat_interleave(2, 0)[::2],
+    "backwards signs": lambda sent: torch._neg_view((-sent.view(torch.int8)).view(sent.dtype)),
+}
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["by the loader", "by plan"])
+@pytest.mark.parametrize("laid", LAID_OTHERWISE)
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+def test_codes_that_lie_otherwise_in_memory_are_refused_by_their_strides(scheme, laid, known):
+    """Rows would be read one behind the other, whatever lies between: other bytes, which the proof cannot see."""
+    engine = CodedEngine(scheme)
+    first, second, third = (torch.randn(6, 48).bfloat16() for _ in range(3))
+    if known:
+        engine.load(*coding.coded([("up", first)], engine.scheme)[0])
+    [(name, sent)] = coding.coded([("up", second)], engine.scheme)
+    other = LAID_OTHERWISE[laid](sent)
+    with pytest.raises(RefitError, match=line_naming(name, str(other.stride()))):
+        engine.load(name, other)
+    for w in (third, first):
+        engine.load(*coding.coded([("up", w)], engine.scheme)[0])
+        engine.check(w)
+    assert engine.by_loader <= 1  # what was refused has not spoiled the plan
