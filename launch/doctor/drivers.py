@@ -9,7 +9,7 @@ project.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ try:
 except ImportError:  # of stacks without GPUs
     pynvml = None
 
+ACCELERATORS = ("davinci[0-9]*", "nvidia[0-9]*")
 DEVICE_FILES = ("davinci[0-9]*", "davinci_manager", "devmm_svm", "hisi_hdc")
 NUMBER = re.compile("[0-9]{1,9}")
 MEMORY = re.compile(r"(?<![0-9])([0-9]{1,9}) {0,20}/ {0,20}([0-9]{1,9})$")  # of the last column: HBM, or all there is
@@ -29,7 +30,12 @@ VERSION = re.compile(r"(?im)^[ \t]*(?:package_)?version[ \t]*=[ \t]*(\S+)")
 
 def devices(kind: str) -> Devices:
     """Those of a stack whose devices are of this kind: `npu`, `gpu` or `none`."""
-    return {"npu": npus, "gpu": gpus, "none": Devices}[kind]()
+    return {"npu": npus, "gpu": gpus, "none": left_alone}[kind]()
+
+
+def left_alone(root: Path = Path("/")) -> Devices:
+    """No device, with the files of the NPUs or GPUs that a stack without devices does not use."""
+    return Devices(files=device_files(root / "dev", ACCELERATORS))
 
 
 def npu_numbers(folder: Path = Path("/dev")) -> list[int]:
@@ -140,9 +146,9 @@ def driver_version(root: Path) -> str | None:
     return found[1] if found else None
 
 
-def device_files(folder: Path) -> tuple[str, ...]:
+def device_files(folder: Path, patterns: Sequence[str] = DEVICE_FILES) -> tuple[str, ...]:
     """The files in /dev by which a process reaches the devices."""
-    found = (path for pattern in DEVICE_FILES for path in folder.glob(pattern))
+    found = (path for pattern in patterns for path in folder.glob(pattern))
     return tuple(sorted(path.name for path in found))
 
 

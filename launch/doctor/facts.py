@@ -97,7 +97,7 @@ class Devices:
         tool: npu-smi or NVML, or None where the stack has no devices.
         problem: why the tool could not be asked, or what it printed that names no device.
         chip: the SoC, as ascend910b3 or ascend910_9392; None where it is not known.
-        files: the device files that there are.
+        files: the device files that there are; on stack cpu those of the NPUs or GPUs that it leaves alone.
         cards: the numbers that npu-smi's -i takes; an A3's card has two devices.
     """
 
@@ -121,6 +121,7 @@ class Software:
         cann: the toolkit's version, and the file that says it or why there is none.
         chip_of_image: what vllm-ascend was built for, as ascend910b1, or A2 or A3.
         flashrl: the file by which FlashRL patches vLLM in this environment; None where it does not.
+        executable: of the interpreter.
     """
 
     python: str
@@ -130,6 +131,7 @@ class Software:
     cann_from: str = ""
     chip_of_image: str | None = None
     flashrl: str | None = None
+    executable: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Versions of Python, packages, CANN, driver and chip: against the stack's pins, and against each other."""
 
 import platform
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def software(environment: Mapping[str, str], root: Path = Path("/")) -> Software
         cann_from=where,
         chip_of_image=environment.get(CHIP_VARIABLE) or chip_of_build(),
         flashrl=patched(default_path()),
+        executable=sys.executable,
     )
 
 

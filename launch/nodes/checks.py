@@ -115,24 +115,24 @@ class Checked:
 
 def find(plan: NodePlan) -> tuple[Checked, list[str]]:
     """Look at everything, whatever is wrong with the rest: what was chosen, and a line for each problem."""
-    checked, problems = Checked(), []
+    said = {name: value for _, variables in plan.layers for name, value in variables.items()}
+    head = plan.role == "head"
+    wanted = Wanted(stack=plan.stack, head=head, ports=plan.ports, environment=said, imports=plan.imports)
+    checked, problems = Checked(), in_the_way(wanted)
     try:
         checked.wire = network.choose(plan.address, plan.nic)
     except LaunchError as error:
         problems += str(error).splitlines()
-    try:
-        kind = pins(plan.stack).devices
-        checked.devices = chosen(plan.devices, kind, found(kind))
-    except LaunchError as error:
-        problems += str(error).splitlines()
+    kind = pins(plan.stack).devices
+    if (there := found(kind)) or kind == "none":  # else that there is no device is told with the reason
+        try:
+            checked.devices = chosen(plan.devices, kind, there)
+        except LaunchError as error:
+            problems += str(error).splitlines()
     problems += [f"{path} is missing on this host" for path in plan.needs if not os.path.exists(path)]
     problems += lacking(plan.needs, plan.columns, plan.prompt)
     problems += checkpoint_room(plan.saving) if plan.saving else []
     problems += room(plan.temp_dir)
-    said = {name: value for _, variables in plan.layers for name, value in variables.items()}
-    head = plan.role == "head"
-    wanted = Wanted(stack=plan.stack, head=head, ports=plan.ports, environment=said, imports=plan.imports)
-    problems += in_the_way(wanted)
     problems += door.problems() if plan.socket_filter else []
     return checked, problems
 

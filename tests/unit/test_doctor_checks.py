@@ -7,9 +7,9 @@ import pytest
 from doctor_facts import NPU_FILES, NPUS, PYTHONS, packages, said, wanted, well
 from naming import has_line_naming
 
-from launch.doctor import devices, machine, network, run, versions
+from launch.doctor import devices, interpreter, machine, network, run, versions
 from launch.doctor.checking import Check
-from launch.doctor.examination import CHECKS
+from launch.doctor.examination import CHECKS, judged
 from launch.doctor.examination import traits as traits_of
 from launch.doctor.facts import GIB, Device, Devices, Facts, Files, Holder, Leftover, Link, Links, Network
 from launch.recipes.effective import Weights
@@ -77,7 +77,28 @@ def variable(**variables: str) -> dict[str, Any]:
 
 
 ALONE = {"hosts": 1}
+ON_CPU = {"software": replace(SOFTWARE, packages=packages("cpu"), executable="/x/.venv/bin/python")}
 CASES = [
+    case(interpreter.of_stack, "error", "/x/.venv/bin/python", "PYTHON", "cuda13", run=CUDA, **ON_CPU),
+    case(interpreter.of_stack, "error", "/x/.venv/bin/python", "PYTHON", "ascend-cann9.1", **ON_CPU),
+    case(
+        interpreter.of_stack,
+        "warning",
+        "/dev/davinci0",
+        "ASCEND_QUANT_STACK=ascend-cann9.1",
+        "PYTHON",
+        run={"stack": "cpu"},
+        devices=Devices(files=NPU_FILES[:2]),
+    ),
+    case(
+        interpreter.of_stack,
+        "warning",
+        "/dev/nvidia0",
+        "ASCEND_QUANT_STACK=cuda13",
+        "PYTHON",
+        run={"stack": "cpu"},
+        devices=Devices(files=("nvidia0", "nvidia1")),
+    ),
     case(devices.present, "error", "/usr/local/dcmi:ro", **no_devices("npu-smi is not on PATH")),
     case(devices.present, "error", "device-share", **no_devices("dcmi model initialized failed. ret is -8020")),
     case(devices.present, "error", "--device /dev/davinci0", **no_devices("dcmi failed", NPU_FILES[2:])),
@@ -204,6 +225,19 @@ def test_what_is_wrong_is_found(case: Case):
     found = said(case.check, well(case.run.get("stack", "ascend-cann9.1"), **case.changed), wanted(**case.run))
     assert [line for level, line in found if level == case.level and has_line_naming(line, *case.words)], found
     assert all(line.split(" | ")[1] for level, line in found if level != "ok"), "each has a fix"
+
+
+def test_where_python_is_unset_that_is_the_first_finding_and_the_only_one():
+    """The environment of stack cpu on a host with GPUs: torch, vLLM, NVML and late imports are other ones, or none."""
+    unasked = Devices("NVML", "nvidia-ml-py is not installed here")
+    facts = well("cuda13", devices=unasked, missing=(BRIDGE,), **ON_CPU)
+    found = [one for one in judged(CHECKS, facts, wanted("cuda13", imports=[BRIDGE])) if one.level != "ok"]
+    assert [(one.level, one.check) for one in found] == [("error", "versions.python")]
+    assert CHECKS[0] is interpreter.of_stack
+    npus = judged(CHECKS, well(devices=no_devices("no npu-smi")["devices"], **ON_CPU), wanted())
+    assert [one.check for one in npus if one.level == "error"] == ["versions.python", "devices.present"]  # the driver's
+    lost = replace(well("cuda13").software, packages={})
+    assert len(judged(CHECKS, well("cuda13", software=lost, devices=unasked), wanted("cuda13"))) > 6, "all is said else"
 
 
 def test_every_check_has_a_case():
