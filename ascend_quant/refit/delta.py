@@ -7,15 +7,17 @@ At RL's learning rates a step changes few of the codes and of the BF16 values th
 side as bytes. Of each block of 64 KiB a patch has the count of the bytes that differ, their places (2 bytes each) and
 the bytes; where that is more than the group, the group itself travels. Both sides keep all bytes of the last sync.
 
-A patch names the sync that it is made against, by a number and the sender's id, so it is never put onto another base.
-Whoever leads the sync asks the receivers first what they have, and tells the sender. What comes out is proved as ever:
-digests are taken of the tensors before they become blobs.
+A patch names the sync that it is made against, by a number, the sender's id and its nonce, so it is never put onto
+another base. Whoever leads the sync asks the receivers first what they have, and tells the sender. What comes
+out is proved as ever: digests are taken of the tensors before they become blobs. A receiver has a sync only once the
+engine has taken it: where the proof failed, a byte of the base may be wrong, and the next sync is sent whole.
 
 A blob, little-endian: HEADER int64, the layout as JSON, then the bytes, or counts int32, places uint16 and bytes. The
 last blob of a sync is a header alone: without it the receiver has nothing that a patch could be made against.
 """
 
 import json
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
@@ -29,16 +31,29 @@ from ascend_quant.refit.proof import DTYPES
 from ascend_quant.refit.sent import NamedTensor
 
 NAME = "ascend_quant.delta"  # and the group's number: what a blob travels as
-FORMAT = 2  # 1 had no group's number, and no last blob
+FORMAT = 3  # 2 had no nonce; 1 no group's number, and no last blob
 BLOCK = 1 << 16  # bytes, whose places fit into 16 bits
 ALIGNED = 16  # bytes between tensors of a group: each may be viewed as any dtype
+
+
+class Sync(NamedTuple):
+    """Which sync.
+
+    Attributes:
+        sender, number: whose, and which of its.
+        nonce: the `Sender`'s own: one that is made anew, under the same id, counts from 1 again.
+    """
+
+    sender: int
+    number: int
+    nonce: int
 
 
 class Header(NamedTuple):
     """What a blob says of itself.
 
     Attributes:
-        sender, number: whose sync, and which of its.
+        sender, number, nonce: of which sync it is.
         group: which of the sync.
         base: the number of the sync that a patch is made against; 0 for a whole group.
         layout: bytes of JSON; 0 for a patch, whose layout is its base's.
@@ -54,6 +69,12 @@ class Header(NamedTuple):
     layout: int
     size: int
     changed: int
+    nonce: int
+
+    @property
+    def sync(self) -> Sync:
+        """Of which sync it is."""
+        return Sync(self.sender, self.number, self.nonce)
 
     @property
     def is_last(self) -> bool:
@@ -81,7 +102,7 @@ class Sender:
         self.sender, self.number, self.against = sender, 0, 0
         self._base_on = base_on
         self._base = Base(base_on)
-        self._syncs = 0
+        self._syncs, self._nonce = 0, secrets.randbits(62)
 
     def agree(self, sender: int, against: int) -> None:
         """Whose the next sync is, and which one all receivers have; 0 for none."""
@@ -100,45 +121,47 @@ class Sender:
             device = blob.device
             yield f"{NAME}.{i}", blob
         if device is not None:
-            last = Header(FORMAT, self.sender, self._syncs, i + 1, 0, 0, 0, 0)
-            yield f"{NAME}.{i + 1}", _as_bytes(last, device)
+            yield f"{NAME}.{i + 1}", _as_bytes(self._header(i + 1), device)
         self.number = self._syncs
+
+    def _header(self, group: int, base: int = 0, layout: int = 0, size: int = 0, changed: int = 0) -> Header:
+        return Header(FORMAT, self.sender, self._syncs, group, base, layout, size, changed, self._nonce)
 
     def _blob(self, i: int, group: Sequence[NamedTensor], known: int, before: Ahead) -> torch.Tensor:
         layout, now = _layout(group), _side_by_side(group)
         same = known and i < len(self._base.groups) and self._base.layouts[i] == layout
         if same and (patch := _patch(before.read(i, now.device), now)) is not None:
             self._base.patch(i, patch.at, patch.values)
-            header = Header(FORMAT, self.sender, self._syncs, i, known, 0, now.numel(), patch.changed)
+            header = self._header(i, base=known, size=now.numel(), changed=patch.changed)
             return torch.cat([_as_bytes(header, now.device), *patch.parts])
         self._base.keep(i, layout, now)
         text = json.dumps(layout, separators=(",", ":")).encode()
         text += b" " * (-len(text) % ALIGNED)
-        header = Header(FORMAT, self.sender, self._syncs, i, 0, len(text), now.numel(), 0)
+        header = self._header(i, layout=len(text), size=now.numel())
         said = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(now.device)
         return torch.cat([_as_bytes(header, now.device), said, now])
 
 
 class Receiver:
-    """The side of one engine's worker: begin, take what arrives in its order, end.
+    """The side of one engine's worker: begin, take what arrives in its order, settle once the engine has taken it too.
 
     Args:
         base_on: where the last sync's bytes are kept; None for the device on which blobs arrive.
         reserve: see `Base`.
 
     Attributes:
-        has: the sender's id and the number of the last sync that came to its end; None for none.
+        has: the last sync, if it is settled; None if not, and before the first.
     """
 
     def __init__(self, base_on: torch.device | None = None, reserve: int | None = None):
         self._base = Base(base_on, reserve)
-        self.has: tuple[int, int] | None = None
+        self.has: Sync | None = None
         self.begin()
 
     def begin(self) -> None:
-        """A sync begins; one that did not end has left a mixture."""
+        """A sync begins; one that was not settled has left what nobody knows."""
         self._had, self.has = self.has, None
-        self._taking: tuple[int, int] | None = None
+        self._taking: Sync | None = None
         self._count, self._is_whole = 0, False
 
     def take(self, name: str, tensor: torch.Tensor) -> list[NamedTensor]:
@@ -153,17 +176,17 @@ class Receiver:
         header = _header(name, tensor)
         if name != f"{NAME}.{i}" or header.group != i or self._is_whole:
             raise RefitError(f"{name} came where {NAME}.{i} should: a group is missing, or came twice")
-        if self._taking not in (None, (header.sender, header.number)):
-            raise RefitError(f"{name} is of sync {header.number}, after one of sync {self._taking[1]}")
-        self._taking = header.sender, header.number
+        if self._taking not in (None, header.sync):
+            raise RefitError(f"{name} is of {header.sync}, after one of {self._taking}")
+        self._taking = header.sync
         if header.is_last:
             self._is_whole = True
             return []
         self._write(name, i, tensor[HEADER_BYTES:], header)
         return _views(self._base.layouts[i], self._base.groups[i])
 
-    def end(self) -> None:
-        """No more comes; where the last blob did not, the next sync is to be sent whole."""
+    def settle(self) -> None:
+        """The engine has taken, and proved, what came: the next sync may patch it, if the last blob came too."""
         self.has = self._taking if self._is_whole else None
 
     def _write(self, name: str, i: int, rest: torch.Tensor, header: Header) -> None:
@@ -171,12 +194,9 @@ class Receiver:
             layout = _read_layout(name, rest[: header.layout])
             self._base.keep(i, layout, _checked(name, rest[header.layout :], header.size, layout).clone())
             return
-        if (header.sender, header.base) != self._had or i >= len(self._base.groups):
-            what = "none" if self._had is None else f"sync {self._had[1]} of sender {self._had[0]}"
-            raise RefitError(
-                f"{name}: a patch for sync {header.base} of sender {header.sender}, but this engine's base is {what}: "
-                "send the weights whole"
-            )
+        wanted = header.sync._replace(number=header.base)
+        if wanted != self._had or i >= len(self._base.groups):
+            raise RefitError(f"{name}: a patch for {wanted}, but this engine's base is {self._had}: send all weights")
         _apply(name, rest, header, self._base.groups[i])
 
 

@@ -165,10 +165,11 @@ def test_patches_travel_in_small_buckets_and_what_is_larger_in_pieces(ends, monk
     for end in ends:
         end.bucket_size = 50_000
     patches.telling(ends[0], trainer.agree)
-    patches.receiving(ends[1], Receiver())
+    receiver = Receiver()
+    patches.receiving(ends[1], receiver)
     now = [(name, torch.arange(40_000.0).view(400, 100).bfloat16()) for name in "ab"]
     for step, driver in enumerate((1, 1, 2, 2)):  # a driver that has begun again has everything sent whole
-        sender, number = getattr(ends[1], patches.HAS)()
+        sender, number, _ = getattr(ends[1], patches.HAS)()
         for end in ends:
             getattr(end, patches.AGAINST)(driver, number if sender == driver else 0)
             end.send_buf, end.recv_buf = torch.zeros(2, end.bucket_size, dtype=torch.uint8)
@@ -177,6 +178,7 @@ def test_patches_travel_in_small_buckets_and_what_is_larger_in_pieces(ends, monk
         if step == 3:
             now[0] = "a", -now[0][1]  # of which a patch would be larger than itself
         got = received(ends, trainer.blobs([pair] for pair in now), lambda wire: buckets.append(wire.said.qsize()))
+        receiver.settle()
         assert [name for name, _ in got] == ["a", "b"]
         assert all(torch.equal(here, there) for (_, here), (_, there) in zip(got, now, strict=True))
     assert buckets[:3] == [4, 1, 4] and buckets[3] > 80

@@ -1,8 +1,8 @@
 """Weights that travel between devices as what has changed in them: refit/delta.py at both ends of verl's engines.
 
 Before verl has the checkpoint engines get ready for a sync, its driver asks the receivers which sync they have, and
-tells all ends alike: whatever was lost on the way, a replica, a trainer or a sync that ended in the middle, the next
-sync is sent whole.
+tells all ends alike: whatever was lost on the way, a replica, a trainer, or a sync that ended in the middle or that an
+engine has not taken, the next sync is sent whole.
 
 Patches travel in small buckets. verl's engines send none before it is full, so with the buckets of whole weights an
 engine would begin when the trainer has compared everything; and over HCCL all of a bucket is sent, full or not.
@@ -17,12 +17,13 @@ from typing import Any
 
 import ray
 
-from ascend_quant.refit.delta import Receiver, Sender
+from ascend_quant.refit.delta import Receiver, Sender, Sync
 from ascend_quant.refit.sent import NamedTensor
 
 logger = logging.getLogger(__name__)
 
 HAS, AGAINST = "refit_has", "refit_against"  # what verl's checkpoint engines are asked besides
+NO_SYNC = Sync(0, 0, 0)
 BUCKET = 4 << 20  # bytes of patches: a third of a 7B's, and 235B's take some 500
 
 
@@ -39,8 +40,8 @@ def asking_for_a_base(original: Callable) -> Callable:
     def build_process_group(self: Any, rollout: Any) -> None:
         nonlocal is_first
         found = set(ray.get(rollout.execute_checkpoint_engine([HAS] * rollout.world_size)))
-        sender, number = found.pop() if len(found) == 1 else (0, 0)
-        against = number if sender == own_id() else 0
+        common = found.pop() if len(found) == 1 else NO_SYNC
+        against = common.number if common.sender == own_id() else 0
         if not against and not is_first:
             logger.warning("the engines have no sync in common: this one is sent whole")
         is_first = False
@@ -97,7 +98,10 @@ class Patching:
 
 
 def receiving(engine: Any, receiver: Receiver) -> None:
-    """Let a checkpoint engine hand out what its blobs stand for, say what it has, and be told what comes."""
+    """Let a checkpoint engine hand out what its blobs stand for, say what it has, and be told what comes.
+
+    Who passes the weights on settles the receiver, once the engine has them (`PassingOnWorker`).
+    """
     receive = engine.receive_weights
 
     async def receive_weights(*args: Any, **kwargs: Any) -> AsyncIterator[NamedTensor]:
@@ -105,8 +109,7 @@ def receiving(engine: Any, receiver: Receiver) -> None:
         async for name, tensor in receive(*args, **kwargs):
             for pair in receiver.take(name, tensor):
                 yield pair
-        receiver.end()
 
     engine.receive_weights = receive_weights
-    setattr(engine, HAS, lambda: receiver.has or (0, 0))
+    setattr(engine, HAS, lambda: receiver.has or NO_SYNC)
     telling(engine)

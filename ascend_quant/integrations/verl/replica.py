@@ -1,6 +1,7 @@
 """verl's vLLM replica with our worker extension, with the refits' receipts, and with its rank on every sample."""
 
 import asyncio
+import functools
 import time
 from typing import Any
 
@@ -120,15 +121,28 @@ class RefitHttpServer(vLLMHttpServer):
 
 
 class PassingOnWorker(CheckpointEngineWorker):
-    """Beside an engine whose trainer is elsewhere: it gets the weights, and sends them on as a trainer here would."""
+    """Beside an engine whose trainer is elsewhere: it gets the weights, and sends them on as a trainer here would.
+
+    Attributes:
+        receiver: of patches; None where none are sent.
+    """
+
+    receiver: Receiver | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         install(hooks.WHEN_WEIGHTS_ARRIVE)  # before a module of the user's takes the function by its name
         super().__init__(*args, **kwargs)
         if (patches := patches_of(self.rollout_config)) is not None:
             reserve = bucket_bytes(self.rollout_config) + BESIDE if patches.beside_engines else None
-            receiving(self.checkpoint_engine, Receiver(patches.base_on, reserve))
+            self.receiver = Receiver(patches.base_on, reserve)
+            receiving(self.checkpoint_engine, self.receiver)
         install((*hooks.WHEN_WEIGHTS_LEAVE, *hooks.WHEN_PASSED_ON))  # the rollout's module is there by now
+
+    @functools.wraps(CheckpointEngineWorker.update_weights)
+    async def update_weights(self, *args: Any, **kwargs: Any) -> None:
+        await super().update_weights(*args, **kwargs)  # raises where the engine has not proved what it took
+        if self.receiver is not None:
+            self.receiver.settle()
 
 
 class RefitReplica(vLLMReplica):
