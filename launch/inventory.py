@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, PlainValidator
 from ascend_quant.documents import BadDocument, read_yaml
 from launch import ROOT, LaunchError, variables
 from launch.recipes.fields import Fields, Stack
-from launch.recipes.files import checked, did_you_mean
+from launch.recipes.files import checked, nearest
 
 FOLDER = ROOT / "configs" / "clusters"
 LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
@@ -166,8 +166,7 @@ def load(name: str, folder: Path = FOLDER) -> Inventory:
     """
     file = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not os.path.isfile(file):
-        nearest = did_you_mean(name, names(folder), "names")
-        raise LaunchError(f"no inventory {name!r}: give the path of a .yaml file, or a name. {nearest}")
+        raise LaunchError(f"no inventory {name!r}: give the path of a .yaml file; {nearest(name, names(folder))}")
     try:
         return checked(file, read_yaml(file), Inventory, problems)
     except BadDocument as error:

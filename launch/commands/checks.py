@@ -8,7 +8,7 @@ import typer
 
 from ascend_quant.exits import DONE, FAILED, WRONG_USE, fail
 from ascend_quant.whole_file import why_no_file, write_whole
-from launch.commands.recipe import Changes, pairs
+from launch.commands.recipe import Changes, of_data
 
 DEFAULT = Path("smoke.json")
 
@@ -49,10 +49,11 @@ def doctor(
     try:
         inventory, wanted, paths, kl = load(cluster) if cluster is not None else None, None, None, None
         if recipe is not None:
-            wanted = load_recipe(recipe, changes=pairs(changes or []))
+            made, folder = of_data(changes, data)
+            wanted = load_recipe(recipe, changes=made)
             kl = kl_of(mismatch, wanted) if mismatch is not None else None
             hosts = inventory or this_machine(wanted.stack)
-            paths = places(wanted, hosts, new_run(), locals_of(hosts)[0], model, data, out)
+            paths = places(wanted, hosts, new_run(), locals_of(hosts)[0], model, folder, out)
         with Console(stderr=True).status("examining"):
             report = examine(inventory, wanted, paths, kl)
     except LaunchError as error:

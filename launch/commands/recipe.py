@@ -1,6 +1,7 @@
 """`run.sh recipe list` and `show`: what can be trained and what it becomes; `run.sh data`: data."""
 
 import json
+import os
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
@@ -15,6 +16,11 @@ RecipeName = Annotated[str, typer.Argument(help="A recipe's name, or the path of
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of the recipe; repeatable.")
 ]
+DataOption = Annotated[
+    str | None,
+    typer.Option(help="Folder of the data sets on the hosts, or the files themselves: TRAIN or TRAIN,VALIDATION."),
+]
+DATA_FILES = (".parquet", ".json", ".jsonl")  # what verl reads
 recipe_app = typer.Typer(no_args_is_help=True, help="What can be trained: recipes in configs/recipes.")
 
 
@@ -31,6 +37,17 @@ def pairs(changes: Sequence[str]) -> list[tuple[str, str]]:
     if wrong := [change for change in changes if "=" not in change]:
         fail(f"--set {wrong[0]}: write KEY=VALUE, as --set nodes=1", WRONG_USE)
     return [(key, value) for key, _, value in (change.partition("=") for change in changes)]
+
+
+def of_data(changes: Sequence[str] | None, data: str | None) -> tuple[list[tuple[str, str]], str | None]:
+    """Changes of the recipe, and the data folder: --data that names files is changes; one file serves for both."""
+    made = pairs(changes or [])
+    files = data.split(",") if data else []
+    if not all(file.endswith(DATA_FILES) for file in files) or len(files) not in (1, 2):
+        return made, data
+    train, validation = os.path.abspath(files[0]), os.path.abspath(files[-1])
+    own = {"data.name": None, "data.train": train, "data.validation": validation}
+    return [*((key, json.dumps(value)) for key, value in own.items()), *made], None
 
 
 @recipe_app.command("list")
@@ -61,7 +78,7 @@ def list_recipes(as_json: Annotated[bool, typer.Option("--json", help="Print the
 def show_recipe(
     name: RecipeName,
     model: Annotated[str | None, typer.Option(help="Folder of the model.  [default: its id on the hub]")] = None,
-    data: Annotated[str, typer.Option(help="Folder of the data sets.")] = "data",
+    data: DataOption = None,
     out: Annotated[str | None, typer.Option(help="Folder of the result.  [default: runs/<name>]")] = None,
     changes: Changes = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the recipe and what it becomes as JSON.")] = False,
@@ -70,11 +87,12 @@ def show_recipe(
     from launch import LaunchError
     from launch.recipes import command, load, paths_of
 
+    made, folder = of_data(changes, data)
     try:
-        recipe = load(name, changes=pairs(changes or []))
+        recipe = load(name, changes=made)
     except LaunchError as error:
         fail(str(error), WRONG_USE)
-    paths = paths_of(recipe, model, data, out)
+    paths = paths_of(recipe, model, folder or "data", out)
     typer.echo(json.dumps(command.described(recipe, paths), indent=1) if as_json else command.shown(recipe, paths))
 
 

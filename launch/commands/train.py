@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ascend_quant.exits import FAILED, WRONG_USE, fail
-from launch.commands.recipe import Changes, RecipeName, pairs
+from launch.commands.recipe import Changes, DataOption, RecipeName, of_data
 
 if TYPE_CHECKING:
     from launch.inventory import Inventory
@@ -36,9 +36,7 @@ def train(
     model: Annotated[
         str | None, typer.Option(help="Folder of the model on the hosts, or an id of the hub.  [default: the recipe's]")
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Folder of the data sets on the hosts.  [default: data in the project]")
-    ] = None,
+    data: DataOption = None,
     out: Annotated[
         str | None,
         typer.Option(help="Checkpoint folder, by its path on the hosts.  [default: runs/<run> on shared storage]"),
@@ -69,13 +67,14 @@ def train(
     if on_this_node and cluster is None:
         fail("--on-this-node: say with --cluster which hosts there are", WRONG_USE)
     try:
-        chosen = load_recipe(recipe, changes=pairs(changes or []))
+        made, folder = of_data(changes, data)
+        chosen = load_recipe(recipe, changes=made)
         inventory = load(cluster) if cluster is not None else this_machine(chosen.stack)
         local, number = locals_of(inventory), new_run()
         here = own_number(inventory, local, chosen.nodes) if on_this_node else None
         if on_this_node and chosen.nodes > 1 and out is None:
             raise LaunchError("--on-this-node: the hosts must write to the same folder: say which with --out")
-        paths = places(chosen, inventory, number, local[0], model, data, out)
+        paths = places(chosen, inventory, number, local[0], model, folder, out)
         plan = make(chosen, inventory, paths, number, local, overrides or [], shell=os.environ, restarts=restart)
         code = show(plan, as_json) if dry_run else run(plan, restart, here)
     except LaunchError as error:
@@ -114,17 +113,20 @@ def show(plan: "Plan", as_json: bool) -> int:
     Raises:
         LaunchError: verl would refuse the job's settings, a line each.
     """
+    from rich.console import Console
+
     from launch import LaunchError
     from launch.cluster.transport import ask
     from launch.plan.dry_run import ask_all, described, text
     from launch.plan.validate import verl_problems
 
-    found, unchecked = verl_problems(plan)
-    if found:
-        raise LaunchError("\n".join(found))
-    if unchecked:
-        plan.notes.append(unchecked)
-    tree = described(plan, ask_all(plan, ask))
+    with Console(stderr=True).status("asking verl, then the hosts"):
+        found, unchecked = verl_problems(plan)
+        if found:
+            raise LaunchError("\n".join(found))
+        if unchecked:
+            plan.notes.append(unchecked)
+        tree = described(plan, ask_all(plan, ask))
     typer.echo(json.dumps(tree, indent=1) if as_json else text(tree))
     return NOT_FORMED if any(host["silent"] or host["problems"] for host in tree["hosts"]) else 0
 

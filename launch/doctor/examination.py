@@ -16,7 +16,7 @@ from launch.plan.job import imports
 from launch.recipes.effective import weights_of
 from launch.recipes.fields import Recipe
 from launch.recipes.overrides import resolve
-from launch.recipes.settings import Paths
+from launch.recipes.settings import Paths, data_files
 from launch.software import missing, python_path
 from launch.stacks import STACK_VARIABLE, pins
 
@@ -64,12 +64,12 @@ def _of_recipe(recipe: Recipe | None, paths: Paths | None, kl: float | None) -> 
         "imports": imports(recipe, resolve(recipe, paths or Paths("", "", "")).overrides),
         "sleeps": rollout.get("free_cache_engine", True) and rollout.get("enable_sleep_mode", True),
         "model": paths.model if paths else recipe.model.hub,
-        "data_name": recipe.data.name,
+        "data_name": recipe.data.name or "NAME",
         "weights": weights_of(recipe),
         "kl": kl,
     }
     if paths is not None:
-        made["data"] = [f"{paths.data}/{file}" for file in (recipe.data.train, recipe.data.validation)]
+        made["data"] = list(data_files(recipe, paths))
         made["out"] = paths.out
     return made
 

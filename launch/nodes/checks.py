@@ -28,6 +28,7 @@ from launch.software import has_module
 from launch.stacks import pins
 
 GIB = 1 << 30
+DATA = ("gsm8k", "dapo-math-17k", "addition")  # that ./run.sh data makes, each in a folder of its name
 ALLOWED_SECONDS = 5  # that clocks may differ by
 
 
@@ -129,12 +130,21 @@ def find(plan: NodePlan) -> tuple[Checked, list[str]]:
             checked.devices = chosen(plan.devices, kind, there)
         except LaunchError as error:
             problems += str(error).splitlines()
-    problems += [f"{path} is missing on this host" for path in plan.needs if not os.path.exists(path)]
+    problems += [f"{path} is missing on this host: {put(path)}" for path in plan.needs if not os.path.exists(path)]
     problems += lacking(plan.needs, plan.columns, plan.prompt)
     problems += checkpoint_room(plan.saving) if plan.saving else []
     problems += room(plan.temp_dir)
     problems += door.problems() if plan.socket_filter else []
     return checked, problems
+
+
+def put(path: str) -> str:
+    """What to do about a path that is not there."""
+    if not path.endswith(".parquet"):
+        return "copy it there, or correct --model or the setting that names it"
+    folder = Path(path).parent
+    made = f"./run.sh data {folder.name} --to {folder.parent}, or " if folder.name in DATA else ""
+    return f"{made}correct --data"
 
 
 def check(plan: NodePlan) -> Checked:

@@ -141,8 +141,9 @@ def job(job: Job) -> dict[str, Any]:
 
 
 def text(plan: dict[str, Any]) -> str:
-    """The plan that `described` made."""
-    return "\n".join([*_head(plan), *(line for host in plan["hosts"] for line in _host(host)), *_job(plan["job"])])
+    """The plan that `described` made; its last lines say what would stop the run."""
+    hosts = plan["hosts"]
+    return "\n".join([*_head(plan), *(line for one in hosts for line in _host(one)), *_job(plan["job"]), *_end(hosts)])
 
 
 def _head(plan: dict[str, Any]) -> Iterator[str]:
@@ -155,9 +156,6 @@ def _head(plan: dict[str, Any]) -> Iterator[str]:
 def _host(host: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield f"{host['role']} {host['host']}{' (this machine)' if host['here'] else ''}"
-    if host["silent"]:
-        yield f"  was not asked what it has: {host['silent']}"
-    yield from (f"  would stop here: {problem}" for problem in host["problems"])
     for name in ("address", "nic", "devices"):
         yield f"  {name + ':':<9} {host[name]}"
     yield f"  start:    {host['start']}"
@@ -185,3 +183,18 @@ def _job(job: dict[str, Any]) -> Iterator[str]:
     python, *arguments = job["entrypoint"]
     command, rest = arguments[:2], arguments[2:]
     yield "  " + " \\\n    ".join([shlex.join([python, *command]), *map(shlex.quote, rest)])
+
+
+def _end(hosts: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What is in the way, with what to do about it; the same of several hosts stands once."""
+    found: dict[str, list[str]] = {}
+    for host in hosts:
+        silent = [f"was not asked what it has: {host['silent']}"] if host["silent"] else []
+        for line in [*silent, *host["problems"]]:
+            found.setdefault(line, []).append(host["host"])
+    yield ""
+    if not found:
+        yield "nothing stands in the way: the same command without --dry-run starts the run"
+        return
+    yield f"{len(found)} would stop the run:" if len(found) > 1 else "this would stop the run:"
+    yield from (f"  {', '.join(where)}: {line}" for line, where in found.items())

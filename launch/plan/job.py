@@ -18,7 +18,7 @@ from launch.inventory import Inventory, Ports
 from launch.plan import Job, Layer, Saving
 from launch.recipes import Paths, Recipe, paths_of
 from launch.recipes.overrides import Resolved
-from launch.recipes.settings import ENVIRONMENT, uses_plugin
+from launch.recipes.settings import ENVIRONMENT, data_files, uses_plugin
 from launch.recipes.verl import ACTOR, MODEL, RELEASE, ROLLOUT, TRANSFORMER, verl_of
 from launch.software import Import
 from launch.stacks import pins
@@ -26,7 +26,10 @@ from launch.stacks import pins
 EAGER = "actor_rollout_ref.rollout.enforce_eager"  # false unless it is given
 SAVE = "trainer.save_freq"  # never, unless it is given
 RESUME = "trainer.resume_mode"
-REWARD = "reward.custom_reward_function.path"
+REWARDS = (
+    "reward.custom_reward_function.path",
+    "custom_reward_function.path",
+)  # where both are given, verl takes the last
 KEEP = "trainer.max_actor_ckpt_to_keep"  # all, unless it is given
 STEPS = "trainer.total_training_steps"  # as many as the epochs have, unless it is given
 EPOCHS = ("trainer.total_epochs", 30)
@@ -120,11 +123,14 @@ def needs(recipe: Recipe, paths: Paths, overrides: Sequence[str] = ()) -> list[s
     Raises:
         LaunchError: that file's path is relative, and the job has no such file.
     """
-    files = [f"{paths.data}/{name}" for name in dict.fromkeys([recipe.data.train, recipe.data.validation])]
-    reward = last_value(overrides, REWARD, "null").strip("'\"")
-    if not reward.startswith("/") and reward not in (*recipe.files, "null"):
-        raise LaunchError(f"{REWARD}={reward}: the job's folder has not this file: give an absolute path on the hosts")
-    found = [paths.model, *files, *([] if reward in recipe.files else [reward])]
+    found = [paths.model, *dict.fromkeys(data_files(recipe, paths))]
+    for name in REWARDS:
+        reward = last_value(overrides, name, "null").strip("'\"")
+        if not reward.startswith("/") and reward not in (*recipe.files, "null"):
+            raise LaunchError(
+                f"{name}={reward}: the job's folder has not this file: give an absolute path on the hosts"
+            )
+        found += [] if reward in recipe.files else [reward]
     return [path for path in found if path.startswith("/")]
 
 
@@ -154,7 +160,7 @@ def saving(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> Saving | N
     return Saving(
         out=paths.out,
         model=paths.model,
-        train=f"{paths.data}/{recipe.data.train}",
+        train=data_files(recipe, paths)[0],
         every=every,
         keep=_count(last_value(overrides, KEEP, "null")),
         steps=_count(last_value(overrides, STEPS, "null")),

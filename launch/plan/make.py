@@ -161,6 +161,8 @@ def notes(
         )
     if not paths.model.startswith("/"):
         lines.append(f"the model is {paths.model} of the hub: each host downloads it, or has it in its cache")
+    if recipe.data.train == recipe.data.validation:
+        lines.append("validation is on the data that is trained on: --data TRAIN,VALIDATION names another file")
     if restarts and jobs.last_value(overrides, jobs.SAVE, "-1") == "-1":
         lines.append(f"a restart begins anew: no checkpoints are saved. Say how often: -- {jobs.SAVE}=10")
     return lines

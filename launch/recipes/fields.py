@@ -13,15 +13,15 @@ Share = Annotated[float, Field(gt=0, le=1)]
 SchemeName = Annotated[str, AfterValidator(lambda name: get_scheme(name).name)]
 
 
-def _own_files(value: dict[str, str]) -> dict[str, str]:
+def _files(value: dict[str, str]) -> dict[str, str]:
     for file in value.values():
         if not (ROOT / file).is_file():
-            raise ValueError(f"there is no {file} in this repository")
+            raise ValueError(f"there is no {file} beside the recipe or in this repository, and it is no whole path")
     return value
 
 
 Said = Annotated[str, Field(min_length=1)]
-Files = Annotated[dict[str, str], AfterValidator(_own_files)]
+Files = Annotated[dict[str, str], AfterValidator(_files)]
 Variables = Annotated[dict[str, str], AfterValidator(variables.checked)]
 
 
@@ -149,9 +149,9 @@ class Correction(Fields):
 
 
 class Data(Fields):
-    """What `run.sh data` calls it, and its files, from the data folder."""
+    """Its files, by whole paths or from the data folder, and what `run.sh data` calls it, if it makes them."""
 
-    name: Said
+    name: Said | None = None
     train: Said
     validation: Said
 
@@ -167,7 +167,8 @@ class Recipe(Fields):
     """A whole recipe.
 
     Attributes:
-        files: what the job's working directory must hold: its name there, and the file in this repository.
+        files: what the job's working directory must hold: its name there, and the file, by its whole path, or as it
+            lies beside the recipe or in this repository.
         environment: variables for every process, over those of the stack.
         verl: a tree of verl's own settings; a setting that a field here makes is refused in it.
     """

@@ -1,6 +1,7 @@
 """Reading configs/recipes/NAME.yaml. `extends: OTHER` in a file takes what it leaves out from that recipe.
 
-`extends: [ONE, OTHER]` takes it from both, and where both have it, from the last.
+`extends: [ONE, OTHER]` takes it from both, and where both have it, from the last. A name is looked up beside the file,
+then in configs/recipes.
 What a user changes on the command line (`--set rollout.n=16`) is laid over the file, and checked as if it stood there.
 What is wrong is told in lines that a user can act on: the file, the key, the value, and what is valid.
 """
@@ -21,7 +22,7 @@ from launch.variables import secret
 
 Model = TypeVar("Model", bound=BaseModel)
 FOLDER = ROOT / "configs" / "recipes"
-DEMOS = ("demo", "study")  # have a format and a loader of their own: launch/demo/training.py
+DEMOS = {"demo": "demo", "study": "bench study"}  # their format and loader are their own: launch/demo/training.py
 
 
 def names(folder: Path = FOLDER) -> list[str]:
@@ -39,8 +40,10 @@ def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | Iterable
         LaunchError: there is none, or it is wrong: each line names the file and what to change.
     """
     file = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
-    if name in DEMOS or not os.path.isfile(file):
-        raise LaunchError(f"no recipe {name!r}; {did_you_mean(name, names(folder), 'names')}")
+    if name in DEMOS:
+        raise LaunchError(f"{name} is no recipe for train: ./run.sh {DEMOS[name]} runs it, and {file} has its settings")
+    if not os.path.isfile(file):
+        raise LaunchError(f"no recipe {name!r}: {nearest(name, names(folder))} ./run.sh recipe list shows all")
     tree = read(file)
     for key, value in changes.items() if isinstance(changes, Mapping) else changes:
         tree = merged(tree, changed(key, value))
@@ -57,8 +60,6 @@ def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         LaunchError: a file is missing, is no YAML mapping, or extends itself.
     """
     file = Path(os.path.normpath(file))
-    if above and not os.path.isfile(file):
-        raise failed(above[-1], [f"extends: there is no {file}"])
     if file in above:
         raise failed(file, [f"extends: leads back to itself, over {', '.join(one.stem for one in above)}"])
     try:
@@ -67,8 +68,26 @@ def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise LaunchError(str(error)) from error
     whole: dict[str, Any] = {}
     for base in _bases(file, tree.pop("extends", [])):
-        whole = merged(whole, read(file.parent / f"{base}.yaml", (*above, file)))
-    return merged(whole, tree)
+        whole = merged(whole, read(_found(file, base), (*above, file)))
+    return merged(whole, _files_beside(file, tree))
+
+
+def _found(file: Path, base: str) -> Path:
+    """The file of a name that `file` extends; a recipe of the user's may have a shipped one's name, and extend that."""
+    named = f"{base.removesuffix('.yaml')}.yaml"
+    places = [place for place in (file.parent / named, FOLDER / named) if place != file]
+    if there := next(filter(os.path.isfile, places), None):
+        return there
+    nearby = nearest(base, [*names(file.parent), *names()])
+    raise failed(file, [f"extends: there is no {named}, beside this file or in {FOLDER}: {nearby}"])
+
+
+def _files_beside(file: Path, tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree, in which `files` that lie beside the recipe have their whole paths."""
+    if not isinstance(files := tree.get("files"), dict):
+        return tree
+    beside = {name: str(file.parent.absolute() / said) for name, said in files.items() if isinstance(said, str)}
+    return tree | {"files": files | {name: path for name, path in beside.items() if os.path.isfile(path)}}
 
 
 def _bases(file: Path, said: Any) -> list[str]:
@@ -145,10 +164,16 @@ def _value(one: Mapping[str, Any]) -> str:
     return f"{given!r:.200}"
 
 
-def did_you_mean(key: str, valid: list[str], what: str = "keys") -> str:
-    """The nearest of the valid ones, if one is near, and all of them."""
+def nearest(name: str, valid: list[str]) -> str:
+    """The three of the valid names that are nearest."""
+    near = difflib.get_close_matches(name, list(dict.fromkeys(valid)), n=3, cutoff=0)
+    return f"did you mean {', or '.join(near)}?"
+
+
+def did_you_mean(key: str, valid: list[str]) -> str:
+    """The nearest of the valid keys, if one is near, and all of them."""
     near = difflib.get_close_matches(key, valid, n=1)
-    return (f"did you mean {near[0]}? " if near else "") + f"Valid {what}: {', '.join(valid)}"
+    return (f"did you mean {near[0]}? " if near else "") + f"Valid keys: {', '.join(valid)}"
 
 
 def valid_keys(model: type[BaseModel], path: list[Any]) -> list[str]:

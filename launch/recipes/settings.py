@@ -11,6 +11,7 @@ FP8 training is Megatron's: `fp8`, `fp8_recipe` and `fp8_param` of its Transform
 DistributedDataParallelConfig, `fp8_recipe` of its OptimizerConfig (megatron-core 0.16 to 0.18).
 """
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +40,8 @@ MINI = f"{ACTOR}.ppo_mini_batch_size"
 CARRIER = f"{ROLLOUT}.checkpoint_engine.backend"
 CHOSEN = {  # when the run starts: what `folders` makes, and the options that give it
     f"{MODEL}.path": "--model",
-    "data.train_files": "--data (or --set data.train=FILE, of its folder)",
-    "data.val_files": "--data (or --set data.validation=FILE, of its folder)",
+    "data.train_files": "--data (or --set data.train=FILE)",
+    "data.val_files": "--data (or --set data.validation=FILE)",
     "trainer.default_local_dir": "--out",
 }
 ROUTING_REPLAY = {  # the engine returns each token's experts, and the trainer's routers take them
@@ -70,12 +71,17 @@ def paths_of(recipe: Recipe, model: str | None, data: str, out: str | None) -> P
     return Paths(model or own, data, out or f"runs/{recipe.name}")
 
 
+def data_files(recipe: Recipe, paths: Paths) -> tuple[str, str]:
+    """The files that are trained on, and those of the validation."""
+    return os.path.join(paths.data, recipe.data.train), os.path.join(paths.data, recipe.data.validation)
+
+
 def folders(recipe: Recipe, paths: Paths) -> dict[str, Any]:
     """The settings that name files."""
     return {
         f"{MODEL}.path": paths.model,
-        "data.train_files": f"{paths.data}/{recipe.data.train}",
-        "data.val_files": f"{paths.data}/{recipe.data.validation}",
+        "data.train_files": data_files(recipe, paths)[0],
+        "data.val_files": data_files(recipe, paths)[1],
         "trainer.default_local_dir": f"{paths.out}/checkpoints",
     }
 

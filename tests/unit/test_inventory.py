@@ -80,7 +80,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, tree: dict, said: str):
 
 def test_a_broken_file_and_a_name_that_there_is_not(tmp_path: Path):
     (tmp_path / "mine.yaml").write_text("- a")
-    for name, said in ((str(tmp_path / "mine.yaml"), tmp_path / "mine.yaml"), ("a2-2-node", "a2-2-nodes?")):
+    for name, said in ((str(tmp_path / "mine.yaml"), tmp_path / "mine.yaml"), ("a2-2-node", "a2-2-nodes")):
         with pytest.raises(LaunchError, match=line_naming(said)):
             load(name)
 

@@ -238,9 +238,9 @@ def test_a_container_of_gpus_has_them_all_and_one_of_cpus_none(tmp_path: Path):
 
 
 def test_the_file_of_a_reward_must_be_there():
-    key = "reward.custom_reward_function.path"
-    assert "/r.py" in plan(extra=[f"{key}='/r.py'"]).nodes[1].needs
-    assert f"{key}=r.py" in said(extra=[f"{key}=r.py"])
+    for key in ("reward.custom_reward_function.path", "custom_reward_function.path"):
+        assert "/r.py" in plan(extra=[f"{key}='/r.py'"]).nodes[1].needs
+        assert f"{key}=r.py" in said(extra=[f"{key}=r.py"])
     own = plan("addition-int8", inventory("cpu")).nodes[0]  # a file of the recipe
     assert not [path for path in own.needs if path.endswith(".py")]
 
@@ -249,6 +249,7 @@ def test_data_files_must_have_what_verl_reads():
     assert plan().nodes[1].columns == ["prompt", "data_source", "reward_model"]
     assert plan(extra=["data.prompt_key=question"]).nodes[0].columns[0] == "question"
     assert plan(extra=["data.custom_cls.path=/x.py"]).nodes[0].columns == []
+    assert plan(extra=["data.prompt_key=question"]).nodes[0].prompt == "question"
 
 
 @pytest.mark.parametrize(

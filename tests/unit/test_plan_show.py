@@ -52,6 +52,17 @@ def test_a_host_that_does_not_answer_is_shown_with_words_and_the_reason():
     assert value_of(second, "ASCEND_RT_VISIBLE_DEVICES") == "0,1,2,3,4,5,6,7"
 
 
+def test_what_is_in_the_way_of_several_hosts_stands_once_at_the_end():
+    def asked(made, number: int) -> dict:
+        return facts("eth0", "192.0.2.11", range(8)) | {"problems": ["/m is missing: copy it", *["slow"] * number]}
+
+    made = tree(plan(), asked)
+    last = text(made).rpartition("\n\n")[2].splitlines()
+    first, second = (host["host"] for host in made["hosts"])
+    assert last[1:] == [f"  {first}, {second}: /m is missing: copy it", f"  {second}: slow"] and "2" in last[0]
+    assert "--dry-run" in text(tree(plan(), answers)).splitlines()[-1]
+
+
 def test_every_recipe_has_a_dry_run():
     for name in names():
         recipe, machines = load(name), inventories_for(name)[0]

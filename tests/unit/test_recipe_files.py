@@ -6,9 +6,9 @@ import pytest
 import yaml
 from naming import has_line_naming, line_naming
 
-from launch import LaunchError
-from launch.recipes import load, names
-from launch.recipes.files import merged
+from launch import ROOT, LaunchError
+from launch.recipes import Paths, load, names, resolve
+from launch.recipes.files import FOLDER, merged
 
 WHOLE = {
     "name": "one",
@@ -56,8 +56,11 @@ def test_a_file_may_be_anywhere(tmp_path: Path):
 
 
 def test_an_unknown_name_is_told_the_nearest():
-    with pytest.raises(LaunchError, match=line_naming("'qwen3-4b-fp9'", "qwen3-4b-fp8?")):
+    with pytest.raises(LaunchError, match=line_naming("'qwen3-4b-fp9'", "qwen3-4b-fp8")):
         load("qwen3-4b-fp9")
+    for name, command in (("demo", "./run.sh demo"), ("study", "./run.sh bench study")):  # settings of their own
+        with pytest.raises(LaunchError, match=line_naming(name, command)):
+            load(name)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +109,46 @@ def test_a_recipe_extends_others(tmp_path: Path):
     assert (top.rollout.n, top.correction.threshold) == (4, 2.0)
 
 
+@pytest.mark.parametrize(
+    ("file", "base"),
+    [
+        ("own.yaml", "addition-int8"),
+        ("own.yaml", "addition-int8.yaml"),
+        ("own.yaml", str(FOLDER / "addition-int8.yaml")),
+        ("addition-int8.yaml", "addition-int8"),  # the shipped one, and not itself
+        ("deep/own.yaml", "../near"),
+    ],
+)
+def test_a_recipe_of_the_users_extends_a_shipped_one_by_its_name(tmp_path: Path, file: str, base: str):
+    (tmp_path / "near.yaml").write_text("extends: addition-int8\n")
+    own = tmp_path / file
+    own.parent.mkdir(exist_ok=True)
+    own.write_text(yaml.safe_dump({"extends": base, "name": own.stem, "rollout": {"n": 3}}))
+    shipped, found = load("addition-int8"), load(str(own))
+    assert (found.rollout.n, found.verl, found.data) == (3, shipped.verl, shipped.data)
+
+
+def test_what_lies_beside_a_recipe_comes_before_what_is_shipped(tmp_path: Path):
+    write(tmp_path, "addition-int8", summary="beside")
+    (tmp_path / "own.yaml").write_text("extends: addition-int8\nname: own\n")
+    assert load(str(tmp_path / "own.yaml")).summary == "beside"
+
+
+def test_files_of_a_recipe_lie_beside_it_or_in_the_repository_or_have_a_whole_path(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    reward, other = tmp_path / "mine" / "reward.py", tmp_path / "other.py"
+    for file in (reward, other):
+        file.write_text(f"# {file.name}\n")
+    said = {"reward.py": "reward.py", "other.py": str(other), "demo.py": "launch/demo/reward.py"}
+    write(tmp_path / "mine", "own", files=said)
+    found = resolve(load("mine/own.yaml"), Paths("/m", "/d", "/o")).files
+    assert found == {"reward.py": reward, "other.py": other, "demo.py": ROOT / "launch/demo/reward.py"}
+    write(tmp_path / "mine", "own", files={"reward.py": "../nothing.py"})
+    with pytest.raises(LaunchError, match=line_naming("files", "../nothing.py")):
+        load("mine/own.yaml")
+
+
 def test_what_is_set_is_laid_over_the_file(tmp_path: Path):
     write(tmp_path, verl={"trainer": {"save_freq": 1, "test_freq": 2}})
     changes = {"rollout.n": "16", "verl.trainer.save_freq": "5", "rollout.ignore": "[lm_head]", "qat": "null"}
@@ -132,7 +175,7 @@ def test_what_is_set_is_checked_as_the_file_is(tmp_path: Path, key: str, value: 
     assert has_line_naming(str(caught.value), said) and len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("base, said", [("two", "leads back to itself"), ("none", "there is no ")])
+@pytest.mark.parametrize("base, said", [("two", "leads back to itself"), ("addition-int9", "addition-int8")])
 def test_a_recipe_that_extends_nothing_or_itself(tmp_path: Path, base: str, said: str):
     (tmp_path / "one.yaml").write_text(f"extends: {base}\nname: one\n")
     (tmp_path / "two.yaml").write_text("extends: one\nname: two\n")
