@@ -65,6 +65,7 @@ def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     draw(report, out / "report.png")
     console.print(table(report))
+    console.print(told(report), soft_wrap=True)
     console.print(f"{report['seconds'] / 60:.1f} min, report: {out / 'report.json'} and report.png", soft_wrap=True)
     return report
 
@@ -154,26 +155,34 @@ def summary(arm: dict[str, Any]) -> dict[str, float]:
         "ess_min": min(step.get("ess", nan) for step in steps),
         "refit_ms_median": 1000 * median(step["refit_seconds"] for step in steps),
         "step_s_median": median(step["step_seconds"] for step in steps),
-        "tokens_s_median": median(step["tokens_per_second"] for step in steps),
         "rollout_tokens_s_median": median(step["rollout_tokens_per_second"] for step in steps),
     }
 
 
 def table(report: dict[str, Any]) -> Table:
-    """One row for each arm."""
-    columns = ("rollout", "reward", "k3_kl mean", "ESS min", "refit ms", "step s", "tokens/s", "rollout tokens/s")
-    result = Table(*columns, title=f"{report['task']} ({report['model']}, token-level TIS)")
+    """One row for each arm, in 80 columns; the speed of the whole step is in report.json."""
+    last = min(FINAL_STEPS, *(len(arm["steps"]) for arm in report["arms"]))
+    result = Table(title=f"{report['task']} ({report['model']}, token-level TIS)", box=None, collapse_padding=True)
+    result.add_column("rollout", no_wrap=True)
+    for column in ("reward first", f"reward last {last}", "k3_kl mean", "ESS min", "refit ms", "step s"):
+        result.add_column(column, justify="right")
+    result.add_column("tokens/s", justify="right", no_wrap=True)
     for arm in report["arms"]:
         numbers = summary(arm)
         ess = "-" if isnan(numbers["ess_min"]) else f"{numbers['ess_min']:.4f}"  # without importance weights
         result.add_row(
-            arm["name"],
-            f"{numbers['start_reward']:.3f} -> {numbers['final_reward']:.3f}",
-            *(f"{numbers['k3_kl_mean']:.2e}", ess, f"{numbers['refit_ms_median']:.0f}"),
-            *(f"{numbers['step_s_median']:.1f}", f"{numbers['tokens_s_median']:.0f}"),
-            f"{numbers['rollout_tokens_s_median']:.0f}",
+            *(arm["name"], f"{numbers['start_reward']:.3f}", f"{numbers['final_reward']:.3f}"),
+            *(f"{numbers['k3_kl_mean']:.1e}", ess, f"{numbers['refit_ms_median']:.0f}"),
+            *(f"{numbers['step_s_median']:.1f}", f"{numbers['rollout_tokens_s_median']:.0f}"),
         )
     return result
+
+
+def told(report: dict[str, Any]) -> str:
+    """What the run has shown of its weight syncs, and what comes next."""
+    proved = [receipt["proved"] for arm in report["arms"] for receipt in arm["receipts"]]
+    least = f"in each at least {min(proved):.0f} parameters arrived as the trainer sent them, by their checksums"
+    return f"{len(proved)} weight syncs: {least}. The columns: docs/demo.md; next: docs/first_day.md"
 
 
 def draw(report: dict[str, Any], path: Path) -> None:

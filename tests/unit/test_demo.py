@@ -1,11 +1,14 @@
 """The demo without verl: its reward, models, settings, options, report, and how it watches a training."""
 
+import io
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from naming import has_line_naming
+from rich.console import Console
 from typer.testing import CliRunner
 
 from launch import LaunchError
@@ -77,6 +80,7 @@ def metrics_line(step: int, reward: float, kl: float, ess: float, seconds: float
         "perf/throughput": 1000 / seconds,
         "timing_per_token_ms/gen": seconds,
         "refit/tensors": 27,
+        "refit/proved": 27,
         "refit/digest": 5 + step,
     }
     return json.dumps({"step": step, "data": data}) + "\n"
@@ -126,7 +130,6 @@ def test_report_of_hand_written_metrics(finished):
             "ess_min": 0.94,
             "refit_ms_median": 40.0,
             "step_s_median": 5.0,
-            "tokens_s_median": 200.0,
             "rollout_tokens_s_median": 200.0,
         }
     )
@@ -137,7 +140,14 @@ def test_the_plot_is_a_file_and_the_table_has_every_arm(finished):
     result = report.build_report(CHOICES, finished, 1.0)
     report.draw(result, finished / "report.png")
     assert (finished / "report.png").read_bytes().startswith(b"\x89PNG")
-    assert report.table(result).row_count == 2
+    for arm, name in zip(result["arms"], ("int4_g128-qat", "fp8_tensor-uncorrected"), strict=True):
+        arm["name"] = name  # the longest
+    console = Console(width=80, file=io.StringIO())
+    console.print(report.table(result))
+    shown = console.file.getvalue()
+    assert "…" not in shown and shown.count("4.0e-04") == 2 and "0.880" in shown
+    assert all(name in shown for name in ("int4_g128-qat", "fp8_tensor-uncorrected"))
+    assert "last 5" in " ".join(shown.split()) and has_line_naming(report.told(result), 14, 27)
 
 
 def test_a_half_written_line_waits_for_the_next_look(tmp_path):
