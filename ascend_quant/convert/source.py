@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from ascend_quant.profile.checkpoints import SECTIONS, TEXT, BadCheckpoint, Checkpoint
+from ascend_quant.profile.checkpoints import ADAPTER, SECTIONS, TEXT, BadCheckpoint, Checkpoint
 from ascend_quant.profile.w8a8 import DESCRIPTION
 
 MANIFEST = "ascend_quant_manifest.json"
@@ -63,7 +63,7 @@ def other_files(folder: Path) -> Iterator[Path]:
     """What is carried over: tokenizer, templates, code and so on; no weights, no indices, nothing hidden.
 
     Raises:
-        BadCheckpoint: a link to nothing or to a folder, which would be left out in silence.
+        BadCheckpoint: a link to nothing or to a folder, or a LoRA adapter, which would be left out in silence.
     """
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
@@ -71,6 +71,8 @@ def other_files(folder: Path) -> Iterator[Path]:
             continue
         if not path.is_file():
             raise BadCheckpoint(f"{path} is no file, and cannot be carried over; put the files there, or remove it")
+        if inside.name.startswith((ADAPTER, "adapter_config")):
+            raise BadCheckpoint(f"{path} is of a LoRA adapter: merge it into its model first (PEFT), or move it away")
         written_anew = inside.name in ("config.json", MANIFEST) and len(inside.parts) == 1
         if not (written_anew or inside.name.endswith((*WEIGHTS, *INDICES)) or inside.match(DESCRIPTION)):
             yield inside

@@ -1,49 +1,84 @@
-"""verl's FSDP checkpoints, a file a rank: looked at without running anything of them, then merged by verl's own merger.
+"""verl's FSDP checkpoints, a file a rank: the tensors of all ranks, put together one at a time.
 
-The merger unpickles the files as they are; here it runs with torch's own restriction to tensors
-(TORCH_FORCE_WEIGHTS_ONLY_LOAD), which it cannot lift.
+Of a shard's pickle torch builds tensors alone; nothing else that it names is run. verl's `model_merger` is not used: it
+unpickles whatever is there, leaves a tied head out though it is another one, and keeps a LoRA adapter beside the model.
 """
 
-import os
 import pickle
 import re
-import subprocess
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-import torch.distributed.tensor  # whose tensors torch.load then knows
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from ascend_quant.documents import read_json
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
-TENSORS_ALONE = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
+CONFIG = "fsdp_config.json"
 
 
-def merge(folder: Path, model: Path, out: Path) -> None:
-    """Write the shards' tensors in BF16, and the model's config and tokenizer, which lie in huggingface/ beside them.
+class Shards:
+    """The files of all ranks, mapped into memory.
+
+    Attributes:
+        names: of the tensors, as the trained module has them.
 
     Raises:
-        BadCheckpoint: a shard is missing, cut off, or holds more than weights; the merger fails.
+        BadDocument: the number of ranks cannot be read.
+        BadCheckpoint: it is none, or a rank's file is missing, cut off, holds more than tensors, or other ones.
     """
-    if model != folder / "huggingface":
-        raise BadCheckpoint(
-            f"--hf-model {model}: verl reads the model's config from {folder / 'huggingface'}; leave it out"
-        )
-    for shard in sorted(folder.glob("model_world_size_*_rank_*.pt")):
-        _check(shard)
-    command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp", "--local_dir", str(folder)]
-    command += ["--target_dir", str(out)]
-    environment = {key: value for key, value in os.environ.items() if key != "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"}
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment | TENSORS_ALONE)
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}").splitlines()[-1]
-        raise BadCheckpoint(f"verl.model_merger has failed on {folder}: {said:.300}")
+
+    def __init__(self, folder: Path):
+        ranks = read_json(folder / CONFIG).get("world_size")
+        if not isinstance(ranks, int) or ranks < 1:
+            raise BadCheckpoint(f"{folder / CONFIG}: world_size is {ranks!r:.80}; it is the number of ranks")
+        self.folder = folder
+        paths = [folder / f"model_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
+        self._ranks = [_read(path) for path in paths]
+        self.names = list(self._ranks[0])
+        for path, held in zip(paths, self._ranks, strict=True):
+            if differing := sorted(held.keys() ^ self._ranks[0].keys()):
+                raise BadCheckpoint(f"{path} and {paths[0].name} differ in {differing[0]}; copy the checkpoint again")
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One tensor, in the dtype that it was trained in.
+
+        Raises:
+            BadCheckpoint: it is not there, laid out in a way that is not known, or its parts are not one tensor.
+        """
+        if name not in self._ranks[0]:
+            raise BadCheckpoint(f"{self.folder} has no tensor {name}")
+        parts = [held[name] for held in self._ranks]
+        first = parts[0]
+        if isinstance(first, DTensor):
+            ranks, dim = self._layout(name, first)
+            local = [parts[rank].to_local() for rank in ranks]
+            whole = local[0] if dim is None else torch.cat(local, dim=dim)
+        else:
+            whole = first
+            if not all(torch.equal(part, whole) for part in parts[1:]):
+                raise BadCheckpoint(f"{self.folder}: {name} is not the same on all ranks; copy the checkpoint again")
+        if whole.shape != first.shape:
+            raise BadCheckpoint(f"{self.folder}: {name} is {tuple(first.shape)}, its parts make {tuple(whole.shape)}")
+        return whole
+
+    def _layout(self, name: str, tensor: DTensor) -> tuple[list[int], int | None]:
+        """The ranks of one replica, in order, and the dimension that a tensor is cut along; None where each has all."""
+        mesh, placements = tensor.device_mesh.mesh, tensor.placements
+        cut = [at for at, placement in enumerate(placements) if not isinstance(placement, Replicate)]
+        if len(cut) > 1 or any(type(placements[at]) is not Shard for at in cut) or mesh.max() >= len(self._ranks):
+            found = f"{placements} on ranks {mesh.tolist()}"
+            raise BadCheckpoint(f"{self.folder}: {name} lies as {found:.200}; read are tensors cut along one dimension")
+        if not cut:
+            return mesh.flatten()[:1].tolist(), None
+        return mesh.movedim(cut[0], -1).reshape(-1, mesh.shape[cut[0]])[0].tolist(), placements[cut[0]].dim
 
 
-def _check(shard: Path) -> None:
-    """A shard can be read, and holds tensors alone."""
+def _read(shard: Path) -> Mapping[str, torch.Tensor]:
+    """What a rank's file holds; an error unless that is tensors alone."""
     try:
-        torch.load(shard, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(shard, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         said = named[1] if named else " ".join(str(error).split())

@@ -24,6 +24,7 @@ from ascend_quant.tensors import FLOATS
 LAYERS = "decoder.layers."
 EXPERTS = ".experts.experts."
 NOT_WEIGHTS = ("optimizer", "chained_", "rng_state", "opt_param_scheduler", "lr_scheduler", "rerun_state_machine_state")
+ADAPTER = ".adapter."  # as Megatron-Bridge names the parts of LoRA
 KEPT = ".expert_bias"  # a correction in float32, which engines read in float32
 NEEDED = ("num_hidden_layers", "num_attention_heads", "vocab_size")  # of config.json
 PADDED = ("embedding.word_embeddings.weight", "output_layer.weight")  # to a multiple that Megatron likes
@@ -133,8 +134,13 @@ def slices(stored: TorchDist, config: Mapping[str, Any]) -> list[Slice]:
     """Every parameter, layer by layer.
 
     Raises:
-        BadCheckpoint: a layer is missing, or there are more than the model has; a weight is no float.
+        BadCheckpoint: a layer is missing, or there are more than the model has; a weight is no float, or of an adapter.
     """
+    if adapters := [key for key in stored.sizes if ADAPTER in key]:
+        raise BadCheckpoint(
+            f"{stored.folder}: {adapters[0]} is of a LoRA adapter; merge model/huggingface/adapter into its model with "
+            "PEFT (merge_and_unload), and use `ascend-quant convert`"
+        )
     for key in filter(_is_weight, stored.sizes):
         if stored.dtypes[key] not in FLOATS:
             wanted = ", ".join(map(str, FLOATS))

@@ -16,6 +16,11 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+def shapes(tensors: Mapping[str, torch.Tensor]) -> Shapes:
+    """Those of tensors, by name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
 def read_config(model: Path) -> dict[str, Any]:
     """A model's config.json.
 
@@ -36,6 +41,8 @@ class Expected:
 
     Attributes:
         shapes: of the tensors of a checkpoint of the model, by name; without a head that is tied.
+        ties: by the names of parameters that are others, theirs; as the model names them, not a checkpoint.
+        linear: the linear layers, as the model names them.
         more: how many layers of multi-token prediction there may be beyond the model's own.
 
     Raises:
@@ -45,11 +52,22 @@ class Expected:
     def __init__(self, model: Path, config: Mapping[str, Any]):
         self.folder, self.layers = model, config.get("num_hidden_layers")
         self.more = config.get("num_nextn_predict_layers") or 0
-        built = _built(model, config["architectures"][0])
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in _as_saved(built).items()}
+        self._built = built = _built(model, config["architectures"][0])
+        self.shapes = shapes(self.as_saved(built.state_dict()))
+        self.ties = _ties(built)
+        self.linear = {name for name, module in built.named_modules() if isinstance(module, torch.nn.Linear)}
         self.tied = bool(getattr(built.config.get_text_config(), "tie_word_embeddings", False))
         if self.tied:
             self.shapes.pop(HEAD, None)
+
+    def as_saved(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """The model's tensors by the names that checkpoints have: transformers holds experts in stacks, for one."""
+        try:
+            from transformers.core_model_loading import revert_weight_conversion
+        except ImportError:  # before transformers 5, which renames parts of models of several kinds of input alone
+            renamed = getattr(self._built, "_checkpoint_conversion_mapping", {})
+            return {_renamed(name, renamed): tensor for name, tensor in state.items()}
+        return revert_weight_conversion(self._built, dict(state))
 
     def check(self, found: Shapes) -> None:
         """Compare a checkpoint's tensors with the model's, and with the index beside its config.json, if there is one.
@@ -97,14 +115,10 @@ def _built(model: Path, architecture: str) -> Any:
         raise BadCheckpoint(f"{model / 'config.json'} does not make a {architecture}: {reason:.300}") from error
 
 
-def _as_saved(built: Any) -> Mapping[str, torch.Tensor]:
-    """The model's tensors by the names that checkpoints have: transformers holds experts in stacks, for one."""
-    state = built.state_dict()
-    try:
-        from transformers.core_model_loading import revert_weight_conversion
-    except ImportError:  # before transformers 5, which renames parts of models of several kinds of input alone
-        return {_renamed(name, getattr(built, "_checkpoint_conversion_mapping", {})): state[name] for name in state}
-    return revert_weight_conversion(built, state)
+def _ties(built: Any) -> dict[str, str]:
+    first: dict[int, str] = {}
+    named = built.named_parameters(remove_duplicate=False)
+    return {name: owner for name, one in named if (owner := first.setdefault(id(one), name)) != name}
 
 
 def _renamed(name: str, mapping: Mapping[str, str]) -> str:

@@ -2,7 +2,7 @@
 
     hugging-face   verl with Megatron, as it saves by default: Megatron-Bridge has written model/huggingface
     torch_dist     Megatron's own shards: verl with use_dist_checkpointing (model/dist_ckpt), slime, Megatron-LM
-    fsdp           verl with FSDP: a file a rank, which verl.model_merger puts together
+    fsdp           verl with FSDP: a file a rank
 
 FP8 training changes none of them: TransformerEngine saves the weights in BF16.
 """
@@ -18,11 +18,12 @@ import torch
 from ascend_quant.convert.pieces import not_finite
 from ascend_quant.convert.source import other_files, plain_config
 from ascend_quant.documents import read_text
-from ascend_quant.export import fsdp
+from ascend_quant.export.fsdp import CONFIG, Shards
+from ascend_quant.export.lora import merged
 from ascend_quant.export.megatron import Names, Slice, slices
-from ascend_quant.export.model import Expected, read_config
+from ascend_quant.export.model import Expected, read_config, shapes
 from ascend_quant.export.torch_dist import TorchDist
-from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
+from ascend_quant.profile.checkpoints import BadCheckpoint
 
 FILE_BYTES = 4 << 30
 
@@ -54,7 +55,7 @@ def find(checkpoint: Path) -> Trained:
         raise BadCheckpoint(f"{checkpoint} is no folder")
     for folder in _candidates(checkpoint):
         hugging_face = folder / "model" / "huggingface"
-        if (folder / "fsdp_config.json").is_file():
+        if (folder / CONFIG).is_file():
             return Trained("fsdp", folder, _model(folder / "huggingface"))
         if any(hugging_face.glob("*.safetensors")):
             return Trained("hugging-face", hugging_face, hugging_face)
@@ -113,16 +114,39 @@ def write_bf16(trained: Trained, out: Path, model: Path | None, progress: Progre
     list(other_files(model))  # an error now for what cannot be carried over
     config = read_config(model)
     if trained.kind == "fsdp":
-        expected = Expected(model, config)
-        out.mkdir(parents=True, exist_ok=True)
-        fsdp.merge(trained.folder, model, out)
-        _check_merged(out, expected)
-        return
-    stored, names, expected = TorchDist(trained.folder), Names(config), Expected(model, config)
-    parameters = slices(stored, config)
-    expected.check(_shapes(stored, names, parameters))
+        state = _state(Shards(trained.folder), Expected(model, config), progress)
+        tensors = iter(state.items())
+    else:
+        stored, names, expected = TorchDist(trained.folder), Names(config), Expected(model, config)
+        parameters = slices(stored, config)
+        expected.check(_shapes(stored, names, parameters))
+        tensors = _tensors(stored, names, parameters, progress)
     out.mkdir(parents=True, exist_ok=True)
-    _write_folder(out, _tensors(stored, names, parameters, progress), model, config)
+    _write_folder(out, tensors, model, config)
+
+
+def _state(shards: Shards, expected: Expected, progress: Progress) -> Mapping[str, torch.Tensor]:
+    """The tensors of FSDP's shards in BF16, as a checkpoint of the model has them.
+
+    Raises:
+        BadCheckpoint: they are not the model's, not finite, or one is not the one that config.json ties it to, as FSDP2
+            leaves it, which trains both.
+    """
+    state = {}
+    for done, (name, tensor) in enumerate(merged(shards, expected)):
+        progress(done, len(shards.names))
+        state[name] = tensor.to(torch.bfloat16)
+        if not state[name].isfinite().all():
+            raise not_finite(name, tensor)
+    for name, owner in expected.ties.items():
+        if name in state and owner in state and not torch.equal(state.pop(name), state[owner]):
+            raise BadCheckpoint(
+                f"{shards.folder}: {name} is not {owner}, though config.json ties them; give a copy of the model's "
+                "folder where tie_word_embeddings is false, by --hf-model"
+            )
+    saved = expected.as_saved(state)
+    expected.check(shapes(saved))
+    return saved
 
 
 def _shapes(stored: TorchDist, names: Names, parameters: Sequence[Slice]) -> dict[str, tuple[int, ...]]:
@@ -144,15 +168,6 @@ def _tensors(
         progress(done, len(parameters))
         yield from names.tensors(one.name, stored.read(one.key, one.leading))
     progress(len(parameters), len(parameters))
-
-
-def _check_merged(out: Path, expected: Expected) -> None:
-    """What verl's merger has written is the model, in finite numbers."""
-    merged = Checkpoint(out)
-    expected.check({name: merged.shape(name) for name in merged.names})
-    for name in merged.names:
-        if not (tensor := merged.tensor(name)).isfinite().all():
-            raise not_finite(name, tensor)
 
 
 def _write_folder(

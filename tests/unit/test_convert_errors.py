@@ -171,6 +171,21 @@ def test_links_that_would_be_left_out_are_named(target, source, tmp_path):
     assert not (tmp_path / "out.partial").exists()
 
 
+@pytest.mark.parametrize("scheme", ["int8", "bf16"])
+@pytest.mark.parametrize(
+    "name", ["adapter_model.safetensors", "lora_adapter/adapter_model.bin", "model/adapter/adapter_config.json"]
+)
+def test_an_adapter_beside_the_weights_is_named(name, scheme, source, tmp_path):
+    """The index does not name it, and what it was trained for would not be in OUT."""
+    if scheme == "bf16":
+        cases.run(source, tmp_path / "int8", "int8")
+        source = tmp_path / "int8"
+    (source / name).parent.mkdir(parents=True, exist_ok=True)
+    (source / name).write_text("{}")
+    refused(source, tmp_path / "out", name, scheme)
+    assert not (tmp_path / "out.partial").exists()
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A disk of 4 MiB."""

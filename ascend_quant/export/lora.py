@@ -1,0 +1,82 @@
+"""The tensors of a checkpoint of FSDP by the model's own names; a LoRA adapter is merged into the layers that it is of.
+
+    base_model.model.model.norm.weight                                       as PEFT names them
+    base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight       (N, K)
+    base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight   (R, K)
+    base_model.model.model.layers.0.self_attn.q_proj.lora_B.default.weight   (N, R)
+
+A layer becomes W + alpha / R * B A, in float32. verl notes R and alpha beside the shards.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from ascend_quant.documents import read_json
+from ascend_quant.export.fsdp import Shards
+from ascend_quant.export.model import Expected
+from ascend_quant.profile.checkpoints import BadCheckpoint
+
+META = "lora_train_meta.json"
+ADAPTER, PARTS = ".lora_", ("A.default.weight", "B.default.weight")
+
+
+def merged(shards: Shards, expected: Expected) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the model, in the dtype that it was trained in or, where an adapter is merged, float32.
+
+    Raises:
+        BadCheckpoint: an adapter without its model, more than lora_A and lora_B of linear layers, of a layer that is
+            tied to another, or of unknown or differing rank and alpha; what `Shards.tensor` raises.
+    """
+    adapters = {name for name in shards.names if ADAPTER in name}
+    if adapters and len(adapters) == len(shards.names):
+        raise BadCheckpoint(
+            f"{shards.folder} holds a LoRA adapter without its model (save_lora_only): there is nothing to merge it "
+            "into; save both, with actor.checkpoint.save_lora_only=False"
+        )
+    layers = {_layer(name, expected) for name in adapters}
+    rank, alpha = _rank_and_alpha(shards.folder / META) if layers else (0, 0)
+    for name in shards.names:
+        if name in adapters:
+            continue
+        own, w_NK = _own(name), shards.tensor(name)
+        if own.removesuffix(".weight") in layers:
+            parts = (f"{name.removesuffix('.base_layer.weight')}{ADAPTER}{part}" for part in PARTS)
+            a_RK, b_NR = (shards.tensor(part).float() for part in parts)
+            if a_RK.shape != (rank, w_NK.shape[1]) or b_NR.shape != (w_NK.shape[0], rank):
+                found = f"{tuple(a_RK.shape)} and {tuple(b_NR.shape)}"
+                raise BadCheckpoint(
+                    f"{own}: its lora_A and lora_B are {found}; {META} says that they are of rank {rank}"
+                )
+            w_NK = w_NK.float() + (b_NR @ a_RK) * (alpha / rank)
+        yield own, w_NK
+
+
+def _own(name: str) -> str:
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+def _layer(name: str, expected: Expected) -> str:
+    """The layer that a part of an adapter is of."""
+    layer, _, part = _own(name).partition(ADAPTER)
+    if part not in PARTS or layer not in expected.linear:
+        raise BadCheckpoint(
+            f"{name}: of adapters, lora_A and lora_B of linear layers are merged; merge this one where it was trained"
+        )
+    if f"{layer}.weight" in {*expected.ties, *expected.ties.values()}:
+        raise BadCheckpoint(
+            f"{name}: config.json ties {layer} to another layer, which the adapter would change as well"
+        )
+    return layer
+
+
+def _rank_and_alpha(path: Path) -> tuple[int, float]:
+    said = read_json(path) if path.is_file() else {}
+    rank, alpha = (said.get(key) for key in ("r", "lora_alpha"))
+    if not all(isinstance(one, int | float) and one > 0 for one in (rank, alpha)):
+        raise BadCheckpoint(
+            f'{path} does not say how the LoRA adapter is scaled: write {{"r": RANK, "lora_alpha": ALPHA}} into it, as '
+            "they were in the training"
+        )
+    return rank, alpha
