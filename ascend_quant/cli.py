@@ -1,7 +1,10 @@
 """`ascend-quant`: the commands around an engine that is re-quantized in place; FlashRL's keep its names and flags."""
 
+from typing import Annotated
+
 import typer
 
+from ascend_quant import __version__
 from ascend_quant.commands.advise import advise
 from ascend_quant.commands.convert import convert
 from ascend_quant.commands.export import export
@@ -12,10 +15,25 @@ from ascend_quant.commands.smoke import smoke
 
 app = typer.Typer(
     name="ascend-quant",
-    help="Tools for RL rollouts whose weights are re-quantized in place at every training step.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def version(wanted: bool) -> None:
+    """Print it, and end."""
+    if wanted:
+        typer.echo(f"ascend-quant {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    _: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Tools for RL rollouts whose weights are re-quantized in place at every training step."""
+
+
 for command in (advise, convert, export, mismatch, profile, setup, cleanup, smoke):
     app.command()(command)

@@ -9,13 +9,14 @@ from typing import Annotated
 
 import typer
 
+from ascend_quant.commands.convert import Device
 from ascend_quant.exits import DONE, FAILED, WRONG_USE, fail
 from ascend_quant.whole_file import why_no_file, write_whole
 
 
 def smoke(
     device: Annotated[
-        str | None, typer.Option(help="npu, cuda or cpu.  [default: the first of these that is here]")
+        Device | None, typer.Option(help="Device to try.  [default: npu, cuda or cpu, the first that is here]")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="A probe or a group: operators, engine; repeatable.  [default: all]")
@@ -50,7 +51,7 @@ def smoke(
             fail(f"--checkpoints {folder}: has no config.json", WRONG_USE)
     console, results = Console(stderr=as_json), list[Result]()
     with redirect_stdout(sys.stderr):  # vLLM logs to what is stdout at its import; ours is for the answer
-        on = On(_device(device), checkpoints=checkpoints)
+        on = On(_device(device and device.value), checkpoints=checkpoints)
         try:
             probes = probes_for(on.device.type, only or ())
         except UnknownProbe as why:

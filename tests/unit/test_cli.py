@@ -1,6 +1,7 @@
 """`ascend-quant`: its commands exist, and every line of the guides that calls one is understood by it."""
 
 import shlex
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,9 @@ def test_a_line_of_a_guide_is_understood(line):
 def test_what_is_not_understood_is_told_with_status_2():
     result = CliRunner().invoke(app, ["prophile"])
     assert result.exit_code == 2 and "prophile" in result.output
+
+
+def test_the_version_is_the_package_s():
+    result = CliRunner().invoke(app, ["--version"])
+    (line,) = result.output.splitlines()
+    assert result.exit_code == 0 and line.split() == ["ascend-quant", version("ascend-quant")]
