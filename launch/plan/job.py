@@ -40,11 +40,14 @@ COMPILED = "transformer_engine_torch"  # in the package for wheels of its core; 
 TRACKERS = {"tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"}  # names of `trainer.logger` that differ
 
 
-def job(resolved: Resolved, extra: Sequence[str], layers: Sequence[Layer], restarts: int, paths: Paths) -> Job:
+def job(
+    run: str, resolved: Resolved, extra: Sequence[str], layers: Sequence[Layer], restarts: int, paths: Paths
+) -> Job:
     """The job; `extra` are the user's own overrides of verl.
 
     A variable that the recipe hands to verl's processes is left to the hosts' environment where a user has set it, and
-    a job that may be restarted goes on from its last checkpoint.
+    a job that may be restarted goes on from its last checkpoint. Metrics have a folder of the run's own beside the
+    checkpoints: verl begins their file anew where a run goes on, and the job's working directory goes with its Ray.
     """
     users = {name for source, variables in layers if source != "recipe" for name in variables}
     replaced = [f"{ENVIRONMENT}.{name}" for name in users]
@@ -52,7 +55,9 @@ def job(resolved: Resolved, extra: Sequence[str], layers: Sequence[Layer], resta
     kept = [override for override in [*resolved.overrides, *extra] if key(override) not in replaced]
     entrypoint = ["-m", resolved.main, *kept, *([f"{RESUME}=auto"] if restarts else [])]
     files = {name: file.read_text() for name, file in resolved.files.items()}
-    return Job(entrypoint, files, {"VERL_FILE_LOGGER_ROOT": f"{paths.out}/metrics"})
+    folder = f"{paths.out}/metrics-{run}"
+    metrics = {"VERL_FILE_LOGGER_ROOT": folder, "TENSORBOARD_DIR": f"{folder}/tensorboard"}
+    return Job(entrypoint, files, {name: place for name, place in metrics.items() if name not in users})
 
 
 def last_value(overrides: Sequence[str], name: str, default: str) -> str:

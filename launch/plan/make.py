@@ -87,7 +87,7 @@ def make(
         devices = devices_of(host, recipe.devices_per_node, recipe.stack, layers)
         own = {"host": number, "address": host.address, "nic": host.nic, "devices": devices, "layers": layers}
         if number == 0:
-            own["job"] = jobs.job(resolved, extra, layers, restarts, paths)
+            own["job"] = jobs.job(run, resolved, extra, layers, restarts, paths)
             own["saving"] = saving(recipe, overrides, paths)
         nodes.append(NodePlan(role="worker" if number else "head", **own, **common))
     numbers, shm = range(len(hosts)), max(recipe.memory.host // 2, 1)

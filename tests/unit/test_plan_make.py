@@ -59,7 +59,15 @@ def test_the_job_is_the_recipes_command_and_the_users_settings_come_last():
     resolved = resolve(recipe, places(recipe, inventory(), RUN, False))
     entrypoint = made.nodes[0].job.entrypoint
     assert entrypoint == ["-m", resolved.main, *resolved.overrides, "trainer.save_freq=5", "+trainer.new=1"]
-    assert made.nodes[0].job.environment == {"VERL_FILE_LOGGER_ROOT": f"/shared/runs/{RUN}/metrics"}
+
+
+def test_metrics_lie_beside_the_checkpoints_in_a_folder_of_the_run_s_own_unless_the_user_says_where():
+    """A run that goes on in --out of another would begin its file of metrics anew."""
+    folder = f"/shared/old/metrics-{RUN}"
+    environment = plan(out="/shared/old").nodes[0].job.environment
+    assert environment == {"VERL_FILE_LOGGER_ROOT": folder, "TENSORBOARD_DIR": f"{folder}/tensorboard"}
+    mine = plan(out="/shared/old", shell={"TENSORBOARD_DIR": "/mine"}).nodes[0].job.environment
+    assert mine == {"VERL_FILE_LOGGER_ROOT": folder}
 
 
 def test_a_job_that_may_restart_goes_on_from_its_checkpoint():
