@@ -12,6 +12,7 @@ from command_cases import understood
 
 from launch import recipes
 from launch.inventory import load
+from launch.plan.job import places
 
 ROOT = Path(__file__).parents[2]
 PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("first_day.md", "first_day.zh.md")}
@@ -72,7 +73,7 @@ def test_both_languages_have_the_same_code_figures_and_headings():
         re.sub(r" +# .*", "", "".join(re.findall(r"```.*?```", text, re.S))) for text in (ENGLISH, CHINESE)
     )
     assert english == chinese  # but for its comments
-    assert len(sections(ENGLISH)) == len(sections(CHINESE)) == 7
+    assert len(sections(ENGLISH)) == len(sections(CHINESE)) == 8
     for english, chinese in zip(sections(ENGLISH).values(), sections(CHINESE).values(), strict=True):
         sizes = [sorted(re.findall(r"[\d.]+ (?:GB|MB|GiB|MiB)", text)) for text in (english, chinese)]
         assert sizes[0] == sizes[1]
@@ -91,20 +92,37 @@ def test_verbs_and_options_are_those_of_run_sh(words: list[str]):
 
 
 def inventories(folder: Path) -> dict[str, Path]:
-    """The inventory of the page, and that which its commands write on two nodes of Slurm."""
-    (text,) = [block for block in blocks(ENGLISH, "yaml") if block.startswith("stack:")]
+    """The inventories of the page, and that which its commands write on two nodes of Slurm."""
+    two, four = [block for block in blocks(ENGLISH, "yaml") if block.startswith("stack:")]
     head, hosts = [words for words in ALL if words[0] in ("printf", "sed")]
     lines = [line.replace("$PWD", "/training/a").replace("$PYTHON", "/training/venv/bin/python") for line in head[2:]]
     replacement = hosts[1].split("/")[2]
     slurm = [*lines, *(replacement.replace("&", node) for node in ("gpu001", "gpu002"))]
-    found = {"four": folder / "four.yaml", "slurm": folder / "slurm.yaml"}
-    found["four"].write_text(text)
-    found["slurm"].write_text("\n".join(slurm))
+    found = {f"{name}.yaml": folder / f"{name}.yaml" for name in ("two", "four", "slurm")}
+    for file, text in zip(found.values(), (two, four, "\n".join(slurm)), strict=True):
+        file.write_text(text)
     return found
 
 
 def test_inventories_are_understood(tmp_path: Path):
     files = inventories(tmp_path)
-    four, slurm = load(str(files["four"])), load(str(files["slurm"]))
-    assert len(four.hosts) == 4 and four.image == f"ascend-quant:{four.stack}" and four.stack in IMAGES.values()
+    two, four, slurm = (load(str(file)) for file in files.values())
+    assert (len(two.hosts), len(four.hosts)) == (2, 4)
+    assert two.image == f"ascend-quant:{two.stack}-a2" and four.image == f"ascend-quant:{four.stack}"
+    assert four.stack in IMAGES.values()
     assert [host.address for host in slurm.hosts] == ["gpu001", "gpu002"] and slurm.python and slurm.image is None
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_cluster_trains_on_the_data_that_the_page_has_made(place: int, tmp_path: Path):
+    """Where `data --to` writes is, behind the inventory's mounts, where the run looks: by --data, or by default."""
+    section = [text for text in sections(ENGLISH).values() if "--cluster" in text][place]
+    words = [one[one.index("./run.sh") + 1 :] for one in commands(section) if "./run.sh" in one]
+    (made,) = [one[one.index("--to") + 1] for one in words if one[0] == "data"]
+    train = next(one for one in words if one[0] == "train")
+    machines = load(str(inventories(tmp_path)[train[train.index("--cluster") + 1]]))
+    for mount in machines.mounts:
+        outside, inside, *_ = mount.split(":")
+        made = made.replace(outside, inside, 1)
+    given = train[train.index("--data") + 1] if "--data" in train else None
+    assert places(recipes.load(train[1]), machines, "r", False, data=given).data == made

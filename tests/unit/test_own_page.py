@@ -1,0 +1,72 @@
+"""docs/own.md as a reader follows it: its files, its commands, and a dry run in which nothing stands in the way."""
+
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+from command_cases import understood
+from typer.testing import CliRunner
+
+from launch import ROOT
+from launch.cluster import transport
+from launch.commands import app
+from launch.demo.task import build_model, save_tokenizer
+
+PAGE = (ROOT / "docs/own.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def lines() -> list[list[str]]:
+    """The words behind ./run.sh."""
+    (shell,) = blocks("bash")
+    return [shlex.split(line, comments=True)[1:] for line in shell.splitlines() if line.startswith("./run.sh ")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the page has a reader write, and the model that its data command makes, untaught."""
+    make_data, reward = blocks("python")
+    files = {"make_data.py": make_data, "my_reward.py": reward, "own.yaml": blocks("yaml")[0]}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("make_data.py")
+    build_model("qwen2", seed=0).save_pretrained("data/addition/start")
+    save_tokenizer(Path("data/addition/start"))
+    return tmp_path
+
+
+def test_the_commands_are_understood():
+    data_line, *train = lines()
+    assert [words[0] for words in train] == ["train", "train"]
+    for words in (data_line, *train):
+        understood(words)
+
+
+def test_nothing_stands_in_the_way_of_a_reader_s_own_run(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """The verl of this environment and a real node process are asked."""
+    monkeypatch.setattr(transport, "ASK_SECONDS", 120)
+    (dry_run,) = [words for words in lines() if "--dry-run" in words]
+    shown = CliRunner().invoke(app, dry_run)
+    assert shown.exit_code == 0, shown.stdout[-2000:] + shown.stderr
+    for file in ("train.parquet", "test.parquet"):
+        assert str(folder / file) in shown.stdout
+    assert "reward.custom_reward_function.path=my_reward.py" in shown.stdout
+
+
+def test_the_reward_scores_the_data(folder: Path):
+    from pyarrow.parquet import read_table
+
+    rows = [row for file in ("train.parquet", "test.parquet") for row in read_table(file).to_pylist()]
+    score = runpy.run_path("my_reward.py")["compute_score"]
+    assert len(rows) == 100
+    for row in rows:
+        a, b = re.findall(r"\d+", row["prompt"][0]["content"])
+        given = {"data_source": row["data_source"], "ground_truth": row["reward_model"]["ground_truth"]}
+        assert score(solution_str=f" {int(a) + int(b)}\n", extra_info=None, **given) == 1.0
+        assert score(solution_str=f"{int(a) + int(b) + 1}", extra_info=None, **given) == 0.0
