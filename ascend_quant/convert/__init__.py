@@ -3,6 +3,7 @@
 source.py          IN, checked before anything is written
 formats.py         the tensors of a quantized layer and what config.json says about them, by format
 quantizer.py       codes and scales, a few rows at a time, on a device that makes the same ones
+model.py           the tensors that the model has, by its config.json
 quantized.py       the layers of a quantized checkpoint, to be undone
 pieces.py          what becomes of one tensor
 plan.py            which layers are quantized; the pieces of every shard

@@ -12,7 +12,7 @@ from ascend_quant.convert.plan import Plan, plan_quantizing, plan_undoing
 from ascend_quant.convert.quantized import Quantized
 from ascend_quant.convert.quantizer import Quantizer, check_device, open_device
 from ascend_quant.convert.shard_file import Layout, size
-from ascend_quant.convert.source import MANIFEST, open_source, other_files, plain_config, quantization
+from ascend_quant.convert.source import MANIFEST, in_bf16, open_source, other_files, plain_config, quantization
 from ascend_quant.convert.workers import default_workers, one_thread, write_shards
 from ascend_quant.names import Ignored
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
@@ -178,4 +178,4 @@ def _written_anew(request: Request, checkpoint: Checkpoint, plan: Plan, scheme: 
         config |= {} if said is None else {"quantization_config": said}
         if said is None:
             files[DESCRIPTION] = description(plan.quantized(), list(specs))
-    return files | {"config.json": config}
+    return files | {"config.json": config if scheme.quantized else in_bf16(config)}

@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Copy:
-    """A tensor that stays as it is."""
+    """A tensor that stays as it is, or is rounded to BF16 where `dtype` says so."""
 
     part: Part
     name: str
@@ -59,6 +59,7 @@ class Copy:
         step = max(1, ELEMENTS // rows.shape[1])
         for first in range(0, len(rows), step):
             part = rows[first : first + step]
+            part = part.to(torch.bfloat16) if self.dtype == "BF16" else part
             if self.dtype in FLOATS and not part.abs().amax().isfinite():
                 raise not_finite(self.name, tensor)
             file.write(self.name, first, part)

@@ -16,6 +16,7 @@ from ascend_quant.convert.formats import BESIDE, Spec, tensors
 from ascend_quant.convert.pieces import Copy, Dequantize, Part, Piece, Quantize
 from ascend_quant.convert.quantized import Quantized
 from ascend_quant.convert.shard_file import size
+from ascend_quant.convert.source import becoming_bf16
 from ascend_quant.names import BUILT_PLAIN, HEAD, ROUTERS, Ignored, layers_of
 from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
 from ascend_quant.profile.scales import FLOATS
@@ -96,12 +97,13 @@ def plan_quantizing(checkpoint: Checkpoint, scheme: Scheme, format: str, ignored
 
 
 def plan_undoing(checkpoint: Checkpoint, quantized: Quantized) -> Plan:
-    """All quantized weights become BF16 again, and the scales of a quantized cache go.
+    """All quantized weights become BF16 again, and so does the rest of the model; the scales of a quantized cache go.
 
     Raises:
         BadCheckpoint: a tensor that is quantized and not undone, or two tensors of one name.
     """
     plan, stored = Plan(), {quantized.stored_as(name): name for name in quantized.readers}
+    rounded = becoming_bf16(checkpoint.config)
     for tensor in checkpoint.names:
         pieces = plan.shards.setdefault(checkpoint.file_of(tensor).name, [])
         if tensor in stored:
@@ -110,7 +112,8 @@ def plan_undoing(checkpoint: Checkpoint, quantized: Quantized) -> Plan:
             pieces.append(Dequantize(Part(tensor, quantized.shape(name)), name, quantized.readers[name]))
         elif tensor not in quantized.beside and not tensor.endswith(tuple(f".{leaf}" for leaf in CACHE)):
             check_kept(checkpoint, tensor)
-            pieces.append(Copy(Part(tensor, checkpoint.shape(tensor)), tensor, checkpoint.dtype(tensor)))
+            dtype = checkpoint.dtype(tensor)
+            pieces.append(Copy(Part(tensor, checkpoint.shape(tensor)), tensor, "BF16" if dtype in rounded else dtype))
     _check_names(checkpoint, plan)
     return plan
 

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from ascend_quant.convert.formats import BESIDE
+from ascend_quant.convert.model import Expected, read_config
 from ascend_quant.convert.source import quantization
 from ascend_quant.oracle import NIBBLES
 from ascend_quant.profile import fp8
@@ -20,6 +21,7 @@ from ascend_quant.profile.w8a8 import described_types, read_w8a8
 
 METHODS = (METHOD, "fp8")
 PACKED = "_packed"
+NORM_BIASES = ("norm.bias", "norm.module.bias")
 ALSO_DONE = ("transform_config", "sparsity_config")  # of compressed-tensors: what is not undone with the codes
 INT4_REFUSED = ("_zero_point", "_g_idx")
 
@@ -58,6 +60,8 @@ class Quantized:
             )
         layers = [name.removesuffix("weight") for name in self.readers]
         self.beside = {f"{layer}{leaf}" for layer in layers for leaf in BESIDE} & set(checkpoint.names)
+        if described_types(checkpoint) is not None:
+            self.beside |= self._shifts()
 
     def _find_int8(self) -> None:
         if not any(name.endswith(".weight") and self.checkpoint.dtype(name) == "I8" for name in self.checkpoint.names):
@@ -86,6 +90,22 @@ class Quantized:
                     raise BadCheckpoint(f"{name} is there, and {packed} too: which one is the weight? Remove the other")
                 check_int4(self.checkpoint, name, self._int4_groups())
                 self.readers[name] = partial(packed_and_scale, self.checkpoint, name)
+
+    def _shifts(self) -> set[str]:
+        """Biases of norms that the model has not, as ModelSlim adds them where it shifts activations; they are zero.
+
+        Raises:
+            BadCheckpoint: one is not, and the model in BF16 would do without; transformers does not know the model.
+        """
+        biases = [name for name in self.checkpoint.names if name.endswith(NORM_BIASES)]
+        known = Expected(self.checkpoint.folder, read_config(self.checkpoint.folder)).shapes if biases else {}
+        added = [name for name in biases if name not in known]
+        if shifting := [name for name in added if bool(self.checkpoint.tensor(name).any())]:
+            raise BadCheckpoint(
+                f"{shifting[0]}: the model has no such bias ({len(shifting)} of them): asymmetric outlier suppression "
+                "shifts activations by it, which is not undone; take the BF16 model, or quantize by a symmetric method"
+            )
+        return set(added)
 
     def _int4_groups(self) -> list[Group]:
         groups = read_groups(self.checkpoint) or []

@@ -8,6 +8,8 @@ from ascend_quant.profile.w8a8 import DESCRIPTION
 
 MANIFEST = "ascend_quant_manifest.json"
 WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
+DTYPES = {"float16": "F16", "float32": "F32", "float64": "F64"}  # of models, as config.json and safetensors call them
+DTYPE_KEYS = ("torch_dtype", "dtype")
 INDICES = tuple(f"{suffix}.index.json" for suffix in WEIGHTS)
 
 
@@ -57,6 +59,26 @@ def plain_config(config: dict) -> dict:
     if isinstance(kept.get(TEXT), dict):
         kept[TEXT] = {key: value for key, value in kept[TEXT].items() if key not in SECTIONS}
     return kept
+
+
+def becoming_bf16(config: dict) -> set[str]:
+    """The dtypes of the tensors that a model in BF16 has in BF16: float16 and its own; float32 beside that is meant."""
+    parts = config, config.get(TEXT) or {}
+    own = next((part[key] for part in parts for key in DTYPE_KEYS if part.get(key)), None)
+    return {"F16", *(stored for name, stored in DTYPES.items() if name == own)}
+
+
+def in_bf16(config: dict) -> dict:
+    """The config of a model once those tensors are in BF16."""
+    dtypes = {name for name, stored in DTYPES.items() if stored in becoming_bf16(config)}
+
+    def changed(key: str, value: object) -> object:
+        if isinstance(value, dict):
+            return {inner: changed(inner, one) for inner, one in value.items()}
+        return "bfloat16" if key in DTYPE_KEYS and value in dtypes else value
+
+    made = {key: changed(key, value) for key, value in config.items()}
+    return made if any(key in made for key in DTYPE_KEYS) else made | {"torch_dtype": "bfloat16"}
 
 
 def other_files(folder: Path) -> Iterator[Path]:

@@ -2,7 +2,6 @@
 
 torch_dist.py    slices of the tensors of a Megatron checkpoint, as it lies on disk; nothing of it is run
 megatron.py      those, by the names of the Hugging Face model
-model.py         the tensors that the model has, by its config.json
 fsdp.py          the tensors of FSDP's shards, a file a rank
 lora.py          those, by the names of the model, with an adapter merged
 trained.py       which kind of checkpoint a folder is, and its way to BF16

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
+from ascend_quant.convert.model import Expected
 from ascend_quant.documents import read_json
 from ascend_quant.export.fsdp import Shards
-from ascend_quant.export.model import Expected
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
 META = "lora_train_meta.json"

@@ -5,7 +5,7 @@ import json
 import convert_cases as cases
 import pytest
 import torch
-from checkpoint_pairs import Pair, as_modelslim, make_pair
+from checkpoint_pairs import Pair, as_modelslim, edit, make_pair
 
 from ascend_quant import oracle
 from ascend_quant.convert import pieces
@@ -80,6 +80,44 @@ def test_a_static_modelslim_layer_keeps_its_bias_elsewhere_and_is_refused(pair, 
     slim = as_modelslim(pair, tmp_path / "slim", static=("q_proj",))
     with pytest.raises(BadCheckpoint, match=r"q_proj\.quant_bias: .* static"):
         cases.run(slim.w8a8, tmp_path / "out", "bf16")
+
+
+@pytest.mark.parametrize("key", ["torch_dtype", "dtype"])
+@pytest.mark.parametrize("part", [None, "text_config"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_model_in_another_dtype_becomes_bf16_as_a_whole(dtype, part, key, tmp_path):
+    """Its own dtype and float16 do; float32 in a model of float16 is meant to be, as is what is no float."""
+    tensors = cases.state(dtype=dtype)
+    named = {key: str(dtype).removeprefix("torch.")}
+    config = {"model_type": "qwen3_moe", **({part: named | {"hidden_size": 256}} if part else named)}
+    cases.run(cases.write(tmp_path / "in", tensors, config=config), tmp_path / "int8", "int8")
+    cases.run(tmp_path / "int8", tmp_path / "out", "bf16")
+    rounded = (torch.float16, dtype)
+    wanted = {name: one.bfloat16() if one.dtype in rounded else one for name, one in undone(tensors, "int8").items()}
+    cases.assert_same(cases.read(tmp_path / "out"), wanted)
+    found = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (found[part] if part else found)[key] == "bfloat16"
+    assert dtype == torch.float32 or wanted["model.number"].dtype == torch.float32
+
+
+def test_biases_of_norms_are_the_models_own_or_zeros_of_modelslims(pair, tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = AutoConfig.for_model("starcoder2", **sizes, num_key_value_heads=2, vocab_size=64, bos_token_id=0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # its norms have biases
+    with torch.no_grad():
+        model.model.layers[0].input_layernorm.bias.fill_(0.5)
+    model.save_pretrained(tmp_path / "own")
+    zeros = {f"model.layers.0.{norm}_layernorm.bias": torch.zeros(64) for norm in ("input", "post_attention")}
+    slim = as_modelslim(pair, tmp_path / "other-slim").w8a8
+    cases.run(slim, tmp_path / "without", "bf16")
+    edit(slim, lambda state: state.update(zeros))
+    cases.run(tmp_path / "own", tmp_path / "own-slim", "int8", format="modelslim")
+    for name, wanted in (("own", "own"), ("other", "without")):
+        cases.run(tmp_path / f"{name}-slim", tmp_path / f"{name}-out", "bf16")
+        assert cases.read(tmp_path / f"{name}-out").keys() == cases.read(tmp_path / wanted).keys()
+    assert bool((cases.read(tmp_path / "own-out")["model.layers.0.input_layernorm.bias"] == 0.5).all())
 
 
 def test_scales_in_another_shard_are_found(tmp_path):

@@ -103,6 +103,28 @@ def test_values_that_no_bf16_holds_are_refused_by_name(scheme, leaf, value, tmp_
     assert NAME in refused(folder, tmp_path, before=False)
 
 
+def test_float32_beyond_bf16_is_refused_by_name(tmp_path):
+    state = {NAME: torch.ones(SHAPE), NORM: torch.full((8,), 3.4e38)}
+    source = cases.write(tmp_path / "in", state, 1, cases.CONFIG | {"torch_dtype": "float32"})
+    cases.run(source, tmp_path / "quantized", "int8")
+    assert NORM in refused(tmp_path / "quantized", tmp_path, before=False)
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.input_layernorm.bias", "model.norm.bias"])
+def test_a_shift_of_modelslims_is_refused_by_name(name, tmp_path):
+    """The model has no such bias, and would be loaded without it."""
+    pair = checkpoint_pairs.make_pair("qwen2", tmp_path)
+    slim = checkpoint_pairs.as_modelslim(pair, tmp_path / "slim").w8a8
+    shift = torch.zeros(64)
+    shift[7] = 2.0**-20
+    others = {"model.layers.1.input_layernorm.bias": torch.zeros(64)}
+    checkpoint_pairs.edit(slim, lambda state: state.update(others | {name: shift}))
+    assert name in refused(slim, tmp_path)
+    config = json.loads((slim / "config.json").read_text())
+    (slim / "config.json").write_text(json.dumps(config | {"architectures": ["NobodysForCausalLM"]}))
+    assert "NobodysForCausalLM" in refused(slim, tmp_path)
+
+
 def test_blocks_of_compressed_tensors_are_not_taken_for_rows(tmp_path):
     """256 rows and 2 x 128 blocks have as many scales; config.json says which they are."""
     codes = torch.randn(256, 128 * 128).to(FP8)

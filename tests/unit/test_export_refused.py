@@ -12,7 +12,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
 from ascend_quant.convert import conversion
-from ascend_quant.export.model import Expected, _renamed, read_config, shapes
+from ascend_quant.convert.model import Expected, _renamed, read_config, shapes
 from ascend_quant.export.torch_dist import read_metadata
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
