@@ -194,7 +194,7 @@ def _on_devices(setting: Setting) -> tuple[Ended, Path]:
     if made.code != 0:
         return made, out
     ended = run(command_of(setting, data, out), setting.folder, TRAIN, TRAIN_S, setting.stack)
-    return ended, next(out.glob("metrics/**/*.jsonl"), out / "metrics")
+    return ended, next(out.glob("metrics-*/**/*.jsonl"), out / "metrics")
 
 
 def command_of(setting: Setting, data: str, out: Path) -> list[str]:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 from naming import has_line_naming
+from plan_cases import inventory, plan
 from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -440,6 +441,21 @@ def test_what_training_logged(setting, monkeypatch, lines, reason):
     assert found.status == (FAILED if reason else OK) and reason in found.reason
     if not reason:
         assert found.values["steps"] == 2 and found.values["weight sync, ms"] == 250
+
+
+def test_what_training_on_devices_logs_is_found_where_its_job_writes(setting, monkeypatch):
+    def ran(command, *given):
+        if "train" in command:
+            out = command[command.index("--out") + 1]
+            made = plan("addition-int8", inventory("cpu"), changes={"nodes": "1"}, out=out)
+            file = Path(made.nodes[0].job.environment["VERL_FILE_LOGGER_ROOT"]) / "project" / "run.jsonl"
+            file.parent.mkdir(parents=True)
+            file.write_text(logged(1))
+        return Ended(0, 60.0, setting.folder / "train.log")
+
+    monkeypatch.setattr(smoke, "run", ran)
+    monkeypatch.setattr(smoke, "command_of", lambda setting, data, out: ["train", "--out", str(out)])
+    assert smoke._on_devices(setting)[1].read_text() == logged(1)
 
 
 def test_training_comes_before_engines_and_what_failed_leaves_its_logs(monkeypatch):
