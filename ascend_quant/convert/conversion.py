@@ -128,9 +128,9 @@ def _planned(
     """What becomes of IN, and what makes a thread's quantizer, once it is known that the device can be used."""
     if not scheme.quantized:
         return plan_undoing(checkpoint, Quantized(checkpoint)), lambda: None
-    if (found := quantization(checkpoint)) is not None:
+    if Quantized(checkpoint).readers:  # what cannot be undone is refused with its own reason
         undo = f"undo that first: ascend-quant convert {request.source} BF16_FOLDER --scheme bf16"
-        raise BadCheckpoint(f"{request.source} is already quantized ({found}); {undo}")
+        raise BadCheckpoint(f"{request.source} is already quantized ({quantization(checkpoint)}); {undo}")
     device = open_device(request.device)
     check_device(device, scheme)
     plan = plan_quantizing(checkpoint, scheme, format, Ignored(request.ignore))

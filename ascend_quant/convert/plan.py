@@ -83,7 +83,7 @@ def plan_quantizing(checkpoint: Checkpoint, scheme: Scheme, format: str, ignored
             plan.kinds[reason or "quantized"] += 1
             if reason is None:
                 _check_rows(checkpoint, part, layer)
-                shape = _checked(part, layer, layers[layer].name, dtype, scheme)
+                shape = _checked(checkpoint, part, layer, layers[layer].name, scheme)
                 pieces.append(Quantize(part, tensors(format, scheme, layer_name, shape)))
                 continue
             check_kept(checkpoint, name)
@@ -100,7 +100,7 @@ def plan_undoing(checkpoint: Checkpoint, quantized: Quantized) -> Plan:
     """All quantized weights become BF16 again, and so does the rest of the model; the scales of a quantized cache go.
 
     Raises:
-        BadCheckpoint: a tensor that is quantized and not undone, or two tensors of one name.
+        BadCheckpoint: a tensor that is quantized and not undone, two tensors of one name, or nothing to do.
     """
     plan, stored = Plan(), {quantized.stored_as(name): name for name in quantized.readers}
     rounded = becoming_bf16(checkpoint.config)
@@ -115,6 +115,8 @@ def plan_undoing(checkpoint: Checkpoint, quantized: Quantized) -> Plan:
             dtype = checkpoint.dtype(tensor)
             pieces.append(Copy(Part(tensor, checkpoint.shape(tensor)), tensor, "BF16" if dtype in rounded else dtype))
     _check_names(checkpoint, plan)
+    if not plan.kinds and not any(checkpoint.dtype(name) in rounded for name in checkpoint.names):
+        raise BadCheckpoint(f"{checkpoint.folder} is not quantized, and nothing else in it would become BF16")
     return plan
 
 
@@ -205,14 +207,11 @@ def _check_rows(checkpoint: Checkpoint, part: Part, layer: str) -> None:
         )
 
 
-def _checked(part: Part, layer: str, whole: str, dtype: str, scheme: Scheme) -> tuple[int, int]:
+def _checked(checkpoint: Checkpoint, part: Part, layer: str, whole: str, scheme: Scheme) -> tuple[int, int]:
     """The shape of a weight that can be quantized; `whole` is the engine's layer that it is a part of."""
     if 0 in part.shape:
         raise BadCheckpoint(f"{part.source} is {part.shape}: there is nothing in it to quantize")
-    if dtype not in FLOATS:
-        raise BadCheckpoint(
-            f"{part.source} is {dtype}: already quantized? undo that first: ascend-quant convert --scheme bf16"
-        )
+    check_kept(checkpoint, part.source)
     if not definition_of(scheme).takes(part.shape[1]):
         cut = f"rows of {part.shape[1]} elements cannot be cut into groups of {scheme.group}"
         raise BadCheckpoint(

@@ -15,11 +15,12 @@ from ascend_quant.convert.model import Expected, read_config
 from ascend_quant.convert.source import quantization
 from ascend_quant.oracle import NIBBLES
 from ascend_quant.profile import fp8
-from ascend_quant.profile.checkpoints import BadCheckpoint, Checkpoint
+from ascend_quant.profile.checkpoints import MODELOPT, BadCheckpoint, Checkpoint
 from ascend_quant.profile.scales import FLOATS, METHOD, Group, check_scale, read_groups
-from ascend_quant.profile.w8a8 import described_types, read_w8a8
+from ascend_quant.profile.w8a8 import DESCRIPTION, described_types, read_w8a8
 
-METHODS = (METHOD, "fp8")
+METHODS = ((METHOD, None), ("fp8", None), ("modelopt", "FP8"))  # quant_method and quant_algo
+SCALES = ("_scale", "_scale_inv")
 PACKED = "_packed"
 NORM_BIASES = ("norm.bias", "norm.module.bias")
 ALSO_DONE = ("transform_config", "sparsity_config")  # of compressed-tensors: what is not undone with the codes
@@ -35,18 +36,19 @@ class Quantized:
         beside: tensors that belong to quantized weights and are none afterwards.
 
     Raises:
-        BadCheckpoint: nothing is quantized, or not in a way that can be undone.
+        BadCheckpoint: weights are quantized in a way that nothing tells, or that cannot be undone.
     """
 
     def __init__(self, checkpoint: Checkpoint):
-        if quantization(checkpoint) is None:
-            raise BadCheckpoint(f"{checkpoint.folder} is not quantized: there is nothing to undo")
-        self.checkpoint, self.readers = checkpoint, {}
-        method = (checkpoint.quantization or {}).get("quant_method", METHOD)
-        if described_types(checkpoint) is None and method not in METHODS:
-            undone = "compressed-tensors (int8, fp8, int4), fp8 and ModelSlim's W8A8 can be undone"
-            raise BadCheckpoint(f"{checkpoint.folder} is quantized by {method!r:.80}; {undone}")
+        self.checkpoint, self.readers, self.beside = checkpoint, {}, set()
+        if (said := quantization(checkpoint)) is None:
+            self._check_plain()
+            return
         section = checkpoint.quantization or {}
+        method, algorithm = section.get("quant_method", METHOD), section.get("quant_algo")
+        if described_types(checkpoint) is None and (method, algorithm) not in METHODS:
+            undone = "compressed-tensors (int8, fp8, int4), fp8, ModelOpt's FP8 and ModelSlim's W8A8 can be undone"
+            raise BadCheckpoint(f"{checkpoint.folder} is quantized ({said}); {undone}: take the model in BF16")
         if also := [key for key in ALSO_DONE if _does_something(section.get(key))]:
             raise BadCheckpoint(
                 f"{checkpoint.folder / 'config.json'} has a {also[0]}: weights so changed are not undone"
@@ -62,6 +64,18 @@ class Quantized:
         self.beside = {f"{layer}{leaf}" for layer in layers for leaf in BESIDE} & set(checkpoint.names)
         if described_types(checkpoint) is not None:
             self.beside |= self._shifts()
+
+    def _check_plain(self) -> None:
+        """Raise BadCheckpoint for codes that have scales, where nothing says how to read them."""
+        codes = [name for name in self.checkpoint.names if self.checkpoint.dtype(name) not in FLOATS]
+        stems = {name: name.removesuffix(PACKED) for name in codes}
+        scaled = [name for name in codes if any(f"{stems[name]}{scale}" in self.checkpoint for scale in SCALES)]
+        if scaled:
+            raise BadCheckpoint(
+                f"{scaled[0]} is {self.checkpoint.dtype(scaled[0])} and has a scale, like {len(scaled)} weights in "
+                f"{self.checkpoint.folder}, and nothing there says how they were quantized: put back config.json's "
+                f"quantization_config (quant_method; weight_block_size or config_groups), {DESCRIPTION} or {MODELOPT}"
+            )
 
     def _find_int8(self) -> None:
         if not any(name.endswith(".weight") and self.checkpoint.dtype(name) == "I8" for name in self.checkpoint.names):

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from ascend_quant.profile.checkpoints import ADAPTER, SECTIONS, TEXT, BadCheckpoint, Checkpoint
+from ascend_quant.profile.checkpoints import ADAPTER, MODELOPT, SECTIONS, TEXT, WEIGHTS, BadCheckpoint, Checkpoint
 from ascend_quant.profile.w8a8 import DESCRIPTION
 
 MANIFEST = "ascend_quant_manifest.json"
-WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 DTYPES = {"float16": "F16", "float32": "F32", "float64": "F64"}  # of models, as config.json and safetensors call them
+METHOD_KEYS = ("quant_method", "quant_algo")
 DTYPE_KEYS = ("torch_dtype", "dtype")
 INDICES = tuple(f"{suffix}.index.json" for suffix in WEIGHTS)
 
@@ -50,7 +50,9 @@ def quantization(checkpoint: Checkpoint) -> str | None:
         return descriptions[0].name
     if (section := checkpoint.quantization) is None:
         return None
-    return f"config.json: quant_method {section.get('quant_method')!r:.80}"
+    by_modelopt = section.get("quant_method") == "modelopt" and (checkpoint.folder / MODELOPT).is_file()
+    said = ", ".join(f"{key} {section[key]!r:.80}" for key in METHOD_KEYS if key in section)
+    return f"{MODELOPT if by_modelopt else 'config.json'}: {said}"
 
 
 def plain_config(config: dict) -> dict:
@@ -95,6 +97,6 @@ def other_files(folder: Path) -> Iterator[Path]:
             raise BadCheckpoint(f"{path} is no file, and cannot be carried over; put the files there, or remove it")
         if inside.name.startswith((ADAPTER, "adapter_config")):
             raise BadCheckpoint(f"{path} is of a LoRA adapter: merge it into its model first (PEFT), or move it away")
-        written_anew = inside.name in ("config.json", MANIFEST) and len(inside.parts) == 1
+        written_anew = inside.name in ("config.json", MANIFEST, MODELOPT) and len(inside.parts) == 1
         if not (written_anew or inside.name.endswith((*WEIGHTS, *INDICES)) or inside.match(DESCRIPTION)):
             yield inside

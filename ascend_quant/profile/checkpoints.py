@@ -6,10 +6,12 @@ from pathlib import Path
 
 import torch
 
-from ascend_quant.documents import read_json
+from ascend_quant.documents import is_object, read_json
 
 SUFFIX = ".safetensors"
+WEIGHTS = (SUFFIX, ".bin", ".pth", ".pt", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 SECTIONS = ("quantization_config", "compression_config")  # of config.json; the second is an early name
+MODELOPT = "hf_quant_config.json"  # NVIDIA ModelOpt's own file, beside a config.json that may say nothing
 TEXT = "text_config"  # of a model of several kinds of input: what concerns its language model
 NUMBERED = re.compile(rf"(.*)-(\d+)-of-(\d+){re.escape(SUFFIX)}")
 ADAPTER = "adapter_model"
@@ -60,8 +62,10 @@ class Checkpoint:
             paths = sorted(self.folder.glob(f"*{SUFFIX}"))
             paths = sorted({*paths, *(self.folder / name for path in paths for name in _counted(path.name))})
         missing = [path for path in paths if not path.is_file()]
-        if missing or not paths:
-            raise BadCheckpoint(f"no checkpoint at {self.folder}: {missing[0] if missing else f'*{SUFFIX}'} not found")
+        if missing:
+            raise BadCheckpoint(f"no checkpoint at {self.folder}: {missing[0]} not found")
+        if not paths:
+            raise BadCheckpoint(f"no checkpoint at {self.folder}: *{SUFFIX} not found{_unread(self.folder)}")
         if adapters := [path for path in paths if path.name.startswith(ADAPTER)]:
             raise BadCheckpoint(f"{adapters[0]} is a LoRA adapter, no model: merge it into its model first")
         return paths
@@ -84,11 +88,16 @@ class Checkpoint:
         """config.json; raises BadDocument."""
         return read_json(self.folder / "config.json")
 
-    @property
+    @cached_property
     def quantization(self) -> dict | None:
-        """What config.json says about quantization, there or about its language model; None if nothing."""
+        """What config.json says about quantization, there or about its language model, or ModelOpt; None if nothing."""
         parts = self.config, self.config.get(TEXT) or {}
-        return next((part[key] for part in parts for key in SECTIONS if part.get(key)), None)
+        said = next((part[key] for part in parts for key in SECTIONS if part.get(key)), None)
+        if said is None and (self.folder / MODELOPT).is_file():
+            found = read_json(self.folder / MODELOPT).get("quantization")
+            if is_object(found) and found.get("quant_algo"):  # null: the cache alone is quantized
+                return {"quant_method": "modelopt", **found}
+        return said
 
     @property
     def files(self) -> list[Path]:
@@ -139,6 +148,12 @@ class Checkpoint:
         if name not in self._file_of:
             raise BadCheckpoint(f"{self.folder} has no tensor {name}")
         return self._open[self._file_of[name]]
+
+
+def _unread(folder: Path) -> str:
+    """What a folder has in place of safetensors files, in words; nothing if it has no weights."""
+    others = sorted(path.name for path in folder.glob("*") if path.name.endswith(WEIGHTS))
+    return f"; {others[0]} is not read: save the model anew, with transformers' save_pretrained" if others else ""
 
 
 def _counted(name: str) -> list[str]:

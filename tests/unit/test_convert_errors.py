@@ -164,6 +164,16 @@ def test_in_must_be_a_checkpoint(scheme, source, tmp_path):
     refused(norm, out, "LoRA", scheme)
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "consolidated.00.pth"])
+def test_weights_that_are_not_read_are_named(name, tmp_path):
+    folder = cases.write(tmp_path / "in", cases.state(), 1)
+    (folder / "model.safetensors").rename(folder / name)
+    for scheme in ("int8", "bf16"):
+        refused(folder, tmp_path / "out", line_naming(name), scheme)
+    (folder / name).unlink()
+    refused(folder, tmp_path / "out", line_naming("safetensors"))
+
+
 @pytest.mark.parametrize("target", ["nowhere", ".."])
 def test_links_that_would_be_left_out_are_named(target, source, tmp_path):
     (source / "tokenizer.json").symlink_to(target)

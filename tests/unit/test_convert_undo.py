@@ -100,6 +100,37 @@ def test_a_model_in_another_dtype_becomes_bf16_as_a_whole(dtype, part, key, tmp_
     assert dtype == torch.float32 or wanted["model.number"].dtype == torch.float32
 
 
+def test_a_float16_model_that_is_not_quantized_becomes_bf16(tmp_path):
+    tensors = cases.state(dtype=torch.float16)
+    cases.run(cases.write(tmp_path / "in", tensors), tmp_path / "out", "bf16")
+    wanted = {name: one.bfloat16() if one.dtype == torch.float16 else one for name, one in tensors.items()}
+    cases.assert_same(cases.read(tmp_path / "out"), wanted)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("inside", [False, True])
+def test_modelopts_fp8_is_undone(inside, shape, tmp_path):
+    """What it says lies in a file of its own, or in config.json as well; scales of inputs and of the cache go."""
+    name, said = "model.layers.0.mlp.up_proj", {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    codes, scale = torch.randn(64, 128).to(torch.float8_e4m3fn), torch.tensor(0.37)
+    kept = {"model.norm.weight": torch.ones(128, dtype=torch.bfloat16)}
+    held = {
+        f"{name}.weight": codes,
+        f"{name}.weight_scale": scale.reshape(shape),
+        f"{name}.input_scale": torch.ones(()),
+    }
+    held |= {"model.layers.0.self_attn.k_proj.k_scale": torch.ones(())} | kept
+    section = {"quantization_config": {"quant_method": "modelopt"} | said} if inside else {}
+    source = cases.write(tmp_path / "in", held, 1, cases.CONFIG | section)
+    (source / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": said}))
+    cases.run(source, tmp_path / "out", "bf16")
+    wanted = {f"{name}.weight": (codes.float() * 0.37).bfloat16()} | kept
+    cases.assert_same(cases.read(tmp_path / "out"), wanted)
+    assert not (tmp_path / "out" / "hf_quant_config.json").exists()
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == cases.CONFIG
+    cases.run(tmp_path / "out", tmp_path / "int8", "int8")
+
+
 def test_biases_of_norms_are_the_models_own_or_zeros_of_modelslims(pair, tmp_path):
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -187,6 +187,55 @@ def test_the_scales_of_a_quantized_cache_go_with_the_rest(tmp_path):
     assert cases.read(tmp_path / "out").keys() == cases.read(tmp_path / "in").keys()
 
 
+def refused_both_ways(folder, tmp_path) -> str:
+    """To undo it and to quantize it are refused for the same reason: neither sends the user to the other."""
+    said = refused(folder, tmp_path)
+    with pytest.raises(cases.REFUSED) as error:
+        cases.run(folder, tmp_path / "out", "int8")
+    assert str(error.value) == said
+    return said
+
+
+@pytest.mark.parametrize(
+    "scheme, format, code",
+    [
+        ("int8", "compressed-tensors", f"{NAME} is I8"),
+        ("int8", "modelslim", f"{NAME} is I8"),
+        ("fp8", None, f"{NAME} is F8_E4M3"),
+        ("fp8_block", None, f"{NAME} is F8_E4M3"),
+        ("int4_g32", None, f"{NAME}_packed is I32"),
+    ],
+)
+def test_codes_that_nothing_describes_any_more_are_named(scheme, format, code, tmp_path):
+    source = cases.write(tmp_path / "in", {NAME: torch.ones(SHAPE).to(torch.bfloat16)}, 1)
+    cases.run(source, folder := tmp_path / "quantized", scheme, format=format)
+    (folder / "config.json").write_text(json.dumps(cases.CONFIG))
+    (folder / "quant_model_description.json").unlink(missing_ok=True)
+    said = refused_both_ways(folder, tmp_path)
+    assert code in said and "quantization_config" in said
+
+
+def test_codes_without_a_scale_are_named(tmp_path):
+    folder = cases.write(tmp_path / "in", {NAME: torch.ones(SHAPE).to(FP8)}, 1)
+    assert f"{NAME}_scale" in refused_both_ways(folder, tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", ["NVFP4", "W4A8_AWQ", ["FP8"], {"FP8": 1}])
+def test_modelopts_other_algorithms_are_named(algorithm, tmp_path):
+    folder = cases.write(tmp_path / "in", cases.state())
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
+    said = refused_both_ways(folder, tmp_path)
+    assert "hf_quant_config.json" in said and repr(algorithm) in said
+
+
+def test_a_quantized_cache_alone_leaves_the_weights_to_be_quantized(tmp_path):
+    folder = cases.write(tmp_path / "in", cases.state())
+    for content in ({"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}, {}):
+        (folder / "hf_quant_config.json").write_text(json.dumps(content))
+        cases.run(folder, out := tmp_path / f"out{len(content)}", "int8")
+        assert not (out / "hf_quant_config.json").exists()
+
+
 def test_other_methods_and_plain_checkpoints_are_refused(tmp_path):
     source = cases.write(tmp_path / "in", cases.state())
     assert "is not quantized" in refused(source, tmp_path)
@@ -194,4 +243,4 @@ def test_other_methods_and_plain_checkpoints_are_refused(tmp_path):
         (source / "config.json").write_text(
             json.dumps(cases.CONFIG | {"quantization_config": {"quant_method": method}})
         )
-        assert said in refused(source, tmp_path)
+        assert said in refused_both_ways(source, tmp_path)
