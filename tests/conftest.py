@@ -46,6 +46,14 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 
+@pytest.fixture(autouse=True)
+def same_environment():
+    """Keep `os.environ` the object that it is: datasets puts a copy there (`num_proc`), which rich does not read."""
+    own = os.environ
+    yield
+    os.environ = own  # noqa: B003  the very object
+
+
 def pytest_collection_modifyitems(config, items):
     since = os.environ.get("SHORT_SINCE")  # set by run.sh in a short check alone; empty where git knows no merge base
     if since is not None:
