@@ -148,7 +148,7 @@ install_packages() {
 
 compile_packages() { # on all cores: pip would on one. Not packages' own tests, and of hundreds of models a run has one or two
   "$VENV/bin/python" -m compileall -q -j 0 -x '/(models|tests)/' "$VENV"/lib/python*/site-packages >>"$LOG" 2>&1 ||
-    say "some files stay without bytecode, such as templates and those of newer Pythons: listed in $LOG"
+    echo "not compiled: templates, and files of newer Pythons, as listed above" >>"$LOG"
 }
 
 install_sdists() (

@@ -105,6 +105,8 @@ def data(
 ) -> None:
     """Prepare a data set: Parquet files for verl, from a local copy or from the hub.
 
+    Files of your own need none of this: ./run.sh train RECIPE --data TRAIN.parquet,VALIDATION.parquet
+
     Exit status: 0; 1 if the data cannot be had, or are not what is published under that name; 2 for wrong use.
     """
     from rich.console import Console

@@ -188,6 +188,7 @@ def told(report: dict[str, Any]) -> str:
 def draw(report: dict[str, Any], path: Path) -> None:
     """Draw the report's arms into one PNG."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(14, 7), layout="constrained")
     for axes, (field, title, scale) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
@@ -198,6 +199,9 @@ def draw(report: dict[str, Any], path: Path) -> None:
         axes.set(title=title, xlabel="step")
         if scale == "log":
             axes.set_yscale(scale, nonpositive="mask")  # a KL of 0 has no place there
+        else:
+            axes.ticklabel_format(useOffset=False)  # 0.9998, and not 2 behind 1e-4+9.996e-1
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
     figure.axes[0].legend(title="rollout")
     figure.suptitle(f"{report['task']}, {report['model']}, seed {report['seed']}")

@@ -12,7 +12,7 @@ from launch.doctor import devices, drivers, interpreter, machine, network, run, 
 from launch.doctor.checking import Check, Finding
 from launch.doctor.facts import Devices, Facts, Software, Wanted
 from launch.inventory import Inventory
-from launch.plan.job import imports
+from launch.plan.job import columns, imports, prompt
 from launch.recipes.effective import weights_of
 from launch.recipes.fields import Recipe
 from launch.recipes.overrides import resolve
@@ -57,11 +57,14 @@ def _of_recipe(recipe: Recipe | None, paths: Paths | None, kl: float | None) -> 
     if recipe is None:
         return {}
     rollout = recipe.verl.get("actor_rollout_ref", {}).get("rollout", {})
+    overrides = resolve(recipe, paths or Paths("", "", "")).overrides
     made: dict[str, Any] = {
         "device_gib": recipe.memory.device,
         "host_gib": recipe.memory.host,
         "scheme": recipe.rollout.scheme,
-        "imports": imports(recipe, resolve(recipe, paths or Paths("", "", "")).overrides),
+        "imports": imports(recipe, overrides),
+        "columns": columns(overrides),
+        "prompt": prompt(overrides),
         "sleeps": rollout.get("free_cache_engine", True) and rollout.get("enable_sleep_mode", True),
         "model": paths.model if paths else recipe.model.hub,
         "data_name": recipe.data.name or "NAME",

@@ -25,6 +25,8 @@ class Wanted:
         environment: variables that the inventory sets on this host.
         model: a folder, or an id on the hub.
         data: files.
+        columns: that each of them must have.
+        prompt: which of these holds the messages.
         data_name: what `run.sh data` calls them.
         device_gib, host_gib: memory that the recipe says it needs.
         scheme: of the rollout.
@@ -44,6 +46,8 @@ class Wanted:
     environment: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
     data: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    prompt: str = "prompt"
     data_name: str = "NAME"
     out: str | None = None
     device_gib: int | None = None
@@ -217,6 +221,7 @@ class Files:
         model: whether the model is here (one of the hub: in the cache); None where the run names none.
         hub: whether it is an id on the hub.
         missing_data: the data files that are not here.
+        wrong_data: a line for each thing in those that are, which verl cannot train on.
         out: bytes free where the result goes; None where the run names no folder.
         writable: whether this user may write there, or could make it.
     """
@@ -224,6 +229,7 @@ class Files:
     model: bool | None = None
     hub: bool = False
     missing_data: tuple[str, ...] = ()
+    wrong_data: tuple[str, ...] = ()
     out: int | None = None
     writable: bool = True
 

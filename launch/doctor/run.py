@@ -10,6 +10,7 @@ from pathlib import Path
 from launch import LaunchError, existing
 from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import GIB, Facts, Files, Wanted
+from launch.nodes.rows import lacking
 from launch.recipes.effective import KL
 from launch.recipes.fields import Recipe
 from launch.stacks import pins
@@ -25,6 +26,7 @@ def files(wanted: Wanted, environment: Mapping[str, str]) -> Files:
         model=None if wanted.model is None else model_is_here(wanted.model, environment),
         hub=wanted.model is not None and of_hub(wanted.model),
         missing_data=tuple(file for file in wanted.data if not os.path.isfile(file)),
+        wrong_data=tuple(lacking(wanted.data, wanted.columns, wanted.prompt)),
         out=None if out is None else shutil.disk_usage(out).free,
         writable=out is None or os.access(out, os.W_OK),
     )
@@ -75,7 +77,9 @@ def inputs(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
         )
     for file in found.missing_data:
         yield error(f"there is no {file}", f"make it with ./run.sh data {wanted.data_name}, or correct --data")
-    if wanted.data and not found.missing_data:
+    for line in found.wrong_data:
+        yield error(line, "correct the file (docs/own.md), or --data")
+    if wanted.data and not found.missing_data + found.wrong_data:
         yield ok(f"{len(wanted.data)} data files")
 
 

@@ -16,6 +16,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from ascend_quant.integrations.verl import cpu_settings
 from launch import with_root
 from launch.plan import Plan
 from launch.recipes.overrides import OPEN
@@ -153,6 +154,7 @@ def _verl(config: Any) -> Iterator[str]:
         from verl.utils.config import omega_conf_to_dataclass, validate_config
 
         validate_config(config, need_reference_policy(config), use_critic=False)  # a critic's looks for its model
+        cpu_settings.check(config, need_reference_policy(config))
         for part in (config.actor_rollout_ref.rollout, config.algorithm):
             omega_conf_to_dataclass(part)
         _look_up(config)

@@ -1,17 +1,20 @@
 """What verl or our refits would refuse minutes after the start is refused at once, and what they take is not."""
 
 import json
+import shlex
 import subprocess
 import sys
 
 import pytest
 from naming import has_line_naming
 
+from launch import ROOT
 from launch.plan.validate import problems
 from launch.recipes import Paths, load, names, resolve
 
 PATHS = Paths("/models/one", "/data", "/runs/one")
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+MAIN = "ascend_quant.integrations.verl.main_ppo"
 ONE_OF_EACH = ("kimi-k2-thinking-int4", "qwen2.5-7b-int8-gsm8k-a2")
 
 
@@ -33,6 +36,16 @@ def test_what_verl_takes_is_taken():
         *("+ray_kwargs.ray_init.runtime_env.env_vars.A='5'", f"{ACTOR}.optim.lr=1e-6", "trainer.test_freq=-1"),
     ]
     assert problems([*overrides(), *more]) == []
+
+
+@pytest.mark.parametrize("page", ["verl.md", "verl.zh.md"])
+def test_whole_commands_of_the_page_are_taken(page: str):
+    """Those without dots at their end."""
+    text = (ROOT / "docs" / page).read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.startswith("python -m ") and "..." not in line]
+    assert len(lines) == 2
+    for words in map(shlex.split, lines):
+        assert words[2] == MAIN and problems(words[3:]) == []
 
 
 @pytest.mark.parametrize(
@@ -59,6 +72,7 @@ def test_what_verl_takes_is_taken():
         {f"{ACTOR}.policy_loss.loss_mode=q": "loss mode: q"},
         {"algorithm.adv_estimator=grpp": "grpp"},
         {"reward.reward_manager.name=dapoo": "dapoo"},
+        {f"++{ROLLOUT}.enable_sleep_mode=true": f"{ROLLOUT}.enable_sleep_mode=False"},
         {f"+{ROLLOUT}.engine_kwargs.ascend_quant.memory=keep": "ascend_quant.memory='keep'"},
         {f"++{ROLLOUT}.engine_kwargs.ascend_quant.send=delta": "ascend_quant.send=delta"},
         {f"+{ROLLOUT}.engine_kwargs.ascend_quant.sned=int8": "ascend_quant.sned"},

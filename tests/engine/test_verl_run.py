@@ -4,7 +4,11 @@ The negative control stops following the trainer after some steps. The mismatch 
 which the steps before stay close to the trainer.
 """
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,10 @@ pytest.importorskip("vllm", reason="the engine tests need vLLM")
 
 import torch
 from safetensors.torch import load_file, save_file
-from verl_runs import MOST_STEPS, QUANTIZED, STEPS, VERLS, prepare, train
+from verl_runs import DEADLINE, MOST_STEPS, QUANTIZED, STEPS, VERLS, end, logged, prepare, train
+
+from launch import ROOT
+from launch.data import prepare as prepare_data
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -142,3 +149,25 @@ def test_verls_own_entry_follows_flashrls_variables(folder, monkeypatch):
     assert all(f"tensors={2 * 12 + 3}, " in line for line in receipts)
     assert len({line.partition("digest=")[2] for line in receipts}) == 3
     assert "scheme int8" in (folder / "flashrl.log").read_text()
+
+
+@pytest.mark.long("docs/verl.md", "ascend_quant/integrations/verl")
+def test_the_page_s_command_for_cpus_trains(tmp_path: Path):
+    """docs/verl.md as it stands, behind its `run.sh data`, in a folder that has what a checkout has of it."""
+    block = re.search(r"```bash\n(\./run\.sh data addition.*?)```", (ROOT / "docs/verl.md").read_text(), re.DOTALL)[1]
+    prepare_data("addition", None, tmp_path / "data")
+    reward = tmp_path / "launch/demo/reward.py"
+    reward.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "launch/demo/reward.py", reward)
+    _, exports, _, command = block.split("\n", 3)
+    log = tmp_path / "metrics.jsonl"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "VERL_FILE_LOGGER_PATH": str(log), "HF_HUB_OFFLINE": "1"}
+    script = f"{exports}\n{command.replace('python', sys.executable, 1)}"
+    run = subprocess.Popen(["bash", "-c", script], cwd=tmp_path, env=environment, start_new_session=True)
+    try:
+        assert run.wait(timeout=DEADLINE) == 0
+    finally:
+        end(run)
+    steps = logged(tmp_path)
+    assert len(steps) == 2 and all(step["refit/proved"] == step["refit/tensors"] == 2 * 12 + 3 for step in steps)
+    assert all(step[ESS] > 0.8 for step in steps)

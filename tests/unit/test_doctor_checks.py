@@ -195,6 +195,7 @@ CASES = [
         run={"data_name": "gsm8k"},
         files=Files(missing_data=("/d/train.parquet",)),
     ),
+    case(run.inputs, "error", "/d/t.parquet has no rows", files=Files(wrong_data=("/d/t.parquet has no rows",))),
     case(run.out, "error", "/o cannot be written", run={"out": "/o"}, files=Files(out=GIB, writable=False)),
     case(run.out, "warning", "20 GiB free for /o", "50 wanted", run={"out": "/o"}, files=Files(out=20 * GIB)),
     case(

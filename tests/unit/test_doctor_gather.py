@@ -186,3 +186,17 @@ def test_it_is_quick_because_it_imports_no_torch():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_what_is_in_the_data_files_is_looked_at_as_train_does(tmp_path: Path):
+    from pyarrow import Table
+    from pyarrow.parquet import write_table
+
+    file = tmp_path / "train.parquet"
+    write_table(
+        Table.from_pylist([{"question": "1+1=", "data_source": "d", "reward_model": {"ground_truth": "2"}}]), file
+    )
+    wanted = Wanted(data=[str(file)], columns=["question", "data_source", "reward_model"], prompt="question")
+    found = files(wanted, {})
+    (line,) = found.wrong_data
+    assert line.startswith(f"{file}: question ") and found.missing_data == ()

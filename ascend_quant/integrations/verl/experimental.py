@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import ray
-from verl.trainer.ppo.utils import need_critic
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.device import auto_set_device
 
-from ascend_quant.integrations.verl import attention_settings, compat, hooks, qat, settings
+from ascend_quant.integrations.verl import attention_settings, compat, cpu_settings, hooks, qat, settings
 from ascend_quant.integrations.verl.effective_sample import EffectiveSample
 from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.qat_worker import fake_quantize_actors
@@ -34,9 +34,10 @@ def run(config: Any, main: ModuleType, task_runner: str, extended: type) -> None
         extended: what stands there instead, a plain class.
 
     Raises:
-        RefitError, AttentionError: before anything starts, when the run cannot have what it asks for.
+        RefitError, AttentionError, CpuSettingsError: before anything starts, when the run cannot have what it asks for.
     """
     auto_set_device(config)
+    cpu_settings.check(config, need_reference_policy(config), starts_ray=True)
     attention_settings.check(config, need_critic(config))
     if settings.wants_refits(config):
         settings.check(config)

@@ -11,7 +11,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
-from ascend_quant.integrations.verl import attention_settings, settings
+from ascend_quant.integrations.verl import attention_settings, cpu_settings, settings
 from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.runner import TaskRunner
 from ascend_quant.integrations.verl.start_up import began_here
@@ -25,6 +25,7 @@ def main(config: Any) -> None:
         raise ValueError(
             "trainer.use_v1=False selects verl's deprecated trainer, which cannot log refits: leave it True"
         )
+    cpu_settings.check(config, need_reference_policy(config), starts_ray=True)
     attention_settings.check(config, need_critic(config))
     if settings.wants_refits(config):
         settings.check(config)

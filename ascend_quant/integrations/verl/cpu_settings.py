@@ -1,0 +1,61 @@
+"""What verl must be told where it trains on CPUs, asked before anything starts: by itself it finds out minutes later.
+
+FSDP1 demands a GPU (`sync_module_states`), and verl 0.9.1 reads which FSDP it is from `fsdp_config` alone. vLLM's CPU
+engine refuses sleep mode, which verl asks for unless it is told not to. Its workers take their device from
+`trainer.device`. A Ray that verl starts has as many CPUs as there are cores, of which each of its actors wants one, and
+no device: a run waits for either without an end.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+ACTOR, REFERENCE, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout"))
+VARIABLE = "VERL_PLATFORM"
+RAY, ADDRESS, CURRENT = "ray_kwargs.ray_init", "RAY_ADDRESS", "/tmp/ray/ray_current_cluster"
+CPUS = 16  # actors mostly sleep
+
+
+class CpuSettingsError(ValueError):
+    """Settings that cannot be on a machine without an accelerator."""
+
+
+def check(config: Any, reference: bool, starts_ray: bool = False) -> None:
+    """Raise one error before anything starts, with all that is to be added to the command.
+
+    Args:
+        config: verl's whole configuration.
+        reference: whether the run has a reference policy.
+        starts_ray: whether verl would start a Ray on this machine, unless there is one already.
+
+    Raises:
+        CpuSettingsError: naming the settings and their values.
+    """
+    if config.trainer.device != "cpu" and os.environ.get(VARIABLE) != "cpu":
+        return
+    wanted = [*_wanted(config, reference)]
+    if starts_ray and ADDRESS not in os.environ and not os.path.exists(CURRENT):
+        wanted += _wanted_of_ray(config)
+    if wanted:
+        raise CpuSettingsError(f"verl's own settings are for GPUs; on a CPU add {' '.join(wanted)}")
+
+
+def _wanted(config: Any, reference: bool) -> Iterator[str]:
+    if config.trainer.device != "cpu":
+        yield "trainer.device=cpu"
+    parts = config.actor_rollout_ref
+    for name, part in ((ACTOR, parts.actor), *([(REFERENCE, parts.ref)] if reference else [])):
+        if part.strategy in ("fsdp", "fsdp2") and part.fsdp_config.strategy != "fsdp2":
+            yield f"{name}.strategy=fsdp2 {name}.fsdp_config.strategy=fsdp2"
+    if parts.rollout.free_cache_engine:
+        yield f"{ROLLOUT}.free_cache_engine=False"
+    if parts.rollout.get("enable_sleep_mode", True):
+        yield f"++{ROLLOUT}.enable_sleep_mode=False"
+
+
+def _wanted_of_ray(config: Any) -> Iterator[str]:
+    given = config.ray_kwargs.ray_init
+    if not given.get("num_gpus"):  # a name only
+        yield f"+{RAY}.num_gpus={config.trainer.nnodes * config.trainer.n_gpus_per_node}"
+    if not given.get("num_cpus") and (os.cpu_count() or 1) < CPUS:
+        yield f"{RAY}.num_cpus={CPUS}"
