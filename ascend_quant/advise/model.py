@@ -18,6 +18,7 @@ FULL_ATTENTION = "full_attention"
 DENSE = ("llama", "mistral", "qwen2", "qwen3", "granite", "olmo2", "seed_oss", "glm4")
 EXPERTS = ("mixtral", "olmoe", "qwen3_moe")
 TRAIN_BATCH_SIZE = 1024  # verl's
+SHIPPED = Path(__file__).parents[2] / "configs" / "recipes"  # of a checkout, or of an image
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 Matrix = tuple[int, int]  # K, N of x_MK @ w_NK.T
@@ -195,14 +196,18 @@ def read_recipe(file: Path) -> tuple[str, Workload]:
         raise AdviceError(f"{file} is no whole recipe ({error!r}); `./run.sh recipe show {file}` says more") from error
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    if file in above:
+        raise AdviceError(f"{file}: extends leads back to itself, over {', '.join(one.stem for one in above)}")
     try:
         recipe = read_yaml(file)
     except BadDocument as error:
         raise AdviceError(str(error)) from error
     bases, whole = recipe.pop("extends", []), {}
     for base in [bases] if isinstance(bases, str) else bases:
-        whole = _merged(whole, _read(file.parent / f"{base}.yaml"))
+        named = f"{base.removesuffix('.yaml')}.yaml"
+        places = [place for place in (file.parent / named, SHIPPED / named) if place != file and place.is_file()]
+        whole = _merged(whole, _read(next(iter(places), file.parent / named), (*above, file)))
     return _merged(whole, recipe)
 
 

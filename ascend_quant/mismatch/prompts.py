@@ -108,6 +108,8 @@ def load(model: str) -> Vocabulary:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     folder = Path(model)
+    if model.startswith(("/", ".")) and not folder.is_dir():  # transformers would take it for an id of the hub
+        raise BadCheckpoint(f"model {model!r:.200}: there is no such folder")
     # transformers would invent a tokenizer for a folder that has none
     without = folder.is_dir() and not any((folder / name).exists() for name in texts.VOCABULARIES)
     try:

@@ -333,6 +333,23 @@ def test_files_that_are_no_recipe(text, tmp_path):
         read_recipe(tmp_path / "a.yaml")
 
 
+@pytest.mark.parametrize("name", ["own", "qwen2.5-7b-int8-gsm8k-h100"])
+def test_a_recipe_of_the_users_extends_a_shipped_one_as_train_takes_it(tmp_path, name):
+    shipped = "qwen2.5-7b-int8-gsm8k-h100"
+    own = tmp_path / f"{name}.yaml"
+    own.write_text(f"extends: {shipped}\nname: {name}\nrollout: {{n: 8}}\n")
+    place, workload = read_recipe(own)
+    of, base = read_recipe(FOLDER / f"{shipped}.yaml")
+    assert (place, workload) == (of, replace(base, batch=2 * base.batch))
+
+
+def test_recipes_that_extend_each_other_are_named(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: b")
+    (tmp_path / "b.yaml").write_text("extends: a")
+    with pytest.raises(AdviceError, match=r"a\.yaml"):
+        read_recipe(tmp_path / "a.yaml")
+
+
 def run(*arguments):
     result = CliRunner().invoke(app, ["advise", *map(str, arguments)])
     return result.exit_code, result.output

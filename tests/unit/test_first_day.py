@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from itertools import dropwhile
 from pathlib import Path
 
@@ -111,6 +112,20 @@ def test_inventories_are_understood(tmp_path: Path):
     assert two.image == f"ascend-quant:{two.stack}-a2" and four.image == f"ascend-quant:{four.stack}"
     assert four.stack in IMAGES.values()
     assert [host.address for host in slurm.hosts] == ["gpu001", "gpu002"] and slurm.python and slurm.image is None
+
+
+def test_what_the_page_has_a_reader_make_in_the_checkout_is_git_s_to_ignore():
+    """An image of a checkout with other files would not be that of its commit."""
+    made = {"smoke.json", ".venv", "runs"}
+    for words in ALL:
+        made |= {words[place + 1] for place, word in enumerate(words[:-1]) if word in ("--to", "--local-dir")}
+        made |= {*words[2:]} if words[:2] == ["mkdir", "-p"] else set()
+    inside = sorted(f"{name}/x" for name in made if not name.startswith("/"))
+    assert len(inside) >= 5
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout of git")
+    said = subprocess.run(["git", "check-ignore", *inside], cwd=ROOT, capture_output=True, text=True)
+    assert said.stdout.split() == inside
 
 
 @pytest.mark.parametrize("place", range(3))

@@ -209,3 +209,11 @@ def test_of_a_failed_engine_the_cause_comes_first_and_once():
     assert found[:3] == [cause, "builtins.RuntimeError: see above", "..."]
     assert found[3:] == [*frames[33:], "builtins.RuntimeError: see above"]
     assert engines.last_words("one\n\ntwo\n") == "...\none\ntwo"
+
+
+@pytest.mark.parametrize("place", ["/nowhere/model", "./model"])
+def test_a_folder_that_is_not_there_is_no_id_of_the_hub(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadCheckpoint, match=f"'{place}'") as raised:
+        prompts.load(place)
+    assert "Repo" not in str(raised.value), "the hub's words"
