@@ -55,14 +55,30 @@ def _type(name: str, found: "pyarrow.DataType", prompt: str) -> Iterator[str]:
     if types.is_null(found):
         yield f"{name} is null in every row"
     elif name == prompt:
-        messages = types.is_list(found) or types.is_large_list(found)
-        message = found.value_type if messages else found
-        if not (messages and types.is_struct(message) and set(message.names) >= MESSAGE):
+        message = found.value_type if _is_list(found) else None
+        if message is None or not types.is_struct(message) or not set(message.names) >= MESSAGE:
             yield f'{name} is {found!s:.100}: verl wants a list of messages, as [{{"role": "user", "content": ".."}}]'
-        elif nothing := [field.name for field in message if field.name in MESSAGE and types.is_null(field.type)]:
-            yield f"{name} is a list of messages whose {nothing[0]} is always null"
+            return
+        role, content = message.field("role").type, message.field("content").type
+        if not _is_text(role):
+            yield f"{name} is a list of messages whose role is {role}: verl wants text, as user"
+        if not (_is_text(content) or _is_list(content)):
+            yield f"{name} is a list of messages whose content is {content!s:.100}: verl wants text, or a list of parts"
     elif name == REWARD and not (types.is_struct(found) and ANSWER in found.names):
         yield f'{name} is {found!s:.100}: verl wants a mapping, as {{"style": "rule", "{ANSWER}": ".."}}'
+
+
+def _is_list(found: "pyarrow.DataType") -> bool:
+    from pyarrow import types
+
+    return types.is_list(found) or types.is_large_list(found)
+
+
+def _is_text(found: "pyarrow.DataType") -> bool:
+    from pyarrow import types
+
+    value = found.value_type if types.is_dictionary(found) else found
+    return types.is_string(value) or types.is_large_string(value)
 
 
 def _nulls(batches: "Iterable[pyarrow.RecordBatch]", columns: Sequence[str], prompt: str) -> Iterator[str]:

@@ -151,6 +151,8 @@ def test_a_data_file_without_a_column_is_named_with_it(tmp_path: Path):
         ("prompt", {"role": "user", "content": "1+1="}),  # no list
         ("prompt", [{"from": "human", "value": "1+1="}]),
         ("prompt", [{"role": "user", "content": None}]),
+        ("prompt", [{"role": "user", "content": 12}]),
+        ("prompt", [{"role": 1, "content": "1+1="}]),
         ("reward_model", "rule"),
         ("reward_model", {"style": "rule"}),
         ("reward_model", [{"ground_truth": "2"}]),
