@@ -4,6 +4,7 @@ Of a shard's pickle torch builds tensors alone; nothing else that it names is ru
 unpickles whatever is there, leaves a tied head out though it is another one, and keeps a LoRA adapter beside the model.
 """
 
+import logging
 import pickle
 import re
 from collections.abc import Mapping
@@ -34,6 +35,9 @@ class Shards:
         if not isinstance(ranks, int) or ranks < 1:
             raise BadCheckpoint(f"{folder / CONFIG}: world_size is {ranks!r:.80}; it is the number of ranks")
         self.folder = folder
+        logging.getLogger("torch.distributed.device_mesh").setLevel(
+            logging.ERROR
+        )  # warns that there is no process group
         paths = [folder / f"model_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
         self._ranks = [_read(path) for path in paths]
         self.names = list(self._ranks[0])
