@@ -18,6 +18,7 @@ from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.workers.engine_workers import TrainingWorker
 
 from ascend_quant.integrations.verl import (
+    cpu_settings,
     experimental,
     fully_async,
     hooks,
@@ -56,6 +57,11 @@ def test_the_entries_find_verls_settings(entry, name, more):
     with initialize_config_dir(entry.SETTINGS, version_base=None):
         config = compose(name, overrides=more, return_hydra_config=bool(more))
     assert config.rollout.nnodes >= 1 and config.actor_rollout_ref.rollout.checkpoint_engine.backend == "nccl"
+    asked = [*cpu_settings._wanted(config, True), *cpu_settings._wanted_of_ray(config)]
+    devices = (
+        config.trainer.nnodes * config.trainer.n_gpus_per_node + config.rollout.nnodes * config.rollout.n_gpus_per_node
+    )
+    assert f"+ray_kwargs.ray_init.num_gpus={devices}" in asked
     assert "separate_async" in config.trainer.v1  # what lies in the folder that the first has to be told of
 
 
@@ -83,8 +89,10 @@ def test_a_main_gets_our_task_runner_where_refits_are_asked_for(quantization, sc
     main.main.__wrapped__ = lambda config: seen.append(main.TaskRunner)
     for name in ("auto_set_device", "remove_leftovers"):
         monkeypatch.setattr(experimental, name, lambda *_: None)
-    monkeypatch.setattr(experimental.attention_settings, "check", lambda *_: None)
-    monkeypatch.setattr(experimental, "need_critic", lambda config: False)
+    for settings_of in (experimental.attention_settings, experimental.cpu_settings):
+        monkeypatch.setattr(settings_of, "check", lambda *_, **__: None)
+    for name in ("need_critic", "need_reference_policy"):
+        monkeypatch.setattr(experimental, name, lambda config: False)
     monkeypatch.setattr(experimental.settings, "check", lambda config: None)
     monkeypatch.setattr(experimental.qat, "wanted", lambda config: scheme)
     config = settings()

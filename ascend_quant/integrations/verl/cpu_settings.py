@@ -54,8 +54,9 @@ def _wanted(config: Any, reference: bool) -> Iterator[str]:
 
 
 def _wanted_of_ray(config: Any) -> Iterator[str]:
-    given = config.ray_kwargs.ray_init
+    given, apart = config.ray_kwargs.ray_init, config.get("rollout") or config.actor_rollout_ref.rollout
     if not given.get("num_gpus"):  # a name only
-        yield f"+{RAY}.num_gpus={config.trainer.nnodes * config.trainer.n_gpus_per_node}"
+        places = [(part.get("nnodes") or 0, part.get("n_gpus_per_node") or 0) for part in (config.trainer, apart)]
+        yield f"+{RAY}.num_gpus={sum(nodes * devices for nodes, devices in places)}"
     if not given.get("num_cpus") and (os.cpu_count() or 1) < CPUS:
         yield f"{RAY}.num_cpus={CPUS}"
