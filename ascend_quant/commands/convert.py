@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import Progress
 from rich.table import Table
 
@@ -138,7 +139,7 @@ def show(summary: Summary, seconds: float, console: Console) -> None:
         table.add_row(kind if kind.endswith("quantized") else f"not quantized: {kind}", f"{count:,}")
     if summary.weights:
         console.print(table)
-    sizes = f"{summary.bytes_in / 1e9:,.2f} GB to {summary.bytes_out / 1e9:,.2f} GB in {seconds:,.1f} s"
+    sizes = f"{decimal(summary.bytes_in)} to {decimal(summary.bytes_out)} in {seconds:,.1f} s"
     before = f", {summary.resumed} of them by an earlier run" if summary.resumed else ""
     for line in (f"{sizes}; {summary.shards} files{before}", f"written: {summary.out}"):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -36,6 +37,9 @@ def test_the_summary_says_what_was_not_quantized_and_there_is_a_way_back(source,
     assert result.exit_code == 0, result.output
     for said in ("quantized", "not quantized: router", "3 files", f"written: {tmp_path / 'out'}"):
         assert said in plain(result.stdout)
+    (amount, unit), *_ = re.findall(r"to ([\d,.]+) (\w+) in", plain(result.stdout))
+    written = sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors"))
+    assert float(amount) * {"bytes": 1, "kB": 1e3, "MB": 1e6}[unit] == pytest.approx(written, rel=0.1), "not 0.00 GB"
     assert run(tmp_path / "out", tmp_path / "back", "--scheme", "bf16").exit_code == 0
     assert cases.read(tmp_path / "back").keys() == cases.read(source).keys()
 
