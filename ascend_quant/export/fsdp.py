@@ -17,6 +17,7 @@ from ascend_quant.documents import read_json
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
 CONFIG = "fsdp_config.json"
+MESHES = "torch.distributed.device_mesh"  # warns at every shard that there is no process group; none is needed
 
 
 class Shards:
@@ -35,9 +36,7 @@ class Shards:
         if not isinstance(ranks, int) or ranks < 1:
             raise BadCheckpoint(f"{folder / CONFIG}: world_size is {ranks!r:.80}; it is the number of ranks")
         self.folder = folder
-        logging.getLogger("torch.distributed.device_mesh").setLevel(
-            logging.ERROR
-        )  # warns that there is no process group
+        logging.getLogger(MESHES).setLevel(logging.ERROR)
         paths = [folder / f"model_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
         self._ranks = [_read(path) for path in paths]
         self.names = list(self._ranks[0])
