@@ -131,7 +131,8 @@ def _judged(name: str, value: str, wanted: Wanted, found: Network, nics: list[st
         return error(f"{name}={value} {why}", fix)
     if wanted.hosts == 1:
         return error(f"{name}={value} {why}", f"unset {name}, in ~/.bashrc too: the launcher sets it")
-    return warning(f"{name}={value} {why}", f"unset {name} in ~/.bashrc; over ssh the launcher's own value wins")
+    fix = f"unset {name}, in ~/.bashrc too: the launcher's value wins, but on the host from which the run is started"
+    return warning(f"{name}={value} {why}", fix)
 
 
 def _listed(names: str, nics: Iterable[str]) -> list[str]:
