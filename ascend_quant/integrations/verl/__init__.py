@@ -11,7 +11,7 @@ main_one_step_off.py, main_fully_async.py  entries of verl's experimental traine
 replica.py    the engine's server, trainer.py the trainer, both with the refits' receipts (sync_reports.py, receipts.py)
               and, of several replicas, the mismatch of each (replica_mismatch.py)
 effective_sample.py  a warning where importance weights leave little of a batch
-early_actors.py  agent loops and load balancer, started while engines load; start_up.py where the time to step 1 goes
+agent_loops.py  agent loops that know a chat's tokens; start_up.py where the time to step 1 goes
 packed_attention.py  the trainer's attention without a mask, attention_settings.py whether a run can have it
 log_probs.py  log-probabilities without a loop over rows
 sender.py     the trainer's side of the weight sync: digests behind the weights; leaving.py as what they leave,

@@ -125,22 +125,6 @@ def without_flush(original: Callable) -> Callable:
     return info
 
 
-# The last one is asked first: of the servers by address and `full_determinism`, a load balancer's handle; None for
-# verl's own.
-EARLY: list[Callable[[dict[str, Any], bool], Any]] = []
-
-
-def early_or_own(original: Callable) -> Callable:
-    """For `get_router_handle`."""
-
-    def get_router_handle(servers: dict[str, Any], *, full_determinism: bool = False, **named: Any) -> Any:
-        asked_for_another = any(value is not None for value in named.values())
-        found = None if asked_for_another or not EARLY else EARLY[-1](servers, full_determinism)
-        return found or original(servers, full_determinism=full_determinism, **named)
-
-    return get_router_handle
-
-
 def replace_trainer(mode: str, trainer_class: type) -> None:
     """Put an extended trainer under the name of its mode."""
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
@@ -273,16 +257,6 @@ WITH_PATCHES = (
     ),
 )
 
-WITH_EARLY_ACTORS = (
-    Hook(
-        ("verl.workers.rollout.router:get_router_handle",),
-        early_or_own,
-        why="verl has a setting for a load balancer of one's own, but creates it itself, last of all",
-        versions="verl 0.9.1",
-        off="verl's own main_ppo, or a load balancer of the user's",
-    ),
-)
-
 HOOKS = (
     *ON_CPU,
     *WITH_OUR_ATTENTION,
@@ -293,7 +267,6 @@ HOOKS = (
     *WITH_ROLLOUTS_APART,
     *WITH_CACHE_KEPT,
     *WITH_PATCHES,
-    *WITH_EARLY_ACTORS,
 )
 
 _HERE = "ascend_quant.integrations.verl"

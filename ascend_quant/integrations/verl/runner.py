@@ -7,6 +7,7 @@ import ray
 from verl.trainer.main_ppo import TaskRunnerV1
 
 from ascend_quant.integrations.verl import compat, hooks, qat, settings
+from ascend_quant.integrations.verl.agent_loops import use_chats
 from ascend_quant.integrations.wrapping import install
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ class RefitTaskRunner(compat.plain_class(TaskRunnerV1)):
             )
         if wanted is not None:
             use_fake_quantization(config.trainer.v1.trainer_mode, wanted)
-        start_early(config)
+        use_chats(config)
         super().run(config)
 
 
@@ -38,13 +39,6 @@ def use_refits(trainer_mode: str) -> None:
     RolloutReplicaRegistry.register("vllm", load)
     install(hooks.WITH_ROLLOUTS_APART)
     hooks.replace_trainer(trainer_mode, with_refits(get_trainer_cls(trainer_mode)))
-
-
-def start_early(config: Any) -> None:
-    from ascend_quant.integrations.verl.early_actors import EarlyAgentLoopManager, EarlyLoadBalancer
-
-    EarlyLoadBalancer.start()
-    EarlyAgentLoopManager.start(config)
 
 
 def use_fake_quantization(trainer_mode: str, wanted: qat.FakeQuantization) -> None:
