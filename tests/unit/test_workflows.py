@@ -1,18 +1,63 @@
-"""The workflows are safe: pinned actions, few rights, nothing of a pull request on a runner of one's own."""
+"""The workflows are safe: pinned actions, few rights, nothing of a pull request on a runner of one's own.
 
+And they leave nothing out: a job for every group of tests and for every image whose base is pinned.
+"""
+
+import json
 import re
+import subprocess
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
-from workflow_cases import ACTIONS, ROOT, TEXTS, TREES, asked, jobs, steps
+from bake_file import IMAGES, UNKNOWN, arguments
 
+from launch import ROOT
 from launch.stacks import pins
 
+ACTIONS = sorted((ROOT / ".github/actions").glob("*/action.yml"))
+TEXTS = {file.stem: file.read_text() for file in sorted((ROOT / ".github/workflows").glob("*.yml"))}
+TREES = {name: yaml.safe_load(text) for name, text in TEXTS.items()}
 SELF_HOSTED = ("gpu-smoke", "npu-smoke")
 RELEASE = "release"  # trusted publishing asks GitHub for a token of its own
 GITHUBS = {"ubuntu-24.04", "ubuntu-24.04-arm"}
 ALL_TEXTS = [*TEXTS.values(), *(file.read_text() for file in ACTIONS)]
 SMOKE = {"CUDA_RUNNERS": "yes", "ASCEND_RUNNERS": "yes"}
+
+
+def jobs(name: str) -> Iterator[dict[str, Any]]:
+    yield from TREES[name]["jobs"].values()
+
+
+def steps(name: str) -> Iterator[dict[str, Any]]:
+    for job in jobs(name):
+        yield from job["steps"]
+
+
+def asked(expression: str, **contexts: dict) -> Any:
+    """What GitHub makes of an expression of names, strings, ==, !=, && and ||. A name that is not there is ''."""
+    inner = re.sub(r"^\s*\$\{\{(.*)\}\}\s*$", r"\1", expression, flags=re.DOTALL)
+    python = inner.replace("&&", " and ").replace("||", " or ").strip()
+    return eval(" ".join(python.split()), {name: _Context(fields) for name, fields in contexts.items()})
+
+
+class _Context(SimpleNamespace):
+    def __init__(self, fields: dict) -> None:
+        super().__init__(**{key: _Context(one) if isinstance(one, dict) else one for key, one in fields.items()})
+
+    def __getattr__(self, name: str) -> Any:
+        return _Context({})
+
+    def __eq__(self, other: object) -> bool:
+        return other == "" and not vars(self)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __bool__(self) -> bool:
+        return bool(vars(self))
 
 
 def smoke_runs(name: str, event: str, of: str = "", conclusion: str = "success", variables: dict = SMOKE) -> bool:
@@ -93,3 +138,26 @@ def test_python_is_the_stack_s():
     steps_of_action = yaml.safe_load((ROOT / ".github/actions/environment/action.yml").read_text())["runs"]["steps"]
     versions = [step["with"]["python-version"] for step in steps_of_action if "setup-python" in step.get("uses", "")]
     assert versions == [pins("cpu").python]
+
+
+def test_groups_are_all_folders_of_tests_but_those_for_accelerators_and_each_has_a_job():
+    groups = json.loads(subprocess.check_output([ROOT / "run.sh", "test", "--list"], text=True))
+    folders = {file.parent.relative_to(ROOT / "tests").parts[0] for file in ROOT.glob("tests/**/test_*.py")}
+    assert {"npu" if name.startswith("npu_host") else name for name in folders} - {"gpu"} == set(groups)
+    (matrix,) = [job["strategy"]["matrix"] for job in jobs("nightly") if "group" in str(job.get("strategy"))]
+    assert matrix["group"] == "${{ fromJSON(needs.groups.outputs.names) }}"
+
+
+def test_one_check_says_that_all_jobs_have_passed():
+    ci = TREES["ci"]["jobs"]
+    passed = ci["passed"]
+    assert set(passed["needs"]) == set(ci) - {"passed"} and passed["if"] == "always()"
+    (step,) = passed["steps"]
+    assert step["run"].split('"')[-2].split() == ["success"] * len(passed["needs"])
+
+
+def test_every_image_whose_base_is_pinned_is_built_for_both_processors():
+    pinned = [name for name in IMAGES if not arguments(name)["BASE"].endswith(UNKNOWN)]
+    built, listed = (TREES["images"]["jobs"][name]["strategy"]["matrix"] for name in ("image", "list"))
+    assert (built["target"], built["processor"]) == (pinned, ["amd64", "arm64"])
+    assert listed["target"] == pinned
