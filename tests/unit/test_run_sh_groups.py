@@ -5,11 +5,8 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 from naming import has_line_naming
 
@@ -92,18 +89,6 @@ class Checkout:
         assert tuple(name for name in called if name in BESIDE) == BESIDE
 
 
-def in_time(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def commands() -> list[str]:
-    """The command lines of this machine's processes."""
-    return [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-
-
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
@@ -157,15 +142,6 @@ def test_a_short_check_knows_what_has_changed(checkout: Checkout):
     assert checkout.code("all") == 0 and set(checkout.since.read_text().splitlines()) == {"whole"}
 
 
-def test_a_branch_is_compared_with_where_it_left_main(checkout: Checkout):
-    checkout.git("init", "-q", "-b", "main")
-    for number in range(3):
-        checkout.git("commit", "-qm", f"{number}", "--allow-empty")
-    checkout.git("update-ref", "refs/remotes/origin/main", "HEAD~2")
-    assert checkout.code() == 0
-    assert set(checkout.since.read_text().splitlines()) == {checkout.git("rev-parse", "origin/main")}
-
-
 @pytest.mark.parametrize(
     ("arguments", "unit", "engine", "expected"),
     [
@@ -207,37 +183,14 @@ def test_images_and_npu_beside_cluster(checkout: Checkout):
     assert checkout.code("images", "npu") == 0 and tuple(checkout.called()) == BESIDE
 
 
-def test_ctrl_c_ends_both(checkout: Checkout):
-    with checkout.start("cluster", "npu", cluster_code="waits", npu_host_code="waits") as run:
-        assert run.stdout.readline() == "waiting\n"
-        in_time(lambda: len(checkout.called()) == 2)
-        os.killpg(run.pid, signal.SIGINT)
-        assert run.wait(60) == 130
-    in_time(lambda: not any(str(checkout.folder) in line for line in commands()))
-
-
 def test_gpu_is_a_group_of_its_own(checkout: Checkout):
     assert checkout.code("gpu", "--", "-k", "x") == 0
     assert checkout.called() == {"gpu": ["-m", "gpu", "-k", "x"], "unit": ["-m", "gpu", "-k", "x"]}
+    assert checkout.code("gpu", gpu_code=1) == 1 and checkout.code("gpu", unit_code=5) == 5
     assert checkout.code("gpu", "unit") == 2 and checkout.code("unit", "gpu") == 2
-    assert checkout.called() == {}
-
-
-def test_gpu_tests_that_fail_or_are_all_skipped_do_not_pass(checkout: Checkout):
-    assert checkout.code("gpu", gpu_code=1) == 1
-    assert checkout.code("gpu", unit_code=5) == 5
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"no_gpu": 1}, "no GPU"),
-        ({"lacking": "pytest_timeout hypothesis"}, "-m pip install pytest-timeout hypothesis"),
-    ],
-)
-def test_gpu_tests_refuse_to_begin(checkout: Checkout, changes: dict[str, object], said: str):
-    assert checkout.code("gpu", **changes) == 2
-    assert said in checkout.said and checkout.called() == {}
+    assert checkout.code("gpu", no_gpu=1) == 2 and "no GPU" in checkout.said
+    assert checkout.code("gpu", lacking="pytest_timeout hypothesis") == 2
+    assert "-m pip install pytest-timeout hypothesis" in checkout.said and checkout.called() == {}
 
 
 def test_gpu_tests_need_an_interpreter_and_a_checkout(checkout: Checkout):
