@@ -127,7 +127,6 @@ def test_an_attention_that_would_train_wrongly_is_refused_before_ray(monkeypatch
     started = []
     monkeypatch.setattr(main_ppo, "run_ppo", lambda *_, **__: started.append(1))
     monkeypatch.setattr(main_ppo, "auto_set_device", lambda _: None)
-    monkeypatch.setattr(main_ppo, "remove_leftovers", lambda: None)
     overrides = list(resolve(load("qwen2.5-32b-bf16-dapo-h200"), PATHS).overrides)
     monkeypatch.setattr(main_ppo.settings, "check", lambda _: None)
     main_ppo.main.__wrapped__(composed(overrides))

@@ -87,8 +87,7 @@ def test_a_main_gets_our_task_runner_where_refits_are_asked_for(quantization, sc
     seen = []
     main = SimpleNamespace(TaskRunner=TaskRunner, main=SimpleNamespace())
     main.main.__wrapped__ = lambda config: seen.append(main.TaskRunner)
-    for name in ("auto_set_device", "remove_leftovers"):
-        monkeypatch.setattr(experimental, name, lambda *_: None)
+    monkeypatch.setattr(experimental, "auto_set_device", lambda *_: None)
     for settings_of in (experimental.attention_settings, experimental.cpu_settings):
         monkeypatch.setattr(settings_of, "check", lambda *_, **__: None)
     for name in ("need_critic", "need_reference_policy"):

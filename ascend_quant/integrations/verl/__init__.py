@@ -17,7 +17,6 @@ log_probs.py  log-probabilities without a loop over rows
 sender.py     the trainer's side of the weight sync: digests behind the weights; leaving.py as what they leave,
               patches.py what has changed for engines elsewhere, answers.py a receiver that was killed
 worker.py     the engine's side, inside its workers; receiver.py its transport
-leftovers.py  what killed runs leave behind
 
 Importing this package imports no torch: the launcher reads OPTIONS.
 """

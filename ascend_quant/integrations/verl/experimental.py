@@ -16,7 +16,6 @@ from verl.utils.device import auto_set_device
 
 from ascend_quant.integrations.verl import attention_settings, compat, cpu_settings, hooks, qat, settings
 from ascend_quant.integrations.verl.effective_sample import EffectiveSample
-from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.qat_worker import fake_quantize_actors
 from ascend_quant.integrations.verl.sync_reports import SyncReports, agree_on_codes, let_actors_send
 from ascend_quant.refit import RefitError
@@ -48,7 +47,6 @@ def run(config: Any, main: ModuleType, task_runner: str, extended: type) -> None
         logger.warning(
             "rollout quantization is not %s: this is verl's own run, without refit metrics", settings.QUANTIZATION
         )
-    remove_leftovers()
     main.main.__wrapped__(config)  # what hydra would call
 
 

@@ -12,7 +12,6 @@ from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
 from ascend_quant.integrations.verl import attention_settings, cpu_settings, settings
-from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.runner import TaskRunner
 from ascend_quant.integrations.verl.start_up import began_here
 
@@ -29,7 +28,6 @@ def main(config: Any) -> None:
     attention_settings.check(config, need_critic(config))
     if settings.wants_refits(config):
         settings.check(config)
-    remove_leftovers()
     began_here()
     run_ppo(config, task_runner_class=TaskRunner)
 

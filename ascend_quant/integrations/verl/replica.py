@@ -12,7 +12,6 @@ from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from ascend_quant.integrations.verl import compat, hooks, sockets
-from ascend_quant.integrations.verl.leftovers import remove_leftovers
 from ascend_quant.integrations.verl.patches import receiving
 from ascend_quant.integrations.verl.replica_mismatch import REPLICA
 from ascend_quant.integrations.verl.room import CACHE
@@ -105,10 +104,6 @@ class RefitHttpServer(vLLMHttpServer):
         output = await super().generate(*args, **kwargs)
         output.extra_fields[REPLICA] = self.replica_rank
         return output
-
-    def _post_init(self, cuda_visible_devices: str) -> None:
-        super()._post_init(cuda_visible_devices)
-        remove_leftovers()  # on this node; the run's own transfers start only when all servers are up
 
     def _get_worker_extension_cls(self) -> str:
         extension = "RefitWorkerExtension" if wants_proof(self.config) else "UnprovedWorkerExtension"
