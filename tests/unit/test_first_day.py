@@ -1,15 +1,13 @@
 """docs/first_day.md: its commands and its inventories are understood; both languages show the same."""
 
 import re
-import shlex
 import subprocess
-from itertools import dropwhile
 from pathlib import Path
 
 import pytest
 import yaml
 from bake_file import IMAGES
-from command_cases import understood
+from command_cases import commands, understood
 
 from launch import recipes
 from launch.inventory import load
@@ -18,7 +16,6 @@ from launch.plan.job import places
 ROOT = Path(__file__).parents[2]
 PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("first_day.md", "first_day.zh.md")}
 ENGLISH, CHINESE = PAGES.values()
-ASSIGNED = re.compile(r"[A-Z]+=\S*")  # a variable before a command
 FOLDERS = {"gsm8k", "dapo-math-17k", "addition"}  # of `run.sh data`
 
 
@@ -30,23 +27,6 @@ def sections(text: str) -> dict[str, str]:
 def blocks(text: str, language: str) -> list[str]:
     """The code in a language; lines that go on are one."""
     return [block.replace("\\\n", " ") for block in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
-
-
-def commands(text: str) -> list[list[str]]:
-    """The words of each command; && and | part two of them, and what is written to a file is left out."""
-    lines = [line for block in blocks(text, "bash") for line in block.splitlines()]
-    found = []
-    for line in lines:
-        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|>")
-        lexer.whitespace_split, lexer.commenters = True, "#"
-        one: list[str] = []
-        for word in [*lexer, "&&"]:
-            if word in ("&&", "|"):
-                found.append(list(dropwhile(ASSIGNED.fullmatch, one)))
-                one = []
-            else:
-                one.append(word)
-    return [words[: words.index(">")] if ">" in words else [w for w in words if w != ">>"] for words in found]
 
 
 ALL = commands(ENGLISH)

@@ -2,11 +2,10 @@
 
 import re
 import runpy
-import shlex
 from pathlib import Path
 
 import pytest
-from command_cases import understood
+from command_cases import commands
 from typer.testing import CliRunner
 
 from launch import ROOT
@@ -19,12 +18,6 @@ PAGE = (ROOT / "docs/own.md").read_text()
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-
-
-def lines() -> list[list[str]]:
-    """The words behind ./run.sh."""
-    (shell,) = blocks("bash")
-    return [shlex.split(line, comments=True)[1:] for line in shell.splitlines() if line.startswith("./run.sh ")]
 
 
 @pytest.fixture
@@ -41,18 +34,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_commands_are_understood():
-    data_line, *train = lines()
-    assert [words[0] for words in train] == ["train", "train"]
-    for words in (data_line, *train):
-        understood(words)
-
-
 def test_nothing_stands_in_the_way_of_a_reader_s_own_run(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """The verl of this environment and a real node process are asked."""
     monkeypatch.setattr(transport, "ASK_SECONDS", 120)
-    (dry_run,) = [words for words in lines() if "--dry-run" in words]
-    shown = CliRunner().invoke(app, dry_run)
+    (dry_run,) = [words for words in commands(PAGE) if "--dry-run" in words]
+    shown = CliRunner().invoke(app, dry_run[1:])
     assert shown.exit_code == 0, shown.stdout[-2000:] + shown.stderr
     for file in ("train.parquet", "test.parquet"):
         assert str(folder / file) in shown.stdout

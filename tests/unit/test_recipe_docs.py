@@ -7,17 +7,13 @@ in float32.
 """
 
 import re
-import shlex
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import bake_file
 import pytest
-import typer
 
-from ascend_quant.cli import app as commands
-from launch.commands import app as run
 from launch.environment import rows as variables
 from launch.recipes import command, load, names, paths_of, resolve
 from launch.stacks import all_pins, pins
@@ -56,23 +52,6 @@ def in_chinese(cell: str) -> str:
 def test_the_table_is_the_recipes(page: str):
     wanted = [row for row in command.rows() if in_few_bits(row) == (page in LOW_PRECISION)]
     assert table(page) == ([tuple(map(in_chinese, row)) for row in wanted] if ".zh." in page else wanted)
-
-
-def called(page: str) -> list[list[str]]:
-    """Every line of a page that calls one of our commands."""
-    lines = [line.split("|  bash")[0].split(" | bash")[0] for line in (DOCS / page).read_text().splitlines()]
-    return [shlex.split(line, comments=True) for line in lines if line.startswith(("ascend-quant ", "./run.sh "))]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_the_commands_are_understood(page: str):
-    assert len(called(page)) >= (8 if page in LOW_PRECISION else 4)
-    for program, *line in called(page):
-        group = typer.main.get_command(commands if program == "ascend-quant" else run)
-        while isinstance(group, typer.core.TyperGroup):
-            name, *line = line
-            group = group.commands[name]
-        group.make_context(name, line)  # parses and checks; runs nothing
 
 
 CODE = re.compile(r"`([^`]+)`")
