@@ -22,10 +22,6 @@ def doctor(
     model: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,
     data: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,
     out: Annotated[str | None, typer.Option(help="With --recipe: as for train.")] = None,
-    mismatch: Annotated[
-        Path | None,
-        typer.Option(help="With --recipe: a report of `ascend-quant mismatch --json`; what would be left of a batch?"),
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Look for what would stop a run, with a fix for each finding. Changes nothing.
@@ -37,25 +33,23 @@ def doctor(
     from launch import LaunchError
     from launch.doctor.checking import show
     from launch.doctor.hosts import examine
-    from launch.doctor.run import kl_of
     from launch.inventory import load, this_machine
     from launch.plan.job import places
     from launch.plan.make import locals_of, new_run
     from launch.recipes import load as load_recipe
 
-    of_recipe = {"--set": changes, "--model": model, "--data": data, "--out": out, "--mismatch": mismatch}
+    of_recipe = {"--set": changes, "--model": model, "--data": data, "--out": out}
     if recipe is None and (given := [name for name, value in of_recipe.items() if value]):
         fail(f"{given[0]} is for --recipe: say which", WRONG_USE)
     try:
-        inventory, wanted, paths, kl = load(cluster) if cluster is not None else None, None, None, None
+        inventory, wanted, paths = load(cluster) if cluster is not None else None, None, None
         if recipe is not None:
             made, folder = of_data(changes, data)
             wanted = load_recipe(recipe, changes=made)
-            kl = kl_of(mismatch, wanted) if mismatch is not None else None
             hosts = inventory or this_machine(wanted.stack)
             paths = places(wanted, hosts, new_run(), locals_of(hosts)[0], model, folder, out)
         with Console(stderr=True).status("examining"):
-            report = examine(inventory, wanted, paths, kl)
+            report = examine(inventory, wanted, paths)
     except LaunchError as error:
         fail(str(error), WRONG_USE)
     if as_json:

@@ -13,7 +13,6 @@ from launch.doctor.checking import Check, Finding
 from launch.doctor.facts import Devices, Facts, Software, Wanted
 from launch.inventory import Inventory
 from launch.plan.job import columns, imports, prompt
-from launch.recipes.effective import weights_of
 from launch.recipes.fields import Recipe
 from launch.recipes.overrides import resolve
 from launch.recipes.settings import Paths, data_files
@@ -27,16 +26,14 @@ PACKAGES = (
 )
 
 
-def wanted_here(recipe: Recipe | None, paths: Paths | None, kl: float | None = None) -> Wanted:
+def wanted_here(recipe: Recipe | None, paths: Paths | None) -> Wanted:
     """What a run on this machine alone wants of it."""
     stack = recipe.stack if recipe else os.environ.get(STACK_VARIABLE) or "cpu"
     devices = recipe.devices_per_node if recipe else "auto"
-    return Wanted(stack=stack, devices=devices, **_of_recipe(recipe, paths, kl))
+    return Wanted(stack=stack, devices=devices, **_of_recipe(recipe, paths))
 
 
-def wanted_of(
-    inventory: Inventory, index: int, recipe: Recipe | None, paths: Paths | None, kl: float | None = None
-) -> Wanted:
+def wanted_of(inventory: Inventory, index: int, recipe: Recipe | None, paths: Paths | None) -> Wanted:
     """What a run wants of one host of an inventory."""
     host = inventory.hosts[index]
     devices = recipe.devices_per_node if recipe and host.devices == "auto" else host.devices
@@ -49,11 +46,11 @@ def wanted_of(
         devices=devices,
         ports=inventory.ports.model_dump(),
         environment={**inventory.environment, **host.environment},
-        **_of_recipe(recipe, paths, kl),
+        **_of_recipe(recipe, paths),
     )
 
 
-def _of_recipe(recipe: Recipe | None, paths: Paths | None, kl: float | None) -> dict[str, Any]:
+def _of_recipe(recipe: Recipe | None, paths: Paths | None) -> dict[str, Any]:
     if recipe is None:
         return {}
     rollout = recipe.verl.get("actor_rollout_ref", {}).get("rollout", {})
@@ -68,8 +65,7 @@ def _of_recipe(recipe: Recipe | None, paths: Paths | None, kl: float | None) -> 
         "sleeps": rollout.get("free_cache_engine", True) and rollout.get("enable_sleep_mode", True),
         "model": paths.model if paths else recipe.model.hub,
         "data_name": recipe.data.name or "NAME",
-        "weights": weights_of(recipe),
-        "kl": kl,
+        "corrected": recipe.correction is not None,
     }
     if paths is not None:
         made["data"] = list(data_files(recipe, paths))

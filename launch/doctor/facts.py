@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from launch.inventory import Ports
-from launch.recipes.effective import Weights
 from launch.software import Import, Package
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -32,8 +31,7 @@ class Wanted:
         scheme: of the rollout.
         imports: Python modules that the run's processes import.
         sleeps: whether the engine gives its memory back between rollouts (vLLM's sleep mode).
-        weights: the recipe's importance weights.
-        kl: nats a token, as measured between the policies of rollout and trainer; None where it was not.
+        corrected: whether the recipe has importance weights.
     """
 
     stack: str = "cpu"
@@ -55,8 +53,7 @@ class Wanted:
     scheme: str | None = None
     imports: list[Import] = field(default_factory=list)
     sleeps: bool = True
-    weights: Weights | None = None
-    kl: float | None = None
+    corrected: bool = False
 
     @property
     def count(self) -> int | None:

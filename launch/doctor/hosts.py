@@ -49,20 +49,18 @@ def examine(
     inventory: Inventory | None = None,
     recipe: Recipe | None = None,
     paths: Paths | None = None,
-    kl: float | None = None,
 ) -> Report:
     """Look at every host of the inventory, or at this machine alone where there is none.
 
     Args:
         recipe, paths: what would be run, for the checks of memory, devices and files.
-        kl: what was measured between the policies of rollout and trainer, nats a token.
     """
     if inventory is None:
-        findings, traits = examine_here(wanted_here(recipe, paths, kl))
+        findings, traits = examine_here(wanted_here(recipe, paths))
         return Report([HostReport("this machine", findings, traits)])
     hosts = range(len(inventory.hosts))
     with ThreadPoolExecutor(len(hosts)) as pool:
-        requests = [request(inventory, at, wanted_of(inventory, at, recipe, paths, kl)) for at in hosts]
+        requests = [request(inventory, at, wanted_of(inventory, at, recipe, paths)) for at in hosts]
         answers = list(pool.map(lambda at: asked(reaching(inventory, at), requests[at]), hosts))
     reports = [one for one in answers if isinstance(one, HostReport)]
     silent = {inventory.hosts[at].address: one for at, one in enumerate(answers) if isinstance(one, str)}

@@ -1,18 +1,14 @@
 """What the run itself brings: the modules that it imports, its model and data, its result, its correction."""
 
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from pathlib import Path
 
-from launch import LaunchError, existing
+from launch import existing
 from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import GIB, Facts, Files, Wanted
 from launch.nodes.rows import lacking
-from launch.recipes.effective import KL
-from launch.recipes.fields import Recipe
 from launch.stacks import pins
 
 OUT_GIB = {"none": 5, "gpu": 50, "npu": 50}
@@ -102,32 +98,8 @@ def correction(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     """Recipes whose weights would lose a batch are refused where they are read (recipes/effective.py)."""
     if wanted.scheme in (None, "bf16") or not wanted.head:
         return
-    if wanted.weights is None:
+    if wanted.corrected:
+        yield ok(f"importance weights correct for rollouts in {wanted.scheme}")
+    else:
         what = f"rollouts in {wanted.scheme}, and nothing corrects for the trainer's other policy"
         yield warning(what, "--set correction.level=token")
-    elif wanted.kl is not None and (loss := wanted.weights.loss(wanted.kl)):
-        yield warning(*loss)
-    else:
-        kl = KL if wanted.kl is None else wanted.kl
-        of = f"{wanted.weights.level}s, responses of {wanted.weights.tokens} tokens"
-        yield ok(f"weights of {of}: they leave {wanted.weights.share(kl):.3f} of a batch at a KL of {kl:.3g} a token")
-
-
-def kl_of(report: Path, recipe: Recipe) -> float:
-    """The KL from the rollout's policy to the trainer's, nats a token, in a report of `ascend-quant mismatch`.
-
-    Raises:
-        LaunchError: it is no such report, or not of the recipe's scheme.
-    """
-    try:
-        found = json.loads(report.read_text())
-        scheme, kl = found["scheme"], float(found["mismatch"]["k3_kl"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LaunchError(f"--mismatch {report}: no report of `ascend-quant mismatch`: {error!r:.200}") from error
-    if not (isfinite(kl) and kl >= 0):
-        raise LaunchError(f"--mismatch {report}: the KL is {kl}: measure it anew")
-    if scheme != recipe.rollout.scheme:
-        raise LaunchError(
-            f"--mismatch {report}: is of {scheme}, and {recipe.name} rolls out in {recipe.rollout.scheme}"
-        )
-    return kl

@@ -5,10 +5,9 @@ token, which is what INT8 rollouts have, half of the batch is lost at 10,000 tok
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import erfc, exp, log, log1p, pi, sqrt
 
-from ascend_quant.integrations.verl.effective_sample import DO, LEAST, NAME, metric
+from ascend_quant.integrations.verl.effective_sample import LEAST, NAME, metric
 from launch.recipes.fields import Recipe
 
 FAR = -30.0  # standard deviations, below which erfc is near the end of float64
@@ -47,42 +46,6 @@ def _log_phi(z: float) -> float:
     return log(erfc(-z / sqrt(2)) / 2) if z > FAR else -z * z / 2 - log(-z * sqrt(2 * pi)) + log1p(-1 / (z * z))
 
 
-@dataclass(frozen=True)
-class Weights:
-    """A recipe's importance weights.
-
-    Attributes:
-        level: a weight for each token, or for each sequence.
-        threshold: what larger weights are cut to.
-        tokens: of the longest response.
-    """
-
-    level: str
-    threshold: float
-    tokens: int
-
-    def share(self, kl: float = KL) -> float:
-        """What they leave of a batch of the longest responses, at a KL in nats a token."""
-        return effective_share(self.tokens if self.level == "sequence" else 1, kl, self.threshold)
-
-    def loss(self, kl: float = KL) -> tuple[str, str] | None:
-        """What they leave and what to do, in words, where it is less than LEAST."""
-        if (share := self.share(kl)) >= LEAST:
-            return None
-        leave = f"at a KL of {kl:.3g} a token the weights leave {share:.2f} of the batch"
-        if self.level == "token":
-            return f"correction.level: token: {leave}, {LEAST} is wanted", DO["token"]
-        what = f"correction.level: sequence with responses of {self.tokens} tokens: {leave}, {LEAST} is wanted"
-        return what, "Use token"
-
-
-def weights_of(recipe: Recipe) -> Weights | None:
-    """Those of a recipe; None without any."""
-    if (correction := recipe.correction) is None:
-        return None
-    return Weights(correction.level, correction.threshold, recipe.rollout.max_response_length)
-
-
 def correction_problems(recipe: Recipe) -> Iterator[str]:
     """What would train as without weights, wait for ever, or lose most of the batch."""
     correction = recipe.correction
@@ -94,8 +57,12 @@ def correction_problems(recipe: Recipe) -> Iterator[str]:
             "a sequence which is alone in one has the weight 1, and over all ranks, of which those of other pipeline "
             "stages never answer. Set one of the two to false"
         )
-    if loss := weights_of(recipe).loss():
-        yield ". ".join(loss)
+    tokens = recipe.rollout.max_response_length
+    if correction.level == "sequence" and (share := effective_share(tokens, KL, correction.threshold)) < LEAST:
+        yield (
+            f"correction.level: sequence with responses of {tokens} tokens: at a KL of {KL:.3g} a token the weights "
+            f"leave {share:.2f} of the batch, {LEAST} is wanted. Use token"
+        )
 
 
 def told(recipe: Recipe) -> str:

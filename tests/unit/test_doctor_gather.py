@@ -14,14 +14,12 @@ import psutil
 import pytest
 from naming import has_line_naming
 
-from launch import LaunchError
 from launch.doctor import examination, machine
 from launch.doctor.examination import in_the_way
 from launch.doctor.facts import Wanted
 from launch.doctor.network import links, network
-from launch.doctor.run import files, kl_of
+from launch.doctor.run import files
 from launch.doctor.versions import patched, software
-from launch.recipes import load
 from launch.software import Package, installed_packages
 
 
@@ -151,23 +149,6 @@ def test_files_of_a_run(tmp_path: Path):
     for name, there in (("Qwen/Qwen3-8B", False), ("x" * 300, False), (str(snapshot), True), (str(tmp_path), False)):
         assert files(Wanted(model=name), cached).model is there
     assert files(Wanted(), cached).model is None
-
-
-def test_the_kl_is_the_reports(tmp_path: Path):
-    recipe, report = load("addition-int8"), tmp_path / "report.json"
-    for text, part in {
-        '{"scheme": "int8", "mismatch": {"k3_kl": 8.7e-4}}': None,
-        "[1]": "report.json",
-        '{"scheme": "int8"}': "mismatch",
-        '{"scheme": "int8", "mismatch": {"k3_kl": -1.0}}': "-1.0",
-        '{"scheme": "fp8", "mismatch": {"k3_kl": 1e-3}}': "is of fp8",
-    }.items():
-        report.write_text(text)
-        if part is None:
-            assert kl_of(report, recipe) == 8.7e-4
-            continue
-        with pytest.raises(LaunchError, match=part):
-            kl_of(report, recipe)
 
 
 def test_rdma_adapters_their_files_and_the_library(tmp_path: Path):

@@ -112,11 +112,11 @@ def test_versions_that_differ_are_named_by_host():
 def test_what_a_recipe_wants_of_a_host(inventory: Inventory):
     recipe = load("qwen2.5-7b-int8-gsm8k-a2")
     paths = paths_of(recipe, "/m", "/d", "/o")
-    one = wanted_of(inventory, 1, recipe, paths, 1e-3)
+    one = wanted_of(inventory, 1, recipe, paths)
     assert (one.model, one.out, one.head, one.nic) == ("/m", "/o", False, "eth7")
     assert (one.count, one.scheme, one.device_gib) == (8, "int8", recipe.memory.device)
     assert all(file.startswith("/d/") for file in one.data) and len(one.data) == 2
-    assert one.weights is not None and one.imports
+    assert one.corrected and one.imports
     asked_of = request(inventory, 1, one)
     assert REQUEST.validate_json(REQUEST.dump_json(asked_of)) == asked_of
     alone = wanted_here(recipe, None)

@@ -191,7 +191,7 @@ def test_what_is_wrong_with_data_is_said(arguments: list[str], said: str, code: 
 
 
 def test_doctor_wants_a_recipe_for_what_is_the_recipes():
-    for option in ("--model", "--data", "--out", "--mismatch"):
+    for option in ("--model", "--data", "--out"):
         shown = run("doctor", option, "/m")
         assert shown.exit_code == 2
         assert f"{option} is for --recipe" in shown.stderr
