@@ -1,4 +1,4 @@
-"""What leaves is made before an update's weights wait on the host, and used for these alone: verl's own engine."""
+"""An update's weights stay on the device till a sync has them, and leave as they are by then: verl's own engine."""
 
 from contextlib import nullcontext
 
@@ -20,18 +20,24 @@ INT8 = SCHEMES["int8"]
 CODED = "model.layers.0.mlp.up_proj.weight"
 
 
-def worker_of(folder, ahead: bool = True):
-    """The worker that sends, with verl's engine, whose weights wait on the host."""
+def worker_of(folder, keeps: bool = True):
+    """The worker that sends, with verl's engine, whose weights wait on the host; and what verl moved there of it."""
     from packed_engine import build
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     from ascend_quant.integrations.verl import packed_attention, sender, sent_figures
 
-    own = object.__new__(sender.sends_weights(ActorRolloutRefWorker, "bfloat16").actor_worker_cls)
+    own, moved = object.__new__(sender.sends_weights(ActorRolloutRefWorker, "bfloat16").actor_worker_cls), []
     own.engine, own.figures = build(folder, packed_attention.PACKED, 1, offload=True), sent_figures.SentFigures()
-    own.makes_ahead, own.bucket = ahead, 1 << 30
-    own.engine.to = own.offloaded.before(own.engine.to)
-    return own
+    own.keeps_weights, own.bucket = keeps, 1 << 30
+    move = own.engine.to
+
+    def to(device: str, **what: bool) -> None:
+        moved.append(sorted(name for name, moves in what.items() if moves))
+        move(device, **what)
+
+    own.engine.to = own.offloaded.before(to)
+    return own, moved
 
 
 def update(own, by: float, mode: str = "train") -> None:
@@ -53,55 +59,85 @@ def expected(own) -> dict[str, torch.Tensor]:
     return found
 
 
-def synced(own) -> int:
-    """The bytes that had been made ahead of a sync, whose weights are those that the engine has now."""
+def synced(own, by=lambda weight: None) -> None:
+    """A sync, before which a weight is written to: what leaves is what the engine has; then verl puts it away."""
+    weight = dict(own.engine.module.named_parameters())[CODED]
+    before = weight.to_local().clone()
+    by(weight)
+    assert torch.equal(before, weight.to_local()) == (by.__name__ == "<lambda>")
     receiving, wanted = Receiving(), expected(own)
     found = dict(receiving.take(list(own.as_sent(own.engine.get_per_tensor_param()[0]))))
     assert receiving.prove() == len(wanted) and found.keys() == wanted.keys()
     assert all(torch.equal(found[name], one) for name, one in wanted.items())
-    return own.figures.as_metrics()["refit/bytes_ahead"]
+    own.engine.to("cpu", model=True, optimizer=False, grad=False)
 
 
-def check_floats(folder) -> None:
-    own = worker_of(folder)
-    assert synced(own) == 0  # of the weights that training begins with
-    update(own, 0.5)
-    matrices = [parameter for parameter in own.engine.module.parameters() if parameter.dim() == 2]
-    others = [parameter for parameter in own.engine.module.parameters() if parameter.dim() != 2]
-    bf16, fp32 = (sum(one.to_local().numel() for one in group) for group in (matrices, others))
-    assert bf16 * 2 + fp32 * 4 <= synced(own) <= bf16 * 2 + fp32 * 4 + 16 * len(others)
-    assert synced(own) == 0  # once; a sync again begins with the weights on the host
-    update(own, 0.25)
-    update(own, 0.0, "eval")
-    assert synced(own) == 0
-    update(own, 0.25)
+def in_place(weight) -> None:
     with torch.no_grad():
-        matrices[0].add_(1)  # as a checkpoint that is loaded
-    assert synced(own) == 0
-    update(own, 0.25)
-    own.scheme, own.coded = INT8, frozenset({CODED})  # the engines have named them meanwhile
-    assert synced(own) == 0
+        weight.mul_(2)
 
 
-def check_codes(folder) -> None:
-    for ahead in (True, False):
-        own = worker_of(folder, ahead)
-        own.send_codes(INT8, frozenset({CODED, CODED.replace("up_proj", "down_proj")}))
-        for _ in range(2):
+def each(weight) -> None:
+    """As optimizers and gradient clipping do, which a DTensor's version does not count."""
+    with torch.no_grad():
+        torch._foreach_mul_([weight], 2)
+
+
+def of_data(weight) -> None:
+    """As averages of weights and merged adapters are written."""
+    weight.data.copy_(weight.data * 2)
+
+
+def one_element(weight) -> None:
+    weight.data.to_local()[0, 0] += 1
+
+
+def of_the_shard(weight) -> None:
+    weight._local_tensor.data.mul_(2)
+
+
+def as_numpy(weight) -> None:
+    weight.to_local().detach().numpy()[:] *= 2
+
+
+def in_shared_memory(weight) -> None:
+    shard = weight.to_local().detach()
+    torch.empty(0).set_(shard.untyped_storage(), shard.storage_offset(), shard.shape).mul_(2)
+
+
+WRITERS = (in_place, each, of_data, one_element, of_the_shard, as_numpy, in_shared_memory)
+
+
+def check_what_leaves(folder) -> None:
+    """As BF16 and as codes, whoever has written to the weights after the update."""
+    own, _ = worker_of(folder)
+    synced(own)  # the weights that training begins with
+    for codes in (False, True):
+        if codes:
+            own.send_codes(INT8, frozenset({CODED, CODED.replace("up_proj", "down_proj")}))
+        for by in (*WRITERS, lambda weight: None):
             update(own, 0.125)
-            assert (synced(own) > 0) == ahead
+            synced(own, by)
+
+
+def check_moves(folder) -> None:
+    for keeps, after_update in ((True, []), (False, ["grad", "model"])):
+        own, moved = worker_of(folder, keeps)
+        for mode, left in (("train", after_update), ("eval", ["model"])):
+            update(own, 0.125, mode)
+            assert moved[-1] == left, (keeps, mode)
 
 
 def check_rank(rank: int, folder) -> None:
     join(rank, RANKS, folder)
     import verl  # noqa: F401  the plugin brings the cpu platform
 
-    check_floats(folder)
-    check_codes(folder)
+    check_what_leaves(folder)
+    check_moves(folder)
     leave()
 
 
-def test_what_was_made_ahead_is_what_leaves(tmp_path, monkeypatch):
+def test_what_leaves_after_an_update_is_what_the_weights_are_by_then(tmp_path, monkeypatch):
     from packed_engine import plain_model
 
     monkeypatch.setenv("VERL_PLATFORM", "cpu")

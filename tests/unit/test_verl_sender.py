@@ -26,7 +26,12 @@ from ascend_quant.schemes import SCHEMES
 
 WEIGHTS = {"a": torch.ones(2, 3), "b": torch.ones(4)}
 LORA = {"r": 8}
-BUCKETS = SimpleNamespace(checkpoint_engine=SimpleNamespace(update_weights_bucket_megabytes=3), get={}.get)
+
+
+def rollout(backend: str = "naive"):
+    """verl's, with buckets of 3 MiB."""
+    transfer = SimpleNamespace(update_weights_bucket_megabytes=3, backend=backend)
+    return SimpleNamespace(checkpoint_engine=transfer, get={}.get)
 
 
 def engine(peft_config):
@@ -132,13 +137,13 @@ def test_an_actor_that_sends_patches_is_told_of_their_base(kind):
             self.actor, self.checkpoint_engine = actor, SimpleNamespace()
 
     worker = object.__new__(type("Sending", (sender.SendsWeights, Verls), {}))
-    worker.config = SimpleNamespace(rollout=BUCKETS)
+    worker.config = SimpleNamespace(rollout=rollout("nccl" if patching else "naive"))
     worker.init_model()
     assert [*vars(worker.checkpoint_engine)] == ([AGAINST] if patching else [])
     if patching:
         getattr(worker.checkpoint_engine, AGAINST)(5, 7)
     assert told == ([(5, 7)] if patching else [])
-    assert actor is None or (actor.bucket, actor.makes_ahead) == (3 << 20, True)
+    assert actor is None or (actor.bucket, actor.keeps_weights) == (3 << 20, not patching)
 
 
 @pytest.mark.parametrize("scheme", ["int8", "fp8"])

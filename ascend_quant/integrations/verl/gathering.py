@@ -93,11 +93,6 @@ class Share:
     mine: torch.Tensor
     whole: tuple[NamedTensor, ...] = ()
 
-    @property
-    def bytes(self) -> int:
-        """That it holds."""
-        return self.mine.nbytes + sum(tensor.nbytes for _, tensor in self.whole)
-
 
 def own_share(group: Any, members: Members, device: torch.device) -> Share:
     """Made of what this rank has; asynchronous, in memory of its own where it is gathered."""

@@ -1,55 +1,29 @@
-"""What leaves of shards that wait on the host (verl's `param_offload`), made before they go there.
+"""Weights that wait on the host between passes (verl's `param_offload`): after an update they stay for the sync.
 
-At an update's end verl moves the float32 shards to the host, and a sync brings them back to round them: a 7B's 30 GB,
-over all ranks. Here each rank makes its share at the update's end, codes or BF16, and keeps it on the device until the
-sync that follows takes it: a quarter or half of the shards' bytes, less than the gradients that have just been freed.
-
-A share is of the weights that it was made of. It is dropped when the model moves again, and not used where a tensor has
-been written since, or what leaves is another.
+At an update's end verl moves the float32 shards to the host, and a sync to engines on the same devices brings them back
+to round them: a 7B's 30 GB, over all ranks. Here they go there once, when verl puts them away at that sync's end. What
+leaves is made of the weights themselves, so whatever has written to them in between is seen. Optimizer states, twice
+their bytes, go at the update's end as ever, and FSDP2's gradients are freed by then.
 """
 
 import functools
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
-
-import torch
-from torch.distributed.tensor import DTensor
-
-from ascend_quant.integrations.verl.gathering import Share
-from ascend_quant.integrations.verl.leaving import Leaving
-
-Made = tuple[list[Share], Leaving]  # and how they leave
 
 
 class Offloaded:
-    """The shares of one trainer's next sync.
+    """When one trainer's weights go to the host.
 
     Args:
-        engine: verl's, which trains.
-        make: what this rank has of its weights, as they leave; None where nothing is to be made ahead.
+        stays: whether they are to stay at an update's end: asked then.
     """
 
-    def __init__(self, engine: Any, make: Callable[[], Made | None]):
-        self._engine, self._make, self._updates = engine, make, False
-        self.drop()
-
-    def drop(self) -> None:
-        """What was made is of weights that are no more."""
-        self._shares: deque[Share] = deque()
-        self._leaving: Leaving | None = None
-        self._waiting: list[_Written] = []
-
-    @property
-    def bytes(self) -> int:
-        """Of what was made."""
-        return sum(share.bytes for share in self._shares)
+    def __init__(self, stays: Callable[[], bool]):
+        self._stays, self._updates = stays, False
 
     @contextmanager
     def updating(self) -> Generator[None]:
-        """An update: when its weights move to the host, a sync is next."""
+        """An update: at its end a sync is next."""
         before, self._updates = self._updates, True
         try:
             yield
@@ -57,48 +31,12 @@ class Offloaded:
             self._updates = before
 
     def before(self, move: Callable) -> Callable:
-        """verl's `engine.to`, that makes shares when an update's weights move to the host."""
+        """verl's `engine.to`, that leaves the weights where they are at an update's end."""
 
         @functools.wraps(move)
         def to(device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
-            if model:
-                self.drop()
-            made = self._make() if model and device == "cpu" and self._updates else None
-            move(device=device, model=model, optimizer=optimizer, grad=grad)
-            if made is not None:
-                shares, self._leaving = made
-                self._shares, self._waiting = deque(shares), _written(self._engine.module)
+            stays = device == "cpu" and self._updates and self._stays()
+            moves = model and not stays
+            move(device=device, model=moves, optimizer=optimizer, grad=grad and moves)
 
         return to
-
-    def take(self, leaving: Leaving) -> Iterator[Share] | None:
-        """What was made, once, and none of it kept; None where the weights or how they leave are others by now."""
-        found, waiting, fresh = self._shares, self._waiting, leaving == self._leaving
-        self.drop()
-        return _emptied(found) if found and fresh and waiting == _written(self._engine.module) else None
-
-
-@dataclass(frozen=True)
-class _Written:
-    """A tensor of the model, and how often it and what this rank has of it have been written.
-
-    Attributes:
-        storage: keeps the memory from being another tensor's.
-    """
-
-    address: int
-    versions: tuple[int, int]
-    storage: torch.UntypedStorage = field(compare=False)
-
-
-def _written(module: torch.nn.Module) -> list[_Written]:
-    found = []
-    for tensor in module.state_dict(keep_vars=True).values():
-        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # to_local() counts anew
-        found.append(_Written(local.data_ptr(), (tensor._version, local._version), local.untyped_storage()))
-    return found
-
-
-def _emptied(found: deque[Share]) -> Iterator[Share]:
-    while found:
-        yield found.popleft()

@@ -21,7 +21,7 @@ from ascend_quant.integrations.verl import compat, hooks, room
 from ascend_quant.integrations.verl.gathering import flat_shards, gathered, shares
 from ascend_quant.integrations.verl.kv_maxima import Maxima
 from ascend_quant.integrations.verl.leaving import ENGINE_DTYPE, Leaving, kept_by
-from ascend_quant.integrations.verl.offloaded import Made, Offloaded
+from ascend_quant.integrations.verl.offloaded import Offloaded
 from ascend_quant.integrations.verl.patches import Patching, telling
 from ascend_quant.integrations.verl.sent_figures import Figures, SentFigures
 from ascend_quant.integrations.verl.settings import NAIVE, Patches, bucket_bytes, keeps_memory
@@ -45,12 +45,12 @@ class SendingTrainingWorker(TrainingWorker):
         scheme, coded: of which scheme codes leave, and for which names; none until the engines have named them.
         form: of the scales of a KV cache that follow the weights, see kv_maxima.py; None if none do.
         patching: sends patches to engines elsewhere; None where none are sent.
-        makes_ahead: whether what leaves is made before an update's weights wait on the host, see offloaded.py.
+        keeps_weights: whether an update's weights wait on the device for the sync that follows, see offloaded.py.
         unquantized: by fake quantization, see qat_worker.py.
         figures: of the last sync.
     """
 
-    proves, rounds, makes_ahead = True, False, False
+    proves, rounds, keeps_weights = True, False, False
     bucket = 0
     scheme: Scheme | None = None
     coded: Collection[str] = frozenset()
@@ -75,8 +75,8 @@ class SendingTrainingWorker(TrainingWorker):
 
     @functools.cached_property
     def offloaded(self) -> Offloaded:
-        """What was made of weights before they went to the host."""
-        return Offloaded(self.engine, self._made_ahead)
+        """When the weights go to the host; where verl gathers them, it moves them too."""
+        return Offloaded(lambda: self.keeps_weights and flat_shards(self.engine) is not None)
 
     def as_sent(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
         """The engine's weights as they leave; digests are of them before they become patches."""
@@ -128,25 +128,13 @@ class SendingTrainingWorker(TrainingWorker):
         kept = kept_by(self.engine.module) if self.rounds else ()
         return Leaving(self.rounds, kept, self.scheme, self.coded)
 
-    @torch.no_grad()
-    def _made_ahead(self) -> Made | None:
-        """What this rank has, as it leaves; None where verl gathers."""
-        shards = flat_shards(self.engine) if self.makes_ahead else None
-        if shards is None:
-            return None
-        leaving = self._leaving()
-        return [*shares(shards, own_device(), leaving.as_what)], leaving
-
     def _gathered(self, leaving: Leaving) -> Iterable[list[NamedTensor]] | None:
         """The weights in groups, gathered by us; None where verl is to do it."""
         shards = flat_shards(self.engine)
         if shards is None:
             return None
-        self.figures.ahead = self.offloaded.bytes
-        parts = self.offloaded.take(leaving)
-        if parts is None:
-            self.figures.ahead, parts = 0, shares(shards, own_device(), leaving.as_what)
-        return (leaving.named(self._in_buckets(group)) for group in gathered(parts))
+        groups = gathered(shares(shards, own_device(), leaving.as_what))
+        return (leaving.named(self._in_buckets(group)) for group in groups)
 
     def _in_buckets(self, group: Sequence[NamedTensor]) -> Iterator[NamedTensor]:
         """Each layer's experts in one tensor where a bucket holds it: taken apart, each costs Python on both sides."""
@@ -190,7 +178,9 @@ class SendsWeights:
         super().init_model()
         if self.actor is None:  # the worker of a reference alone
             return
-        self.actor.bucket, self.actor.makes_ahead = bucket_bytes(self.config.rollout), keeps_memory(self.config.rollout)
+        rollout = self.config.rollout
+        self.actor.bucket = bucket_bytes(rollout)
+        self.actor.keeps_weights = keeps_memory(rollout) and rollout.checkpoint_engine.backend == NAIVE
         if self.actor.patching is not None and hasattr(self, "checkpoint_engine"):
             telling(self.checkpoint_engine, self.actor.patching.against)
 

@@ -18,11 +18,10 @@ class SentFigures:
         bytes: of the weights as they left.
         coded: how many of them left as codes.
         kept: bytes that the trainer's allocator kept, see room.py.
-        ahead: bytes that this rank had made before its weights went to the host, see offloaded.py.
     """
 
     def __init__(self) -> None:
-        self.gathering, self.bytes, self.coded, self.kept, self.ahead = 0.0, 0, 0, 0, 0
+        self.gathering, self.bytes, self.coded, self.kept = 0.0, 0, 0, 0
 
     def counted(self, groups: Iterable[Sequence[NamedTensor]]) -> Iterator[Sequence[NamedTensor]]:
         """The groups of a sync, as they are."""
@@ -50,7 +49,6 @@ class SentFigures:
             "refit/bytes_sent": self.bytes,
             "refit/sent_as_codes": self.coded,
             "refit/bytes_kept": self.kept,
-            "refit/bytes_ahead": self.ahead,
         }
 
 
