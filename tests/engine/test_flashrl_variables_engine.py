@@ -1,16 +1,9 @@
 """FLASHRL_* variables turn an engine of this environment into ours: no import line, no argument."""
 
-import json
 import os
 import re
-import socket
 import subprocess
-import sys
-import time
-import urllib.request
 from argparse import Namespace
-from contextlib import closing, contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +11,7 @@ import yaml
 from engines import engine, model_of, refit, worker_of
 from models import make
 from naming import has_line_naming
+from served import PROMPT, SECONDS, VLLM, complete, server
 from vllm import SamplingParams
 
 from ascend_quant.flashrl.config import Config
@@ -28,9 +22,6 @@ from ascend_quant.integrations.vllm.flashrl import configure, replica_of
 from ascend_quant.integrations.vllm.reload_test import reload_twice
 from ascend_quant.refit import RefitError
 
-VLLM = str(Path(sys.executable).with_name("vllm"))
-PROMPT = [3, 4, 5]
-SECONDS = 400  # for a server to start, on a busy machine
 OURS = {"quant_method": "ascend_quant"}
 
 
@@ -52,59 +43,8 @@ def config_of(*functions: str) -> Config:
     return Config.model_validate({"configs": [{"fn": fn} for fn in functions]})
 
 
-@contextmanager
-def server(folder: Path, config: str, *options: str):
-    """`vllm serve` with FLASHRL_CONFIG; yields its address and its log."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    log = folder / "server.log"
-    usual = ("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "64", "--max-num-seqs", "8")
-    command = [
-        VLLM,
-        "serve",
-        str(make("qwen2", folder)),
-        "--served-model-name",
-        "tiny",
-        "--port",
-        port,
-        *usual,
-        *options,
-    ]
-    environment = {**os.environ, "FLASHRL_CONFIG": config, "VLLM_LOGGING_LEVEL": "INFO"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            wait_until_ready(f"http://127.0.0.1:{port}/health", process, log)
-            yield f"http://127.0.0.1:{port}", log
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def wait_until_ready(address: str, process: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-3000:]
-        try:
-            with urllib.request.urlopen(address, timeout=5):
-                return
-        except OSError:
-            time.sleep(1)
-    raise AssertionError(f"not ready after {SECONDS} s: {log.read_text()[-3000:]}")
-
-
-def complete(address: str) -> dict:
-    """The first choice of an OpenAI-style completion."""
-    wanted = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4, "temperature": 0, "logprobs": 2}
-    head = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{address}/v1/completions", json.dumps(wanted).encode(), head)
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return json.load(answer)["choices"][0]
-
-
 def test_vllm_serve_answers_with_logprobs_like_an_engine_that_is_asked_for_int8(tmp_path):
-    with server(tmp_path, "int8") as (address, log):
+    with server(tmp_path, FLASHRL_CONFIG="int8") as (address, log):
         found = complete(address)
     lines = log.read_text()
     assert "FLASHRL_CONFIG=int8: replica 0 uses fn=int8" in lines
@@ -120,7 +60,7 @@ def test_replicas_of_vllms_own_data_parallel_choose_by_their_rank(tmp_path):
     file = tmp_path / "two.yaml"
     file.write_text(yaml.safe_dump({"configs": [{"fn": "fp8"}, {"fn": "int8"}]}))
     options = ("--data-parallel-size", "2", "--api-server-count", "1")
-    with server(tmp_path, str(file), *options) as (address, log):
+    with server(tmp_path, *options, FLASHRL_CONFIG=str(file)) as (address, log):
         assert complete(address)["logprobs"]["token_logprobs"]
     told = [line for line in log.read_text().splitlines() if "attach.py" in line]
     assert sorted(re.search(r"scheme (\w+)", line)[1] for line in told if "scheme " in line) == ["fp8_tensor", "int8"]

@@ -1,9 +1,13 @@
 """Requests in flight when a refit fails, with the engine's core in the caller's process; else test_separate_core.py."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from engines import engine, model_of, refit, worker_of
 from models import checkpoint, make
+from naming import line_naming
+from safetensors.torch import save_file
 from vllm import SamplingParams
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 
@@ -106,6 +110,52 @@ def test_a_good_refit_lets_them_go_on(loaded):
     while llm.llm_engine.has_unfinished_requests():
         reasons += [request.outputs[0].finish_reason for request in llm.llm_engine.step() if request.finished]
     assert reasons == ["length"] * REQUESTS
+
+
+def cut_off(folder: Path, path: Path) -> None:
+    path.write_bytes((folder / "model.safetensors").read_bytes()[:1000])
+
+
+UNOPENED = {
+    "no folder": lambda folder, to: None,
+    "an empty folder": lambda folder, to: to.mkdir(),
+    "a file that is cut off": lambda folder, to: (to.mkdir(), cut_off(folder, to / "model.safetensors")),
+    "a file without tensors": lambda folder, to: (to.mkdir(), save_file({}, to / "model.safetensors")),
+}
+
+
+@pytest.mark.parametrize("kind", UNOPENED)
+def test_a_checkpoint_that_cannot_be_opened_leaves_the_weights_and_the_requests(loaded, tmp_path, kind):
+    llm, _ = loaded
+    before, digest, receipt = answers(llm), refit(llm).digest(), refit(llm).last_receipt
+    UNOPENED[kind](Path(llm.llm_engine.model_config.model), tmp_path / "step-2")
+    for i in range(REQUESTS):
+        llm.llm_engine.add_request(f"{kind}-{i}", {"prompt_token_ids": [3, 4, 5 + i]}, WANTED)
+    llm.llm_engine.step()
+    with pytest.raises(RefitError, match=line_naming(tmp_path / "step-2")):
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": str(tmp_path / "step-2")})
+    found = {}
+    while llm.llm_engine.has_unfinished_requests():
+        found |= {request.request_id: request.outputs[0].token_ids for request in llm.llm_engine.step()}
+    assert [found[f"{kind}-{i}"] for i in range(REQUESTS)] == before == answers(llm)
+    assert (refit(llm).digest(), refit(llm).last_receipt) == (digest, receipt)
+    llm.collective_rpc("reload_weights")  # from where it came from before
+    assert answers(llm) == before and refit(llm).last_receipt.number == receipt.number + 1
+
+
+def test_a_checkpoint_whose_second_file_cannot_be_opened_has_been_written_in_part(loaded, tmp_path):
+    llm, state = loaded
+    before = answers(llm)
+    first, second = dict(list(state.items())[:6]), dict(list(state.items())[6:])
+    for number, part in enumerate((first, second), 1):
+        save_file(part, tmp_path / f"model-0000{number}-of-00002.safetensors")
+    cut_off(Path(llm.llm_engine.model_config.model), tmp_path / "model-00002-of-00002.safetensors")
+    with pytest.raises(Exception, match="header"):  # of safetensors
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": str(tmp_path)})
+    with pytest.raises(RefitError, match="refuses to generate"):
+        answers(llm)
+    llm.collective_rpc("reload_weights")
+    assert answers(llm) == before
 
 
 def by_the_worker(llm, given):

@@ -57,6 +57,12 @@ def test_ranks_generate_and_refuse(two_ranks):
     assert all(has_line_naming(message, "q_proj", "the model expects") for message in result["refused"])
 
 
+def test_a_checkpoint_that_one_rank_alone_could_open_is_refused_on_both(two_ranks):
+    """Each rank's weights are whole, and together they are of two steps."""
+    failed, refused, healed = two_ranks[0]["one rank"]
+    assert "elsewhere" in failed and has_line_naming(refused, "refuses", "elsewhere") and healed in ("length", "stop")
+
+
 def test_experts_of_other_ranks_are_known_by_number_and_name(two_ranks):
     result, parallel = two_ranks[0], two_ranks[3]
     if parallel != "ep":

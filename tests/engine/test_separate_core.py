@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from models import make
+from models import checkpoint, make, save
+from naming import has_line_naming
+from served import complete, post, server, wanted
 
 HERE = Path(__file__).parent
 
@@ -35,3 +37,26 @@ def test_after_a_crash_in_a_refit_nothing_is_answered_and_the_next_engine_starts
     ((receipt, read_back, refusal),) = found["restarted"]
     assert receipt == read_back and refusal is None
     assert found["restarted"] == found["at start"] and found["tokens again"] == found["tokens"]
+
+
+def reloaded(address: str, path: Path | str) -> tuple[int, str]:
+    return post(address, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(path)}})
+
+
+def test_http_clients_hear_why_and_a_wrong_path_changes_nothing(tmp_path):
+    spoilt = make("qwen2", tmp_path, seed=7)
+    state = checkpoint(spoilt)
+    state[name := "model.layers.1.self_attn.o_proj.weight"][0, 0] = float("nan")
+    save(state, spoilt)
+    with server(tmp_path, "--quantization", "ascend_quant", VLLM_SERVER_DEV_MODE="1") as (address, _):
+        before = complete(address)
+        status, said = reloaded(address, "step-3")  # paths with slashes vLLM takes out
+        assert status == 500 and "step-3" in said
+        assert complete(address) == before
+        status, said = reloaded(address, spoilt)
+        assert status == 500 and name in said
+        for more in ({}, {"stream": True}):
+            _, said = post(address, "/v1/completions", wanted(**more))
+            assert has_line_naming(said, "refuses", name, "NaN")
+        assert reloaded(address, tmp_path / "qwen2-0")[0] == 200
+        assert complete(address) == before

@@ -84,6 +84,26 @@ def refuse_experts(worker, path: str):
     return said
 
 
+def reload_on_the_first(worker, path: str):
+    """As where a folder is on one host alone."""
+    worker.model_runner.reload_weights(weights_path=path if worker.rank == 0 else f"{path}-elsewhere")
+
+
+def on_one_rank(llm, path: str):
+    """What is said of a reload that one rank alone has done, of a request after it, and whether the next one heals."""
+    said = []
+    for step in (
+        lambda: llm.collective_rpc(reload_on_the_first, args=(path,)),
+        lambda: llm.generate([{"prompt_token_ids": [3, 4, 5]}], use_tqdm=False)[0].outputs[0].stop_reason,
+    ):
+        try:
+            said.append(step())
+        except Exception as error:
+            said.append(str(error))
+    llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
+    return [*said, llm.generate([{"prompt_token_ids": [3, 4, 5]}], use_tqdm=False)[0].outputs[0].finish_reason]
+
+
 def main(out: str, folder: str, refit_from: str, ranks: int, expert_parallel: bool, scheme: str) -> None:
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_ALLOW_INSECURE_SERIALIZATION="1")
     from vllm import LLM
@@ -109,6 +129,7 @@ def main(out: str, folder: str, refit_from: str, ranks: int, expert_parallel: bo
         "tensors": tensors,
         "refitted": llm.collective_rpc(dump),
         "logprobs": logprobs(llm),
+        "one rank": on_one_rank(llm, refit_from),
         "experts": llm.collective_rpc(refuse_experts, args=(refit_from,)) if expert_parallel else None,
         "refused": llm.collective_rpc(refuse, args=(refit_from,)),
     }

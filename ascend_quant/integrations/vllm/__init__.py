@@ -50,7 +50,7 @@ def register() -> None:
         allow(current_platform.supported_quantization)
     register_products(current_platform.device_type)
     register_attention()
-    install(hooks.AT_START)
+    install((*hooks.AT_START, *hooks.WITH_HTTP_SERVER))
     log_with_vllm()
     if any(variable.startswith("FLASHRL_") for variable in os.environ):
         from ascend_quant.integrations.vllm.flashrl import follow_variables

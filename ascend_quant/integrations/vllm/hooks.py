@@ -13,6 +13,7 @@ from vllm.platforms import current_platform
 from ascend_quant.integrations.vllm import (
     drafters,
     flashrl,
+    http_errors,
     kv_cache,
     reload,
     reload_test,
@@ -95,6 +96,14 @@ AT_START = (
         everywhere=True,
     ),
     Hook(
+        ("vllm.model_executor.model_loader.default_loader:DefaultModelLoader.get_all_weights",),
+        reload.opened_first,
+        why="reload_weights opens a checkpoint once the reload has begun: a wrong path would end with weights refused",
+        versions="those that have it: 0.10 to 0.32",
+        off=ANOTHER,
+        optional=True,
+    ),
+    Hook(
         (f"{CORE}.collective_rpc",),
         requests.answered,
         why="weights come this way: whichever worker fails, every worker's end and state must be known",
@@ -143,6 +152,18 @@ AT_START = (
         why="the cache's dtype is read before a model is built, and a quantization config is not told of it",
         versions="0.10 to 0.32",
         off=f"{ANOTHER}, or the option kv_cache left at auto",
+        loaded=True,
+    ),
+)
+
+WITH_HTTP_SERVER = (  # whose modules no other process has loaded
+    Hook(
+        ("vllm.entrypoints.generate.base.serving:GenerateBaseServing.__init__",),
+        http_errors.telling,
+        why='it says "Internal server error" of every request that ends in error, or ends its stream without a word',
+        versions="0.28",
+        off=ANOTHER,
+        optional=True,
         loaded=True,
     ),
 )
@@ -224,9 +245,9 @@ WITH_FIRST_MODEL = (
             "vllm.model_executor.model_loader.reload.inplace:reload_weights",
             "vllm_ascend.worker.worker:NPUWorker.start_weight_update",
         ),
-        reload.without_kernel_format,
+        reload.reloading,
         why='weights "in kernel format" would be written past model.load_weights, into codes, by either model runner '
-        "(weight transfers that do so attach.py refuses)",
+        "(weight transfers that do so attach.py refuses); and a path that failed would be that of the next reload",
         versions="workers from 0.23 on, both runners, the function that they share from 0.32 on; vllm-ascend",
         off=ANOTHER,
         optional=True,
@@ -258,7 +279,10 @@ WITH_FIRST_RUNNER_ON_CUDA = (  # the second one's own sampler is as fast
     ),
 )
 
-HOOKS = (*AT_START, *WITH_FLASHRL_VARIABLES, *BEFORE_FIRST_MODEL, *WITH_FIRST_MODEL, *WITH_FIRST_RUNNER_ON_CUDA)
+HOOKS = (
+    *(*AT_START, *WITH_HTTP_SERVER, *WITH_FLASHRL_VARIABLES),
+    *(*BEFORE_FIRST_MODEL, *WITH_FIRST_MODEL, *WITH_FIRST_RUNNER_ON_CUDA),
+)
 
 _ATTACH = "ascend_quant.integrations.vllm.attach"
 BY_HAND = (

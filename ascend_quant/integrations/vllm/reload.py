@@ -2,11 +2,17 @@
 
 Our residents take shards in place. Layerwise reload would move them to the meta device, keep every shard until its
 layer is complete, and (with reused bucket buffers) replay overwritten bytes. Weights "in kernel format" would be copied
-into parameters past the refit, into codes.
+into parameters past the refit, into codes. A checkpoint that cannot be opened is an error before a refit begins, so
+that the weights from before go on serving.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from inspect import Parameter, signature
+from itertools import chain
+from typing import Any
+
+from vllm.distributed.parallel_state import get_dp_group
 
 from ascend_quant.integrations.vllm.worker_refit import refit_of_model
 from ascend_quant.refit import RefitError
@@ -32,6 +38,39 @@ def closing(original: Callable) -> Callable:
     return finalize_layerwise_reload
 
 
+def opened_first(original: Callable) -> Callable:
+    """For `get_all_weights` of a loader: where weights serve, the first tensor is read before a refit begins.
+
+    Not so where experts may lie on other data-parallel ranks, whose own engines may have opened theirs.
+    """
+
+    def get_all_weights(self, model_config, model) -> Iterable:
+        weights, refit = original(self, model_config, model), refit_of_model(model)
+        if refit is None or refit.last_receipt is None or get_dp_group().world_size > 1:
+            return weights
+        try:
+            first = next(weights)
+        except StopIteration:
+            raise RefitError(f"{model_config.model} holds no tensor: nothing has been written") from None
+        except Exception as error:
+            raise RefitError(f"{model_config.model} cannot be opened: {error}: nothing has been written") from error
+        return chain([first], weights)
+
+    return get_all_weights
+
+
+@contextmanager
+def _path_kept(config: Any) -> Generator[None]:
+    """A path that could not be reloaded from is forgotten: the next reload without one reads the former again."""
+    former = getattr(config, "model", None), getattr(config, "revision", None)
+    try:
+        yield
+    except Exception:
+        if config is not None:
+            config.model, config.revision = former
+        raise
+
+
 FORMAT = "is_checkpoint_format"
 RELOADING = ("weights_iterator", "weights_path", FORMAT)  # the order of reload_weights' arguments, in every vLLM
 
@@ -42,7 +81,7 @@ def knows_kernel_format(original: Callable) -> bool:
     return FORMAT in parameters or any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
 
 
-def without_kernel_format(original: Callable) -> Callable:
+def reloading(original: Callable) -> Callable:
     """For such a method of a worker or a runner, or a function that is given the model: that format is refused."""
 
     def guarded(*args, **kwargs):
@@ -54,6 +93,7 @@ def without_kernel_format(original: Callable) -> Callable:
                 f"{original.__name__}({FORMAT}=False) would write past the refit, BF16 values into its codes; send the "
                 f"checkpoint's tensors, with {FORMAT}=True"
             )
-        return original(*args, **kwargs)
+        with _path_kept(getattr(asked.get("self"), "model_config", None)):
+            return original(*args, **kwargs)
 
     return guarded

@@ -49,11 +49,16 @@ class State(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What became of a call to one worker."""
+    """What became of a call to one worker.
+
+    Attributes:
+        refitted: whether its weights are others than before.
+    """
 
     result: Any
     error: Exception | None
     state: State
+    refitted: bool
 
 
 def state_of_worker(worker: object) -> State:
@@ -73,7 +78,8 @@ def state_once_looked_at(worker: object) -> State:
     return state_of_worker(worker)
 
 
-def _is_ours(engine: object) -> bool:
+def is_ours(engine: object) -> bool:
+    """Whether a core, or a client of one, is of an engine that this plugin quantizes."""
     return getattr(engine.vllm_config.quant_config, "get_name", str)() == NAME
 
 
@@ -81,7 +87,7 @@ def answered(original: Callable) -> Callable:
     """`EngineCore.collective_rpc`, of which every worker's end and state are known, whichever of them fails."""
 
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
-        if not _is_ours(self):
+        if not is_ours(self):
             return original(self, method, timeout, args, kwargs)
         answer = partial(_answer, method) if _worker_in(self) is not None else partial(_answer_far_away, method)
         try:
@@ -93,8 +99,12 @@ def answered(original: Callable) -> Callable:
         error = next((answer.error for answer in answers if answer.error is not None), None)
         if error is None:
             return [answer.result for answer in answers]
-        if why := next((answer.state.why for answer in answers if answer.state.failed), None):
+        why = next((answer.state.why for answer in answers if answer.state.failed), None)
+        if why is None and len({answer.refitted for answer in answers}) > 1:
+            why = f"some of its workers have new weights, and others not ({error})"
+        if why is not None:
             self.model_executor.collective_rpc(_abandon, args=(why,))
+            _ask(self)
         raise error
 
     return collective_rpc
@@ -102,12 +112,13 @@ def answered(original: Callable) -> Callable:
 
 def _answer(method: str | bytes | Callable, worker: object, /, *args: Any, **kwargs: Any) -> Answer:
     """Carry out a call on a worker."""
-    result = error = None
+    result, error, number = None, None, state_of_worker(worker).number
     try:
         result = run_method(worker, method, args, kwargs)
     except Exception as caught:
         error = caught
-    return Answer(result, error, state_of_worker(worker))
+    state = state_of_worker(worker)
+    return Answer(result, error, state, state.number != number)
 
 
 def _answer_far_away(method: str | bytes | Callable, worker: object, /, *args: Any, **kwargs: Any) -> Answer:
@@ -121,9 +132,10 @@ def _answer_far_away(method: str | bytes | Callable, worker: object, /, *args: A
 
 
 def _abandon(worker: object, why: str) -> None:
-    """One rank's refit has failed, so it has on all: end what is open, so that the next can begin."""
+    """One rank's refit has failed, or never began, so it has failed on all: end what is open, so that the next can
+    begin."""
     refit = refit_of_worker(worker)
-    if refit is not None and refit.is_open:
+    if refit is not None and not refit.has_failed:
         refit.fail(RefitError(why))
     if getattr(worker, "_weight_update_active", False):  # vLLM's update API keeps one that failed to finish
         worker._weight_update_active = False
@@ -134,7 +146,7 @@ def asking(original: Callable) -> Callable:
     """A method of the core after which the workers are asked whether they may serve."""
 
     def method(self, *args, **kwargs):
-        if not _is_ours(self):
+        if not is_ours(self):
             return original(self, *args, **kwargs)
         try:
             result = original(self, *args, **kwargs)
@@ -198,7 +210,7 @@ def ending(original: Callable) -> Callable:
     """A step of the core, before which the requests in flight end if the engine may not serve."""
 
     def step(self):
-        state = _state(self) if _is_ours(self) else State()
+        state = _state(self) if is_ours(self) else State()
         if state.number is not None and state.since > _known(self):  # weights may have come past the core
             _forget_prefixes(self, state.number, state.since)
         in_flight = _in_flight(self.scheduler) if state.why or state.unseen else []
@@ -240,7 +252,7 @@ def forgetting(original: Callable) -> Callable:
     """`EngineCore.add_request`, which no prefix of former weights shall serve."""
 
     def add_request(self, *args, **kwargs):
-        if _is_ours(self) and (state := _state(self)).number is not None:
+        if is_ours(self) and (state := _state(self)).number is not None:
             _forget_prefixes(self, state.number, state.since)
         return original(self, *args, **kwargs)
 
