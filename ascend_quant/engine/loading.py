@@ -9,11 +9,13 @@ by which later refits pass the loaders by.
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from textwrap import shorten
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ascend_quant.engine.misnamed import misnamed
 from ascend_quant.engine.placeless import Placeless
 from ascend_quant.kernels.storage import CODES
 from ascend_quant.refit import Refit, RefitError, coding
@@ -24,6 +26,7 @@ from ascend_quant.tensors import FLOATS, one_by_one
 
 COPY = torch.ops.aten.copy_.default
 FILL = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
+REASON = 120  # characters of a loader's own words
 
 
 class Loading(TorchDispatchMode):
@@ -83,9 +86,7 @@ class Loading(TorchDispatchMode):
         except Exception as error:
             if self.source is None:  # not in a loader: whoever provides the tensors failed
                 raise
-            shape = tuple(self.source.tensor.shape)
-            reason = str(error) or "its shape or name does not fit"
-            raise RefitError(f"{self._name()} of shape {shape}: the engine refused it: {reason}") from error
+            raise self._refused(self.source, error) from error
 
     def skip(self) -> None:
         """The engine's loader says that it leaves the current tensor out by design: without a place it is no error."""
@@ -104,7 +105,7 @@ class Loading(TorchDispatchMode):
         if source.taken == 0:
             source.entry.skipped = source.skipped and self.placeless.may_be_skipped(source.name)
             if not source.entry.skipped and not self.placeless.leave_out(source.name):
-                raise self._unplaced(source.name)
+                raise self._unplaced(source)
             self.refit.record(source.name, source.entry)
             return
         whole, wanted = source.tensor.numel(), source.wanted()
@@ -119,14 +120,33 @@ class Loading(TorchDispatchMode):
         self.refit.count(1, source.nbytes)
         self.refit.record(source.name, source.entry)
 
-    def _unplaced(self, name: str) -> RefitError:
+    def _refused(self, source: "Source", error: Exception) -> RefitError:
+        """For a tensor that the engine's own loader refuses, which may list all names that it knows."""
+        came, known = tuple(source.entry.shape), self.refit.plan.entries.get(source.name)
+        if known is not None and known.shape != source.entry.shape:
+            return RefitError(f"{source.name}: shape {came}, but the engine has it as {tuple(known.shape)}")
+        reason = self._misnamed(source.name) or shorten(str(error), REASON) or "its shape or name does not fit"
+        return RefitError(f"{source.name} of shape {came}: the engine refused it: {reason}")
+
+    def _misnamed(self, name: str) -> str | None:
+        """What is wrong with a name, if it is one that the engine knows with something before it or in it."""
+        entries = self.refit.plan.entries or {one.name for one in self.residents.values() if one is not None}
+        return misnamed(coding.parted(name)[0], {coding.parted(known)[0] for known in entries})
+
+    def _unplaced(self, source: "Source") -> RefitError:
         """For a tensor of which nothing was written."""
+        name = source.name
         if any(resident is not None and resident.name == name for resident in self.residents.values()):
             return RefitError(
                 f"{name}: the model's loader took it and wrote nothing, though the model has a parameter of this name: "
                 "loaders that gather tensors before they write are not served"
             )
-        return RefitError(f"extra tensor {name}: this model has no place for it")
+        if source.elsewhere is not None:
+            return RefitError(
+                f"{name}: the engine's loader wrote it into a buffer ({source.elsewhere}), and only parameters are "
+                "refitted: serve this model with vLLM's own class of it, or without ascend_quant"
+            )
+        return RefitError(f"extra tensor {name}: {self._misnamed(name) or 'this model has no place for it'}")
 
     def __torch_dispatch__(
         self,
@@ -143,6 +163,8 @@ class Loading(TorchDispatchMode):
                 return target
             if func is COPY and target.dtype in CODES.values() and args[1].dtype in FLOATS:
                 raise RefitError(f"{self._name()}: floats are being cast into {target.dtype} that is not resident")
+            if func is COPY and self.source is not None and self.source.holds(args[1]):
+                self.source.elsewhere = f"{target.dtype} of shape {tuple(target.shape)}"
         return func(*args, **(kwargs or {}))
 
     def _write(
@@ -231,6 +253,7 @@ class Source:
     def __init__(self, name: str, tensor: torch.Tensor, slot: int, sent: torch.Tensor, coded: bool):
         self.name, self.tensor, self.slot, self.taken, self.padded = name, tensor, slot, 0, False
         self.skipped = False  # by design, says the engine's loader
+        self.elsewhere: str | None = None  # what it was copied into that is not resident
         self.sizes: dict[str, dict[int, int]] = {}  # by resident, see `ResidentWeight.whole_sizes`
         self.nbytes, self.coded = sent.nbytes, coded  # as it was sent
         self.entry = Entry(sent.shape, coded=coded)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from engines import buckets, differing, engine, logprobs, model_of, post_load_pass, refit, resident
 from models import checkpoint, expected, make, perturbed, save
+from naming import line_naming
 
 from ascend_quant.engine.loading import Loading
 from ascend_quant.integrations.vllm import attach
@@ -83,6 +84,49 @@ def test_bad_refit(loaded, case):
 @pytest.mark.parametrize("case", EXPERT_CASES)
 def test_bad_expert(loaded, case):
     refused_then_healed(loaded, *EXPERT_CASES[case])
+
+
+K = "model.layers.0.self_attn.k_proj.weight"
+
+
+@pytest.mark.parametrize("loaded", ["qwen2"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (EMBEDDING, lambda tensor: torch.cat([tensor, tensor[:8]])),  # a vocabulary that has grown
+        (EMBEDDING, lambda tensor: tensor[:-4]),
+        ("lm_head.weight", lambda tensor: tensor[:-4]),
+        (K, lambda tensor: tensor.t().contiguous()),
+        (NORM, lambda tensor: tensor[None]),
+    ],
+)
+def test_a_tensor_of_another_shape_is_told_the_engines(loaded, name, change):
+    llm, state = loaded
+    sent = change(state[name])
+    shapes = str(tuple(sent.shape)), str(tuple(state[name].shape))
+    with pytest.raises(RefitError, match=line_naming(name, *shapes)), refit(llm).session():
+        model_of(llm).load_weights(list({**state, name: sent}.items()))
+    healed(llm, state)
+
+
+@pytest.mark.parametrize("loaded", ["qwen2"], indirect=True)
+@pytest.mark.parametrize(
+    ("renamed", "told"),
+    [
+        (lambda name: f"module.{name}", "removeprefix('module.')"),
+        (lambda name: f"_orig_mod.{name}", "removeprefix('_orig_mod.')"),
+        (lambda name: f"base_model.model.{name}", "base_model.model. … merge_and_unload"),
+        (lambda name: name.replace("_proj.", "_proj.base_layer."), "base_layer. … merge_and_unload"),
+        (lambda name: name.replace("s.1.", "s.1._fsdp_wrapped_module."), "replace('_fsdp_wrapped_module.', '')"),
+        (lambda name: name.removeprefix("model."), "'model.' + name"),
+    ],
+)
+def test_names_that_a_wrapper_has_changed_are_told_how_to_be_sent(loaded, renamed, told):
+    llm, state = loaded
+    with pytest.raises(RefitError, match=line_naming(told)) as caught, refit(llm).session():
+        model_of(llm).load_weights([(renamed(name), tensor) for name, tensor in state.items()])
+    assert len(str(caught.value)) <= 300
+    healed(llm, state)
 
 
 def refused_then_healed(loaded, name, spoil):

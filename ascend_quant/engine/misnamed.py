@@ -1,0 +1,34 @@
+"""What is wrong with the name of a tensor that an engine does not know: a wrapper's prefix, or a part of PEFT's.
+
+Wrappers of a model put themselves before its names (`module.` of DDP, `_orig_mod.` of torch.compile) or into them
+(`_fsdp_wrapped_module.`); an inner model lacks what its owner puts before them.
+"""
+
+from collections.abc import Collection
+
+PEFT = ("base_model", "base_layer")
+ADAPTER = "lora_"
+
+
+def misnamed(name: str, known: Collection[str]) -> str | None:
+    """How the sender is to change the name; None if nothing in it tells.
+
+    Args:
+        known: names that the engine takes.
+    """
+    parts = name.split(".")
+    prefix = next((".".join(parts[:i]) + "." for i in range(1, len(parts)) if ".".join(parts[i:]) in known), None)
+    if peft := [part for part in parts if part in PEFT or part.startswith(ADAPTER)]:
+        what = prefix or f"{peft[0]}."
+        return f"{what} in its name is PEFT's: merge the adapter (merge_and_unload) and send what that returns"
+    if prefix is not None:
+        return f"the engine's name has no {prefix} before it: send it by name.removeprefix({prefix!r})"
+    for i in range(1, len(parts) - 1):
+        if ".".join([*parts[:i], *parts[i + 1 :]]) in known:
+            inner = f"{parts[i]}."
+            return f"the engine's name has no {inner} in it: send it by name.replace({inner!r}, '')"
+    longer = [other for other in known if len(parts) > 1 and other.endswith(f".{name}")]
+    if longer:
+        prefix = min(longer, key=len).removesuffix(name)
+        return f"the engine's name begins with {prefix}: send it by {prefix!r} + name"
+    return None
