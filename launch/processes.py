@@ -1,8 +1,9 @@
 """Other processes: asking a program within a limit of time, and ending exactly what a training run has started.
 
 Ray's daemons leave the process group and may outlive their parent, so every descendant is remembered when seen, and
-so is the shared memory it maps: vLLM's stays in /dev/shm when Ray kills the engine at the end of a run. A run of
-`train` besides marks its processes: each has the run's id in its environment, wherever it went since.
+so is the shared memory it maps: vLLM's stays in /dev/shm when Ray kills the engine at the end of a run, and verl's if
+Python's resource tracker, which else removes it, is killed too. A run of `train` besides marks its processes: each has
+the run's id in its environment, wherever it went since.
 """
 
 import os
@@ -22,7 +23,7 @@ OPEN_FILES = 32768  # Ray and verl keep thousands of sockets and shared files op
 GRACE_SECONDS = 10
 LATE_ROUNDS = 5
 MARK = "ASCEND_QUANT_RUN"  # the variable that holds the run's id
-SEGMENT = re.compile(r"/dev/shm/psm_\w+")  # the names Python's SharedMemory makes up
+SEGMENT = re.compile(r"/dev/shm/(?:psm|verl_weights)_\w+")  # names that Python's SharedMemory makes up, and verl's
 
 
 def piped(command: Sequence[str]) -> subprocess.Popen[str]:

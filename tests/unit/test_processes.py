@@ -49,10 +49,12 @@ def test_the_tree_remembers_an_orphan():
     assert not still_running([orphan], 10)
 
 
-def test_shared_memory_of_killed_members_is_removed():
+@pytest.mark.parametrize("name", ["None", "f'verl_weights_{os.getpid()}'"])
+def test_shared_memory_of_killed_members_is_removed(name: str):
     code = (
-        "import sys, multiprocessing.shared_memory as m\n"
-        "s = m.SharedMemory(create=True, size=64)\nprint(s.name, flush=True)\nsys.stdin.read()"
+        "import os, sys, multiprocessing.shared_memory as m\n"
+        f"s = m.SharedMemory({name}, create=True, size=64)\n"
+        "m.resource_tracker.unregister(s._name, 'shared_memory')\nprint(s.name, flush=True)\nsys.stdin.read()"
     )
     ours, foreign = (
         subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -65,3 +67,4 @@ def test_shared_memory_of_killed_members_is_removed():
     tree.end()
     assert not segment.exists() and other.exists()
     foreign.communicate()
+    other.unlink()
