@@ -49,11 +49,7 @@ def pod() -> dict:
     return container
 
 
-def test_both_languages_have_the_same_code_figures_and_headings():
-    english, chinese = (
-        re.sub(r" +# .*", "", "".join(re.findall(r"```.*?```", text, re.S))) for text in (ENGLISH, CHINESE)
-    )
-    assert english == chinese  # but for its comments
+def test_both_languages_have_the_same_entrances_and_sizes():
     assert len(sections(ENGLISH)) == len(sections(CHINESE)) == 8
     for english, chinese in zip(sections(ENGLISH).values(), sections(CHINESE).values(), strict=True):
         sizes = [sorted(re.findall(r"[\d.]+ (?:GB|MB|GiB|MiB)", text)) for text in (english, chinese)]
