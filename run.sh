@@ -45,6 +45,7 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   bench convert FOLDER [..]     how fast checkpoints are converted beside a copy, on the disk of FOLDER
   bench study [..]              do policies with INT8 rollouts learn what those with BF16 rollouts learn? many real runs
   lint                          the checks that CI runs: format, lint, imports, shell scripts, YAML
+  lint --contract RELEASE       does vllm==0.34.0 (or verl, vllm-ascend) still have what is used of it? nothing is installed
   setup                         make the environment only
   help, --version               this text; the version of this checkout
 
@@ -298,6 +299,10 @@ run_bench() {
 }
 
 run_lint() {
+  if (($#)); then
+    [[ $1 == --contract ]] || die "lint: takes nothing but --contract RELEASE, not '$1'"
+    run_module launch.contract "${@:2}"
+  fi
   set_up
   cd "$ROOT"
   exec pre-commit run --all-files --show-diff-on-failure
@@ -343,9 +348,10 @@ main() {
   test) run_tests "$@" ;;
   bench) run_bench "$@" ;;
   recipe | train | stop | doctor | data) run_module launch "$command" "$@" ;;
-  lint | setup)
-    (($# == 0)) || die "$command: takes no arguments, not '$1'"
-    if [[ $command == lint ]]; then run_lint; else set_up; fi
+  lint) run_lint "$@" ;;
+  setup)
+    (($# == 0)) || die "setup: takes no arguments, not '$1'"
+    set_up
     ;;
   help | -h | --help) usage ;;
   --version) sed -n 's/^version = "\(.*\)"$/ascend-quant \1/p' "$ROOT/pyproject.toml" ;;

@@ -4,13 +4,19 @@ A row says what is replaced, by what, why, which versions it covers and how to s
 once, however often its row is installed; what stands there instead is called with the same arguments.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
+from typing import Any
+
+logger = logging.getLogger(__name__)
 
 MARK = "ascend_quant_hook"  # an attribute of what has been put in place
+
+_told: set[tuple[str, ...]] = set()  # of optional rows that found nothing
 
 
 @dataclass(frozen=True)
@@ -58,33 +64,43 @@ class ByHand:
 
 
 def install(hooks: Iterable[Hook]) -> None:
-    """Put these rows in place; harmless when repeated.
+    """Put these rows in place, all or none; harmless when repeated. An optional row that finds nothing is logged.
 
     Raises:
         ImportError, AttributeError: a target that is not optional is not there.
     """
-    for hook in hooks:
-        for target in hook.targets:
-            _replace(hook, target)
+    places = [(hook, [_place(hook, target) for target in hook.targets]) for hook in hooks]
+    for hook, found in places:
+        there = [place for place in found if place is not None]
+        if not there and not hook.loaded and hook.targets not in _told:
+            _told.add(hook.targets)
+            logger.info("nothing is replaced here, as this version has no %s: %s", " or ".join(hook.targets), hook.why)
+        for owner, name, target in there:
+            _replace(hook, owner, name, target)
 
 
-def _replace(hook: Hook, target: str) -> None:
+def _place(hook: Hook, target: str) -> tuple[Any, str, str] | None:
+    """The module or class whose attribute a target is, its name there, and the target; None where it is not there."""
     module_name, _, path = target.partition(":")
     *owners, name = path.split(".")
-    module = _module(hook, module_name)
-    owner = module
+    owner = _module(hook, module_name)
     for part in owners:
         owner = getattr(owner, part, None) if hook.optional else getattr(owner, part)
     if owner is None:  # which has methods too, such as __init__
-        return
+        return None
     original = getattr(owner, name, None) if hook.optional else getattr(owner, name)
-    if original is None or hasattr(original, MARK) or not hook.fits(original):
+    return None if original is None else (owner, name, target)
+
+
+def _replace(hook: Hook, owner: Any, name: str, target: str) -> None:
+    original = getattr(owner, name)
+    if hasattr(original, MARK) or not hook.fits(original):
         return
     replacement = wraps(original)(hook.make(original))
     setattr(replacement, MARK, target)
     setattr(owner, name, replacement)
     if hook.everywhere:
-        package = module_name.partition(".")[0]
+        package = target.partition(":")[0].partition(".")[0]
         for other_name, other in list(sys.modules.items()):
             if other_name.partition(".")[0] == package and getattr(other, name, None) is original:
                 setattr(other, name, replacement)

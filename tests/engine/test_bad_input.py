@@ -8,6 +8,8 @@ import torch
 from engines import buckets, differing, engine, logprobs, model_of, post_load_pass, refit, resident
 from models import checkpoint, expected, make, perturbed, save
 from naming import line_naming
+from vllm.config.weight_transfer import WeightTransferConfig
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
 from ascend_quant.engine.loading import Loading
 from ascend_quant.integrations.vllm import attach
@@ -19,6 +21,11 @@ O = "model.layers.1.self_attn.o_proj.weight"  # noqa: E741
 NORM = "model.norm.weight"
 EMBEDDING = "model.embed_tokens.weight"
 EXPERT = "model.layers.1.mlp.experts.3.down_proj.weight"
+PAST_THE_REFIT = sorted(  # of vLLM's own ways: sharded_rdt, nccl_m2n, sparse_nccl in 0.31
+    name
+    for name, load in WeightTransferEngineFactory._registry.items()
+    if name not in attach.TRANSFERS and load().__module__.startswith("vllm.")
+)
 
 
 @pytest.fixture(scope="module", params=["qwen2", "qwen3-moe"])
@@ -349,6 +356,13 @@ def test_an_incomplete_checkpoint_does_not_start(tmp_path):
 )
 def test_bad_options(tmp_path, options, message):
     with pytest.raises(Exception, match=message), engine(make("qwen2", tmp_path), **options):
+        pass
+
+
+@pytest.mark.parametrize("transfer", PAST_THE_REFIT)
+def test_a_transfer_that_would_write_past_the_refit_is_refused_by_name(tmp_path, transfer):
+    settings = {"weight_transfer_config": WeightTransferConfig(backend=transfer)}
+    with pytest.raises(RefitError, match=transfer), engine(make("qwen2", tmp_path), **settings):
         pass
 
 

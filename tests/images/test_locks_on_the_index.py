@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from unit.lock_file import LOCKS, MACHINES, entries, installed, setting
 
+from launch import ROOT
+
 GLIBC = {"cuda13": "manylinux_2_39"}  # of Ubuntu 24.04; of the other images' bases, the oldest is Ubuntu 22.04's
 OLDEST = "manylinux_2_35"
 BUILT = "antlr4-python3-runtime"  # plain Python, without a wheel for anybody
@@ -59,3 +61,15 @@ def test_a_lock_is_resolved_anew_with_the_same_versions(uv: Path, name: str, tmp
     monkeypatch.setattr("unit.lock_file.LOCKS", locks)
     assert {machine: installed(name, machine) for machine in MACHINES} == before
     entries.cache_clear()
+
+
+@pytest.mark.parametrize(("beside", "vllm"), [(["verl[vllm]==0.9.1"], "0.24.0"), (["verl", "vllm"], "0.31.0")])
+def test_our_extra_resolves_beside_what_users_ask_for(uv: Path, beside: list[str], vllm: str, tmp_path: Path):
+    """verl's own pin of vLLM, and the vLLM that pip takes beside verl: with our extra and without it the same one."""
+    for ours in ([], [f"ascend-quant[cuda] @ file://{ROOT}"]):
+        (tmp_path / "asked.in").write_text("\n".join([*ours, *beside]))
+        options = ["--quiet", "--python-version=3.12", f"--python-platform=x86_64-{GLIBC['cuda13']}", "--no-header"]
+        command = [uv, "pip", "compile", *options, "--no-python-downloads", tmp_path / "asked.in"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert f"\nvllm=={vllm}\n" in done.stdout

@@ -10,6 +10,7 @@ from kernel_modules import interpreter
 pytest.importorskip("vllm")
 pytest.importorskip("triton")
 
+from ascend_quant.integrations.vllm import contract
 from ascend_quant.integrations.vllm.attention import int8_cache
 from ascend_quant.integrations.vllm.attention.metadata import Int8CacheMetadataBuilder
 from ascend_quant.kernels import cache_pages
@@ -17,6 +18,7 @@ from ascend_quant.oracle import cache as oracle
 
 HEADS, GROUP, HEAD, PAGE, BLOCKS = 2, 2, 64, 128, 12
 SCALE = 0.125
+LACKING = contract.problem_of("kv_cache int8 on NVIDIA")  # from vLLM 0.29 on, which asks backends other things
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -186,6 +188,7 @@ def test_layers_that_are_not_served(changed, name):
         impl(**changed)
 
 
+@pytest.mark.skipif(LACKING is not None, reason=f"refused by name here: {LACKING}")
 def test_what_vllm_asks_of_a_backend():
     backend = int8_cache.Int8CacheBackend
     shape = backend.get_kv_cache_shape(5, 64, 4, 128, "int8_per_token_head")

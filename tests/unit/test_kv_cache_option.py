@@ -9,7 +9,7 @@ pytest.importorskip("vllm")
 from vllm.v1.attention.backends import registry
 
 from ascend_quant.engine.options import KV_CACHES, NAME, Options
-from ascend_quant.integrations.vllm import compat, kv_cache
+from ascend_quant.integrations.vllm import compat, contract, kv_cache
 from ascend_quant.integrations.vllm import config as own_config
 from ascend_quant.integrations.vllm.attention import register
 
@@ -49,7 +49,8 @@ class Platform:
 
 @pytest.fixture
 def on(monkeypatch):
-    """Be on a platform, with all dtypes known."""
+    """Be on a platform, with all dtypes known and all of vLLM there that a cache needs."""
+    monkeypatch.setattr(contract, "problem_of", lambda feature: None)
     monkeypatch.setattr(compat, "cache_dtypes", lambda: ("auto", "fp8", "fp8_e4m3", "int8_per_token_head"))
     monkeypatch.delenv("VLLM_KV_CACHE_LAYOUT", raising=False)
 

@@ -1,6 +1,7 @@
 """vLLM plugin: `quantization="ascend_quant"`, found through the entry-point group `vllm.general_plugins`.
 
 hooks.py         everything of vLLM that is replaced at run time: what, why, which versions, how to switch it off
+contract.py      everything of vLLM that is used, by feature; refusing.py what is said where it is not there
 compat.py        what differs between vLLM versions
 config.py        which layer gets which method, by the options that a user sets (engine/options.py)
 layers/          what the layers compute
@@ -28,9 +29,33 @@ from ascend_quant.integrations.vllm.worker_refit import refit_of
 
 __all__ = ["refit_of", "register"]
 
+logger = logging.getLogger(__name__)
+
 
 def register() -> None:
-    """Called by vLLM in every one of its processes; harmless when repeated."""
+    """Called by vLLM in every one of its processes; harmless when repeated.
+
+    Where this vLLM lacks what we need, its other engines start as ever, and `quantization="ascend_quant"` is refused.
+    """
+    from ascend_quant.integrations.vllm import contract, refusing
+
+    problem = contract.problem_of("core")
+    if problem is None:
+        try:
+            put_in_place()
+        except (ImportError, AttributeError, TypeError) as error:  # what no row of the contract has foreseen
+            logger.exception("ascend_quant is not in place")
+            problem = f"{type(error).__name__}: {error}"
+    if problem is not None:
+        refusing.register(problem)
+
+
+def put_in_place() -> None:
+    """The quantization method and all that is replaced in vLLM.
+
+    Raises:
+        ImportError, AttributeError: something is not there; then nothing of vLLM has been replaced.
+    """
     from vllm.model_executor.layers import quantization
     from vllm.platforms import current_platform
 
@@ -50,13 +75,14 @@ def register() -> None:
         allow(current_platform.supported_quantization)
     register_products(current_platform.device_type)
     register_attention()
-    install((*hooks.AT_START, *hooks.WITH_HTTP_SERVER))
     log_with_vllm()
+    wanted = (*hooks.AT_START, *hooks.WITH_HTTP_SERVER)
     if any(variable.startswith("FLASHRL_") for variable in os.environ):
         from ascend_quant.integrations.vllm.flashrl import follow_variables
 
         if follow_variables():
-            install(hooks.WITH_FLASHRL_VARIABLES)
+            wanted += hooks.WITH_FLASHRL_VARIABLES
+    install(wanted)
 
 
 def come_first(methods: list[str]) -> None:
@@ -84,6 +110,9 @@ class LinesOfVllm(logging.Handler):
 
 def log_with_vllm() -> None:
     """Show our lines (the scheme at start, a receipt a refit) where vLLM shows its own, from the same level on."""
+    from ascend_quant.integrations.vllm.compat import set_up_logging
+
+    set_up_logging()
     ours, theirs = logging.getLogger(NAME), logging.getLogger("vllm")
     if ours.level == logging.NOTSET:
         ours.setLevel(theirs.getEffectiveLevel())

@@ -14,12 +14,15 @@ from itertools import chain
 
 import torch
 from torch import nn
+from vllm import __version__
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 
 from ascend_quant.engine.layout import lent
 from ascend_quant.engine.loading import Loading, guard, storage_of
 from ascend_quant.engine.placeless import Placeless
-from ascend_quant.integrations.vllm import compat, key_balance, kv_scales, skipping, start_up, towers
+from ascend_quant.integrations import seen
+from ascend_quant.integrations.vllm import compat, contract, key_balance, kv_scales, skipping, start_up, towers
 from ascend_quant.integrations.vllm.inventory import placeless_of, residents_of, unquantized_in
 from ascend_quant.integrations.vllm.layers import conv, mla
 from ascend_quant.kernels import serving_of
@@ -45,11 +48,14 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     if parallel.pipeline_parallel_size > 1:
         raise RefitError(f"pipeline_parallel_size={parallel.pipeline_parallel_size}: ascend_quant serves 1 only")
     transfer = getattr(getattr(vllm_config, "weight_transfer_config", None), "backend", None)
-    if transfer not in (None, *TRANSFERS) and compat.is_own_transfer(transfer):
+    known = transfer in (None, *TRANSFERS)
+    if not known and (contract.problem_of("weight transfer") or compat.is_own_transfer(transfer)):
         raise RefitError(
             f"weight transfer {transfer}: not known to send weights through model.load_weights, past which they would "
             f"be written into codes; use {' or '.join(TRANSFERS)}"
         )
+    if getattr(vllm_config.model_config, "enable_sleep_mode", False) and (problem := contract.problem_of("sleep")):
+        raise RefitError(f"enable_sleep_mode: a refit could not know when its memory goes: {problem}")
     vllm_config.quant_config.make_plain(model)
     vllm_config.quant_config.check_ignored(model, getattr(vllm_config, "speculative_config", None) is not None)
     residents = residents_of(model)
@@ -81,6 +87,8 @@ def _log_summary(refit: Refit, config) -> None:
     text = "scheme %s (%s): %d quantized parameters, %d in their own dtype; products: %s%s; not quantized: %s"
     head = "; logits in float32" if config.options.lm_head_fp32 else ""
     logger.info(text, config.scheme.name, config.scheme.summary, quantized, plain, product, head, refit.unquantized)
+    if line := seen.unknown(current_platform.device_type, __version__):
+        logger.warning("%s", line)
 
 
 def _smoothing(config, device: torch.device, may_miss: Callable[[str], bool]) -> Smoothing | None:

@@ -1,11 +1,12 @@
-"""What differs between vLLM versions, found by looking, never by version number: 0.10.1, 0.23, 0.28 and 0.32.
+"""What differs between vLLM versions, found by looking, never by version number: 0.10.1, 0.23, 0.24, 0.28, 0.31, 0.32.
 
 Names that moved, and what a version's loaders, routers and samplers do. What is replaced in vLLM is in hooks.py.
 """
 
 from collections.abc import Callable
+from functools import cache
 from inspect import signature
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from vllm import (
@@ -15,6 +16,8 @@ from vllm import (
 from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase as ExpertsMethodBase
 from vllm.platforms import current_platform
 from vllm.v1.request import RequestStatus
+
+from ascend_quant.integrations.contract import takes
 
 try:  # vLLM >= 0.28 holds the experts' weights in a layer of their own
     from vllm.model_executor.layers.fused_moe import RoutedExperts as EXPERTS_LAYER
@@ -88,6 +91,7 @@ __all__ = [
     "cache_dtypes",
     "forgets_towers_outputs",
     "has_first_runner",
+    "in_order",
     "is_own_transfer",
     "packs_convolutions",
     "replica_of",
@@ -95,6 +99,7 @@ __all__ = [
     "run_method",
     "samples_with_logprobs",
     "select_experts",
+    "set_up_logging",
 ]
 
 
@@ -130,6 +135,18 @@ def select_experts(
 def samples_with_logprobs(sample: Callable) -> bool:
     """Whether a sampler's `sample` gives log-probabilities beside the tokens; vLLM 0.10.1's gives tokens alone."""
     return "tuple" in str(sample.__annotations__.get("return")).lower()
+
+
+@cache
+def _knows_orders() -> bool:
+    from vllm.model_executor.layers.quantization.utils.marlin_utils import apply_gptq_marlin_linear
+
+    return takes(apply_gptq_marlin_linear, "g_idx")
+
+
+def in_order(none: torch.Tensor) -> dict[str, Any]:
+    """Arguments by which Marlin's product is told that the input channels are in their order; none from 0.30 on."""
+    return {"g_idx": none, "g_idx_sort_indices": none, "is_k_full": True} if _knows_orders() else {}
 
 
 def base_of_passes() -> type:
@@ -183,6 +200,25 @@ def is_own_transfer(name: str) -> bool:
 
     registered = Factory._registry.get(name)  # vLLM itself refuses a name that nobody has registered
     return registered is not None and registered().__module__.startswith("vllm.")
+
+
+def generation_error() -> type[Exception]:
+    """What the HTTP server answers with the text of, raised in place of an output: to be asked for there alone."""
+    try:
+        from vllm.exceptions import GenerationError
+    except ImportError:  # before 0.31
+        from vllm.entrypoints.openai.engine.protocol import GenerationError
+    return GenerationError
+
+
+def set_up_logging() -> None:
+    """Have vLLM's logging as its variables say: older ones see to it when they are imported, 0.31 with an engine."""
+    try:
+        from vllm.config.logging import LoggingConfig
+        from vllm.logger import configure_logging_if_needed
+    except ImportError:
+        return
+    configure_logging_if_needed(LoggingConfig())
 
 
 def replica_of(parallel_config) -> int:

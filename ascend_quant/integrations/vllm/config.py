@@ -22,6 +22,7 @@ from vllm.platforms import current_platform
 from ascend_quant.engine.options import Options
 from ascend_quant.integrations.vllm import drafters, towers
 from ascend_quant.integrations.vllm.compat import EXPERTS_LAYER
+from ascend_quant.integrations.vllm.contract import CONTRACT, problem_of
 from ascend_quant.integrations.vllm.inventory import layer_names, make_plain, number_of_experts
 from ascend_quant.integrations.vllm.layers.linear import QuantizedLinearMethod
 from ascend_quant.integrations.vllm.layers.moe import PlainExpertsMethod, QuantizedExpertsMethod
@@ -87,8 +88,15 @@ class AscendQuantConfig(QuantizationConfig):
         return f"it is not served on {current_platform.device_type} by this version"
 
     def choose(self, rank: int) -> None:
-        """Take the options of data-parallel replica `rank`."""
+        """Take the options of data-parallel replica `rank`.
+
+        Raises:
+            RefitError: this vLLM lacks what their scheme computes with.
+        """
         self._set(self.options.of_replica(rank))
+        feature = f"{self.scheme.name.partition('_')[0]} on NVIDIA"
+        if current_platform.is_cuda() and feature in CONTRACT and (problem := problem_of(feature)):
+            raise RefitError(f"scheme {self.scheme.name}: {problem}; choose another scheme, or a vLLM that has it")
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         if drafters.is_building():

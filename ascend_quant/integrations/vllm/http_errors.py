@@ -9,17 +9,18 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
+from ascend_quant.integrations.vllm import compat
 from ascend_quant.integrations.vllm.requests import is_ours
 
 
 def telling(original: Callable) -> Callable:
     """For `__init__` of vLLM's serving classes: they get an engine whose failed requests are errors with the reason."""
-    from vllm.entrypoints.openai.engine.protocol import GenerationError  # of the HTTP server, which is there by now
+    error = compat.generation_error()
 
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
         if is_ours(self.engine_client):
-            self.engine_client = _Telling(self.engine_client, GenerationError)
+            self.engine_client = _Telling(self.engine_client, error)
 
     return __init__
 

@@ -18,7 +18,7 @@ from vllm.model_executor.layers.quantization import get_quantization_config
 from vllm.platforms import current_platform
 
 from ascend_quant.engine.options import NAME
-from ascend_quant.integrations.vllm import compat
+from ascend_quant.integrations.vllm import compat, contract
 from ascend_quant.integrations.vllm.attention.register import choose
 from ascend_quant.schemes.registry import no_cache_on_cpus
 from ascend_quant.schemes.scheme import FP8_CAPABILITY
@@ -107,6 +107,8 @@ def problem_of_engine(asked: str) -> str | None:
         return f"this vLLM has no cache of {DTYPES[asked]}"
     if current_platform.is_cpu():
         return no_cache_on_cpus(asked)
+    if problem := contract.problem_of("kv_cache fp8" if asked == "fp8" else "kv_cache int8 on NVIDIA"):
+        return problem
     if asked == "fp8" and not current_platform.has_device_capability(FP8_CAPABILITY):
         return "GPUs before compute capability 8.9 (A100) have no FP8; int8 is served there"
     if asked == "int8" and os.environ.get("VLLM_KV_CACHE_LAYOUT", "NHD") != "NHD":

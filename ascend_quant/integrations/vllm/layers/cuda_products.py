@@ -107,19 +107,19 @@ def marlin_product(x_MK: torch.Tensor, tiles: torch.Tensor, scale_GN: torch.Tens
     from vllm.model_executor.layers.quantization.utils.marlin_utils import apply_gptq_marlin_linear
     from vllm.scalar_type import scalar_types
 
+    from ascend_quant.integrations.vllm.compat import in_order
+
     none = _no_indices(x_MK.device)
     return apply_gptq_marlin_linear(
         input=_bf16(x_MK).contiguous(),
         weight=tiles,
         weight_scale=scale_GN,
         weight_zp=none,
-        g_idx=none,
-        g_idx_sort_indices=none,
         workspace=_workspace(x_MK.device),
         wtype=scalar_types.uint4b8,
         output_size_per_partition=scale_GN.shape[1],
         input_size_per_partition=x_MK.shape[1],
-        is_k_full=True,
+        **in_order(none),
     )
 
 

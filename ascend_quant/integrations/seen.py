@@ -1,0 +1,51 @@
+"""Which releases of vLLM were run with this package, on which device: seen.toml, and what it says of a version."""
+
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE = Path(__file__).with_name("seen.toml")
+
+
+@dataclass(frozen=True)
+class Release:
+    """An entry of the file."""
+
+    version: str
+    device: str
+    how: str
+    of_it: str = ""
+    lacks: list[str] = field(default_factory=list)
+
+
+@cache
+def releases(device: str) -> tuple[Release, ...]:
+    """Those of a device (cpu, cuda, npu), oldest first."""
+    entries = [Release(**entry) for entry in tomllib.loads(FILE.read_text("utf-8"))["release"]]
+    return tuple(sorted((one for one in entries if one.device == device), key=lambda one: numbers(one.version)))
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The parts of a version that order it, without what follows a letter or a plus."""
+    return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdigit())
+
+
+def find(device: str, version: str) -> Release | None:
+    """What was seen of a version; its patch releases count as itself."""
+    return next((one for one in releases(device) if numbers(one.version)[:2] == numbers(version)[:2]), None)
+
+
+def unknown(device: str, version: str) -> str | None:
+    """One sentence for an engine of a version that was not run there; None for one that was."""
+    found = find(device, version)
+    if found is not None and found.how == "run":
+        return None
+    ran = ", ".join(one.version for one in releases(device) if one.how == "run")
+    seen = "its sources alone were read" if found is not None else "not even its sources were read"
+    return f"vLLM {version} has not been run with ascend-quant on {device} (run: {ran}); {seen}"

@@ -1,0 +1,50 @@
+"""What stands for `quantization="ascend_quant"` in a vLLM that lacks what we need: a method that refuses, and says why.
+
+Everything else of that vLLM is as it was: no function is replaced, and engines without our method start as ever.
+"""
+
+import logging
+from typing import Any
+
+from ascend_quant.engine.options import NAME
+from ascend_quant.refit import RefitError
+
+logger = logging.getLogger(__name__)
+
+
+def register(problem: str) -> None:
+    """Have vLLM refuse our method by `problem`; where it has no place for methods any more, it does so by itself."""
+    logger.warning('quantization="%s" is not served: %s', NAME, problem)
+    try:
+        from vllm.model_executor.layers.quantization import register_quantization_config
+        from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+    except ImportError:
+        return
+
+    class RefusingConfig(QuantizationConfig):
+        """Never made: an engine asks for it, and gets the reason."""
+
+        @classmethod
+        def from_config(cls, config: dict[str, Any]) -> QuantizationConfig:
+            raise RefitError(
+                f'quantization="{NAME}" is not served by this vLLM: {problem}. Releases that are: docs/install.md'
+            )
+
+        @staticmethod
+        def get_config_filenames() -> list[str]:
+            return []
+
+        @classmethod
+        def get_min_capability(cls) -> int:
+            return 0
+
+        def get_name(self) -> str:
+            return NAME
+
+        def get_supported_act_dtypes(self) -> list[Any]:
+            return []
+
+        def get_quant_method(self, layer: Any, prefix: str) -> None:
+            return None
+
+    register_quantization_config(NAME)(RefusingConfig)

@@ -1,0 +1,110 @@
+"""What a release still has of all that we use: the tables of contract.py, and every other name in our own sources."""
+
+import ast
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ascend_quant.integrations.contract import Use
+from ascend_quant.integrations.vllm.contract import CONTRACT
+from launch import ROOT, LaunchError
+from launch.contract.sources import Sources, parameters_of
+
+TABLES: dict[str, Mapping[str, tuple[Use, ...]]] = {"vllm": CONTRACT}
+OURS = ROOT / "ascend_quant"
+OTHERS = "other names in our sources"  # many of them are other versions': they are probed for
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Of one feature.
+
+    Attributes:
+        rows: how many there are.
+        problems: what is missing, in words.
+    """
+
+    feature: str
+    rows: int
+    problems: tuple[str, ...]
+
+
+def read(what: str) -> tuple[str, list[Reading]]:
+    """Read a release of the package index ("vllm==0.34.0", or "vllm" for the newest), or a folder that has it unpacked.
+
+    Returns:
+        what was read ("vllm-0.34.0", or the folder), and its readings.
+
+    Raises:
+        LaunchError: pip does not find it, or there is none of our packages in it.
+    """
+    if Path(what).is_dir():
+        return what, of_folder(Path(what))
+    with tempfile.TemporaryDirectory(prefix="contract-") as folder:
+        return fetch(what, Path(folder)), of_folder(Path(folder))
+
+
+def fetch(requirement: str, to: Path) -> str:
+    """Unpack the Python files of a release's wheel, without what it requires; "name-version" of the wheel."""
+    wheels = to / "wheels"
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(wheels)]
+    if subprocess.run([*command, requirement], stdout=sys.stderr).returncode:
+        raise LaunchError(f"pip finds no wheel of {requirement} for this machine; name a folder that has it unpacked")
+    (wheel,) = wheels.iterdir()
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(to, [name for name in packed.namelist() if name.endswith(".py")])
+    return "-".join(wheel.name.split("-")[:2])
+
+
+def of_folder(folder: Path) -> list[Reading]:
+    """The readings of the package that a folder has."""
+    package = next((name for name in ("vllm", "verl", "vllm_ascend") if (folder / name).is_dir()), None)
+    if package is None:
+        raise LaunchError(f"{folder} has neither vllm nor verl nor vllm_ascend in it")
+    sources, table = Sources(folder), TABLES.get(package, {})
+    told = {name for rows in table.values() for row in rows for name in row.names}
+    others = tuple(Use((name,)) for name in sorted(used_in(OURS, package) - told))
+    return [
+        Reading(feature, len(rows), tuple(problem for row in rows if (problem := problem_of(row, sources))))
+        for feature, rows in {**table, OTHERS: others}.items()
+    ]
+
+
+def problem_of(row: Use, sources: Sources) -> str | None:
+    """What these sources lack of a row, in words."""
+    found = next((one for name in row.names if (one := sources.find(name)) is not None), None)
+    if found is None:
+        return f"{row} is not there"
+    known = parameters_of(found)
+    lacking = [argument for argument in row.arguments if known is not None and argument not in known]
+    return f"{row} does not take {', '.join(lacking)}" if lacking else None
+
+
+def used_in(folder: Path, package: str) -> set[str]:
+    """Every name of a package that the files below a folder import, or have as a hook's target ("module:name")."""
+    target = re.compile(rf"{package}(\.\w+)*:[\w.]+")
+    found: set[str] = set()
+    for file in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            found.update(imported(node, package))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and target.fullmatch(node.value):
+                found.add(node.value)
+    return found
+
+
+def imported(node: ast.AST, package: str) -> Iterator[str]:
+    """The names that a statement imports from a package."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name.partition(".")[0] == package)
+    elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] == package:
+        yield from (f"{node.module}:{alias.name}" for alias in node.names)
+
+
+def as_json(readings: list[Reading]) -> list[dict]:
+    """For machines."""
+    return [asdict(one) for one in readings]

@@ -1,0 +1,174 @@
+"""The sources of a package that is unpacked and not imported: which names a module has, and what they take.
+
+Names are followed through imports, `import *`, base classes and the tables of modules that load lazily; attributes of
+objects through `self.name = ..` in any method. What is made at run time otherwise is not seen.
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+DEEPEST = 12  # imports of a name, or base classes, that are followed one behind the other
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Found(NamedTuple):
+    """Where a name is defined; `node` is None for a module, and for what an unknown package has."""
+
+    module: "Module"
+    node: ast.AST | None
+
+
+class Sources:
+    """Packages below one folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._modules: dict[str, Module | None] = {}
+
+    def module(self, name: str) -> "Module | None":
+        """None where there is no such module."""
+        if name not in self._modules:
+            place = self.folder.joinpath(*name.split("."))
+            files = (place / "__init__.py", place.with_suffix(".py"))
+            file = next((one for one in files if one.is_file()), None)
+            known = file is not None or place.is_dir()
+            self._modules[name] = Module(self, name, file) if known else None
+        return self._modules[name]
+
+    def find(self, name: str) -> Found | None:
+        """What "module", "module:name" or "module:Class.attribute" stands for; None where it is not there."""
+        module_name, _, path = name.partition(":")
+        module = self.module(module_name)
+        if module is None or not path:
+            return module and Found(module, None)
+        first, *rest = path.split(".")
+        found = module.find(first)
+        for part in rest:
+            found = found and _member(found, part)
+        return found
+
+
+class Module:
+    """One file of them."""
+
+    def __init__(self, sources: Sources, name: str, file: Path | None):
+        self.sources, self.name, self.file = sources, name, file
+
+    @cached_property
+    def statements(self) -> list[ast.stmt]:
+        """Those of the module itself, in branches too."""
+        return [] if self.file is None else list(_flat(ast.parse(self.file.read_text("utf-8")).body))
+
+    def find(self, name: str, depth: int = 0) -> Found | None:
+        """What the name stands for here."""
+        if depth > DEEPEST:
+            return None
+        for statement in reversed(self.statements):
+            if name in _defined(statement):
+                return Found(self, statement)
+            if isinstance(statement, ast.ImportFrom):
+                for alias in statement.names:
+                    if name == (alias.asname or alias.name) and (one := self._imported(statement, alias.name, depth)):
+                        return one
+                    if alias.name == "*" and (one := self._imported(statement, name, depth)):
+                        return one
+        if (submodule := self.sources.module(f"{self.name}.{name}")) is not None:
+            return Found(submodule, None)
+        return Found(self, None) if name in self._lazy else None
+
+    def _imported(self, statement: ast.ImportFrom, name: str, depth: int) -> Found | None:
+        base = statement.module or ""
+        if statement.level:
+            is_package = self.file is None or self.file.name == "__init__.py"
+            parts = self.name.split(".")
+            above = parts[: len(parts) - statement.level + is_package]
+            base = ".".join([*above, base] if base else above)
+        other = self.sources.module(base)
+        if other is None:  # of another package
+            return Found(self, None) if name != "*" and base.partition(".")[0] != self.name.partition(".")[0] else None
+        return other.find(name, depth + 1)
+
+    @cached_property
+    def _lazy(self) -> set[str]:
+        """The keys of tables in a module with a `__getattr__`, by which it loads names lazily."""
+        if not any(isinstance(one, FUNCTIONS) and one.name == "__getattr__" for one in self.statements):
+            return set()
+        tables = (one for statement in self.statements for one in ast.walk(statement) if isinstance(one, ast.Dict))
+        return {key.value for table in tables for key in table.keys if isinstance(key, ast.Constant)}
+
+
+def parameters_of(found: Found) -> set[str] | None:
+    """Names of the arguments of a function, or of a class; None where it takes any, or its signature is not seen."""
+    node = found.node
+    if isinstance(node, FUNCTIONS):
+        if node.args.kwarg is not None:
+            return None
+        return {one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+    if not isinstance(node, ast.ClassDef):
+        return None
+    made = _member(found, "__init__")
+    if made is not None and isinstance(made.node, FUNCTIONS):
+        return parameters_of(made)
+    fields = (
+        one.target for owner in _with_bases(found) for one in _flat(owner.node.body) if isinstance(one, ast.AnnAssign)
+    )
+    return {target.id for target in fields if isinstance(target, ast.Name)}
+
+
+def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements, with those in branches, handlers and blocks; not those in functions and classes."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, (ast.If, ast.Try, ast.With, ast.For)):
+            for part in ("body", "orelse", "finalbody"):
+                yield from _flat(getattr(statement, part, []))
+            for handler in getattr(statement, "handlers", []):
+                yield from _flat(handler.body)
+
+
+def _defined(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
+        return {statement.name}
+    if isinstance(statement, ast.Import):
+        return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return {one.id for target in targets if target is not None for one in ast.walk(target) if isinstance(one, ast.Name)}
+
+
+def _with_bases(found: Found, depth: int = 0) -> Iterator[Found]:
+    """A class and those that it inherits from, as far as their sources are here."""
+    if not isinstance(found.node, ast.ClassDef) or depth > DEEPEST:
+        return
+    yield found
+    for base in found.node.bases:
+        base = base.value if isinstance(base, ast.Subscript) else base
+        if isinstance(base, ast.Name) and (one := found.module.find(base.id)) is not None:
+            yield from _with_bases(one, depth + 1)
+
+
+def _member(found: Found, name: str) -> Found | None:
+    """An attribute of a class, or of its objects; what else a module's name has is not seen, and counts as there."""
+    if isinstance(found.node, (ast.Assign, ast.AnnAssign)):
+        return Found(found.module, None)
+    for owner in _with_bases(found):
+        for statement in reversed(list(_flat(owner.node.body))):
+            if name in _defined(statement):
+                return Found(owner.module, statement)
+        if any(_gives_itself(node, name) for node in ast.walk(owner.node)):
+            return Found(owner.module, None)
+    return None
+
+
+def _gives_itself(node: ast.AST, name: str) -> bool:
+    """Whether this is an assignment to `self.name`."""
+    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+    if not isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        return False
+    return any(
+        isinstance(one, ast.Attribute) and one.attr == name and getattr(one.value, "id", None) == "self"
+        for target in targets
+        for one in ast.walk(target)
+    )

