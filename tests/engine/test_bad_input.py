@@ -21,10 +21,20 @@ O = "model.layers.1.self_attn.o_proj.weight"  # noqa: E741
 NORM = "model.norm.weight"
 EMBEDDING = "model.embed_tokens.weight"
 EXPERT = "model.layers.1.mlp.experts.3.down_proj.weight"
-PAST_THE_REFIT = sorted(  # of vLLM's own ways: sharded_rdt, nccl_m2n, sparse_nccl in 0.31
+
+
+def is_vllms_own(load) -> bool:
+    """Whether a registered transfer is vLLM's, and all that it needs is installed."""
+    try:
+        return load().__module__.startswith("vllm.")
+    except ImportError:  # modelexpress, in 0.32
+        return False
+
+
+PAST_THE_REFIT = sorted(  # sharded_rdt, nccl_m2n, sparse_nccl in 0.31
     name
     for name, load in WeightTransferEngineFactory._registry.items()
-    if name not in attach.TRANSFERS and load().__module__.startswith("vllm.")
+    if name not in attach.TRANSFERS and is_vllms_own(load)
 )
 
 
