@@ -1,16 +1,14 @@
-"""What is used of another package, as data: names, where they stand, the arguments that they are called with.
+"""The names of another package that are used here, as data: where they stand, and the arguments of their calls.
 
 Read in two ways: here, live, from what this process imports; and from the sources of a release that is not installed
 (launch/contract), which also sees what objects are given when they are made.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import Parameter, signature
 from typing import Any
-
-ANY = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
 
 
 @dataclass(frozen=True)
@@ -38,12 +36,18 @@ def use(*names: str, arguments: Iterable[str] = (), of_objects: bool = False) ->
 
 
 def missing(rows: Iterable[Use]) -> list[str]:
-    """What of these rows this process does not find, in words; rows of objects are not looked at."""
-    return [problem for row in rows if not row.of_objects and (problem := _problem(row))]
+    """List the rows that this process does not find, in words; rows of objects are not looked at."""
+    return [problem for row in rows if not row.of_objects and (problem := problem_of(row, _found, takes))]
 
 
-def _problem(row: Use) -> str | None:
-    found = next((one for name in row.names if (one := _found(name)) is not None), None)
+def problem_of(row: Use, find: Callable[[str], Any | None], takes: Callable[[Any, str], bool]) -> str | None:
+    """Say what of a row is missing; None if nothing is.
+
+    Args:
+        find: what a name stands for; None where it is not there.
+        takes: whether what was found can be called with an argument of that name.
+    """
+    found = next((one for name in row.names if (one := find(name)) is not None), None)
     if found is None:
         return f"{row} is not there"
     lacking = [argument for argument in row.arguments if not takes(found, argument)]
@@ -62,6 +66,6 @@ def _found(name: str) -> Any | None:
 
 
 def takes(function: Any, argument: str) -> bool:
-    """Whether a function or a class can be called with an argument of that name."""
+    """Tell whether a function or a class can be called with an argument of that name."""
     parameters = signature(function).parameters
     return argument in parameters or any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())

@@ -37,7 +37,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def find(device: str, version: str) -> Release | None:
-    """What was seen of a version; its patch releases count as itself."""
+    """Find the entry of a version, whose patch releases count as itself."""
     return next((one for one in releases(device) if numbers(one.version)[:2] == numbers(version)[:2]), None)
 
 

@@ -1,6 +1,7 @@
 """`./run.sh lint --contract vllm==0.34.0`."""
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -9,12 +10,12 @@ from rich.table import Table
 
 from ascend_quant.integrations import seen
 from launch import LaunchError
-from launch.contract.check import OTHERS, as_json, read
+from launch.contract.check import OTHERS, read
 
 
 def main(
     what: Annotated[str, typer.Argument(help="vllm==0.34.0, vllm (the newest), or a folder that has it unpacked.")],
-    as_text: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Read whether a release of vLLM, vllm-ascend or verl still has what is used of it; nothing of it is installed.
 
@@ -24,8 +25,8 @@ def main(
         title, readings = read(what)
     except LaunchError as error:
         raise typer.BadParameter(str(error), param_hint="WHAT") from error
-    if as_text:
-        print(json.dumps(as_json(readings), indent=1))
+    if as_json:
+        print(json.dumps([asdict(one) for one in readings], indent=1))
     else:
         table = Table("feature", "rows", title=title, title_justify="left")
         table.add_column("missing", overflow="fold")

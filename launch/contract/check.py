@@ -7,13 +7,13 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from ascend_quant.integrations.contract import Use
+from ascend_quant.integrations.contract import Use, problem_of
 from ascend_quant.integrations.vllm.contract import CONTRACT
 from launch import ROOT, LaunchError
-from launch.contract.sources import Sources, parameters_of
+from launch.contract.sources import Sources, takes
 
 TABLES: dict[str, Mapping[str, tuple[Use, ...]]] = {"vllm": CONTRACT}
 OURS = ROOT / "ascend_quant"
@@ -70,19 +70,9 @@ def of_folder(folder: Path) -> list[Reading]:
     told = {name for rows in table.values() for row in rows for name in row.names}
     others = tuple(Use((name,)) for name in sorted(used_in(OURS, package) - told))
     return [
-        Reading(feature, len(rows), tuple(problem for row in rows if (problem := problem_of(row, sources))))
+        Reading(feature, len(rows), tuple(problem for row in rows if (problem := problem_of(row, sources.find, takes))))
         for feature, rows in {**table, OTHERS: others}.items()
     ]
-
-
-def problem_of(row: Use, sources: Sources) -> str | None:
-    """What these sources lack of a row, in words."""
-    found = next((one for name in row.names if (one := sources.find(name)) is not None), None)
-    if found is None:
-        return f"{row} is not there"
-    known = parameters_of(found)
-    lacking = [argument for argument in row.arguments if known is not None and argument not in known]
-    return f"{row} does not take {', '.join(lacking)}" if lacking else None
 
 
 def used_in(folder: Path, package: str) -> set[str]:
@@ -103,8 +93,3 @@ def imported(node: ast.AST, package: str) -> Iterator[str]:
         yield from (alias.name for alias in node.names if alias.name.partition(".")[0] == package)
     elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] == package:
         yield from (f"{node.module}:{alias.name}" for alias in node.names)
-
-
-def as_json(readings: list[Reading]) -> list[dict]:
-    """For machines."""
-    return [asdict(one) for one in readings]

@@ -100,6 +100,12 @@ class Module:
         return {key.value for table in tables for key in table.keys if isinstance(key, ast.Constant)}
 
 
+def takes(found: Found, argument: str) -> bool:
+    """Tell whether a function or a class has an argument of that name, or may have it."""
+    known = parameters_of(found)
+    return known is None or argument in known
+
+
 def parameters_of(found: Found) -> set[str] | None:
     """Names of the arguments of a function, or of a class; None where it takes any, or its signature is not seen."""
     node = found.node

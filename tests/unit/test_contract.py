@@ -7,11 +7,11 @@ from textwrap import dedent
 
 import pytest
 
-from ascend_quant.integrations.contract import missing, use
+from ascend_quant.integrations.contract import missing, problem_of, use
 from ascend_quant.integrations.vllm.contract import CONTRACT
 from launch import LaunchError
-from launch.contract.check import OURS, imported, of_folder, problem_of, read
-from launch.contract.sources import Sources, parameters_of
+from launch.contract.check import OURS, imported, of_folder, read
+from launch.contract.sources import Sources, parameters_of, takes
 
 PACKAGE = {
     "pack/__init__.py": """
@@ -100,7 +100,7 @@ def test_both_readers_say_the_same_of_a_row(sources, monkeypatch):
         use("pack.deep:takes_all", arguments=("anything",)),
         use("pack.deep:Base.gone"),
     )
-    found = [problem for row in rows if (problem := problem_of(row, sources))]
+    found = [problem for row in rows if (problem := problem_of(row, sources.find, takes))]
     assert found == missing(rows) and len(found) == 2
     assert "take d" in found[0] and "Base.gone is not there" in found[1]
     for name in [name for name in sys.modules if name.partition(".")[0] == "pack"]:

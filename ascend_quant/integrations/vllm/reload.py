@@ -8,12 +8,13 @@ that the weights from before go on serving.
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from inspect import Parameter, signature
+from inspect import signature
 from itertools import chain
 from typing import Any
 
 from vllm.distributed.parallel_state import get_dp_group
 
+from ascend_quant.integrations.contract import takes
 from ascend_quant.integrations.vllm.worker_refit import refit_of_model
 from ascend_quant.refit import RefitError
 
@@ -77,8 +78,7 @@ RELOADING = ("weights_iterator", "weights_path", FORMAT)  # the order of reload_
 
 def knows_kernel_format(original: Callable) -> bool:
     """Whether a function takes weights "in kernel format", or hands all its arguments on to one that does."""
-    parameters = signature(original).parameters
-    return FORMAT in parameters or any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
+    return takes(original, FORMAT)
 
 
 def reloading(original: Callable) -> Callable:
