@@ -47,6 +47,7 @@ lock() { # lock NAME [--upgrade]
   local name=$1 package excludes=excludes.txt resolved project
   project=$(project_for "$(setting "$name" python)")
   local options=(--universal "--python-version=$(setting "$name" python)" --no-python-downloads --generate-hashes)
+  options+=(--fork-strategy=fewest) # one version a package, also where a newer one asks for a later patch release of Python
   options+=(--no-header --no-annotate --no-emit-index-url --no-emit-find-links)
   if [[ $name == *.torch ]]; then
     options+=(--no-deps)
