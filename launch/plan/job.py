@@ -19,11 +19,10 @@ from launch.plan import Job, Layer, Saving
 from launch.recipes import Paths, Recipe, paths_of
 from launch.recipes.overrides import Resolved
 from launch.recipes.settings import ENVIRONMENT, data_files, uses_plugin
-from launch.recipes.verl import ACTOR, MODEL, RELEASE, ROLLOUT, TRANSFORMER, verl_of
+from launch.recipes.verl import ACTOR, EAGER, MODEL, RELEASE, ROLLOUT, TRANSFORMER, verl_of
 from launch.software import Import
 from launch.stacks import pins
 
-EAGER = "actor_rollout_ref.rollout.enforce_eager"  # false unless it is given
 SAVE = "trainer.save_freq"  # never, unless it is given
 RESUME = "trainer.resume_mode"
 REWARDS = (

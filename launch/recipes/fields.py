@@ -37,10 +37,12 @@ class Model(Fields):
     Attributes:
         hub: its id on the hub; a run may name a folder in its place.
         folder: where `run.sh data` puts it, under the data folder, if it makes it; then there is no hub.
+        experts: it is a mixture of experts, which not every engine serves in graphs.
     """
 
     hub: Said | None = None
     folder: Said | None = None
+    experts: bool = False
 
     @model_validator(mode="after")
     def _is_somewhere(self) -> "Model":

@@ -32,6 +32,7 @@ from launch.recipes.verl import (
     ACTOR,
     CORRECTION,
     DATA_PARALLEL,
+    EAGER,
     ENVIRONMENT,
     MODEL,
     OPTIMIZER,
@@ -68,7 +69,7 @@ OPEN: dict[str, tuple[str, ...]] = {
     "ray_kwargs.ray_init": ("num_cpus", "runtime_env.py_executable"),
 }
 UNLISTED = (f"{ROLLOUT}.enable_sleep_mode",)  # verl's engine knows it, and its defaults do not name it
-CHOICES = (*COMPILE, SYNC_STEP, CARRIER, attention.LIBRARY_KEY, attention.NAME_KEY, "trainer.experiment_name")
+CHOICES = (*COMPILE, SYNC_STEP, CARRIER, EAGER, attention.LIBRARY_KEY, attention.NAME_KEY, "trainer.experiment_name")
 FIELDS = {  # what these are made from
     "data.max_prompt_length": "rollout.max_prompt_length",
     "data.max_response_length": "rollout.max_response_length",

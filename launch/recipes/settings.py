@@ -21,6 +21,7 @@ from launch.recipes.verl import (
     ACTOR,
     CORRECTION,
     DATA_PARALLEL,
+    EAGER,
     ENVIRONMENT,
     MODEL,
     OPTIMIZER,
@@ -142,8 +143,14 @@ def rollout_settings(recipe: Recipe) -> dict[str, Any]:
         f"{ROLLOUT}.expert_parallel_size": rollout.expert_parallel,
         f"{ROLLOUT}.gpu_memory_utilization": rollout.gpu_memory_utilization,
         f"{ROLLOUT}.max_model_len": rollout.max_prompt_length + rollout.max_response_length,
+        **({EAGER: True} if _lacks_graphs(recipe) else {}),
         **(_quantization(recipe) if uses_plugin(recipe) else {}),
     }
+
+
+def _lacks_graphs(recipe: Recipe) -> bool:
+    """Whether the engine cannot serve the model's int8 experts in graphs; a twin in BF16 is eager too, to compare."""
+    return recipe.model.experts and recipe.rollout.expert_parallel < verl_of(recipe.stack).ranks_for_graphs
 
 
 def uses_plugin(recipe: Recipe) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ascend_quant.integrations.vllm_ascend import RANKS_FOR_GRAPHS_0_10
 from launch import LaunchError
 
 # The parts of verl's tree that several files use, by their dotted keys.
@@ -29,6 +30,7 @@ REFERENCE = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 CORRECTION = "algorithm.rollout_correction"
+EAGER = f"{ROLLOUT}.enforce_eager"  # false unless it is given
 ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
 
 PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
@@ -94,6 +96,7 @@ class Verl:
             its own names alone, and finds ours in `hf_overrides`, where a checkpoint's config would have it.
         worker: what vLLM is told to mix into its workers, where the entry is not ours and so does not choose it. It
             sends no digests, so that none are waited for.
+        ranks_for_graphs: among how many its vLLM must share experts, to serve them in captured graphs.
         absent: parts of the newer version's tree that this one lacks, and what they are for.
         unread: settings of its tree that its sources read nowhere, and those that are read in their place.
     """
@@ -102,6 +105,7 @@ class Verl:
     main: str
     names_quantization: bool
     worker: str | None = None
+    ranks_for_graphs: int = 1
     absent: dict[str, str] = field(default_factory=dict)
     unread: dict[str, tuple[str, ...]] = field(default_factory=lambda: UNREAD)
 
@@ -116,6 +120,7 @@ COMMIT = Verl(
     main="verl.trainer.main_ppo",
     names_quantization=False,
     worker="ascend_quant.integrations.verl.worker.UnprovedWorkerExtension",
+    ranks_for_graphs=RANKS_FOR_GRAPHS_0_10,
     absent={"algorithm.filter_groups": "dynamic sampling"},
     unread={
         **UNREAD,

@@ -89,9 +89,9 @@ def test_a_variable_of_the_recipe_is_the_users_if_he_sets_it():
 
 
 def test_task_queue_follows_the_graph_mode():
-    assert plan().nodes[1].values["task_queue"] == "2"  # this recipe is eager
+    assert plan().nodes[1].values["task_queue"] == "1"
     key = "actor_rollout_ref.rollout.enforce_eager"
-    assert plan(extra=[f"{key}=False"]).nodes[1].values["task_queue"] == "1"
+    assert plan(extra=[f"{key}=True"]).nodes[1].values["task_queue"] == "2"
 
 
 def test_layers_are_in_order_and_a_hosts_own_is_not_handed_to_others():

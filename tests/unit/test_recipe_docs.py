@@ -176,6 +176,12 @@ def test_the_documents_have_these_numbers(page: str):
     assert tables == {name: [f"{number:.0f}" for number in counted(name)] for name in INT8}
 
 
+@pytest.mark.parametrize("name", INT8)
+def test_a_recipe_says_whether_its_model_has_experts(name: str):
+    recipe = load(name)
+    assert recipe.model.experts == (SHAPES[recipe.model.hub][4] > 1)
+
+
 def test_the_counted_parameters_are_the_models():
     """Against the numbers on their cards, in billions."""
     for hub, billions in (("Qwen/Qwen2.5-7B", 7.61), ("Qwen/Qwen2.5-32B", 32.5), ("Qwen/Qwen3-30B-A3B", 30.5)):

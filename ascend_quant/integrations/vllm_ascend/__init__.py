@@ -8,3 +8,6 @@ compat.py    what differs between vllm-ascend versions
 
 What makes a model refittable is integrations/vllm, here as elsewhere; its plugin chooses this config on an NPU.
 """
+
+# Among fewer, the graphs of vllm-ascend 0.10 gather tokens and do not quantize them (AllGatherCommImpl.permute)
+RANKS_FOR_GRAPHS_0_10 = 16

@@ -22,6 +22,8 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
+from ascend_quant.integrations.vllm_ascend import RANKS_FOR_GRAPHS_0_10
+
 if find_spec("vllm_ascend.quantization.method_adapters"):
     from vllm_ascend.ops.linear import AscendUnquantizedLinearMethod
     from vllm_ascend.quantization.method_adapters import AscendFusedMoEMethod, AscendKVCacheMethod, AscendLinearMethod
@@ -44,7 +46,7 @@ else:
     EXPERTS_IN_NZ = False
     ROUNDED_SCALES = ("w13_weight_scale", "w2_weight_scale")  # npu_grouped_matmul takes both as they are
     C8Scheme = AscendKVCacheMethod = None
-    RANKS_FOR_GRAPHS = 16  # among fewer, its graphs gather tokens and do not quantize them (AllGatherCommImpl.permute)
+    RANKS_FOR_GRAPHS = RANKS_FOR_GRAPHS_0_10
 
     class AscendLinearMethod(quant_config.AscendLinearMethod):
         """Theirs, made of a scheme."""
