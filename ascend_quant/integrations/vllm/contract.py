@@ -153,7 +153,11 @@ CONTRACT = {
     "weight transfer": (use("vllm.distributed.weight_transfer:WeightTransferEngineFactory._registry"),),
     "HTTP server": (
         use("vllm.exceptions:GenerationError", "vllm.entrypoints.openai.engine.protocol:GenerationError"),
-        use("vllm.entrypoints.generate.base.serving:GenerateBaseServing.engine_client", of_objects=True),  # not in 0.24
+        use(
+            "vllm.entrypoints.generate.base.serving:GenerateBaseServing.engine_client",
+            "vllm.entrypoints.openai.engine.serving:OpenAIServing.engine_client",
+            of_objects=True,
+        ),
     ),
     "towers": (
         use(f"{_MODELS}.interfaces:SupportsMultiModal._mark_tower_model", arguments=("modalities", "targets")),

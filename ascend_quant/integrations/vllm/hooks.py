@@ -158,10 +158,13 @@ AT_START = (
 
 WITH_HTTP_SERVER = (  # whose modules no other process has loaded
     Hook(
-        ("vllm.entrypoints.generate.base.serving:GenerateBaseServing.__init__",),
+        (
+            "vllm.entrypoints.generate.base.serving:GenerateBaseServing.__init__",
+            "vllm.entrypoints.openai.engine.serving:OpenAIServing.__init__",  # 0.23 and 0.24
+        ),
         http_errors.telling,
         why='it says "Internal server error" of every request that ends in error, or ends its stream without a word',
-        versions="0.28",
+        versions="0.23 to 0.32",
         off=ANOTHER,
         optional=True,
         loaded=True,
