@@ -9,6 +9,7 @@ reward knows (0.9.1 and older).
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -79,13 +80,14 @@ def prepare(name: str, source: Path | None, target: Path, progress: Progress = l
 def addition(target: Path, progress: Progress) -> list[str]:
     """Write addition/train.parquet, addition/test.parquet and the model addition/start, for the recipes addition-*.
 
-    It is the demo's task. Several hosts may each make their own: they get the same files.
+    It is the demo's task, and a model for any device. Several hosts may each make their own: they get the same files.
     """
-    from launch.demo.task import verl_rows
-    from launch.demo.training import Choices, load_recipe
+    from launch.demo import training
+    from launch.demo.task import TINY_ON_NPUS, verl_rows
     from launch.demo.warmup import make_start
 
-    choices = Choices((), load_recipe()["steps"], SEED, "qwen2")
+    setup = replace(training.DEMO, shape=TINY_ON_NPUS)
+    choices = training.Choices((), training.load_recipe()["steps"], SEED, "qwen2", setup)
     task, updates = choices.setup.task, choices.setup.warm_up.fall
     folder = target / "addition"
     made = [

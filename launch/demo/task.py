@@ -32,6 +32,9 @@ TINY = {  # 0.3 M parameters
     "head_dim": 32,
     "max_position_embeddings": 64,
 }
+# As many parameters, in heads that NPUs serve: for packed sequences (layout TND) CANN's aclnnFusedInferAttentionScore
+# takes heads of 64, 128 or 192 elements, and refuses others with E89999 (vllm-project/vllm-ascend issue 9632).
+TINY_ON_NPUS = {**TINY, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
 
 

@@ -20,6 +20,7 @@ from launch.recipes import Paths, Recipe, resolve
 from launch.recipes.effective import told
 from launch.recipes.overrides import refused
 from launch.recipes.verl import verl_of
+from launch.stacks import pins
 from launch.variables import without_secrets_in
 
 
@@ -60,9 +61,7 @@ def make(
     resolved = resolve(recipe, paths)
     overrides = [*resolved.overrides, *extra]
     found = [*extra_problems(recipe, extra), *problems(recipe, inventory, paths)]
-    name = last_value(overrides, attention.NAME_KEY, attention.FLASH)
-    if exchange := attention.without_exchange(name, recipe.training.sequence_parallel):
-        found.append(exchange)
+    found += _attention(recipe, overrides)
     if found:
         raise LaunchError("\n".join(found))
     hosts, ports = inventory.hosts[: recipe.nodes], inventory.ports
@@ -217,6 +216,15 @@ def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
     for path in [paths.out, *needs(recipe, paths)]:
         if not under(path, inside):
             yield f"{path}: the container would not see it: add it to `mounts` of the inventory, as {path}:{path}"
+
+
+def _attention(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
+    """Megatron has an attention of its own, whatever is said of transformers'."""
+    if recipe.backend == "megatron":
+        return []
+    name = last_value(overrides, attention.NAME_KEY, attention.FLASH)
+    exchange = attention.without_exchange(name, recipe.training.sequence_parallel)
+    return [one for one in (attention.without_kernel(name, pins(recipe.stack).devices), exchange) if one]
 
 
 def extra_problems(recipe: Recipe, extra: Sequence[str]) -> Iterator[str]:

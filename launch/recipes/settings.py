@@ -222,8 +222,11 @@ def _fsdp2(recipe: Recipe) -> dict[str, Any]:
 
 
 def _attention(recipe: Recipe) -> dict[str, Any]:
-    """The stack cuda13 has no flash-attn, verl's default; NPUs have that of transformers. The reference follows."""
-    if recipe.stack != "cuda13" or attention.NAME_KEY in dict(leaves(recipe.verl)):
+    """verl's default is transformers' flash_attention_2: torch_npu computes it, and other stacks have no flash-attn.
+
+    The reference follows the actor.
+    """
+    if recipe.stack.startswith("ascend") or attention.NAME_KEY in dict(leaves(recipe.verl)):
         return {}
     return {attention.LIBRARY_KEY: attention.LIBRARY, attention.NAME_KEY: attention.PACKED}
 

@@ -13,11 +13,12 @@ OURS = {"external_lib": LIBRARY, "override_config": {"attn_implementation": PACK
 ULYSSES = "ulysses_sequence_parallel_size"
 
 
-def config(model=None, actor=None, ref=None, critic=None, path="/no/model"):
+def config(model=None, actor=None, ref=None, critic=None, path="/no/model", device="cuda"):
     model = {"path": str(path), "trust_remote_code": False, **(OURS if model is None else model)}
     actor = {"strategy": "fsdp2", ULYSSES: 1, "fsdp_config": {ULYSSES: 1}, **(actor or {})}
     roles = {"model": model, "actor": actor, "ref": {ULYSSES: 1, **(ref or {})}}
-    return OmegaConf.create({"actor_rollout_ref": roles, "critic": {"strategy": "fsdp2", **(critic or {})}})
+    critic = {"strategy": "fsdp2", **(critic or {})}
+    return OmegaConf.create({"actor_rollout_ref": roles, "critic": critic, "trainer": {"device": device}})
 
 
 def named(attention: str) -> dict:
@@ -65,6 +66,18 @@ def test_verls_default_without_flash_attn(model: dict, packages: set):
         packages.clear()
         packages.add(package)
         check(config(model, actor={ULYSSES: 2}), critic=False)
+
+
+@pytest.mark.parametrize("attention", [PACKED, "flex_attention", "flash_attention_3", "kernels-community/flash-attn2"])
+def test_an_attention_without_a_kernel_on_npus(attention: str, packages: set):
+    packages.add("torch_npu")
+    model = {**OURS, **named(attention)}
+    with pytest.raises(AttentionError, match=rf"{attention} with trainer\.device=npu.*{LIBRARY}.*{FLASH}"):
+        check(config(model, device="npu"), critic=False)
+    check(config(model), critic=False)
+    check(config(model, device="npu", actor={"strategy": "megatron"}), critic=False)
+    for served in ({}, named("sdpa"), named("eager")):
+        check(config(served, device="npu"), critic=False)
 
 
 def test_our_name_without_our_library():

@@ -1,16 +1,19 @@
 """The data and the model of the recipes addition-*: what they name, and the same for every host that makes them."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from data_cases import read
 from naming import line_naming
+from safetensors.torch import load_file
 
 from launch import LaunchError
 from launch.data import prepare
 from launch.demo import training
 from launch.demo.reward import compute_score
+from launch.demo.task import build_model
 from launch.recipes import load, paths_of
 
 
@@ -42,6 +45,17 @@ def test_the_recipe_finds_its_files(made: Path):
     assert (Path(paths_of(recipe, None, str(made), None).model) / "config.json").is_file()
     steps, batch = recipe.verl["trainer"]["total_training_steps"], recipe.verl["data"]["train_batch_size"]
     assert len(read(made / recipe.data.train)) == steps * batch, "one epoch is what the recipe trains"
+
+
+def test_the_model_s_heads_are_served_on_npus(made: Path):
+    """vLLM's Qwen2 divides the hidden size by the heads, whatever `head_dim` says."""
+    config = json.loads((made / "addition/start/config.json").read_text())
+    head = config["hidden_size"] // config["num_attention_heads"]
+    assert head == config["head_dim"] and head in (64, 128, 192)
+    demo = build_model("qwen2", seed=0)
+    assert sum(one.numel() for one in demo.parameters()) == sum(
+        tensor.numel() for tensor in load_file(made / "addition/start/model.safetensors").values()
+    )
 
 
 def test_every_answer_is_right(made: Path):

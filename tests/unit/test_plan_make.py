@@ -54,6 +54,17 @@ def test_an_attention_that_exchanges_no_heads_is_refused():
     plan(extra=[name.replace("sdpa", "flash_attention_2")])
 
 
+def test_an_attention_without_a_kernel_for_the_stacks_devices_is_refused():
+    """`smoke` trains addition-int8 on whatever is there."""
+    name = "actor_rollout_ref.model.override_config.attn_implementation"
+    stack, machines = "ascend-cann9.1", inventory(hosts=["192.0.2.11"])
+    on_npus = {"nodes": "1", "stack": stack, "verl.trainer.device": "npu"}
+    job = plan("addition-int8", machines, changes=on_npus).nodes[0].job
+    assert not [one for one in job.entrypoint if "attn_implementation" in one or "external_lib" in one]
+    line = said(recipe="addition-int8", machines=machines, changes=on_npus, extra=[f"++{name}=torch_varlen"])
+    assert has_line_naming(line, f"{name}=torch_varlen", "npu", "flash_attention_2")
+
+
 def test_the_job_is_the_recipes_command_and_the_users_settings_come_last():
     made, recipe = plan(extra=["trainer.save_freq=5", "+trainer.new=1"]), load(TWO_A2)
     resolved = resolve(recipe, places(recipe, inventory(), RUN, False))

@@ -126,10 +126,16 @@ ATTENTION = ("actor_rollout_ref.model.external_lib", "+actor_rollout_ref.model.o
 
 @pytest.mark.parametrize(
     "stack, backend, ours",
-    [("cuda13", "fsdp2", True), ("cuda13", "megatron", False), ("ascend-cann9.1", "fsdp2", False)],
+    [
+        ("cuda13", "fsdp2", True),
+        ("cpu", "fsdp2", True),
+        ("cuda13", "megatron", False),
+        ("ascend-cann9.1", "fsdp2", False),
+        ("ascend-cann8.5", "fsdp2", False),
+    ],
 )
 def test_the_attention_follows_the_stack(tmp_path, stack: str, backend: str, ours: bool):
-    """flash-attn, verl's default, is not in cuda13; on NPUs transformers has it, and Megatron has its own."""
+    """flash-attn, verl's default, is in no stack; on NPUs transformers has it without, and Megatron has its own."""
     found = overrides(tmp_path, stack=stack, backend=backend)
     expected = (LIBRARY, PACKED) if ours else (None, None)
     assert tuple(found.get(key) for key in ATTENTION) == expected

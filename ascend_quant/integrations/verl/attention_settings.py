@@ -17,6 +17,7 @@ WHAT_TO_SET = f"{LIBRARY_KEY}={LIBRARY} ++{NAME_KEY}={PACKED}"
 
 FLASH = "flash_attention_2"  # verl's choice where nothing is said
 WITHOUT_EXCHANGE = ("eager", "flex_attention", "sdpa")
+ON_NPUS = ("eager", FLASH, "sdpa")  # FLASH by torch_npu's npu_fusion_attention: transformers/integrations
 FLASH_BY_NAME = ("qwen2_vl", "qwen2_5_vl", "glm4v")  # verl's own attention of these calls flash_attn's functions
 
 
@@ -39,7 +40,8 @@ def check(config: Any, critic: bool) -> None:
         return
     attention = (model.get("override_config") or {}).get("attn_implementation", FLASH)
     ranks = max(_ulysses(actor, "fsdp_config"), _ulysses(config.actor_rollout_ref.get("ref") or {}, "fsdp_config"))
-    if problem := without_exchange(attention, ranks):
+    device = config.trainer.device  # npu wherever verl has seen one
+    if problem := without_kernel(attention, device) or without_exchange(attention, ranks):
         raise AttentionError(problem)
     if attention == PACKED and LIBRARY not in _libraries(model):
         raise AttentionError(f"{NAME_KEY}={PACKED} is unknown to transformers: set {LIBRARY_KEY}={LIBRARY} besides")
@@ -51,6 +53,16 @@ def check(config: Any, critic: bool) -> None:
     _check_model(actor, model)
     if critic:
         _check_critic(config.critic)
+
+
+def without_kernel(attention: str, device: str) -> str | None:
+    """Why FSDP's trainer cannot compute an attention on a device, if it cannot; verl would find out in its workers."""
+    if device != "npu" or attention in ON_NPUS:
+        return None
+    return (
+        f"{NAME_KEY}={attention} with trainer.device=npu: {attention} has no kernel there. Leave it out, and with it "
+        f"{LIBRARY_KEY}={LIBRARY}: verl then takes {FLASH}, which transformers has for NPUs"
+    )
 
 
 def without_exchange(attention: str, ranks: int) -> str | None:
