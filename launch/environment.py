@@ -4,7 +4,7 @@
 
 docs/environment.md says why each is in the table. A value in braces is filled in on each host, when its NIC and devices
 are known, and for `--dry-run` with words in their place: {address}, {nic}, {hccl_family} and {devices} are the host's
-own, {task_queue}, {hccl_host} and {hccl_npu} the run's.
+own, {task_queue}, {expansion}, {hccl_host} and {hccl_npu} the run's. Of those an empty one leaves the variable unset.
 
 Of a user's shell count the variables of the table, and those of its families, which are handed on as they are. What
 names the shell's own host (an address, a NIC, devices) is not handed to others, and neither is what ties a process to
@@ -57,9 +57,10 @@ TABLE = (
     Variable("ACL_DEVICE_SYNC_TIMEOUT", "7200", ASCEND),
     Variable("GLOO_SOCKET_TIMEOUT", "7200", ASCEND),
     Variable("HCCL_ASYNC_ERROR_HANDLING", "0", ASCEND),
-    # buffers and ports of HCCL
+    # buffers, cores and ports of HCCL
     Variable("HCCL_BUFFSIZE", "300", ASCEND),
     Variable("P2P_HCCL_BUFFSIZE", "30", ASCEND),
+    Variable("HCCL_OP_EXPANSION_MODE", "{expansion}", ASCEND),
     Variable("HCCL_HOST_SOCKET_PORT_RANGE", "{hccl_host}", ASCEND),
     Variable("HCCL_NPU_SOCKET_PORT_RANGE", "{hccl_npu}", ASCEND),
     # devices
@@ -154,7 +155,8 @@ def node_environment(
         layers: who says so (recipe, inventory, host, shell), and the variables; the strongest last.
     """
     filled = {**values, "hccl_family": FAMILY.get(values["family"], values["family"])}
-    found = {row.name: Setting(row.name, row.value.format_map(filled), "table") for row in rows(stack)}
+    table = {row: row.value.format_map(filled) for row in rows(stack)}
+    found = {row.name: Setting(row.name, value, "table") for row, value in table.items() if value or row.of_host}
     for source, variables in layers:
         for name, value in variables.items():
             below = found.get(name)

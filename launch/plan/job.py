@@ -23,6 +23,9 @@ from launch.recipes.verl import ACTOR, EAGER, MODEL, RELEASE, ROLLOUT, TRANSFORM
 from launch.software import Import
 from launch.stacks import pins
 
+RANKS = f"{ROLLOUT}.tensor_model_parallel_size"
+EXPERT_RANKS = f"{ROLLOUT}.expert_parallel_size"
+NODES = "trainer.nnodes"
 SAVE = "trainer.save_freq"  # never, unless it is given
 RESUME = "trainer.resume_mode"
 REWARDS = (
@@ -67,7 +70,23 @@ def last_value(overrides: Sequence[str], name: str, default: str) -> str:
 def values(overrides: Sequence[str], ports: Ports) -> dict[str, str]:
     """The run's own values in the environment table."""
     eager = last_value(overrides, EAGER, "false").lower() == "true"
-    return {"task_queue": "2" if eager else "1", "hccl_host": ports.hccl_host, "hccl_npu": ports.hccl_npu}
+    return {
+        "task_queue": "2" if eager else "1",
+        "expansion": expansion(overrides),
+        "hccl_host": ports.hccl_host,
+        "hccl_npu": ports.hccl_npu,
+    }
+
+
+def expansion(overrides: Sequence[str]) -> str:
+    """Where HCCL's collectives run: on vector cores (AIV), or where HCCL has them by itself ("").
+
+    On vector cores where an engine's ranks share layers. Not where they have whole experts: their tokens are handed on
+    by MC2, which hung beside it on an A3 (vllm-ascend issue 14928). Nor between hosts, where CANN promises it for the
+    A3 of one supernode alone.
+    """
+    ranks, experts, nodes = (last_value(overrides, key, "1") for key in (RANKS, EXPERT_RANKS, NODES))
+    return "AIV" if ranks != "1" and (experts, nodes) == ("1", "1") else ""
 
 
 def key(override: str) -> str:

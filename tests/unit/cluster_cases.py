@@ -12,7 +12,7 @@ from launch.plan.start import start_line
 
 PROJECT = Path(__file__).parents[2]
 NUMBERS = itertools.count()
-VALUES = {"task_queue": "1", "hccl_host": "60000-60050", "hccl_npu": "61000-61050"}
+VALUES = {"task_queue": "1", "expansion": "", "hccl_host": "60000-60050", "hccl_npu": "61000-61050"}
 
 
 def new_run() -> str:

@@ -29,6 +29,7 @@ VALUES = {
     "family": "ipv4",
     "devices": "0,1",
     "task_queue": "2",
+    "expansion": "AIV",
     "hccl_host": "60000-60050",
     "hccl_npu": "61000-61050",
 }
@@ -67,6 +68,14 @@ def test_an_ascend_host_has_what_was_asked_for(stack: str):
     assert int(made["HCCL_EVENT_TIMEOUT"]) > int(made["HCCL_EXEC_TIMEOUT"])  # as torch_npu's documents want it
     families = [values_of(stack, family=family)["HCCL_SOCKET_FAMILY"] for family in ("ipv4", "ipv6")]
     assert families == ["AF_INET", "AF_INET6"]
+
+
+def test_where_the_run_has_nothing_to_say_hccl_has_its_own_way_and_a_hosts_own_is_set_all_the_same():
+    assert values_of("ascend-cann9.1")["HCCL_OP_EXPANSION_MODE"] == "AIV"
+    made = values_of("ascend-cann9.1", expansion="", devices="")
+    assert "HCCL_OP_EXPANSION_MODE" not in made and made["ASCEND_RT_VISIBLE_DEVICES"] == ""
+    users = [("shell", {"HCCL_OP_EXPANSION_MODE": "HOST"})]
+    assert values_of("ascend-cann9.1", users, expansion="")["HCCL_OP_EXPANSION_MODE"] == "HOST"
 
 
 def test_a_cuda_host_has_nccl_and_no_hccl():

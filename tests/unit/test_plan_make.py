@@ -12,11 +12,11 @@ from naming import has_line_naming
 from plan_cases import RUN, TWO_A2, inventory, plan
 
 from launch import LaunchError
-from launch.inventory import Inventory
-from launch.plan import NodePlan
+from launch.inventory import Inventory, Ports
+from launch.plan import NodePlan, job
 from launch.plan.job import places
 from launch.plan.start import ASCEND_ADDRESSES, RDMA_DEVICES, start_line
-from launch.recipes import load, resolve
+from launch.recipes import Paths, load, resolve
 
 
 def said(**arguments) -> str:
@@ -103,6 +103,22 @@ def test_task_queue_follows_the_graph_mode():
     assert plan().nodes[1].values["task_queue"] == "1"
     key = "actor_rollout_ref.rollout.enforce_eager"
     assert plan(extra=[f"{key}=True"]).nodes[1].values["task_queue"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "extra", "mode"),
+    [
+        ("qwen2.5-7b-int8-gsm8k-a2", (), "AIV"),
+        ("qwen3-30b-a3b-int8-grpo-a3", (), "AIV"),
+        ("qwen3-30b-a3b-int8-grpo-a3", ("expert_parallel_size=4",), ""),  # MC2
+        ("qwen2.5-7b-int8-gsm8k-a2", ("tensor_model_parallel_size=1",), ""),  # no collectives of the engine
+        ("qwen3-30b-a3b-int8-grpo-2xa2", (), ""),  # the trainer's go between hosts
+    ],
+)
+def test_collectives_run_on_vector_cores_where_an_engine_of_one_host_shares_layers(recipe, extra, mode):
+    overrides = [*resolve(load(recipe), Paths("m", "d", "o")).overrides]
+    overrides += [f"actor_rollout_ref.rollout.{one}" for one in extra]
+    assert job.values(overrides, Ports())["expansion"] == mode
 
 
 def test_layers_are_in_order_and_a_hosts_own_is_not_handed_to_others():

@@ -13,9 +13,12 @@ from gloo_ranks import join, leave
 
 RANKS, TOTAL, ALLOCATED, CACHED = 2, 100, 25, 15  # bytes; a weight has 4, and 7 are made ahead
 WEIGHTS, CACHE = "wakes weights", ["wakes kv_cache", "awake"]
-WITH_ROOM = [WEIGHTS, "a is made", "b is made", "awake", "a leaves", "b leaves", "c is made", "c leaves", *CACHE]
-LITTLE = [WEIGHTS, "a is made", "awake", "a leaves", "b is made", "b leaves", "c is made", "c leaves", *CACHE]
-WITHOUT = ["empties", *LITTLE[:-2], "empties", *CACHE]
+SHARED, GROWING = "to be shared", "expandable"  # how memory is allocated from then on
+AHEAD = [SHARED, WEIGHTS, "a is made", "b is made", "awake", "a leaves", "b leaves", "c is made", "c leaves"]
+WITH_ROOM = [*AHEAD, *CACHE, GROWING]
+ONE_AHEAD = [WEIGHTS, "a is made", "awake", "a leaves", "b is made", "b leaves", "c is made", "c leaves"]
+LITTLE = [SHARED, *ONE_AHEAD, *CACHE, GROWING]
+WITHOUT = [SHARED, "empties", *ONE_AHEAD, "empties", *CACHE, GROWING]
 
 
 class Device:
@@ -65,6 +68,7 @@ def worker_of(share, free, events, cached, **fails):
     from ascend_quant.integrations.verl.sender import sends_weights
     from ascend_quant.integrations.verl.sent_figures import SentFigures
 
+    engine_workers.set_expandable_segments = lambda on: events.append(GROWING if on else SHARED)
     engine_workers.get_torch_device = verl.utils.device.get_torch_device  # what an earlier case left is dropped
     worker = object.__new__(sends_weights(engine_workers.ActorRolloutRefWorker, share=share))
     weights = made_weights(events, fails.get("weights"))
@@ -95,16 +99,17 @@ def synced(share, free, cached=CACHED, **fails):
 
 def check_rank(rank: int, folder) -> None:
     join(rank, RANKS, folder)
-    assert synced(0.5, (70, 50)[rank]) == (WITH_ROOM, CACHED, None)
-    assert synced(0.5, (70, 49)[rank]) == (WITHOUT, 0, None), "all or none"
+    # half of the cache is made ahead, outside of it, beside half of the device
+    assert synced(0.5, (70, 57)[rank]) == (WITH_ROOM, CACHED, None)
+    assert synced(0.5, (70, 56)[rank]) == (WITHOUT, 0, None), "all or none"
     assert synced(None, 100) == (WITHOUT, 0, None)
     assert synced(0.5, 70, (CACHED, 8)[rank]) == (LITTLE, (CACHED, 8)[rank], None), "as much ahead as the least allows"
     # what fails is told, once the engine is awake
-    assert synced(0.5, 70, weights="a") == ([WEIGHTS, "awake"], CACHED, ValueError)
-    assert synced(0.5, 70, weights="b") == ([*WITH_ROOM[:2], "awake"], CACHED, ValueError)
-    assert synced(0.5, 70, weights="c") == (WITH_ROOM[:6], CACHED, ValueError)
-    assert synced(0.5, 70, export=lambda: 1 / 0) == ([WEIGHTS, "awake"], CACHED, ZeroDivisionError)
-    assert synced(0.5, 70, wakes=True) == (WITH_ROOM[:3], CACHED, RuntimeError)
+    assert synced(0.5, 70, weights="a") == ([SHARED, WEIGHTS, "awake"], CACHED, ValueError)
+    assert synced(0.5, 70, weights="b") == ([*WITH_ROOM[:3], "awake"], CACHED, ValueError)
+    assert synced(0.5, 70, weights="c") == (WITH_ROOM[:7], CACHED, ValueError)
+    assert synced(0.5, 70, export=lambda: 1 / 0) == ([SHARED, WEIGHTS, "awake"], CACHED, ZeroDivisionError)
+    assert synced(0.5, 70, wakes=True) == (WITH_ROOM[:4], CACHED, RuntimeError)
     leave()
 
 

@@ -7,6 +7,9 @@ goes on (replica.py). And where each device has the engine's whole share of memo
 cached, as a 7B on H200s has, the trainer keeps that for its next step, and makes as many weights in the meantime as
 half of it has room for.
 
+They take memory of their own. verl turns expandable segments off for a sync, since memory in them cannot be shared by
+IPC, and on after it: what a step has cached lies in such segments, in which the allocator then looks for nothing.
+
 All ranks keep it, or none does: one of them wakes the engine's workers of several devices.
 """
 
@@ -47,7 +50,9 @@ class Room:
 
 
 def find_room(share: float | None) -> Room | None:
-    """Whether every rank's device has this share of its memory free; a collective, over the default process group.
+    """Whether every rank's device has this share of its memory free, beside the weights that are made ahead.
+
+    A collective, over the default process group.
 
     Args:
         share: the most that an engine takes of a device, awake; None if that is not known, or may not be taken so.
@@ -57,7 +62,7 @@ def find_room(share: float | None) -> Room | None:
     device = _device()
     free, total = device.mem_get_info()
     kept = device.memory_reserved() - device.memory_allocated()
-    least = torch.tensor([free >= share * total, kept], dtype=torch.int64)
+    least = torch.tensor([free - kept // 2 >= share * total, kept], dtype=torch.int64)
     if dist.is_initialized():
         dist.all_reduce(least, dist.ReduceOp.MIN)
     return Room(kept, int(least[1])) if least[0] else None
