@@ -4,8 +4,8 @@
 
 Williams, Waterman, Patterson, "Roofline", 2009. The constants were read off traces of BF16 decode steps on an H200 with
 vLLM 0.23, none off a measured speedup. tests/unit/test_advise.py compares what they say of other lengths, of other
-models and of the H100 with measurements. There are none for NPUs, nor a verdict on INT8 for any device that was not
-measured.
+models and of the H100 with measurements. Nothing was measured on NPUs: for them the same roofline is read twice, with a
+GPU's constants and with an NPU's, and neither is a verdict.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,7 @@ GIB = 2**30
 STREAM = 0.96  # of a large copy's bandwidth: products that read large weights
 CACHE = 0.69  # the same: attention that reads the KV cache
 SAMPLING = 0.58  # the same: the sampler
-KERNEL_SECONDS = 2e-6  # to start a kernel in a captured graph, and to drain it
 PIPELINE_SECONDS = 1.3e-6  # more for products and attention, whose pipeline fills and drains
-STEP_SECONDS = 0.25e-3  # of the host, beside what it hides behind the device
 PREFILL_TOKENS = 8192  # of prompts a step: vLLM's max_num_batched_tokens of most devices
 ATTENTION_KERNELS, ROUTING_KERNELS, SAMPLING_KERNELS = 2, 3, 28
 # Bytes that sampling moves for each logit. vLLM's sampler: to float32 2 + 4, temperature 4 + 4, softmax 4 + 4, noise 4,
@@ -42,17 +40,34 @@ class Device:
         memory: bytes, as vLLM sees them.
         bandwidth: of a large copy, bytes/s, read and written; None where nothing was measured by this project.
         rates: of products of 8192 x 8192 x 8192, operations/s by scheme.
+        kernel: seconds to start a kernel in a captured graph, and to drain it.
+        host: seconds of the host in a step, beside what it hides behind the device.
     """
 
     memory: int
     bandwidth: float | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
+    kernel: float = 2e-6
+    host: float = 0.25e-3
 
 
 H200 = Device(140 * GIB, 4.27e12, {"bf16": 695e12, "int8": 1279e12})
 # Of the H100: 19.58 GB were copied in 6.47 ms on 2026-11-25; the chip that multiplies is the H200's.
 H100 = replace(H200, memory=79 * GIB, bandwidth=3.03e12)
 DEVICES = {"A2": Device(64 * GIB), "A3": Device(64 * GIB), "A100": Device(79 * GIB), "H100": H100, "H200": H200}
+
+
+def _as_an_h200(bandwidth: float, bf16: float, int8: float) -> Device:
+    """An NPU that reaches of its data sheet what an H200 reaches of its own: 4.8 TB/s, 989.5 TFLOP/s, 1979 TOP/s."""
+    reached = H200.bandwidth / 4.8e12, H200.rates["bf16"] / 989.5e12, H200.rates["int8"] / 1979e12
+    return Device(64 * GIB, bandwidth * reached[0], {"bf16": bf16 * reached[1], "int8": int8 * reached[2]})
+
+
+# Data sheets, as Ascend/msmodeling has them: the 910B3 of an A2, and one die of an A3's 910C.
+ON_PAPER = {"A2": _as_an_h200(1.6e12, 294.9e12, 626e12), "A3": _as_an_h200(1.6e12, 353.9e12, 752e12)}
+# vllm-ascend pull request 6274: a norm and a dynamic quantization take 22.8 us in two kernels, 16.9 in one, little
+# of it for bytes. 9 us and 2 ms put the roofline above the floors of its nightly tests, and near the one without links.
+NPU_STARTS = {"kernel": 9e-6, "host": 2e-3}
 
 
 class Row(NamedTuple):
@@ -132,7 +147,7 @@ class Step:
             "products": layers * products,
             "attention": layers * self._attention(),
             "lm head": self._kernel(head, 2 * logits * self.model.hidden),
-            "rest": layers * self._between() + draw + STEP_SECONDS,
+            "rest": layers * self._between() + draw + self.device.host,
         }
 
     def _kernel(
@@ -140,7 +155,7 @@ class Step:
     ) -> float:
         """Seconds of `kernels` that together move so many bytes and do so many operations."""
         busy = max(moved / (self.device.bandwidth * fraction), operations / self.device.rates[scheme])
-        return busy + kernels * KERNEL_SECONDS + (PIPELINE_SECONDS if operations else 0)
+        return busy + kernels * self.device.kernel + (PIPELINE_SECONDS if operations else 0)
 
     def _product(self, rows: float, matrix: Matrix, copies: float = 1) -> float:
         """x_MK @ w_NK.T with `rows` rows for each of `copies` weights, in one kernel; BF16 comes out."""
@@ -181,7 +196,7 @@ class Step:
             spent += self._kernel(
                 BF16 * model.hidden * (model.experts + tokens), 2 * tokens * model.hidden * model.experts
             )
-            spent += ROUTING_KERNELS * KERNEL_SECONDS + self._kernel((chosen + tokens) * model.hidden * BF16)
+            spent += ROUTING_KERNELS * self.device.kernel + self._kernel((chosen + tokens) * model.hidden * BF16)
         return spent
 
 
@@ -204,8 +219,27 @@ def advise(model: Model, device: str, workload: Workload) -> tuple[str, dict[str
         given = workload.memory * DEVICES[device].memory / GIB
         raise AdviceError(f"INT8 does not fit either: {sizes} in {given:.1f} GiB; raise --tp or --memory")
     if int8.tokens_per_second is None:
-        return f"Speed was not measured on {device}.{PUBLISHED if device in NPUS else ''}", found
+        more = f" {_unmeasured(model, device, workload)}{PUBLISHED}" if device in NPUS else ""
+        return f"Speed was not measured on {device}.{more}", found
     return _verdict(found, workload), found
+
+
+def on_paper(model: Model, device: str, workload: Workload) -> list[dict[str, Estimate]]:
+    """An NPU's BF16 and INT8 rows by its data sheet: with the starts of a GPU, then with those of an NPU."""
+    readings = ON_PAPER[device], replace(ON_PAPER[device], **NPU_STARTS)
+    return [{name: estimate(model, each, ROWS[name], workload) for name in ("bf16", "int8")} for each in readings]
+
+
+def _unmeasured(model: Model, device: str, workload: Workload) -> str:
+    as_gpu, as_npu = (gains(found).get("int8") for found in on_paper(model, device, workload))
+    if as_gpu is None or as_npu is None:
+        return "BF16 does not fit."
+    links = "; links between devices take from either" if workload.tp > 1 else ""
+    return (
+        f"On paper INT8 has {as_gpu:.2f} times the tokens/s of BF16 if kernels start as on a GPU (2 us\n"
+        f"each, 0.25 ms of the host a step), {as_npu:.2f} if they start as on NPUs (9 us, 2 ms){links}.\n"
+        "It may pay or not: measure it."
+    )
 
 
 def gains(found: dict[str, Estimate]) -> dict[str, float]:
