@@ -1,4 +1,6 @@
-"""The documents: docs/cli.md, which `python -m launch.pages` writes from the commands' own help, and mkdocs' hook.
+"""The documents: what `python -m launch.pages` writes of them, and mkdocs' hook.
+
+It writes docs/cli.md, from the commands' own help, and the table of docs/recipes.md that is made of the recipes.
 
 The site is built not of docs/ itself, but of a copy of it beside the pages of the repository's root, with the site's
 own links, and blank lines where GitHub needs none: one text serves both. On GitHub a link names a file
@@ -21,7 +23,7 @@ from mkdocs.config.defaults import MkDocsConfig
 sys.path.insert(0, str(Path(__file__).parents[1]))  # mkdocs starts a hook by its path
 
 from ascend_quant.cli import app as tools
-from launch import ROOT
+from launch import ROOT, npu_table
 from launch.commands import app as run
 
 OF_ROOT = {"README": "index", "SECURITY": "security", "CHANGELOG": "changelog", "CONTRIBUTING": "contributing"}
@@ -31,6 +33,7 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^()\s]+)\)")
 LANGUAGES = re.compile(r"\[(?:中文|English)\]\([^()\s]+\)[.。]? ?")  # the site's header has them
 COPY = tempfile.TemporaryDirectory(prefix="ascend-quant-docs-")  # until mkdocs ends
 FILE = ROOT / "docs/cli.md"
+TABLED = {"en": ROOT / "docs/recipes.md", "zh": ROOT / "docs/recipes.zh.md"}
 WIDTH = 110  # whatever the terminal's
 HEAD = """# Commands
 
@@ -153,3 +156,5 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 if __name__ == "__main__":
     FILE.write_text(page())
+    for language, file in TABLED.items():
+        file.write_text(npu_table.replaced(file.read_text(), language))

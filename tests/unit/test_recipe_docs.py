@@ -176,6 +176,24 @@ def test_the_documents_have_these_numbers(page: str):
     assert tables == {name: [f"{number:.0f}" for number in counted(name)] for name in INT8}
 
 
+ON_NPUS = [name for name in names() if load(name).stack.startswith("ascend")]
+
+
+def test_the_table_of_npus_has_every_recipe_and_what_its_overrides_say():
+    lines = [line.strip("| ").split(" | ") for line in (DOCS / RECIPES[0]).read_text().splitlines()]
+    rows = {line[0]: line[1:] for line in lines if len(line) == 9 and line[0].startswith("qwen")}
+    assert list(rows) == ON_NPUS
+    for name, (attention, graphs, older, mode, _, _, device, host) in rows.items():
+        recipe, experts = load(name), "a3b" in name
+        assert not values(name, "attn_implementation") and not values(name, "enforce_eager")
+        assert attention == ("MindSpeed's" if values(name, "use_flash_attn") == {"true"} else "flash_attention_2")
+        assert (graphs, older) == ("graphs", "eager" if experts else "graphs")
+        assert (mode == "AIV") == (values(name, "nnodes") == {"1"})
+        (share,) = values(name, "gpu_memory_utilization")
+        assert device == f"{recipe.memory.device}, {float(share) * recipe.memory.device:.0f}"
+        assert int(host) == recipe.memory.host
+
+
 @pytest.mark.parametrize("name", INT8)
 def test_a_recipe_says_whether_its_model_has_experts(name: str):
     recipe = load(name)

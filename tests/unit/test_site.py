@@ -11,7 +11,7 @@ import pytest
 import yaml
 from command_cases import commands, understood
 
-from launch import ROOT, pages
+from launch import ROOT, npu_table, pages
 
 ENGLISH_ALONE = {"cli", "npu_ops"}  # written by programs; nav says so
 OF_ROOT = ["README", "SECURITY", "CHANGELOG"]  # CONTRIBUTING has both languages in one file
@@ -111,6 +111,12 @@ def test_markdown_for_the_site(repository: str | None, text: str, made: str):
 
 def test_the_page_of_commands_is_their_help():
     assert pages.FILE.read_text() == pages.page(), "stale: run `python -m launch.pages`"
+
+
+@pytest.mark.parametrize("language", pages.TABLED)
+def test_the_table_of_recipes_is_theirs(language: str):
+    text = pages.TABLED[language].read_text()
+    assert npu_table.replaced(text, language) == text, "stale: run `python -m launch.pages`"
 
 
 OF_THE_SHELL = {"bench", "help", "lint", "setup", "test"}  # run.sh's own
