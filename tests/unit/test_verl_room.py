@@ -99,9 +99,10 @@ def synced(share, free, cached=CACHED, **fails):
 
 def check_rank(rank: int, folder) -> None:
     join(rank, RANKS, folder)
-    # half of the cache is made ahead, outside of it, beside half of the device
     assert synced(0.5, (70, 57)[rank]) == (WITH_ROOM, CACHED, None)
-    assert synced(0.5, (70, 56)[rank]) == (WITHOUT, 0, None), "all or none"
+    assert synced(0.5, (70, 54)[rank]) == (LITTLE, CACHED, None), "no more ahead than the engine leaves free"
+    assert synced(0.5, (70, 50)[rank]) == (LITTLE, CACHED, None)
+    assert synced(0.5, (70, 49)[rank]) == (WITHOUT, 0, None), "all or none"
     assert synced(None, 100) == (WITHOUT, 0, None)
     assert synced(0.5, 70, (CACHED, 8)[rank]) == (LITTLE, (CACHED, 8)[rank], None), "as much ahead as the least allows"
     # what fails is told, once the engine is awake

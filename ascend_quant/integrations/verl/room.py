@@ -4,8 +4,8 @@ verl 0.9.1 does one thing after the other: the trainer gives back what its alloc
 a 7B's sync on two H100s), the engine's weights wake up (0.09 s), the first weights are gathered, all leave, the KV
 cache wakes up (0.06 s). Here the engine wakes up while the first weights are gathered, and its cache while the trainer
 goes on (replica.py). And where each device has the engine's whole share of memory free beside what the trainer has
-cached, as a 7B on H200s has, the trainer keeps that for its next step, and makes as many weights in the meantime as
-half of it has room for.
+cached, as a 7B on H200s has, the trainer keeps that for its next step, and makes weights in the meantime: half as many
+as it has cached, or what the engine leaves free.
 
 They take memory of their own. verl turns expandable segments off for a sync, since memory in them cannot be shared by
 IPC, and on after it: what a step has cached lies in such segments, in which the allocator then looks for nothing.
@@ -16,6 +16,7 @@ All ranks keep it, or none does: one of them wakes the engine's workers of sever
 import asyncio
 import functools
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -42,15 +43,15 @@ class Room:
 
     Attributes:
         kept: bytes that this rank's allocator holds and nothing uses.
-        least: the fewest of any rank.
+        ahead: bytes of weights that each rank may make before its engine is awake, the same on all.
     """
 
     kept: int
-    least: int
+    ahead: int
 
 
 def find_room(share: float | None) -> Room | None:
-    """Whether every rank's device has this share of its memory free, beside the weights that are made ahead.
+    """Whether every rank's device has this share of its memory free, and what is left of it for weights made ahead.
 
     A collective, over the default process group.
 
@@ -62,10 +63,10 @@ def find_room(share: float | None) -> Room | None:
     device = _device()
     free, total = device.mem_get_info()
     kept = device.memory_reserved() - device.memory_allocated()
-    least = torch.tensor([free - kept // 2 >= share * total, kept], dtype=torch.int64)
+    least = torch.tensor([free - math.ceil(share * total), kept // 2], dtype=torch.int64)
     if dist.is_initialized():
         dist.all_reduce(least, dist.ReduceOp.MIN)
-    return Room(kept, int(least[1])) if least[0] else None
+    return Room(kept, int(least.min())) if least[0] >= 0 else None
 
 
 def _device() -> Any:
@@ -137,7 +138,7 @@ class _EarlyWakeUp:
     def __init__(self, rollout: Any, room: Room | None) -> None:
         self._resume, self._update_weights = rollout.resume, rollout.update_weights
         # the same on all ranks, as gathers are collectives: who waits for an engine must not be waited for
-        self._ahead = 0 if room is None else room.least // 2
+        self._ahead = 0 if room is None else room.ahead
         self._waking: asyncio.Task | None = None
 
     async def resume(self, tags: Sequence[str]) -> None:
