@@ -1,8 +1,11 @@
 """The INT8 recipes: the figures of the runs that they follow, and twins that differ in the scheme alone."""
 
+import re
+
 import pytest
 from test_recipe_verl_commit import parsed
 
+from launch.environment import TABLE
 from launch.recipes import load, names, paths_of, resolve
 from launch.recipes.verl import leaves
 
@@ -112,6 +115,7 @@ VARIANTS = [
     *((name, name.replace("-bf16", "-int8"), "rollout.scheme", "bf16") for name in names() if "-bf16" in name),
     *((name, name.replace("-kv8-", "-"), "rollout.kv_cache", "int8") for name in names() if "-kv8-" in name),
     *((name, name.replace("-r3-", "-"), "training.routing_replay", True) for name in names() if "-r3-" in name),
+    *((name, name.replace("-ep-", "-"), "rollout.expert_parallel", 4) for name in names() if "-ep-" in name),
 ]
 
 
@@ -123,6 +127,20 @@ def test_a_variant_differs_in_one_thing_alone(name: str, of: str, key: str, valu
 
 
 def test_every_int8_recipe_has_its_twin_and_each_kind_of_variant_is_there():
-    assert {key for _, _, key, _ in VARIANTS} == {"rollout.scheme", "rollout.kv_cache", "training.routing_replay"}
-    plain = {name for name in names() if "-int8-" in name and "-kv8-" not in name and "-r3-" not in name}
+    kinds = {"rollout.scheme", "rollout.kv_cache", "training.routing_replay", "rollout.expert_parallel"}
+    assert {key for _, _, key, _ in VARIANTS} == kinds
+    plain = {name for name in names() if "-int8-" in name and not re.search("-(kv8|r3|ep)-", name)}
     assert plain and plain <= {of for _, of, _, _ in VARIANTS}
+
+
+@pytest.mark.parametrize("name", [name for name in names() if "-ep-" in name])
+def test_tokens_that_mc2_hands_on_fit_the_buffer_that_it_takes(name: str):
+    """CANN's own check of a dispatch and its combine, for the 512 tokens of vLLM's largest graph, a share a rank."""
+    pytest.importorskip("hydra", reason="hydra is not installed")
+    key, hidden, experts, chosen = "actor_rollout_ref.rollout", 2048, 128, 8
+    ranks = told(name)[f"{key}.expert_parallel_size"]
+    assert ranks == told(name)[f"{key}.tensor_model_parallel_size"]
+    tokens, places = 512 // ranks, experts // ranks
+    sent, returned = -(-(2 * hidden + 64) // 512) * 512, -(-2 * hidden // 512) * 512
+    needed = 2 * tokens * (sent * ranks * places + returned * chosen)
+    assert needed < int(next(row.value for row in TABLE if row.name == "HCCL_BUFFSIZE")) * 2**20
