@@ -16,6 +16,10 @@ variable "REVISION" {
   default = "unknown"
 }
 
+variable "CANN" { # another repository with these tags, where quay.io is not reached: registry-mirrors is for the Hub's
+  default = "quay.io/ascend/cann"
+}
+
 function "tags" { # the first moves with every build; the last, of one commit, never
   params = [target]
   result = concat(
@@ -111,7 +115,7 @@ target "ascend-cann8_5-a2" {
   inherits = ["_ascend-cann8_5", "_a2"]
   tags     = tags("ascend-cann8.5-a2")
   args = {
-    BASE = "quay.io/ascend/cann:8.5.0-910b-ubuntu22.04-py3.10@sha256:unknown"
+    BASE = "${CANN}:8.5.0-910b-ubuntu22.04-py3.10@sha256:unknown"
   }
 }
 
@@ -119,7 +123,7 @@ target "ascend-cann8_5-a3" {
   inherits = ["_ascend-cann8_5", "_a3"]
   tags     = tags("ascend-cann8.5-a3")
   args = {
-    BASE = "quay.io/ascend/cann:8.5.0-a3-ubuntu22.04-py3.10@sha256:unknown"
+    BASE = "${CANN}:8.5.0-a3-ubuntu22.04-py3.10@sha256:unknown"
   }
 }
 
@@ -145,7 +149,7 @@ target "ascend-cann9_1-a2" {
   inherits = ["_ascend-cann9_1", "_a2"]
   tags     = tags("ascend-cann9.1-a2")
   args = {
-    BASE = "quay.io/ascend/cann:9.1.0-910b-ubuntu22.04-py3.12@sha256:unknown"
+    BASE = "${CANN}:9.1.0-910b-ubuntu22.04-py3.12@sha256:unknown"
   }
 }
 
@@ -153,6 +157,6 @@ target "ascend-cann9_1-a3" {
   inherits = ["_ascend-cann9_1", "_a3"]
   tags     = tags("ascend-cann9.1-a3")
   args = {
-    BASE = "quay.io/ascend/cann:9.1.0-a3-ubuntu22.04-py3.12@sha256:unknown"
+    BASE = "${CANN}:9.1.0-a3-ubuntu22.04-py3.12@sha256:unknown"
   }
 }

@@ -3,8 +3,10 @@
     table < recipe < inventory < host (of the inventory) < shell
 
 docs/environment.md says why each is in the table. A value in braces is filled in on each host, when its NIC and devices
-are known, and for `--dry-run` with words in their place: {address}, {nic}, {hccl_family} and {devices} are the host's
-own, {task_queue}, {expansion}, {hccl_host} and {hccl_npu} the run's. Of those an empty one leaves the variable unset.
+are known, and for `--dry-run` with words in their place: {address}, {nic}, {hccl_family}, {devices} and {places} are
+the host's own, {task_queue}, {expansion}, {hccl_host} and {hccl_npu} the run's. Of those an empty one leaves the
+variable unset. {devices} are numbers, as in /dev/davinci3; {places} say which of the devices that are there these are,
+from 0, as CANN counts in a container that has some of a host's NPUs.
 
 Of a user's shell count the variables of the table, and those of its families, which are handed on as they are. What
 names the shell's own host (an address, a NIC, devices) is not handed to others, and neither is what ties a process to
@@ -14,7 +16,7 @@ another Ray cluster.
 import os
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
 from launch.recipes.fields import Stack
@@ -24,7 +26,7 @@ ALL = get_args(Stack)
 ASCEND = ("ascend-cann8.5", "ascend-cann9.1")
 CPU = ("cpu",)
 CUDA = ("cuda13",)
-HOSTS_OWN = {"address", "nic", "hccl_family", "devices"}
+HOSTS_OWN = {"address", "nic", "hccl_family", "devices", "places"}
 
 
 class Variable(NamedTuple):
@@ -64,8 +66,9 @@ TABLE = (
     Variable("HCCL_HOST_SOCKET_PORT_RANGE", "{hccl_host}", ASCEND),
     Variable("HCCL_NPU_SOCKET_PORT_RANGE", "{hccl_npu}", ASCEND),
     # devices
-    Variable("ASCEND_RT_VISIBLE_DEVICES", "{devices}", ASCEND),
-    Variable("CUDA_VISIBLE_DEVICES", "{devices}", CUDA),
+    Variable("ASCEND_RT_VISIBLE_DEVICES", "{places}", ASCEND),
+    Variable("ASCEND_VISIBLE_DEVICES", "{devices}", ASCEND),
+    Variable("CUDA_VISIBLE_DEVICES", "{places}", CUDA),
     Variable("CUDA_DEVICE_ORDER", "PCI_BUS_ID", CUDA),
     Variable("PYTORCH_NPU_ALLOC_CONF", "max_split_size_mb:2048", ASCEND),
     Variable("TASK_QUEUE_ENABLE", "{task_queue}", ASCEND),
@@ -116,6 +119,7 @@ FAMILIES = (
     "WANDB_",
 )
 OF_HOST = frozenset(variable.name for variable in TABLE if variable.of_host)
+OF_DEVICES = frozenset(variable.name for variable in TABLE if variable.value in ("{devices}", "{places}"))
 NAMES = frozenset(variable.name for variable in TABLE)
 
 
@@ -125,7 +129,7 @@ class Setting:
 
     Attributes:
         source: table, recipe, inventory, host or shell.
-        instead_of: the value that the user's replaces, if there was another.
+        instead_of: the other value that this one replaces, if there was one.
     """
 
     name: str
@@ -150,8 +154,10 @@ def node_environment(
 ) -> list[Setting]:
     """The variables of a host, in the table's order, then those that only users set.
 
+    What a user says of the devices has chosen them, and is not handed on: in a container they have other numbers.
+
     Args:
-        values: for the table's templates: address, nic, family (ipv4 or ipv6), devices, and NodePlan.values.
+        values: for the table's templates: address, nic, family (ipv4 or ipv6), devices, places, and NodePlan.values.
         layers: who says so (recipe, inventory, host, shell), and the variables; the strongest last.
     """
     filled = {**values, "hccl_family": FAMILY.get(values["family"], values["family"])}
@@ -162,6 +168,8 @@ def node_environment(
             below = found.get(name)
             if below is None:
                 found[name] = Setting(name, value, source)
+            elif name in OF_DEVICES and value != below.value:
+                found[name] = replace(below, instead_of=value)
             else:
                 replaced = below.value if below.value != value else below.instead_of
                 found[name] = Setting(name, value, source, replaced)

@@ -37,7 +37,7 @@ HEADS = {
     ),
 }
 WORDS = {"graphs": "图", "eager": "eager", "not set": "不设置", "MindSpeed's": "MindSpeed"}
-OF_HOST = {"address": "", "nic": "", "family": "ipv4", "devices": ""}  # not of a recipe
+OF_HOST = {"address": "", "nic": "", "family": "ipv4", "devices": "", "places": ""}  # not of a recipe
 OLDER = {"verl.algorithm.filter_groups.enable": "false"}  # the verl of ascend-cann8.5 has no dynamic sampling
 
 

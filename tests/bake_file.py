@@ -10,6 +10,7 @@ BLOCKS: dict[str, str] = dict(re.findall(r'^target "([^"]+)" \{\n(.*?)^\}', TEXT
 IMAGES: dict[str, str] = {  # the name in the image's tag, by that of its target, which has no dots
     name: tag for name, block in BLOCKS.items() for tag in re.findall(r'tags\("([^"]+)"\)', block)
 }
+DEFAULTS: dict[str, str] = dict(re.findall(r'^variable "(\w+)" \{[^\n]*\n  default = "(.*)"', TEXT, re.MULTILINE))
 UNKNOWN = "unknown"  # the digest of a base that is not pinned yet
 
 
@@ -21,6 +22,7 @@ def arguments(target: str) -> dict[str, str]:
         for name in re.findall(r'"([^"]+)"', line):
             inherited |= arguments(name)
     own = dict(re.findall(r'^    (\w+) += "?([^"\n]*)"?$', block, re.MULTILINE))
+    own = {name: re.sub(r"\$\{(\w+)\}", lambda found: DEFAULTS[found[1]], value) for name, value in own.items()}
     for name, items in re.findall(r'^    (\w+) += join\(" ", \[\n(.*?)^    \]\)$', block, re.MULTILINE | re.DOTALL):
         own[name] = " ".join(re.findall(r'"([^"]+)"', items))
     return inherited | own

@@ -1,18 +1,17 @@
 """Devices and their drivers: are they there, are they well, is their memory free?"""
 
+import os
 from collections.abc import Iterator
 
 from launch.doctor.checking import Finding, check, error, ok, warning
+from launch.doctor.drivers import NOT_ON_PATH
 from launch.doctor.facts import Devices, Facts, Wanted
+from launch.plan.start import ASCEND_DRIVER, NPU_SMI
 from launch.stacks import pins
 
-DRIVER = "/usr/local/Ascend/driver"
-MOUNT_DRIVER = (
-    f"docker run -v {DRIVER}:{DRIVER}:ro -v /usr/local/dcmi:/usr/local/dcmi:ro "
-    "-v /usr/local/bin/npu-smi:/usr/local/bin/npu-smi:ro (some hosts have npu-smi in /usr/local/sbin)"
-)
+MOUNT_DRIVER = "docker run " + " ".join(f"-v {one}:{one}:ro" for one in (ASCEND_DRIVER, "/usr/local/dcmi", NPU_SMI[0]))
 NPU_FILES = ("davinci_manager", "devmm_svm", "hisi_hdc")
-SHARED = ("-8020", "-8005")  # of dcmi: another container has the device
+IN_USE = ("-8020", "-8005")  # of dcmi, which does not start where another container has one of these devices
 BUSY_MIB = 4096  # an A3 die with nothing on it shows 3.4 GiB in use, an A2's 3.3
 VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "gpu": "CUDA_VISIBLE_DEVICES"}
 
@@ -44,9 +43,18 @@ def _mapped(files: list[str]) -> str:
 def _without_devices(kind: str, problem: str) -> str:
     if kind == "gpu":
         return "install the NVIDIA driver; in a container: docker run --gpus all, with the NVIDIA Container Toolkit"
-    if any(code in problem for code in SHARED):
-        return "another container has the device: end it, map another, or on the host: npu-smi set -t device-share"
-    return f"on a host install the Ascend driver and source its set_env.sh; in a container: {MOUNT_DRIVER}"
+    if any(code in problem for code in IN_USE):
+        return (
+            "another container has one of these NPUs: end it (docker ps); or map other NPUs alone, by --device "
+            "or by `devices` in the inventory; or share each on the host, as root and until it restarts: "
+            "npu-smi set -t device-share -i NPU -c CHIP -d 1"
+        )
+    if problem.endswith(NOT_ON_PATH):
+        return f"export PATH=$PATH:{os.path.dirname(problem.split()[0])}; for ssh, in that login's ~/.bashrc"
+    return (
+        f"on a host install the Ascend driver and source its set_env.sh; in a container: {MOUNT_DRIVER} "
+        f"(some hosts have {NPU_SMI[1]})"
+    )
 
 
 def _counted(facts: Facts, wanted: Wanted, variable: str) -> Finding:
@@ -63,11 +71,18 @@ def _counted(facts: Facts, wanted: Wanted, variable: str) -> Finding:
 
 
 def _verl_s_card(facts: Facts) -> Iterator[Finding]:
-    """verl 0.9.1 asks `npu-smi info -t board -i 1`, and where that fails it reads ASCEND_VISIBLE_DEVICES alone."""
-    cards = facts.devices.cards
-    if cards and 1 not in cards and not facts.variables.get("ASCEND_VISIBLE_DEVICES"):
-        what = "there is no card 1, which verl asks for: `Failed to execute npu-smi command .. exit status 215`"
-        yield error(what, f"export ASCEND_VISIBLE_DEVICES={cards[0]}")
+    """verl 0.9.1 asks npu-smi for card 1; if that fails, for the first number of ASCEND_VISIBLE_DEVICES, or half of it.
+
+    A launch sets the variable. A device plugin of Kubernetes may have set it to Ascend910-3, which verl cannot read.
+    """
+    cards, first = facts.devices.cards, facts.variables.get("ASCEND_VISIBLE_DEVICES", "").split(",")[0]
+    if not cards or 1 in cards or (first.isdecimal() and {int(first), int(first) // 2} & set(cards)):
+        return
+    said = f", and ASCEND_VISIBLE_DEVICES begins with {first}" if first else ""
+    yield warning(
+        f"no card 1, which verl asks npu-smi for{said}: `Failed to execute npu-smi command .. exit status 215`",
+        f"./run.sh train sets it; for a script of your own: export ASCEND_VISIBLE_DEVICES={cards[0]}",
+    )
 
 
 @check("devices.free")

@@ -9,11 +9,13 @@ project.
 """
 
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from launch.doctor.facts import MIB, Device, Devices, Holder
+from launch.plan.start import NPU_SMI
 from launch.processes import ask
 
 try:
@@ -23,6 +25,7 @@ except ImportError:  # of stacks without GPUs
 
 ACCELERATORS = ("davinci[0-9]*", "nvidia[0-9]*")
 DEVICE_FILES = ("davinci[0-9]*", "davinci_manager", "devmm_svm", "hisi_hdc")
+NOT_ON_PATH = "is there, and its folder is not on PATH"
 NUMBER = re.compile("[0-9]{1,9}")
 MEMORY = re.compile(r"(?<![0-9])([0-9]{1,9}) {0,20}/ {0,20}([0-9]{1,9})$")  # of the last column: HBM, or all there is
 VERSION = re.compile(r"(?im)^[ \t]*(?:package_)?version[ \t]*=[ \t]*(\S+)")
@@ -56,7 +59,7 @@ def npus(root: Path = Path("/")) -> Devices:
     files = device_files(root / "dev")
     answer = ask(["npu-smi", "info"])
     if answer.problem:
-        return Devices("npu-smi", answer.problem, driver_version(root), files=files)
+        return Devices("npu-smi", off_path(root) or answer.problem, driver_version(root), files=files)
     table, _, processes = answer.output.partition("Process id")
     dies = parse_dies(table)
     if not dies:
@@ -74,6 +77,12 @@ def npus(root: Path = Path("/")) -> Devices:
         files=files,
         cards=tuple(dict.fromkeys(place.npu for place in dies)),
     )
+
+
+def off_path(root: Path) -> str | None:
+    """Where npu-smi lies, if it is there and PATH does not lead to it: /usr/local/sbin is on root's alone."""
+    there = [file for file in NPU_SMI if (root / file.lstrip("/")).exists()]
+    return f"{there[0]} {NOT_ON_PATH}" if there and shutil.which("npu-smi") is None else None
 
 
 def parse_dies(table: str) -> dict[Place, Device]:

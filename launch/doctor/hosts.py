@@ -42,7 +42,8 @@ REQUEST, REPORT = TypeAdapter(Request), TypeAdapter(HostReport)
 
 def reaching(inventory: Inventory, index: int) -> list[str]:
     """The arguments that start a host's side, in its container where it has an image."""
-    return command(inventory, index, start_line(inventory, index), is_here(inventory.hosts[index].address))
+    host = inventory.hosts[index]
+    return command(inventory, index, start_line(inventory, index, devices=host.devices), is_here(host.address))
 
 
 def examine(

@@ -108,10 +108,17 @@ def kernel_kills() -> int:
 
 @dataclass
 class Checked:
-    """What the checks chose: how the host is reached, and the numbers of its devices; None where none could be."""
+    """What the checks chose; None where that could not be done.
+
+    Attributes:
+        wire: how the host is reached.
+        devices: their numbers.
+        places: where those stand among the devices of this host, or of this container, from 0.
+    """
 
     wire: Wire | None = None
     devices: list[int] | None = None
+    places: list[int] | None = None
 
 
 def find(plan: NodePlan) -> tuple[Checked, list[str]]:
@@ -128,6 +135,7 @@ def find(plan: NodePlan) -> tuple[Checked, list[str]]:
     if (there := found(kind)) or kind == "none":  # else that there is no device is told with the reason
         try:
             checked.devices = chosen(plan.devices, kind, there)
+            checked.places = [there.index(one) if there else one for one in checked.devices]
         except LaunchError as error:
             problems += str(error).splitlines()
     problems += [f"{path} is missing on this host: {put(path)}" for path in plan.needs if not os.path.exists(path)]

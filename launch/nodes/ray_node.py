@@ -251,6 +251,7 @@ def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, st
         "nic": checked.wire.nic,
         "family": checked.wire.family,
         "devices": ",".join(map(str, checked.devices)),
+        "places": ",".join(map(str, checked.places)),
     }
     settings = node_environment(plan.stack, values, plan.layers)
     whole = {

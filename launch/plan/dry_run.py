@@ -8,7 +8,7 @@ as they stand.
 """
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -31,12 +31,14 @@ class Answer:
     Attributes:
         wire: how it is reached; words where it is not known.
         devices: their numbers, with commas; or words.
+        places: where those stand among the devices that the node sees, likewise.
         silent: why the host was not asked; None if it has answered.
         problems: what would stop the run on this host.
     """
 
     wire: Wire
     devices: str
+    places: str
     silent: str | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -59,7 +61,7 @@ def answer(node: NodePlan, facts: dict[str, Any]) -> Answer:
     chosen, words = facts["chosen"], unknown(node, None)
     return Answer(
         Wire(**chosen["wire"]) if chosen["wire"] else words.wire,
-        words.devices if chosen["devices"] is None else ",".join(map(str, chosen["devices"])),
+        *(getattr(words, name) if chosen[name] is None else joined(chosen[name]) for name in ("devices", "places")),
         problems=facts["problems"],
     )
 
@@ -73,8 +75,13 @@ def unknown(node: NodePlan, silent: str | None) -> Answer:
         address = f"<address of {node.address}>"
     wire = Wire(nic, address, "ipv6" if ":" in address else "ipv4")
     if isinstance(node.devices, list):
-        return Answer(wire, ",".join(map(str, node.devices)), silent)
-    return Answer(wire, f"<the first {node.devices} that are there>", silent)
+        return Answer(wire, joined(node.devices), f"<places of {joined(node.devices)} among those there>", silent)
+    return Answer(wire, f"<the first {node.devices} that are there>", joined(range(node.devices)), silent)
+
+
+def joined(numbers: Iterable[int]) -> str:
+    """With commas."""
+    return ",".join(map(str, numbers))
 
 
 def described(plan: Plan, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -119,7 +126,8 @@ def host(plan: Plan, node: NodePlan, answer: Answer) -> dict[str, Any]:
 def environment(node: NodePlan, answer: Answer) -> list[dict[str, str | None]]:
     """The host's variables, with secrets hidden."""
     wire = answer.wire
-    values = {"address": wire.address, "nic": wire.nic, "family": wire.family, "devices": answer.devices}
+    values = {"address": wire.address, "nic": wire.nic, "family": wire.family}
+    values |= {"devices": answer.devices, "places": answer.places}
     return [
         {
             "name": one.name,

@@ -96,7 +96,7 @@ def make(
         out=paths.out,
         inventory=used,
         nodes=nodes,
-        start=[start_line(used, number, run=run, shm=shm) for number in numbers],
+        start=[start_line(used, number, run=run, shm=shm, devices=nodes[number].devices) for number in numbers],
         containers=[container_name(run, number) if used.image else None for number in numbers],
         local=list(local[: len(hosts)]),
         notes=notes(recipe, inventory, paths, shell, local[: len(hosts)], overrides, restarts),
@@ -122,7 +122,7 @@ def devices_of(host: Host, wanted: int, stack: str, layers: Sequence[Layer]) -> 
     Raises:
         LaunchError: a user's *_VISIBLE_DEVICES names too few, or not by numbers.
     """
-    names = [row.name for row in rows(stack) if row.value == "{devices}"]
+    names = [row.name for row in rows(stack) if row.value == "{places}"]
     said = [(source, name, variables[name]) for source, variables in layers for name in names if name in variables]
     if said:
         source, name, value = said[-1]

@@ -1,7 +1,8 @@
 """The shell line that starts a process of this project on a host: there as it is, or in a container.
 
-The container gets all devices of its host and *_VISIBLE_DEVICES names those of the run: inside a container with some of
-them, their numbers would depend on the driver. Mounts are binds: -v would make an empty folder of a typing error.
+The container gets the NPUs of the run alone: without `npu-smi set -t device-share` an NPU belongs to one container, and
+dcmi ends with -8020 in the next that maps it. It gets all GPUs, of which CUDA_VISIBLE_DEVICES names those of the run.
+Mounts are binds: -v would make an empty folder of a typing error.
 """
 
 import shlex
@@ -9,25 +10,27 @@ import sys
 from collections.abc import Sequence
 
 from launch import IS_CHECKOUT
-from launch.inventory import Inventory
+from launch.inventory import Devices, Inventory
 from launch.plan.job import project_of
 from launch.processes import OPEN_FILES
 
 NODE = ("-m", "launch", "node")
 PYTHON = ".venv/bin/python" if IS_CHECKOUT else sys.executable  # in a container that is a host all are of one image
 ASCEND_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
-ASCEND_DRIVER = (
-    "/usr/local/Ascend/driver",
-    "/usr/local/dcmi",
-    "/usr/local/bin/npu-smi",
-    "/etc/ascend_install.info",
-)
+ASCEND_DRIVER = "/usr/local/Ascend/driver"
+NPU_SMI = ("/usr/local/bin/npu-smi", "/usr/local/sbin/npu-smi")  # drivers put it into one or the other
 ASCEND_ADDRESSES = "/etc/hccn.conf"  # of the NPUs' own network; an A3 may have none
+ASCEND_FILES = ("/usr/local/dcmi", *NPU_SMI, "/etc/ascend_install.info", ASCEND_ADDRESSES)  # each where a host has it
 RDMA_DEVICES = "/dev/infiniband"  # docker maps the files of a folder
 
 
 def start_line(
-    inventory: Inventory, host: int, argv: Sequence[str] = NODE, run: str | None = None, shm: int = 64
+    inventory: Inventory,
+    host: int,
+    argv: Sequence[str] = NODE,
+    run: str | None = None,
+    shm: int = 64,
+    devices: Devices = "auto",
 ) -> str:
     """The line that runs the project's Python with `argv` on a host.
 
@@ -35,9 +38,10 @@ def start_line(
         host: its number in the inventory.
         run: the run that the process belongs to; it is then found by this mark, and the container by its name.
         shm: size of the container's /dev/shm in GiB; it is a limit and takes memory as it is used.
+        devices: the NPUs that a container gets: their numbers, how many, or auto for all.
     """
     if inventory.image is not None:
-        return f"exec {container(inventory, host, argv, run, shm)}"
+        return f"exec {container(inventory, host, argv, run, shm, devices)}"
     command = [*(["env", *marks(run)] if run else []), inventory.python or PYTHON, *argv]
     return f"cd {shlex.quote(project_of(inventory))} && exec {shlex.join(command)}"
 
@@ -52,27 +56,19 @@ def marks(run: str) -> list[str]:
     return [f"ASCEND_QUANT_RUN={run}", "SPT_NOENV=1"]
 
 
-def container(inventory: Inventory, host: int, argv: Sequence[str], run: str | None, shm: int) -> str:
+def container(
+    inventory: Inventory, host: int, argv: Sequence[str], run: str | None, shm: int, devices: Devices = "auto"
+) -> str:
     """The `docker run` of a host, as a shell line."""
     options = []
     if run:
         options += ["--name", container_name(run, host), "--label", f"ascend-quant.run={run}"]
         options += [part for mark in marks(run) for part in ("-e", mark)]
     options += ["--workdir", inventory.project] if inventory.project else []
-    return docker_run(inventory, options, [inventory.python or "python", *argv], shm)
-
-
-def docker_run(inventory: Inventory, options: Sequence[str], words: Sequence[str], shm: int) -> str:
-    """The shell line that starts the inventory's image with what its stack's devices need.
-
-    Args:
-        options: more of docker's own.
-        words: what the image is told.
-        shm: as in start_line.
-    """
+    words = shlex.join([inventory.image, inventory.python or "python", *argv])
     begin = ["--rm", "-i", "--init", "--network", "host", "--shm-size", f"{shm}g", *limits(inventory.stack), *options]
     begin += [part for mount in mounts(inventory) for part in ("--mount", mount)]
-    return " ".join(["docker run", shlex.join(begin), *devices(inventory), shlex.join([inventory.image, *words])])
+    return " ".join(["docker run", shlex.join(begin), *of_devices(inventory.stack, devices), words])
 
 
 def limits(stack: str) -> list[str]:
@@ -83,8 +79,8 @@ def limits(stack: str) -> list[str]:
 
 
 def mounts(inventory: Inventory) -> list[str]:
-    """The binds of a container: the driver's, then the inventory's."""
-    driver = [f"{path}:{path}:ro" for path in ASCEND_DRIVER] if inventory.stack.startswith("ascend") else []
+    """The binds of every host's container: the driver's, then the inventory's."""
+    driver = [f"{ASCEND_DRIVER}:{ASCEND_DRIVER}:ro"] if inventory.stack.startswith("ascend") else []
     return [bind(mount) for mount in [*driver, *inventory.mounts]]
 
 
@@ -94,17 +90,25 @@ def bind(mount: str) -> str:
     return ",".join([f"type=bind,source={source},target={target}", *(["readonly"] if readonly else [])])
 
 
-def devices(inventory: Inventory) -> list[str]:
-    """Options for devices and the networks between them; the host's shell lists its NPUs, and says what it has."""
-    if inventory.stack.startswith("ascend"):
+def of_devices(stack: str, chosen: Devices) -> list[str]:
+    """Options for devices, what their tools read, and the networks between them; the host's shell says what it has."""
+    if stack.startswith("ascend"):
         return [
             shlex.join(f"--device={path}" for path in ASCEND_DEVICES),
-            "$(printf -- ' --device=%s' /dev/davinci[0-9]*)",
-            if_there(ASCEND_ADDRESSES, f"--mount {bind(f'{ASCEND_ADDRESSES}:{ASCEND_ADDRESSES}:ro')}"),
+            npus(chosen),
+            *(if_there(path, f"--mount {bind(f'{path}:{path}:ro')}") for path in ASCEND_FILES),
         ]
-    if inventory.stack.startswith("cuda"):
+    if stack.startswith("cuda"):
         return ["--gpus all", if_there(RDMA_DEVICES, f"--device={RDMA_DEVICES}")]
     return []
+
+
+def npus(chosen: Devices) -> str:
+    """Options for NPUs; the first by their numbers, as a node takes them (launch/nodes/checks.py)."""
+    if isinstance(chosen, list):
+        return shlex.join(f"--device=/dev/davinci{number}" for number in chosen)
+    first = f" | head -n {chosen}" if isinstance(chosen, int) else ""
+    return f"$(ls -v /dev/davinci[0-9]*{first} | sed s/^/--device=/)"
 
 
 def if_there(path: str, option: str) -> str:

@@ -18,6 +18,13 @@ def printed(docker, **variables: str) -> dict[str, dict]:
     return json.loads(done.stdout)["target"]
 
 
+def test_the_bases_of_npus_come_from_the_repository_that_is_named(docker):
+    named = {name: target["args"]["BASE"] for name, target in printed(docker, CANN="registry.example/cann").items()}
+    own = {name: bake_file.arguments(name)["BASE"].replace("quay.io/ascend/cann:", "registry.example/cann:")
+           for name in bake_file.IMAGES}  # fmt: skip
+    assert named == own and sum(base.startswith("registry.example/cann:") for base in own.values()) == 4
+
+
 @pytest.mark.parametrize(
     "variables", [{}, {"VERSION": "9.9", "REVISION": COMMIT, "REPOSITORY": "registry.example/ours"}]
 )

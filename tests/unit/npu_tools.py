@@ -6,6 +6,7 @@ issue 268; `info -t board` is from the operator development guides of CANN (Asce
 lines are from MindCluster's fault diagnosis (hiascend.com, mindxdlFDUG021).
 """
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -65,6 +66,7 @@ A2_BOARD = """\
         Chip ID                        : 0
         Chip Type                      : Ascend
         Chip Name                      : 910B3
+        Software Version               : 25.5.0
 """
 
 A3_BOARD = """\
@@ -72,7 +74,14 @@ A3_BOARD = """\
         NPU Name                       : 9392
         Chip ID                        : 0
         Chip Name                      : Ascend910
+        Software Version               : 25.5.0
 """
+
+
+def one_card(number: int) -> str:
+    """The table of a host, or a container, with this card alone: that of A2_TABLE's first one."""
+    lines = A2_TABLE.splitlines(keepends=True)
+    return "".join([*lines[:9], *lines[12:17]]).replace("| 0     910B3", f"| {number}     910B3")
 
 
 def write_tool(file: Path, script: str) -> None:
@@ -83,7 +92,8 @@ def write_tool(file: Path, script: str) -> None:
 
 
 def write_npu_smi(folder: Path, table: str, board: str) -> None:
-    """An npu-smi that knows `info` and `info -t board -i N -c 0`."""
+    """An npu-smi that knows `info` and, of the table's cards alone, `info -t board -i N`, with and without `-c 0`."""
+    cards = "|".join(dict.fromkeys(re.findall(r"(?m)^\| (\d+) +(?:910B3|Ascend910) ", table)))
     (folder / "table.txt").write_text(table)
     (folder / "board.txt").write_text(board)
     write_tool(
@@ -91,7 +101,11 @@ def write_npu_smi(folder: Path, table: str, board: str) -> None:
         f"""\
         case "$*" in
         info) cat {folder}/table.txt ;;
-        "info -t board -i "*" -c 0") cat {folder}/board.txt ;;
+        "info -t board -i "*)
+            case "$5" in
+            {cards}) cat {folder}/board.txt ;;
+            *) echo "Error parameter of -i" >&2; exit 215 ;;
+            esac ;;
         *) echo "Error parameter of $*" >&2; exit 1 ;;
         esac
         """,

@@ -51,4 +51,4 @@ def inventories_for(name: str) -> list[Inventory]:
 def facts(nic: str = "bond0", address: str = "192.0.2.11", devices: Sequence[int] = range(8)) -> dict[str, Any]:
     """What a host answers to `ask`."""
     wire = {"nic": nic, "address": address, "family": "ipv4"}
-    return {"chosen": {"wire": wire, "devices": list(devices)}, "problems": []}
+    return {"chosen": {"wire": wire, "devices": list(devices), "places": list(range(len(devices)))}, "problems": []}

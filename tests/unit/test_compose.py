@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Container
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,20 @@ import pytest
 import yaml
 from bake_file import IMAGES
 
-from launch.inventory import this_machine
-from launch.plan.start import ASCEND_DEVICES, container
+from launch.inventory import Devices, this_machine
+from launch.plan.start import ASCEND_ADDRESSES, NPU_SMI, RDMA_DEVICES, container
 
 ROOT = Path(__file__).parents[2]
 SERVICES = {"cpu": "cpu", "cuda": "cuda13", "ascend-a2": "ascend-cann9.1", "ascend-a3": "ascend-cann9.1"}
 NPUS = {"ascend-a2": 8, "ascend-a3": 16}
+NETWORK = (ASCEND_ADDRESSES, RDMA_DEVICES)  # not every host has one of the devices
+
+
+class Overriding(yaml.SafeLoader):
+    """Reads what Compose shall put in place of a list, and not behind it, as ("!override", list)."""
+
+
+Overriding.add_constructor("!override", lambda loader, node: ("!override", loader.construct_sequence(node)))
 
 
 def services() -> dict[str, dict[str, Any]]:
@@ -29,11 +38,12 @@ def services() -> dict[str, dict[str, Any]]:
     return found
 
 
-def launched(stack: str, network: bool = False) -> list[str]:
-    """The options of the launcher's docker run on a host of the stack; `network`: that has one of the devices."""
+def launched(stack: str, lacks: Container[str] = NETWORK, devices: Devices = "auto") -> list[str]:
+    """The options of the launcher's docker run on a host of the stack, which `lacks` these paths and has the others."""
     inventory = this_machine(stack).model_copy(update={"image": "image", "project": None})
-    line = container(inventory, 0, [], None, 64).partition(" image ")[0]
-    return shlex.split(re.sub(r"\$\(test ! -e \S+ \|\| echo ([^)]*)\)", r"\1" if network else "", line))
+    line = container(inventory, 0, [], None, 64, devices).partition(" image ")[0]
+    there = re.compile(r"\$\(test ! -e (\S+) \|\| echo ([^)]*)\)")
+    return shlex.split(there.sub(lambda found: "" if found[1] in lacks else found[2], line))
 
 
 def values(options: list[str], name: str) -> list[str]:
@@ -66,21 +76,35 @@ def test_commands_are_verbs_of_run_sh(name: str):
     assert services()[name]["command"][0] in verbs
 
 
+def of_launcher(stack: str, npus: list[int]) -> list[str]:
+    """The device files that the launcher gives a container with these NPUs."""
+    options = launched(stack, devices=npus)
+    return [one.removeprefix("--device=") for one in options if one.startswith("--device=")]
+
+
+@pytest.mark.parametrize("name", NPUS)
+def test_one_npu_is_mapped_in_place_of_all(name: str):
+    one = yaml.load((ROOT / "docker/compose.npu.yaml").read_text(), Overriding)["services"]
+    assert one.keys() == NPUS.keys()
+    override, devices = one[name]["devices"]
+    assert override == "!override"  # else Compose would add to the others
+    assert [path.replace("${NPU:-0}", "3") for path in devices] == of_launcher(SERVICES[name], [3])
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_devices_are_those_of_the_launcher(name: str):
     options, service = launched(SERVICES[name]), services()[name]
-    npus = [f"/dev/davinci{number}" for number in range(NPUS.get(name, 0))]
-    assert service.get("devices", []) == [*(ASCEND_DEVICES if npus else ()), *npus]
-    assert [f"--device={path}" in options for path in ASCEND_DEVICES] == [bool(npus)] * len(ASCEND_DEVICES)
-    assert ("/dev/davinci[0-9]*)" in options) == bool(npus)
+    npus = list(range(NPUS.get(name, 0)))
+    assert service.get("devices", []) == of_launcher(SERVICES[name], npus)
     assert ("--gpus" in options) == ("deploy" in service) == (name == "cuda")
 
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_the_driver_comes_from_where_the_launcher_takes_it(name: str):
     mounts = services()[name]["volumes"]
+    mounts = [mount | {"source": re.sub(r"\$\{NPU_SMI:-(.*)\}", r"\1", mount["source"])} for mount in mounts]
     driver = [mount for mount in mounts if not mount["source"].startswith("${")]
-    assert binds(driver) == set(values(launched(SERVICES[name]), "--mount"))
+    assert binds(driver) == set(values(launched(SERVICES[name], {*NETWORK, NPU_SMI[1]}), "--mount"))
     assert all(mount["bind"] == {"create_host_path": False} for mount in mounts)
 
 
@@ -105,7 +129,7 @@ def test_what_only_some_hosts_have_is_in_a_file_of_its_own(file: str, name: str)
     """With it, a service has what the launcher gives to hosts that have a network of the devices."""
     more = yaml.safe_load((ROOT / f"docker/compose.{file}.yaml").read_text())["services"]
     assert set(more) <= set(SERVICES)
-    of_the_network = set(launched(SERVICES[name], network=True)) - set(launched(SERVICES[name]))
+    of_the_network = set(launched(SERVICES[name], lacks=())) - set(launched(SERVICES[name]))
     given = binds(more[name].get("volumes", [])) | {f"--device={path}" for path in more[name].get("devices", [])}
     assert given == of_the_network != set()
     assert values(launched(SERVICES[name]), "--network") == [more[name]["network_mode"]]

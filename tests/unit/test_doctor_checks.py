@@ -9,6 +9,7 @@ from naming import has_line_naming
 
 from launch.doctor import devices, interpreter, machine, network, run, versions
 from launch.doctor.checking import Check
+from launch.doctor.drivers import NOT_ON_PATH
 from launch.doctor.examination import CHECKS, judged
 from launch.doctor.examination import traits as traits_of
 from launch.doctor.facts import GIB, Device, Devices, Facts, Files, Holder, Leftover, Link, Links, Network
@@ -99,14 +100,31 @@ CASES = [
         devices=Devices(files=("nvidia0", "nvidia1")),
     ),
     case(devices.present, "error", "/usr/local/dcmi:ro", **no_devices("npu-smi is not on PATH")),
-    case(devices.present, "error", "device-share", **no_devices("dcmi model initialized failed. ret is -8020")),
+    case(
+        devices.present, "error", "device-share", "`devices`", **no_devices("because the device is used. ret is -8020")
+    ),
+    case(devices.present, "error", "-8005", "docker ps", **no_devices("dcmi module initialize failed. ret is -8005")),
+    case(
+        devices.present,
+        "error",
+        "PATH=$PATH:/usr/local/sbin",
+        **no_devices(f"/usr/local/sbin/npu-smi {NOT_ON_PATH}"),
+    ),
     case(devices.present, "error", "--device /dev/davinci0", **no_devices("dcmi failed", NPU_FILES[2:])),
     case(devices.present, "error", "--device /dev/hisi_hdc", **npus(files=NPU_FILES[:-1])),
     case(devices.present, "error", "2 x 910B3, driver 25.5.1", "8 wanted", run={"devices": 8}),
     case(devices.present, "error", "no device 3", "0, 1", run={"devices": [0, 3]}),
     case(devices.present, "error", "=1 leaves 1", run={"devices": 2}, **variable(ASCEND_RT_VISIBLE_DEVICES="1")),
     case(devices.present, "error", "--gpus all", devices=Devices("NVML", "not on PATH"), run=CUDA),
-    case(devices.present, "error", "card 1", "ASCEND_VISIBLE_DEVICES=3", **npus(cards=(3,))),
+    case(devices.present, "warning", "card 1", "ASCEND_VISIBLE_DEVICES=3", **npus(cards=(3,))),
+    case(
+        devices.present,
+        "warning",
+        "begins with Ascend910-3",
+        "ASCEND_VISIBLE_DEVICES=3",
+        **npus(cards=(3,)),
+        **variable(ASCEND_VISIBLE_DEVICES="Ascend910-3"),
+    ),
     case(devices.free, "error", "device 3: Alarm", **one(3, "Alarm")),
     case(devices.free, "warning", "npu-smi info -t health -i 3", **one(3, "Warning")),
     case(devices.free, "warning", "30000 MiB", "python3 (77)", **npus(holders=(Holder(1, 77, "python3", 30000),))),
@@ -214,6 +232,12 @@ def test_what_is_wrong_is_found(case: Case):
     found = said(case.check, well(case.run.get("stack", "ascend-cann9.1"), **case.changed), wanted(**case.run))
     assert [line for level, line in found if level == case.level and has_line_naming(line, *case.words)], found
     assert all(line.split(" | ")[1] for level, line in found if level != "ok"), "each has a fix"
+
+
+@pytest.mark.parametrize(("cards", "value"), [((3, 4), "3"), ((7,), "14,15"), ((1,), ""), ((0, 1), "Ascend910-0")])
+def test_a_card_that_verl_finds_needs_no_word(cards: tuple[int, ...], value: str):
+    facts = well(**npus(cards=cards), **variable(ASCEND_VISIBLE_DEVICES=value))
+    assert [level for level, _ in said(devices.present, facts)] == ["ok"]
 
 
 def test_where_python_is_unset_that_is_the_first_finding_and_the_only_one():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, write_hccn_tool, write_npu_smi, write_tool
 
-from launch.doctor.drivers import npus
+from launch.doctor.drivers import NOT_ON_PATH, npus
 from launch.doctor.facts import Device, Holder, Link
 from launch.doctor.network import links
 from launch.software import cann_version, product
@@ -91,6 +91,16 @@ def test_why_there_are_no_devices(tools: Path, tmp_path: Path, script: str | Non
         write_tool(tools / "npu-smi", script)
     found = npus(tmp_path)
     assert (found.found, found.problem) == ((), problem)
+
+
+@pytest.mark.parametrize("folder", ["usr/local/bin", "usr/local/sbin"])
+def test_an_npu_smi_off_path_is_named(tools: Path, tmp_path: Path, folder: str):
+    """/usr/local/sbin is on root's PATH; of another user, or over ssh, it may not be."""
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "npu-smi").touch()
+    assert npus(tmp_path).problem == f"/{folder}/npu-smi {NOT_ON_PATH}"
+    write_npu_smi(tools, A2_TABLE, A2_BOARD)
+    assert npus(tmp_path).problem is None
 
 
 def test_links(tools: Path, tmp_path: Path):

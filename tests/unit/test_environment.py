@@ -27,7 +27,8 @@ VALUES = {
     "address": "192.0.2.11",
     "nic": "bond0",
     "family": "ipv4",
-    "devices": "0,1",
+    "devices": "4,5",
+    "places": "0,1",
     "task_queue": "2",
     "expansion": "AIV",
     "hccl_host": "60000-60050",
@@ -52,6 +53,7 @@ ASKED = {
     "PYTORCH_NPU_ALLOC_CONF": "max_split_size_mb:2048",
     "VLLM_ASCEND_ENABLE_NZ": "0",
     "ASCEND_RT_VISIBLE_DEVICES": "0,1",
+    "ASCEND_VISIBLE_DEVICES": "4,5",
     "RAY_DEDUP_LOGS": "1",
     "HYDRA_FULL_ERROR": "1",
 }
@@ -72,7 +74,7 @@ def test_an_ascend_host_has_what_was_asked_for(stack: str):
 
 def test_where_the_run_has_nothing_to_say_hccl_has_its_own_way_and_a_hosts_own_is_set_all_the_same():
     assert values_of("ascend-cann9.1")["HCCL_OP_EXPANSION_MODE"] == "AIV"
-    made = values_of("ascend-cann9.1", expansion="", devices="")
+    made = values_of("ascend-cann9.1", expansion="", places="")
     assert "HCCL_OP_EXPANSION_MODE" not in made and made["ASCEND_RT_VISIBLE_DEVICES"] == ""
     users = [("shell", {"HCCL_OP_EXPANSION_MODE": "HOST"})]
     assert values_of("ascend-cann9.1", users, expansion="")["HCCL_OP_EXPANSION_MODE"] == "HOST"
@@ -102,6 +104,17 @@ def test_users_win_in_this_order():
         assert (setting.value, setting.source, setting.instead_of) == (source.upper(), source, below)
     new = node_environment("cpu", VALUES, [("shell", {"FLASHRL_CONFIG": "/a{b}.yaml"})])[-1]
     assert (new.name, new.value, new.instead_of) == ("FLASHRL_CONFIG", "/a{b}.yaml", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "value"),
+    [("ASCEND_RT_VISIBLE_DEVICES", "4,5", "0,1"), ("ASCEND_VISIBLE_DEVICES", "Ascend910-4,Ascend910-5", "4,5")],
+)
+def test_what_a_user_says_of_devices_chooses_them_and_processes_get_their_numbers(name: str, said: str, value: str):
+    """In a container with NPUs 4 and 5 alone CANN counts 0 and 1; the second is what a device plugin sets in a pod."""
+    made = node_environment("ascend-cann9.1", VALUES, [("shell", {name: said})])
+    setting = next(one for one in made if one.name == name)
+    assert (setting.value, setting.source, setting.instead_of) == (value, "table", said)
 
 
 def test_of_a_shell_counts_the_table_and_its_families():

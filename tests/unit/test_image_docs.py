@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from bake_file import IMAGES, arguments
 from command_cases import understood
 
 from launch.inventory import Inventory, load, names
-from launch.plan.start import ASCEND_ADDRESSES, ASCEND_DEVICES, ASCEND_DRIVER, RDMA_DEVICES, bind, limits
+from launch.plan.start import ASCEND_DEVICES, ASCEND_DRIVER, ASCEND_FILES, RDMA_DEVICES, bind, limits
 
 ROOT = Path(__file__).parents[2]
 PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("images.md", "images.zh.md")}
@@ -64,12 +65,22 @@ def test_containers_are_of_targets_and_are_given_verbs():
 def test_containers_with_devices_get_what_the_launcher_gives_them():
     (npus,) = [line for line in commands(ENGLISH, "docker run") if "ascend-cann" in line]
     (gpus,) = [line for line in commands(ENGLISH, "docker run") if "cuda13" in line]
-    wanted = {f"--device={path}" for path in ASCEND_DEVICES} | {bind(f"{path}:{path}:ro") for path in ASCEND_DRIVER}
+    wanted = {f"--device={path}" for path in ASCEND_DEVICES} | {bind(f"{ASCEND_DRIVER}:{ASCEND_DRIVER}:ro")}
     assert wanted | set(limits("ascend-cann9.1")) <= set(npus.split())
+    assert f"$(there {' '.join(ASCEND_FILES)})" in npus
     assert "$(printf -- ' --device=%s' /dev/davinci[0-9]*)" in npus
     assert set(limits("cuda13")) | {"--gpus"} <= set(gpus.split())
     for page in PAGES.values():  # for hosts that have them
-        assert f"--device {RDMA_DEVICES}`" in page and bind(f"{ASCEND_ADDRESSES}:{ASCEND_ADDRESSES}:ro") in page
+        assert f"--device {RDMA_DEVICES}`" in page
+
+
+def test_a_file_is_mounted_where_a_host_has_it(tmp_path: Path):
+    """The page's function, in a shell."""
+    (function,) = re.findall(r"^there\(\) \{.*\}$", ENGLISH, re.MULTILINE)
+    (tmp_path / "npu-smi").touch()
+    script = f"{function}\nthere {tmp_path}/npu-smi {tmp_path}/missing"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["--mount", bind(f"{tmp_path}/npu-smi:{tmp_path}/npu-smi:ro")]
 
 
 def test_services_and_their_verbs_exist():

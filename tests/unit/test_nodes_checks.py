@@ -1,22 +1,27 @@
 """A host's checks, against real listeners, files, and executables that answer as the tools of real hosts do."""
 
 import os
+import platform
 import shutil
 import socket
+import subprocess
 from collections import namedtuple
 from pathlib import Path
 
 import psutil
 import pytest
 from cluster_cases import node_plan
-from naming import line_naming
-from npu_tools import A2_BOARD, A2_TABLE, write_npu_smi
+from naming import has_line_naming, line_naming
+from npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, one_card, write_npu_smi, write_tool
 
 from launch import LaunchError, network, private
+from launch.doctor import drivers
 from launch.doctor.drivers import npu_numbers
 from launch.nodes import checks
 from launch.nodes.checks import compared
+from launch.nodes.ray_node import variables
 from launch.plan import Saving
+from launch.software import Import
 
 
 def test_a_taken_port_is_told_with_the_process_that_has_it():
@@ -91,14 +96,63 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path, monkeypatch):
         assert part in line
 
 
-def test_a_variable_of_the_inventory_counts_in_what_the_doctor_says(tmp_path: Path, monkeypatch):
-    """verl asks npu-smi for card 1, and this host has cards 0 and 5, unless ASCEND_VISIBLE_DEVICES names one."""
-    write_npu_smi(tmp_path, A2_TABLE, A2_BOARD)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    for variables, said in (({}, True), ({"ASCEND_VISIBLE_DEVICES": "0"}, False)):
-        plan = node_plan(stack="ascend-cann9.1", layers=[("inventory", variables)])
+def test_a_variable_of_the_inventory_counts_in_what_the_doctor_says(tmp_path: Path):
+    """A module that a run imports lies where PYTHONPATH leads, and nowhere else."""
+    (tmp_path / "only_here.py").touch()
+    for own, said in (({}, True), ({"PYTHONPATH": str(tmp_path)}, False)):
+        plan = node_plan(layers=[("inventory", own)], imports=[Import("only_here", "the run", "install it")])
         problems = checks.find(plan)[1]
-        assert any("card 1" in problem for problem in problems) == said, problems
+        assert any("only_here" in problem for problem in problems) == said, problems
+
+
+USED = "dcmi model initialized failed, because the device is used. ret is -8020"
+
+
+@pytest.mark.parametrize(
+    ("folder", "script", "words"),
+    [
+        ("bin", f"echo '{USED}'; exit 255", ("-8020", "device-share", "`devices` in the inventory")),
+        ("bin", f"echo '{USED}'", ("-8020", "device-share", "`devices` in the inventory")),
+        ("sbin", "exit 0", ("/sbin/npu-smi", "PATH=$PATH:")),
+    ],
+)
+def test_a_launch_says_why_a_host_has_no_npus(tmp_path: Path, monkeypatch, folder: str, script: str, words):
+    write_tool(tmp_path / folder / "npu-smi", script)
+    monkeypatch.setattr(drivers, "NPU_SMI", (str(tmp_path / folder / "npu-smi"),))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(checks, "found", lambda kind: [0])
+    problems = checks.find(node_plan(stack="ascend-cann9.1"))[1]
+    assert any(has_line_naming(line, *words) for line in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("table", "board", "files", "wanted", "places"),
+    [
+        (one_card(0), A2_BOARD, [0], 1, "0"),
+        (one_card(3), A2_BOARD, [3], 1, "0"),  # of a host with eight, a container, or a pod, with the last one or two
+        (A2_TABLE, A2_BOARD, [0, 5], [5], "1"),
+        (A3_TABLE, A3_BOARD, [0, 1, 14, 15], [14, 15], "2,3"),  # npu-smi knows cards 0 and 7, of two dies each
+    ],
+)
+def test_a_host_without_card_1_gives_verl_one_that_it_has(tmp_path, monkeypatch, table, board, files, wanted, places):
+    """verl 0.9.1 asks npu-smi for card 1, with `exit status 215` on such a host, before it looks at our variable."""
+    device = pytest.importorskip("verl.utils.device", reason="verl is not installed")
+    write_npu_smi(tmp_path, table, board)
+    cann = tmp_path / f"{platform.machine()}-linux/ascend_toolkit_install.info"
+    cann.parent.mkdir()
+    cann.write_text("version=9.1.0\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    monkeypatch.setattr(checks, "found", lambda kind: files)
+    plan = node_plan(stack="ascend-cann9.1", devices=wanted)
+    checked, problems = checks.find(plan)
+    assert not [line for line in problems if "npu-smi" in line], problems
+    environment, _ = variables(plan, checked, "token", os.environ)
+    assert environment["ASCEND_RT_VISIBLE_DEVICES"] == places
+    with pytest.raises(subprocess.CalledProcessError):
+        device.get_npu_versions()
+    monkeypatch.setenv("ASCEND_VISIBLE_DEVICES", environment["ASCEND_VISIBLE_DEVICES"])
+    assert device.get_npu_versions()[-2:] == ("25.5.0", "9.1.0")
 
 
 def test_a_right_host_has_its_wire_and_devices():

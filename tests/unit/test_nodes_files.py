@@ -95,7 +95,7 @@ def test_the_environment_is_the_hosts_own_wired_and_marked():
     shell = {"RAY_ADDRESS": "192.0.2.99:6379", "RAY_TMPDIR": "/elsewhere", "PATH": "/usr/bin", "HOME": "/home/me"}
     plan = node_plan(layers=[("inventory", {"GREETING": "hello", "RAY_ADDRESS": "192.0.2.98:1"})])
     found, notes = variables(
-        plan, Checked(Wire("eth7", "192.0.2.11", "ipv4"), [0]), "secret", shell | {"GREETING": "x"}
+        plan, Checked(Wire("eth7", "192.0.2.11", "ipv4"), [0], [0]), "secret", shell | {"GREETING": "x"}
     )
     assert "RAY_ADDRESS" not in found and "RAY_TMPDIR" not in found
     assert found["HOME"] == "/home/me" and found["GREETING"] == "hello"

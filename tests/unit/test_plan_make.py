@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from itertools import pairwise
@@ -15,7 +17,7 @@ from launch import LaunchError
 from launch.inventory import Inventory, Ports
 from launch.plan import NodePlan, job
 from launch.plan.job import places
-from launch.plan.start import ASCEND_ADDRESSES, RDMA_DEVICES, start_line
+from launch.plan.start import ASCEND_ADDRESSES, NPU_SMI, RDMA_DEVICES, start_line
 from launch.recipes import Paths, load, resolve
 
 
@@ -203,38 +205,73 @@ def test_the_start_line_runs_the_projects_python_marked_with_the_run(tmp_path: P
         assert json.loads(answer.stdout) == [str(folder), run, ["a b"]]
 
 
-def docker_said(machines: Inventory, tmp_path: Path, run: str | None, **changes: str) -> list[str]:
-    """The arguments that a shell gives to docker: an executable of that name that writes them down."""
+def docker_said(machines: Inventory, tmp_path: Path, run: str | None, chosen="auto", **changes: str) -> list[str]:
+    """The arguments that a shell gives to docker: an executable of that name that writes them down.
+
+    Args:
+        chosen: the NPUs of the run.
+        changes: paths of the host, by what they are, and others in their place.
+    """
     tool, written = tmp_path / "bin" / "docker", tmp_path / "arguments"
     tool.parent.mkdir(exist_ok=True)
     tool.write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" > '{written}'\n")
     tool.chmod(0o755)
-    line = start_line(machines, 1, run=run, shm=7)
+    line = start_line(machines, 1, run=run, shm=7, devices=chosen)
+    places = {"devices": "/dev/davinci[0-9]*", "addresses": ASCEND_ADDRESSES, "rdma": RDMA_DEVICES}
+    places |= {"bin": NPU_SMI[0], "sbin": NPU_SMI[1]}
     for old, new in changes.items():
-        line = line.replace(
-            {"devices": "/dev/davinci[0-9]*", "addresses": ASCEND_ADDRESSES, "rdma": RDMA_DEVICES}[old], new
-        )
+        line = line.replace(places[old], new)
     path = f"{tool.parent}:{os.environ['PATH']}"
     subprocess.run(["bash", "-c", line], env={"PATH": path}, check=True, timeout=60)
     return written.read_text().removesuffix("\0").split("\0")
 
 
-def test_the_container_has_the_hosts_network_all_npus_and_the_driver(tmp_path: Path):
-    devices = tmp_path / "dev"
-    devices.mkdir()
-    for name in ("davinci0", "davinci1", "davinci15", "davinci_manager"):
-        (devices / name).touch()
+@pytest.fixture
+def npus(tmp_path: Path) -> Path:
+    """A folder with the files of NPUs 0, 2 and 10."""
+    folder = tmp_path / "dev"
+    folder.mkdir()
+    for name in ("davinci0", "davinci2", "davinci10", "davinci_manager"):
+        (folder / name).touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("chosen", "mapped"),
+    [("auto", ["{dev}/davinci0", "{dev}/davinci2", "{dev}/davinci10"]), (2, ["{dev}/davinci0", "{dev}/davinci2"])],
+)
+def test_a_container_has_as_many_npus_as_the_run_wants(tmp_path: Path, npus: Path, chosen, mapped: list[str]):
+    """An NPU belongs to one container: what the run does not use is left to others. The first are the node's first."""
+    machines = inventory(image="img", project=None)
+    said = docker_said(machines, tmp_path, None, chosen, devices=f"{npus}/davinci[0-9]*")
+    assert [one for one in said if "davinci" in one and "manager" not in one] == [
+        f"--device={path.format(dev=npus)}" for path in mapped
+    ]
+
+
+def test_the_container_of_a_run_has_the_npus_that_were_chosen_alone(tmp_path: Path):
+    hosts = [{"address": "192.0.2.11", "devices": list(range(8, 16))}, "192.0.2.12"]
+    shell = {"ASCEND_RT_VISIBLE_DEVICES": "0,1,2,3,4,5,6,15"}
+    machines = inventory(hosts=hosts, image="img", project=None, mounts=["/nfs:/shared"])
+    first, second = plan(machines=machines).start
+    assert shlex.split(first).count("--device=/dev/davinci15") == 1 and "/dev/davinci7 " not in first
+    assert "| head -n 8 |" in second and re.findall(r"davinci\d", second) == []
+    (line, _) = plan(machines=inventory(image="img", project=None, mounts=["/nfs:/shared"]), shell=shell,
+                     local=[True, False]).start  # fmt: skip
+    assert re.findall(r"/dev/davinci(\d+)", line) == [*"0123456", "15"]
+
+
+def test_the_container_has_the_hosts_network_its_npus_and_the_driver(tmp_path: Path):
     machines = inventory(image="img:1", mounts=["/nfs:/shared", "/models:/models:ro"], project="/shared/project")
-    said = docker_said(machines, tmp_path, RUN, devices=f"{devices}/davinci[0-9]*")
+    said = docker_said(machines, tmp_path, RUN, [0, 1, 15])
     assert said[0] == "run" and said[said.index("img:1") + 1 :] == ["python", "-m", "launch", "node"]
     options = said[: said.index("img:1")]
-    npus = [f"--device={devices}/davinci{number}" for number in (0, 1, 15)]
+    npus = [f"--device=/dev/davinci{number}" for number in (0, 1, 15)]
     managers = [f"--device=/dev/{name}" for name in ("davinci_manager", "devmm_svm", "hisi_hdc")]
     assert [one for one in options if one.startswith("--device")] == [*managers, *npus]
     mounts = [value for option, value in pairwise(options) if option == "--mount"]
-    driver = ["/usr/local/Ascend/driver", "/usr/local/dcmi", "/usr/local/bin/npu-smi", "/etc/ascend_install.info"]
     assert mounts == [
-        *(f"type=bind,source={path},target={path},readonly" for path in driver),
+        "type=bind,source=/usr/local/Ascend/driver,target=/usr/local/Ascend/driver,readonly",
         "type=bind,source=/nfs,target=/shared",
         "type=bind,source=/models,target=/models,readonly",
     ]
@@ -253,10 +290,12 @@ def test_the_container_has_the_hosts_network_all_npus_and_the_driver(tmp_path: P
     ("stack", "name", "option"),
     [
         ("ascend-cann9.1", "addresses", "type=bind,source={file},target={file},readonly"),
+        ("ascend-cann9.1", "bin", "type=bind,source={file},target={file},readonly"),
+        ("ascend-cann9.1", "sbin", "type=bind,source={file},target={file},readonly"),
         ("cuda13", "rdma", "--device={file}"),
     ],
 )
-def test_the_network_of_the_devices_is_given_where_a_host_has_it(tmp_path: Path, stack: str, name: str, option: str):
+def test_what_not_every_host_has_is_given_where_it_is(tmp_path: Path, stack: str, name: str, option: str):
     machines, file = inventory(stack, image="img", project=None), tmp_path / "there"
     assert option.format(file=file) not in docker_said(machines, tmp_path, None, **{name: str(file)})
     file.touch()

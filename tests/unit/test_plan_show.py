@@ -34,7 +34,8 @@ def test_what_hosts_say_of_themselves_is_in_their_environment():
         assert (host["nic"], host["address"]) == (f"eth{number}", f"192.0.2.{11 + number}")
         assert value_of(host, "HCCL_IF_IP") == f"192.0.2.{11 + number}"
         assert value_of(host, "HCCL_SOCKET_IFNAME") == f"=eth{number}"
-        assert value_of(host, "ASCEND_RT_VISIBLE_DEVICES") == ",".join(map(str, range(number, number + 8)))
+        assert value_of(host, "ASCEND_RT_VISIBLE_DEVICES") == "0,1,2,3,4,5,6,7"  # what the host has in its container
+        assert value_of(host, "ASCEND_VISIBLE_DEVICES") == ",".join(map(str, range(number, number + 8)))
         assert host["silent"] is None and host["problems"] == []
     assert "--head" in head["ray"] and "--address=192.0.2.11:6766" in worker["ray"]
     assert f"--node-ip-address={worker['address']}" in worker["ray"]
@@ -46,10 +47,11 @@ def test_a_host_that_does_not_answer_is_shown_with_words_and_the_reason():
     assert first["silent"] == "ssh: connection refused port 22"
     assert value_of(first, "GLOO_SOCKET_IFNAME") == "<NIC that carries node1>"
     assert value_of(first, "HCCL_IF_IP") == "<address of node1>"
-    assert "8" in value_of(first, "ASCEND_RT_VISIBLE_DEVICES")
+    assert "8" in value_of(first, "ASCEND_VISIBLE_DEVICES")
+    assert value_of(first, "ASCEND_RT_VISIBLE_DEVICES") == "0,1,2,3,4,5,6,7"  # the first eight, whatever their numbers
     assert value_of(second, "HCCL_SOCKET_IFNAME") == "=bond0"
     assert value_of(second, "HCCL_SOCKET_FAMILY") == "AF_INET6"
-    assert value_of(second, "ASCEND_RT_VISIBLE_DEVICES") == "0,1,2,3,4,5,6,7"
+    assert value_of(second, "ASCEND_VISIBLE_DEVICES") == "0,1,2,3,4,5,6,7"
 
 
 def test_what_is_in_the_way_of_several_hosts_stands_once_at_the_end():
