@@ -24,6 +24,7 @@ cann_environment() { # without arguments: what is sourced would read ours
 memory_that_goes_back() { # Ray's and vLLM's processes live long: jemalloc returns what they free, glibc keeps it
   local library
   library=/usr/lib/$(uname -m)-linux-gnu/libjemalloc.so.2
+  if [[ ! -f $library ]]; then library=/usr/lib64/libjemalloc.so.2; fi # openEuler's
   if [[ ${ASCEND_QUANT_JEMALLOC:-on} != off && -f $library ]]; then
     export LD_PRELOAD=$library${LD_PRELOAD:+:$LD_PRELOAD}
   fi

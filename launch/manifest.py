@@ -14,11 +14,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import distributions
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 from launch.software import CHIP_VARIABLE, Package, cann_version, chip_of_build, commit, plain
 from launch.stacks import STACK_VARIABLE
 
+DEBS = ("dpkg-query", "--show", "--showformat", "${db:Status-Status} ${Package}:${Architecture} ${Version}\\n")
+RPMS = ("rpm", "--query", "--all", "--queryformat", "installed %{NAME}:%{ARCH} %{EVR}\\n")
 REVISION_VARIABLE = "ASCEND_QUANT_REVISION"  # set by our images: this project's commit
 
 
@@ -51,13 +54,12 @@ def packages() -> dict[str, Package]:
 
 
 def system_packages() -> dict[str, str]:
-    """The installed packages of Debian or Ubuntu, as name:architecture.
+    """The installed packages of Debian and Ubuntu, or of openEuler, as name:architecture.
 
     Raises:
-        OSError, CalledProcessError: dpkg-query is not there, or failed.
+        OSError, CalledProcessError: neither dpkg-query nor rpm is there, or it failed.
     """
-    form = "${db:Status-Status} ${Package}:${Architecture} ${Version}\\n"
-    listed = subprocess.run(["dpkg-query", "--show", "--showformat", form], check=True, capture_output=True, text=True)
+    listed = subprocess.run(DEBS if which("dpkg-query") else RPMS, check=True, capture_output=True, text=True)
     rows = [line.split() for line in listed.stdout.splitlines()]
     return {name: version for state, name, version in (row for row in rows if len(row) == 3) if state == "installed"}
 

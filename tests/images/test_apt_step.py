@@ -1,4 +1,7 @@
-"""docker/steps/apt.sh on Ubuntu's kinds of sources: what apt-get is told, by a stand-in that prints it."""
+"""The steps that install the system's packages: what apt-get is told on Ubuntu's kinds of sources, dnf on openEuler.
+
+Stand-ins for both print it.
+"""
 
 from pathlib import Path
 
@@ -20,9 +23,9 @@ for argument; do case $argument in Dir::Etc::SourceParts=*) cat "${argument#*=}"
 
 @pytest.fixture
 def run(docker, stand_in_base, tmp_path):
-    """`run(files, environment)`: apt.sh in a container whose /etc says Ubuntu and has these sources."""
+    """`run(files, options, step=)`: a step in a container with these files, on Ubuntu unless they say another."""
 
-    def run(files: dict[str, str], *options: str):
+    def run(files: dict[str, str], *options: str, step: tuple[str, ...] = ("/steps/apt.sh", "tini")):
         files = {"/usr/lib/os-release": "ID=ubuntu\n", "/usr/local/bin/apt-get": APT_GET, **files}
         mounts = []
         for number, (path, text) in enumerate(files.items()):
@@ -31,7 +34,7 @@ def run(docker, stand_in_base, tmp_path):
             here.chmod(0o755)
             mounts += ["--mount", f"type=bind,source={here},target={path},readonly"]
         mounts += ["--mount", f"type=bind,source={ROOT}/docker/steps,target=/steps,readonly"]
-        return docker.tried("run", "--rm", "--network=none", *mounts, *options, stand_in_base, "/steps/apt.sh", "tini")
+        return docker.tried("run", "--rm", "--network=none", *mounts, *options, stand_in_base, *step)
 
     return run
 
@@ -85,3 +88,27 @@ def test_what_cannot_be_pinned_is_one_line(run, files, options, part):
     done = run(files, *options)
     assert done.returncode != 0 and done.stdout == "", done
     assert part in done.stderr and len(done.stderr.strip().splitlines()) == 1, done
+
+
+OPENEULER = {"/usr/lib/os-release": 'NAME="openEuler"\nID="openEuler"\n', "/usr/bin/dnf": '#!/bin/sh\necho dnf "$@"\n'}
+
+
+@pytest.mark.parametrize(("stage", "wanted"), [("run", {"clang", "jemalloc", "openssh-clients"}), ("build", {"patch"})])
+def test_on_openeuler_packages_have_its_names_and_come_by_dnf(run, stage, wanted):
+    """As vllm-ascend's own Dockerfiles for openEuler name them."""
+    done = run(OPENEULER, step=("/steps/ascend.sh", stage))
+    install, clean = done.stdout.splitlines()
+    assert done.returncode == 0 and clean.split()[-2:] == ["clean", "all"], done
+    assert wanted <= set(install.partition(" install ")[2].split()) and "sslcacert" not in install
+    done = run(OPENEULER | {"/run/secrets/ca": "a certificate"}, step=("/steps/ascend.sh", stage))
+    assert "--setopt=sslcacert=/run/secrets/ca" in done.stdout.split(), done
+
+
+def test_jemalloc_is_found_where_openeuler_has_it(run):
+    """A stand-in, which the loader passes over."""
+    mounts = ("--mount", f"type=bind,source={ROOT}/docker/cann.sh,target=/cann.sh,readonly")
+    files = {"/usr/local/Ascend/ascend-toolkit/set_env.sh": "export ASCEND_HOME_PATH=/nowhere\n"}
+    there = {"/usr/lib64/libjemalloc.so.2": "no library"}
+    step = ("/cann.sh", "bash", "-c", "echo $LD_PRELOAD")
+    assert run(files, *mounts, step=step).stdout.split() == []
+    assert run(files | there, *mounts, step=step).stdout.split() == list(there)

@@ -70,3 +70,17 @@ def test_programs_are_started(image):
 
 def test_every_command_of_run_sh_is_a_verb_or_refused_by_its_name():
     assert set(words("VERBS")) | set(words("OF_CHECKOUTS")) == set(words("COMMANDS", ROOT / "run.sh"))
+
+
+def test_an_image_without_tini_begins_as_one_with_it(tmp_path: Path):
+    """docker/init.sh, with a stand-in for tini and without: openEuler has none."""
+    tini = tmp_path / "tini"
+    tini.write_text('#!/bin/sh\necho tini "$@"\n')
+
+    def begun() -> str:
+        command = ["/bin/sh", ROOT / "docker/init.sh", "/bin/echo", "a b", "c"]
+        return subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True).stdout
+
+    assert begun() == "a b c\n"
+    tini.chmod(0o755)
+    assert begun() == "tini -s -- /bin/echo a b c\n"

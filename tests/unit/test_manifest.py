@@ -27,6 +27,16 @@ def debian(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
 
+@pytest.fixture
+def openeuler(tmp_path: Path, monkeypatch) -> None:
+    """A system with rpm and without dpkg-query."""
+    (tmp_path / "rpm").write_text('#!/bin/sh\nprintf "%s\\n" "installed bash:aarch64 5.2.15-9.oe2403"\n')
+    (tmp_path / "rpm").chmod(0o755)
+    for tool in ("sh", "env"):
+        (tmp_path / tool).symlink_to(f"/bin/{tool}")
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
 def listed_by_pip() -> dict[str, str]:
     """The packages of this environment, by pip."""
     command = [sys.executable, "-I", "-m", "pip", "--disable-pip-version-check", "list", "--format", "json"]
@@ -43,6 +53,11 @@ def test_of_this_environment():
     assert (found["python"], found["architecture"]) == (platform.python_version(), platform.machine())
     assert found["system"].split()[0] in Path("/etc/os-release").read_text()
     assert found["cuda"] is None, "torch is a CPU build"
+
+
+@pytest.mark.usefixtures("openeuler")
+def test_on_openeuler_the_systems_packages_are_rpms():
+    assert inside.system_packages() == {"bash:aarch64": "5.2.15-9.oe2403"}
 
 
 def test_packages_of_other_folders_do_not_count(tmp_path: Path, monkeypatch):
