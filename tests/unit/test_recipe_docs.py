@@ -6,6 +6,7 @@ parameter: FSDP 16 on all devices (float32 weights, gradients and Adam's two); M
 in float32.
 """
 
+import inspect
 import re
 from functools import cache
 from pathlib import Path
@@ -188,10 +189,23 @@ def test_the_table_of_npus_has_every_recipe_and_what_its_overrides_say():
         assert not values(name, "attn_implementation") and not values(name, "enforce_eager")
         assert attention == ("MindSpeed's" if values(name, "use_flash_attn") == {"true"} else "flash_attention_2")
         assert (graphs, older) == ("graphs", "eager" if experts else "graphs")
-        assert (mode == "AIV") == (values(name, "nnodes") == {"1"})
+        one_host, whole = values(name, "nnodes") == {"1"}, values(name, "expert_parallel_size") != {"1"}
+        assert (mode == "AIV") == (one_host and not whole)
         (share,) = values(name, "gpu_memory_utilization")
         assert device == f"{recipe.memory.device}, {float(share) * recipe.memory.device:.0f}"
         assert int(host) == recipe.memory.host
+
+
+@pytest.mark.parametrize("page", ["ascend.md", "ascend.zh.md"])
+def test_what_fsdp2_sends_whole_from_rank_0_is_as_large_as_the_page_says(page: str):
+    """And verl has no other way: its loader reads neither a setting nor the environment."""
+    utils = pytest.importorskip("verl.utils.fsdp_utils", reason="verl is not installed")
+    loader = inspect.getsource(utils.fsdp2_load_full_state_dict)
+    assert "broadcast_from_rank0=True" in loader and "environ" not in loader
+    (line,) = [part for part in (DOCS / page).read_text().split("\n* ") if part.startswith("FSDP2")]
+    for _, hidden, _, width, experts, vocabulary in SHAPES.values():
+        stack = 2 * width * experts if experts > 1 else width  # transformers 5 has the experts of a layer in one
+        assert f"{4 * hidden * max(vocabulary, stack) / 1e9:.2f} GB" in line
 
 
 @pytest.mark.parametrize("name", INT8)

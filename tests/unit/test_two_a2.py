@@ -83,11 +83,14 @@ def test_a_pods_script_makes_the_inventory_of_all_and_starts_its_part(tmp_path: 
     (container,) = pod["containers"]
     *shell, script = container["args"]
     stand_in, cluster = tmp_path / "run.sh", tmp_path / "pods.yaml"
-    stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    stand_in.chmod(0o755)
+    for tool in (stand_in, tmp_path / "getent"):
+        tool.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+        tool.chmod(0o755)
     script = script.replace("/opt/ascend-quant/run.sh", str(stand_in)).replace("/tmp/pods.yaml", str(cluster))
-    variables = {"PATH": "/usr/bin:/bin", f"VC_{task['name'].upper()}_HOSTS": HOSTS}
-    said = subprocess.run([*shell, script], env=variables, capture_output=True, text=True, check=True).stdout.split()
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", f"VC_{task['name'].upper()}_HOSTS": HOSTS}
+    done = subprocess.run([*shell, script], env=variables, capture_output=True, text=True, check=True, timeout=60)
+    assert [word for word in done.stderr.split() if word != "hosts"] == HOSTS.split(","), "each is waited for"
+    said = done.stdout.split()
     understood(said)
     given = dict(pairwise(said))
     machines, recipe = load(given["--cluster"]), recipes.load(said[1])
