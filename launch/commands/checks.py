@@ -1,12 +1,16 @@
 """`run.sh doctor` and `run.sh smoke`: does it work here? The one looks, the other runs."""
 
+import json
 import os
+import shutil
+import tempfile
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from ascend_quant.exits import DONE, FAILED, WRONG_USE, fail
+from ascend_quant.exits import DONE, FAILED, NOT_REACHED, WRONG_USE, fail
 from ascend_quant.whole_file import why_no_file, write_whole
 from launch.commands.recipe import Changes, of_data
 
@@ -62,32 +66,59 @@ def doctor(
 def smoke(
     out: Annotated[
         Path | None,
-        typer.Option(help=f"Write the JSON there.  [default: {DEFAULT}, or print it where that cannot be written]"),
+        typer.Option(
+            help="Write the JSON there, anew after each part; a file of a run that stopped goes on.  "
+            f"[default: {DEFAULT}, or print it where that cannot be written]"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the JSON; write a file with --out alone.")] = False,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 3,
+    minutes: Annotated[float, typer.Option(min=1, help="After these it stops; the same command then goes on.")] = 60,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="doctor, train, or a probe or group of ascend-quant smoke, as engine; repeatable.  [default: all]"
+            help="doctor, train, or a probe or group of ascend-quant smoke, as engine, tried anew; repeatable.  "
+            "[default: all]"
         ),
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Folder of Qwen2.5-7B: with --data and eight NPUs, trained beside its BF16 twin."),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of ./run.sh data gsm8k.")] = None,
+    read: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--read",
+            help="Try nothing: say which claims of docs/ascend.md this JSON of a run on NPUs proves, refutes, leaves "
+            "open; repeatable, for runs on one device and on several.",
+        ),
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="With --read: write it into the page, in both languages.")
+    ] = False,
 ) -> None:
     """Does it work here? The doctor, operators, three training steps, a refitted engine: one JSON file to send back.
 
     Tests the stack named by ASCEND_QUANT_STACK (set in our images; default: cpu).
 
-    Exit status: 0 where all that applies passed; 1 where something failed; 2 for wrong use.
+    Exit status: 0 where all that applies passed; 1 where something failed; 2 for wrong use; 3 where time ran out. With
+    --read: 0 where all claims are proved; 1 where one is refuted; 3 where none is, and some are open.
     """
     from rich.console import Console
 
-    from ascend_quant.smoke.probes import UnknownProbe
+    from ascend_quant.smoke.probes import UnknownProbe, is_in
     from ascend_quant.smoke.results import as_text
     from launch.processes import end_as_after_ctrl_c
-    from launch.smoke import ALONE
-    from launch.smoke import smoke as tried
+    from launch.smoke.parts import ALONE, goes_on
+    from launch.smoke.parts import smoke as tried
+    from launch.smoke.setting import Setting
     from launch.stacks import STACK_VARIABLE, all_pins
 
+    if read:
+        _read(read, write, as_json)
+    if write:
+        fail("--write: is for --read: say which file", WRONG_USE)
     stack, stacks = os.environ.get(STACK_VARIABLE) or "cpu", all_pins()
     if stack not in stacks:
         fail(f"{STACK_VARIABLE}={stack}: there is no such stack, only {', '.join(stacks)}", WRONG_USE)
@@ -98,16 +129,75 @@ def smoke(
         fail(f"--out {said}", WRONG_USE)
     console = Console(stderr=printed)
     end_as_after_ctrl_c()
+    folder = Path(tempfile.mkdtemp(prefix="aq-smoke-"))
+    given = [one and one.absolute() for one in (model, data)]
+    setting = Setting(stack, stacks[stack].devices, folder, steps, time.monotonic() + 60 * minutes, *given)
+    before = _earlier(out)
+    if before is not None and not goes_on(before, setting, only or ()):
+        before = None
+    if before is not None:
+        console.print(f"goes on with {out}, of {before['started']}: {len(before['probes'])} results", soft_wrap=True)
+
+    def keep(content: dict[str, Any]) -> None:
+        if out is not None:
+            try:
+                write_whole(out, as_text(content))
+            except OSError as error:
+                fail(f"--out {out}: cannot be written: {error.strerror}", FAILED)
+
     try:
-        content = tried(stack, stacks[stack].devices, steps, only or [], console)
+        content = tried(setting, only or [], console, before, keep)
     except UnknownProbe as why:
-        fail(f"--only: {why}; and {', '.join(ALONE)}", WRONG_USE)
+        fail(f"--only: {why}; and {', '.join(ALONE[setting.devices])}", WRONG_USE)
     if printed:
         typer.echo(as_text(content), nl=False)
     if out is not None:
-        try:
-            write_whole(out, as_text(content))
-        except OSError as error:
-            fail(f"--out {out}: cannot be written: {error.strerror}", FAILED)
         console.print(f"written: {out.absolute()}", soft_wrap=True, highlight=False)
-    raise typer.Exit(DONE if content["ok"] else FAILED)
+    if content["ok"]:
+        shutil.rmtree(folder)
+    else:
+        console.print(f"logs: {folder}", soft_wrap=True)
+    left = [name for name in content["left"] if not only or any(is_in(name, one) for one in only)]
+    if left:
+        console.print(f"time is over; the same command goes on with {', '.join(left)}", soft_wrap=True)
+    raise typer.Exit(FAILED if not content["ok"] else NOT_REACHED if left else DONE)
+
+
+def _read(files: list[Path], write: bool, as_json: bool) -> NoReturn:
+    """Show what the files say of the claims."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from launch import LaunchError
+    from launch.smoke import reading
+
+    console = Console(stderr=as_json)
+    try:
+        made = [reading.read(file) for file in files]
+        for page, text in reading.pages(made).items() if write else ():
+            write_whole(page, text)
+            console.print(f"written: {page}", soft_wrap=True, highlight=False)
+    except LaunchError as why:
+        fail(str(why), WRONG_USE)
+    found = reading.verdicts(made)
+    for one in found:
+        said = Text.assemble((f"{one.verdict}: ", reading.STYLES[one.verdict]), one.claim.says)
+        console.print(said, Text("; ".join(part for part in (one.seen, one.why) if part), "dim"), soft_wrap=True)
+    console.print(reading.in_short(found), highlight=False)
+    if as_json:
+        typer.echo(
+            json.dumps({"files": [one.about for one in made], "claims": [one.as_dict() for one in found]}, indent=1)
+        )
+    verdicts = {one.verdict for one in found}
+    raise typer.Exit(FAILED if reading.REFUTED in verdicts else NOT_REACHED if reading.OPEN in verdicts else DONE)
+
+
+def _earlier(out: Path | None) -> dict[str, Any] | None:
+    """The content of a file of this command; None where there is none."""
+    if out is None or not out.is_file():
+        return None
+    try:
+        content = json.loads(out.read_text())
+        return content if "probes" in content else None
+    except (ValueError, TypeError):
+        fail(f"--out {out}: is there, and is no JSON of this command; give another name", WRONG_USE)

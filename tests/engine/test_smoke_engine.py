@@ -16,9 +16,11 @@ from naming import has_line_naming
 from safetensors.torch import load_file, save_file
 
 from ascend_quant.refit import RefitError
-from ascend_quant.smoke import engine, worker
+from ascend_quant.smoke import engine, generation, life, worker
 from ascend_quant.smoke.probes import On
-from launch.smoke import Setting, command_of
+from ascend_quant.smoke.results import OK
+from launch.smoke.setting import Setting
+from launch.smoke.training import command_of, judged, refused
 
 SPOILT = "model.layers.1.mlp.down_proj.weight"
 
@@ -75,4 +77,29 @@ def test_the_recipe_that_devices_train(tmp_path: Path):
     command = command_of(Setting("cpu", "none", tmp_path, 1), str(tmp_path / "data"), tmp_path / "out")
     planned = subprocess.run([*command, "--dry-run"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert planned.returncode == 0, planned.stdout[-3000:] + planned.stderr[-3000:]
-    assert "trainer.total_training_steps=1" in planned.stdout
+    assert "trainer.total_training_steps=2" in planned.stdout
+
+
+@pytest.mark.long("ascend_quant/smoke", "launch/smoke")
+def test_verl_refuses_the_nan_that_its_last_step_sends(tmp_path: Path):
+    """Here on CPUs, where an engine neither sleeps nor captures graphs."""
+    addition_start.write(tmp_path / "data", 64)
+    setting, out = Setting("cpu", "none", tmp_path, 1), tmp_path / "out"
+    ended = setting.run(command_of(setting, str(tmp_path / "data"), out), "train", 500)
+    (metrics,) = out.glob("metrics-*/**/*.jsonl")
+    trained = judged(setting, ended, metrics)
+    found = refused(setting, ended, trained)
+    assert (trained.values["steps"], found.status) == (1, OK), f"{trained}\n{found}"
+    assert trained.values["receipts"][0]["proved"] > 0 and life.NAN in found.values["said"]
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "int8"])
+def test_a_model_with_random_weights_tells_its_speed_and_its_kernels(scheme):
+    seen = generation.generation(On(torch.device("cpu"), small=True), scheme)
+    rates, kernels = (
+        seen.values["tokens/s by batch"],
+        seen.values[f"kernels of a prefill and {generation.PROFILED} tokens"],
+    )
+    assert not seen.problems and all(rate > 0 for rate in rates.values())
+    assert kernels[0]["us"] >= kernels[-1]["us"] > 0 and all(one["calls"] > 0 for one in kernels)
+    assert seen.values["bytes of weights"] > 0

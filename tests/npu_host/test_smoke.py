@@ -8,18 +8,22 @@ import contextlib
 import pytest
 import torch
 import torch_npu
+from smoke_cases import LIVED
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from ascend_quant.kernels import npu, npu_codes, npu_formats, npu_ops, reciprocals
 from ascend_quant.refit.resident import QuantizedWeight
-from ascend_quant.smoke import life, probes
+from ascend_quant.smoke import claims, generation, life, probes
 from ascend_quant.smoke.probes import On, Seen
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
+from npu_host import vllm_engine
 
 pytestmark = pytest.mark.long("ascend_quant/smoke", "ascend_quant/kernels", "ascend_quant/refit", "tests/npu_host")
 ON = On(torch.device("npu:0"), small=True)
-NEEDS_ACL = {f"engine.{name}" for name in ("refit", "graphs", "ranks", "experts", "sleep")} | {"speed.rollout"}
+NEEDS_ACL = {"engine.refit", "engine.graphs", "engine.sleep", "engine.cycles"}
+NEEDS_ACL |= {"speed.refit_calls", "speed.bf16", "speed.int8", "speed.w8a8"}
+NEEDS_DEVICES = {"engine.ranks", "engine.experts", "speed.bf16_4", "speed.int8_4", "collective.broadcast"}
 
 
 def tried(*wanted: str) -> dict[str, Result]:
@@ -64,9 +68,10 @@ def graphs(monkeypatch):
 
 def test_every_probe_passes_or_says_what_is_missing_here():
     found = tried()
-    assert {name for name, one in found.items() if one.status == NOT_APPLICABLE} == NEEDS_ACL
-    assert all("acl" in found[name].reason for name in NEEDS_ACL)
-    assert all(one.status == OK for name, one in found.items() if name not in NEEDS_ACL), failed_of(found)
+    missing = dict.fromkeys(NEEDS_ACL, "acl") | dict.fromkeys(NEEDS_DEVICES, "1 are there") | {"ipc": "verl"}
+    assert {name for name, one in found.items() if one.status == NOT_APPLICABLE} == missing.keys()
+    assert all(named in found[name].reason for name, named in missing.items())
+    assert all(one.status == OK for name, one in found.items() if name not in missing), failed_of(found)
     assert found["versions"].values["device"] == "Ascend910B1" and found["versions"].values["operators"]
     assert found["operators.rounding"].values["codes by"] == "codes_fused"
     assert found["speed.refit"].values["copy, GB/s read and written"] > 0
@@ -176,18 +181,6 @@ def test_an_operator_that_is_missing_or_raises(monkeypatch):
     assert "npu_dynamic_quant" in found["operators.activations"].reason
 
 
-LIVED = {
-    "before": {"digest": "1", "formats": {"29": 4, "2": 3}},
-    "after": {"digest": "1", "formats": {"29": 4, "2": 3}},
-    "same answers": True,
-    "a NaN": f"RefitError: {life.NAN}: NaN",
-    "served meanwhile": False,
-    "a good refit": "",
-    "served then": True,
-    "sleep level 2": "refused",
-}
-
-
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
@@ -203,3 +196,23 @@ def test_an_engine_that_forgets_or_serves_junk(fault, named):
     seen = Seen(LIVED | fault)
     life.judge(seen)
     assert bool(seen.problems) == bool(fault) and named in " ".join(seen.problems)
+
+
+def test_vllm_ascend_quantizes_what_the_description_of_random_weights_says(tmp_path):
+    from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+
+    generation._write(tmp_path, generation.CONFIG | generation.FEW)
+    config, mapping = vllm_engine.modelslim_config()(), Qwen2ForCausalLM.packed_modules_mapping
+    config.maybe_update_config(str(tmp_path))
+    layers = [f"model.layers.0.{name}" for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj")]
+    assert not any(config.is_layer_skipped_ascend(name, mapping) for name in (*layers, "model.layers.0.mlp.down_proj"))
+    assert config.is_layer_skipped_ascend("lm_head", mapping)
+
+
+def test_the_operators_part_of_the_hour_proves_its_claims(graphs):
+    """But for speeds, which host memory does not have."""
+    found = tried("versions", "operators", "speed.refit")
+    verdicts = {one.claim.says: one for one in claims.decided([found]) if set(one.claim.probes) <= found.keys()}
+    assert len(verdicts) >= 8
+    wrong = [one for one in verdicts.values() if one.verdict != claims.PROVED and "speed.refit" not in one.claim.probes]
+    assert not wrong, wrong

@@ -1,9 +1,12 @@
 """`run.sh smoke` and `ascend-quant smoke` without an engine: what is wrong is named, however a process ends."""
 
+import csv
 import ctypes
+import io
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +23,7 @@ from naming import has_line_naming
 from plan_cases import inventory, plan
 from rich.console import Console
 from safetensors.torch import load_file
+from smoke_cases import logged
 from typer.testing import CliRunner
 
 from ascend_quant import oracle
@@ -28,16 +32,18 @@ from ascend_quant.kernels import cpu
 from ascend_quant.refit import Refit
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 from ascend_quant.schemes import SCHEMES
-from ascend_quant.smoke import engine, installed, operators, probes, results
+from ascend_quant.smoke import collective, engine, installed, kernels, life, operators, probes, results
 from ascend_quant.smoke.probes import NotPossible, On, Probe, Seen, carry_out
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 from launch import child as children
-from launch import smoke
+from launch import recipes
 from launch.child import Ended
 from launch.commands import app
 from launch.doctor.checking import Finding, HostReport, Report
 from launch.doctor.facts import GIB, Device, Devices
-from launch.smoke import Setting
+from launch.smoke import parts, training, twins
+from launch.smoke import setting as shared
+from launch.smoke.setting import Setting
 
 CPU = On(torch.device("cpu"))
 
@@ -87,7 +93,10 @@ def test_numbers_that_json_has_not_are_text_and_a_failure_is_not_ok():
 def test_a_name_that_there_is_not_is_refused_with_those_there_are():
     with pytest.raises(probes.UnknownProbe, match=r"operators\.schemes"):
         probes.probes_for("cpu", ["operators.codes"])
-    assert [one.name for one in probes.probes_for("npu", ["speed"])] == ["speed.refit", "speed.rollout"]
+    assert [one.name for one in probes.probes_for("npu", ["speed"])] == [
+        "speed.refit", "speed.refit_calls", "speed.linear", "speed.bf16", "speed.int8", "speed.w8a8", "speed.bf16_4",
+        "speed.int8_4",
+    ]  # fmt: skip
 
 
 # ---- operators of this CPU
@@ -248,6 +257,69 @@ def test_both_checkpoints_are_the_same_everywhere_and_differ(tmp_path):
     assert before.keys() == after.keys() and any((before[name] != after[name]).any() for name in before)
 
 
+# ---- an engine through cycles, a broadcast, a profile
+def turns(**changes) -> list[dict]:
+    """Of twenty cycles; what is said of the last one may be otherwise."""
+    found = [
+        {"digest": "ab"[number % 2], "answers": [[number % 2]], "free asleep": 60 << 30, "free awake": 50 << 30}
+        for number in range(life.CYCLES)
+    ]
+    found[-1] |= changes
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, None),
+        ({"digest": "c"}, ("cycle 20", "digest c", "b")),
+        ({"answers": [[7]]}, ("cycle 20", "answers")),
+        ({"free asleep": 59 << 30}, ("free asleep", str(1 << 30))),
+        ({"free awake": 49 << 30}, ("free awake", str(1 << 30))),
+        ({"free awake": (50 << 30) - life.GROWTH}, None),
+    ],
+)
+def test_cycles_that_lose_bytes_answers_or_memory(changes, named):
+    problems = life.judge_cycles(turns(**changes), ["a", "b"]).problems
+    assert len(problems) == (named is not None) and all(has_line_naming(one, *named) for one in problems)
+
+
+def test_checkpoints_that_answer_alike_try_nothing():
+    alike = [one | {"answers": [[0]]} for one in turns()]
+    assert has_line_naming(life.judge_cycles(alike, ["a", "b"]).problems[0], "alike")
+
+
+def test_a_broadcast_between_two_processes():
+    found = collective.broadcast(On(CPU.device, small=True))
+    assert not found.problems and found.values["bytes"] == 4 * collective.FEW
+    told = {0: {"seconds": 1.0, "apart": 0}, 1: {"seconds": 2.0, "apart": 3}}
+    assert has_line_naming(collective.judged(told, 9).problems[0], "rank 1", "3 of 9")
+
+
+def test_a_profile_names_what_ran(tmp_path):
+    profile = kernels.Profile(CPU.device, str(tmp_path))
+    profile.start()
+    for _ in range(3):
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    profile.stop()
+    found = {one["name"]: one for one in kernels.kernels_of(tmp_path)}
+    assert found["aten::mm"]["calls"] == 3 and found["aten::mm"]["us"] > 0
+
+
+def test_the_table_of_torch_npu_s_profiler_is_summed_by_kernel_and_core():
+    """Its columns are those of its CsvHeaders."""
+    table = (
+        "Device_id,Name,Type,Accelerator Core,Start Time(us),Duration(us),Wait Time(us),Block Num\n"
+        "0,one,DynamicQuant,AI_VECTOR_CORE,1.0,10.5,0,8\n"
+        "0,two,DynamicQuant,AI_VECTOR_CORE,20.0,9.5,0,8\n"
+        "0,three,Cast,AI_CPU,40.0,100.25,0,1\n"
+    )
+    assert kernels.summed(csv.DictReader(io.StringIO(table))) == [
+        {"name": "DynamicQuant", "calls": 2, "us": 20.0, "on": "AI_VECTOR_CORE"},
+        {"name": "Cast", "calls": 1, "us": 100.2, "on": "AI_CPU"},
+    ]
+
+
 # ---- `ascend-quant smoke`
 @pytest.fixture
 def only(monkeypatch):
@@ -323,12 +395,11 @@ def ended_soon(pid: int) -> bool:
 # Real commands, but for what takes minutes: no warm-up, and in verl's place a process that sleeps.
 STOPPED = """
 import sys
-from launch import child
 from launch.commands import app
 from launch.demo import training, warmup
-from launch import smoke
+from launch.smoke import parts
 sleeps = [sys.executable, "-c", {sleeps!r}]
-smoke.train = lambda setting: child.run(sleeps, setting.folder, "slow", 600, "cpu")
+parts.train = lambda setting: setting.run(sleeps, "slow", 600)
 warmup.make_start = lambda choices, folder, on_update: 0.5
 training.command = lambda *given: sleeps
 app({arguments!r})
@@ -381,42 +452,44 @@ def test_a_probe_that_ends_its_process_is_a_result_and_the_others_go_on(setting,
         log.write_text("RuntimeError: aicore error\n")
         return Ended(-6 if len(done) < len(names) else 0, 1.0, log)
 
-    monkeypatch.setattr(smoke, "run", answer)
+    monkeypatch.setattr(shared, "run", answer)
     wanted = [probe(name=name, slow=name == "b.slow") for name in ("a.one", "a.dies", "a.two", "b.slow")]
-    found = list(smoke.carried_out(setting, wanted))
+    found = list(parts.carried_out(setting, wanted))
     assert asked == [["a.one", "a.dies", "a.two"], ["a.two"], ["b.slow"]]
     assert [(one.name, one.status) for one in found] == [
         ("a.one", OK), ("a.dies", FAILED), ("a.two", OK), ("b.slow", OK)
     ]  # fmt: skip
-    assert has_line_naming(found[1].reason, "signal 6", "aicore error")
+    assert has_line_naming(found[1].reason, "signal 6", "aicore error") and found[1].broke
 
 
 # ---- the doctor, training, all together
-def test_errors_of_the_doctor_fail_and_its_warnings_do_not(monkeypatch):
+def test_errors_of_the_doctor_fail_and_its_warnings_do_not(setting, monkeypatch):
     fine = Finding("ok", "devices.health", "all OK", "")
     warning = Finding("warning", "system.disk", "2 GiB free", "free some")
     error = Finding("error", "system.shm", "64 MiB", "--shm-size=4g")
     for findings, status in (([fine, warning], OK), ([error, fine, warning], FAILED)):
         report = Report([HostReport("this machine", findings, {"Python": "3.11.7"})])
-        monkeypatch.setattr(smoke, "examine", lambda report=report: report)
-        found = smoke._doctor()
+        (setting.folder / "report.json").write_text(report.as_json())
+        monkeypatch.setattr(parts, "LAUNCH", ("sh", "-c", "cat report.json"))
+        found = parts._doctor(setting)
         assert found.status == status and asdict(warning) in found.values["findings"]
     assert found.reason == "system.shm: 64 MiB (--shm-size=4g)" and found.values["error"] == 1
 
 
+@pytest.mark.parametrize(("command", "named"), [(("false",), "ended with 1"), (("sleep", "60"), "ended after")])
+def test_a_doctor_that_ends_or_hangs(setting, monkeypatch, command, named):
+    monkeypatch.setattr(parts, "LAUNCH", ("sh", "-c", " ".join(command)))
+    monkeypatch.setattr(parts, "DOCTOR_S", 1)
+    found = parts._doctor(setting)
+    assert found.status == FAILED and found.broke and named in found.reason
+
+
 def test_memory_is_asked_for_before_training():
     h200 = Device(0, "NVIDIA H200", "OK", 140000, 143771)
-    assert smoke.lack(8, 8, 8 * GIB, Devices()) == ""
-    assert has_line_naming(smoke.lack(8, 8, 5 * GIB, Devices()), "8 GiB", "5.0")
-    assert has_line_naming(smoke.lack(8, 8, 99 * GIB, Devices("NVML", found=(h200,))), "device 0", "3.7")
-    assert "npu-smi is not on PATH" in smoke.lack(8, 8, 99 * GIB, Devices("npu-smi", "npu-smi is not on PATH"))
-
-
-def logged(step: int, **changes: float) -> str:
-    names = ("critic/rewards/mean", "rollout_corr/rollout_is_mean", "rollout_corr/rollout_is_max", "refit/proved")
-    names += ("rollout_corr/rollout_is_eff_sample_size", "timing_s/step", "timing_s/update_weights")
-    data = dict.fromkeys(names, 0.25) | {"rollout_corr/k3_kl": 1e-4}
-    return json.dumps({"step": step, "data": data | changes}) + "\n"
+    assert training.lack(8, 8, 8 * GIB, Devices()) == ""
+    assert has_line_naming(training.lack(8, 8, 5 * GIB, Devices()), "8 GiB", "5.0")
+    assert has_line_naming(training.lack(8, 8, 99 * GIB, Devices("NVML", found=(h200,))), "device 0", "3.7")
+    assert "npu-smi is not on PATH" in training.lack(8, 8, 99 * GIB, Devices("npu-smi", "npu-smi is not on PATH"))
 
 
 @pytest.mark.parametrize(
@@ -435,12 +508,39 @@ def test_what_training_logged(setting, monkeypatch, lines, reason):
     metrics = setting.folder / "metrics.jsonl"
     metrics.write_text("".join(lines))
     ended = Ended(0, 60.0, setting.folder / "train.log")
-    monkeypatch.setattr(smoke, "_on_cpu", lambda setting: (ended, metrics))
-    monkeypatch.setattr(smoke, "lack", lambda *given: "")
-    found = smoke.train(setting)
+    ended.log.write_text("RuntimeError: the reason\n")
+    monkeypatch.setattr(training, "_on_cpu", lambda setting: (ended, metrics))
+    monkeypatch.setattr(training, "lack", lambda *given: "")
+    (found,) = training.train(setting)
     assert found.status == (FAILED if reason else OK) and reason in found.reason
+    assert found.broke == ("of 2 steps" in reason or "has no" in reason)
     if not reason:
         assert found.values["steps"] == 2 and found.values["weight sync, ms"] == 250
+
+
+REFUSAL = f"RefitError: weight sync failed: {training.SPOILT}: 1 of 32768 elements are NaN or Inf\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "said", "status", "broke"),
+    [
+        (2, 1, REFUSAL, OK, False),
+        (3, 0, "", FAILED, False),  # it went on
+        (2, 1, "RuntimeError: out of memory\n", FAILED, True),
+        (2, 1, REFUSAL.replace("layers.0", "layers.1"), FAILED, True),
+        (1, 1, REFUSAL, FAILED, True),
+    ],
+)
+def test_the_nan_after_the_steps(setting, monkeypatch, lines, code, said, status, broke):
+    metrics = setting.folder / "metrics.jsonl"
+    metrics.write_text("".join(logged(step) for step in range(1, lines + 1)))
+    ended = Ended(code, 60.0, setting.folder / "train.log")
+    ended.log.write_text(said)
+    monkeypatch.setattr(training, "_on_devices", lambda setting: (ended, metrics))
+    monkeypatch.setattr(training, "lack", lambda *given: "")
+    steps, refused = training.train(Setting("ascend-cann9.1", "npu", setting.folder, 2))
+    assert steps.status == (OK if lines >= 2 else FAILED)
+    assert (refused.name, refused.status, refused.broke) == ("train.nan", status, broke)
 
 
 def test_what_training_on_devices_logs_is_found_where_its_job_writes(setting, monkeypatch):
@@ -453,32 +553,179 @@ def test_what_training_on_devices_logs_is_found_where_its_job_writes(setting, mo
             file.write_text(logged(1))
         return Ended(0, 60.0, setting.folder / "train.log")
 
-    monkeypatch.setattr(smoke, "run", ran)
-    monkeypatch.setattr(smoke, "command_of", lambda setting, data, out: ["train", "--out", str(out)])
-    assert smoke._on_devices(setting)[1].read_text() == logged(1)
+    monkeypatch.setattr(shared, "run", ran)
+    monkeypatch.setattr(training, "command_of", lambda setting, data, out: ["train", "--out", str(out)])
+    assert training._on_devices(setting)[1].read_text() == logged(1)
 
 
-def test_training_comes_before_engines_and_what_failed_leaves_its_logs(monkeypatch):
-    order = []
+def overrides(command: list[str]) -> set[str]:
+    """verl's, of a command that trains a recipe."""
+    changes = dict(command[at + 1].split("=", 1) for at, word in enumerate(command) if word == "--set")
+    recipe = recipes.load(command[command.index("train") + 1], changes=changes)
+    return set(recipes.resolve(recipe, recipes.Paths(model="/m", data="/d", out="/o")).overrides)
 
-    def told(result: Result) -> Result:
-        order.append(result.name)
-        return result
+
+@pytest.mark.parametrize(
+    ("stack", "devices", "libraries"),
+    [
+        ("ascend-cann9.1", "npu", [training.PLANTED]),
+        ("ascend-cann8.5", "npu", [training.PLANTED]),
+        ("cuda13", "gpu", [training.LIBRARY, training.PLANTED]),  # the attention of its stack stays
+    ],
+)
+def test_devices_train_with_graphs_and_sleep_and_one_step_more_for_the_nan(setting, stack, devices, libraries):
+    found = overrides(training.command_of(Setting(stack, devices, setting.folder, 3), "/d", Path("/o")))
+    assert f"actor_rollout_ref.model.external_lib=[{','.join(libraries)}]" in found
+    rollout = "actor_rollout_ref.rollout"
+    assert {f"{rollout}.enforce_eager=false", f"{rollout}.free_cache_engine=true"} <= found
+    assert {f"+{rollout}.enable_sleep_mode=true", "trainer.total_training_steps=4"} <= found
+
+
+def test_twins_differ_in_the_scheme_alone_and_want_eight_devices_a_model_and_data(setting, monkeypatch):
+    npus = Setting("ascend-cann9.1", "npu", setting.folder, 3, model=setting.folder, data=setting.folder)
+    bf16, int8 = (overrides(twins.command_of(npus, name, Path("/o"))) for name in twins.RECIPES)
+    differ = {one.split("=")[0].rpartition(".")[2] for one in bf16 ^ int8}
+    assert differ == {"quantization", "quant_method", "scheme", "experiment_name"}
+    eight = Devices("npu-smi", found=tuple(Device(number, "910B3", "OK", 0, 65536) for number in range(8)))
+    for there, given in ((eight, Setting("ascend-cann9.1", "npu", setting.folder, 3)), (Devices("npu-smi"), npus)):
+        monkeypatch.setattr(twins, "devices_of", lambda devices, there=there: there)
+        found = twins.twin(given, "twins.int8")
+        assert found.status == NOT_APPLICABLE and has_line_naming(found.reason, "8 devices", "--model", "--data")
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "status", "broke"),
+    [
+        (0, [logged(step) for step in range(1, 6)], OK, False),
+        (0, [logged(step) for step in range(1, 4)], FAILED, True),
+        (1, [logged(step) for step in range(1, 6)], FAILED, True),
+        (0, [logged(step, **{"refit/proved": 0}) for step in range(1, 6)], FAILED, False),
+    ],
+)
+def test_what_a_twin_logged(setting, monkeypatch, code, lines, status, broke):
+    def ran(command, folder, name, *given):
+        (metrics := folder / name / "metrics-0" / "run.jsonl").parent.mkdir(parents=True)
+        metrics.write_text("".join(lines))
+        (folder / "log").write_text("RuntimeError: the reason\n")
+        return Ended(code, 60.0, folder / "log")
+
+    eight = Devices("npu-smi", found=tuple(Device(number, "910B3", "OK", 0, 65536) for number in range(8)))
+    monkeypatch.setattr(twins, "devices_of", lambda devices: eight)
+    monkeypatch.setattr(shared, "run", ran)
+    npus = Setting("ascend-cann9.1", "npu", setting.folder, 3, model=setting.folder, data=setting.folder)
+    found = twins.twin(npus, "twins.int8")
+    assert (found.status, found.broke) == (status, broke)
+    if status == OK:
+        assert found.values["step, s"] == 0.25 and twins.twin(npus, "twins.bf16").status == OK
+
+
+@pytest.fixture
+def order(monkeypatch):
+    """The parts that are begun, all of which are well."""
+    found = []
+
+    def told(*names: str) -> list[Result]:
+        found.extend(names)
+        return [Result(name, "", OK) for name in names]
 
     def carried(setting, wanted):
-        yield from (told(Result(one.name, "", OK)) for one in wanted)
+        for one in wanted:
+            yield from told(one.name)
 
-    monkeypatch.setattr(smoke, "carried_out", carried)
-    monkeypatch.setattr(smoke, "_doctor", lambda: told(Result("doctor", "", OK)))
-    for status in (OK, FAILED):
-        monkeypatch.setattr(smoke, "train", lambda setting, status=status: told(Result("train", "", status)))
-        content = smoke.smoke("cpu", "none", 3, [], Console(quiet=True))
-        left = list(Path(tempfile.gettempdir()).glob("aq-smoke-*"))
-        assert content["ok"] == (status == OK) and len(left) == (status == FAILED)
-    assert order[:5] == ["doctor", "versions", "libraries", "operators.schemes", "train"] and order[5] == "engine.refit"
+    monkeypatch.setattr(parts, "carried_out", carried)
+    monkeypatch.setattr(parts, "_doctor", lambda setting: told("doctor")[0])
+    monkeypatch.setattr(parts, "train", lambda setting: told("train"))
+    return found
+
+
+def started(setting: Setting, *wanted: str, **more) -> dict:
+    return parts.smoke(setting, wanted, Console(quiet=True), **more)
+
+
+EVERYTHING = ["doctor", "versions", "libraries", "operators.schemes", "train", "engine.refit"]  # on a CPU
+
+
+def test_training_comes_before_engines(setting, order):
+    content = started(setting)
+    assert order == EVERYTHING and content["left"] == [] and content["ok"]
     order.clear()
-    smoke.smoke("cpu", "none", 3, ["train", "operators"], Console(quiet=True))
+    content = started(setting, "train", "operators")
     assert order == ["operators.schemes", "train"]
+    assert content["left"] == ["doctor", "versions", "libraries", "engine.refit"]
+
+
+def test_a_second_start_goes_on_where_the_first_one_stopped(setting, order, monkeypatch):
+    kept = []
+
+    class Stopped(Exception):
+        pass
+
+    def dies(setting):
+        raise Stopped
+
+    with monkeypatch.context() as there:
+        there.setattr(parts, "train", dies)
+        with pytest.raises(Stopped):
+            started(setting, keep=kept.append)
+    before = json.loads(results.as_text(kept[-1]))
+    assert before["left"] == ["train", "engine.refit"] and parts.goes_on(before, setting, ())
+    order.clear()
+    content = started(setting, before=before)
+    assert order == ["train", "engine.refit"] and content["left"] == []
+    assert content["started"] == before["started"] and len(content["probes"]) == len(EVERYTHING)
+    assert not parts.goes_on(content, setting, ()), "nothing is left: all is tried anew"
+    for other in (Setting("cuda13", "gpu", setting.folder, 2), Setting("cpu", "none", setting.folder, 3)):
+        assert not parts.goes_on(before, other, ())
+
+
+def test_what_is_named_is_tried_anew_and_what_did_not_apply_too(setting, order):
+    before = started(setting)
+    before["probes"][1] |= {"status": NOT_APPLICABLE}
+    before["probes"][2] |= {"status": FAILED}
+    order.clear()
+    assert parts.goes_on(before, setting, ["engine"])
+    assert len(started(setting, "engine", before=before)["probes"]) == len(EVERYTHING) and order == ["engine.refit"]
+    order.clear()
+    assert not started(setting, before=before)["ok"] and order == ["versions"]
+
+
+def test_the_end_of_all_time_leaves_the_rest_for_the_next_start(setting, monkeypatch):
+    """What it breaks off has no result; what went wrong by itself has one."""
+
+    def hangs(command, folder, name, limit, *rest):
+        asked.append(limit)
+        time.sleep(limit)
+        return Ended(None, limit, folder / "log")
+
+    asked = []
+    (setting.folder / "log").write_text("")
+    monkeypatch.setattr(shared, "run", hangs)
+    short = Setting("cpu", "none", setting.folder, 2, time.monotonic() + 0.2)
+    content = started(short, "doctor", "operators")
+    assert len(asked) == 1 and asked[0] <= 0.2
+    assert content["probes"] == [] and sorted(content["left"]) == sorted(EVERYTHING)
+
+
+def test_all_limits_of_one_npu_are_within_an_hour_and_stand_on_the_pages():
+    of_one = [one for one in probes.probes_for("npu") if one.ranks == 1]
+    starts = 1 + sum(one.slow for one in of_one)  # quick ones share a process
+    trained = training.DATA_S + training.TRAIN_S["npu"]
+    seconds = parts.DOCTOR_S + trained + starts * parts.START_S + sum(one.limit_s for one in of_one)
+    assert seconds <= 3600
+    for name in ("ascend.md", "ascend.zh.md"):
+        page = (Path(__file__).parents[2] / "docs" / name).read_text()
+        minutes = [float(one) for one in re.findall(r"^\| [^|]* \| ([\d.]+) \| [^|]* \|$", page, re.M)]
+        assert 60 * sum(minutes) == seconds
+
+
+def test_probes_that_take_more_devices_than_there_are(setting, monkeypatch):
+    there = Devices("npu-smi", found=(Device(3, "910B3", "OK", 0, 65536),))
+    monkeypatch.setattr(parts, "devices_of", lambda devices: there)
+    found = list(parts.carried_out(setting, probes.probes_for("npu", ["engine.ranks", "engine.experts"])))
+    assert [(one.name, one.status) for one in found] == [
+        ("engine.ranks", NOT_APPLICABLE), ("engine.experts", NOT_APPLICABLE)
+    ]  # fmt: skip
+    assert has_line_naming(found[1].reason, "4 devices", "1")
 
 
 def called(*arguments: str, **variables):
@@ -502,19 +749,38 @@ def test_wrong_use_is_said_before_anything_starts(arguments, variables, named):
 @pytest.mark.parametrize("status", [OK, FAILED])
 def test_the_json_goes_to_stdout_alone_or_into_smoke_json(tmp_path, monkeypatch, status):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(smoke, "train", lambda setting: Result("train", "", status, values={"steps": setting.steps}))
+    values = {"steps": 5}
+    monkeypatch.setattr(parts, "train", lambda setting: [Result("train", "", status, values={"steps": setting.steps})])
     done = called("--json", "--steps", "5", "--only", "train")
     assert done.exit_code == (status == FAILED)
     content = json.loads(done.stdout)
-    assert content["probes"][0]["values"] == {"steps": 5} and content["stack"] == "cpu"
+    assert content["probes"][0]["values"] == values and content["stack"] == "cpu"
     called("--only", "train")
     assert json.loads((tmp_path / "smoke.json").read_text())["ok"] == (status == OK)
+    left = list(Path(tempfile.gettempdir()).glob("aq-smoke-*"))
+    assert len(left) == 2 * (status == FAILED), "what failed leaves its logs"
     (tmp_path / "smoke.json").unlink()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert json.loads(called("--only", "train").stdout)["probes"] and not (tmp_path / "smoke.json").exists()
 
 
+def test_the_same_command_goes_on_with_its_file(tmp_path, monkeypatch, order):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(parts, "train", lambda setting: [])  # as where time ran out
+    done = called()
+    assert done.exit_code == 3 and json.loads(Path("smoke.json").read_text())["left"] == ["train"]
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(parts, "train", lambda setting: [Result("train", "", OK)])
+    assert called().exit_code == 0
+    content = json.loads(Path("smoke.json").read_text())
+    assert content["left"] == [] and len(content["probes"]) == len(EVERYTHING)
+    Path("smoke.json").write_text("no JSON")
+    done = called()
+    assert done.exit_code == 2 and has_line_naming(done.stderr, "--out smoke.json")
+
+
 def test_a_file_that_cannot_be_written_is_one_line(monkeypatch):
-    monkeypatch.setattr(smoke, "train", lambda setting: Result("train", "", OK))
+    monkeypatch.setattr(parts, "train", lambda setting: [Result("train", "", OK)])
     done = called("--out", "/dev/full", "--only", "train")
     assert done.exit_code == 1 and has_line_naming(done.stderr, "--out /dev/full")

@@ -22,7 +22,12 @@ WORST = 1  # unit in the last place of the output: float32 products in another o
 TOKENS = (1, 16, 256)
 
 
-@probe("operators.rounding", "codes and scales of every BF16 magnitude are the definition's, ties to even", ("npu",))
+@probe(
+    "operators.rounding",
+    "codes and scales of every BF16 magnitude are the definition's, ties to even",
+    ("npu",),
+    limit_s=30,
+)
 def rounding(on: On) -> Seen:
     """By the way that refits take here, fused or plain; and what both rest on."""
     way = npu_codes.way_of(on.device)
@@ -48,7 +53,10 @@ def rounding(on: On) -> Seen:
 
 
 @probe(
-    "operators.codes", "a refit writes the definition's bytes, plain and in FRACTAL_NZ, at the same address", ("npu",)
+    "operators.codes",
+    "a refit writes the definition's bytes, plain and in FRACTAL_NZ, at the same address",
+    ("npu",),
+    limit_s=120,
 )
 def codes(on: On) -> Seen:
     """Dense weights and stacks of experts, in three shards; codes read by rows, and by torch_npu's own cast."""
@@ -71,7 +79,7 @@ def codes(on: On) -> Seen:
     return seen
 
 
-@probe("operators.not_finite", "a NaN or Inf is counted by the tensor that it came in", ("npu",))
+@probe("operators.not_finite", "a NaN or Inf is counted by the tensor that it came in", ("npu",), limit_s=30)
 def not_finite(on: On) -> Seen:
     n, k = (96, 64) if on.small else data.SEVEN_B[0]
     sources = [data.weights(n, k, seed=23 + number) for number in range(3)]
@@ -91,7 +99,9 @@ def not_finite(on: On) -> Seen:
     return seen
 
 
-@probe("operators.activations", "npu_dynamic_quant rounds half to even, but for a product's last bit", ("npu",))
+@probe(
+    "operators.activations", "npu_dynamic_quant rounds half to even, but for a product's last bit", ("npu",), limit_s=30
+)
 def activations(on: On) -> Seen:
     """Codes at most one off, few of them; scales to one unit in the last place; rows of zeros without a NaN."""
     quantize, seen = data.operator("npu_dynamic_quant"), Seen()

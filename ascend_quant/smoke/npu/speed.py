@@ -1,44 +1,32 @@
-"""Probes of speed on an NPU: refits beside a plain copy, rollouts beside BF16, in the same run."""
+"""Probes of speed on an NPU: refits beside a plain copy and call by call, layers beside BF16, in the same run."""
 
-import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from ascend_quant.kernels import npu
+from ascend_quant.kernels import npu, npu_codes, npu_linear
 from ascend_quant.kernels.moves import Job, Move
-from ascend_quant.smoke.engine import engine_of, generated, need_vllm
+from ascend_quant.kernels.storage import Storage
+from ascend_quant.smoke.kernels import Profile, kernels_of
 from ascend_quant.smoke.npu import data
-from ascend_quant.smoke.probes import On, Seen, probe
+from ascend_quant.smoke.probes import On, Seen, need, probe
 
 ROUNDS, ROUND_MS, MOST_CALLS = 5, 30.0, 50
 ROOM = 0.7  # share of the free memory
-LAYERS, BATCHES, PROMPT, ANSWER = 8, (16, 64), 128, 128  # of a rollout
-CONFIG = {
-    "model_type": "qwen2",
-    "architectures": ["Qwen2ForCausalLM"],
-    "num_hidden_layers": LAYERS,
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 32768,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
+BATCHES = (8, 64, 256)
+AI_CPU = "AI_CPU"  # as torch_npu's profiler calls it
 
 
 @probe(
     "speed.refit",
     "how long a refit of 7B's layers and of a layer of experts takes, in copies of their BF16",
     ("npu",),
-    True,
 )
 def refit(on: On) -> Seen:
     """As many layers as there is room for; the experts' gate and up projections come by themselves."""
@@ -59,8 +47,13 @@ def refit(on: On) -> Seen:
 
 
 def _jobs(on: On, source: torch.Tensor) -> list[Job]:
+    """Those of buffers of its own."""
+    return _written(source, data.storage(source.shape, True, on))
+
+
+def _written(source: torch.Tensor, storage: Storage) -> list[Job]:
     """One write a matrix; of a stack of experts two a matrix."""
-    storage, rows_NK = data.storage(source.shape, True, on), source.flatten(0, -2)
+    rows_NK = source.flatten(0, -2)
     stand_in, scale_N = torch.empty(rows_NK.shape, dtype=torch.int8, device="meta"), storage.scale.flatten()
     step = source.shape[-2] if source.dim() == 2 else source.shape[-2] // 2
     jobs = []
@@ -101,38 +94,53 @@ def _random(on: On, *shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device=on.device).normal_(0, 0.02)
 
 
-@probe(
-    "speed.rollout",
-    "tokens a second with int8 beside BF16, of layers of a 7B model with random weights",
-    ("npu",),
-    True,
-    900,
-)
-def rollout(on: On) -> Seen:
-    """The same with vLLM's own graphs."""
-    need_vllm(on)
-    rates = {scheme: _rates(scheme) for scheme in ("bf16", "int8")}
-    seen = Seen({f"int8 over bf16, batch {batch}": rates["int8"][batch] / rates["bf16"][batch] for batch in BATCHES})
-    seen.values |= {f"{scheme}, tokens/s by batch": found for scheme, found in rates.items()}
+@probe("speed.refit_calls", "which kernels a refit runs, where and how long, and how often it waits", ("npu",))
+def refit_calls(on: On) -> Seen:
+    """Of one layer of 7B."""
+    need("acl")
+    jobs = [job for shape in data.SEVEN_B for job in _jobs(on, _random(on, *shape))]
+    _refit(on, jobs)
+    torch.npu.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            _refit(on, jobs)
+    finally:
+        torch.npu.set_sync_debug_mode("default")
+    with tempfile.TemporaryDirectory(prefix="aq-smoke-") as folder:
+        profile = Profile(on.device, folder)
+        profile.start()
+        _refit(on, jobs)
+        profile.stop()
+        found = kernels_of(Path(folder))
+    return judged(npu_codes.way_of(on.device).codes.__name__, found, [str(one.message) for one in said])
+
+
+def judged(way: str, found: list[dict[str, Any]], said: list[str]) -> Seen:
+    """From the profile's kernels, and what was said of waits."""
+    seen = Seen({"way": way})
+    seen.values["waits"] = sum("synchroniz" in one for one in said)
+    seen.values["on the AI CPU"] = [one["name"] for one in found if one["on"] == AI_CPU]
+    seen.values |= {"us": round(sum(one["us"] for one in found), 1), "kernels": found}
+    seen.holds(bool(found), "the profiler has seen no kernel")
     return seen
 
 
-def _rates(scheme: str) -> dict[int, float]:
-    """Tokens a second of whole answers, prompts and all, by batch."""
-    with tempfile.TemporaryDirectory(prefix="aq-smoke-") as folder:
-        Path(folder, "config.json").write_text(json.dumps(CONFIG))
-        more: dict[str, Any] = {
-            "load_format": "dummy",
-            "max_model_len": PROMPT + ANSWER + 8,
-            "max_num_seqs": max(BATCHES),
-        }
-        with engine_of(Path(folder), scheme, graphs=True, memory=0.5, enable_prefix_caching=False, **more) as llm:
-            return {batch: _rate(llm, batch) for batch in BATCHES}
-
-
-def _rate(llm: Any, batch: int) -> float:
-    prompts: Sequence[list[int]] = torch.randint(1000, (batch, PROMPT), generator=data.generator(batch)).tolist()
-    generated(llm, prompts, 8)  # what has to be compiled
-    begun = time.perf_counter()
-    answers = generated(llm, prompts, ANSWER)
-    return sum(map(len, answers)) / (time.perf_counter() - begun)
+@probe(
+    "speed.linear", "microseconds of 7B's layers in BF16 and in int8, whole and as one of four ranks has them", ("npu",)
+)
+def linear(on: On) -> Seen:
+    """With the quantization of activations; by tokens."""
+    seen = Seen()
+    for n, k in [(96, 64)] if on.small else (*data.SEVEN_B, *data.SEVEN_B_OF_4):
+        weight = _random(on, n, k)
+        storage = data.storage((n, k), True, on)
+        _refit(on, _written(weight, storage))
+        for count in BATCHES:
+            x_MK = _random(on, count, k)
+            took = {
+                "bf16": milliseconds(lambda x=x_MK, w=weight: torch.nn.functional.linear(x, w)),
+                "int8": milliseconds(lambda x=x_MK, s=storage: npu_linear.linear(x, s.codes, s.scale)),
+            }
+            seen.values[f"{n} x {k}, {count} tokens, us"] = {name: round(1e3 * one, 1) for name, one in took.items()}
+    return seen

@@ -1,0 +1,24 @@
+"""Loaded into a trainer as verl's `external_lib`: a weight of its model is NaN when the last step's weights leave."""
+
+from collections.abc import Iterable
+
+import torch
+
+from ascend_quant.integrations.verl.sender import SendingTrainingWorker
+from ascend_quant.refit.sent import NamedTensor
+from ascend_quant.smoke.life import NAN
+
+sends = SendingTrainingWorker.as_sent
+
+
+def sends_nan(self: SendingTrainingWorker, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
+    """`as_sent`, with the NaN once weights have left after all steps but the last; they leave before the first too."""
+    self.syncs = getattr(self, "syncs", 0) + 1
+    if self.syncs == self.engine.optimizer_config.total_training_steps + 1:
+        weight = self.engine.module.get_parameter(NAN)
+        with torch.no_grad():
+            getattr(weight, "to_local", lambda: weight)()[0, 0] = float("nan")  # of fsdp2 this rank's shard
+    return sends(self, weights)
+
+
+SendingTrainingWorker.as_sent = sends_nan

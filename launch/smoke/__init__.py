@@ -1,0 +1,11 @@
+"""`./run.sh smoke`, `docker run IMAGE smoke`: does this installation work on this machine? One JSON file.
+
+The doctor, the device's probes, and a few steps of GRPO with int8 rollouts: on a CPU the demo itself, elsewhere its
+recipe on one device.
+
+setting.py    what all parts share: stack, folder, the time that is left
+parts.py      the parts in their order, and how an earlier start's file is gone on with
+training.py   the steps, and the NaN after them
+twins.py      a 7B on eight NPUs beside its BF16 twin
+reading.py    what files say of docs/ascend.md's claims
+"""

@@ -1,0 +1,158 @@
+"""The parts one after the other, each in a process with a time limit; what fails does not stop the others.
+
+On one NPU all limits together are within an hour.
+"""
+
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ascend_quant import __version__
+from ascend_quant.smoke.probes import Probe, is_in, probes_for
+from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, SCHEMA, Result, document, show
+from launch.doctor.drivers import devices as devices_of
+from launch.smoke.setting import LAUNCH, Setting
+from launch.smoke.training import NAN, TRAIN, train
+from launch.smoke.twins import RECIPES, twin
+from launch.software import CHIP_VARIABLE
+
+START_S = 75  # until the first probe begins: it imports torch and vLLM, and starts the driver
+DOCTOR_S = 60
+DOCTOR = "doctor"
+ALONE = {"none": (DOCTOR, TRAIN), "gpu": (DOCTOR, TRAIN, NAN), "npu": (DOCTOR, TRAIN, NAN, *RECIPES)}  # no probes
+FINDS = "the doctor finds nothing that would stop a run"
+
+
+def smoke(
+    setting: Setting,
+    wanted: Sequence[str],
+    console: Console,
+    before: Mapping[str, Any] | None = None,
+    keep: Callable[[dict[str, Any]], None] = lambda content: None,
+) -> dict[str, Any]:
+    """Carry out what is wanted, show what comes of it, return what the JSON file holds: `left` has no result yet.
+
+    Args:
+        wanted: parts, probes and groups, which are tried anew; none for all that has no result, or did not apply.
+        before: the content of an earlier start's file, see `goes_on`.
+        keep: given the content after each part.
+
+    Raises:
+        UnknownProbe: a name that there is not, and those that there are.
+    """
+    parts = ALONE[setting.devices]
+    asked = [name for name in wanted if not any(is_in(one, name) for one in parts)]
+    probes = probes_for(setting.device, asked) if asked or not wanted else []
+    chosen = {name for name in parts if not wanted or any(is_in(name, one) for one in wanted)}
+    chosen |= {one.name for one in probes}
+    earlier = [Result(**one) for one in before["probes"]] if before else []
+    if not wanted:
+        chosen -= {one.name for one in earlier if one.status != NOT_APPLICABLE}
+    results = {one.name: one for one in earlier if one.name not in chosen}
+    everything = [*parts, *(one.name for one in probes_for(setting.device))]
+    spent, begun = (before["seconds"] if before else 0.0), time.monotonic()
+    about = {"started": before["started"] if before else now()} | about_of(setting)
+
+    def content() -> dict[str, Any]:
+        left = [name for name in everything if name not in results]
+        seconds = round(spent + time.monotonic() - begun, 1)
+        return document([*results.values()], about | {"seconds": seconds, "left": left})
+
+    for result in _results(setting, chosen, [one for one in probes if one.name in chosen]):
+        show(result, console)
+        results[result.name] = result
+        keep(content())
+    return content()
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def about_of(setting: Setting) -> dict[str, Any]:
+    """What two starts have in common of which one goes on with the other's file."""
+    return {
+        "version": __version__,
+        "stack": setting.stack,
+        "chip": os.environ.get(CHIP_VARIABLE) or None,
+        "device": setting.device,
+        "steps": setting.steps,
+    }
+
+
+def goes_on(content: Mapping[str, Any], setting: Setting, wanted: Sequence[str]) -> bool:
+    """Whether a start keeps an earlier one's results: same kind of machine, and some are left, or some are named."""
+    same = content.get("schema") == SCHEMA and about_of(setting).items() <= content.items()
+    return same and bool(content["left"] or wanted)
+
+
+def _results(setting: Setting, chosen: Collection[str], probes: Sequence[Probe]) -> Iterator[Result]:
+    """Training comes before engines: it is likeliest to break on a device."""
+    if DOCTOR in chosen and setting.left > 0:
+        yield from in_time(setting, [_doctor(setting)])
+    yield from carried_out(setting, [one for one in probes if not one.slow])
+    if {TRAIN, NAN} & set(chosen) and setting.left > 0:
+        yield from in_time(setting, train(setting))
+    yield from carried_out(setting, [one for one in probes if one.slow])
+    for name in RECIPES:
+        if name in chosen and setting.left > 0:
+            yield from in_time(setting, [twin(setting, name)])
+
+
+def in_time(setting: Setting, results: Sequence[Result]) -> Iterator[Result]:
+    """The results without what the end of all time broke off, which is left for the next start."""
+    yield from (one for one in results if setting.left > 0 or not one.broke)
+
+
+def _doctor(setting: Setting) -> Result:
+    """Its findings; errors fail."""
+    file = "doctor.json"
+    ended = setting.run(["sh", "-c", f'exec "$@" > {file}', "sh", *LAUNCH, "doctor", "--json"], DOCTOR, DOCTOR_S)
+    try:
+        report = json.loads((setting.folder / file).read_text())
+    except (OSError, ValueError):  # it did not come so far
+        return Result(DOCTOR, FINDS, FAILED, ended.seconds, ended.why(), broke=True)
+    findings = [one for host in report["hosts"] for one in host["findings"]] + report["together"]
+    by_level = {level: [one for one in findings if one["level"] == level] for level in ("error", "warning", "ok")}
+    errors = ["{check}: {what} ({fix})".format(**one) for one in by_level["error"]]
+    values: dict[str, Any] = {level: len(found) for level, found in by_level.items()}
+    values["findings"] = [one for one in findings if one["level"] != "ok"]
+    values["traits"] = report["hosts"][0]["traits"]
+    return Result(DOCTOR, FINDS, FAILED if errors else OK, ended.seconds, "; ".join(errors), values)
+
+
+def carried_out(setting: Setting, probes: Sequence[Probe]) -> Iterator[Result]:
+    """The results of `ascend-quant smoke`, whose probes may end their process, or never return.
+
+    Quick ones share a process for as long as it lives, each slow one has its own. Those that take more devices than
+    there are have none.
+    """
+    left, there = list(probes), devices_of(setting.devices)
+    while left and setting.left > 0:
+        if there.found and (lacking := left[0].lacks(len(there.found))):
+            found = [Result(left[0].name, left[0].decides, NOT_APPLICABLE, reason=lacking)]
+        else:
+            found = _together(setting, [left[0]] if left[0].slow else [one for one in left if not one.slow])
+        yield from in_time(setting, found)
+        left = [one for one in left if one.name not in {result.name for result in found}]
+
+
+def _together(setting: Setting, probes: Sequence[Probe]) -> list[Result]:
+    """The results until the process ended; of the first at least."""
+    name = probes[0].name
+    out = setting.folder / f"{name}.json"
+    command = [str(Path(sys.executable).with_name("ascend-quant")), "smoke", "--device", setting.device]
+    command += ["--out", str(out), *(word for one in probes for word in ("--only", one.name))]
+    ended = setting.run(command, name, START_S + sum(one.limit_s for one in probes))
+    found = [Result(**one) for one in json.loads(out.read_text())["probes"]] if out.exists() else []
+    if len(found) < len(probes):
+        lost = probes[len(found)]
+        found.append(Result(lost.name, lost.decides, FAILED, ended.seconds, ended.why(), broke=True))
+    return found
