@@ -114,6 +114,7 @@ def test_limits_are_those_of_the_launcher(name: str):
     limits = {f"{key}={of['soft']}:{of['hard']}" for key, of in service.get("ulimits", {}).items()}
     assert limits == set(values(options, "--ulimit"))
     assert [service["shm_size"].removesuffix("b")] == values(options, "--shm-size")
+    assert service.get("init", False) == ("--init" in options)
 
 
 @pytest.mark.parametrize("name", SERVICES)
