@@ -222,9 +222,9 @@ def _attention(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
     """Megatron has an attention of its own, whatever is said of transformers'."""
     if recipe.backend == "megatron":
         return []
-    name = last_value(overrides, attention.NAME_KEY, attention.FLASH)
-    exchange = attention.without_exchange(name, recipe.training.sequence_parallel)
-    return [one for one in (attention.without_kernel(name, pins(recipe.stack).devices), exchange) if one]
+    name, device = last_value(overrides, attention.NAME_KEY, attention.FLASH), pins(recipe.stack).devices
+    exchange = attention.without_exchange(name, recipe.training.sequence_parallel, device)
+    return [one for one in (attention.without_kernel(name, device), exchange) if one]
 
 
 def extra_problems(recipe: Recipe, extra: Sequence[str]) -> Iterator[str]:

@@ -54,6 +54,13 @@ def test_heads_that_are_not_exchanged(attention: str, roles: dict):
     check(config(named(attention)), critic=False)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_npus_exchange_heads_with_verls_default_alone(attention: str):
+    with pytest.raises(AttentionError, match=rf"{attention} with {ULYSSES}=2.*attn_implementation={FLASH}, ") as raised:
+        check(config(named(attention), {ULYSSES: 2}, device="npu"), critic=False)
+    assert PACKED not in str(raised.value)
+
+
 def test_ours_exchanges_them():
     check(config(actor={ULYSSES: 8}, ref={ULYSSES: 8}), critic=False)
 

@@ -41,7 +41,7 @@ def check(config: Any, critic: bool) -> None:
     attention = (model.get("override_config") or {}).get("attn_implementation", FLASH)
     ranks = max(_ulysses(actor, "fsdp_config"), _ulysses(config.actor_rollout_ref.get("ref") or {}, "fsdp_config"))
     device = config.trainer.device  # npu wherever verl has seen one
-    if problem := without_kernel(attention, device) or without_exchange(attention, ranks):
+    if problem := without_kernel(attention, device) or without_exchange(attention, ranks, device):
         raise AttentionError(problem)
     if attention == PACKED and LIBRARY not in _libraries(model):
         raise AttentionError(f"{NAME_KEY}={PACKED} is unknown to transformers: set {LIBRARY_KEY}={LIBRARY} besides")
@@ -65,14 +65,15 @@ def without_kernel(attention: str, device: str) -> str | None:
     )
 
 
-def without_exchange(attention: str, ranks: int) -> str | None:
+def without_exchange(attention: str, ranks: int, device: str) -> str | None:
     """Why an attention cannot compute with Ulysses over so many ranks, if it cannot."""
     if ranks == 1 or attention not in WITHOUT_EXCHANGE:
         return None
+    instead = f"++{NAME_KEY}={FLASH}" if device == "npu" else WHAT_TO_SET
     return (
         f"{NAME_KEY}={attention} with ulysses_sequence_parallel_size={ranks}: {attention} does not exchange heads, so "
         "each device would attend to its own part of the sequences alone, and nothing would tell. "
-        f"Set {WHAT_TO_SET}, or no sequence parallelism"
+        f"Set {instead}, or no sequence parallelism"
     )
 
 
