@@ -16,7 +16,8 @@ from npu_host import absent, checkpoint, memory, models, vllm_engine, whole_mode
 pytestmark = pytest.mark.each_version
 
 ENGINES = {"hccl_engine": "HCCLWeightTransferEngine", "npu_ipc_engine": "NPUIPCWeightTransferEngine"}
-KINDS = [(models.DENSE, True), (models.DENSE, False), (models.MOE, True)]
+KINDS = [(models.DENSE, True, False), (models.DENSE, False, False), (models.MOE, True, False)]
+THOROUGH = [(models.DENSE, True, True), (models.MOE, True, True)]
 
 
 class Pool:
@@ -34,6 +35,8 @@ class Pool:
             one.fill_(0x55)
 
     def wake_up(self, tags: list[str] | None) -> None:
+        if tags is not None and "weights" not in tags:
+            return
         for one, saved in zip(self.memory, self.saved, strict=True):
             one.copy_(saved)
 
@@ -49,16 +52,26 @@ def worker_module(monkeypatch):
     return importlib.import_module("vllm_ascend.worker.worker")
 
 
+def thorough_sleep() -> dict:
+    """vllm-ascend's settings for a sleep that releases HCCL's groups and captured graphs as well."""
+    if hasattr(importlib.import_module("vllm_ascend.ascend_config"), "RlConfig"):  # since 0.27
+        return {"rl_config": {"enabled": True, "sleep_mode_extra_cleanup": True}}
+    return {"enable_sleep_mode_extra_cleanup": True}
+
+
 @pytest.fixture(params=KINDS, ids=lambda kind: f"{kind[0]}-{'nz' if kind[1] else 'nd'}")
 def running(request, worker_module, monkeypatch, tmp_path):
     """Whether it has experts, and a worker whose model has had one refit."""
-    architecture, nz = request.param
-    settings = {"weight_nz_mode": 0}
+    architecture, nz, thorough = request.param
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "0")  # which rl_config sets
+    settings = {"weight_nz_mode": 0, **(thorough_sleep() if thorough else {})}
     with whole_model.built(vllm_engine.running, tmp_path, architecture, nz, settings=settings) as (moe, model, config):
         worker = object.__new__(worker_module.NPUWorker)
         worker.model_runner = SimpleNamespace(model=model, reset_lora_state=lambda: None)
         worker.vllm_config, worker.model_config, worker.device = config, config.model_config, torch.device("npu:0")
         worker._sleep_saved_buffers, worker._weight_update_active = {}, False
+        if thorough:
+            worker.sleep_wakeup_manager = worker_module.SleepWakeupManager(config, worker, lambda: worker.model_runner)
         pool = Pool(model)
         monkeypatch.setattr(worker_module.CaMemAllocator, "get_instance", lambda: pool)
         whole_model.load(model, checkpoint.state_of(moe, 0))
@@ -89,6 +102,28 @@ def test_sleep_and_wake_up_keep_every_byte_and_refits_go_on(running):
         assert whole_model.tensors_of(model) == before
     with pytest.raises(RefitError, match="sleep level 2"):
         worker.sleep(2)
+
+
+@pytest.mark.parametrize("running", THOROUGH, indirect=True, ids=lambda kind: kind[0])
+def test_a_sleep_that_releases_graphs_and_groups_captures_graphs_of_the_last_refit(running):
+    """As in verl's sync: weights awake, a refit, then the cache, with which vllm-ascend captures its graphs again."""
+    moe, worker = running
+    runner, events = worker.model_runner, []
+    before = whole_model.tensors_of(runner.model)
+    runner.use_aclgraph, runner.post_kv_cache_wake_up = True, lambda: None
+    worker.sleep_wakeup_manager.hccl = SimpleNamespace(  # HCCL is not on host memory
+        sleep=lambda: events.append("groups go"), wakeup=lambda: events.append("groups come")
+    )
+    for seed in (1, 2):
+        worker.sleep(1)
+        worker.wake_up(["weights"])
+        assert events == ["groups go", "groups come"]
+        whole_model.load(runner.model, checkpoint.state_of(moe, seed))
+        runner.capture_model = lambda seed=seed: events.append("graphs") or holds(moe, runner.model, seed)
+        worker.wake_up(["kv_cache"])
+        assert events == ["groups go", "groups come", "groups come", "graphs"]
+        assert whole_model.tensors_of(runner.model) == before
+        events.clear()
 
 
 @pytest.mark.parametrize("transfer", ENGINES)
