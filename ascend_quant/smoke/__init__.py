@@ -10,7 +10,7 @@ generation.py  a whole model of 7B: its speed, its kernels (kernels.py), its byt
 collective.py  a broadcast between two devices
 worker.py      in an engine's workers: what it is made of, the refit in buckets, profiles
 planted.py     in a trainer of verl's: the NaN that it sends last
-claims.py      what docs/ascend.md says of NPUs, and which probe decides it
+claims.py      what docs/ascend.md says of NPUs, and which probe decides it; judging.py: how
 
 `./run.sh smoke` (launch/smoke) adds the doctor and three training steps, and carries probes out in processes of
 their own: an operator may end its process, or never return.

@@ -4,6 +4,7 @@ One engine a probe, so that what one says is there when the next one fails: BF16
 """
 
 import json
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -50,7 +51,9 @@ def int8(on: On) -> Seen:
 
 @probe("speed.w8a8", "the same with vllm-ascend's own W8A8, which no refit can change", ("npu",), True, SECONDS)
 def w8a8(on: On) -> Seen:
+    """Its weights in FRACTAL_NZ, as it casts them by default and ours are."""
     need("vllm_ascend")
+    os.environ["VLLM_ASCEND_ENABLE_NZ"] = "1"
     return generation(on, "bf16", quantization="ascend")
 
 

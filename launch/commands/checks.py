@@ -95,7 +95,11 @@ def smoke(
         ),
     ] = None,
     write: Annotated[
-        bool, typer.Option("--write", help="With --read: write it into the page, in both languages.")
+        bool,
+        typer.Option(
+            "--write",
+            help="Write what --read says into the page, in both languages; without --read, all claims as not run.",
+        ),
     ] = False,
 ) -> None:
     """Does it work here? The doctor, operators, three training steps, a refitted engine: one JSON file to send back.
@@ -115,10 +119,8 @@ def smoke(
     from launch.smoke.setting import Setting
     from launch.stacks import STACK_VARIABLE, all_pins
 
-    if read:
-        _read(read, write, as_json)
-    if write:
-        fail("--write: is for --read: say which file", WRONG_USE)
+    if read or write:
+        _read(read or [], write, as_json)
     stack, stacks = os.environ.get(STACK_VARIABLE) or "cpu", all_pins()
     if stack not in stacks:
         fail(f"{STACK_VARIABLE}={stack}: there is no such stack, only {', '.join(stacks)}", WRONG_USE)
@@ -179,6 +181,8 @@ def _read(files: list[Path], write: bool, as_json: bool) -> NoReturn:
             console.print(f"written: {page}", soft_wrap=True, highlight=False)
     except LaunchError as why:
         fail(str(why), WRONG_USE)
+    if not made:
+        raise typer.Exit(DONE)
     found = reading.verdicts(made)
     for one in found:
         said = Text.assemble((f"{one.verdict}: ", reading.STYLES[one.verdict]), one.claim.says)

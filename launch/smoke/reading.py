@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ascend_quant.smoke.claims import OPEN, PROVED, REFUTED, Decided, decided
+from ascend_quant.smoke.claims import decided
+from ascend_quant.smoke.judging import OPEN, PROVED, REFUTED, Decided
 from ascend_quant.smoke.results import SCHEMA, Result
 from launch import ROOT, LaunchError
 
@@ -97,13 +98,13 @@ def table(words: Words, files: Sequence[Read]) -> str:
     return "\n".join([told, "", *lines, ""])
 
 
-def pages(files: Sequence[Read], root: Path = ROOT) -> dict[Path, str]:
+def pages(files: Sequence[Read], root: Path | None = None) -> dict[Path, str]:
     """Both pages with the section that the files give; without files as no device has run.
 
     Raises:
         LaunchError: they are not here, or have lost their marks.
     """
-    found = {}
+    found, root = {}, root or ROOT
     for name, words in PAGES.items():
         try:
             before, rest = (root / name).read_text().split(BEGIN)

@@ -14,7 +14,7 @@ from naming import has_line_naming
 from smoke_cases import LIVED, logged
 from typer.testing import CliRunner
 
-from ascend_quant.smoke import claims, collective, life
+from ascend_quant.smoke import claims, collective, judging, life
 from ascend_quant.smoke.npu import speed
 from ascend_quant.smoke.npu.data import SEVEN_B_OF_4
 from ascend_quant.smoke.probes import NotPossible, On, Probe, Seen, carry_out, probes_for
@@ -28,7 +28,7 @@ from launch.smoke import twins as of_twins
 from launch.smoke.setting import Setting
 
 CPU = On(torch.device("cpu"))
-FUSED = claims.FUSED
+FUSED = judging.FUSED
 KERNELS = [{"name": "DynamicQuant", "calls": 4, "us": 60.0, "on": "AI_VECTOR_CORE"}]
 TIMED, STEPS = of_twins.MEASURED, of_twins.STEPS
 WAIT = "called a synchronizing NPU operation"
@@ -50,7 +50,7 @@ def slept(**changes) -> Seen:
 
 
 def rates(*found: float, weights: int = 15 << 30) -> Seen:
-    by_batch = dict(zip(claims.BATCHES, found, strict=True))
+    by_batch = dict(zip(judging.BATCHES, found, strict=True))
     return Seen({"tokens/s by batch": by_batch, "bytes of weights": weights})
 
 
@@ -283,6 +283,17 @@ def test_files_that_say_nothing_of_npus(tmp_path, text, named):
     assert done.exit_code == 2 and has_line_naming(done.stderr, "a.json", named)
 
 
-def test_write_without_a_file_to_read():
+def test_the_command_writes_both_pages_and_unwrites_them(a_run, tmp_path, monkeypatch):
+    copies = {tmp_path / name: (reading.ROOT / name).read_text() for name in reading.PAGES}
+    monkeypatch.setattr(reading, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    for page, text in copies.items():
+        page.write_text(text)
+    assert CliRunner().invoke(app, ["smoke", "--read", str(a_run()), "--write"]).exit_code == 0
+    assert all("Ascend910B3" in page.read_text() for page in copies)
+    assert CliRunner().invoke(app, ["smoke", "--write"]).exit_code == 0
+    for page, words in zip(copies, reading.PAGES.values(), strict=True):
+        assert words.nothing in page.read_text() and page.read_text().count(words.not_run) >= len(claims.CLAIMS)
+        page.unlink()
     done = CliRunner().invoke(app, ["smoke", "--write"])
-    assert done.exit_code == 2 and "--read" in done.stderr
+    assert done.exit_code == 2 and has_line_naming(done.stderr, "--write", "docs/ascend.md")
