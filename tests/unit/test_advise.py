@@ -294,7 +294,8 @@ GAIN = re.compile(r"[+-]\d+(?:\.\d+)? ?%|\d+\.\d+ (?:times|倍)")
 
 
 def test_pages_claim_no_gain_on_npus_but_what_others_published():
-    root, published = FOLDER.parents[1], {"+6.9 %", "-23.0 %"}
+    """FlashRL's two, and SGLang's of experts that are dealt out whole, in BF16."""
+    root, published = FOLDER.parents[1], {"+6.9 %", "-23.0 %", "1.52 times", "1.52 倍"}
     pages = [*root.glob("README*.md"), *root.glob("docs/*.md")]
     lines = [line for page in pages for line in page.read_text().splitlines() if re.search("A2|A3\\b|NPU|昇腾", line)]
     assert {figure for line in lines for figure in GAIN.findall(line)} == published
