@@ -89,11 +89,11 @@ __all__ = [
     "batch_invariant",
     "begins_anew",
     "cache_dtypes",
+    "convolution_as_read",
     "forgets_towers_outputs",
     "has_first_runner",
     "in_order",
     "is_own_transfer",
-    "packs_convolutions",
     "replica_of",
     "routes_by_itself",
     "run_method",
@@ -174,10 +174,22 @@ def cache_dtypes() -> tuple[str, ...]:
     return get_args(CacheDType)
 
 
-def packs_convolutions() -> bool:
-    """Whether vLLM's kernels here read a gated delta net's convolution packed: on a CPU with AMX."""
-    packs = hasattr(_custom_ops, "causal_conv1d_weight_pack") and current_platform.is_cpu()
-    return packs and torch.cpu._is_amx_tile_supported()
+def convolution_as_read(weight: torch.Tensor) -> torch.Tensor:
+    """A gated delta net's convolution (channels, 1, width) as vLLM's kernels read it: packed by vLLM, or itself.
+
+    vLLM's own rule decides: with AMX it always packs, 0.31 does so with AVX512-BF16 alone, 0.32 on ARM as well.
+
+    Raises:
+        RuntimeError: of vLLM's packing, which does not take this shape.
+    """
+    if not (current_platform.is_cpu() and hasattr(_custom_ops, "causal_conv1d_weight_pack")):
+        return weight
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm  # not in 0.10
+
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+    return layer.weight.data
 
 
 def forgets_towers_outputs(core) -> bool:

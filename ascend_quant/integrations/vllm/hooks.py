@@ -334,10 +334,10 @@ BY_HAND = (
         off="another KV cache",
     ),
     ByHand(
-        "the conv1d of a gated delta net, where its kernels look for it, on a CPU with AMX",
+        "the conv1d of a gated delta net, where its kernels look for it, on CPUs for which vLLM packs it",
         "ascend_quant.integrations.vllm.layers.conv:follow",
         why="these kernels read packed weights, and vLLM's own packing throws the originals away",
-        versions="those that have causal_conv1d_weight_pack: 0.28",
+        versions="those that have causal_conv1d_weight_pack: 0.28 to 0.32",
         off=ANOTHER,
     ),
     ByHand(

@@ -4,7 +4,7 @@ linear.py         quantized linear layers
 moe.py            fused experts
 plain.py          what stays in its dtype
 mla.py            what vLLM derives from latent attention's weights, brought up to date in place
-conv.py           the convolution of gated delta nets, packed for CPUs with AMX
+conv.py           the convolution of gated delta nets, packed where vLLM packs it for a CPU
 cuda_products.py  the schemes' products by vLLM's CUDA kernels, registered with ascend_quant/kernels
 """
 

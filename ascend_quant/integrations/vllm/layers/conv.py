@@ -1,4 +1,4 @@
-"""The convolution of gated delta nets (Qwen3-Next, Qwen3.5), which vLLM's kernels read packed on a CPU with AMX.
+"""The convolution of gated delta nets (Qwen3-Next, Qwen3.5), which vLLM's kernels read packed on most CPUs.
 
 vLLM packs the weight once, behind its first load, and throws the original away. Here the resident parameter stays as
 it is sent, and the kernels get a packed copy, which follows every refit at the address that it had from the start.
@@ -9,46 +9,43 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
-from vllm import _custom_ops
 
-from ascend_quant.integrations.vllm.compat import DELTA_NET_LAYER, packs_convolutions
+from ascend_quant.integrations.vllm.compat import DELTA_NET_LAYER, convolution_as_read
 from ascend_quant.refit import RefitError
 
 
 def follow(model: nn.Module) -> Callable[[], None]:
-    """Give the layers' kernels packed weights; returns what brings these up to date.
+    """Give the layers' kernels packed weights, where vLLM packs; returns what brings these up to date.
 
     Raises:
         RefitError: a shape that vLLM's own packing does not take.
     """
-    if DELTA_NET_LAYER is None or not packs_convolutions():
+    if DELTA_NET_LAYER is None:
         return lambda: None
     layers = {name: module for name, module in model.named_modules() if isinstance(module, DELTA_NET_LAYER)}
-    pairs = [_packed(name, layer) for name, layer in layers.items()]
+    pairs = [pair for name, layer in layers.items() if (pair := _packed(name, layer))]
 
     def refresh() -> None:
         for weight, packed in pairs:
-            packed.copy_(_pack(weight))
+            packed.copy_(convolution_as_read(weight))
 
     return refresh
 
 
-def _packed(name: str, layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """A layer's weight (channels, 1, width), and the packed one that its kernels read from now on."""
+def _packed(name: str, layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """A layer's weight (channels, 1, width), and the packed one that its kernels read from now on; None for neither."""
     conv = layer.conv1d
     weight = conv.weight.data
     try:
-        packed = _pack(weight)
+        packed = convolution_as_read(weight)
     except RuntimeError as error:
         raise RefitError(
-            f"{name}.conv1d.weight of shape {tuple(weight.shape)}: vLLM cannot serve it on a CPU with AMX: {error}"
+            f"{name}.conv1d.weight of shape {tuple(weight.shape)}: vLLM cannot pack it for this processor: {error}"
         ) from error
+    if packed.shape == weight.shape:
+        return None
     # what Python finds before the submodule, which keeps the parameter for loaders and refits
     vars(layer)["conv1d"] = SimpleNamespace(
         weight=packed, bias=conv.bias, _cpu_unpacked_conv_weight=weight.view(weight.shape[0], weight.shape[2])
     )
     return weight, packed
-
-
-def _pack(weight: torch.Tensor) -> torch.Tensor:
-    return _custom_ops.causal_conv1d_weight_pack(weight.view(weight.shape[0], weight.shape[2]).contiguous())
