@@ -208,7 +208,7 @@ ROWS = (
         amx=False,
     ),
     Row("gpt-oss", "GptOssForCausalLM", {**WINDOW, **LOCAL_EXPERTS, "intermediate_size": 64}, refused=("swigluoai",)),
-    Row("GraniteMoE", "GraniteMoeForCausalLM", LOCAL_EXPERTS),
+    Row("GraniteMoE", "GraniteMoeForCausalLM", LOCAL_EXPERTS, (".router.",)),
     Row(
         "Falcon-H1",
         "FalconH1ForCausalLM",
