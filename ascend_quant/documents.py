@@ -1,7 +1,7 @@
 """Reads JSON and YAML; an error names the file, and the line and the key where there is one.
 
-In YAML a key that stands twice is refused: the last one would win without a word. Exponents are numbers as in YAML 1.2
-(1e-6).
+In YAML a key that stands twice is refused: the last one would win without a word. So are numbers that only YAML 1.1
+reads, as 8 (010), 90 (1:30) or 1000 (1_000). Exponents are numbers as in YAML 1.2 (1e-6).
 """
 
 import json
@@ -73,7 +73,8 @@ def parse_yaml(text: str, source: str) -> Any:
         source: where it is from, for messages.
 
     Raises:
-        BadDocument: it is no YAML, holds what is neither a number, a text, a list nor a mapping, or a key stands twice.
+        BadDocument: it is no YAML, holds what is neither a number, a text, a list nor a mapping, a key stands twice, or
+            a number is not plain decimal (its value may be a secret, and is not shown).
     """
     import yaml
 
@@ -102,7 +103,7 @@ def _kind(content: Any) -> str:
 
 @cache
 def _loader() -> type:
-    """YAML's safe loader with the two rules of the first lines here."""
+    """YAML's safe loader with the rules of the first lines here."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -115,6 +116,21 @@ def _loader() -> type:
                 met.add(str(key.value))
             return super().construct_mapping(node, deep)
 
+        def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+            return super().construct_yaml_int(_plain(node))
+
+        def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+            return super().construct_yaml_float(_plain(node))
+
+    def _plain(node: yaml.ScalarNode) -> yaml.ScalarNode:
+        if not_plain.search(node.value):
+            said = "a number is not plain decimal: write its digits alone, or quote it if it is text"
+            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
+        return node
+
+    not_plain = re.compile(r"[:_]|^[-+]?0[0-9bx]")  # base 60, grouped digits, base 8, 2 or 16
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+    Loader.add_constructor("tag:yaml.org,2002:float", Loader.construct_yaml_float)
     exponent = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", exponent, list("-+.0123456789"))
     return Loader

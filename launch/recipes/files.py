@@ -1,7 +1,7 @@
 """Reading configs/recipes/NAME.yaml. `extends: OTHER` in a file takes what it leaves out from that recipe.
 
 `extends: [ONE, OTHER]` takes it from both, and where both have it, from the last. A name is looked up beside the file,
-then in configs/recipes.
+then in configs/recipes. A recipe's own `name` is its file's, and may be left out.
 What a user changes on the command line (`--set rollout.n=16`) is laid over the file, and checked as if it stood there.
 What is wrong is told in lines that a user can act on: the file, the key, the value, and what is valid.
 """
@@ -47,14 +47,14 @@ def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | Iterable
     tree = read(file)
     for key, value in changes.items() if isinstance(changes, Mapping) else changes:
         tree = merged(tree, changed(key, value))
-    recipe = checked(file, tree, Recipe, problems)
+    recipe = checked(file, {"name": file.stem, **tree}, Recipe, problems)
     if recipe.name != file.stem:
         raise failed(file, [f"name: {recipe.name!r} is not the file's: write {file.stem}"])
     return recipe
 
 
 def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The file's tree, over those that it extends; `above` are the files that led here.
+    """The file's tree, over those that it extends, but for their names; `above` are the files that led here.
 
     Raises:
         LaunchError: a file is missing, is no YAML mapping, or extends itself.
@@ -69,6 +69,7 @@ def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     for base in _bases(file, tree.pop("extends", [])):
         whole = merged(whole, read(_found(file, base), (*above, file)))
+    whole.pop("name", None)
     return merged(whole, _files_beside(file, tree))
 
 
@@ -101,12 +102,14 @@ def changed(key: str, text: str) -> dict[str, Any]:
     """("rollout.n", "16") -> {"rollout": {"n": 16}}.
 
     Raises:
-        LaunchError: the text cannot be read as YAML. It may hold a secret, and is not shown.
+        LaunchError: the text cannot be read as YAML, or a number is not plain decimal. It may hold a secret, and is not
+            shown.
     """
     try:
         value = parse_yaml(text, "the value")
     except BadDocument as error:
-        raise LaunchError(f"--set {key}: cannot be read as YAML: quote text, as {key}='\"..\"'") from error
+        how = f"write numbers as plain decimal ones (8, not 010), and quote text, as {key}='\"..\"'"
+        raise LaunchError(f"--set {key}: cannot be read as YAML: {how}") from error
     for part in reversed(key.split(".")):
         value = {part: value}
     return value

@@ -26,11 +26,21 @@ def test_what_is_written_is_read(tree):
     ("text", "value"),
     [
         *(("1e-6", 1e-6), ("5.e3", 5e3), ("16", 16), ("1.2.3", "1.2.3"), ("yes", True), ("", None)),
+        *(("[0, -0.5, 0e3, 0.]", [0, -0.5, 0.0, 0.0]), ("['010', host:80]", ["010", "host:80"])),
         *(("{a: &x [1], b: *x}", {"a": [1], "b": [1]}), ("{<<: {a: 1}, a: 2}", {"a": 2})),
     ],
 )
 def test_yaml(text, value):
     assert parse_yaml(text, "one") == value
+
+
+@pytest.mark.parametrize(
+    "number", ["010", "-010", "1:30", "+1:30:00", "1:30.5", "0x10", "0b11", "1_000", "1_0.5", "!!int '010'", "{010: 1}"]
+)
+def test_numbers_that_only_yaml_1_1_reads_are_refused_and_may_be_secrets(number):
+    with pytest.raises(BadDocument, match="line 2") as raised:
+        parse_yaml(f"a: 1\nb: {number}", "one")
+    assert number not in str(raised.value)
 
 
 @pytest.mark.parametrize(

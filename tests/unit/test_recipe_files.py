@@ -165,6 +165,9 @@ def test_what_is_set_is_laid_over_the_file(tmp_path: Path):
         ("rollout.n", "many", "rollout.n: 'many' is wrong"),
         ("rollout..n", "1", "rollout.: no such key"),
         ("rollout.n", "[1", "--set rollout.n: "),
+        ("rollout.n", "010", "--set rollout.n: "),
+        ("rollout.n", "1:30", "--set rollout.n: "),
+        ("verl.trainer", "{save_freq: 1:30}", "--set verl.trainer: "),
         ("environment", "{A_KEY: 1234, A_KEY: 5}", "--set environment: "),
     ],
 )
@@ -173,6 +176,24 @@ def test_what_is_set_is_checked_as_the_file_is(tmp_path: Path, key: str, value: 
     with pytest.raises(LaunchError) as caught:
         load("one", tmp_path, {key: value})
     assert has_line_naming(str(caught.value), said) and len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", ["010", "1:30"])
+def test_a_number_that_is_not_plain_decimal_is_told_by_its_line(tmp_path: Path, number: str):
+    file = write(tmp_path)
+    file.write_text(file.read_text().replace("\n  n: 4\n", f"\n  n: {number}\n"))
+    line = file.read_text().splitlines().index(f"  n: {number}") + 1
+    with pytest.raises(LaunchError, match=line_naming(file, f"line {line}")):
+        load("one", tmp_path)
+
+
+def test_a_recipe_is_called_by_its_file_whatever_it_extends(tmp_path: Path):
+    (tmp_path / "bare.yaml").write_text("extends: addition-int8\n")
+    (tmp_path / "other.yaml").write_text("extends: bare\nname: misnamed\n")
+    (tmp_path / "over.yaml").write_text("extends: [other, addition-bf16]\n")
+    assert [load(str(tmp_path / f"{name}.yaml")).name for name in ("bare", "over")] == ["bare", "over"]
+    with pytest.raises(LaunchError, match=line_naming("other.yaml: name:", "'misnamed'")):
+        load("other", tmp_path)
 
 
 @pytest.mark.parametrize("base, said", [("two", "leads back to itself"), ("addition-int9", "addition-int8")])
