@@ -16,9 +16,9 @@ README = built.ROOT / "README.md"
 RECEIPT = re.compile(r"Receipt\(number=(\d+), .*digest='(\w+)'")
 # Behind the example, with its engine, and then with one that has started from the later step.
 AFTER = """
-print("after:", llm.generate("1+1=")[0].outputs[0].text)
-del llm
-LLM({then!r}, quantization="ascend_quant", enforce_eager=True)
+    print("after:", llm.generate("1+1=")[0].outputs[0].text)
+    del llm
+    LLM({then!r}, quantization="ascend_quant", enforce_eager=True)
 """
 # In every process that imports the package: where it comes from.
 TOLD = "import ascend_quant, sys; print('ascend_quant of', ascend_quant.__file__, file=sys.stderr)\n"
@@ -38,7 +38,7 @@ def test_the_vllm_example_runs(tmp_path):
     code = code.replace("Qwen/Qwen2.5-7B-Instruct", str(start)).replace("checkpoints/step-2", str(then))
     code += AFTER.format(then=str(then))
     script = tmp_path / "example.py"
-    script.write_text(f"{TOLD}if __name__ == '__main__':\n" + re.sub(r"^", "    ", code, flags=re.M))
+    script.write_text(TOLD + code)
     variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO", "PYTHONPATH": str(site)}
     command, environment = [sys.executable, str(script)], os.environ | variables
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800)
