@@ -12,7 +12,7 @@ from launch.doctor import devices, drivers, interpreter, machine, network, run, 
 from launch.doctor.checking import Check, Finding
 from launch.doctor.facts import Devices, Facts, Software, Wanted
 from launch.inventory import Inventory
-from launch.plan.job import columns, imports, prompt
+from launch.plan.job import columns, imports, least_rows, prompt
 from launch.recipes.fields import Recipe
 from launch.recipes.overrides import resolve
 from launch.recipes.settings import Paths, data_files
@@ -69,6 +69,7 @@ def _of_recipe(recipe: Recipe | None, paths: Paths | None) -> dict[str, Any]:
     }
     if paths is not None:
         made["data"] = list(data_files(recipe, paths))
+        made["least_rows"] = least_rows(recipe, overrides, paths)
         made["out"] = paths.out
     return made
 

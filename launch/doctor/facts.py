@@ -26,6 +26,7 @@ class Wanted:
         data: files.
         columns: that each of them must have.
         prompt: which of these holds the messages.
+        least_rows: of the file to train on.
         data_name: what `run.sh data` calls them.
         device_gib, host_gib: memory that the recipe says it needs.
         scheme: of the rollout.
@@ -46,6 +47,7 @@ class Wanted:
     data: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     prompt: str = "prompt"
+    least_rows: Mapping[str, int] = field(default_factory=dict)
     data_name: str = "NAME"
     out: str | None = None
     device_gib: int | None = None

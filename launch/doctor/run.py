@@ -22,7 +22,7 @@ def files(wanted: Wanted, environment: Mapping[str, str]) -> Files:
         model=None if wanted.model is None else model_is_here(wanted.model, environment),
         hub=wanted.model is not None and of_hub(wanted.model),
         missing_data=tuple(file for file in wanted.data if not os.path.isfile(file)),
-        wrong_data=tuple(lacking(wanted.data, wanted.columns, wanted.prompt)),
+        wrong_data=tuple(lacking(wanted.data, wanted.columns, wanted.prompt, wanted.least_rows)),
         out=None if out is None else shutil.disk_usage(out).free,
         writable=out is None or os.access(out, os.W_OK),
     )

@@ -139,7 +139,7 @@ def find(plan: NodePlan) -> tuple[Checked, list[str]]:
         except LaunchError as error:
             problems += str(error).splitlines()
     problems += [f"{path} is missing on this host: {put(path)}" for path in plan.needs if not os.path.exists(path)]
-    problems += lacking(plan.needs, plan.columns, plan.prompt)
+    problems += lacking(plan.needs, plan.columns, plan.prompt, plan.least_rows)
     problems += checkpoint_room(plan.saving) if plan.saving else []
     problems += room(plan.temp_dir)
     problems += door.problems() if plan.socket_filter else []

@@ -1,10 +1,10 @@
-"""What verl reads of a run's data files, looked at before a run: columns, their types, nulls, and that there are rows.
+"""What verl reads of a run's data files, looked at before a run: columns, their types, nulls, and that rows are enough.
 
 verl reads them minutes after the start. With data.filter_overlong_prompts it leaves out a prompt that it cannot read as
 if it were too long: the run goes on with fewer, or ends with an empty data loader.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,17 +15,22 @@ MESSAGE = {"role", "content"}
 ANSWER = "ground_truth"
 
 
-def lacking(files: Iterable[str], columns: Sequence[str], prompt: str = PROMPT) -> list[str]:
+def lacking(
+    files: Iterable[str], columns: Sequence[str], prompt: str = PROMPT, least: Mapping[str, int] | None = None
+) -> list[str]:
     """A line for each thing that is wrong with the rows of these parquet files; others, and missing ones, are skipped.
 
     Args:
         columns: that each file must have.
         prompt: which of them holds the messages.
+        least: rows that a file must have, where that is more than one.
     """
-    return [line for file in files if file.endswith(".parquet") for line in _lacking(file, columns, prompt)]
+    needed = least or {}
+    parquet = [file for file in files if file.endswith(".parquet")]
+    return [line for file in parquet for line in _lacking(file, columns, prompt, needed.get(file, 1))]
 
 
-def _lacking(file: str, columns: Sequence[str], prompt: str) -> list[str]:
+def _lacking(file: str, columns: Sequence[str], prompt: str, least: int) -> list[str]:
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -37,8 +42,11 @@ def _lacking(file: str, columns: Sequence[str], prompt: str) -> list[str]:
             if missing := [name for name in columns if name not in there.names]:
                 has = f"it has {', '.join(there.names)}"[:200]
                 return [f"{file} has no column {', '.join(missing)} ({has}): ./run.sh data makes such files"]
-            if columns and not opened.metadata.num_rows:
+            if columns and not (rows := opened.metadata.num_rows):
                 return [f"{file} has no rows: make it again"]
+            if columns and rows < least:
+                asking = "data.train_batch_size, trainer.total_training_steps and trainer.total_epochs ask for them"
+                return [f"{file} has {rows} rows, and {least} are needed: {asking}; add rows, or change these"]
             if wrong := [line for name in columns for line in _type(name, there.field(name).type, prompt)]:
                 return [f"{file}: {line}" for line in wrong]
             return [f"{file}: {line}" for line in _nulls(opened.iter_batches(columns=list(columns)), columns, prompt)]
@@ -86,23 +94,26 @@ def _nulls(batches: "Iterable[pyarrow.RecordBatch]", columns: Sequence[str], pro
     first, count, before = dict[str, int](), dict.fromkeys(columns, 0), 0
     for batch in batches:
         for name in columns:
-            if empty := _empty(batch.column(name), name == prompt):
+            if empty := _empty(batch.column(name), name, prompt):
                 first.setdefault(name, before + empty[0])
                 count[name] += len(empty)
         before += batch.num_rows
     for name, row in first.items():
-        yield f"{name} is null or empty in {count[name]} of {before} rows, first in row {row}: leave them out"
+        what = f"{name}, or its {ANSWER}," if name == REWARD else name
+        yield f"{what} is null or empty in {count[name]} of {before} rows, first in row {row}: leave them out"
 
 
-def _empty(column: "pyarrow.Array", messages: bool) -> list[int]:
-    """The rows that hold null, or no message, or one without a role; of content, which calls of tools may stand for."""
+def _empty(column: "pyarrow.Array", name: str, prompt: str) -> list[int]:
+    """The rows that hold null, or no answer, or no message, or one without a role; content may be calls of tools."""
     from pyarrow import compute
 
     rows = set(compute.indices_nonzero(column.is_null()).to_pylist())
-    if messages:
+    if name == REWARD:
+        rows |= set(compute.indices_nonzero(compute.struct_field(column, ANSWER).is_null()).to_pylist())
+    if name == prompt:
         rows |= set(compute.indices_nonzero(compute.equal(compute.list_value_length(column), 0)).to_pylist())
         inner, owners = compute.list_flatten(column), compute.list_parent_indices(column)
         needed = MESSAGE - {"content"} if "tool_calls" in inner.type.names else MESSAGE
-        for name in needed:
-            rows |= set(owners.filter(compute.struct_field(inner, name).is_null()).to_pylist())
+        for part in needed:
+            rows |= set(owners.filter(compute.struct_field(inner, part).is_null()).to_pylist())
     return sorted(rows)

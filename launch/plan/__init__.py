@@ -74,6 +74,7 @@ class NodePlan:
         needs: paths that must exist on this host.
         columns: that each data file must have.
         prompt: which of them holds the messages.
+        least_rows: of the file to train on.
         imports: Python modules that the run's processes import.
         saving: the run's checkpoints, of the head; None on workers, and where there are none.
         job: of the head; None on workers.
@@ -96,6 +97,7 @@ class NodePlan:
     needs: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     prompt: str = "prompt"
+    least_rows: dict[str, int] = field(default_factory=dict)
     imports: list[Import] = field(default_factory=list)
     saving: Saving | None = None
     job: Job | None = None

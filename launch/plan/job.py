@@ -12,6 +12,7 @@ or the data ask for.
 
 import os
 from collections.abc import Iterator, Sequence
+from math import ceil
 
 from launch import ROOT, LaunchError
 from launch.inventory import Inventory, Ports
@@ -35,6 +36,7 @@ REWARDS = (
 KEEP = "trainer.max_actor_ckpt_to_keep"  # all, unless it is given
 STEPS = "trainer.total_training_steps"  # as many as the epochs have, unless it is given
 EPOCHS = ("trainer.total_epochs", 30)
+BATCH = ("data.train_batch_size", "1024")
 CONTENTS = f"{ACTOR}.checkpoint.save_contents"
 FLOAT32, BF16 = 4, 2
 PLUGINS = "vllm.general_plugins"  # entry points of this group are what vLLM loads
@@ -169,6 +171,20 @@ def prompt(overrides: Sequence[str]) -> str:
     return last_value(overrides, "data.prompt_key", "prompt")
 
 
+def least_rows(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> dict[str, int]:
+    """How many rows the file to train on must have, for the run's steps in its epochs: verl drops a batch's remainder.
+
+    With fewer than a batch verl finds an empty loader; with fewer than the steps take, the run ends early as done.
+    """
+    train = data_files(recipe, paths)[0]
+    batch = _count(last_value(overrides, *BATCH))
+    if batch is None or not columns(overrides):  # which verl refuses; a data set of the user's own has its own rows
+        return {}
+    epochs = _count(last_value(overrides, EPOCHS[0], str(EPOCHS[1]))) or EPOCHS[1]
+    steps = _count(last_value(overrides, STEPS, "null")) or 1
+    return {train: batch * ceil(steps / epochs)}
+
+
 def under(path: str, folders: list[str]) -> bool:
     """Whether a path lies in one of the folders."""
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
@@ -177,7 +193,7 @@ def under(path: str, folders: list[str]) -> bool:
 def saving(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> Saving | None:
     """The checkpoints of a run; None where there are none, or a value is not a number, which verl refuses."""
     every = _count(last_value(overrides, SAVE, "-1"))
-    batch = _count(last_value(overrides, "data.train_batch_size", "1024"))
+    batch = _count(last_value(overrides, *BATCH))
     if every is None or batch is None:
         return None
     return Saving(

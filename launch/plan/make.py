@@ -78,6 +78,7 @@ def make(
         "needs": needs(recipe, paths, overrides),
         "columns": columns(overrides),
         "prompt": jobs.prompt(overrides),
+        "least_rows": jobs.least_rows(recipe, overrides, paths),
         "imports": imports(recipe, overrides),
     }
     nodes = []

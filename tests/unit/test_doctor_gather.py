@@ -181,3 +181,6 @@ def test_what_is_in_the_data_files_is_looked_at_as_train_does(tmp_path: Path):
     found = files(wanted, {})
     (line,) = found.wrong_data
     assert line.startswith(f"{file}: question ") and found.missing_data == ()
+    wanted = Wanted(data=[str(file)], columns=["data_source", "reward_model"], least_rows={str(file): 16})
+    (line,) = files(wanted, {}).wrong_data
+    assert line.startswith(str(file)) and "16" in line

@@ -233,12 +233,30 @@ def test_a_column_of_another_type_than_verl_reads_is_named(tmp_path: Path, colum
         ("prompt", [*ROW["prompt"], {"role": None, "content": "1+1="}]),
         ("prompt", [*ROW["prompt"], {"role": "user", "content": None}]),
         ("reward_model", None),
+        ("reward_model", {"style": "rule", "ground_truth": None}),
         ("data_source", None),
     ],
 )
 def test_rows_that_hold_nothing_are_counted_with_the_first_of_them(tmp_path: Path, column: str, value: object):
     (line,) = checks.lacking([rows(tmp_path / "train.parquet", {column: value}, {}, {column: value})], WANTED)
-    assert f": {column} " in line and " 2 of 6 rows" in line and "row 3" in line
+    assert has_line_naming(line, column) and " 2 of 6 rows" in line and "row 3" in line
+
+
+def test_an_answer_that_no_row_has_is_named(tmp_path: Path):
+    from pyarrow import Table
+    from pyarrow.parquet import write_table
+
+    file = str(tmp_path / "train.parquet")
+    write_table(Table.from_pylist([{**ROW, "reward_model": {"ground_truth": None}}] * 3), file)
+    (line,) = checks.lacking([file], WANTED)
+    assert has_line_naming(line, file, "reward_model", "ground_truth", "3 of 3 rows")
+
+
+def test_fewer_rows_than_a_run_trains_on_are_counted(tmp_path: Path):
+    train, test = rows(tmp_path / "train.parquet", {}), rows(tmp_path / "test.parquet")
+    assert checks.lacking([train, test], WANTED, least={train: 4}) == []
+    (line,) = checks.lacking([train, test], WANTED, least={train: 5})
+    assert has_line_naming(line, train, "4 rows", "5", "data.train_batch_size", "trainer.total_epochs")
 
 
 def test_a_data_file_has_rows_and_messages_may_call_tools_and_hold_pictures(tmp_path: Path):

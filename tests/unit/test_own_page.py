@@ -12,6 +12,7 @@ from launch import ROOT
 from launch.cluster import transport
 from launch.commands import app
 from launch.demo.task import build_model, save_tokenizer
+from launch.recipes import load
 
 PAGE = (ROOT / "docs/own.md").read_text()
 
@@ -43,6 +44,25 @@ def test_nothing_stands_in_the_way_of_a_reader_s_own_run(folder: Path, monkeypat
     for file in ("train.parquet", "test.parquet"):
         assert str(folder / file) in shown.stdout
     assert "reward.custom_reward_function.path=my_reward.py" in shown.stdout
+
+
+def test_a_reader_s_run_takes_all_its_steps_validates_and_saves_the_last(folder: Path):
+    """By the recipe of the page and the rows of its file: verl drops what is left of a batch."""
+    from pyarrow.parquet import read_metadata
+
+    verl = load("own.yaml").verl
+    data, trainer = verl["data"], verl["trainer"]
+    steps = read_metadata("train.parquet").num_rows // data["train_batch_size"] * trainer["total_epochs"]
+    assert trainer["total_training_steps"] is None and data["shuffle"]
+    assert 0 < trainer["test_freq"] < steps and steps % trainer["test_freq"] == steps % trainer["save_freq"] == 0
+
+
+def test_the_rows_to_train_and_to_validate_on_are_alike(folder: Path):
+    from pyarrow.parquet import read_table
+
+    for file in ("train.parquet", "test.parquet"):
+        first = [row["prompt"][0]["content"][0] for row in read_table(file).to_pylist()]
+        assert len(set(first)) > 5 and first != sorted(first)
 
 
 def test_the_reward_scores_the_data(folder: Path):

@@ -327,6 +327,22 @@ def test_data_files_must_have_what_verl_reads():
 
 
 @pytest.mark.parametrize(
+    ("extra", "rows"),
+    [
+        (["data.train_batch_size=16", "trainer.total_training_steps=null"], 16),
+        (["data.train_batch_size=16", "trainer.total_training_steps=24", "trainer.total_epochs=1"], 24 * 16),
+        (["data.train_batch_size=16", "trainer.total_training_steps=24", "trainer.total_epochs=5"], 5 * 16),
+        (["data.custom_cls.path=/x.py"], None),
+    ],
+)
+def test_the_rows_to_train_on_are_enough_for_the_steps_in_the_epochs(extra: list[str], rows: int | None):
+    made = plan(extra=extra).nodes
+    expected = {} if rows is None else {next(path for path in made[0].needs if "train" in path): rows}
+    assert [node.least_rows for node in made] == [expected] * len(made)
+    assert NodePlan.from_json(made[0].to_json()) == made[0]
+
+
+@pytest.mark.parametrize(
     ("recipe", "extra", "size"),
     [
         ("addition-int8", ["actor_rollout_ref.actor.checkpoint.save_contents=[model]"], 4),  # float32
