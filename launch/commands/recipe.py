@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
@@ -40,14 +41,29 @@ def pairs(changes: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def of_data(changes: Sequence[str] | None, data: str | None) -> tuple[list[tuple[str, str]], str | None]:
-    """Changes of the recipe, and the data folder: --data that names files is changes; one file serves for both."""
+    """Changes of the recipe, and the data folder: --data that names files is changes; one file serves for both.
+
+    What is neither, by its commas or its ending, ends the command.
+    """
     made = pairs(changes or [])
-    files = data.split(",") if data else []
-    if not all(file.endswith(DATA_FILES) for file in files) or len(files) not in (1, 2):
+    if not data or _is_folder(data):
         return made, data
+    files = data.split(",")
+    if not all(file.endswith(DATA_FILES) for file in files) or len(files) > 2:
+        fail(
+            f"--data {data}: give one file, or two as TRAIN,VALIDATION, that end in {', '.join(DATA_FILES)}; or a "
+            "folder (with / at its end if its name looks like a file's)",
+            WRONG_USE,
+        )
     train, validation = os.path.abspath(files[0]), os.path.abspath(files[-1])
     own = {"data.name": None, "data.train": train, "data.validation": validation}
     return [*((key, json.dumps(value)) for key, value in own.items()), *made], None
+
+
+def _is_folder(data: str) -> bool:
+    """Whether it is a folder here, or may be one on other hosts: without a comma, or an ending as files have it."""
+    like_files = "," in data or re.fullmatch(r"\.[A-Za-z]\w*", os.path.splitext(data)[1])
+    return os.path.isdir(data) or not (like_files or os.path.isfile(data))
 
 
 @recipe_app.command("list")

@@ -4,6 +4,7 @@ The plan of this machine is asked of a real node process; nothing is reached ove
 """
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,27 @@ def test_data_may_be_files(tmp_path: Path, patience: None, monkeypatch: pytest.M
     assert any("--data TRAIN,VALIDATION" in note for note in plan["notes"]) == (len(names) == 1)
     command = run("recipe", "show", "own.yaml", "--data", given).stdout
     assert f"data.train_files={tmp_path / names[0]} " in command and "run.sh data" not in command
+
+
+@pytest.mark.parametrize(
+    "given", ["ok.csv", "a.parquet,ok.csv", "a.parquet,b.parquet,c.parquet", "a.parquet,", "/data,/other", "no_ending"]
+)
+@pytest.mark.parametrize("command", [("train", "--dry-run"), ("recipe", "show"), ("doctor", "--recipe")])
+def test_data_of_another_ending_or_too_many_files_are_no_folder(tmp_path: Path, monkeypatch, given: str, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "no_ending").touch()
+    shown = run(*command, "addition-int8", "--data", given)
+    assert shown.exit_code == 2
+    assert has_line_naming(shown.stderr, f"--data {given}", ".parquet", ".json", ".jsonl", "TRAIN,VALIDATION")
+
+
+@pytest.mark.parametrize("given", ["here.csv", "one,two", "/not/here", "/not/here/v1.2", "/not/here.old/", "../up"])
+def test_data_may_be_a_folder_here_or_on_the_hosts(tmp_path: Path, monkeypatch, given: str):
+    monkeypatch.chdir(tmp_path)
+    for name in ("here.csv", "one,two"):
+        (tmp_path / name).mkdir()
+    shown = run("recipe", "show", "addition-int8", "--data", given)
+    assert shown.exit_code == 0 and os.path.join(given, "addition/train.parquet") in shown.stdout
 
 
 def test_the_last_lines_of_a_dry_run_say_what_stops_it_and_what_to_do(tmp_path: Path, patience: None, monkeypatch):
