@@ -73,7 +73,7 @@ def test_a_checkpoint_that_lacks_a_tensor_is_told_with_its_name(checkpoints, tmp
 
 def test_the_recipe_that_devices_train(tmp_path: Path):
     """Its command, on a machine without devices: verl takes it. Two hosts train that recipe in tests/cluster."""
-    addition_start.write(tmp_path / "data", 8)
+    addition_start.write(tmp_path / "data", 64)  # two steps of 32
     command = command_of(Setting("cpu", "none", tmp_path, 1), str(tmp_path / "data"), tmp_path / "out")
     planned = subprocess.run([*command, "--dry-run"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert planned.returncode == 0, planned.stdout[-3000:] + planned.stderr[-3000:]
