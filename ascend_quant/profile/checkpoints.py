@@ -1,12 +1,17 @@
-"""A checkpoint folder's tensors by name, read from its safetensors files one at a time."""
+"""A checkpoint folder: its files and what its JSON says, and its tensors by name, read one at a time.
+
+Without a tensor read nothing here imports torch: `launch` looks at a model folder before a run.
+"""
 
 import re
 from functools import cached_property
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from ascend_quant.documents import is_object, read_json
+
+if TYPE_CHECKING:
+    import torch
 
 SUFFIX = ".safetensors"
 WEIGHTS = (SUFFIX, ".bin", ".pth", ".pt", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
@@ -21,35 +26,23 @@ class BadCheckpoint(ValueError):
     """A checkpoint, a profile or a request that cannot be used; says which tensor or file, and what to do."""
 
 
-class Checkpoint:
-    """One file or many; nothing but headers is held."""
+class ModelFolder:
+    """A folder of config.json and safetensors files, none of which is opened."""
 
     def __init__(self, folder: Path):
-        """Read the headers.
+        """Find the files.
 
         Attributes:
             folder: what was given.
             index: the file that says where each tensor is; None if there is none.
+            files: those that hold tensors, in order.
 
         Raises:
-            BadCheckpoint: no safetensors file, one that is cut off, one of several that is missing, a LoRA adapter, or
-                one tensor in two files.
+            BadCheckpoint: no safetensors file, one of several that is missing, or a LoRA adapter.
         """
-        from safetensors import SafetensorError, safe_open
-
         self.folder = Path(folder)
         self.index: Path | None = None
-        self._file_of: dict[str, Path] = {}
-        self._open = {}
-        for path in self._paths():
-            try:
-                self._open[path] = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise BadCheckpoint(f"{path} is cut off or no safetensors file ({error}); download it again") from error
-            for name in self._open[path].keys():  # noqa: SIM118  not a dict
-                if name in self._file_of:
-                    raise BadCheckpoint(f"{name} is in {self._file_of[name]} and in {path}; remove one of them")
-                self._file_of[name] = path
+        self.files = self._paths()
 
     def _paths(self) -> list[Path]:
         indices = sorted(self.folder.glob("*.safetensors.index.json"))
@@ -99,10 +92,30 @@ class Checkpoint:
                 return {"quant_method": "modelopt", **found}
         return said
 
-    @property
-    def files(self) -> list[Path]:
-        """Those that hold tensors, in order."""
-        return list(self._open)
+
+class Checkpoint(ModelFolder):
+    """The tensors of one file or many; nothing but headers is held."""
+
+    def __init__(self, folder: Path):
+        """Read the headers.
+
+        Raises:
+            BadCheckpoint: as a `ModelFolder`, or a file is cut off, or one tensor is in two files.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        super().__init__(folder)
+        self._file_of: dict[str, Path] = {}
+        self._open = {}
+        for path in self.files:
+            try:
+                self._open[path] = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise BadCheckpoint(f"{path} is cut off or no safetensors file ({error}); download it again") from error
+            for name in self._open[path].keys():  # noqa: SIM118  not a dict
+                if name in self._file_of:
+                    raise BadCheckpoint(f"{name} is in {self._file_of[name]} and in {path}; remove one of them")
+                self._file_of[name] = path
 
     def file_of(self, name: str) -> Path:
         """Where a tensor that there is lies."""
@@ -124,11 +137,11 @@ class Checkpoint:
         """As safetensors calls it: BF16, I8, F8_E4M3, ..."""
         return self._slice(name).get_dtype()
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def tensor(self, name: str) -> "torch.Tensor":
         """One tensor, read now."""
         return self._handle(name).get_tensor(name)
 
-    def values(self, name: str) -> torch.Tensor:
+    def values(self, name: str) -> "torch.Tensor":
         """One that is not quantized, read now.
 
         Raises:

@@ -64,6 +64,7 @@ def _of_recipe(recipe: Recipe | None, paths: Paths | None) -> dict[str, Any]:
         "prompt": prompt(overrides),
         "sleeps": rollout.get("free_cache_engine", True) and rollout.get("enable_sleep_mode", True),
         "model": paths.model if paths else recipe.model.hub,
+        "tensor_parallel": recipe.rollout.tensor_parallel,
         "data_name": recipe.data.name or "NAME",
         "corrected": recipe.correction is not None,
     }

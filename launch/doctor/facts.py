@@ -22,7 +22,8 @@ class Wanted:
         head: whether this is the first of them.
         address: as the inventory has it; None where this machine works alone.
         environment: variables that the inventory sets on this host.
-        model: a folder, or an id on the hub.
+        model: the absolute path of a folder, or an id on the hub.
+        tensor_parallel: devices that share each layer of it in the engine.
         data: files.
         columns: that each of them must have.
         prompt: which of these holds the messages.
@@ -44,6 +45,7 @@ class Wanted:
     ports: Mapping[str, int | str] = field(default_factory=lambda: Ports().model_dump())
     environment: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
+    tensor_parallel: int = 1
     data: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     prompt: str = "prompt"
@@ -218,7 +220,7 @@ class Files:
 
     Attributes:
         model: whether the model is here (one of the hub: in the cache); None where the run names none.
-        hub: whether it is an id on the hub.
+        wrong_model: what about it would stop the run, and what to do.
         missing_data: the data files that are not here.
         wrong_data: a line for each thing in those that are, which verl cannot train on.
         out: bytes free where the result goes; None where the run names no folder.
@@ -226,7 +228,7 @@ class Files:
     """
 
     model: bool | None = None
-    hub: bool = False
+    wrong_model: tuple[tuple[str, str], ...] = ()
     missing_data: tuple[str, ...] = ()
     wrong_data: tuple[str, ...] = ()
     out: int | None = None

@@ -5,48 +5,28 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from launch import existing
+from launch import existing, model
 from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import GIB, Facts, Files, Wanted
+from launch.environment import environment as process_environment
 from launch.nodes.rows import lacking
 from launch.stacks import pins
 
 OUT_GIB = {"none": 5, "gpu": 50, "npu": 50}
-YES = ("1", "true", "yes", "on")
 
 
 def files(wanted: Wanted, environment: Mapping[str, str]) -> Files:
     """Which of the run's files are here."""
     out = existing(Path(wanted.out)) if wanted.out is not None else None
+    name, variables = wanted.model, process_environment(wanted.stack, environment)
     return Files(
-        model=None if wanted.model is None else model_is_here(wanted.model, environment),
-        hub=wanted.model is not None and of_hub(wanted.model),
+        model=None if name is None else model.is_cached(name, environment) if model.of_hub(name) else True,
+        wrong_model=() if name is None else tuple(model.problems(name, wanted.tensor_parallel, variables)),
         missing_data=tuple(file for file in wanted.data if not os.path.isfile(file)),
         wrong_data=tuple(lacking(wanted.data, wanted.columns, wanted.prompt, wanted.least_rows)),
         out=None if out is None else shutil.disk_usage(out).free,
         writable=out is None or os.access(out, os.W_OK),
     )
-
-
-def of_hub(model: str) -> bool:
-    """Whether it is an id on the hub, and no folder."""
-    return not os.path.exists(model) and not model.startswith(("/", ".", "~")) and model.count("/") == 1
-
-
-def model_is_here(model: str, environment: Mapping[str, str]) -> bool:
-    """Whether its config.json is in the folder, or in the cache of the hub."""
-    if not of_hub(model):
-        return os.path.isfile(Path(model) / "config.json")
-    snapshots = hub_cache(environment) / f"models--{model.replace('/', '--')}" / "snapshots"
-    return os.path.isdir(snapshots) and any(snapshots.glob("*/config.json"))
-
-
-def hub_cache(environment: Mapping[str, str]) -> Path:
-    """Where huggingface_hub keeps what it has downloaded."""
-    if cache := environment.get("HF_HUB_CACHE"):
-        return Path(cache)
-    home = environment.get("HF_HOME") or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    return Path(home).expanduser() / "hub"
 
 
 @check("run.imports")
@@ -60,14 +40,11 @@ def imports(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 @check("run.inputs")
 def inputs(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     found = facts.files
-    if found.model:
+    for what, fix in found.wrong_model:
+        yield error(what, fix)
+    if found.model and not found.wrong_model:
         yield ok(f"{wanted.model}")
-    elif found.model is False and not found.hub:
-        yield error(f"no model in {wanted.model}: no config.json", "copy it to this host, or correct --model")
-    elif found.model is False and facts.variables.get("HF_HUB_OFFLINE", "").lower() in YES:
-        fix = f"unset HF_HUB_OFFLINE, or copy the model here and give --model its folder: {wanted.model}"
-        yield error(f"{wanted.model} is not in the cache of the hub, and HF_HUB_OFFLINE is set", fix)
-    elif found.model is False:
+    elif found.model is False and not found.wrong_model:
         yield warning(
             f"{wanted.model} is not in the cache: it is downloaded at the start", f"hf download {wanted.model}"
         )

@@ -16,11 +16,12 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from launch import LaunchError, door, existing, network, private
+from launch import LaunchError, door, existing, model, network, private
 from launch.doctor import drivers
 from launch.doctor.examination import in_the_way, versions_of
 from launch.doctor.facts import Wanted
 from launch.doctor.versions import software
+from launch.environment import environment
 from launch.network import Wire
 from launch.nodes.rows import lacking
 from launch.plan import NodePlan, Saving
@@ -138,7 +139,11 @@ def find(plan: NodePlan) -> tuple[Checked, list[str]]:
             checked.places = [there.index(one) if there else one for one in checked.devices]
         except LaunchError as error:
             problems += str(error).splitlines()
-    problems += [f"{path} is missing on this host: {put(path)}" for path in plan.needs if not os.path.exists(path)]
+    if plan.model is not None:
+        told = model.problems(plan.model, plan.tensor_parallel, environment(plan.stack, {**os.environ, **said}))
+        problems += [f"{what}: {fix}" for what, fix in told]
+    files = [path for path in plan.needs if path != plan.model]
+    problems += [f"{path} is missing on this host: {put(path)}" for path in files if not os.path.exists(path)]
     problems += lacking(plan.needs, plan.columns, plan.prompt, plan.least_rows)
     problems += checkpoint_room(plan.saving) if plan.saving else []
     problems += room(plan.temp_dir)
@@ -149,7 +154,7 @@ def find(plan: NodePlan) -> tuple[Checked, list[str]]:
 def put(path: str) -> str:
     """What to do about a path that is not there."""
     if not path.endswith(".parquet"):
-        return "copy it there, or correct --model or the setting that names it"
+        return "copy it there, or correct the setting that names it"
     folder = Path(path).parent
     made = f"./run.sh data {folder.name} --to {folder.parent}, or " if folder.name in DATA else ""
     return f"{made}correct --data"
@@ -221,10 +226,10 @@ def steps(saving: Saving) -> int:
         return 0
 
 
-def parameters(model: Path) -> int:
+def parameters(folder: Path) -> int:
     """How many a model has, by the headers of its safetensors files; 0 where there are none to read."""
     try:
-        return sum(_elements(file) for file in sorted(model.glob("*.safetensors")))
+        return sum(_elements(file) for file in sorted(folder.glob("*.safetensors")))
     except (OSError, SafetensorError):  # vLLM says what is wrong with a file
         return 0
 

@@ -71,6 +71,8 @@ class NodePlan:
         layers: what the users set, the strongest last.
         join_seconds: until when all must have joined.
         socket_filter: only the run's hosts reach its ports, see `launch.door`.
+        model: the absolute path of its folder, or its id on the hub.
+        tensor_parallel: devices that share each layer of it in the engine.
         needs: paths that must exist on this host.
         columns: that each data file must have.
         prompt: which of them holds the messages.
@@ -94,6 +96,8 @@ class NodePlan:
     layers: list[Layer]
     join_seconds: int
     socket_filter: bool = False
+    model: str | None = None
+    tensor_parallel: int = 1
     needs: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
     prompt: str = "prompt"

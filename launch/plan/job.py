@@ -16,6 +16,7 @@ from math import ceil
 
 from launch import ROOT, LaunchError
 from launch.inventory import Inventory, Ports
+from launch.model import place
 from launch.plan import Job, Layer, Saving
 from launch.recipes import Paths, Recipe, paths_of
 from launch.recipes.overrides import Resolved
@@ -116,9 +117,7 @@ def places(
     here = working_folder(inventory, local)
     data = f"{_folder('--data', here, *inventory.shared)}/data" if data is None else os.path.abspath(data)
     out = f"{_folder('--out', *inventory.shared, here)}/runs/{run}" if out is None else os.path.abspath(out)
-    if model is not None and (model.startswith((".", "/")) or os.path.exists(model)):
-        model = os.path.abspath(model)
-    return paths_of(recipe, model, data, out)
+    return paths_of(recipe, model and place(model), data, out)
 
 
 def _folder(option: str, *folders: str | None) -> str:

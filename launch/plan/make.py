@@ -12,6 +12,7 @@ from ascend_quant.integrations.verl import attention_settings as attention
 from launch import LaunchError, network
 from launch.environment import not_handed_on, of_shell, rows
 from launch.inventory import Host, Inventory
+from launch.model import of_hub
 from launch.plan import Layer, NodePlan, Plan
 from launch.plan import job as jobs
 from launch.plan.job import columns, imports, key, last_value, needs, saving, under
@@ -75,6 +76,8 @@ def make(
         "join_seconds": inventory.join_seconds,
         "socket_filter": inventory.socket_filter,
         "values": jobs.values(overrides, ports),
+        "model": paths.model,
+        "tensor_parallel": recipe.rollout.tensor_parallel,
         "needs": needs(recipe, paths, overrides),
         "columns": columns(overrides),
         "prompt": jobs.prompt(overrides),
@@ -159,8 +162,8 @@ def notes(
             f"of this shell, not handed to other hosts: {', '.join(names)}: each names a host's own NIC, address or "
             "devices. Write it under the host in the inventory"
         )
-    if not paths.model.startswith("/"):
-        lines.append(f"the model is {paths.model} of the hub: each host downloads it, or has it in its cache")
+    if of_hub(paths.model):
+        lines.append(f"the model is {paths.model} of the hub: each host has it in its cache, or downloads it")
     if recipe.data.train == recipe.data.validation:
         lines.append("validation is on the data that is trained on: --data TRAIN,VALIDATION names another file")
     if restarts and jobs.last_value(overrides, jobs.SAVE, "-1") == "-1":

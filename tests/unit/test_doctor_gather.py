@@ -144,11 +144,16 @@ def test_files_of_a_run(tmp_path: Path):
     cached = {"HF_HOME": str(tmp_path)}
     data, out = [str(tmp_path / "data.parquet"), str(tmp_path / "no")], str(tmp_path / "new/out")
     found = files(Wanted(model="Qwen/Qwen3-4B", data=data, out=out), cached)
-    assert (found.model, found.hub, found.missing_data, found.writable) == (True, True, (data[1],), True)
+    assert (found.model, found.wrong_model, found.missing_data, found.writable) == (True, (), (data[1],), True)
     assert found.out == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.2)
-    for name, there in (("Qwen/Qwen3-8B", False), ("x" * 300, False), (str(snapshot), True), (str(tmp_path), False)):
-        assert files(Wanted(model=name), cached).model is there
-    assert files(Wanted(), cached).model is None
+    absent = files(Wanted(model="Qwen/Qwen3-8B"), cached)  # stack cpu downloads nothing
+    assert not absent.model and "HF_HUB_OFFLINE" in absent.wrong_model[0][0]
+    absent = files(Wanted(model="Qwen/Qwen3-8B", stack="cuda13"), cached)
+    assert (absent.model, absent.wrong_model) == (False, ())
+    for name in (str(tmp_path), f"/{'x' * 300}"):
+        ((what, _),) = files(Wanted(model=name), cached).wrong_model
+        assert name in what
+    assert (files(Wanted(), cached).model, files(Wanted(), cached).wrong_model) == (None, ())
 
 
 def test_rdma_adapters_their_files_and_the_library(tmp_path: Path):

@@ -1,5 +1,6 @@
 """A host's checks, against real listeners, files, and executables that answer as the tools of real hosts do."""
 
+import json
 import os
 import platform
 import shutil
@@ -294,6 +295,57 @@ def free(monkeypatch: pytest.MonkeyPatch):
     """free(bytes): as much is free on every disk."""
     usage = namedtuple("usage", "total used free")
     return lambda size: monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1 << 50, 0, size))
+
+
+QWEN = {"num_attention_heads": 28, "num_key_value_heads": 4}
+INT8 = {"quant_method": "compressed-tensors"}
+
+
+@pytest.mark.parametrize(
+    ("files", "ranks", "names"),
+    [
+        ({}, 1, ("*.safetensors",)),
+        ({"config.json": QWEN}, 1, ("*.safetensors",)),
+        ({"model.safetensors": {}}, 1, ("config.json",)),
+        ({"config.json": QWEN, "model.bin": {}}, 1, ("model.bin",)),
+        ({"adapter_config.json": {}, "adapter_model.safetensors": {}}, 1, ("adapter_model.safetensors",)),
+        ({"config.json": QWEN, "adapter_model.safetensors": {}}, 1, ("adapter_model.safetensors",)),
+        ({"config.json": QWEN, "model-00001-of-00002.safetensors": {}}, 1, ("model-00002-of-00002.safetensors",)),
+        ({"config.json": QWEN | {"quantization_config": INT8}, "model.safetensors": {}}, 1, ("compressed-tensors",)),
+        (
+            {
+                "config.json": QWEN,
+                "model.safetensors": {},
+                "hf_quant_config.json": {"quantization": {"quant_algo": "FP8"}},
+            },
+            1,
+            ("modelopt",),
+        ),
+        ({"config.json": QWEN, "model.safetensors": {}}, 8, ("28", "rollout.tensor_parallel=4")),
+        ({"config.json": {"text_config": QWEN}, "model.safetensors": {}}, 8, ("28", "rollout.tensor_parallel=4")),
+        ({"config.json": {"num_attention_heads": 12, "num_key_value_heads": 4}, "model.safetensors": {}}, 6, ("12",)),
+        ({"config.json": QWEN, "model.safetensors": {}}, 4, None),
+        ({"config.json": {"num_attention_heads": 32, "num_key_value_heads": 4}, "model.safetensors": {}}, 8, None),
+        ({"config.json": {}, "model.safetensors": {}}, 8, None),  # of a kind whose heads have other names
+    ],
+)
+def test_a_model_s_folder_must_be_one_to_train_from(tmp_path: Path, files: dict, ranks: int, names):
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    plan = node_plan(model=str(tmp_path), tensor_parallel=ranks, needs=[str(tmp_path)])
+    found = [line for line in checks.find(plan)[1] if str(tmp_path) in line]
+    assert len(found) == (names is not None) and all(name in found[0] for name in names or ())
+
+
+def test_a_model_that_is_not_there_stops_the_run(tmp_path: Path, monkeypatch):
+    """Nothing is downloaded on stack cpu, whose table has HF_HUB_OFFLINE, unless the inventory has another value."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    gone = str(tmp_path / "mistyped")
+    (line,) = [one for one in checks.find(node_plan(model=gone, needs=[gone]))[1] if "mistyped" in one]
+    assert "--model" in line
+    for value, stops in ((None, True), ("0", False)):
+        layers = [("inventory", {"HF_HUB_OFFLINE": value})] if value else []
+        assert any("org/name" in one for one in checks.find(node_plan(model="org/name", layers=layers))[1]) == stops
 
 
 def saving(folder: Path, **changes: object) -> Saving:

@@ -179,6 +179,10 @@ def test_a_model_is_a_folder_or_an_id_of_the_hub(tmp_path: Path, monkeypatch: py
     assert plan(model="mine").nodes[1].needs == [str(tmp_path / "mine"), *data]
     assert plan(model="/models/qwen").nodes[1].needs == ["/models/qwen", *data]
     assert plan(model="org/name").nodes[1].needs == data
+    for name in ("mine/mistyped", "no/such/folder", "no/", "single", "~/model"):  # no ids of the hub
+        made = plan(model=name)
+        assert made.nodes[1].needs[0] == made.nodes[1].model == os.path.abspath(name)
+        assert not [note for note in made.notes if "of the hub" in note]
 
 
 def test_a_model_that_is_prepared_lies_among_the_data():

@@ -7,6 +7,7 @@ import yaml
 from naming import has_line_naming, line_naming
 
 from launch import ROOT, LaunchError
+from launch.environment import TABLE, rows
 from launch.recipes import Paths, load, names, resolve
 from launch.recipes.files import FOLDER, merged
 
@@ -49,6 +50,13 @@ def test_the_repositorys_recipes_are_valid():
     assert len(names()) >= 7
     for name in names():
         assert load(name).name == name
+
+
+def test_a_shipped_recipe_has_no_variable_of_another_stack():
+    for name in names():
+        recipe = load(name)
+        others = {row.name for row in TABLE} - {row.name for row in rows(recipe.stack)}
+        assert not others & set(recipe.environment), name
 
 
 def test_a_file_may_be_anywhere(tmp_path: Path):

@@ -1,0 +1,85 @@
+"""The model of a run: a folder on every host, or an id of the hub; and what would stop the run about it.
+
+verl and vLLM find out minutes after the start, the engine only when the trainer has loaded its weights.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ascend_quant.advise.model import HUB_ID
+from ascend_quant.documents import BadDocument
+from ascend_quant.profile.checkpoints import TEXT, BadCheckpoint, ModelFolder
+
+YES = ("1", "true", "yes", "on")
+
+
+def place(model: str) -> str:
+    """What a user calls a model as a run has it: the absolute path of a folder, or an id of the hub.
+
+    A name that can be no id, or whose first folder is here, is a folder, whether that is there or not.
+    """
+    here = os.path.exists(model.partition("/")[0])
+    return model if HUB_ID.fullmatch(model) and not here else os.path.abspath(model)
+
+
+def of_hub(model: str) -> bool:
+    """Whether a run's model is an id of the hub."""
+    return not model.startswith("/")
+
+
+def is_cached(model: str, environment: Mapping[str, str]) -> bool:
+    """Whether the config.json of an id is in the cache of the hub."""
+    snapshots = hub_cache(environment) / f"models--{model.replace('/', '--')}" / "snapshots"
+    return os.path.isdir(snapshots) and any(snapshots.glob("*/config.json"))
+
+
+def hub_cache(environment: Mapping[str, str]) -> Path:
+    """Where huggingface_hub keeps what it has downloaded."""
+    if cache := environment.get("HF_HUB_CACHE"):
+        return Path(cache)
+    home = environment.get("HF_HOME") or Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(home).expanduser() / "hub"
+
+
+def problems(model: str, tensor_parallel: int, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """What is wrong with a run's model on this host, and what to do about it.
+
+    Args:
+        tensor_parallel: devices that share each layer in the engine.
+        environment: of the run's processes.
+    """
+    if of_hub(model):
+        if environment.get("HF_HUB_OFFLINE", "").lower() in YES and not is_cached(model, environment):
+            fix = f"unset HF_HUB_OFFLINE, or copy the model here and give --model its folder: {model}"
+            yield f"{model} is not in the cache of the hub, and HF_HUB_OFFLINE is set", fix
+    elif not os.path.exists(model):
+        fix = "copy it there, or correct --model; an id of the hub is OWNER/NAME, where no folder OWNER is"
+        yield f"{model} is missing on this host", fix
+    else:
+        yield from _of_folder(model, tensor_parallel)
+
+
+def _of_folder(model: str, tensor_parallel: int) -> Iterator[tuple[str, str]]:
+    try:
+        folder = ModelFolder(Path(model))
+        config, quantization = folder.config, folder.quantization
+    except (BadCheckpoint, BadDocument) as error:
+        yield str(error), "--model is a folder with config.json and safetensors (docs/own.md)"
+        return
+    if quantization:
+        what = f"{model} is quantized already ({quantization!s:.80}), and training starts from weights that are not"
+        yield what, f"convert it first, with ascend-quant convert {model} OUT --scheme bf16"
+    text = config.get(TEXT) or config
+    heads = text.get("num_attention_heads")
+    keys = text.get("num_key_value_heads") or heads
+    if heads and not _shared(heads, keys, tensor_parallel):
+        smaller = (ranks for ranks in range(1, tensor_parallel) if tensor_parallel % ranks == 0)
+        fits = max(ranks for ranks in smaller if _shared(heads, keys, ranks))
+        what = f"{model} has {heads} attention heads, {keys} of keys and values, not for {tensor_parallel} devices"
+        yield what, f"--set rollout.tensor_parallel={fits}"
+
+
+def _shared(heads: int, keys: int, ranks: int) -> bool:
+    """Whether vLLM can share the heads out: those of keys and values are repeated where there are fewer than ranks."""
+    return heads % ranks == 0 and (keys % ranks == 0 or ranks % keys == 0)
