@@ -76,7 +76,7 @@ LATENT = {
     **{"qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32, "n_group": 1, "topk_group": 1},
 }
 SCALED = {"routed_scaling_factor": 2.5, "topk_method": "noaux_tc", "scoring_func": "sigmoid"}
-ROUTER, PREFILL = "router by sigmoid", "prefill of latent attention"
+ROUTER, PREFILL, CONV = "router by sigmoid", "prefill of latent attention", "convolution of three unpacked"
 MTP = ("mtp.fc.weight",)
 GLM_WITH_MTP = {**GLM_MOE, "num_nextn_predict_layers": 1}
 GLM_MTP = ("model.layers.2.eh_proj.weight", "model.layers.2.enorm.weight")
@@ -194,6 +194,7 @@ ROWS = (
         "Lfm2ForCausalLM",
         {"layer_types": ["conv", "full_attention"], "block_dim": 128, "conv_dim": 128, **TIED},
         (".conv.conv.",),
+        lacks=CONV,
         amx=False,
     ),
     Row(

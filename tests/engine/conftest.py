@@ -1,11 +1,17 @@
 """What one module of engine tests must not leave to the next, the processor that some ask for, and which are long."""
 
+import sys
+from unittest import mock
+
 import pytest
 import torch
 
 VLLM = "ascend_quant/integrations/vllm"
 LONG = {  # a file, or one test of it: the paths whose change brings it back into a short check
-    "test_architectures": ("tests/engine/architectures.py", f"{VLLM}/building.py", f"{VLLM}/inventory.py"),
+    "test_architectures": (
+        "tests/engine/architectures.py",
+        *(f"{VLLM}/{file}" for file in ("building.py", "inventory.py", "layers/conv.py")),
+    ),
     "test_convert_engine": ("ascend_quant/convert",),
     "test_drafters": (f"{VLLM}/drafters.py",),
     "test_flashrl_variables_engine::test_replicas_of_vllms_own_data_parallel_choose_by_their_rank": (
@@ -55,6 +61,24 @@ def pytest_collection_modifyitems(items):
 def default_dtype():
     """vLLM leaves a model's dtype as torch's default when it cannot build the model."""
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def llvmlite_is_not_looked_into(monkeypatch):
+    """vLLM 0.31 asks every module's attributes for their `__dict__` when a worker starts on a CPU.
+
+    llvmlite's library answers with a function. numba loads it for n-gram drafters, and the next engine did not start.
+    """
+    from vllm.triton_utils import dispatcher
+
+    register = dispatcher.register_kernels
+
+    def register_kernels(overrides):
+        with mock.patch.dict(sys.modules):
+            sys.modules.pop("llvmlite.binding.ffi", None)
+            register(overrides)
+
+    monkeypatch.setattr(dispatcher, "register_kernels", register_kernels)
 
 
 @pytest.fixture

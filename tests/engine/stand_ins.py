@@ -6,10 +6,8 @@ Both engines of a comparison have them, plain vLLM and ours. On GPUs vLLM has ke
 import torch
 from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.attention import mla_attention
-from vllm.model_executor.layers.fused_moe.experts import cpu_moe
+from vllm.model_executor.layers.fused_moe.router import cpu_router
 from vllm.v1.attention.backends.mla.prefill.base import MLAPrefillBackend
-
-from ascend_quant.integrations.vllm import compat
 
 
 class Prefill(MLAPrefillBackend):
@@ -40,11 +38,11 @@ def attend_to_latents(monkeypatch) -> None:
 
 def route_by_sigmoid(monkeypatch) -> None:
     """A router in float32 that scores by sigmoid, all experts in one group; its product: vLLM's ends the process."""
-    original, pack = cpu_moe.select_experts, utils.dispatch_cpu_unquantized_gemm
+    route, pack = cpu_router.CPURouter._compute_routing, utils.dispatch_cpu_unquantized_gemm
 
-    def select_experts(*, use_grouped_topk, num_expert_group, topk_group, **others):
-        assert not use_grouped_topk
-        return original(use_grouped_topk=True, num_expert_group=1, topk_group=1, **others)
+    def in_one_group(self, *args, **kwargs):
+        self.use_grouped_topk, self.num_expert_group, self.topk_group = True, 1, 1
+        return route(self, *args, **kwargs)
 
     def dispatch(layer, remove_weight):
         if layer.weight.dtype == torch.float32:
@@ -53,5 +51,15 @@ def route_by_sigmoid(monkeypatch) -> None:
             pack(layer, remove_weight)
 
     monkeypatch.setattr(utils, "dispatch_cpu_unquantized_gemm", dispatch)
-    monkeypatch.setattr(cpu_moe, "select_experts", select_experts)
-    monkeypatch.setattr(compat, "_select_experts", select_experts)
+    monkeypatch.setattr(cpu_router.CPURouter, "_compute_routing", in_one_group)
+
+
+def leave_short_convolutions(monkeypatch) -> None:
+    """Convolutions of another width than four stay unpacked: vLLM 0.31 tries to pack them, and cannot."""
+    pack = utils.dispatch_cpu_unquantized_gemm
+
+    def dispatch(layer, remove_weight):
+        if layer.weight.dim() == 2 or layer.weight.shape[-1] == 4:
+            pack(layer, remove_weight)
+
+    monkeypatch.setattr(utils, "dispatch_cpu_unquantized_gemm", dispatch)

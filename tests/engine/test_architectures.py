@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import PREFILL, ROUTER, ROWS, is_quantized, is_transposed, make
+from architectures import CONV, PREFILL, ROUTER, ROWS, is_quantized, is_transposed, make
 from engines import addresses, apart, differing, engine, prompts, refit, resident, send
 from models import checkpoint, save
 from naming import has_line_naming
 from seeing import LIMITS, prompt_with_image, with_images
-from stand_ins import attend_to_latents, route_by_sigmoid
+from stand_ins import attend_to_latents, leave_short_convolutions, route_by_sigmoid
 from vllm import SamplingParams
 from vllm.model_executor.models import registry
 
@@ -28,7 +28,7 @@ OFTEN = (
     *("Gemma 3 (text)", "Phi-3", "GLM-4.5 with MTP layers"),
     *("Qwen3.5", "Qwen3-VL-MoE", "DeepSeek-V3", "K-EXAONE"),
 )
-STAND_INS = {PREFILL: attend_to_latents, ROUTER: route_by_sigmoid}
+STAND_INS = {PREFILL: attend_to_latents, ROUTER: route_by_sigmoid, CONV: leave_short_convolutions}
 SELDOM = pytest.mark.skipif(os.environ.get("MODELS") != "all", reason="by hand: MODELS=all")
 
 

@@ -39,7 +39,7 @@ def sorted_ids(ids: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.skipif(
     find_spec("vllm.config.aux_output") is not None,
-    reason="vLLM 0.32: AuxOutput Connector requires Model Runner V2, which CPU builds do not have",
+    reason="vLLM 0.31: AuxOutput Connector requires Model Runner V2, which CPU builds do not have",
 )
 @pytest.mark.parametrize("scheme", ["int8", "bf16"])
 def test_what_is_returned_is_what_the_router_chose(scheme, tmp_path: Path):
