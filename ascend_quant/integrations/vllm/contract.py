@@ -172,6 +172,9 @@ CONTRACT = {
         ),
         use(f"{_MODELS}.utils:StageMissingLayer"),
     ),
+    "gated delta nets on CPUs": (
+        use(f"{_LAYERS}.utils:dispatch_cpu_unquantized_gemm", arguments=("layer", "remove_weight")),
+    ),
     "latent attention": (
         use(f"{_LAYERS}.attention:MLAAttention.process_weights_after_loading", arguments=("act_dtype",)),
     ),
