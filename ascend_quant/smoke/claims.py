@@ -1,4 +1,4 @@
-"""What docs/ascend.md says of NPUs that only a device can decide: each sentence, its probes, the value that decides.
+"""The claims of docs/ascend.md that only an NPU can decide: each sentence, its probes, and the value that decides.
 
 `./run.sh smoke --read FILE` says which of them a device has proved or refuted, and writes it into both pages.
 """

@@ -47,7 +47,7 @@ def broadcast(on: On) -> Seen:
 
 
 def judged(found: dict[int, dict[str, Any]], count: int) -> Seen:
-    """What the ranks have told: seconds, and how many elements are not those that were sent."""
+    """Judge what the ranks have told: seconds, and the number of elements that are not those that were sent."""
     seen = Seen({"bytes": 4 * count, "seconds": max(one["seconds"] for one in found.values())})
     for rank, one in sorted(found.items()):
         seen.holds(one["apart"] == 0, f"rank {rank}: {one['apart']} of {count} elements are not those that were sent")

@@ -51,7 +51,7 @@ def int8(on: On) -> Seen:
 
 @probe("speed.w8a8", "the same with vllm-ascend's own W8A8, which no refit can change", ("npu",), True, SECONDS)
 def w8a8(on: On) -> Seen:
-    """Its weights in FRACTAL_NZ, as it casts them by default and ours are."""
+    """The vendor's weights are cast to FRACTAL_NZ, as they are by default, and as ours are."""
     need("vllm_ascend")
     os.environ["VLLM_ASCEND_ENABLE_NZ"] = "1"
     return generation(on, "bf16", quantization="ascend")
@@ -68,7 +68,7 @@ def int8_of_four(on: On) -> Seen:
 
 
 def generation(on: On, scheme: str, **options: Any) -> Seen:
-    """With graphs, of the batches' sizes alone; on a CPU without."""
+    """Generate with an engine that captures graphs of the batches' sizes alone; on a CPU it captures none."""
     need_vllm(on)
     batches = (2, 4) if on.small else BATCHES
     sizes = {"max_model_len": PROMPT + ANSWER + 8, "max_num_seqs": max(batches)}
@@ -110,7 +110,7 @@ def _prompts(batch: int) -> list[list[int]]:
 
 
 def _write(folder: Path, config: dict[str, Any]) -> None:
-    """What an engine reads that loads no weights; ModelSlim's description too, without which vllm-ascend's has none."""
+    """Write what an engine without weights reads: the config, and the description that vllm-ascend's W8A8 asks for."""
     (folder / "config.json").write_text(json.dumps(config))
     layers = range(config["num_hidden_layers"])
     quantized = {f"model.layers.{layer}.{name}.weight" for layer in layers for name in LINEAR}

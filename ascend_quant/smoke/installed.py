@@ -53,7 +53,7 @@ def _declared(name: str) -> list[str]:
 
 @probe("ipc", "verl hands weights to the engine through the device's own memory, not the host's", ("npu",), limit_s=15)
 def ipc(on: On) -> Seen:
-    """As verl decides it: by npu-smi, driver and CANN."""
+    """verl decides it by npu-smi, the driver and CANN."""
     need("verl")
     from verl.utils.device import is_support_ipc
 

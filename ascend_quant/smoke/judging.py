@@ -1,4 +1,4 @@
-"""How a claim about NPUs is decided by results of a smoke test: proved, refuted, or open for want of what decides."""
+"""The judges of claims about NPUs: results of a smoke test prove a claim, refute it, or leave it open."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

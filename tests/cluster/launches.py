@@ -25,8 +25,6 @@ class Launches:
     def __init__(self, folder: Path, hosts: Sequence[Host], keys: Keys) -> None:
         self.folder, self.out = folder, folder / "out"
         self.out.mkdir()
-        (self.out / "config.json").write_text("{}")  # jobs of jobs/ have it for their model, too
-        (self.out / "model.safetensors").touch()
         self.stay = self.out / "STAY"  # while it is there, a job of jobs/ goes on
         self.stay.touch()
         self.fields: dict[str, Any] = {

@@ -51,7 +51,7 @@ class Room:
 
 
 def find_room(share: float | None) -> Room | None:
-    """Whether every rank's device has this share of its memory free, and what is left of it for weights made ahead.
+    """Find whether every rank's device has this share of its memory free, and what that leaves for weights made ahead.
 
     A collective, over the default process group.
 

@@ -1,4 +1,4 @@
-"""The convolution of gated delta nets (Qwen3-Next, Qwen3.5), which vLLM's kernels read packed on most CPUs.
+"""The convolution of gated delta nets (Qwen3-Next, Qwen3.5), which vLLM's kernels read packed on some CPUs.
 
 vLLM packs the weight once, behind its first load, and throws the original away. Here the resident parameter stays as
 it is sent, and the kernels get a packed copy, which follows every refit at the address that it had from the start.
