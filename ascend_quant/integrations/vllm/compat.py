@@ -6,6 +6,7 @@ Names that moved, and what a version's loaders, routers and samplers do. What is
 from collections.abc import Callable
 from functools import cache
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import torch
@@ -186,10 +187,9 @@ def convolution_as_read(weight: torch.Tensor) -> torch.Tensor:
         return weight
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm  # not in 0.10
 
-    layer = torch.nn.Module()
-    layer.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
+    layer = SimpleNamespace(weight=weight.clone())  # what vLLM packs, it packs in place of the attribute's data
     dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
-    return layer.weight.data
+    return layer.weight
 
 
 def forgets_towers_outputs(core) -> bool:
