@@ -24,6 +24,7 @@ from vllm.distributed.parallel_state import (
 from vllm_ascend.ascend_config import clear_ascend_config, init_ascend_config
 from vllm_ascend.ascend_forward_context import set_ascend_forward_context, set_mc2_tokens_capacity
 from vllm_ascend.distributed.parallel_state import destroy_ascend_model_parallel, init_ascend_model_parallel
+from vllm_ascend import utils as ascend_utils
 from vllm_ascend.utils import adapt_patch, register_ascend_customop
 
 from npu_host import models
@@ -49,6 +50,7 @@ def running(
         settings: vllm-ascend's, as `additional_config` has them.
     """
     adapt_patch(is_global_patch=True)  # as its plugins do
+    ascend_utils._IS_MOE_MODEL = None  # it asks once a process, of whichever model was first
     parallel = ParallelConfig(tensor_parallel_size=ranks, enable_expert_parallel=expert_parallel)
     model = models.model_config(folder, architecture)
     config = VllmConfig(model_config=model, parallel_config=parallel, additional_config=settings or {})
