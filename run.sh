@@ -46,7 +46,7 @@ usage: ./run.sh COMMAND [ARGUMENTS]
   bench study [..]              do policies with INT8 rollouts learn what those with BF16 rollouts learn? many real runs
   lint                          the checks that CI runs: format, lint, imports, shell scripts, YAML
   lint --contract RELEASE       does vllm==0.34.0 (or verl, vllm-ascend) still have what is used of it? nothing is installed
-  setup                         make the environment only
+  setup                         make the environment only, where VENV says and from the lock ASCEND_QUANT_LOCK
   help, --version               this text; the version of this checkout
 
 COMMAND --help prints a command's options. Every command but help, --version and test gpu first makes the environment
@@ -57,6 +57,11 @@ from the lock: Python 3.11, gcc and libnuma are needed, nothing else. It is made
   PYTHON=FILE             an interpreter that has the stack, to be used as it is: in an image, or on a host with NPUs or
                           GPUs (default: the environment from the lock)
 EOF
+}
+
+usage_of() { # usage_of COMMAND: what the usage says of it
+  printf 'usage: ./run.sh COMMAND [ARGUMENTS]     (./run.sh help: all commands, and the variables that they read)\n\n'
+  usage | awk -v wanted="$1" '/^ ? ?[^ ]/ || !NF { on = /^  / && $1 == wanted } on'
 }
 
 die() {
@@ -216,10 +221,6 @@ run_tests() {
     return
     ;;
   esac
-  if asks_for_help "$@"; then
-    usage
-    return
-  fi
   local group groups=()
   local -A chosen=()
   while (($#)) && [[ $1 != -- ]]; do
@@ -322,8 +323,9 @@ asks_for_help() { # asks_for_help ARGS..: among what is before --
 show_help() { # show_help COMMAND ARGS..: with nothing installed; fails where the environment has to be asked
   local wanted="./run.sh $1"
   case $1 in
-  test | lint | setup | help) usage ;;
-  bench) [[ $2 == -* ]] && usage ;;
+  help) usage ;;
+  test | lint | setup) usage_of "$1" ;;
+  bench) [[ $2 == -* ]] && usage_of bench ;;
   *)
     grep -qx "## $wanted\( .*\)\?" "$HELP" 2>/dev/null || return 1
     if grep -qxF "## $wanted $2" "$HELP"; then wanted="$wanted $2"; fi

@@ -49,9 +49,16 @@ def test_help_needs_bash_alone(tmp_path: Path):
         assert (said.returncode, said.stdout.strip(), said.stderr) == (0, text.strip(), "")
     group = bare(tmp_path, "recipe", "--help").stdout
     assert all(text.strip() in group for command, text in sections if command.startswith("recipe "))
-    for words in (["help"], ["test", "--help"], ["bench", "-h"], ["lint", "--help"], ["--version"]):
+    for words in (["help"], ["--version"]):
         said = bare(tmp_path, *words)
         assert said.returncode == 0 and said.stdout and not said.stderr
+    for command in ("test", "lint", "setup", "bench"):  # of which the usage alone speaks
+        said = bare(tmp_path, command, "--help")
+        there = re.findall(r"^  (\w+)", said.stdout, re.M)
+        assert (said.returncode, set(there), said.stderr) == (0, {command}, "")
+        assert there == [
+            word for word in re.findall(r"^  (\w+)", bare(tmp_path, "help").stdout, re.M) if word == command
+        ]
     assert {file.name for file in tmp_path.iterdir()} == {"run.sh", "docs", "pyproject.toml"}
 
 
