@@ -18,6 +18,7 @@ from ascend_quant.convert.calibrate import calibrate as carry_out_with_texts
 from ascend_quant.convert.conversion import Request, Summary
 from ascend_quant.convert.conversion import convert as carry_out
 from ascend_quant.convert.formats import FORMATS
+from ascend_quant.convert.output import Output
 from ascend_quant.convert.texts import KINDS
 from ascend_quant.documents import BadDocument
 from ascend_quant.exits import FAILED
@@ -93,7 +94,7 @@ def requested(
     ignore: list[str],
     format: str | None,
 ) -> Request:
-    """The request; raises BadParameter for options that do not go together."""
+    """The request; raises BadParameter for options that do not go together, or folders that cannot be IN or OUT."""
     if scheme == "bf16" and (ignore or format):
         said = "bf16 undoes all of IN, in the one form that it has: leave --ignore and --format out"
         raise typer.BadParameter(said, param_hint="'--scheme'")
@@ -102,6 +103,12 @@ def requested(
         request.chosen()
     except (UnknownScheme, BadCheckpoint) as error:
         raise typer.BadParameter(str(error), param_hint="'--scheme'") from error
+    if not source.is_dir():
+        raise typer.BadParameter(f"{source} is no folder; give a local Hugging Face checkpoint", param_hint="'IN'")
+    try:
+        Output(out).check(source)
+    except (BadCheckpoint, OSError) as error:
+        raise typer.BadParameter(str(error), param_hint="'OUT'") from error
     return request
 
 

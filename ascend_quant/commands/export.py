@@ -43,6 +43,8 @@ def export(
     from ascend_quant.schemes import UnknownScheme, get_scheme
 
     errors = Console(stderr=True)
+    if nowhere := [folder for folder in (checkpoint, hf_model) if folder is not None and not folder.is_dir()]:
+        raise typer.BadParameter(f"{nowhere[0]} is no folder")
     try:
         get_scheme(scheme)
         Output(out).check_new()

@@ -48,9 +48,10 @@ def profile(
     if said := next(filter(None, map(why_no_file, files)), None):
         raise typer.BadParameter(said, param_hint="'-o'")
     _must_be_outside(files, [one for one in (model, quantized) if one is not None])
+    reference, other = None if model is None else _found(model, "'-m'"), _found(quantized, "'-q'")
     errors = Console(stderr=True)
     try:
-        result = compared(model, quantized, fn, errors)
+        result = compared(reference, other, fn, errors)
         files = save(result.profile, output)
     except (BadCheckpoint, BadDocument, OSError) as error:
         errors.print(f"cannot profile: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -69,10 +70,17 @@ def _must_be_outside(files: list[Path], models: list[str]) -> None:
                 raise typer.BadParameter(f"{file} is in {folder}, a model: name a file elsewhere", param_hint="'-o'")
 
 
-def compared(model: str | None, quantized: str, fn: Function, console: Console) -> Comparison:
+def _found(model: str, option: str) -> Path:
+    """The folder of a model; raises BadParameter where there is none."""
+    try:
+        return find(model)
+    except BadCheckpoint as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def compared(model: Path | None, quantized: Path, fn: Function, console: Console) -> Comparison:
     """The comparison, with a progress bar."""
-    reference = None if model is None else Checkpoint(find(model))
-    other = Checkpoint(find(quantized))
+    reference, other = None if model is None else Checkpoint(model), Checkpoint(quantized)
     total = len(reference.names) if reference is not None else None
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("comparing", total=total)

@@ -56,20 +56,29 @@ def test_wrong_usage_ends_with_2(source, tmp_path):
     ):
         result = run(source, tmp_path / "out", *options)
         assert result.exit_code == 2 and said in plain(result.stderr)
+    (tmp_path / "full" / "a").mkdir(parents=True)
+    for folder, out, named in (
+        (source, source, "'OUT'"),
+        (source, tmp_path / "full", "'OUT'"),
+        (source, tmp_path / "no" / "such", "'OUT'"),
+        (tmp_path / "nothing", tmp_path / "out", "'IN'"),
+    ):
+        result = run(folder, out, "--scheme", "int8")
+        assert result.exit_code == 2 and named in plain(result.stderr)
 
 
 def test_what_cannot_be_converted_ends_with_1_and_one_line(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
     for folder, out, named in (
-        (source, source, "same folder"),
-        (tmp_path, "out", str(tmp_path)),
+        (tmp_path / "in", "out", str(tmp_path / "in")),
         (source, "/proc/out", "/proc/out.partial"),  # what the system refuses
     ):
         result = run(folder, out, "--scheme", "int8")
         assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
         (line,) = result.stderr.strip().splitlines()
         assert named in line
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 def test_texts_are_utf_8_whatever_the_locale(source, tmp_path):

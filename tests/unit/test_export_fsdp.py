@@ -264,7 +264,7 @@ def test_shards_that_are_not_the_models_are_named(spoilt: Path):
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path):
     write_model("qwen2", tmp_path / "model")
     (tmp_path / "run").mkdir()
-    for folder, said in (("model", "convert"), ("run", "no checkpoint"), ("none", "no folder")):
+    for folder, said in (("model", "convert"), ("run", "no checkpoint")):
         done = run(tmp_path / folder, tmp_path / "out", "--scheme", "int8")
         assert done.exit_code == 1 and said in done.stderr
     for content, said in (("101", "global_step_101"), ("../3", "no step")):
@@ -273,10 +273,12 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path):
 
 
 def test_wrong_usage(tmp_path: Path):
-    for out, options, said in (
-        ("out", ["--scheme", "int5"], "int5"),
-        ("/", ["--scheme", "int8"], "mount point"),
-        (tmp_path.parent, ["--scheme", "int8"], "not empty"),
+    for folder, out, options, said in (
+        ("", "out", ["--scheme", "int5"], "int5"),
+        ("", "/", ["--scheme", "int8"], "mount point"),
+        ("", tmp_path.parent, ["--scheme", "int8"], "not empty"),
+        ("none", "out", ["--scheme", "int8"], "none"),
+        ("", "out", ["--scheme", "int8", "--hf-model", tmp_path / "none"], "none"),
     ):
-        done = run(tmp_path, tmp_path / out, *options)
+        done = run(tmp_path / folder, tmp_path / out, *options)
         assert done.exit_code == 2 and said in " ".join(done.stderr.replace("│", " ").split())

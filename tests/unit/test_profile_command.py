@@ -51,6 +51,8 @@ def test_wrong_usage_ends_with_2(tmp_path, monkeypatch):
         (("-m", "bf16", "-q", "w8a8", "-o", "no/such/profile"), "no folder"),
         (("-m", "bf16", "-q", "w8a8", "-o", "profile", "--fn", "int9"), "int9"),
         (("-m", "bf16", "-q", "w8a8", "-o", "folder.pt"), "is a folder"),
+        (("-m", "folder.pt", "-q", "./w8a8", "-o", "profile"), "./w8a8"),
+        (("-m", "bf16", "-q", "folder.pt", "-o", "profile"), "'-m'"),
     ):
         result = run(*arguments)
         assert result.exit_code == 2 and said in plain(result.stderr)
