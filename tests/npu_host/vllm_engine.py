@@ -21,10 +21,10 @@ from vllm.distributed.parallel_state import (
     ensure_model_parallel_initialized,
     init_distributed_environment,
 )
+from vllm_ascend import utils as ascend_utils
 from vllm_ascend.ascend_config import clear_ascend_config, init_ascend_config
 from vllm_ascend.ascend_forward_context import set_ascend_forward_context, set_mc2_tokens_capacity
 from vllm_ascend.distributed.parallel_state import destroy_ascend_model_parallel, init_ascend_model_parallel
-from vllm_ascend import utils as ascend_utils
 from vllm_ascend.utils import adapt_patch, register_ascend_customop
 
 from npu_host import models
