@@ -20,6 +20,7 @@ from launch.plan.start import container_name, start_line
 from launch.recipes import Paths, Recipe, resolve
 from launch.recipes.effective import told
 from launch.recipes.overrides import refused
+from launch.recipes.settings import environment
 from launch.recipes.verl import verl_of
 from launch.stacks import pins
 from launch.variables import without_secrets_in
@@ -162,6 +163,8 @@ def notes(
             f"of this shell, not handed to other hosts: {', '.join(names)}: each names a host's own NIC, address or "
             "devices. Write it under the host in the inventory"
         )
+    if left_out := sorted(recipe.environment.keys() - environment(recipe)):
+        lines.append(f"not set, since stack {recipe.stack} has no NPUs: {', '.join(left_out)} of the recipe")
     if of_hub(paths.model):
         lines.append(f"the model is {paths.model} of the hub: each host has it in its cache, or downloads it")
     if recipe.data.train == recipe.data.validation:
@@ -223,11 +226,16 @@ def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
 
 
 def _attention(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
-    """Megatron has an attention of its own, whatever is said of transformers'."""
+    """Megatron has an attention of its own, whatever is said of transformers'.
+
+    Here for every stack: where the entry is verl's own, as on ascend-cann8.5, nothing else looks before it trains.
+    """
     if recipe.backend == "megatron":
         return []
     name, device = last_value(overrides, attention.NAME_KEY, attention.FLASH), pins(recipe.stack).devices
-    exchange = attention.without_exchange(name, recipe.training.sequence_parallel, device)
+    sizes = [last_value(overrides, one, "1") for one in attention.ULYSSES_KEYS]
+    ranks = max(int(one) if one.isdecimal() else 1 for one in sizes)  # verl itself refuses what is no number
+    exchange = attention.without_exchange(name, ranks, device)
     return [one for one in (attention.without_kernel(name, device), exchange) if one]
 
 

@@ -24,8 +24,8 @@ from launch.recipes.settings import (
     ROUTING_REPLAY,
     SYNC_STEP,
     Paths,
+    environment,
     folders,
-    numerics,
     settings,
 )
 from launch.recipes.verl import (
@@ -141,7 +141,7 @@ def resolve(recipe: Recipe, paths: Paths) -> Resolved:
     return Resolved(
         verl.main,
         tuple(f"{_plus(key)}{key}={text(value)}" for key, value in tree.items() if not verl.lacks(key)),
-        {**numerics(recipe), **recipe.environment},
+        environment(recipe),
         {name: ROOT / file for name, file in recipe.files.items()},
     )
 

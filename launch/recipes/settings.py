@@ -106,6 +106,14 @@ def numerics(recipe: Recipe) -> dict[str, str]:
     return {}
 
 
+def environment(recipe: Recipe) -> dict[str, str]:
+    """Variables of the recipe for every process. HCCL's are for NPUs: one for GPUs may extend another for NPUs."""
+    on_npus = recipe.stack.startswith("ascend")
+    return numerics(recipe) | {
+        name: value for name, value in recipe.environment.items() if on_npus or "HCCL_" not in name
+    }
+
+
 def placement_settings(recipe: Recipe) -> dict[str, Any]:
     """Those of the devices: the same for trainer and engines, or some of each node for the engines alone."""
     apart = recipe.rollout.apart

@@ -7,10 +7,9 @@ pytest.importorskip("omegaconf", reason="the verl adapter needs verl")
 from omegaconf import OmegaConf
 
 from ascend_quant.integrations.verl import attention_settings
-from ascend_quant.integrations.verl.attention_settings import FLASH, LIBRARY, PACKED, AttentionError, check
+from ascend_quant.integrations.verl.attention_settings import FLASH, LIBRARY, PACKED, ULYSSES, AttentionError, check
 
 OURS = {"external_lib": LIBRARY, "override_config": {"attn_implementation": PACKED}}
-ULYSSES = "ulysses_sequence_parallel_size"
 
 
 def config(model=None, actor=None, ref=None, critic=None, path="/no/model", device="cuda"):

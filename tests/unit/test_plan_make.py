@@ -56,6 +56,19 @@ def test_an_attention_that_exchanges_no_heads_is_refused():
     plan(extra=[name.replace("sdpa", "flash_attention_2")])
 
 
+@pytest.mark.parametrize("stack", ["ascend-cann8.5", "ascend-cann9.1"])
+@pytest.mark.parametrize("key", ["actor.ulysses_{}", "actor.fsdp_config.ulysses_{}", "ref.fsdp_config.ulysses_{}"])
+def test_so_it_is_with_a_size_set_by_hand(stack: str, key: str):
+    """Of verl's settings, in a recipe of one sequence a device; the entry of ascend-cann8.5 is verl's own."""
+    model, roles = "actor_rollout_ref.model.override_config.attn_implementation", "actor_rollout_ref"
+    shared = f"{roles}.{key.format('sequence_parallel_size')}"
+    given = {"recipe": "qwen2.5-7b-int8-gsm8k-a2", "machines": inventory(stack), "changes": {"stack": stack}}
+    line = said(**given, extra=[f"++{model}=sdpa", f"{shared}=2"])
+    assert has_line_naming(line, f"{model}=sdpa", "ulysses_sequence_parallel_size=2", "flash_attention_2")
+    for fine in ([f"{shared}=2"], [f"++{model}=sdpa", f"{shared}=1"]):
+        plan(**given, extra=fine)
+
+
 def test_an_attention_without_a_kernel_for_the_stacks_devices_is_refused():
     """`smoke` trains addition-int8 on whatever is there."""
     name = "actor_rollout_ref.model.override_config.attn_implementation"
@@ -121,6 +134,21 @@ def test_collectives_run_on_vector_cores_where_an_engine_of_one_host_shares_laye
     overrides = [*resolve(load(recipe), Paths("m", "d", "o")).overrides]
     overrides += [f"actor_rollout_ref.rollout.{one}" for one in extra]
     assert job.values(overrides, Ports())["expansion"] == mode
+
+
+def test_a_recipe_for_gpus_that_extends_one_for_npus_has_nothing_of_hccl(tmp_path: Path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "extends: qwen2.5-7b-int8-gsm8k-a2\nsummary: mine\nstack: cuda13\n"
+        "environment: {P2P_HCCL_BUFFSIZE: '40', NCCL_DEBUG: INFO}\n"
+    )
+    made = plan(str(file), inventory("cuda13"))
+    assert made.nodes[0].layers == [("recipe", {"NCCL_DEBUG": "INFO"})]
+    assert [note for note in made.notes if has_line_naming(note, "cuda13", "HCCL_CONNECT_TIMEOUT, P2P_HCCL_BUFFSIZE")]
+    file.write_text("extends: qwen2.5-7b-int8-gsm8k-a2\n")
+    made = plan(str(file), inventory())
+    assert made.nodes[0].layers == [("recipe", {"HCCL_CONNECT_TIMEOUT": "3000"})]
+    assert not [note for note in made.notes if "HCCL" in note]
 
 
 def test_layers_are_in_order_and_a_hosts_own_is_not_handed_to_others():

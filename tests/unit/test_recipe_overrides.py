@@ -238,11 +238,11 @@ def test_bf16_on_npus_is_vllm_ascends_own(tmp_path, stack, plugin):
 
 
 def test_files_and_variables_go_along(tmp_path):
-    write(tmp_path, files={"reward.py": "launch/demo/reward.py"}, environment={"HCCL_CONNECT_TIMEOUT": "3000"})
+    write(tmp_path, files={"reward.py": "launch/demo/reward.py"}, environment={"NCCL_DEBUG": "INFO"})
     found = resolve(load("one", tmp_path), PATHS)
     assert found.files["reward.py"].read_text().startswith('"""The demo\'s reward')
-    assert found.environment == {"HCCL_CONNECT_TIMEOUT": "3000"}
-    assert not [one for one in found.overrides if "HCCL" in one], "the user's own value could not win"
+    assert found.environment == {"NCCL_DEBUG": "INFO"}
+    assert not [one for one in found.overrides if "NCCL" in one], "the user's own value could not win"
 
 
 def test_the_model_may_lie_among_the_data(tmp_path):

@@ -13,6 +13,10 @@ PACKED = "torch_varlen"  # the name of packed_attention.py with transformers
 LIBRARY = "ascend_quant.integrations.verl.packed_attention"
 NAME_KEY = "actor_rollout_ref.model.override_config.attn_implementation"
 LIBRARY_KEY = "actor_rollout_ref.model.external_lib"
+ULYSSES = "ulysses_sequence_parallel_size"  # ranks that share a sequence
+ULYSSES_KEYS = tuple(
+    f"actor_rollout_ref.{role}.{part}{ULYSSES}" for role in ("actor", "ref") for part in ("", "fsdp_config.")
+)
 WHAT_TO_SET = f"{LIBRARY_KEY}={LIBRARY} ++{NAME_KEY}={PACKED}"
 
 FLASH = "flash_attention_2"  # verl's choice where nothing is said
@@ -71,7 +75,7 @@ def without_exchange(attention: str, ranks: int, device: str) -> str | None:
         return None
     instead = f"++{NAME_KEY}={FLASH}" if device == "npu" else WHAT_TO_SET
     return (
-        f"{NAME_KEY}={attention} with ulysses_sequence_parallel_size={ranks}: {attention} does not exchange heads, so "
+        f"{NAME_KEY}={attention} with {ULYSSES}={ranks}: {attention} does not exchange heads, so "
         "each device would attend to its own part of the sequences alone, and nothing would tell. "
         f"Set {instead}, or no sequence parallelism"
     )
@@ -105,8 +109,7 @@ def _check_critic(critic: Any) -> None:
 
 def _ulysses(role: Any, engine: str) -> int:
     """Ranks that share a sequence; both places are read, the outer one first."""
-    key = "ulysses_sequence_parallel_size"
-    return max(role.get(key) or 1, (role.get(engine) or {}).get(key) or 1)
+    return max(role.get(ULYSSES) or 1, (role.get(engine) or {}).get(ULYSSES) or 1)
 
 
 def _libraries(model: Any) -> list[str]:
