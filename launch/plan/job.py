@@ -310,9 +310,10 @@ def _checkpoint_engine(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Imp
 
 
 def _trackers(_: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
-    """verl/utils/tracking.py; most are named as their modules."""
+    """verl/utils/tracking.py; most are named as their modules, and those as their packages."""
     chosen = last_value(overrides, "trainer.logger", "console")
     for name in (part.strip(" '\"") for part in chosen.strip("[]").split(",")):
         if name not in ("console", "file"):
-            fix = "install it, or set trainer.logger=[console,file]"
-            yield Import(TRACKERS.get(name, name), f"trainer.logger {name}", fix)
+            module = TRACKERS.get(name, name)
+            fix = f"with the Python of the run: python -m pip install {module}; or set trainer.logger=[console,file]"
+            yield Import(module, f"trainer.logger {name}", fix)

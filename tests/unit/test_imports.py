@@ -9,6 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 import lock_file
 import pytest
 from cluster_cases import node_plan
+from naming import has_line_naming
 from packaging.utils import canonicalize_name
 
 from launch import LaunchError
@@ -92,6 +93,12 @@ def test_a_stack_has_what_its_recipes_import():
 )
 def test_the_users_settings_count(recipe: str, extra: str, appears: set[str]):
     assert modules(recipe, extra) - modules(recipe) == appears
+
+
+def test_what_to_install_for_a_tracker_is_named():
+    found = imports(*overrides("addition-int8", None, "trainer.logger=[console,swanlab]"))
+    (one,) = [one for one in found if one.module == "swanlab"]
+    assert has_line_naming(one.what, "swanlab") and has_line_naming(one.fix, "pip install swanlab", "console,file")
 
 
 def test_npus_need_mindspeed_and_no_transformer_engine():
