@@ -12,7 +12,7 @@ from launch.doctor import devices, drivers, interpreter, machine, network, run, 
 from launch.doctor.checking import Check, Finding
 from launch.doctor.facts import Devices, Facts, Software, Wanted
 from launch.inventory import Inventory
-from launch.plan.job import columns, imports, least_rows, prompt
+from launch.plan.job import columns, imports, least_rows, prompt, saving
 from launch.recipes.fields import Recipe
 from launch.recipes.overrides import resolve
 from launch.recipes.settings import Paths, data_files
@@ -72,6 +72,7 @@ def _of_recipe(recipe: Recipe | None, paths: Paths | None) -> dict[str, Any]:
         made["data"] = list(data_files(recipe, paths))
         made["least_rows"] = least_rows(recipe, overrides, paths)
         made["out"] = paths.out
+        made["saving"] = saving(recipe, overrides, paths)
     return made
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from launch.inventory import Ports
+from launch.plan import Saving
 from launch.software import Import, Package
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -29,6 +30,7 @@ class Wanted:
         prompt: which of these holds the messages.
         least_rows: of the file to train on.
         data_name: what `run.sh data` calls them.
+        saving: the run's checkpoints; None where there are none.
         device_gib, host_gib: memory that the recipe says it needs.
         scheme: of the rollout.
         imports: Python modules that the run's processes import.
@@ -52,6 +54,7 @@ class Wanted:
     least_rows: Mapping[str, int] = field(default_factory=dict)
     data_name: str = "NAME"
     out: str | None = None
+    saving: Saving | None = None
     device_gib: int | None = None
     host_gib: int | None = None
     scheme: str | None = None
@@ -201,14 +204,14 @@ class Machine:
 
     Attributes:
         shared_memory: of /dev/shm, total and free.
-        temporary: free in /tmp.
+        temporary: of the disk of /tmp, total and free.
         unusable: why /tmp cannot be used; None where it can.
         memory: total and available; in a container its own limit.
         leftovers: processes of earlier runs, and of other Rays.
     """
 
     shared_memory: tuple[int, int]
-    temporary: int
+    temporary: tuple[int, int]
     unusable: str | None
     memory: tuple[int, int]
     leftovers: tuple[Leftover, ...] = ()
@@ -224,6 +227,7 @@ class Files:
         missing_data: the data files that are not here.
         wrong_data: a line for each thing in those that are, which verl cannot train on.
         out: bytes free where the result goes; None where the run names no folder.
+        lacking_room: what that disk lacks for the run's checkpoints, and what to do.
         writable: whether this user may write there, or could make it.
     """
 
@@ -232,6 +236,7 @@ class Files:
     missing_data: tuple[str, ...] = ()
     wrong_data: tuple[str, ...] = ()
     out: int | None = None
+    lacking_room: tuple[tuple[str, str], ...] = ()
     writable: bool = True
 
 

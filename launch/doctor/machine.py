@@ -18,6 +18,7 @@ TEMPORARY = "/tmp"
 LEAST_SHARED_GIB = 1
 SHARED_GIB = {"none": 1, "gpu": 16, "npu": 16}
 LEAST_TEMPORARY_GIB, TEMPORARY_GIB = 1, 5
+FULLEST, MOST_USED = "RAY_local_fs_capacity_threshold", 0.95  # of Ray's, and its default
 TITLES, TRAINER = ("VLLM::", "VLLMEngineCore", "EngineCore"), "main_ppo"
 ALLOCATORS = {"npu": ("PYTORCH_NPU_ALLOC_CONF",), "gpu": ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")}
 BLOCKING = ("ASCEND_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
@@ -27,10 +28,10 @@ def machine(root: Path = Path("/"), temporary: str = TEMPORARY) -> Machine:
     """The machine as it is now; what this container may use of it is looked up below `root`."""
     memory = psutil.virtual_memory()
     total = min([memory.total, *cgroup_limits(root)])
-    shared = shutil.disk_usage("/dev/shm")
+    shared, disk = shutil.disk_usage("/dev/shm"), shutil.disk_usage(temporary)
     return Machine(
         shared_memory=(shared.total, shared.free),
-        temporary=shutil.disk_usage(temporary).free,
+        temporary=(disk.total, disk.free),
         unusable=unusable(temporary),
         memory=(total, min(memory.available, total)),
         leftovers=tuple(left_behind()),
@@ -89,13 +90,17 @@ def shm(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 
 @check("machine.tmp")
 def tmp(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
-    free, why = facts.machine.temporary, facts.machine.unusable
+    (total, free), why = facts.machine.temporary, facts.machine.unusable
+    used, most = 1 - free / total, float(facts.variables.get(FULLEST, "") or MOST_USED)
     text = f"{free / GIB:.0f} GiB free in {TEMPORARY}"
     if why:
         yield error(f"{TEMPORARY} {why}", "docker run --tmpfs /tmp:exec, or have the host's mended")
     elif free < TEMPORARY_GIB * GIB:
         level = error if free < LEAST_TEMPORARY_GIB * GIB else warning
         yield level(f"{text}; {TEMPORARY_GIB} wanted", "remove old sessions of Ray in /tmp/ray and /tmp/aq-*")
+    elif used > most:
+        what = f"{text}, on a disk that is {used:.1%} full: above {most:.0%} Ray spills no objects, but fails"
+        yield warning(what, f"free some of it, or export {FULLEST}=0.99")
     else:
         yield ok(text)
 

@@ -9,9 +9,11 @@ from launch import existing, model
 from launch.doctor.checking import Finding, check, error, ok, warning
 from launch.doctor.facts import GIB, Facts, Files, Wanted
 from launch.environment import environment as process_environment
+from launch.nodes.checkpoints import lacking_room
 from launch.nodes.rows import lacking
 from launch.stacks import pins
 
+LEAST_OUT_GIB = 1
 OUT_GIB = {"none": 5, "gpu": 50, "npu": 50}
 
 
@@ -25,6 +27,7 @@ def files(wanted: Wanted, environment: Mapping[str, str]) -> Files:
         missing_data=tuple(file for file in wanted.data if not os.path.isfile(file)),
         wrong_data=tuple(lacking(wanted.data, wanted.columns, wanted.prompt, wanted.least_rows)),
         out=None if out is None else shutil.disk_usage(out).free,
+        lacking_room=tuple(lacking_room(wanted.saving)) if wanted.head else (),  # the trainer's rank 0 writes them
         writable=out is None or os.access(out, os.W_OK),
     )
 
@@ -64,8 +67,11 @@ def out(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     text = f"{found.out / GIB:.0f} GiB free for {wanted.out}"
     if not found.writable:
         yield error(f"{wanted.out} cannot be written", "give another folder with --out, or the rights for this one")
+    elif found.lacking_room:
+        yield from (error(what, fix) for what, fix in found.lacking_room)
     elif found.out < need * GIB:
-        yield warning(f"{text}; {need} wanted", "free some, or give another folder with --out")
+        level = error if found.out < LEAST_OUT_GIB * GIB else warning
+        yield level(f"{text}; {need} wanted", "free some, or give another folder with --out")
     else:
         yield ok(text)
 

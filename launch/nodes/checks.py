@@ -2,33 +2,26 @@
 
 All that is wrong is told at once, a line each. A clock is compared by the times of a question and its answer, with the
 way measured out.
-
-Whether there is room for the checkpoints: a checkpoint's size is by the model's own weights, their number by the run's
-steps.
 """
 
-import math
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
-from launch import LaunchError, door, existing, model, network, private
+from launch import LaunchError, door, model, network, private
 from launch.doctor import drivers
 from launch.doctor.examination import in_the_way, versions_of
 from launch.doctor.facts import Wanted
 from launch.doctor.versions import software
 from launch.environment import environment
 from launch.network import Wire
+from launch.nodes.checkpoints import lacking_room
 from launch.nodes.rows import lacking
-from launch.plan import NodePlan, Saving
+from launch.plan import NodePlan
 from launch.software import has_module
 from launch.stacks import pins
 
-GIB = 1 << 30
 DATA = ("gsm8k", "dapo-math-17k", "addition")  # that ./run.sh data makes, each in a folder of its name
 ALLOWED_SECONDS = 5  # that clocks may differ by
 
@@ -145,7 +138,7 @@ def find(plan: NodePlan) -> tuple[Checked, list[str]]:
     files = [path for path in plan.needs if path != plan.model]
     problems += [f"{path} is missing on this host: {put(path)}" for path in files if not os.path.exists(path)]
     problems += lacking(plan.needs, plan.columns, plan.prompt, plan.least_rows)
-    problems += checkpoint_room(plan.saving) if plan.saving else []
+    problems += [f"{what}: {fix}" for what, fix in lacking_room(plan.saving)]
     problems += room(plan.temp_dir)
     problems += door.problems() if plan.socket_filter else []
     return checked, problems
@@ -182,58 +175,3 @@ def room(temp_dir: str) -> list[str]:
     if not has_module("ray"):
         problems.append("Ray is not installed here: is this the Python of the stack? (`python` in the inventory)")
     return problems
-
-
-def checkpoint_room(saving: Saving) -> list[str]:
-    """What is wrong with the disk for a run's checkpoints; nothing is said where the model is not on this host."""
-    size = parameters(Path(saving.model)) * saving.parameter_bytes
-    if not size:
-        return []
-    count = max(kept(saving) - len(list(Path(saving.out).glob("checkpoints/global_step_*"))), 0)
-    free = shutil.disk_usage(existing(Path(saving.out))).free
-    if count * size <= free:
-        return []
-    return [
-        f"{saving.out}: {count} checkpoints of {gib(size)} GiB each need {gib(count * size)} GiB, and {gib(free)} GiB "
-        "are free: keep fewer (-- trainer.max_actor_ckpt_to_keep=2), save less often (trainer.save_freq), or choose "
-        "another --out"
-    ]
-
-
-def gib(size: int) -> str:
-    """Bytes in GiB, with a digit behind the point where they are few."""
-    return f"{size / GIB:.1f}" if size < 10 * GIB else f"{size / GIB:.0f}"
-
-
-def kept(saving: Saving) -> int:
-    """How many checkpoints lie there at the same time; verl saves the last step too.
-
-    An old one is removed before a new one is written, but for the only one.
-    """
-    written = math.ceil(steps(saving) / saving.every)
-    return min(written, max(saving.keep, 2)) if saving.keep else written
-
-
-def steps(saving: Saving) -> int:
-    """The run's steps; those of its epochs are by the rows of the data, 0 where they cannot be read."""
-    if saving.steps:
-        return saving.steps
-    try:
-        from pyarrow.parquet import read_metadata
-
-        return read_metadata(saving.train).num_rows // saving.batch * saving.epochs
-    except (ImportError, OSError, ValueError):  # that the file is missing or damaged is told by another check
-        return 0
-
-
-def parameters(folder: Path) -> int:
-    """How many a model has, by the headers of its safetensors files; 0 where there are none to read."""
-    try:
-        return sum(_elements(file) for file in sorted(folder.glob("*.safetensors")))
-    except (OSError, SafetensorError):  # vLLM says what is wrong with a file
-        return 0
-
-
-def _elements(file: Path) -> int:
-    with safe_open(file, "np") as opened:
-        return sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118

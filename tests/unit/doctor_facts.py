@@ -38,7 +38,7 @@ def well(stack: str = "ascend-cann9.1", **changed) -> Facts:
         "links": Links(tuple(Link(number, "UP", f"198.51.100.{number}") for number in (0, 1))),
         "machine": Machine(
             shared_memory=(64 * GIB, 60 * GIB),
-            temporary=500 * GIB,
+            temporary=(1000 * GIB, 500 * GIB),
             unusable=None,
             memory=(1024 * GIB, 900 * GIB),
         ),

@@ -13,6 +13,7 @@ from launch.doctor.drivers import NOT_ON_PATH
 from launch.doctor.examination import CHECKS, judged
 from launch.doctor.examination import traits as traits_of
 from launch.doctor.facts import GIB, Device, Devices, Facts, Files, Holder, Leftover, Link, Links, Network
+from launch.doctor.machine import FULLEST
 from launch.software import Import, Package, product
 
 BRIDGE = Import("megatron.bridge", "the trainer", "take another recipe")
@@ -173,8 +174,16 @@ CASES = [
     case(machine.shm, "error", "64.0 MiB", "--shm-size=64g", **on_machine(shared_memory=(1 << 26, 1 << 26))),
     case(machine.shm, "warning", "2.0 of 64.0 GiB", "ls -lS", **on_machine(shared_memory=(64 * GIB, 2 * GIB))),
     case(machine.tmp, "error", "noexec", "--tmpfs /tmp:exec", **on_machine(unusable="is mounted noexec")),
-    case(machine.tmp, "warning", "2 GiB", "5 wanted", **on_machine(temporary=2 * GIB)),
-    case(machine.tmp, "error", "0 GiB", "5 wanted", **on_machine(temporary=GIB // 4)),
+    case(machine.tmp, "warning", "2 GiB", "5 wanted", **on_machine(temporary=(9 * GIB, 2 * GIB))),
+    case(machine.tmp, "error", "0 GiB", "5 wanted", **on_machine(temporary=(9 * GIB, GIB // 4))),
+    case(machine.tmp, "warning", "96.0%", FULLEST, **on_machine(temporary=(1000 * GIB, 40 * GIB))),
+    case(
+        machine.tmp,
+        "ok",
+        "40 GiB",
+        **on_machine(temporary=(1000 * GIB, 40 * GIB)),
+        variables={FULLEST: "0.97"},
+    ),
     case(machine.memory, "warning", "900 of 1024 GiB", "needs 1000", run={"host_gib": 1000}),
     case(machine.memory, "error", "needs 2000", run={"host_gib": 2000}),
     case(
@@ -208,6 +217,15 @@ CASES = [
     case(run.inputs, "error", "/d/t.parquet has no rows", files=Files(wrong_data=("/d/t.parquet has no rows",))),
     case(run.out, "error", "/o cannot be written", run={"out": "/o"}, files=Files(out=GIB, writable=False)),
     case(run.out, "warning", "20 GiB free for /o", "50 wanted", run={"out": "/o"}, files=Files(out=20 * GIB)),
+    case(run.out, "error", "0 GiB free for /o", "--out", run={"out": "/o"}, files=Files(out=GIB // 3)),
+    case(
+        run.out,
+        "error",
+        "3 checkpoints",
+        "keep fewer",
+        run={"out": "/o"},
+        files=Files(out=60 * GIB, lacking_room=(("/o: 3 checkpoints need 90 GiB", "keep fewer"),)),
+    ),
     case(run.correction, "warning", "int8", "correction.level=token", run={"scheme": "int8"}),
     case(run.correction, "ok", "int8", run={"scheme": "int8", "corrected": True}),
 ]

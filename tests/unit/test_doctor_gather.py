@@ -39,7 +39,8 @@ def test_sizes_are_those_of_df_and_free(tmp_path: Path):
     found = machine.machine()
     said = subprocess.run(["df", "-B1", "--output=size", "/dev/shm"], capture_output=True, text=True, check=True)
     assert found.shared_memory[0] == int(said.stdout.split()[1])
-    assert found.temporary == pytest.approx(shutil.disk_usage("/tmp").free, rel=0.2)
+    disk = shutil.disk_usage("/tmp")
+    assert found.temporary[0] == disk.total and found.temporary[1] == pytest.approx(disk.free, rel=0.2)
     total = int(subprocess.run(["free", "-b"], capture_output=True, text=True, check=True).stdout.split()[7])
     assert found.memory[0] <= total and found.memory[1] <= found.memory[0]
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)  # a container's memory is its own limit

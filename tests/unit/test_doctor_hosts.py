@@ -117,6 +117,7 @@ def test_what_a_recipe_wants_of_a_host(inventory: Inventory):
     assert (one.count, one.scheme, one.device_gib) == (8, "int8", recipe.memory.device)
     assert all(file.startswith("/d/") for file in one.data) and len(one.data) == 2
     assert one.corrected and one.imports
+    assert (one.saving.out, one.saving.model) == ("/o", "/m")
     asked_of = request(inventory, 1, one)
     assert REQUEST.validate_json(REQUEST.dump_json(asked_of)) == asked_of
     alone = wanted_here(recipe, None)

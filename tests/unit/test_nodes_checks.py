@@ -18,7 +18,10 @@ from npu_tools import A2_BOARD, A2_TABLE, A3_BOARD, A3_TABLE, one_card, write_np
 from launch import LaunchError, network, private
 from launch.doctor import drivers
 from launch.doctor.drivers import npu_numbers
+from launch.doctor.facts import Wanted
+from launch.doctor.run import files
 from launch.nodes import checks
+from launch.nodes.checkpoints import lacking_room
 from launch.nodes.checks import compared
 from launch.nodes.ray_node import variables
 from launch.plan import Saving
@@ -367,9 +370,11 @@ def test_checkpoints_must_have_room(tmp_path: Path, free, changes: dict, count: 
     """1024 parameters of 12 bytes each, so often."""
     one = saving(tmp_path, **changes)
     free(count * 1024 * 12)
-    assert checks.checkpoint_room(one) == []
+    assert lacking_room(one) == []
     free(count * 1024 * 12 - 1)
-    (line,) = checks.checkpoint_room(one)
-    assert line.startswith(f"{tmp_path}/runs/new: {count} checkpoints") and "max_actor_ckpt_to_keep" in line
+    ((what, fix),) = lacking_room(one)
+    assert what.startswith(f"{tmp_path}/runs/new: {count} checkpoints") and "max_actor_ckpt_to_keep" in fix
+    assert files(Wanted(out=one.out, saving=one), {}).lacking_room == ((what, fix),), "the doctor says it too"
+    assert not files(Wanted(out=one.out, saving=one, head=False), {}).lacking_room
     Path(one.out, "checkpoints", "global_step_4").mkdir(parents=True)  # it needs no more room
-    assert checks.checkpoint_room(one) == []
+    assert lacking_room(one) == []

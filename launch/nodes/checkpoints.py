@@ -1,0 +1,67 @@
+"""Whether there is room for a run's checkpoints: of the size of the model's own weights, as many as its steps save."""
+
+import math
+import shutil
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from launch import existing
+from launch.doctor.facts import GIB
+from launch.plan import Saving
+
+
+def lacking_room(saving: Saving | None) -> list[tuple[str, str]]:
+    """What the disk lacks for them, and what to do; nothing is said where the model is not on this host."""
+    if saving is None:
+        return []
+    size = parameters(Path(saving.model)) * saving.parameter_bytes
+    if not size:
+        return []
+    count = max(kept(saving) - len(list(Path(saving.out).glob("checkpoints/global_step_*"))), 0)
+    free = shutil.disk_usage(existing(Path(saving.out))).free
+    if count * size <= free:
+        return []
+    needed = f"{count} checkpoints of {gib(size)} GiB each need {gib(count * size)} GiB"
+    what = f"{saving.out}: {needed}, and {gib(free)} GiB are free"
+    fewer = "keep fewer (-- trainer.max_actor_ckpt_to_keep=2), save less often (trainer.save_freq)"
+    return [(what, f"{fewer}, or choose another --out")]
+
+
+def gib(size: int) -> str:
+    """Bytes in GiB, with a digit behind the point where they are few."""
+    return f"{size / GIB:.1f}" if size < 10 * GIB else f"{size / GIB:.0f}"
+
+
+def kept(saving: Saving) -> int:
+    """How many checkpoints lie there at the same time; verl saves the last step too.
+
+    An old one is removed before a new one is written, but for the only one.
+    """
+    written = math.ceil(steps(saving) / saving.every)
+    return min(written, max(saving.keep, 2)) if saving.keep else written
+
+
+def steps(saving: Saving) -> int:
+    """The run's steps; those of its epochs are by the rows of the data, 0 where they cannot be read."""
+    if saving.steps:
+        return saving.steps
+    try:
+        from pyarrow.parquet import read_metadata
+
+        return read_metadata(saving.train).num_rows // saving.batch * saving.epochs
+    except (ImportError, OSError, ValueError):  # that the file is missing or damaged is told by another check
+        return 0
+
+
+def parameters(folder: Path) -> int:
+    """How many a model has, by the headers of its safetensors files; 0 where there are none to read."""
+    try:
+        return sum(_elements(file) for file in sorted(folder.glob("*.safetensors")))
+    except (OSError, SafetensorError):  # vLLM says what is wrong with a file
+        return 0
+
+
+def _elements(file: Path) -> int:
+    with safe_open(file, "np") as opened:
+        return sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
