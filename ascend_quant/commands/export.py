@@ -1,20 +1,27 @@
 """`ascend-quant export`: what a trainer has saved, as a checkpoint that engines load."""
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ascend_quant.exits import FAILED
 
+if TYPE_CHECKING:
+    from ascend_quant.export import Trained
+
 
 def export(
     checkpoint: Annotated[
-        Path, typer.Argument(help="Checkpoint folder of a run, or one step of it: verl's or Megatron's.")
+        Path,
+        typer.Argument(
+            help="Checkpoint folder of a run, whose newest step is taken, or one step: verl's or Megatron's."
+        ),
     ],
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Output folder, created only when the export is complete.")
@@ -26,6 +33,7 @@ def export(
     ignore: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Layer to leave in BF16, as in `convert`. Repeatable.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Turn a training checkpoint (Megatron torch_dist, verl FSDP shards) into a Hugging Face model, BF16 or quantized.
 
@@ -54,20 +62,25 @@ def export(
     if scheme == "bf16" and ignore:
         raise typer.BadParameter("bf16 quantizes nothing: leave --ignore out", param_hint="'--scheme'")
     try:
-        kind = _exported(checkpoint, out, scheme, hf_model, tuple(ignore or ()), errors)
+        trained = _exported(checkpoint, out, scheme, hf_model, tuple(ignore or ()), errors)
     except (BadCheckpoint, BadDocument, PatternError, OSError) as error:  # OSError: a full disk, say
         errors.print(f"cannot export: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED) from error
-    typer.echo(f"{kind} -> {scheme}: {out}")
+    if as_json:
+        about = {"kind": trained.kind, "checkpoint": str(trained.folder), "step": trained.step}
+        typer.echo(json.dumps(about | {"scheme": scheme, "out": str(out)}, indent=1))
+    else:
+        step = "" if trained.step is None else f", step {trained.step}"
+        typer.echo(f"{trained.kind}{step} -> {scheme}: {out}")
 
 
 def _exported(
     checkpoint: Path, out: Path, scheme: str, hf_model: Path | None, ignore: tuple[str, ...], console: Any
-) -> str:
+) -> "Trained":
     """BF16 first, where the checkpoint is not that already; then `convert`, unless BF16 is what was asked for.
 
     Returns:
-        the kind of checkpoint that it is.
+        the checkpoint that was found.
     """
     from ascend_quant.convert import Request, convert
     from ascend_quant.convert.output import Output
@@ -80,7 +93,7 @@ def _exported(
             raise BadCheckpoint(f"{trained.folder} is the BF16 model already: there is nothing to do")
         with _bar(console, f"bf16 to {scheme}") as progress:
             convert(Request(trained.folder, out, scheme, ignore=ignore), progress)
-        return trained.kind
+        return trained
     partial = Output(out).partial
     if partial.exists():
         raise BadCheckpoint(f"{partial} was left by a command that was killed; remove it")
@@ -90,14 +103,14 @@ def _exported(
             write_bf16(trained, bf16, hf_model, progress)
         if scheme == "bf16":
             bf16.rename(out)
-            return trained.kind
+            return trained
         try:
             with _bar(console, f"bf16 to {scheme}") as progress:
                 convert(Request(bf16, out, scheme, ignore=ignore), progress)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)  # the folder that it would go on from is about to go
             raise
-    return trained.kind
+    return trained
 
 
 @contextmanager

@@ -8,6 +8,7 @@ FP8 training changes none of them: TransformerEngine saves the weights in BF16.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from ascend_quant.export.torch_dist import TorchDist
 from ascend_quant.profile.checkpoints import BadCheckpoint
 
 FILE_BYTES = 4 << 30
+STEP = r"(?:global_step_|iter_)(\d+)"
 
 Progress = Callable[[int, int], None]
 
@@ -38,11 +40,13 @@ class Trained:
         kind: hugging-face, torch_dist or fsdp.
         folder: where its weights are.
         model: a folder with config.json and the tokenizer, if the checkpoint has one.
+        step: of the training, where the folder's name says it.
     """
 
     kind: str
     folder: Path
     model: Path | None
+    step: int | None = None
 
 
 def find(checkpoint: Path) -> Trained:
@@ -56,12 +60,12 @@ def find(checkpoint: Path) -> Trained:
     for folder in _candidates(checkpoint):
         hugging_face = folder / "model" / "huggingface"
         if (folder / CONFIG).is_file():
-            return Trained("fsdp", folder, _model(folder / "huggingface"))
+            return Trained("fsdp", folder, _model(folder / "huggingface"), _step(folder))
         if any(hugging_face.glob("*.safetensors")):
-            return Trained("hugging-face", hugging_face, hugging_face)
+            return Trained("hugging-face", hugging_face, hugging_face, _step(folder))
         for shards in (folder / "model" / "dist_ckpt", folder):
             if (shards / ".metadata").is_file():
-                return Trained("torch_dist", shards, _model(hugging_face))
+                return Trained("torch_dist", shards, _model(hugging_face), _step(folder))
         if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
             raise BadCheckpoint(f"{folder} is a Hugging Face folder already: use `ascend-quant convert`")
     raise BadCheckpoint(
@@ -85,6 +89,12 @@ def _candidates(checkpoint: Path) -> Iterator[Path]:
         raise BadCheckpoint(
             f"{newest} says {step}, and there is no {folders[1].name} and no {folders[2].name} beside it"
         )
+
+
+def _step(folder: Path) -> int | None:
+    """That of a step's folder or of its actor, as verl and Megatron name them."""
+    places = (folder.absolute(), folder.absolute().parent)
+    return next((int(found[1]) for one in places if (found := re.fullmatch(STEP, one.name))), None)
 
 
 def _model(folder: Path) -> Path | None:

@@ -11,6 +11,8 @@ import torch
 from export_cases import MODELS, Harm, run, weights, write_model
 from safetensors.torch import load_file
 
+from ascend_quant.export import find
+
 RANK = """
 import copy, sys
 import torch, torch.distributed as dist
@@ -246,10 +248,24 @@ def test_what_megatron_bridge_has_written_goes_straight_to_convert(tmp_path: Pat
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("3\n")
     done = run(tmp_path / "run", tmp_path / "out", "--scheme", "int8")
     assert done.exit_code == 0, done.output
-    assert done.stdout.startswith("hugging-face")
+    assert done.stdout.startswith("hugging-face, step 3 ")
     assert load_file(tmp_path / "out" / "model.safetensors")["model.layers.0.mlp.up_proj.weight"].dtype == torch.int8
     done = run(tmp_path / "run", tmp_path / "again", "--scheme", "bf16")
     assert (done.exit_code, "is the BF16 model already" in done.stderr) == (1, True)
+
+
+def test_the_step_is_that_of_the_folder_that_is_taken(tmp_path: Path, monkeypatch):
+    steps = {"run/global_step_2/actor": 2, "run/global_step_10/actor": 10, "m/iter_0000100": 100, "global_step_x": None}
+    for name in steps:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / ".metadata").touch()
+    for folder, newest, step in (("run", "10", 10), ("run", "2", 2), ("m", "100", 100)):
+        (tmp_path / folder / "latest_checkpointed_iteration.txt").write_text(newest)
+        assert find(tmp_path / folder).step == step
+    for name, step in steps.items():
+        assert find(tmp_path / name).step == step
+        monkeypatch.chdir(tmp_path / name)
+        assert find(Path()).step == step
 
 
 def test_shards_that_are_not_the_models_are_named(spoilt: Path):

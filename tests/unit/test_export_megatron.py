@@ -71,8 +71,10 @@ def test_verls_layout_and_the_newest_step(saved: Path, tmp_path: Path):
     shutil.copytree(saved / "checkpoint", actor / "model" / "dist_ckpt")
     shutil.copytree(saved / "model", actor / "model" / "huggingface", ignore=shutil.ignore_patterns("*.safetensors*"))
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("20")
-    done = run(tmp_path / "run", tmp_path / "out", "--scheme", "bf16")
+    done = run(tmp_path / "run", tmp_path / "out", "--scheme", "bf16", "--json")
     assert done.exit_code == 0, done.output
+    said = {"kind": "torch_dist", "step": 20, "scheme": "bf16", "out": str(tmp_path / "out")}
+    assert json.loads(done.stdout) == said | {"checkpoint": str(actor / "model" / "dist_ckpt")}
     assert set(weights(tmp_path / "out")) == set(weights(saved / "model"))
 
 
