@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import Progress
 from rich.table import Table
 
 from ascend_quant.convert.calibrate import Calibration, check
@@ -24,6 +23,7 @@ from ascend_quant.documents import BadDocument
 from ascend_quant.exits import FAILED
 from ascend_quant.names import PatternError
 from ascend_quant.profile.checkpoints import BadCheckpoint
+from ascend_quant.progress import Bars
 from ascend_quant.schemes import SCHEMES, UnknownScheme
 
 QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantized)
@@ -128,7 +128,7 @@ def calibrated(request: Request, text: Path | None, samples: int | None, seq_len
 
 def with_progress(request: Request, texts: Calibration | None, console: Console) -> Summary:
     """The conversion, with a progress bar in bytes of OUT; llm-compressor has its own, one a decoder layer."""
-    with Progress(console=console, transient=True) as bar:
+    with Bars(console=console, transient=True) as bar:
         task = bar.add_task("converting", total=None)
 
         def report(done: int, total: int) -> None:

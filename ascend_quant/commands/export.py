@@ -116,8 +116,8 @@ def _exported(
 @contextmanager
 def _bar(console: Any, what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar with the time left; what it gives takes how much of how much is done."""
-    from rich.progress import Progress
+    from ascend_quant.progress import Bars
 
-    with Progress(console=console, transient=True) as bar:
+    with Bars(console=console, transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -84,11 +84,12 @@ def mismatch(
 
 def _measured(settings: Any, console: Any) -> dict[str, Any]:
     """`measure`, with a bar for each thing that is going on."""
-    from rich.progress import MofNCompleteColumn, Progress
+    from rich.progress import MofNCompleteColumn
 
     from ascend_quant.mismatch.measure import measure
+    from ascend_quant.progress import Bars
 
-    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as progress:
+    with Bars(*Bars.get_default_columns(), MofNCompleteColumn(), console=console) as progress:
         bars = {}
 
         def on_progress(what: str, done: int, total: int) -> None:

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from ascend_quant.documents import BadDocument
@@ -19,6 +18,7 @@ from ascend_quant.profile.compare import Comparison, compare_int8
 from ascend_quant.profile.files import files_of, save
 from ascend_quant.profile.fp8 import compare_fp8
 from ascend_quant.profile.w8a8 import read_w8a8
+from ascend_quant.progress import Bars
 from ascend_quant.whole_file import why_no_file
 
 SHOWN = 20  # parameters in the table of those that are not reproduced
@@ -82,7 +82,7 @@ def compared(model: Path | None, quantized: Path, fn: Function, console: Console
     """The comparison, with a progress bar."""
     reference, other = None if model is None else Checkpoint(model), Checkpoint(quantized)
     total = len(reference.names) if reference is not None else None
-    with Progress(console=console, transient=True) as bar:
+    with Bars(console=console, transient=True) as bar:
         task = bar.add_task("comparing", total=total)
 
         def step(name: str) -> None:

@@ -11,9 +11,8 @@ from ascend_quant.exits import DONE, FAILED, NOT_REACHED, WRONG_USE, fail
 from ascend_quant.whole_file import why_no_file
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from ascend_quant.kernels.tuning import Job, Measured
+    from ascend_quant.progress import Bars
 
 BATCHES = "16,32,64,128,256,512,2048,8192"
 COMPILING = 0.4  # of the seconds, at most
@@ -93,15 +92,16 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
 def _measured(jobs: "list[Job]", limit: float, keep: Callable) -> "Iterator[Measured]":
     """What is found within so many seconds, each kept at once."""
     from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress
+    from rich.progress import MofNCompleteColumn
 
     from ascend_quant.kernels import tuning
+    from ascend_quant.progress import Bars
 
     if not jobs:
         return
     begin = time.monotonic()
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = (*Bars.get_default_columns(), MofNCompleteColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bar:
         _compile(tuning.to_compile(jobs), COMPILING * limit, bar)
         task = bar.add_task("timing", total=len(jobs))
         for number, job in enumerate(jobs):
@@ -114,7 +114,7 @@ def _measured(jobs: "list[Job]", limit: float, keep: Callable) -> "Iterator[Meas
             yield one
 
 
-def _compile(kernels: list, limit: float, bar: "Progress") -> None:
+def _compile(kernels: list, limit: float, bar: "Bars") -> None:
     from ascend_quant.kernels import tuning
 
     task = bar.add_task("compiling", total=len(kernels))

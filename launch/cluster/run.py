@@ -22,6 +22,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ascend_quant.exits import DONE, FAILED, INTERRUPTED, NOT_FORMED, WRONG_USE
+from ascend_quant.progress import waiting
 from launch import LaunchError
 from launch.cause import Cause
 from launch.cluster.attempt import Attempt, Desk, Interrupt
@@ -113,7 +114,7 @@ def stop(run: str | None, runs: Path = RUNS) -> int:
         print(problem, file=sys.stderr)
     hosts = record.told.inventory.hosts
     end_control(record, console)
-    with console.status(f"run {record.told.run}: asking {len(hosts)} hosts"), ThreadPoolExecutor(len(hosts)) as threads:
+    with waiting(f"run {record.told.run}: asking {len(hosts)} hosts"), ThreadPoolExecutor(len(hosts)) as threads:
         told = record.told
         end = threads.map(lambda host: end_on(told.run, told.inventory, host, told.local[host]), range(len(hosts)))
         answers = list(end)
@@ -132,7 +133,7 @@ def end_control(record: Record, console: Console) -> None:
     control = record.control()
     if control is None:
         return
-    with console.status(f"run {record.told.run}: its control process {control.pid} ends it"):
+    with waiting(f"run {record.told.run}: its control process {control.pid} ends it"):
         control.terminate()
         stubborn = still_running([control], CONTROL_SECONDS)
     if stubborn:

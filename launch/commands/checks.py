@@ -34,6 +34,7 @@ def doctor(
     """
     from rich.console import Console
 
+    from ascend_quant.progress import waiting
     from launch import LaunchError
     from launch.doctor.checking import show
     from launch.doctor.hosts import examine
@@ -52,7 +53,7 @@ def doctor(
             wanted = load_recipe(recipe, changes=made)
             hosts = inventory or this_machine(wanted.stack)
             paths = places(wanted, hosts, new_run(), locals_of(hosts)[0], model, folder, out)
-        with Console(stderr=True).status("examining"):
+        with waiting("examining"):
             report = examine(inventory, wanted, paths)
     except LaunchError as error:
         fail(str(error), WRONG_USE)

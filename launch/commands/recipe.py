@@ -126,14 +126,15 @@ def data(
     Exit status: 0; 1 if the data cannot be had, or are not what is published under that name; 2 for wrong use.
     """
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import TaskID
 
+    from ascend_quant.progress import Bars
     from launch import LaunchError
     from launch.data import prepare
 
     if source and name is DataName.addition:
         fail(f"--from {source}: addition is made here, not copied: leave --from out", WRONG_USE)
-    with Progress(*Progress.get_default_columns(), console=Console(stderr=True)) as bars:
+    with Bars(console=Console(stderr=True)) as bars:
         tasks: dict[str, TaskID] = {}
 
         def tell(what: str, done: int, total: int) -> None:

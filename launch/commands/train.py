@@ -113,14 +113,13 @@ def show(plan: "Plan", as_json: bool) -> int:
     Raises:
         LaunchError: verl would refuse the job's settings, a line each.
     """
-    from rich.console import Console
-
+    from ascend_quant.progress import waiting
     from launch import LaunchError
     from launch.cluster.transport import ask
     from launch.plan.dry_run import ask_all, described, text
     from launch.plan.validate import verl_problems
 
-    with Console(stderr=True).status("asking verl, then the hosts"):
+    with waiting("asking verl, then the hosts"):
         found, unchecked = verl_problems(plan)
         if found:
             raise LaunchError("\n".join(found))

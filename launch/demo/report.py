@@ -12,9 +12,10 @@ from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress
+from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
+from ascend_quant.progress import Bars
 from launch import LaunchError
 from launch.demo.task import write_parquet
 from launch.demo.training import QAT, Choices, is_corrected, read_lines, scheme_of, train
@@ -57,7 +58,7 @@ def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
     """
     started = time.monotonic()
     write_parquet(out / "prompts.parquet", choices.prompts, choices.seed, choices.setup.task)
-    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as bars:
+    with Bars(*Bars.get_default_columns(), MofNCompleteColumn(), console=console) as bars:
         warm_up(choices, out, bars)
         for arm in choices.arms:
             run_arm(choices, arm, out, bars)
@@ -70,7 +71,7 @@ def run_demo(choices: Choices, out: Path, console: Console) -> dict[str, Any]:
     return report
 
 
-def warm_up(choices: Choices, out: Path, bars: Progress) -> None:
+def warm_up(choices: Choices, out: Path, bars: Bars) -> None:
     """Make the common start of all arms."""
     from launch.demo.warmup import make_start
 
@@ -80,7 +81,7 @@ def warm_up(choices: Choices, out: Path, bars: Progress) -> None:
     bars.update(bar, description=f"warm-up: {accuracy:.0%} right")
 
 
-def run_arm(choices: Choices, arm: str, out: Path, bars: Progress) -> None:
+def run_arm(choices: Choices, arm: str, out: Path, bars: Bars) -> None:
     """Train one arm, with its bar."""
     bar = bars.add_task(f"{arm}: verl starts", total=choices.steps)
 
