@@ -4,8 +4,10 @@ A pull request to verl (6834) names a fault of HCCL's with such tensors, and a w
 """
 
 import multiprocessing
+import queue
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,12 +40,26 @@ def broadcast(on: On) -> Seen:
         for one in both:
             one.start()
         try:
-            found = dict(answers.get(timeout=WAIT_S) for _ in both)
+            found = dict(_answer(answers, both) for _ in both)
         finally:
             for one in both:
                 one.kill()
                 one.join()
     return judged(found, count)
+
+
+def _answer(answers: Any, ranks: Sequence[Any]) -> tuple[int, dict[str, Any]]:
+    """What the next rank tells; an error where one has ended without, whose own words are in the log."""
+    end = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return answers.get(timeout=1)
+        except queue.Empty:
+            for rank, one in enumerate(ranks):
+                if one.exitcode:
+                    raise RuntimeError(f"rank {rank} ended with {one.exitcode}") from None
+            if time.monotonic() > end:
+                raise RuntimeError(f"no answer of both ranks within {WAIT_S} s") from None
 
 
 def judged(found: dict[int, dict[str, Any]], count: int) -> Seen:

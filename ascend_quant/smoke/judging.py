@@ -15,6 +15,7 @@ Results = Mapping[str, Result]
 Judge = Callable[[Results], tuple[bool, str]]
 FUSED, PAPER_MS, COPIES, WAITS = "codes_fused", 170, 7, 2
 BATCHES = ("8", "64", "256")
+REPLAYS = "replays apart"  # the end of a value's name
 LIKE_THE_VENDOR, SHARE_OF_BYTES = 0.97, 0.6
 
 
@@ -46,7 +47,7 @@ class Claim:
             return Decided(self, REFUTED if failed else PROVED, why="; ".join(failed))
         try:
             holds, seen = self.judge(results)
-        except KeyError as why:
+        except (KeyError, TypeError, ZeroDivisionError) as why:  # not there, or "nan" as JSON has it, or nothing at all
             return Decided(self, OPEN, why=f"{', '.join(self.probes)}: not seen: {why.args[0]}")
         return Decided(self, PROVED if holds else REFUTED, seen)
 
@@ -109,10 +110,19 @@ def no_memory(results: Results) -> tuple[bool, str]:
 
 
 def graphs(results: Results) -> tuple[bool, str]:
-    one = results["operators.refits"]
-    if "no graphs" in one.values:
-        missing("captured graphs")
-    return one.status == OK, ""
+    values = results["operators.refits"].values
+    apart = [count for name, count in values.items() if name.endswith(REPLAYS)] or missing("captured graphs")
+    return not sum(apart), ""
+
+
+def exact(results: Results) -> tuple[bool, str]:
+    found = value(results, "operators.rounding", "codes by")
+    return found == FUSED and results["operators.rounding"].status == OK, f"codes by: {found}"
+
+
+def slept(results: Results) -> tuple[bool, str]:
+    before, after, same = (value(results, "engine.sleep", name) for name in ("before", "after", "same answers"))
+    return before == after and same, ""
 
 
 def faster(over: str, under: str, batches: tuple[str, ...], least: float = 1.0) -> Judge:

@@ -6,13 +6,18 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from ascend_quant.exits import DONE, FAILED, NOT_REACHED, WRONG_USE, fail
 from ascend_quant.whole_file import why_no_file, write_whole
 from launch.commands.recipe import Changes, of_data
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from launch.smoke.setting import Setting
 
 DEFAULT = Path("smoke.json")
 
@@ -110,36 +115,40 @@ def smoke(
     Exit status: 0 where all that applies passed; 1 where something failed; 2 for wrong use; 3 where time ran out. With
     --read: 0 where all claims are proved; 1 where one is refuted; 3 where none is, and some are open.
     """
-    from rich.console import Console
-
-    from ascend_quant.smoke.probes import UnknownProbe, is_in
-    from ascend_quant.smoke.results import as_text
-    from launch.processes import end_as_after_ctrl_c
-    from launch.smoke.parts import ALONE, goes_on
-    from launch.smoke.parts import smoke as tried
-    from launch.smoke.setting import Setting
-    from launch.stacks import STACK_VARIABLE, all_pins
-
     if read or write:
         _read(read or [], write, as_json)
-    stack, stacks = os.environ.get(STACK_VARIABLE) or "cpu", all_pins()
-    if stack not in stacks:
-        fail(f"{STACK_VARIABLE}={stack}: there is no such stack, only {', '.join(stacks)}", WRONG_USE)
     printed = as_json or (out is None and not os.access(".", os.W_OK))
     if out is None and not printed:
         out = DEFAULT
     if out is not None and (said := why_no_file(out)):
         fail(f"--out {said}", WRONG_USE)
+    _try(_setting(steps, minutes, model, data), only or [], out, printed)
+
+
+def _setting(steps: int, minutes: float, *inputs: Path | None) -> "Setting":
+    """On the stack of the environment, in a folder that is made here."""
+    from launch.smoke.setting import Setting
+    from launch.stacks import STACK_VARIABLE, all_pins
+
+    stack, stacks = os.environ.get(STACK_VARIABLE) or "cpu", all_pins()
+    if stack not in stacks:
+        fail(f"{STACK_VARIABLE}={stack}: there is no such stack, only {', '.join(stacks)}", WRONG_USE)
+    folder, ends = Path(tempfile.mkdtemp(prefix="aq-smoke-")), time.monotonic() + 60 * minutes
+    return Setting(stack, stacks[stack].devices, folder, steps, ends, *(one and one.absolute() for one in inputs))
+
+
+def _try(setting: "Setting", wanted: list[str], out: Path | None, printed: bool) -> NoReturn:
+    """Carry out what is wanted of the smoke test, with its JSON in a file, on stdout, or both."""
+    from rich.console import Console
+
+    from ascend_quant.smoke.probes import UnknownProbe, is_in
+    from ascend_quant.smoke.results import as_text
+    from launch.processes import end_as_after_ctrl_c
+    from launch.smoke.parts import ALONE, smoke
+
     console = Console(stderr=printed)
+    before = _earlier(out, setting, wanted, console) if out is not None else None
     end_as_after_ctrl_c()
-    folder = Path(tempfile.mkdtemp(prefix="aq-smoke-"))
-    given = [one and one.absolute() for one in (model, data)]
-    setting = Setting(stack, stacks[stack].devices, folder, steps, time.monotonic() + 60 * minutes, *given)
-    before = _earlier(out)
-    if before is not None and not goes_on(before, setting, only or ()):
-        before = None
-    if before is not None:
-        console.print(f"goes on with {out}, of {before['started']}: {len(before['probes'])} results", soft_wrap=True)
 
     def keep(content: dict[str, Any]) -> None:
         if out is not None:
@@ -149,7 +158,7 @@ def smoke(
                 fail(f"--out {out}: cannot be written: {error.strerror}", FAILED)
 
     try:
-        content = tried(setting, only or [], console, before, keep)
+        content = smoke(setting, wanted, console, before, keep)
     except UnknownProbe as why:
         fail(f"--only: {why}; and {', '.join(ALONE[setting.devices])}", WRONG_USE)
     if printed:
@@ -157,10 +166,10 @@ def smoke(
     if out is not None:
         console.print(f"written: {out.absolute()}", soft_wrap=True, highlight=False)
     if content["ok"]:
-        shutil.rmtree(folder)
+        shutil.rmtree(setting.folder)
     else:
-        console.print(f"logs: {folder}", soft_wrap=True)
-    left = [name for name in content["left"] if not only or any(is_in(name, one) for one in only)]
+        console.print(f"logs: {setting.folder}", soft_wrap=True)
+    left = [name for name in content["left"] if not wanted or any(is_in(name, one) for one in wanted)]
     if left:
         console.print(f"time is over; the same command goes on with {', '.join(left)}", soft_wrap=True)
     raise typer.Exit(FAILED if not content["ok"] else NOT_REACHED if left else DONE)
@@ -197,12 +206,21 @@ def _read(files: list[Path], write: bool, as_json: bool) -> NoReturn:
     raise typer.Exit(FAILED if reading.REFUTED in verdicts else NOT_REACHED if reading.OPEN in verdicts else DONE)
 
 
-def _earlier(out: Path | None) -> dict[str, Any] | None:
-    """The content of a file of this command; None where there is none."""
-    if out is None or not out.is_file():
+def _earlier(out: Path, setting: "Setting", wanted: list[str], console: "Console") -> dict[str, Any] | None:
+    """The content of a file of this command that goes on; None where the file begins anew."""
+    from launch.smoke.parts import differences
+
+    if not out.is_file():
         return None
     try:
         content = json.loads(out.read_text())
-        return content if "probes" in content else None
-    except (ValueError, TypeError):
+        different = differences(content, setting)
+        whole = not content["left"] and not wanted
+    except (ValueError, KeyError, TypeError, AttributeError):
         fail(f"--out {out}: is there, and is no JSON of this command; give another name", WRONG_USE)
+    if different or whole:
+        why = f"it is of {', '.join(different)}" if different else "nothing of it is left to try"
+        console.print(f"begins {out} anew: {why}", soft_wrap=True)
+        return None
+    console.print(f"goes on with {out}, of {content['started']}: {len(content['probes'])} results", soft_wrap=True)
+    return content

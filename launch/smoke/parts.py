@@ -41,22 +41,18 @@ def smoke(
 
     Args:
         wanted: parts, probes and groups, which are tried anew; none for all that has no result, or did not apply.
-        before: the content of an earlier start's file, see `goes_on`.
+        before: the content of an earlier start's file, which has no `differences`.
         keep: given the content after each part.
 
     Raises:
         UnknownProbe: a name that there is not, and those that there are.
     """
-    parts = ALONE[setting.devices]
-    asked = [name for name in wanted if not any(is_in(one, name) for one in parts)]
-    probes = probes_for(setting.device, asked) if asked or not wanted else []
-    chosen = {name for name in parts if not wanted or any(is_in(name, one) for one in wanted)}
-    chosen |= {one.name for one in probes}
+    probes, chosen = chosen_of(setting, wanted)
     earlier = [Result(**one) for one in before["probes"]] if before else []
     if not wanted:
         chosen -= {one.name for one in earlier if one.status != NOT_APPLICABLE}
     results = {one.name: one for one in earlier if one.name not in chosen}
-    everything = [*parts, *(one.name for one in probes_for(setting.device))]
+    everything = [*ALONE[setting.devices], *(one.name for one in probes_for(setting.device))]
     spent, begun = (before["seconds"] if before else 0.0), time.monotonic()
     about = {"started": before["started"] if before else now()} | about_of(setting)
 
@@ -70,6 +66,15 @@ def smoke(
         results[result.name] = result
         keep(content())
     return content()
+
+
+def chosen_of(setting: Setting, wanted: Sequence[str]) -> tuple[list[Probe], set[str]]:
+    """The probes that are wanted, and the names of all that is."""
+    alone = ALONE[setting.devices]
+    asked = [name for name in wanted if not any(is_in(one, name) for one in alone)]
+    probes = probes_for(setting.device, asked) if asked or not wanted else []
+    names = {name for name in alone if not wanted or any(is_in(name, one) for one in wanted)}
+    return probes, names | {one.name for one in probes}
 
 
 def now() -> str:
@@ -87,10 +92,10 @@ def about_of(setting: Setting) -> dict[str, Any]:
     }
 
 
-def goes_on(content: Mapping[str, Any], setting: Setting, wanted: Sequence[str]) -> bool:
-    """Whether a start keeps an earlier one's results: same kind of machine, and some are left, or some are named."""
-    same = content.get("schema") == SCHEMA and about_of(setting).items() <= content.items()
-    return same and bool(content["left"] or wanted)
+def differences(content: Mapping[str, Any], setting: Setting) -> list[str]:
+    """In what an earlier start's file is of another kind of machine or test: it is begun anew then."""
+    wanted = about_of(setting) | {"schema": SCHEMA}
+    return [f"{name} {content.get(name)}" for name, value in wanted.items() if content.get(name) != value]
 
 
 def _results(setting: Setting, chosen: Collection[str], probes: Sequence[Probe]) -> Iterator[Result]:

@@ -62,12 +62,16 @@ def read(file: Path) -> Read:
     try:
         content: dict[str, Any] = json.loads(file.read_text())
         schema, device = content["schema"], content["device"]
+        if schema != SCHEMA:
+            raise LaunchError(f"--read {file}: has schema {schema}, this version reads {SCHEMA}: run smoke anew")
+        if device != "npu":
+            raise LaunchError(f"--read {file}: was made on {device}; the claims are of NPUs")
+        return _read(content)
     except (OSError, ValueError, KeyError, TypeError) as why:
-        raise LaunchError(f"--read {file}: is no JSON of ./run.sh smoke: {why}") from why
-    if schema != SCHEMA:
-        raise LaunchError(f"--read {file}: has schema {schema}, this version reads {SCHEMA}: run smoke anew")
-    if device != "npu":
-        raise LaunchError(f"--read {file}: was made on {device}; the claims are of NPUs")
+        raise LaunchError(f"--read {file}: is no JSON of ./run.sh smoke: {type(why).__name__}: {why}") from why
+
+
+def _read(content: dict[str, Any]) -> Read:
     results = {one["name"]: Result(**one) for one in content["probes"]}
     versions = results["versions"].values if "versions" in results else {}
     packages = [f"{name} {versions[name]}" for name in ("vllm-ascend", "torch-npu", "CANN", "verl") if name in versions]

@@ -5,7 +5,8 @@ from statistics import median
 from typing import Any
 
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
-from launch.demo.report import receipt
+from launch import LaunchError
+from launch.demo.report import pick, receipt
 from launch.demo.training import read_lines
 from launch.doctor.drivers import devices as devices_of
 from launch.smoke.setting import LAUNCH, Setting
@@ -29,8 +30,11 @@ def twin(setting: Setting, name: str) -> Result:
     if ended.code != 0 or len(lines) < STEPS:
         why = f"{len(lines)} of {STEPS} steps were logged; {ended.why()}"
         return Result(name, DECIDES, FAILED, ended.seconds, why, values, broke=True)
-    for measured, timed in MEASURED.items():
-        values[measured] = median(line["data"][f"timing_s/{timed}"] for line in lines[1:])
+    try:
+        steps = [pick(line, {name: f"timing_s/{timed}" for name, timed in MEASURED.items()}) for line in lines[1:]]
+    except LaunchError as why:
+        return Result(name, DECIDES, FAILED, ended.seconds, str(why), values, broke=True)
+    values |= {measured: median(step[measured] for step in steps) for measured in MEASURED}
     receipts = [receipt(line) for line in lines]
     unproved = name == "twins.int8" and not all(one.get("proved") for one in receipts)
     why = "in a step nothing was proved to have arrived" if unproved else ""

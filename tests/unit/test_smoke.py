@@ -292,6 +292,8 @@ def test_checkpoints_that_answer_alike_try_nothing():
 def test_a_broadcast_between_two_processes():
     found = collective.broadcast(On(CPU.device, small=True))
     assert not found.problems and found.values["bytes"] == 4 * collective.FEW
+    with pytest.raises(RuntimeError, match=r"rank \d ended with 1"):
+        collective.broadcast(On(torch.device("cuda"), small=True))  # there is none
     told = {0: {"seconds": 1.0, "apart": 0}, 1: {"seconds": 2.0, "apart": 3}}
     assert has_line_naming(collective.judged(told, 9).problems[0], "rank 1", "3 of 9")
 
@@ -600,6 +602,7 @@ def test_twins_differ_in_the_scheme_alone_and_want_eight_devices_a_model_and_dat
         (0, [logged(step) for step in range(1, 4)], FAILED, True),
         (1, [logged(step) for step in range(1, 6)], FAILED, True),
         (0, [logged(step, **{"refit/proved": 0}) for step in range(1, 6)], FAILED, False),
+        (0, [logged(step, **{"timing_s/gen": None}) for step in range(1, 6)], FAILED, True),
     ],
 )
 def test_what_a_twin_logged(setting, monkeypatch, code, lines, status, broke):
@@ -668,14 +671,15 @@ def test_a_second_start_goes_on_where_the_first_one_stopped(setting, order, monk
         with pytest.raises(Stopped):
             started(setting, keep=kept.append)
     before = json.loads(results.as_text(kept[-1]))
-    assert before["left"] == ["train", "engine.refit"] and parts.goes_on(before, setting, ())
+    assert before["left"] == ["train", "engine.refit"] and parts.differences(before, setting) == []
     order.clear()
     content = started(setting, before=before)
     assert order == ["train", "engine.refit"] and content["left"] == []
     assert content["started"] == before["started"] and len(content["probes"]) == len(EVERYTHING)
-    assert not parts.goes_on(content, setting, ()), "nothing is left: all is tried anew"
-    for other in (Setting("cuda13", "gpu", setting.folder, 2), Setting("cpu", "none", setting.folder, 3)):
-        assert not parts.goes_on(before, other, ())
+    assert parts.differences(before, Setting("cpu", "none", setting.folder, 3)) == ["steps 2"]
+    assert parts.differences(before | {"schema": 1}, setting) == ["schema 1"]
+    other = parts.differences(before, Setting("cuda13", "gpu", setting.folder, 2))
+    assert other == ["stack cpu", "device cpu"]
 
 
 def test_what_is_named_is_tried_anew_and_what_did_not_apply_too(setting, order):
@@ -683,7 +687,6 @@ def test_what_is_named_is_tried_anew_and_what_did_not_apply_too(setting, order):
     before["probes"][1] |= {"status": NOT_APPLICABLE}
     before["probes"][2] |= {"status": FAILED}
     order.clear()
-    assert parts.goes_on(before, setting, ["engine"])
     assert len(started(setting, "engine", before=before)["probes"]) == len(EVERYTHING) and order == ["engine.refit"]
     order.clear()
     assert not started(setting, before=before)["ok"] and order == ["versions"]
@@ -775,9 +778,13 @@ def test_the_same_command_goes_on_with_its_file(tmp_path, monkeypatch, order):
     assert called().exit_code == 0
     content = json.loads(Path("smoke.json").read_text())
     assert content["left"] == [] and len(content["probes"]) == len(EVERYTHING)
-    Path("smoke.json").write_text("no JSON")
-    done = called()
-    assert done.exit_code == 2 and has_line_naming(done.stderr, "--out smoke.json")
+    done = called("--steps", "5")
+    assert has_line_naming(done.stdout, "begins smoke.json anew", "steps 3")
+    for other in ("no JSON", "[]", '{"name": "of someone else"}'):
+        Path("smoke.json").write_text(other)
+        done = called()
+        assert done.exit_code == 2 and has_line_naming(done.stderr, "--out smoke.json")
+        assert Path("smoke.json").read_text() == other
 
 
 def test_a_file_that_cannot_be_written_is_one_line(monkeypatch):

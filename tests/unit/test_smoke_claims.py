@@ -59,13 +59,20 @@ def layers(faster: float = 1.3) -> Seen:
     return Seen({f"{n} x {k}, 64 tokens, us": took for n, k in SEVEN_B_OF_4})
 
 
+def refits(reserved: int = 512, apart: int = 0) -> Seen:
+    grown = ["linear NZ: 512 bytes were reserved after a refit, more after 4"] * (reserved > 512)
+    seen = Seen({"linear NZ: bytes reserved after one refit and after 4": [512, reserved]}, grown)
+    seen.values["linear NZ: replays apart"] = apart
+    return seen
+
+
 def shown() -> dict[str, Seen]:
     """What a device on which all is well shows to the probes that say more than that all is well."""
     return {
         "versions": Seen({"device": "Ascend910B3", "devices": 8, "vllm-ascend": "0.23.0"}),
         "ipc": Seen({"ipc": True}),
         "operators.rounding": Seen({"codes by": FUSED}),
-        "operators.refits": Seen({"linear NZ: bytes reserved after one refit and after 4": [512, 512]}),
+        "operators.refits": refits(),
         "speed.refit": Seen({"28 layers of 7B, copies": 4.3, "28 layers of 7B, ms": 120.0}),
         "speed.refit_calls": speed.judged(FUSED, KERNELS, [WAIT, "another warning"]),
         "speed.linear": layers(),
@@ -193,11 +200,12 @@ def test_int8_that_is_slower_than_bf16(a_run):
 
 WRONG = {
     "operators.rounding": Seen({"codes by": "codes_plain"}),
+    "operators.rounding ": Seen({"codes by": FUSED}, ["codes: 3 of 260096 differ"]),
     "operators.codes": Seen({}, ["[96, 64] NZ: codes: 3 of 6144 differ"]),
     "operators.not_finite": Seen({}, ["counted {}"]),
     "operators.products": Seen({}, ["off by 3 units"]),
     "operators.c8": Seen({}, ["off by 0.1"]),
-    "operators.refits": Seen({"linear NZ: bytes reserved after one refit and after 4": [512, 1024]}, ["replay 1"]),
+    "operators.refits": refits(reserved=1024, apart=1),
     "speed.refit": Seen({"28 layers of 7B, copies": 7.5, "28 layers of 7B, ms": 210.0}),
     "speed.refit_calls": speed.judged(FUSED, [KERNELS[0] | {"on": speed.AI_CPU}], [WAIT] * 3),
     "speed.linear": layers(0.9),
@@ -219,9 +227,38 @@ def test_a_step_that_takes_longer_than_its_twin(a_run):
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_a_probe_saw_to_be_wrong_refutes_its_claims_and_no_other(a_run, name):
-    code, found = told(a_run(**{name.replace(".", "__"): WRONG[name]}))
+    name, wrong = name.strip(), WRONG[name]
+    code, found = told(a_run(**{name.replace(".", "__"): wrong}))
     of_it = [one.probes[0] for one in claims.CLAIMS if name in one.probes]
     assert code == 1 and found["refuted"] == of_it and not found["open"]
+
+
+@pytest.mark.parametrize(
+    ("name", "seen", "says"),
+    [
+        ("operators.refits", refits(reserved=1024), "memory"),
+        ("operators.refits", refits(apart=2), "captured"),
+        ("engine.sleep", slept(**{"sleep level 2": ""}), ""),  # not refused, of which no claim speaks
+        ("engine.sleep", slept(**{"a NaN": "", "served meanwhile": True}), ""),
+    ],
+)
+def test_a_probe_s_other_fault_does_not_refute_a_claim(a_run, name, seen, says):
+    code, _ = told(file := a_run(**{name.replace(".", "__"): seen}))
+    refuted = [one.claim.says for one in reading.verdicts([reading.read(file)]) if one.verdict == judging.REFUTED]
+    assert code == len(refuted) == bool(says) and all(says in one for one in refuted)
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("speed.refit", Seen({"28 layers of 7B, copies": float("nan"), "28 layers of 7B, ms": float("nan")})),
+        ("speed.int8", rates(float("nan"), 1500, 3100, weights=8 << 30)),
+        ("speed.bf16", rates(0, 1200, 2900)),
+    ],
+)
+def test_what_is_no_number_decides_nothing(a_run, name, seen):
+    code, found = told(a_run(**{name.replace(".", "__"): seen}))
+    assert code == 3 and found["open"] and not found["refuted"]
 
 
 @pytest.mark.parametrize(
@@ -275,6 +312,8 @@ def test_a_page_has_every_claim_and_no_verdict_of_its_own(name):
         ("{}", "no JSON"),
         (as_text(document([Result("train", "", OK)], {"device": "npu"}) | {"schema": 1}), "schema 1"),
         (as_text(document([Result("train", "", OK)], {"device": "cuda"})), "cuda"),
+        (as_text(document([Result("train", "", OK)], {"device": "npu"})), "stack"),  # by ascend-quant smoke
+        (as_text(document([], {"device": "npu"}) | {"probes": [{"name": "train", "status": "ok", "of": 1}]}), "of"),
     ],
 )
 def test_files_that_say_nothing_of_npus(tmp_path, text, named):

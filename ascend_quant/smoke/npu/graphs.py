@@ -13,8 +13,9 @@ from ascend_quant import oracle
 from ascend_quant.kernels import npu_experts, npu_linear
 from ascend_quant.refit import Refit
 from ascend_quant.refit.resident import QuantizedWeight
+from ascend_quant.smoke.judging import REPLAYS
 from ascend_quant.smoke.npu import data
-from ascend_quant.smoke.probes import NotPossible, On, Seen, need, probe
+from ascend_quant.smoke.probes import NotPossible, On, Seen, differing, need, probe
 from ascend_quant.smoke.results import without_traces
 
 REFITS = 4
@@ -82,7 +83,7 @@ def _refitted(seen: Seen, name: str, held: Held, forward: Forward) -> None:
     """Capture, then refit and replay: bytes are the definition's, and what comes out is what an eager call gives."""
     held.write(65)
     replay, captured = captured_if_possible(seen, forward)
-    before, last, kept = held.where(), forward().cpu(), []
+    before, last, kept, apart = held.where(), forward().cpu(), [], 0
     for turn in range(REFITS):
         values = held.write(66 + turn)
         for value, one, copy in zip(values, held.storages, held.copies, strict=True):
@@ -96,9 +97,12 @@ def _refitted(seen: Seen, name: str, held: Held, forward: Forward) -> None:
             replay()
             torch.npu.synchronize()
             seen.same(f"{name}: replay {turn + 1}, beside an eager call", captured, found)
+            apart += bool(differing(captured, found))
         last = found
         if turn in (0, REFITS - 1):
             kept.append(_reserved(held.on))
+    if captured is not None:
+        seen.values[f"{name}: {REPLAYS}"] = apart
     seen.values[f"{name}: bytes reserved after one refit and after {REFITS}"] = kept
     seen.holds(kept[1] <= kept[0], f"{name}: {kept[0]} bytes were reserved after a refit, {kept[1]} after {REFITS}")
     seen.holds(held.where() == before, f"{name}: addresses and formats were {before}, are {held.where()}")
