@@ -6,9 +6,11 @@ On one NPU all limits together are within an hour.
 import datetime
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from rich.console import Console
 
 from ascend_quant import __version__
 from ascend_quant.smoke.probes import Probe, is_in, probes_for
-from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, SCHEMA, Result, document, show
+from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, SCHEMA, Result, document, show, without_traces
 from launch.doctor.drivers import devices as devices_of
 from launch.smoke.setting import LAUNCH, Setting
 from launch.smoke.training import NAN, TRAIN, train
@@ -27,6 +29,7 @@ START_S = 75  # until the first probe begins: it imports torch and vLLM, and sta
 DOCTOR_S = 60
 DOCTOR = "doctor"
 ALONE = {"none": (DOCTOR, TRAIN), "gpu": (DOCTOR, TRAIN, NAN), "npu": (DOCTOR, TRAIN, NAN, *RECIPES)}  # no probes
+HUNG = re.compile(r"^Timeout \(\d", re.MULTILINE)  # of faulthandler, which ends a probe's process at its limit
 FINDS = "the doctor finds nothing that would stop a run"
 
 
@@ -62,6 +65,7 @@ def smoke(
         return document([*results.values()], about | {"seconds": seconds, "left": left})
 
     for result in _results(setting, chosen, [one for one in probes if one.name in chosen]):
+        result = replace(result, reason=without_traces(result.reason))
         show(result, console)
         results[result.name] = result
         keep(content())
@@ -159,5 +163,7 @@ def _together(setting: Setting, probes: Sequence[Probe]) -> list[Result]:
     found = [Result(**one) for one in json.loads(out.read_text())["probes"]] if out.exists() else []
     if len(found) < len(probes):
         lost = probes[len(found)]
-        found.append(Result(lost.name, lost.decides, FAILED, ended.seconds, ended.why(), broke=True))
+        late = HUNG.search(ended.log.read_text(errors="replace"))
+        why = f"it took more than {lost.limit_s:.0f} s; {ended.why()}" if late else ended.why()
+        found.append(Result(lost.name, lost.decides, FAILED, ended.seconds, why, broke=True))
     return found

@@ -464,6 +464,16 @@ def test_a_probe_that_ends_its_process_is_a_result_and_the_others_go_on(setting,
     assert has_line_naming(found[1].reason, "signal 6", "aicore error") and found[1].broke
 
 
+def test_a_probe_that_hangs_is_named_and_no_folder_of_this_host_is_in_what_is_sent(setting, monkeypatch):
+    """A real process, ended as carry_out ends it."""
+    hangs = "import faulthandler, sys, time; faulthandler.dump_traceback_later(0.2, exit=True); time.sleep(60)"
+    monkeypatch.setattr(shared, "run", lambda command, *rest: children.run([sys.executable, "-c", hangs], *rest))
+    monkeypatch.setattr(parts, "probes_for", lambda device, wanted=(): [probe()])
+    (found,) = started(setting, "a.one")["probes"]
+    assert found["status"] == FAILED and has_line_naming(found["reason"], "60 s", "a.one ended with 1", "a.one.log")
+    assert str(setting.folder) not in found["reason"]
+
+
 # ---- the doctor, training, all together
 def test_errors_of_the_doctor_fail_and_its_warnings_do_not(setting, monkeypatch):
     fine = Finding("ok", "devices.health", "all OK", "")
