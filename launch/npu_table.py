@@ -1,6 +1,6 @@
 """The table of docs/recipes.md and docs/recipes.zh.md that says what each recipe of the Ascend stacks runs with.
 
-`python -m launch.pages` writes it, of what a launch computes: verl's overrides, a host's environment, the memory that a
+`python -m launch.pages` makes it, of what a launch computes: verl's overrides, a host's environment, the memory that a
 recipe asks for.
 """
 
@@ -11,7 +11,6 @@ from launch.plan.job import last_value, values
 from launch.recipes import Recipe, load, names, paths_of, resolve
 from launch.recipes.verl import EAGER, TRANSFORMER
 
-BEGIN, END = "<!-- `python -m launch.pages` makes this table -->\n", "<!-- the end of the table -->\n"
 HEADS = {
     "en": (
         "recipe",
@@ -42,7 +41,7 @@ OLDER = {"verl.algorithm.filter_groups.enable": "false"}  # the verl of ascend-c
 
 
 def table(language: str) -> str:
-    """The table, with the lines between which it stands.
+    """The table.
 
     Args:
         language: en, zh.
@@ -51,13 +50,7 @@ def table(language: str) -> str:
     if language == "zh":
         found = [tuple(WORDS.get(cell, cell).replace(", ", "、") for cell in row) for row in found]
     lines = [f"| {' | '.join(row)} |" for row in (HEADS[language], *found)]
-    return BEGIN + "\n".join([lines[0], "|---" * len(HEADS[language]) + "|", *lines[1:]]) + f"\n{END}"
-
-
-def replaced(text: str, language: str) -> str:
-    """A page with the table made anew."""
-    before, _, rest = text.partition(BEGIN)
-    return before + table(language) + rest.partition(END)[2]
+    return "\n".join([lines[0], "|---" * len(HEADS[language]) + "|", *lines[1:], ""])
 
 
 def _row(name: str) -> tuple[str, ...]:

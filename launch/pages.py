@@ -23,7 +23,7 @@ from mkdocs.config.defaults import MkDocsConfig
 sys.path.insert(0, str(Path(__file__).parents[1]))  # mkdocs starts a hook by its path
 
 from ascend_quant.cli import app as tools
-from launch import ROOT, npu_table
+from launch import ROOT, generated, npu_table
 from launch.commands import app as run
 
 OF_ROOT = {"README": "index", "SECURITY": "security", "CHANGELOG": "changelog", "CONTRIBUTING": "contributing"}
@@ -33,11 +33,12 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^()\s]+)\)")
 LANGUAGES = re.compile(r"\[(?:中文|English)\]\([^()\s]+\)[.。]? ?")  # the site's header has them
 COPY = tempfile.TemporaryDirectory(prefix="ascend-quant-docs-")  # until mkdocs ends
 FILE = ROOT / "docs/cli.md"
+COMMAND = "python -m launch.pages"
 TABLED = {"en": ROOT / "docs/recipes.md", "zh": ROOT / "docs/recipes.zh.md"}
 WIDTH = 110  # whatever the terminal's
-HEAD = """# Commands
+HEAD = f"""# Commands
 
-Made by `python -m launch.pages` from the commands' own help: change it there. `./run.sh help` lists what else
+Made by `{COMMAND}` from the commands' own help: change it there. `./run.sh help` lists what else
 run.sh does (`test`, `bench`, `lint`, `setup`). In English alone, as the help is.
 """
 PROGRAMS = {"ascend-quant": tools, "./run.sh": run}
@@ -154,7 +155,11 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
             yield from _commands(f"{name} {word}", one)
 
 
+def with_tables() -> dict[Path, str]:
+    """The pages of which a table is made of the recipes."""
+    return {file: generated.replaced(file, COMMAND, npu_table.table(language)) for language, file in TABLED.items()}
+
+
 if __name__ == "__main__":
-    FILE.write_text(page())
-    for language, file in TABLED.items():
-        file.write_text(npu_table.replaced(file.read_text(), language))
+    for path, text in {FILE: page(), **with_tables()}.items():
+        path.write_text(text)

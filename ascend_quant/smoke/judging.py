@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ascend_quant.smoke.npu.data import SEVEN_B_OF_4
+from ascend_quant.smoke.npu.data import REPLAYS, SEVEN_B_OF_4
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 
 Verdict = Literal["proved", "refuted", "open"]
@@ -15,7 +15,6 @@ Results = Mapping[str, Result]
 Judge = Callable[[Results], tuple[bool, str]]
 FUSED, PAPER_MS, COPIES, WAITS = "codes_fused", 170, 7, 2
 BATCHES = ("8", "64", "256")
-REPLAYS = "replays apart"  # the end of a value's name
 LIKE_THE_VENDOR, SHARE_OF_BYTES = 0.97, 0.6
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from ascend_quant.smoke.claims import decided
 from ascend_quant.smoke.judging import OPEN, PROVED, REFUTED, Decided
 from ascend_quant.smoke.results import SCHEMA, Result
-from launch import ROOT, LaunchError
+from launch import ROOT, LaunchError, generated
 
-BEGIN, END = "<!-- by ./run.sh smoke --read FILE --write -->\n", "<!-- until here -->\n"
+COMMAND = "./run.sh smoke --read FILE --write"
 STYLES = {PROVED: "green", REFUTED: "bold red", OPEN: "yellow"}
 
 
@@ -91,7 +91,7 @@ def in_short(found: Sequence[Decided]) -> str:
 
 
 def table(words: Words, files: Sequence[Read]) -> str:
-    """The section of a page, between its two marks."""
+    """The section of a page."""
     lines = [words.head, "|---|---|---|"]
     for one in verdicts(files) if files else decided([{}]):
         says = one.claim.says if words is PAGES["docs/ascend.md"] else one.claim.says_zh
@@ -108,12 +108,5 @@ def pages(files: Sequence[Read], root: Path | None = None) -> dict[Path, str]:
     Raises:
         LaunchError: they are not here, or have lost their marks.
     """
-    found, root = {}, root or ROOT
-    for name, words in PAGES.items():
-        try:
-            before, rest = (root / name).read_text().split(BEGIN)
-            after = rest.split(END)[1]
-        except (OSError, ValueError, IndexError) as why:
-            raise LaunchError(f"--write: {name} of a checkout, with its marks, is needed: {why}") from why
-        found[root / name] = f"{before}{BEGIN}{table(words, files)}{END}{after}"
-    return found
+    root = root or ROOT
+    return {root / name: generated.replaced(root / name, COMMAND, table(words, files)) for name, words in PAGES.items()}

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from command_cases import commands, understood
 
-from launch import ROOT, npu_table, pages
+from launch import ROOT, LaunchError, generated, pages
 
 ENGLISH_ALONE = {"cli", "npu_ops"}  # written by programs; nav says so
 OF_ROOT = ["README", "SECURITY", "CHANGELOG"]  # CONTRIBUTING has both languages in one file
@@ -113,10 +113,19 @@ def test_the_page_of_commands_is_their_help():
     assert pages.FILE.read_text() == pages.page(), "stale: run `python -m launch.pages`"
 
 
-@pytest.mark.parametrize("language", pages.TABLED)
-def test_the_table_of_recipes_is_theirs(language: str):
-    text = pages.TABLED[language].read_text()
-    assert npu_table.replaced(text, language) == text, "stale: run `python -m launch.pages`"
+def test_the_table_of_recipes_is_theirs():
+    for file, text in pages.with_tables().items():
+        assert file.read_text() == text, "stale: run `python -m launch.pages`"
+
+
+@pytest.mark.parametrize("text", ["", "<!-- by make -->\n| a |\n", "<!-- until here -->\n<!-- by make -->\n"])
+def test_a_page_that_has_lost_a_mark_is_left_as_it_is(tmp_path: Path, text: str):
+    (page := tmp_path / "page.md").write_text(text)
+    with pytest.raises(LaunchError, match=rf"make: {re.escape(str(page))}"):
+        generated.replaced(page, "make", "| b |\n")
+    page.write_text("before\n<!-- by make -->\n| a |\n<!-- until here -->\nafter\n<!-- until here -->\n")
+    wanted = page.read_text().replace("| a |", "| b |")
+    assert generated.replaced(page, "make", "| b |\n") == wanted
 
 
 OF_THE_SHELL = {"bench", "help", "lint", "setup", "test"}  # run.sh's own

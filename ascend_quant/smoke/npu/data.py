@@ -11,6 +11,7 @@ from ascend_quant.smoke.probes import NotPossible, On
 
 SEVEN_B = ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944))  # (N, K) of Qwen2.5-7B's linear layers
 SEVEN_B_OF_4 = ((1152, 3584), (3584, 896), (9472, 3584), (3584, 4736))  # as one of four ranks holds them
+REPLAYS = "replays apart"  # how the name of a value ends
 EXPERTS = ((128, 1536, 2048), (128, 2048, 768))  # (E, N, K) of Qwen3-30B-A3B's
 
 

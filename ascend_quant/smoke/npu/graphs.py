@@ -13,7 +13,6 @@ from ascend_quant import oracle
 from ascend_quant.kernels import npu_experts, npu_linear
 from ascend_quant.refit import Refit
 from ascend_quant.refit.resident import QuantizedWeight
-from ascend_quant.smoke.judging import REPLAYS
 from ascend_quant.smoke.npu import data
 from ascend_quant.smoke.probes import NotPossible, On, Seen, differing, need, probe
 from ascend_quant.smoke.results import without_traces
@@ -102,7 +101,7 @@ def _refitted(seen: Seen, name: str, held: Held, forward: Forward) -> None:
         if turn in (0, REFITS - 1):
             kept.append(_reserved(held.on))
     if captured is not None:
-        seen.values[f"{name}: {REPLAYS}"] = apart
+        seen.values[f"{name}: {data.REPLAYS}"] = apart
     seen.values[f"{name}: bytes reserved after one refit and after {REFITS}"] = kept
     seen.holds(kept[1] <= kept[0], f"{name}: {kept[0]} bytes were reserved after a refit, {kept[1]} after {REFITS}")
     seen.holds(held.where() == before, f"{name}: addresses and formats were {before}, are {held.where()}")

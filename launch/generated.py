@@ -1,0 +1,29 @@
+"""Sections of pages that commands write, between two marks; what is around them people write."""
+
+from pathlib import Path
+
+from launch import LaunchError
+
+END = "<!-- until here -->\n"
+
+
+def mark(command: str) -> str:
+    """The line before what a command writes."""
+    return f"<!-- by {command} -->\n"
+
+
+def replaced(page: Path, command: str, section: str) -> str:
+    """The text of a page with the command's section made anew.
+
+    Raises:
+        LaunchError: the page is not here, or has lost a mark.
+    """
+    try:
+        text = page.read_text()
+    except OSError as why:
+        raise LaunchError(f"{command}: {page} of a checkout is needed: {why.strerror}") from why
+    before, begin, rest = text.partition(mark(command))
+    _, end, after = rest.partition(END)
+    if not end:
+        raise LaunchError(f"{command}: {page} has lost a mark: {mark(command).strip()} or, after it, {END.strip()}")
+    return f"{before}{begin}{section}{end}{after}"
