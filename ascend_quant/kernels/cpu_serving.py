@@ -15,11 +15,11 @@ from ascend_quant import oracle
 from ascend_quant.kernels.int4_places import PackedRows
 from ascend_quant.kernels.registry import ServingTable
 from ascend_quant.kernels.storage import Serving, Storage, in_place
-from ascend_quant.schemes import Definition, Scheme, definition_of
+from ascend_quant.schemes import Definition, Scheme, arithmetic, definition_of
 
 logger = logging.getLogger(__name__)
 
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # x (M, K), codes, scale -> float32 (M, N)
+Product = Callable[..., torch.Tensor]  # x (M, K), codes, scale, bias (N) or None -> float32 (M, N)
 
 
 def storage(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
@@ -61,9 +61,7 @@ def int4_matmul(x, packed, scale_NG, bias_N=None) -> torch.Tensor:
 
 
 def _linear(product: Product, x, codes, scale, bias_N) -> torch.Tensor:
-    out_MN = product(x.reshape(-1, x.shape[-1]), codes, scale)
-    if bias_N is not None:
-        out_MN = out_MN + bias_N.float()
+    out_MN = product(x.reshape(-1, x.shape[-1]), codes, scale, bias_N)
     return out_MN.to(x.dtype).view(*x.shape[:-1], out_MN.shape[-1])
 
 
@@ -90,25 +88,26 @@ def _integer_product(x_codes_MK: torch.Tensor, codes_NK: torch.Tensor) -> torch.
     return x_codes_MK.double() @ codes_NK.double().T
 
 
-def _int8_product(x_MK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:
+def _int8_product(x_MK, codes_NK, scale_N, bias_N=None) -> torch.Tensor:
     x_codes_MK, x_scale_M = oracle.quantize_rows(x_MK)
     sum_MN = _integer_product(x_codes_MK, codes_NK)
-    return sum_MN.float() * x_scale_M.unsqueeze(-1) * scale_N.view(-1)
+    return arithmetic.dequantized_sums(sum_MN.float(), x_scale_M, scale_N.view(-1), bias_N)
 
 
-def _fp8_product(x_MK: torch.Tensor, codes_NK: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:
+def _fp8_product(x_MK, codes_NK, scale_N, bias_N=None) -> torch.Tensor:
     x_codes_MK, x_scale_M = oracle.quantize_fp8_tokens(x_MK)
     sum_MN = F.linear(x_codes_MK.float(), codes_NK.float())
-    return sum_MN * x_scale_M.unsqueeze(-1) * scale_N.view(-1)
+    return arithmetic.dequantized_sums(sum_MN, x_scale_M, scale_N.view(-1), bias_N)
 
 
-def _block_product(x_MK: torch.Tensor, codes_NK: torch.Tensor, scale_IJ: torch.Tensor) -> torch.Tensor:
-    return F.linear(oracle.round_trip_fp8_groups(x_MK), oracle.dequantize(codes_NK, scale_IJ))
+def _block_product(x_MK, codes_NK, scale_IJ, bias_N=None) -> torch.Tensor:
+    w_NK = oracle.dequantize(codes_NK, scale_IJ)
+    return F.linear(oracle.round_trip_fp8_groups(x_MK), w_NK, None if bias_N is None else bias_N.float())
 
 
-def _int4_product(x_MK: torch.Tensor, packed: torch.Tensor, scale_NG: torch.Tensor) -> torch.Tensor:
+def _int4_product(x_MK, packed, scale_NG, bias_N=None) -> torch.Tensor:
     w_NK = oracle.dequantize(oracle.unpack_int4(packed), scale_NG).to(torch.bfloat16)
-    return F.linear(x_MK.float(), w_NK.float())
+    return F.linear(x_MK.float(), w_NK.float(), None if bias_N is None else bias_N.float())
 
 
 def _as_op(function: Callable[..., torch.Tensor], name: str) -> Callable[..., torch.Tensor]:
@@ -197,8 +196,8 @@ def by_definition(scheme: Scheme) -> Serving:
 def _served_by(definition: Definition) -> Serving:
     name, per_row = definition.scheme.name, definition.scheme.shares == "row"
 
-    def product(x_MK: torch.Tensor, codes_NK: torch.Tensor, scale_NS: torch.Tensor) -> torch.Tensor:
-        return definition.product(x_MK, codes_NK, scale_NS.view(-1) if per_row else scale_NS)
+    def product(x_MK, codes_NK, scale_NS, bias_N=None) -> torch.Tensor:
+        return definition.product(x_MK, codes_NK, scale_NS.view(-1) if per_row else scale_NS, bias_N)
 
     logger.warning("scheme %s has no CPU kernels: its definition computes, in float64, exact but slow", name)
     return Serving(partial(_linear, product), _mixture(product, name), "the scheme's definition, in float64")

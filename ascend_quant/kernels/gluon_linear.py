@@ -265,8 +265,11 @@ def _finish(sums, sizes, results, row, column, BIAS: gl.constexpr, LAYOUT: gl.co
     columns = column + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LAYOUT))
     x_scales = gl.load(x_scale + rows, mask=rows < sizes[0], other=0.0)
     scales = gl.load(scale + columns, mask=columns < sizes[1], other=0.0)
-    values = sums.to(gl.float32) * x_scales[:, None] * scales[None, :]
+    values = sums.to(gl.float32) * scales[None, :]
     if BIAS:
-        values = values + gl.load(bias + columns, mask=columns < sizes[1], other=0.0).to(gl.float32)[None, :]
+        biases = gl.load(bias + columns, mask=columns < sizes[1], other=0.0).to(gl.float32)
+        values = gl.fma(values, x_scales[:, None], biases[None, :])
+    else:
+        values = values * x_scales[:, None]
     at = out + rows.to(gl.int64)[:, None] * sizes[1] + columns[None, :]
     gl.store(at, values.to(out.dtype.element_ty), mask=(rows < sizes[0])[:, None] & (columns < sizes[1])[None, :])

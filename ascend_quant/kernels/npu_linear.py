@@ -3,8 +3,8 @@
 Weights are multiplied as (K, N), which is how residents lie (npu_formats.py), in ND or in FRACTAL_NZ. The interface
 has (N, K): hand over `resident.t()`, a view that is turned back here.
 
-How it differs from the oracle, beyond the order of float32 products: an activation's code is
-round_half_even(x * (127 / absmax)), a product where the oracle divides.
+How it differs from the oracle: an activation's code is round_half_even(x * (127 / absmax)), a product where the oracle
+divides; a bias is added to the rounded product, where the oracle has a fused multiply-add.
 
 What torch.compile and torch.export trace holds no branch on the number of tokens and no wait for the device.
 Shape suffixes: M tokens, K input channels, N output channels.

@@ -29,6 +29,9 @@ def magnitude(values):
     return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
+INTERPRETED = tl.constexpr(not isinstance(magnitude, triton.JITFunction))
+
+
 @triton.jit
 def as_float(part):
     """The same values as float32; in integers for BF16, whose denormals Triton's interpreter gets wrong."""
@@ -58,6 +61,15 @@ def cast(part, TYPE: tl.constexpr):
         return (rounded(part).to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     else:
         return as_float(part).to(TYPE)
+
+
+@triton.jit
+def multiply_add(x, y, z):
+    """x * y + z of float32, rounded once; the interpreter's own fma rounds twice, so there it is made in float64."""
+    if INTERPRETED:
+        return (x.to(tl.float64) * y.to(tl.float64) + z.to(tl.float64)).to(tl.float32)
+    else:
+        return tl.fma(x, y, z)
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """Triton kernels of a mixture of int8 experts: grouped products over blocks of pairs, see triton_routing.py.
 
-Sums over codes are exact int32, dequantized once in float32 as (sum * row's scale) * weight's scale. Weights are read
+Sums over codes are exact int32, dequantized once in float32 as (sum * weight's scale) * row's scale. Weights are read
 once where an expert's pairs fit one block. Their loads stand before the activations' in the loops, since those wait for
 the pairs' numbers.
 
@@ -60,7 +60,7 @@ def gate_up(
     )  # fmt: skip
     x_scale_M = tl.load(x_scale + pair_M // TOP, mask=pair_M < pairs, other=0.0)
     scale_N = tl.load(w13_scale + first_row + row_N, mask=column_N < WIDTH, other=0.0)
-    product_MN = sum_MN.to(tl.float32) * x_scale_M[:, None] * scale_N[None, :]
+    product_MN = sum_MN.to(tl.float32) * scale_N[None, :] * x_scale_M[:, None]
     gate, up = tl.split(tl.reshape(product_MN, (BLOCK_M, BLOCK_N // 2, 2)))
     column = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
     inside = (pair_M < pairs)[:, None] & (column < WIDTH)[None, :]
@@ -146,7 +146,7 @@ def down(
     h_scale_M = tl.load(h_scale + pair_M, mask=valid_M, other=0.0)
     weight_M = tl.load(weight + pair_M, mask=valid_M, other=0.0).to(tl.float32)
     scale_N = tl.load(w2_scale + first_row + column_N, mask=column_N < N, other=0.0)
-    part_MN = sum_MN.to(tl.float32) * h_scale_M[:, None] * scale_N[None, :] * weight_M[:, None]
+    part_MN = sum_MN.to(tl.float32) * scale_N[None, :] * h_scale_M[:, None] * weight_M[:, None]
     at = parts + pair_M.to(tl.int64)[:, None] * N + column_N[None, :]
     tl.store(at, part_MN.to(parts.dtype.element_ty), mask=valid_M[:, None] & (column_N < N)[None, :])
 

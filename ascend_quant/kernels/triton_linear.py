@@ -5,8 +5,8 @@ sums in a workspace, and the one that arrives last adds them all and dequantizes
 order, so the result is the same bits every time. Hopper multiplies int8 from shared memory, 64 rows at a time; up to
 32 tokens are therefore its columns, with the weights as rows.
 
-The output is that of `oracle.matmul` bit for bit, given its codes: float(sum) * x_scale * scale (+ bias), each step
-rounded to float32, then to the output's dtype.
+The output is that of `oracle.matmul` bit for bit, given its codes: x_scale * (scale * sum), with a bias in one fused
+multiply-add (`schemes.arithmetic.dequantized_sums` says why), rounded to the output's dtype.
 """
 
 import torch
@@ -15,11 +15,10 @@ import triton.language as tl
 
 from ascend_quant.kernels.shared_tiles import workspace
 from ascend_quant.kernels.triton_early import ask_for, call_next, launch, starts_early, wait
-from ascend_quant.kernels.triton_elements import cast
+from ascend_quant.kernels.triton_elements import INTERPRETED, cast, multiply_add
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
 
 LONGEST = 2**31 // 128**2 - 1  # K whose sums stay inside int32 whatever the codes
-INTERPRETED = tl.constexpr(not isinstance(wait, triton.JITFunction))
 GROUP_M = tl.constexpr(8)  # tiles of M that are walked before the next tile of N
 FEW_TOKENS = 64  # block_m below which tokens are the columns
 
@@ -50,7 +49,7 @@ def int8_product(
 
 
 def options(tiles: Tiles) -> dict[str, int | bool]:
-    """What Triton's compiler and launcher take; without fused multiply-adds the bias is added to a rounded product."""
+    """What Triton's compiler and launcher take: it fuses no multiply-add by itself, so each product is rounded."""
     return {"num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": False, **launch(tiles.pdl)}
 
 
@@ -252,9 +251,12 @@ def _finish(
     in_rows, in_columns = rows < M, columns < N
     x_scales = tl.load(x_scale + rows, mask=in_rows, other=0.0)
     scales = tl.load(scale + columns, mask=in_columns, other=0.0)
-    values = sums.to(tl.float32) * x_scales[:, None] * scales[None, :]
+    values = sums.to(tl.float32) * scales[None, :]
     if BIAS:
-        values = values + tl.load(bias + columns, mask=in_columns, other=0.0).to(tl.float32)[None, :]
+        biases = tl.load(bias + columns, mask=in_columns, other=0.0).to(tl.float32)
+        values = multiply_add(values, x_scales[:, None], biases[None, :])
+    else:
+        values = values * x_scales[:, None]
     # the interpreter's own cast to BF16 cuts off
     values = cast(values, out.dtype.element_ty) if INTERPRETED else values.to(out.dtype.element_ty)
     at = out + rows.to(tl.int64)[:, None] * N + columns[None, :]

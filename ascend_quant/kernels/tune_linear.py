@@ -9,6 +9,7 @@ from ascend_quant.kernels.engine_products import engine_product
 from ascend_quant.kernels.linear_choice import takes_cutlass, tiles_of
 from ascend_quant.kernels.tuned import Choice, HopperTiles, Tiles
 from ascend_quant.kernels.tuning import least_seconds, shared_bytes
+from ascend_quant.schemes.arithmetic import dequantized_sums
 
 NAME = "linear"
 SHAPES = [  # (N, K) of a single GPU's layers: qkv, o, gate_up, down
@@ -74,16 +75,12 @@ def compiled(choice: Choice) -> str:
 
 
 def wrong(call: Callable, choice: Choice) -> str | None:
-    """What is wrong with a result, compared with int32 sums and the definition's dequantization; cutlass's is rounded
-    in another order."""
+    """What is wrong with a result, compared with int32 sums and the definition's dequantization, bit for bit."""
     x, codes, x_scale, scale = call.inputs
     few = max(0, FEWEST_ROWS - x.shape[0])
     sums = torch._int_mm(torch.nn.functional.pad(x, (0, 0, 0, few)), codes[0].t())[: x.shape[0]]
-    expected = (sums.float() * x_scale * scale.t()).bfloat16()
-    found = call(choice, 0)
-    if choice == CUTLASS:
-        return None if torch.allclose(found.float(), expected.float(), rtol=2**-7) else "other products than int32 sums"
-    return None if torch.equal(found, expected) else "other bits than the definition's"
+    expected = dequantized_sums(sums.float(), x_scale.view(-1), scale.view(-1)).bfloat16()
+    return None if torch.equal(call(choice, 0), expected) else "other bits than the definition's"
 
 
 def warm(choice: Choice, shape: tuple[int, int], rows: int) -> None:

@@ -178,10 +178,38 @@ def scaled_product(
     scale: torch.Tensor,
     bias_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """float32 (M, N): the product of codes, summed in float64, times the scales in the order activation, weight."""
+    """float32 (M, N): the product of codes, summed in float64, then `dequantized_sums`."""
     sum_MN = (x_codes_MK.double() @ codes_NK.double().T).float()
-    out_MN = sum_MN * x_scale_M.unsqueeze(-1) * scale
-    return out_MN if bias_N is None else out_MN + bias_N.float()
+    return dequantized_sums(sum_MN, x_scale_M, scale, bias_N)
+
+
+def dequantized_sums(
+    sum_MN: torch.Tensor, x_scale_M: torch.Tensor, scale: torch.Tensor, bias_N: torch.Tensor | None = None
+) -> torch.Tensor:
+    """float32 (M, N): x_scale * (scale * sum) + bias, the epilogue of every W8A8 product.
+
+    The order is that of vLLM's cutlass kernels (csrc/.../scaled_mm_epilogues): the weight's scale first, each product
+    rounded to float32; a bias is added in one fused multiply-add. All kernels must share it: decoding and prefill may
+    take different ones, and where their last bits differ, so do log-probabilities.
+    """
+    out_MN, x_scale_M1 = sum_MN * scale, x_scale_M.unsqueeze(-1)
+    return out_MN * x_scale_M1 if bias_N is None else fused_multiply_add(out_MN, x_scale_M1, bias_N.float())
+
+
+def fused_multiply_add(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """x * y + z of float32 values, rounded once, as the instruction of that name does.
+
+    float64 holds x * y; its sum with z is rounded to odd, so that rounding it again to float32 gives the nearest value
+    (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd").
+    """
+    product, z = x.double() * y.double(), z.double()
+    total = product + z
+    back = total - product
+    error = (product - (total - back)) + (z - back)  # exactly what the sum lost (Knuth's TwoSum)
+    bits = total.view(torch.int64)
+    lost = (error != 0) & total.isfinite() & (bits & 1 == 0)
+    away = (error > 0) == (total > 0)  # from zero: the next bit pattern is the next larger magnitude
+    return torch.where(lost, bits + torch.where(away, 1, -1), bits).view(torch.float64).float()
 
 
 def round_trip_fp8_groups(x_MK: torch.Tensor) -> torch.Tensor:

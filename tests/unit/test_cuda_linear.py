@@ -5,6 +5,7 @@ import torch
 
 from ascend_quant.kernels import linear_choice, tuned
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
+from ascend_quant.schemes.arithmetic import dequantized_sums
 
 pytestmark = pytest.mark.gpu
 
@@ -40,8 +41,8 @@ def layer(rows, columns, length, dtype=torch.bfloat16):
 
 
 def expected(x, codes, x_scale, scale, bias, dtype):
-    out = (x.double() @ codes.double().T).float() * x_scale * scale.T
-    return (out if bias is None else out + bias.float()).to(dtype)
+    sums = (x.double() @ codes.double().T).float()
+    return dequantized_sums(sums, x_scale.view(-1), scale.view(-1), bias).to(dtype)
 
 
 @pytest.mark.parametrize("tiles", TILES, ids=str)
@@ -55,6 +56,18 @@ def test_every_kernel_has_the_definitions_bits(shape, tiles):
             for _ in range(3):  # counters are left as they were found
                 found = int8_product(*product, given, dtype, tiles)
                 assert torch.equal(found, expected(*product, given, dtype)), (dtype, given is None)
+
+
+def test_vllms_cutlass_has_the_same_bits():
+    pytest.importorskip("vllm")
+    from ascend_quant.integrations.vllm.layers.cuda_products import int8_linear
+
+    for shape in [(1, 4608, 3584), (64, 1024, 4992), (300, 2048, 768), (1000, 3584, 18944)]:
+        for dtype in (torch.bfloat16, torch.float16):
+            x, codes, x_scale, scale, bias = layer(*shape, dtype)
+            for given in (None, bias):
+                found = int8_linear(x, codes, x_scale, scale, given, dtype)
+                assert torch.equal(found, expected(x, codes, x_scale, scale, given, dtype)), (shape, given is None)
 
 
 @pytest.mark.parametrize("tiles", TILES[1:2] + TILES[-10:-6] + TILES[-2:], ids=str)

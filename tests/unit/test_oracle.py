@@ -6,12 +6,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from naming import line_naming
 
 from ascend_quant import oracle
 from ascend_quant.schemes import SCHEMES
+from ascend_quant.schemes.arithmetic import dequantized_sums, fused_multiply_add
 
 SPECIAL = [
     0.0,
@@ -103,6 +104,25 @@ def test_matmul_equals_the_product_of_the_dequantized_in_float64():
     right = codes.numpy().astype(np.float64) * scale.numpy().astype(np.float64)[:, None]
     expected = left @ right.T + bias_N.numpy()
     np.testing.assert_allclose(oracle.matmul(x_MK, codes, scale, bias_N).numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=300)
+@given(*[st.floats(-8, 8, width=32)] * 2, st.floats(-8, 8, width=32) | st.sampled_from([2.0**-80, -(2.0**-80)]))
+@example(1 + 2.0**-12, 1 + 2.0**-12, 2.0**-80)  # half a float32's step and a trace: float64 alone loses the trace
+@example(1 + 2.0**-12, -1 - 2.0**-12, -(2.0**-80))
+@example(1 + 2.0**-12, 1 + 3 * 2.0**-12, -(2.0**-80))
+def test_a_fused_multiply_add_rounds_once(x, y, z):
+    exact = Fraction(x) * Fraction(y) + Fraction(z)
+    found = fused_multiply_add(*torch.tensor([[x], [y], [z]])).item()
+    size = nearest_float32(abs(exact)) if exact else 0.0
+    assert found == math.copysign(size, exact)
+
+
+def test_both_scales_are_multiplied_in_the_order_of_vllms_cutlass_kernels():
+    sums, x_scale, scale = torch.tensor([[3.0, 5.0]]), torch.tensor([1 + 2.0**-20]), torch.tensor([1 / 3, 0.1])
+    first = np.float32(3) * scale.numpy()[0], np.float32(5) * scale.numpy()[1]
+    expected = [np.float32(x_scale.numpy()[0]) * value for value in first]
+    assert dequantized_sums(sums, x_scale, scale)[0].tolist() == [float(value) for value in expected]
 
 
 def nearest_float32(value: Fraction) -> float:
