@@ -76,6 +76,26 @@ def test_verls_function_leaves_its_loop(shape: tuple[int, ...], monkeypatch):
     assert torch_functional.logprobs_from_logits(logits, labels) is loop
 
 
+def test_a_temperature_divides_in_float32_as_the_engines_sampler_does(monkeypatch):
+    transformer_impl = pytest.importorskip("verl.workers.engine.fsdp.transformer_impl", reason="verl's function")
+    from ascend_quant.integrations.verl import hooks
+    from ascend_quant.integrations.wrapping import install
+
+    torch.manual_seed(0)
+    logits, temperature = (8 * torch.randn(7, 300)).bfloat16().requires_grad_(), torch.full((7, 1), 0.8)
+    scale = transformer_impl._scale_logits_by_temperature
+    verls = scale(logits, temperature, is_unit_temperature=False)
+    monkeypatch.setattr(transformer_impl, "_scale_logits_by_temperature", scale)  # put back behind this test
+    install(hooks.WITH_EXACT_TEMPERATURE)
+    scale = transformer_impl._scale_logits_by_temperature
+    expected = logits.detach().float().div_(temperature)  # vLLM's Sampler.apply_temperature
+    found = scale(logits, temperature, is_unit_temperature=False)
+    assert torch.equal(found, expected) and not torch.equal(verls.float(), expected)
+    found.sum().backward()
+    assert torch.equal(logits.grad, torch.full_like(logits, 1.25))
+    assert scale(logits, torch.ones(7, 1), is_unit_temperature=True) is logits
+
+
 @pytest.mark.parametrize("flash, npu, ours", [(True, False, False), (False, True, False), (False, False, True)])
 def test_faster_kernels_are_left_alone(flash: bool, npu: bool, ours: bool, monkeypatch):
     pytest.importorskip("verl", reason="verl's function")

