@@ -78,7 +78,7 @@ def take_log_probs_in_chunks() -> None:
 
 
 def divided_in_float32(original: Callable) -> Callable:
-    """For `_scale_logits_by_temperature`: other temperatures than 1 give float32 logits, as the engine's sampler has."""
+    """For `_scale_logits_by_temperature`: temperatures other than 1 give float32 logits, as in the engine."""
 
     def scale(logits: torch.Tensor, temperature: torch.Tensor, *, is_unit_temperature: bool) -> torch.Tensor:
         if is_unit_temperature:
