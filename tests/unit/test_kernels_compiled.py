@@ -100,7 +100,7 @@ def ptx_of_product(tiles, capability=90, most=SHARED_OF_HOPPER) -> str:
     made = compiled_product(tiles, capability)
     ptx = made.asm["ptx"]
     assert made.metadata.shared <= most and INT8_PRODUCT[capability] in ptx
-    assert "fma.rn.f32" not in ptx  # the bias is added to a product that is rounded first
+    assert "fma.rn.f32" in ptx and "add.f32" not in ptx  # with the bias one rounding, as in vLLM's cutlass kernels
     return ptx
 
 
