@@ -104,7 +104,8 @@ def read_model(place: str) -> Model:
     except (OSError, ValueError) as error:  # each of the hub's own errors is one or the other
         if isinstance(error, AdviceError):
             raise
-        raise AdviceError(f"{error}; give a folder, a config.json, an id of the hub or a recipe's .yaml") from error
+        wanted = "give a folder, a config.json, an id of the hub or a recipe's .yaml"
+        raise AdviceError(f"{place}: {error}; {wanted}") from error
 
 
 def model_of(config: Mapping[str, Any]) -> Model:

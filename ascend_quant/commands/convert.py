@@ -148,5 +148,6 @@ def show(summary: Summary, seconds: float, console: Console) -> None:
         console.print(table)
     sizes = f"{decimal(summary.bytes_in)} to {decimal(summary.bytes_out)} in {seconds:,.1f} s"
     before = f", {summary.resumed} of them by an earlier run" if summary.resumed else ""
-    for line in (f"{sizes}; {summary.shards} files{before}", f"written: {summary.out}"):
+    files = "1 file" if summary.shards == 1 else f"{summary.shards} files"
+    for line in (f"{sizes}; {files}{before}", f"written: {summary.out}"):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

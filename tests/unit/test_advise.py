@@ -362,7 +362,7 @@ def test_where_a_model_is(tmp_path, monkeypatch):
     )
     (here / "config.json").write_text("{")
     for place in ("owner/other", str(tmp_path), str(here), "nothing/of/that/name"):
-        with pytest.raises(AdviceError):
+        with pytest.raises(AdviceError, match=re.escape(place)):
             read_model(place)
 
 
