@@ -77,7 +77,10 @@ def problems(overrides: list[str]) -> list[str]:
         read = OverridesParser.create().parse_overrides(overrides)
         given = [one for one in read if one.key_or_group != ENGINE]
         tree = defaults(tuple(one for one in overrides if one.startswith(f"{ENGINE}=")))
-        if found := list(_unknown([one.key_or_group for one in given if one.type is OverrideType.CHANGE], tree)):
+        changed = [one.key_or_group for one in given if one.type is OverrideType.CHANGE]
+        if found := list(
+            _unknown([key for key in changed if not key.startswith("hydra.")], tree)
+        ):  # hydra's own: below
             return found
         config = composed(overrides)
         made = OmegaConf.to_container(config, resolve=True)

@@ -33,7 +33,12 @@ def test_what_verl_takes_is_taken():
     more = [
         *("trainer.save_freq=10", "trainer.logger=console", "data.train_files=[/a,/b]", f"{ACTOR}.entropy_coeff=0.01"),
         *("+data.gen_batch_size=32", f"{ROLLOUT}.top_p=0.9", f"+{ROLLOUT}.engine_kwargs.vllm.max_num_seqs=8"),
-        *("+ray_kwargs.ray_init.runtime_env.env_vars.A='5'", f"{ACTOR}.optim.lr=1e-6", "trainer.test_freq=-1"),
+        *(
+            "+ray_kwargs.ray_init.runtime_env.env_vars.A='5'",
+            f"{ACTOR}.optim.lr=1e-6",
+            "trainer.test_freq=-1",
+            "hydra.run.dir=/x",
+        ),
     ]
     assert problems([*overrides(), *more]) == []
 
@@ -58,6 +63,7 @@ def test_whole_commands_of_the_page_are_taken(page: str):
         {"~trainer.nothere": "trainer.nothere"},
         {"trainer.x=[a": "[a"},
         {"--config-name=x": "--config-name=x"},
+        {"hydra.rn.dir=x": "hydra.rn.dir"},
         {"trainer.logger=${nothere}": "nothere"},
         {
             "trainer.save_freq=abc": "trainer.save_freq=abc: … number",
