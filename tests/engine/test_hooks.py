@@ -16,10 +16,11 @@ import ascend_quant
 from ascend_quant.integrations.megatron import hooks as of_megatron
 from ascend_quant.integrations.verl import hooks as of_verl
 from ascend_quant.integrations.vllm import hooks as of_vllm
+from ascend_quant.integrations.vllm_ascend import hooks as of_vllm_ascend
 
 ROOMS = [Path(ascend_quant.__file__).parent / room for room in ("engine", "integrations")]
 BY_HAND = (*of_vllm.BY_HAND, *of_verl.BY_HAND, *of_megatron.BY_HAND)
-HOOKS = (*of_vllm.HOOKS, *of_verl.HOOKS)
+HOOKS = (*of_vllm.HOOKS, *of_vllm_ascend.HOOKS, *of_verl.HOOKS)
 
 # Attributes that hold data, most of them ours: no code is replaced by setting them.
 DATA = {

@@ -3,6 +3,7 @@
 config.py    which layer gets which method
 linear.py    linear layers (plain ones too), experts.py fused experts: vllm-ascend's methods and layouts
 c8.py        its int8 KV cache, whose scales refits set; c8_probe.py tries heads, c8_refusals.py what has none
+fused_norm.py  a pattern of its fusion of norms that it lacks; hooks.py where it comes in
 refusals.py  settings of vllm-ascend that do not go with refits
 compat.py    what differs between vllm-ascend versions
 

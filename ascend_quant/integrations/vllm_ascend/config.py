@@ -20,8 +20,10 @@ from ascend_quant.integrations.vllm_ascend import c8
 from ascend_quant.integrations.vllm_ascend.c8_refusals import why_engine_has_none
 from ascend_quant.integrations.vllm_ascend.compat import AscendConfig, AscendUnquantizedLinearMethod
 from ascend_quant.integrations.vllm_ascend.experts import Int8NpuExpertsMethod
+from ascend_quant.integrations.vllm_ascend.hooks import HOOKS
 from ascend_quant.integrations.vllm_ascend.linear import Int8NpuLinearMethod, NpuPlainLinearMethod
 from ascend_quant.integrations.vllm_ascend.refusals import refuse
+from ascend_quant.integrations.wrapping import install
 from ascend_quant.kernels.npu_ops import check_pair
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.kv_scales import Buffers
@@ -58,6 +60,11 @@ class NpuQuantConfig(AscendQuantConfig, AscendConfig):
         if options.kv_cache != "auto" and (why := why_engine_has_none(options.kv_cache)):
             raise RefitError(f"kv_cache={options.kv_cache}: {why}; set kv_cache=auto")
         self.enable_c8_quant = options.kv_cache == "int8"  # read by vllm-ascend's attention and its graphs
+
+    def choose(self, rank: int) -> None:
+        super().choose(rank)
+        if self.scheme.codes is not None:
+            install(HOOKS)
 
     @classmethod
     def why_no_cache(cls, asked: str) -> str | None:

@@ -1,0 +1,43 @@
+"""A norm and the quantization of its result as one kernel, for norms that vllm-ascend's patterns do not meet.
+
+vllm-ascend's compiled norm has an optional bias and an epsilon of 1e-6 by default, and a traced graph leaves out what
+comes last and is a default. vllm-ascend has a pattern for that norm with a bias alone, which meets an epsilon of 1e-5
+(the bias, None, is then written) and not that of Qwen2.5 and Qwen3. What takes the place of both operators is
+vllm-ascend's own: what it has for the norm of torch_npu, which has no bias.
+"""
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+EPSILON = 1e-6
+
+
+def meeting_default_norms(original: Callable) -> Callable:
+    """For the pass's `__init__`, which registers patterns: one more, where the norm is vllm-ascend's compiled one."""
+
+    def __init__(self, vllm_config):
+        original(self, vllm_config)
+        theirs = sys.modules[original.__module__]
+        if theirs.enable_custom_op():
+            _pattern(theirs.AddRMSNormDynamicQuantPattern)(vllm_config, EPSILON).register(self.pattern_match_passes)
+
+    return __init__
+
+
+def _pattern(of_torch_npu: type) -> type:
+    """vllm-ascend's pattern for the norm of torch_npu, with the compiled norm to look for."""
+
+    class AddRmsNormWithoutBias(of_torch_npu):
+        def get_pattern(self) -> Callable:
+            norm, quantize = torch.ops._C_ascend.npu_add_rms_norm_bias, torch.ops.npu.npu_dynamic_quant
+
+            def pattern(rms_norm_input: torch.Tensor, residual: torch.Tensor, rms_norm_weight: torch.Tensor):
+                normed, _, summed = norm(rms_norm_input, residual, rms_norm_weight, None, EPSILON)
+                codes, scale = quantize(normed)
+                return codes, scale, summed
+
+            return pattern
+
+    return AddRmsNormWithoutBias

@@ -1,0 +1,15 @@
+"""What is replaced of vllm-ascend alone; what its classes share with vLLM's stands in integrations/vllm/hooks.py."""
+
+from ascend_quant.integrations.vllm_ascend import fused_norm
+from ascend_quant.integrations.wrapping import Hook
+
+HOOKS = (
+    Hook(
+        ("vllm_ascend.compilation.passes.norm_quant_fusion_pass:AddRMSNormQuantFusionPass.__init__",),
+        fused_norm.meeting_default_norms,
+        why="a norm as Qwen has it and the quantization behind it stay two kernels: no pattern meets them",
+        versions="0.23 and 0.30, on host memory; 0.10 has no such pass",
+        off='additional_config={"ascend_compilation_config": {"fuse_norm_quant": false}}; another `quantization`',
+        optional=True,
+    ),
+)
