@@ -32,7 +32,7 @@ from ascend_quant.kernels import cpu
 from ascend_quant.refit import Refit
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 from ascend_quant.schemes import SCHEMES
-from ascend_quant.smoke import collective, engine, installed, kernels, life, operators, probes, results
+from ascend_quant.smoke import collective, engine, generation, installed, kernels, life, operators, probes, results
 from ascend_quant.smoke.probes import NotPossible, On, Probe, Seen, carry_out
 from ascend_quant.smoke.results import FAILED, NOT_APPLICABLE, OK, Result
 from launch import child as children
@@ -255,6 +255,13 @@ def test_both_checkpoints_are_the_same_everywhere_and_differ(tmp_path):
     assert (then / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
     before, after = (load_file(folder / "model.safetensors") for folder in (start, then))
     assert before.keys() == after.keys() and any((before[name] != after[name]).any() for name in before)
+
+
+@pytest.mark.parametrize("config", [engine.CONFIG, engine.CONFIG | engine.EXPERTS, generation.CONFIG])
+def test_models_have_heads_that_npus_serve(config: dict):
+    """CANN's attention takes heads of 64, 128 or 192 in packed sequences."""
+    head = config["hidden_size"] // config["num_attention_heads"]
+    assert head == config.get("head_dim", head) and head in (64, 128, 192)
 
 
 # ---- an engine through cycles, a broadcast, a profile
