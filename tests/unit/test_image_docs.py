@@ -75,8 +75,10 @@ def test_containers_with_devices_get_what_the_launcher_gives_them():
 
 
 def test_a_file_is_mounted_where_a_host_has_it(tmp_path: Path):
-    """The page's function, in a shell."""
-    (function,) = re.findall(r"^there\(\) \{.*\}$", ENGLISH, re.MULTILINE)
+    """The pages' function, in a shell: of images.md, and of the hour on one NPU."""
+    texts = [*PAGES.values(), *((ROOT / "docs" / name).read_text() for name in ("ascend.md", "ascend.zh.md"))]
+    (function,) = {one for text in texts for one in re.findall(r"^there\(\) \{.*\}$", text, re.MULTILINE)}
+    assert all(f"$(there {' '.join(ASCEND_FILES)})" in text for text in texts)
     (tmp_path / "npu-smi").touch()
     script = f"{function}\nthere {tmp_path}/npu-smi {tmp_path}/missing"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True)
