@@ -154,16 +154,15 @@ def carried_out(setting: Setting, probes: Sequence[Probe]) -> Iterator[Result]:
 
 
 def _together(setting: Setting, probes: Sequence[Probe]) -> list[Result]:
-    """The results until the process ended; of the first at least."""
+    """The results until the process ended; of the first at least, and of all where it hung before any."""
     name = probes[0].name
     out = setting.folder / f"{name}.json"
     command = [str(Path(sys.executable).with_name("ascend-quant")), "smoke", "--device", setting.device]
     command += ["--out", str(out), *(word for one in probes for word in ("--only", one.name))]
     ended = setting.run(command, name, START_S + sum(one.limit_s for one in probes))
     found = [Result(**one) for one in json.loads(out.read_text())["probes"]] if out.exists() else []
-    if len(found) < len(probes):
-        lost = probes[len(found)]
-        late = HUNG.search(ended.log.read_text(errors="replace"))
+    late = HUNG.search(ended.log.read_text(errors="replace"))
+    for lost in probes[len(found) :] if ended.code is None and not found else probes[len(found) :][:1]:
         why = f"it took more than {lost.limit_s:.0f} s; {ended.why()}" if late else ended.why()
         found.append(Result(lost.name, lost.decides, FAILED, ended.seconds, why, broke=True))
     return found

@@ -481,6 +481,22 @@ def test_a_probe_that_hangs_is_named_and_no_folder_of_this_host_is_in_what_is_se
     assert str(setting.folder) not in found["reason"]
 
 
+def test_a_process_that_hangs_before_its_first_probe_costs_the_time_of_all_once(setting, monkeypatch):
+    """As where a driver does not answer; the parts after it are tried."""
+    asked = []
+
+    def answer(command, folder, name, limit, stack):
+        asked.append(name)
+        return children.run(["sleep", "60"], folder, name, 0.3, stack)
+
+    monkeypatch.setattr(shared, "run", answer)
+    wanted = [probe(), probe(name="a.two"), probe(name="b.slow", slow=True), probe(name="c.slow", slow=True)]
+    found = list(parts.carried_out(setting, wanted))
+    assert asked == ["a.one", "b.slow", "c.slow"]
+    assert [one.name for one in found] == ["a.one", "a.two", "b.slow", "c.slow"]
+    assert all(one.status == FAILED and one.broke and "was ended after" in one.reason for one in found)
+
+
 # ---- the doctor, training, all together
 def test_errors_of_the_doctor_fail_and_its_warnings_do_not(setting, monkeypatch):
     fine = Finding("ok", "devices.health", "all OK", "")
