@@ -17,6 +17,9 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ascend_quant.integrations.vllm_ascend import fused_norm
+from ascend_quant.integrations.vllm_ascend.hooks import HOOKS
+from ascend_quant.integrations.wrapping import install
 from npu_host import checkpoint, models, vllm_engine, whole_model
 from npu_host.ops.numerics import quantize_rows
 from npu_host.reference import bind
@@ -83,6 +86,19 @@ def passes(request, monkeypatch):
             monkeypatch.setattr(module, "enable_custom_op", lambda: True)
     yield found, managers
     library._destroy()
+
+
+def test_a_pass_of_which_less_is_known_stays_as_it_is(monkeypatch):
+    module = importlib.import_module("vllm_ascend.compilation.passes.norm_quant_fusion_pass")
+    own = module.AddRMSNormQuantFusionPass.__init__
+    own = getattr(own, "__wrapped__", own)
+    monkeypatch.setattr(module.AddRMSNormQuantFusionPass, "__init__", own)
+    with monkeypatch.context() as without:
+        without.delattr(module, fused_norm.THEIRS)
+        install(HOOKS)
+        assert module.AddRMSNormQuantFusionPass.__init__ is own
+    install(HOOKS)
+    assert module.AddRMSNormQuantFusionPass.__init__ is not own
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 1e-6])  # Llama's, Qwen's

@@ -11,17 +11,26 @@ from collections.abc import Callable
 
 import torch
 
+from ascend_quant.engine.options import NAME
+
 EPSILON = 1e-6
+THEIRS = "AddRMSNormDynamicQuantPattern"  # for the norm of torch_npu
+
+
+def is_known(original: Callable) -> bool:
+    """Whether this vllm-ascend has what the pattern is made of."""
+    theirs = sys.modules[original.__module__]
+    return hasattr(theirs, THEIRS) and hasattr(theirs, "enable_custom_op")
 
 
 def meeting_default_norms(original: Callable) -> Callable:
-    """For the pass's `__init__`, which registers patterns: one more, where the norm is vllm-ascend's compiled one."""
+    """For the pass's `__init__`, which registers patterns: one more for engines of ours with vllm-ascend's own norm."""
 
     def __init__(self, vllm_config):
         original(self, vllm_config)
-        theirs = sys.modules[original.__module__]
-        if theirs.enable_custom_op():
-            _pattern(theirs.AddRMSNormDynamicQuantPattern)(vllm_config, EPSILON).register(self.pattern_match_passes)
+        theirs, config = sys.modules[original.__module__], vllm_config.quant_config
+        if config is not None and config.get_name() == NAME and theirs.enable_custom_op():
+            _pattern(getattr(theirs, THEIRS))(vllm_config, EPSILON).register(self.pattern_match_passes)
 
     return __init__
 

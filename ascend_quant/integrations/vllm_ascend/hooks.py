@@ -11,5 +11,6 @@ HOOKS = (
         versions="0.23 and 0.30, on host memory; 0.10 has no such pass",
         off='additional_config={"ascend_compilation_config": {"fuse_norm_quant": false}}; another `quantization`',
         optional=True,
+        fits=fused_norm.is_known,
     ),
 )
