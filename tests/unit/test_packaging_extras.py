@@ -73,13 +73,16 @@ def test_a_stack_is_within_the_bounds_of_its_extra(stack: str):
 
 @pytest.mark.parametrize("page", ["docs/install.md", "docs/install.zh.md"])
 def test_the_page_says_what_each_extra_asks_for(page: str):
-    rows = re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*) \|$", (ROOT / page).read_text(), re.M)
+    rows = re.findall(r"^\| `([\w-]+)` \| [^|]* \| ([^|]*) \|$", (ROOT / page).read_text(), re.M)
     said = {name: re.findall("`([^`]+)`", cell) for name, cell in rows}
     assert said == {name: [] if name == "dev" else wanted for name, wanted in EXTRAS.items()}
 
 
-@pytest.mark.parametrize("page", ["README.md", "README.zh.md", "docs/install.md", "docs/install.zh.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "README.zh.md", "docs/install.md", "docs/install.zh.md", "docs/trainers.md", "docs/trainers.zh.md"],
+)
 def test_the_install_lines_name_extras_that_exist(page: str):
     lines = re.findall(r"^pip install .*$", (ROOT / page).read_text(), re.M)
-    named = {name for line in lines for name in re.findall(r"\[(\w+)\]", line)}
+    named = {name for line in lines for name in re.findall(r"\[([\w-]+)\]", line)}
     assert lines and named and named <= set(EXTRAS)
