@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import gloo_wire
@@ -25,7 +26,7 @@ OURS = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])  
 
 
 def trained(folder: Path, model: Path, *changes: tuple[str, str]) -> dict:
-    """Run the example with these changes of its text: what `trl_beside` found."""
+    """Run the example with these changes of its text: what `trl_beside` found, and `said`, the program's output."""
     code = EXAMPLE
     for old, new in (
         ("Qwen/Qwen2.5-0.5B-Instruct", str(model)),
@@ -36,16 +37,18 @@ def trained(folder: Path, model: Path, *changes: tuple[str, str]) -> dict:
         assert code.count(old) == 1, old
         code = code.replace(old, new)
     (folder / "example.py").write_text(code)
-    command, variables = [sys.executable, "example.py"], os.environ | {"PYTHONPATH": OURS}
+    command = [sys.executable, "example.py"]
+    variables = os.environ | {"PYTHONPATH": OURS, "VLLM_LOGGING_LEVEL": "INFO"}  # TRL's own is ERROR
     run = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
-    return json.loads((folder / "beside.json").read_text())
+    return {**json.loads((folder / "beside.json").read_text()), "said": run.stdout + run.stderr}
 
 
-def check_colocated(folder: Path, scheme: str, told: dict) -> None:
-    """After each sync TRL's engine had what an engine has that started on that step's checkpoint."""
+def check_colocated(folder: Path, scheme: str, told: dict, steps: Iterable[int] = range(STEPS)) -> None:
+    """After these syncs TRL's engine had what an engine has that started on that step's checkpoint."""
     assert len(told["held"]) == STEPS == len({held["digest"] for held in told["held"]})
-    for step, held in enumerate(told["held"]):
+    for step in steps:
+        held = told["held"][step]
         with engine(folder / f"step-{step}", scheme, logprobs_mode="processed_logprobs", **LIKE_TRL) as fresh:
             assert refit(fresh).last_receipt.digest == held["digest"], step
             assert logprobs(fresh).tolist() == held["logprobs"], step
@@ -53,24 +56,27 @@ def check_colocated(folder: Path, scheme: str, told: dict) -> None:
 
 def test_the_pages_example_trains_with_int8_rollouts(tmp_path):
     told = trained(tmp_path, make("qwen2", tmp_path))
-    check_colocated(tmp_path, "int8", told)
+    check_colocated(tmp_path, "int8", told, steps=(1, STEPS - 1))  # an engine compiles for half a minute
     steps = [line for line in told["log"] if "reward" in line]
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
     assert all(0 < line["sampling/sampling_logp_difference/mean"] < 0.3 for line in steps), steps
     assert all(line["sampling/importance_sampling_ratio/max"] <= 2.0 for line in steps), steps
+    assert "scheme int8" in told["said"]
+    assert gloo_wire.digests(told["said"])[1:] == [held["digest"] for held in told["held"]]
 
 
 @pytest.mark.parametrize(
     ("scheme", "kind", "changes"),
     [
+        ("int8", "qwen2", []),
         ("bf16", "qwen2", []),
         ("int8", "qwen2-tied", []),
         ("int8", "qwen2", [("learning_rate=1e-2", "learning_rate=1e-1"), ("args=config,", LORA)]),
     ],
-    ids=["bf16", "tied", "lora"],
+    ids=["int8", "bf16", "tied", "lora"],
 )
 def test_other_ways_of_trl(tmp_path, scheme: str, kind: str, changes: list[tuple[str, str]]):
-    """BF16 with our checks; one tensor for embedding and `lm_head`; LoRA, which TRL merges for a sync."""
+    """INT8; BF16 with our checks; one tensor for embedding and `lm_head`; LoRA, which TRL merges for a sync."""
     told = trained(tmp_path, make(kind, tmp_path), ('"int8"', f'"{scheme}"'), *changes)
     check_colocated(tmp_path, scheme, told)
 
@@ -87,7 +93,7 @@ def test_trl_trains_against_vllm_serve(tmp_path):
             ("max_completion_length=64", "max_completion_length=32"),  # of the server's 64
             ("trainer = GRPO", "__import__('trl_beside').over_gloo()\n    trainer = GRPO"),
         )
-        start, *synced = gloo_wire.digests(log)
+        start, *synced = gloo_wire.digests(log.read_text())
     assert len(synced) == STEPS == len(set(synced)) and synced[0] == start
     for step, digest in enumerate(synced):
         with engine(tmp_path / f"step-{step}") as fresh:

@@ -58,7 +58,7 @@ def test_two_updates_of_vllms_own_trainer(served, tmp_path):
             assert post(address, "/resume", {})[0] == 200
             status, body = running.result()
         assert (status, json.loads(body)["choices"][0]["finish_reason"]) == (200, "length"), body
-        assert (gloo_wire.digests(log)[-1], answered(address)) == fresh(then)
+        assert (gloo_wire.digests(log.read_text())[-1], answered(address)) == fresh(then)
 
 
 def test_a_folder_that_the_server_reads(served, tmp_path):
@@ -66,4 +66,4 @@ def test_a_folder_that_the_server_reads(served, tmp_path):
     then = make("qwen2", tmp_path, seed=3)
     asked = {"method": "reload_weights", "kwargs": {"weights_path": str(then)}}
     assert post(address, "/collective_rpc", asked)[0] == 200
-    assert (gloo_wire.digests(log)[-1], answered(address)) == fresh(then)
+    assert (gloo_wire.digests(log.read_text())[-1], answered(address)) == fresh(then)
