@@ -147,6 +147,7 @@ install_packages() {
 }
 
 compile_packages() { # on all cores: pip would on one. Not packages' own tests, and of hundreds of models a run has one or two
+  say "their bytecode (a minute)"
   "$VENV/bin/python" -m compileall -q -j 0 -x '/(models|tests)/' "$VENV"/lib/python*/site-packages >>"$LOG" 2>&1 ||
     echo "not compiled: templates, and files of newer Pythons, as listed above" >>"$LOG"
 }
