@@ -18,7 +18,7 @@ def seen(script: str, folder: Path) -> dict:
     out = folder / "seen.json"
     command = [sys.executable, str(HERE / script), str(make("qwen2", folder)), str(out)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ["PYTHONPATH"]])}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     return json.loads(out.read_text())
 
