@@ -13,6 +13,7 @@ batch.py         writes on their way to the kernels
 proof.py         that what was sent is what arrived
 receipt.py       what a refit says of itself
 former_codes.py  what a refit is compared with, kept over a sleep
+samples.py       some bytes of every weight, for a glance at them
 errors.py        what is raised
 """
 

@@ -5,10 +5,9 @@ class RefitError(RuntimeError):
     """A refit that cannot be trusted; the message names the parameter and what to do."""
 
 
-class Replaced(RefitError):
-    """A parameter of the engine is another object than the one that refits write into: no refit heals that."""
+REFUSES = "this engine refuses"
 
 
-def refusal(why: str) -> str:
-    """What a caller is told by an engine that may not serve."""
-    return f"this engine refuses to generate: {why}"
+def refusal(why: str, what: str = "to generate") -> str:
+    """What a caller is told by an engine that may not serve, or did not take what came."""
+    return f"{REFUSES} {what}: {why}"

@@ -5,23 +5,49 @@
                   '- open <- failed
 
 While a refit is open, or after one that failed, the weights are a mixture of two steps. The next complete one heals it.
+
+Whoever has a parameter in hand can write past the refit, and nothing tells of it but the bytes and where they are:
+`_version` does not count writes through `.data`, of `torch._foreach_*`, `out=`, numpy, dlpack or a storage. So both are
+compared with what the last refit left, before a request is served: all bytes (`look`) where somebody else's code may
+have written, addresses and some rows (`glance`) where nothing hints at it. They cannot see
+* in `glance`: a write that leaves the sampled rows alone, and one that comes while requests run;
+* in either: what is computed from weights and kept beside them (copies of scales, buffers, what latent attention
+  absorbs), a drafter's weights, another view of a parameter's own memory, bytes that add up to the same digest;
+* a write of a thread that goes on once its call has returned, and any before the first refit of dummy weights.
 """
 
 import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
+from typing import Protocol
+
+import torch
 
 from ascend_quant.kernels import kernels_for
 from ascend_quant.oracle import add_digests
-from ascend_quant.refit.errors import RefitError, Replaced, refusal
+from ascend_quant.refit.errors import RefitError, refusal
 from ascend_quant.refit.former_codes import FormerCodes
 from ascend_quant.refit.kv_scales import KvScales
 from ascend_quant.refit.receipt import Receipt
 from ascend_quant.refit.resident import ResidentWeight
+from ascend_quant.refit.samples import Samples
 
 logger = logging.getLogger(__name__)
 
 HEAL = "complete one full refit to heal it"
+SHOWN = 4  # names that one message lists
+
+
+class Parameters(Protocol):
+    """Where an engine's parameters are."""
+
+    def moved(self) -> list[str]:
+        """Names of those that are not where refits write."""
+        ...
+
+    def put_back(self) -> None:
+        """Make the memory that refits write the engine's parameters again."""
 
 
 class Servable:
@@ -30,14 +56,26 @@ class Servable:
     Args:
         residents: every parameter of the model, each once, all on one device.
         kv_scales: of a KV cache that has one a layer; None of one without.
+        parameters: the engine's; None where there is no engine that could replace them.
+        still: whether nothing but refits writes the residents (not so where experts move between ranks).
 
     Attributes:
-        unseen: whether the resident bytes came back from a sleep, and are to be looked at before a request is served.
+        unseen: whether the resident bytes came back from a sleep, or somebody else's code may have written them; they
+            are to be looked at before a request is served.
         last_receipt: of the last refit that closed.
     """
 
-    def __init__(self, residents: Sequence[ResidentWeight], kv_scales: KvScales | None):
+    def __init__(
+        self,
+        residents: Sequence[ResidentWeight],
+        kv_scales: KvScales | None,
+        parameters: Parameters | None = None,
+        still: bool = True,
+    ):
         self.residents, self.kv_scales = list(residents), kv_scales
+        self._parameters, self._still = parameters, still
+        self._glances = True  # whether a refit notes the bytes that `glance` will look at: the first does
+        self._noted: torch.Tensor | None = None
         self.last_receipt: Receipt | None = None
         self.unseen = False
         self._state = "loading"
@@ -55,12 +93,12 @@ class Servable:
         return self._state == "failed"
 
     def look(self) -> None:
-        """Look at bytes that came back from a sleep, if nobody has: an engine whose bytes changed refuses to generate.
+        """Look at bytes that may have changed, if nobody has: an engine whose bytes changed refuses to generate.
 
         It reads all of them and waits for the device. It is put off until a request comes, since a trainer that wakes
         an engine up often overwrites them at once. An engine that may not serve then says why.
         """
-        if self.unseen:
+        if self._is_unseen:
             with suppress(RefitError):
                 self.verify()
         if self.kv_scales is not None and not self.weights_sleep:
@@ -69,7 +107,51 @@ class Servable:
     @property
     def is_to_be_looked_at(self) -> bool:
         """Whether `look` has something to do."""
-        return self.unseen or (self.kv_scales is not None and self.kv_scales.unseen)
+        return self._is_unseen or (self.kv_scales is not None and self.kv_scales.unseen)
+
+    @property
+    def _is_unseen(self) -> bool:
+        return self.unseen and self._state == "ready" and not self.weights_sleep
+
+    def may_have_been_written(self) -> None:
+        """Somebody else's code has had the model in its hands, perhaps while a refit was open."""
+        self.unseen |= self._still
+
+    def glance(self) -> None:
+        """Look at addresses and some bytes: where no call tells of a write, each time that an idle engine is asked.
+
+        It waits for the device. Refits note what these bytes are from the first glance on, in as much memory of the
+        device again; what one before it has left unnoted is looked at whole.
+        """
+        if self._state != "ready" or self.weights_sleep or self._is_unseen or not self._still:
+            return
+        self._glances = True
+        with suppress(RefitError), self.failing():
+            self.check_addresses()
+            if self._noted is None:
+                self.unseen = self.last_receipt is not None
+            elif not torch.equal(self._noted, self._samples.bytes()):
+                raise self._written_past()
+
+    @cached_property
+    def _samples(self) -> Samples:
+        return Samples(self.residents)
+
+    def _written_past(self) -> RefitError:
+        names = [] if self._noted is None else self._samples.differing(self._noted)
+        which = f"of {', '.join(names[:SHOWN])}{' and others' if len(names) > SHOWN else ''} " if names else ""
+        return RefitError(f"resident weights {which}changed outside a refit; write them through model.load_weights")
+
+    def check_addresses(self) -> None:
+        """Raise RefitError if the engine's parameters are not the memory that refits write."""
+        if self._parameters is not None and (moved := self._parameters.moved()):
+            more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
+            raise RefitError(f"{moved[0]}{more} moved to another buffer; write weights through model.load_weights")
+
+    def put_back(self) -> None:
+        """Undo what `check_addresses` sees; the bytes are the next refit's affair."""
+        if self._parameters is not None:
+            self._parameters.put_back()
 
     def why_not_servable(self) -> str | None:
         """Why the engine must not generate, as far as is known, and what helps; None when it may: see `look`."""
@@ -103,13 +185,14 @@ class Servable:
 
     def closed(self, receipt: Receipt) -> None:
         """The refit has written all, and nothing else has."""
+        self._noted = self._samples.bytes() if self._glances else None
+        self._glances = self._glances and self.last_receipt is not None
         self.last_receipt = receipt
         self._state, self._comparable = "ready", True
 
     def fail(self, error: BaseException) -> None:
         """Mark the refit as failed: the engine refuses to generate until the next complete one."""
-        cure = "no refit heals that: restart it" if isinstance(error, Replaced) else HEAL
-        self._state, self._why, self._comparable = "failed", f"its last refit failed ({error}); {cure}", False
+        self._state, self._why, self._comparable = "failed", f"its last refit failed ({error}); {HEAL}", False
         logger.error("refit failed, the engine refuses to generate: %s", error)
 
     def falls_asleep(self, level: int) -> None:
@@ -155,12 +238,17 @@ class Servable:
         return f"{add_digests(*found, weights=[weight for _, weight in pairs]):016x}"
 
     def verify(self) -> None:
-        """Check that the resident bytes are those of the last receipt.
+        """Check that the resident bytes are those of the last receipt, and the engine's parameters.
 
         Raises:
             RefitError: something wrote past the refit (the engine then refuses to generate).
         """
+        if self._state != "ready":
+            return
         self.unseen = False
-        if self._state == "ready" and self.last_receipt and self.digest() != self.last_receipt.digest:
-            with self.failing():
-                raise RefitError("resident weights changed outside a refit; write them through model.load_weights")
+        with self.failing():
+            self.check_addresses()
+            if self.last_receipt and self.digest() != self.last_receipt.digest:
+                raise self._written_past()
+        if self._glances and self._noted is None:
+            self._noted = self._samples.bytes()

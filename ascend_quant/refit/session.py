@@ -20,14 +20,14 @@ from ascend_quant.kernels.moves import Move
 from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.refit.batch import Batch
 from ascend_quant.refit.coding import parted
-from ascend_quant.refit.errors import RefitError, Replaced
+from ascend_quant.refit.errors import RefitError
 from ascend_quant.refit.key_balance import KeyBalance
 from ascend_quant.refit.kv_scales import KvScales
 from ascend_quant.refit.plan import Entry, Plan, edges_of
 from ascend_quant.refit.receipt import Receipt
 from ascend_quant.refit.resident import ResidentWeight
 from ascend_quant.refit.sent import NamedTensor, checked, sent_twice
-from ascend_quant.refit.servable import Servable
+from ascend_quant.refit.servable import Parameters, Servable
 from ascend_quant.refit.smoothing import Smoothing
 from ascend_quant.tensors import one_by_one
 
@@ -52,7 +52,7 @@ class Refit(Servable):
 
     Args:
         residents: every parameter of the model, each once, all on one device.
-        buffer_of: the engine's present buffer of a parameter, to see that none was replaced.
+        parameters: the engine's, to see that none was replaced.
         plans: whether a tensor goes the same way in every refit (not so where experts move between ranks).
         smoothing: a profile's, which all tensors pass first; None without a profile.
         derived: each brings up to date what the engine derives from weights, where it cannot do without.
@@ -68,7 +68,7 @@ class Refit(Servable):
     def __init__(
         self,
         residents: Sequence[ResidentWeight],
-        buffer_of: Callable[[str], torch.Tensor] | None = None,
+        parameters: Parameters | None = None,
         plans: bool = True,
         smoothing: Smoothing | None = None,
         derived: Sequence[Callable[[], None]] = (),
@@ -77,7 +77,7 @@ class Refit(Servable):
         kv_scales: KvScales | None = None,
         balance: KeyBalance | None = None,
     ):
-        super().__init__(residents, kv_scales)
+        super().__init__(residents, kv_scales, parameters, plans)
         self.balance = balance
         # scales are written when nothing else can fail
         self._checks = [*checks, *([] if kv_scales is None else [kv_scales])]
@@ -88,7 +88,6 @@ class Refit(Servable):
         if len(devices) > 1:
             where = ", ".join(f"{name} on {device}" for device, name in devices.items())
             raise RefitError(f"the weights are on several devices ({where}); turn weight offloading off")
-        self._buffer_of = buffer_of or {resident.name: resident.tensor for resident in residents}.__getitem__
         self._told = LeftOut()
         self._explicit = False
         self._plans = plans
@@ -152,6 +151,7 @@ class Refit(Servable):
             raise RefitError("this engine sleeps: its weights are not in memory; wake up its weights, then refit")
         if self.is_open and self._explicit:
             raise RefitError("a refit is already open on this engine; close it before opening the next")
+        self.put_back()
         for begun in (*self.residents, *self._checks):
             begun.begin()
         if self.smoothing is not None:
@@ -329,7 +329,7 @@ class Refit(Servable):
             for resident in self.residents:
                 resident.refresh()
             self._derive()
-            self._check_buffers()  # while the device works
+            self.check_addresses()  # while the device works
             changed, clamped, digest = self.batch.finish()
             self._check_complete()
             if self.smoothing is not None:
@@ -365,11 +365,6 @@ class Refit(Servable):
             missing = self.missing()
             more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
             raise RefitError(f"{len(missing)} missing from this refit: {', '.join(missing[:SHOWN])}{more}")
-
-    def _check_buffers(self) -> None:
-        for resident in self.residents:
-            if self._buffer_of(resident.name).data_ptr() != resident.tensor.data_ptr():
-                raise Replaced(f"{resident.name} was moved to another buffer; captured graphs read the old one")
 
     def fail(self, error: BaseException) -> None:
         """Mark the refit as failed: the engine refuses to generate until the next complete one."""

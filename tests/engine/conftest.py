@@ -38,7 +38,7 @@ LONG = {  # a file, or one test of it: the paths whose change brings it back int
     "test_routed_experts": (f"{VLLM}/routed_experts.py",),
     "test_routing_replay": (f"{VLLM}/routed_experts.py",),
     "test_sampling": (f"{VLLM}/sampling.py",),
-    "test_separate_core": (f"{VLLM}/requests.py",),
+    "test_separate_core": (f"{VLLM}/requests.py", f"{VLLM}/calls.py"),
     "test_smoothing_engine": ("ascend_quant/profile", "ascend_quant/refit/smoothing.py"),
     "test_trainer_workers": (f"{VLLM}/reload.py", "docker/locks/trainers.in"),
     "test_trainers::test_other_ways_of_trl": ("docs/trainers.md", "ascend_quant/flashrl"),

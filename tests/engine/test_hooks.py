@@ -36,6 +36,7 @@ DATA = {
     *("_weight_update_active", "__traceback__", "_packed_sequences", "in_place"),
     *("quantization", "hf_overrides", "kv_cache_dtype", "attention_backend", "agent_loop_manager_class"),  # settings
     *("model", "revision"),
+    *("data", "status_code", "middleware_stack"),  # of a parameter that is put back, an error, an application
     *("by_loader", "elsewhere", "skipped", "taken", "padded", "record", "wholes"),  # of our own books
     *("scheme", "coded", "kept", "keeps_weights", "bucket"),  # of our own training worker
 }

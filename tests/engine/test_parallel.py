@@ -63,6 +63,11 @@ def test_a_checkpoint_that_one_rank_alone_could_open_is_refused_on_both(two_rank
     assert "elsewhere" in failed and has_line_naming(refused, "refuses", "elsewhere") and healed in ("length", "stop")
 
 
+def test_a_byte_that_one_rank_alone_has_written_is_refused_on_both(two_ranks):
+    done, refused, healed = two_ranks[0]["private write"]
+    assert done == [None, None] and has_line_naming(refused, "refuses", "outside") and healed in ("length", "stop")
+
+
 def test_experts_of_other_ranks_are_known_by_number_and_name(two_ranks):
     result, parallel = two_ranks[0], two_ranks[3]
     if parallel != "ep":

@@ -9,7 +9,7 @@ from engines import differing, engine, logprobs, model_of, refit, resident
 from models import checkpoint, expected, fused, make, perturbed
 from naming import line_naming
 
-from ascend_quant.integrations.vllm import hooks, refit_of, requests, sleep
+from ascend_quant.integrations.vllm import calls, hooks, refit_of, requests, sleep
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
 from ascend_quant.integrations.vllm.inventory import make_plain
 from ascend_quant.integrations.vllm.layers.moe import refuse_unservable
@@ -138,14 +138,14 @@ def test_a_call_whose_answers_are_lost_stops_our_engines_only(quant_config, refu
     class Core:
         vllm_config = SimpleNamespace(quant_config=quant_config)
 
-        @requests.answered
+        @calls.answered
         def collective_rpc(self, method, *rest):
             raise TimeoutError("too late")
 
     core = Core()
     with pytest.raises(TimeoutError, match="too late"):
         core.collective_rpc("push")
-    assert ("restart the engine" in str(requests._state(core).why)) == refuses
+    assert ("restart the engine" in str(requests.state_now(core).why)) == refuses
 
 
 @pytest.mark.parametrize(

@@ -89,11 +89,17 @@ def reload_on_the_first(worker, path: str):
     worker.model_runner.reload_weights(weights_path=path if worker.rank == 0 else f"{path}-elsewhere")
 
 
-def on_one_rank(llm, path: str):
-    """What is said of a reload that one rank alone has done, of a request after it, and whether the next one heals."""
+def write_on_the_second(worker, path: str):
+    """Past the refit, one byte."""
+    if worker.rank == 1:
+        worker.model_runner.model.get_parameter("model.layers.1.self_attn.o_proj.weight").view(torch.uint8)[-1, -1] ^= 1
+
+
+def on_one_rank(llm, path: str, call):
+    """What is said of what one rank alone has done, of a request after it, and whether the next sync heals."""
     said = []
     for step in (
-        lambda: llm.collective_rpc(reload_on_the_first, args=(path,)),
+        lambda: llm.collective_rpc(call, args=(path,)),
         lambda: llm.generate([{"prompt_token_ids": [3, 4, 5]}], use_tqdm=False)[0].outputs[0].stop_reason,
     ):
         try:
@@ -129,7 +135,8 @@ def main(out: str, folder: str, refit_from: str, ranks: int, expert_parallel: bo
         "tensors": tensors,
         "refitted": llm.collective_rpc(dump),
         "logprobs": logprobs(llm),
-        "one rank": on_one_rank(llm, refit_from),
+        "one rank": on_one_rank(llm, refit_from, reload_on_the_first),
+        "private write": on_one_rank(llm, refit_from, write_on_the_second),
         "experts": llm.collective_rpc(refuse_experts, args=(refit_from,)) if expert_parallel else None,
         "refused": llm.collective_rpc(refuse, args=(refit_from,)),
     }

@@ -4,10 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naming import line_naming
+from naming import has_line_naming, line_naming
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ascend_quant import oracle
+from ascend_quant.engine.addresses import Addresses
 from ascend_quant.kernels import chunks, cpu
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
@@ -219,14 +221,88 @@ def test_bytes_that_change_behind_the_refits_back_are_seen():
         refit.require_servable()
 
 
-def test_a_moved_buffer_is_seen_and_no_refit_is_promised_to_heal_it():
-    weight = linear()
-    engine = {"fc.weight": weight.data}
-    refit = Refit([weight], buffer_of=engine.__getitem__)
-    with pytest.raises(RefitError, match=r"fc\.weight was moved"), refit.session():
+@pytest.mark.parametrize("how", ["its data", "its place", "an attribute"])
+def test_a_moved_parameter_is_seen_and_the_next_refit_puts_it_back(how):
+    weight, layer = linear(), nn.Linear(6, 8, bias=False)
+    layer.weight = nn.Parameter(weight.data, requires_grad=False)
+    refit = Refit([weight], Addresses(nn.ModuleDict({"fc": layer})))
+    own, address = layer.weight, weight.data.data_ptr()
+    for moment in ("open", "ready"):
+        with pytest.raises(RefitError, match=r"fc\.weight moved"), refit.session():
+            put(refit, weight, weight.data, torch.randn(8, 6))
+            if moment == "ready":
+                refit.close()
+            if how == "its data":
+                layer.weight.data = weight.data.clone()
+            elif how == "its place":
+                layer.weight = nn.Parameter(weight.data.clone(), requires_grad=False)
+            else:
+                del layer.weight
+                layer.weight = weight.data.clone()
+            if moment == "ready":
+                refit.verify()
+        assert "full refit" in refit.why_not_servable()
+        with refit.session():
+            put(refit, weight, weight.data, torch.randn(8, 6))
+        refit.require_servable()
+        assert layer.weight is own and own.data_ptr() == address
+
+
+def test_a_glance_sees_what_the_samples_hold_and_names_it():
+    weight, norm = linear(), ResidentWeight("norm.weight", torch.ones(6))
+    refit = ready(weight, norm)
+    refit.glance()
+    refit.require_servable()
+    weight.scale[3] = 2
+    refit.glance()
+    assert has_line_naming(refit.why_not_servable(), "fc.weight changed")
+    assert "norm" not in refit.why_not_servable()
+
+
+def test_a_glance_is_at_what_the_last_refit_left(monkeypatch):
+    """The first refit notes it, and each one once there was a glance; what is not noted is digested once."""
+    weight, read = linear(), []
+    refit = ready(weight)
+    digest = refit.digest
+    monkeypatch.setattr(refit, "digest", lambda: read.append(True) or digest())
+    for glances, digests in ((False, 0), (True, 1), (True, 1)):
+        with refit.session():
+            put(refit, weight, weight.data, torch.randn(8, 6))
+        for _ in range(2 if glances else 0):
+            refit.glance()
+            refit.require_servable()
+        assert len(read) == digests
+    weight.data[1, 1] ^= 1
+    refit.glance()
+    assert has_line_naming(refit.why_not_servable(), "fc.weight changed")
+
+
+@pytest.mark.parametrize("moment", ["ready", "open"])
+def test_bytes_that_a_stranger_may_have_written_are_looked_at_once(monkeypatch, moment):
+    weight, read = linear(), []
+    refit = ready(weight)
+    digest = refit.digest
+    monkeypatch.setattr(refit, "digest", lambda: read.append(True) or digest())
+    with refit.session():
         put(refit, weight, weight.data, torch.randn(8, 6))
-        engine["fc.weight"] = weight.data.clone()
-    assert "restart" in refit.why_not_servable() and "full refit" not in refit.why_not_servable()
+        if moment == "open":
+            refit.may_have_been_written()
+            refit.look()  # a request comes: nothing to compare with yet
+            assert not refit.is_to_be_looked_at and not read
+            weight.data[7, 5] ^= 1
+    if moment == "ready":
+        refit.may_have_been_written()
+        weight.data[7, 5] ^= 1
+    assert refit.is_to_be_looked_at
+    refit.look()
+    assert "changed outside" in refit.why_not_servable() and read == [True]
+    with refit.session():
+        put(refit, weight, weight.data, torch.randn(8, 6))
+    refit.require_servable()
+    refit.may_have_been_written()
+    refit.require_servable()
+    refit.require_servable()
+    assert len(read) == 2
 
 
 @pytest.mark.parametrize("call", ["write", "place", "flush", "close"])

@@ -13,6 +13,7 @@ skipping.py      which tensors vLLM's own loaders leave out by design
 buffers.py       what a quantized layer keeps
 reload.py        vLLM's other ways to bring weights in, sleep.py when their memory goes and comes
 requests.py      requests while an engine may not serve: they end with the reason, the engine lives on
+calls.py         calls to the workers, by which weights come; http_errors.py what HTTP clients are told
 kv_scales.py     the scales of a KV cache, written with every refit and after whatever resets them
 sampling.py      tokens drawn in one pass over the logits, with vLLM's noise
 passes.py        our pass over compiled graphs (fusion.py, graph_match.py)

@@ -18,6 +18,7 @@ from vllm import __version__
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
+from ascend_quant.engine.addresses import Addresses
 from ascend_quant.engine.layout import lent
 from ascend_quant.engine.loading import Loading, guard, storage_of
 from ascend_quant.engine.placeless import Placeless
@@ -69,7 +70,7 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     checks, scales = [placeless], kv_scales.follow(model, vllm_config)
     balance = key_balance.follow(model, vllm_config, residents)
     refit = Refit(
-        list(residents.values()), _buffers_of(model), plans, smoothing, derived, checks, unquantized, scales, balance
+        list(residents.values()), Addresses(model), plans, smoothing, derived, checks, unquantized, scales, balance
     )  # fmt: skip
     model.ascend_quant_refit = refit
     _take_load_weights(model, refit, vllm_config, placeless)
@@ -109,21 +110,6 @@ def _smoothing(config, device: torch.device, may_miss: Callable[[str], bool]) ->
     how = "frozen" if config.options.frozen_scales else "fresh"
     logger.info("profile %s: %d parameters smoothed, scales %s", config.options.profile, len(profile.rules), how)
     return smoothing
-
-
-def _buffers_of(model: nn.Module) -> Callable[[str], torch.Tensor]:
-    """`model.get_parameter`, without walking through the model for each name of each refit."""
-    places = {
-        f"{prefix}.{leaf}" if prefix else leaf: (module._parameters, leaf)
-        for prefix, module in model.named_modules()
-        for leaf, _ in module.named_parameters(recurse=False)
-    }
-
-    def buffer_of(name: str) -> torch.Tensor:
-        parameters, leaf = places[name]
-        return parameters[leaf]
-
-    return buffer_of
 
 
 def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, placeless: Placeless) -> None:

@@ -54,6 +54,9 @@ CONTRACT = {
         use("vllm.v1.serial_utils:run_method", "vllm.utils:run_method"),
         # requests while an engine may not serve
         use(f"{_ENGINE}.add_request"),
+        use(f"{_ENGINE}.get_num_unfinished_requests"),
+        use("vllm.v1.engine.core:EngineCoreProc"),
+        use("vllm.v1.engine.exceptions:EngineDeadError"),
         use(f"{_CORE}.__init__"),
         use(f"{_CORE}.add_request"),
         use(f"{_CORE}.step"),
@@ -152,6 +155,8 @@ CONTRACT = {
     ),
     "weight transfer": (use("vllm.distributed.weight_transfer:WeightTransferEngineFactory._registry"),),
     "HTTP server": (
+        use("vllm.entrypoints.launchers.app:build_app", "vllm.entrypoints.openai.api_server:build_app"),
+        use("vllm.v1.engine.async_llm:AsyncLLM.collective_rpc", arguments=("method",)),
         use("vllm.exceptions:GenerationError", "vllm.entrypoints.openai.engine.protocol:GenerationError"),
         use(
             "vllm.entrypoints.generate.base.serving:GenerateBaseServing.engine_client",

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from vllm.platforms import current_platform
 
 from ascend_quant.integrations.vllm import (
+    calls,
     drafters,
     flashrl,
     http_errors,
@@ -105,7 +106,7 @@ AT_START = (
     ),
     Hook(
         (f"{CORE}.collective_rpc",),
-        requests.answered,
+        calls.answered,
         why="weights come this way: whichever worker fails, every worker's end and state must be known",
         versions="0.10 to 0.32",
         off=ANOTHER,
@@ -168,6 +169,19 @@ WITH_HTTP_SERVER = (  # whose modules no other process has loaded
         off=ANOTHER,
         optional=True,
         loaded=True,
+    ),
+    Hook(
+        (
+            "vllm.entrypoints.launchers.app:build_app",
+            "vllm.entrypoints.openai.api_server:build_app",  # 0.23 and 0.24
+        ),
+        http_errors.answering,
+        why="weights that are not taken are a status 500, which clients send again; and its health knows life or death",
+        versions="0.23 to 0.32",
+        off=ANOTHER,
+        optional=True,
+        loaded=True,
+        everywhere=True,
     ),
 )
 

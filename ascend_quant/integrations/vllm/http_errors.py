@@ -1,16 +1,34 @@
-"""What HTTP clients of `vllm serve` are told when an engine refuses: its reason.
+"""What HTTP clients of `vllm serve` are told when an engine refuses: its reason, with status 409.
 
-The reason comes as the stop reason of each request that ends (requests.py). vLLM's serving classes look at the finish
+A refused request ends with the reason as its stop reason (requests.py). vLLM's serving classes look at the finish
 reason alone, and say "Internal server error"; a stream that has no token yet they end without a word. Here an error is
-raised in place of such an output, before it gets to them.
+raised in place of such an output, before it gets to them. A refused call that brings weights (calls.py) would be a
+status 500 with the reason, which trainers' clients send again, to tell at last that there were too many: TRL's does so.
+409 says that the engine is not in the state for it, and is shown.
+
+`/health` stays 200 while an engine refuses: it is what a liveness probe asks, which would kill an engine that the next
+sync heals, and with it the trainer's group of processes. Its body, empty as vLLM's while the engine serves, then is
+`{"status": "refusing", "reason": ..}`; and `/metrics` has ascend_quant_refusing, for alerts and routers. Both ask the
+core, which may be busy: after SECONDS they tell what they heard last. With several data-parallel cores they tell of the
+first.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import cache
+from http import HTTPStatus
 from typing import Any
 
+from vllm.v1.engine.exceptions import EngineDeadError
+
 from ascend_quant.integrations.vllm import compat
+from ascend_quant.integrations.vllm.calls import ASKED
 from ascend_quant.integrations.vllm.requests import is_ours
+from ascend_quant.refit.errors import REFUSES, refusal
+
+HEALTH, METRICS = "/health", "/metrics"
+SECONDS = 0.5  # half of what a probe of Kubernetes waits
 
 
 def telling(original: Callable) -> Callable:
@@ -39,5 +57,69 @@ class _Telling:
             async for output in outputs:
                 for one in output.outputs:
                     if one.finish_reason == "error" and one.stop_reason:
-                        raise self._error(one.stop_reason)
+                        error = self._error(one.stop_reason)
+                        error.status_code = HTTPStatus.CONFLICT
+                        raise error
                 yield output
+
+
+def answering(original: Callable) -> Callable:
+    """For `build_app`: the application also says why its engine refuses."""
+
+    def build_app(*args, **kwargs):
+        app = original(*args, **kwargs)
+        app.middleware_stack = None  # vLLM's last step has built it, to which none could be added; a request will anew
+        app.add_middleware(_Answering)
+        return app
+
+    return build_app
+
+
+class _Answering:
+    """Stands before an application (ASGI), and answers in its place while its engine refuses."""
+
+    def __init__(self, app: Callable):
+        self._app, self._heard = app, None
+
+    async def __call__(self, scope: dict[str, Any], receive: Callable, send: Callable) -> None:
+        client = scope["type"] == "http" and getattr(scope["app"].state, "engine_client", None)
+        if not client or not is_ours(client):
+            await self._app(scope, receive, send)
+            return
+        if scope["path"] in (HEALTH, METRICS):
+            why = await self._why(client)
+            _gauge().set(why is not None)
+            if why is not None and scope["path"] == HEALTH:
+                await _answer({"status": "refusing", "reason": refusal(why)}, HTTPStatus.OK)(scope, receive, send)
+                return
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            if REFUSES not in str(error):
+                raise
+            said = {"message": str(error), "type": "Conflict", "param": None, "code": HTTPStatus.CONFLICT.value}
+            await _answer({"error": said}, HTTPStatus.CONFLICT)(scope, receive, send)
+
+    async def _why(self, client: Any) -> str | None:
+        """Why the engine refuses; None too of one that is dead, of which vLLM tells."""
+        try:
+            (self._heard,) = await asyncio.wait_for(client.collective_rpc(ASKED), SECONDS)
+        except TimeoutError:
+            pass
+        except EngineDeadError:
+            self._heard = None
+        return self._heard
+
+
+def _answer(body: dict[str, Any], status: HTTPStatus) -> Callable:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(body, status)
+
+
+@cache
+def _gauge() -> Any:
+    from prometheus_client import Gauge
+
+    text = "1 while the engine refuses requests: it waits for a weight sync, sleeps, or must be restarted; 0 otherwise."
+    return Gauge("ascend_quant_refusing", text, multiprocess_mode="mostrecent")

@@ -5,22 +5,23 @@ stop reason; one that a pause of the scheduler holds back stays. In the caller's
 an exception. The next complete refit heals. `model.compute_logits` refuses too (attach.py), where an error ends the
 engine: no step gets there.
 
-Weights reach the workers through `EngineCore.collective_rpc`, leave them in sleep and come back in wake_up. After each
-such call the core knows whether they may serve; a worker in the core's own process is asked directly. What came back in
-wake_up is looked at only when there is a request: a trainer that wakes the weights up often overwrites them at once.
+Weights reach the workers through `EngineCore.collective_rpc` (calls.py), leave them in sleep and come back in wake_up.
+After each such call the core knows whether they may serve; a worker in the core's own process is asked directly. What
+came back in wake_up, or what somebody else's code may have written, is looked at only when there is a request, since a
+trainer that wakes the weights up often overwrites them at once. A caller in the core's own process may write without a
+call: whenever its idle engine gets a request, there is a glance at the weights.
 """
 
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
 from ascend_quant.engine.options import NAME
-from ascend_quant.integrations.vllm.compat import ENDED, forgets_towers_outputs, run_method
+from ascend_quant.integrations.vllm.compat import ENDED, forgets_towers_outputs
 from ascend_quant.integrations.vllm.worker_refit import refit_of_worker
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.errors import refusal
@@ -35,8 +36,8 @@ class State(NamedTuple):
         number: how often they came; None if the model is not ours.
         why: why they may not serve.
         failed: whether that is for a refit that failed.
-        unseen: whether they came back from a sleep, or scales of the KV cache were written, and are to be looked at
-            before a request.
+        unseen: whether they came back from a sleep, somebody else's code may have written them, or scales of the KV
+            cache were written, and are to be looked at before a request.
         since: with which number came what the KV cache is written and read by (its scales, a balance of its keys): what
             it holds from before cannot be read. 0 where there is nothing such.
     """
@@ -46,19 +47,6 @@ class State(NamedTuple):
     failed: bool = False
     unseen: bool = False
     since: int = 0
-
-
-class Answer(NamedTuple):
-    """What became of a call to one worker.
-
-    Attributes:
-        refitted: whether its weights are others than before.
-    """
-
-    result: Any
-    error: Exception | None
-    state: State
-    refitted: bool
 
 
 def state_of_worker(worker: object) -> State:
@@ -83,65 +71,6 @@ def is_ours(engine: object) -> bool:
     return getattr(engine.vllm_config.quant_config, "get_name", str)() == NAME
 
 
-def answered(original: Callable) -> Callable:
-    """`EngineCore.collective_rpc`, of which every worker's end and state are known, whichever of them fails."""
-
-    def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
-        if not is_ours(self):
-            return original(self, method, timeout, args, kwargs)
-        answer = partial(_answer, method) if _worker_in(self) is not None else partial(_answer_far_away, method)
-        try:
-            answers = original(self, answer, timeout, args, kwargs)
-        except Exception as error:
-            _lost_answers(self, error)
-            raise
-        _note(self, [answer.state for answer in answers])
-        error = next((answer.error for answer in answers if answer.error is not None), None)
-        if error is None:
-            return [answer.result for answer in answers]
-        why = next((answer.state.why for answer in answers if answer.state.failed), None)
-        if why is None and len({answer.refitted for answer in answers}) > 1:
-            why = f"some of its workers have new weights, and others not ({error})"
-        if why is not None:
-            self.model_executor.collective_rpc(_abandon, args=(why,))
-            _ask(self)
-        raise error
-
-    return collective_rpc
-
-
-def _answer(method: str | bytes | Callable, worker: object, /, *args: Any, **kwargs: Any) -> Answer:
-    """Carry out a call on a worker."""
-    result, error, number = None, None, state_of_worker(worker).number
-    try:
-        result = run_method(worker, method, args, kwargs)
-    except Exception as caught:
-        error = caught
-    state = state_of_worker(worker)
-    return Answer(result, error, state, state.number != number)
-
-
-def _answer_far_away(method: str | bytes | Callable, worker: object, /, *args: Any, **kwargs: Any) -> Answer:
-    """The same where the core is another process, to which not every exception can go."""
-    answer = _answer(method, worker, *args, **kwargs)
-    if answer.error is None:
-        return answer
-    logger.error("a call to this worker failed", exc_info=answer.error)
-    text = f"worker {worker.rank}: {type(answer.error).__name__}: {answer.error}"
-    return answer._replace(error=RuntimeError(text))
-
-
-def _abandon(worker: object, why: str) -> None:
-    """One rank's refit has failed, or never began, so it has failed on all: end what is open, so that the next can
-    begin."""
-    refit = refit_of_worker(worker)
-    if refit is not None and not refit.has_failed:
-        refit.fail(RefitError(why))
-    if getattr(worker, "_weight_update_active", False):  # vLLM's update API keeps one that failed to finish
-        worker._weight_update_active = False
-        worker.weight_transfer_engine.reset_weight_update_target()
-
-
 def asking(original: Callable) -> Callable:
     """A method of the core after which the workers are asked whether they may serve."""
 
@@ -152,37 +81,37 @@ def asking(original: Callable) -> Callable:
             result = original(self, *args, **kwargs)
         except Exception as error:
             if self.vllm_config.parallel_config.world_size > 1:
-                _lost_answers(self, error)
+                lost_answers(self, error)
             else:
-                _ask(self)
+                ask(self)
             raise
         if isinstance(result, Future):  # sleep, once the running requests have ended
-            result.add_done_callback(lambda done: _ask(self))
+            result.add_done_callback(lambda done: ask(self))
         else:
-            _ask(self)
+            ask(self)
         return result
 
     return method
 
 
-def _lost_answers(core: object, error: Exception) -> None:
+def lost_answers(core: object, error: Exception) -> None:
     """Refuse for good: vLLM stopped reading at an error, the workers' answers may lag one call behind from now on."""
     core.ascend_quant_broken = f"a call to its workers failed ({error}); restart the engine"
 
 
-def _ask(core: object) -> None:
-    _note(core, core.model_executor.collective_rpc(state_of_worker))
+def ask(core: object) -> None:
+    note(core, core.model_executor.collective_rpc(state_of_worker))
 
 
-def _note(core: object, states: list[State]) -> None:
+def note(core: object, states: list[State]) -> None:
     core.ascend_quant_refusal = next((state.why for state in states if state.why), None)
     core.ascend_quant_unseen = any(state.unseen for state in states)
     _forget_prefixes(core, max(state.number or 0 for state in states), max(state.since for state in states))
 
 
-def _state(engine: object) -> State:
+def state_now(engine: object) -> State:
     """As it is now of a worker in this process, else as it was after the last call."""
-    worker = _worker_in(engine)
+    worker = worker_in(engine)
     if worker is not None:
         return state_of_worker(worker)
     why = getattr(engine, "ascend_quant_broken", None) or getattr(engine, "ascend_quant_refusal", None)
@@ -191,16 +120,16 @@ def _state(engine: object) -> State:
 
 def _state_for_requests(engine: object) -> State:
     """The same, once weights that came back from a sleep have been looked at."""
-    state, worker = _state(engine), _worker_in(engine)
+    state, worker = state_now(engine), worker_in(engine)
     if not state.unseen:
         return state
     if worker is not None:
         return state_once_looked_at(worker)
-    _note(engine, engine.model_executor.collective_rpc(state_once_looked_at))
-    return _state(engine)
+    note(engine, engine.model_executor.collective_rpc(state_once_looked_at))
+    return state_now(engine)
 
 
-def _worker_in(engine: object) -> object | None:
+def worker_in(engine: object) -> object | None:
     """The engine's worker if it is in this process."""
     driver = getattr(getattr(engine, "model_executor", None), "driver_worker", None)
     return getattr(driver, "worker", None)
@@ -210,7 +139,7 @@ def ending(original: Callable) -> Callable:
     """A step of the core, before which the requests in flight end if the engine may not serve."""
 
     def step(self):
-        state = _state(self) if is_ours(self) else State()
+        state = state_now(self) if is_ours(self) else State()
         if state.number is not None and state.since > _known(self):  # weights may have come past the core
             _forget_prefixes(self, state.number, state.since)
         in_flight = _in_flight(self.scheduler) if state.why or state.unseen else []
@@ -252,7 +181,7 @@ def forgetting(original: Callable) -> Callable:
     """`EngineCore.add_request`, which no prefix of former weights shall serve."""
 
     def add_request(self, *args, **kwargs):
-        if is_ours(self) and (state := _state(self)).number is not None:
+        if is_ours(self) and (state := state_now(self)).number is not None:
             _forget_prefixes(self, state.number, state.since)
         return original(self, *args, **kwargs)
 
@@ -263,6 +192,9 @@ def refusing(original: Callable) -> Callable:
     """`LLMEngine.add_request`, which raises where the core is in this process and may not serve."""
 
     def add_request(self, *args, **kwargs):
+        refit = refit_of_worker(worker_in(self))
+        if refit is not None and not self.get_num_unfinished_requests():
+            refit.glance()
         if (why := _state_for_requests(self).why) is not None:
             raise RefitError(refusal(why))
         return original(self, *args, **kwargs)

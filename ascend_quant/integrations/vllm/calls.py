@@ -1,0 +1,148 @@
+"""Calls to an engine's workers, by which weights come: what became of each, and what it may have done to the weights.
+
+A call that fails on one worker has failed on all, and what it leaves open is ended, so that the next sync can begin. So
+is what a trainer left open that died, once another one begins anew. A client in another process gets the text of
+an error alone, which begins with REFUSES (refit/errors.py) where the weights were not taken.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from vllm.v1.engine.core import EngineCoreProc
+
+from ascend_quant.integrations.vllm.compat import run_method
+from ascend_quant.integrations.vllm.requests import (
+    State,
+    ask,
+    is_ours,
+    lost_answers,
+    note,
+    state_now,
+    state_of_worker,
+    worker_in,
+)
+from ascend_quant.integrations.vllm.worker_refit import refit_of_worker
+from ascend_quant.refit import RefitError
+from ascend_quant.refit.errors import refusal
+
+logger = logging.getLogger(__name__)
+
+ASKED = "ascend_quant_refusal"  # no worker's method: the core itself answers why it refuses requests, None if it serves
+ANEW = ("init_weight_transfer_engine", "reload_weights")  # a trainer's first call, and a whole sync by itself
+UPDATES = ("start_weight_update", "start_draft_weight_update", "update_weights", "finish_weight_update")
+PAST = (
+    "reset_weights",
+)  # of vLLM's own methods those that write past model.load_weights: 0.32's, for its /weight_checker
+KNOWN = ("vllm", "vllm_ascend", "verl", "ascend_quant")  # packages that write weights by model.load_weights alone
+
+
+class Answer(NamedTuple):
+    """What became of a call to one worker.
+
+    Attributes:
+        refitted: whether its weights are others than before.
+        refused: whether the error is that weights were not taken.
+    """
+
+    result: Any
+    error: Exception | None
+    state: State
+    refitted: bool
+    refused: bool
+
+
+def answered(original: Callable) -> Callable:
+    """`EngineCore.collective_rpc`, of which every worker's end and state are known, whichever of them fails."""
+
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
+        if not is_ours(self):
+            return original(self, method, timeout, args, kwargs)
+        if method == ASKED:
+            return [state_now(self).why]
+        if method in ANEW:
+            _abandon_on_all(self, f"{method} came before this one had ended", if_open=True)
+        is_alone = isinstance(self, EngineCoreProc)
+        answer = partial(_answer_far_away if is_alone or worker_in(self) is None else _answer, method)
+        try:
+            answers = original(self, answer, timeout, args, kwargs)
+        except Exception as error:
+            lost_answers(self, error)
+            raise
+        note(self, [answer.state for answer in answers])
+        failed = next((answer for answer in answers if answer.error is not None), None)
+        if failed is None:
+            return [answer.result for answer in answers]
+        why = next((answer.state.why for answer in answers if answer.state.failed), None)
+        if why is None and len({answer.refitted for answer in answers}) > 1:
+            why = f"some of its workers have new weights, and others not ({failed.error})"
+        if why is not None or method == "update_weights":  # which may fail before a tensor comes
+            _abandon_on_all(self, why or f"update_weights failed ({failed.error})", if_open=why is None)
+            ask(self)
+        if failed.refused and is_alone:
+            raise RefitError(refusal(str(failed.error), method if isinstance(method, str) else "a call"))
+        raise failed.error
+
+    return collective_rpc
+
+
+def _answer(method: str | bytes | Callable, worker: object, /, *args: Any, **kwargs: Any) -> Answer:
+    """Carry out a call on a worker."""
+    result, error, number = None, None, state_of_worker(worker).number
+    try:
+        result = run_method(worker, method, args, kwargs)
+    except Exception as caught:
+        error = caught
+    refit = refit_of_worker(worker)
+    if refit is not None and may_write(worker, method, (*args, *kwargs.values())):
+        refit.may_have_been_written()
+    state = state_of_worker(worker)
+    return Answer(result, error, state, state.number != number, isinstance(error, RefitError) or method in UPDATES)
+
+
+def _answer_far_away(method: str | bytes | Callable, worker: object, /, *args: Any, **kwargs: Any) -> Answer:
+    """The same where the core, or its client, is another process, to which not every exception can go."""
+    answer = _answer(method, worker, *args, **kwargs)
+    if answer.error is None:
+        return answer
+    logger.error("a call to this worker failed", exc_info=answer.error)
+    text = f"worker {worker.rank}: {type(answer.error).__name__}: {answer.error}"
+    return answer._replace(error=RuntimeError(text))
+
+
+def may_write(worker: object, method: str | bytes | Callable, given: tuple[Any, ...] = ()) -> bool:
+    """Whether a call runs code that is not KNOWN, which may have written parameters itself: a worker extension's
+    method, a function that came with the call, or is handed to one (`apply_model`), a transfer that a user registered.
+    """
+    if method in PAST:
+        return True
+    runs = [getattr(worker, method, None) if isinstance(method, str) else method, *filter(callable, given)]
+    if method in UPDATES:
+        runs.append(getattr(worker, "weight_transfer_engine", None))
+    return not all(_package_of(one) in KNOWN for one in runs if one is not None)
+
+
+def _package_of(code: object) -> str:
+    return (getattr(code, "__module__", None) or "").partition(".")[0]
+
+
+def _abandon_on_all(core: object, why: str, if_open: bool) -> None:
+    core.model_executor.collective_rpc(_abandon, args=(why, if_open))
+
+
+def _abandon(worker: object, why: str, if_open: bool) -> None:
+    """One rank's refit has failed, or never began, so it has failed on all: end what is open, so that the next can
+    begin.
+
+    Args:
+        if_open: whether weights that serve go on serving.
+    """
+    refit = refit_of_worker(worker)
+    if refit is not None and not refit.has_failed and (refit.is_open or not if_open):
+        refit.fail(RefitError(why))
+    worker = getattr(worker, "worker", worker)  # what is set on vLLM's wrapper of a worker stays on the wrapper
+    if getattr(worker, "_weight_update_active", False):  # vLLM's update API keeps one that failed to finish
+        worker._weight_update_active = False
+        if worker.weight_transfer_engine is not None:  # SkyRL's worker sets the flag without one
+            worker.weight_transfer_engine.reset_weight_update_target()

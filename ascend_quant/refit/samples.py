@@ -1,0 +1,48 @@
+"""Some bytes of every resident tensor, quick to copy: what a glance at an engine's weights is at.
+
+Of each tensor PIECES pieces of PIECE bytes, evenly spread: a norm or a layer's scales whole, of a matrix about as many
+rows. That makes 2.4 MB of a model of 0.5B parameters.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ascend_quant.kernels.moves import Place
+from ascend_quant.refit.resident import ResidentWeight
+
+PIECES, PIECE = 4, 4096
+
+
+class Samples:
+    """Views of them, made once: residents never move."""
+
+    def __init__(self, residents: Sequence[ResidentWeight]):
+        self._pieces = [
+            (resident.name, piece)
+            for resident in residents
+            for tensor, _ in resident.tensors()
+            for piece in _pieces(tensor)
+        ]
+
+    def bytes(self) -> torch.Tensor:
+        """A copy of all of them, on their device."""
+        return torch.cat([piece for _, piece in self._pieces])
+
+    def differing(self, noted: torch.Tensor) -> list[str]:
+        """Names of the residents whose bytes are others than in a former copy."""
+        parts = torch.split(noted, [len(piece) for _, piece in self._pieces])
+        each = zip(self._pieces, parts, strict=True)
+        return list(dict.fromkeys(name for (name, piece), part in each if not torch.equal(piece, part)))
+
+
+def _pieces(tensor: torch.Tensor | Place) -> Iterator[torch.Tensor]:
+    """Of a device's own layout, which offers no view of its memory, none."""
+    if not isinstance(tensor, torch.Tensor):
+        if tensor.sampled() is None:
+            return
+        tensor = tensor.tensor
+    if tensor.numel():
+        flat = tensor.detach().view(-1).view(torch.uint8)
+        step = max(PIECE, -(-len(flat) // PIECES))
+        yield from (flat[start : start + PIECE] for start in range(0, len(flat), step))
