@@ -113,7 +113,7 @@ def in_an_open_update(llm):
     llm.collective_rpc("finish_weight_update")
 
 
-WRITES = {  # and the parameter that the refusal names; none where all bytes are compared, and the samples are as they were
+WRITES = {  # and the parameter that the refusal names: none where all bytes are compared and no sample differs
     "data.copy_": (lambda llm: parameter(llm).data.copy_(threes(llm)), NAME),
     "copy_": (by_copy, NAME),
     "detach().copy_": (lambda llm: parameter(llm).detach().copy_(threes(llm)), NAME),
