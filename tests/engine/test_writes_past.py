@@ -113,7 +113,7 @@ def in_an_open_update(llm):
     llm.collective_rpc("finish_weight_update")
 
 
-WRITES = {  # and the parameter that the refusal names: none where all bytes are compared and no sample differs
+WRITES = {  # and the parameter that the refusal names; none where the samples are as they were: all bytes are compared
     "data.copy_": (lambda llm: parameter(llm).data.copy_(threes(llm)), NAME),
     "copy_": (by_copy, NAME),
     "detach().copy_": (lambda llm: parameter(llm).detach().copy_(threes(llm)), NAME),
@@ -123,7 +123,7 @@ WRITES = {  # and the parameter that the refusal names: none where all bytes are
     "numpy": (lambda llm: parameter(llm).detach().numpy().fill(3), NAME),
     "dlpack": (lambda llm: torch.from_dlpack(parameter(llm).detach()).fill_(3), NAME),
     "storage": (by_storage, NAME),
-    "the whole model by name": (by_name, "model.embed_tokens.weight"),
+    "the whole model by name": (by_name, "model.layers.0.self_attn.o_proj.weight"),
     "scales alone": (lambda llm: module(llm).weight_scale.data.mul_(2), NAME),
     "a norm": (lambda llm: parameter(llm, NORM).data.mul_(2), NORM),
     "p.data =": (by_new_data, NAME),
