@@ -1,6 +1,7 @@
 """HTTP clients of the vLLM releases that NPUs run: are they told why an engine ends a request?"""
 
 import asyncio
+import logging
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -16,6 +17,16 @@ from ascend_quant.refit.errors import refusal
 
 pytestmark = pytest.mark.each_version
 REASON = "no weights have been proved since the engine woke up"
+
+
+@pytest.fixture(autouse=True)
+def levels_as_they_were():
+    """vLLM's server imports what sets the root logger and its handlers to ERROR, which other tests would meet."""
+    root = logging.getLogger()
+    before = [(one, one.level) for one in (root, *root.handlers)]
+    yield
+    for one, level in before:
+        one.setLevel(level)
 
 
 class Engine:
