@@ -111,9 +111,8 @@ def test_a_sleep_that_releases_graphs_and_groups_captures_graphs_of_the_last_ref
     runner, events = worker.model_runner, []
     before = whole_model.tensors_of(runner.model)
     runner.use_aclgraph, runner.post_kv_cache_wake_up = True, lambda: None
-    worker.sleep_wakeup_manager.hccl = SimpleNamespace(  # HCCL is not on host memory
-        sleep=lambda: events.append("groups go"), wakeup=lambda: events.append("groups come")
-    )
+    groups = worker.sleep_wakeup_manager.hccl  # HCCL is not on host memory
+    groups.sleep, groups.wakeup = lambda: events.append("groups go"), lambda: events.append("groups come")
     for seed in (1, 2):
         worker.sleep(1)
         worker.wake_up(["weights"])
