@@ -4,8 +4,6 @@ import math
 import shutil
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from launch import existing
 from launch.doctor.facts import GIB
 from launch.plan import Saving
@@ -56,6 +54,8 @@ def steps(saving: Saving) -> int:
 
 def parameters(folder: Path) -> int:
     """How many a model has, by the headers of its safetensors files; 0 where there are none to read."""
+    from safetensors import SafetensorError  # here: the doctor looks at environments that lack packages, too
+
     try:
         return sum(_elements(file) for file in sorted(folder.glob("*.safetensors")))
     except (OSError, SafetensorError):  # vLLM says what is wrong with a file
@@ -63,5 +63,7 @@ def parameters(folder: Path) -> int:
 
 
 def _elements(file: Path) -> int:
+    from safetensors import safe_open
+
     with safe_open(file, "np") as opened:
         return sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
