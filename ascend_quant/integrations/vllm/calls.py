@@ -32,14 +32,12 @@ logger = logging.getLogger(__name__)
 ASKED = "ascend_quant_refusal"  # no worker's method: the core itself answers why it refuses requests, None if it serves
 ANEW = ("init_weight_transfer_engine", "reload_weights")  # a trainer's first call, and a whole sync by itself
 UPDATES = ("start_weight_update", "start_draft_weight_update", "update_weights", "finish_weight_update")
-PAST = (
-    "reset_weights",
-)  # of vLLM's own methods those that write past model.load_weights: 0.32's, for its /weight_checker
+PAST = ("reset_weights",)  # vLLM 0.32's, for its /weight_checker: its own method, which writes past model.load_weights
 KNOWN = ("vllm", "vllm_ascend", "verl", "ascend_quant")  # packages that write weights by model.load_weights alone
 
 
 class Answer(NamedTuple):
-    """What became of a call to one worker.
+    """The end of one worker's call, and its state behind it.
 
     Attributes:
         refitted: whether its weights are others than before.
@@ -102,7 +100,7 @@ def _answer(method: str | bytes | Callable, worker: object, /, *args: Any, **kwa
 
 
 def _answer_far_away(method: str | bytes | Callable, worker: object, /, *args: Any, **kwargs: Any) -> Answer:
-    """The same where the core, or its client, is another process, to which not every exception can go."""
+    """Carry out a call where the core, or its client, is another process, to which not every exception can go."""
     answer = _answer(method, worker, *args, **kwargs)
     if answer.error is None:
         return answer
@@ -112,8 +110,10 @@ def _answer_far_away(method: str | bytes | Callable, worker: object, /, *args: A
 
 
 def may_write(worker: object, method: str | bytes | Callable, given: tuple[Any, ...] = ()) -> bool:
-    """Whether a call runs code that is not KNOWN, which may have written parameters itself: a worker extension's
-    method, a function that came with the call, or is handed to one (`apply_model`), a transfer that a user registered.
+    """Return whether a call runs code that is not KNOWN, which may have written parameters itself.
+
+    Such code is a worker extension's method, a function that came with the call or is handed to one (`apply_model`),
+    a weight transfer that a user registered.
     """
     if method in PAST:
         return True

@@ -18,7 +18,7 @@ THEIRS = "AddRMSNormDynamicQuantPattern"  # for the norm of torch_npu
 
 
 def is_known(original: Callable) -> bool:
-    """Whether this vllm-ascend has what the pattern is made of."""
+    """Return whether this vllm-ascend has the class and the function that the pattern is made of."""
     theirs = sys.modules[original.__module__]
     return hasattr(theirs, THEIRS) and hasattr(theirs, "enable_custom_op")
 
