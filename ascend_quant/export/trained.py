@@ -92,7 +92,7 @@ def _candidates(checkpoint: Path) -> Iterator[Path]:
 
 
 def _step(folder: Path) -> int | None:
-    """That of a step's folder or of its actor, as verl and Megatron name them."""
+    """The training step in a folder's name or its parent's: verl's global_step_N, Megatron's iter_N; None without."""
     places = (folder.absolute(), folder.absolute().parent)
     return next((int(found[1]) for one in places if (found := re.fullmatch(STEP, one.name))), None)
 
