@@ -9,6 +9,7 @@ from ascend_quant.schemes import get_scheme
 from ascend_quant.schemes.registry import KV_CACHES
 
 NAME = "ascend_quant"  # of the quantization method, with engines
+EXACT_SCHEME = "int8"  # whose products are integer sums, the same in any order
 Self = TypeVar("Self", bound="Options")
 
 KINDS: Mapping[object, tuple[type | tuple[type, ...], str]] = {  # what a field's annotation means in JSON
@@ -32,6 +33,8 @@ class Options:
         kv_cache: what keys and values are kept in: auto, as the model computes; int8, with a scale a token and head
             (on NPUs a channel, of this step); fp8, with scales a layer, of this step.
         lm_head_fp32: logits in float32: products of BF16 activations and weights, each exact, summed in float32.
+        exact: a token's log-probability has the same bits in decode, in prefill and in a trainer that computes as the
+            engine does (qat=int8_exact).
         test_reload: reload twice when the engine has started, and compare with the fresh load.
         replicas: options of each data-parallel replica in turn, in place of those above.
     """
@@ -42,6 +45,7 @@ class Options:
     frozen_scales: bool = False
     kv_cache: str = "auto"
     lm_head_fp32: bool = False
+    exact: bool = False
     test_reload: bool = False
     replicas: list[dict[str, Any]] = field(default_factory=list)
 
@@ -60,8 +64,18 @@ class Options:
             raise ValueError(
                 "ascend_quant option frozen_scales: the scales are a profile's; give the option profile too"
             )
+        if self.exact:
+            self._check_exact()
         for rank in range(len(self.replicas)):
             self.of_replica(rank)
+
+    def _check_exact(self) -> None:
+        """Raise ValueError for options whose products or cache depend on the batch, or that a trainer does not have."""
+        plain = Options(scheme=EXACT_SCHEME)
+        for name in ("scheme", "ignore", "profile", "kv_cache", "lm_head_fp32"):
+            given, needed = getattr(self, name), getattr(plain, name)
+            if given != needed:
+                raise ValueError(f"ascend_quant options exact and {name}={given!r}: exact is for {name}={needed!r}")
 
     @classmethod
     def of(cls: type[Self], config: Mapping[str, Any]) -> Self:

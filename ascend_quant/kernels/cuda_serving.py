@@ -91,16 +91,20 @@ def _(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, dtype):
 
 
 @torch.library.custom_op("ascend_quant::router_product", mutates_args=())
-def router_product(x: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
-    """x (..., K) @ weight.T in their dtype; an op of its own, because which kernel multiplies depends on M."""
+def router_product(x: torch.Tensor, weight_NK: torch.Tensor, any_number: bool = False) -> torch.Tensor:
+    """x (..., K) @ weight.T in their dtype; an op of its own, because which kernel multiplies depends on M.
+
+    Args:
+        any_number: of tokens is multiplied by the kernel for few.
+    """
     from ascend_quant.kernels import triton_router
 
-    takes = triton_router.takes(x, weight_NK)
+    takes = triton_router.takes(x, weight_NK, any_number)
     return triton_router.product(x, weight_NK) if takes else torch.nn.functional.linear(x, weight_NK)
 
 
 @router_product.register_fake
-def _(x, weight_NK):
+def _(x, weight_NK, any_number=False):
     return x.new_empty(*x.shape[:-1], weight_NK.shape[0])
 
 

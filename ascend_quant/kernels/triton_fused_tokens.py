@@ -1,7 +1,8 @@
 """int8 codes of activations in one kernel with what computes them: RMSNorm, with or without a residual; SiLU times up.
 
-A program has a row in its registers. The values are computed in float32 and rounded to BF16 once, as Inductor does;
-the codes are then `oracle.quantize_rows` of these BF16 values.
+A program has a row in its registers. The values are computed in float32 and rounded to BF16 once, as Inductor does, or
+(ROUND, for exact engines) wherever exact_ops.py does; the codes are then `oracle.quantize_rows` of these BF16 values.
+The same kernels write the values themselves (CODED is False), so that a trainer sums a row in the engine's order.
 """
 
 import math
@@ -30,13 +31,15 @@ def norm_rows(
     residual,
     weight,
     total,  # what the norm is of: the sum of `source` and `residual`
-    codes,
+    codes,  # or the values, unless CODED
     scales,
     stride,  # between the rows of `source`; all else is contiguous
     eps,
     K: tl.constexpr,
     WIDTH: tl.constexpr,
     ADD: tl.constexpr,
+    ROUND: tl.constexpr,
+    CODED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -47,11 +50,13 @@ def norm_rows(
     gain = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         values += tl.load(residual + row * K + columns, mask=inside, other=0.0).to(tl.float32)
+        if ROUND:
+            values = values.to(tl.bfloat16).to(tl.float32)
     by_root = tl.rsqrt(tl.sum(values * values, 1) / K + eps)
-    normed = (values * by_root[:, None] * gain).to(tl.bfloat16)
-    scale, factor = scale_and_factor(largest(normed), tl.bfloat16)
-    tl.store(codes + row * K + columns, codes_of(normed, factor), mask=inside)
-    tl.store(scales + row + tl.arange(0, 1), scale)
+    scaled = values * by_root[:, None]
+    if ROUND:
+        scaled = scaled.to(tl.bfloat16).to(tl.float32)
+    _store(codes, scales, (scaled * gain).to(tl.bfloat16), row, columns, K, CODED)
     if ADD:  # last, for its threads may have to exchange it first
         tl.store(total + row * K + columns, values.to(tl.bfloat16), mask=inside)
 
@@ -64,6 +69,8 @@ def silu_rows(
     stride,
     K: tl.constexpr,
     WIDTH: tl.constexpr,
+    ROUND: tl.constexpr,
+    CODED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -73,19 +80,52 @@ def silu_rows(
     gate = tl.load(source + row * stride + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + row * stride + K + columns, mask=inside, other=0.0).to(tl.float32)
     root = tl.rsqrt(1.0 + tl.exp2(gate * MINUS_LOG2_E))  # silu is gate * root**2: a division would be slower
-    values = (gate * root * root * up).to(tl.bfloat16)
-    scale, factor = scale_and_factor(largest(values), tl.bfloat16)
-    tl.store(codes + row * K + columns, codes_of(values, factor), mask=inside)
-    tl.store(scales + row + tl.arange(0, 1), scale)
+    gate = gate * root * root
+    if ROUND:
+        gate = gate.to(tl.bfloat16).to(tl.float32)
+    _store(codes, scales, (gate * up).to(tl.bfloat16), row, columns, K, CODED)
+
+
+@triton.jit
+def _store(codes, scales, values, row, columns, K: tl.constexpr, CODED: tl.constexpr):
+    """A row's BF16 values as codes and a scale, or as they are."""
+    inside = columns < K
+    if CODED:
+        scale, factor = scale_and_factor(largest(values), tl.bfloat16)
+        tl.store(codes + row * K + columns, codes_of(values, factor), mask=inside)
+        tl.store(scales + row + tl.arange(0, 1), scale)
+    else:
+        tl.store(codes + row * K + columns, values, mask=inside)
 
 
 def rms_norm_quantize(
-    x_MK: torch.Tensor, weight_K: torch.Tensor, eps: float, residual_MK: torch.Tensor | None = None
+    x_MK: torch.Tensor,
+    weight_K: torch.Tensor,
+    eps: float,
+    residual_MK: torch.Tensor | None = None,
+    rounded: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes (M, K) and scales (M, 1) of the RMSNorm of x, or of x + residual; and that sum in BF16 (else x)."""
+    """Codes (M, K) and scales (M, 1) of the RMSNorm of x, or of x + residual; and that sum in BF16 (else x).
+
+    Args:
+        rounded: to BF16 wherever `exact_ops.rms_norm` rounds, not once.
+    """
+    codes_MK, scale_M1 = outputs(x_MK, x_MK.shape[1])
+    return codes_MK, scale_M1, norm_into(codes_MK, scale_M1, x_MK, weight_K, eps, residual_MK, rounded)
+
+
+def norm_into(
+    out_MK: torch.Tensor,
+    scale_M1: torch.Tensor | None,
+    x_MK: torch.Tensor,
+    weight_K: torch.Tensor,
+    eps: float,
+    residual_MK: torch.Tensor | None,
+    rounded: bool,
+) -> torch.Tensor:
+    """Write the codes and scales, or without `scale_M1` the values of the norm; returns the sum, or x."""
     x_MK = x_MK if x_MK.stride(1) == 1 else x_MK.contiguous()
     rows, columns = x_MK.shape
-    codes_MK, scale_M1 = outputs(x_MK, columns)
     total_MK = x_MK if residual_MK is None else torch.empty_like(residual_MK, memory_format=torch.contiguous_format)
     if rows:
         width, early = triton.next_power_of_2(columns), starts_early(x_MK.device)
@@ -95,18 +135,20 @@ def rms_norm_quantize(
                 total_MK if residual_MK is None else residual_MK.contiguous(),
                 weight_K,
                 total_MK,
-                codes_MK,
+                out_MK,
                 scale_M1,
                 x_MK.stride(0),
                 eps,
                 columns,
                 width,
                 residual_MK is not None,
+                rounded,
+                scale_M1 is not None,
                 early,
                 num_warps=warps_of_norm(width),
                 **launch(early),
             )
-    return codes_MK, scale_M1, total_MK
+    return total_MK
 
 
 def warps_of_norm(width: int) -> int:
@@ -114,15 +156,25 @@ def warps_of_norm(width: int) -> int:
     return WARPS.get(width) or min(max(width // PER_WARP, 1), MOST_WARPS)
 
 
-def silu_mul_quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes (M, K) and scales (M, 1) of silu(gate) * up, for x (M, 2 * K) with gate in front of up."""
+def silu_mul_quantize(x: torch.Tensor, rounded: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (M, K) and scales (M, 1) of silu(gate) * up, for x (M, 2 * K) with gate in front of up.
+
+    Args:
+        rounded: to BF16 wherever `exact_ops.silu_mul` rounds, not once.
+    """
+    codes_MK, scale_M1 = outputs(x, x.shape[1] // 2)
+    silu_into(codes_MK, scale_M1, x, rounded)
+    return codes_MK, scale_M1
+
+
+def silu_into(out_MK: torch.Tensor, scale_M1: torch.Tensor | None, x: torch.Tensor, rounded: bool) -> None:
+    """Write the codes and scales, or without `scale_M1` the values of silu(gate) * up."""
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, columns = x.shape[0], x.shape[1] // 2
-    codes_MK, scale_M1 = outputs(x, columns)
     if rows:
         (width, warps), early = tiling(columns), starts_early(x.device)
         with torch.cuda.device_of(x):
             silu_rows[(rows,)](
-                x, codes_MK, scale_M1, x.stride(0), columns, width, early, num_warps=warps, **launch(early)
-            )
-    return codes_MK, scale_M1
+                x, out_MK, scale_M1, x.stride(0), columns, width, rounded, scale_M1 is not None, early,
+                num_warps=warps, **launch(early),
+            )  # fmt: skip

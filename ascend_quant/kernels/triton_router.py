@@ -31,9 +31,10 @@ def router_tiles(
     tl.store(out + row.to(tl.int64)[:, None] * N + column[None, :], sums.to(out.dtype.element_ty), mask=inside)
 
 
-def takes(x: torch.Tensor, weight_NK: torch.Tensor) -> bool:
-    """Whether the kernel multiplies these."""
-    fits = x.dim() == 2 and 0 < x.shape[0] <= MOST_TOKENS and x.is_contiguous() and weight_NK.is_contiguous()
+def takes(x: torch.Tensor, weight_NK: torch.Tensor, any_number: bool = False) -> bool:
+    """Whether the kernel multiplies these; `any_number` of tokens, or as many as it is fast for."""
+    fits = x.dim() == 2 and len(x) and x.is_contiguous() and weight_NK.is_contiguous()
+    fits = fits and (any_number or len(x) <= MOST_TOKENS)
     return fits and x.dtype == weight_NK.dtype and x.dtype in TYPES
 
 

@@ -23,7 +23,7 @@ from ascend_quant.engine.layout import lent
 from ascend_quant.engine.loading import Loading, guard, storage_of
 from ascend_quant.engine.placeless import Placeless
 from ascend_quant.integrations import seen
-from ascend_quant.integrations.vllm import compat, contract, key_balance, kv_scales, skipping, start_up, towers
+from ascend_quant.integrations.vllm import compat, contract, exact, key_balance, kv_scales, skipping, start_up, towers
 from ascend_quant.integrations.vllm.inventory import placeless_of, residents_of, unquantized_in
 from ascend_quant.integrations.vllm.layers import conv, mla
 from ascend_quant.kernels import serving_of
@@ -58,6 +58,8 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
     if getattr(vllm_config.model_config, "enable_sleep_mode", False) and (problem := contract.problem_of("sleep")):
         raise RefitError(f"enable_sleep_mode: a refit could not know when its memory goes: {problem}")
     vllm_config.quant_config.make_plain(model)
+    if vllm_config.quant_config.options.exact:
+        exact.install(model, vllm_config)
     vllm_config.quant_config.check_ignored(model, getattr(vllm_config, "speculative_config", None) is not None)
     residents = residents_of(model)
     towers.check_quantized(model, residents)
@@ -86,8 +88,8 @@ def _log_summary(refit: Refit, config) -> None:
     plain, device = len(refit.residents) - quantized, refit.residents[0].tensor.device
     product = serving_of(config.scheme, device).by if quantized else "as without quantization"
     text = "scheme %s (%s): %d quantized parameters, %d in their own dtype; products: %s%s; not quantized: %s"
-    head = "; logits in float32" if config.options.lm_head_fp32 else ""
-    logger.info(text, config.scheme.name, config.scheme.summary, quantized, plain, product, head, refit.unquantized)
+    said = "; logits in float32" if config.options.lm_head_fp32 else "; exact" if config.options.exact else ""
+    logger.info(text, config.scheme.name, config.scheme.summary, quantized, plain, product, said, refit.unquantized)
     if line := seen.unknown(current_platform.device_type, __version__):
         logger.warning("%s", line)
 

@@ -108,7 +108,7 @@ class AscendQuantConfig(QuantizationConfig):
                 return QuantizedLinearMethod(self.scheme)
             # bf16 computes as vLLM does; a tower may be built without a device
             faster = self.scheme.quantized and _is_router(prefix) and not towers.is_building()
-            return RouterMethod() if faster else PlainLinearMethod()
+            return RouterMethod(self.options.exact) if faster else PlainLinearMethod()
         if isinstance(layer, EXPERTS_LAYER):
             if self.quantizes(prefix, number_of_experts(layer)):
                 return QuantizedExpertsMethod(layer.moe_config, prefix, self.scheme)

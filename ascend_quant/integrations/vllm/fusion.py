@@ -2,7 +2,8 @@
 
 vLLM offers a place for a pass of one's own over each graph. There each op `quantize_tokens` is looked at: if what it
 quantizes is computed just as one of the model's own layers does, traced anew here, and nobody else reads it, an op of
-kernels/token_ops.py takes the place of both. Wherever vLLM computes a layer otherwise, the two stay as they are.
+kernels/token_ops.py takes the place of both. Wherever vLLM computes a layer otherwise, the two stay as they are. In an
+exact engine these layers are ops already (kernels/exact_ops.py), so there is nothing to trace.
 """
 
 import copy
@@ -22,7 +23,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from ascend_quant.integrations.vllm import graph_match
 from ascend_quant.integrations.vllm.compat import base_of_passes
 from ascend_quant.integrations.vllm.graph_match import Match, trace
-from ascend_quant.kernels import token_ops, triton_fused_tokens
+from ascend_quant.kernels import exact_ops, token_ops, triton_fused_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,11 @@ QUANTIZE = token_ops.quantize_tokens._opoverload
 NORM, ADD_NORM = token_ops.rms_norm_quantize._opoverload, token_ops.add_rms_norm_quantize._opoverload
 SILU = token_ops.silu_mul_quantize._opoverload
 NAMES = {NORM: "with RMSNorm", ADD_NORM: "with RMSNorm of a sum", SILU: "with SiLU times up", None: "alone"}
+EXACT = {
+    exact_ops.rms_norm._opoverload: NORM,
+    exact_ops.add_rms_norm._opoverload: ADD_NORM,
+    exact_ops.silu_mul._opoverload: SILU,
+}
 SOURCES = [Path(__file__), Path(graph_match.__file__), Path(token_ops.__file__)]  # of what becomes of a graph
 TOKENS = 7  # to trace with
 
@@ -88,6 +94,8 @@ def _fuse(graph: fx.Graph, quantize: fx.Node) -> torch._ops.OpOverload | None:
     shown = value.meta.get("val")
     if shown is None or shown.dim() != 2 or not isinstance(shown.shape[1], int) or len(value.users) > 1:
         return None
+    if (op := _fuse_exact(graph, quantize, value)) is not None:
+        return op
     for key in _layers:
         for fused in _fusions(key, shown.shape[1], shown.dtype):
             match = Match(fused.traced, value)
@@ -95,6 +103,28 @@ def _fuse(graph: fx.Graph, quantize: fx.Node) -> torch._ops.OpOverload | None:
                 return fused.op
     logger.debug("quantized alone: %s", value.format_node())
     return None
+
+
+def _fuse_exact(graph: fx.Graph, quantize: fx.Node, value: fx.Node) -> torch._ops.OpOverload | None:
+    """The same where an op of kernels/exact_ops.py computes the argument."""
+    exact = value.args[0] if value.target is operator.getitem else value
+    op = EXACT.get(exact.target)
+    if op is None or not triton_fused_tokens.takes(value.meta["val"].shape[1], value.meta["val"].dtype):
+        return None
+    with graph.inserting_before(exact):
+        new = graph.call_function(op, (*exact.args, True))
+        given = [argument.meta["val"] if isinstance(argument, fx.Node) else argument for argument in new.args]
+        new.meta["val"] = op(*given)
+        if op is ADD_NORM:
+            total = graph.call_function(operator.getitem, (new, 2))
+            total.meta["val"] = new.meta["val"][2]
+            for user in [user for user in exact.users if user is not value]:
+                user.replace_all_uses_with(total)
+    quantize.replace_all_uses_with(new)
+    for node in (quantize, value, *exact.users, exact):
+        if not node.users and node in graph.nodes:
+            graph.erase_node(node)
+    return op
 
 
 @cache

@@ -13,6 +13,7 @@ from vllm.platforms import current_platform
 from ascend_quant.integrations.vllm import (
     calls,
     drafters,
+    exact_attention,
     flashrl,
     http_errors,
     kv_cache,
@@ -62,6 +63,8 @@ def attaching(original: Callable) -> Callable:
         teach_pass(model, vllm_config)
         attach(model, vllm_config)
         install(WITH_FIRST_MODEL)
+        if vllm_config.quant_config.options.exact:
+            install(WITH_FIRST_EXACT_MODEL)
         if current_platform.is_cuda() and vllm_config.quant_config.scheme.quantized and has_first_runner(vllm_config):
             install(WITH_FIRST_RUNNER_ON_CUDA)
         return model
@@ -296,9 +299,42 @@ WITH_FIRST_RUNNER_ON_CUDA = (  # the second one's own sampler is as fast
     ),
 )
 
+NOT_EXACT = "no engine with the option exact in the process"
+WITH_FIRST_EXACT_MODEL = (
+    Hook(
+        (
+            "vllm.v1.attention.backends.flash_attn:get_scheduler_metadata",
+            "vllm.v1.attention.backends.flash_attn:flash_attn_varlen_func",
+        ),
+        exact_attention.one_part,
+        why="how many parts a sequence's keys are cut into depends on the batch; vLLM's setting holds for graphs alone, "
+        "and VLLM_BATCH_INVARIANT replaces much that is exact already",
+        versions="0.23 to 0.32",
+        off=NOT_EXACT,
+        optional=True,
+        loaded=True,
+    ),
+    Hook(
+        ("vllm._custom_ops:cpu_attn_get_scheduler_metadata",),
+        exact_attention.scheduling_each_query,
+        why="a token's sum over its keys depends on how many queries of its request are computed with it",
+        versions="those that have it: 0.28 to 0.32",
+        off=NOT_EXACT,
+        optional=True,
+    ),
+    Hook(
+        ("vllm._custom_ops:cpu_attention_with_kv_cache",),
+        exact_attention.attending_each_query,
+        why="the same",
+        versions="those that have it: 0.28 to 0.32",
+        off=NOT_EXACT,
+        optional=True,
+    ),
+)
+
 HOOKS = (
     *(*AT_START, *WITH_HTTP_SERVER, *WITH_FLASHRL_VARIABLES),
-    *(*BEFORE_FIRST_MODEL, *WITH_FIRST_MODEL, *WITH_FIRST_RUNNER_ON_CUDA),
+    *(*BEFORE_FIRST_MODEL, *WITH_FIRST_MODEL, *WITH_FIRST_RUNNER_ON_CUDA, *WITH_FIRST_EXACT_MODEL),
 )
 
 _ATTACH = "ascend_quant.integrations.vllm.attach"

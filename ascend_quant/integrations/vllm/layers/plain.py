@@ -5,6 +5,8 @@ original is thrown away. These methods compute from the resident parameter itsel
 packs nothing.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
@@ -31,14 +33,14 @@ class PlainLinearMethod(FromResident, UnquantizedLinearMethod):
 class RouterMethod(PlainLinearMethod):
     """A mixture of experts' router: on CUDA, few tokens have a kernel of their own, in place of vLLM's product.
 
-    Not where every batch is to give the same bits: many tokens are multiplied by another kernel.
+    Not where vLLM is to give every batch the same bits: many tokens are multiplied by another kernel, but for `exact`.
     """
 
-    def __init__(self):
+    def __init__(self, exact: bool = False):
         super().__init__()
         # found here: torch.compile cannot trace the search
         own = getattr(kernels_for(torch.get_default_device()), "router_product", None)
-        self.product = None if batch_invariant() else own
+        self.product = None if own is None or batch_invariant() else partial(own, any_number=exact)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return super().apply(layer, x, bias) if bias is not None or not self.product else self.product(x, layer.weight)

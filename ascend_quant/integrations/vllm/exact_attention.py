@@ -1,0 +1,56 @@
+"""Attention of an exact engine: the keys of a token are summed in one order, whatever else is in the batch.
+
+On GPUs FlashAttention 3 cuts a sequence's keys into as many parts as keep the multiprocessors of a batch busy. With one
+part, decode and prefill walk the same blocks of 128 keys (for heads of 128; not for heads of 64).
+On CPUs vLLM's kernel sizes a tile of keys by its second-level cache and by how many queries share it, besides cutting
+them into parts. Here each query is a request of its own, as in decode: a prefill reads its keys once for each query.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def one_part(original: Callable) -> Callable:
+    """For FlashAttention's functions: keys are cut into one part, whatever the caller asks."""
+    return lambda *args, **kwargs: original(*args, **{**kwargs, "num_splits": 1})
+
+
+def scheduling_each_query(original: Callable) -> Callable:
+    """For `cpu_attn_get_scheduler_metadata`: a plan for as many requests as there are queries."""
+
+    def cpu_attn_get_scheduler_metadata(**given: Any) -> torch.Tensor:
+        starts, lengths, _ = each_query(given["query_start_loc"], given["seq_lens"])
+        own = {"num_reqs": len(lengths), "query_start_loc": starts, "seq_lens": lengths, "enable_kv_split": False}
+        return original(**{**given, **own})
+
+    return cpu_attn_get_scheduler_metadata
+
+
+def attending_each_query(original: Callable) -> Callable:
+    """For `cpu_attention_with_kv_cache`, which follows that plan."""
+
+    def cpu_attention_with_kv_cache(**given: Any) -> None:
+        starts, lengths, request = each_query(given["query_start_loc"], given["seq_lens"])
+        own = {"query_start_loc": starts, "seq_lens": lengths, "block_table": given["block_table"][request]}
+        original(**{**given, **own})
+
+    return cpu_attention_with_kv_cache
+
+
+def each_query(starts_R1: torch.Tensor, lengths_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The queries of R requests as requests of one query each.
+
+    Args:
+        starts_R1: int32, where each request's queries begin among all of them, and the end of the last.
+        lengths_R: int32, the keys of each request: those of its last query.
+
+    Returns:
+        Starts and lengths of the new ones, and int64 the request that each was a part of.
+    """
+    counts_R = starts_R1.diff()
+    request_T = torch.repeat_interleave(torch.arange(len(lengths_R)), counts_R.long())
+    query_T = torch.arange(len(request_T), dtype=torch.int32)
+    lengths_T = lengths_R[request_T] - (starts_R1[1:][request_T] - 1 - query_T)
+    return torch.arange(len(request_T) + 1, dtype=torch.int32), lengths_T.to(lengths_R.dtype), request_T
