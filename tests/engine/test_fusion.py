@@ -20,7 +20,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from ascend_quant import oracle
 from ascend_quant.integrations.vllm import fusion, passes
 from ascend_quant.integrations.vllm.fusion import FuseQuantization
-from ascend_quant.kernels import token_ops, triton_fused_tokens, triton_tokens
+from ascend_quant.kernels import exact_ops, token_ops, triton_fused_tokens, triton_tokens
 
 WIDTH, EPS = 64, 1e-5
 PLACE = "post_grad_custom_post_pass"
@@ -78,17 +78,21 @@ def calls(monkeypatch):
         codes, scale = oracle.quantize_rows(x)
         return codes, scale.unsqueeze(-1)
 
-    def norm(x, weight, eps, residual=None):
-        called.append("norm" if residual is None else "norm of a sum")
+    def norm(x, weight, eps, residual=None, rounded=False):
+        called.append(("exact " if rounded else "") + ("norm" if residual is None else "norm of a sum"))
+        if rounded:
+            total = x if residual is None else x + residual
+            codes, scale = oracle.quantize_rows(exact_ops.rms_norm(total, weight, eps))
+            return codes, scale.unsqueeze(-1), total
         total = x.float() if residual is None else x.float() + residual.float()
         normed = total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + eps) * weight.float()
         codes, scale = oracle.quantize_rows(normed.to(x.dtype))
         return codes, scale.unsqueeze(-1), total.to(x.dtype)
 
-    def silu(x):
-        called.append("silu")
+    def silu(x, rounded=False):
+        called.append("exact silu" if rounded else "silu")
         gate, up = x.float().chunk(2, -1)
-        codes, scale = oracle.quantize_rows((F.silu(gate) * up).to(x.dtype))
+        codes, scale = oracle.quantize_rows(exact_ops.silu_mul(x) if rounded else (F.silu(gate) * up).to(x.dtype))
         return codes, scale.unsqueeze(-1)
 
     monkeypatch.setattr(triton_tokens, "quantize_tokens", quantize)
@@ -152,6 +156,26 @@ def close(found, wanted):
     """Equal but for a rounding of the activations, which graphs leave out between two ops."""
     off = (found.float() - wanted.float()).abs()
     return bool((off <= (1 if found.dtype == torch.int8 else wanted.float().abs() * 2**-7)).all())
+
+
+class Exact(Model):
+    """The same by the ops of an exact engine; the sum of its last norm is read once more, and its values too."""
+
+    def forward(self, x, residual, gate_up):
+        quantize, first, second = token_ops.quantize_tokens, self.first, self.second
+        normed, total = exact_ops.add_rms_norm(exact_ops.rms_norm(x, first.weight, EPS) * 2, residual, second.weight, EPS)
+        last, _ = exact_ops.add_rms_norm(normed, total, second.weight, EPS)
+        alone = exact_ops.rms_norm(x, first.weight, EPS)
+        return *quantize(last), *quantize(exact_ops.silu_mul(gate_up)), *quantize(alone), total, *quantize(total), normed
+
+
+def test_an_exact_engines_ops_are_taken_in_to_the_bit(calls):
+    model = model_of()
+    model.__class__ = Exact
+    given, called = results(model, calls, taught=False)
+    assert called == ["alone", "exact norm", "exact norm of a sum", "exact silu"]
+    for found, wanted in zip(given, model(*inputs(5)), strict=True):
+        assert torch.equal(found, wanted)
 
 
 def test_untaught_the_pass_leaves_graphs_alone(calls):

@@ -142,10 +142,11 @@ def test_codes_of_tokens(capability):
     types = dict.fromkeys(("source", "residual", "weight", "total"), "*bf16") | {"codes": "*i8", "scales": "*fp32"}
     types["eps"] = "fp32"
     width, warps = triton_tokens.tiling(5120)
+    coded = {"ROUND": False, "CODED": True}
     for kernel, constants in (
         (triton_tokens.quantize_rows, {"K": 5120, "WIDTH": width}),
-        (triton_fused_tokens.silu_rows, {"K": 5120, "WIDTH": width}),
-        (triton_fused_tokens.norm_rows, {"K": 5120, "WIDTH": 8192, "ADD": True}),
+        (triton_fused_tokens.silu_rows, {"K": 5120, "WIDTH": width, **coded}),
+        (triton_fused_tokens.norm_rows, {"K": 5120, "WIDTH": 8192, "ADD": True, **coded}),
     ):
         constants["EARLY"] = capability >= 90
         made = compiled(kernel, capability, constants, types, num_warps=warps, **early_if(capability))
