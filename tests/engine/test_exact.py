@@ -85,8 +85,9 @@ def test_options_that_are_not_exact_are_refused(name, value):
     [({"dtype": "float32"}, "dtype"), ({"enable_lora": True}, "enable_lora"), ({"kv_cache_dtype": "fp8"}, "kv_cache_")],
 )
 def test_settings_that_are_not_exact_are_refused(tmp_path, settings, name):
-    with pytest.raises(RefitError, match=name), engine(
-        make("qwen2", tmp_path), quantization_config={"exact": True}, **settings
+    with (
+        pytest.raises(RefitError, match=name),
+        engine(make("qwen2", tmp_path), quantization_config={"exact": True}, **settings),
     ):
         pass
 

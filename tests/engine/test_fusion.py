@@ -163,10 +163,19 @@ class Exact(Model):
 
     def forward(self, x, residual, gate_up):
         quantize, first, second = token_ops.quantize_tokens, self.first, self.second
-        normed, total = exact_ops.add_rms_norm(exact_ops.rms_norm(x, first.weight, EPS) * 2, residual, second.weight, EPS)
+        normed, total = exact_ops.add_rms_norm(
+            exact_ops.rms_norm(x, first.weight, EPS) * 2, residual, second.weight, EPS
+        )
         last, _ = exact_ops.add_rms_norm(normed, total, second.weight, EPS)
         alone = exact_ops.rms_norm(x, first.weight, EPS)
-        return *quantize(last), *quantize(exact_ops.silu_mul(gate_up)), *quantize(alone), total, *quantize(total), normed
+        return (
+            *quantize(last),
+            *quantize(exact_ops.silu_mul(gate_up)),
+            *quantize(alone),
+            total,
+            *quantize(total),
+            normed,
+        )
 
 
 def test_an_exact_engines_ops_are_taken_in_to_the_bit(calls):
