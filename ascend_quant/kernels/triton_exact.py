@@ -1,4 +1,4 @@
-"""exact_ops.py on CUDA: norms and SiLU by the kernels that also make codes (triton_fused_tokens.py), and the rotation."""
+"""exact_ops.py on CUDA: norms and SiLU by the kernels that also make codes (triton_fused_tokens.py); rotations."""
 
 import torch
 import triton

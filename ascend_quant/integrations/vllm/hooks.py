@@ -307,7 +307,7 @@ WITH_FIRST_EXACT_MODEL = (
             "vllm.v1.attention.backends.flash_attn:flash_attn_varlen_func",
         ),
         exact_attention.one_part,
-        why="how many parts a sequence's keys are cut into depends on the batch; vLLM's setting holds for graphs alone, "
+        why="how many parts a sequence's keys are cut into depends on the batch; vLLM's setting is for graphs alone, "
         "and VLLM_BATCH_INVARIANT replaces much that is exact already",
         versions="0.23 to 0.32",
         off=NOT_EXACT,
