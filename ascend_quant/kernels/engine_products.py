@@ -2,6 +2,8 @@
 
 int8_linear     (x_codes (M, K), codes (N, K), x_scale (M, 1), scale (N, 1), bias (N) or None, dtype) -> (M, N)
 plain_experts   the mixture of experts without quantization; arguments as of cuda_serving.experts, without scales
+attention       of an exact trainer: (q, k, v (T, H, D), packing.Sequences, scale) -> (T, H, D), causal in each sequence
+route           of an exact trainer: (logits (M, E), top_k, renormalize) -> weights and experts (M, T)
 and the schemes that the engine alone serves are added to a device's table of `Serving`.
 """
 
@@ -48,6 +50,6 @@ def engine_product(name: str) -> Callable[..., torch.Tensor]:
     if name not in _products:
         raise NoProduct(
             f"product {name!r} is an engine's, and no engine's adapter is loaded in this process; vLLM's is "
-            "ascend_quant.integrations.vllm.layers.cuda_products, whose register() its plugin calls"
+            "ascend_quant.integrations.vllm.layers, whose register_products(device) its plugin calls"
         )
     return _products[name]

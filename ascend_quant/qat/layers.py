@@ -30,14 +30,24 @@ def apply_fake_quantization(model: nn.Module, scheme: str | Scheme, ignore: Sequ
         PatternError: `ignore` names a part of what the engine fuses, or nothing.
     """
     scheme = trainable_scheme(scheme)
+    return install(*layers_to_quantize(model, scheme, ignore), scheme)
+
+
+def layers_to_quantize(
+    model: nn.Module, scheme: Scheme, ignore: Sequence[str] = ()
+) -> tuple[list[Candidate], list[str], Unquantized]:
+    """The layers that may be quantized, the names of those that are not to be, and the latter by the engine's names.
+
+    Raises:
+        PatternError: as `apply_fake_quantization`.
+    """
     find_head = getattr(model, "get_output_embeddings", None)
     head = find_head() if find_head is not None else None
     found = candidates([model], lambda module: _weights_of(module, scheme))
     ignored = _ignored(model, found, Ignored(ignore))
     heads = [one.name for one in found if one.module is head]
     unquantized = [one.name for one in found if one.name in (*ignored, *heads) or keeps_its_dtype(one.name)]
-    in_engine = Unquantized.of(scheme.name, (name for name in unquantized if name not in heads))
-    return install(found, unquantized, in_engine, scheme)
+    return found, unquantized, Unquantized.of(scheme.name, (name for name in unquantized if name not in heads))
 
 
 def _ignored(model: nn.Module, found: Sequence[Candidate], ignored: Ignored) -> set[str]:

@@ -12,6 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -68,6 +70,7 @@ KINDS = {
         },
     ),
 }
+FURTHER = {"mistral": (MistralForCausalLM, MistralConfig, {"head_dim": 32, "sliding_window": None})}
 # as published, with layers for MTP behind those that serve: `with_mtp`; the oracle's forward pass does not know them
 PUBLISHED = {
     "qwen3-next": (
@@ -98,7 +101,7 @@ def with_mtp(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def make(kind: str, folder: Path, seed: int = 0, **overrides) -> Path:
     """A BF16 checkpoint with a tokenizer; weights large enough that logits are not flat."""
     torch.manual_seed(seed)
-    model_class, config_class, settings = (KINDS | PUBLISHED)[kind]
+    model_class, config_class, settings = (KINDS | FURTHER | PUBLISHED)[kind]
     model = model_class(config_class(**{**COMMON, **settings, **overrides}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from ascend_quant.exact import log_probs as rows
 from ascend_quant.integrations.verl import log_probs
 
 
 @pytest.fixture(autouse=True)
 def several_chunks(monkeypatch):
-    monkeypatch.setattr(log_probs, "ROWS", 5)
+    monkeypatch.setattr(rows, "ROWS", 5)
 
 
 def exact(logits: torch.Tensor, labels: torch.Tensor, grad: torch.Tensor):

@@ -11,6 +11,7 @@ pytest.importorskip("verl", reason="packed attention is the verl adapter's")
 
 import transformers
 
+from ascend_quant import packing
 from ascend_quant.integrations.verl import packed_attention
 from ascend_quant.integrations.verl.attention_settings import PACKED
 
@@ -194,7 +195,7 @@ def test_the_gpus_kernel_is_called_as_it_wants(heads: int, pairs: int):
     q, k, v = (
         torch.zeros(12, h, 64, device="meta", dtype=torch.bfloat16, requires_grad=True) for h in (heads, pairs, pairs)
     )
-    sequences = packed_attention.Sequences(torch.zeros(3, dtype=torch.int32, device="meta"), (8, 8))
+    sequences = packing.Sequences(torch.zeros(3, dtype=torch.int32, device="meta"), (8, 8))
     out = packed_attention._flash_attention(q, k, v, sequences, (-1, 0), None)
     out.sum().backward()
     assert out.shape == q.shape
@@ -208,9 +209,9 @@ def test_long_sequences_go_one_at_a_time(monkeypatch):
     torch.manual_seed(3)
     q, k, v = (torch.randn(21, h, 16, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
     offsets = torch.tensor([0, 12, 21], dtype=torch.int32)
-    sequences = packed_attention.Sequences(offsets, (12, 9))
+    sequences = packing.Sequences(offsets, (12, 9))
     expected = packed_attention._one_padded_batch(q, k, v, sequences, (-1, 0), None)
-    found = packed_attention.one_at_a_time(q, k, v, (12, 9), None)
+    found = packing.one_at_a_time(q, k, v, (12, 9), None)
     torch.testing.assert_close(found, expected)
     direction = torch.randn_like(expected)
     for one, other in zip(*(torch.autograd.grad(x, (q, k, v), direction) for x in (found, expected)), strict=True):

@@ -12,8 +12,7 @@ Shape suffixes: B rows of a batch, S tokens of a row, T tokens of all sequences,
 """
 
 import inspect
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,9 +22,11 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 from verl.utils import ulysses
 
+from ascend_quant import packing
 from ascend_quant.integrations.verl import hooks
 from ascend_quant.integrations.verl.attention_settings import PACKED
 from ascend_quant.integrations.wrapping import install
+from ascend_quant.packing import Sequences
 
 # torch 2.13 refuses fewer key than query heads unless told; 2.11 takes them as they are.
 GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
@@ -33,20 +34,6 @@ EVERYTHING = -1  # no end of the window on this side
 # Tokens from which a launch a sequence pays: a 7B layer forward and backward on an H200 takes 0.98 ms in place of 1.80
 # at 4,096 tokens, 12.5 in place of 21.7 at 16,384 (benchmarks/results/2026-11-23-h200-training.md).
 LONG = 4096
-
-
-class Sequences(NamedTuple):
-    """Where the sequences of a micro-batch lie.
-
-    Attributes:
-        offsets: int32 (N + 1,), where each begins among all tokens, and the end of the last.
-        lengths: tokens of each.
-        kept: int64 (T,), of a padded batch the places of its true tokens among B * S; None if every token is one.
-    """
-
-    offsets: torch.Tensor
-    lengths: tuple[int, ...]
-    kept: torch.Tensor | None = None
 
 
 def register() -> None:
@@ -103,17 +90,17 @@ def packed_attention(
         q, k, v = _all_tokens_of_some_heads(q, k, v)
     batch = q.shape[:2]
     if attention_mask is not None:
-        sequences = _once(attention_mask, _from_mask)
+        sequences = packing.once(attention_mask, packing.from_mask)
     elif position_ids is not None:
-        sequences = _once(position_ids, _from_positions, batch, exchange)
+        sequences = packing.once(position_ids, _from_positions, batch, exchange)
     elif not causal:
-        sequences = _whole_rows(*batch, q.device)
+        sequences = packing.whole_rows(*batch, q.device)
     else:
         _refuse(module, "sequences without positions: position_ids", "None")
-    q, k, v = (_true_tokens(x, sequences.kept) for x in (q, k, v))
+    q, k, v = (packing.true_tokens(x, sequences.kept) for x in (q, k, v))
     window = sliding_window - 1 if sliding_window else EVERYTHING
     out = varlen(q, k, v, sequences, (window, 0 if causal else window), scaling)
-    out = _padded_again(out, sequences.kept, batch)
+    out = packing.padded_again(out, sequences.kept, batch)
     return (ulysses.gather_heads_scatter_seq(out, seq_dim=1, head_dim=2) if exchange else out), None
 
 
@@ -147,21 +134,10 @@ def _flash_attention(
     if q.dtype not in (torch.bfloat16, torch.float16):
         raise NotImplementedError(f"{PACKED} has no kernel for {q.dtype}: train in bfloat16 or float16, or with sdpa")
     if window == (EVERYTHING, 0) and len(q) >= LONG * len(sequences.lengths):
-        return one_at_a_time(q, k, v, sequences.lengths, scale)
+        return packing.one_at_a_time(q, k, v, sequences.lengths, scale)
     offsets, longest = sequences.offsets, max(sequences.lengths)
     more = {"scale": scale, "window_size": window, **GROUPED}
     return varlen_attn(q, k, v, offsets, offsets, longest, longest, **more)
-
-
-def one_at_a_time(
-    q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, lengths: Sequence[int], scale: float | None
-) -> torch.Tensor:
-    """Causal attention, (T, H, D), a launch for each sequence."""
-    rows = zip(
-        *(x_THD.transpose(0, 1).unsqueeze(0).split(lengths, dim=2) for x_THD in (q_THD, k_THD, v_THD)), strict=True
-    )
-    outs = [F.scaled_dot_product_attention(*qkv, is_causal=True, scale=scale, enable_gqa=True) for qkv in rows]
-    return torch.cat(outs, dim=2)[0].transpose(0, 1)
 
 
 def _one_padded_batch(
@@ -196,52 +172,14 @@ def _seen(true_NS: torch.Tensor, window: tuple[int, int]) -> torch.Tensor:
 BY_DEVICE = {"cuda": _flash_attention, "cpu": _one_padded_batch}
 
 
-# -- where the sequences lie: read from the device once a micro-batch --------------------------------------------------
-
-
-def _once(tensor: torch.Tensor, read: Any, *more: Any) -> Sequences:
-    """`read(tensor, *more)`, kept on the tensor: all layers, and checkpointing's second forward, get the same one.
-
-    Reading waits for the device; once a layer that would leave it without work.
-    """
-    version = None if tensor.is_inference() else tensor._version
-    found = getattr(tensor, "_packed_sequences", None)
-    if found is None or found[0] != (version, more):
-        found = (version, more), read(tensor, *more)
-        tensor._packed_sequences = found
-    return found[1]
-
-
 def _from_positions(position_ids: torch.Tensor, batch: tuple[int, int], exchange: bool) -> Sequences:
-    """A sequence begins where the position is 0, and with every row."""
+    """Of all ranks' tokens, where they are exchanged."""
     if exchange:
         position_ids = position_ids.contiguous()
         parts = [torch.empty_like(position_ids) for _ in range(ulysses.get_ulysses_sequence_parallel_world_size())]
         dist.all_gather(parts, position_ids, group=ulysses.get_ulysses_sequence_parallel_group())
         position_ids = torch.cat(parts, dim=-1)
-    begins = position_ids.expand(batch) == 0  # a model without padding may give one row of positions for all
-    begins[:, 0] = True
-    return _sequences(begins.flatten().nonzero().flatten(), begins.numel())
-
-
-def _from_mask(mask: torch.Tensor) -> Sequences:
-    """Each row of a padded batch is a sequence."""
-    kept = mask.flatten().nonzero().flatten()
-    lengths = mask.bool().sum(dim=-1)
-    lengths = lengths[lengths > 0]
-    return _sequences(lengths.cumsum(0) - lengths, len(kept))._replace(kept=kept)
-
-
-def _whole_rows(rows: int, tokens: int, device: torch.device) -> Sequences:
-    return Sequences(torch.arange(0, (rows + 1) * tokens, tokens, dtype=torch.int32, device=device), (tokens,) * rows)
-
-
-def _sequences(begins: torch.Tensor, tokens: int) -> Sequences:
-    offsets = F.pad(begins, (0, 1), value=tokens).to(torch.int32)
-    return Sequences(offsets, tuple(offsets.diff().tolist()))
-
-
-# -- from a layer's tensors to the kernel's, and back ------------------------------------------------------------------
+    return packing.from_positions(position_ids, batch)
 
 
 def _of_one_dtype(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -259,17 +197,6 @@ def _all_tokens_of_some_heads(*qkv_BSHD: torch.Tensor) -> list[torch.Tensor]:
     ranks = ulysses.get_ulysses_sequence_parallel_world_size()
     whole = [x.repeat_interleave(max(ranks // x.shape[2], 1), dim=2) for x in qkv_BSHD]
     return [ulysses.gather_seq_scatter_heads(x, seq_dim=1, head_dim=2) for x in whole]
-
-
-def _true_tokens(x_BSHD: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-    x_THD = x_BSHD.reshape(-1, *x_BSHD.shape[2:])
-    return x_THD if kept is None else x_THD[kept]
-
-
-def _padded_again(x_THD: torch.Tensor, kept: torch.Tensor | None, batch: tuple[int, int]) -> torch.Tensor:
-    if kept is not None:
-        x_THD = x_THD.new_zeros(batch[0] * batch[1], *x_THD.shape[1:]).index_copy(0, kept, x_THD)
-    return x_THD.view(*batch, *x_THD.shape[1:])
 
 
 def _refuse(module: torch.nn.Module, what: str, value: Any) -> None:

@@ -88,6 +88,23 @@ CONTRACT = {
     "experts on NVIDIA": (
         use(f"{_MOE}.fused_moe:fused_experts", arguments=("global_num_experts", "expert_map", "quant_config")),
     ),
+    "exact trainer": (
+        use(f"{_MOE}.router.router_factory:create_fused_moe_router", arguments=(
+            "top_k", "global_num_experts", "renormalize",
+        )),
+    ),
+    "exact trainer on CPUs": (
+        use("vllm.v1.attention.backends.cpu_attn:_get_attn_isa", arguments=("dtype", "block_size", "head_size")),
+        use("vllm._custom_ops:cpu_attn_reshape_and_cache", arguments=("isa",)),
+        use("vllm._custom_ops:cpu_attn_get_scheduler_metadata", arguments=(
+            "num_reqs", "num_heads", "num_kv_heads", "head_dim", "seq_lens", "dtype", "query_start_loc", "causal",
+            "sliding_window_size", "isa", "enable_kv_split",
+        )),
+        use("vllm._custom_ops:cpu_attention_with_kv_cache", arguments=(
+            "query", "key_cache", "value_cache", "output", "query_start_loc", "seq_lens", "scale", "causal",
+            "alibi_slopes", "sliding_window", "block_table", "softcap", "scheduler_metadata", "s_aux",
+        )),
+    ),
     "int8 on NVIDIA": (use("vllm._custom_ops:cutlass_scaled_mm"),),
     "fp8 on NVIDIA": (
         use("vllm._custom_ops:scaled_fp8_quant", arguments=("use_per_token_if_dynamic",)),

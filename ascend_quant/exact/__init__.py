@@ -1,0 +1,26 @@
+"""A trainer whose forward computes the INT8 engine's policy bit for bit (the engine's option is `exact`).
+
+    from ascend_quant.exact import apply_exact, log_probs_of
+    print(apply_exact(model, tensor_parallel=2))
+    log_probs_of(model(**packed).logits, labels, temperature=0.8)
+
+Each piece of a transformers model computes forward with the engine's own function, and backward as transformers would
+(straight-through): rounding has no useful gradient. There is no partial credit: INT8 rounding makes of one last bit
+nearly the whole difference between an INT8 policy and a BF16 one, so what is not known to be exact is refused by name.
+
+straight_through.py   a forward of one function, a backward of another
+modules.py            how a module's class is changed in place, and what is known of its own forward
+linear.py             W8A8 linear layers, cut as the engine's tensor parallel ranks cut them
+experts.py            routers and experts
+elementwise.py        RMSNorm and SiLU * up
+attention.py          attention within each sequence by the engine's kernel, registered with transformers
+log_probs.py          log-probabilities as the engine's sampler takes them
+apply.py              all of them on a model, and what is refused
+
+What computes attention and routing is an engine's, which its adapter registers (kernels/engine_products.py).
+"""
+
+from ascend_quant.exact.apply import Applied, NotExact, apply_exact
+from ascend_quant.exact.log_probs import log_probs_of
+
+__all__ = ["Applied", "NotExact", "apply_exact", "log_probs_of"]

@@ -1,0 +1,149 @@
+"""All pieces on a model of transformers, and what is refused: each piece that is not the engine's makes every token of
+an INT8 policy another, so nothing is left out in silence."""
+
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ascend_quant.exact import attention
+from ascend_quant.exact.elementwise import ExactMLP, ExactNorm, is_known_norm, is_silu
+from ascend_quant.exact.experts import ExactExperts, ExactRouter, holds_experts, is_known_router
+from ascend_quant.exact.linear import INT8, ROW_PARALLEL, ExactLinear
+from ascend_quant.exact.modules import exact_class
+from ascend_quant.kernels.engine_products import engine_product
+from ascend_quant.names import ROUTERS, Unquantized
+from ascend_quant.qat.layers import layers_to_quantize
+from ascend_quant.qat.modules import named_modules
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")  # whose other arithmetic has been compared
+ROPES = ("default", "llama3")
+RANKS = (1, 2)  # two ranks' results have one sum; more have one for each order
+REST = (nn.Embedding, nn.Linear)  # leaves that compute as the engine's do: looked up, or heads
+
+
+class NotExact(ValueError):
+    """A model, a layer or a setting whose bits are not known to be the engine's; names it."""
+
+
+class Change(NamedTuple):
+    """A module's class to be, and how many ranks of the engine cut its input."""
+
+    name: str
+    module: nn.Module
+    kind: type[nn.Module]
+    ranks: int = 1
+
+
+class Applied(NamedTuple):
+    """What was done to a model.
+
+    Attributes:
+        scheme: "int8".
+        quantized: the layers that compute W8A8 products, by their names.
+        unquantized: those that could and do not: heads and routers.
+        in_engine: of these, by the engine's names, those that it must leave alone too: none.
+        others: how many norms, routers and MLPs compute with the engine's functions.
+        ranks: of the engine, as which the layers cut their inputs.
+    """
+
+    scheme: str
+    quantized: list[str]
+    unquantized: list[str]
+    in_engine: Unquantized
+    others: int
+    ranks: int
+
+    def __str__(self) -> str:
+        kept = f"; not quantized: {', '.join(self.unquantized)}" if self.unquantized else ""
+        return (
+            f"attention, {self.others} norms, routers and MLPs, and {len(self.quantized)} layers compute as an exact "
+            f"{self.scheme} engine of {self.ranks} tensor parallel ranks{kept}"
+        )
+
+
+def apply_exact(model: nn.Module, tensor_parallel: int = 1) -> Applied:
+    """Let a model of transformers compute the engine's INT8 policy. If anything is refused, all stays as it is.
+
+    Args:
+        model: in BF16 wherever it computes; before or after FSDP2 has wrapped it.
+        tensor_parallel: ranks of the engine.
+
+    Raises:
+        NotExact: what is not known to give the engine's bits.
+        NoProduct: no engine's adapter is loaded in this process.
+    """
+    _check_model(model, tensor_parallel)
+    for product in ("attention", "route"):
+        engine_product(product)
+    found, unquantized, in_engine = layers_to_quantize(model, INT8)
+    layers = [_layer(one.name, one.module, tensor_parallel) for one in found if one.name not in unquantized]
+    taken = {change.module for change in layers}
+    others = [
+        change
+        for name, module in named_modules([model])
+        if module not in taken and (change := _other(name, module)) is not None
+    ]
+    attention.register()
+    for _, module, kind, ranks in (*layers, *others):
+        module.__class__, module.ranks = kind, ranks
+    model.set_attn_implementation(attention.NAME)
+    names = [change.name for change in layers]
+    return Applied(INT8.name, names, list(unquantized), in_engine, len(others), tensor_parallel)
+
+
+def _check_model(model: nn.Module, tensor_parallel: int) -> None:
+    config = model.config
+    text = f"{type(model).__name__} (model_type {config.model_type!r})"
+    if config.model_type not in FAMILIES:
+        raise NotExact(f"{text}: not compared with an engine; there is an exact trainer for: {', '.join(FAMILIES)}")
+    if hasattr(model, "peft_config"):
+        raise NotExact(f"{text}: with LoRA, whose products are not quantized in the engine: train all weights")
+    if tensor_parallel not in RANKS:
+        raise NotExact(f"tensor_parallel={tensor_parallel}: the engine's ranks add up in one order only if {RANKS}")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in ROPES:
+        raise NotExact(f"{text}: rope_type={rope!r}; an exact trainer has: {', '.join(ROPES)}")
+    if config.attention_dropout:
+        raise NotExact(f"{text}: attention_dropout={config.attention_dropout}: an engine drops nothing; set 0")
+
+
+def _layer(name: str, module: nn.Module, ranks: int) -> Change:
+    """A layer that the engine quantizes."""
+    if type(module) is nn.Linear:
+        cut = ranks if name.rpartition(".")[2] in ROW_PARALLEL else 1
+        return Change(name, module, ExactLinear, _divisor(name, module.in_features, cut))
+    if holds_experts(module) and is_silu(module.act_fn):
+        intermediate = module.down_proj.shape[2]
+        return Change(name, module, exact_class(ExactExperts, type(module)), _divisor(name, intermediate, ranks))
+    raise NotExact(f"{name}: a quantized layer of class {type(module).__name__}, which is not known here")
+
+
+def _divisor(name: str, size: int, ranks: int) -> int:
+    if size % ranks:
+        raise NotExact(f"{name}: {size} input channels cannot be cut among tensor_parallel={ranks} ranks")
+    return ranks
+
+
+def _other(name: str, module: nn.Module) -> Change | None:
+    """What else has to change; None for a container, and for what computes as the engine does."""
+    kind, leaf = type(module), name.rpartition(".")[2]
+    if isinstance(module, (ExactNorm, ExactMLP, ExactRouter, ExactLinear, ExactExperts)):
+        raise NotExact(f"{name} is exact already: build the model anew")
+    if getattr(module, "sliding_window", None) is not None:
+        raise NotExact(f"{name}: sliding_window={module.sliding_window}, which an engine's kernels treat otherwise")
+    if kind.__name__.endswith("RMSNorm") and is_known_norm(module):
+        return Change(name, module, exact_class(ExactNorm, kind))
+    if leaf in ROUTERS and is_known_router(module):
+        return Change(name, module, exact_class(ExactRouter, kind))
+    if _is_mlp(module):
+        return Change(name, module, exact_class(ExactMLP, kind))
+    if kind.__name__.endswith("RotaryEmbedding") or isinstance(module, REST) or (leaf == "act_fn" and is_silu(module)):
+        return None
+    if next(module.children(), None) is None:
+        raise NotExact(f"{name}: a module of class {kind.__name__}, whose arithmetic is not known to be the engine's")
+    return None
+
+
+def _is_mlp(module: nn.Module) -> bool:
+    layers: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    return all(isinstance(layer, nn.Linear) for layer in layers) and is_silu(module.act_fn)

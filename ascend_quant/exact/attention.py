@@ -1,0 +1,79 @@
+"""Causal attention within each sequence by the engine's kernel, under a name of transformers' attention interface.
+
+Sequences are packed by their positions or padded by a mask, as in packing.py. The backward pass is that of torch's
+scaled_dot_product_attention at the same queries, keys and values.
+
+Shape suffixes: as in packing.py.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from ascend_quant import packing
+from ascend_quant.exact.straight_through import gradients_of, straight_through
+from ascend_quant.kernels.engine_products import engine_product
+from ascend_quant.packing import Sequences
+
+NAME = "ascend_quant_exact"  # with transformers
+REFUSED = ("softcap", "s_aux", "sliding_window")  # arguments of transformers' that change what is computed
+
+
+def register() -> None:
+    """Make the name known to transformers; harmless when repeated."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, flash_attention_mask)  # a batch's 2-D mask as it is, or None
+
+
+def attention(
+    module: torch.nn.Module,
+    q_BHSD: torch.Tensor,
+    k_BHSD: torch.Tensor,
+    v_BHSD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    position_ids: torch.Tensor | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls in every layer; see `integrations/verl/packed_attention.py`.
+
+    Returns:
+        (B, S, H, D), and None for the weights.
+
+    Raises:
+        NotImplementedError: dropout, a softcap, sinks, a window, a cache, or no causal mask.
+    """
+    refused = {name: more[name] for name in REFUSED if more.get(name) is not None}
+    if dropout:
+        refused["dropout"] = dropout
+    if q_BHSD.shape[2] != k_BHSD.shape[2]:
+        refused["tokens of queries and keys"] = (q_BHSD.shape[2], k_BHSD.shape[2])
+    if not (module.is_causal if more.get("is_causal") is None else more["is_causal"]):
+        refused["is_causal"] = False
+    if refused:
+        raise NotImplementedError(f"{type(module).__name__}: {NAME} has no {refused}")
+    q, k, v = (x.transpose(1, 2) for x in (q_BHSD, k_BHSD, v_BHSD))
+    batch = q.shape[:2]
+    if attention_mask is not None:
+        sequences = packing.once(attention_mask, packing.from_mask)
+    elif position_ids is not None:
+        sequences = packing.once(position_ids, packing.from_positions, batch)
+    else:
+        sequences = packing.whole_rows(*batch, q.device)
+    out = by_sequence(*(packing.true_tokens(x, sequences.kept) for x in (q, k, v)), sequences, scaling)
+    return packing.padded_again(out, sequences.kept, batch), None
+
+
+def by_sequence(
+    q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, sequences: Sequences, scale: float | None
+) -> torch.Tensor:
+    """Causal attention within each sequence, (T, H, D)."""
+    scale = q_THD.shape[-1] ** -0.5 if scale is None else scale
+    engine = partial(engine_product("attention"), sequences=sequences, scale=scale)
+    reference = partial(packing.one_at_a_time, lengths=sequences.lengths, scale=scale)
+    return straight_through(engine, gradients_of(reference), q_THD, k_THD, v_THD)

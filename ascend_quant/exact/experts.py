@@ -1,0 +1,96 @@
+"""Routers and experts of transformers' mixtures: the engine's routing and product forward, transformers' own backward.
+
+Shape suffixes: M tokens, T experts of a token, E experts, N and K as in linear.py.
+"""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ascend_quant import oracle
+from ascend_quant.exact.linear import INT8
+from ascend_quant.exact.modules import own_forward, reading
+from ascend_quant.exact.straight_through import gradients_of, straight_through
+from ascend_quant.kernels import serving_of
+from ascend_quant.kernels.engine_products import engine_product
+
+
+class ExactRouter:
+    """Mixed in before a router's class: softmax over all, the highest `top_k` of it, renormalized if it says so."""
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits (M, E), weights (M, T) as the engine's router gives them, not rounded to BF16, and experts (M, T)."""
+        logits_ME = F.linear(hidden.reshape(-1, hidden.shape[-1]), self.weight)
+        with torch.no_grad():
+            weight_MT, expert_MT = engine_product("route")(logits_ME, self.top_k, self.norm_topk_prob)
+        expert_MT = expert_MT.long()
+        reference = partial(_weights, expert_MT=expert_MT, renormalized=self.norm_topk_prob)
+        return logits_ME, straight_through(lambda _: weight_MT, gradients_of(reference), logits_ME), expert_MT
+
+
+def is_known_router(module: nn.Module) -> bool:
+    """Whether a module weighs and chooses experts as `ExactRouter` says, but for the last rounding."""
+    if not all(hasattr(module, name) for name in ("weight", "top_k", "norm_topk_prob")):
+        return False
+    generator, (experts, hidden) = torch.Generator().manual_seed(0), module.weight.shape
+    x, weight = (torch.randn(rows, hidden, generator=generator).bfloat16() for rows in (7, experts))
+    with torch.no_grad(), reading(module, weight=weight):
+        logits_ME, weight_MT, expert_MT = type(module).forward(module, x)
+    highest_MT = logits_ME.softmax(-1, dtype=torch.float32).topk(module.top_k).indices
+    expected_MT = _weights(logits_ME, expert_MT, module.norm_topk_prob).to(weight_MT.dtype)
+    return torch.equal(expert_MT, highest_MT) and torch.equal(weight_MT, expected_MT)
+
+
+def _weights(logits_ME: torch.Tensor, expert_MT: torch.Tensor, renormalized: bool) -> torch.Tensor:
+    chosen_MT = logits_ME.softmax(-1, dtype=torch.float32).gather(-1, expert_MT)
+    return chosen_MT / chosen_MT.sum(-1, keepdim=True) if renormalized else chosen_MT
+
+
+class ExactExperts:
+    """Mixed in before the class of experts in tensors (E, N, K).
+
+    Attributes:
+        ranks: among which the engine cuts the experts' intermediate size.
+    """
+
+    ranks: int
+
+    def forward(self, hidden: torch.Tensor, expert_MT: torch.Tensor, weight_MT: torch.Tensor) -> torch.Tensor:
+        def engine(x_MK, weight_MT, w13_ENK, w2_EKN):
+            return product(x_MK, weight_MT, expert_MT, w13_ENK, w2_EKN, self.ranks)
+
+        def reference(x_MK, weight_MT, w13_ENK, w2_EKN):
+            compute = own_forward(ExactExperts, self, gate_up_proj=w13_ENK, down_proj=w2_EKN)
+            return compute(x_MK, expert_MT, weight_MT)
+
+        tensors = hidden, weight_MT, self.gate_up_proj, self.down_proj
+        return straight_through(engine, gradients_of(reference), *tensors)
+
+
+def product(
+    x_MK: torch.Tensor,
+    weight_MT: torch.Tensor,
+    expert_MT: torch.Tensor,
+    w13_ENK: torch.Tensor,
+    w2_EKN: torch.Tensor,
+    ranks: int = 1,
+) -> torch.Tensor:
+    """The W8A8 mixture (M, K) of SwiGLU experts, as an engine of so many ranks has it."""
+    (w13_codes, w13_scale), (w2_codes, w2_scale) = (oracle.quantize(w, INT8) for w in (w13_ENK, w2_EKN))
+    experts = partial(serving_of(INT8, x_MK.device).experts, x_MK, weight_MT, expert_MT.int())
+    if ranks == 1:
+        return experts(w13_codes, w13_scale, w2_codes, w2_scale)
+    gate_up = w13_codes.chunk(2, 1), w13_scale.chunk(2, 1)
+    parts = []
+    for rank in range(ranks):
+        own = [torch.cat([half.chunk(ranks, 1)[rank] for half in halves], 1) for halves in gate_up]
+        parts.append(experts(*own, w2_codes.chunk(ranks, 2)[rank].contiguous(), w2_scale))
+    return sum(parts[1:], start=parts[0])
+
+
+def holds_experts(module: nn.Module) -> bool:
+    """Whether these are SwiGLU experts in tensors (E, 2 * intermediate, hidden) and (E, hidden, intermediate)."""
+    gate_up, down = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
+    return gate_up is not None and down is not None and not getattr(module, "is_transposed", False)

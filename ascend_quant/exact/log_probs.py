@@ -1,0 +1,59 @@
+"""Log-probabilities of chosen tokens as the engine's sampler takes them: log_softmax of float32 logits.
+
+vLLM divides float32 logits by the temperature (`logprobs_mode=processed_logprobs`) and takes `log_softmax` of whole
+rows; `logit - logsumexp` differs from it in the last bit. Many rows at a time; the logits alone are kept.
+
+Shape suffixes: T tokens, V words of the vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+ROWS = 512  # at a time: two times 0.3 GiB of float32 for a vocabulary of 152,064
+
+
+def log_probs_of(
+    logits_TV: torch.Tensor, labels_T: torch.Tensor, temperature: float = 1.0, in_place: bool = False
+) -> torch.Tensor:
+    """log softmax(logits / temperature)[label] of each row, (T,), float32 (of float64 logits float64).
+
+    Args:
+        logits_TV: any float dtype; computed with in float32 (float64 in itself).
+        labels_T: int64, each in [0, V).
+        in_place: write the gradient over the logits: for callers that use them no more.
+    """
+    return _LogProbs.apply(logits_TV, labels_T, temperature, in_place)
+
+
+class _LogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits_TV: torch.Tensor, labels_T: torch.Tensor, temperature: float, in_place: bool
+    ) -> torch.Tensor:
+        ctx.save_for_backward(logits_TV, labels_T)
+        ctx.temperature, ctx.in_place = temperature, in_place
+        found = [
+            _scaled(rows, temperature).log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+            for rows, labels in zip(logits_TV.split(ROWS), labels_T.split(ROWS), strict=True)
+        ]
+        return torch.cat(found)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_T: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """grad * (one at the label - softmax) / temperature."""
+        logits_TV, labels_T = ctx.saved_tensors
+        out_TV = logits_TV if ctx.in_place else torch.empty_like(logits_TV)
+        for first in range(0, len(labels_T), ROWS):
+            part = slice(first, first + ROWS)
+            scale = (grad_T[part] / ctx.temperature).unsqueeze(-1)
+            rows = _scaled(logits_TV[part], ctx.temperature).softmax(-1).mul_(-scale)
+            out_TV[part] = rows.scatter_add_(-1, labels_T[part].unsqueeze(-1), scale)
+        return out_TV, None, None, None
+
+
+def _scaled(rows: torch.Tensor, temperature: float) -> torch.Tensor:
+    rows = rows if rows.dtype == torch.float64 else rows.float()
+    return rows if temperature == 1 else rows / torch.tensor(temperature, dtype=rows.dtype, device=rows.device)

@@ -1,0 +1,57 @@
+"""How a module comes to compute with the engine's functions: its class changes in place, as with fake quantization.
+
+Parameters, their names, state_dict, optimizers and what a trainer sends to the rollout stay. FSDP may wrap the model
+before or after. What a class's own forward computes is not read off its name: it is tried on a few numbers, without
+the module's parameters, which may be sharded.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@cache
+def exact_class(mixin: type, kind: type[nn.Module]) -> type[nn.Module]:
+    """A module's class with a forward of `mixin`'s, under its own name, which loaders and recorders go by."""
+    return type(kind.__name__, (mixin, kind), {})
+
+
+@contextmanager
+def reading(module: nn.Module, **values: Any) -> Iterator[None]:
+    """Inside, attributes of the module read as these values, parameters included."""
+    own = vars(module)  # found before nn.Module's parameters
+    hidden = {name: own[name] for name in values if name in own}  # FSDP1 puts its tensors there
+    own.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del own[name]
+        own.update(hidden)
+
+
+def own_forward(mixin: type, module: nn.Module, **values: torch.Tensor) -> Callable[..., Any]:
+    """The forward behind `mixin`'s in the module's class, with these tensors in the place of its parameters."""
+    forward = super(mixin, module).forward
+
+    def compute(*args: Any) -> Any:
+        with reading(module, **values):
+            return forward(*args)
+
+    return compute
+
+
+def computes(module: nn.Module, formula: Callable[..., torch.Tensor], *inputs: torch.Tensor, **values: Any) -> bool:
+    """Whether the forward of a module's class gives the bits of `formula` for these inputs.
+
+    Args:
+        values: attributes of the module, its parameters among them, for the time of the trial; the last arguments of
+            `formula`.
+    """
+    with torch.no_grad(), reading(module, **values):
+        found = type(module).forward(module, *inputs)
+    return torch.equal(found, formula(*inputs, *values.values()))

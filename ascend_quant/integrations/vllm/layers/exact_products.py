@@ -1,0 +1,102 @@
+"""What an exact trainer computes with vLLM's own code, beside the layers' products: attention on CPUs, and routing.
+
+vllm is imported where it is used, as in cuda_products.py.
+"""
+
+from functools import cache
+from types import SimpleNamespace
+
+import torch
+
+from ascend_quant.kernels import engine_products
+from ascend_quant.packing import Sequences
+
+BLOCK = 128  # tokens of a page, vLLM's own size on CPUs
+
+
+def register(device_type: str) -> None:
+    """Give `kernels` what there is for a device; harmless when repeated."""
+    engine_products.register({"route": route, **ATTENTION.get(device_type, {})}, {}, {})
+
+
+def route(logits_ME: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """A softmax router's weights, float32, and experts, int32, (M, T), as vLLM routes on this machine."""
+    from ascend_quant.integrations.vllm import compat
+
+    if compat.routes_by_itself():
+        return _router(top_k, logits_ME.shape[1], renormalize)(logits_ME, logits_ME)
+    return compat.select_experts(_softmax_layer(top_k, renormalize), logits_ME, logits_ME)
+
+
+@cache
+def _router(top_k: int, experts: int, renormalize: bool):
+    from vllm.model_executor.layers.fused_moe.router.router_factory import create_fused_moe_router
+
+    return create_fused_moe_router(top_k=top_k, global_num_experts=experts, renormalize=renormalize).select_experts
+
+
+def _softmax_layer(top_k: int, renormalize: bool) -> SimpleNamespace:
+    absent = ("topk_group", "num_expert_group", "custom_routing_function", "e_score_correction_bias")
+    named = {"use_grouped_topk": False, "scoring_func": "softmax"}
+    return SimpleNamespace(top_k=top_k, renormalize=renormalize, **named, **dict.fromkeys(absent))
+
+
+def cpu_attention(
+    q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, sequences: Sequences, scale: float
+) -> torch.Tensor:
+    """Causal attention within each sequence, (T, H, D), in pages as the engine has them, keys in one part.
+
+    Args:
+        k_THD, v_THD: of as many or fewer heads.
+    """
+    from vllm import _custom_ops as ops
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    (_, heads, size), kv_heads, dtype = q_THD.shape, k_THD.shape[1], q_THD.dtype
+    isa, lengths = _get_attn_isa(dtype, BLOCK, size), torch.tensor(sequences.lengths, dtype=torch.int32)
+    table_NB, slots_T = _pages(sequences.lengths)
+    cache = torch.zeros(int(table_NB.max()) + 1, kv_heads, BLOCK * 2, size, dtype=dtype)
+    pages = cache.chunk(2, dim=2)
+    ops.cpu_attn_reshape_and_cache(k_THD.contiguous(), v_THD.contiguous(), *pages, slots_T, isa)
+    how = {"causal": True, "query_start_loc": sequences.offsets, "seq_lens": lengths}
+    plan = ops.cpu_attn_get_scheduler_metadata(
+        num_reqs=len(lengths),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=size,
+        dtype=dtype,
+        sliding_window_size=-1,
+        isa=isa,
+        enable_kv_split=False,
+        **how,
+    )
+    out_THD = torch.empty(q_THD.shape, dtype=dtype)
+    ops.cpu_attention_with_kv_cache(
+        query=q_THD.contiguous(),
+        key_cache=pages[0],
+        value_cache=pages[1],
+        output=out_THD,
+        scale=scale,
+        alibi_slopes=None,
+        sliding_window=-1,
+        block_table=table_NB,
+        softcap=0,
+        scheduler_metadata=plan,
+        s_aux=None,
+        **how,
+    )
+    return out_THD
+
+
+def _pages(lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pages of each sequence, int32 (N, most pages), and where each token lies, int64 (T,)."""
+    pages = [-(-length // BLOCK) for length in lengths]
+    table_NB, slots, first = torch.zeros(len(pages), max(pages), dtype=torch.int32), [], 0
+    for row, (length, count) in enumerate(zip(lengths, pages, strict=True)):
+        table_NB[row, :count] = torch.arange(first, first + count)
+        slots.append(first * BLOCK + torch.arange(length))
+        first += count
+    return table_NB, torch.cat(slots)
+
+
+ATTENTION = {"cpu": {"attention": cpu_attention}}

@@ -1,0 +1,87 @@
+"""Where the sequences of a packed or padded micro-batch lie, for attention that computes each of them by itself.
+
+Shape suffixes: B rows of a batch, S tokens of a row, T tokens of all sequences, N sequences, H heads, D head dimension.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+
+class Sequences(NamedTuple):
+    """Where the sequences of a micro-batch lie.
+
+    Attributes:
+        offsets: int32 (N + 1,), where each begins among all tokens, and the end of the last.
+        lengths: tokens of each.
+        kept: int64 (T,), of a padded batch the places of its true tokens among B * S; None if every token is one.
+    """
+
+    offsets: torch.Tensor
+    lengths: tuple[int, ...]
+    kept: torch.Tensor | None = None
+
+
+def once(tensor: torch.Tensor, read: Callable[..., Sequences], *more: Any) -> Sequences:
+    """`read(tensor, *more)`, kept on the tensor: all layers, and checkpointing's second forward, get the same one.
+
+    Reading waits for the device; once a layer that would leave it without work.
+    """
+    version = None if tensor.is_inference() else tensor._version
+    found = getattr(tensor, "_packed_sequences", None)
+    if found is None or found[0] != (version, more):
+        found = (version, more), read(tensor, *more)
+        tensor._packed_sequences = found
+    return found[1]
+
+
+def from_positions(position_ids: torch.Tensor, batch: tuple[int, int]) -> Sequences:
+    """A sequence begins where the position is 0, and with every row."""
+    begins = position_ids.expand(batch) == 0  # a model without padding may give one row of positions for all
+    begins[:, 0] = True
+    return _sequences(begins.flatten().nonzero().flatten(), begins.numel())
+
+
+def from_mask(mask: torch.Tensor) -> Sequences:
+    """Each row of a padded batch is a sequence."""
+    kept = mask.flatten().nonzero().flatten()
+    lengths = mask.bool().sum(dim=-1)
+    lengths = lengths[lengths > 0]
+    return _sequences(lengths.cumsum(0) - lengths, len(kept))._replace(kept=kept)
+
+
+def whole_rows(rows: int, tokens: int, device: torch.device) -> Sequences:
+    """Each row of a batch without padding is a sequence."""
+    return Sequences(torch.arange(0, (rows + 1) * tokens, tokens, dtype=torch.int32, device=device), (tokens,) * rows)
+
+
+def _sequences(begins: torch.Tensor, tokens: int) -> Sequences:
+    offsets = F.pad(begins, (0, 1), value=tokens).to(torch.int32)
+    return Sequences(offsets, tuple(offsets.diff().tolist()))
+
+
+def true_tokens(x_BSHD: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+    """(T, H, D), without what fills rows up."""
+    x_THD = x_BSHD.reshape(-1, *x_BSHD.shape[2:])
+    return x_THD if kept is None else x_THD[kept]
+
+
+def padded_again(x_THD: torch.Tensor, kept: torch.Tensor | None, batch: tuple[int, int]) -> torch.Tensor:
+    """(B, S, H, D), zeros where rows are filled up."""
+    if kept is not None:
+        x_THD = x_THD.new_zeros(batch[0] * batch[1], *x_THD.shape[1:]).index_copy(0, kept, x_THD)
+    return x_THD.view(*batch, *x_THD.shape[1:])
+
+
+def one_at_a_time(
+    q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, lengths: Many[int], scale: float | None
+) -> torch.Tensor:
+    """Causal attention by torch's scaled_dot_product_attention, (T, H, D), a launch for each sequence."""
+    rows = zip(
+        *(x_THD.transpose(0, 1).unsqueeze(0).split(lengths, dim=2) for x_THD in (q_THD, k_THD, v_THD)), strict=True
+    )
+    outs = [F.scaled_dot_product_attention(*qkv, is_causal=True, scale=scale, enable_gqa=True) for qkv in rows]
+    return torch.cat(outs, dim=2)[0].transpose(0, 1)
