@@ -1,0 +1,56 @@
+"""Whether a trainer's log-probabilities are the engine's, token by token, as float32 bits.
+
+Shape suffixes: R rows (answers), S tokens of the longest one.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+
+class Compared(NamedTuple):
+    """A batch's tokens.
+
+    Attributes:
+        tokens: how many have been compared.
+        unequal: those whose bits differ.
+        max_diff: the largest magnitude of a difference, in nats; infinite where a value is not finite.
+        first: row and position of the first that differs, by rows; None if none does.
+    """
+
+    tokens: int
+    unequal: int
+    max_diff: float
+    first: tuple[int, int] | None
+
+    def as_metrics(self) -> dict[str, float]:
+        """By the names that verl logs."""
+        return {"exact/tokens": self.tokens, "exact/unequal": self.unequal, "exact/max_diff": self.max_diff}
+
+
+def compare(engine_RS: torch.Tensor, trainer_RS: torch.Tensor, mask_RS: torch.Tensor) -> Compared:
+    """Compare log-probabilities of the same tokens.
+
+    Args:
+        engine_RS, trainer_RS: float32.
+        mask_RS: nonzero where the policy has chosen the token.
+
+    Raises:
+        TypeError: another dtype, whose bits would say nothing.
+        ValueError: shapes that differ.
+    """
+    if (dtypes := (engine_RS.dtype, trainer_RS.dtype)) != (torch.float32, torch.float32):
+        raise TypeError(f"log-probabilities are compared as float32; the engine's and the trainer's are {dtypes}")
+    if len(shapes := {tuple(tensor.shape) for tensor in (engine_RS, trainer_RS, mask_RS)}) > 1:
+        raise ValueError(f"log-probabilities and mask of one shape are compared, not {sorted(shapes)}")
+    mask_RS = mask_RS.bool()
+    engine_RS, trainer_RS = engine_RS.detach(), trainer_RS.detach()
+    other_RS = (engine_RS.view(torch.int32) != trainer_RS.view(torch.int32)) & mask_RS
+    places = other_RS.nonzero()
+    difference = (engine_RS - trainer_RS)[other_RS].abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return Compared(
+        tokens=int(mask_RS.sum()),
+        unequal=len(places),
+        max_diff=difference.max().item() if len(places) else 0.0,
+        first=tuple(places[0].tolist()) if len(places) else None,
+    )
