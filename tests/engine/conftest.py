@@ -14,6 +14,8 @@ LONG = {  # a file, or one test of it: the paths whose change brings it back int
     ),
     "test_convert_engine": ("ascend_quant/convert",),
     "test_drafters": (f"{VLLM}/drafters.py",),
+    "test_exact_ranks": ("ascend_quant/exact",),
+    "test_exact_verl": ("ascend_quant/exact", "ascend_quant/integrations/verl/exact_worker.py"),
     "test_flashrl_variables_engine::test_replicas_of_vllms_own_data_parallel_choose_by_their_rank": (
         "ascend_quant/flashrl",
         f"{VLLM}/flashrl.py",

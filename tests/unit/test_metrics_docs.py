@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ascend_quant
+from ascend_quant.exact.counters import Compared
 from ascend_quant.integrations.verl.replica_mismatch import replica_mismatch
 from ascend_quant.integrations.verl.start_up import STARTED, StartUp
 from ascend_quant.names import LeftOut, Unquantized
@@ -51,6 +52,11 @@ def test_refit(page: Path):
     assert all(added)
     added = [name for names in added for name in names]
     assert named(page, "refit/") == {*receipt, *added, "refit/replicaR/*"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_exact(page: Path):
+    assert named(page, "exact/") == set(Compared(1, 0, 0.0, None).as_metrics())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

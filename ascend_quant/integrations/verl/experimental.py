@@ -14,7 +14,15 @@ import ray
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.device import auto_set_device
 
-from ascend_quant.integrations.verl import attention_settings, compat, cpu_settings, hooks, qat, settings
+from ascend_quant.integrations.verl import (
+    attention_settings,
+    compat,
+    cpu_settings,
+    exact_settings,
+    hooks,
+    qat,
+    settings,
+)
 from ascend_quant.integrations.verl.effective_sample import EffectiveSample
 from ascend_quant.integrations.verl.qat_worker import fake_quantize_actors
 from ascend_quant.integrations.verl.sync_reports import SyncReports, agree_on_codes, let_actors_send
@@ -38,10 +46,14 @@ def run(config: Any, main: ModuleType, task_runner: str, extended: type) -> None
     auto_set_device(config)
     cpu_settings.check(config, need_reference_policy(config), starts_ray=True)
     attention_settings.check(config, need_critic(config))
+    if (wanted := qat.wanted(config)) is not None and wanted.ranks is not None:
+        raise RefitError(
+            f"{exact_settings.OPTION} in an asynchronous run: its samples are of older weights; use main_ppo"
+        )
     if settings.wants_refits(config):
         settings.check(config)
         put(main, task_runner, extended)
-    elif qat.wanted(config) is not None:
+    elif wanted is not None:
         raise RefitError(f"{qat.OPTION} in a run without refits: set rollout.quantization={settings.QUANTIZATION} too")
     else:
         logger.warning(

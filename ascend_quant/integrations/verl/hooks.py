@@ -79,6 +79,16 @@ def take_log_probs_in_chunks() -> None:
     setattr(module, flag, True)
 
 
+def take_log_probs_as_the_engine() -> None:
+    """The same, whatever other kernel is there: its sums differ from the engine's in the last bit."""
+    import verl.utils.torch_functional as module
+
+    from ascend_quant.integrations.verl.log_probs import cross_entropy_loss
+
+    module.cross_entropy_loss = cross_entropy_loss
+    module.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE = True
+
+
 def with_value_heads_alone(original: Callable) -> Callable:
     """For `is_trl_available`: a TRL without the class that verl would take from it is none."""
 
@@ -351,6 +361,22 @@ BY_HAND = (
         why="without flash-attn's cross entropy, or an NPU's, verl takes log-probabilities in a loop over rows",
         versions="verl 0.9.1",
         off="verl's variable VERL_DISABLE_FLASH_ATTN_CE",
+    ),
+    ByHand(
+        "cross_entropy_loss in verl.utils.torch_functional, whatever kernel is there",
+        f"{_HERE}.hooks:take_log_probs_as_the_engine",
+        why="an exact actor takes log-probabilities as vLLM's sampler does, and verl has no setting for a function of "
+        "one's own",
+        versions="verl 0.9.1",
+        off="another `qat` than int8_exact",
+    ),
+    ByHand(
+        "forward_step, optimizer_step and get_per_tensor_param of the training engine",
+        f"{_HERE}.exact_worker:Counter.__init__",
+        why="an exact actor's log-probabilities are compared with the rollout's in an update's own forward passes, "
+        "while both have the same weights; in bypass mode verl compares nothing",
+        versions="verl 0.9.1",
+        off="another `qat` than int8_exact",
     ),
     ByHand(
         "an entry of TRAINER_REGISTRY",

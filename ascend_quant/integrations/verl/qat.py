@@ -2,7 +2,8 @@
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat=int4_g128
 
-or slime's variables, see `ascend_quant.qat.variables`. It stands among the rollout's options because verl's actor takes
+`int8_exact` is more: the actor computes the engine's INT8 policy bit for bit, see exact_settings.py. Or by slime's
+variables, see `ascend_quant.qat.variables`. It stands among the rollout's options because verl's actor takes
 no setting that it does not know, and because both must name one scheme. The layers that the rollout ignores are
 ignored in training too.
 """
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 from ascend_quant.engine.options import Options
 from ascend_quant.flashrl.config import resolve
 from ascend_quant.flashrl.variables import from_environment
+from ascend_quant.integrations.verl import exact_settings
 from ascend_quant.integrations.verl.settings import QUANTIZATION, engine_options, options_of, wants_refits
 from ascend_quant.qat import SCHEMES, scheme_of_environment
 from ascend_quant.qat.variables import FLAG
@@ -29,11 +31,13 @@ class FakeQuantization(NamedTuple):
         scheme: its name.
         ignore: layers that keep their dtype, in vLLM's patterns.
         warning: what the user should know; empty if nothing.
+        ranks: of the engine whose policy the actor computes bit for bit; None where weights alone are fake-quantized.
     """
 
     scheme: str
     ignore: tuple[str, ...] = ()
     warning: str = ""
+    ranks: int | None = None
 
 
 class Served(NamedTuple):
@@ -51,11 +55,13 @@ def wanted(config: Any) -> FakeQuantization | None:
         RefitError: it cannot be had, or is not the rollout's.
         QatVariableError: one of slime's variables holds what it may not.
     """
-    scheme = _asked(config)
-    if scheme is None:
+    asked = _asked(config)
+    if asked is None:
         return None
-    _check(config, scheme)
-    served = _served(config)
+    _check(config, asked)
+    if asked == exact_settings.NAME:
+        return _exact(config)
+    scheme, served = asked, _served(config)
     if other := [replica.scheme for replica in served if replica.scheme not in (scheme, "bf16")]:
         raise RefitError(
             f"{OPTION}: the actor would train for {scheme}, but the rollout serves {other[0]}: give both one scheme"
@@ -63,6 +69,16 @@ def wanted(config: Any) -> FakeQuantization | None:
     plain = any(replica.scheme == "bf16" for replica in served)
     warning = f"the actor trains with {scheme} fake quantization, but the rollout serves bf16" if plain else ""
     return FakeQuantization(scheme, _ignored(served, scheme), warning)
+
+
+def _exact(config: Any) -> FakeQuantization:
+    """Of an actor that computes the engine's policy."""
+    replicas = _replicas(config) if wants_refits(config) and from_environment(os.environ).config is None else []
+    if not replicas:
+        raise RefitError(f"{exact_settings.OPTION} needs rollout.quantization={QUANTIZATION}, and no FLASHRL_CONFIG")
+    for replica in replicas:
+        exact_settings.check_engine(replica)
+    return FakeQuantization("int8", ranks=exact_settings.ranks_of(config))
 
 
 def _ignored(served: list[Served], scheme: str) -> tuple[str, ...]:
@@ -74,8 +90,8 @@ def _ignored(served: list[Served], scheme: str) -> tuple[str, ...]:
 
 def _asked(config: Any) -> str | None:
     option, variable = options_of(config.actor_rollout_ref.rollout).get("qat"), scheme_of_environment(os.environ)
-    if option is not None and option not in SCHEMES:
-        raise RefitError(f"{OPTION}={option}: no fake quantization for this; there is for: {', '.join(SCHEMES)}")
+    if option is not None and option not in (choices := (*SCHEMES, exact_settings.NAME)):
+        raise RefitError(f"{OPTION}={option}: no fake quantization for this; there is for: {', '.join(choices)}")
     if None not in (option, variable) and option != variable:
         raise RefitError(f"{OPTION}={option}, but {FLAG} asks for {variable}: leave one of them out")
     return option or variable
@@ -100,9 +116,13 @@ def _served(config: Any) -> list[Served]:
     flashrl = from_environment(os.environ).config
     if flashrl is not None:
         return [Served(one.function.scheme, tuple(one.ignore)) for one in resolve(flashrl).replicas]
-    options = Options.of(_plain(engine_options(rollout)))
-    each = [options.of_replica(rank) for rank in range(max(1, len(options.replicas)))]
-    return [Served(one.scheme, tuple(one.ignore)) for one in each]
+    return [Served(one.scheme, tuple(one.ignore)) for one in _replicas(config)]
+
+
+def _replicas(config: Any) -> list[Options]:
+    """Of each of the rollout's replicas, by our own options."""
+    options = Options.of(_plain(engine_options(config.actor_rollout_ref.rollout)))
+    return [options.of_replica(rank) for rank in range(max(1, len(options.replicas)))]
 
 
 def _plain(given: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import ray
 import torch
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from ascend_quant.integrations.verl import exact_worker
 from ascend_quant.integrations.verl.compat import plain_class
 from ascend_quant.integrations.verl.qat import FakeQuantization
 from ascend_quant.qat import Applied
@@ -36,6 +37,11 @@ class QatTrainer:
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()  # here verl says which role is played by which worker class
         fake_quantize_actors(self.role_worker_mapping, self.fake_quantization)
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        updated = super()._update_actor(batch, metrics)
+        exact_worker.renamed(metrics)
+        return updated
 
 
 def fake_quantize_actors(role_worker_mapping: dict[Any, Any], wanted: FakeQuantization) -> None:
@@ -61,6 +67,8 @@ class QatTrainingWorker:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.engine.initialize = self._with_fake_layers(self.engine.initialize)
+        if self.fake_quantization.ranks is not None:
+            exact_worker.Counter(self.engine)
 
     def _with_fake_layers(self, initialize: Callable[[], None]) -> Callable[[], None]:
         """A training engine's `initialize`, which builds its model, and what gives that fake-quantized layers."""
@@ -77,8 +85,10 @@ class QatTrainingWorker:
         return initialize_and_apply
 
 
-def apply(module: Any, wanted: FakeQuantization) -> Applied:
+def apply(module: Any, wanted: FakeQuantization) -> Applied | exact_worker.Applied:
     """Fake quantization of what a training engine holds; for Megatron the parts of a model on this rank."""
+    if wanted.ranks is not None:
+        return exact_worker.apply(module, wanted.ranks)
     if isinstance(module, list):
         from ascend_quant.integrations.megatron import apply_fake_quantization
     else:

@@ -1,0 +1,66 @@
+"""What a run with `qat=int8_exact` must be, before anything starts: engine and actor then share one INT8 policy.
+
+    +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat=int8_exact
+    +actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.quantization_config.exact=true
+
+A setting by which one of them computes anything else makes every token unequal, so each is refused by name.
+"""
+
+from typing import Any
+
+from ascend_quant.engine.options import Options
+from ascend_quant.exact.apply import RANKS
+from ascend_quant.integrations.verl.settings import QUANTIZATION
+from ascend_quant.refit import RefitError
+
+NAME = "int8_exact"
+OPTION = f"rollout.engine_kwargs.{QUANTIZATION}.qat={NAME}"
+PARTS, SYNC = "actor_rollout_ref", "sync"
+MUST_BE: dict[str, tuple[Any, str]] = {  # below actor_rollout_ref; verl's defaults where nothing is set
+    "actor.strategy": ("fsdp2", "whose parameters are in BF16 while a layer computes"),
+    "actor.ulysses_sequence_parallel_size": (1, "the engine's kernel has whole sequences"),
+    "model.use_fused_kernels": (False, "verl's fused kernel takes log-probabilities otherwise than the engine"),
+    "rollout.calculate_log_probs": (True, "the actor's are compared with them in every step"),
+    "rollout.logprobs_mode": ("processed_logprobs", "the actor divides by the temperature too"),
+    "rollout.pipeline_model_parallel_size": (1, "stages have not been compared"),
+    "rollout.expert_parallel_size": (1, "ranks that hold whole experts round other sums"),
+    "rollout.top_k": (-1, "processed log-probabilities are then of a part of the vocabulary"),
+    "rollout.top_p": (1, "processed log-probabilities are then of a part of the vocabulary"),
+    "rollout.repetition_penalty": (1.0, "the actor knows no penalty"),
+}
+
+
+def ranks_of(config: Any) -> int:
+    """The engine's tensor parallel ranks, as which the actor computes.
+
+    Raises:
+        RefitError: a setting that cannot be, its value, and what to set in its place.
+    """
+    for name, (wanted, why) in MUST_BE.items():
+        if (value := _value(config[PARTS], name, wanted)) != wanted:
+            raise RefitError(f"{OPTION} with {name}={value}: {why}; set {PARTS}.{name}={wanted}")
+    mode = (config.trainer.get("v1") or {}).get("trainer_mode", SYNC)
+    if mode != SYNC:
+        raise RefitError(f"{OPTION} with trainer.v1.trainer_mode={mode}: its samples are of older weights; set {SYNC}")
+    ranks = config[PARTS].rollout.get("tensor_model_parallel_size", 1)
+    if ranks not in RANKS:
+        raise RefitError(
+            f"{OPTION} with rollout.tensor_model_parallel_size={ranks}: more than two ranks have no one order in which "
+            f"they add up; set {' or '.join(map(str, RANKS))}"
+        )
+    return ranks
+
+
+def check_engine(options: Options) -> None:
+    """Raise RefitError unless a replica with these options serves what the actor computes."""
+    where = "rollout.engine_kwargs.vllm.hf_overrides.quantization_config"
+    if options.scheme != "int8":
+        raise RefitError(f"{OPTION}, but the rollout serves {options.scheme}: set {where}.scheme=int8")
+    if not options.exact:
+        raise RefitError(f"{OPTION}, but the rollout's engines are not exact: set {where}.exact=true")
+
+
+def _value(config: Any, name: str, default: Any) -> Any:
+    part, _, leaf = name.partition(".")
+    value = (config.get(part) or {}).get(leaf)
+    return default if value is None else value
