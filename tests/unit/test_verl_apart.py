@@ -28,6 +28,7 @@ from ascend_quant.integrations.verl import (
 )
 from ascend_quant.integrations.verl.compat import actor_options, plain_class
 from ascend_quant.integrations.verl.experimental import RefitExperimentalTrainer
+from ascend_quant.integrations.verl.qat import FakeQuantization
 from ascend_quant.integrations.verl.sender import SendsWeights
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit import RefitError
@@ -80,10 +81,17 @@ class Ours(TaskRunner):
 
 
 @pytest.mark.parametrize(
-    ("quantization", "scheme", "stands"), [("ascend_quant", None, Ours), (None, None, TaskRunner), (None, "int8", None)]
+    ("quantization", "scheme", "ranks", "stands"),
+    [
+        ("ascend_quant", None, None, Ours),
+        ("ascend_quant", "int8", None, Ours),
+        ("ascend_quant", "int8", 1, None),  # its samples would be of older weights
+        (None, None, None, TaskRunner),
+        (None, "int8", None, None),
+    ],
 )
-def test_a_main_gets_our_task_runner_where_refits_are_asked_for(quantization, scheme, stands, monkeypatch):
-    """And fake quantization is never dropped without a word."""
+def test_a_main_gets_our_task_runner_where_refits_are_asked_for(quantization, scheme, ranks, stands, monkeypatch):
+    """And fake quantization is never dropped without a word, nor is an exact actor asked for in vain."""
     seen = []
     main = SimpleNamespace(TaskRunner=TaskRunner, main=SimpleNamespace())
     main.main.__wrapped__ = lambda config: seen.append(main.TaskRunner)
@@ -93,7 +101,7 @@ def test_a_main_gets_our_task_runner_where_refits_are_asked_for(quantization, sc
     for name in ("need_critic", "need_reference_policy"):
         monkeypatch.setattr(experimental, name, lambda config: False)
     monkeypatch.setattr(experimental.settings, "check", lambda config: None)
-    monkeypatch.setattr(experimental.qat, "wanted", lambda config: scheme)
+    monkeypatch.setattr(experimental.qat, "wanted", lambda config: scheme and FakeQuantization(scheme, ranks=ranks))
     config = settings()
     config.actor_rollout_ref.rollout.quantization = quantization
     with pytest.raises(RefitError, match="qat") if stands is None else nullcontext():

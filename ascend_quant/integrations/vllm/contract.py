@@ -88,6 +88,10 @@ CONTRACT = {
     "experts on NVIDIA": (
         use(f"{_MOE}.fused_moe:fused_experts", arguments=("global_num_experts", "expert_map", "quant_config")),
     ),
+    "exact": (
+        use(f"{_LAYERS}.rotary_embedding:RotaryEmbedding"),
+        use(f"{_LAYERS}.rotary_embedding.llama3_rope:Llama3RotaryEmbedding"),
+    ),
     "exact trainer": (
         use(f"{_MOE}.router.router_factory:create_fused_moe_router", arguments=(
             "top_k", "global_num_experts", "renormalize",
