@@ -52,7 +52,10 @@ def norm_rows(
         values += tl.load(residual + row * K + columns, mask=inside, other=0.0).to(tl.float32)
         if ROUND:
             values = values.to(tl.bfloat16).to(tl.float32)
-    by_root = tl.rsqrt(tl.sum(values * values, 1) / K + eps)
+    squares = values * values
+    if ROUND:  # exact in float32; in float64 their sum is the same in any order, of whatever threads hold the row
+        squares = squares.to(tl.float64)
+    by_root = tl.rsqrt((tl.sum(squares, 1) / K).to(tl.float32) + eps)
     scaled = values * by_root[:, None]
     if ROUND:
         scaled = scaled.to(tl.bfloat16).to(tl.float32)

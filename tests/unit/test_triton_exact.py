@@ -52,9 +52,10 @@ def test_codes_are_those_of_the_values(exact):
     from ascend_quant.kernels import triton_fused_tokens as fused
 
     module, device = exact
-    for columns in (128, 1536, 2048, 3584, 5120):
-        x, residual, weight = (random(*shape).to(device) for shape in ((64, columns), (64, columns), (columns,)))
-        gate_up = random(64, 2 * columns, seed=3).to(device)
+    rows = 4096 if device == "cuda" else 16
+    for columns in (128, 1536, 2048, 3584, 4096, 5120, 8192):
+        x, residual, weight = (random(*shape).to(device) for shape in ((rows, columns), (rows, columns), (columns,)))
+        gate_up = random(rows, 2 * columns, seed=3).to(device)
         values, total = module.add_rms_norm(x, residual, weight, EPS)
         for made, value in (
             (fused.rms_norm_quantize(x, weight, EPS, residual, rounded=True), values),
