@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ascend_quant.exact import attention
-from ascend_quant.exact.elementwise import ExactMLP, ExactNorm, is_known_norm, is_silu
+from ascend_quant.exact.elementwise import ExactAngles, ExactMLP, ExactNorm, is_known_norm, is_silu
 from ascend_quant.exact.experts import ExactExperts, ExactRouter, holds_experts, is_known_router
 from ascend_quant.exact.linear import INT8, ROW_PARALLEL, ExactLinear
 from ascend_quant.exact.modules import exact_class
@@ -42,7 +42,7 @@ class Applied(NamedTuple):
         quantized: the layers that compute W8A8 products, by their names.
         unquantized: those that could and do not: heads and routers.
         in_engine: of these, by the engine's names, those that it must leave alone too: none.
-        others: how many norms, routers and MLPs compute with the engine's functions.
+        others: how many norms, routers, MLPs and rotary embeddings compute with the engine's functions.
         ranks: of the engine, as which the layers cut their inputs.
     """
 
@@ -56,8 +56,8 @@ class Applied(NamedTuple):
     def __str__(self) -> str:
         kept = f"; not quantized: {', '.join(self.unquantized)}" if self.unquantized else ""
         return (
-            f"attention, {self.others} norms, routers and MLPs, and {len(self.quantized)} layers compute as an exact "
-            f"{self.scheme} engine of {self.ranks} tensor parallel ranks{kept}"
+            f"attention, {self.others} norms, routers, MLPs and rotary embeddings, and {len(self.quantized)} layers "
+            f"compute as an exact {self.scheme} engine of {self.ranks} tensor parallel ranks{kept}"
         )
 
 
@@ -127,7 +127,7 @@ def _divisor(name: str, size: int, ranks: int) -> int:
 def _other(name: str, module: nn.Module) -> Change | None:
     """What else has to change; None for a container, and for what computes as the engine does."""
     kind, leaf = type(module), name.rpartition(".")[2]
-    if isinstance(module, (ExactNorm, ExactMLP, ExactRouter, ExactLinear, ExactExperts)):
+    if isinstance(module, (ExactNorm, ExactMLP, ExactRouter, ExactLinear, ExactExperts, ExactAngles)):
         raise NotExact(f"{name} is exact already: build the model anew")
     if getattr(module, "sliding_window", None) is not None:
         raise NotExact(f"{name}: sliding_window={module.sliding_window}, which an engine's kernels treat otherwise")
@@ -137,7 +137,9 @@ def _other(name: str, module: nn.Module) -> Change | None:
         return Change(name, module, exact_class(ExactRouter, kind))
     if _is_mlp(module):
         return Change(name, module, exact_class(ExactMLP, kind))
-    if kind.__name__.endswith("RotaryEmbedding") or isinstance(module, REST) or (leaf == "act_fn" and is_silu(module)):
+    if kind.__name__.endswith("RotaryEmbedding"):
+        return Change(name, module, exact_class(ExactAngles, kind))
+    if isinstance(module, REST) or (leaf == "act_fn" and is_silu(module)):
         return None
     if next(module.children(), None) is None:
         raise NotExact(f"{name}: a module of class {kind.__name__}, whose arithmetic is not known to be the engine's")

@@ -1,10 +1,12 @@
-"""RMSNorm and SiLU * up: the ops that engine and trainer share forward, transformers' own formulas backward."""
+"""RMSNorm and SiLU * up: the ops that engine and trainer share forward, transformers' own formulas backward. And the
+angles of the rotary embedding, which transformers rotates by as the engine does."""
 
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ascend_quant.exact.modules import computes, own_forward
 from ascend_quant.exact.straight_through import gradients_of, straight_through
@@ -29,6 +31,23 @@ def is_known_norm(module: nn.Module) -> bool:
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(shape, generator=generator).bfloat16() for shape in ((7, 96), (96,)))
     return computes(module, lambda x, weight: exact_ops.rms_norm(x, weight, module.variance_epsilon), x, weight=weight)
+
+
+class ExactAngles:
+    """Mixed in before the class of a rotary embedding whose angles do not depend on the length of a sequence.
+
+    Like the engine it takes powers of the base where it computes, since a GPU's differ from a CPU's in a last bit, and
+    no product of matrices, which may be computed in TF32.
+    """
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines (B, S, D) in the dtype of x, for positions (B, S)."""
+        kind = self.config.rope_parameters["rope_type"]
+        init = self.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
+        frequencies, scaling = init(self.config, x.device)
+        angles = position_ids.unsqueeze(-1).float() * frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        return (angles.cos() * scaling).to(x.dtype), (angles.sin() * scaling).to(x.dtype)
 
 
 class ExactMLP:

@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ascend_quant import oracle
 from ascend_quant.exact.linear import INT8
 from ascend_quant.exact.modules import own_forward, reading
 from ascend_quant.exact.straight_through import gradients_of, straight_through
-from ascend_quant.kernels import serving_of
+from ascend_quant.kernels import kernels_for, serving_of
 from ascend_quant.kernels.engine_products import engine_product
 
 
@@ -22,12 +21,19 @@ class ExactRouter:
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logits (M, E), weights (M, T) as the engine's router gives them, not rounded to BF16, and experts (M, T)."""
-        logits_ME = F.linear(hidden.reshape(-1, hidden.shape[-1]), self.weight)
+        x_MK = hidden.reshape(-1, hidden.shape[-1])
+        logits_ME = straight_through(router_product, gradients_of(F.linear), x_MK, self.weight)
         with torch.no_grad():
             weight_MT, expert_MT = engine_product("route")(logits_ME, self.top_k, self.norm_topk_prob)
         expert_MT = expert_MT.long()
         reference = partial(_weights, expert_MT=expert_MT, renormalized=self.norm_topk_prob)
         return logits_ME, straight_through(lambda _: weight_MT, gradients_of(reference), logits_ME), expert_MT
+
+
+def router_product(x_MK: torch.Tensor, weight_EK: torch.Tensor) -> torch.Tensor:
+    """The logits (M, E) in the dtype of x, by the kernel that the engine has for any number of tokens."""
+    own = getattr(kernels_for(x_MK.device), "router_product", None)
+    return F.linear(x_MK, weight_EK) if own is None else own(x_MK.contiguous(), weight_EK, any_number=True)
 
 
 def is_known_router(module: nn.Module) -> bool:
@@ -78,7 +84,7 @@ def product(
     ranks: int = 1,
 ) -> torch.Tensor:
     """The W8A8 mixture (M, K) of SwiGLU experts, as an engine of so many ranks has it."""
-    (w13_codes, w13_scale), (w2_codes, w2_scale) = (oracle.quantize(w, INT8) for w in (w13_ENK, w2_EKN))
+    (w13_codes, w13_scale), (w2_codes, w2_scale) = (_codes(w) for w in (w13_ENK, w2_EKN))
     experts = partial(serving_of(INT8, x_MK.device).experts, x_MK, weight_MT, expert_MT.int())
     if ranks == 1:
         return experts(w13_codes, w13_scale, w2_codes, w2_scale)
@@ -88,6 +94,11 @@ def product(
         own = [torch.cat([half.chunk(ranks, 1)[rank] for half in halves], 1) for halves in gate_up]
         parts.append(experts(*own, w2_codes.chunk(ranks, 2)[rank].contiguous(), w2_scale))
     return sum(parts[1:], start=parts[0])
+
+
+def _codes(w_ENK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    codes, scale = kernels_for(w_ENK.device).quantize_rows(w_ENK.reshape(-1, w_ENK.shape[-1]))
+    return codes.view(w_ENK.shape), scale.view(w_ENK.shape[:2])
 
 
 def holds_experts(module: nn.Module) -> bool:

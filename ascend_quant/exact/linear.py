@@ -12,9 +12,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from ascend_quant import oracle
 from ascend_quant.exact.straight_through import straight_through
-from ascend_quant.kernels import serving_of
+from ascend_quant.kernels import kernels_for, serving_of
 from ascend_quant.schemes import get_scheme
 
 INT8 = get_scheme("int8")
@@ -46,7 +45,7 @@ def product(x: torch.Tensor, w_NK: torch.Tensor, bias_N: torch.Tensor | None = N
             f"an exact linear layer computes in bfloat16, not with activations in {x.dtype} and weights in "
             f"{w_NK.dtype}: train with FSDP2's param_dtype=torch.bfloat16, or a model in bfloat16"
         )
-    codes_NK, scale_N = oracle.quantize(w_NK, INT8)
+    codes_NK, scale_N = kernels_for(w_NK.device).quantize_rows(w_NK)
     linear = serving_of(INT8, x.device).linear
     if ranks == 1:
         return linear(x, codes_NK, scale_N, bias_N)

@@ -11,6 +11,8 @@ matmul(x, codes, scale, bias)                 the W8A8 linear layer
 experts(x, weight, expert, w13, .., w2, ..)   the W8A8 mixture of experts
 plain_experts(x, weight, expert, w13, w2)     the same without quantization (cuda: see engine_products.py)
 float32_product(x, weight)                    a language-model head with float32 logits
+quantize_rows(w)                              int8 codes and scales of a weight's rows (cpu, cuda: for an exact trainer)
+router_product(x, weight, any_number)         a router's logits (cuda alone; elsewhere torch's own product)
 fake_quantize(w, scheme, absmax)              what the engine's weights stand for, for training
 READS_ARE_FREE                                whether a look at the counters costs no waiting
 """

@@ -24,6 +24,7 @@ from ascend_quant.kernels.cuda_serving import (
     experts,
     float32_product,
     matmul,
+    quantize_rows,
     router_product,
     storage,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "float32_product",
     "matmul",
     "prepare",
+    "quantize_rows",
     "read_digests",
     "router_product",
     "storage",

@@ -60,6 +60,12 @@ def quantize_tokens(x_MK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return triton_tokens.quantize_tokens(x_MK)
 
 
+def quantize_rows(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`oracle.quantize_rows` of a weight: int8 codes (N, K) and scales (N,)."""
+    codes_NK, scale_N1 = triton_tokens.quantize_tokens(w_NK)
+    return codes_NK, scale_N1.view(-1)
+
+
 def float32_product(x: torch.Tensor, weight_NK: torch.Tensor) -> torch.Tensor:
     """x (..., K) times the weight of its dtype, (..., N) in float32: exact products, summed in float32."""
     out_MN = torch.mm(x.reshape(-1, x.shape[-1]), weight_NK.t(), out_dtype=torch.float32)

@@ -7,6 +7,7 @@ from models import make
 from vllm import SamplingParams, _custom_ops
 
 from ascend_quant.engine.options import Options
+from ascend_quant.integrations.vllm import exact_log_probs
 from ascend_quant.integrations.vllm.exact_attention import each_query
 from ascend_quant.refit import RefitError
 
@@ -104,3 +105,15 @@ def test_another_engine_of_the_process_keeps_vllms_layers(tmp_path):
     with engine(make("qwen2", tmp_path)) as llm:
         layer = model_of(llm).model.layers[0]
         assert layer.input_layernorm._forward_method.__self__ is layer.input_layernorm
+
+
+def test_the_second_model_runners_log_probabilities_are_torchs():
+    """Three rows of logits of two requests, one of which asks for the likeliest word; more rows than a part has."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1100, 61, generator=generator).bfloat16()
+    chosen = torch.randint(0, 61, (1100, 3), generator=generator, dtype=torch.int32)
+    found = exact_log_probs.by_torch(None)(logits, chosen)
+    assert torch.equal(found, logits.float().log_softmax(-1).gather(-1, chosen.long()))
+    scaled, request = logits[:3].float(), torch.tensor([1, 0, 1], dtype=torch.int32)
+    exact_log_probs.divided_by_torch(None)(scaled, request, torch.tensor([0.0, 0.8]))
+    assert torch.equal(scaled, torch.stack([logits[0].float() / 0.8, logits[1].float(), logits[2].float() / 0.8]))

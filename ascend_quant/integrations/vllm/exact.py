@@ -17,11 +17,11 @@ from vllm.model_executor.layers.rotary_embedding.llama3_rope import Llama3Rotary
 from vllm.platforms import current_platform
 
 from ascend_quant.integrations.vllm.compat import AttentionLayer
+from ascend_quant.integrations.vllm.exact_attention import SPLIT_HEADS
 from ascend_quant.kernels import exact_ops
 from ascend_quant.refit import RefitError
 
 MOST_RANKS = 2  # a sum of two is the same in either order
-SPLIT_HEADS = (64,)  # for which FlashAttention 3 walks the keys in other blocks in decode than in prefill
 
 
 def install(model: nn.Module, vllm_config: Any) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+SPLIT_HEADS = (64,)  # sizes for which FlashAttention 3 walks the keys in other blocks in decode than in prefill
+
 
 def one_part(original: Callable) -> Callable:
     """For FlashAttention's functions: keys are cut into one part, whatever the caller asks."""

@@ -1,4 +1,4 @@
-"""What an exact trainer computes with vLLM's own code, beside the layers' products: attention on CPUs, and routing.
+"""What an exact trainer computes with vLLM's own code, beside the layers' products: attention and routing.
 
 vllm is imported where it is used, as in cuda_products.py.
 """
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import torch
 
+from ascend_quant.integrations.vllm.exact_attention import SPLIT_HEADS, each_query
 from ascend_quant.kernels import engine_products
 from ascend_quant.packing import Sequences
 
@@ -44,7 +45,7 @@ def _softmax_layer(top_k: int, renormalize: bool) -> SimpleNamespace:
 def cpu_attention(
     q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, sequences: Sequences, scale: float
 ) -> torch.Tensor:
-    """Causal attention within each sequence, (T, H, D), in pages as the engine has them, keys in one part.
+    """Causal attention within each sequence, (T, H, D), in pages and query by query as in an exact engine.
 
     Args:
         k_THD, v_THD: of as many or fewer heads.
@@ -53,12 +54,13 @@ def cpu_attention(
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     (_, heads, size), kv_heads, dtype = q_THD.shape, k_THD.shape[1], q_THD.dtype
-    isa, lengths = _get_attn_isa(dtype, BLOCK, size), torch.tensor(sequences.lengths, dtype=torch.int32)
+    isa = _get_attn_isa(dtype, BLOCK, size)
+    starts, lengths, row = each_query(sequences.offsets, torch.tensor(sequences.lengths, dtype=torch.int32))
     table_NB, slots_T = _pages(sequences.lengths)
     cache = torch.zeros(int(table_NB.max()) + 1, kv_heads, BLOCK * 2, size, dtype=dtype)
     pages = cache.chunk(2, dim=2)
     ops.cpu_attn_reshape_and_cache(k_THD.contiguous(), v_THD.contiguous(), *pages, slots_T, isa)
-    how = {"causal": True, "query_start_loc": sequences.offsets, "seq_lens": lengths}
+    how = {"causal": True, "query_start_loc": starts, "seq_lens": lengths}
     plan = ops.cpu_attn_get_scheduler_metadata(
         num_reqs=len(lengths),
         num_heads=heads,
@@ -79,7 +81,7 @@ def cpu_attention(
         scale=scale,
         alibi_slopes=None,
         sliding_window=-1,
-        block_table=table_NB,
+        block_table=table_NB[row],
         softcap=0,
         scheduler_metadata=plan,
         s_aux=None,
@@ -99,4 +101,26 @@ def _pages(lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     return table_NB, torch.cat(slots)
 
 
-ATTENTION = {"cpu": {"attention": cpu_attention}}
+def cuda_attention(
+    q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, sequences: Sequences, scale: float
+) -> torch.Tensor:
+    """The same by FlashAttention 3, which without pages walks the blocks of keys that it walks with pages.
+
+    Raises:
+        RuntimeError: a GPU without FlashAttention 3, or heads for which decode walks others (exact.py).
+    """
+    from vllm.vllm_flash_attn import flash_attn_varlen_func, is_fa_version_supported
+
+    if not is_fa_version_supported(3) or q_THD.shape[-1] in SPLIT_HEADS:
+        raise RuntimeError(
+            f"an exact trainer computes attention by FlashAttention 3 (Hopper GPUs), with heads of 128; not heads of "
+            f"{q_THD.shape[-1]} on {torch.cuda.get_device_name(q_THD.device)}"
+        )
+    offsets, longest = sequences.offsets, max(sequences.lengths)
+    return flash_attn_varlen_func(
+        q_THD, k_THD, v_THD, longest, offsets, longest, cu_seqlens_k=offsets, softmax_scale=scale, causal=True,
+        fa_version=3, num_splits=1,
+    )  # fmt: skip
+
+
+ATTENTION = {"cpu": {"attention": cpu_attention}, "cuda": {"attention": cuda_attention}}

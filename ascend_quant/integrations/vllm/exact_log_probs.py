@@ -1,0 +1,33 @@
+"""Log-probabilities of an exact engine: log_softmax of float32 logits by torch, as a trainer takes them.
+
+vLLM's first model runner does so by itself. The second one has kernels of its own.
+
+Shape suffixes: T rows of logits, V words of the vocabulary, C chosen words, R requests.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+ROWS = 512  # at a time: two times 0.3 GiB of float32 for a vocabulary of 152,064
+
+
+def by_torch(original: Callable) -> Callable:
+    """For `compute_token_logprobs`."""
+
+    def compute_token_logprobs(logits_TV: torch.Tensor, token_ids_TC: torch.Tensor) -> torch.Tensor:
+        """float32 (T, C)."""
+        rows = zip(logits_TV.split(ROWS), token_ids_TC.to(torch.int64).split(ROWS), strict=True)
+        return torch.cat([logits.float().log_softmax(-1).gather(-1, chosen) for logits, chosen in rows])
+
+    return compute_token_logprobs
+
+
+def divided_by_torch(original: Callable) -> Callable:
+    """For `apply_temperature`: float32 logits, in place; a temperature of 0 asks for the likeliest word."""
+
+    def apply_temperature(logits_TV: torch.Tensor, request_T: torch.Tensor, temperature_R: torch.Tensor) -> None:
+        temperature_T = temperature_R[request_T.long()]
+        logits_TV.div_(temperature_T.masked_fill(temperature_T == 0, 1.0).unsqueeze(-1))
+
+    return apply_temperature
