@@ -55,7 +55,7 @@ def test_what_changes_and_what_stays():
         *(f"model.layers.1.{name}" for name in (*ATTENTION, "mlp.experts")),
     ]
     assert applied.unquantized == ["lm_head"] and applied.in_engine.names == ()
-    assert applied.others == 2 * 4 + 1 + 1 + 1, "norms of two layers and the last one, an MLP, a router"
+    assert applied.others == 2 * 4 + 1 + 1 + 1 + 1, "norms of two layers and the last one, an MLP, a router, the angles"
     assert list(model.state_dict()) == before
     assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
     cut = {name for name, module in model.named_modules() if getattr(module, "ranks", 1) == 2}
