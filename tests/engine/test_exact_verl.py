@@ -37,9 +37,14 @@ log_probs.log_probs_of = off_by_a_bit
 """
 
 
-def test_no_token_of_two_ranks_is_unequal(tmp_path):
-    """Packed on two ranks of the actor, two micro-batches each."""
-    packed = ("actor_rollout_ref.model.use_remove_padding=true",)
+@pytest.mark.parametrize("ulysses", [1, 2])
+def test_no_token_of_two_ranks_is_unequal(ulysses, tmp_path):
+    """Packed on two ranks of the actor, in several micro-batches, or both ranks at the same sequences."""
+    packed = (
+        "actor_rollout_ref.model.use_remove_padding=true",
+        f"actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size={ulysses}",
+        f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={ulysses}",
+    )
     steps = train(prepare(tmp_path), *EXACT, *packed, workers=2, steps=STEPS)
     assert len(steps) == STEPS
     for step in steps:

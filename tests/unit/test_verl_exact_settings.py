@@ -26,7 +26,7 @@ def config(options=EXACT, **changes):
     parts = {
         "rollout": {**ROLLOUT, "engine_kwargs": engine},
         "model": {"path": "org/model", "lora_rank": 0, "use_fused_kernels": False},
-        "actor": {"strategy": "fsdp2", "ulysses_sequence_parallel_size": 1},
+        "actor": {"strategy": "fsdp2"},
     }
     made = OmegaConf.create({"actor_rollout_ref": parts, "trainer": {"device": "cuda", "v1": {"trainer_mode": "sync"}}})
     for name, value in changes.items():
@@ -45,7 +45,6 @@ def test_an_exact_actor_computes_as_the_engines_ranks(ranks):
     [
         ("actor.strategy", "fsdp"),
         ("actor.strategy", "megatron"),
-        ("actor.ulysses_sequence_parallel_size", 2),
         ("model.use_fused_kernels", True),
         ("rollout.calculate_log_probs", False),
         ("rollout.logprobs_mode", "raw_logprobs"),

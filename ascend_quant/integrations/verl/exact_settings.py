@@ -18,7 +18,6 @@ OPTION = f"rollout.engine_kwargs.{QUANTIZATION}.qat={NAME}"
 PARTS, SYNC = "actor_rollout_ref", "sync"
 MUST_BE: dict[str, tuple[Any, str]] = {  # below actor_rollout_ref; verl's defaults where nothing is set
     "actor.strategy": ("fsdp2", "whose parameters are in BF16 while a layer computes"),
-    "actor.ulysses_sequence_parallel_size": (1, "the engine's kernel has whole sequences"),
     "model.use_fused_kernels": (False, "verl's fused kernel takes log-probabilities otherwise than the engine"),
     "rollout.calculate_log_probs": (True, "the actor's are compared with them in every step"),
     "rollout.logprobs_mode": ("processed_logprobs", "the actor divides by the temperature too"),

@@ -27,10 +27,13 @@ AGGREGATED = {"exact/tokens": "sum", "exact/unequal": "sum", "exact/max_diff": "
 def apply(module: torch.nn.Module, ranks: int) -> Applied:
     """The engine's forward for what a training engine of verl's holds."""
     from ascend_quant.integrations.verl import hooks
+    from ascend_quant.integrations.verl.packed_attention import register_exact
 
     register_products(get_device_name())
     hooks.take_log_probs_as_the_engine()
-    return apply_exact(module, ranks)
+    applied = apply_exact(module, ranks)
+    register_exact()
+    return applied
 
 
 class Counter:

@@ -12,6 +12,8 @@ Shape suffixes: B rows of a batch, S tokens of a row, T tokens of all sequences,
 """
 
 import inspect
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ from transformers.masking_utils import AttentionMaskInterface, flash_attention_m
 from verl.utils import ulysses
 
 from ascend_quant import packing
+from ascend_quant.exact.attention import NAME as EXACT
+from ascend_quant.exact.attention import by_sequence
 from ascend_quant.integrations.verl import hooks
 from ascend_quant.integrations.verl.attention_settings import PACKED
 from ascend_quant.integrations.wrapping import install
@@ -43,6 +47,11 @@ def register() -> None:
     install(hooks.WITH_OUR_ATTENTION)
 
 
+def register_exact() -> None:
+    """Have the exact attention's name mean the one that exchanges heads under Ulysses."""
+    AttentionInterface.register(EXACT, partial(packed_attention, compute=exact))
+
+
 def packed_attention(
     module: torch.nn.Module,
     q_BHSD: torch.Tensor,
@@ -56,6 +65,7 @@ def packed_attention(
     is_causal: bool | None = None,
     s_aux: torch.Tensor | None = None,
     position_ids: torch.Tensor | None = None,
+    compute: Callable[..., torch.Tensor] | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls in every layer. Keys and values may have fewer heads than queries.
@@ -66,6 +76,7 @@ def packed_attention(
     Args:
         attention_mask: (B, S), true tokens nonzero, or None if nothing is padded.
         position_ids: (B, S); without a mask, a sequence begins wherever it is 0.
+        compute: what computes in the place of `varlen`.
 
     Returns:
         (B, S, H, D), and None for the weights.
@@ -99,9 +110,27 @@ def packed_attention(
         _refuse(module, "sequences without positions: position_ids", "None")
     q, k, v = (packing.true_tokens(x, sequences.kept) for x in (q, k, v))
     window = sliding_window - 1 if sliding_window else EVERYTHING
-    out = varlen(q, k, v, sequences, (window, 0 if causal else window), scaling)
+    out = (compute or varlen)(q, k, v, sequences, (window, 0 if causal else window), scaling)
     out = packing.padded_again(out, sequences.kept, batch)
     return (ulysses.gather_heads_scatter_seq(out, seq_dim=1, head_dim=2) if exchange else out), None
+
+
+def exact(
+    q_THD: torch.Tensor,
+    k_THD: torch.Tensor,
+    v_THD: torch.Tensor,
+    sequences: Sequences,
+    window: tuple[int, int],
+    scale: float | None,
+) -> torch.Tensor:
+    """Attention within each sequence, (T, H, D), by an exact engine's kernel.
+
+    Raises:
+        NotImplementedError: a window, or a model that is not causal.
+    """
+    if window != (EVERYTHING, 0):
+        raise NotImplementedError(f"{EXACT} has no window={window}: it is causal attention to all tokens before")
+    return by_sequence(q_THD, k_THD, v_THD, sequences, scale)
 
 
 def varlen(
