@@ -83,6 +83,8 @@ def apply_exact(model: nn.Module, tensor_parallel: int = 1) -> Applied:
         for name, module in named_modules([model])
         if module not in taken and (change := _other(name, module)) is not None
     ]
+    if replaced := [change.name for change in (*layers, *others) if "forward" in vars(change.module)]:
+        raise NotExact(f"{replaced[0]}: something has replaced this module's forward; switch that off")
     attention.register()
     for _, module, kind, ranks in (*layers, *others):
         module.__class__, module.ranks = kind, ranks

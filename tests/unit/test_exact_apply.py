@@ -104,6 +104,11 @@ def unknown_module(model):
     model.model.layers[0].mlp.noise = nn.Dropout(0.1)
 
 
+def replaced_forward(model):
+    norm = model.model.layers[1].input_layernorm
+    norm.forward = norm.forward
+
+
 REFUSED = {  # model, what is done to it, arguments, what the error names
     "family": (dense, lambda m: setattr(m.config, "model_type", "gemma3"), {}, ("gemma3", "qwen3_moe")),
     "ranks": (dense, None, {"tensor_parallel": 4}, ("tensor_parallel=4",)),
@@ -131,6 +136,7 @@ REFUSED = {  # model, what is done to it, arguments, what the error names
     "linear": (dense, other_linear, {}, ("model.layers.1.self_attn.o_proj", "Doubled")),
     "router": (mixture, sigmoid_router, {}, ("model.layers.1.mlp.gate", "Qwen3MoeTopKRouter")),
     "module": (dense, unknown_module, {}, ("model.layers.0.mlp.noise", "Dropout")),
+    "forward": (dense, replaced_forward, {}, ("model.layers.1.input_layernorm",)),
     "lora": (dense, lambda m: setattr(m, "peft_config", {}), {}, ("LoRA",)),
     "odd intermediate size": (
         lambda: dense(intermediate_size=97),
