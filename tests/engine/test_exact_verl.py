@@ -8,6 +8,8 @@ pytest.importorskip("vllm", reason="the engine tests need vLLM")
 from naming import has_line_naming
 from verl_runs import QUANTIZED, prepare, train
 
+from ascend_quant.integrations.verl.attention_settings import LIBRARY, NAME_KEY, PACKED
+
 pytestmark = pytest.mark.timeout(600)
 
 STEPS, SAMPLES, TEMPERATURE = 3, 32, 0.8
@@ -42,6 +44,8 @@ def test_no_token_of_two_ranks_is_unequal(ulysses, tmp_path):
     """Packed on two ranks of the actor, in several micro-batches, or both ranks at the same sequences."""
     packed = (
         "actor_rollout_ref.model.use_remove_padding=true",
+        f"actor_rollout_ref.model.external_lib={LIBRARY}",
+        f"++{NAME_KEY}={PACKED}",
         f"actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size={ulysses}",
         f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={ulysses}",
     )
