@@ -34,6 +34,12 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+@torch.library.custom_op("ascend_quant::exact_silu_mul_apart", mutates_args=(), device_types="cpu")
+def silu_mul_apart(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """The same of two tensors (..., K), which a trainer computes apart."""
+    return F.silu(gate) * up
+
+
 @torch.library.custom_op("ascend_quant::exact_rotate", mutates_args=(), device_types="cpu")
 def rotate(
     positions_T: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin_PD: torch.Tensor
@@ -74,6 +80,11 @@ def _(x):
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
 
+@silu_mul_apart.register_fake
+def _(gate, up):
+    return gate.new_empty(gate.shape)
+
+
 @rotate.register_fake
 def _(positions_T, query, key, cos_sin_PD):
     return query.new_empty(query.shape), key.new_empty(key.shape)
@@ -98,6 +109,13 @@ def _(x):
     from ascend_quant.kernels import triton_exact
 
     return triton_exact.silu_mul(x)
+
+
+@silu_mul_apart.register_kernel("cuda")
+def _(gate, up):
+    from ascend_quant.kernels import triton_exact
+
+    return triton_exact.silu_mul_apart(gate, up)
 
 
 @rotate.register_kernel("cuda")

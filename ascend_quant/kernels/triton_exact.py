@@ -30,10 +30,15 @@ def add_rms_norm(
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
     """See `exact_ops.silu_mul`; BF16."""
-    x_MK = x.reshape(-1, x.shape[-1])
-    out_MK = torch.empty((x_MK.shape[0], x_MK.shape[1] // 2), dtype=x.dtype, device=x.device)
-    triton_fused_tokens.silu_into(out_MK, None, x_MK, rounded=True)
-    return out_MK.view(*x.shape[:-1], out_MK.shape[1])
+    return silu_mul_apart(*x.chunk(2, dim=-1))
+
+
+def silu_mul_apart(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """See `exact_ops.silu_mul_apart`; BF16."""
+    gate_MK, up_MK = (part.reshape(-1, part.shape[-1]) for part in (gate, up))
+    out_MK = torch.empty(gate_MK.shape, dtype=gate.dtype, device=gate.device)
+    triton_fused_tokens.silu_into(out_MK, None, gate_MK, up_MK, rounded=True)
+    return out_MK.view(gate.shape)
 
 
 def rotate(

@@ -66,10 +66,12 @@ def norm_rows(
 
 @triton.jit
 def silu_rows(
-    source,  # (M, 2 * K): gate, then up
-    codes,
+    gate_rows,
+    up_rows,
+    codes,  # or the values, unless CODED
     scales,
-    stride,
+    gate_stride,  # between rows
+    up_stride,
     K: tl.constexpr,
     WIDTH: tl.constexpr,
     ROUND: tl.constexpr,
@@ -80,8 +82,8 @@ def silu_rows(
     columns = tl.arange(0, WIDTH)[None, :]
     inside = columns < K
     wait(EARLY)
-    gate = tl.load(source + row * stride + columns, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(source + row * stride + K + columns, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_rows + row * gate_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_rows + row * up_stride + columns, mask=inside, other=0.0).to(tl.float32)
     root = tl.rsqrt(1.0 + tl.exp2(gate * MINUS_LOG2_E))  # silu is gate * root**2: a division would be slower
     gate = gate * root * root
     if ROUND:
@@ -165,19 +167,22 @@ def silu_mul_quantize(x: torch.Tensor, rounded: bool = False) -> tuple[torch.Ten
     Args:
         rounded: to BF16 wherever `exact_ops.silu_mul` rounds, not once.
     """
-    codes_MK, scale_M1 = outputs(x, x.shape[1] // 2)
-    silu_into(codes_MK, scale_M1, x, rounded)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    gate_MK, up_MK = x.chunk(2, dim=1)
+    codes_MK, scale_M1 = outputs(x, gate_MK.shape[1])
+    silu_into(codes_MK, scale_M1, gate_MK, up_MK, rounded)
     return codes_MK, scale_M1
 
 
-def silu_into(out_MK: torch.Tensor, scale_M1: torch.Tensor | None, x: torch.Tensor, rounded: bool) -> None:
-    """Write the codes and scales, or without `scale_M1` the values of silu(gate) * up."""
-    x = x if x.stride(1) == 1 else x.contiguous()
-    rows, columns = x.shape[0], x.shape[1] // 2
+def silu_into(
+    out_MK: torch.Tensor, scale_M1: torch.Tensor | None, gate_MK: torch.Tensor, up_MK: torch.Tensor, rounded: bool
+) -> None:
+    """Write the codes and scales, or without `scale_M1` the values of silu(gate) * up, whose rows are contiguous."""
+    rows, columns = gate_MK.shape
     if rows:
-        (width, warps), early = tiling(columns), starts_early(x.device)
-        with torch.cuda.device_of(x):
+        (width, warps), early = tiling(columns), starts_early(gate_MK.device)
+        with torch.cuda.device_of(gate_MK):
             silu_rows[(rows,)](
-                x, out_MK, scale_M1, x.stride(0), columns, width, rounded, scale_M1 is not None, early,
-                num_warps=warps, **launch(early),
+                gate_MK, up_MK, out_MK, scale_M1, gate_MK.stride(0), up_MK.stride(0), columns, width, rounded,
+                scale_M1 is not None, early, num_warps=warps, **launch(early),
             )  # fmt: skip

@@ -139,7 +139,10 @@ def test_the_next_kernel_may_come_at_the_beginning_or_after_the_sums(late):
 
 @GPUS
 def test_codes_of_tokens(capability):
-    types = dict.fromkeys(("source", "residual", "weight", "total"), "*bf16") | {"codes": "*i8", "scales": "*fp32"}
+    types = dict.fromkeys(("source", "residual", "weight", "total", "gate_rows", "up_rows"), "*bf16") | {
+        "codes": "*i8",
+        "scales": "*fp32",
+    }
     types["eps"] = "fp32"
     width, warps = triton_tokens.tiling(5120)
     coded = {"ROUND": False, "CODED": True}
