@@ -15,17 +15,20 @@ class Compared(NamedTuple):
         tokens: how many have been compared.
         unequal: those whose bits differ.
         max_diff: the largest magnitude of a difference, in nats; infinite where a value is not finite.
+        k3_kl: the k3 estimate of the KL from engine to trainer, in nats a token: the mean of exp(d) - 1 - d, d the
+            trainer's less the engine's; 0 without tokens, infinite where a value is not finite.
         first: row and position of the first that differs, by rows; None if none does.
     """
 
     tokens: int
     unequal: int
     max_diff: float
+    k3_kl: float
     first: tuple[int, int] | None
 
     def as_metrics(self) -> dict[str, float]:
         """By the names that verl logs."""
-        return {"exact/tokens": self.tokens, "exact/unequal": self.unequal, "exact/max_diff": self.max_diff}
+        return {f"exact/{name}": getattr(self, name) for name in ("tokens", "unequal", "max_diff", "k3_kl")}
 
 
 def compare(engine_RS: torch.Tensor, trainer_RS: torch.Tensor, mask_RS: torch.Tensor) -> Compared:
@@ -47,10 +50,13 @@ def compare(engine_RS: torch.Tensor, trainer_RS: torch.Tensor, mask_RS: torch.Te
     engine_RS, trainer_RS = engine_RS.detach(), trainer_RS.detach()
     other_RS = (engine_RS.view(torch.int32) != trainer_RS.view(torch.int32)) & mask_RS
     places = other_RS.nonzero()
-    difference = (engine_RS - trainer_RS)[other_RS].abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    difference = (trainer_RS - engine_RS)[other_RS].double()
+    difference = difference.where(difference.isfinite(), torch.inf)
+    tokens = int(mask_RS.sum())
     return Compared(
-        tokens=int(mask_RS.sum()),
+        tokens=tokens,
         unequal=len(places),
-        max_diff=difference.max().item() if len(places) else 0.0,
+        max_diff=difference.abs().max().item() if len(places) else 0.0,
+        k3_kl=(difference.expm1() - difference).nan_to_num(torch.inf, torch.inf).sum().item() / max(tokens, 1),
         first=tuple(places[0].tolist()) if len(places) else None,
     )

@@ -139,12 +139,19 @@ class Model(str, Enum):
 
 def demo(
     arms: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Rollouts to compare, with commas: a scheme, a scheme-qat, or a scheme-uncorrected (no importance "
-            "weights)."
+            help="Rollouts to compare, with commas: a scheme, a scheme-qat, a scheme-uncorrected (no importance "
+            "weights), or int8-exact.  [default: bf16,int8]"
         ),
-    ] = "bf16,int8",
+    ] = None,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="Compare int8-exact, whose trainer computes the engine's policy bit for bit, with int8 and bf16.",
+        ),
+    ] = False,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Training steps of each arm.  [default: the recipe's]")
     ] = None,
@@ -157,7 +164,7 @@ def demo(
 
     from launch import LaunchError
     from launch.demo.report import run_demo
-    from launch.demo.training import ARMS, Choices, load_recipe
+    from launch.demo.training import Choices, load_recipe
     from launch.processes import end_as_after_ctrl_c
     from launch.stacks import STACK_VARIABLE
 
@@ -166,11 +173,7 @@ def demo(
             f"this image is for {stack}, and the demo trains on CPUs: use the cpu image; here, ./run.sh smoke",
             WRONG_USE,
         )
-    names = tuple(name.strip() for name in arms.split(","))
-    if unknown := [name for name in names if name not in ARMS]:
-        fail(f"--arms {unknown[0]!r}: choose from {', '.join(ARMS)}", WRONG_USE)
-    if len(set(names)) < len(names):
-        fail(f"--arms {arms!r}: names an arm twice", WRONG_USE)
+    names = demo_arms(arms, exact)
     folder = Path(time.strftime("runs/%Y%m%d-%H%M%S") if out is None else out).resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -184,6 +187,22 @@ def demo(
         run_demo(chosen, folder, Console())
     except LaunchError as error:
         fail(str(error), FAILED)
+
+
+def demo_arms(arms: str | None, exact: bool) -> tuple[str, ...]:
+    """The arms that --arms names, or those of --exact; both, and what is no arm, is wrong use."""
+    from launch.demo.training import ARMS, BESIDE_EXACT
+
+    if exact and arms is not None:
+        fail(f"--exact with --arms {arms!r}: it is --arms {','.join(BESIDE_EXACT)}; leave one of them out", WRONG_USE)
+    if exact:
+        return BESIDE_EXACT
+    names = tuple(name.strip() for name in ("bf16,int8" if arms is None else arms).split(","))
+    if unknown := [name for name in names if name not in ARMS]:
+        fail(f"--arms {unknown[0]!r}: choose from {', '.join(ARMS)}", WRONG_USE)
+    if len(set(names)) < len(names):
+        fail(f"--arms {arms!r}: names an arm twice", WRONG_USE)
+    return names
 
 
 def stop(

@@ -1,7 +1,7 @@
 """The demo from its choices to its report: model and data, warm-up, one verl run for each arm, the table of results.
 
 The report is report.json, from the metrics that verl has logged of the arms, and report.png: six small panels by step,
-all arms in each.
+all arms in each. Of an exact arm it has the tokens that were compared and those that are unequal.
 """
 
 import json
@@ -18,7 +18,7 @@ from rich.table import Table
 from ascend_quant.progress import Bars
 from launch import LaunchError
 from launch.demo.task import write_parquet
-from launch.demo.training import QAT, Choices, is_corrected, read_lines, scheme_of, train
+from launch.demo.training import QAT, Choices, is_corrected, is_exact, read_lines, scheme_of, train
 
 FIELDS = {
     "reward": "critic/rewards/mean",
@@ -31,6 +31,11 @@ WEIGHT_FIELDS = {  # of runs with importance weights
     "is_max": "rollout_corr/rollout_is_max",
     "ess": "rollout_corr/rollout_is_eff_sample_size",
 }
+EXACT_FIELDS = {  # of exact actors, in bypass mode verl 0.9.1 logs no rollout_corr/*
+    "k3_kl": "exact/k3_kl",
+    "compared": "exact/tokens",
+    "unequal": "exact/unequal",
+}
 SPEED_FIELDS = {
     "rollout_seconds": "timing_s/gen",
     "update_seconds": "timing_s/update_actor",
@@ -40,9 +45,10 @@ SPEED_FIELDS = {
 }
 PREFIX = "refit/"
 FINAL_STEPS = 5
+LEAST_KL = 1e-6  # below it the axis is linear, so that 0 has a place
 PANELS = (
     ("reward", "reward (exact answers)", "linear"),
-    ("k3_kl", "mismatch KL (k3), trainer against rollout", "log"),
+    ("k3_kl", "mismatch KL (k3), trainer against rollout", "symlog"),
     ("ess", "effective sample size (of 1)", "linear"),
     ("refit_seconds", "refit time (s)", "linear"),
     ("step_seconds", "time of a step (s)", "linear"),
@@ -92,13 +98,14 @@ def run_arm(choices: Choices, arm: str, out: Path, bars: Bars) -> None:
     train(choices, arm, out, show)
 
 
-def step_record(line: dict[str, Any], corrected: bool = True) -> dict[str, float]:
+def step_record(line: dict[str, Any], corrected: bool = True, exact: bool = False) -> dict[str, float]:
     """One step of the report; a metric that verl did not log is an error, not a gap in a plot.
 
     Args:
         corrected: whether the run has importance weights, of which verl then logs figures.
+        exact: whether its actor is exact, of which figures are logged too.
     """
-    return pick(line, FIELDS | (WEIGHT_FIELDS if corrected else {}))
+    return pick(line, FIELDS | (WEIGHT_FIELDS if corrected else {}) | (EXACT_FIELDS if exact else {}))
 
 
 def speed_record(line: dict[str, Any]) -> dict[str, float]:
@@ -123,7 +130,7 @@ def receipt(line: dict[str, Any]) -> dict[str, float]:
 def arm_report(name: str, metrics: Path) -> dict[str, Any]:
     """One arm, step by step."""
     lines = read_lines(metrics)
-    steps = [step_record(line, is_corrected(name)) | speed_record(line) for line in lines]
+    steps = [step_record(line, is_corrected(name), is_exact(name)) | speed_record(line) for line in lines]
     return {
         "name": name,
         "scheme": scheme_of(name),
@@ -147,12 +154,16 @@ def build_report(choices: Choices, out: Path, seconds: float) -> dict[str, Any]:
 
 
 def summary(arm: dict[str, Any]) -> dict[str, float]:
-    """The numbers of one arm that fit a table's row. Without importance weights `ess_min` is NaN."""
+    """The numbers of one arm that fit a table's row. Without importance weights `ess_min` is NaN.
+
+    `unequal`, of an exact arm, is the sum of all steps; else NaN.
+    """
     steps = arm["steps"]
     return {
         "start_reward": steps[0]["reward"],
         "final_reward": arm["final_reward"],
         "k3_kl_mean": fmean(step["k3_kl"] for step in steps),
+        "unequal": sum(step.get("unequal", nan) for step in steps),
         "ess_min": min(step.get("ess", nan) for step in steps),
         "refit_ms_median": 1000 * median(step["refit_seconds"] for step in steps),
         "step_s_median": median(step["step_seconds"] for step in steps),
@@ -165,15 +176,19 @@ def table(report: dict[str, Any]) -> Table:
     last = min(FINAL_STEPS, *(len(arm["steps"]) for arm in report["arms"]))
     result = Table(title=f"{report['task']} ({report['model']}, token-level TIS)", box=None, collapse_padding=True)
     result.add_column("rollout", no_wrap=True)
-    for column in ("reward first", f"reward last {last}", "k3_kl mean", "ESS min", "refit ms", "step s"):
+    exact = any(is_exact(arm["name"]) for arm in report["arms"])
+    counted = ("unequal",) if exact else ()
+    for column in ("reward first", f"reward last {last}", "k3_kl mean", *counted, "ESS min", "refit ms", "step s"):
         result.add_column(column, justify="right")
     result.add_column("tokens/s", justify="right", no_wrap=True)
     for arm in report["arms"]:
         numbers = summary(arm)
         ess = "-" if isnan(numbers["ess_min"]) else f"{numbers['ess_min']:.4f}"  # without importance weights
+        unequal = "-" if isnan(numbers["unequal"]) else f"{numbers['unequal']:.0f}"  # not counted: no exact arm
         result.add_row(
             *(arm["name"], f"{numbers['start_reward']:.3f}", f"{numbers['final_reward']:.3f}"),
-            *(f"{numbers['k3_kl_mean']:.1e}", ess, f"{numbers['refit_ms_median']:.0f}"),
+            *(f"{numbers['k3_kl_mean']:.1e}", *((unequal,) if exact else ()), ess),
+            f"{numbers['refit_ms_median']:.0f}",
             *(f"{numbers['step_s_median']:.1f}", f"{numbers['rollout_tokens_s_median']:.0f}"),
         )
     return result
@@ -183,7 +198,13 @@ def told(report: dict[str, Any]) -> str:
     """What the run has shown of its weight syncs, and what comes next."""
     proved = [receipt["proved"] for arm in report["arms"] for receipt in arm["receipts"]]
     least = f"in each at least {min(proved):.0f} parameters arrived as the trainer sent them, by their checksums"
-    return f"{len(proved)} weight syncs: {least}. The columns: docs/demo.md; next: docs/first_day.md"
+    exact = "".join(
+        f"{arm['name']}: {summary(arm)['unequal']:.0f} of {sum(step['compared'] for step in arm['steps']):.0f} tokens "
+        "have another log-probability in the trainer than in the engine, compared as float32 bits. "
+        for arm in report["arms"]
+        if is_exact(arm["name"])
+    )
+    return f"{exact}{len(proved)} weight syncs: {least}. The columns: docs/demo.md; next: docs/first_day.md"
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
@@ -198,8 +219,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
             points = [(step["step"], step.get(field, nan)) for step in arm["steps"]]
             axes.plot(*zip(*points, strict=True), marker=".", label=arm["name"])
         axes.set(title=title, xlabel="step")
-        if scale == "log":
-            axes.set_yscale(scale, nonpositive="mask")  # a KL of 0 has no place there
+        if scale == "symlog":
+            axes.set_yscale(scale, linthresh=LEAST_KL)
         else:
             axes.ticklabel_format(useOffset=False)  # 0.9998, and not 2 behind 1e-4+9.996e-1
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -23,11 +23,14 @@ from launch.recipes.verl import leaves
 
 QAT = "-qat"  # an arm is named after the scheme of its rollout weights; so, if it is trained with fake quantization
 UNCORRECTED = "-uncorrected"  # or without importance weights
+EXACT = "-exact"  # or by an actor whose forward pass computes the engine's policy bit for bit
 ARMS = (
     *SCHEMES,
     *(f"{scheme}{QAT}" for scheme in ("int8", "int4_g128", "int4_g32")),
     *(f"{scheme}{UNCORRECTED}" for scheme in SCHEMES),
+    f"int8{EXACT}",
 )
+BESIDE_EXACT = (f"int8{EXACT}", "int8", "bf16")
 FIRST_STEP_SECONDS = 600  # includes starting Ray, verl and vLLM: about 80 s on two idle cores
 NEXT_STEP_SECONDS = 180
 
@@ -102,12 +105,17 @@ def load_recipe(name: str = "demo") -> dict[str, Any]:
 
 def scheme_of(arm: str) -> str:
     """That of the arm's rollout weights."""
-    return arm.removesuffix(QAT).removesuffix(UNCORRECTED)
+    return arm.removesuffix(QAT).removesuffix(UNCORRECTED).removesuffix(EXACT)
 
 
 def is_corrected(arm: str) -> bool:
     """Whether the arm has importance weights against the difference between the engine's policy and the trainer's."""
-    return not arm.endswith(UNCORRECTED)
+    return not arm.endswith((UNCORRECTED, EXACT))
+
+
+def is_exact(arm: str) -> bool:
+    """Whether the actor computes the engine's policy bit for bit."""
+    return arm.endswith(EXACT)
 
 
 def overrides(
@@ -115,8 +123,8 @@ def overrides(
 ) -> list[str]:
     """All override arguments of one arm; `++` sets a key whether verl's defaults have it or not.
 
-    Without importance weights verl 0.9.1 computes none, rejects nothing, and still logs the mismatch; the old policy's
-    log-probabilities are the trainer's own in every arm, for bypass_mode stays off.
+    Without importance weights verl 0.9.1 computes none, rejects nothing, and still logs the mismatch. The old policy's
+    log-probabilities are the rollout's where the actor is exact (bypass_mode), else the trainer's own.
 
     Args:
         changes: keys of verl that are to be otherwise.
@@ -139,6 +147,12 @@ def overrides(
     }
     if arm.endswith(QAT):
         tree[f"{engine}.ascend_quant.qat"] = scheme_of(arm)
+    if is_exact(arm):
+        tree |= {
+            f"{engine}.ascend_quant.qat": f"{scheme_of(arm)}_exact",
+            f"{engine}.vllm.hf_overrides.quantization_config.exact": True,
+            "algorithm.rollout_correction.bypass_mode": True,
+        }
     return [f"++{key}={json.dumps(value)}" for key, value in {**tree, **changes}.items()]
 
 

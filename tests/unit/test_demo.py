@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from dataclasses import replace
+from math import isnan, nan
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from naming import has_line_naming
 from rich.console import Console
 from typer.testing import CliRunner
 
-from launch import LaunchError
+from launch import ROOT, LaunchError
 from launch.child import last_errors
 from launch.commands import app
+from launch.commands.train import demo_arms
 from launch.demo import report, training
 from launch.demo import task as models
 from launch.demo.reward import compute_score
@@ -52,9 +54,37 @@ def test_arms_differ_in_one_setting_and_their_folder(tmp_path, one, other, diffe
     assert {"++trainer.total_training_steps=7", "++actor_rollout_ref.rollout.calculate_log_probs=true"} <= first
 
 
+@pytest.mark.parametrize("page", ["low_precision.md", "low_precision.zh.md"])
+def test_the_exact_arm_has_the_settings_of_the_page_of_exact_int8(tmp_path, page):
+    text = (ROOT / "docs" / page).read_text()
+    settings = next(
+        block.split() for block in text.split("```") if "qat=int8_exact" in block and "bypass_mode" in block
+    )
+    given = training.overrides(CHOICES, "int8-exact", tmp_path, Path("/tmp/ray"))
+    given = {line.lstrip("+").replace('"', "") for line in given}
+    assert len(settings) == 5 and {setting.lstrip("+") for setting in settings} <= given
+    assert any(line.endswith(".scheme=int8") for line in given)
+
+
+@pytest.mark.parametrize(
+    ("arms", "exact", "names"),
+    [
+        (None, False, ("bf16", "int8")),
+        ("int8-exact, fp8", False, ("int8-exact", "fp8")),
+        (None, True, ("int8-exact", "int8", "bf16")),
+    ],
+)
+def test_arms_of_the_command_line(arms, exact, names):
+    assert demo_arms(arms, exact) == names
+    corrected = [training.is_corrected(name) for name in names]
+    assert corrected == [name != "int8-exact" for name in names]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--exact", "--arms", "bf16"], "--arms 'bf16'"),
+        (["--arms", "fp8-exact"], "--arms 'fp8-exact'"),
         (["--arms", "int8,int9"], "--arms 'int9': choose from int8, fp8"),
         (["--arms", "int8,int8"], "--arms 'int8,int8': names an arm twice"),
         (["--steps", "0"], "--steps"),
@@ -123,15 +153,17 @@ def test_report_of_hand_written_metrics(finished):
     assert (result["task"], result["seconds"]) == ("addition of two numbers up to 9", 61.2)
     assert [receipt["digest"] for receipt in int8["receipts"]] == list(range(6, 13))
     assert report.summary(bf16) == pytest.approx(
-        {
+        nan_ok=True,
+        expected={
             "start_reward": 0.5,
             "final_reward": 0.88,
             "k3_kl_mean": 4e-4,
+            "unequal": nan,
             "ess_min": 0.94,
             "refit_ms_median": 40.0,
             "step_s_median": 5.0,
             "rollout_tokens_s_median": 200.0,
-        }
+        },
     )
 
 
@@ -142,12 +174,36 @@ def test_the_plot_is_a_file_and_the_table_has_every_arm(finished):
     assert (finished / "report.png").read_bytes().startswith(b"\x89PNG")
     for arm, name in zip(result["arms"], ("int4_g128-qat", "fp8_tensor-uncorrected"), strict=True):
         arm["name"] = name  # the longest
-    console = Console(width=80, file=io.StringIO())
-    console.print(report.table(result))
-    shown = console.file.getvalue()
+    shown = table_of(result)
     assert "…" not in shown and shown.count("4.0e-04") == 2 and "0.880" in shown
     assert all(name in shown for name in ("int4_g128-qat", "fp8_tensor-uncorrected"))
     assert "last 5" in " ".join(shown.split()) and has_line_naming(report.told(result), 14, 27)
+
+
+def table_of(result) -> str:
+    console = Console(width=80, file=io.StringIO())
+    console.print(report.table(result))
+    return console.file.getvalue()
+
+
+def test_an_exact_arm_has_the_sum_of_its_unequal_tokens_and_their_own_k3(tmp_path):
+    """verl logs no rollout_corr/* of such a run."""
+    (tmp_path / "int8-exact").mkdir()
+    (tmp_path / "int8").mkdir()
+    lines = [json.loads(metrics_line(step, 0.5, 7, 1, 2, 0.01)) for step in (1, 2)]
+    (tmp_path / "int8" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for line, unequal, k3_kl in zip(lines, (3, 2), (2e-6, 4e-6), strict=True):
+        line["data"] = {name: value for name, value in line["data"].items() if not name.startswith("rollout_corr/")}
+        line["data"] |= {"exact/tokens": 160, "exact/unequal": unequal, "exact/k3_kl": k3_kl}
+    (tmp_path / "int8-exact" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    choices = replace(CHOICES, arms=("int8-exact", "int8"), steps=2)
+    result = report.build_report(choices, tmp_path, 1.0)
+    exact, corrected = (report.summary(arm) for arm in result["arms"])
+    assert (exact["unequal"], exact["k3_kl_mean"]) == (5, pytest.approx(3e-6))
+    assert isnan(exact["ess_min"]) and isnan(corrected["unequal"]) and corrected["k3_kl_mean"] == 7
+    (row,) = (line.split() for line in table_of(result).splitlines() if "int8-exact" in line)
+    assert row[3:6] == ["3.0e-06", "5", "-"]
+    assert has_line_naming(report.told(result), "int8-exact", "5 of 320")
 
 
 def test_a_half_written_line_waits_for_the_next_look(tmp_path):

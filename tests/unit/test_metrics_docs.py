@@ -56,7 +56,7 @@ def test_refit(page: Path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_exact(page: Path):
-    assert named(page, "exact/") == set(Compared(1, 0, 0.0, None).as_metrics())
+    assert named(page, "exact/") == set(Compared(1, 0, 0.0, 0.0, None).as_metrics())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

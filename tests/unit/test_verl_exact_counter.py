@@ -68,7 +68,7 @@ def test_tokens_are_counted_while_both_have_the_same_weights():
     Counter(engine)
     assert step(engine) == {}, "nothing has been synced"
     assert engine.get_per_tensor_param() == ("weights", None)
-    equal = {"exact/tokens": RANKS * sum(ANSWERS), "exact/unequal": 0, "exact/max_diff": 0}
+    equal = {"exact/tokens": RANKS * sum(ANSWERS), "exact/unequal": 0, "exact/max_diff": 0, "exact/k3_kl": 0}
     assert step(engine) == step(engine) == equal
     assert step(engine, forward_only=True) == {}
     assert engine.optimizer_step() == 0.5
@@ -88,6 +88,7 @@ def test_the_first_token_that_differs_is_told_once(caplog):
     finally:
         torch.distributed.destroy_process_group()
     expected = {"exact/tokens": RANKS * 5, "exact/unequal": RANKS * 5, "exact/max_diff": 2.0**-20}
+    expected["exact/k3_kl"] = pytest.approx(2.0**-41, rel=1e-3, abs=0)  # a mean over ranks; of d, d**2 / 2
     assert found == [expected, expected]
     (record,) = caplog.records
     assert has_line_naming(record.getMessage(), "5 of 5", "token 0 of row 0", "prompt of 2", "rank 0")

@@ -21,7 +21,12 @@ from ascend_quant.integrations.vllm.layers import register_products
 
 logger = logging.getLogger(__name__)
 
-AGGREGATED = {"exact/tokens": "sum", "exact/unequal": "sum", "exact/max_diff": "max"}  # over micro-batches and ranks
+AGGREGATED = {  # over micro-batches and ranks
+    "exact/tokens": "sum",
+    "exact/unequal": "sum",
+    "exact/max_diff": "max",
+    "exact/k3_kl": "mean",
+}
 
 
 def apply(module: torch.nn.Module, ranks: int) -> Applied:
