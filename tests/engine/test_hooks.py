@@ -89,7 +89,7 @@ def test_of_vllm_is_replaced_what_is_listed_and_nothing_else():
     first, every = targets(of_vllm.AT_START), targets(of_vllm.HOOKS)
     # a module that has imported a function by its name holds it too
     assert {listed for listed in at_start.values()} == first <= at_start.keys()
-    later = (*of_vllm.WITH_HTTP_SERVER, *of_vllm.WITH_FIRST_MODEL)
+    later = (*of_vllm.WITH_HTTP_SERVER, *of_vllm.WITH_FIRST_MODEL, *of_vllm.WITH_FIRST_EXACT_MODEL)
     loaded_later = {target for hook in later if hook.loaded for target in hook.targets}
     assert every - loaded_later <= set(replaced.values()) <= every and set(replaced.values()) <= replaced.keys()
 

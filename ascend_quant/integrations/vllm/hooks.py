@@ -376,6 +376,14 @@ BY_HAND = (
         off=ANOTHER,
     ),
     ByHand(
+        "what the forward of a norm, a rotary embedding and SiLU calls in an exact model",
+        "ascend_quant.integrations.vllm.exact:install",
+        why="they are ops that a trainer has too; classes of ours (CustomOp.register_oot) would be every engine's "
+        "of the process",
+        versions="those whose CustomOp has _forward_method: 0.23 to 0.32",
+        off="without the option exact",
+    ),
+    ByHand(
         "the weight_loader of a quantized parameter",
         "ascend_quant.engine.loading:guard",
         why="called directly it would cast floats to int8, silently",
