@@ -378,8 +378,8 @@ BY_HAND = (
     ByHand(
         "what the forward of a norm, a rotary embedding and SiLU calls in an exact model",
         "ascend_quant.integrations.vllm.exact:install",
-        why="they are ops that a trainer has too; classes of ours (CustomOp.register_oot) would be every engine's "
-        "of the process",
+        why="they are ops that a trainer has too; classes of ours (CustomOp.register_oot) would serve "
+        "every engine of the process",
         versions="those whose CustomOp has _forward_method: 0.23 to 0.32",
         off="without the option exact",
     ),
