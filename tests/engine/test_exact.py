@@ -1,13 +1,16 @@
 """Option exact: an engine's decode gives each token the log-probability, to the bit, that its prefill gives."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from engines import engine, model_of
 from models import make
 from vllm import SamplingParams, _custom_ops
+from vllm.config import VllmConfig
 
 from ascend_quant.engine.options import Options
-from ascend_quant.integrations.vllm import exact_log_probs
+from ascend_quant.integrations.vllm import exact, exact_log_probs
 from ascend_quant.integrations.vllm.exact_attention import each_query
 from ascend_quant.refit import RefitError
 
@@ -91,6 +94,19 @@ def test_settings_that_are_not_exact_are_refused(tmp_path, settings, name):
         engine(make("qwen2", tmp_path), quantization_config={"exact": True}, **settings),
     ):
         pass
+
+
+@pytest.mark.parametrize(("device", "family"), [("cuda", 80), ("cuda", 100), ("npu", 0)])
+def test_devices_that_are_not_exact_are_refused(monkeypatch, device, family):
+    platform = SimpleNamespace(
+        device_type=device,
+        is_cpu=lambda: False,
+        is_cuda=lambda: device == "cuda",
+        is_device_capability_family=lambda asked: asked == family,
+    )
+    monkeypatch.setattr(exact, "current_platform", platform)
+    with pytest.raises(RefitError, match=device):
+        exact.check(VllmConfig())
 
 
 def test_layers_of_other_formulas_are_refused(tmp_path):

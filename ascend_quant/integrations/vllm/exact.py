@@ -39,7 +39,12 @@ def install(model: nn.Module, vllm_config: Any) -> None:
 
 
 def check(vllm_config: Any) -> None:
-    """Raise RefitError for a setting of the engine that cannot be exact."""
+    """Raise RefitError for a device or a setting of the engine that cannot be exact."""
+    if not (current_platform.is_cpu() or _is_hopper()):
+        raise RefitError(
+            f"option exact: on {current_platform.device_type} attention gives a token the same bits everywhere by "
+            "FlashAttention 3 alone, on Hopper GPUs (H100, H200); leave the option out"
+        )
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     settings = {
         "dtype": (vllm_config.model_config.dtype, torch.bfloat16),
@@ -57,6 +62,10 @@ def check(vllm_config: Any) -> None:
             f"option exact: tensor_parallel_size={parallel.tensor_parallel_size}: the order of an all-reduce's sums "
             f"is fixed for at most {MOST_RANKS} ranks"
         )
+
+
+def _is_hopper() -> bool:
+    return current_platform.is_cuda() and current_platform.is_device_capability_family(90)
 
 
 def _why_not(layer: nn.Module) -> str | None:
