@@ -47,6 +47,11 @@ LONG = {  # a file, or one test of it: the paths whose change brings it back int
     "test_trainers::test_trl_trains_against_vllm_serve": ("docs/trainers.md", f"{VLLM}/requests.py"),
     "test_verl_apart[int8]": ("ascend_quant/integrations/verl",),
     "test_verl_data_parallel": ("ascend_quant/integrations/verl/receipts.py",),
+    "test_verl_looks": (
+        f"{VLLM}/calls.py",
+        "ascend_quant/refit/servable.py",
+        "ascend_quant/integrations/verl/worker.py",
+    ),
     "test_verl_run::test_a_plugin_left_out_is_one_clear_error": ("ascend_quant/integrations/verl",),
     "test_verl_run::test_replicas_of_two_schemes_have_figures_of_their_own": ("ascend_quant/integrations/verl",),
     "test_verl_run::test_verls_own_entry_follows_flashrls_variables": ("ascend_quant/flashrl",),
