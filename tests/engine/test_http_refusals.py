@@ -10,17 +10,17 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 import requests
 import torch
 from models import checkpoint, make, save
-from naming import has_line_naming
-from requests.adapters import HTTPAdapter
+from naming import has_line_naming, line_naming
 from safetensors.torch import save_file
-from served import post, server, wanted
+from served import PROMPT, post, server, wanted
 from stranger import BUCKET
-from urllib3 import Retry
+from trl.generation import vllm_client
 
 HERE = Path(__file__).parent
 NAME, LAST = "model.layers.1.self_attn.o_proj.weight", "model.norm.weight"
@@ -286,16 +286,26 @@ def test_what_is_in_flight_ends_with_the_reason(served):
     assert trainer.init()[0] == 200 and trainer.sync(state) == [200, 200] and said(trainer) == fresh
 
 
-def test_a_client_that_tries_again_hears_it_at_once(served):
-    """As TRL's does: what is a status 500 it sends five times, and then says that there were too many."""
+def sent_by(client: vllm_client.VLLMClient, folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """A sync of TRL's, whose tensors travel in the file."""
+    save_file(tensors, folder / BUCKET)
+    told = [(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in tensors.items()]
+    with mock.patch.object(vllm_client, "packed_nccl_broadcast_producer"):
+        client.update_named_params(told, iter(tensors.items()))
+
+
+def test_trls_own_client_raises_the_reason(served):
+    """What has status 500 it sends again, with pauses, and raises at last that there were too many."""
     trainer, state, fresh = served
-    session = requests.Session()
-    retry = Retry(total=5, status_forcelist=[500, 502, 503], allowed_methods=["POST", "GET"], backoff_factor=0.1)
-    session.mount("http://", HTTPAdapter(max_retries=retry))
-    assert trainer.started(half(state))[0] == 200
-    answer = session.post(f"{trainer.address}/finish_weight_update", json={})
-    assert answer.status_code == 409 and LAST in answer.json()["error"]["message"]
-    assert trainer.sync(state) == [200, 200] and said(trainer) == fresh
+    client = vllm_client.VLLMClient(base_url=trainer.address)
+    with pytest.raises(Exception, match=line_naming("409", "refuses", LAST, "finish_weight_update")):
+        sent_by(client, trainer.folder, half(state))
+    with pytest.raises(Exception, match=line_naming("409", "refuses", LAST)):
+        client.generate([PROMPT], max_tokens=4)
+    with pytest.raises(Exception, match=line_naming("409", NAME, "NaN")):
+        sent_by(client, trainer.folder, changed(state, NAME, spoilt(state[NAME], float("nan"))))
+    sent_by(client, trainer.folder, state)
+    assert len(client.generate([PROMPT], max_tokens=4)["completion_ids"]) == 1 and said(trainer) == fresh
 
 
 def test_an_error_that_refuses_no_weights_stays_vllms_own(served):
