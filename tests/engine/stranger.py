@@ -15,9 +15,11 @@ BUCKET = "bucket.safetensors"  # in the folder of the variable STRANGER_WIRE
 
 
 def receive(self, info) -> None:
-    tensors = load_file(Path(os.environ["STRANGER_WIRE"]) / BUCKET)
+    bucket = Path(os.environ["STRANGER_WIRE"]) / BUCKET
+    tensors = load_file(bucket)
     for name in info.names:
         self.model.load_weights([(name, tensors[name])])
+    bucket.unlink()  # read to its end
 
 
 NCCLWeightTransferEngine.init_transfer_engine = lambda self, info: None

@@ -162,7 +162,7 @@ def bad_description(trainer, state):
 
 def a_broken_wire(trainer, state):
     assert trainer.started(half(state))[0] == 200
-    (trainer.folder / BUCKET).unlink()
+    (trainer.folder / BUCKET).unlink(missing_ok=True)
     info = {"names": [NAME], "dtype_names": ["bfloat16"], "shapes": [[1, 1]]}
     return trainer.call("update_weights", update_info=info)
 
@@ -258,6 +258,15 @@ def test_a_trainer_hears_why_and_its_next_complete_sync_heals(served, kind):
         assert ANEW[kind](trainer) == 200
     assert trainer.sync(state) == [200, 200]
     assert said(trainer) == fresh and trainer.health() == (200, "") and trainer.refusing() == 0
+
+
+def test_a_refused_update_is_read_to_its_end(served):
+    """Its sender would wait for ever: a broadcast ends once all have taken it."""
+    trainer, state, fresh = served
+    status, told = trainer.started({"model.layers.9.nope.weight": state[NAME].clone(), **state})
+    assert status == 409 and has_line_naming(told, "layers.9.nope.weight"), (status, told)
+    assert not (trainer.folder / BUCKET).exists()
+    assert trainer.sync(state) == [200, 200] and said(trainer) == fresh
 
 
 def test_the_first_trainer_goes_on_where_a_second_one_only_starts(served):

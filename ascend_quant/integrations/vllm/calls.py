@@ -6,10 +6,12 @@ an error alone, which begins with REFUSES (refit/errors.py) where the weights we
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+from torch import nn
 from vllm.v1.engine.core import EngineCoreProc
 
 from ascend_quant.integrations.vllm.compat import run_method
@@ -87,16 +89,44 @@ def answered(original: Callable) -> Callable:
 
 def _answer(method: str | bytes | Callable, worker: object, /, *args: Any, **kwargs: Any) -> Answer:
     """Carry out a call on a worker."""
-    result, error, number = None, None, state_of_worker(worker).number
+    result, error, number, refit = None, None, state_of_worker(worker).number, refit_of_worker(worker)
     try:
-        result = run_method(worker, method, args, kwargs)
+        if method == "update_weights" and refit is not None:
+            with _read_to_its_end(worker.model_runner.get_model()):
+                result = run_method(worker, method, args, kwargs)
+        else:
+            result = run_method(worker, method, args, kwargs)
     except Exception as caught:
         error = caught
-    refit = refit_of_worker(worker)
     if refit is not None and may_write(worker, method, (*args, *kwargs.values())):
         refit.may_have_been_written()
     state = state_of_worker(worker)
     return Answer(result, error, state, state.number != number, isinstance(error, RefitError) or method in UPDATES)
+
+
+@contextmanager
+def _read_to_its_end(model: nn.Module) -> Generator[None]:
+    """Weights that are refused inside are an error at the end alone.
+
+    Their sender broadcasts all of an update, and waits without an end until every tensor is taken off the wire.
+    """
+    load, refused = model.load_weights, []
+
+    def load_weights(*args: Any, **kwargs: Any) -> Any:
+        if not refused:
+            try:
+                return load(*args, **kwargs)
+            except Exception as error:
+                refused.append(error)
+        return set()
+
+    model.load_weights = load_weights
+    try:
+        yield
+    finally:
+        model.load_weights = load
+    if refused:
+        raise refused[0]
 
 
 def _answer_far_away(method: str | bytes | Callable, worker: object, /, *args: Any, **kwargs: Any) -> Answer:

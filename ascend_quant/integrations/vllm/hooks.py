@@ -376,6 +376,13 @@ BY_HAND = (
         off=ANOTHER,
     ),
     ByHand(
+        "the same, during a call of update_weights",
+        "ascend_quant.integrations.vllm.calls:_read_to_its_end",
+        why="an error in it ends vLLM's reading of the update, whose sender then waits for ever in a broadcast",
+        versions="those that have the method",
+        off=ANOTHER,
+    ),
+    ByHand(
         "what the forward of a norm, a rotary embedding and SiLU calls in an exact model",
         "ascend_quant.integrations.vllm.exact:install",
         why="they are ops that a trainer has too; classes of ours (CustomOp.register_oot) would serve "
