@@ -15,6 +15,7 @@ import gloo_wire
 import pytest
 from engines import engine, logprobs, refit
 from models import make
+from naming import has_line_naming
 from served import server
 
 ROOT = Path(__file__).parents[2]
@@ -25,8 +26,8 @@ LORA = "args=config, peft_config=__import__('peft').LoraConfig(target_modules='a
 OURS = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])  # for a process that a test starts
 
 
-def trained(folder: Path, model: Path, *changes: tuple[str, str]) -> dict:
-    """Run the example with these changes of its text: what `trl_beside` found, and `said`, the program's output."""
+def example(folder: Path, model: Path, *changes: tuple[str, str]) -> subprocess.CompletedProcess:
+    """Run the example with these changes of its text."""
     code = EXAMPLE
     for old, new in (
         ("Qwen/Qwen2.5-0.5B-Instruct", str(model)),
@@ -39,7 +40,12 @@ def trained(folder: Path, model: Path, *changes: tuple[str, str]) -> dict:
     (folder / "example.py").write_text(code)
     command = [sys.executable, "example.py"]
     variables = os.environ | {"PYTHONPATH": OURS, "VLLM_LOGGING_LEVEL": "INFO"}  # TRL's own is ERROR
-    run = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=600)
+
+
+def trained(folder: Path, model: Path, *changes: tuple[str, str]) -> dict:
+    """Run it to its end: what `trl_beside` found, and `said`, the program's output."""
+    run = example(folder, model, *changes)
     assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
     return {**json.loads((folder / "beside.json").read_text()), "said": run.stdout + run.stderr}
 
@@ -82,18 +88,21 @@ def test_other_ways_of_trl(tmp_path, scheme: str, kind: str, changes: list[tuple
 
 
 def test_trl_trains_against_vllm_serve(tmp_path):
+    """And ends with the server's reason where a sync is refused."""
     options = ("--quantization", "ascend_quant", "--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1")
     variables = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": OURS}
     with server(tmp_path, *options, *gloo_wire.OPTIONS, **variables) as (address, log):
-        trained(
-            tmp_path,
-            tmp_path / "qwen2-0",
+        against = (
             ('vllm_mode="colocate"', f'vllm_mode="server", vllm_server_base_url="{address}"'),
             ("vllm_gpu_memory_utilization=0.3", f"vllm_group_port={gloo_wire.free_port()}"),
             ("max_completion_length=64", "max_completion_length=32"),  # of the server's 64
             ("trainer = GRPO", "__import__('trl_beside').over_gloo()\n    trainer = GRPO"),
         )
+        trained(tmp_path, tmp_path / "qwen2-0", *against)
         start, *synced = gloo_wire.digests(log.read_text())
+        (elsewhere := tmp_path / "spoilt").mkdir()
+        spoilt = example(elsewhere, tmp_path / "qwen2-0", *against, ("beside').train(", "beside').spoil_and_train("))
+    assert spoilt.returncode == 1 and has_line_naming(spoilt.stderr, "409", "model.norm.weight", "NaN"), spoilt.stderr
     assert len(synced) == STEPS == len(set(synced)) and synced[0] == start
     for step, digest in enumerate(synced):
         with engine(tmp_path / f"step-{step}") as fresh:

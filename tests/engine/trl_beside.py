@@ -28,6 +28,13 @@ def train(trainer) -> None:
     OUT.write_text(json.dumps({"held": held, "log": trainer.state.log_history}))
 
 
+def spoil_and_train(trainer) -> None:
+    """The first sync is refused: one of its elements is no number."""
+    with torch.no_grad():
+        trainer.model.model.norm.weight[0] = torch.nan
+    train(trainer)
+
+
 def merged(model: torch.nn.Module) -> torch.nn.Module:
     """A copy, with its adapter in the weights."""
     whole = copy.deepcopy(model)
