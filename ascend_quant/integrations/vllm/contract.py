@@ -109,6 +109,12 @@ CONTRACT = {
             "alibi_slopes", "sliding_window", "block_table", "softcap", "scheduler_metadata", "s_aux",
         )),
     ),
+    "exact trainer on NVIDIA": (
+        use("vllm.vllm_flash_attn:is_fa_version_supported"),
+        use("vllm.vllm_flash_attn:flash_attn_varlen_func", arguments=(
+            "cu_seqlens_k", "softmax_scale", "causal", "fa_version", "num_splits",
+        )),
+    ),
     "int8 on NVIDIA": (use("vllm._custom_ops:cutlass_scaled_mm"),),
     "fp8 on NVIDIA": (
         use("vllm._custom_ops:scaled_fp8_quant", arguments=("use_per_token_if_dynamic",)),

@@ -20,4 +20,4 @@ def register_products(device_type: str) -> None:
     """Have the kernels of a device serve with vLLM's where they are meant to; harmless when repeated."""
     if device_type in MODULES:
         import_module(MODULES[device_type]).register()
-    exact_products.register(device_type)
+    exact_products.register()

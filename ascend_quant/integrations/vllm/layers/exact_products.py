@@ -15,9 +15,22 @@ from ascend_quant.packing import Sequences
 BLOCK = 128  # tokens of a page, vLLM's own size on CPUs
 
 
-def register(device_type: str) -> None:
-    """Give `kernels` what there is for a device; harmless when repeated."""
-    engine_products.register({"route": route, **ATTENTION.get(device_type, {})}, {}, {})
+def register() -> None:
+    """Give `kernels` what there is; harmless when repeated."""
+    engine_products.register({"route": route, "attention": attention}, {}, {})
+
+
+def attention(
+    q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, sequences: Sequences, scale: float
+) -> torch.Tensor:
+    """Causal attention within each sequence, (T, H, D), by the kernel of an exact engine on this device.
+
+    Raises:
+        NotImplementedError: a device without an exact engine.
+    """
+    if (device := q_THD.device.type) not in ATTENTION:
+        raise NotImplementedError(f"an exact trainer computes attention on {' or '.join(ATTENTION)}, not on {device}")
+    return ATTENTION[device](q_THD, k_THD, v_THD, sequences, scale)
 
 
 def route(logits_ME: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,4 +136,4 @@ def cuda_attention(
     )  # fmt: skip
 
 
-ATTENTION = {"cpu": {"attention": cpu_attention}, "cuda": {"attention": cuda_attention}}
+ATTENTION = {"cpu": cpu_attention, "cuda": cuda_attention}
