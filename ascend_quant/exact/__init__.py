@@ -12,10 +12,11 @@ straight_through.py   a forward of one function, a backward of another
 modules.py            how a module's class is changed in place, and what is known of its own forward
 linear.py             W8A8 linear layers, cut as the engine's tensor parallel ranks cut them
 experts.py            routers and experts
-elementwise.py        RMSNorm and SiLU * up
+elementwise.py        RMSNorm, SiLU * up, and the angles of rotary embeddings
 attention.py          attention within each sequence by the engine's kernel, registered with transformers
 log_probs.py          log-probabilities as the engine's sampler takes them
 apply.py              all of them on a model, and what is refused
+counters.py           how many tokens differ from the engine's, as float32 bits
 
 What computes attention and routing is an engine's, which its adapter registers (kernels/engine_products.py).
 """

@@ -35,7 +35,7 @@ class Change(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """What was done to a model.
+    """The layers of a model that were changed.
 
     Attributes:
         scheme: "int8".
@@ -127,7 +127,7 @@ def _divisor(name: str, size: int, ranks: int) -> int:
 
 
 def _other(name: str, module: nn.Module) -> Change | None:
-    """What else has to change; None for a container, and for what computes as the engine does."""
+    """The change of any other module; None for a container, and where it computes as the engine does."""
     kind, leaf = type(module), name.rpartition(".")[2]
     if isinstance(module, (ExactNorm, ExactMLP, ExactRouter, ExactLinear, ExactExperts, ExactAngles)):
         raise NotExact(f"{name} is exact already: build the model anew")

@@ -40,7 +40,7 @@ def attention(
     position_ids: torch.Tensor | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in every layer; see `integrations/verl/packed_attention.py`.
+    """The function that transformers calls in every layer; see `integrations/verl/packed_attention.py`.
 
     Returns:
         (B, S, H, D), and None for the weights.

@@ -1,4 +1,4 @@
-"""Whether a trainer's log-probabilities are the engine's, token by token, as float32 bits.
+"""A trainer's log-probabilities beside the engine's, token by token, as float32 bits.
 
 Shape suffixes: R rows (answers), S tokens of the longest one.
 """

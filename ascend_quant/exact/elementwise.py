@@ -27,7 +27,7 @@ class ExactNorm:
 
 
 def is_known_norm(module: nn.Module) -> bool:
-    """Whether a module computes what `exact_ops.rms_norm` does, rounding as it rounds."""
+    """True if a module computes what `exact_ops.rms_norm` does, rounding as it rounds."""
     if not hasattr(module, "variance_epsilon"):
         return False
     generator = torch.Generator().manual_seed(0)
@@ -65,5 +65,5 @@ def _reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def is_silu(activation: nn.Module) -> bool:
-    """Whether a module of transformers computes torch's SiLU."""
+    """True if a module of transformers computes torch's SiLU."""
     return computes(activation, F.silu, torch.linspace(-9, 9, 96).bfloat16())

@@ -37,7 +37,7 @@ def router_product(x_MK: torch.Tensor, weight_EK: torch.Tensor) -> torch.Tensor:
 
 
 def is_known_router(module: nn.Module) -> bool:
-    """Whether a module weighs and chooses experts as `ExactRouter` says, but for the last rounding."""
+    """True if a module weighs and chooses experts as `ExactRouter` says, but for the last rounding."""
     if not all(hasattr(module, name) for name in ("weight", "top_k", "norm_topk_prob")):
         return False
     generator, (experts, hidden) = torch.Generator().manual_seed(0), module.weight.shape
@@ -102,6 +102,6 @@ def _codes(w_ENK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def holds_experts(module: nn.Module) -> bool:
-    """Whether these are SwiGLU experts in tensors (E, 2 * intermediate, hidden) and (E, hidden, intermediate)."""
+    """True if these are SwiGLU experts in tensors (E, 2 * intermediate, hidden) and (E, hidden, intermediate)."""
     gate_up, down = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
     return gate_up is not None and down is not None and not getattr(module, "is_transposed", False)

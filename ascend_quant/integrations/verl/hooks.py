@@ -70,13 +70,10 @@ def take_log_probs_in_chunks() -> None:
     """Give verl's module the name that it calls and the flag that it asks, so that whoever has imported it follows."""
     import verl.utils.torch_functional as module
 
-    flag = "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE"
-    if getattr(module, flag, True) or getattr(module, "NPU_CROSS_ENTROPY_LOSS_AVAILABLE", True):
+    flags = ("FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", "NPU_CROSS_ENTROPY_LOSS_AVAILABLE")
+    if any(getattr(module, flag, True) for flag in flags):
         return
-    from ascend_quant.integrations.verl.log_probs import cross_entropy_loss
-
-    module.cross_entropy_loss = cross_entropy_loss
-    setattr(module, flag, True)
+    take_log_probs_as_the_engine()
 
 
 def take_log_probs_as_the_engine() -> None:
