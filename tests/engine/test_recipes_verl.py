@@ -71,7 +71,7 @@ def test_verl_takes_every_recipe(monkeypatch):
         assert settings.wants_refits(config) == (name in SERVED), name
         if name in SERVED:
             assert rollout.engine_kwargs.vllm.hf_overrides.quantization_config.scheme == recipe.rollout.scheme, name
-        trained = None if recipe.qat is None else (recipe.qat, tuple(recipe.rollout.ignore), "")
+        trained = None if recipe.qat is None else (recipe.qat, tuple(recipe.rollout.ignore), "", None)
         assert qat.wanted(config) == trained, name  # as the engine does
         if not recipe.stack.startswith("ascend"):  # NPUs have flash-attn in transformers; it is in no lock
             attention_settings.check(config, critic=False)
