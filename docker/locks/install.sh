@@ -64,6 +64,11 @@ up_to_date() { # up_to_date lock|project
   [[ -x $VENV/bin/python && -f $MARK/$1 && $(<"$MARK/$1") == "$("wanted_$1")" ]]
 }
 
+record() { # record lock|project: as a new file, since copies of an environment may be hard links
+  "wanted_$1" >"$MARK/$1.new"
+  mv -f "$MARK/$1.new" "$MARK/$1"
+}
+
 log_with_progress() { # what pip says goes to the log; every ten seconds a line tells how far it is
   local line collected=0 doing=downloaded said=$SECONDS code
   while :; do
@@ -143,7 +148,7 @@ install_packages() {
     die "the lock could not be installed: see $LOG"
   compile_packages
   [[ ! -f $SDISTS ]] || install_sdists
-  wanted_lock >"$MARK/lock"
+  record lock
 }
 
 compile_packages() { # on all cores: pip would on one. Not packages' own tests, and of hundreds of models a run has one or two
@@ -163,7 +168,7 @@ install_sdists() (
 install_project() {
   say "this project, editable"
   pip_install --no-build-isolation -e "$ROOT" || die "the project could not be installed: see $LOG"
-  wanted_project >"$MARK/project"
+  record project
 }
 
 main() {

@@ -18,7 +18,8 @@ TEMPORARY = "/tmp"
 LEAST_SHARED_GIB = 1
 SHARED_GIB = {"none": 1, "gpu": 16, "npu": 16}
 LEAST_TEMPORARY_GIB, TEMPORARY_GIB = 1, 5
-FULLEST, MOST_USED = "RAY_local_fs_capacity_threshold", 0.95  # of Ray's, and its default
+FULLEST, MOST_USED = "RAY_local_fs_capacity_threshold", "0.95"  # of Ray's, and its default
+RAYS_NUMBER = r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"  # what C++ reads: less than float() takes
 TITLES, TRAINER = ("VLLM::", "VLLMEngineCore", "EngineCore"), "main_ppo"
 ALLOCATORS = {"npu": ("PYTORCH_NPU_ALLOC_CONF",), "gpu": ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")}
 BLOCKING = ("ASCEND_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
@@ -91,15 +92,20 @@ def shm(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
 @check("machine.tmp")
 def tmp(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     (total, free), why = facts.machine.temporary, facts.machine.unusable
-    used, most = 1 - free / total, float(facts.variables.get(FULLEST, "") or MOST_USED)
-    text = f"{free / GIB:.0f} GiB free in {TEMPORARY}"
+    used, text = 1 - free / total, f"{free / GIB:.0f} GiB free in {TEMPORARY}"
+    most = facts.variables.get(FULLEST, MOST_USED)
+    if not re.fullmatch(RAYS_NUMBER, most):
+        yield error(
+            f"{FULLEST}={most!r} is no number: `import ray` crashes", f"unset {FULLEST}, or export {FULLEST}=0.99"
+        )
+        most = MOST_USED
     if why:
         yield error(f"{TEMPORARY} {why}", "docker run --tmpfs /tmp:exec, or have the host's mended")
     elif free < TEMPORARY_GIB * GIB:
         level = error if free < LEAST_TEMPORARY_GIB * GIB else warning
         yield level(f"{text}; {TEMPORARY_GIB} wanted", "remove old sessions of Ray in /tmp/ray and /tmp/aq-*")
-    elif used > most:
-        what = f"{text}, on a disk that is {used:.1%} full: above {most:.0%} Ray spills no objects, but fails"
+    elif used > float(most):
+        what = f"{text}, on a disk that is {used:.1%} full: above {float(most):.0%} Ray spills no objects, but fails"
         yield warning(what, f"free some of it, or export {FULLEST}=0.99")
     else:
         yield ok(text)

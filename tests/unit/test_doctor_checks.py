@@ -184,6 +184,8 @@ CASES = [
         **on_machine(temporary=(1000 * GIB, 40 * GIB)),
         variables={FULLEST: "0.97"},
     ),
+    case(machine.tmp, "error", f"{FULLEST}='95%'", f"unset {FULLEST}", variables={FULLEST: "95%"}),
+    case(machine.tmp, "error", f"{FULLEST}=''", f"unset {FULLEST}", variables={FULLEST: ""}),
     case(machine.memory, "warning", "900 of 1024 GiB", "needs 1000", run={"host_gib": 1000}),
     case(machine.memory, "error", "needs 2000", run={"host_gib": 2000}),
     case(

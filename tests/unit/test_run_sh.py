@@ -1,5 +1,6 @@
 """run.sh and docker/locks/install.sh: what is wrong with what they are given is told before anything is started."""
 
+import hashlib
 import os
 import re
 import shutil
@@ -113,6 +114,21 @@ def test_an_environment_of_another_checkout_is_left_alone(checkouts: list[Path],
     said = shell(other / INSTALL, venv, other / "lock.txt")
     assert said.returncode == 1 and has_line_naming(said.stderr, venv, f"checkout {one}")
     assert (venv / "kept").exists() and not (tmp_path / "venv.lock").exists()
+
+
+def test_an_environment_made_ready_leaves_its_hard_linked_copies_as_they_are(checkouts: list[Path], tmp_path: Path):
+    venv, lock = tmp_path / "venv", checkouts[0] / "lock.txt"
+    mark, copy = venv / ".ascend-quant", tmp_path / "project"
+    for folder in (mark, venv / "bin"):
+        folder.mkdir(parents=True)
+    (venv / "bin/python").symlink_to("/bin/true")  # whose pip installs all that is asked for
+    (mark / "lock").write_text(f"{venv}\n{hashlib.sha256(lock.read_bytes()).hexdigest()}  -\n")
+    copy.write_text("/nowhere\n")
+    (mark / "project").hardlink_to(copy)
+    said = shell(checkouts[0] / INSTALL, venv, lock)
+    assert said.returncode == 0, said.stderr
+    assert (mark / "project").read_text().splitlines()[0] == str(checkouts[0])
+    assert copy.read_text() == "/nowhere\n" and {file.name for file in mark.iterdir()} == {"lock", "project"}
 
 
 @pytest.mark.parametrize("place", ["file", "folder", "/", "/etc"])
