@@ -1,7 +1,8 @@
 """Log-probabilities of chosen tokens as the engine's sampler takes them: log_softmax of float32 logits.
 
 vLLM divides float32 logits by the temperature (`logprobs_mode=processed_logprobs`) and takes `log_softmax` of whole
-rows; `logit - logsumexp` differs from it in the last bit. Many rows at a time; the logits alone are kept.
+rows; `logit - logsumexp` differs from it in the last bit. Words that no tokenizer has (Qwen2.5's head has 399) are never
+sampled under verl, which sets their logits to -inf in the engine. Many rows at a time; the logits alone are kept.
 
 Shape suffixes: T tokens, V words of the vocabulary.
 """
@@ -15,7 +16,11 @@ ROWS = 512  # at a time: two times 0.3 GiB of float32 for a vocabulary of 152,06
 
 
 def log_probs_of(
-    logits_TV: torch.Tensor, labels_T: torch.Tensor, temperature: float = 1.0, in_place: bool = False
+    logits_TV: torch.Tensor,
+    labels_T: torch.Tensor,
+    temperature: float = 1.0,
+    in_place: bool = False,
+    words: int | None = None,
 ) -> torch.Tensor:
     """log softmax(logits / temperature)[label] of each row, (T,), float32 (of float64 logits float64).
 
@@ -23,19 +28,25 @@ def log_probs_of(
         logits_TV: any float dtype; computed with in float32 (float64 in itself).
         labels_T: int64, each in [0, V).
         in_place: write the gradient over the logits: for callers that use them no more.
+        words: that can be sampled, the first ones of the vocabulary. [default: all]
     """
-    return _LogProbs.apply(logits_TV, labels_T, temperature, in_place)
+    return _LogProbs.apply(logits_TV, labels_T, temperature, in_place, words)
 
 
 class _LogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits_TV: torch.Tensor, labels_T: torch.Tensor, temperature: float, in_place: bool
+        ctx: Any,
+        logits_TV: torch.Tensor,
+        labels_T: torch.Tensor,
+        temperature: float,
+        in_place: bool,
+        words: int | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(logits_TV, labels_T)
-        ctx.temperature, ctx.in_place = temperature, in_place
+        ctx.temperature, ctx.in_place, ctx.words = temperature, in_place, words
         found = [
-            _scaled(rows, temperature).log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+            _scaled(rows, temperature, words).log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
             for rows, labels in zip(logits_TV.split(ROWS), labels_T.split(ROWS), strict=True)
         ]
         return torch.cat(found)
@@ -49,11 +60,18 @@ class _LogProbs(torch.autograd.Function):
         for first in range(0, len(labels_T), ROWS):
             part = slice(first, first + ROWS)
             scale = (grad_T[part] / ctx.temperature).unsqueeze(-1)
-            rows = _scaled(logits_TV[part], ctx.temperature).softmax(-1).mul_(-scale)
+            rows = _scaled(logits_TV[part], ctx.temperature, ctx.words).softmax(-1).mul_(-scale)
             out_TV[part] = rows.scatter_add_(-1, labels_T[part].unsqueeze(-1), scale)
-        return out_TV, None, None, None
+        return out_TV, None, None, None, None
 
 
-def _scaled(rows: torch.Tensor, temperature: float) -> torch.Tensor:
-    rows = rows if rows.dtype == torch.float64 else rows.float()
-    return rows if temperature == 1 else rows / torch.tensor(temperature, dtype=rows.dtype, device=rows.device)
+def _scaled(rows: torch.Tensor, temperature: float, words: int | None) -> torch.Tensor:
+    """What softmax is taken of; the rows themselves stay as they are."""
+    scaled = rows if rows.dtype == torch.float64 else rows.float()
+    if temperature != 1:
+        scaled = scaled / torch.tensor(temperature, dtype=scaled.dtype, device=rows.device)
+    if words is None or words >= rows.shape[-1]:
+        return scaled
+    scaled = scaled.clone() if scaled is rows else scaled
+    scaled[..., words:] = -torch.inf
+    return scaled

@@ -1,18 +1,21 @@
 """A GRPO run of verl whose actor computes the engine's INT8 policy: no token differs, and a planted bit is counted."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("verl", reason="the verl adapter needs verl")
 pytest.importorskip("vllm", reason="the engine tests need vLLM")
 
-from naming import has_line_naming
+from naming import has_line_naming, line_naming
+from transformers import AutoModelForCausalLM
 from verl_runs import QUANTIZED, prepare, train
 
 from ascend_quant.integrations.verl.attention_settings import LIBRARY, NAME_KEY, PACKED
 
 pytestmark = pytest.mark.timeout(600)
 
-STEPS, SAMPLES, TEMPERATURE = 3, 32, 0.8
+STEPS, SAMPLES, TEMPERATURE, WORDS = 3, 32, 0.8, 64
 ENGINE = "actor_rollout_ref.rollout.engine_kwargs"
 EXACT = (
     QUANTIZED,
@@ -24,7 +27,8 @@ EXACT = (
     f"actor_rollout_ref.rollout.temperature={TEMPERATURE}",
     "actor_rollout_ref.model.enable_gradient_checkpointing=true",
 )
-# a last bit of one token a micro-batch, where verl's loss gets log-probabilities
+STRICT = f"+{ENGINE}.ascend_quant.strict=true"
+# a last bit of one token a micro-batch, where verl gets log-probabilities
 PLANTED = """
 import torch
 from ascend_quant.integrations.verl import log_probs
@@ -33,10 +37,26 @@ exact = log_probs.log_probs_of
 
 def off_by_a_bit(*args, **kwargs):
     found = exact(*args, **kwargs)
+    if not ({when}):
+        return found
     return found + torch.nn.functional.one_hot(torch.tensor(len(found) - 2), len(found)) * found.detach().abs() * 2**-23
 
 log_probs.log_probs_of = off_by_a_bit
 """
+
+
+def padded(folder: Path) -> Path:
+    """As Qwen's models are: the head has words that the tokenizer has not, which verl's engine never samples."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    model.resize_token_embeddings(WORDS, mean_resizing=False)
+    model.save_pretrained(folder / "model")
+    return folder
+
+
+def planted(folder: Path, when: str) -> tuple[Path, str]:
+    """A run's folder, and the setting that plants the bit in its actor when `when` is true."""
+    (folder / "planted.py").write_text(PLANTED.format(when=when))
+    return folder, "actor_rollout_ref.model.external_lib=planted"
 
 
 @pytest.mark.parametrize("ulysses", [1, 2])
@@ -49,21 +69,37 @@ def test_no_token_of_two_ranks_is_unequal(ulysses, tmp_path):
         f"actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size={ulysses}",
         f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={ulysses}",
     )
-    steps = train(prepare(tmp_path), *EXACT, *packed, workers=2, steps=STEPS)
+    folder = padded(prepare(tmp_path))
+    steps = train(folder, *EXACT, STRICT, *packed, workers=2, steps=STEPS)
     assert len(steps) == STEPS
     for step in steps:
         assert step["exact/tokens"] == pytest.approx(SAMPLES * step["response_length/mean"])
         assert step["exact/unequal"] == step["exact/max_diff"] == 0
         assert step["actor/ppo_kl"] == pytest.approx(0, abs=1e-7) and step["actor/grad_norm"] > 0
-        assert not any("actor/exact" in name for name in step)
+        assert not any("actor/exact" in name or "rollout_corr" in name for name in step)
     assert len({step["refit/digest"] for step in steps}) == STEPS
+    assert steps[0]["start_up/exact_probe"] > 0
+    assert has_line_naming((folder / "output.log").read_text(), "exact", "probe", "agree … agree")
 
 
 def test_a_last_bit_is_counted_and_named(tmp_path):
-    folder = prepare(tmp_path)
-    (folder / "planted.py").write_text(PLANTED)
-    library = "actor_rollout_ref.model.external_lib=planted"
-    (step,) = train(folder, *EXACT, library, steps=1)
-    assert step["exact/unequal"] == SAMPLES // 8, "one in each micro-batch"
-    assert 0 < step["exact/max_diff"] < 1e-5
-    assert has_line_naming((folder / "output.log").read_text(), "exact", "1 of", "row 7", "rank 0")
+    """Above 0.1 % of the tokens the trainer takes to token weights, from step 2 on. Updates alone have the fault."""
+    folder, library = planted(prepare(tmp_path), "torch.is_grad_enabled()")
+    first, second = train(folder, *EXACT, library, steps=2)
+    assert first["exact/unequal"] == SAMPLES // 8, "one in each micro-batch"
+    assert 0 < first["exact/max_diff"] < 1e-5
+    weights = "rollout_corr/rollout_is_eff_sample_size"
+    assert weights not in first and second[weights] == pytest.approx(1, abs=1e-6)
+    log = (folder / "output.log").read_text()
+    assert has_line_naming(log, "exact", "step 1", f"{SAMPLES // 8} of", "rank 0", "engine", "trainer")
+    probes = [line for line in log.splitlines() if has_line_naming(line, "exact", "probe")]
+    assert len(probes) == 2, "at the start, and with the first token's sequence"
+    assert all(has_line_naming(line, "agree … agree") for line in probes)
+
+
+def test_strict_ends_a_run_and_names_the_side(tmp_path):
+    folder, library = planted(prepare(tmp_path), "True")
+    said = line_naming("RefitError", "exact", "probe", "prefill … agree", "trainer … differ")
+    with pytest.raises(AssertionError, match=said):
+        train(folder, *EXACT, STRICT, library, steps=1)
+    assert not (folder / "metrics.jsonl").exists()

@@ -44,6 +44,24 @@ def test_values_and_gradients(dtype, of_value: float, of_gradient: float, in_pla
     assert torch.equal(logits, before) is not in_place
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_words_that_are_never_sampled(dtype, temperature):
+    """As in verl's engine, which sets their logits to -inf before it divides and samples."""
+    leaf, labels, grad = problem(dtype)
+    labels, words = labels % 250, 250
+    masked = leaf.detach().float().clone().requires_grad_()
+    engines = masked.masked_fill(torch.arange(300) >= words, -torch.inf) / torch.tensor(temperature)
+    expected = engines.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    found = rows.log_probs_of(leaf, labels, temperature, words=words)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, rows.log_probs_of(leaf, labels, temperature))
+    found.backward(grad.float())
+    expected.backward(grad.float())
+    assert not leaf.grad[:, words:].any()
+    torch.testing.assert_close(leaf.grad.float(), masked.grad, rtol=2**-8, atol=1e-8)
+
+
 def test_logits_that_someone_else_keeps_are_not_spoiled_in_silence():
     leaf, labels, _ = problem(torch.float32)
     logits = leaf * 1

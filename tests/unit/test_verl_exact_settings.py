@@ -7,6 +7,7 @@ pytest.importorskip("omegaconf", reason="the verl adapter needs verl")
 from naming import line_naming
 from omegaconf import OmegaConf
 
+from ascend_quant.integrations.verl.exact_settings import is_strict
 from ascend_quant.integrations.verl.qat import FakeQuantization, wanted
 from ascend_quant.refit import RefitError
 
@@ -83,3 +84,16 @@ def test_flashrls_variable_asks_for_no_exact_engine(monkeypatch):
     monkeypatch.setenv("FLASHRL_CONFIG", "int8")
     with pytest.raises(RefitError, match=line_naming("qat=int8_exact", "FLASHRL_CONFIG")):
         wanted(config())
+
+
+@pytest.mark.parametrize("given, strict", [({}, False), ({"strict": True}, True), ({"strict": False}, False)])
+def test_strict_is_a_setting_of_exact_runs(given, strict):
+    asked = config(**{f"rollout.engine_kwargs.ascend_quant.{name}": value for name, value in given.items()})
+    assert wanted(asked) is not None and is_strict(asked.actor_rollout_ref.rollout) is strict
+
+
+@pytest.mark.parametrize("qat, value, named", [("int8_exact", "yes", "strict='yes'"), ("int8", True, "strict=true")])
+def test_strict_is_refused(qat, value, named):
+    options = "rollout.engine_kwargs.ascend_quant"
+    with pytest.raises(RefitError, match=line_naming(named)):
+        wanted(config(**{f"{options}.qat": qat, f"{options}.strict": value}))

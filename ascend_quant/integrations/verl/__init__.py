@@ -14,6 +14,8 @@ effective_sample.py  a warning where importance weights leave little of a batch
 agent_loops.py  agent loops that know a chat's tokens; start_up.py where the time to step 1 goes
 packed_attention.py  the trainer's attention without a mask, attention_settings.py whether a run can have it
 log_probs.py  log-probabilities without a loop over rows
+exact_worker.py  an actor that computes the engine's policy bit for bit, exact_settings.py what its run must be,
+              exact_trainer.py what follows from tokens that differ, exact_probe.py which side is at fault
 sender.py     the trainer's side of the weight sync: digests behind the weights; leaving.py as what they leave,
               patches.py what has changed for engines elsewhere, answers.py a receiver that was killed
 worker.py     the engine's side, inside its workers; receiver.py its transport
@@ -22,4 +24,4 @@ Importing this package imports no torch: the launcher reads OPTIONS.
 """
 
 # Ours of `actor_rollout_ref.rollout.engine_kwargs.ascend_quant`, by name; their values and meanings are in settings.py.
-OPTIONS = ("proof", "qat", "send", "base_on", "memory")
+OPTIONS = ("proof", "qat", "send", "base_on", "memory", "strict")

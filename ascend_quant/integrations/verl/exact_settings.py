@@ -10,7 +10,7 @@ from typing import Any
 
 from ascend_quant.engine.options import Options
 from ascend_quant.exact.apply import RANKS
-from ascend_quant.integrations.verl.settings import QUANTIZATION
+from ascend_quant.integrations.verl.settings import QUANTIZATION, options_of
 from ascend_quant.refit import RefitError
 
 NAME = "int8_exact"
@@ -48,6 +48,20 @@ def ranks_of(config: Any) -> int:
             f"they add up; set {' or '.join(map(str, RANKS))}"
         )
     return ranks
+
+
+def is_strict(rollout: Any) -> bool:
+    """Whether one token that differs is to end the run.
+
+    +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.strict=true
+
+    Raises:
+        RefitError: a value that is neither True nor False.
+    """
+    strict = options_of(rollout).get("strict", False)
+    if not isinstance(strict, bool):
+        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.strict={strict!r} is neither True nor False")
+    return strict
 
 
 def check_engine(options: Options) -> None:

@@ -4,6 +4,7 @@
 distribution's entry point in `verl.plugins` nothing of it happens.
 """
 
+import functools
 import importlib
 import inspect
 import os
@@ -76,13 +77,17 @@ def take_log_probs_in_chunks() -> None:
     take_log_probs_as_the_engine()
 
 
-def take_log_probs_as_the_engine() -> None:
-    """The same, whatever other kernel is there: its sums differ from the engine's in the last bit."""
+def take_log_probs_as_the_engine(words: int | None = None) -> None:
+    """The same, whatever other kernel is there: its sums differ from the engine's in the last bit.
+
+    Args:
+        words: that verl lets the engine sample; see `log_probs_of`.
+    """
     import verl.utils.torch_functional as module
 
     from ascend_quant.integrations.verl.log_probs import cross_entropy_loss
 
-    module.cross_entropy_loss = cross_entropy_loss
+    module.cross_entropy_loss = functools.partial(cross_entropy_loss, words=words)
     module.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE = True
 
 

@@ -11,7 +11,7 @@ from ascend_quant.exact import log_probs_of
 
 
 def cross_entropy_loss(
-    logits_TV: torch.Tensor, labels_T: torch.Tensor, inplace_backward: bool = False
+    logits_TV: torch.Tensor, labels_T: torch.Tensor, inplace_backward: bool = False, words: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """-log softmax(logits)[label] of each row; called as flash-attn's function of this name.
 
@@ -19,9 +19,10 @@ def cross_entropy_loss(
         logits_TV: any float dtype; computed with in float32 (float64 in itself).
         labels_T: int64, each in [0, V).
         inplace_backward: write the gradient over the logits: for callers that use them no more.
+        words: see `log_probs_of`.
 
     Returns:
         The losses, (T,), float32 (of float64 logits float64), and flash-attn's second result, which is zero here.
     """
-    losses_T = -log_probs_of(logits_TV, labels_T, in_place=inplace_backward)
+    losses_T = -log_probs_of(logits_TV, labels_T, in_place=inplace_backward, words=words)
     return losses_T, torch.zeros_like(losses_T)

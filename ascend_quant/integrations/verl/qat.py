@@ -56,6 +56,8 @@ def wanted(config: Any) -> FakeQuantization | None:
         QatVariableError: one of slime's variables holds what it may not.
     """
     asked = _asked(config)
+    if exact_settings.is_strict(config.actor_rollout_ref.rollout) and asked != exact_settings.NAME:
+        raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.strict=true is for {exact_settings.OPTION} alone")
     if asked is None:
         return None
     _check(config, asked)

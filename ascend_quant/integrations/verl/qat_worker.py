@@ -18,6 +18,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from ascend_quant.integrations.verl import exact_worker
 from ascend_quant.integrations.verl.compat import plain_class
+from ascend_quant.integrations.verl.exact_trainer import ExactTrainer
 from ascend_quant.integrations.verl.qat import FakeQuantization
 from ascend_quant.qat import Applied
 
@@ -26,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 def with_fake_quantization(trainer_class: type, wanted: FakeQuantization) -> type:
     """verl's trainer class, or ours, whose actors have fake-quantized layers."""
-    return type(f"Qat{trainer_class.__name__}", (QatTrainer, trainer_class), {"fake_quantization": wanted})
+    kinds = (QatTrainer,) if wanted.ranks is None else (ExactTrainer, QatTrainer)
+    return type(f"Qat{trainer_class.__name__}", (*kinds, trainer_class), {"fake_quantization": wanted})
 
 
 class QatTrainer:
@@ -37,11 +39,6 @@ class QatTrainer:
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()  # here verl says which role is played by which worker class
         fake_quantize_actors(self.role_worker_mapping, self.fake_quantization)
-
-    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        updated = super()._update_actor(batch, metrics)
-        exact_worker.renamed(metrics)
-        return updated
 
 
 def fake_quantize_actors(role_worker_mapping: dict[Any, Any], wanted: FakeQuantization) -> None:
@@ -56,7 +53,8 @@ def fake_quantizing(worker_class: type, wanted: FakeQuantization) -> type:
     """verl's worker class of an actor, whose training worker has fake-quantized layers."""
     actor = worker_class.actor_worker_cls
     actor = type(f"Qat{actor.__name__}", (QatTrainingWorker, actor), {"fake_quantization": wanted})
-    return type(f"Qat{worker_class.__name__}", (worker_class,), {"actor_worker_cls": actor})
+    kinds = () if wanted.ranks is None else (exact_worker.ExactRolloutWorker,)
+    return type(f"Qat{worker_class.__name__}", (*kinds, worker_class), {"actor_worker_cls": actor})
 
 
 class QatTrainingWorker:
@@ -68,7 +66,7 @@ class QatTrainingWorker:
         super().__init__(*args, **kwargs)
         self.engine.initialize = self._with_fake_layers(self.engine.initialize)
         if self.fake_quantization.ranks is not None:
-            exact_worker.Counter(self.engine)
+            self.counter = exact_worker.Counter(self.engine)
 
     def _with_fake_layers(self, initialize: Callable[[], None]) -> Callable[[], None]:
         """A training engine's `initialize`, which builds its model, and what gives that fake-quantized layers."""
@@ -76,7 +74,7 @@ class QatTrainingWorker:
         @functools.wraps(initialize)
         def initialize_and_apply() -> None:
             initialize()
-            applied = apply(self.engine.module, self.fake_quantization)
+            applied = apply(self.engine, self.fake_quantization)
             self.unquantized = applied.in_engine  # which the engine compares with its own, see sender.py
             if torch.distributed.get_rank() == 0:
                 # no problem, but verl's workers show nothing below a warning
@@ -85,10 +83,11 @@ class QatTrainingWorker:
         return initialize_and_apply
 
 
-def apply(module: Any, wanted: FakeQuantization) -> Applied | exact_worker.Applied:
+def apply(engine: Any, wanted: FakeQuantization) -> Applied | exact_worker.Applied:
     """Fake quantization of what a training engine holds; for Megatron the parts of a model on this rank."""
     if wanted.ranks is not None:
-        return exact_worker.apply(module, wanted.ranks)
+        return exact_worker.apply(engine, wanted.ranks)
+    module = engine.module
     if isinstance(module, list):
         from ascend_quant.integrations.megatron import apply_fake_quantization
     else:

@@ -53,6 +53,10 @@ class RefitHttpServer(vLLMHttpServer):
         """Of each worker, see `RefitWorkerExtension.refit_takes_codes`."""
         return await self._ask_workers("refit_takes_codes")
 
+    async def exact_fingerprint(self) -> list[dict[str, str]]:
+        """Every worker's, see `ascend_quant.exact.fingerprint`."""
+        return await self._ask_workers("exact_fingerprint")
+
     async def wake_up(self, tags: list[str] | None = None) -> None:
         if tags == [CACHE] and self.node_rank == 0:  # a sync's last step. What the engine is asked for comes in turn
             self._receipts = self._asked_for_receipts()

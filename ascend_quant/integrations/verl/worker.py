@@ -16,6 +16,7 @@ import torch
 from verl.utils.device import get_device_name
 from verl.workers.rollout.vllm_rollout.utils import monkey_patch_compute_logits, vLLMColocateWorkerExtension
 
+from ascend_quant.exact.fingerprint import fingerprint
 from ascend_quant.integrations.verl import compat
 from ascend_quant.integrations.verl.receiver import DrainingReceiver
 from ascend_quant.integrations.verl.settings import QUANTIZATION
@@ -109,6 +110,10 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
     def start_up_seconds(self) -> dict[str, float]:
         """What the parts of this worker's start took."""
         return start_up.seconds_of(self.model_runner.vllm_config.compilation_config)
+
+    def exact_fingerprint(self) -> dict[str, str]:
+        """This process's, to be compared with an exact actor's."""
+        return fingerprint()
 
     def refit_quantization(self) -> str | None:
         """The options by which this worker quantizes, in words; None where there are no refits."""

@@ -1,0 +1,113 @@
+"""The trainer of an exact actor: engine and actor are compared before the first step, and every token while it runs.
+
+At the start their fingerprints must be equal, and a probe computes some sequences on both sides (exact_probe.py). From
+then on each update counts the tokens that differ (exact_worker.py). The first that does is told, and after the next
+sync its sequence is probed: that names the side at fault. Above MOST of a batch the trainer takes to token weights,
+which correct what differs; `strict` ends the run at one token.
+
+    +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.strict=true
+"""
+
+import logging
+from typing import Any
+
+import ray
+from omegaconf import open_dict
+
+from ascend_quant.exact.fingerprint import differences
+from ascend_quant.integrations.verl import exact_probe, exact_settings, exact_worker
+from ascend_quant.integrations.verl.effective_sample import EffectiveSample
+from ascend_quant.integrations.verl.exact_worker import Unequal
+from ascend_quant.refit import RefitError
+
+logger = logging.getLogger(__name__)
+
+MOST = 1e-3  # of a batch's tokens that may differ without importance weights
+WEIGHTS = {"bypass_mode": False, "rollout_is": "token"}  # of verl's algorithm.rollout_correction
+
+
+class ExactTrainer:
+    """Mixed in before a trainer class that has refits."""
+
+    suspect: Unequal | None = None  # whose sequence the next sync's weights are probed with
+    told = weighs = False
+
+    def on_init_end(self) -> None:
+        super().on_init_end()
+        self._compare_fingerprints()
+        longest = self.config.actor_rollout_ref.rollout.max_model_len
+        self._probe(exact_probe.prompts(len(self.tokenizer), longest), exact_probe.answer_of(longest))
+        self.start_up.mark("exact probe")
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        updated = super()._update_actor(batch, metrics)
+        exact_worker.renamed(metrics)
+        if unequal := metrics.get("exact/unequal", 0):
+            self._look(unequal, metrics["exact/tokens"])
+        return updated
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        if self.suspect is not None:
+            one, self.suspect = self.suspect, None
+            rest = len(one.tokens) - one.prompt - one.position
+            before = one.tokens[: one.prompt + max(0, one.position - rest)]
+            self._probe([before] * exact_probe.PROMPTS, min(exact_probe.ANSWER, len(one.tokens) - len(before)))
+
+    def _compare_fingerprints(self) -> None:
+        """Raise RefitError where an engine's process and the actor's may have other kernels."""
+        servers = [replica.servers[0] for replica in self._synced()]
+        engines = [one for each in ray.get([server.exact_fingerprint.remote() for server in servers]) for one in each]
+        first, *others = self.actor_rollout_wg.exact_fingerprint()
+        for engine in (*engines, *others):
+            if found := differences(engine, first):
+                raise RefitError(f"{exact_settings.OPTION}, but {'; '.join(found)}: use one environment and one device")
+
+    def _probe(self, prompts: list[list[int]], answer: int) -> None:
+        """Compare engine and actor; the engine sleeps while the actor computes, as in a step, and is synced again."""
+        sampled = exact_probe.sample([replica.servers[0] for replica in self._synced()], prompts, answer)
+        self.checkpoint_manager.sleep_replicas()
+        ranks = self.actor_rollout_wg.exact_log_probs([one.tokens for one in sampled])
+        self.checkpoint_manager.update_weights(self.global_steps)
+        found = exact_probe.judge(sampled, ranks)
+        if found.worst.unequal:
+            self._answer(f"probe, {found}", found.worst.unequal, found.worst.tokens)
+        else:
+            print(f"exact: probe, {found}", flush=True)  # verl shows no log line of ours below a warning
+
+    def _look(self, unequal: float, tokens: float) -> None:
+        """What follows from tokens that differ in an update."""
+        said = (
+            f"step {self.global_steps}, {unequal:.0f} of {tokens:.0f} tokens do not have the engine's log-probability"
+        )
+        if not self.told:
+            self.told = True
+            self.suspect = next(one for one in self.actor_rollout_wg.exact_first_unequal() if one is not None)
+            said += f", the first one {self.suspect}. Its sequence is probed after the next sync"
+        elif self.weighs or unequal <= MOST * tokens:
+            return
+        self._answer(said, unequal, tokens)
+
+    @property
+    def _strict(self) -> bool:
+        return exact_settings.is_strict(self.config.actor_rollout_ref.rollout)
+
+    def _answer(self, said: str, unequal: float, tokens: float) -> None:
+        if self._strict:
+            raise RefitError(f"exact: {said}; without strict=true the run would go on")
+        logger.warning("exact: %s. Later ones are counted in exact/unequal; docs/low_precision.md", said)
+        if unequal > MOST * tokens and not self.weighs:
+            self._weigh()
+
+    def _weigh(self) -> None:
+        """From the next step on the trainer computes its own log-probabilities, and weights by token."""
+        self.weighs = True
+        correction = self.config.algorithm.rollout_correction
+        with open_dict(correction):
+            correction.update(WEIGHTS)
+        self.effective_sample = EffectiveSample(correction)
+        logger.warning(
+            "exact: more than %.1f %% of the tokens differ: token weights (rollout_correction.rollout_is=token) are on "
+            "from the next step to the run's end",
+            100 * MOST,
+        )
