@@ -1,8 +1,8 @@
 """Log-probabilities of chosen tokens as the engine's sampler takes them: log_softmax of float32 logits.
 
 vLLM divides float32 logits by the temperature (`logprobs_mode=processed_logprobs`) and takes `log_softmax` of whole
-rows; `logit - logsumexp` differs from it in the last bit. Words that no tokenizer has (Qwen2.5's head has 399) are never
-sampled under verl, which sets their logits to -inf in the engine. Many rows at a time; the logits alone are kept.
+rows; `logit - logsumexp` differs from it in the last bit. verl's engine sets the logits of words that the tokenizer has
+not (399 of Qwen2.5's 152,064) to -inf: they are never sampled. Many rows at a time; the logits alone are kept.
 
 Shape suffixes: T tokens, V words of the vocabulary.
 """

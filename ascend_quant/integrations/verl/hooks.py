@@ -87,7 +87,8 @@ def take_log_probs_as_the_engine(words: int | None = None) -> None:
 
     from ascend_quant.integrations.verl.log_probs import cross_entropy_loss
 
-    module.cross_entropy_loss = functools.partial(cross_entropy_loss, words=words)
+    own = cross_entropy_loss if words is None else functools.partial(cross_entropy_loss, words=words)
+    module.cross_entropy_loss = own
     module.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE = True
 
 
