@@ -92,7 +92,7 @@ def test_a_last_bit_is_counted_and_named(tmp_path):
     assert weights not in first and second[weights] == pytest.approx(1, abs=1e-6)
     log = (folder / "output.log").read_text()
     assert has_line_naming(log, "exact", "step 1", f"{SAMPLES // 8} of", "rank 0", "engine", "trainer")
-    probes = [line for line in log.splitlines() if has_line_naming(line, "exact", "probe")]
+    probes = [line for line in log.splitlines() if has_line_naming(line, "exact", "probe", "prefill")]
     assert len(probes) == 2, "at the start, and with the first token's sequence"
     assert all(has_line_naming(line, "agree … agree") for line in probes)
 

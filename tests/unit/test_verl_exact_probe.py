@@ -61,3 +61,12 @@ def test_prompts_and_answers_fit(longest):
     assert lengths[0] >= 1 and lengths[-1] + answer < longest, "an engine generates one token more when it prefills"
     assert all(0 <= token < 50 for prompt in asked for token in prompt)
     assert lengths[-1] == min(exact_probe.LONGEST, longest - answer - 1)
+
+
+@pytest.mark.parametrize("place, length", [(0, 1), (10, 11), (33, 40), (900, 1000), (999, 1000)])
+def test_a_tokens_context_is_in_the_answer_where_it_can_be(place, length):
+    tokens, longest = list(range(length)), 1000
+    prompt, answer = exact_probe.around(tokens, place, longest)
+    assert prompt == tokens[: len(prompt)] and prompt
+    assert 1 <= answer <= exact_probe.ANSWER and len(prompt) + answer < longest
+    assert len(prompt) <= max(place, 1) <= len(prompt) + answer

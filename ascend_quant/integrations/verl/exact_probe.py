@@ -88,6 +88,12 @@ def answer_of(longest: int) -> int:
     return max(1, min(ANSWER, longest // 2 - 1))
 
 
+def around(tokens: Sequence[int], place: int, longest: int) -> tuple[list[int], int]:
+    """A prompt and the tokens of an answer that has the context of tokens[place] in its middle, as far as they fit."""
+    end = max(1, min(place - ANSWER // 2, longest - 2))
+    return list(tokens[:end]), min(ANSWER, longest - 1 - end)
+
+
 def sample(servers: Sequence[Any], asked: Sequence[list[int]], answer: int) -> list[Sampled]:
     """Every engine's answers to all prompts: first sampled, together in a batch, then computed as prompts.
 

@@ -35,8 +35,8 @@ class ExactTrainer:
     def on_init_end(self) -> None:
         super().on_init_end()
         self._compare_fingerprints()
-        longest = self.config.actor_rollout_ref.rollout.max_model_len
-        self._probe(exact_probe.prompts(len(self.tokenizer), longest), exact_probe.answer_of(longest))
+        prompts = exact_probe.prompts(len(self.tokenizer), self._longest)
+        self._probe(prompts, exact_probe.answer_of(self._longest))
         self.start_up.mark("exact probe")
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -50,9 +50,8 @@ class ExactTrainer:
         super().on_step_end()
         if self.suspect is not None:
             one, self.suspect = self.suspect, None
-            rest = len(one.tokens) - one.prompt - one.position
-            before = one.tokens[: one.prompt + max(0, one.position - rest)]
-            self._probe([before] * exact_probe.PROMPTS, min(exact_probe.ANSWER, len(one.tokens) - len(before)))
+            prompt, answer = exact_probe.around(one.tokens, one.prompt + one.position, self._longest)
+            self._probe([prompt] * exact_probe.PROMPTS, answer)
 
     def _compare_fingerprints(self) -> None:
         """Raise RefitError where an engine's process and the actor's may have other kernels."""
@@ -87,6 +86,11 @@ class ExactTrainer:
         elif self.weighs or unequal <= MOST * tokens:
             return
         self._answer(said, unequal, tokens)
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of prompt and answer that an engine takes."""
+        return self.config.actor_rollout_ref.rollout.max_model_len
 
     @property
     def _strict(self) -> bool:
