@@ -4,7 +4,7 @@
 recipe asks for.
 """
 
-from ascend_quant.integrations.verl import attention_settings as attention
+from ascend_quant.integrations.verl.training import attention_settings as attention
 from launch.environment import ASCEND, node_environment
 from launch.inventory import Ports
 from launch.plan.job import last_value, values

@@ -43,7 +43,7 @@ def build(folder, attention: str, ulysses: int, dtype: str = "fp32", offload: bo
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-    from ascend_quant.integrations.verl.attention_settings import LIBRARY
+    from ascend_quant.integrations.verl.training.attention_settings import LIBRARY
 
     model = HFModelConfig(
         path=str(folder / "model"),

@@ -40,7 +40,7 @@ def attention(
     position_ids: torch.Tensor | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function that transformers calls in every layer; see `integrations/verl/packed_attention.py`.
+    """The function that transformers calls in every layer; see `integrations/verl/training/packed_attention.py`.
 
     Returns:
         (B, S, H, D), and None for the weights.

@@ -8,7 +8,7 @@ layers.py             which layers of a model of torch modules: Linear, and expe
 modules.py            how a layer comes to compute with them, its parameters staying as they are
 variables.py          the same by slime's environment variables
 
-Megatron-core's layers: `ascend_quant.integrations.megatron`. verl: `ascend_quant.integrations.verl.qat`.
+Megatron-core's layers: `ascend_quant.integrations.megatron`. verl: `ascend_quant.integrations.verl.training.qat`.
 """
 
 from ascend_quant.qat.layers import apply_fake_quantization

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ascend_quant.integrations.verl.sender import SendingTrainingWorker
+from ascend_quant.integrations.verl.sending.sender import SendingTrainingWorker
 from ascend_quant.refit.sent import NamedTensor
 from ascend_quant.smoke.life import NAN
 

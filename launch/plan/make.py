@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from ascend_quant.integrations.verl import attention_settings as attention
+from ascend_quant.integrations.verl.training import attention_settings as attention
 from launch import LaunchError, network
 from launch.environment import not_handed_on, of_shell, rows
 from launch.inventory import Host, Inventory

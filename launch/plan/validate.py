@@ -171,7 +171,8 @@ def _verl(config: Any) -> Iterator[str]:
 
 def _refits(config: Any) -> Iterator[str]:
     """What our own settings, which verl hands on unread, cannot be together."""
-    from ascend_quant.integrations.verl import qat, settings
+    from ascend_quant.integrations.verl import settings
+    from ascend_quant.integrations.verl.training import qat
     from ascend_quant.refit import RefitError
 
     try:

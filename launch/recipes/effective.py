@@ -7,7 +7,7 @@ token, which is what INT8 rollouts have, half of the batch is lost at 10,000 tok
 from collections.abc import Iterator
 from math import erfc, exp, log, log1p, pi, sqrt
 
-from ascend_quant.integrations.verl.effective_sample import LEAST, NAME, metric
+from ascend_quant.integrations.verl.training.effective_sample import LEAST, NAME, metric
 from launch.recipes.fields import Recipe
 
 FAR = -30.0  # standard deviations, below which erfc is near the end of float64

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ascend_quant.integrations.verl import OPTIONS
-from ascend_quant.integrations.verl import attention_settings as attention
+from ascend_quant.integrations.verl.training import attention_settings as attention
 from launch import ROOT
 from launch.recipes.fields import Recipe
 from launch.recipes.settings import (

@@ -15,7 +15,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ascend_quant.integrations.verl import attention_settings as attention
+from ascend_quant.integrations.verl.training import attention_settings as attention
 from launch.recipes.fields import Correction, Fp8, Parallel, Recipe, Training
 from launch.recipes.verl import (
     ACTOR,

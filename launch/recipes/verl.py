@@ -119,7 +119,7 @@ COMMIT = Verl(
     "0.8.0.dev (commit bcb638649a50)",
     main="verl.trainer.main_ppo",
     names_quantization=False,
-    worker="ascend_quant.integrations.verl.worker.UnprovedWorkerExtension",
+    worker="ascend_quant.integrations.verl.receiving.worker.UnprovedWorkerExtension",
     ranks_for_graphs=RANKS_FOR_GRAPHS_0_10,
     absent={"algorithm.filter_groups": "dynamic sampling"},
     unread={

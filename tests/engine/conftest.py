@@ -15,7 +15,7 @@ LONG = {  # a file, or one test of it: the paths whose change brings it back int
     "test_convert_engine": ("ascend_quant/convert",),
     "test_drafters": (f"{VLLM}/drafters.py",),
     "test_exact_ranks": ("ascend_quant/exact",),
-    "test_exact_verl": ("ascend_quant/exact", "ascend_quant/integrations/verl/exact_worker.py"),
+    "test_exact_verl": ("ascend_quant/exact", "ascend_quant/integrations/verl/training/exact/worker.py"),
     "test_flashrl_variables_engine::test_replicas_of_vllms_own_data_parallel_choose_by_their_rank": (
         "ascend_quant/flashrl",
         f"{VLLM}/flashrl.py",
@@ -46,11 +46,11 @@ LONG = {  # a file, or one test of it: the paths whose change brings it back int
     "test_trainers::test_other_ways_of_trl": ("docs/trainers.md", "ascend_quant/flashrl"),
     "test_trainers::test_trl_trains_against_vllm_serve": ("docs/trainers.md", f"{VLLM}/requests.py"),
     "test_verl_apart[int8]": ("ascend_quant/integrations/verl",),
-    "test_verl_data_parallel": ("ascend_quant/integrations/verl/receipts.py",),
+    "test_verl_data_parallel": ("ascend_quant/integrations/verl/metrics/receipts.py",),
     "test_verl_looks": (
         f"{VLLM}/calls.py",
         "ascend_quant/refit/servable.py",
-        "ascend_quant/integrations/verl/worker.py",
+        "ascend_quant/integrations/verl/receiving/worker.py",
     ),
     "test_verl_run::test_a_plugin_left_out_is_one_clear_error": ("ascend_quant/integrations/verl",),
     "test_verl_run::test_replicas_of_two_schemes_have_figures_of_their_own": ("ascend_quant/integrations/verl",),

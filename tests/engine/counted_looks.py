@@ -8,7 +8,7 @@ from functools import wraps
 
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-from ascend_quant.integrations.verl.worker import RefitWorkerExtension
+from ascend_quant.integrations.verl.receiving.worker import RefitWorkerExtension
 from ascend_quant.refit.samples import Samples
 from ascend_quant.refit.servable import Servable
 

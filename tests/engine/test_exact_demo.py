@@ -13,7 +13,7 @@ from launch.demo.training import Choices, read_lines
 VERL = "ascend_quant/integrations/verl"
 pytestmark = [
     pytest.mark.timeout(900),
-    pytest.mark.long("ascend_quant/exact", f"{VERL}/exact_worker.py", f"{VERL}/exact_settings.py", "launch/demo"),
+    pytest.mark.long("ascend_quant/exact", f"{VERL}/training/exact", "launch/demo"),
 ]
 STEPS, ANSWERS, LONGEST = 3, 64, 4  # answers of the first mini-batch, and tokens of an answer
 

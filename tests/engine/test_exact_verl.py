@@ -11,7 +11,7 @@ from naming import has_line_naming, line_naming
 from transformers import AutoModelForCausalLM
 from verl_runs import QUANTIZED, prepare, train
 
-from ascend_quant.integrations.verl.attention_settings import LIBRARY, NAME_KEY, PACKED
+from ascend_quant.integrations.verl.training.attention_settings import LIBRARY, NAME_KEY, PACKED
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -23,9 +23,9 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 from verl.trainer.config import CheckpointConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from ascend_quant import oracle
-from ascend_quant.integrations.verl.qat import FakeQuantization
-from ascend_quant.integrations.verl.qat_worker import fake_quantizing
-from ascend_quant.integrations.verl.sender import SendingTrainingWorker, sends_weights
+from ascend_quant.integrations.verl.training.qat import FakeQuantization
+from ascend_quant.integrations.verl.training.qat_worker import fake_quantizing
+from ascend_quant.integrations.verl.sending.sender import SendingTrainingWorker, sends_weights
 from ascend_quant.refit.proof import SENT
 from ascend_quant.qat import without_fake_quantization
 from ascend_quant.schemes import get_scheme
@@ -123,8 +123,8 @@ def test_the_actors_class_reaches_other_processes():
     from verl.workers.engine_workers import TrainingWorker
 
     from ascend_quant.integrations.verl.compat import plain_class
-    from ascend_quant.integrations.verl.qat import FakeQuantization
-    from ascend_quant.integrations.verl.qat_worker import with_fake_quantization
+    from ascend_quant.integrations.verl.training.qat import FakeQuantization
+    from ascend_quant.integrations.verl.training.qat_worker import with_fake_quantization
 
     wanted = FakeQuantization("int8", ("a",))
     trainer = with_fake_quantization(Trainer, wanted)()

@@ -14,7 +14,8 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
-from ascend_quant.integrations.verl import attention_settings, main_ppo, qat, settings
+from ascend_quant.integrations.verl import main_ppo, settings
+from ascend_quant.integrations.verl.training import attention_settings, qat
 from launch.recipes import Paths, load, names, resolve
 from launch.recipes.overrides import OPEN
 from launch.recipes.settings import uses_plugin

@@ -25,7 +25,7 @@ async def answers(folder, options, **parallel) -> tuple[list, list]:
         max_model_len=64,
         quantization="ascend_quant",
         hf_overrides={"quantization_config": {"quant_method": "ascend_quant", **options}},
-        worker_extension_cls="ascend_quant.integrations.verl.worker.RefitWorkerExtension",
+        worker_extension_cls="ascend_quant.integrations.verl.receiving.worker.RefitWorkerExtension",
         **parallel,
     )
     engine = AsyncLLM.from_engine_args(arguments)

@@ -43,8 +43,8 @@ ESS = "rollout_corr/rollout_is_eff_sample_size"
 FOLLOWED = 2
 FROZEN = MOST_STEPS - FOLLOWED  # steps of the run whose rollout stops following
 FREEZING = f"""
-from ascend_quant.integrations.verl.receiver import DrainingReceiver
-from ascend_quant.integrations.verl.worker import RefitWorkerExtension
+from ascend_quant.integrations.verl.receiving.receiver import DrainingReceiver
+from ascend_quant.integrations.verl.receiving.worker import RefitWorkerExtension
 
 class FreezingExtension(RefitWorkerExtension):
     syncs = 0

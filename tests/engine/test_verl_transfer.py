@@ -113,7 +113,7 @@ def engine(models, trainer):
             dtype="bfloat16",
             enforce_eager=True,
             max_model_len=32,
-            worker_extension_cls="ascend_quant.integrations.verl.worker.RefitWorkerExtension",
+            worker_extension_cls="ascend_quant.integrations.verl.receiving.worker.RefitWorkerExtension",
         )
         llm.collective_rpc("monkey_patch_model", args=(64,))
         yield llm
@@ -138,7 +138,7 @@ def generate(engine) -> list[int]:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """A fault that keeps the trainer from sending anything is to fail its test, not to be waited for ten minutes."""
-    from ascend_quant.integrations.verl import receiver
+    from ascend_quant.integrations.verl.receiving import receiver
 
     monkeypatch.setattr(receiver, "FIRST_MESSAGE_SECONDS", AT_ONCE)
 
@@ -216,7 +216,7 @@ def test_what_does_no_harm_goes_through(syncs, fault):
 
 @pytest.mark.parametrize("bucket", [1, 3])
 def test_an_engine_that_fails_in_a_sync_lets_the_trainer_go(syncs, bucket, monkeypatch):
-    from ascend_quant.integrations.verl.worker import RefitWorkerExtension
+    from ascend_quant.integrations.verl.receiving.worker import RefitWorkerExtension
 
     left, update = [bucket], RefitWorkerExtension._update_weights
 
@@ -237,7 +237,7 @@ def test_an_engine_that_fails_in_a_sync_lets_the_trainer_go(syncs, bucket, monke
 
 
 def test_a_trainer_that_never_comes_is_noticed(syncs, monkeypatch):
-    from ascend_quant.integrations.verl import receiver
+    from ascend_quant.integrations.verl.receiving import receiver
 
     monkeypatch.setattr(receiver, "FIRST_MESSAGE_SECONDS", 1)
     with pytest.raises(RefitError, match="no trainer"):
@@ -262,7 +262,7 @@ def test_an_engine_that_cannot_map_the_buffer_lets_the_trainer_go(syncs, monkeyp
 
 
 def test_weights_without_digests_serve_where_none_are_wanted(syncs, monkeypatch):
-    from ascend_quant.integrations.verl.worker import RefitWorkerExtension
+    from ascend_quant.integrations.verl.receiving.worker import RefitWorkerExtension
 
     monkeypatch.setattr(RefitWorkerExtension, "refit_wants_proof", False)
     syncs.trainer.send("the digests are lost", syncs.handle, syncs.models[0])

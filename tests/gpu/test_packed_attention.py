@@ -17,8 +17,8 @@ pytest.importorskip("verl", reason="packed attention is the verl adapter's")
 import transformers
 from packed_engine import build, expected_gradients, gradients, plain_model, worst
 
-from ascend_quant.integrations.verl import packed_attention
-from ascend_quant.integrations.verl.attention_settings import PACKED
+from ascend_quant.integrations.verl.training import packed_attention
+from ascend_quant.integrations.verl.training.attention_settings import PACKED
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ascend_quant.integrations.verl.attention_settings import LIBRARY, PACKED
+from ascend_quant.integrations.verl.training.attention_settings import LIBRARY, PACKED
 from benchmarks.report import Outcome
 from benchmarks.train_files import save_tokenizer
 from benchmarks.train_run import Arm, carry_out

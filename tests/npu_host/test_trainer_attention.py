@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers.integrations import npu_flash_attention
 
-from ascend_quant.integrations.verl.attention_settings import FLASH, NAME_KEY
+from ascend_quant.integrations.verl.training.attention_settings import FLASH, NAME_KEY
 from launch.demo.task import TINY_ON_NPUS, build_model
 from launch.plan.job import last_value
 from launch.recipes import Paths, load, resolve

@@ -26,7 +26,7 @@ LAYOUTS = {1: (1,), 2: (1, 2), 4: (1, 2)}  # ranks: how many share a sequence (U
 PRELOADED = [  # imported once, for all ranks
     "verl.workers.engine.fsdp.transformer_impl",
     "verl.workers.utils.losses",
-    "ascend_quant.integrations.verl.packed_attention",
+    "ascend_quant.integrations.verl.training.packed_attention",
     "transformers.models.qwen3.modeling_qwen3",
 ]
 jagged = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
@@ -84,7 +84,7 @@ def check_rank(rank: int, ranks: int, folder) -> None:
     torch.set_num_threads(1)
     import verl  # noqa: F401  the plugin brings the cpu platform
 
-    from ascend_quant.integrations.verl.attention_settings import PACKED
+    from ascend_quant.integrations.verl.training.attention_settings import PACKED
 
     ids, cases, wrong, off = pickle.loads((folder / "cases").read_bytes())
     for ulysses in LAYOUTS[ranks]:

@@ -6,8 +6,15 @@ pytest.importorskip("omegaconf", reason="the verl adapter needs verl")
 
 from omegaconf import OmegaConf
 
-from ascend_quant.integrations.verl import attention_settings
-from ascend_quant.integrations.verl.attention_settings import FLASH, LIBRARY, PACKED, ULYSSES, AttentionError, check
+from ascend_quant.integrations.verl.training import attention_settings
+from ascend_quant.integrations.verl.training.attention_settings import (
+    FLASH,
+    LIBRARY,
+    PACKED,
+    ULYSSES,
+    AttentionError,
+    check,
+)
 
 OURS = {"external_lib": LIBRARY, "override_config": {"attn_implementation": PACKED}}
 

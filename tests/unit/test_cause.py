@@ -102,7 +102,7 @@ def test_a_dead_host_is_the_cause_of_what_only_follows_from_it(tmp_path, driver,
         "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
         "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for",
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer [10.0.0.1]",
-        "ascend_quant.integrations.verl.receiver.SenderGone: the trainer closed ipc:///tmp/x after 3 messages",
+        "ascend_quant.integrations.verl.receiving.receiver.SenderGone: the trainer closed ipc:///tmp after 3 messages",
         "ascend_quant.refit.errors.RefitError: weight sync failed: the trainer closed ipc:///x after 3 messages, "
         "before its last bucket: look in the trainer's log",
     ],

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ascend_quant.exact import log_probs as rows
-from ascend_quant.integrations.verl import log_probs
+from ascend_quant.integrations.verl.training import log_probs
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_verls_function_leaves_its_loop(shape: tuple[int, ...], monkeypatch):
 
 def test_a_temperature_divides_in_float32_as_the_engines_sampler_does(monkeypatch):
     transformer_impl = pytest.importorskip("verl.workers.engine.fsdp.transformer_impl", reason="verl's function")
-    from ascend_quant.integrations.verl import hooks
+    from ascend_quant.integrations.verl.training import hooks
     from ascend_quant.integrations.wrapping import install
 
     torch.manual_seed(0)
@@ -120,7 +120,7 @@ def test_faster_kernels_are_left_alone(flash: bool, npu: bool, ours: bool, monke
     pytest.importorskip("verl", reason="verl's function")
     from verl.utils import torch_functional
 
-    from ascend_quant.integrations.verl import hooks
+    from ascend_quant.integrations.verl.training import hooks
 
     monkeypatch.setattr(torch_functional, "cross_entropy_loss", "theirs", raising=False)
     monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", flash)

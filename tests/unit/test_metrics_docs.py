@@ -10,8 +10,8 @@ import torch
 
 import ascend_quant
 from ascend_quant.exact.counters import Compared
-from ascend_quant.integrations.verl.replica_mismatch import replica_mismatch
-from ascend_quant.integrations.verl.start_up import STARTED, StartUp
+from ascend_quant.integrations.verl.metrics.replica_mismatch import replica_mismatch
+from ascend_quant.integrations.verl.metrics.start_up import STARTED, StartUp
 from ascend_quant.names import LeftOut, Unquantized
 from ascend_quant.refit import Receipt
 from ascend_quant.refit.kv_scales import Scales
@@ -47,7 +47,7 @@ def test_refit(page: Path):
     scales = Scales({"layers.0.self_attn": torch.tensor([[1.0], [2.0], [3.0]])}, age=0)
     numbers = 2, 3, 4, 5.0, 6.0, 0, 0, 0.5
     receipt = Receipt(*numbers, Unquantized("bf16"), f"{7:016x}", LeftOut(), scales).as_metrics()
-    files = [ADAPTERS / "verl" / name for name in ("worker.py", "sent_figures.py")]
+    files = [ADAPTERS / "verl" / name for name in ("receiving/worker.py", "sending/sync_metrics.py")]
     added = [re.findall(r'"(refit/\w+)":', file.read_text()) for file in files]
     assert all(added)
     added = [name for names in added for name in names]

@@ -12,8 +12,8 @@ pytest.importorskip("verl", reason="packed attention is the verl adapter's")
 import transformers
 
 from ascend_quant import packing
-from ascend_quant.integrations.verl import packed_attention
-from ascend_quant.integrations.verl.attention_settings import PACKED
+from ascend_quant.integrations.verl.training import packed_attention
+from ascend_quant.integrations.verl.training.attention_settings import PACKED
 
 LENGTHS = (1, 7, 30, 12)
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 100, "head_dim": 16}

@@ -21,7 +21,7 @@ def check_rank(rank: int, folder) -> None:
     join(rank, RANKS, folder)
     import verl  # noqa: F401  the plugin brings the cpu platform
 
-    from ascend_quant.integrations.verl import packed_attention
+    from ascend_quant.integrations.verl.training import packed_attention
 
     expected = expected_gradients()
     read, times = packed_attention._from_positions, []
@@ -49,7 +49,7 @@ for model in saved:
 
 
 def test_the_engines_gradients_and_its_checkpoint(tmp_path, monkeypatch):
-    from ascend_quant.integrations.verl.attention_settings import PACKED
+    from ascend_quant.integrations.verl.training.attention_settings import PACKED
 
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     plain_model().save_pretrained(tmp_path / "model")

@@ -17,7 +17,7 @@ pytest.importorskip("verl", reason="verl is not installed")
 
 from hydra import compose, initialize_config_module
 
-from ascend_quant.integrations.verl.effective_sample import NAME
+from ascend_quant.integrations.verl.training.effective_sample import NAME
 from launch.recipes import load, names, paths_of, resolve
 from launch.recipes.effective import KL, LEAST, effective_share, told
 

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from test_recipe_files import load, write
 
-from ascend_quant.integrations.verl.attention_settings import LIBRARY, PACKED
+from ascend_quant.integrations.verl.training.attention_settings import LIBRARY, PACKED
 from launch.recipes import Paths, paths_of, resolve
 from launch.recipes.overrides import refused
 from launch.recipes.verl import COMMIT, text

@@ -16,7 +16,8 @@ pytest.importorskip("verl", reason="it is verl's sender")
 
 import verl
 
-from ascend_quant.integrations.verl import answers, hooks
+from ascend_quant.integrations.verl.sending import hooks
+from ascend_quant.integrations.verl.sending import zmq_watchdog as answers
 from ascend_quant.integrations.wrapping import install
 
 pytestmark = pytest.mark.timeout(120)

@@ -17,19 +17,12 @@ from verl.experimental.separation.utils import create_role_worker_mapping
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.workers.engine_workers import TrainingWorker
 
-from ascend_quant.integrations.verl import (
-    cpu_settings,
-    experimental,
-    fully_async,
-    hooks,
-    main_fully_async,
-    main_one_step_off,
-    one_step_off,
-)
+from ascend_quant.integrations.verl import cpu_settings, hooks, main_fully_async, main_one_step_off
+from ascend_quant.integrations.verl.asynchronous import experimental, fully_async, one_step_off
+from ascend_quant.integrations.verl.asynchronous.experimental import RefitExperimentalTrainer
 from ascend_quant.integrations.verl.compat import actor_options, plain_class
-from ascend_quant.integrations.verl.experimental import RefitExperimentalTrainer
-from ascend_quant.integrations.verl.qat import FakeQuantization
-from ascend_quant.integrations.verl.sender import SendsWeights
+from ascend_quant.integrations.verl.sending.sender import SendsWeights
+from ascend_quant.integrations.verl.training.qat import FakeQuantization
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit import RefitError
 

@@ -28,9 +28,10 @@ from verl.plugin.platform import platform_manager
 from verl.utils import device
 from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as hop
 
-from ascend_quant.integrations.verl import hooks, patches
 from ascend_quant.integrations.verl.platform import PlatformCPU
-from ascend_quant.integrations.verl.receiver import DrainingReceiver
+from ascend_quant.integrations.verl.receiving.receiver import DrainingReceiver
+from ascend_quant.integrations.verl.sending import delta_sync as patches
+from ascend_quant.integrations.verl.sending import hooks
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.delta import Receiver, Sender

@@ -9,7 +9,7 @@ pytest.importorskip("vllm", reason="an exact actor's products are vLLM's")
 from tensordict import TensorDict
 from verl.utils.metric import Metric
 
-from ascend_quant.integrations.verl.exact_worker import Counter, Unequal, renamed
+from ascend_quant.integrations.verl.training.exact.worker import Counter, Unequal, renamed
 
 PROMPTS, ANSWERS, RANKS = (2, 3), (4, 1), 2
 

@@ -7,8 +7,8 @@ pytest.importorskip("verl", reason="the verl adapter needs verl")
 
 from naming import has_line_naming
 
-from ascend_quant.integrations.verl import exact_probe
-from ascend_quant.integrations.verl.exact_probe import Sampled, judge
+from ascend_quant.integrations.verl.training.exact import probe as exact_probe
+from ascend_quant.integrations.verl.training.exact.probe import Sampled, judge
 
 ULP = 2.0**-23  # of values from 1 to 2
 

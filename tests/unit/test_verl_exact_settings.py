@@ -7,8 +7,8 @@ pytest.importorskip("omegaconf", reason="the verl adapter needs verl")
 from naming import line_naming
 from omegaconf import OmegaConf
 
-from ascend_quant.integrations.verl.exact_settings import is_strict
-from ascend_quant.integrations.verl.qat import FakeQuantization, wanted
+from ascend_quant.integrations.verl.training.exact.settings import is_strict
+from ascend_quant.integrations.verl.training.qat import FakeQuantization, wanted
 from ascend_quant.refit import RefitError
 
 EXACT = {"quant_method": "ascend_quant", "scheme": "int8", "exact": True}

@@ -10,9 +10,9 @@ pytest.importorskip("vllm", reason="an exact actor's products are vLLM's")
 from naming import has_line_naming, line_naming
 from omegaconf import OmegaConf
 
-from ascend_quant.integrations.verl.effective_sample import EffectiveSample
-from ascend_quant.integrations.verl.exact_trainer import ExactTrainer
-from ascend_quant.integrations.verl.exact_worker import Unequal
+from ascend_quant.integrations.verl.training.effective_sample import EffectiveSample
+from ascend_quant.integrations.verl.training.exact.trainer import ExactTrainer
+from ascend_quant.integrations.verl.training.exact.worker import Unequal
 from ascend_quant.refit import RefitError
 
 FIRST = Unequal(tokens=list(range(12)), prompt=5, position=3, engine=-1.0, trainer=-1.25, rank=1)

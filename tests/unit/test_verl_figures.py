@@ -8,9 +8,9 @@ import torch
 from naming import has_line_naming, line_naming
 
 from ascend_quant.estimators import THRESHOLD
-from ascend_quant.integrations.verl.effective_sample import CUT, EVERY, LEAST, NAME, EffectiveSample, metric
-from ascend_quant.integrations.verl.receipts import merge
-from ascend_quant.integrations.verl.replica_mismatch import REPLICA, ranks_of, replica_mismatch, upper_threshold
+from ascend_quant.integrations.verl.metrics.receipts import merge
+from ascend_quant.integrations.verl.metrics.replica_mismatch import REPLICA, ranks_of, replica_mismatch, upper_threshold
+from ascend_quant.integrations.verl.training.effective_sample import CUT, EVERY, LEAST, NAME, EffectiveSample, metric
 from ascend_quant.refit import RefitError
 
 

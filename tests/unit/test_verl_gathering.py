@@ -63,7 +63,7 @@ def as_it_leaves(name: str, whole: torch.Tensor) -> torch.Tensor:
 
 
 def check_rank(rank: int, folder) -> None:
-    from ascend_quant.integrations.verl import gathering
+    from ascend_quant.integrations.verl.sending import gathering
 
     join(rank, RANKS, folder)
     flat, square = init_device_mesh("cpu", (RANKS,)), init_device_mesh("cpu", (2, RANKS // 2))
@@ -97,7 +97,10 @@ def check_engine(rank: int, folder, tied: bool) -> None:
     from packed_engine import build
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    from ascend_quant.integrations.verl import compat, packed_attention, sender, sent_figures
+    from ascend_quant.integrations.verl import compat
+    from ascend_quant.integrations.verl.sending import sender
+    from ascend_quant.integrations.verl.sending import sync_metrics as sent_figures
+    from ascend_quant.integrations.verl.training import packed_attention
     from ascend_quant.refit.proof import Receiving
 
     engine = build(folder, packed_attention.PACKED, 1)

@@ -15,10 +15,10 @@ import transformers
 from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from ascend_quant.integrations.verl import hooks, sender, settings
-from ascend_quant.integrations.verl.attention_settings import PACKED
-from ascend_quant.integrations.verl.kv_maxima import Maxima
-from ascend_quant.integrations.verl.sent_figures import SentFigures
+from ascend_quant.integrations.verl.sending import hooks, sender, settings
+from ascend_quant.integrations.verl.sending.kv_amax import Maxima
+from ascend_quant.integrations.verl.sending.sync_metrics import SentFigures
+from ascend_quant.integrations.verl.training.attention_settings import PACKED
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.kv_scales import AGE, FP8, INT8, Form, sent_name
@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True, scope="module")
 def looks():
-    from ascend_quant.integrations.verl import packed_attention  # noqa: F401  known to transformers
+    from ascend_quant.integrations.verl.training import packed_attention  # noqa: F401  known to transformers
 
     install(hooks.WITH_KV_SCALES)
 

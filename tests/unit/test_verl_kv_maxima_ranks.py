@@ -17,9 +17,9 @@ def check_rank(rank: int, folder) -> None:
     join(rank, RANKS, folder)
     import verl  # noqa: F401  the plugin brings the cpu platform
 
-    from ascend_quant.integrations.verl import hooks
-    from ascend_quant.integrations.verl.attention_settings import PACKED
-    from ascend_quant.integrations.verl.kv_maxima import Maxima
+    from ascend_quant.integrations.verl.sending import hooks
+    from ascend_quant.integrations.verl.sending.kv_amax import Maxima
+    from ascend_quant.integrations.verl.training.attention_settings import PACKED
     from ascend_quant.integrations.wrapping import install
     from ascend_quant.refit.kv_scales import AGE, FP8, INT8, sent_name
 

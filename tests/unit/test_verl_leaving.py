@@ -11,7 +11,7 @@ pytest.importorskip("zmq", reason="verl's weight transfer needs pyzmq")
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.integrations.verl.leaving import Leaving, kept_by
+from ascend_quant.integrations.verl.sending.wire_format import Leaving, kept_by
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 

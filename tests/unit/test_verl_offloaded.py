@@ -25,7 +25,9 @@ def worker_of(folder, keeps: bool = True):
     from packed_engine import build
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    from ascend_quant.integrations.verl import packed_attention, sender, sent_figures
+    from ascend_quant.integrations.verl.sending import sender
+    from ascend_quant.integrations.verl.sending import sync_metrics as sent_figures
+    from ascend_quant.integrations.verl.training import packed_attention
 
     own, moved = object.__new__(sender.sends_weights(ActorRolloutRefWorker, "bfloat16").actor_worker_cls), []
     own.engine, own.figures = build(folder, packed_attention.PACKED, 1, offload=True), sent_figures.SentFigures()

@@ -12,10 +12,19 @@ pytest.importorskip("vllm", reason="verl's workers need vLLM")
 import torch
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from ascend_quant.integrations.verl import patches, sender
-from ascend_quant.integrations.verl.patches import AGAINST, HAS, NO_SYNC, Patching, asking_for_a_base, own_id, receiving
-from ascend_quant.integrations.verl.replica import PassingOnWorker
-from ascend_quant.integrations.verl.sent_figures import SentFigures
+from ascend_quant.integrations.verl.receiving.replica import PassingOnWorker
+from ascend_quant.integrations.verl.sending import delta_sync as patches
+from ascend_quant.integrations.verl.sending import sender
+from ascend_quant.integrations.verl.sending.delta_sync import (
+    AGAINST,
+    HAS,
+    NO_SYNC,
+    Patching,
+    asking_for_a_base,
+    own_id,
+    receiving,
+)
+from ascend_quant.integrations.verl.sending.sync_metrics import SentFigures
 from ascend_quant.integrations.verl.settings import Patches
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.delta import NAME, Receiver, Sender, Sync, _header

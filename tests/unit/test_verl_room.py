@@ -65,8 +65,8 @@ def worker_of(share, free, events, cached, **fails):
     verl.utils.device.get_torch_device = lambda: device
     from verl.workers import engine_workers
 
-    from ascend_quant.integrations.verl.sender import sends_weights
-    from ascend_quant.integrations.verl.sent_figures import SentFigures
+    from ascend_quant.integrations.verl.sending.sender import sends_weights
+    from ascend_quant.integrations.verl.sending.sync_metrics import SentFigures
 
     engine_workers.set_expandable_segments = lambda on: events.append(GROWING if on else SHARED)
     engine_workers.get_torch_device = verl.utils.device.get_torch_device  # what an earlier case left is dropped
@@ -122,8 +122,8 @@ def test_the_cache_is_kept_where_every_device_has_room_for_the_engine(tmp_path, 
 def test_engines_elsewhere_are_sent_to_as_before(monkeypatch):
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    from ascend_quant.integrations.verl import room
-    from ascend_quant.integrations.verl.sender import sends_weights
+    from ascend_quant.integrations.verl.sending import sync_memory as room
+    from ascend_quant.integrations.verl.sending.sender import sends_weights
 
     async def told(worker, global_steps=None, mode="auto"):
         return global_steps, mode
@@ -138,7 +138,7 @@ def test_engines_elsewhere_are_sent_to_as_before(monkeypatch):
 
 
 def test_what_is_passed_on_waits_for_its_own_copies_alone():
-    from ascend_quant.integrations.verl.room import with_own_stream
+    from ascend_quant.integrations.verl.sending.sync_memory import with_own_stream
 
     waited = []
     stream = SimpleNamespace(synchronize=lambda: waited.append("stream"))

@@ -15,10 +15,12 @@ from omegaconf import OmegaConf
 from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from ascend_quant.integrations.verl import compat, replica, sender
-from ascend_quant.integrations.verl.patches import AGAINST
-from ascend_quant.integrations.verl.replica import RefitHttpServer
-from ascend_quant.integrations.verl.sent_figures import SentFigures, of_all
+from ascend_quant.integrations.verl import compat
+from ascend_quant.integrations.verl.receiving import replica
+from ascend_quant.integrations.verl.receiving.replica import RefitHttpServer
+from ascend_quant.integrations.verl.sending import sender
+from ascend_quant.integrations.verl.sending.delta_sync import AGAINST
+from ascend_quant.integrations.verl.sending.sync_metrics import SentFigures, of_all
 from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError, coding
 from ascend_quant.refit.proof import SENT, Receiving, sending
@@ -302,7 +304,7 @@ def test_the_cache_stays_where_a_sync_has_room_beside_it(monkeypatch, free, sett
 
 @pytest.mark.parametrize(("proof", "extension"), [(True, "RefitWorkerExtension"), (False, "UnprovedWorkerExtension")])
 def test_the_engine_expects_what_the_trainer_sends(proof, extension):
-    from ascend_quant.integrations.verl import worker
+    from ascend_quant.integrations.verl.receiving import worker
 
     server = object.__new__(RefitHttpServer)
     server.config = {"engine_kwargs": {"ascend_quant": {"proof": proof}}}

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from ascend_quant.flashrl.files import ConfigError
 from ascend_quant.integrations.verl import settings
-from ascend_quant.integrations.verl.qat import FakeQuantization, wanted
-from ascend_quant.integrations.verl.sync_reports import agreed
+from ascend_quant.integrations.verl.metrics.sync_reports import agreed
+from ascend_quant.integrations.verl.training.qat import FakeQuantization, wanted
 from ascend_quant.refit import RefitError
 from ascend_quant.schemes import SCHEMES
 

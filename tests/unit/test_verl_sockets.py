@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("verl", reason="the names are verl's")
 
-from ascend_quant.integrations.verl.sockets import of_this_run
+from ascend_quant.integrations.verl.sending.socket_names import of_this_run
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -15,7 +15,7 @@ OLDER = "ipc:///tmp/rl-colocate-zmq-GPU-0.sock"  # of a verl that names the devi
 NAMES = f"""
 import os
 import ray
-from ascend_quant.integrations.verl.sockets import JOB, name_for_engine, of_this_run
+from ascend_quant.integrations.verl.sending.socket_names import JOB, name_for_engine, of_this_run
 
 def verls(job):
     return f"ipc:///tmp/rl-colocate-zmq-{{job}}-replica-0-rank-0.sock"

@@ -7,7 +7,7 @@ pytest.importorskip("vllm", reason="the engine's own times are read from it")
 import sys
 from types import SimpleNamespace
 
-from ascend_quant.integrations.verl.start_up import STARTED, StartUp, began_here
+from ascend_quant.integrations.verl.metrics.start_up import STARTED, StartUp, began_here
 from ascend_quant.integrations.vllm import hooks, start_up
 from ascend_quant.integrations.wrapping import install
 from launch.nodes import head

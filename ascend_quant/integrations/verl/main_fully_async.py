@@ -8,8 +8,8 @@ from typing import Any
 
 import hydra
 
-from ascend_quant.integrations.verl import fully_async
-from ascend_quant.integrations.verl.experimental import run
+from ascend_quant.integrations.verl.asynchronous import fully_async
+from ascend_quant.integrations.verl.asynchronous.experimental import run
 
 SETTINGS = str(Path(fully_async.main.__file__).parent / "config")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import hydra
 
-from ascend_quant.integrations.verl import one_step_off
-from ascend_quant.integrations.verl.experimental import run
+from ascend_quant.integrations.verl.asynchronous import one_step_off
+from ascend_quant.integrations.verl.asynchronous.experimental import run
 
 SETTINGS = str(Path(one_step_off.main.__file__).parent / "config")
 # verl 0.9.1 names a folder of its source tree for the rest, and so starts from there alone

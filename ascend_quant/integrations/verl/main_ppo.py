@@ -11,9 +11,10 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
-from ascend_quant.integrations.verl import attention_settings, cpu_settings, settings
+from ascend_quant.integrations.verl import cpu_settings, settings
+from ascend_quant.integrations.verl.metrics.start_up import began_here
 from ascend_quant.integrations.verl.runner import TaskRunner
-from ascend_quant.integrations.verl.start_up import began_here
+from ascend_quant.integrations.verl.training import attention_settings
 
 
 @hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)

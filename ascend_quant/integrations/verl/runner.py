@@ -6,8 +6,9 @@ from typing import Any
 import ray
 from verl.trainer.main_ppo import TaskRunnerV1
 
-from ascend_quant.integrations.verl import compat, hooks, qat, settings
+from ascend_quant.integrations.verl import compat, hooks, settings
 from ascend_quant.integrations.verl.agent_loops import use_chats
+from ascend_quant.integrations.verl.training import qat
 from ascend_quant.integrations.wrapping import install
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ def use_refits(trainer_mode: str) -> None:
     from verl.trainer.ppo.v1 import get_trainer_cls
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    from ascend_quant.integrations.verl.replica import load
+    from ascend_quant.integrations.verl.receiving.replica import load
     from ascend_quant.integrations.verl.trainer import with_refits
 
     RolloutReplicaRegistry.register("vllm", load)
@@ -44,7 +45,7 @@ def use_refits(trainer_mode: str) -> None:
 def use_fake_quantization(trainer_mode: str, wanted: qat.FakeQuantization) -> None:
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from ascend_quant.integrations.verl.qat_worker import with_fake_quantization
+    from ascend_quant.integrations.verl.training.qat_worker import with_fake_quantization
 
     if wanted.warning:
         logger.warning("%s", wanted.warning)

@@ -139,7 +139,7 @@ def keeps_memory(rollout: Any) -> bool:
 
 
 def share_of_engine(rollout: Any, device: str) -> float | None:
-    """The most that an engine takes of a device's memory, for a trainer that may keep its own cache beside it (room.py)
+    """The most that an engine takes of a device's memory, for a trainer that may keep its own cache beside it.
 
     Args:
         device: verl's `trainer.device`.

@@ -9,10 +9,10 @@ from typing import Any
 import ray
 import transfer_queue
 
-from ascend_quant.integrations.verl.effective_sample import EffectiveSample
-from ascend_quant.integrations.verl.replica_mismatch import ranks_of, replica_mismatch, upper_threshold
-from ascend_quant.integrations.verl.start_up import StartUp
-from ascend_quant.integrations.verl.sync_reports import SyncReports, agree_on_codes, let_actors_send
+from ascend_quant.integrations.verl.metrics.replica_mismatch import ranks_of, replica_mismatch, upper_threshold
+from ascend_quant.integrations.verl.metrics.start_up import StartUp
+from ascend_quant.integrations.verl.metrics.sync_reports import SyncReports, agree_on_codes, let_actors_send
+from ascend_quant.integrations.verl.training.effective_sample import EffectiveSample
 
 ASSIGNED = {  # attributes of verl's trainer, and what is done when they are set
     "actor_rollout_wg": "workers placed",

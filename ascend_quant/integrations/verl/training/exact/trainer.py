@@ -1,7 +1,7 @@
 """The trainer of an exact actor: engine and actor are compared before the first step, and every token while it runs.
 
-At the start their fingerprints must be equal, and a probe computes some sequences on both sides (exact_probe.py). From
-then on each update counts the tokens that differ (exact_worker.py). The first that does is told, and after the next
+At the start their fingerprints must be equal, and a probe computes some sequences on both sides (probe.py). From
+then on each update counts the tokens that differ (worker.py). The first that does is told, and after the next
 sync its sequence is probed: that names the side at fault. Above MOST of a batch the trainer takes to token weights,
 which correct what differs; `strict` ends the run at one token.
 
@@ -15,9 +15,11 @@ import ray
 from omegaconf import open_dict
 
 from ascend_quant.exact.fingerprint import differences
-from ascend_quant.integrations.verl import exact_probe, exact_settings, exact_worker
-from ascend_quant.integrations.verl.effective_sample import EffectiveSample
-from ascend_quant.integrations.verl.exact_worker import Unequal
+from ascend_quant.integrations.verl.training.effective_sample import EffectiveSample
+from ascend_quant.integrations.verl.training.exact import probe as exact_probe
+from ascend_quant.integrations.verl.training.exact import settings as exact_settings
+from ascend_quant.integrations.verl.training.exact import worker as exact_worker
+from ascend_quant.integrations.verl.training.exact.worker import Unequal
 from ascend_quant.refit import RefitError
 
 logger = logging.getLogger(__name__)

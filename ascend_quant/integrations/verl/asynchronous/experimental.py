@@ -14,18 +14,12 @@ import ray
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.device import auto_set_device
 
-from ascend_quant.integrations.verl import (
-    attention_settings,
-    compat,
-    cpu_settings,
-    exact_settings,
-    hooks,
-    qat,
-    settings,
-)
-from ascend_quant.integrations.verl.effective_sample import EffectiveSample
-from ascend_quant.integrations.verl.qat_worker import fake_quantize_actors
-from ascend_quant.integrations.verl.sync_reports import SyncReports, agree_on_codes, let_actors_send
+from ascend_quant.integrations.verl import compat, cpu_settings, hooks, settings
+from ascend_quant.integrations.verl.metrics.sync_reports import SyncReports, agree_on_codes, let_actors_send
+from ascend_quant.integrations.verl.training import attention_settings, qat
+from ascend_quant.integrations.verl.training.effective_sample import EffectiveSample
+from ascend_quant.integrations.verl.training.exact import settings as exact_settings
+from ascend_quant.integrations.verl.training.qat_worker import fake_quantize_actors
 from ascend_quant.refit import RefitError
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,12 @@ from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from ascend_quant.integrations.verl import compat, hooks, sockets
-from ascend_quant.integrations.verl.patches import receiving
-from ascend_quant.integrations.verl.replica_mismatch import REPLICA
-from ascend_quant.integrations.verl.room import CACHE
+from ascend_quant.integrations.verl import compat
+from ascend_quant.integrations.verl.metrics.replica_mismatch import REPLICA
+from ascend_quant.integrations.verl.sending import hooks
+from ascend_quant.integrations.verl.sending import socket_names as sockets
+from ascend_quant.integrations.verl.sending.delta_sync import receiving
+from ascend_quant.integrations.verl.sending.sync_memory import CACHE
 from ascend_quant.integrations.verl.settings import QUANTIZATION, bucket_bytes, keeps_memory, patches_of, wants_proof
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit.delta import Receiver
@@ -111,7 +113,7 @@ class RefitHttpServer(vLLMHttpServer):
 
     def _get_worker_extension_cls(self) -> str:
         extension = "RefitWorkerExtension" if wants_proof(self.config) else "UnprovedWorkerExtension"
-        return f"ascend_quant.integrations.verl.worker.{extension}"
+        return f"ascend_quant.integrations.verl.receiving.worker.{extension}"
 
     def _apply_quantization(self) -> tuple[str | None, dict[str, Any]]:
         if self.config.quantization == QUANTIZATION:

@@ -7,11 +7,12 @@ from typing import Any
 import ray
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from ascend_quant.integrations.verl import hooks, settings
+from ascend_quant.integrations.verl import settings
 from ascend_quant.integrations.verl.compat import plain_class
-from ascend_quant.integrations.verl.receipts import merge
-from ascend_quant.integrations.verl.sender import sends_weights
-from ascend_quant.integrations.verl.sent_figures import of_all
+from ascend_quant.integrations.verl.metrics.receipts import merge
+from ascend_quant.integrations.verl.sending import hooks
+from ascend_quant.integrations.verl.sending.sender import sends_weights
+from ascend_quant.integrations.verl.sending.sync_metrics import of_all
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit import RefitError
 from ascend_quant.schemes import Scheme

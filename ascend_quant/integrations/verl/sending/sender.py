@@ -17,14 +17,17 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from ascend_quant.integrations.verl import compat, hooks, room
-from ascend_quant.integrations.verl.gathering import flat_shards, gathered, shares
-from ascend_quant.integrations.verl.kv_maxima import Maxima
-from ascend_quant.integrations.verl.leaving import ENGINE_DTYPE, Leaving, kept_by
-from ascend_quant.integrations.verl.offloaded import Offloaded
-from ascend_quant.integrations.verl.patches import Patching, telling
-from ascend_quant.integrations.verl.sent_figures import Figures, SentFigures
+from ascend_quant.integrations.verl import compat
+from ascend_quant.integrations.verl.sending import hooks
+from ascend_quant.integrations.verl.sending import sync_memory as room
+from ascend_quant.integrations.verl.sending.delta_sync import Patching, telling
+from ascend_quant.integrations.verl.sending.gathering import flat_shards, gathered, shares
+from ascend_quant.integrations.verl.sending.kv_amax import Maxima
+from ascend_quant.integrations.verl.sending.prestage import Offloaded
+from ascend_quant.integrations.verl.sending.sync_metrics import Figures, SentFigures
+from ascend_quant.integrations.verl.sending.wire_format import ENGINE_DTYPE, Leaving, kept_by
 from ascend_quant.integrations.verl.settings import NAIVE, Patches, bucket_bytes, keeps_memory
+from ascend_quant.integrations.verl.training.hooks import WITH_EXACT_TEMPERATURE
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.names import Unquantized
 from ascend_quant.refit import coding
@@ -41,12 +44,12 @@ class SendingTrainingWorker(TrainingWorker):
     Attributes:
         proves: whether digests follow the weights.
         bucket: bytes that the transport carries as one.
-        rounds: whether what a BF16 engine rounds leaves in BF16, see leaving.py.
+        rounds: whether what a BF16 engine rounds leaves in BF16, see wire_format.py.
         scheme, coded: of which scheme codes leave, and for which names; none until the engines have named them.
-        form: of the scales of a KV cache that follow the weights, see kv_maxima.py; None if none do.
+        form: of the scales of a KV cache that follow the weights, see kv_amax.py; None if none do.
         patching: sends patches to engines elsewhere; None where none are sent.
-        keeps_weights: whether an update's weights wait on the device for the sync that follows, see offloaded.py.
-        unquantized: by fake quantization, see qat_worker.py.
+        keeps_weights: whether an update's weights wait on the device for the sync that follows, see prestage.py.
+        unquantized: by fake quantization, see training/qat_worker.py.
         figures: of the last sync.
     """
 
@@ -65,7 +68,7 @@ class SendingTrainingWorker(TrainingWorker):
         self.began, self.seconds = time.perf_counter(), 0.0  # until the model is there
         self.figures = SentFigures()
         super().__init__(*args, **kwargs)
-        install(hooks.WITH_EXACT_TEMPERATURE)  # the engine's module is there by now
+        install(WITH_EXACT_TEMPERATURE)  # the engine's module is there by now
         get_weights = self.engine.get_per_tensor_param
         if self.form is not None:
             self.maxima = Maxima(self.form)

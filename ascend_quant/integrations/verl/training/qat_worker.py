@@ -16,10 +16,10 @@ import ray
 import torch
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from ascend_quant.integrations.verl import exact_worker
 from ascend_quant.integrations.verl.compat import plain_class
-from ascend_quant.integrations.verl.exact_trainer import ExactTrainer
-from ascend_quant.integrations.verl.qat import FakeQuantization
+from ascend_quant.integrations.verl.training.exact import worker as exact_worker
+from ascend_quant.integrations.verl.training.exact.trainer import ExactTrainer
+from ascend_quant.integrations.verl.training.qat import FakeQuantization
 from ascend_quant.qat import Applied
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 They are compared in the forward passes of an update, while the actor's weights are those that the rollout has sampled
 with: from a sync to the first optimizer step after it. Later mini-batches are another policy. What the trainer's
-process makes of the counts is in exact_trainer.py.
+process makes of the counts is in trainer.py.
 """
 
 import functools
@@ -66,8 +66,8 @@ def apply(engine: Any, ranks: int) -> Applied:
         RefitError: a variable has verl take log-probabilities otherwise.
         NotExact: see `apply_exact`.
     """
-    from ascend_quant.integrations.verl import hooks
-    from ascend_quant.integrations.verl.packed_attention import register_exact
+    from ascend_quant.integrations.verl.training import hooks
+    from ascend_quant.integrations.verl.training.packed_attention import register_exact
 
     if os.environ.get(LOOP, "0") == "1":
         raise RefitError(f"{LOOP}=1: log-probabilities by verl's loop are not the engine's; unset it for int8_exact")
@@ -82,7 +82,7 @@ class Counter:
     """Counts in a training engine's micro-batches.
 
     Args:
-        engine: verl's; three of its methods are replaced, see hooks.py.
+        engine: verl's; three of its methods are replaced, see training/hooks.py.
 
     Attributes:
         first: the first token since the last sync that differs on this rank.

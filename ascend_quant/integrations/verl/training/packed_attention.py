@@ -1,6 +1,6 @@
 """Attention for packed sequences without a mask, for verl's trainer: torch's own kernels.
 
-    actor_rollout_ref.model.external_lib=ascend_quant.integrations.verl.packed_attention
+    actor_rollout_ref.model.external_lib=ascend_quant.integrations.verl.training.packed_attention
     +actor_rollout_ref.model.override_config.attn_implementation=torch_varlen
 
 verl imports `external_lib` in every process that builds a model (actor, reference), which registers the name with
@@ -27,8 +27,8 @@ from verl.utils import ulysses
 from ascend_quant import packing
 from ascend_quant.exact.attention import NAME as EXACT
 from ascend_quant.exact.attention import by_sequence
-from ascend_quant.integrations.verl import hooks
-from ascend_quant.integrations.verl.attention_settings import PACKED
+from ascend_quant.integrations.verl.training import hooks
+from ascend_quant.integrations.verl.training.attention_settings import PACKED
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.packing import Sequences
 

@@ -18,7 +18,7 @@ from verl.workers.rollout.vllm_rollout.utils import monkey_patch_compute_logits,
 
 from ascend_quant.exact.fingerprint import fingerprint
 from ascend_quant.integrations.verl import compat
-from ascend_quant.integrations.verl.receiver import DrainingReceiver
+from ascend_quant.integrations.verl.receiving.receiver import DrainingReceiver
 from ascend_quant.integrations.verl.settings import QUANTIZATION
 from ascend_quant.integrations.vllm import refit_of, start_up
 from ascend_quant.integrations.vllm.compat import TAKES_STACKED

@@ -17,7 +17,7 @@ class SentFigures:
             host waits.
         bytes: of the weights as they left.
         coded: how many of them left as codes.
-        kept: bytes that the trainer's allocator kept, see room.py.
+        kept: bytes that the trainer's allocator kept, see sync_memory.py.
     """
 
     def __init__(self) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 from verl.experimental.fully_async_policy import fully_async_main as main
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
+from ascend_quant.integrations.verl.asynchronous.experimental import RefitExperimentalTrainer, put
 from ascend_quant.integrations.verl.compat import plain_class
-from ascend_quant.integrations.verl.experimental import RefitExperimentalTrainer, put
-from ascend_quant.integrations.verl.replica import load
+from ascend_quant.integrations.verl.receiving.replica import load
 
 RUNNER, TRAINER, ROLLOUTER = "FullyAsyncTaskRunner", "FullyAsyncTrainer", "FullyAsyncRollouter"
 

@@ -6,9 +6,9 @@ from verl.experimental.one_step_off_policy import main_ppo as main
 from verl.experimental.one_step_off_policy.ray_trainer import OneStepOffRayTrainer
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
+from ascend_quant.integrations.verl.asynchronous.experimental import RefitExperimentalTrainer, put
 from ascend_quant.integrations.verl.compat import plain_class
-from ascend_quant.integrations.verl.experimental import RefitExperimentalTrainer, put
-from ascend_quant.integrations.verl.replica import load
+from ascend_quant.integrations.verl.receiving.replica import load
 
 RUNNER = "OneStepTaskRunner"
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 PACKED = "torch_varlen"  # the name of packed_attention.py with transformers
-LIBRARY = "ascend_quant.integrations.verl.packed_attention"
+LIBRARY = "ascend_quant.integrations.verl.training.packed_attention"
 NAME_KEY = "actor_rollout_ref.model.override_config.attn_implementation"
 LIBRARY_KEY = "actor_rollout_ref.model.external_lib"
 ULYSSES = "ulysses_sequence_parallel_size"  # ranks that share a sequence

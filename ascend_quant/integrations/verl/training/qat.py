@@ -2,7 +2,7 @@
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat=int4_g128
 
-`int8_exact` is more: the actor computes the engine's INT8 policy bit for bit, see exact_settings.py. Or by slime's
+`int8_exact` is more: the actor computes the engine's INT8 policy bit for bit, see exact/settings.py. Or by slime's
 variables, see `ascend_quant.qat.variables`. It stands among the rollout's options because verl's actor takes
 no setting that it does not know, and because both must name one scheme. The layers that the rollout ignores are
 ignored in training too.
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from ascend_quant.engine.options import Options
 from ascend_quant.flashrl.config import resolve
 from ascend_quant.flashrl.variables import from_environment
-from ascend_quant.integrations.verl import exact_settings
 from ascend_quant.integrations.verl.settings import QUANTIZATION, engine_options, options_of, wants_refits
+from ascend_quant.integrations.verl.training.exact import settings as exact_settings
 from ascend_quant.qat import SCHEMES, scheme_of_environment
 from ascend_quant.qat.variables import FLAG
 from ascend_quant.refit import RefitError

@@ -1,0 +1,7 @@
+"""What each step logs.
+
+sync_reports.py       the figures of the last sync, of senders and of replicas
+receipts.py           from the receipts of every engine worker to one step's metrics; replicas must agree
+replica_mismatch.py   the mismatch of each replica, where there are several
+start_up.py           where the time to the end of step 1 goes
+"""

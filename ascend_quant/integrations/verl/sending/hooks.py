@@ -1,0 +1,171 @@
+"""Monkeypatches of verl for weight syncs, on both ends: what is replaced at run time, why, and how it is switched off.
+
+Part of the list in verl/hooks.py.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from ascend_quant.integrations.verl.sending.delta_sync import asking_for_a_base
+from ascend_quant.integrations.verl.sending.kv_amax import looking
+from ascend_quant.integrations.verl.sending.sync_memory import with_cache_kept, with_own_stream
+from ascend_quant.integrations.wrapping import ByHand, Hook
+
+OWN_ENTRY = "verl's own main_ppo"
+_HERE = "ascend_quant.integrations.verl.sending"
+
+
+def with_answered_sockets_of_this_run(original: Callable) -> Callable:
+    """For `BucketedWeightSender.__init__`: its address is this run's own, its sockets end (zmq_watchdog.py)."""
+    from ascend_quant.integrations.verl.sending.socket_names import of_this_run
+    from ascend_quant.integrations.verl.sending.zmq_watchdog import AnsweredContext
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.zmq_handle = of_this_run(self.zmq_handle)
+        self.zmq_context = AnsweredContext(self.zmq_context, self.zmq_handle)
+
+    return __init__
+
+
+def with_aligned_chunks(original: Callable) -> Callable:
+    """For `merge_weight_chunks`: chunks that torch cannot view as their dtype are copied to where it can."""
+
+    async def aligned(chunks: AsyncIterator[tuple[Any, Any]]) -> AsyncIterator[tuple[Any, Any]]:
+        async for meta, chunk in chunks:
+            yield meta, chunk if chunk.storage_offset() % meta.dtype.itemsize == 0 else chunk.clone()
+
+    def merge_weight_chunks(chunks: AsyncIterator[tuple[Any, Any]], bucket_size: int) -> Any:
+        return original(aligned(chunks), bucket_size)
+
+    return merge_weight_chunks
+
+
+WITH_KV_SCALES = (
+    Hook(
+        ("transformers.modeling_utils:AttentionInterface.get_interface",),
+        looking,
+        why="q, k and v behind norms and rotation exist inside an attention's forward alone, whichever function it "
+        "calls; scales of the rollout's KV cache are taken of them",
+        versions="transformers 5.9; those that have no such method are refused",
+        off="a kv_cache without such scales; outside a pass that looks it does nothing",
+    ),
+)
+
+# In place where that module has been imported.
+WHEN_WEIGHTS_LEAVE = (
+    Hook(
+        ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender.__init__",),
+        with_answered_sockets_of_this_run,
+        why="verl's sender waits for each answer without a deadline; and two runs on one host, each with a Ray of its "
+        "own, send to the same address, where one's engines would get the other's weights",
+        versions="verl 0.9.1 and bcb6386",
+        off=OWN_ENTRY,
+        optional=True,
+        loaded=True,
+    ),
+)
+
+# In place where weights arrive that have come through a checkpoint engine.
+WHEN_WEIGHTS_ARRIVE = (
+    Hook(
+        ("verl.checkpoint_engine.base:merge_weight_chunks",),
+        with_aligned_chunks,
+        why="verl's engines (nccl, which is HCCL's name on NPUs too, and nixl) pack tensors without gaps and view them "
+        "where they lie: float32 scales behind an odd number of bytes cannot be viewed, and the sync fails",
+        versions="verl 0.9.1",
+        off=OWN_ENTRY,
+        optional=True,
+        everywhere=True,
+    ),
+)
+
+# In place beside an engine, where what has come from elsewhere is passed on.
+WHEN_PASSED_ON = (
+    Hook(
+        ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:get_torch_device",),
+        with_own_stream,
+        why="verl's sender waits for the whole device before it hands over a bucket, and so for the next one, which is "
+        "on its way from the trainer: neither goes on while the other does",
+        versions="verl 0.9.1",
+        off=OWN_ENTRY,
+        optional=True,
+        loaded=True,
+    ),
+)
+
+WITH_CACHE_KEPT = (
+    Hook(
+        (
+            "verl.workers.engine_workers:get_torch_device",
+            "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:get_torch_device",
+            "verl.utils.fsdp_utils:get_torch_device",  # where weights go back to the host, which are there
+        ),
+        with_cache_kept,
+        why="before and after a sync verl gives back what the trainer's allocator has cached, 0.27 of the 0.69 s of a "
+        "7B's sync on two H100s, also where the engine has room beside it, and has no setting for it",
+        versions="verl 0.9.1",
+        off="memory=release of our options (docs/verl.md)",
+        optional=True,
+        loaded=True,
+    ),
+)
+
+WITH_PATCHES = (
+    Hook(
+        ("verl.checkpoint_engine.base:CheckpointEngineManager.build_process_group",),
+        asking_for_a_base,
+        why="a patch may be sent only if every engine has the sync that it is made against, which the driver alone can "
+        "know; verl calls this before each sync, and all ends get ready in it",
+        versions="verl 0.9.1",
+        off="another `send` than delta",
+    ),
+)
+
+HOOKS = (
+    *WITH_KV_SCALES,
+    *WHEN_WEIGHTS_LEAVE,
+    *WHEN_WEIGHTS_ARRIVE,
+    *WHEN_PASSED_ON,
+    *WITH_CACHE_KEPT,
+    *WITH_PATCHES,
+)
+
+BY_HAND = (
+    ByHand(
+        "get_per_tensor_param of the training engine",
+        f"{_HERE}.sender:SendingTrainingWorker.__init__",
+        why="digests follow the weights, before any transport",
+        versions="verl 0.9.1",
+        off=OWN_ENTRY,
+    ),
+    ByHand(
+        "to of the training engine",
+        f"{_HERE}.sender:SendingTrainingWorker.__init__",
+        why="what leaves is made before an update's weights wait on the host, from where verl brings them back to send",
+        versions="verl 0.9.1",
+        off="memory=release of our options (docs/verl.md)",
+    ),
+    ByHand(
+        "resume and update_weights of one rollout adapter, during a sync",
+        f"{_HERE}.sync_memory:waking_early",
+        why="verl waits for the engine's wake-up before it makes the first weights, which needs no engine",
+        versions="verl 0.9.1",
+        off=OWN_ENTRY,
+    ),
+    ByHand(
+        "receive_weights of a checkpoint engine, and what it is asked besides (refit_has)",
+        f"{_HERE}.delta_sync:receiving",
+        why="what arrives are patches, put together before the engine gets them; verl asks its checkpoint engines by "
+        "the names of methods",
+        versions="verl 0.9.1",
+        off="another `send` than delta",
+    ),
+    ByHand(
+        "what a checkpoint engine is told besides (refit_against), and its bucket_size",
+        f"{_HERE}.delta_sync:telling",
+        why="the same: a patch is made against the sync that all engines have, and travels in small buckets",
+        versions="verl 0.9.1",
+        off="another `send` than delta",
+    ),
+)

@@ -1,0 +1,124 @@
+"""Monkeypatches of verl's training engine: what is replaced at run time, why, and how it is switched off.
+
+Part of the list in verl/hooks.py.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ascend_quant.integrations.wrapping import ByHand, Hook
+
+OWN_ENTRY = "verl's own main_ppo"
+_HERE = "ascend_quant.integrations.verl.training"
+
+
+def take_log_probs_in_chunks() -> None:
+    """Give verl's module the name that it calls and the flag that it asks, so that whoever has imported it follows."""
+    import verl.utils.torch_functional as module
+
+    flags = ("FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", "NPU_CROSS_ENTROPY_LOSS_AVAILABLE")
+    if any(getattr(module, flag, True) for flag in flags):
+        return
+    take_log_probs_as_the_engine()
+
+
+def take_log_probs_as_the_engine(words: int | None = None) -> None:
+    """The same, whatever other kernel is there: its sums differ from the engine's in the last bit.
+
+    Args:
+        words: that verl lets the engine sample; see `log_probs_of`.
+    """
+    import verl.utils.torch_functional as module
+
+    from ascend_quant.integrations.verl.training.log_probs import cross_entropy_loss
+
+    own = cross_entropy_loss if words is None else functools.partial(cross_entropy_loss, words=words)
+    module.cross_entropy_loss = own
+    module.FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE = True
+
+
+def divided_in_float32(original: Callable) -> Callable:
+    """For `_scale_logits_by_temperature`: temperatures other than 1 give float32 logits, as in the engine."""
+
+    def scale(logits: torch.Tensor, temperature: torch.Tensor, *, is_unit_temperature: bool) -> torch.Tensor:
+        if is_unit_temperature:
+            return original(logits, temperature, is_unit_temperature=True)
+        return logits / temperature.float().clamp(min=1e-8)
+
+    return scale
+
+
+def without_attention(original: Callable) -> Callable:
+    """For `update_model_config`."""
+
+    def update(module_config: Any, override_config_kwargs: dict[str, Any]) -> None:
+        original(module_config, {k: v for k, v in override_config_kwargs.items() if k != "attn_implementation"})
+
+    return update
+
+
+WITH_OUR_ATTENTION = (
+    Hook(
+        ("verl.workers.config.model:update_model_config",),
+        without_attention,
+        why="verl writes `override_config` onto the model's config, and saves that: with the attention's name in "
+        "config.json only processes that know the name could load the checkpoint. The model has the name from "
+        "elsewhere (`AutoConfig.from_pretrained(attn_implementation=..)`, which transformers does not save)",
+        versions="verl 0.9.1",
+        off="another attn_implementation",
+    ),
+)
+
+WITH_EXACT_TEMPERATURE = (
+    Hook(
+        ("verl.workers.engine.fsdp.transformer_impl:_scale_logits_by_temperature",),
+        divided_in_float32,
+        why="verl divides BF16 logits in BF16, vLLM float32 logits in float32: every log-probability of a run with "
+        "another temperature than 1 differs by that rounding (k3 1.2e-4 at 0.8 with all else equal)",
+        versions="verl 0.9.1",
+        off=f"{OWN_ENTRY}, or a temperature of 1",
+        optional=True,
+        loaded=True,
+    ),
+)
+
+HOOKS = (
+    *WITH_OUR_ATTENTION,
+    *WITH_EXACT_TEMPERATURE,
+)
+
+BY_HAND = (
+    ByHand(
+        "cross_entropy_loss and its flag in verl.utils.torch_functional",
+        f"{_HERE}.hooks:take_log_probs_in_chunks",
+        why="without flash-attn's cross entropy, or an NPU's, verl takes log-probabilities in a loop over rows",
+        versions="verl 0.9.1",
+        off="verl's variable VERL_DISABLE_FLASH_ATTN_CE",
+    ),
+    ByHand(
+        "cross_entropy_loss in verl.utils.torch_functional, whatever kernel is there",
+        f"{_HERE}.hooks:take_log_probs_as_the_engine",
+        why="an exact actor takes log-probabilities as vLLM's sampler does, and verl has no setting for a function of "
+        "one's own",
+        versions="verl 0.9.1",
+        off="another `qat` than int8_exact",
+    ),
+    ByHand(
+        "forward_step, optimizer_step and get_per_tensor_param of the training engine",
+        f"{_HERE}.exact.worker:Counter.__init__",
+        why="an exact actor's log-probabilities are compared with the rollout's in an update's own forward passes, "
+        "while both have the same weights; in bypass mode verl compares nothing",
+        versions="verl 0.9.1",
+        off="another `qat` than int8_exact",
+    ),
+    ByHand(
+        "initialize of the training engine",
+        f"{_HERE}.qat_worker:QatTrainingWorker.__init__",
+        why="layers are fake-quantized once the model is built; verl's own hook knows NVFP4 alone",
+        versions="verl 0.9.1",
+        off="no settings of fake quantization",
+    ),
+)
