@@ -15,7 +15,7 @@ from launch import ROOT
 
 pytestmark = pytest.mark.timeout(1500)
 
-LARGEST, CHANGED = 2.8e9, 30e6  # bytes: of the image (2.64e9 on 28 November), and of what a changed file adds to a registry
+LARGEST, CHANGED = 2.8e9, 30e6  # bytes: of the image, and of what a changed file adds to a registry
 LOCKED_DOWN = ("--rm", "--read-only", "--tmpfs", "/tmp:exec", "--network", "none", "--shm-size", "2g")
 SMOKE_SECONDS = 600
 MANIFEST = ("python", "-m", "launch.manifest")
