@@ -78,7 +78,7 @@ class Arm:
         recipe = load(self.recipe)
         fields = fields_for(recipe, self.trained_on, self.prompt, self.answer, self.tensor_parallel)
         fields["rollout.scheme"] = self.scheme
-        if recipe.qat not in (None, self.scheme):
+        if recipe.qat_scheme not in (None, self.scheme):
             fields["qat"] = None
         return fields
 

@@ -174,7 +174,8 @@ def summary(arm: dict[str, Any]) -> dict[str, float]:
 def table(report: dict[str, Any]) -> Table:
     """One row for each arm, in 80 columns; the speed of the whole step is in report.json."""
     last = min(FINAL_STEPS, *(len(arm["steps"]) for arm in report["arms"]))
-    result = Table(title=f"{report['task']} ({report['model']}, token-level TIS)", box=None, collapse_padding=True)
+    weights = ", token-level TIS" if any(is_corrected(arm["name"]) for arm in report["arms"]) else ""
+    result = Table(title=f"{report['task']} ({report['model']}{weights})", box=None, collapse_padding=True)
     result.add_column("rollout", no_wrap=True)
     exact = any(is_exact(arm["name"]) for arm in report["arms"])
     counted = ("unequal",) if exact else ()

@@ -67,6 +67,7 @@ def _of_recipe(recipe: Recipe | None, paths: Paths | None) -> dict[str, Any]:
         "tensor_parallel": recipe.rollout.tensor_parallel,
         "data_name": recipe.data.name or "NAME",
         "corrected": recipe.correction is not None,
+        "exact": recipe.is_exact,
     }
     if paths is not None:
         made["data"] = list(data_files(recipe, paths))

@@ -36,6 +36,7 @@ class Wanted:
         imports: Python modules that the run's processes import.
         sleeps: whether the engine gives its memory back between rollouts (vLLM's sleep mode).
         corrected: whether the recipe has importance weights.
+        exact: whether its trainer computes the rollout's policy bit for bit.
     """
 
     stack: str = "cpu"
@@ -61,6 +62,7 @@ class Wanted:
     imports: list[Import] = field(default_factory=list)
     sleeps: bool = True
     corrected: bool = False
+    exact: bool = False
 
     @property
     def count(self) -> int | None:

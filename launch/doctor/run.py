@@ -81,7 +81,9 @@ def correction(facts: Facts, wanted: Wanted) -> Iterator[Finding]:
     """Recipes whose weights would lose a batch are refused where they are read (recipes/effective.py)."""
     if wanted.scheme in (None, "bf16") or not wanted.head:
         return
-    if wanted.corrected:
+    if wanted.exact:
+        yield ok(f"the trainer computes the policy of the rollouts in {wanted.scheme}: nothing is to be corrected")
+    elif wanted.corrected:
         yield ok(f"importance weights correct for rollouts in {wanted.scheme}")
     else:
         what = f"rollouts in {wanted.scheme}, and nothing corrects for the trainer's other policy"

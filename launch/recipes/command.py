@@ -18,6 +18,7 @@ def row(recipe: Recipe) -> tuple[str, ...]:
     """A recipe in a line of the table; docs/recipes.md and docs/low_precision.md have the same."""
     training = f"FP8 {recipe.fp8.recipe}" if recipe.fp8 else "BF16"
     training += f", QAT {recipe.qat}" if recipe.qat else ""
+    training = "exact INT8" if recipe.is_exact else training
     devices = f"{recipe.nodes} x {recipe.devices_per_node} of {recipe.memory.device} GiB"
     rollout = recipe.rollout.scheme
     rollout += f", KV {recipe.rollout.kv_cache}" if recipe.rollout.kv_cache != "auto" else ""

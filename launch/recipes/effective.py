@@ -68,6 +68,11 @@ def correction_problems(recipe: Recipe) -> Iterator[str]:
 def told(recipe: Recipe) -> str:
     """The correction in words, for people."""
     correction = recipe.correction
+    if recipe.is_exact:
+        return (
+            f"none, since qat {recipe.qat} makes both policies one; the rollout's log-probabilities are the old policy's "
+            "(bypass); PPO's clipped loss; exact/unequal (tokens that differ: 0)"
+        )
     if correction is None:
         return "none"
     normalized = "divided by their mean over the whole batch" if correction.batch_normalize else "not normalized"

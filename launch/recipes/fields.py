@@ -4,13 +4,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ascend_quant.schemes import get_scheme
+from ascend_quant.integrations.verl import EXACT
+from ascend_quant.schemes import UnknownScheme, get_scheme
 from launch import ROOT, variables
 
 Stack = Literal["cpu", "ascend-cann8.5", "ascend-cann9.1", "cuda13"]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 SchemeName = Annotated[str, AfterValidator(lambda name: get_scheme(name).name)]
+
+
+def _trained_for(name: str) -> str:
+    try:
+        return EXACT if name == EXACT else get_scheme(name).name
+    except UnknownScheme as error:
+        raise ValueError(f"{error}; or {EXACT}") from error
 
 
 def _files(value: dict[str, str]) -> dict[str, str]:
@@ -169,6 +177,9 @@ class Recipe(Fields):
     """A whole recipe.
 
     Attributes:
+        qat: the trainer's forward pass has the weights that the rollout's scheme, which this names, makes of its own;
+            with int8_exact all of it is an int8 engine's, bit for bit.
+        correction: left out where `qat` is int8_exact, whose two policies are one.
         files: what the job's working directory must hold: its name there, and the file, by its whole path, or as it
             lies beside the recipe or in this repository.
         environment: variables for every process, over those of the stack.
@@ -184,7 +195,7 @@ class Recipe(Fields):
     backend: Literal["fsdp2", "megatron"]
     rollout: Rollout
     training: Training = Training()
-    qat: SchemeName | None = None
+    qat: Annotated[str, AfterValidator(_trained_for)] | None = None
     correction: Correction | None = None
     data: Data
     memory: Memory
@@ -196,6 +207,16 @@ class Recipe(Fields):
     def devices(self) -> int:
         """Devices of the whole run."""
         return self.nodes * self.devices_per_node
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the trainer computes the rollout's policy bit for bit."""
+        return self.qat == EXACT
+
+    @property
+    def qat_scheme(self) -> str | None:
+        """The scheme by which the trainer's forward pass rounds; None if it does not."""
+        return "int8" if self.is_exact else self.qat
 
     @property
     def fp8(self) -> Fp8 | None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from ascend_quant.integrations.verl import EXACT
 from ascend_quant.documents import BadDocument, parse_yaml, read_yaml
 from launch import ROOT, LaunchError
 from launch.recipes.fields import Recipe
@@ -44,9 +45,13 @@ def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | Iterable
         raise LaunchError(f"{name} is no recipe for train: ./run.sh {DEMOS[name]} runs it, and {file} has its settings")
     if not os.path.isfile(file):
         raise LaunchError(f"no recipe {name!r}: {nearest(name, names(folder))} ./run.sh recipe list shows all")
-    tree = read(file)
+    tree, said = read(file), {}
     for key, value in changes.items() if isinstance(changes, Mapping) else changes:
-        tree = merged(tree, changed(key, value))
+        change = changed(key, value)
+        tree, said = merged(tree, change), merged(said, change)
+    _check_correction(file, tree, said)
+    if tree.get("qat") == EXACT:
+        tree["correction"] = None  # what a plain recipe says to one that extends it
     recipe = checked(file, {"name": file.stem, **tree}, Recipe, problems)
     if recipe.name != file.stem:
         raise failed(file, [f"name: {recipe.name!r} is not the file's: write {file.stem}"])
@@ -70,7 +75,15 @@ def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     for base in _bases(file, tree.pop("extends", [])):
         whole = merged(whole, read(_found(file, base), (*above, file)))
     whole.pop("name", None)
-    return merged(whole, _files_beside(file, tree))
+    whole = merged(whole, tree := _files_beside(file, tree))
+    _check_correction(file, whole, tree)
+    return whole
+
+
+def _check_correction(file: Path, whole: dict[str, Any], said: dict[str, Any]) -> None:
+    """An inherited correction gives way where nothing is to be corrected; raise LaunchError for one that is `said`."""
+    if whole.get("qat") == EXACT and said.get("correction") is not None:
+        raise failed(file, [f"correction: {said['correction']} with qat {EXACT}: both policies are one. Leave one out"])
 
 
 def _found(file: Path, base: str) -> Path:

@@ -21,6 +21,7 @@ from launch.recipes.settings import (
     CARRIER,
     CHOSEN,
     COMPILE,
+    EXACT_SETTINGS,
     ROUTING_REPLAY,
     SYNC_STEP,
     Paths,
@@ -92,6 +93,7 @@ OWNED = {  # and these are the fields' where they make nothing, too: a field tha
     f"{OURS}.qat": "qat",
     **{f"{QUANTIZATION}.{name}": f"rollout.{name}" for name in ("scheme", "ignore", "kv_cache")},
     f"{QUANTIZATION}.quant_method": "rollout.scheme",
+    f"{QUANTIZATION}.exact": "qat",
     f"{VLLM}.quantization": "rollout.scheme",
     f"{ROLLOUT}.quantization": "rollout.scheme",
     f"{TRANSFORMER}.fp8": "training.precision",
@@ -162,7 +164,8 @@ def refused(recipe: Recipe, keys: Iterable[str]) -> Iterator[str]:
     for key in keys:
         inside = next((one for one in (*own, *OWNED, *CHOSEN) if one.startswith(f"{key}.")), None)
         if key in own:
-            field = FIELDS.get(key) or OWNED.get(key)
+            by_qat = recipe.is_exact and key in EXACT_SETTINGS
+            field = "qat" if by_qat else FIELDS.get(key) or OWNED.get(key)
             change = f"--set {field}=.." if field else "change that field"
             yield f"{key} is made from a field of the recipe ({own[key]!r}): {change}"
         elif key in OWNED:

@@ -7,6 +7,7 @@ slices that are no whole heads, groups or blocks.
 
 from collections.abc import Iterator
 
+from ascend_quant.integrations.verl import EXACT, EXACT_RANKS
 from launch.recipes.effective import correction_problems
 from launch.recipes.fields import Recipe
 from launch.recipes.overrides import refused
@@ -17,7 +18,7 @@ from launch.recipes.verl import ACTOR, leaves, verl_of
 def problems(recipe: Recipe) -> list[str]:
     """Everything that is wrong with a recipe whose fields are valid one by one."""
     subjects = (
-        *(_served, _older_verl, _fp8_training, _quantization_aware, _routing_replay),
+        *(_served, _older_verl, _fp8_training, _quantization_aware, _exact, _routing_replay),
         *(_apart, _parallel, _micro_batch, correction_problems, _own_settings, _version),
     )
     return [problem for subject in subjects for problem in subject(recipe)]
@@ -68,13 +69,32 @@ def _fp8_training(recipe: Recipe) -> Iterator[str]:
 def _quantization_aware(recipe: Recipe) -> Iterator[str]:
     if recipe.qat is None:
         return
-    if recipe.qat != recipe.rollout.scheme:
+    if recipe.qat_scheme != recipe.rollout.scheme:
         yield (
             f"qat: {recipe.qat} with {recipe.rollout.scheme} rollouts: the trainer would see other weights than the "
-            f"engine. Set rollout.scheme to {recipe.qat}, or qat to the rollout's scheme"
+            f"engine. Set rollout.scheme to {recipe.qat_scheme}, or qat to the rollout's scheme"
         )
     if recipe.fp8:
         yield f"qat: {recipe.qat} with fp8 training: the products would round the weights again. Use bf16 training"
+
+
+def _exact(recipe: Recipe) -> Iterator[str]:
+    """What fields make; of verl's other settings its worker says so when the run is planned."""
+    if not recipe.is_exact:
+        return
+    if recipe.stack.startswith("ascend"):
+        yield f"qat: {EXACT} on stack {recipe.stack}: NPUs have no exact engine. Use int8, or none"
+    rollout = recipe.rollout
+    for field, value, valid, why in (
+        ("backend", recipe.backend, ("fsdp2",), "it is made of transformers' modules"),
+        ("rollout.ignore", rollout.ignore, ([],), "only products of codes are the same in both"),
+        ("rollout.kv_cache", rollout.kv_cache, ("auto",), "decode and prefill would read other keys"),
+        ("rollout.tensor_parallel", rollout.tensor_parallel, EXACT_RANKS, "more ranks add up in no one order"),
+        ("rollout.expert_parallel", rollout.expert_parallel, (1,), "ranks with whole experts round other sums"),
+        ("rollout.apart", rollout.apart, (0,), "answers would be of older weights"),
+    ):
+        if value not in valid:
+            yield f"{field}: {value} with qat {EXACT}: {why}. Use {' or '.join(map(str, valid))}"
 
 
 def _routing_replay(recipe: Recipe) -> Iterator[str]:

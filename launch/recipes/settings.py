@@ -5,7 +5,8 @@ importance weights against the difference between its policy and the trainer's; 
 
 In bypass mode the weights are part of the actor's loss. Neither verl 0.9.1 (trainer v1) nor the older commit takes the
 loss from `algorithm.rollout_correction`: their workers have a configuration of their own, made before that is looked
-at, and would quietly use PPO's clipped loss without any weights. So the actor is told the same once more.
+at, and would quietly use PPO's clipped loss without any weights. So the actor is told the same once more. Where it
+computes the rollout's policy bit for bit (`qat: int8_exact`) that loss is the right one, and the actor is told nothing.
 
 FP8 training is Megatron's: `fp8`, `fp8_recipe` and `fp8_param` of its TransformerConfig, `fp8_param_gather` of its
 DistributedDataParallelConfig, `fp8_recipe` of its OptimizerConfig (megatron-core 0.16 to 0.18).
@@ -49,6 +50,12 @@ ROUTING_REPLAY = {  # the engine returns each token's experts, and the trainer's
     f"{ROLLOUT}.enable_rollout_routing_replay": True,
     f"{ACTOR}.megatron.router_replay.mode": "R3",
 }
+EXACT_SETTINGS = {  # in place of a correction: the rollout's log-probabilities are the old policy's, and PPO clips
+    f"{ROLLOUT}.calculate_log_probs": True,
+    f"{CORRECTION}.bypass_mode": True,
+    f"{CORRECTION}.rollout_is": None,
+    f"{CORRECTION}.rollout_rs": None,
+}
 CPU_ADAM = {
     f"{OPTIMIZER}.optimizer_cpu_offload": True,
     f"{OPTIMIZER}.optimizer_offload_fraction": 1.0,
@@ -91,7 +98,7 @@ def settings(recipe: Recipe) -> dict[str, Any]:
     """All others."""
     return {
         **rollout_settings(recipe),
-        **correction_settings(recipe.correction),
+        **(EXACT_SETTINGS if recipe.is_exact else correction_settings(recipe.correction)),
         **training_settings(recipe),
         **placement_settings(recipe),
         "trainer.experiment_name": recipe.name,
@@ -173,6 +180,7 @@ def _quantization(recipe: Recipe) -> dict[str, Any]:
         **({f"{VLLM}.worker_extension_cls": verl.worker} if verl.worker else {}),
         f"{options}.quant_method": "ascend_quant",
         f"{options}.scheme": recipe.rollout.scheme,
+        **({f"{options}.exact": True} if recipe.is_exact else {}),
         **({f"{options}.ignore": recipe.rollout.ignore} if recipe.rollout.ignore else {}),
         **({f"{options}.kv_cache": recipe.rollout.kv_cache} if recipe.rollout.kv_cache != "auto" else {}),
         **(

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ascend_quant.integrations.verl import main_ppo, settings
 from ascend_quant.integrations.verl.training import attention_settings, qat
-from launch.recipes import Paths, load, names, resolve
+from launch.recipes import Paths, Recipe, load, names, resolve
 from launch.recipes.overrides import OPEN
 from launch.recipes.settings import uses_plugin
 from launch.recipes.verl import DATA_PARALLEL, OPTIMIZER, TRANSFORMER
@@ -72,10 +72,16 @@ def test_verl_takes_every_recipe(monkeypatch):
         assert settings.wants_refits(config) == (name in SERVED), name
         if name in SERVED:
             assert rollout.engine_kwargs.vllm.hf_overrides.quantization_config.scheme == recipe.rollout.scheme, name
-        trained = None if recipe.qat is None else (recipe.qat, tuple(recipe.rollout.ignore), "", None)
-        assert qat.wanted(config) == trained, name  # as the engine does
+        assert qat.wanted(config) == trained(recipe), name  # as the engine does
         if not recipe.stack.startswith("ascend"):  # NPUs have flash-attn in transformers; it is in no lock
             attention_settings.check(config, critic=False)
+
+
+def trained(recipe: Recipe) -> qat.FakeQuantization | None:
+    """What the actor is to compute with: the engine's weights, or all that the engine's ranks compute."""
+    if recipe.is_exact:
+        return qat.FakeQuantization("int8", ranks=recipe.rollout.tensor_parallel)
+    return recipe.qat and qat.FakeQuantization(recipe.qat, tuple(recipe.rollout.ignore))
 
 
 def whole_sequence_fits(config: DictConfig) -> bool:

@@ -54,6 +54,13 @@ def test_the_arms_settings_are_verls():
     assert Path(config.reward.custom_reward_function.path).is_file()
 
 
+@pytest.mark.parametrize("scheme, qat", [("int8", "int8_exact"), ("bf16", None)])
+def test_an_exact_recipes_arms(scheme: str, qat: str | None):
+    """The one in BF16 has the importance weights that the exact one gives up."""
+    recipe = replace(ARM, recipe="qwen2.5-7b-int8-exact-gsm8k-h100", scheme=scheme).loaded()
+    assert (recipe.qat, recipe.correction is None) == (qat, qat is not None)
+
+
 def test_the_plain_arm_is_verls_own():
     pytest.importorskip("verl")
     from ascend_quant.integrations.verl.settings import wants_refits

@@ -98,15 +98,19 @@ def weights(of: list[Tensor], sampled: list[Tensor], level: str | None, cut: flo
     return [one / each.mean() if normalize else one for one in cut_ones]
 
 
-def expected_loss(now: list[Tensor], sample: Sample, actor, bypass: bool, level: str | None, normalize: bool) -> Tensor:
-    """In bypass the policy gradient, weights of the present policy; else PPO's doubly clipped loss, of the old one."""
-    used = weights(now if bypass else sample.old, sample.sampled, level, CUT, normalize)
-    losses = []
-    for log_prob, old, w, advantage in zip(now, sample.old, used, sample.advantages, strict=True):
+def expected_loss(now: list[Tensor], sample: Sample, actor, asked, level: str | None) -> Tensor:
+    """In bypass the policy gradient, weights of the present policy; else PPO's doubly clipped loss, of the old one.
+
+    In bypass without weights (an exact actor): PPO's too, and the old policy is the engine's.
+    """
+    bypass, clips = asked.bypass_mode, not asked.bypass_mode or asked.rollout_is is None
+    used = weights(now if bypass else sample.old, sample.sampled, level, CUT, asked.rollout_is_batch_normalize)
+    losses, before = [], sample.sampled if bypass else sample.old
+    for log_prob, old, w, advantage in zip(now, before, used, sample.advantages, strict=True):
         ratio, a = (log_prob - old.double()).exp(), advantage.double()
         clipped = torch.minimum(ratio * a, ratio.clamp(1 - actor.clip_ratio_low, 1 + actor.clip_ratio_high) * a)
         clipped = torch.where(a < 0, torch.maximum(clipped, actor.clip_ratio_c * a), clipped)
-        losses.append(-w * (a * log_prob if bypass else clipped))
+        losses.append(-w * (clipped if clips else a * log_prob))
     if actor.loss_agg_mode == "token-mean":
         return torch.cat(losses).mean()
     assert actor.loss_agg_mode == "seq-mean-token-mean", actor.loss_agg_mode
@@ -130,7 +134,7 @@ def case_of(name: str, lines: tuple[str, ...], sample: Sample, gradient: Callabl
     level = asked.rollout_is if weighted else None
 
     def loss(now: list[Tensor]) -> Tensor:
-        return expected_loss(now, sample, actor, asked.bypass_mode, level, asked.rollout_is_batch_normalize)
+        return expected_loss(now, sample, actor, asked, level)
 
     return Case(name, actor, given, gradient(loss))
 

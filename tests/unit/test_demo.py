@@ -204,6 +204,8 @@ def test_an_exact_arm_has_the_sum_of_its_unequal_tokens_and_their_own_k3(tmp_pat
     (row,) = (line.split() for line in table_of(result).splitlines() if "int8-exact" in line)
     assert row[3:6] == ["3.0e-06", "5", "-"]
     assert has_line_naming(report.told(result), "int8-exact", "5 of 320")
+    alone = {**result, "arms": result["arms"][:1]}
+    assert "TIS" in table_of(result) and "TIS" not in table_of(alone)
 
 
 def test_a_half_written_line_waits_for_the_next_look(tmp_path):

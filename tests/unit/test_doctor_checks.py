@@ -230,6 +230,7 @@ CASES = [
     ),
     case(run.correction, "warning", "int8", "correction.level=token", run={"scheme": "int8"}),
     case(run.correction, "ok", "int8", run={"scheme": "int8", "corrected": True}),
+    case(run.correction, "ok", "int8", run={"scheme": "int8", "exact": True}),
 ]
 
 

@@ -25,11 +25,14 @@ SAMPLED = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -0.2, -0.1], [-4.0, -1.0, 0.0
 TRAINED = torch.tensor([[-0.9, -1.5, -0.6], [-0.4, -0.6, -0.1], [-1.0, -1.0, 0.0]])  # of the same tokens
 REAL = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0], [1.0, 1.0, 0.0]])  # 1 where there is a token
 ADVANTAGES = torch.tensor([[0.5], [-1.0], [2.0]]).expand(3, 3)
+EXACT = [name for name in names() if load(name).is_exact]
+CLIP = {name: 1.2 if "gsm8k" in name else 1.28 for name in EXACT}  # verl's default, and DAPO's
 BYPASS = [name for name in names() if (one := load(name).correction) and one.bypass]
 
 
-def loss_of(name: str, sequences: int = 3) -> tuple[Tensor, Tensor, str]:
-    """The actor's loss and its gradient under a recipe, of micro-batches of so many sequences, and the loss's name."""
+def loss_of(name: str, sequences: int = 3) -> tuple[Tensor, Tensor, str, set[str]]:
+    """The actor's loss and its gradient under a recipe, of micro-batches of so many sequences, the loss's name, and
+    the parts of verl's log that its metrics go to."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.utils.config import omega_conf_to_dataclass
 
@@ -39,14 +42,15 @@ def loss_of(name: str, sequences: int = 3) -> tuple[Tensor, Tensor, str]:
         actor = omega_conf_to_dataclass(compose("ppo_trainer", overrides=list(overrides)).actor_rollout_ref.actor)
     mode, trained = actor.policy_loss.loss_mode, TRAINED.clone().requires_grad_()
     actor.global_batch_info.update(batch_num_tokens=REAL.sum(), dp_size=1)  # as verl's workers do for each mini-batch
-    total = torch.zeros(())
+    total, logged = torch.zeros(()), set()
     for one in torch.arange(len(REAL)).split(sequences):
         arguments = {"old_log_prob": SAMPLED[one], "log_prob": trained[one], "advantages": ADVANTAGES[one]}
         loss_fn = get_policy_loss_fn(mode)
-        loss, _ = loss_fn(**arguments, response_mask=REAL[one], loss_agg_mode=actor.loss_agg_mode, config=actor)
+        loss, metrics = loss_fn(**arguments, response_mask=REAL[one], loss_agg_mode=actor.loss_agg_mode, config=actor)
         loss.backward()
         total += loss.detach()
-    return total, trained.grad, mode
+        logged |= {metric.split("/")[0] for metric in metrics}
+    return total, trained.grad, mode, logged
 
 
 @pytest.mark.parametrize("sequences", [3, 1])
@@ -56,19 +60,23 @@ def test_bypass_is_the_policy_gradient_with_a_weight_for_each_token(name: str, s
     weights = (TRAINED - SAMPLED).exp()
     assert (weights * REAL).max() > 2 > weights.min(), "some are cut, some are not"
     gradient = -(weights.clamp(max=2) * ADVANTAGES * REAL) / REAL.sum()
-    loss, found, mode = loss_of(name, sequences)
-    assert mode == "bypass_mode"
+    loss, found, mode, logged = loss_of(name, sequences)
+    assert mode == "bypass_mode" and "rollout_corr" in logged
     torch.testing.assert_close(found, gradient)
     torch.testing.assert_close(loss, (gradient * TRAINED).sum())
 
 
-def test_without_bypass_the_clip_is_at_work():
-    """DAPO's: a token that has become likelier than 1.28 times teaches no more, if it was good; 10, if it was bad."""
+@pytest.mark.parametrize("name, high", [("qwen2.5-7b-int8-dapo-a2", 1.28), *((name, CLIP[name]) for name in EXACT)])
+def test_without_the_policy_gradient_the_clip_is_at_work(name: str, high: float):
+    """DAPO's: a token that has become likelier than 1.28 times teaches no more, if it was good; 10, if it was bad.
+
+    Exact actors have it too, though the old policy's log-probabilities are the rollout's; verl then logs no mismatch.
+    """
     ratio = (TRAINED - SAMPLED).exp()
-    kept = torch.where(ADVANTAGES > 0, ratio <= 1.28, ratio >= 0.8).float() * REAL
+    kept = torch.where(ADVANTAGES > 0, ratio <= high, ratio >= 0.8).float() * REAL
     gradient = -(ratio * ADVANTAGES * kept) / REAL.sum()
-    _, found, mode = loss_of("qwen2.5-7b-int8-dapo-a2")
-    assert mode == "vanilla"
+    _, found, mode, logged = loss_of(name)
+    assert mode == "vanilla" and "rollout_corr" not in logged
     assert (found == 0).any() and (found != 0).any()
     torch.testing.assert_close(found, gradient)
 
@@ -90,6 +98,7 @@ def test_the_share_of_the_longest_answers_stays_finite():
 
 def test_no_recipe_trains_without_its_weights():
     for recipe in map(load, names()):
+        assert recipe.is_exact == (recipe.correction is None) == ("exact/unequal" in told(recipe))
         if correction := recipe.correction:
             if correction.level == "sequence":
                 assert effective_share(recipe.rollout.max_response_length, 1e-4, correction.threshold) >= 0.8

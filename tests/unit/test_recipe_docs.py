@@ -44,6 +44,7 @@ def in_chinese(cell: str) -> str:
         (", QAT", "，QAT"),
         (", KV ", "，KV "),
         ("FP8 blockwise", "FP8，按块"),
+        ("exact INT8", "精确 INT8"),
     ):
         cell = re.sub(english, chinese, cell)
     return cell

@@ -117,6 +117,36 @@ def test_a_recipe_extends_others(tmp_path: Path):
     assert (top.rollout.n, top.correction.threshold) == (4, 2.0)
 
 
+def test_a_correction_gives_way_to_an_exact_trainer_unless_it_is_asked_for_beside_it(tmp_path: Path):
+    """Whoever asks for one after the other, or takes the exact trainer back, has what was asked for last."""
+    token, exact = {"level": "token", "threshold": 3.0}, {"extends": "one", "qat": "int8_exact"}
+    write(tmp_path, backend="fsdp2", correction=token)
+    for name, tree in (
+        ("given", exact),
+        ("general", {"correction": {"bypass": True}}),
+        ("both", {"extends": ["given", "general"]}),  # a part that several recipes share
+        ("asked", {**exact, "correction": token}),
+        ("above", {"extends": "given", "correction": token}),
+        ("under", {"extends": "above"}),
+    ):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(tree))
+    for name in ("given", "both"):
+        assert (load(name, tmp_path).qat, load(name, tmp_path).correction) == ("int8_exact", None)
+    assert load("one", tmp_path, {"qat": "int8_exact"}).correction is None
+    for changes in ({"qat": "null"}, {"qat": "int8"}):
+        assert load("given", tmp_path, changes).correction.threshold == 3.0
+    assert load("given", tmp_path, {"qat": "null", "correction.level": "sequence"}).correction.level == "sequence"
+    for name, changes, where in (
+        ("asked", {}, "asked"),
+        ("above", {}, "above"),
+        ("under", {}, "above"),
+        ("one", {"correction.bypass": "true", "qat": "int8_exact"}, "one"),
+        ("given", {"correction": "{level: token}"}, "given"),
+    ):
+        with pytest.raises(LaunchError, match=line_naming(f"{where}.yaml: correction", "int8_exact")):
+            load(name, tmp_path, changes)
+
+
 @pytest.mark.parametrize(
     ("file", "base"),
     [

@@ -129,8 +129,17 @@ def test_a_variant_differs_in_one_thing_alone(name: str, of: str, key: str, valu
 def test_every_int8_recipe_has_its_twin_and_each_kind_of_variant_is_there():
     kinds = {"rollout.scheme", "rollout.kv_cache", "training.routing_replay", "rollout.expert_parallel"}
     assert {key for _, _, key, _ in VARIANTS} == kinds
-    plain = {name for name in names() if "-int8-" in name and not re.search("-(kv8|r3|ep)-", name)}
+    plain = {name for name in names() if "-int8-" in name and not re.search("-(kv8|r3|ep|exact)-", name)}
     assert plain and plain <= {of for _, of, _, _ in VARIANTS}
+
+
+@pytest.mark.parametrize("name", [name for name in names() if load(name).is_exact])
+def test_an_exact_recipe_trains_what_its_int8_twin_does(name: str):
+    """But for the correction that it does not need, and engines of no more devices than can be exact."""
+    variant, plain = (load(one).model_dump() for one in (name, name.replace("-exact-", "-")))
+    ranks = variant["rollout"].pop("tensor_parallel"), plain["rollout"].pop("tensor_parallel")
+    assert ranks in ((1, 4), (2, 4))
+    assert {one for one in variant if variant[one] != plain[one]} == {"name", "summary", "qat", "correction"}
 
 
 @pytest.mark.parametrize("name", [name for name in names() if "-ep-" in name])

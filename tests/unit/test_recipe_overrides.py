@@ -121,6 +121,25 @@ def test_fp8_training_reaches_megatron(tmp_path):
     assert resolve(load("one", tmp_path), PATHS).environment == {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}
 
 
+def test_an_exact_trainer_needs_no_more_than_its_name(tmp_path):
+    """What it has in place of a correction; the loss is left to the recipe."""
+    found = overrides(tmp_path, backend="fsdp2", qat="int8_exact")
+    assert found.items() >= {
+        (f"+{OURS}.qat", "int8_exact"),
+        (f"+{OPTIONS}.scheme", "int8"),
+        (f"+{OPTIONS}.exact", "true"),
+        ("actor_rollout_ref.rollout.calculate_log_probs", "true"),
+        ("actor_rollout_ref.actor.strategy", "fsdp2"),
+    }
+    correction = {key.rpartition(".")[2]: value for key, value in found.items() if "correction" in key}
+    assert correction == {"bypass_mode": "true", "rollout_is": "null", "rollout_rs": "null"}
+    assert not [key for key in found if "policy_loss" in key]
+    asked = [*(f"algorithm.rollout_correction.{name}" for name in correction), f"{OURS}.qat", f"{OPTIONS}.exact"]
+    lines = list(refused(load("one", tmp_path), asked))
+    assert len(lines) == len(asked) and all("--set qat=" in line for line in lines)
+    assert not [key for key in overrides(tmp_path, backend="fsdp2", qat="int8") if "exact" in key]
+
+
 ATTENTION = ("actor_rollout_ref.model.external_lib", "+actor_rollout_ref.model.override_config.attn_implementation")
 
 
@@ -192,6 +211,7 @@ MEGATRON = "actor_rollout_ref.actor.megatron"
         (f"{OURS}.send", "rollout.send"),
         (f"{OURS}.qat", "qat"),
         (f"{OPTIONS}.kv_cache", "rollout.kv_cache"),
+        (f"{OPTIONS}.exact", "qat"),
         ("actor_rollout_ref.rollout.quantization", "rollout.scheme"),
         (f"{MEGATRON}.override_transformer_config.fp8", "training.precision"),
         ("algorithm.rollout_correction.rollout_is", "correction.level"),

@@ -34,6 +34,20 @@ REPLAY = [
     ({"stack": "ascend-cann9.1"}, "training.routing_replay … ascend-cann9.1"),
     ({"verl": {"actor_rollout_ref": {"rollout": {"enable_rollout_routing_replay": True}}}}, "routing_replay"),
 ]
+EXACT = [
+    ({"rollout": {"scheme": "fp8"}}, "qat: int8_exact … fp8 … rollout.scheme to int8, "),
+    ({"rollout": {"ignore": ["re:.*down_proj"]}}, "rollout.ignore … down_proj … []"),
+    ({"rollout": {"kv_cache": "int8"}}, "rollout.kv_cache: int8 … auto"),
+    ({"rollout": {"tensor_parallel": 4}}, "rollout.tensor_parallel: 4 … 1 or 2"),
+    ({"rollout": {"expert_parallel": 2}}, "rollout.expert_parallel: 2 … 1"),
+    ({"rollout": {"apart": 2}}, "rollout.apart: 2 … 0"),
+    ({"backend": "megatron"}, "backend: megatron … fsdp2"),
+    ({"stack": "ascend-cann9.1"}, "qat: int8_exact … ascend-cann9.1 … NPUs"),
+    ({"stack": "ascend-cann8.5"}, "qat: int8_exact … ascend-cann8.5 … 0.8.0.dev"),
+    ({"correction": {"level": "token"}}, "correction: … token … int8_exact"),
+    ({"qat": "int8_exat"}, "qat: 'int8_exat' … fp8 … int8_exact"),
+    ({"verl": {"algorithm": {"rollout_correction": {"rollout_rs": "token_k1"}}}}, "rollout_rs … --set qat"),
+]
 DEVICES = [
     ({"rollout": {"tensor_parallel": 3}}, "rollout.tensor_parallel: 8 devices … 3"),
     ({"rollout": {"apart": 3, "tensor_parallel": 2}}, "rollout.tensor_parallel: 3 devices … 2"),
@@ -53,6 +67,17 @@ def test_what_cannot_work_is_refused(tmp_path: Path, changes: dict, said: str):
 @pytest.mark.parametrize("changes, said", REPLAY)
 def test_routes_that_could_not_be_replayed(tmp_path: Path, changes: dict, said: str):
     assert has_line_naming(error(tmp_path, training={"routing_replay": True}, **changes), said)
+
+
+@pytest.mark.parametrize("changes, said", EXACT)
+def test_what_an_exact_trainer_cannot_be(tmp_path: Path, changes: dict, said: str):
+    """Each alone, of a recipe that is taken without it; a line more where the older verl would not read it either."""
+    exact = {"qat": "int8_exact", "backend": "fsdp2"}
+    write(tmp_path, **exact)
+    load("one", tmp_path)
+    message = error(tmp_path, **{**exact, **changes})
+    assert has_line_naming(message, said)
+    assert len(message.splitlines()) == (2 if "ascend-cann8.5" in changes.values() else 1)
 
 
 def actor(tokens: int) -> dict:

@@ -7,6 +7,8 @@ pytest.importorskip("omegaconf", reason="the verl adapter needs verl")
 from naming import line_naming
 from omegaconf import OmegaConf
 
+from ascend_quant.exact.apply import RANKS
+from ascend_quant.integrations.verl import EXACT_RANKS
 from ascend_quant.integrations.verl.training.exact.settings import is_strict
 from ascend_quant.integrations.verl.training.qat import FakeQuantization, wanted
 from ascend_quant.refit import RefitError
@@ -35,8 +37,9 @@ def config(options=EXACT, **changes):
     return made
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_an_exact_actor_computes_as_the_engines_ranks(ranks):
+    assert EXACT_RANKS == RANKS, "what the launcher reads, without torch"
     found = wanted(config(**{"rollout.tensor_model_parallel_size": ranks}))
     assert found == FakeQuantization("int8", ranks=ranks)
 

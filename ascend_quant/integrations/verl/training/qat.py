@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ascend_quant.engine.options import Options
 from ascend_quant.flashrl.config import resolve
 from ascend_quant.flashrl.variables import from_environment
+from ascend_quant.integrations.verl import EXACT
 from ascend_quant.integrations.verl.settings import QUANTIZATION, engine_options, options_of, wants_refits
 from ascend_quant.integrations.verl.training.exact import settings as exact_settings
 from ascend_quant.qat import SCHEMES, scheme_of_environment
@@ -56,12 +57,12 @@ def wanted(config: Any) -> FakeQuantization | None:
         QatVariableError: one of slime's variables holds what it may not.
     """
     asked = _asked(config)
-    if exact_settings.is_strict(config.actor_rollout_ref.rollout) and asked != exact_settings.NAME:
+    if exact_settings.is_strict(config.actor_rollout_ref.rollout) and asked != EXACT:
         raise RefitError(f"rollout.engine_kwargs.{QUANTIZATION}.strict=true is for {exact_settings.OPTION} alone")
     if asked is None:
         return None
     _check(config, asked)
-    if asked == exact_settings.NAME:
+    if asked == EXACT:
         return _exact(config)
     scheme, served = asked, _served(config)
     if other := [replica.scheme for replica in served if replica.scheme not in (scheme, "bf16")]:
@@ -92,7 +93,7 @@ def _ignored(served: list[Served], scheme: str) -> tuple[str, ...]:
 
 def _asked(config: Any) -> str | None:
     option, variable = options_of(config.actor_rollout_ref.rollout).get("qat"), scheme_of_environment(os.environ)
-    if option is not None and option not in (choices := (*SCHEMES, exact_settings.NAME)):
+    if option is not None and option not in (choices := (*SCHEMES, EXACT)):
         raise RefitError(f"{OPTION}={option}: no fake quantization for this; there is for: {', '.join(choices)}")
     if None not in (option, variable) and option != variable:
         raise RefitError(f"{OPTION}={option}, but {FLAG} asks for {variable}: leave one of them out")

@@ -9,12 +9,11 @@ A setting by which one of them computes anything else makes every token unequal,
 from typing import Any
 
 from ascend_quant.engine.options import Options
-from ascend_quant.exact.apply import RANKS
+from ascend_quant.integrations.verl import EXACT, EXACT_RANKS
 from ascend_quant.integrations.verl.settings import QUANTIZATION, options_of
 from ascend_quant.refit import RefitError
 
-NAME = "int8_exact"
-OPTION = f"rollout.engine_kwargs.{QUANTIZATION}.qat={NAME}"
+OPTION = f"rollout.engine_kwargs.{QUANTIZATION}.qat={EXACT}"
 PARTS, SYNC = "actor_rollout_ref", "sync"
 MUST_BE: dict[str, tuple[Any, str]] = {  # below actor_rollout_ref; verl's defaults where nothing is set
     "actor.strategy": ("fsdp2", "whose parameters are in BF16 while a layer computes"),
@@ -42,10 +41,10 @@ def ranks_of(config: Any) -> int:
     if mode != SYNC:
         raise RefitError(f"{OPTION} with trainer.v1.trainer_mode={mode}: its samples are of older weights; set {SYNC}")
     ranks = config[PARTS].rollout.get("tensor_model_parallel_size", 1)
-    if ranks not in RANKS:
+    if ranks not in EXACT_RANKS:
         raise RefitError(
             f"{OPTION} with rollout.tensor_model_parallel_size={ranks}: more than two ranks have no one order in which "
-            f"they add up; set {' or '.join(map(str, RANKS))}"
+            f"they add up; set {' or '.join(map(str, EXACT_RANKS))}"
         )
     return ranks
 
