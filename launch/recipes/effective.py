@@ -71,7 +71,7 @@ def told(recipe: Recipe) -> str:
     if recipe.is_exact:
         return (
             f"none, since qat {recipe.qat} makes both policies one; the rollout's log-probabilities are the old policy's "
-            "(bypass); PPO's clipped loss; exact/unequal (tokens that differ: 0)"
+            "(bypass); PPO's clipped loss; exact/unequal, which must be 0"
         )
     if correction is None:
         return "none"

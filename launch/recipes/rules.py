@@ -79,7 +79,7 @@ def _quantization_aware(recipe: Recipe) -> Iterator[str]:
 
 
 def _exact(recipe: Recipe) -> Iterator[str]:
-    """What fields make; of verl's other settings its worker says so when the run is planned."""
+    """Of fields; what verl's own settings break is said when a run is planned (integrations/verl/exact_settings.py)."""
     if not recipe.is_exact:
         return
     if recipe.stack.startswith("ascend"):
