@@ -70,7 +70,7 @@ def told(recipe: Recipe) -> str:
     correction = recipe.correction
     if recipe.is_exact:
         return (
-            f"none, since qat {recipe.qat} makes both policies one; the rollout's log-probabilities are the old policy's "
+            f"none, since qat {recipe.qat} makes both policies one; the rollout's log-probabilities are the old ones "
             "(bypass); PPO's clipped loss; exact/unequal, which must be 0"
         )
     if correction is None:
