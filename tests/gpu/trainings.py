@@ -74,10 +74,13 @@ LATENT = {  # attention of DeepSeek-V3, with the ranks that its kernels are made
     "first_k_dense_replace": 1,
     "topk_method": "noaux_tc",  # else vLLM's router has no e_score_correction_bias, which the trainer has
 }
+WIDE = "-wide"  # heads of 128 in place of 64, which an exact engine refuses on GPUs
 ARCHITECTURES = {
     "qwen2": SHAPE,
+    f"qwen2{WIDE}": SHAPE | {"hidden_size": 512},
     "qwen3": SHAPE | {"head_dim": 64},
     "qwen3_moe": SHAPE | EXPERTS | {"head_dim": 64, "num_experts": 8},
+    f"qwen3_moe{WIDE}": SHAPE | EXPERTS | {"head_dim": 128, "num_experts": 8},
     "deepseek_v3": SHAPE | EXPERTS | LATENT,
 }
 
@@ -87,9 +90,8 @@ def architecture_of(recipe: Recipe) -> str:
     name = recipe.model.place.rpartition("/")[2].lower()
     if name.startswith(("moonlight", "kimi")):
         return "deepseek_v3"
-    if name.startswith("qwen3"):
-        return "qwen3_moe" if "-a" in name else "qwen3"
-    return "qwen2"
+    family = "qwen2" if not name.startswith("qwen3") else "qwen3_moe" if "-a" in name else "qwen3"
+    return f"{family}{WIDE}" if recipe.is_exact else family
 
 
 def write_model(architecture: str, folder: Path) -> None:
@@ -97,7 +99,7 @@ def write_model(architecture: str, folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(architecture, **ARCHITECTURES[architecture])
+    config = AutoConfig.for_model(architecture.removesuffix(WIDE), **ARCHITECTURES[architecture])
     AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
     save_tokenizer(SHAPE["vocab_size"], folder)
 
