@@ -79,7 +79,7 @@ def _quantization_aware(recipe: Recipe) -> Iterator[str]:
 
 
 def _exact(recipe: Recipe) -> Iterator[str]:
-    """Of fields; what verl's own settings break is said when a run is planned (integrations/verl/exact_settings.py)."""
+    """Of fields; what settings of verl break, the adapter's training/exact/settings.py says when a run is planned."""
     if not recipe.is_exact:
         return
     if recipe.stack.startswith("ascend"):
