@@ -11,7 +11,7 @@ from ascend_quant.exits import DONE, FAILED, NOT_REACHED, WRONG_USE, fail
 from ascend_quant.whole_file import why_no_file
 
 if TYPE_CHECKING:
-    from ascend_quant.kernels.tuning import Job, Measured
+    from ascend_quant.kernels.cuda.tune.search import Job, Measured
     from ascend_quant.progress import Bars
 
 BATCHES = "16,32,64,128,256,512,2048,8192"
@@ -65,8 +65,8 @@ def wanted(shapes: list[str], batch: str) -> "list[Job]":
     Raises:
         typer.BadParameter: not numbers.
     """
+    from ascend_quant.kernels.cuda.tune.search import Job, known_shapes
     from ascend_quant.kernels.tuned import KINDS
-    from ascend_quant.kernels.tuning import Job, known_shapes
 
     rows = [_numbers(part, "--batch")[0] for part in batch.split(",")]
     pairs = [] if shapes else known_shapes()
@@ -94,7 +94,7 @@ def _measured(jobs: "list[Job]", limit: float, keep: Callable) -> "Iterator[Meas
     from rich.console import Console
     from rich.progress import MofNCompleteColumn
 
-    from ascend_quant.kernels import tuning
+    from ascend_quant.kernels.cuda.tune import search as tuning
     from ascend_quant.progress import Bars
 
     if not jobs:
@@ -115,7 +115,7 @@ def _measured(jobs: "list[Job]", limit: float, keep: Callable) -> "Iterator[Meas
 
 
 def _compile(kernels: list, limit: float, bar: "Bars") -> None:
-    from ascend_quant.kernels import tuning
+    from ascend_quant.kernels.cuda.tune import search as tuning
 
     task = bar.add_task("compiling", total=len(kernels))
     try:

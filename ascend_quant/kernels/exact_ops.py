@@ -92,34 +92,34 @@ def _(positions_T, query, key, cos_sin_PD):
 
 @rms_norm.register_kernel("cuda")
 def _(x, weight_K, eps):
-    from ascend_quant.kernels import triton_exact
+    from ascend_quant.kernels.cuda.serve import triton_exact
 
     return triton_exact.rms_norm(x, weight_K, eps)
 
 
 @add_rms_norm.register_kernel("cuda")
 def _(x, residual, weight_K, eps):
-    from ascend_quant.kernels import triton_exact
+    from ascend_quant.kernels.cuda.serve import triton_exact
 
     return triton_exact.add_rms_norm(x, residual, weight_K, eps)
 
 
 @silu_mul.register_kernel("cuda")
 def _(x):
-    from ascend_quant.kernels import triton_exact
+    from ascend_quant.kernels.cuda.serve import triton_exact
 
     return triton_exact.silu_mul(x)
 
 
 @silu_mul_apart.register_kernel("cuda")
 def _(gate, up):
-    from ascend_quant.kernels import triton_exact
+    from ascend_quant.kernels.cuda.serve import triton_exact
 
     return triton_exact.silu_mul_apart(gate, up)
 
 
 @rotate.register_kernel("cuda")
 def _(positions_T, query, key, cos_sin_PD):
-    from ascend_quant.kernels import triton_exact
+    from ascend_quant.kernels.cuda.serve import triton_exact
 
     return triton_exact.rotate(positions_T, query, key, cos_sin_PD)

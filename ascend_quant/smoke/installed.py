@@ -32,7 +32,7 @@ def versions(on: On) -> Seen:
     seen.values |= {name: found for name in PACKAGES if (found := _installed(name))}
     seen.values |= {"python": platform.python_version(), "cores": os.cpu_count()}
     if on.device.type == "npu":
-        from ascend_quant.kernels import npu_ops
+        from ascend_quant.kernels.npu import ops as npu_ops
 
         seen.values["CANN"] = npu_ops.cann_version()
         seen.values["operators"] = {name: _declared(name) for name in OPERATORS}

@@ -9,7 +9,7 @@ from ascend_quant.engine.layout import layouts_of
 from ascend_quant.integrations.vllm import buffers
 from ascend_quant.integrations.vllm.layers import register_products
 from ascend_quant.kernels import NoKernels, serving_of
-from ascend_quant.kernels.cuda_serving import storage as cuda_storage
+from ascend_quant.kernels.cuda.serve.products import storage as cuda_storage
 from ascend_quant.refit import RefitError
 from ascend_quant.schemes import SCHEMES, get_scheme
 

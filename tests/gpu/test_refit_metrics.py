@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ascend_quant import oracle
-from ascend_quant.kernels import launches
+from ascend_quant.kernels.cuda.refit import launches
 from ascend_quant.schemes import get_scheme
 
 pytestmark = pytest.mark.gpu

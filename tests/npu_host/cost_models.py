@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ascend_quant.kernels.moves import Move, Moves
-from ascend_quant.kernels.npu_formats import Panels, Transposed
+from ascend_quant.kernels.npu.refit.formats import Panels, Transposed
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 
 META, BF16 = torch.device("meta"), torch.bfloat16

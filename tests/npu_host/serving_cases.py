@@ -1,13 +1,15 @@
 """Operands for our serving functions on npu:0, and what they should give: integers and float32, expert by expert.
 
-Shape suffixes as in npu_experts.py.
+Shape suffixes as in kernels/npu/serve/experts.py.
 """
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ascend_quant.kernels import npu_experts, npu_linear, npu_ops
-from ascend_quant.kernels.npu_formats import new_codes
+from ascend_quant.kernels.npu import ops as npu_ops
+from ascend_quant.kernels.npu.refit.formats import new_codes
+from ascend_quant.kernels.npu.serve import experts as npu_experts
+from ascend_quant.kernels.npu.serve import linear as npu_linear
 from npu_host import formats
 
 BF16, F16, F32, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.int32

@@ -5,7 +5,9 @@ import torch
 import torch_npu
 from naming import has_line_naming
 
-from ascend_quant.kernels import npu_experts, npu_linear, npu_ops
+from ascend_quant.kernels.npu import ops as npu_ops
+from ascend_quant.kernels.npu.serve import experts as npu_experts
+from ascend_quant.kernels.npu.serve import linear as npu_linear
 from npu_host import formats
 
 BF16, F16, F32, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.int32

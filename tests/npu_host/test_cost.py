@@ -5,7 +5,9 @@ import os
 import pytest
 import torch
 
-from ascend_quant.kernels import npu, npu_codes
+from ascend_quant.kernels import npu
+from ascend_quant.kernels.npu.refit import codes as npu_codes
+from ascend_quant.kernels.npu.refit import write as npu_write
 from ascend_quant.refit import proof
 from npu_host import cost_models, costs, page
 from npu_host.cost_counter import Counted
@@ -51,8 +53,8 @@ PLANTED = {
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_what_is_planted_is_over_the_budget(monkeypatch, what):
-    right = npu.rows_of
-    monkeypatch.setattr(npu, "rows_of", lambda *args, **kwargs: PLANTED[what](right(*args, **kwargs)))
+    right = npu_write.rows_of
+    monkeypatch.setattr(npu_write, "rows_of", lambda *args, **kwargs: PLANTED[what](right(*args, **kwargs)))
     assert costs.entries_of("7b", "nz")[0].over_budget()
 
 

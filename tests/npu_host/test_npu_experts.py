@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ascend_quant import oracle
-from ascend_quant.kernels import cpu, npu, npu_ops
+from ascend_quant.kernels import cpu, npu
+from ascend_quant.kernels.npu import ops as npu_ops
 from npu_host.serving_cases import BF16, F16, F32, FORMS, I32, ROUNDING, SWIGLU_QUANT, Case, Results, generator
 
 pytestmark = pytest.mark.each_version

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_quant import oracle
-from ascend_quant.kernels import npu, npu_linear
+from ascend_quant.kernels import npu
+from ascend_quant.kernels.npu.serve import linear as npu_linear
 from npu_host.serving_cases import BF16, F16, F32, activations, generator, int8, resident, scales, sums_of
 
 pytestmark = pytest.mark.each_version

@@ -5,7 +5,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ascend_quant.kernels import npu_experts, npu_linear, npu_ops
+from ascend_quant.kernels.npu import ops as npu_ops
+from ascend_quant.kernels.npu.serve import experts as npu_experts
+from ascend_quant.kernels.npu.serve import linear as npu_linear
 from npu_host import older_version, recorder
 from npu_host.serving_cases import BF16, F16, FORMS, I32, SWIGLU_QUANT, Case, activations, int8, resident, scales
 

@@ -8,7 +8,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from ascend_quant import oracle
-from ascend_quant.kernels import npu, npu_codes, npu_ops, reciprocals
+from ascend_quant.kernels import npu, reciprocals
+from ascend_quant.kernels.npu import ops as npu_ops
+from ascend_quant.kernels.npu.refit import codes as npu_codes
+from ascend_quant.kernels.npu.refit import write as npu_write
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))  # the cases are those of the other devices
 from kernel_modules import Kernels
@@ -27,7 +30,7 @@ def test_any_case_equals_the_oracle(case):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_many_in_one_batch(monkeypatch, dtype):
-    monkeypatch.setattr(npu, "ELEMENTS", 200)
+    monkeypatch.setattr(npu_write, "ELEMENTS", 200)
     batch = []
     for i, layout in enumerate(LAYOUTS):
         columns = slice(2, 9) if layout.startswith("columns") else slice(None)

@@ -10,7 +10,7 @@ import torch_npu
 from naming import line_naming
 
 from ascend_quant.integrations import vllm as plugin
-from ascend_quant.kernels.npu_ops import WrongPair
+from ascend_quant.kernels.npu.ops import WrongPair
 from ascend_quant.refit import RefitError
 from npu_host import models, vllm_engine
 

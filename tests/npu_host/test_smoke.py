@@ -12,7 +12,10 @@ from smoke_cases import LIVED
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from ascend_quant.kernels import npu, npu_codes, npu_formats, npu_ops, reciprocals
+from ascend_quant.kernels import npu, reciprocals
+from ascend_quant.kernels.npu import ops as npu_ops
+from ascend_quant.kernels.npu.refit import codes as npu_codes
+from ascend_quant.kernels.npu.refit import formats as npu_formats
 from ascend_quant.refit.resident import QuantizedWeight
 from ascend_quant.smoke import claims, generation, judging, life, probes
 from ascend_quant.smoke.probes import On, Seen

@@ -4,7 +4,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ascend_quant.kernels import triton_linear
+from ascend_quant.kernels.cuda.serve import triton_linear
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
 
 SHARED = 99 << 10  # bytes that every GPU from sm80 on lets a program have
@@ -47,7 +47,7 @@ def _tiles(tiles: Tiles) -> tuple:
 def _hopper(tiles: HopperTiles) -> tuple:
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from ascend_quant.kernels import gluon_linear
+    from ascend_quant.kernels.cuda.serve import gluon_linear
 
     x, x_more, w = (
         f"tensordesc<i8[{rows}, {tiles.block_k}],{gluon_linear.layout(rows, tiles.block_k)!r}>"

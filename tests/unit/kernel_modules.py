@@ -15,7 +15,9 @@ import torch
 from ascend_quant import kernels
 
 # a C extension loads once; what imports Triton's functions is as fresh as they are
-SWAPPED = re.compile(r"triton(?!\._C)(\.|$)|ascend_quant\.kernels\.(cuda|cuda_digests|triton_\w+)$")
+SWAPPED = re.compile(
+    r"triton(?!\._C)(\.|$)|ascend_quant\.kernels\.cuda(\.(refit|serve)|\.refit\.(write|digests)|(\.\w+)*\.triton_\w+)?$"
+)
 
 
 class Kernels(NamedTuple):
@@ -42,8 +44,10 @@ def interpreter() -> Iterator[None]:
             _taken_out()
             for name, module in before.items():
                 sys.modules[name] = module
+            for name, module in before.items():
                 if name.startswith(kernels.__name__):  # `from package import module` reads the attribute
-                    setattr(kernels, name.rpartition(".")[2], module)
+                    package, _, leaf = name.rpartition(".")
+                    setattr(sys.modules[package], leaf, module)
 
 
 @contextmanager
@@ -62,6 +66,7 @@ def _taken_out() -> dict[str, ModuleType]:
     found = {name: module for name, module in sys.modules.items() if SWAPPED.match(name)}
     for name in found:
         del sys.modules[name]
-        if name.startswith(kernels.__name__):
-            vars(kernels).pop(name.rpartition(".")[2], None)
+        package, _, leaf = name.rpartition(".")
+        if name.startswith(kernels.__name__) and package in sys.modules:
+            vars(sys.modules[package]).pop(leaf, None)
     return found

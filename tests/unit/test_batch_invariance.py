@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.kernels import cpu_serving, linear_choice
+from ascend_quant.kernels.cpu import serve as cpu_serving
+from ascend_quant.kernels.cuda.serve import linear_choice
 
 BATCHES = (1, 7, 64)
 EXPERTS, TOP, HIDDEN, WIDTH = 5, 2, 96, 48
@@ -73,11 +74,13 @@ def test_experts_on_a_cpu():
 
 @pytest.mark.parametrize("split", [1, 3])
 def test_layers_in_triton(cuda, split):
-    linear = import_module("ascend_quant.kernels.triton_linear")
+    linear = import_module("ascend_quant.kernels.cuda.serve.triton_linear")
     codes, scale = (part.to(cuda.device) for part in layer())
 
     def compute(x):
-        x_codes, x_scale = import_module("ascend_quant.kernels.triton_tokens").quantize_tokens(x.to(cuda.device))
+        x_codes, x_scale = import_module("ascend_quant.kernels.cuda.serve.triton_tokens").quantize_tokens(
+            x.to(cuda.device)
+        )
         tiles = linear_choice.tiles_by_rule(*codes.shape, x.shape[0], PROCESSORS)
         shared = tiles._replace(split_k=split if x.shape[0] > 1 else 1, block_n=32, block_k=32)
         return linear.int8_product(x_codes, codes, x_scale, scale.view(-1, 1), None, x.dtype, shared).cpu()
@@ -86,7 +89,7 @@ def test_layers_in_triton(cuda, split):
 
 
 def test_experts_in_triton(cuda):
-    experts = import_module("ascend_quant.kernels.triton_experts").experts
+    experts = import_module("ascend_quant.kernels.cuda.serve.triton_experts").experts
     on_device = [part.to(cuda.device) for part in stacks()]
 
     def compute(x, weight, expert):
@@ -97,7 +100,7 @@ def test_experts_in_triton(cuda):
 
 
 def test_norms_and_gates_that_quantize_in_triton(cuda):
-    fused = import_module("ascend_quant.kernels.triton_fused_tokens")
+    fused = import_module("ascend_quant.kernels.cuda.serve.triton_fused_tokens")
     norm = seeded(6, 128).to(torch.bfloat16).to(cuda.device)
 
     def bits(codes, scale, *more):
@@ -110,6 +113,6 @@ def test_norms_and_gates_that_quantize_in_triton(cuda):
 
 
 def test_a_routers_product_for_few_tokens_in_triton(cuda):
-    router = import_module("ascend_quant.kernels.triton_router")
+    router = import_module("ascend_quant.kernels.cuda.serve.triton_router")
     weight = seeded(7, 20, 300).to(torch.bfloat16).to(cuda.device)
     assert same_in_every_batch(lambda x: router.product(x.to(cuda.device), weight).cpu(), x_of(300))

@@ -42,7 +42,7 @@ def error_of(found: torch.Tensor, right: torch.Tensor) -> float:
 
 def ways(shape: tuple[int, int, int, int], tokens: int) -> list:
     """The usual tiles, with and without an early start."""
-    from ascend_quant.kernels import triton_experts
+    from ascend_quant.kernels.cuda.serve import triton_experts
 
     usual = triton_experts.usual_tiles(shape, tokens)
     early = usual._replace(pdl=True)
@@ -55,7 +55,7 @@ def ways(shape: tuple[int, int, int, int], tokens: int) -> list:
     ids=str,
 )
 def test_every_way_gives_the_same_bits_near_the_oracle(shape, tokens, block_m):
-    from ascend_quant.kernels import triton_experts
+    from ascend_quant.kernels.cuda.serve import triton_experts
 
     experts, width, hidden, top = shape
     given, weights = routed(tokens, experts, top, hidden), stacks(experts, width, hidden)
@@ -68,7 +68,7 @@ def test_every_way_gives_the_same_bits_near_the_oracle(shape, tokens, block_m):
 
 
 def test_a_captured_graph_serves_every_routing():
-    from ascend_quant.kernels import triton_experts
+    from ascend_quant.kernels.cuda.serve import triton_experts
 
     experts, width, hidden, top = SMALL
     weights = stacks(experts, width, hidden)
@@ -106,7 +106,7 @@ def test_experts_of_other_ranks():
 
 
 def test_many_tokens_give_what_few_give():
-    from ascend_quant.kernels import triton_experts
+    from ascend_quant.kernels.cuda.serve import triton_experts
 
     experts, width, hidden, top = QWEN
     given, weights = routed(4096, experts, top, hidden), stacks(experts, width, hidden)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from ascend_quant.kernels import linear_choice, tuned
+from ascend_quant.kernels import tuned
+from ascend_quant.kernels.cuda.serve import linear_choice
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
 from ascend_quant.schemes.arithmetic import dequantized_sums
 
@@ -48,7 +49,7 @@ def expected(x, codes, x_scale, scale, bias, dtype):
 @pytest.mark.parametrize("tiles", TILES, ids=str)
 @pytest.mark.parametrize("shape", RAGGED, ids=str)
 def test_every_kernel_has_the_definitions_bits(shape, tiles):
-    from ascend_quant.kernels.triton_linear import int8_product
+    from ascend_quant.kernels.cuda.serve.triton_linear import int8_product
 
     for dtype in (torch.bfloat16, torch.float32):
         *product, bias = layer(*shape, dtype)
@@ -72,7 +73,7 @@ def test_vllms_cutlass_has_the_same_bits():
 
 @pytest.mark.parametrize("tiles", TILES[1:2] + TILES[-10:-6] + TILES[-2:], ids=str)
 def test_a_captured_product_follows_its_inputs_also_beside_another_stream(tiles):
-    from ascend_quant.kernels.triton_linear import int8_product
+    from ascend_quant.kernels.cuda.serve.triton_linear import int8_product
 
     *product, bias = layer(64, 1024, 2048)
     side, graph, outputs = torch.cuda.Stream(), torch.cuda.CUDAGraph(), []
@@ -100,7 +101,8 @@ def test_a_captured_product_follows_its_inputs_also_beside_another_stream(tiles)
 
 def test_the_op_takes_the_tuned_kernel_by_the_number_of_rows_and_is_one_op_when_compiled(tmp_path, monkeypatch):
     pytest.importorskip("vllm")
-    from ascend_quant.kernels import cuda_serving, triton_linear
+    from ascend_quant.kernels.cuda.serve import products as cuda_serving
+    from ascend_quant.kernels.cuda.serve import triton_linear
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     choices = {rows: {"by": "triton", **linear_choice.BY_ROWS[rows]._asdict()} for rows in (16, 64)}

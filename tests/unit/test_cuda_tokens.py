@@ -32,7 +32,7 @@ def agrees(found, x):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [2048, 3584, 18944, 53248])
 def test_codes_alone(dtype, columns):
-    from ascend_quant.kernels.cuda_serving import quantize_tokens
+    from ascend_quant.kernels.cuda.serve.products import quantize_tokens
 
     torch.manual_seed(columns)
     x = (torch.randn(300, columns, device="cuda") * 2.0 ** torch.randint(-10, 10, (300, 1), device="cuda")).to(dtype)
@@ -48,7 +48,7 @@ def test_codes_alone(dtype, columns):
 def test_every_pair_of_mantissas(exponent):
     from test_reciprocals import every_value_up_to_every_magnitude
 
-    from ascend_quant.kernels.cuda_serving import quantize_tokens
+    from ascend_quant.kernels.cuda.serve.products import quantize_tokens
 
     x = every_value_up_to_every_magnitude(exponent).cuda()
     agrees(quantize_tokens(x), x)
@@ -57,8 +57,8 @@ def test_every_pair_of_mantissas(exponent):
 @pytest.mark.parametrize("tokens", [1, 64, 300])
 def test_a_chain_of_kernels_that_start_early(tokens):
     """Each reads what the last has written, into memory that earlier ones have read."""
-    from ascend_quant.kernels.triton_fused_tokens import rms_norm_quantize, silu_mul_quantize
-    from ascend_quant.kernels.triton_tokens import quantize_tokens
+    from ascend_quant.kernels.cuda.serve.triton_fused_tokens import rms_norm_quantize, silu_mul_quantize
+    from ascend_quant.kernels.cuda.serve.triton_tokens import quantize_tokens
 
     torch.manual_seed(tokens)
     weight = (1 + torch.randn(4096, device="cuda") / 8).bfloat16()
@@ -85,7 +85,7 @@ def test_a_chain_of_kernels_that_start_early(tokens):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_in_a_compiled_graph(dtype):
-    from ascend_quant.kernels.cuda_serving import quantize_tokens
+    from ascend_quant.kernels.cuda.serve.products import quantize_tokens
 
     x = torch.randn(100, 3584, device="cuda").to(dtype)
     torch._dynamo.mark_dynamic(x, 0)

@@ -43,7 +43,7 @@ def test_a_second_engine_is_refused():
 def test_on_cuda_every_quantized_scheme_is_served_once_vllms_products_are_there():
     pytest.importorskip("triton")
     from ascend_quant.integrations.vllm.layers import cuda_products
-    from ascend_quant.kernels import cuda_serving
+    from ascend_quant.kernels.cuda.serve import products as cuda_serving
     from ascend_quant.schemes import SCHEMES
 
     cuda_products.register()

@@ -11,7 +11,7 @@ from ascend_quant.exact import attention, experts, linear
 from ascend_quant.exact.attention import by_sequence
 from ascend_quant.exact.straight_through import gradients_of, straight_through
 from ascend_quant.kernels import engine_products
-from ascend_quant.kernels.cpu_serving import matmul
+from ascend_quant.kernels.cpu.serve import matmul
 
 
 def bf16(*shape, seed=0):

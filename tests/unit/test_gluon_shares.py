@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from ascend_quant.kernels.shared_tiles import Grid, grid_of
+from ascend_quant.kernels.cuda.serve.shared_tiles import Grid, grid_of
 from ascend_quant.kernels.tuned import HopperTiles
 
 PROCESSORS = 132
@@ -25,7 +25,7 @@ quick = settings(max_examples=30, suppress_health_check=[HealthCheck.function_sc
 @pytest.fixture
 def kernel(monkeypatch):
     """The module, its device functions callable, and `gl` computing with integers; `kernel.gl.program`: which runs."""
-    from ascend_quant.kernels import gluon_shares
+    from ascend_quant.kernels.cuda.serve import gluon_shares
 
     numbers = SimpleNamespace(
         program=0,

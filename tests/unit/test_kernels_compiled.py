@@ -15,9 +15,9 @@ from compiled_kernel import SHARED, SHARED_OF_HOPPER, compiled, compiled_product
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from ascend_quant.kernels import (
-    cache_pages,
-    cuda,
+from ascend_quant.kernels import cache_pages
+from ascend_quant.kernels.cuda.refit import triton_groups, triton_rows, triton_tiles, write
+from ascend_quant.kernels.cuda.serve import (
     linear_choice,
     triton_cache,
     triton_decode,
@@ -25,12 +25,9 @@ from ascend_quant.kernels import (
     triton_extend,
     triton_fused_tokens,
     triton_grouped,
-    triton_groups,
     triton_router,
     triton_routing,
-    triton_rows,
     triton_sampling,
-    triton_tiles,
     triton_tokens,
 )
 from ascend_quant.kernels.moves import SAMPLE, Counters
@@ -63,9 +60,9 @@ def written(kernel, names: tuple, values: tuple, options: dict):
     return compiled(kernel, 90, dict(zip(names, values, strict=True)), types, **options).asm["ptx"]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in cuda.KINDS if kind not in ("int4", "fp8_blocks")])
+@pytest.mark.parametrize("kind", [kind for kind in write.KINDS if kind not in ("int4", "fp8_blocks")])
 def test_moves_of_rows(kind, hopper):
-    width, at_once, repeat, options = cuda.tiling(3584, kind)
+    width, at_once, repeat, options = write.tiling(3584, kind)
     read = {"int8_exact": tl.float32, "int8_given": tl.float32, "codes": tl.int8, "fp8_codes": tl.int8}
     whole, target = 3584 * (kind in ("codes", "fp8_codes")), tl.bfloat16 if kind == "copy" else tl.int8
     values = (kind, read.get(kind, tl.bfloat16), target, 3584, whole, width, at_once, repeat, True, True)
@@ -77,7 +74,7 @@ def test_moves_of_rows(kind, hopper):
 @pytest.mark.parametrize("group", [32, 128])
 def test_moves_of_groups(group, hopper):
     values = (tl.bfloat16, 3584, group, True, True, Counters.SPREAD)
-    assert written(triton_tiles.write_tiles, triton_tiles.write_tiles.arg_names[-6:], values, dict(cuda.TILES))
+    assert written(triton_tiles.write_tiles, triton_tiles.write_tiles.arg_names[-6:], values, dict(write.TILES))
 
 
 def test_fp8_is_converted_by_the_gpu(hopper):

@@ -8,7 +8,8 @@ from kernel_modules import Kernels
 from move_cases import KINDS, Case, awkward_values, check
 
 from ascend_quant import oracle
-from ascend_quant.kernels import NoKernels, chunks, cpu, cpu_serving, kernels_for
+from ascend_quant.kernels import NoKernels, chunks, cpu, kernels_for
+from ascend_quant.kernels.cpu import serve as cpu_serving
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 

@@ -10,7 +10,7 @@ triton = pytest.importorskip("triton")
 
 
 def test_triton_is_as_before_afterwards():
-    ours = "ascend_quant.kernels.triton_rows"
+    ours = "ascend_quant.kernels.cuda.refit.triton_rows"
     before = import_module(ours)
     kind = type(triton.language.sum)
     with interpreter():
@@ -19,5 +19,5 @@ def test_triton_is_as_before_afterwards():
         for function in (inside.language.sum, import_module(ours).write_rows):
             assert type(function).__name__ == "InterpretedFunction"
     assert import_module("triton") is triton and type(triton.language.sum) is kind
-    assert import_module(ours) is before and import_module("ascend_quant.kernels").triton_rows is before
+    assert import_module(ours) is before and import_module("ascend_quant.kernels.cuda.refit").triton_rows is before
     assert "TRITON_INTERPRET" not in os.environ

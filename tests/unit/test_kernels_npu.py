@@ -12,9 +12,13 @@ from move_cases import COPIES, DTYPES, EXACT, LAYOUTS, Case, awkward_values, cas
 from naming import line_naming
 
 from ascend_quant import oracle
-from ascend_quant.kernels import npu, npu_codes, npu_digests, npu_pieces
+from ascend_quant.kernels import npu
 from ascend_quant.kernels.moves import Job, Move
-from ascend_quant.kernels.npu_formats import Panels, Transposed
+from ascend_quant.kernels.npu.refit import codes as npu_codes
+from ascend_quant.kernels.npu.refit import digests as npu_digests
+from ascend_quant.kernels.npu.refit import pieces as npu_pieces
+from ascend_quant.kernels.npu.refit import write as npu_write
+from ascend_quant.kernels.npu.refit.formats import Panels, Transposed
 from ascend_quant.refit import Refit, batch
 from ascend_quant.refit import session as refit_session
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
@@ -33,7 +37,7 @@ def take_together(monkeypatch, elements: int) -> None:
     """So many elements in one chunk, of any kind."""
     way = npu_codes.way_of(HERE.device)._replace(elements=elements)
     monkeypatch.setattr(npu_codes, "way_of", lambda device: way)
-    monkeypatch.setattr(npu, "ELEMENTS", elements)
+    monkeypatch.setattr(npu_write, "ELEMENTS", elements)
     monkeypatch.setattr(npu_digests, "ELEMENTS", elements)
     monkeypatch.setattr(npu_pieces, "ALONE", max(1, elements // 2))
 
@@ -169,10 +173,12 @@ def test_a_refit_of_weights_that_lie_otherwise(monkeypatch, place_of):
 def test_a_first_load_takes_little_work_space(monkeypatch):
     """vllm-ascend's pool keeps for good what it took."""
     take_together(monkeypatch, 1 << 20)
-    monkeypatch.setattr(npu, "ELEMENTS", 64)
+    monkeypatch.setattr(npu_write, "ELEMENTS", 64)
     monkeypatch.setattr(batch, "kernels_for", lambda device: npu)
-    rows, right = [], npu._write
-    monkeypatch.setattr(npu, "_write", lambda *args: rows.append(sum(one.count for one in args[0])) or right(*args))
+    rows, right = [], npu_write._write
+    monkeypatch.setattr(
+        npu_write, "_write", lambda *args: rows.append(sum(one.count for one in args[0])) or right(*args)
+    )
     weight = QuantizedWeight("w", torch.zeros(32, 16, dtype=torch.int8), torch.zeros(32), 16)
     session, w_NK = Refit([weight]), torch.randn(32, 16).bfloat16()
     for _ in range(2):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ascend_quant.kernels import launches
+from ascend_quant.kernels.cuda.refit import launches
 from ascend_quant.kernels.int4_places import MarlinTiles
 from ascend_quant.kernels.storage import CODES
 from ascend_quant.refit import Refit, batch, coding, proof, session

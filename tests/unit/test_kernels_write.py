@@ -1,6 +1,7 @@
 """`write` of every kernel module against the oracle, bit for bit."""
 
 import math
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -110,12 +111,13 @@ def test_without_a_receipt_the_same_bytes_are_written_and_nothing_is_counted(ker
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_sources_in_host_memory_travel_in_parts(cuda, monkeypatch, kind, layout, columns, rows, dtype):
     values = awkward_values(rows, 24, dtype, 5)
-    monkeypatch.setattr(cuda.module, "UPLOAD", 3 * 24 * values.element_size())  # 3 rows
+    writing = import_module("ascend_quant.kernels.cuda.refit.write")  # as fresh as the fixture's
+    monkeypatch.setattr(writing, "UPLOAD", 3 * 24 * values.element_size())  # 3 rows
     case = Case(kind, values, layout, columns, first_row=0 if kind == "fp8_blocks" else 62, weight=3, origin=True)
     job = case.prepare(cuda.device, 1)
     jobs = [job._replace(tensors=[tensor.cpu() for tensor in job.tensors])]
     if cuda.interpreted:  # where all memory is the host's
-        jobs = list(cuda.module._uploaded(*next(job.each())))
+        jobs = list(writing._uploaded(*next(job.each())))
         assert len(jobs) == {"fp8_tensor": 1, "fp8_blocks": 3}.get(kind, -(-rows // 3))
     counters = new_counters(cuda.device, 2)
     cuda.module.write(jobs, counters)

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.kernels import npu, npu_codes, reciprocals
+from ascend_quant.kernels import npu, reciprocals
 from ascend_quant.kernels.moves import Job, Move
+from ascend_quant.kernels.npu.refit import codes as npu_codes
 
 CPU = torch.device("cpu")
 norm, fused = npu_codes.absmax_by_norm, npu_codes.codes_fused

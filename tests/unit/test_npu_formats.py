@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_quant.kernels.npu_formats import Panels, Transposed
+from ascend_quant.kernels.npu.refit.formats import Panels, Transposed
 
 
 def fractal(w_EKN: torch.Tensor) -> list[int]:

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ascend_quant import oracle
 from ascend_quant.engine.addresses import Addresses
-from ascend_quant.kernels import chunks, cpu
+from ascend_quant.kernels import chunks
+from ascend_quant.kernels.cpu import refit as cpu_refit
 from ascend_quant.refit import Refit, RefitError
 from ascend_quant.refit.resident import QuantizedWeight, ResidentWeight
 
@@ -369,7 +370,7 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("kind", ["whole", "slice", "plain"])
 def test_extra_memory_does_not_grow_with_the_weight(kind, monkeypatch):
-    monkeypatch.setattr(cpu, "ROWS", 16)
+    monkeypatch.setattr(cpu_refit, "ROWS", 16)
     monkeypatch.setattr(chunks, "ELEMENTS", 1 << 12)
     peaks = []
     for rows in (512, 2048):

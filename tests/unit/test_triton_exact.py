@@ -14,7 +14,7 @@ EPS = 1e-6
 @pytest.fixture(scope="module")
 def exact():
     """The module of the kernels, and where its tensors are."""
-    with triton_module("ascend_quant.kernels.triton_exact") as found:
+    with triton_module("ascend_quant.kernels.cuda.serve.triton_exact") as found:
         yield found
 
 
@@ -49,7 +49,7 @@ def test_a_sum_is_rounded_before_it_is_normed(exact):
 
 def test_codes_are_those_of_the_values(exact):
     """An engine makes codes in the norm's own kernel, a trainer from the norm's values."""
-    from ascend_quant.kernels import triton_fused_tokens as fused
+    from ascend_quant.kernels.cuda.serve import triton_fused_tokens as fused
 
     module, device = exact
     rows = 4096 if device == "cuda" else 16

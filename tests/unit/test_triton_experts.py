@@ -17,7 +17,7 @@ BFLOAT16_STEP = 2.0**-6  # both parts and sum are cut off by the interpreter, wh
 @pytest.fixture(scope="module")
 def kernels():
     with interpreter(), np.errstate(all="ignore"):
-        module = import_module("ascend_quant.kernels.triton_experts")
+        module = import_module("ascend_quant.kernels.cuda.serve.triton_experts")
         module.triton_routing.LONGEST_SEGMENT = module.triton_routing.SHORTEST_SEGMENT = 32  # several for few pairs
         yield module
 

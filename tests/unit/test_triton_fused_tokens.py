@@ -8,7 +8,7 @@ from kernel_modules import triton_module
 from ascend_quant import oracle
 
 pytestmark = pytest.mark.gpu(interpreted=True)
-NAME = "ascend_quant.kernels.triton_fused_tokens"
+NAME = "ascend_quant.kernels.cuda.serve.triton_fused_tokens"
 
 
 @pytest.fixture(scope="module")

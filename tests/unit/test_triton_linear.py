@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.kernels import shared_tiles
+from ascend_quant.kernels.cuda.serve import shared_tiles
 from ascend_quant.kernels.tuned import Tiles
 
 SMALL = [
@@ -22,7 +22,7 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 @pytest.fixture(scope="module")
 def product(cuda):
-    linear = import_module("ascend_quant.kernels.triton_linear")
+    linear = import_module("ascend_quant.kernels.cuda.serve.triton_linear")
 
     def of(x, codes_NK, scale_N1, bias_N, tiles):
         x_codes, x_scale = oracle.quantize_rows(x)

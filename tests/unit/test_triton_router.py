@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 @pytest.fixture(scope="module")
 def router():
     with interpreter(), np.errstate(all="ignore"):
-        yield import_module("ascend_quant.kernels.triton_router")
+        yield import_module("ascend_quant.kernels.cuda.serve.triton_router")
 
 
 @pytest.mark.parametrize(("tokens", "length", "columns"), [(1, 64, 8), (17, 300, 20), (64, 512, 128)])

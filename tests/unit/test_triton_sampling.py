@@ -9,7 +9,7 @@ pytestmark = pytest.mark.gpu(interpreted=True)
 
 @pytest.fixture(scope="module")
 def sampling():
-    with triton_module("ascend_quant.kernels.triton_sampling") as found:
+    with triton_module("ascend_quant.kernels.cuda.serve.triton_sampling") as found:
         yield found
 
 

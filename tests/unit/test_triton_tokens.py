@@ -7,7 +7,7 @@ from kernel_modules import triton_module
 from ascend_quant import oracle
 
 pytestmark = pytest.mark.gpu(interpreted=True)
-NAME = "ascend_quant.kernels.triton_tokens"
+NAME = "ascend_quant.kernels.cuda.serve.triton_tokens"
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
@@ -80,7 +80,7 @@ def test_what_is_not_finite_spoils_its_row_alone(tokens, bad, dtype):
     [((9, 0), 13000, True), ((10, 0), 12030, True), ((9, 0), 12020, False), ((8, 6), 13000, False)],
 )
 def test_kernels_start_early_where_gpu_and_driver_can(monkeypatch, capability, driver, early):
-    module = pytest.importorskip("ascend_quant.kernels.triton_early")
+    module = pytest.importorskip("ascend_quant.kernels.cuda.triton_early")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(module, "_driver", lambda: driver)
     module.starts_early.cache_clear()

@@ -9,7 +9,8 @@ from command_runs import runner
 from naming import has_line_naming
 
 from ascend_quant.commands.tune import tune
-from ascend_quant.kernels import tuned, tuning
+from ascend_quant.kernels import tuned
+from ascend_quant.kernels.cuda.tune import search as tuning
 from ascend_quant.kernels.tuned import Tiles
 
 CUTLASS = {"by": "cutlass"}

@@ -4,7 +4,9 @@ import pytest
 
 pytest.importorskip("triton")
 
-from ascend_quant.kernels import triton_experts, tune_experts, tuned
+from ascend_quant.kernels import tuned
+from ascend_quant.kernels.cuda.serve import triton_experts
+from ascend_quant.kernels.cuda.tune import experts as tune_experts
 
 SHAPE = tune_experts.SHAPES[0]
 PROCESSORS = 132

@@ -6,7 +6,8 @@ import pytest
 import torch
 from naming import has_line_naming
 
-from ascend_quant.kernels import linear_choice, tuned
+from ascend_quant.kernels import tuned
+from ascend_quant.kernels.cuda.serve import linear_choice
 from ascend_quant.kernels.tuned import HopperTiles, Tiles
 
 HOPPER = {"by": "hopper", **HopperTiles(64, 128, 128, 4, 8)._asdict()}
@@ -117,7 +118,8 @@ def test_a_file_in_another_encoding(tmp_path):
 
 
 def test_all_that_the_tuner_tries_can_be_read_again(tmp_path):
-    from ascend_quant.kernels import tune_experts, tune_linear
+    from ascend_quant.kernels.cuda.tune import experts as tune_experts
+    from ascend_quant.kernels.cuda.tune import linear as tune_linear
 
     for module, kind, shape in ((tune_linear, "linear", (4608, 3584)), (tune_experts, "experts", (128, 768, 2048, 8))):
         for rows in (16, 160, 256, 8192):

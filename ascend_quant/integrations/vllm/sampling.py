@@ -45,7 +45,7 @@ def _returns_more(sampler) -> bool:
 
 
 def _drawn(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    from ascend_quant.kernels import triton_sampling
+    from ascend_quant.kernels.cuda.serve import triton_sampling
 
     return triton_sampling.drawn(logits, temperature, noise)
 

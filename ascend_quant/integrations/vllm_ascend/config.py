@@ -24,7 +24,7 @@ from ascend_quant.integrations.vllm_ascend.hooks import HOOKS
 from ascend_quant.integrations.vllm_ascend.linear import Int8NpuLinearMethod, NpuPlainLinearMethod
 from ascend_quant.integrations.vllm_ascend.refusals import refuse
 from ascend_quant.integrations.wrapping import install
-from ascend_quant.kernels.npu_ops import check_pair
+from ascend_quant.kernels.npu.ops import check_pair
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.kv_scales import Buffers
 

@@ -14,7 +14,7 @@ from ascend_quant.integrations.vllm_ascend.compat import (
     AscendFusedMoEMethod,
     ExpertsScheme,
 )
-from ascend_quant.kernels.npu_formats import new_codes
+from ascend_quant.kernels.npu.refit.formats import new_codes
 from ascend_quant.refit import RefitError
 
 

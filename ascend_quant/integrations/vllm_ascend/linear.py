@@ -7,7 +7,7 @@ from vllm.model_executor.utils import set_weight_attrs
 from ascend_quant.engine import layout
 from ascend_quant.integrations.vllm.layers.plain import FromResident, after_loading
 from ascend_quant.integrations.vllm_ascend.compat import AscendLinearMethod, AscendUnquantizedLinearMethod, LinearScheme
-from ascend_quant.kernels.npu_formats import new_codes
+from ascend_quant.kernels.npu.refit.formats import new_codes
 
 
 class Int8LinearScheme(LinearScheme):

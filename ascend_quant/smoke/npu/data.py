@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ascend_quant.kernels import npu_ops
-from ascend_quant.kernels.npu_formats import new_codes
+from ascend_quant.kernels.npu import ops as npu_ops
+from ascend_quant.kernels.npu.refit.formats import new_codes
 from ascend_quant.kernels.storage import Storage
 from ascend_quant.smoke.probes import NotPossible, On
 

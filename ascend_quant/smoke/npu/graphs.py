@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.kernels import npu_experts, npu_linear
+from ascend_quant.kernels.npu.serve import experts as npu_experts
+from ascend_quant.kernels.npu.serve import linear as npu_linear
 from ascend_quant.refit import Refit
 from ascend_quant.refit.resident import QuantizedWeight
 from ascend_quant.smoke.npu import data

@@ -8,9 +8,11 @@ from collections.abc import Callable
 import torch
 
 from ascend_quant import oracle
-from ascend_quant.kernels import npu, npu_codes, npu_experts, reciprocals
+from ascend_quant.kernels import npu, reciprocals
 from ascend_quant.kernels.moves import Job, Move
-from ascend_quant.kernels.npu_formats import ND
+from ascend_quant.kernels.npu.refit import codes as npu_codes
+from ascend_quant.kernels.npu.refit.formats import ND
+from ascend_quant.kernels.npu.serve import experts as npu_experts
 from ascend_quant.schemes import SCHEMES
 from ascend_quant.smoke.npu import data
 from ascend_quant.smoke.operators import ERROR, written

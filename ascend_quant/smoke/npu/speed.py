@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
-from ascend_quant.kernels import npu, npu_codes, npu_linear
+from ascend_quant.kernels import npu
 from ascend_quant.kernels.moves import Job, Move
+from ascend_quant.kernels.npu.refit import codes as npu_codes
+from ascend_quant.kernels.npu.serve import linear as npu_linear
 from ascend_quant.kernels.storage import Storage
 from ascend_quant.smoke.kernels import Profile, kernels_of
 from ascend_quant.smoke.npu import data

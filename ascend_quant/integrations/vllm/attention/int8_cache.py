@@ -106,7 +106,7 @@ class Int8CacheImpl(AttentionImpl[Int8CacheMetadata]):
     def do_kv_cache_update(
         self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
     ) -> None:
-        from ascend_quant.kernels.triton_cache import write
+        from ascend_quant.kernels.cuda.serve.triton_cache import write
 
         write(key, value, kv_cache, slot_mapping)
 
@@ -137,7 +137,7 @@ class Int8CacheImpl(AttentionImpl[Int8CacheMetadata]):
         return output
 
     def _prefill(self, q, k, v, kv_cache, prefills, out) -> None:
-        from ascend_quant.kernels.triton_extend import extend
+        from ascend_quant.kernels.cuda.serve.triton_extend import extend
 
         if prefills.any_fresh:  # all of them: what continues a prompt is written anew below
             self.fresh(q, k, v, prefills.starts, prefills.longest, out)

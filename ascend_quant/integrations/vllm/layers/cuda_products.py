@@ -14,7 +14,8 @@ from functools import cache
 
 import torch
 
-from ascend_quant.kernels import cuda_serving, engine_products
+from ascend_quant.kernels import engine_products
+from ascend_quant.kernels.cuda.serve import products as cuda_serving
 from ascend_quant.kernels.storage import Serving
 from ascend_quant.oracle import BLOCK
 

@@ -1,0 +1,36 @@
+"""CUDA's kernels: refit/ writes weights, serve/ has the products and attention, tune/ finds the fastest tiles.
+
+Their functions: kernels/__init__.py. triton_elements.py has the arithmetic of single elements, triton_early.py kernels
+that start before the one before them has ended (programmatic dependent launch).
+"""
+
+from ascend_quant.kernels.cuda.refit.digests import digests, read_digests
+from ascend_quant.kernels.cuda.refit.triton_groups import fake_quantize
+from ascend_quant.kernels.cuda.refit.write import READS_ARE_FREE, prepare, write
+from ascend_quant.kernels.cuda.serve.products import (
+    SERVING,
+    experts,
+    float32_product,
+    matmul,
+    quantize_rows,
+    router_product,
+    storage,
+)
+from ascend_quant.kernels.moves import Counters
+
+__all__ = [
+    "READS_ARE_FREE",
+    "SERVING",
+    "Counters",
+    "digests",
+    "experts",
+    "fake_quantize",
+    "float32_product",
+    "matmul",
+    "prepare",
+    "quantize_rows",
+    "read_digests",
+    "router_product",
+    "storage",
+    "write",
+]

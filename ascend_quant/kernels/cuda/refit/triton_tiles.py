@@ -1,0 +1,147 @@
+"""A Triton kernel that quantizes to int4 straight into Marlin's tiles (see int4_places.py), each element read once.
+
+One program makes 64 rows by 128 columns: scales, codes, and the words of eight tiles. An element's row is
+n = 16j + 8h + q of its tile, its column 16t + 8i + 2l + o of the program's; it is nibble 2h + i + 4o of word
+16q + 4l + j of tile t (see `int4_places.tile_order`).
+"""
+
+import triton
+import triton.language as tl
+
+from ascend_quant import oracle
+from ascend_quant.kernels.cuda import triton_elements as elements
+from ascend_quant.kernels.cuda.refit import triton_digest as digest
+from ascend_quant.kernels.cuda.refit import triton_rows as rows_kernels
+from ascend_quant.kernels.int4_places import TILE_K, TILE_N
+
+BAD, FIRST_ROW, ROWS_OF, SCALE = (
+    rows_kernels.BAD,
+    rows_kernels.FIRST_ROW,
+    rows_kernels.ROWS_OF,
+    rows_kernels.SCALE,
+)
+ENTRY, INF_BITS, TINY = rows_kernels.ENTRY, elements.INF_BITS, elements.TINY
+MAGIC, MAGIC_BITS = elements.MAGIC, elements.MAGIC_BITS
+INT4_MAX = tl.constexpr(oracle.INT4_MAX)
+ROWS, COLUMNS, TILES = tl.constexpr(TILE_N), tl.constexpr(128), tl.constexpr(128 // TILE_K)
+WORDS = tl.constexpr(TILE_N * TILE_K // 8)
+
+
+@triton.jit(do_not_specialize=["pieces"])
+def write_tiles(
+    table,
+    starts,
+    pieces,
+    totals,
+    SOURCE_TYPE: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    RECEIPT: tl.constexpr,
+    SPREAD: tl.constexpr,
+):
+    across: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
+    tile = tl.program_id(0)
+    piece = digest.find(starts, pieces, tile)
+    entry = table + piece * ENTRY
+    block = (tile - tl.load(starts + piece)).to(tl.int64)
+    down, left = block // across * ROWS, block % across * COLUMNS
+    source, words_at, row_stride, matrix_rows, column_stride = rows_kernels.places(
+        entry, SOURCE_TYPE, tl.int32, ALIGNED
+    )
+    rows, columns = down + tl.arange(0, ROWS), left + tl.arange(0, COLUMNS)
+    valid = rows < tl.load(entry + ROWS_OF)
+    at = source + rows[:, None] * row_stride
+    values = elements.rounded(rows_kernels.loaded(at, column_stride, valid, columns, K, "evict_first"))
+    _report_tile(values, entry)
+
+    scale_RG = _scales(values, GROUP)
+    groups = left // GROUP + tl.arange(0, COLUMNS // GROUP)
+    scale_at = tl.load(entry + SCALE).to(tl.pointer_type(tl.int16)) + rows[:, None] * (K // GROUP) + groups[None, :]
+    scale_bits = (scale_RG.to(tl.int32, bitcast=True) >> 16).to(tl.int16)
+    tl.store(scale_at, scale_bits, mask=(groups < K // GROUP)[None, :])
+    codes = _codes(values, scale_RG, GROUP)
+
+    if RECEIPT:
+        sum_R = _sum_of_codes(codes, left.to(tl.int32), K) + 3 * _sum_of_scales(scale_bits, groups.to(tl.int32), K)
+
+    words = _words(codes)
+    first_row = tl.load(entry + FIRST_ROW) + down
+    matrix, within = first_row // matrix_rows, first_row % matrix_rows
+    tiles = left // 16 + tl.arange(0, TILES)
+    word = tl.arange(0, WORDS)
+    tiles_at = (matrix * (K // 16) + tiles[:, None]) * (matrix_rows * 2) + within // ROWS * WORDS + word[None, :]
+    inside = (tiles < K // 16)[:, None] & (word >= 0)[None, :]
+    if RECEIPT:
+        first = inside & ((word < 16) & (word % 4 == 0))[None, :]  # the words that hold the tile's first row
+        old = tl.load(words_at + tiles_at, mask=first, other=0)
+        changed = tl.sum(tl.where(first, _first_row_differs(old ^ words), 0))
+        low, high = digest.weighted_rows(sum_R, first_row + tl.arange(0, ROWS))
+        rows_kernels.account(totals, entry, tile, changed, low, high, SPREAD)
+    tl.store(words_at + tiles_at, words, mask=inside)
+
+
+@triton.jit
+def _report_tile(values, entry):
+    """Count what is not finite."""
+    bad = tl.sum((elements.magnitude(values) >= INF_BITS).to(tl.int64))
+    if bad > 0:
+        tl.atomic_add(tl.load(entry + BAD).to(tl.pointer_type(tl.int64)), bad, sem="relaxed")
+
+
+@triton.jit
+def _scales(values, GROUP: tl.constexpr):
+    """BF16(absmax / 7) of each group, as float32."""
+    magnitude = tl.abs(tl.reshape(values, (ROWS, COLUMNS // GROUP, GROUP)))
+    absmax = tl.max(magnitude, 2)
+    quotient = tl.div_rn(absmax, tl.full(absmax.shape, INT4_MAX * 1.0, tl.float32))
+    return tl.where(absmax < TINY, 0.0, elements.rounded(quotient))
+
+
+@triton.jit
+def _codes(values, scale_RG, GROUP: tl.constexpr):
+    """int32 (ROWS, COLUMNS): the quotients rounded half to even; none is further than 7.03 from 0."""
+    grouped = tl.reshape(values, (ROWS, COLUMNS // GROUP, GROUP))
+    ratio = elements.quotient(grouped, scale_RG[:, :, None])
+    codes = (ratio + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
+    return tl.reshape(tl.minimum(tl.maximum(codes, -INT4_MAX), INT4_MAX), (ROWS, COLUMNS))
+
+
+@triton.jit
+def _words(codes):
+    """int32 (TILES, WORDS): eight codes + 8 each, in the places that the file's first lines name."""
+    nibbles = tl.reshape(codes + 8, (4, 2, 8, TILES, 2, 4, 2))  # j h q t i l o
+    h = tl.arange(0, 2).reshape(1, 2, 1, 1, 1, 1, 1)
+    i = tl.arange(0, 2).reshape(1, 1, 1, 1, 2, 1, 1)
+    o = tl.arange(0, 2).reshape(1, 1, 1, 1, 1, 1, 2)
+    shifted = nibbles << (4 * (2 * h + i + 4 * o))
+    words = tl.sum(tl.sum(tl.sum(shifted, 6), 4), 1)  # j q t l: the bits of different nibbles never meet
+    return tl.reshape(tl.permute(words, (2, 1, 3, 0)), (TILES, WORDS))
+
+
+@triton.jit
+def _first_row_differs(differing):
+    """How many of a word's nibbles that belong to a tile's first row (h = 0) are not zero."""
+    count = ((differing & 0xF) != 0).to(tl.int32) + ((differing & 0xF0) != 0).to(tl.int32)
+    return count + ((differing & 0xF0000) != 0).to(tl.int32) + ((differing & 0xF00000) != 0).to(tl.int32)
+
+
+@triton.jit
+def _sum_of_codes(codes, left, K: tl.constexpr):
+    """int64 (ROWS): the rows' sums of codes from column `left` on, as bytes.
+
+    In 32 bits, where codes leave room for a third of a weight: 3 + 11 bits, 8 of every second byte, 7 of columns.
+    """
+    columns = left + tl.arange(0, COLUMNS)
+    weight, second = digest.column_weight(columns // 2, K), columns % 2 * 8
+    low_R = tl.sum(codes * ((weight & 0x7FF) << second)[None, :], 1)
+    middle_R = tl.sum(codes * (((weight >> 11) & 0x7FF) << second)[None, :], 1)
+    high_R = tl.sum(codes * ((weight >> 22) << second)[None, :], 1)
+    return low_R.to(tl.int64) + (middle_R.to(tl.int64) << 11) + (high_R.to(tl.int64) << 22)
+
+
+@triton.jit
+def _sum_of_scales(bits, groups, K: tl.constexpr):
+    """int64 (ROWS): the rows' sums of elements of two bytes in these columns."""
+    pairs = digest.pairs_of(bits, 2, bits.shape[0], bits.shape[1])
+    return tl.sum(digest.weighted(pairs, digest.column_weight(groups, K)), 1)

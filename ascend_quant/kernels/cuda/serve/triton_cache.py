@@ -1,0 +1,87 @@
+"""Keys and values of new tokens as int8 codes with a scale a token and head, written into a paged cache, in Triton.
+
+The codes and scales are `oracle.quantize_cache`'s, rounded to nearest even; the places are `cache_pages`'. vLLM 0.23's
+writer cuts off instead of rounding, which doubles the error and draws all values towards 0.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ascend_quant.kernels import cache_pages
+from ascend_quant.kernels.cuda import triton_elements as elements
+from ascend_quant.kernels.cuda.serve import triton_tokens
+
+WARPS = 1
+TILE = 2048  # numbers that a program takes at once, about
+
+
+@triton.jit
+def write_tokens(
+    key,
+    value,
+    cache,
+    slots,
+    key_stride,  # between the tokens
+    value_stride,
+    HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOGETHER: tl.constexpr,  # see cache_pages.Layout
+    ROWS: tl.constexpr,  # heads of a program
+):
+    """A program for some heads of a token's key, or of its value."""
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    is_value = tl.program_id(2)
+    slot = tl.load(slots + token).to(tl.int64)
+    if slot >= 0:
+        head = part * ROWS + tl.arange(0, ROWS)
+        column = tl.arange(0, HEAD)
+        mask = (head < HEADS)[:, None]
+        place = head[:, None] * HEAD + column[None, :]
+        if is_value == 0:
+            x = tl.load(key + token * key_stride + place, mask=mask, other=0.0)
+        else:
+            x = tl.load(value + token * value_stride + place, mask=mask, other=0.0)
+        scale, factor = triton_tokens.scale_and_factor(triton_tokens.largest(x), x.dtype)
+        if x.dtype == tl.bfloat16:
+            code = triton_tokens.codes_of(x, factor)
+        else:
+            code = elements.outer_code(elements.as_float(x), scale[:, None]).to(tl.int8)
+        row = head * PAGE + slot % PAGE
+        at = cache + (slot // PAGE * 2 + is_value) * (PAGE * HEADS * (HEAD + 4))
+        if is_value == 0:
+            tl.store(at + row[:, None] * HEAD + column[None, :], code, mask=mask)
+        else:
+            first = row // TOGETHER * (HEAD * TOGETHER) + row % TOGETHER
+            tl.store(at + first[:, None] + (column * TOGETHER)[None, :], code, mask=mask)
+        scales = (at + PAGE * HEADS * HEAD).to(tl.pointer_type(tl.float32))
+        tl.store(scales + row, scale, mask=head < HEADS)
+
+
+def write(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+    """Write tokens into their slots.
+
+    Args:
+        key, value: (tokens, heads, head) in BF16, FP16 or float32; a token's heads are adjacent.
+        cache: int8, in the shape of `cache_pages.empty`.
+        slots: block * page + place in it, one for each token; a negative one is written nowhere. Tokens beyond the
+            slots are not written.
+
+    Raises:
+        ValueError: see `cache_pages.layout_of`; or keys and values of other sizes than the cache's.
+    """
+    layout = cache_pages.layout_of(cache)
+    for x in (key, value):
+        if tuple(x.shape[1:]) != (layout.heads, layout.head) or x.stride()[1:] != (layout.head, 1):
+            raise ValueError(f"{tuple(x.shape)} with strides {x.stride()} does not go into a cache of {layout}")
+    tokens = slots.shape[0]
+    if tokens:
+        rows = min(triton.next_power_of_2(layout.heads), TILE // layout.head)
+        grid = (tokens, triton.cdiv(layout.heads, rows), 2)
+        with torch.cuda.device_of(cache):
+            write_tokens[grid](
+                key, value, cache, slots, key.stride(0), value.stride(0), layout.heads, layout.head, layout.page,
+                layout.together, rows, num_warps=WARPS,
+            )  # fmt: skip

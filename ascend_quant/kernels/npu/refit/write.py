@@ -1,0 +1,190 @@
+"""A refit on NPUs: torch_npu's own operations on many tensors at a time, with no host synchronisation.
+
+A chunk of rows of equal length (pieces.py) is quantized without a division (codes.py, reciprocals.py), digested
+on the matrix unit (byte_digest.py, digests.py), and copied to its places. What is counted stays on the device until
+the refit closes.
+
+What a profile has multiplied is no BF16 number any more and is divided, in float32: those codes and scales equal the
+CPU's bytes only where the device's Div is IEEE's, which `smoke` counts (operators.rounding).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from ascend_quant import oracle
+from ascend_quant.kernels import byte_digest, reciprocals
+from ascend_quant.kernels.moves import Job, Move, scales_in
+from ascend_quant.kernels.npu.refit import codes as npu_codes
+from ascend_quant.kernels.npu.refit.digests import product, row_digits
+from ascend_quant.kernels.npu.refit.pieces import Piece, Run, chunks_of, rows_of, runs_of
+from ascend_quant.kernels.registry import check_kind
+
+READS_ARE_FREE = False  # reading a counter waits for the device
+KINDS = ("copy", "int8", "int8_exact", "int8_given", "codes")  # of moves
+
+ELEMENTS = 1 << 23  # taken at a time where each needs much work space, and in a first load
+
+
+class Counters:
+    """What is counted during one refit, kept on the device and read once.
+
+    Args:
+        sparing: whether little work space is taken: in a first load, which an engine may keep for good.
+
+    Attributes:
+        slots: how many source tensors there are.
+        clamped: codes lost to clamping; what `read` found last.
+        sums: the digest's, (weight of the resident tensor, int32 (BYTES, WIDTH)).
+        changed, lost: counts, int64 ().
+        absmax: (largest magnitudes of rows (N), and in their order (slot, rows) of the sources).
+    """
+
+    NONFINITE = "rows"  # what `read` counts of a tensor
+
+    def __init__(self, device: torch.device, sparing: bool = False):
+        self.sparing = sparing
+        self.slots = self.clamped = 0
+        self.sums: list[tuple[int, torch.Tensor]] = []
+        self.changed, self.lost = ([torch.zeros((), dtype=torch.int64, device=device)] for _ in range(2))
+        self.absmax: list[tuple[torch.Tensor, list[tuple[int, int]]]] = []
+
+    def new_slots(self, count: int = 1) -> int:
+        """The number of the next source tensor, the first of `count` in a row."""
+        self.slots += count
+        return self.slots - count
+
+    def read(self) -> tuple[int, int, dict[int, int]]:
+        """Changed codes, the digest, and the rows with NaN or Inf by slot; waits for the device once if all is well."""
+        spoilt = self._spoilt()
+        counts = [torch.stack(counted).sum() for counted in (self.changed, self.lost, [one.sum() for one in spoilt])]
+        sums = [found for _, found in self.sums]
+        found = torch.cat([torch.stack(counts), *([torch.cat(sums).to(torch.int64).view(-1)] if sums else [])]).cpu()
+        changed, self.clamped, bad = found[:3].tolist()
+        shape = (-1, byte_digest.BYTES, byte_digest.WIDTH)
+        numbers = byte_digest.put_together(found[3:].view(shape))
+        digest = oracle.add_digests(*numbers, weights=[weight for weight, _ in self.sums])
+        return changed, digest, self._spoilt_rows(spoilt) if bad else {}
+
+    def _spoilt(self) -> list[torch.Tensor]:
+        """bool: of the rows in `absmax`, those of one dtype together, whether something in them is not finite."""
+        return [~torch.isfinite(torch.cat(found)) for found in self._by_dtype().values()] or [
+            torch.zeros(1, dtype=torch.bool, device=self.lost[0].device)
+        ]
+
+    def _by_dtype(self) -> dict[torch.dtype, list[torch.Tensor]]:
+        found: dict[torch.dtype, list[torch.Tensor]] = {}
+        for absmax_N, _ in self.absmax:
+            found.setdefault(absmax_N.dtype, []).append(absmax_N)
+        return found
+
+    def _spoilt_rows(self, spoilt: list[torch.Tensor]) -> dict[int, int]:
+        """How many of each source's rows; waits for the device."""
+        found: Counter[int] = Counter()
+        for dtype, rows in zip(self._by_dtype(), spoilt, strict=True):
+            sources = [one for absmax_N, sources in self.absmax if absmax_N.dtype == dtype for one in sources]
+            for (slot, _), part in zip(sources, rows.cpu().split([count for _, count in sources]), strict=True):
+                found[slot] += int(part.sum())
+        return {slot: count for slot, count in sorted(found.items()) if count}
+
+
+def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> None:
+    """Carry out a batch of moves; asynchronous.
+
+    Args:
+        batch: the sources must stay as they are until the current stream has passed this point.
+        receipt: whether changed codes and the digest are counted; rows that are not finite always are.
+
+    Raises:
+        ValueError: fp8 codes, which Atlas A2 and A3 do not have.
+        NoKernels: another kind of rows than `KINDS`.
+    """
+
+    def most(move: Move) -> int:
+        spare = counters.sparing or move.kind not in ("int8", "copy", "codes")
+        return ELEMENTS if spare else npu_codes.way_of(_device_of(move)).elements
+
+    for pieces in chunks_of(batch, _kind, most):
+        _write(pieces, counters, receipt)
+
+
+def prepare(device: torch.device, writes: Iterable = ()) -> None:
+    """Nothing is compiled here: the operations are torch_npu's own. They are tried."""
+    npu_codes.way_of(device)
+
+
+def _kind(move: Move, source: torch.Tensor) -> tuple:
+    """What is treated alike, whichever tensors it ends in."""
+    target = move.target_NK
+    if move.scheme is None and move.kind.startswith("fp8"):
+        raise ValueError("Atlas A2 and A3 have no fp8: choose the scheme int8")
+    if move.kind == "int4":
+        raise ValueError("int4 rollouts are not served on NPUs by this version: choose the scheme int8")
+    check_kind(move.kind, KINDS, "npu")
+    whole = 0 if move.whole is None else move.whole[1]
+    return move.kind, source.dtype, target.dtype, target.shape[1], whole, source.device, _device_of(move)
+
+
+def _device_of(move: Move) -> torch.device:
+    return (move.target_NK if move.place is None else move.place.tensor).device
+
+
+def _write(pieces: list[Piece], counters: Counters, receipt: bool) -> None:
+    move, device = pieces[0].move, _device_of(pieces[0].move)
+    x_NK = rows_of(pieces).to(device)
+    if x_NK.numel() == 0:
+        return
+    scale_N = absmax_N = None
+    if move.scale is None:
+        values_NK = x_NK.to(move.target_NK.dtype)
+        if values_NK.is_floating_point():
+            absmax_N = _absmax(values_NK)
+    elif move.coded:
+        values_NK, scale_N = x_NK, scales_in(rows_of(pieces, lambda one: one.sent_scale)).to(device)
+        absmax_N = scale_N.masked_fill(oracle.spoilt_rows(values_NK, scale_N), torch.inf)
+    elif move.given_N is not None:
+        absmax_N, scale_N = _absmax(x_NK), torch.cat([piece.move.given_N[piece.rows] for piece in pieces])
+        values_NK, lost_NK = oracle.quantize_given(x_NK, scale_N)
+        if receipt:
+            counters.lost.append(lost_NK.sum())
+    else:
+        absmax_N = (
+            None if move.whole is None else _absmax(move.values(rows_of(pieces, lambda one: one.whole).to(device)))
+        )
+        values_NK, scale_N, absmax_N = _quantized(move.values(x_NK), absmax_N)
+    if absmax_N is not None:
+        counters.absmax.append((absmax_N, [(piece.slot, piece.count) for piece in pieces]))
+    runs = runs_of(pieces)
+    if receipt:
+        _account(values_NK, scale_N, runs, counters)
+    for run in runs:
+        run.write(values_NK, scale_N)
+
+
+def _absmax(x_NK: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude of each row, not finite if an element is not."""
+    return npu_codes.way_of(x_NK.device).absmax(x_NK)
+
+
+def _quantized(x_NK: torch.Tensor, absmax_N: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes, scales, and the largest magnitudes, of the rows themselves where none are given."""
+    if absmax_N is None:
+        absmax_N = _absmax(x_NK)
+    if x_NK.dtype == torch.float32:
+        return *oracle.quantize_rows(x_NK, absmax_N), absmax_N
+    scale_N, factor_N = reciprocals.scale_and_factor(absmax_N)
+    return npu_codes.way_of(x_NK.device).codes(x_NK, factor_N), scale_N, absmax_N
+
+
+def _account(values_NK: torch.Tensor, scale_N: torch.Tensor | None, runs: list[Run], counters: Counters) -> None:
+    """Count the changed codes and the digest of rows that are about to be written."""
+    for bytes_NB in byte_digest.of_rows(values_NK, product, scale_N):
+        for run in runs:
+            digits_NW = row_digits(run.first.first_row, run.count, values_NK.device)
+            for sums in byte_digest.over_rows(run.of(bytes_NB), digits_NW, product):
+                counters.sums.append((run.first.move.weight, sums))
+    if scale_N is not None:
+        for run in runs:
+            if (pair := run.sample(values_NK)) is not None:
+                counters.changed.append((pair[0] != pair[1]).sum())
