@@ -2,7 +2,7 @@
 
 vLLM offers a place for a pass of one's own over each graph. There each op `quantize_tokens` is looked at: if what it
 quantizes is computed just as one of the model's own layers does, traced anew here, and nobody else reads it, an op of
-kernels/token_ops.py takes the place of both. Wherever vLLM computes a layer otherwise, the two stay as they are. In an
+token_ops.py takes the place of both. Wherever vLLM computes a layer otherwise, the two stay as they are. In an
 exact engine these layers are ops already (kernels/exact_ops.py), so there is nothing to trace.
 """
 
