@@ -15,6 +15,19 @@ quantize_rows(w)                              int8 codes and scales of a weight'
 router_product(x, weight, any_number)         a router's logits (cuda alone; elsewhere torch's own product)
 fake_quantize(w, scheme, absmax)              what the engine's weights stand for, for training
 READS_ARE_FREE                                whether a look at the counters costs no waiting
+
+cpu/, cuda/, npu/    refit (weights are quantized in place) and serve (products, attention) of each device
+registry.py          which device has products for which scheme; storage.py has the buffers that these compute with
+moves.py             what a refit asks for: rows of a source to rows of a resident tensor; chunks.py does so with torch
+byte_digest.py       fingerprints of bytes as int8 matrix products; modulo.py has their arithmetic
+int4_places.py       where int4 codes lie: Marlin's tiles on CUDA, rows on CPUs
+cache_pages.py       the layout of an int8 KV cache's pages
+reciprocals.py       codes of a row without a division
+engine_products.py   products that an engine's adapter brings: vLLM's cutlass, FlashAttention 3
+exact_ops.py         norms, rotation and SiLU of exact engines and trainers, as ops of torch
+fallbacks.py         by torch, where a device has no kernel of its own
+tuned.py             the fastest tiles of a GPU for a shape, read from tuned/
+events.py            times on a GPU's own clock
 """
 
 from importlib import import_module
