@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from ascend_quant.integrations.vllm import key_balance
+from ascend_quant.integrations.vllm.kv_cache import key_balance
 
 SWITCH = "TEST_BALANCED_RANKS"  # inherited by the workers
 

@@ -10,8 +10,9 @@ from vllm import SamplingParams, _custom_ops
 from vllm.config import VllmConfig
 
 from ascend_quant.engine.options import Options
-from ascend_quant.integrations.vllm import exact, exact_log_probs
-from ascend_quant.integrations.vllm.exact_attention import each_query
+from ascend_quant.integrations.vllm.exact import install as exact
+from ascend_quant.integrations.vllm.exact import log_probs as exact_log_probs
+from ascend_quant.integrations.vllm.exact.attention import each_query
 from ascend_quant.refit import RefitError
 
 CONTEXT, SAMPLED = 900, 24  # more keys than a tile of vLLM's CPU attention holds

@@ -18,8 +18,8 @@ from vllm.model_executor.layers.activation import GeluAndMul, SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
 
 from ascend_quant import oracle
-from ascend_quant.integrations.vllm import fusion, passes
-from ascend_quant.integrations.vllm.fusion import FuseQuantization
+from ascend_quant.integrations.vllm.graphs import fusion, passes
+from ascend_quant.integrations.vllm.graphs.fusion import FuseQuantization
 from ascend_quant.kernels import exact_ops
 from ascend_quant.kernels.cuda.serve import token_ops, triton_fused_tokens, triton_tokens
 

@@ -16,7 +16,8 @@ from models import checkpoint, expected, fused, make, perturbed, save
 from vllm import SamplingParams
 
 from ascend_quant import oracle
-from ascend_quant.integrations.vllm import compat, key_balance
+from ascend_quant.integrations.vllm import compat
+from ascend_quant.integrations.vllm.kv_cache import key_balance
 from ascend_quant.oracle.cache import dequantize_cache, quantize_cache
 from ascend_quant.oracle.key_balance import key_balance as balance_of
 from ascend_quant.oracle.key_balance import key_sizes

@@ -10,7 +10,7 @@ from models import make
 from vllm import LLM, SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 
-from ascend_quant.integrations.vllm.kv_cache import KvCacheError, problem_of_engine
+from ascend_quant.integrations.vllm.kv_cache.options import KvCacheError, problem_of_engine
 
 pytestmark = pytest.mark.timeout(300)
 with_fp8 = pytest.mark.skipif(problem_of_engine("fp8") is not None, reason="no FP8 cache here: AVX-512 or AMX")

@@ -9,11 +9,12 @@ from engines import differing, engine, logprobs, model_of, refit, resident
 from models import checkpoint, expected, fused, make, perturbed
 from naming import line_naming
 
-from ascend_quant.integrations.vllm import calls, hooks, refit_of, requests, sleep
+from ascend_quant.integrations.vllm import hooks, refit_of, sleep
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
 from ascend_quant.integrations.vllm.inventory import make_plain
 from ascend_quant.integrations.vllm.layers.moe import refuse_unservable
 from ascend_quant.integrations.vllm.layers.plain import PlainLinearMethod, RouterMethod
+from ascend_quant.integrations.vllm.serving import calls, requests
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.names import Unquantized
 from ascend_quant.refit import RefitError

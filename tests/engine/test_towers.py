@@ -12,11 +12,12 @@ from vllm.model_executor.layers.attention.mm_encoder_attention import MMEncoderA
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 
-from ascend_quant.integrations.vllm import hooks, requests, towers
+from ascend_quant.integrations.vllm import hooks, towers
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
 from ascend_quant.integrations.vllm.inventory import make_plain, residents_of
 from ascend_quant.integrations.vllm.layers.linear import QuantizedLinearMethod
 from ascend_quant.integrations.vllm.layers.plain import PlainLinearMethod
+from ascend_quant.integrations.vllm.serving import requests
 from ascend_quant.integrations.wrapping import install
 from ascend_quant.refit import RefitError
 

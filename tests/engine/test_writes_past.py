@@ -21,7 +21,7 @@ from vllm import SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-from ascend_quant.integrations.vllm import calls
+from ascend_quant.integrations.vllm.serving import calls
 from ascend_quant.refit import RefitError
 
 NAME, NORM = "model.layers.1.mlp.down_proj.weight", "model.norm.weight"

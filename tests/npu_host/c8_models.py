@@ -13,7 +13,7 @@ from torch import nn
 
 from ascend_quant.integrations import vllm as plugin
 from ascend_quant.integrations.vllm import compat
-from ascend_quant.integrations.vllm.kv_cache import OF_ASCEND
+from ascend_quant.integrations.vllm.kv_cache.options import OF_ASCEND
 from ascend_quant.refit.kv_scales import AGE, INT8, sent_name
 from npu_host import memory, vllm_engine
 

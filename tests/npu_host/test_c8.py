@@ -14,7 +14,7 @@ from naming import line_naming
 from ascend_quant.engine.layout import layouts_of
 from ascend_quant.integrations import vllm as plugin
 from ascend_quant.integrations.vllm import compat
-from ascend_quant.integrations.vllm.kv_cache import OF_ASCEND
+from ascend_quant.integrations.vllm.kv_cache.options import OF_ASCEND
 from ascend_quant.refit import RefitError
 from ascend_quant.refit.kv_scales import AGE
 from npu_host import c8_models, memory, two_ranks

@@ -19,8 +19,8 @@ from vllm_ascend.attention.attention_v1 import (  # noqa: E402
     AscendC8AttentionBackendImpl,
 )
 
-from ascend_quant.integrations.vllm import kv_cache  # noqa: E402
 from ascend_quant.integrations.vllm.compat import cache_dtypes  # noqa: E402
+from ascend_quant.integrations.vllm.kv_cache import options as kv_cache  # noqa: E402
 from ascend_quant.integrations.vllm_ascend import c8, c8_probe, c8_refusals, compat  # noqa: E402
 from ascend_quant.integrations.vllm_ascend.config import NpuQuantConfig  # noqa: E402
 

@@ -100,7 +100,7 @@ def test_experts_that_are_computed_otherwise(attribute, value):
 
 @pytest.mark.parametrize("asked", ["int8", "fp8"])
 def test_a_kv_cache_is_refused_where_an_engine_and_where_its_config_is_made(asked):
-    from ascend_quant.integrations.vllm import kv_cache
+    from ascend_quant.integrations.vllm.kv_cache import options as kv_cache
     from ascend_quant.integrations.vllm_ascend.config import NpuQuantConfig
 
     with pytest.raises(kv_cache.KvCacheError, match=line_naming(f"kv_cache={asked}", "C8")):

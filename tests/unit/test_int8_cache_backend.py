@@ -11,8 +11,8 @@ pytest.importorskip("vllm")
 pytest.importorskip("triton")
 
 from ascend_quant.integrations.vllm import contract
-from ascend_quant.integrations.vllm.attention import int8_cache
-from ascend_quant.integrations.vllm.attention.metadata import Int8CacheMetadataBuilder
+from ascend_quant.integrations.vllm.kv_cache.attention import int8_cache
+from ascend_quant.integrations.vllm.kv_cache.attention.metadata import Int8CacheMetadataBuilder
 from ascend_quant.kernels import cache_pages
 from ascend_quant.oracle import cache as oracle
 

@@ -9,9 +9,10 @@ pytest.importorskip("vllm")
 from vllm.v1.attention.backends import registry
 
 from ascend_quant.engine.options import KV_CACHES, NAME, Options
-from ascend_quant.integrations.vllm import compat, contract, kv_cache
+from ascend_quant.integrations.vllm import compat, contract
 from ascend_quant.integrations.vllm import config as own_config
-from ascend_quant.integrations.vllm.attention import register
+from ascend_quant.integrations.vllm.kv_cache import options as kv_cache
+from ascend_quant.integrations.vllm.kv_cache.attention import register
 
 
 def model(**changed):

@@ -1,25 +1,25 @@
 """vLLM plugin: `quantization="ascend_quant"`, found through the entry-point group `vllm.general_plugins`.
 
-hooks.py         everything of vLLM that is replaced at run time: what, why, which versions, how to switch it off
-contract.py      everything of vLLM that is used, by feature; refusing.py what is said where it is not there
-compat.py        what differs between vLLM versions
 config.py        which layer gets which method, by the options that a user sets (engine/options.py)
-layers/          what the layers compute
-attention/       attention over an int8 cache, by vLLM's registry of backends
+layers/          what the layers compute: W8A8 linear layers, experts, plain ones
 attach.py        the whole model: every parameter becomes resident, model.load_weights becomes a refit
 inventory.py     a model's parameters and layers, with their checkpoint names; what may come to a rank without a place
-towers.py        which parts of a model of several modalities are quantized: its language model
+towers.py        which parts of a model of several modalities are quantized: its language model; drafters.py drafters
+building.py      what a model's class says while it builds them
 skipping.py      which tensors vLLM's own loaders leave out by design
-buffers.py       what a quantized layer keeps
+buffers.py       what a quantized layer keeps; worker_refit.py finds the refit of a model or a worker
 reload.py        vLLM's other ways to bring weights in, sleep.py when their memory goes and comes
-requests.py      requests while an engine may not serve: they end with the reason, the engine lives on
-calls.py         calls to the workers, by which weights come; http_errors.py what HTTP clients are told
-kv_scales.py     the scales of a KV cache, written with every refit and after whatever resets them
+serving/         requests, calls and HTTP errors while an engine may not serve
+kv_cache/        a quantized KV cache: options, scales, its attention backend
+graphs/          our pass over compiled graphs: norms and SiLU fused with quantization
+exact/           option exact: the same bits in decode, prefill and trainer
 sampling.py      tokens drawn in one pass over the logits, with vLLM's noise
-passes.py        our pass over compiled graphs (fusion.py, graph_match.py)
+routed_experts.py  routes that an engine returns, where our experts route by themselves
 start_up.py      how long the parts of a start took
 flashrl.py       FLASHRL_* variables: the same without an argument, reload_test.py what one of them asks for
-worker_refit.py  the refit state of a model or a worker
+hooks.py         monkeypatches: everything of vLLM that is replaced at run time, why, and how to switch it off
+contract.py      everything of vLLM that is used, by feature; refusing.py what is said where it is not there
+compat.py        what differs between vLLM versions
 """
 
 import logging
@@ -61,7 +61,7 @@ def put_in_place() -> None:
     from vllm.platforms import current_platform
 
     from ascend_quant.integrations.vllm import hooks
-    from ascend_quant.integrations.vllm.attention.register import register_attention
+    from ascend_quant.integrations.vllm.kv_cache.attention.register import register_attention
     from ascend_quant.integrations.vllm.layers import register_products
     from ascend_quant.integrations.wrapping import install
 

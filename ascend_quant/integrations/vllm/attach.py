@@ -23,8 +23,11 @@ from ascend_quant.engine.layout import lent
 from ascend_quant.engine.loading import Loading, guard, storage_of
 from ascend_quant.engine.placeless import Placeless
 from ascend_quant.integrations import seen
-from ascend_quant.integrations.vllm import compat, contract, exact, key_balance, kv_scales, skipping, start_up, towers
+from ascend_quant.integrations.vllm import compat, contract, skipping, start_up, towers
+from ascend_quant.integrations.vllm.exact import install as exact
 from ascend_quant.integrations.vllm.inventory import placeless_of, residents_of, unquantized_in
+from ascend_quant.integrations.vllm.kv_cache import key_balance
+from ascend_quant.integrations.vllm.kv_cache import scales as kv_scales
 from ascend_quant.integrations.vllm.layers import conv, mla
 from ascend_quant.kernels import serving_of
 from ascend_quant.kernels.storage import CODES

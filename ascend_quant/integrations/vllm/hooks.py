@@ -1,4 +1,7 @@
-"""Everything of vLLM that is replaced at run time, and when: the whole list, for who wants to audit it.
+"""Monkeypatches of vLLM: everything of it that is replaced at run time, and when, for who wants to audit it.
+
+Those of requests and calls are in serving/hooks.py, those of exact engines in exact/hooks.py; HOOKS and BY_HAND here
+are the whole list.
 
 Without `ascend_quant` in VLLM_PLUGINS nothing of it happens. An engine with another `quantization` gets vLLM's own
 behaviour from each of these functions. All have run on vLLM 0.28 and 0.32 but sleep (on stand-ins: CPU workers do not
@@ -11,16 +14,10 @@ from collections.abc import Callable
 from vllm.platforms import current_platform
 
 from ascend_quant.integrations.vllm import (
-    calls,
     drafters,
-    exact_attention,
-    exact_log_probs,
     flashrl,
-    http_errors,
-    kv_cache,
     reload,
     reload_test,
-    requests,
     routed_experts,
     sampling,
     skipping,
@@ -31,12 +28,14 @@ from ascend_quant.integrations.vllm import (
 from ascend_quant.integrations.vllm.attach import attach
 from ascend_quant.integrations.vllm.compat import has_first_runner, replica_of
 from ascend_quant.integrations.vllm.config import AscendQuantConfig
-from ascend_quant.integrations.vllm.passes import add_pass, teach_pass
+from ascend_quant.integrations.vllm.exact import hooks as exact
+from ascend_quant.integrations.vllm.graphs.passes import add_pass, teach_pass
+from ascend_quant.integrations.vllm.kv_cache import options as kv_cache
+from ascend_quant.integrations.vllm.serving import hooks as serving
 from ascend_quant.integrations.wrapping import ByHand, Hook, install
 
-ENGINE, CORE = "vllm.v1.engine.llm_engine:LLMEngine", "vllm.v1.engine.core:EngineCore"
+CORE = "vllm.v1.engine.core:EngineCore"
 ANOTHER, PLUGINS = "another `quantization`", "VLLM_PLUGINS without ascend_quant"
-REFUSING = "an error in a forward pass ends the engine: requests must not get that far while it may not serve"
 
 
 def attaching(original: Callable) -> Callable:
@@ -65,7 +64,7 @@ def attaching(original: Callable) -> Callable:
         attach(model, vllm_config)
         install(WITH_FIRST_MODEL)
         if vllm_config.quant_config.options.exact:
-            install(WITH_FIRST_EXACT_MODEL)
+            install(exact.WITH_FIRST_EXACT_MODEL)
         if current_platform.is_cuda() and vllm_config.quant_config.scheme.quantized and has_first_runner(vllm_config):
             install(WITH_FIRST_RUNNER_ON_CUDA)
         return model
@@ -74,6 +73,7 @@ def attaching(original: Callable) -> Callable:
 
 
 AT_START = (
+    *serving.AT_START,
     Hook(
         ("vllm.model_executor.model_loader.base_loader:initialize_model",),
         attaching,
@@ -109,42 +109,6 @@ AT_START = (
         optional=True,
     ),
     Hook(
-        (f"{CORE}.collective_rpc",),
-        calls.answered,
-        why="weights come this way: whichever worker fails, every worker's end and state must be known",
-        versions="0.10 to 0.32",
-        off=ANOTHER,
-    ),
-    Hook(
-        (f"{CORE}.sleep", f"{CORE}.wake_up"),
-        requests.asking,
-        why="weights go and come: afterwards the core must know whether its workers may serve",
-        versions="those that have them",
-        off=ANOTHER,
-        optional=True,
-    ),
-    Hook(
-        (f"{CORE}.step", f"{CORE}.step_with_batch_queue"),
-        requests.ending,
-        why=f"{REFUSING}; those in flight end with the reason",
-        versions="0.10 to 0.32",
-        off=ANOTHER,
-    ),
-    Hook(
-        (f"{CORE}.add_request",),
-        requests.forgetting,
-        why="no prefix that old weights have computed, and no image that they saw, may serve a new request",
-        versions="0.10 to 0.32",
-        off=ANOTHER,
-    ),
-    Hook(
-        (f"{ENGINE}.add_request",),
-        requests.refusing,
-        why=f"{REFUSING}; a caller in the core's own process gets an exception",
-        versions="0.10 to 0.32",
-        off=ANOTHER,
-    ),
-    Hook(
         (f"{CORE}.__init__",),
         reload_test.reloading,
         why="nothing calls a plugin once an engine is ready, its graphs captured",
@@ -158,34 +122,6 @@ AT_START = (
         versions="0.10 to 0.32",
         off=f"{ANOTHER}, or the option kv_cache left at auto",
         loaded=True,
-    ),
-)
-
-WITH_HTTP_SERVER = (  # whose modules no other process has loaded
-    Hook(
-        (
-            "vllm.entrypoints.generate.base.serving:GenerateBaseServing.__init__",
-            "vllm.entrypoints.openai.engine.serving:OpenAIServing.__init__",  # 0.23 and 0.24
-        ),
-        http_errors.telling,
-        why='it says "Internal server error" of every request that ends in error, or ends its stream without a word',
-        versions="0.23 to 0.32",
-        off=ANOTHER,
-        optional=True,
-        loaded=True,
-    ),
-    Hook(
-        (
-            "vllm.entrypoints.launchers.app:build_app",
-            "vllm.entrypoints.openai.api_server:build_app",  # 0.23 and 0.24
-        ),
-        http_errors.answering,
-        why="weights that are not taken are a status 500, which clients send again; and its health knows life or death",
-        versions="0.23 to 0.32",
-        off=ANOTHER,
-        optional=True,
-        loaded=True,
-        everywhere=True,
     ),
 )
 
@@ -300,65 +236,15 @@ WITH_FIRST_RUNNER_ON_CUDA = (  # the second one's own sampler is as fast
     ),
 )
 
-NOT_EXACT = "no engine with the option exact in the process"
-WITH_FIRST_EXACT_MODEL = (
-    Hook(
-        (
-            "vllm.v1.attention.backends.flash_attn:get_scheduler_metadata",
-            "vllm.v1.attention.backends.flash_attn:flash_attn_varlen_func",
-        ),
-        exact_attention.one_part,
-        why="how many parts a sequence's keys are cut into depends on the batch; vLLM's setting is for graphs alone, "
-        "and VLLM_BATCH_INVARIANT replaces much that is exact already",
-        versions="0.23 to 0.32",
-        off=NOT_EXACT,
-        optional=True,
-        loaded=True,
-    ),
-    Hook(
-        ("vllm.v1.worker.gpu.sample.logprob:compute_token_logprobs",),
-        exact_log_probs.by_torch,
-        why="the second model runner's kernel takes exponentials and sums of its own, which no trainer has",
-        versions="0.24 to 0.32, of models that the second model runner serves",
-        off=NOT_EXACT,
-        optional=True,
-        loaded=True,
-        everywhere=True,
-    ),
-    Hook(
-        ("vllm.v1.worker.gpu.sample.states:apply_temperature",),
-        exact_log_probs.divided_by_torch,
-        why="the same of its division by the temperature, which Triton approximates",
-        versions="0.24 to 0.32, of models that the second model runner serves",
-        off=NOT_EXACT,
-        optional=True,
-        loaded=True,
-    ),
-    Hook(
-        ("vllm._custom_ops:cpu_attn_get_scheduler_metadata",),
-        exact_attention.scheduling_each_query,
-        why="a token's sum over its keys depends on how many queries of its request are computed with it",
-        versions="those that have it: 0.28 to 0.32",
-        off=NOT_EXACT,
-        optional=True,
-    ),
-    Hook(
-        ("vllm._custom_ops:cpu_attention_with_kv_cache",),
-        exact_attention.attending_each_query,
-        why="the same",
-        versions="those that have it: 0.28 to 0.32",
-        off=NOT_EXACT,
-        optional=True,
-    ),
-)
-
 HOOKS = (
-    *(*AT_START, *WITH_HTTP_SERVER, *WITH_FLASHRL_VARIABLES),
-    *(*BEFORE_FIRST_MODEL, *WITH_FIRST_MODEL, *WITH_FIRST_RUNNER_ON_CUDA, *WITH_FIRST_EXACT_MODEL),
+    *(*AT_START, *serving.WITH_HTTP_SERVER, *WITH_FLASHRL_VARIABLES),
+    *(*BEFORE_FIRST_MODEL, *WITH_FIRST_MODEL, *WITH_FIRST_RUNNER_ON_CUDA, *exact.WITH_FIRST_EXACT_MODEL),
 )
 
 _ATTACH = "ascend_quant.integrations.vllm.attach"
 BY_HAND = (
+    *serving.BY_HAND,
+    *exact.BY_HAND,
     ByHand(
         "the buffers that a worker saved before it slept (_sleep_saved_buffers), and its runner's init_fp8_kv_scales, "
         "while the cache alone wakes up",
@@ -374,21 +260,6 @@ BY_HAND = (
         why="a load is a refit: shards are quantized into their rows, in any order and bucketing",
         versions="0.10 to 0.32",
         off=ANOTHER,
-    ),
-    ByHand(
-        "the same, during a call of update_weights",
-        "ascend_quant.integrations.vllm.calls:_read_to_its_end",
-        why="an error in it ends vLLM's reading of the update, whose sender then waits for ever in a broadcast",
-        versions="those that have the method",
-        off=ANOTHER,
-    ),
-    ByHand(
-        "what the forward of a norm, a rotary embedding and SiLU calls in an exact model",
-        "ascend_quant.integrations.vllm.exact:install",
-        why="they are ops that a trainer has too; classes of ours (CustomOp.register_oot) would serve "
-        "every engine of the process",
-        versions="those whose CustomOp has _forward_method: 0.23 to 0.32",
-        off="without the option exact",
     ),
     ByHand(
         "the weight_loader of a quantized parameter",
@@ -413,7 +284,7 @@ BY_HAND = (
     ),
     ByHand(
         "process_weights_after_loading of an attention layer with an fp8 KV cache, or C8",
-        "ascend_quant.integrations.vllm.kv_scales:follow",
+        "ascend_quant.integrations.vllm.kv_cache.scales:follow",
         why="vLLM's sets the scales of the cache to 1, after every load",
         versions="0.23 and 0.28, vllm-ascend 0.23",
         off="another KV cache",

@@ -19,7 +19,7 @@ from torch import nn
 from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
-from ascend_quant.integrations.vllm.kv_scales import attentions
+from ascend_quant.integrations.vllm.kv_cache.scales import attentions
 from ascend_quant.integrations.vllm.layers.plain import after_loading
 from ascend_quant.integrations.vllm_ascend.c8_probe import why_not_decoded
 from ascend_quant.integrations.vllm_ascend.c8_refusals import why_layer_has_none

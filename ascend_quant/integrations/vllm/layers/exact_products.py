@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 
-from ascend_quant.integrations.vllm.exact_attention import SPLIT_HEADS, each_query
+from ascend_quant.integrations.vllm.exact.attention import SPLIT_HEADS, each_query
 from ascend_quant.kernels import engine_products
 from ascend_quant.packing import Sequences
 

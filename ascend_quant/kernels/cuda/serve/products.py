@@ -54,7 +54,7 @@ def matmul(
 
 
 def quantize_tokens(x_MK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The oracle's codes and scales (M, 1); an op in a graph, where integrations/vllm/fusion.py finds it."""
+    """The oracle's codes and scales (M, 1); an op in a graph, where integrations/vllm/graphs/fusion.py finds it."""
     if torch.compiler.is_compiling():
         return token_ops.quantize_tokens(x_MK)
     return triton_tokens.quantize_tokens(x_MK)

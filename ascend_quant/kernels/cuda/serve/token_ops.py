@@ -1,7 +1,7 @@
 """The kernels that make codes of activations, as ops of torch: what stands in graphs that are compiled.
 
 A graph is traced with `quantize_tokens` alone; the others are put in its place where they fit, see
-integrations/vllm/fusion.py.
+integrations/vllm/graphs/fusion.py.
 """
 
 import torch

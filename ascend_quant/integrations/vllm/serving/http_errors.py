@@ -23,8 +23,8 @@ from typing import Any
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ascend_quant.integrations.vllm import compat
-from ascend_quant.integrations.vllm.calls import ASKED
-from ascend_quant.integrations.vllm.requests import is_ours
+from ascend_quant.integrations.vllm.serving.calls import ASKED
+from ascend_quant.integrations.vllm.serving.requests import is_ours
 from ascend_quant.refit.errors import REFUSES, refusal
 
 HEALTH, METRICS = "/health", "/metrics"

@@ -5,7 +5,7 @@ from typing import Any
 from vllm.platforms import current_platform
 
 NAME = "CUSTOM"
-PATH = "ascend_quant.integrations.vllm.attention.int8_cache.Int8CacheBackend"
+PATH = "ascend_quant.integrations.vllm.kv_cache.attention.int8_cache.Int8CacheBackend"
 
 
 def registry() -> Any | None:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType, MultipleOf
 
-from ascend_quant.integrations.vllm.attention.metadata import Int8CacheMetadata, Int8CacheMetadataBuilder
-from ascend_quant.integrations.vllm.attention.register import NAME
+from ascend_quant.integrations.vllm.kv_cache.attention.metadata import Int8CacheMetadata, Int8CacheMetadataBuilder
+from ascend_quant.integrations.vllm.kv_cache.attention.register import NAME
 from ascend_quant.kernels import cache_pages
 
 PAGE = 128  # tokens: a tile of the decode kernel lies in one page

@@ -19,7 +19,7 @@ from vllm.platforms import current_platform
 
 from ascend_quant.engine.options import NAME
 from ascend_quant.integrations.vllm import compat, contract
-from ascend_quant.integrations.vllm.attention.register import choose
+from ascend_quant.integrations.vllm.kv_cache.attention.register import choose
 from ascend_quant.schemes.registry import no_cache_on_cpus
 from ascend_quant.schemes.scheme import FP8_CAPABILITY
 

@@ -1,7 +1,7 @@
 """Option exact: a token's log-probability has the same bits whatever computes it - decode, prefill, a trainer.
 
 int8 products are integer sums, the same in every batch. Norms, SiLU and rotation become ops that the trainer has too
-(kernels/exact_ops.py), attention sums over the keys of a token in one order (exact_attention.py), and a router has one
+(kernels/exact_ops.py), attention sums over the keys of a token in one order (attention.py), and a router has one
 kernel for any number of tokens. What cannot be exact is refused by name.
 """
 
@@ -17,7 +17,7 @@ from vllm.model_executor.layers.rotary_embedding.llama3_rope import Llama3Rotary
 from vllm.platforms import current_platform
 
 from ascend_quant.integrations.vllm.compat import AttentionLayer
-from ascend_quant.integrations.vllm.exact_attention import SPLIT_HEADS
+from ascend_quant.integrations.vllm.exact.attention import SPLIT_HEADS
 from ascend_quant.kernels import exact_ops
 from ascend_quant.refit import RefitError
 

@@ -10,7 +10,9 @@ def add_pass(vllm_config) -> None:
         return
     passes = vllm_config.compilation_config.inductor_compile_config
     if _pass_key() not in passes:
-        from ascend_quant.integrations.vllm.fusion import FuseQuantization  # needs Triton, as not every platform has it
+        from ascend_quant.integrations.vllm.graphs.fusion import (
+            FuseQuantization,  # needs Triton, as not every platform has it
+        )
 
         passes[_pass_key()] = FuseQuantization()
 

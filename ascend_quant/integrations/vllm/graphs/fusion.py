@@ -20,9 +20,9 @@ from torch import fx, nn
 from vllm.model_executor.layers.activation import SiluAndMul
 from vllm.model_executor.layers.layernorm import RMSNorm
 
-from ascend_quant.integrations.vllm import graph_match
 from ascend_quant.integrations.vllm.compat import base_of_passes
-from ascend_quant.integrations.vllm.graph_match import Match, trace
+from ascend_quant.integrations.vllm.graphs import match as graph_match
+from ascend_quant.integrations.vllm.graphs.match import Match, trace
 from ascend_quant.kernels import exact_ops
 from ascend_quant.kernels.cuda.serve import token_ops, triton_fused_tokens
 

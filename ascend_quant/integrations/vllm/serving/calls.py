@@ -15,7 +15,7 @@ from torch import nn
 from vllm.v1.engine.core import EngineCoreProc
 
 from ascend_quant.integrations.vllm.compat import run_method
-from ascend_quant.integrations.vllm.requests import (
+from ascend_quant.integrations.vllm.serving.requests import (
     State,
     ask,
     is_ours,

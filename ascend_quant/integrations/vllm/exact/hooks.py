@@ -1,0 +1,71 @@
+"""Monkeypatches of vLLM for exact engines: what is replaced at run time, why, and how it is switched off.
+
+Part of the list in vllm/hooks.py.
+"""
+
+from ascend_quant.integrations.vllm.exact import attention as exact_attention
+from ascend_quant.integrations.vllm.exact import log_probs as exact_log_probs
+from ascend_quant.integrations.wrapping import ByHand, Hook
+
+NOT_EXACT = "no engine with the option exact in the process"
+WITH_FIRST_EXACT_MODEL = (
+    Hook(
+        (
+            "vllm.v1.attention.backends.flash_attn:get_scheduler_metadata",
+            "vllm.v1.attention.backends.flash_attn:flash_attn_varlen_func",
+        ),
+        exact_attention.one_part,
+        why="how many parts a sequence's keys are cut into depends on the batch; vLLM's setting is for graphs alone, "
+        "and VLLM_BATCH_INVARIANT replaces much that is exact already",
+        versions="0.23 to 0.32",
+        off=NOT_EXACT,
+        optional=True,
+        loaded=True,
+    ),
+    Hook(
+        ("vllm.v1.worker.gpu.sample.logprob:compute_token_logprobs",),
+        exact_log_probs.by_torch,
+        why="the second model runner's kernel takes exponentials and sums of its own, which no trainer has",
+        versions="0.24 to 0.32, of models that the second model runner serves",
+        off=NOT_EXACT,
+        optional=True,
+        loaded=True,
+        everywhere=True,
+    ),
+    Hook(
+        ("vllm.v1.worker.gpu.sample.states:apply_temperature",),
+        exact_log_probs.divided_by_torch,
+        why="the same of its division by the temperature, which Triton approximates",
+        versions="0.24 to 0.32, of models that the second model runner serves",
+        off=NOT_EXACT,
+        optional=True,
+        loaded=True,
+    ),
+    Hook(
+        ("vllm._custom_ops:cpu_attn_get_scheduler_metadata",),
+        exact_attention.scheduling_each_query,
+        why="a token's sum over its keys depends on how many queries of its request are computed with it",
+        versions="those that have it: 0.28 to 0.32",
+        off=NOT_EXACT,
+        optional=True,
+    ),
+    Hook(
+        ("vllm._custom_ops:cpu_attention_with_kv_cache",),
+        exact_attention.attending_each_query,
+        why="the same",
+        versions="those that have it: 0.28 to 0.32",
+        off=NOT_EXACT,
+        optional=True,
+    ),
+)
+
+BY_HAND = (
+    ByHand(
+        "what the forward of a norm, a rotary embedding and SiLU calls in an exact model",
+        "ascend_quant.integrations.vllm.exact.install:install",
+        why="they are ops that a trainer has too; classes of ours (CustomOp.register_oot) would serve "
+        "every engine of the process",
+        versions="those whose CustomOp has _forward_method: 0.23 to 0.32",
+        off="without the option exact",
+    ),
+)

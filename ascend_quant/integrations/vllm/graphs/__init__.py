@@ -1,0 +1,6 @@
+"""Our pass over the graphs that vLLM compiles: RMSNorm or SiLU and the quantization behind it become one kernel.
+
+passes.py   where vLLM takes a pass
+fusion.py   what becomes of a graph
+match.py    how a layer's computation is found in one
+"""

@@ -1,0 +1,7 @@
+"""Requests and calls while an engine may not serve: what has failed, who is told, and how it heals.
+
+requests.py      requests end with the reason, the engine lives on
+calls.py         calls to the workers, by which weights come
+http_errors.py   what HTTP clients are told
+hooks.py         monkeypatches of vLLM for all of this
+"""
