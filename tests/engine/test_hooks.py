@@ -16,6 +16,8 @@ import ascend_quant
 from ascend_quant.integrations.megatron import hooks as of_megatron
 from ascend_quant.integrations.verl import hooks as of_verl
 from ascend_quant.integrations.vllm import hooks as of_vllm
+from ascend_quant.integrations.vllm.exact import hooks as exact
+from ascend_quant.integrations.vllm.serving import hooks as serving
 from ascend_quant.integrations.vllm_ascend import hooks as of_vllm_ascend
 
 ROOMS = [Path(ascend_quant.__file__).parent / room for room in ("engine", "integrations")]
@@ -89,7 +91,7 @@ def test_of_vllm_is_replaced_what_is_listed_and_nothing_else():
     first, every = targets(of_vllm.AT_START), targets(of_vllm.HOOKS)
     # a module that has imported a function by its name holds it too
     assert {listed for listed in at_start.values()} == first <= at_start.keys()
-    later = (*of_vllm.WITH_HTTP_SERVER, *of_vllm.WITH_FIRST_MODEL, *of_vllm.WITH_FIRST_EXACT_MODEL)
+    later = (*serving.WITH_HTTP_SERVER, *of_vllm.WITH_FIRST_MODEL, *exact.WITH_FIRST_EXACT_MODEL)
     loaded_later = {target for hook in later if hook.loaded for target in hook.targets}
     assert every - loaded_later <= set(replaced.values()) <= every and set(replaced.values()) <= replaced.keys()
 

@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 from vllm.outputs import CompletionOutput
 
 from ascend_quant.integrations.vllm import compat
-from ascend_quant.integrations.vllm.hooks import WITH_HTTP_SERVER
 from ascend_quant.integrations.vllm.serving import calls, http_errors
+from ascend_quant.integrations.vllm.serving.hooks import WITH_HTTP_SERVER
 from ascend_quant.integrations.wrapping import MARK, install
 from ascend_quant.refit.errors import refusal
 

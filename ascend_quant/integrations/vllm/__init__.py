@@ -63,6 +63,7 @@ def put_in_place() -> None:
     from ascend_quant.integrations.vllm import hooks
     from ascend_quant.integrations.vllm.kv_cache.attention.register import register_attention
     from ascend_quant.integrations.vllm.layers import register_products
+    from ascend_quant.integrations.vllm.serving import hooks as serving
     from ascend_quant.integrations.wrapping import install
 
     if current_platform.device_type == "npu":
@@ -77,7 +78,7 @@ def put_in_place() -> None:
     register_products(current_platform.device_type)
     register_attention()
     log_with_vllm()
-    wanted = (*hooks.AT_START, *hooks.WITH_HTTP_SERVER)
+    wanted = (*hooks.AT_START, *serving.WITH_HTTP_SERVER)
     if any(variable.startswith("FLASHRL_") for variable in os.environ):
         from ascend_quant.integrations.vllm.flashrl import follow_variables
 

@@ -25,7 +25,7 @@ CUTLASS = f"vLLM's cutlass_scaled_mm (its Triton kernel unless K and N are multi
 
 
 def register() -> None:
-    """Have kernels/cuda.py serve with vLLM's kernels; harmless when repeated."""
+    """Have kernels/cuda serve with vLLM's kernels; harmless when repeated."""
     products = {"int8_linear": int8_linear, "plain_experts": plain_experts}
     engine_products.register(products, SERVING, cuda_serving.SERVING)
 

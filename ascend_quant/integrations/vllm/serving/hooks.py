@@ -77,8 +77,6 @@ WITH_HTTP_SERVER = (  # whose modules no other process has loaded
     ),
 )
 
-HOOKS = (*AT_START, *WITH_HTTP_SERVER)
-
 BY_HAND = (
     ByHand(
         "the same, during a call of update_weights",
