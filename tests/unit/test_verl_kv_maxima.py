@@ -15,7 +15,8 @@ import transformers
 from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from ascend_quant.integrations.verl.sending import hooks, sender, settings
+from ascend_quant.integrations.verl import settings
+from ascend_quant.integrations.verl.sending import hooks, sender
 from ascend_quant.integrations.verl.sending.kv_amax import Maxima
 from ascend_quant.integrations.verl.sending.sync_metrics import SentFigures
 from ascend_quant.integrations.verl.training.attention_settings import PACKED
