@@ -1,4 +1,4 @@
-"""What trainers send and files hold: the dtypes of weights, and a layer's experts in one tensor or one by one."""
+"""Tensors as trainers send them and files hold them: dtypes, and a layer's experts stacked or one by one."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What things cost, measured beside the alternatives in one run: ./run.sh bench, and docs/nvidia.md.
+"""Benchmarks: what things cost, measured beside the alternatives in one run: ./run.sh bench, and docs/nvidia.md.
 
 refit.py       weight syncs of real vLLM engines (engine.py, worker.py inside it) and the kernels alone (kernels.py,
                methods.py with the competitors, matrices.py)

@@ -1,4 +1,4 @@
-"""What part "kernels" times over the same matrices: ours in its forms, the competitors, a copy as the floor."""
+"""Methods that part "kernels" times over the same matrices: ours in its forms, the competitors, a copy as the floor."""
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""What runs inside vLLM's workers: random weights, whatever a scheme keeps them in.
+"""A worker extension for vLLM: random weights, whatever a scheme keeps them in.
 
 vLLM is given `Extension` as `worker_extension_cls`.
 """

@@ -1,4 +1,4 @@
-"""What a training that is only timed reads: a model of true shape with random weights, and prompts of one length.
+"""Files for a training that is only timed: a model of true shape with random weights, and prompts of one length.
 
 python -m benchmarks.train_files FOLDER MODEL DEVICE [LAYERS] writes FOLDER. It is a process of its own: the trainer is
 to find the device empty.

@@ -1,4 +1,4 @@
-"""What the benchmarks that train have in common on their command lines: which recipe, which shape, what is changed."""
+"""Options that the benchmarks that train have in common: which recipe, which shape, what is changed."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What runs inside vLLM's workers: the trainer's tensors on the worker's own device, pushed into its model.
+"""A worker extension for vLLM: the trainer's tensors on the worker's own device, pushed into its model.
 
 vLLM is given `Extension` as `worker_extension_cls`; `collective_rpc("bench", ..)` reaches a `Trainer`.
 """

@@ -1,4 +1,4 @@
-"""What an image is made of, read from within: `docker run IMAGE python -m launch.manifest` prints it as JSON.
+"""The manifest of an image, read from within: `docker run IMAGE python -m launch.manifest` prints it as JSON.
 
 Without dates and in order, so that two builds of a commit print the same. Nothing that is looked at is imported.
 """

@@ -1,4 +1,4 @@
-"""What is estimated: a decoder's sizes from its config.json, and the load of one engine, which a recipe may give.
+"""A decoder's sizes, from its config.json, and the load of one engine, which a recipe may give, for `advise`.
 
 Known are decoders with full attention in which heads share keys and values (GQA), dense or with experts in every layer.
 A size that had to be guessed would be believed, so all else is refused.

@@ -1,4 +1,4 @@
-"""What becomes of one tensor, or of some rows of it (an expert of a stack): copied, quantized or dequantized.
+"""The conversion of one tensor, or of some rows of it (an expert of a stack): copied, quantized or dequantized.
 
 Each writes itself into the shard's file, a few rows at a time.
 """

@@ -1,4 +1,4 @@
-"""What becomes of every tensor, shard by shard, from the headers alone: checked before a byte is written.
+"""The plan of a conversion, shard by shard, from the headers alone: checked before a byte is written.
 
 Linear layers and experts are quantized. What engines and recipes keep in full precision is left alone: embeddings,
 heads, norms, routers, vision and audio towers with their projectors, and the few linear layers that vLLM builds without

@@ -1,4 +1,4 @@
-"""What any engine's adapter needs beside a refit, in any engine: what each differs in is in `integrations/`.
+"""Parts that every engine's adapter needs beside a refit; `integrations/` has those of a single engine.
 
 options.py    what a user may set
 loading.py    every copy into a resident parameter, whichever of the engine's loaders makes it

@@ -1,4 +1,4 @@
-"""What is wrong with the name of a tensor that an engine does not know: a wrapper's prefix, or a part of PEFT's.
+"""A diagnosis for unexpected tensor names: a wrapper's prefix (FSDP, DDP, torch.compile), or a part of PEFT's.
 
 Wrappers of a model put themselves before its names (`module.` of DDP, `_orig_mod.` of torch.compile) or into them
 (`_fsdp_wrapped_module.`); an inner model lacks what its owner puts before them.

@@ -1,4 +1,4 @@
-"""What a user may set in `quantization_config`, checked: a misspelt or mistyped option is an error, never ignored."""
+"""The options of `quantization_config`, validated: a misspelt or mistyped option is an error, never ignored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace

@@ -1,4 +1,4 @@
-"""What decides a process's bits beside its weights: versions, the device, and torch's switches.
+"""The fingerprint of a process: versions, device and torch switches that decide its bits beside the weights.
 
 An engine and a trainer that compute one formula still differ where a library of another version, or another GPU, has
 another kernel for it.

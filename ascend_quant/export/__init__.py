@@ -1,4 +1,4 @@
-"""What a trainer has saved, as a Hugging Face folder in BF16, from which `convert` goes on.
+"""Export of a trainer's checkpoint to a Hugging Face folder in BF16, from which `convert` goes on.
 
 torch_dist.py    slices of the tensors of a Megatron checkpoint, as it lies on disk; nothing of it is run
 megatron.py      those, by the names of the Hugging Face model

@@ -1,4 +1,4 @@
-"""What FlashRL's `setup` leaves in `usercustomize.py`, which Python runs at every start, and the file without it.
+"""The block that FlashRL's `setup` leaves in `usercustomize.py`, which Python runs at every start, and its removal.
 
 FlashRL appends a pair of lines; its own `cleanup` only puts "# " before them. Both are taken out, and so is
 `import flash_rl` alone on a line. Anything else that names it is not FlashRL's, and stays.

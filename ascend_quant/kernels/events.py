@@ -1,4 +1,4 @@
-"""What events on a device's stream are for: copies that nobody waits for until they are read, and how long a refit's
+"""Events on a device's stream: copies that nobody waits for until they are read, and how long a refit's
 kernels take (where the host computes, by its own clock)."""
 
 import time

@@ -1,4 +1,4 @@
-"""What a kernel is asked to do, the same words on every device: a batch of moves, and what it counts meanwhile.
+"""Jobs for a refit's kernels, the same on every device: a batch of moves (rows to write), and the counts taken meanwhile.
 
 A `Move` says where the rows of one matrix go. Its source is given beside it, as any tensor whose memory holds the
 matrix: a plan keeps the move and gives it next step's tensor.

@@ -1,4 +1,4 @@
-"""What a quantized weight is kept in, and what computes with it: the same words on every device."""
+"""Buffers of a quantized weight, and the product that computes with them: the same words on every device."""
 
 from collections.abc import Callable
 from typing import NamedTuple

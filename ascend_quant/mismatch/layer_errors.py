@@ -1,4 +1,4 @@
-"""What quantization does to one layer's output, in plain PyTorch, float32, on any device; and the layers, worst first.
+"""Quantization error of one layer's output, in plain PyTorch, float32, on any device; and the layers, worst first.
 
 The same inputs go through the layer's weights as they are (scheme bf16) and through the oracle's codes and scales; both
 products are dequantized float32, so the difference is that of quantization alone. A few rows, or one expert, at a time.

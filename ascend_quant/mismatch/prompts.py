@@ -1,4 +1,4 @@
-"""What the engines are asked, as token ids, so that they need no tokenizer: the built-in examples, or a file.
+"""Prompts for the engines, as token ids, so that they need no tokenizer: the built-in examples, or a file.
 
 A text file holds a prompt a line. JSON lines and parquet have a column `prompt`: a string, taken as it is; chat
 messages, put through the tokenizer's chat template (verl's data sets have these); or token ids. A model without a

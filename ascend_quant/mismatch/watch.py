@@ -1,4 +1,4 @@
-"""What the BF16 engine's layers see, and what quantizing each of them would do to it.
+"""Inputs of the BF16 engine's layers, and the error that quantizing each of them would make.
 
 Runs inside vLLM's workers, with `enforce_eager`: `Extension` is their `worker_extension_cls`. A layer's own method is
 wrapped: before the engine's product goes on, the layer's inputs are put through `layer_errors`, every n-th token.

@@ -1,4 +1,4 @@
-"""What codes tell about the factor of each input channel that made them.
+"""Evidence in a checkpoint's codes of the smoothing factor (SmoothQuant) of each input channel.
 
 Every code says between which bounds x lies (`arithmetic.magnitudes`), so |w| * factor does, and all codes of a channel
 leave an interval for its one factor: any number in it reproduces all of them. The norm's own ratio is far too coarse:

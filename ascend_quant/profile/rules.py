@@ -1,4 +1,4 @@
-"""What a profile says about each parameter.
+"""Rules of a profile: the smoothing (SmoothQuant) factors and scales of each parameter.
 
 With w_NK the trainer's BF16 weight, in float32, or rounded after each factor as the checkpoint's tool did:
 

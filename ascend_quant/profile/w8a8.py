@@ -1,4 +1,4 @@
-"""What is quantized in a W8A8 checkpoint, in its two formats.
+"""Quantized layers of a W8A8 checkpoint, in its two formats.
 
 compressed-tensors (llm-compressor): `weight` int8 (N, K) and `weight_scale` (N, 1); config.json names the format.
 ModelSlim: the same two and `weight_offset` (N, 1); static layers also `input_scale`, `input_offset`, `quant_bias` and

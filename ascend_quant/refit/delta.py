@@ -1,4 +1,4 @@
-"""What has changed since the last weight sync, byte by byte: what a trainer sends to engines on devices elsewhere.
+"""The delta sync: bytes that have changed since the last weight sync, for engines on devices elsewhere (disaggregated).
 
     trainer   Sender     groups of tensors --> blobs    whole, or the bytes that differ from the group's base
     engine    Receiver   a blob --> a group's tensors   views of its own base, patched in place

@@ -1,4 +1,4 @@
-"""What a refit raises, and what is said of an engine that may not serve."""
+"""Errors of a refit, and the reason that an engine which may not serve gives."""
 
 
 class RefitError(RuntimeError):

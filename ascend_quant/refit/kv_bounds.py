@@ -1,4 +1,4 @@
-"""What q, k and v of a layer cannot exceed, from its weights alone: for scales before a trainer has seen any.
+"""Upper bounds of q, k and v of a layer, from its weights alone: for scales before a trainer has seen any.
 
 The input of q_proj, k_proj and v_proj is x g, where RMSNorm makes sum(x^2) at most H, its length, and g is the norm's
 weight. So a row w gives at most sqrt(H) |w g| + |bias| (Cauchy and Schwarz), and every row of a matrix is, element by

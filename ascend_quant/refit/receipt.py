@@ -1,4 +1,4 @@
-"""What one refit says of itself."""
+"""The receipt of a refit: its duration, digest and counts, as metrics."""
 
 from dataclasses import asdict, dataclass, fields
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a trainer or a checkpoint may hand over, a tensor at a time: checked by name, and made fit for the kernels."""
+"""Validation of each tensor of a weight update: name, dtype and shape are checked, and it is made fit for kernels."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

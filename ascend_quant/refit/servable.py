@@ -1,4 +1,4 @@
-"""Whether an engine may serve: after a refit that closed, while its bytes are there and awake.
+"""The serving state of an engine: it may serve after a refit that closed, while its bytes are there and awake.
 
     loading --> ready <--> open
                   ^          |

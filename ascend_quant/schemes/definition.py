@@ -1,4 +1,4 @@
-"""What a scheme's file defines: its oracle, what its codes and scales look like, and what checkpoints call it.
+"""The definition of a scheme: its reference arithmetic, its codes and scales, and what checkpoints call it.
 
 A definition gives `quantize` and `dequantize`, and overrides what is not as the defaults below have it. Everything that
 has no faster way (CPU kernels, refits, `convert`, `mismatch`) calls these; they are looked up once a tensor.

@@ -1,4 +1,4 @@
-"""What `ascend-quant smoke` asks of vLLM's workers; `Extension` is their `worker_extension_cls`."""
+"""Questions of `ascend-quant smoke` to vLLM's workers; `Extension` is their `worker_extension_cls`."""
 
 from collections import Counter
 from collections.abc import Iterator

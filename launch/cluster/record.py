@@ -1,4 +1,4 @@
-"""What a run leaves in runs/<run>, the record run.json and the logs of all hosts, and what the user sees meanwhile.
+"""The record of a run in runs/<run>: run.json, the logs of all hosts, and what the user sees meanwhile.
 
 `stop` ends a run by its record from another terminal or after a crash. No secrets are in a record: no environment, no
 token. It is taken if it and its folders are the caller's alone, and nothing that it says is run: `stop` makes the

@@ -1,4 +1,4 @@
-"""What a release still has of all that we use: the tables of contract.py, and every other name in our own sources."""
+"""A check that a release still has all that we use: the tables of contract.py, and every other name in our sources."""
 
 import ast
 import re

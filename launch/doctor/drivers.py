@@ -1,4 +1,4 @@
-"""What the drivers tell of NPUs and GPUs: by npu-smi, and by NVML (nvidia-ml-py), the library behind nvidia-smi.
+"""NPUs and GPUs as their drivers report them: by npu-smi, and by NVML (nvidia-ml-py), the library behind nvidia-smi.
 
 npu-smi's output differs between products. `npu-smi info` prints a table of two rows for each die, then one of
 processes. On A2 a die's name is its chip's (910B3) and the second row begins with the chip's number; on A3 the name is

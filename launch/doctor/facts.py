@@ -1,4 +1,4 @@
-"""What checks are given: what a run wants of a host, and what was found there, a dataclass a subject.
+"""Facts for the checks: what a run wants of a host, and what was found there, a dataclass a subject.
 
 Facts are gathered and judged by the module of their subject.
 """

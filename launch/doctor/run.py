@@ -1,4 +1,4 @@
-"""What the run itself brings: the modules that it imports, its model and data, its result, its correction."""
+"""Checks of what the run itself brings: the modules that it imports, its model and data, its result, its correction."""
 
 import os
 import shutil

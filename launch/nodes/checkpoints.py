@@ -1,4 +1,4 @@
-"""Whether there is room for a run's checkpoints: of the size of the model's own weights, as many as its steps save."""
+"""Disk space for a run's checkpoints: of the size of the model's own weights, as many as its steps save."""
 
 import math
 import shutil

@@ -1,4 +1,4 @@
-"""What this host is, how hosts differ, and what must be right here before Ray starts.
+"""Checks of this host, and how hosts differ: what must be right before Ray starts.
 
 All that is wrong is told at once, a line each. A clock is compared by the times of a question and its answer, with the
 way measured out.

@@ -1,4 +1,4 @@
-"""What a node tells the control host, one line of JSON each, and what it is told.
+"""The protocol between a node and the control host: one line of JSON a message.
 
 A node is told its task in the first line of its stdin: `run` (a NodePlan and Ray's token), `facts`, `doctor` (its
 Request), or `end_run` (a run's id). Later lines of a running node: `beat` (answered at once, which also compares the

@@ -1,4 +1,4 @@
-"""What verl reads of a run's data files, looked at before a run: columns, their types, nulls, and that rows are enough.
+"""Data files as verl reads them, looked at before a run: columns, their types, nulls, and that rows are enough.
 
 verl reads them minutes after the start. With data.filter_overlong_prompts it leaves out a prompt that it cannot read as
 if it were too long: the run goes on with fewer, or ends with an empty data loader.

@@ -1,4 +1,4 @@
-"""What --dry-run says of a plan: the hosts are asked, the plan is described, and a text is made of it.
+"""The output of --dry-run: the hosts are asked, the plan is described, and a text is made of it.
 
 What only a host knows, the NIC that carries its address and its devices, it is asked for. One that does not answer is
 shown with words in place of the values, and with the reason.

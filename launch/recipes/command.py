@@ -1,4 +1,4 @@
-"""What `recipe list` and `recipe show` say of a recipe: its row, its command line."""
+"""The output of `recipe list` and `recipe show`: its row, its command line."""
 
 import shlex
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a recipe file may say: its fields, their types and their values. What goes together is in rules.py."""
+"""The fields of a recipe file, their types and their values. What goes together is in rules.py."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""What JSON files of the smoke test say of docs/ascend.md's claims: printed, as JSON, and written into both pages."""
+"""Verdicts of the smoke test's JSON files on docs/ascend.md's claims: printed, as JSON, and written into both pages."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What all parts of the smoke test share."""
+"""Settings that all parts of the smoke test share."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""What is changed of Megatron-core at run time: nothing of its code, only single modules of a model."""
+"""Monkeypatches of Megatron-core: none of its code; single modules of a model are changed at run time."""
 
 from ascend_quant.integrations.wrapping import ByHand
 

@@ -1,4 +1,4 @@
-"""What differs between verl's versions, and those of Ray and vLLM that it runs on, found by looking."""
+"""Differences between verl's versions, and those of Ray and vLLM that it runs on, probed, not asked by version."""
 
 import asyncio
 import logging

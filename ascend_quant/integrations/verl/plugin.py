@@ -1,4 +1,4 @@
-"""What verl loads at the end of `import verl`, in every process (entry-point group `verl.plugins`).
+"""The plugin that verl loads at the end of `import verl`, in every process (entry-point group `verl.plugins`).
 
 verl logs a plugin's exception at debug level and goes on; a half-applied plugin shows up much later as something
 else, so it is logged here as an error first.

@@ -1,4 +1,4 @@
-"""What a run's configuration says about refits: whether the rollout is ours, and that all it needs is there."""
+"""Our settings in a run's configuration (`rollout.engine_kwargs.ascend_quant`), read and checked."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What differs between vLLM versions, found by looking, never by version number: 0.10.1, 0.23, 0.24, 0.28, 0.31, 0.32.
+"""Differences between vLLM 0.10.1, 0.23, 0.24, 0.28, 0.31 and 0.32, probed, never asked by version number.
 
 Names that moved, and what a version's loaders, routers and samplers do. What is replaced in vLLM is in hooks.py.
 """

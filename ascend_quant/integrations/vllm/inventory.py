@@ -1,4 +1,4 @@
-"""What a vLLM model is made of: its resident parameters, with the checkpoint names of their rows.
+"""The inventory of a vLLM model: its resident parameters, with the checkpoint names of their rows (q_proj in qkv_proj).
 
 Layers that the model built without a quantization config are given methods that keep nothing derived from their
 weights; layers that would keep something derived all the same are refused.

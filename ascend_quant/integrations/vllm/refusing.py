@@ -1,4 +1,4 @@
-"""What stands for `quantization="ascend_quant"` in a vLLM that lacks what we need: a method that refuses, and says why.
+"""The method `quantization="ascend_quant"` of a vLLM that lacks what we need: it refuses, and says why.
 
 Everything else of that vLLM is as it was: no function is replaced, and engines without our method start as ever.
 """

@@ -1,4 +1,4 @@
-"""What differs between vllm-ascend versions, found by looking.
+"""Differences between vllm-ascend versions, probed.
 
 |                                | 0.23, 0.27, 0.30             | 0.10                              |
 |--------------------------------|------------------------------|-----------------------------------|

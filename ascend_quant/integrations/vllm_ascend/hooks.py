@@ -1,4 +1,4 @@
-"""What is replaced of vllm-ascend alone; what its classes share with vLLM's stands in integrations/vllm/hooks.py."""
+"""Monkeypatches of vllm-ascend alone; those that its classes share with vLLM's are in integrations/vllm/hooks.py."""
 
 from ascend_quant.integrations.vllm_ascend import fused_norm
 from ascend_quant.integrations.wrapping import Hook

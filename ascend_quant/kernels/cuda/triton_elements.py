@@ -1,4 +1,4 @@
-"""What becomes of one element, in Triton: its rounding to BF16, a row's scale, and codes of int8 and float8_e4m3fn.
+"""Arithmetic of one element, in Triton: its rounding to BF16, a row's scale, and codes of int8 and float8_e4m3fn.
 
 The codes equal IEEE division. For BF16 values, `x / scale` is replaced by one multiplication with a reciprocal that is
 nudged off every tie: see `reciprocal`. Values that are taken as they are, in float32, are divided.

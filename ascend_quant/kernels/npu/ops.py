@@ -1,4 +1,4 @@
-"""What the installed torch_npu, CANN and chip can do: found by looking, and one clear line where it is not enough.
+"""Operators of the installed torch_npu, CANN and chip, probed, with one clear line where one is missing.
 
 Versions are compared in `check_pair` alone. Whether an operator is there is read from torch.ops.npu, because vendors'
 images carry operators that their version numbers do not tell of.

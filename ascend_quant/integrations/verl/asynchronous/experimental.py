@@ -1,4 +1,4 @@
-"""What verl's experimental trainers need for refits: those of `one_step_off_policy` and `fully_async_policy`.
+"""Refits in verl's experimental trainers, `one_step_off_policy` and `fully_async_policy`: the parts that they share.
 
 Each has a main, a task runner and a trainer of its own, which look for one another by their names in the main's module.
 So ours go under those names: the task runner in the driver's process, what it creates in its own. Their engines are

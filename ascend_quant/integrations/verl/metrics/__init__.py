@@ -1,4 +1,4 @@
-"""What each step logs.
+"""Metrics that each step logs.
 
 sync_reports.py       the figures of the last sync, of senders and of replicas
 receipts.py           from the receipts of every engine worker to one step's metrics; replicas must agree

@@ -1,4 +1,4 @@
-"""What each of verl's trainers needs for refits: actors that send, and the figures of every sync."""
+"""Weight syncs as each of verl's trainers sees them: which actors send, and the metrics of every sync."""
 
 import logging
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""What a weight sync took on the trainer's side, for the step's metrics beside the engine's receipts."""
+"""Bytes and seconds of a weight sync on the trainer's side: metrics beside the engine's receipts."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""As what each of the trainer's weights leaves: in its own dtype, rounded to BF16, or as the engines' codes.
+"""The wire format of the trainer's weights: their own dtype, rounded to BF16, or pre-quantized as the engines' codes.
 
 verl 0.9.1's FSDP engines hand out the float32 weights that the optimizer holds: 30 GB for a 7B model, whose embedding
 (2,079 MiB) does not fit into verl's bucket of 2,048 MiB: where devices share no memory (IPC), an assertion ends the

@@ -1,4 +1,4 @@
-"""What an exact trainer computes with vLLM's own code, beside the layers' products: attention and routing.
+"""vLLM's own attention and routing, as an exact trainer computes them beside the layers' products.
 
 vllm is imported where it is used, as in cuda_products.py.
 """

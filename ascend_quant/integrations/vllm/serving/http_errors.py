@@ -1,4 +1,4 @@
-"""What HTTP clients of `vllm serve` are told when an engine refuses: its reason, with status 409.
+"""HTTP errors of `vllm serve` when an engine refuses: its reason, with status 409.
 
 A refused request ends with the reason as its stop reason (requests.py). vLLM's serving classes look at the finish
 reason alone, and say "Internal server error"; a stream that has no token yet they end without a word. Here an error is

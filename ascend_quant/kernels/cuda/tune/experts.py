@@ -1,4 +1,4 @@
-"""What commands/tune.py tries for mixtures of int8 experts: tiles of triton_experts.py; vLLM's kernels, which round
+"""Candidates of the autotuner (`tune`) for int8 experts: tiles of triton_experts.py; vLLM's kernels, which round
 in more places, are not among them.
 
 Both products are tried with the same tiles first; the best choices are then tried with other tiles for `down`.

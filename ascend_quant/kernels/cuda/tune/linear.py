@@ -1,4 +1,4 @@
-"""What commands/tune.py tries for int8 linear layers: vLLM's cutlass against the tiles of triton_linear.py."""
+"""Candidates of the autotuner (`tune`) for the int8 GEMM: vLLM's cutlass against the tiles of triton_linear.py."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,1 +1,1 @@
-"""What an engine computes with on NPUs: linear.py the W8A8 linear layer, experts.py the W8A8 mixture of experts."""
+"""Kernels that an engine computes with on NPUs: linear.py W8A8 linear layers, experts.py W8A8 experts (fused MoE)."""

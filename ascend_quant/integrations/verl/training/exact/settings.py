@@ -1,4 +1,4 @@
-"""What a run with `qat=int8_exact` must be, before anything starts: engine and actor then share one INT8 policy.
+"""Settings that `qat=int8_exact` needs, checked before anything starts: engine and actor then share one INT8 policy.
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.qat=int8_exact
     +actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.quantization_config.exact=true
