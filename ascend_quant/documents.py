@@ -88,12 +88,12 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def is_object(content: object) -> TypeGuard[dict[str, Any]]:
-    """Whether this was a JSON object or a YAML mapping, whose keys are text."""
+    """Return whether this was a JSON object or a YAML mapping, whose keys are text."""
     return isinstance(content, dict)
 
 
 def is_array(content: object) -> TypeGuard[list[Any]]:
-    """Whether this was a JSON array or a YAML sequence."""
+    """Return whether this was a JSON array or a YAML sequence."""
     return isinstance(content, list)
 
 

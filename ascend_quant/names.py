@@ -127,7 +127,7 @@ def from_megatron(part: str, layer: int) -> list[str]:
 
 
 def keeps_its_dtype(name: str) -> bool:
-    """Whether every layer with such a name does: heads, routers, and what vLLM builds without quantization."""
+    """Return whether every layer with such a name does: heads, routers, and what vLLM builds without quantization."""
     return name.rpartition(".")[2] in (*ROUTERS, *HEADS) or f".{name}".endswith(tuple(f".{one}" for one in BUILT_PLAIN))
 
 
@@ -153,7 +153,7 @@ class Ignored:
         self._met: dict[str, bool] = {}
 
     def meet(self, name: str) -> bool:
-        """Whether a pattern means this name; every pattern that does is then known to be of use."""
+        """Return whether a pattern means this name; every pattern that does is then known to be of use."""
         if name not in self._met:
             found = {one for one, expression in self.expressions.items() if expression.match(name)}
             found |= self._plain & {name}
@@ -162,7 +162,7 @@ class Ignored:
         return self._met[name]
 
     def covers(self, layer: Layer) -> bool:
-        """Whether a layer is not quantized.
+        """Return whether a layer is not quantized.
 
         Raises:
             PatternError: a part of it is.

@@ -73,6 +73,6 @@ def int8_faults(matrices: Sequence[Matrix], device: torch.device) -> list[str]:
 
 
 def is_int8(matrix: Matrix) -> bool:
-    """Whether a matrix's buffers hold the oracle's int8 codes and scales."""
+    """Return whether a matrix's buffers hold the oracle's int8 codes and scales."""
     codes, scale = oracle.quantize_weight(matrix.source)
     return torch.equal(codes, matrix.codes) and torch.equal(scale.view(torch.int32), matrix.scale.view(torch.int32))

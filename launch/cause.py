@@ -131,5 +131,5 @@ def dead_actor(lines: Iterable[str]) -> str:
 
 
 def is_consequence(text: str) -> bool:
-    """Whether `Type: message` comes from the end of another process, whose own error says more."""
+    """Return whether `Type: message` comes from the end of another process, whose own error says more."""
     return CONSEQUENCE.search(text) is not None

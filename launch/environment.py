@@ -187,7 +187,7 @@ def overruled(settings: Sequence[Setting], own: Mapping[str, str]) -> list[str]:
 
 
 def counts(name: str) -> bool:
-    """Whether a variable of a shell is one for a run."""
+    """Return whether a variable of a shell is one for a run."""
     return name not in OTHER_CLUSTERS and (name in NAMES or name.startswith(FAMILIES))
 
 

@@ -24,12 +24,12 @@ def place(model: str) -> str:
 
 
 def of_hub(model: str) -> bool:
-    """Whether a run's model is an id of the hub."""
+    """Return whether a run's model is an id of the hub."""
     return not model.startswith("/")
 
 
 def is_cached(model: str, environment: Mapping[str, str]) -> bool:
-    """Whether the config.json of an id is in the cache of the hub."""
+    """Return whether the config.json of an id is in the cache of the hub."""
     snapshots = hub_cache(environment) / f"models--{model.replace('/', '--')}" / "snapshots"
     return os.path.isdir(snapshots) and any(snapshots.glob("*/config.json"))
 

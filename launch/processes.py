@@ -165,7 +165,7 @@ def still_running(processes: list[psutil.Process], seconds: float) -> list[psuti
 
 
 def is_zombie(process: psutil.Process) -> bool:
-    """Whether it has ended and its parent has not noticed."""
+    """Return whether it has ended and its parent has not noticed."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

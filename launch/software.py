@@ -81,7 +81,7 @@ def missing(wanted: Iterable[Import], first: Sequence[str] = ()) -> list[Import]
 
 
 def has_module(name: str, first: Sequence[str] = ()) -> bool:
-    """Whether a module can be found, without importing it or what it is in.
+    """Return whether a module can be found, without importing it or what it is in.
 
     `importlib.util.find_spec("megatron.core.x")` would import `megatron.core`, and torch with it; of a name without a
     dot it imports nothing.

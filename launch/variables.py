@@ -50,7 +50,7 @@ def shown(name: str, value: str) -> str:
 
 
 def secret(name: str, value: str = "") -> bool:
-    """Whether a variable or a setting of this name holds a secret; numbers of tokens are none."""
+    """Return whether a variable or a setting of this name holds a secret; numbers of tokens are none."""
     words = re.split(r"[^A-Z0-9]+", name.upper())
     singular = any(word.endswith(SECRETS) for word in words)
     return singular or (any(word.removesuffix("S").endswith(SECRETS) for word in words) and not value.isdecimal())

@@ -92,7 +92,7 @@ class Expected:
                 raise BadCheckpoint(f"the checkpoint {what} {min(names)} ({len(names)} such tensors)")
 
     def _beyond(self, name: str) -> bool:
-        """Whether a tensor is of a layer of multi-token prediction, which transformers' classes do not have."""
+        """Return whether a tensor is of a layer of multi-token prediction, which transformers' classes do not have."""
         layer = LAYER.search(name)
         return bool(layer and self.layers and 0 <= int(layer[1]) - self.layers < self.more)
 

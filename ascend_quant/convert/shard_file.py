@@ -59,7 +59,7 @@ class Layout:
         self.bytes = len(self.header) + end
 
     def fits(self, path: Path) -> bool:
-        """Whether a file has this header and this size."""
+        """Return whether a file has this header and this size."""
         if not path.is_file() or path.stat().st_size != self.bytes:
             return False
         with path.open("rb") as file:

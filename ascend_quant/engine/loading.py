@@ -211,7 +211,7 @@ class Loading(TorchDispatchMode):
     def _by_profile(
         self, source: "Source", resident: ResidentWeight, shard: torch.Tensor, own: bool
     ) -> tuple[bool, torch.Tensor | None]:
-        """Whether the shard is quantized as it is, and its rows' frozen scales."""
+        """Return whether the shard is quantized as it is, and its rows' frozen scales."""
         smoothing = self.refit.smoothing
         if smoothing is None:
             return False, None
@@ -264,7 +264,7 @@ class Source:
         return sum(sum(found.values()) for found in sizes) if sizes and all(sizes) else None
 
     def holds(self, shard: torch.Tensor) -> bool:
-        """Whether `shard` is a view of this tensor."""
+        """Return whether `shard` is a view of this tensor."""
         mine = self.tensor
         same = shard.dtype == mine.dtype and shard.device == mine.device
         return same and shard.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()

@@ -56,7 +56,7 @@ class TiedHead:
             self._compare(own)
 
     def is_held(self, tensor: torch.Tensor) -> bool:
-        """Whether it has the embedding's values."""
+        """Return whether it has the embedding's values."""
         held = self.resident.data[: self.rows.stop - self.rows.start]
         own = tensor[self.rows] if tuple(tensor.shape) == self.shape else None
         return own is not None and torch.equal(own.to(held.device, held.dtype), held)
@@ -103,7 +103,7 @@ class Placeless:
             self.head.begin()
 
     def is_known(self, name: str) -> bool:
-        """Whether a loader may leave a tensor of this name out."""
+        """Return whether a loader may leave a tensor of this name out."""
         return (self.head is not None and name == HEAD) or self._is_expert(name)
 
     def apart(self, weights: Sequence[NamedTensor], flush: Callable[[], None]) -> Sequence[NamedTensor]:
@@ -121,7 +121,7 @@ class Placeless:
         return [(name, tensor) for name, tensor in weights if name != HEAD]
 
     def is_left_out(self, name: str, tensor: torch.Tensor, entries: Mapping[str, Entry]) -> bool:
-        """Whether nothing has to be done with a tensor while no refit is open, so that it need not begin one.
+        """Return whether nothing has to be done with a tensor while no refit is open, so that it need not begin one.
 
         Args:
             entries: of the last refit.
@@ -136,7 +136,7 @@ class Placeless:
         return self.head is None or not name.startswith(HEAD.removesuffix("weight"))
 
     def leave_out(self, name: str) -> bool:
-        """Whether a tensor that found no place may be another rank's; `check` will know."""
+        """Return whether a tensor that found no place may be another rank's; `check` will know."""
         if self._is_expert(name):
             self._elsewhere.append(name)
             return True

@@ -46,7 +46,7 @@ def own_forward(mixin: type, module: nn.Module, **values: torch.Tensor) -> Calla
 
 
 def computes(module: nn.Module, formula: Callable[..., torch.Tensor], *inputs: torch.Tensor, **values: Any) -> bool:
-    """Whether the forward of a module's class gives the bits of `formula` for these inputs.
+    """Return whether the forward of a module's class gives the bits of `formula` for these inputs.
 
     Args:
         values: attributes of the module, its parameters among them, for the time of the trial; the last arguments of

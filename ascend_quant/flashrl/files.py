@@ -56,7 +56,7 @@ def profile_files(value: str) -> tuple[Path, ...]:
 
 
 def is_profile_here(value: str) -> bool:
-    """Whether all files of a profile lie on this machine."""
+    """Return whether all files of a profile lie on this machine."""
     return all(os.path.isfile(os.path.expanduser(file)) for file in profile_files(value))
 
 

@@ -44,7 +44,7 @@ def clean(text: str) -> Cleaned:
 
 
 def imports(line: str) -> bool:
-    """Whether it names flash_rl behind a word that imports: `import os, flash_rl`, `__import__("flash_rl")`."""
+    """Return whether it names flash_rl behind a word that imports: `import os, flash_rl`, `__import__("flash_rl")`."""
     code = line.partition("#")[0]
     keyword = KEYWORD.search(code)
     return keyword is not None and NAME.search(code, keyword.end()) is not None

@@ -124,6 +124,6 @@ def formatted(handler: logging.Handler) -> logging.Handler:
 
 
 def writes_to(logger: logging.Logger, file: Path) -> bool:
-    """Whether the logger appends to `file` already."""
+    """Return whether the logger appends to `file` already."""
     files = [handler.baseFilename for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
     return str(file.absolute()) in files

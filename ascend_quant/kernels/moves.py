@@ -1,4 +1,4 @@
-"""Jobs for a refit's kernels, the same on every device: a batch of moves (rows to write), and the counts taken meanwhile.
+"""Jobs for a refit's kernels, the same on every device: a batch of moves (rows to write), and the counts taken.
 
 A `Move` says where the rows of one matrix go. Its source is given beside it, as any tensor whose memory holds the
 matrix: a plan keeps the move and gives it next step's tensor.
@@ -122,7 +122,7 @@ class Move:
         return "fp8" if self.among is None else "fp8_tensor"
 
     def followed_by(self, other: "Move") -> bool:
-        """Whether another move of the same tensor goes on where this one ends, here and there."""
+        """Return whether another move of the same tensor goes on where this one ends, here and there."""
         behind = self.rows * self.row_stride
         whole = self.whole and (self.whole[0] + behind, self.whole[1])
         strides, others = (self.row_stride, self.column_stride), (other.row_stride, other.column_stride)

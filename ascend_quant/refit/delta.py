@@ -313,7 +313,7 @@ def _size(found: object) -> int:
 
 
 def _is_viewed(dtype: str) -> bool:
-    """Whether bytes can be viewed as this dtype: not so quantized ones, and those of less than a byte."""
+    """Return whether bytes can be viewed as this dtype: not so quantized ones, and those of less than a byte."""
     if f"torch.{dtype}" not in DTYPES:
         return False
     try:

@@ -42,7 +42,7 @@ class Base:
         group[at.to(group.device)] = values.to(group.device)
 
     def _has_room(self, device: torch.device) -> bool:
-        """Whether a group may stay on a device where it is already."""
+        """Return whether a group may stay on a device where it is already."""
         if self._reserve is None or device.type == "cpu":
             return False
         return torch.get_device_module(device).mem_get_info()[0] >= self._reserve

@@ -55,7 +55,7 @@ def why_unknown(model_type: str) -> str | None:
 
 
 def is_served(qkv: ResidentWeight) -> bool:
-    """Whether each row is kept as a row, and has one scale or none."""
+    """Return whether each row is kept as a row, and has one scale or none."""
     return qkv.place is None and (not qkv.codes or type(qkv) in (QuantizedWeight, TensorScaledWeight))
 
 

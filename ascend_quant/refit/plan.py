@@ -66,13 +66,13 @@ class Entry:
         self.moves.append((resident, move))
 
     def is_matched_by(self, other: "Entry | None") -> bool:
-        """Whether another refit's entry of the same name wrote as much."""
+        """Return whether another refit's entry of the same name wrote as much."""
         if other is None:
             return self.is_idle
         return sum(move.rows for _, move in other.moves) >= sum(move.rows for _, move in self.moves)
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether the moves tell where this tensor goes; a loader refuses by name what may not go there."""
+        """Return whether the moves tell where this tensor goes; a loader refuses by name what may not go there."""
         as_learnt = lies_as_read(tensor) if self.coded else is_plain(tensor)
         taken = all(resident.takes(tensor.dtype, self.coded) for resident, _ in self.moves)
         return not self.by_loader and tensor.shape == self.shape and as_learnt and taken

@@ -127,7 +127,7 @@ class ResidentWeight:
         return result
 
     def takes(self, dtype: torch.dtype, coded: bool = False) -> bool:
-        """Whether weights of this dtype may be sent for this parameter: integers are none of a float's.
+        """Return whether weights of this dtype may be sent for this parameter: integers are none of a float's.
 
         A parameter of integers (a routing table) takes its own dtype alone.
 
@@ -389,5 +389,5 @@ def offset_in(view: torch.Tensor, tensor: torch.Tensor) -> int:
 
 
 def _flattens(tensor: torch.Tensor) -> bool:
-    """Whether the first two dimensions are one, as far as addresses go."""
+    """Return whether the first two dimensions are one, as far as addresses go."""
     return tensor.stride(0) == tensor.shape[1] * tensor.stride(1)

@@ -73,12 +73,12 @@ def checked(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
 
 
 def lies_as_read(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's memory, read from its first byte to its last, holds its values in their order."""
+    """Return whether the tensor's memory, read from its first byte to its last, holds its values in their order."""
     return tensor.is_contiguous() and not tensor.is_neg()
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether moves of the contiguous tensor's elements, read as they are in memory, are moves of its values."""
+    """Return whether moves of the contiguous tensor's elements, read as they are in memory, are moves of its values."""
     return lies_as_read(tensor) and tensor.dtype in READ_AS_SENT
 
 

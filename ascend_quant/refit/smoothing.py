@@ -79,7 +79,7 @@ class Smoothing:
         return self._one_by_one(weights, around)
 
     def is_exact(self, name: str) -> bool:
-        """Whether `through` makes float32 of this tensor, whose codes are those of its exact values."""
+        """Return whether `through` makes float32 of this tensor, whose codes are those of its exact values."""
         rule = self.rules.get(name)
         return rule is not None and rule.quantized
 

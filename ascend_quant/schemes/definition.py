@@ -130,7 +130,7 @@ class Definition:
         return out_MN if bias_N is None else out_MN + bias_N.float()
 
     def takes(self, columns: int) -> bool:
-        """Whether the scheme can hold rows of K = `columns` elements."""
+        """Return whether the scheme can hold rows of K = `columns` elements."""
         return not (self.scheme.group and columns % self.scheme.group)
 
     def scales(self, rows: int, columns: int) -> Scales:

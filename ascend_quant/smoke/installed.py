@@ -87,7 +87,7 @@ def unresolved(file: Path) -> list[str]:
 
 
 def loads(name: str) -> bool:
-    """Whether this process has a library of the name, or can load one."""
+    """Return whether this process has a library of the name, or can load one."""
     try:
         ctypes.CDLL(name)
     except OSError:

@@ -125,7 +125,7 @@ def slept(results: Results) -> tuple[bool, str]:
 
 
 def faster(over: str, under: str, batches: tuple[str, ...], least: float = 1.0) -> Judge:
-    """Whether one generates more than `least` times the tokens a second of the other."""
+    """Return whether one generates more than `least` times the tokens a second of the other."""
 
     def judge(results: Results) -> tuple[bool, str]:
         rates = [value(results, probe, "tokens/s by batch") for probe in (over, under)]

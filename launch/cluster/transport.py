@@ -167,5 +167,5 @@ def reason(host: str, code: int, stderr: str) -> str:
 
 
 def may_pass(code: int, stderr: str) -> bool:
-    """Whether waiting may help: a host that is still starting refuses, or does not answer yet."""
+    """Return whether waiting may help: a host that is still starting refuses, or does not answer yet."""
     return code == SSH_FAILED and any(text in stderr for text in PASSING)

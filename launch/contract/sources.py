@@ -169,7 +169,7 @@ def _member(found: Found, name: str) -> Found | None:
 
 
 def _gives_itself(node: ast.AST, name: str) -> bool:
-    """Whether this is an assignment to `self.name`."""
+    """Return whether this is an assignment to `self.name`."""
     targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
     if not isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         return False

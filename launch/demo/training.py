@@ -114,7 +114,7 @@ def is_corrected(arm: str) -> bool:
 
 
 def is_exact(arm: str) -> bool:
-    """Whether the actor computes the engine's policy bit for bit."""
+    """Return whether the actor computes the engine's policy bit for bit."""
     return arm.endswith(EXACT)
 
 

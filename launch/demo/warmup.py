@@ -79,7 +79,7 @@ def learning_rate(update: int, falls_from: int | None, plan: WarmUp) -> float:
 
 
 def is_learnt(model: Any, exam: Encoded, updates: int, plan: WarmUp) -> bool:
-    """Whether the rate is to fall from here: the likeliest answers are right, or that took as long as it may."""
+    """Return whether the rate is to fall from here: the likeliest answers are right, or that took as long as it may."""
     return updates == plan.longest or (updates % LOOK_EVERY == 0 and likeliest_accuracy(model, exam) >= PASSED)
 
 

@@ -53,7 +53,7 @@ def unusable(folder: str) -> str | None:
 
 
 def noexec(folder: str) -> bool:
-    """Whether nothing in a folder may be executed."""
+    """Return whether nothing in a folder may be executed."""
     return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
 
 
@@ -69,7 +69,7 @@ def left_behind() -> Iterator[Leftover]:
 
 
 def is_engine_or_trainer(argv: list[str]) -> bool:
-    """Whether a command line is vLLM's engine, which names itself, or verl's driver."""
+    """Return whether a command line is vLLM's engine, which names itself, or verl's driver."""
     return bool(argv) and (argv[0].startswith(TITLES) or any(one.endswith(TRAINER) for one in argv))
 
 

@@ -87,7 +87,7 @@ def end(run: str, emit: Emit) -> int:
 
 
 def is_node(process: psutil.Process) -> bool:
-    """Whether this is a `python -m launch node`."""
+    """Return whether this is a `python -m launch node`."""
     try:
         return process.cmdline()[1:4] == ["-m", "launch", "node"]
     except psutil.Error:

@@ -185,7 +185,7 @@ def least_rows(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> dict[s
 
 
 def under(path: str, folders: list[str]) -> bool:
-    """Whether a path lies in one of the folders."""
+    """Return whether a path lies in one of the folders."""
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 

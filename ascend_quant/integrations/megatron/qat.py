@@ -132,7 +132,7 @@ def _group(module: nn.Module) -> dist.ProcessGroup:
 
 
 def _from_transformer_engine(module: nn.Module) -> bool:
-    """Whether it is one of its linear layers: Linear, LayerNormLinear, GroupedLinear."""
+    """Return whether it is one of its linear layers: Linear, LayerNormLinear, GroupedLinear."""
     return any(
         kind.__module__.startswith("transformer_engine.") and kind.__name__.endswith("Linear")
         for kind in type(module).__mro__

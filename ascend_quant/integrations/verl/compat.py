@@ -65,7 +65,7 @@ def fsdp2_shards(engine: Any) -> dict[str, Any] | None:
 
 
 def is_tied(module: Any) -> bool:
-    """Whether a model's head is its embedding, as transformers names them."""
+    """Return whether a model's head is its embedding, as transformers names them."""
     head = getattr(module, "get_output_embeddings", lambda: None)()
     return head is not None and head.weight is module.get_input_embeddings().weight
 

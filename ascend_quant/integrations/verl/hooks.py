@@ -46,7 +46,7 @@ def use_fsdp_engine_on_cpu() -> None:
 
 
 def takes_a_backend_that_torch_refuses(original: Callable) -> bool:
-    """Whether verl's function joins a name that torch does not take, and lets a caller name another."""
+    """Return whether verl's function joins a name that torch does not take, and lets a caller name another."""
     return "backend" in inspect.signature(original).parameters and not _torch_accepts("cpu:gloo,cpu:gloo")
 
 
@@ -84,7 +84,7 @@ def _has_value_heads(module: str) -> bool:
 
 
 def is_called_like_print(original: Callable) -> bool:
-    """Whether the module whose logger's method this is passes it what only `print` takes."""
+    """Return whether the module whose logger's method this is passes it what only `print` takes."""
     return "flush=True" in inspect.getsource(sys.modules[original.__self__.name])  # type: ignore[attr-defined]
 
 

@@ -26,7 +26,7 @@ CASTING = ("kimi_ckpt_engine", "mooncake")  # verl's checkpoint engines that tur
 
 
 def wants_refits(config: Any) -> bool:
-    """Whether the run's rollout engine is to be built by our vLLM plugin, by its settings or by FLASHRL_CONFIG.
+    """Return whether the run's rollout engine is to be built by our vLLM plugin, by its settings or by FLASHRL_CONFIG.
 
     Raises:
         VariableError, ConfigError: a FLASHRL_* variable that does not exist, or holds what it may not.
@@ -35,7 +35,7 @@ def wants_refits(config: Any) -> bool:
 
 
 def _flashrl_wants_refits() -> bool:
-    """Whether FLASHRL_CONFIG is set: our plugin serves every function that it may name."""
+    """Return whether FLASHRL_CONFIG is set: our plugin serves every function that it may name."""
     asked = from_environment(os.environ).config
     if asked is None:
         return False
@@ -125,7 +125,7 @@ def bucket_bytes(rollout: Any) -> int:
 
 
 def keeps_memory(rollout: Any) -> bool:
-    """Whether memory that a sync has room beside is kept, where verl gives it back and takes it again.
+    """Return whether memory that a sync has room beside is kept, where verl gives it back and takes it again.
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.memory=release
 

@@ -113,7 +113,7 @@ class RefitTrainer:
         return updated
 
     def _compares_replicas(self) -> bool:
-        """Whether there are several replicas, and both log-probabilities of the tokens that they sample."""
+        """Return whether there are several replicas, and both log-probabilities of the tokens that they sample."""
         several = sum(len(manager.get_replicas()) for manager in self._rollout_server_managers()) > 1
         correction = self.config.algorithm.get("rollout_correction") or {}
         compared = self.config.actor_rollout_ref.rollout.calculate_log_probs and not correction.get("bypass_mode")

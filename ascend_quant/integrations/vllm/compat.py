@@ -105,12 +105,12 @@ __all__ = [
 
 
 def batch_invariant() -> bool:
-    """Whether vLLM is to give a token the same bits in every batch (VLLM_BATCH_INVARIANT); older ones cannot."""
+    """Return whether vLLM is to give a token the same bits in every batch (VLLM_BATCH_INVARIANT); older ones cannot."""
     return getattr(envs, "VLLM_BATCH_INVARIANT", False)
 
 
 def routes_by_itself() -> bool:
-    """Whether vLLM hands routed ids to the experts."""
+    """Return whether vLLM hands routed ids to the experts."""
     return _select_experts is None
 
 
@@ -160,7 +160,7 @@ def base_of_passes() -> type:
 
 
 def begins_anew() -> bool:
-    """Whether emptying the prefix cache can have what is in flight computed again from its first token."""
+    """Return whether emptying the prefix cache can have what is in flight computed again from its first token."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     return "reset_running_requests" in signature(Scheduler.reset_prefix_cache).parameters
@@ -207,7 +207,7 @@ def has_first_runner(vllm_config) -> bool:
 
 
 def is_own_transfer(name: str) -> bool:
-    """Whether a weight transfer is one of vLLM's, not one that a user has registered."""
+    """Return whether a weight transfer is one of vLLM's, not one that a user has registered."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory as Factory
 
     registered = Factory._registry.get(name)  # vLLM itself refuses a name that nobody has registered

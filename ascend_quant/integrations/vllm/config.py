@@ -134,7 +134,7 @@ class AscendQuantConfig(QuantizationConfig):
             logger.warning("ascend_quant option %s", error)
 
     def quantizes(self, prefix: str, experts: int = 0) -> bool:
-        """Whether a layer is quantized.
+        """Return whether a layer is quantized.
 
         Args:
             experts: how many it holds, on all ranks; 0 for a linear layer.

@@ -22,7 +22,7 @@ _building = Building()
 
 
 def is_drafter(vllm_config: VllmConfig, model_config: Any) -> bool:
-    """Whether what is to be built with the model's own vLLM config is another model beside it."""
+    """Return whether what is to be built with the model's own vLLM config is another model beside it."""
     return model_config is not None and model_config is not vllm_config.model_config
 
 
@@ -36,7 +36,7 @@ def building(model_config: Any) -> Iterator[None]:
 
 
 def is_building() -> bool:
-    """Whether what is being built is part of a drafter."""
+    """Return whether what is being built is part of a drafter."""
     return bool(_building)
 
 

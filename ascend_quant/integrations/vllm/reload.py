@@ -77,7 +77,7 @@ RELOADING = ("weights_iterator", "weights_path", FORMAT)  # the order of reload_
 
 
 def knows_kernel_format(original: Callable) -> bool:
-    """Whether a function takes weights "in kernel format", or hands all its arguments on to one that does."""
+    """Return whether a function takes weights "in kernel format", or hands all its arguments on to one that does."""
     return takes(original, FORMAT)
 
 

@@ -32,14 +32,14 @@ def drawing_in_one_pass(original: Callable) -> Callable:
 
 
 def _draws_from_all(metadata) -> bool:
-    """Whether every request draws from its whole distribution: none is greedy, and none filters."""
+    """Return whether every request draws from its whole distribution: none is greedy, and none filters."""
     processors = getattr(getattr(metadata, "logitsprocs", None), "argmax_invariant", [None])
     idle = all(getattr(processor, "min_p_count", None) == 0 for processor in processors)
     return metadata.all_random and metadata.top_k is None and metadata.top_p is None and idle
 
 
 def _returns_more(sampler) -> bool:
-    """Whether the sampler is asked for logits too, or for noise in float64."""
+    """Return whether the sampler is asked for logits too, or for noise in float64."""
     mode = str(getattr(sampler, "logprobs_mode", "raw_logprobs"))
     return "processed" in mode or getattr(sampler, "use_fp64_gumbel", False)
 

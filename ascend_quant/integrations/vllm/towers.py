@@ -34,7 +34,7 @@ def _noted(marked: AbstractContextManager) -> Iterator[None]:
 
 
 def is_building() -> bool:
-    """Whether what is being built is part of a tower."""
+    """Return whether what is being built is part of a tower."""
     return bool(_building)
 
 

@@ -42,7 +42,7 @@ def held(root: object, path: str, default: object = None) -> object:
 
 
 def on(*paths: str) -> Callable[[object], bool]:
-    """Whether the config object holds something true at one of these places."""
+    """Return whether the config object holds something true at one of these places."""
     return lambda settings: any(held(settings, path) for path in paths)
 
 
@@ -52,7 +52,7 @@ def in_vllm(*paths: str) -> Callable[[object], bool]:
 
 
 def variable(name: str) -> Callable[[object], bool]:
-    """Whether the version knows the environment variable and it is on."""
+    """Return whether the version knows the environment variable and it is on."""
     return lambda settings: bool(getattr(envs, name, False))
 
 

@@ -66,7 +66,7 @@ def _linear(product: Product, x, codes, scale, bias_N) -> torch.Tensor:
 
 
 def int_mm_is_exact() -> bool:
-    """Whether torch._int_mm is exact on this processor, tried with the largest codes.
+    """Return whether torch._int_mm is exact on this processor, tried with the largest codes.
 
     Without VNNI, some builds add pairs of products in int16, which saturates.
     """

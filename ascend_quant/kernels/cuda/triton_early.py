@@ -22,7 +22,7 @@ LINE = tl.constexpr(128)  # bytes that come into the L2 cache together
 
 @cache
 def starts_early(device: torch.device) -> bool:
-    """Whether kernels can on this device."""
+    """Return whether kernels can on this device."""
     if gdc_wait is None or device.type != "cuda" or torch.cuda.get_device_capability(device) < CAPABILITY:
         return False
     return _driver() >= DRIVER

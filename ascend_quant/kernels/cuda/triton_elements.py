@@ -157,7 +157,7 @@ def outer_code(part, scale):
 
 @triton.jit
 def lost(part, scale):
-    """Whether a code cannot hold what a given scale makes of an element."""
+    """Return whether a code cannot hold what a given scale makes of an element."""
     code = outer_code(part, scale)
     return (code > INT8_MAX) | (code < INT8_MIN) | ((scale == 0) & (as_float(part) != 0))
 

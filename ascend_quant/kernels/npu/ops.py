@@ -48,7 +48,7 @@ class WrongPair(RuntimeError):
 
 
 def has_operator(name: str) -> bool:
-    """Whether the installed torch_npu has an operator; torch.compile can trace the question."""
+    """Return whether the installed torch_npu has an operator; torch.compile can trace the question."""
     import torch_npu  # noqa: F401  registers them
 
     return hasattr(torch.ops.npu, name)
@@ -94,7 +94,7 @@ def grouped_matmul_swiglu_quant(
 
 @torch.compiler.assume_constant_result  # torch.compile asks, and does not look in
 def second_swiglu_quant_traces() -> bool:
-    """Whether the Meta kernel of npu_grouped_matmul_swiglu_quant_v2 takes the operator's own defaults.
+    """Return whether the Meta kernel of npu_grouped_matmul_swiglu_quant_v2 takes the operator's own defaults.
 
     torch_npu 2.10.0.post4's does not: dequant_dtype is 0 by default, the only value that its documentation allows, and
     its Meta kernel knows no 0. Devices do not run that kernel, but torch.compile, torch.export and fake tensors do. The
@@ -138,7 +138,7 @@ def cann_version() -> str:
 
 
 def check_pair() -> None:
-    """Whether torch_npu goes with torch, and with CANN if both of them are known.
+    """Return whether torch_npu goes with torch, and with CANN if both of them are known.
 
     Raises:
         WrongPair: they do not, with all versions and what to install.
@@ -158,7 +158,7 @@ def check_pair() -> None:
 
 
 def check_dtype(dtype: torch.dtype) -> None:
-    """Whether the chip computes in a dtype.
+    """Return whether the chip computes in a dtype.
 
     Raises:
         ValueError: fp8 and fp4, which came with Ascend 950, on an older one.

@@ -86,7 +86,7 @@ class RefitHttpServer(vLLMHttpServer):
             await super().resume_kv_cache()
 
     async def _has_room_beside(self) -> bool:
-        """Whether all of the engine's devices have memory for a sync beside the cache."""
+        """Return whether all of the engine's devices have memory for a sync beside the cache."""
         if self.node_rank != 0 or not self.config.free_cache_engine or not keeps_memory(self.config):
             return False
         needed = BUCKETS * bucket_bytes(self.config) + BESIDE

@@ -71,7 +71,7 @@ def telling(engine: Any, told: Callable[[int, int], None] = lambda sender, numbe
 
 
 def _cuts_tensors(engine: Any) -> bool:
-    """Whether tensors may be larger than its buckets: a group of which most has changed is sent whole."""
+    """Return whether tensors may be larger than its buckets: a group of which most has changed is sent whole."""
     return hasattr(engine, "bucket_size") and "split_weight_chunks" in inspect.getsource(type(engine).send_weights)
 
 
@@ -92,7 +92,7 @@ class Patching:
         self.is_asked = True
 
     def take_turn(self) -> bool:
-        """Whether the weights that leave now are to be patches; once."""
+        """Return whether the weights that leave now are to be patches; once."""
         asked, self.is_asked = self.is_asked, False
         return asked
 

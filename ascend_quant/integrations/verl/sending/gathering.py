@@ -184,7 +184,7 @@ def tell_of_other_shards(name: str, count: int) -> None:
 
 
 def is_gathered_flat(param: torch.Tensor) -> bool:
-    """Whether this module knows how a parameter is sharded: rows, over at most one dimension of the mesh."""
+    """Return whether this module knows how a parameter is sharded: rows, over at most one dimension of the mesh."""
     if not isinstance(param, DTensor):
         return True
     cut = [param.placements[at] for at in _cut(param)]

@@ -89,7 +89,7 @@ def _dtype(asked: str) -> str | None:
 
 
 def _is_dtype() -> bool:
-    """Whether a cache is a dtype of vLLM's here."""
+    """Return whether a cache is a dtype of vLLM's here."""
     return current_platform.is_cuda() or current_platform.is_cpu()
 
 

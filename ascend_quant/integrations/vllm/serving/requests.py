@@ -67,7 +67,7 @@ def state_once_looked_at(worker: object) -> State:
 
 
 def is_ours(engine: object) -> bool:
-    """Whether a core, or a client of one, is of an engine that this plugin quantizes."""
+    """Return whether a core, or a client of one, is of an engine that this plugin quantizes."""
     return getattr(engine.vllm_config.quant_config, "get_name", str)() == NAME
 
 

@@ -225,7 +225,7 @@ def _made_ready(job: Job, aligned: np.ndarray, receipt: bool) -> Ready:
 
 
 def _makes_tiles(move: Move, source: torch.Tensor) -> bool:
-    """Whether int4 rows are whole tiles of Marlin's, as those of true models are."""
+    """Return whether int4 rows are whole tiles of Marlin's, as those of true models are."""
     if not isinstance(move.place, MarlinTiles) or source.is_cpu is not move.place.tensor.is_cpu:
         return False
     return move.first_row % TILE_N == 0 and move.rows % TILE_N == 0

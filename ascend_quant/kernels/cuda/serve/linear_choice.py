@@ -44,12 +44,12 @@ def linear(columns: int, length: int, rows: int, dtype: torch.dtype) -> Tiles | 
 
 
 def takes_cutlass(shape: tuple[int, ...], capability: tuple[int, int]) -> bool:
-    """Whether vLLM's int8 cutlass kernels take weights (N, K) on such a GPU, given 16-bit outputs."""
+    """Return whether vLLM's int8 cutlass kernels take weights (N, K) on such a GPU, given 16-bit outputs."""
     return capability < NO_CUTLASS and all(size % ALIGNMENT == 0 for size in shape)
 
 
 def takes_tiles(tiles: Tiles | HopperTiles) -> bool:
-    """Whether the installed Triton has what the tiles need."""
+    """Return whether the installed Triton has what the tiles need."""
     import triton
 
     needed = GLUON if isinstance(tiles, HopperTiles) else DESCRIPTORS if tiles.tma else (0, 0)

@@ -21,7 +21,7 @@ MOST_WARPS = 16
 
 
 def takes(columns: int, dtype: torch.dtype) -> bool:
-    """Whether the kernels take rows whose codes have so many columns."""
+    """Return whether the kernels take rows whose codes have so many columns."""
     return columns <= WIDEST and dtype == torch.bfloat16
 
 

@@ -32,7 +32,7 @@ def router_tiles(
 
 
 def takes(x: torch.Tensor, weight_NK: torch.Tensor, any_number: bool = False) -> bool:
-    """Whether the kernel multiplies these; `any_number` of tokens, or as many as it is fast for."""
+    """Return whether the kernel multiplies these; `any_number` of tokens, or as many as it is fast for."""
     fits = x.dim() == 2 and len(x) and x.is_contiguous() and weight_NK.is_contiguous()
     fits = fits and (any_number or len(x) <= MOST_TOKENS)
     return fits and x.dtype == weight_NK.dtype and x.dtype in TYPES

@@ -86,7 +86,7 @@ def _parts(tensors: Sequence, first_rows: Sequence[int], first_columns: Sequence
 
 
 def _is_matrix(tensor: torch.Tensor | Place) -> bool:
-    """Whether the tensor can be read as it is: a view costs as much as a small launch."""
+    """Return whether the tensor can be read as it is: a view costs as much as a small launch."""
     return not isinstance(tensor, torch.Tensor) or (tensor.dim() == 2 and not tensor.requires_grad)
 
 

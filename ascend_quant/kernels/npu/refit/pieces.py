@@ -33,7 +33,7 @@ class Piece(NamedTuple):
         return self.move.first_row + self.rows.start
 
     def goes_on(self, other: "Piece") -> bool:
-        """Whether another piece's rows follow in the same resident tensor, and their scales."""
+        """Return whether another piece's rows follow in the same resident tensor, and their scales."""
         mine, its = self.move, other.move
         if (mine.weight, self.first_row + self.count) != (its.weight, other.first_row) or mine.place is not its.place:
             return False
@@ -41,7 +41,7 @@ class Piece(NamedTuple):
         return scales and (mine.place is not None or self._lies_before(other, mine.target_NK, its.target_NK))
 
     def _lies_before(self, other: "Piece", mine: torch.Tensor, its: torch.Tensor) -> bool:
-        """Whether the rows of one tensor end where those of another begin, dense both."""
+        """Return whether the rows of one tensor end where those of another begin, dense both."""
         length = mine.shape[1] if mine.dim() > 1 else 1
         dense = all(len(rows) == 1 or rows.stride(0) == length for rows in (mine, its))
         end = mine.storage_offset() + (self.rows.stop - 1) * mine.stride(0) + length

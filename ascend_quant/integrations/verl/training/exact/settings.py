@@ -50,7 +50,7 @@ def ranks_of(config: Any) -> int:
 
 
 def is_strict(rollout: Any) -> bool:
-    """Whether one token that differs is to end the run.
+    """Return whether one token that differs is to end the run.
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.strict=true
 
