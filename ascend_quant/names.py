@@ -25,7 +25,7 @@ BUILT_PLAIN = (
     "indexer.wk",
     "indexer.weights_proj",
 )  # the end of one: vLLM builds these without quantization
-FUSED = {  # by vLLM
+FUSED = {  # vLLM's packed_modules_mapping
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
     "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),

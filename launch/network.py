@@ -1,4 +1,4 @@
-"""The NIC that carries a host's address, and the ports that a run's Ray listens on there.
+"""The network interface (NIC) of a host, for NCCL_SOCKET_IFNAME and HCCL_SOCKET_IFNAME, and its Ray's ports.
 
 Runs on the host itself; every error names what there is.
 

@@ -1,4 +1,4 @@
-"""The definition of the schemes in plain PyTorch, float32, on any device. Kernels must agree with it.
+"""The reference implementation of the schemes in plain PyTorch, float32, on any device. Kernels must agree with it.
 
 weights.py      codes and scales of a weight, and back, and what a layer computes with them: by the scheme's file
 fingerprint.py  digests of bytes

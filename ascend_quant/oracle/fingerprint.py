@@ -1,4 +1,4 @@
-"""Fingerprints of tensors' bytes that are the same on every device, and whose parts add up to the whole."""
+"""Checksums (digests) of tensors' bytes, the same on every device, whose parts add up to the whole."""
 
 from collections.abc import Iterable
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""The definition of the balance of keys, for a cache that keeps a token's key of a head with one scale.
+"""The definition of SmoothAttention's factors (outlier key channels), for a KV cache with one scale a token and head.
 
 Such a cache makes every channel as coarse as its largest one. Let channel i of the keys be divided by s_i, and of the
 queries multiplied: q k stays. Its error has a variance of (max_j m_j / s_j)^2 sum_i (a_i s_i)^2, up to a constant, with

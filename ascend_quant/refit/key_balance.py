@@ -1,4 +1,4 @@
-"""The keys' channels balanced for an int8 cache, at the end of every refit: see oracle/key_balance.py for the factors.
+"""SmoothAttention: outlier key channels balanced for an int8 KV cache at each refit's end (oracle/key_balance.py).
 
     rows of q times s, rows of k over s       in their scales and biases; in the weights where these are BF16
     weights of q_norm and k_norm likewise     where heads have norms behind the projections

@@ -2,7 +2,7 @@
 
 `ResidentWeight` is one parameter that stays in its dtype (norms, embeddings, biases, routers).
 `QuantizedWeight` is one whose rows are quantized on the way in (a linear layer, or a stack of experts); for scales that
-are shared otherwise than by rows see resident_scales.py. All know which of their rows the running refit has written, so
+are shared otherwise than by rows see scales.py. All know which of their rows the running refit has written, so
 a missing or twice-written shard is seen. They turn a shard into moves; the kernels carry these out.
 
 Rows run along every dimension but the last: a (E, N, K) stack of experts has E * N rows of K elements.
@@ -107,7 +107,7 @@ class ResidentWeight:
             exact: whether float32 values are quantized as they are, not rounded to BF16 first.
             given: float32, the scales of the shard's rows if they shall not get their own; nothing to a weight that
                 keeps its dtype.
-            coded: whether the shard is of codes, whose scales lie behind the rows of `whole` (see coded.py).
+            coded: whether the shard is of codes, whose scales lie behind the rows of `whole` (see coding.py).
 
         Raises:
             RefitError: wrong shape or dtype, or rows that another tensor wrote in this refit.
@@ -319,8 +319,8 @@ class QuantizedWeight(ResidentWeight):
 
     Args:
         scale: float32, one element a row, contiguous; a trailing dimension of 1 is welcome.
-        whole_length: K of the unsharded weight. Where it is larger than the codes' K (row-parallel layers), a
-            row's scale comes from the whole row, so that the bytes equal slices of the unsharded ones.
+        whole_length: K of the unsharded weight. Where it is larger than the codes' K (tensor parallel), a row-parallel
+            layer's scale comes from the whole row, so that the bytes equal slices of the unsharded ones.
         copies: tensors of as many elements as `scale` that hold the scales in another dtype.
     """
 

@@ -361,6 +361,7 @@ class Refit(Servable):
         self.flush()
 
     def _check_complete(self) -> None:
+        """Raise RefitError naming the missing tensors of the checkpoint, whose rows nothing has written."""
         if any(resident.unwritten for resident in self.residents):
             missing = self.missing()
             more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""

@@ -1,4 +1,4 @@
-"""A profile at work: each tensor of a refit is multiplied by its factors on its way to the engine's loaders.
+"""SmoothQuant's smoothing factors of a profile, by which each tensor of a refit is multiplied on its way to the engine.
 
     trainer's w  --through-->  float32 x, to be quantized as it is, or BF16 x (norms, biases, routers)
 

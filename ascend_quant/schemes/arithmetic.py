@@ -1,5 +1,6 @@
-"""The arithmetic that schemes share. One symmetric rule; what shares a scale is a row over the reduction dimension K, a
-tensor, a 128x128 block, or a group of a row's neighbours:
+"""The arithmetic that schemes share: one symmetric rule, rounded to nearest even (there is no stochastic rounding).
+
+One scale is for a row over the reduction dimension K, a tensor, a 128x128 block, or a group of a row's neighbours:
 
     int8:  scale = absmax / 127  (float32)      code = round_half_even(value / scale), clamped to [-127, 127]
     fp8:   scale = absmax / 448  (float32)      code = value / scale, clamped to [-448, 448], as float8_e4m3fn
@@ -116,7 +117,9 @@ def quantize_fp8_blocks(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def quantize_groups(w_NK: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """int4 codes (..., N, K), as int8, and BF16 scales (..., N, K / group) of a weight, after rounding it to BF16.
+    """INT4 group quantization, the reference: codes (..., N, K), as int8, and BF16 scales (..., N, K / group).
+
+    The weight is rounded to BF16 first.
 
     Raises:
         ValueError: K is no multiple of `group`.

@@ -142,7 +142,7 @@ class Training(Fields):
 
 
 class Correction(Fields):
-    """Importance weights against the difference between the rollout's policy and the trainer's.
+    """Truncated importance sampling (TIS): importance weights between the rollout's policy and the trainer's.
 
     Attributes:
         level: a weight for each token, or for each sequence.

@@ -1,4 +1,4 @@
-"""FLASHRL_TEST_RELOAD: does a reload bring an engine back to what a fresh load gave it, whatever lay there before?
+"""FLASHRL_TEST_RELOAD: is a reload idempotent? It must give the bytes of a fresh load, whatever lay there before.
 
 The residents are filled with junk first, so that what the reload leaves out shows; twice, since the first reload
 learns a plan and the second follows it.

@@ -1,5 +1,5 @@
-"""What a KV cache with scales of the rollout must hold, seen by the trainer: the largest |q|, |k| and |v| of each layer
-(fp8), or of each channel of its keys' and values' heads (int8, on NPUs).
+"""The amax of q, k and v, observed in the trainer, for the scales of the rollout's KV cache: the largest |q|, |k|, |v|
+of each layer (fp8), or of each channel of its keys' and values' heads (int8, on NPUs).
 
 They are taken where transformers hands them to the attention of its choice, behind the norms of q and k and the
 rotation, in the pass that takes the log-probabilities of the step's samples. A step without such a pass (verl's bypass

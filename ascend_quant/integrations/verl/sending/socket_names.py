@@ -1,4 +1,4 @@
-"""The sockets through which weights reach the engines of a host, named for the run whose weights they are.
+"""Names of the ZMQ sockets through which buckets of weights reach the engines of a host, one for each run.
 
 verl names them by Ray's job id, which is the same in every Ray, and a sender takes over a name that is in use. So of
 two runs on one host, one's engines would get the other's weights, with digests that fit them. No two nodes of Ray have

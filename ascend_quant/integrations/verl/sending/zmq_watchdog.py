@@ -1,4 +1,4 @@
-"""The trainer's end of verl's weight transfer, made to end: an engine's worker that is gone is noticed.
+"""Ends the hang of a weight transfer whose receiver has died: the trainer's ZMQ socket notices that it is gone.
 
 verl's sender waits for the answer to each bucket without a deadline. A worker that fails answers all the same
 (receiver.py); one that was killed, for want of memory say, does not. The socket's monitor tells when it is gone.

@@ -120,7 +120,7 @@ def cuda_attention(
     """The same by FlashAttention 3, which without pages walks the blocks of keys that it walks with pages.
 
     Raises:
-        RuntimeError: a GPU without FlashAttention 3, or heads for which decode walks others (exact.py).
+        RuntimeError: a GPU without FlashAttention 3, or heads for which decode walks others (exact/install.py).
     """
     from vllm.vllm_flash_attn import flash_attn_varlen_func, is_fa_version_supported
 

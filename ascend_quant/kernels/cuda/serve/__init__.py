@@ -6,8 +6,8 @@ triton_linear.py       the W8A8 GEMM; gluon_linear.py has Hopper's (gluon_shares
 triton_tokens.py       dynamic per-token quantization; triton_fused_tokens.py with the norm or SiLU before it,
                        token_ops.py as ops of torch, for compiled graphs
 triton_exact.py        norms, rotation and SiLU of exact engines
-triton_experts.py      the W8A8 mixture of experts: triton_routing.py sorts tokens, triton_grouped.py is the
-                       grouped GEMM, triton_router.py the router's product
+triton_experts.py      the W8A8 mixture of experts: triton_routing.py sorts tokens, triton_router.py is the router
+triton_grouped.py      the grouped GEMM of experts (fused MoE)
 triton_decode.py       decode attention over an int8 KV cache (triton_decode_codes.py), triton_extend.py prefill over
                        one, triton_cache.py what writes it
 triton_sampling.py     random numbers of seeded requests

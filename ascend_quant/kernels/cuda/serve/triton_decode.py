@@ -1,4 +1,4 @@
-"""Attention of one new token of each sequence over an int8 cache, in Triton: all sequences' tiles in equal shares.
+"""Decode attention (flash decoding) over an int8 KV cache, in Triton: all sequences' tiles in equal shares.
 
 The tiles of all sequences, one behind the other, are cut into as many equal shares as there are programs a head of
 keys, so that ragged lengths and any batch keep all processors busy to the end. Which share begins where is computed

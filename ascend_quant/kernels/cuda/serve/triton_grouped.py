@@ -1,4 +1,4 @@
-"""Triton kernels of a mixture of int8 experts: grouped products over blocks of pairs, see triton_routing.py.
+"""The grouped GEMM of int8 experts (fused MoE) in Triton, over blocks of pairs, see triton_routing.py.
 
 Sums over codes are exact int32, dequantized once in float32 as (sum * weight's scale) * row's scale. Weights are read
 once where an expert's pairs fit one block. Their loads stand before the activations' in the loops, since those wait for

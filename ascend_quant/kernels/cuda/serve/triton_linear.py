@@ -1,4 +1,4 @@
-"""The W8A8 product in Triton: int8 codes, int32 sums, one float32 dequantization, for any M, N, K.
+"""The W8A8 INT8 GEMM in Triton: int8 codes, int32 sums, one float32 dequantization, for any M, N, K.
 
 Few tokens leave the GPU waiting for the weights, so programs may share a tile's K (`split_k`): each leaves its int32
 sums in a workspace, and the one that arrives last adds them all and dequantizes. Integer sums do not depend on the

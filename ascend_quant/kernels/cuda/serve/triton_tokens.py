@@ -1,4 +1,6 @@
-"""int8 codes of activations in Triton, a scale a token, exactly as `oracle.quantize_rows`: a program a row, read once.
+"""Dynamic per-token quantization of activations to int8 in Triton, exactly as `oracle.quantize_rows`.
+
+A program quantizes a row, whose activation scale is absmax / 127, and reads it once.
 
 BF16 elements are multiplied by a factor of their row (`triton_elements.reciprocal`), others divided by its scale.
 """

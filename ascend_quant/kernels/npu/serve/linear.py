@@ -1,4 +1,4 @@
-"""The W8A8 linear layer on an NPU, with torch_npu's int8 operators; npu.py offers `matmul` beside its refit kernels.
+"""The W8A8 linear layer on an NPU, with torch_npu's int8 operators.
 
 Weights are multiplied as (K, N), which is how residents lie (refit/formats.py), in ND or in FRACTAL_NZ. The interface
 has (N, K): hand over `resident.t()`, a view that is turned back here.
