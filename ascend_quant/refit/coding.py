@@ -26,23 +26,23 @@ MARK = ":"
 
 
 def sent_name(name: str, scheme: Scheme) -> str:
-    """What a weight is called when it travels as codes."""
+    """Return the name under which a weight travels as codes in this scheme."""
     return f"{name}{MARK}{scheme.name}"
 
 
 def parted(name: str) -> tuple[str, bool]:
-    """The name of the weight, and whether it travels as codes."""
+    """Split the name of a sent tensor into the weight's name and whether it travels as codes."""
     own, _, scheme = name.rpartition(MARK)
     return (own, True) if own and scheme in SCHEMES_SENT else (name, False)
 
 
 def sent_shape(shape: Sequence[int]) -> torch.Size:
-    """Of a weight that travels as codes."""
+    """Return the shape of the tensor in which a weight (..., K) travels as codes: each row has its scale behind it."""
     return torch.Size((*shape[:-1], shape[-1] + TAIL))
 
 
 def codes_dtype(scheme: Scheme) -> torch.dtype:
-    """Of the tensor that travels: one byte an element."""
+    """Return the dtype of the tensor in which codes of a scheme travel: one byte an element."""
     return CODES[scheme.codes]
 
 
@@ -103,7 +103,7 @@ def _as_matrices(
 
 
 def _put_scales(scale: torch.Tensor, sent: Sequence[torch.Tensor]) -> None:
-    """Write scales, float32, of the rows of all tensors one after the other, behind their codes."""
+    """Write the float32 scales (one a row, of all tensors one after the other) behind the rows' codes."""
     tail = torch.zeros(len(scale), TAIL, dtype=torch.int8, device=scale.device)
     tail[:, :SCALE_BYTES] = scale.view(torch.int8).view(-1, SCALE_BYTES)
     ends = [*accumulate(map(len, sent))]
@@ -112,7 +112,7 @@ def _put_scales(scale: torch.Tensor, sent: Sequence[torch.Tensor]) -> None:
 
 
 def coded(weights: Sequence[NamedTensor], scheme: Scheme) -> list[NamedTensor]:
-    """Whole weights of one device as they travel, under the names by which they do."""
+    """Quantize whole weights of one device, and return them as they travel, under the names by which they do."""
     sent = [torch.empty(sent_shape(w.shape), dtype=codes_dtype(scheme), device=w.device) for _, w in weights]
     encode([w for _, w in weights], sent, scheme)
     return [(sent_name(name, scheme), tensor) for (name, _), tensor in zip(weights, sent, strict=True)]

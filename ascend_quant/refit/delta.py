@@ -37,11 +37,11 @@ ALIGNED = 16  # bytes between tensors of a group: each may be viewed as any dtyp
 
 
 class Sync(NamedTuple):
-    """Which sync.
+    """The identity of a weight sync.
 
     Attributes:
-        sender, number: whose, and which of its.
-        nonce: the `Sender`'s own: one that is made anew, under the same id, counts from 1 again.
+        sender, number: the `Sender`'s id, and which of its syncs it is.
+        nonce: a number of the `Sender` object's own: one that is made anew, under the same id, counts from 1 again.
     """
 
     sender: int
@@ -50,14 +50,14 @@ class Sync(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a blob says of itself.
+    """The header of a blob: which group of which sync it holds, whole or as a patch, and its sizes in bytes.
 
     Attributes:
-        sender, number, nonce: of which sync it is.
-        group: which of the sync.
+        sender, number, nonce: of the `Sync` that it belongs to.
+        group: the group's index in the sync.
         base: the number of the sync that a patch is made against; 0 for a whole group.
         layout: bytes of JSON; 0 for a patch, whose layout is its base's.
-        size: of the group, in bytes.
+        size: of the whole group, in bytes.
         changed: bytes that a patch replaces.
     """
 
@@ -73,12 +73,12 @@ class Header(NamedTuple):
 
     @property
     def sync(self) -> Sync:
-        """Of which sync it is."""
+        """The sync that the blob belongs to."""
         return Sync(self.sender, self.number, self.nonce)
 
     @property
     def is_last(self) -> bool:
-        """Whether the groups before it are all."""
+        """True if this blob ends its sync: it has no group, and all groups came before it."""
         return not any((self.base, self.layout, self.size, self.changed))
 
 
@@ -105,7 +105,9 @@ class Sender:
         self._syncs, self._nonce = 0, secrets.randbits(62)
 
     def agree(self, sender: int, against: int) -> None:
-        """Whose the next sync is, and which one all receivers have; 0 for none."""
+        """Set which sender the next sync comes from, and the number of the sync that all receivers have (0 for
+        none).
+        """
         self.sender, self.against = sender, against
 
     def blobs(self, groups: Iterable[Sequence[NamedTensor]]) -> Iterator[NamedTensor]:
@@ -159,13 +161,13 @@ class Receiver:
         self.begin()
 
     def begin(self) -> None:
-        """A sync begins; one that was not settled has left what nobody knows."""
+        """Begin to receive a sync; if the last one was not settled, its bytes are unknown and cannot be patched."""
         self._had, self.has = self.has, None
         self._taking: Sync | None = None
         self._count, self._is_whole = 0, False
 
     def take(self, name: str, tensor: torch.Tensor) -> list[NamedTensor]:
-        """A group's tensors, whose memory the next sync patches; what is no blob, as it is.
+        """Return a group's tensors, whose memory the next sync patches; a tensor that is no blob is returned as it is.
 
         Raises:
             RefitError: a blob that cannot be read, or a patch for another base than this one; a whole sync heals it.
@@ -186,7 +188,9 @@ class Receiver:
         return _views(self._base.layouts[i], self._base.groups[i])
 
     def settle(self) -> None:
-        """The engine has taken, and proved, what came: the next sync may patch it, if the last blob came too."""
+        """Note that the engine has taken, and proved, what came: the next sync may patch it, if the last blob came
+        too.
+        """
         self.has = self._taking if self._is_whole else None
 
     def _write(self, name: str, i: int, rest: torch.Tensor, header: Header) -> None:
@@ -201,11 +205,11 @@ class Receiver:
 
 
 class Patch(NamedTuple):
-    """What of a group differs.
+    """The changed bytes of a group since the last sync.
 
     Attributes:
-        at: int64, where.
-        values: the bytes there now.
+        at: int64, their offsets in the group.
+        values: uint8, the bytes at these offsets now.
         parts: counts, places and values, as bytes.
     """
 
@@ -215,12 +219,12 @@ class Patch(NamedTuple):
 
     @property
     def changed(self) -> int:
-        """How many bytes."""
+        """The number of bytes that changed."""
         return len(self.at)
 
 
 def _patch(before: torch.Tensor, now: torch.Tensor) -> Patch | None:
-    """What makes `now` of the bytes before; None where the group itself is smaller."""
+    """Return the patch that turns the bytes `before` into `now`; None where the whole group is smaller than it."""
     at = (before != now).nonzero().view(-1)
     blocks = -(-now.numel() // BLOCK)
     if 4 * blocks + 3 * len(at) >= now.numel():
@@ -256,7 +260,7 @@ def _aligned(size: int) -> int:
 
 
 def _side_by_side(group: Sequence[NamedTensor]) -> torch.Tensor:
-    """uint8: the tensors' bytes, each at a multiple of ALIGNED."""
+    """Pack the tensors' bytes into one uint8 buffer, each tensor at a multiple of ALIGNED."""
     size = sum(_aligned(tensor.nbytes) for _, tensor in group)
     found, begin = torch.zeros(size, dtype=torch.uint8, device=group[0][1].device), 0
     for _, tensor in group:

@@ -12,7 +12,7 @@ Layout = list[tuple[str, str, list[int]]]  # name, dtype, shape of each tensor
 
 
 class Base:
-    """Bytes of the groups of one sync, side by side.
+    """The bytes of the groups of one sync, side by side: what the next delta sync patches.
 
     Args:
         device: where they are kept; None for that of the tensors.
@@ -25,7 +25,7 @@ class Base:
         self.groups: list[torch.Tensor] = []
 
     def keep(self, i: int, layout: Layout, bytes_: torch.Tensor) -> None:
-        """Group i as a whole."""
+        """Keep all bytes of group i."""
         if self._device not in (None, bytes_.device) and not self._has_room(bytes_.device):
             # pinned: it goes back at every sync
             kept = torch.empty_like(bytes_, device=self._device, pin_memory=bytes_.is_cuda)
@@ -37,7 +37,7 @@ class Base:
             self.layouts[i], self.groups[i] = layout, bytes_
 
     def patch(self, i: int, at: torch.Tensor, values: torch.Tensor) -> None:
-        """Bytes of group i, wherever they come from."""
+        """Overwrite the bytes of group i at these offsets, from whichever device they come."""
         group = self.groups[i]
         group[at.to(group.device)] = values.to(group.device)
 
@@ -60,7 +60,7 @@ class Ahead:
         self._beside: torch.cuda.Stream | None = None
 
     def read(self, i: int, device: torch.device) -> torch.Tensor:
-        """Group i, not to be written to: where it is kept on the device, this is the base itself."""
+        """Return group i on a device, not to be written to: where it is kept there, this is the base itself."""
         if self._groups[i].device == device:
             return self._groups[i]
         if device.type != "cuda":

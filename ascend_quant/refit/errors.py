@@ -9,5 +9,5 @@ REFUSES = "this engine refuses"
 
 
 def refusal(why: str, what: str = "to generate") -> str:
-    """What a caller is told by an engine that may not serve, or did not take what came."""
+    """Return the message to a caller of an engine that may not serve, or did not take what came."""
     return f"{REFUSES} {what}: {why}"

@@ -57,7 +57,7 @@ class FormerCodes:
             return None
 
     def put_back(self) -> bool:
-        """Write the rows where they were, asynchronously; whether that was possible."""
+        """Write the rows where they were, asynchronously; return whether that was possible."""
         try:
             for held, piece in self._kept:
                 there = held.to(self._device, non_blocking=True)

@@ -25,7 +25,7 @@ from ascend_quant.refit.scales import TensorScaledWeight
 
 @dataclass(frozen=True)
 class Attention:
-    """One layer's on one rank.
+    """The tensors and sizes of one attention layer on one rank.
 
     Attributes:
         name: of the layer.
@@ -48,7 +48,7 @@ class Attention:
 
 
 def why_unknown(model_type: str) -> str | None:
-    """Why nobody knows how large the keys of such a model are; None where its input is known to have passed RMSNorm."""
+    """Return why it is unknown how large keys of this model type are; None where RMSNorm comes before attention."""
     if model_type in NORM_BEFORE_ATTENTION:
         return None
     return f"whether models of type {model_type} have RMSNorm in front of q, k and v is not known here"
@@ -60,7 +60,8 @@ def is_served(qkv: ResidentWeight) -> bool:
 
 
 def told(factors: Collection[torch.Tensor], why_not: str | None) -> dict[str, Any]:
-    """What to report: how many pairs of channels there are, how many are balanced, the largest factor; or why none is.
+    """Return the report: how many pairs of channels there are, how many are balanced, the largest factor; or why none
+    is.
 
     Args:
         factors: (kv_heads, head) of each layer.
@@ -71,11 +72,11 @@ def told(factors: Collection[torch.Tensor], why_not: str | None) -> dict[str, An
 
 
 class KeyBalance:
-    """That of one engine worker.
+    """The balance of the key channels of one engine worker.
 
     Args:
-        attentions: all of the model; none where it cannot be balanced.
-        why_not: then the reason.
+        attentions: the model's; none where it cannot be balanced.
+        why_not: the reason why it cannot be.
 
     Attributes:
         factors: of the last refit that closed, by the layer's name: (kv_heads, head) float32 on the device.
@@ -96,7 +97,7 @@ class KeyBalance:
         self._moved = [self._digests(), before]
 
     def settle(self, number: int, digest: int) -> int:
-        """Refit `number` ends well; waits for the device.
+        """End refit `number` well, and correct the digest by what balancing changed; waits for the device.
 
         Args:
             digest: of all residents, as they were written.
@@ -115,13 +116,13 @@ class KeyBalance:
         return add_digests(digest, *found, weights=[1, *weights, *(-weight for weight in weights)])
 
     def _digests(self) -> Any:
-        """The kernels' own, to be read by them."""
+        """Start the kernels' digests of the balanced tensors, to be read by `read_digests`."""
         tensors = [tensor for tensor, _ in self._touched]
         return kernels_for(tensors[0].device).digests(tensors) if tensors else None
 
 
 def _touched(one: Attention) -> list[tuple[torch.Tensor, int]]:
-    """What is multiplied, each with its weight in the digest of all residents."""
+    """Return the tensors that balancing multiplies, each with its weight in the digest of all residents."""
     if one.k_norm is not None and one.q_norm is not None:
         return [(norm.data, norm.weight) for norm in (one.q_norm, one.k_norm)]
     of_rows = (one.qkv.scale.view(-1), 3 * one.qkv.weight) if isinstance(one.qkv, QuantizedWeight) else None

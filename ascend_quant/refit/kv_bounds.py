@@ -44,7 +44,9 @@ class Bounds:
         self._seen = {}
 
     def take(self, name: str, tensor: torch.Tensor) -> None:
-        """Asynchronous, like a kernel that reads `tensor`; what no bound needs is passed over."""
+        """Take in a norm or projection that a bound needs, asynchronously like a kernel that reads it; pass over
+        others.
+        """
         found = PARTS.search(name)
         if found is None or tensor.dim() > 2 or not tensor.numel():
             return
@@ -55,7 +57,7 @@ class Bounds:
         self._seen[f"{found[1]}.{found[2]}"] = kept.to(torch.float32, copy=True).flatten()
 
     def of(self, layer: str) -> torch.Tensor | None:
-        """(3,) for q, k and v of attention `layers.N.self_attn`; None where a tensor that it needs has not come."""
+        """Bound q, k and v (3,) of attention `layers.N.self_attn`; None where a tensor that it needs has not come."""
         block, _, attention = layer.rpartition(".")
         norm = self._seen.get(f"{block}.input_layernorm.weight")
         if norm is None or attention != "self_attn":

@@ -33,13 +33,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Form:
-    """What the scales of a kind of cache are.
+    """The form of the KV cache scales of one cache dtype.
 
     Attributes:
-        cache: as the option names it.
+        cache: the dtype, as the option names it.
         kinds: queries, keys, values: what has scales.
-        largest: code.
-        margin: times what was seen, since the next samples and weights are others.
+        largest: the largest code.
+        margin: the factor on the largest magnitude that was seen, since the next samples and weights are others.
         by_channel: one for each channel of each head; else one a layer.
     """
 
@@ -63,22 +63,22 @@ SHOWN = 4  # names that one message lists
 
 
 def scale_of(largest: torch.Tensor, form: Form) -> torch.Tensor:
-    """From the largest absolute values to the scales, in float32: code = value / scale."""
+    """Compute scales from amax, the largest absolute values, in float32: code = value / scale."""
     return (largest.float() * (form.margin / form.largest)).clamp(min=SMALLEST)
 
 
 def sent_name(attention: str, kind: str) -> str:
-    """The tensor's, of an attention such as `model.layers.0.self_attn`."""
+    """Return the name of the tensor in which a scale travels, of an attention such as `model.layers.0.self_attn`."""
     return f"{attention}.attn.{kind}_scale"
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Those of one refit.
+    """The KV cache scales of one refit.
 
     Attributes:
         by_layer: (kinds, channels) float32 on the host, of each attention, by its name from `layers.` on.
-        age: steps since a trainer took them; None for bounds.
+        age: steps since a trainer took them; None for bounds of the weights.
     """
 
     by_layer: Mapping[str, torch.Tensor] = field(repr=False)
@@ -86,7 +86,7 @@ class Scales:
 
     @property
     def digest(self) -> str:
-        """Of all names and values, 16 hex digits; the same on every rank and replica."""
+        """The checksum of all names and values, 16 hex digits; the same on every rank and replica."""
         rows = (name.encode() + values.numpy().tobytes() for name, values in sorted(self.by_layer.items()))
         return hashlib.sha256(b"\n".join(rows)).hexdigest()[:16]
 
@@ -97,11 +97,11 @@ class Scales:
 
 
 class Buffers(Protocol):
-    """An engine's, of one model.
+    """The buffers in which an engine keeps the KV cache scales of one model.
 
     Attributes:
         form: what its scales are.
-        channels: of all ranks: elements of one tensor that comes.
+        channels: of one layer on all ranks together: elements of one tensor that comes.
     """
 
     form: Form
@@ -113,14 +113,14 @@ class Buffers(Protocol):
         ...
 
     def kept(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Of (kinds, channels), what each place of a layer has to hold on this rank, float32 on the host."""
+        """Return what each buffer of a layer holds on this rank for scales (kinds, channels), float32 on the host."""
         ...
 
     def write(self, by_layer: Mapping[str, torch.Tensor]) -> None:
-        """Of these attentions (kinds, channels), in place, on the device and on the host."""
+        """Write the scales (kinds, channels) of these attentions in place, on the device and on the host."""
 
     def read(self) -> Mapping[str, Sequence[torch.Tensor]]:
-        """What is there of each attention, as `kept` says it; waits for the device."""
+        """Read back what the buffers of each attention hold, as `kept` gives it; waits for the device."""
         ...
 
 
@@ -169,7 +169,7 @@ class KvScales:
             yield name, tensor
 
     def _keep(self, name: str, tensor: torch.Tensor) -> None:
-        """A copy: a bucket is overwritten by the next one."""
+        """Keep a copy of a tensor of scales, whose bucket the next one overwrites, or of their age."""
         wanted, count = (torch.int64, 1) if name == AGE else (torch.float32, self._buffers.channels)
         if tensor.numel() != count or tensor.dtype != wanted:
             raise RefitError(f"{name}: {tensor.dtype} of shape {list(tensor.shape)}; send {wanted}, elements: {count}")
@@ -186,7 +186,7 @@ class KvScales:
         self._sent[found[1], found[2]] = kept
 
     def check(self, entries: Mapping[str, object]) -> None:
-        """A refit ends: its scales are written.
+        """End a refit: check its scales, and write them to the engine's buffers.
 
         Raises:
             RefitError: some are missing, too many, of an earlier step, or no numbers to divide by.
@@ -233,13 +233,13 @@ class KvScales:
         return Scales(self._by_layer(scale_of(torch.cat(known), self._buffers.form)), None)
 
     def _by_layer(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Read from the device at once."""
+        """Copy the scales of all layers to the host at once, and return them by the layer's name."""
         layers = self._buffers.layers
         here = values.cpu().view(len(layers), len(self._buffers.form.kinds), -1)
         return dict(zip(layers, here, strict=True))
 
     def write(self, layer: str | None = None) -> None:
-        """Into the engine's buffers, once they are known; again after what resets them, or resets those of a layer."""
+        """Write the scales to the engine's buffers once they are known; again after what resets them, or a layer's."""
         if self.current is not None:
             known = self.current.by_layer
             self._buffers.write(known if layer is None else {layer: known[layer]})
@@ -265,7 +265,7 @@ class KvScales:
         return None
 
     def why_not_servable(self) -> str | None:
-        """Why no request may be served with what is in the buffers, as far as is known."""
+        """Return why no request may be served with the scales in the buffers; None if nothing is known against it."""
         return self._why
 
 

@@ -38,7 +38,7 @@ def together(weights: Iterable[NamedTensor]) -> Iterator[Sequence[NamedTensor]]:
 
 @dataclass(eq=False)
 class Entry:
-    """What became of one tensor.
+    """The places of one tensor of the trainer in the resident weights.
 
     Attributes:
         shape: the tensor's.
@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def is_idle(self) -> bool:
-        """Whether this rank has no use for the tensor."""
+        """True if this rank has no use for the tensor."""
         return not self.moves and not self.by_loader
 
     def add(self, resident: ResidentWeight, move: Move) -> None:
@@ -79,7 +79,7 @@ class Entry:
 
 
 class Call:
-    """What is to be done with tensors that came together: looked up once a call, not once a tensor.
+    """The plan for tensors that came together in one call: looked up once a call, not once a tensor.
 
     Args:
         weights: the tensors, each name once.
@@ -133,7 +133,7 @@ class Call:
             self.edges |= edges_of(resident, [move])
 
     def addresses(self, weights: Sequence[NamedTensor]) -> list[int] | None:
-        """Of the taken tensors; None if names, or what the moves depend on, are not as this call was made for."""
+        """Return the addresses of the taken tensors; None if names, or what moves depend on, are not this call's."""
         names, tensors = zip(*weights, strict=True)
         if names != self.names:
             return None
@@ -146,7 +146,7 @@ class Call:
         return self._addresses_of(weights, taken)
 
     def first_addresses(self, weights: Sequence[NamedTensor]) -> list[int]:
-        """The same of the very tensors that this call was made for."""
+        """Return the addresses of the taken ones among the very tensors that this call was made for."""
         return self._addresses_of(weights, [weights[i][1] for i in self.taken])
 
     def _addresses_of(self, weights: Sequence[NamedTensor], taken: Sequence[torch.Tensor]) -> list[int]:
@@ -163,12 +163,12 @@ def edges_of(resident: ResidentWeight, moves: Sequence[Move]) -> set[tuple[Resid
 
 
 def facts_of(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, bool, bool]:
-    """What moves depend on; those of codes too, which are no plain floats and lie in memory alike."""
+    """Return the facts of a tensor that moves depend on; codes have them too, though they are no plain floats."""
     return tensor.shape, tensor.dtype, tensor.is_cpu, lies_as_read(tensor)
 
 
 class Plan:
-    """What became of each tensor of the last refit, by name.
+    """The plan of a refit: the entry of each tensor of the last refit, by name.
 
     Args:
         entries: all of them; empty where nothing is known.
@@ -180,7 +180,7 @@ class Plan:
         self._kept = 0  # tensors of these
 
     def call(self, weights: Sequence[NamedTensor]) -> tuple[Call, list[int]] | None:
-        """What is to be done with tensors that came together, and the addresses of those that it takes.
+        """Look up the plan of tensors that came together, and the addresses of those that it takes.
 
         Returns:
             None if one of them is unknown.

@@ -35,11 +35,11 @@ DTYPES = {str(found) for found in vars(torch).values() if isinstance(found, torc
 
 
 class Digest(NamedTuple):
-    """What identifies a tensor.
+    """The checksum of a tensor, with its size, dtype and shape.
 
     Attributes:
         number: `oracle.digest`, in [0, PRIME).
-        elements: how many it is of, which for parts need not be those of the shape.
+        elements: how many were summed, which for parts need not be those of the shape.
         dtype: such as "torch.bfloat16".
         shape: of the whole tensor.
     """
@@ -51,7 +51,7 @@ class Digest(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """dtype and shape in words."""
+        """The dtype and shape in words."""
         return f"{self.dtype.removeprefix('torch.')} {list(self.shape)}"
 
 
@@ -92,7 +92,7 @@ class Digests:
             self._launch(names, tensors, [tensor.shape for tensor in tensors])
 
     def merge(self, others: Mapping[str, Digest]) -> None:
-        """Take in another's `as_dict()`, say of the rank that holds the other parts."""
+        """Take in the `as_dict()` of other `Digests`, say of the rank that holds the other parts."""
         for name, other in others.items():
             self._count(name, other)
 
@@ -158,11 +158,11 @@ def compare(sent: Mapping[str, Digest], received: Mapping[str, Digest]) -> None:
 
 
 class Sent(NamedTuple):
-    """What a trainer says of one sync.
+    """The message of a trainer about one sync: its digests, and what its fake quantization leaves alone.
 
     Attributes:
         digests: of each parameter.
-        unquantized: by its fake quantization; None without one.
+        unquantized: the layers that its fake quantization leaves alone; None without one.
     """
 
     digests: dict[str, Digest]
@@ -170,7 +170,7 @@ class Sent(NamedTuple):
 
 
 def encode(digests: Mapping[str, Digest], unquantized: Unquantized | None = None) -> torch.Tensor:
-    """JSON as a uint8 tensor (bytes) on the CPU; its length does not depend on the digests' numbers."""
+    """Encode digests as JSON in a uint8 tensor on the CPU, whose length does not depend on the digests' numbers."""
     rows = {name: [f"{number:016x}", *others] for name, (number, *others) in digests.items()}
     left = None if unquantized is None else [unquantized.scheme, list(unquantized.names)]
     message = {"format": FORMAT, "digests": rows, "left_alone": left}
@@ -179,7 +179,7 @@ def encode(digests: Mapping[str, Digest], unquantized: Unquantized | None = None
 
 
 def decode(tensor: torch.Tensor) -> Sent:
-    """What `encode` was given.
+    """Decode the message that `encode` made.
 
     Raises:
         RefitError: these are not digests, or digests of another format.
@@ -210,10 +210,10 @@ def decode(tensor: torch.Tensor) -> Sent:
 
 
 def _digest(name: str, row: Any) -> Digest:
-    """One row of a message.
+    """Parse one row of a message.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no digest.
     """
     if not is_array(row) or len(row) != 4:
         raise ValueError(f"{name[:80]!r} has no digest, elements, dtype and shape")
@@ -230,7 +230,7 @@ def _digest(name: str, row: Any) -> Digest:
 
 
 def _unquantized(found: Any) -> Unquantized | None:
-    """Of a message; raises ValueError if it is none."""
+    """Parse the unquantized layers of a message; raise ValueError if it is neither null nor a scheme and names."""
     if found is None:
         return None
     if not is_array(found) or len(found) != 2 or not is_array(found[1]):
@@ -262,7 +262,7 @@ def sending_groups(
     unquantized: Unquantized | None = None,
     travelling: Callable[[Iterable[Sequence[NamedTensor]]], Iterable[NamedTensor]] = chain.from_iterable,
 ) -> Iterator[NamedTensor]:
-    """The same of weights that are there group by group: digests of a group take one launch.
+    """Yield weights that are there group by group, then their digests: those of a group take one launch.
 
     Args:
         travelling: from the groups to what of them leaves, whose digests they are not.
@@ -314,7 +314,7 @@ class Receiving:
         return parameters
 
     def prove(self) -> int:
-        """How many parameters arrived as they were sent, which is all of them; waits for the device.
+        """Return how many parameters arrived as they were sent, which is all of them; waits for the device.
 
         Raises:
             RefitError: some did not, by their names; the trainer's digests never came, or cannot be read; or its fake
@@ -334,7 +334,9 @@ class Receiving:
         return len(sent.digests)
 
     def _compare_unquantized(self, trainer: Unquantized | None) -> None:
-        """An engine of another scheme (bf16) is another matter: a run's settings say whether it may be."""
+        """Raise RefitError if a trainer of this engine's scheme leaves other layers alone; other schemes are not
+        compared.
+        """
         if trainer is None or self._unquantized is None or trainer.scheme != self._unquantized.scheme:
             return
         if faults := self._unquantized.differences(trainer):

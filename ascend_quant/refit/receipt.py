@@ -9,7 +9,7 @@ from ascend_quant.refit.kv_scales import Scales
 
 @dataclass(frozen=True)
 class Receipt:
-    """What one refit did.
+    """The receipt of one refit: its duration, digest and counts.
 
     Attributes:
         number: 1 for the first load, counting up.
@@ -44,7 +44,7 @@ class Receipt:
     kv_scales: Scales | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Its fields as JSON has them."""
+        """Return the fields as JSON has them."""
         return asdict(self)
 
     def as_metrics(self) -> dict[str, float]:

@@ -33,13 +33,13 @@ class Piece(NamedTuple):
     given: torch.Tensor | None
 
     def each(self, part: Callable[[torch.Tensor], torch.Tensor]) -> "Piece":
-        """That part of each tensor."""
+        """Return a piece of that part of each tensor."""
         scale, whole, given = (None if one is None else part(one) for one in self[2:])
         return Piece(part(self.source), part(self.target), scale, whole, given)
 
 
 class ResidentWeight:
-    """One parameter of the engine that keeps its dtype.
+    """A parameter of the engine that keeps its dtype.
 
     Args:
         name: the engine's name of it.
@@ -98,7 +98,7 @@ class ResidentWeight:
         given: torch.Tensor | None = None,
         coded: bool = False,
     ) -> list[Move]:
-        """How `shard` gets into `view`, a view of this buffer made of whole rows; its rows count as written.
+        """Return the moves that write `shard` into `view`, whole rows of this buffer, which count as written.
 
         Args:
             whole: the complete rows that `shard` is a slice of along the last dimension, if it is one.
@@ -150,7 +150,7 @@ class ResidentWeight:
 
     @property
     def _is_of_floats(self) -> bool:
-        """Whether floats are sent for it, quantized or not."""
+        """True if floats are sent for this parameter, quantized or not."""
         return bool(self.codes) or self.data.is_floating_point()
 
     def example(self, exact: bool = False, frozen: bool = False, coded: bool = False) -> Move:
@@ -171,7 +171,7 @@ class ResidentWeight:
         return replace(move, coded=True) if coded else move
 
     def whole_sizes(self, view: torch.Tensor) -> dict[int, int]:
-        """Of the tensors that `view` has rows of, by their place in `wholes`: elements on all ranks together."""
+        """Return elements on all ranks of the tensors that `view` has rows of, by their index in `wholes`."""
         first = self._row_view(view)[0]
         last, start = first + view.numel() // max(self.row_length, 1), 0
         found: dict[int, int] = {}
@@ -195,7 +195,7 @@ class ResidentWeight:
         self._written()[move.first_row : move.first_row + move.rows] = True
 
     def _written(self) -> np.ndarray:
-        """Which rows are written: on the host, and in numpy, which costs a microsecond where torch costs ten."""
+        """The mask of written rows, on the host and in numpy, which costs a microsecond where torch costs ten."""
         if self._mask is None:
             self._mask = np.zeros(self.row_count, dtype=bool)
         return self._mask
@@ -264,7 +264,7 @@ class ResidentWeight:
         """Bring up to date what the engine derives from this weight and does not read from it."""
 
     def edge_move(self, first_row: int) -> tuple[Move, torch.Tensor]:
-        """What quantizes the block that begins with this row, once all its rows have come, and its source.
+        """Return the move, and its source, that quantizes the block beginning at this row once all its rows have come.
 
         Raises:
             NotImplementedError: scales are not shared by blocks, so no move has a part in one.
@@ -274,11 +274,13 @@ class ResidentWeight:
     def _checked(
         self, shard: torch.Tensor, whole: torch.Tensor | None, given: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """The whole rows, if the scale needs them."""
+        """Return the whole rows if the scale needs them."""
         return None
 
     def _rows_of_codes(self, whole: torch.Tensor | None) -> torch.Tensor:
-        """The whole rows of codes, behind which their scales are."""
+        """Return the whole rows of codes, behind which their scales are; RefitError where the engine rearranges
+        rows.
+        """
         if whole is None or whole.shape[-1] != self.whole_length:
             raise RefitError(
                 f"{self.name}: the engine rearranges the rows, so their scales are not found; send BF16 weights"
@@ -384,7 +386,7 @@ def _matrices(piece: Piece, length: int) -> Iterator[Piece]:
 
 
 def offset_in(view: torch.Tensor, tensor: torch.Tensor) -> int:
-    """How far behind a tensor's first element a view's is, in elements."""
+    """Return how many elements a view begins behind the first element of a tensor."""
     return int(view.storage_offset()) - int(tensor.storage_offset())  # symbolic in graphs alone
 
 

@@ -15,7 +15,7 @@ PIECES, PIECE = 4, 4096
 
 
 class Samples:
-    """Views of them, made once: residents never move."""
+    """Views of the sampled bytes, made once: residents never move."""
 
     def __init__(self, residents: Sequence[ResidentWeight]):
         self._pieces = [
@@ -26,7 +26,7 @@ class Samples:
         ]
 
     def bytes(self) -> torch.Tensor:
-        """A copy of all of them, on their device."""
+        """Copy all sampled bytes, on their device."""
         return torch.cat([piece for _, piece in self._pieces])
 
     def differing(self, noted: torch.Tensor) -> list[str]:
@@ -37,7 +37,7 @@ class Samples:
 
 
 def _pieces(tensor: torch.Tensor | Place) -> Iterator[torch.Tensor]:
-    """Of a device's own layout, which offers no view of its memory, none."""
+    """Yield the sampled bytes of a tensor; none of a device's own layout that offers no view of its memory."""
     if not isinstance(tensor, torch.Tensor):
         if tensor.sampled() is None:
             return

@@ -62,7 +62,7 @@ class BlockScaledWeight(QuantizedWeight):
         return Move.of(edge, target_NK, self._scales(first_row, len(edge)), **where), edge
 
     def _checked(self, shard: torch.Tensor, whole: torch.Tensor | None, given: torch.Tensor | None) -> None:
-        """Nothing: every rank has blocks of its own."""
+        """Return None, no whole rows: every rank has blocks of its own."""
 
     def _pieces(
         self, shard: torch.Tensor, view: torch.Tensor, whole: torch.Tensor | None, given: torch.Tensor | None
@@ -102,7 +102,7 @@ class BlockScaledWeight(QuantizedWeight):
         return start, min(start + BLOCK, row - within + self.matrix_rows)
 
     def _block(self, first_row: int) -> int:
-        """Which row of all scales belongs to the block that begins with a row."""
+        """Return the row of all scales that belongs to the block beginning at this row."""
         matrix, within = divmod(first_row, self.matrix_rows)
         return matrix * self.matrix_blocks + within // BLOCK
 
@@ -118,14 +118,14 @@ class ScaledRowsWeight(QuantizedWeight):
 
     @property
     def per_row(self) -> int:
-        """Scales of a row."""
+        """The number of scales of a row."""
         return self.scale.shape[-1]
 
     def tensors(self) -> list[tuple[torch.Tensor | Place, int]]:
         return [(self.place or self.data, self.weight), (self.scale, 3 * self.weight)]
 
     def _checked(self, shard: torch.Tensor, whole: torch.Tensor | None, given: torch.Tensor | None) -> None:
-        """Nothing: what shares a scale is whole on every rank."""
+        """Return None: what shares a scale is whole on every rank."""
 
     def _scale_of(self, view: torch.Tensor) -> torch.Tensor:
         first, shape, strides = self._row_view(view)
@@ -171,7 +171,7 @@ BY_SHARING = {
 
 
 def resident_class(scheme: Scheme) -> Callable[..., ResidentWeight]:
-    """What makes the resident weights of a scheme; the arguments are those of `QuantizedWeight`.
+    """Return the constructor of resident weights of a scheme; its arguments are those of `QuantizedWeight`.
 
     Raises:
         UnregisteredScheme: a scheme that nobody registered.

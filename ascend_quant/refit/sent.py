@@ -15,7 +15,7 @@ READ_AS_SENT = tuple(dtype for dtype in FLOATS if dtype != torch.float64)  # by 
 
 
 def pairs(weights: Any) -> Iterable[NamedTensor]:
-    """The weights, seen to be pairs; what the pairs hold is seen by `check_sent`.
+    """Return the weights, checked to be pairs; `check_sent` checks what the pairs hold.
 
     Raises:
         RefitError: they are something else.
@@ -37,10 +37,10 @@ def _pair(one: Any) -> NamedTensor:
 
 
 def check_sent(name: object, tensor: object) -> None:
-    """See that this is a tensor with a name, whose values lie in memory.
+    """Check that this is a tensor with a name, whose values lie in memory.
 
     Raises:
-        RefitError: naming it.
+        RefitError: it is not; the message names it.
     """
     if not isinstance(name, str):
         raise RefitError(f"a tensor is called {name!r}; send pairs of a name and a tensor")
@@ -57,7 +57,7 @@ def check_sent(name: object, tensor: object) -> None:
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
-    """Whether its storage was resized below it, to nothing as FSDP does after a layer: kernels would read past it."""
+    """Return whether the storage was resized below the tensor, as FSDP frees a layer: kernels would read past it."""
     if tensor.layout != torch.strided or not (count := tensor.numel()):
         return False
     if not tensor.is_contiguous():  # which asks no stride, and is asked of every tensor of a sync
@@ -66,7 +66,7 @@ def is_freed(tensor: torch.Tensor) -> bool:
 
 
 def checked(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-    """The weights, each seen by `check_sent`."""
+    """Yield the weights, each checked by `check_sent`."""
     for name, tensor in weights:
         check_sent(name, tensor)
         yield name, tensor
@@ -90,7 +90,9 @@ def made_plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their piece of memory, each once, in whichever order: else rows are not found there."""
+    """Return whether the elements fill their memory, each once, in any order of dimensions: else rows are not found
+    there.
+    """
     filled = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

@@ -40,10 +40,10 @@ SHOWN = 4  # names that one message lists
 
 
 class Parameters(Protocol):
-    """Where an engine's parameters are."""
+    """The parameters of an engine, by their addresses."""
 
     def moved(self) -> list[str]:
-        """Names of those that are not where refits write."""
+        """Return the names of parameters that are not where refits write."""
         ...
 
     def put_back(self) -> None:
@@ -106,7 +106,7 @@ class Servable:
 
     @property
     def is_to_be_looked_at(self) -> bool:
-        """Whether `look` has something to do."""
+        """True if `look` has something to do."""
         return self._is_unseen or (self.kv_scales is not None and self.kv_scales.unseen)
 
     @property
@@ -114,7 +114,7 @@ class Servable:
         return self.unseen and self._state == "ready" and not self.weights_sleep
 
     def may_have_been_written(self) -> None:
-        """Somebody else's code has had the model in its hands, perhaps while a refit was open."""
+        """Note that somebody else's code has had the model in its hands, perhaps while a refit was open."""
         self.unseen |= self._still
 
     def glance(self) -> None:
@@ -154,7 +154,7 @@ class Servable:
             self._parameters.put_back()
 
     def why_not_servable(self) -> str | None:
-        """Why the engine must not generate, as far as is known, and what helps; None when it may: see `look`."""
+        """Return why the engine must not generate, as far as is known, and what helps; None when it may: see `look`."""
         if self._asleep is not None:
             return f"it sleeps (level {self._asleep}); wake it up"
         if self._state != "ready":
@@ -178,7 +178,7 @@ class Servable:
             raise
 
     def opened(self) -> bool:
-        """A refit begins, that will write all; whether it can be compared with the last one."""
+        """Begin a refit that will write all; return whether it can be compared with the last one."""
         compares, self._comparable = self._comparable, False
         self._state, self._why, self.unseen = "open", f"a refit is open; {HEAL}", False
         return compares
@@ -221,7 +221,7 @@ class Servable:
 
     @property
     def weights_sleep(self) -> bool:
-        """Whether the memory of the weights, and of all that was allocated with them, is not to be touched."""
+        """True if the memory of the weights, and of all that was allocated with them, is not to be touched."""
         return self._asleep is not None
 
     def cache_woke(self) -> None:

@@ -38,13 +38,13 @@ SHOWN = 8  # names that one message lists
 
 
 class Check(Protocol):
-    """What is to be seen of a refit as a whole, beside its residents."""
+    """A check of a refit as a whole, beside its residents."""
 
     def begin(self) -> None:
         """A refit begins."""
 
     def check(self, entries: Mapping[str, Entry]) -> None:
-        """It ends, all residents written, and these tensors have come; raises RefitError if it may not stand."""
+        """End the refit, all residents written and these tensors come; raise RefitError if it may not stand."""
 
 
 class Refit(Servable):
@@ -171,7 +171,7 @@ class Refit(Servable):
         self._bytes += nbytes
 
     def smoothed(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
-        """The tensors as the profile has them, one at a time; they are counted as they were sent.
+        """Return the tensors as the profile has them, one at a time; they are counted as they were sent.
 
         Experts of a stack come one by one if each has a scale of its own.
         """
@@ -194,7 +194,7 @@ class Refit(Servable):
 
     @contextmanager
     def _counted_once(self, sent: torch.Tensor) -> Generator[None]:
-        """Inside, whatever is counted are parts of one tensor that was sent."""
+        """Count whatever is counted inside as parts of one tensor that was sent."""
         tensors, nbytes = self._tensors, self._bytes
         yield
         if self._tensors > tensors:
@@ -386,7 +386,7 @@ class Refit(Servable):
         return Receipt(*numbers, self.unquantized, f"{digest:016x}", self._left_out(), scales)
 
     def _left_out(self) -> LeftOut:
-        """What came and was left out by design; all names are logged once, and again when they are others."""
+        """Return the tensors that were left out by design; all names are logged once, and again when they change."""
         found = LeftOut(tuple(sorted(self._skipped)))
         if found.names and found != self._told:
             names = ", ".join(found.names)

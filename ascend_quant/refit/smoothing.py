@@ -110,7 +110,7 @@ class Smoothing:
         self._unsmoothed = None
 
     def _held(self, rule: Rule) -> Rule:
-        """A rule on the device, with its scale only if that is used."""
+        """Return a rule on the device, with its scale only if that is used."""
         scaled = self.frozen and rule.quantized
         used = {part: tensor for part, tensor in rule.tensors().items() if part != "scale" or scaled}
         moved = {part: tensor.to(self.device, torch.float32).contiguous() for part, tensor in used.items()}
