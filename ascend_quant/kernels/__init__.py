@@ -56,7 +56,7 @@ def kernels_for(device: torch.device) -> ModuleType:
 
 
 def serving_of(scheme: Scheme, device: torch.device) -> Serving:
-    """What computes with a scheme's weights on `device`.
+    """Return the products (kernels) that serve a scheme's weights on `device`.
 
     Raises:
         UnregisteredScheme: a scheme that nobody registered.

@@ -92,7 +92,7 @@ def _byte_digits(first: int, count: int, device: torch.device) -> torch.Tensor:
 
 @lru_cache(maxsize=8)
 def _scale_digits(device: torch.device) -> torch.Tensor:
-    """int8 (4, WIDTH): the same of a float32 scale's bytes, 3 times their weights."""
+    """int8 (4, WIDTH): digits of the weights of a float32 scale's bytes, which are 3 times those of a row's bytes."""
     return _digits_of(3 * oracle.byte_weights(0, 4), DIGITS).to(device)
 
 

@@ -19,7 +19,7 @@ FEWEST_TOGETHER, MOST_TOGETHER = 16, 64  # bytes of a thread's load; tokens that
 
 
 class Layout(NamedTuple):
-    """What tells where a code or a scale is."""
+    """The sizes of an int8 KV cache that tell the address of a code or a scale."""
 
     page: int
     heads: int
@@ -27,7 +27,7 @@ class Layout(NamedTuple):
 
     @property
     def page_bytes(self) -> int:
-        """Of the keys or of the values of a block."""
+        """The number of bytes of a block's keys, or of its values."""
         return self.page * self.heads * (self.head + SCALE_BYTES)
 
     @property
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
         return math.gcd(self.page, MOST_TOGETHER)
 
     def problem(self) -> str | None:
-        """Why the kernels do not take it."""
+        """Return why the kernels do not take this layout; None if they do."""
         if self.head not in HEADS_OF_BYTES:
             return f"heads of {self.head} numbers; the kernels take {', '.join(map(str, HEADS_OF_BYTES))}"
         if self.page % FEWEST_TOGETHER:
@@ -51,7 +51,7 @@ def empty(blocks: int, layout: Layout, device: torch.device | str) -> torch.Tens
 
 
 def layout_of(cache: torch.Tensor) -> Layout:
-    """Of a cache in that shape.
+    """Return the layout of an int8 KV cache of shape (blocks, 2, page, heads, head + 4).
 
     Raises:
         ValueError: it has gaps between blocks or is not aligned, or the kernels do not take its sizes.

@@ -86,7 +86,7 @@ def _largest_of(move: Move, source: torch.Tensor, bad: torch.Tensor, rows: int) 
 
 
 def _bad(values: torch.Tensor, absmax: torch.Tensor | None = None) -> torch.Tensor:
-    """How many elements are not finite; at least 1 if one is elsewhere in the whole rows, which spoils their absmax."""
+    """Count NaN and Inf elements; at least 1 if one is elsewhere in the whole rows, which spoils their absmax."""
     bad = (~torch.isfinite(values)).sum()
     return bad if absmax is None else torch.where(torch.isfinite(absmax).all(), bad, bad.clamp(min=1))
 
@@ -123,7 +123,7 @@ def _account(values: torch.Tensor, scale: torch.Tensor | None, start: int, move:
 
 
 def _first_scale(move: Move, start: int) -> int:
-    """Which row of all scales belongs to row `start` of the move."""
+    """Return the row of all scales that belongs to row `start` of the move."""
     if move.kind != "fp8_blocks":
         return move.first_row + start
     blocks = move.first_row // oracle.BLOCK if move.first_block is None else move.first_block
@@ -144,7 +144,7 @@ def sum_of_rows(values_NK: torch.Tensor, first_row: int) -> torch.Tensor:
 
 
 def sum_of(tensor: torch.Tensor | Place, first_row: int = 0, first_column: int = 0) -> torch.Tensor:
-    """The same of a whole tensor, a few rows at a time."""
+    """Compute `oracle.digest` of a whole tensor as int64 (), a few rows at a time."""
     matrix = oracle.as_matrix(tensor) if isinstance(tensor, torch.Tensor) else tensor
     rows, columns = matrix.shape
     step = max(1, READ // max(1, columns))

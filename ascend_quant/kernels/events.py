@@ -34,7 +34,7 @@ class HostCopy:
 
 
 class KernelClock:
-    """Adds up what is started inside `running()`.
+    """A clock that adds up what is started inside `running()`.
 
     On a device a pair of events stands around each batch of launches, so gaps between a batch's launches count, and
     waiting for the next batch does not. Reading them waits for nothing once the device has been waited for.
@@ -59,5 +59,5 @@ class KernelClock:
         self._events.append((start, end))
 
     def milliseconds(self) -> float:
-        """Of everything so far; the device must have passed it."""
+        """Return the milliseconds of all kernels so far; the device must have passed them."""
         return 1e3 * self._seconds + sum(start.elapsed_time(end) for start, end in self._events)

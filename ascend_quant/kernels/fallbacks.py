@@ -15,7 +15,7 @@ HEAD_ELEMENTS = 1 << 25  # of the head's weight, that are float32 at a time
 
 
 def fake_quantize(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | None = None) -> torch.Tensor:
-    """What the engine's weights stand for, in the dtype of w (..., N, K); contiguous.
+    """Fake-quantize w (..., N, K): return the values of its codes and scales in its dtype, contiguous.
 
     int4 gives BF16(code * scale), which its kernels compute with, whatever the dtype of w; int8 code * scale, rounded
     once. A float32 weight rounded to BF16 afterwards is therefore what a BF16 weight would have given.

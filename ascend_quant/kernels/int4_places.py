@@ -48,11 +48,11 @@ class PackedRows:
         return self.tensor.flatten(0, -2)[::SAMPLE]
 
     def refresh(self) -> None:
-        """Nothing is kept beside the resident tensors."""
+        """Do nothing: nothing is kept beside the resident tensors."""
 
 
 class MarlinTiles:
-    """The same for vLLM's Marlin kernels.
+    """Tiles of packed codes in the layout of vLLM's Marlin kernels.
 
     Args:
         shape: (.., N, K) of the codes; N a multiple of 64, K of 16.

@@ -22,6 +22,6 @@ def halves(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def joined(sums: torch.Tensor) -> torch.Tensor:
-    """What sums of halves (..., 2) stand for, modulo PRIME."""
+    """Join sums of halves (..., 2) into numbers modulo PRIME."""
     low, high = sums[..., 0], sums[..., 1]
     return (low + (high >> 29) + ((high & 2**29 - 1) << 32)) % PRIME

@@ -49,7 +49,7 @@ class RefreshedPlace(Place, Protocol):
 
 @dataclass(eq=False)
 class Move:
-    """Rows of one source matrix into rows of one resident tensor.
+    """A move of rows of one source matrix into rows of one resident tensor.
 
     Attributes:
         target_NK: the resident rows, last stride 1: int8 or float8_e4m3fn codes, or the source's values.
@@ -106,7 +106,7 @@ class Move:
 
     @property
     def kind(self) -> str:
-        """How the rows are converted, in the kernels' words."""
+        """The conversion of the rows, in the kernels' words, such as "int8", "fp8_blocks" or "copy"."""
         if self.scale is None:
             return "copy"
         if self.coded:
@@ -134,14 +134,14 @@ class Move:
         return mine == theirs and dense and alike and self.kind in joins
 
     def joined(self, other: "Move") -> "Move":
-        """This move and the one that follows it as one; a resident's rows, and their scales, lie side by side."""
+        """Join this move and the one that follows it; a resident's rows, and their scales, lie side by side."""
         rows, length = self.rows + other.rows, self.target_NK.shape[1]
         target_NK = self.target_NK.as_strided((rows, length), (length, 1))
         scale = None if self.scale is None else self.scale.as_strided((rows,), (1,))
         return replace(self, target_NK=target_NK, scale=scale)
 
     def values(self, part: torch.Tensor) -> torch.Tensor:
-        """What is quantized of a part of the source: BF16, or float32 if it is taken as it is."""
+        """Return the values of a part of the source that are quantized: BF16, or float32 if it is taken as it is."""
         return part.float() if self.exact else part.to(torch.bfloat16)
 
     def matrix(self, source: torch.Tensor) -> torch.Tensor:
@@ -154,7 +154,7 @@ class Move:
 
     @property
     def sent_scale(self) -> tuple[int, int]:
-        """Where the bytes of a coded source's scales are: (offset, length) of each row's, in elements."""
+        """The bytes of a coded source's scales: (offset, length) of each row's, in elements."""
         offset, length = self.whole
         return offset + length, SCALE_BYTES
 
@@ -207,12 +207,12 @@ class Job(NamedTuple):
 
     @classmethod
     def of(cls, move: Move, source: torch.Tensor, slot: int = 0) -> "Job":
-        """A single move."""
+        """Make a job of a single move."""
         return cls.of_each([move], [source], [slot])
 
     @classmethod
     def of_each(cls, moves: Sequence[Move], sources: Sequence[torch.Tensor], slots: Sequence[int]) -> "Job":
-        """Moves with a source each."""
+        """Make a job of moves with a source each."""
         addresses = [source.data_ptr() for source in sources]
         return cls(Moves(moves, range(len(moves))), sources, addresses, np.array(slots))
 
@@ -223,13 +223,13 @@ class Job(NamedTuple):
 
 
 class Counters:
-    """What the kernels count during one refit, kept on the device and read once.
+    """The counts that kernels take during one refit, kept on the device and read once.
 
     Attributes:
         totals: int64 (SPREAD, TOTALS) changed codes, sums of the digest's low 32 bits and of its higher ones, and the
             codes lost to clamping with given scales; spread so that programs do not queue up.
         bad: blocks of int64 (BLOCK), non-finite elements of each source tensor.
-        clamped: of the totals; what `read` found last.
+        clamped: the total of codes lost to clamping that `read` found last.
     """
 
     SPREAD, TOTALS, BLOCK = 64, 4, 4096

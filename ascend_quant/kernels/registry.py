@@ -38,7 +38,7 @@ class ServingTable(dict[str, Serving]):
         self.update(dict.fromkeys(schemes, serving))
 
     def of(self, scheme: Scheme) -> Serving:
-        """What serves a scheme.
+        """Return the products that serve a scheme.
 
         Raises:
             UnregisteredScheme: a scheme that nobody registered.

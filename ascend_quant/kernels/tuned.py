@@ -35,7 +35,7 @@ LEAST_BLOCK, LARGEST = 16, 4096  # what a tensor core takes; above all that fits
 
 
 class Tiles(NamedTuple):
-    """How `triton_linear.int8_product` cuts an (M, N, K) product.
+    """The tiles into which `triton_linear.int8_product` cuts an (M, N, K) GEMM.
 
     Attributes:
         split_k: programs that share a tile's K; their int32 sums are added.
@@ -58,10 +58,10 @@ class Tiles(NamedTuple):
 
 
 class HopperTiles(NamedTuple):
-    """The same for `gluon_linear`, whose programs stay and take one tile after the other.
+    """The tiles of `gluon_linear`, whose programs stay (persistent) and take one tile after the other.
 
     Attributes:
-        warps: that multiply, beside the one that loads.
+        warps: how many multiply, beside the one that loads.
         stream_k: all programs take as many steps of K, whichever tiles those belong to.
         more: tokens of a tile beyond block_m (0 or 64): 128 and 64 read the weights once for 160 tokens.
     """
@@ -76,12 +76,12 @@ class HopperTiles(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Tokens of a tile."""
+        """The number of tokens of a tile."""
         return self.block_m + self.more
 
 
 class GroupedTiles(NamedTuple):
-    """How `triton_experts.mixture` cuts its two products: tokens times w13 (up), what comes of it times w2 (down).
+    """The tiles of `triton_experts.mixture`, a fused MoE: of tokens times w13 (up), and the result times w2 (down).
 
     Attributes:
         block_m: pairs of one expert that a program computes, in both.
@@ -143,13 +143,13 @@ def gpu_name(device: int | None = None) -> str:
 
 
 def user_file(gpu: str) -> Path:
-    """Where the tuner keeps what it has measured for a model of GPU."""
+    """Return the path at which the tuner keeps what it has measured for a model of GPU."""
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache_home / "ascend_quant" / "tuned" / f"{gpu}.json"
 
 
 def table(gpu: str) -> Table:
-    """What is known of a model of GPU: what is shipped, overlaid with the user's file.
+    """Return the tuned choices for a model of GPU: the shipped ones, overlaid with the user's file.
 
     Raises:
         BadTable: a file that is not as the first lines here say.
@@ -223,7 +223,7 @@ def forget() -> None:
 
 
 class _Reader(NamedTuple):
-    """Says which place of which file is wrong."""
+    """The reader of a file of choices, which says which place of which file is wrong."""
 
     file: Path
 

@@ -105,9 +105,7 @@ class Sender:
         self._syncs, self._nonce = 0, secrets.randbits(62)
 
     def agree(self, sender: int, against: int) -> None:
-        """Set which sender the next sync comes from, and the number of the sync that all receivers have (0 for
-        none).
-        """
+        """Set whose the next sync is, and the number of the sync that all receivers have (0 for none)."""
         self.sender, self.against = sender, against
 
     def blobs(self, groups: Iterable[Sequence[NamedTensor]]) -> Iterator[NamedTensor]:
@@ -188,9 +186,7 @@ class Receiver:
         return _views(self._base.layouts[i], self._base.groups[i])
 
     def settle(self) -> None:
-        """Note that the engine has taken, and proved, what came: the next sync may patch it, if the last blob came
-        too.
-        """
+        """Note that the engine took, and proved, what came: the next sync may patch it if the last blob came too."""
         self.has = self._taking if self._is_whole else None
 
     def _write(self, name: str, i: int, rest: torch.Tensor, header: Header) -> None:

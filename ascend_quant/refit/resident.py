@@ -195,7 +195,7 @@ class ResidentWeight:
         self._written()[move.first_row : move.first_row + move.rows] = True
 
     def _written(self) -> np.ndarray:
-        """The mask of written rows, on the host and in numpy, which costs a microsecond where torch costs ten."""
+        """Return the mask of written rows, on the host and in numpy: a microsecond where torch costs ten."""
         if self._mask is None:
             self._mask = np.zeros(self.row_count, dtype=bool)
         return self._mask

@@ -41,5 +41,5 @@ def digests(
 
 
 def read_digests(found: Sequence[torch.Tensor]) -> list[int]:
-    """What calls of `digests` gave, one after the other."""
+    """Return the values of the tensors that calls of `digests` returned, one after the other."""
     return torch.cat(list(found)).tolist()

@@ -33,7 +33,7 @@ def storage(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
 
 
 def packed_rows(scheme: Scheme, shape: tuple[int, ...]) -> Storage:
-    """int4's."""
+    """Make the buffers of an int4 weight: packed codes and group scales."""
     place = PackedRows(shape, scheme.group)
     return in_place(place, place.scales)
 
@@ -46,12 +46,12 @@ def matmul(
 
 
 def fp8_matmul(x, codes_NK, scale_N, bias_N=None) -> torch.Tensor:
-    """The same with fp8 codes."""
+    """The product of x and fp8 codes (N, K) with a scale per channel, in x's dtype."""
     return _linear(_fp8_product, x, codes_NK, scale_N, bias_N)
 
 
 def fp8_block_matmul(x, codes_NK, scale_IJ, bias_N=None) -> torch.Tensor:
-    """The same with a scale for every 128x128 weights and for every 128 activations of a token."""
+    """The product of x and fp8 codes with a scale for every 128x128 weights and every 128 activations of a token."""
     return _linear(_block_product, x, codes_NK, scale_IJ, bias_N)
 
 
@@ -111,7 +111,7 @@ def _int4_product(x_MK, packed, scale_NG, bias_N=None) -> torch.Tensor:
 
 
 def _as_op(function: Callable[..., torch.Tensor], name: str) -> Callable[..., torch.Tensor]:
-    """An op of its own: torch.compile cannot follow a loop over what the router chose."""
+    """Register the function as a custom op: torch.compile cannot follow a loop over what the router chose."""
     op = torch.library.custom_op(f"ascend_quant::cpu_{name}", function, mutates_args=())
     op.register_fake(lambda x_MK, *_: torch.empty_like(x_MK))
     return op
@@ -188,7 +188,7 @@ def _mixed(x_MK, weight_MT, expert_MT, count: int, local_G, gate_up: Callable, d
 
 
 def by_definition(scheme: Scheme) -> Serving:
-    """What computes with a scheme that has no kernels: the product of its definition."""
+    """Return the products of a scheme that has no kernels, made from its definition."""
     return _served_by(definition_of(scheme))
 
 

@@ -29,7 +29,7 @@ def starts_early(device: torch.device) -> bool:
 
 
 def launch(early: bool) -> dict[str, bool]:
-    """How such a kernel is started: Triton's option."""
+    """Return Triton's option that starts a kernel early (programmatic dependent launch)."""
     return {"launch_pdl": True} if early else {}
 
 
@@ -42,7 +42,7 @@ def _driver() -> int:
 
 @triton.jit
 def wait(EARLY: tl.constexpr, LATE: tl.constexpr = False):
-    """For what the kernels before have written and read; then the next one may come, or not yet (`LATE`)."""
+    """Wait for what the kernels before have written and read; then the next one may come, or not yet (`LATE`)."""
     if EARLY:
         gdc_wait()
         if not LATE:
@@ -58,7 +58,7 @@ def call_next(EARLY: tl.constexpr):
 
 @triton.jit
 def call_next_and_wait(EARLY: tl.constexpr):
-    """The same, but the next kernel may come at once."""
+    """Let the next kernel come at once, then wait for the kernels before."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()

@@ -54,7 +54,7 @@ def rounded(part):
 
 @triton.jit
 def cast(part, TYPE: tl.constexpr):
-    """To another dtype; to and from BF16 in integers, see `as_float` and `rounded`."""
+    """Cast to another dtype; to and from BF16 in integers, see `as_float` and `rounded`."""
     if part.dtype == TYPE:
         return part
     elif tl.bfloat16 == TYPE:
@@ -84,7 +84,7 @@ def bits_of(value, TYPE: tl.constexpr):
 
 @triton.jit
 def converted(part, scale, factor, KIND: tl.constexpr, TARGET_TYPE: tl.constexpr):
-    """What is stored, and its bits as integers."""
+    """Convert elements to what is stored; return it, and its bits as integers."""
     if KIND == "int8":
         bits = (rounded(part) * factor[:, None] + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
         value = bits.to(tl.int8)

@@ -131,7 +131,7 @@ def installed() -> str:
 
 
 def cann_version() -> str:
-    """As the CANN runtime says it, such as "8.5.0"; empty before 8.1.RC1, which does not tell."""
+    """Return the version of the CANN runtime, such as "8.5.0"; empty before 8.1.RC1, which does not tell."""
     from torch_npu.npu.utils import get_cann_version
 
     return get_cann_version()
@@ -168,7 +168,7 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 
 def check_cast(tensor: torch.Tensor, acl_format: int) -> None:
-    """Whether npu_format_cast takes a tensor to a format on this chip; torch_npu itself may cast to ND and say nothing.
+    """Check that npu_format_cast takes a tensor to a format on this chip; torch_npu may cast to ND and say nothing.
 
     Raises:
         ValueError: the format or the dtype came with Ascend 950 and this chip is older, or the tensor is none that

@@ -65,19 +65,19 @@ def _line_of_whole(tensor: torch.Tensor | Place, first_row: int, target: int) ->
 
 
 def read_digests(found: Sequence[torch.Tensor]) -> list[int]:
-    """What calls of `digests` gave, one after the other, in one copy to the host, which waits for the device."""
+    """Read what calls of `digests` returned, in one copy to the host, which waits for the device."""
     return torch.cat(list(found)).tolist()
 
 
 def launches_of_nothing(scratch: torch.Tensor) -> list[Launch]:
-    """Of every kernel that `digests` may start, on no rows; what it stores regardless goes to scratch memory."""
+    """Return launches of every digest kernel on no rows, to compile it; what it stores goes to scratch memory."""
     nothing = np.zeros((1, digest_kernels.DIGEST_FIELDS), dtype=np.int64)
     nothing[0, [digest_kernels.SOURCE.value, digest_kernels.TARGET.value]] = scratch.data_ptr()
     return [_launch(width, aligned, nothing) for width in AT_ONCE for aligned in (True, False)]
 
 
 def _width(columns: int) -> int:
-    """How many pairs of bytes a kernel takes at a time of rows that have so many."""
+    """Return how many pairs of bytes a kernel takes at a time of rows of `columns` pairs."""
     return next((width for width in AT_ONCE if columns <= width), max(AT_ONCE))
 
 

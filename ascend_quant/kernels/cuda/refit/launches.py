@@ -14,11 +14,11 @@ _COMPILED: dict[tuple, object] = {}
 
 
 class Launch(NamedTuple):
-    """One launch.
+    """The launch of a Triton kernel: its table, grid, constants and compiler options.
 
     Attributes:
         table: int64 (pieces, FIELDS).
-        programs: int64 (pieces), how many each line takes.
+        programs: int64 (pieces), how many programs each line of the table takes.
         constants: the rest of the kernel's arguments, in its order.
         options: names and values of what Triton's compiler takes: warps, registers.
     """

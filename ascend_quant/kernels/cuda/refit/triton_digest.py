@@ -182,11 +182,11 @@ def times(numbers, weights):
 
 @triton.jit
 def joined(low, high):
-    """What the sums of low 32 bits and of higher ones stand for, modulo PRIME, in [0, PRIME + 4)."""
+    """Join sums of low 32 bits and of higher ones into one number modulo PRIME, in [0, PRIME + 4)."""
     return folded(low + (high >> 29) + ((high & 0x1FFFFFFF) << 32))
 
 
 @triton.jit
 def folded(numbers):
-    """The same modulo PRIME, in [-4, PRIME + 4)."""
+    """Reduce int64 numbers modulo PRIME, into [-4, PRIME + 4)."""
     return (numbers & PRIME) + (numbers >> 61)

@@ -92,7 +92,7 @@ def fake_quantize(w_NK: torch.Tensor, scheme: Scheme, absmax_N: torch.Tensor | N
 
 
 def constants_of(columns: int, scheme: Scheme, target: tl.dtype, given: bool) -> dict[str, object]:
-    """What the kernel is compiled for: rows of K elements, or groups of them."""
+    """Return the constants of the fake quantization kernel, for rows of K elements or their groups."""
     if scheme.group and columns % scheme.group:
         raise ValueError(f"rows of {columns} elements cannot be cut into int4 groups of {scheme.group}")
     length = scheme.group or columns

@@ -225,7 +225,7 @@ def find_tops(
 
 @triton.jit(do_not_specialize=["pieces"])
 def tops_to_scales(table, starts, pieces, totals, CLEAR: tl.constexpr):
-    """Turn what `find_tops` left into scales; or clear their places for it."""
+    """Turn the largest magnitudes that `find_tops` left into scales; or clear their places for it."""
     at = tl.load(table + tl.program_id(0) * ENTRY + SCALE).to(tl.pointer_type(tl.float32))
     if CLEAR:
         tl.store(at, 0.0)
@@ -291,7 +291,7 @@ def _report(absmax, entry, at, column_stride, valid, K: tl.constexpr, WIDTH: tl.
 
 @triton.jit
 def _bad(at, column_stride, valid, K: tl.constexpr, WIDTH: tl.constexpr, TYPE: tl.constexpr):
-    """How many elements are not finite as TYPE; at least 1, for one that is elsewhere in the whole row."""
+    """Count elements that are NaN or Inf as TYPE; at least 1, for one that is elsewhere in the whole row."""
     count = tl.zeros((1,), tl.int64)
     for first in tl.range(0, K, WIDTH, loop_unroll_factor=1):
         part = loaded(at, column_stride, valid, first + tl.arange(0, WIDTH), K, "evict_first")
@@ -311,7 +311,7 @@ def _sent_scale(at, valid):
 
 @triton.jit
 def _changed(at, to, column_stride, rows, scale, factor, K: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
-    """How many codes of these rows are about to change."""
+    """Count the int8 codes of these rows that are about to change."""
     count = tl.zeros((1,), tl.int32)
     for first in tl.range(0, K, WIDTH, loop_unroll_factor=1):
         columns = first + tl.arange(0, WIDTH)
@@ -325,7 +325,7 @@ def _changed(at, to, column_stride, rows, scale, factor, K: tl.constexpr, WIDTH:
 
 @triton.jit
 def _clamped(at, column_stride, rows, scale, K: tl.constexpr, WIDTH: tl.constexpr):
-    """How many codes of these rows are lost to given scales."""
+    """Count the int8 codes of these rows that given scales clamp."""
     count = tl.zeros((1,), tl.int64)
     for first in tl.range(0, K, WIDTH, loop_unroll_factor=1):
         part = loaded(at, column_stride, rows, first + tl.arange(0, WIDTH), K, "evict_first")

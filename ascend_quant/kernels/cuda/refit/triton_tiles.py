@@ -121,7 +121,7 @@ def _words(codes):
 
 @triton.jit
 def _first_row_differs(differing):
-    """How many of a word's nibbles that belong to a tile's first row (h = 0) are not zero."""
+    """Count the nibbles of a word that are not zero and belong to a tile's first row (h = 0)."""
     count = ((differing & 0xF) != 0).to(tl.int32) + ((differing & 0xF0) != 0).to(tl.int32)
     return count + ((differing & 0xF0000) != 0).to(tl.int32) + ((differing & 0xF00000) != 0).to(tl.int32)
 

@@ -58,7 +58,7 @@ TYPES = {
 
 
 class Group(NamedTuple):
-    """What one launch has in common."""
+    """The constants that moves of one launch share."""
 
     kind: str
     source: torch.dtype
@@ -150,7 +150,7 @@ def prepare(device: torch.device, writes: Iterable[tuple[Move, torch.dtype]] = (
 
 
 def _uploaded(move: Move, source: torch.Tensor, slot: int) -> Iterator[Job]:
-    """The same from host memory, a few rows at a time (the whole tensor at once where it has one scale)."""
+    """Yield the jobs of a move from host memory, a few rows at a time (the whole tensor where it has one scale)."""
     if move.among is not None:
         yield _uploaded_whole(move, source, slot)
         return
@@ -302,7 +302,7 @@ def _scale_launches(group: Group, table: np.ndarray, source: tl.dtype) -> Iterat
 
 
 def tiling(length: int, kind: str) -> tuple[int, int, int, tuple[tuple[str, int], ...]]:
-    """How a launch of a kind walks rows of `length`: step, rows at a time, how often, and Triton's options.
+    """Return how a kernel walks rows of `length`: elements a step, rows at a time, repetitions, and Triton's options.
 
     Few warps a row, and so many registers that the rows in flight stay in the first-level cache between their two
     readings: found on one H200 at 768, 2048, 3584 and 18,944, where each reaches 0.95 of a copy's bandwidth.

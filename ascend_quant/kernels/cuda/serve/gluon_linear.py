@@ -56,12 +56,12 @@ def _workspace(tiles: HopperTiles, grid: Grid, device: torch.device) -> tuple[to
 
 
 def layout(rows: int, block_k: int) -> gl.NVMMASharedLayout:
-    """How a tile (rows, block_k) of codes lies in shared memory."""
+    """Return the shared memory layout of a tile (rows, block_k) of int8 codes, swizzled for WGMMA."""
     return gl.NVMMASharedLayout.get_default_for([rows, block_k], gl.int8)
 
 
 def options(tiles: HopperTiles) -> dict[str, int | bool]:
-    """What the compiler takes."""
+    """Return the launch options: warps, and no fused multiply-add."""
     return {"num_warps": tiles.warps, "enable_fp_fusion": False}
 
 
@@ -146,7 +146,7 @@ def _load(x, x_more, w, places, sizes, MORE: gl.constexpr, SHARED: gl.constexpr)
 
 @gluon.constexpr_function
 def _sums_layout(rows, columns, warps):
-    """Of sums (rows, columns) among so many warps: as many below each other as there are 16 rows, or 4."""
+    """Return the layout of int32 sums (rows, columns): as many warps below each other as there are 16 rows, or 4."""
     down = warps if 16 * warps <= rows else 4
     instruction = min(128, columns * down // warps)  # Triton has none with 256 columns of int8
     return gl.NVMMADistributedLayout([3, 0], [down, warps // down], [16, instruction, 32])
@@ -220,7 +220,8 @@ def _added(
     LAYOUT: gl.constexpr,
     LAYOUT_MORE: gl.constexpr,
 ):
-    """What all programs of a tile have summed, if this one is the last of them, and whether it is."""
+    """Store a program's int32 sums of a tile (stream-K); the last program to do so adds all up. Return whether it
+    is."""
     BLOCK_M: gl.constexpr = sums.shape[0]
     BLOCK_N: gl.constexpr = sums.shape[1]
     PLACE: gl.constexpr = (BLOCK_M + MORE) * BLOCK_N
@@ -250,7 +251,7 @@ def _added(
 
 @gluon.jit
 def _inside(ROWS: gl.constexpr, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Where sums (ROWS, COLUMNS) lie behind one another."""
+    """Return the offsets of sums (ROWS, COLUMNS) in row-major order."""
     rows, columns = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)), gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
     return rows[:, None] * COLUMNS + columns[None, :]
 

@@ -12,7 +12,7 @@ GROUP_M = gl.constexpr(8)  # tiles of M that are walked before the next tile of 
 
 @gluon.jit
 def count_of(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, SHARED: gl.constexpr):
-    """How many tiles this program works on."""
+    """Return how many tiles this program works on."""
     M, N, K = sizes
     if SHARED:
         first, last = _share(sizes, ROWS, BLOCK_N, BLOCK_K)
@@ -25,7 +25,7 @@ def count_of(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.const
 
 @gluon.jit
 def part_of(i, sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, SHARED: gl.constexpr):
-    """This program's i-th tile: its place in M and N, and the steps of K from the first to before the last."""
+    """Locate this program's i-th tile: its place in M and N, and the steps of K from the first to before the last."""
     M, N, K = sizes
     tiles_m, tiles_n, steps = gl.cdiv(M, ROWS), gl.cdiv(N, BLOCK_N), gl.cdiv(K, BLOCK_K)
     if SHARED:
@@ -53,7 +53,7 @@ def _share(sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constex
 
 @gluon.jit
 def sharers_of(n, sizes, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr):
-    """Which of the sharers has the first step of a tile, and which its last."""
+    """Return which of the sharers has the first step of a tile, and which its last."""
     M, N, K = sizes
     steps, sharers = gl.cdiv(K, BLOCK_K), gl.num_programs(0) // gl.cdiv(M, ROWS)
     total = gl.cdiv(N, BLOCK_N) * steps

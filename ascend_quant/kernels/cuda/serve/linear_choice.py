@@ -35,7 +35,8 @@ def tiles_of(choice: tuned.Choice) -> Tiles | HopperTiles | None:
 
 
 def linear(columns: int, length: int, rows: int, dtype: torch.dtype) -> Tiles | HopperTiles | None:
-    """What computes (rows, K) x (N, K) in `dtype` on the current GPU; None for vLLM's cutlass kernel.
+    """Choose the tiles for the int8 GEMM (rows, K) x (N, K) in `dtype` on the current GPU; None for vLLM's cutlass
+    kernel.
 
     Raises:
         tuned.BadTable: a file of choices is wrong.

@@ -18,15 +18,15 @@ SLOTS = 64  # streams with counters of their own
 
 
 class Grid(NamedTuple):
-    """How programs take tiles. Where they share them, there are as many for each tile of M, side by side, so that they
-    read the same weights at the same time."""
+    """The grid of a GEMM; where programs share tiles, those of each tile of M are side by side to read the same
+    weights."""
 
     programs: int
     shared: bool
 
 
 def grid_of(tiles: HopperTiles, rows: int, columns: int, length: int, processors: int) -> Grid:
-    """Of a product (rows, K) x (N, K) on so many multiprocessors."""
+    """Return the grid of a GEMM (rows, K) x (N, K) on a GPU of so many multiprocessors."""
     tiles_m, tiles_n = -(-rows // tiles.rows), -(-columns // tiles.block_n)
     if not tiles.stream_k or tiles_m * tiles_n > COUNTERS or tiles_m > processors:
         return Grid(min(tiles_m * tiles_n, processors), False)
@@ -36,7 +36,7 @@ def grid_of(tiles: HopperTiles, rows: int, columns: int, length: int, processors
 def workspace(
     tiles: Tiles, count: int, length: int, device: torch.device
 ) -> tuple[int, torch.Tensor | None, torch.Tensor | None]:
-    """Into how many parts K is cut; where they are none, no workspace.
+    """Decide into how many parts K is cut (split-K), and make the workspace if it is cut.
 
     Args:
         count: tiles of the product.

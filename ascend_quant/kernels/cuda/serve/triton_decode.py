@@ -30,12 +30,12 @@ REGISTERS = 1 << 16  # of a multiprocessor, from sm80 to sm100
 
 
 class DecodeTiles(NamedTuple):
-    """How the work is cut.
+    """The tiles of decode attention: how its work is cut.
 
     Attributes:
         tile: tokens that a program multiplies at once.
-        programs: of each multiprocessor, all heads together.
-        warps, stages: of a program.
+        programs: how many run on each multiprocessor, all heads together.
+        warps, stages: of each program.
         codes: whether codes are multiplied as they are, for up to `triton_decode_codes.HEADS` query heads each.
     """
 
@@ -47,7 +47,7 @@ class DecodeTiles(NamedTuple):
 
     @property
     def registers(self) -> int:
-        """Of a thread, at most, for as many programs to run at once: what a multiprocessor has, in eights."""
+        """The most registers of a thread with which `programs` run at once on a multiprocessor, a multiple of 8."""
         return min(REGISTERS // (self.programs * self.warps * 32) // 8 * 8, 248)
 
 
@@ -63,7 +63,7 @@ HOPPER = (9, 0)
 
 
 def usual(device: torch.device, group: int, head: int) -> DecodeTiles:
-    """What a device's shared memory holds, for so many query heads of a head of keys, with so many numbers each."""
+    """Choose tiles that fit the device's shared memory, for `group` query heads a key head and head size `head`."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < HOPPER:
         return SMALL
     if group > triton_decode_codes.HEADS:
@@ -72,11 +72,11 @@ def usual(device: torch.device, group: int, head: int) -> DecodeTiles:
 
 
 class Plan(NamedTuple):
-    """Where the shares begin, on the device; of lengths, and of how many shares.
+    """The plan of a decode step, on the device: where each share of the sequences' tiles begins.
 
     Attributes:
-        first_tile: int32 (B + 1), of each sequence.
-        first_sequence: int32 (shares), of each share.
+        first_tile: int32 (B + 1), the first tile of each sequence.
+        first_sequence: int32 (shares), the first sequence of each share.
     """
 
     first_tile: torch.Tensor
@@ -97,7 +97,7 @@ def plan_shares(
     TILE: tl.constexpr,
     SEQUENCES: tl.constexpr,  # a power of two, from the largest B
 ):
-    """A program a share."""
+    """Find each share's first tile and sequence; one program a share."""
     share = tl.program_id(0)
     sequence = tl.arange(0, SEQUENCES)
     tokens = tl.maximum(tl.load(lengths + sequence, mask=sequence < B, other=0), 0)
@@ -122,7 +122,8 @@ def tile_at(
     PAGE: tl.constexpr,
     TOGETHER: tl.constexpr,
 ):
-    """Where a tile's keys (tokens, D), values (D, tokens) and keys' scales are; values' scales are a page behind.
+    """Return the addresses of a tile's keys (tokens, D), values (D, tokens) and key scales; value scales are a page
+    behind.
 
     Tokens come by sixteen of one page, which Triton cannot see where it knows nothing of the blocks.
     """
@@ -138,7 +139,7 @@ def tile_at(
 
 @triton.jit
 def with_tile(queries, k, v_t, k_scale, v_scale, seen, top, weights, sums):
-    """Largest scores, sums of weights and of weighted values (ROWS, D), with a tile of keys more.
+    """Add a tile of keys to the online softmax: largest scores, sums of weights and of weighted values (ROWS, D).
 
     Args:
         seen: (ROWS or 1, TILE), the tokens that a row attends to.
@@ -178,7 +179,7 @@ def attend_shares(
     STAGES: tl.constexpr,
     CODES: tl.constexpr,
 ):
-    """A program a share and head of keys."""
+    """Attend to a share of the tiles; one program a share and key head."""
     key_head, share = tl.program_id(0), tl.program_id(1)
     VALUES: tl.constexpr = PAGE * HEADS * (HEAD + 4)
     each = tl.cdiv(tl.load(first_tile + B), tl.num_programs(1))
@@ -242,7 +243,7 @@ def merge_parts(
     H: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """A program a sequence and query head; one without tokens gets zeros."""
+    """Merge the shares' parts of a sequence and query head, one program each; one without tokens gets zeros."""
     sequence, head = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, HEAD)
     each = tl.maximum(tl.cdiv(tl.load(first_tile + B), shares), 1)
@@ -297,7 +298,7 @@ class Decoder:
         self.first_sequence = torch.zeros(self.shares, dtype=torch.int32, device=device)
 
     def plan(self, lengths: torch.Tensor) -> Plan:
-        """Of int32 lengths (B) on the device, written in place: one launch a step, for all layers.
+        """Plan the shares for sequence lengths, int32 (B) on the device: in place, one launch a step, for all layers.
 
         Raises:
             ValueError: more sequences than there is room for.
@@ -346,7 +347,7 @@ class Decoder:
 
 
 def constants(layout: cache_pages.Layout, group: int, tiles: DecodeTiles) -> dict[str, int | bool]:
-    """What `attend_shares` is compiled for."""
+    """Return the constants that `attend_shares` is compiled with."""
     return {
         "HEADS": layout.heads,
         "GROUP": group,

@@ -73,8 +73,8 @@ def with_codes(
 
 @triton.jit
 def weights_of(scores, seen, top):
-    """One step of the online softmax: a tile's weights, the largest scores, and the factor by which whatever was
-    summed before shrinks."""
+    """Take an online softmax step: return a tile's weights, the largest scores, the factor by which older sums
+    shrink."""
     scores = tl.where(seen, scores, float("-inf"))
     larger = tl.maximum(top, tl.max(scores, 1))
     return tl.exp2(scores - larger[:, None]), larger, tl.exp2(top - larger)

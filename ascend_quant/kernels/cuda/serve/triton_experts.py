@@ -96,7 +96,7 @@ def mixture(
 
 
 class Places(NamedTuple):
-    """Where the pairs are, see `triton_routing.prepare`."""
+    """The sorted (token, expert) pairs of a fused MoE and the expert of each block, see `triton_routing.prepare`."""
 
     pair_at: torch.Tensor
     expert_of: torch.Tensor
@@ -190,12 +190,12 @@ def tiles_for(shape: Shape, tokens: int, device: torch.device) -> GroupedTiles:
 
 
 def tiles_of(choice: Choice) -> GroupedTiles:
-    """What a line of the tuner's table says."""
+    """Return the tiles that a line of the tuner's table names."""
     return GroupedTiles(**{name: value for name, value in choice.items() if name != "by"})
 
 
 def usual_tiles(shape: Shape, tokens: int) -> GroupedTiles:
-    """For what was never tuned, by how many pairs an expert has; they fit every GPU from sm80 on."""
+    """Return tiles for a shape that was never tuned, by pairs per expert; they fit every GPU from sm80 on."""
     pairs_each = tokens * shape[3] / shape[0]
     if pairs_each <= 8:
         return GroupedTiles(16, 64, 256, 4, 3, 1, False, 128, 256, 4, 3, 1, False, False)

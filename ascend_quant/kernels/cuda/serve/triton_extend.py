@@ -103,7 +103,7 @@ def extend(
 
 
 def constants(layout: cache_pages.Layout, group: int, with_fresh: bool) -> dict[str, int | bool]:
-    """What `attend_chunks` is compiled for."""
+    """Return the constants that `attend_chunks` is compiled with."""
     sizes = {"HEADS": layout.heads, "GROUP": group, "HEAD": layout.head, "PAGE": layout.page}
     sizes["TOGETHER"] = layout.together
     return {**sizes, "TILE": TILE, "ROWS": ROWS, "STAGES": STAGES, "WITH_FRESH": with_fresh}

@@ -157,7 +157,7 @@ def norm_into(
 
 
 def warps_of_norm(width: int) -> int:
-    """How many warps hold a norm's row."""
+    """Return how many warps hold a row of RMSNorm."""
     return WARPS.get(width) or min(max(width // PER_WARP, 1), MOST_WARPS)
 
 

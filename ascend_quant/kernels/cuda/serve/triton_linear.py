@@ -49,7 +49,7 @@ def int8_product(
 
 
 def options(tiles: Tiles) -> dict[str, int | bool]:
-    """What Triton's compiler and launcher take: it fuses no multiply-add by itself, so each product is rounded."""
+    """Return the options of Triton's compiler and launcher; no fused multiply-add, so that each product is rounded."""
     return {"num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": False, **launch(tiles.pdl)}
 
 
@@ -165,7 +165,7 @@ def int8_product_tiles(
 
 @triton.jit
 def _place(tile, tiles_m, tiles_n):
-    """Which tile of M and of N: GROUP_M of M, then the next of N, so that neighbours share weights in the L2 cache."""
+    """Return a program's tile of M and of N: GROUP_M of M, then the next of N: neighbours share weights in L2."""
     in_group = GROUP_M * tiles_n
     first_m = tile // in_group * GROUP_M
     high = tl.minimum(tiles_m - first_m, GROUP_M)
@@ -218,7 +218,7 @@ def _sums_by_descriptor(
     BLOCK_K: tl.constexpr,
     TOKENS_ARE_COLUMNS: tl.constexpr,
 ):
-    """What lies outside of the matrices is loaded as zeros."""
+    """Sum a tile by TMA descriptors, int32; elements outside of the matrices are loaded as zeros."""
     sums = _zeros(BLOCK_M, BLOCK_N, TOKENS_ARE_COLUMNS)
     for step in range(first, last):
         x_part = x.load([x_row, step * BLOCK_K])

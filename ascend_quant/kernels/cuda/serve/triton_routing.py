@@ -20,13 +20,13 @@ LONGEST_SEGMENT, SHORTEST_SEGMENT = 4096, 512  # pairs that a program looks at
 
 
 def most_blocks(pairs: int, experts: int, block_m: int) -> int:
-    """How many blocks the pairs may fill: each expert with a pair begins one, the rest of the pairs fill others."""
+    """Return the most blocks that the pairs may fill: each expert with a pair begins one, the rest fills others."""
     reached = min(pairs, experts)
     return reached + (pairs - reached) // block_m
 
 
 def segment_of(pairs: int) -> int:
-    """How many pairs a program looks at: a power of two."""
+    """Return how many pairs a program looks at: a power of two."""
     return min(max(triton.next_power_of_2(pairs), SHORTEST_SEGMENT), LONGEST_SEGMENT)
 
 

@@ -45,12 +45,12 @@ def refined(choice: Choice, capability: tuple[int, int]) -> list[Choice]:
 
 
 def compiled(choice: Choice) -> str:
-    """What tells compiled kernels apart."""
+    """Return the key that distinguishes compiled kernels."""
     return repr(sorted(choice.items()))
 
 
 def wrong(call: Callable, choice: Choice) -> str | None:
-    """What is wrong with the result, compared with the oracle's, or with other tiles' where that would take long."""
+    """Return what is wrong with the result, compared with the oracle's or, where that takes long, with other tiles'."""
     x, weight, expert, w13, s13, w2, s2 = call.inputs
     found = call(choice, 0).float()
     if x.shape[0] > FEW_ENOUGH:
@@ -74,7 +74,7 @@ def warm(choice: Choice, shape: Shape, rows: int) -> None:
 
 
 def copy_bytes(shape: Shape) -> int:
-    """How many bytes of weights a mixture may read."""
+    """Return how many bytes of weights a fused MoE may read."""
     experts, width, hidden, _ = shape
     return 3 * experts * width * hidden
 
@@ -88,7 +88,7 @@ def floor(shape: Shape, rows: int, gpu: str) -> float | None:
 
 
 def prepare(shape: Shape, rows: int, copies: int) -> Callable[[Choice | None, int], torch.Tensor]:
-    """What computes the mixture by a choice with one of several copies of the weights, behind a small kernel.
+    """Return a function that computes the fused MoE by a choice, with one copy of the weights, behind a small kernel.
 
     Without a choice, that kernel runs alone.
     """
@@ -122,7 +122,7 @@ def prepare(shape: Shape, rows: int, copies: int) -> Callable[[Choice | None, in
 
 
 def _block_sizes(shape: Shape, rows: int) -> list[int]:
-    """How many pairs a block may have: about as many as an expert has, or the next size."""
+    """Return sizes of a block of pairs worth trying: about as many as an expert has, or the next size."""
     pairs_each = rows * shape[3] / shape[0]
     sizes = [*FEW, *MANY]
     first = next((i for i, size in enumerate(sizes) if size >= pairs_each), len(sizes) - 1)

@@ -69,13 +69,13 @@ def refined(choice: Choice, capability: tuple[int, int]) -> list[Choice]:
 
 
 def compiled(choice: Choice) -> str:
-    """What tells compiled kernels apart: of `split_k` and `ahead`, only whether there is one."""
+    """Return the key that distinguishes compiled kernels: of `split_k` and `ahead`, only whether there is one."""
     some = {"split_k": choice.get("split_k", 1) > 1, "ahead": choice.get("ahead", 0) > 0}
     return repr(sorted({**choice, **some}.items()))
 
 
 def wrong(call: Callable, choice: Choice) -> str | None:
-    """What is wrong with a result, compared with int32 sums and the definition's dequantization, bit for bit."""
+    """Return what is wrong with a result that is not, bit for bit, the definition's dequantization of int32 sums."""
     x, codes, x_scale, scale = call.inputs
     few = max(0, FEWEST_ROWS - x.shape[0])
     sums = torch._int_mm(torch.nn.functional.pad(x, (0, 0, 0, few)), codes[0].t())[: x.shape[0]]
@@ -96,7 +96,7 @@ def warm(choice: Choice, shape: tuple[int, int], rows: int) -> None:
 
 
 def copy_bytes(shape: tuple[int, int]) -> int:
-    """How many bytes of weights a product reads."""
+    """Return how many bytes of weights a GEMM reads."""
     return shape[0] * shape[1]
 
 
@@ -108,7 +108,7 @@ def floor(shape: tuple[int, int], rows: int, gpu: str) -> float | None:
 
 
 def prepare(shape: tuple[int, int], rows: int, copies: int) -> Callable[[Choice | None, int], torch.Tensor]:
-    """What quantizes activations and computes the product by a choice with one of several copies of the weights.
+    """Return a function that quantizes activations and computes the GEMM by a choice, with one copy of the weights.
 
     As in an engine, the product's kernel may start while the other one runs; without a choice that one runs alone.
     """
@@ -159,12 +159,12 @@ def _hopper_tiles(shape: tuple[int, int], rows: int, processors: int) -> Iterato
 
 
 def _rows_of_tiles(rows: int) -> list[int]:
-    """How many tokens a tile may have; up to 64, as many as there are (in powers of two)."""
+    """Return how many tokens a tile may have; up to 64, as many as there are (in powers of two)."""
     if rows <= 64:
         return [next(size for size in (16, 32, 64) if size >= rows)]
     return [64, 128] if rows <= 128 else [64, 128, 256] if rows <= 512 else [128, 256]
 
 
 def _splits(programs: int, steps: int, processors: int) -> list[int]:
-    """Into how many parts K may be cut: whole, or so many that the programs are about as many as the processors."""
+    """Return into how many parts K may be cut: whole, or so many that programs are about as many as processors."""
     return sorted({1, *(split for split in (2, 3, 4) if steps >= 4 * split and split * programs <= 1.2 * processors)})

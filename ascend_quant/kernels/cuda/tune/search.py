@@ -48,11 +48,11 @@ class Job(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What was found for a job.
+    """The result of tuning a job.
 
     Attributes:
         choice: the fastest one whose result is right; None where there is none.
-        seconds: of that; `before`, of vLLM's own way, where it works; `floor`, of an ideal kernel, where known.
+        seconds: of that choice; `before`, of vLLM's own way, where it works; `floor`, of an ideal kernel, where known.
         tried: how many choices were timed.
         problems: choices that failed or computed something else.
     """
@@ -72,7 +72,7 @@ def known_shapes() -> list[tuple[str, tuple[int, ...]]]:
 
 
 def to_compile(jobs: Iterable[Job]) -> list[tuple[Job, Choice]]:
-    """One choice of each kernel that any job may need."""
+    """Return one choice of each kernel that any job may need."""
     found: dict[object, tuple[Job, Choice]] = {}
     capability = torch.cuda.get_device_capability()
     for job in jobs:
@@ -167,7 +167,7 @@ def seconds(
 
 @cache
 def _side_stream() -> torch.cuda.Stream:
-    """Where graphs are captured: not the default stream, which cannot be."""
+    """Return the stream on which CUDA graphs are captured: the default stream cannot be."""
     return torch.cuda.Stream()
 
 

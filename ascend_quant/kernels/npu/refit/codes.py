@@ -26,12 +26,12 @@ SQUARE = 128  # rows and columns of a trial: a factor taken for a column's would
 
 
 class Way(NamedTuple):
-    """How a device's rows become codes.
+    """The operators by which a device's rows become int8 codes.
 
     Attributes:
         absmax: (N, K) floating -> (N): the largest magnitudes, not finite where an element is not.
         codes: BF16 (N, K), float32 factors (N) -> int8 (N, K).
-        elements: that are taken at a time.
+        elements: how many are taken at a time.
     """
 
     absmax: Callable[[torch.Tensor], torch.Tensor]
@@ -48,7 +48,7 @@ def absmax_by_chain(x_NK: torch.Tensor) -> torch.Tensor:
 
 
 def codes_fused(x_NK: torch.Tensor, factor_N: torch.Tensor) -> torch.Tensor:
-    """One product, rounded half to even and cast: no clamp is needed, |x * factor| is below 127.5.
+    """Quantize by one product, rounded half to even and cast: no clamp is needed, |x * factor| is below 127.5.
 
     Raises:
         MissingOperator: torch_npu has no npu_quantize.
@@ -61,7 +61,7 @@ def codes_fused(x_NK: torch.Tensor, factor_N: torch.Tensor) -> torch.Tensor:
 
 @cache
 def way_of(device: torch.device) -> Way:
-    """The device's; it is tried the first time, which waits for it."""
+    """Return the device's way; it is tried the first time, which waits for the device."""
     absmax, codes = absmax_by_norm, codes_fused
     if why := _why_not(_try_absmax, device):
         logger.warning("refits on %s take abs and amax, not vector_norm: %s", device, why)
@@ -80,7 +80,7 @@ def _why_not(trial: Callable[[torch.device], str], device: torch.device) -> str:
 
 
 def _try_absmax(device: torch.device) -> str:
-    """What is wrong with the norm, if anything: exact where all is finite, not finite where an element is not."""
+    """Return what is wrong with vector_norm as absmax ("" if nothing): it must be exact, not finite with NaN or Inf."""
     x_NK = _rows()
     found = absmax_by_norm(x_NK.to(device)).cpu()
     if found.dtype != x_NK.dtype or not torch.equal(found, x_NK.abs().amax(1)):
@@ -100,7 +100,7 @@ def _try_absmax(device: torch.device) -> str:
 
 
 def _try_codes(device: torch.device) -> str:
-    """What is wrong with the codes, if anything."""
+    """Return what is wrong with the codes of npu_quantize; "" if nothing is."""
     for x_NK in (_rows(), _rows()[:, :48].contiguous(), _rows()[:40]):
         wanted_NK, _ = oracle.quantize_weight(x_NK)
         _, factor_N = reciprocals.scale_and_factor(x_NK.abs().amax(1))

@@ -16,7 +16,7 @@ LEAST_ROWS, MOST_ROWS = 1 << 16, 1 << 20  # of a table of row digits, 16 bytes e
 
 
 class Sums(NamedTuple):
-    """Digests that nobody has read yet.
+    """The sums of digests that nobody has read yet.
 
     Attributes:
         parts: int32 (T, BYTES, WIDTH) each, on the device.

@@ -182,7 +182,7 @@ def _part(rows_NK: torch.Tensor, start: int, count: int) -> torch.Tensor:
 
 
 def _by_part(rows: slice, total: int, channels: int) -> Iterator[tuple[slice, slice]]:
-    """Those of the rows, which count through all experts, as channels: experts of which they are the same together."""
+    """Yield (experts, channels) of rows that count through all experts; experts of the same channels come together."""
     numbers = range(total)[rows]
     if not len(numbers):
         return

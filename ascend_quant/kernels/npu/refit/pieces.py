@@ -29,7 +29,7 @@ class Piece(NamedTuple):
 
     @property
     def first_row(self) -> int:
-        """In the whole resident tensor."""
+        """The index of the first row in the whole resident tensor."""
         return self.move.first_row + self.rows.start
 
     def goes_on(self, other: "Piece") -> bool:

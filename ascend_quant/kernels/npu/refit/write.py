@@ -28,7 +28,7 @@ ELEMENTS = 1 << 23  # taken at a time where each needs much work space, and in a
 
 
 class Counters:
-    """What is counted during one refit, kept on the device and read once.
+    """The counts taken during one refit, kept on the device and read once.
 
     Args:
         sparing: whether little work space is taken: in a first load, which an engine may keep for good.
@@ -80,7 +80,7 @@ class Counters:
         return found
 
     def _spoilt_rows(self, spoilt: list[torch.Tensor]) -> dict[int, int]:
-        """How many of each source's rows; waits for the device."""
+        """Count the rows of each source with NaN or Inf; waits for the device."""
         found: Counter[int] = Counter()
         for dtype, rows in zip(self._by_dtype(), spoilt, strict=True):
             sources = [one for absmax_N, sources in self.absmax if absmax_N.dtype == dtype for one in sources]
@@ -110,12 +110,12 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
 
 
 def prepare(device: torch.device, writes: Iterable = ()) -> None:
-    """Nothing is compiled here: the operations are torch_npu's own. They are tried."""
+    """Try the fused operators on the device; nothing is compiled, since the operations are torch_npu's own."""
     npu_codes.way_of(device)
 
 
 def _kind(move: Move, source: torch.Tensor) -> tuple:
-    """What is treated alike, whichever tensors it ends in."""
+    """Return the key of moves that are treated alike, whichever tensors they end in."""
     target = move.target_NK
     if move.scheme is None and move.kind.startswith("fp8"):
         raise ValueError("Atlas A2 and A3 have no fp8: choose the scheme int8")

@@ -222,7 +222,7 @@ def _swiglu_after_product(
 def _swiglu_in_product(
     rows: Routed, w13_codes_ENK: torch.Tensor, w13_scale_EN: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same in one operator."""
+    """Compute codes (R, H) and scales (R) of silu(gate) * up in one operator with the product."""
     codes_EKN = w13_codes_ENK.transpose(1, 2)
     return grouped_matmul_swiglu_quant(rows.x_RK, codes_EKN, w13_scale_EN, rows.scale_R, rows.end_E)
 
