@@ -29,7 +29,7 @@ PACKED, SCALE = ".weight_packed", ".weight_scale"
 
 @dataclass(frozen=True)
 class Calibration:
-    """What GPTQ is given: `samples` times `seq_len` tokens of a text file, see `texts`."""
+    """The settings of a GPTQ calibration: `samples` times `seq_len` tokens of a text file, see `texts`."""
 
     text: Path
     samples: int = 256
@@ -91,7 +91,7 @@ def put(folder: Path, solved: Solved, noted: dict) -> None:
 
 
 def _replaced(checkpoint: Checkpoint, path: Path, solved: Solved) -> Digest:
-    """One shard, written anew."""
+    """Write one shard anew with GPTQ's codes and scales."""
     specs = {
         name: Spec(checkpoint.dtype(name), checkpoint.shape(name))
         for name in checkpoint.names
@@ -141,7 +141,7 @@ def _tokens(checkpoint: Checkpoint, calibration: Calibration) -> torch.Tensor:
 
 
 def _noted(calibration: Calibration) -> dict:
-    """For the manifest."""
+    """Return the manifest's note on the calibration: its settings, the text's checksum, and the tools' versions."""
     with calibration.text.open("rb", buffering=0) as file:
         digest = digest_of(file)
     tools = {name: version(name) for name in ("llmcompressor", "compressed-tensors", "transformers", "torch")}

@@ -26,7 +26,7 @@ WRITTEN_ANEW = (INDEX, DESCRIPTION, "config.json", MANIFEST)
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for.
+    """The conversion that a user asks for.
 
     Attributes:
         scheme: a name of `ascend_quant.schemes`; bf16 undoes the quantization of IN.
@@ -56,10 +56,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Summary:
-    """What was done.
+    """The summary of a conversion.
 
     Attributes:
-        shards, resumed: files of weights; those that an earlier run had finished.
+        shards, resumed: how many files of weights there are, and how many an earlier run had finished.
         bytes_in, bytes_out: of IN's tensors, and of OUT's files of weights.
         weights: how many were converted, and how many were not, by the reason.
     """
@@ -125,7 +125,7 @@ def convert(request: Request, progress: Progress = lambda done, total: None) -> 
 def _planned(
     request: Request, checkpoint: Checkpoint, scheme: Scheme, format: str
 ) -> tuple[Plan, Callable[[], Quantizer | None]]:
-    """What becomes of IN, and what makes a thread's quantizer, once it is known that the device can be used."""
+    """Return the plan for IN and the factory of a thread's quantizer, once it is known that the device can be used."""
     if not scheme.quantized:
         return plan_undoing(checkpoint, Quantized(checkpoint)), lambda: None
     if Quantized(checkpoint).readers:  # what cannot be undone is refused with its own reason
@@ -138,7 +138,7 @@ def _planned(
 
 
 def _identity(request: Request, checkpoint: Checkpoint, scheme: Scheme, format: str) -> dict:
-    """What makes two commands the same, as JSON has it."""
+    """Return the key of a conversion, equal for two commands that do the same, as JSON has it."""
     files = {path.name: path.stat() for path in checkpoint.files}
     return {
         "version": ascend_quant.__version__,
@@ -151,7 +151,7 @@ def _identity(request: Request, checkpoint: Checkpoint, scheme: Scheme, format: 
 
 
 def _reporter(plan: Plan, shards: Sequence[str], progress: Progress) -> Callable[[int], None]:
-    """What threads tell their bytes to."""
+    """Return the function that threads report their written bytes to."""
     total = sum(size(spec) for shard in shards for spec in plan.outputs(shard).values())
     done, lock = 0, Lock()
     progress(0, total)

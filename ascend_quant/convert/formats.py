@@ -66,7 +66,7 @@ def held_by(format: str) -> list[str]:
 
 
 def tensors(format: str, scheme: Scheme, name: str, shape: tuple[int, int]) -> dict[str, Spec]:
-    """What `name` (ending in .weight) of shape (N, K) becomes: codes first, scales next, then what never changes."""
+    """Return what `name` (ending in .weight), (N, K), becomes: codes first, scales next, then what never changes."""
     found = definition_of(scheme).tensors(format, name, *shape)
     return {tensor: Spec(*spec) for tensor, spec in found.items()}
 

@@ -17,7 +17,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def shapes(tensors: Mapping[str, torch.Tensor]) -> Shapes:
-    """Those of tensors, by name."""
+    """Return the shapes of tensors, by name."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
@@ -37,11 +37,11 @@ def read_config(model: Path) -> dict[str, Any]:
 
 
 class Expected:
-    """What a model's folder says about its tensors.
+    """The tensors that a model's folder says it has.
 
     Attributes:
         shapes: of the tensors of a checkpoint of the model, by name; without a head that is tied.
-        ties: by the names of parameters that are others, theirs; as the model names them, not a checkpoint.
+        ties: the name of the parameter that each tied one is, by its own; as the model names them, not a checkpoint.
         linear: the linear layers, as the model names them.
         more: how many layers of multi-token prediction there may be beyond the model's own.
 
@@ -122,7 +122,7 @@ def _ties(built: Any) -> dict[str, str]:
 
 
 def _renamed(name: str, mapping: Mapping[str, str]) -> str:
-    """As transformers 4 saves it: `mapping` is from a checkpoint's names, regular expressions, to the model's."""
+    """Return the name under which transformers 4 saves `name`; `mapping`: checkpoint names (regex) to the model's."""
     for saved, own in mapping.items():
         if re.match(own, name):
             return re.sub(f"^{own}", re.sub(r"\(.*\)", "", saved.lstrip("^")), name)

@@ -100,7 +100,7 @@ class Output:
             return digest_of(file)
 
     def writing(self, name: str) -> Path:
-        """Where a file is written until it is finished."""
+        """Return the path at which a file is written until it is finished."""
         return self.partial / f"{name}{WRITING}"
 
     def finish(self, name: str) -> None:

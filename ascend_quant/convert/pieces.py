@@ -31,7 +31,7 @@ class Part(NamedTuple):
     first_row: int | None = None
 
     def read(self, checkpoint: Checkpoint) -> torch.Tensor:
-        """As it lies in the file; nothing is copied yet."""
+        """Read the tensor or its rows as they lie in the file; nothing is copied yet."""
         tensor = checkpoint.tensor(self.source)
         if self.first_row is None:
             return tensor

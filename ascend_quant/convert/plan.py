@@ -61,7 +61,7 @@ class Plan:
 
 
 def plan_quantizing(checkpoint: Checkpoint, scheme: Scheme, format: str, ignored: Ignored) -> Plan:
-    """All matrices of linear layers and experts become codes and scales.
+    """Plan the conversion of all matrices of linear layers and experts to codes and scales.
 
     Raises:
         BadCheckpoint: a layer that the scheme cannot hold, a weight that is quantized already or no float, one whose
@@ -97,7 +97,7 @@ def plan_quantizing(checkpoint: Checkpoint, scheme: Scheme, format: str, ignored
 
 
 def plan_undoing(checkpoint: Checkpoint, quantized: Quantized) -> Plan:
-    """All quantized weights become BF16 again, and so does the rest of the model; the scales of a quantized cache go.
+    """Plan the conversion of all quantized weights, and the rest of the model, to BF16; scales of a KV cache go.
 
     Raises:
         BadCheckpoint: a tensor that is quantized and not undone, two tensors of one name, or nothing to do.
@@ -121,7 +121,7 @@ def plan_undoing(checkpoint: Checkpoint, quantized: Quantized) -> Plan:
 
 
 def why_unquantized(layer: str) -> str | None:
-    """Why a linear layer is not quantized by default; None if it is.
+    """Return why a linear layer is not quantized by default; None if it is.
 
     Args:
         layer: a tensor's name without ".weight".

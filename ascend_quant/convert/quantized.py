@@ -28,10 +28,10 @@ INT4_REFUSED = ("_zero_point", "_g_idx")
 
 
 class Quantized:
-    """What is quantized in a checkpoint.
+    """The quantized weights of a checkpoint, and how to read them.
 
     Attributes:
-        readers: by the name of a weight (ending in .weight), what reads its codes (N, K) and scales, as
+        readers: by the name of a weight (ending in .weight), the function that reads its codes (N, K) and scales, as
             `oracle.dequantize` takes them; int4 codes as `oracle.pack_int4` packs them.
         beside: tensors that belong to quantized weights and are none afterwards.
 

@@ -136,5 +136,5 @@ def check_device(device: torch.device, scheme: Scheme) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Of what an error says."""
+    """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

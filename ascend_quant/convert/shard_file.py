@@ -44,7 +44,7 @@ def size(spec: Spec) -> int:
 
 
 class Layout:
-    """Where each tensor begins. Wide elements come first, so that every tensor is aligned, as safetensors asks."""
+    """The offsets of tensors in a safetensors file; wide elements come first, so that all are aligned as it asks."""
 
     def __init__(self, specs: Mapping[str, Spec]):
         sizes = {name: size(spec) for name, spec in specs.items()}
@@ -106,7 +106,7 @@ class ShardFile:
 
 
 def digest_of(file) -> Digest:
-    """Of an open binary file, unbuffered."""
+    """Compute the SHA-256 and size of an open binary file, unbuffered."""
     file.seek(0)
     found, count, room = hashlib.sha256(), 0, memoryview(bytearray(READ))
     while length := file.readinto(room):

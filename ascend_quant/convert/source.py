@@ -45,7 +45,7 @@ def check_index(checkpoint: Checkpoint) -> None:
 
 
 def quantization(checkpoint: Checkpoint) -> str | None:
-    """How a checkpoint says that it is quantized; None if it says nothing."""
+    """Return how a checkpoint says that it is quantized; None if it says nothing."""
     if descriptions := sorted(checkpoint.folder.glob(DESCRIPTION)):
         return descriptions[0].name
     if (section := checkpoint.quantization) is None:
@@ -84,7 +84,7 @@ def in_bf16(config: dict) -> dict:
 
 
 def other_files(folder: Path) -> Iterator[Path]:
-    """What is carried over: tokenizer, templates, code and so on; no weights, no indices, nothing hidden.
+    """Yield the files that are carried over: tokenizer, templates, code; no weights, no indices, nothing hidden.
 
     Raises:
         BadCheckpoint: a link to nothing or to a folder, or a LoRA adapter, which would be left out in silence.

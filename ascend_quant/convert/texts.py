@@ -43,10 +43,10 @@ def read(path: Path) -> Iterator[Text]:
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Of each row of JSON lines, or of a parquet file, its place in words, and its value in the column.
+    """Yield the place in words and the column's value of each row of JSON lines or of a parquet file.
 
     Args:
-        columns: of which the first is taken that the first row has.
+        columns: names, of which the first is taken that the first row has.
 
     Raises:
         BadCheckpoint: the file cannot be read, or has none of the columns.

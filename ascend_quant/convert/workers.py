@@ -74,7 +74,7 @@ def write_shards(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch's own threads set aside, see `quantizer`."""
+    """Limit torch to one thread inside the block, see `quantizer`."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -84,6 +84,6 @@ def one_thread() -> Iterator[None]:
 
 
 def default_workers(device: str) -> int:
-    """One a core that this process may use; a few that share an accelerator."""
+    """Return the default number of threads: one a usable core on CPUs, at most a few that share an accelerator."""
     cores = len(os.sched_getaffinity(0))
     return cores if device == "cpu" else min(cores, ON_DEVICES)

@@ -19,7 +19,7 @@ class _Parameter(NamedTuple):
 
 
 class Addresses:
-    """Those of all parameters as they are now, scales of codes among them, tied ones at each of their places.
+    """The memory addresses of all parameters as they are now, with scales, tied ones at each of their places.
 
     Another view of the same memory, and what is no parameter (a buffer), they do not tell apart.
     """

@@ -20,12 +20,12 @@ ATTRIBUTE = "ascend_quant_layouts"
 
 @dataclass(frozen=True)
 class Layout:
-    """What the refit and the loaders need to know of one weight.
+    """The layout of one weight in the engine's memory, for the refit and the loaders.
 
     Attributes:
         stand_in: (.., N, K) on the meta device, with the loaders' attributes.
-        place: puts rows where they belong.
-        scale: float32, one a row.
+        place: writes rows where they belong.
+        scale: float32, one a row (per channel).
         copies: tensors that hold the scales in another dtype.
         scheme: of the codes.
     """
@@ -68,7 +68,7 @@ def layouts_of(layer: nn.Module) -> dict[str, Layout]:
 
 @contextmanager
 def lent(model: nn.Module) -> Generator[None]:
-    """Inside, the model's parameters are the stand-ins, for its loaders."""
+    """Lend the model the stand-ins as its parameters inside the block, for its loaders."""
     lent_out: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter | None]] = []
     for layer in model.modules():
         for name, layout in layouts_of(layer).items():

@@ -121,7 +121,7 @@ class Loading(TorchDispatchMode):
         self.refit.record(source.name, source.entry)
 
     def _refused(self, source: "Source", error: Exception) -> RefitError:
-        """For a tensor that the engine's own loader refuses, which may list all names that it knows."""
+        """Make the error for a tensor that the engine's own loader refuses, which may list all names that it knows."""
         came, known = tuple(source.entry.shape), self.refit.plan.entries.get(source.name)
         if known is not None and known.shape != source.entry.shape:
             return RefitError(f"{source.name}: shape {came}, but the engine has it as {tuple(known.shape)}")
@@ -129,12 +129,12 @@ class Loading(TorchDispatchMode):
         return RefitError(f"{source.name} of shape {came}: the engine refused it: {reason}")
 
     def _misnamed(self, name: str) -> str | None:
-        """What is wrong with a name, if it is one that the engine knows with something before it or in it."""
+        """Return what is wrong with a name that the engine knows with something before it or in it; None for others."""
         entries = self.refit.plan.entries or {one.name for one in self.residents.values() if one is not None}
         return misnamed(coding.parted(name)[0], {coding.parted(known)[0] for known in entries})
 
     def _unplaced(self, source: "Source") -> RefitError:
-        """For a tensor of which nothing was written."""
+        """Make the error for a tensor of which nothing was written."""
         name = source.name
         if any(resident is not None and resident.name == name for resident in self.residents.values()):
             return RefitError(
@@ -231,7 +231,7 @@ class Loading(TorchDispatchMode):
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Which memory a tensor is a view of; tensors without memory (meta) are told apart too, as data_ptr does not."""
+    """Return an id of the memory behind a tensor, which tells meta tensors apart too, as data_ptr does not."""
     return tensor.untyped_storage()._cdata
 
 
@@ -248,7 +248,7 @@ def guard(loader: Callable[..., Any], name: str, loading: Callable[[], bool]) ->
 
 
 class Source:
-    """One tensor of the checkpoint or the trainer, and how much of it has found a place."""
+    """A tensor of the checkpoint or the trainer, and how much of it has found a place."""
 
     def __init__(self, name: str, tensor: torch.Tensor, slot: int, sent: torch.Tensor, coded: bool):
         self.name, self.tensor, self.slot, self.taken, self.padded = name, tensor, slot, 0, False
@@ -259,7 +259,7 @@ class Source:
         self.entry = Entry(sent.shape, coded=coded)
 
     def wanted(self) -> int | None:
-        """How many elements the model wants of it, as far as is known."""
+        """Return how many elements the model wants of the tensor; None where that is not known."""
         sizes = list(self.sizes.values())
         return sum(sum(found.values()) for found in sizes) if sizes and all(sizes) else None
 

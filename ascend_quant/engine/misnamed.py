@@ -11,7 +11,7 @@ ADAPTER = "lora_"
 
 
 def misnamed(name: str, known: Collection[str]) -> str | None:
-    """How the sender is to change the name; None if nothing in it tells.
+    """Return how the sender is to change an unexpected tensor name; None if nothing in it tells.
 
     Args:
         known: names that the engine takes.

@@ -79,11 +79,11 @@ class Options:
 
     @classmethod
     def of(cls: type[Self], config: Mapping[str, Any]) -> Self:
-        """From a `quantization_config`; raises ValueError, see above and `known`."""
+        """Read the options of a `quantization_config`; raise ValueError, see above and `known`."""
         return cls(**known(cls, {name: value for name, value in config.items() if name != "quant_method"}))
 
     def of_replica(self: Self, rank: int) -> Self:
-        """Those of data-parallel replica `rank` (from 0)."""
+        """Return the options of data-parallel replica `rank` (from 0)."""
         if not self.replicas:
             return self
         own = self.replicas[rank % len(self.replicas)]

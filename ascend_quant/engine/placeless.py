@@ -132,7 +132,7 @@ class Placeless:
         return name in entries and entries[name].is_idle
 
     def may_be_skipped(self, name: str) -> bool:
-        """Whether an engine's loader may leave a tensor out by design; a tied head has a weight alone, see `apart`."""
+        """Return whether a loader may leave a tensor out by design; a tied head has a weight alone, see `apart`."""
         return self.head is None or not name.startswith(HEAD.removesuffix("weight"))
 
     def leave_out(self, name: str) -> bool:

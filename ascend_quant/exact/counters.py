@@ -27,7 +27,7 @@ class Compared(NamedTuple):
     first: tuple[int, int] | None
 
     def as_metrics(self) -> dict[str, float]:
-        """By the names that verl logs."""
+        """Return the metrics by the names that verl logs."""
         return {f"exact/{name}": getattr(self, name) for name in ("tokens", "unequal", "max_diff", "k3_kl")}
 
 

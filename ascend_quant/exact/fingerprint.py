@@ -30,7 +30,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def differences(engine: Mapping[str, str], trainer: Mapping[str, str]) -> list[str]:
-    """What two fingerprints do not share, in words."""
+    """Return what differs between two fingerprints, in words."""
     return [
         f"{name} is {engine.get(name, 'absent')} in the engine and {trainer.get(name, 'absent')} in the trainer"
         for name in sorted({*engine, *trainer})

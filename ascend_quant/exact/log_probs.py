@@ -66,7 +66,7 @@ class _LogProbs(torch.autograd.Function):
 
 
 def _scaled(rows: torch.Tensor, temperature: float, words: int | None) -> torch.Tensor:
-    """What softmax is taken of; the rows themselves stay as they are."""
+    """Return logits over temperature in float32, padding words at -inf, to take softmax of; `rows` stay as they are."""
     scaled = rows if rows.dtype == torch.float64 else rows.float()
     if temperature != 1:
         scaled = scaled / torch.tensor(temperature, dtype=scaled.dtype, device=rows.device)

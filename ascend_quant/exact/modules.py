@@ -22,7 +22,7 @@ def exact_class(mixin: type, kind: type[nn.Module]) -> type[nn.Module]:
 
 @contextmanager
 def reading(module: nn.Module, **values: Any) -> Iterator[None]:
-    """Inside, attributes of the module read as these values, parameters included."""
+    """Make attributes of the module read as these values inside the block, parameters included."""
     own = vars(module)  # found before nn.Module's parameters
     hidden = {name: own[name] for name in values if name in own}  # FSDP1 puts its tensors there
     own.update(values)

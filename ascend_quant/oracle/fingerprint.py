@@ -52,7 +52,7 @@ def add_digests(*digests: int, weights: Iterable[int] | None = None) -> int:
 
 
 def byte_weights(first: int, count: int) -> torch.Tensor:
-    """What bytes number `first` and following of a row weigh, int64 on the CPU."""
+    """Return the digest's weights of bytes number `first` and following of a row, int64 on the CPU."""
     of_pairs = column_weights(first // 2, (first + count + 1) // 2 - first // 2)
     return torch.stack([of_pairs, of_pairs * 256], dim=1).flatten()[first % 2 :][:count]
 

@@ -41,7 +41,7 @@ def dequantize(codes_NK: torch.Tensor, scale: torch.Tensor, scheme: Scheme | Non
 
 
 def largest_scale(dtype: torch.dtype) -> float:
-    """Of codes of this dtype, that a finite BF16 row can have: its largest code times it is BF16's largest value."""
+    """Return the largest scale of a finite BF16 row: times the largest code of `dtype` it is BF16's largest value."""
     return float(torch.tensor(BF16_MAX) / LARGEST_CODE[dtype])
 
 

@@ -63,7 +63,7 @@ def _ignored(model: nn.Module, found: Sequence[Candidate], ignored: Ignored) -> 
 
 
 def _experts(one: Candidate) -> int:
-    """How many a layer's tensors hold; 0 for a linear layer."""
+    """Return how many experts a layer's tensors hold; 0 for a linear layer."""
     w = getattr(one.module, next(iter(one.weights)))
     return w.shape[0] if w.dim() == 3 else 0
 
@@ -86,12 +86,12 @@ def _weights_of(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
 
 
 def fake_quantize_turned(w_EKN: torch.Tensor, scheme: Scheme, **options) -> torch.Tensor:
-    """The same for weights whose rows run along the dimension before the last; contiguous, as they are."""
+    """Fake-quantize weights whose rows run along the dimension before the last; contiguous, as they are."""
     return fake_quantize(w_EKN.transpose(-1, -2), scheme, **options).transpose(-1, -2).contiguous()
 
 
 def _columns_last(module: nn.Module, experts: dict[str, torch.Tensor]) -> bool:
-    """Whether the tensors are (E, output, input): transformers' classes say it, shapes of gated experts show it."""
+    """Return whether tensors are (E, output, input): their class tells it, or else the shapes of gated experts."""
     turned = getattr(module, "is_transposed", None)
     if turned is not None:
         return not turned

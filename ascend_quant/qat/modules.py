@@ -44,7 +44,7 @@ class Candidate(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """What was done to a model.
+    """The result of fake-quantizing a model: which layers are, and which are not.
 
     Attributes:
         scheme: the scheme's name.
@@ -152,7 +152,7 @@ def _fake_quantized(kind: type[nn.Module]) -> type[nn.Module]:
 
 @contextmanager
 def without_fake_quantization(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes with its own weights."""
+    """Let the model compute with its own weights inside the block."""
     layers = [module for module in model.modules() if isinstance(module, FakeQuantized)]
     before = [layer.fake_quantizers for layer in layers]
     for layer in layers:

@@ -19,7 +19,7 @@ SCHEMES = ("int4_g128", "int4_g32", "int8")
 
 
 def fake_quantize(w_NK: torch.Tensor, scheme: str | Scheme, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """What the engine computes with instead of w (..., N, K), in the dtype of w; differentiable, w stays as it is.
+    """Fake-quantize w (..., N, K): what the engine computes with, in w's dtype; straight-through, w stays as it is.
 
     Args:
         w_NK: any float dtype, on a device with kernels (cpu, cuda, npu).

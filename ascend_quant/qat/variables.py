@@ -12,7 +12,7 @@ SCHEMES = {"32": "int4_g32", "128": "int4_g128"}
 
 
 class QatVariableError(ValueError):
-    """One of the variables holds what it may not."""
+    """A variable of INT4 fake quantization holds what it may not."""
 
 
 def scheme_of_environment(environment: Mapping[str, str]) -> str | None:

@@ -92,7 +92,7 @@ def quantize_fp8_rows(w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) 
 
 
 def quantize_fp8_tokens(x_MK: torch.Tensor, absmax_M: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of values that are taken as they are, in float32."""
+    """Quantize values as they are, in float32, to fp8 codes and a per-token scale."""
     values = x_MK.float()
     absmax_M = values.abs().amax(dim=-1) if absmax_M is None else absmax_M
     return _fp8(values, absmax_M.unsqueeze(-1)), scale_of(absmax_M, FP8_MAX)
@@ -141,7 +141,7 @@ def pack_int4(codes_NK: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
-    """What `pack_int4` was given: int8 (..., K)."""
+    """Unpack the int8 codes (..., K) that `pack_int4` packed into int32 words."""
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=packed.device)
     return ((packed.unsqueeze(-1) >> shifts & 15) - 8).to(torch.int8).flatten(-2)
 
@@ -159,7 +159,7 @@ def _fp8(values: torch.Tensor, absmax: torch.Tensor) -> torch.Tensor:
 
 
 def _spread(per_block: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """One number an element from one a block."""
+    """Expand one number a block to one an element (rows, columns)."""
     return per_block.repeat_interleave(BLOCK, -2).repeat_interleave(BLOCK, -1)[..., :rows, :columns]
 
 
@@ -216,7 +216,7 @@ def fused_multiply_add(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tor
 
 
 def round_trip_fp8_groups(x_MK: torch.Tensor) -> torch.Tensor:
-    """What activations (M, K) are, in float32, once they are fp8 with a scale for every 128 of a token."""
+    """Quantize activations (M, K) to fp8 with a scale for every 128 of a token, and dequantize to float32."""
     length = x_MK.shape[1]
     groups_MJB = torch.unflatten(F.pad(x_MK, (0, -length % BLOCK)), -1, (-1, BLOCK))
     return dequantize(*quantize_fp8_tokens(groups_MJB)).flatten(-2)[:, :length]

@@ -27,14 +27,14 @@ SAFETENSORS = {  # torch's names of dtypes: what files call them
 
 
 class Scales(NamedTuple):
-    """What the scales of a weight look like: torch's name of their dtype, and their shape."""
+    """The scales of a weight: torch's name of their dtype, and their shape."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class Stored(NamedTuple):
-    """What checkpoints call a scheme, in the words of compressed-tensors.
+    """The names of a scheme in checkpoints, in the words of compressed-tensors.
 
     Attributes:
         format: of the whole checkpoint, such as int-quantized.
@@ -56,7 +56,7 @@ class Stored(NamedTuple):
 
 
 class Definition:
-    """One scheme.
+    """The definition of one scheme.
 
     Attributes:
         codes_dtype: torch's name of the dtype of what `quantize` returns; None where weights keep their dtype.
@@ -81,12 +81,12 @@ class Definition:
 
     @property
     def by_definition(self) -> bool:
-        """Whether kernels call `quantize`, having no word of their own for what it does."""
+        """True if kernels call `quantize`, having no word of their own for what it does."""
         return self.codes_dtype is not None and self.kind is None
 
     @property
     def code_in_files(self) -> str:
-        """What safetensors calls the dtype of codes that files hold as they are; ValueError where there are none."""
+        """The dtype, as safetensors calls it, of codes that files hold as they are; ValueError where there are none."""
         if self.codes_dtype is None:
             raise ValueError(f"scheme {self.scheme.name} keeps weights as they are: there are no codes")
         return SAFETENSORS[self.codes_dtype]
@@ -106,7 +106,7 @@ class Definition:
         return scale.isfinite()
 
     def activation(self, x_MK: torch.Tensor) -> torch.Tensor:
-        """What tokens become; by default they stay as they are."""
+        """Round activations (M, K) to what the scheme multiplies; by default they stay as they are."""
         return x_MK
 
     def served(self, codes_NK: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -134,11 +134,11 @@ class Definition:
         return not (self.scheme.group and columns % self.scheme.group)
 
     def scales(self, rows: int, columns: int) -> Scales:
-        """Those of a resident weight (N, K)."""
+        """Return the dtype and shape of the scales of a resident weight (N, K)."""
         return Scales("float32", (rows, 1))
 
     def stored_scales(self, rows: int, columns: int) -> Scales:
-        """Those of a weight in a checkpoint; by default as they are resident."""
+        """Return the dtype and shape of the scales of a weight in a checkpoint; by default as they are resident."""
         return self.scales(rows, columns)
 
     def tile(self, rows: int, columns: int) -> tuple[int, int]:
@@ -146,8 +146,8 @@ class Definition:
         return (1, self.scheme.group or columns)
 
     def tensors(self, format: str, name: str, rows: int, columns: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """What `name` (ending in .weight), a weight (N, K), is in a checkpoint: codes first, scales next, then what
-        never changes; each with its dtype as safetensors calls it, and its shape."""
+        """Return the tensors of a weight (N, K), `name` (ending in .weight), in a checkpoint: codes first, scales next,
+        then what never changes; each with its dtype as safetensors calls it, and its shape."""
         dtype, shape = self.stored_scales(rows, columns)
         codes = {name: (self.code_in_files, (rows, columns))}
         return codes | {f"{name}_scale": (SAFETENSORS[dtype], shape)}

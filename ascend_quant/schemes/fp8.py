@@ -31,7 +31,7 @@ class Fp8(Definition):
         return dequantize(*quantize_fp8_tokens(x_MK))
 
     def rounded(self, w_NK: torch.Tensor, absmax_N: torch.Tensor | None = None) -> torch.Tensor:
-        """By rows, of `absmax_N` where it is given: a tensor's largest magnitude is then that of each of its rows."""
+        """Round w to fp8 and back, by rows or by `absmax_N`: a tensor's amax is then that of each of its rows."""
         from ascend_quant.schemes.arithmetic import dequantize, quantize_fp8_rows
 
         return dequantize(*quantize_fp8_rows(w_NK, absmax_N))

@@ -58,7 +58,7 @@ def get_scheme(name: str) -> Scheme:
 
 
 def definition_of(scheme: Scheme) -> Definition:
-    """What was registered for a scheme.
+    """Return the registered definition of a scheme.
 
     Raises:
         UnregisteredScheme: nothing was, or another scheme under this name; naming what is there.
@@ -71,7 +71,7 @@ def definition_of(scheme: Scheme) -> Definition:
 
 
 def no_cache_on_cpus(cache: str) -> str | None:
-    """Why vLLM's engine on this CPU has no such cache; None if it has."""
+    """Return why vLLM's engine on this CPU has no such KV cache; None if it has."""
     import torch  # who asks for the names alone does without
 
     if cache == "int8":

@@ -14,7 +14,7 @@ NIBBLES = 8  # int4 codes in an int32
 
 @dataclass(frozen=True)
 class Scheme:
-    """One way to hold weights and activations.
+    """A quantization scheme: how weights and activations are held.
 
     Attributes:
         name: the word users write.
@@ -34,5 +34,5 @@ class Scheme:
 
     @property
     def quantized(self) -> bool:
-        """Whether matrices are stored as codes and scales."""
+        """True if matrices are stored as codes and scales."""
         return self.codes is not None

@@ -220,8 +220,7 @@ def _added(
     LAYOUT: gl.constexpr,
     LAYOUT_MORE: gl.constexpr,
 ):
-    """Store a program's int32 sums of a tile (stream-K); the last program to do so adds all up. Return whether it
-    is."""
+    """Store a program's int32 sums of a tile (stream-K); the last one adds up all. Return whether it is the last."""
     BLOCK_M: gl.constexpr = sums.shape[0]
     BLOCK_N: gl.constexpr = sums.shape[1]
     PLACE: gl.constexpr = (BLOCK_M + MORE) * BLOCK_N

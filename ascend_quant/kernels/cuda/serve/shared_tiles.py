@@ -18,8 +18,7 @@ SLOTS = 64  # streams with counters of their own
 
 
 class Grid(NamedTuple):
-    """The grid of a GEMM; where programs share tiles, those of each tile of M are side by side to read the same
-    weights."""
+    """The grid of a GEMM; programs that share a tile of M are side by side, to read the same weights at once."""
 
     programs: int
     shared: bool

@@ -73,8 +73,7 @@ def with_codes(
 
 @triton.jit
 def weights_of(scores, seen, top):
-    """Take an online softmax step: return a tile's weights, the largest scores, the factor by which older sums
-    shrink."""
+    """Take an online softmax step: return a tile's weights, the largest scores, and the factor on older sums."""
     scores = tl.where(seen, scores, float("-inf"))
     larger = tl.maximum(top, tl.max(scores, 1))
     return tl.exp2(scores - larger[:, None]), larger, tl.exp2(top - larger)
