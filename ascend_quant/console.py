@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def remedy(missing: str) -> str:
-    """What to do about it."""
+    """Return what to do about a missing module."""
     pip = f"{sys.executable} -m pip install"
     if missing in COMMANDS:
         return f"Run: {pip} 'ascend-quant[cli]'"

@@ -86,7 +86,7 @@ def mismatch(rollout: torch.Tensor, train: torch.Tensor, threshold: float = THRE
 def sequence_weights(
     rollout: Sequence[torch.Tensor], train: Sequence[torch.Tensor], threshold: float = THRESHOLD
 ) -> Weights:
-    """One weight a sequence, the product of its tokens' (clipped afterwards); sequences count alike, long or short.
+    """Compute a weight a sequence, the product of its tokens' (clipped afterwards); long and short ones count alike.
 
     Args:
         rollout, train: log-probabilities (tokens,) of each sequence.

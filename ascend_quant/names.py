@@ -56,10 +56,10 @@ class PatternError(ValueError):
 
 
 class Layer(NamedTuple):
-    """What is quantized as a whole or not at all.
+    """A layer that is quantized as a whole or not at all.
 
     Attributes:
-        name: the engine's.
+        name: the engine's name of it.
         parts: of each tensor of a checkpoint that it is made of, all names that it goes by, its own the first.
     """
 
@@ -85,7 +85,7 @@ def experts_of(name: str, count: int) -> Layer:
 
 
 def layers_of(names: Iterable[str], stacks: Mapping[str, int] = MappingProxyType({})) -> dict[str, Layer]:
-    """From names of a checkpoint, a trainer or an engine to the engine's layers; several names may share one.
+    """Map names of a checkpoint, a trainer or an engine to the engine's layers; several names may share one.
 
     Args:
         names: all of a model: a layer is a part of a fused one where the other parts are there too.
@@ -112,7 +112,7 @@ def layers_of(names: Iterable[str], stacks: Mapping[str, int] = MappingProxyType
 
 
 def from_megatron(part: str, layer: int) -> list[str]:
-    """What a module of Megatron's decoder layer is in a checkpoint: several for a fused one, none for what is no layer.
+    """Return the checkpoint names of a module of Megatron's decoder layer: several if it is fused, none if no layer.
 
     Args:
         part: its name within the decoder layer.
@@ -132,7 +132,7 @@ def keeps_its_dtype(name: str) -> bool:
 
 
 def _names_of_expert(experts: str, name: str) -> tuple[str, ...]:
-    """One expert's, its fused one's, the stack's of all experts, and that of all of them."""
+    """Return all names of an expert's tensor: its own, its fused one's, the stack's, and all experts'."""
     owner, _, leaf = name.rpartition(".")
     fused = FUSED_INTO.get(leaf, leaf)
     return tuple(dict.fromkeys((name, f"{owner}.{fused}", f"{experts}.{fused}", experts)))
@@ -219,7 +219,7 @@ class Unquantized:
 
     @classmethod
     def of(cls, scheme: str, names: Iterable[str]) -> "Unquantized":
-        """From names as `layers_of` takes them, of all layers that are not quantized."""
+        """Make it from names, as `layers_of` takes them, of all layers that are not quantized."""
         layers = layers_of(name for name in names if not keeps_its_dtype(name))
         return cls(scheme, tuple(sorted({layer.name for layer in layers.values()})))
 

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 
 
 class Sequences(NamedTuple):
-    """Where the sequences of a micro-batch lie.
+    """The offsets of the sequences of a packed or padded micro-batch.
 
     Attributes:
-        offsets: int32 (N + 1,), where each begins among all tokens, and the end of the last.
+        offsets: int32 (N + 1,) (cu_seqlens), where each begins among all tokens, and the end of the last.
         lengths: tokens of each.
         kept: int64 (T,), of a padded batch the places of its true tokens among B * S; None if every token is one.
     """

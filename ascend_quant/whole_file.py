@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def why_no_file(file: Path, in_new_folders: bool = False) -> str | None:
-    """Why no file can be written there, as its name and its folder tell; None if one can.
+    """Return why no file can be written there, as its name and its folder tell; None if one can.
 
     Args:
-        in_new_folders: those that are missing will be made.
+        in_new_folders: whether missing folders will be made.
     """
     if not file.name or file.is_dir():
         return f"{file}: is a folder; name a file"

@@ -34,7 +34,7 @@ GSM8K 48.9 and 52.5 (+6.9 %), DAPO-math-17k 151.0 and 116.2 (-23.0 %)."""
 
 @dataclass(frozen=True)
 class Device:
-    """One device as --tp counts them: a GPU, an Ascend 910B (A2), one of the two dies of a 910C (A3).
+    """A device as --tp counts them, and its rates: a GPU, an Ascend 910B (A2), one of the two dies of a 910C (A3).
 
     Attributes:
         memory: bytes, as vLLM sees them.
@@ -122,12 +122,12 @@ def estimate(model: Model, device: Device, row: Row, workload: Workload) -> Esti
 
 @dataclass(frozen=True)
 class Step:
-    """One pass through the model on one device.
+    """A pass of one device through the model: a decode step, or a prefill.
 
     Attributes:
-        tokens: that are computed: one of each sequence, or in prefill more.
-        sequences: whose next token is drawn.
-        context: tokens that one attends to, in the mean.
+        tokens: how many are computed: one of each sequence, or in prefill more.
+        sequences: how many have their next token drawn.
+        context: how many tokens one attends to, in the mean.
     """
 
     model: Model
@@ -138,7 +138,7 @@ class Step:
     context: float
 
     def seconds(self) -> dict[str, float]:
-        """By part; kernels run one after the other."""
+        """Return the seconds of each part; kernels run one after the other."""
         layers, logits = self.model.layers, self.sequences * self.model.vocab
         products = sum(self._product(self.tokens, matrix) for matrix in self.model.attention()) + self._feed_forward()
         head = BF16 * (self.model.hidden * (self.model.vocab + self.sequences) + logits)
@@ -153,7 +153,7 @@ class Step:
     def _kernel(
         self, moved: float, operations: float = 0, scheme: str = "bf16", fraction: float = STREAM, kernels: int = 1
     ) -> float:
-        """Seconds of `kernels` that together move so many bytes and do so many operations."""
+        """Return the seconds of `kernels` that together move so many bytes and do so many operations."""
         busy = max(moved / (self.device.bandwidth * fraction), operations / self.device.rates[scheme])
         return busy + kernels * self.device.kernel + (PIPELINE_SECONDS if operations else 0)
 
@@ -165,7 +165,7 @@ class Step:
         return self._kernel(moved, copies * 2 * rows * n * k, self.row.scheme)
 
     def _feed_forward(self) -> float:
-        """The products of an MLP, or of the experts that the tokens reach."""
+        """Return the seconds of the GEMMs of an MLP, or of the experts that the tokens reach."""
         reached, rows = 1.0, self.tokens
         if self.model.experts:
             reached = distinct_experts(self.model.experts, self.model.top_k, self.tokens)
@@ -173,7 +173,8 @@ class Step:
         return sum(self._product(rows, matrix, reached) for matrix in self.model.mlp())
 
     def _attention(self) -> float:
-        """Keys and values written; the cache read, that of a prompt once for all its tokens."""
+        """Return the seconds of attention: keys and values written, the cache read, a prompt's once for all its
+        tokens."""
         model, tokens = self.model, self.tokens
         queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
         cached = model.cache_bytes(self.row.cache) / model.layers
@@ -183,7 +184,7 @@ class Step:
         return attend + self._kernel(tokens * (cached + BF16 * 2 * keys))
 
     def _between(self) -> float:
-        """What a layer has besides: two norms, rotation, the activation; codes of the output's input; the router."""
+        """Return a layer's seconds beside GEMMs and attention: norms, rotation, activation, codes, the router."""
         model, tokens = self.model, self.tokens
         code, scale = (BF16, 0) if self.row.scheme == "bf16" else (CODE, SCALE)  # norms and activations write codes
         queries, chosen = model.heads * model.head_dim, tokens * (model.top_k or 1)

@@ -30,7 +30,7 @@ QUANTIZED = ", ".join(name for name, scheme in SCHEMES.items() if scheme.quantiz
 
 
 class Device(str, Enum):
-    """Where weights are quantized."""
+    """The device on which weights are quantized."""
 
     cpu = "cpu"
     cuda = "cuda"
@@ -113,7 +113,7 @@ def requested(
 
 
 def calibrated(request: Request, text: Path | None, samples: int | None, seq_len: int | None) -> Calibration | None:
-    """What GPTQ is given, if it is asked for; raises BadParameter for options that do not go together."""
+    """Return the settings of GPTQ if it is asked for; raise BadParameter for options that do not go together."""
     given = {name: value for name, value in (("samples", samples), ("seq_len", seq_len)) if value is not None}
     if text is None:
         if given:

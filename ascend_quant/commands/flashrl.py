@@ -60,7 +60,7 @@ def setup(
 
 
 def text(done: dict) -> str:
-    """What was done, for people."""
+    """Return what was done, in words for people."""
     count = done["replicas"]
     lines = [f"wrote entry {count} of {done['file']}:"]
     lines += [f"  {key}: {value}" for key, value in done["written"].items()]

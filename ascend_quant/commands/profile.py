@@ -25,7 +25,7 @@ SHOWN = 20  # parameters in the table of those that are not reproduced
 
 
 class Function(str, Enum):
-    """What the quantized model holds."""
+    """The dtype of the quantized model."""
 
     int8 = "int8"
     fp8 = "fp8"
@@ -123,7 +123,7 @@ def show(result: Comparison, files: list[Path], console: Console) -> None:
 
 
 def reproduction(result: Comparison) -> Table:
-    """How many codes come out again from the unchanged BF16 weights, with frozen scales."""
+    """Tabulate how many codes come out again from the unchanged BF16 weights, with frozen scales."""
     table = Table("codes equal, scales frozen", "worst", "median")
     ours = of_refits(result.profile.arithmetic)
     for arithmetic in dict.fromkeys((result.profile.arithmetic, ours)):

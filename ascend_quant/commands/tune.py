@@ -90,7 +90,7 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
 
 
 def _measured(jobs: "list[Job]", limit: float, keep: Callable) -> "Iterator[Measured]":
-    """What is found within so many seconds, each kept at once."""
+    """Yield what is measured within so many seconds, each kept at once."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn
 

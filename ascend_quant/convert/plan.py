@@ -198,7 +198,7 @@ def _check_rank(name: str, part: Part) -> None:
 
 
 def _check_rows(checkpoint: Checkpoint, part: Part, layer: str) -> None:
-    """A row of a weight is an output, and so is an element of its bias; not so in Conv1D, which GPT-2 has."""
+    """Check that the rows of a weight are its outputs, as its bias tells; not so in Conv1D, which GPT-2 has."""
     bias = f"{layer}.bias"
     if bias in checkpoint and checkpoint.shape(bias) != part.shape[:1]:
         raise BadCheckpoint(

@@ -45,7 +45,7 @@ class Shards:
                 raise BadCheckpoint(f"{path} and {paths[0].name} differ in {differing[0]}; copy the checkpoint again")
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One tensor, in the dtype that it was trained in.
+        """Return a whole tensor of all ranks, in the dtype that it was trained in.
 
         Raises:
             BadCheckpoint: it is not there, laid out in a way that is not known, or its parts are not one tensor.
@@ -79,7 +79,7 @@ class Shards:
 
 
 def _read(shard: Path) -> Mapping[str, torch.Tensor]:
-    """What a rank's file holds; an error unless that is tensors alone."""
+    """Read a rank's file; raise BadCheckpoint unless it holds tensors alone."""
     try:
         return torch.load(shard, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:

@@ -39,7 +39,7 @@ class Slice(NamedTuple):
 
 
 class Names:
-    """From Megatron's parameters to the model's tensors.
+    """The conversion of Megatron's parameters to the Hugging Face model's tensors.
 
     Args:
         config: the model's config.json.
@@ -58,7 +58,7 @@ class Names:
         self._converter = _converter(config)
 
     def tensors(self, name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """Those that a parameter holds, in BF16 (the router's correction: in its own dtype).
+        """Yield the tensors that a parameter holds, in BF16 (the router's correction: in its own dtype).
 
         Args:
             parameter: with values, or on device meta, for the names and shapes alone.

@@ -47,7 +47,7 @@ class _NotKnown(Exception):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """One of the classes, or an error: pickle calls this for all that it looks up."""
+        """Return one of the known classes, or raise: pickle calls this for all that it looks up."""
         if module.partition(".")[0] == "pathlib" and name in PATHS:
             return PurePosixPath
         if (module, name) not in KNOWN:
@@ -56,7 +56,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(path: Path) -> Metadata:
-    """What a checkpoint holds and where.
+    """Read which tensors a checkpoint holds, and where.
 
     Raises:
         BadCheckpoint: it cannot be read, names other classes, or has pieces outside of the folder.
@@ -127,7 +127,7 @@ class TorchDist:
         return slice_.reshape(size[len(leading) :])
 
     def _piece(self, key: str, index: MetadataIndex) -> torch.Tensor:
-        """What one rank has saved of a tensor."""
+        """Read the piece of a tensor that one rank has saved."""
         if (info := self._places.get(index)) is None:
             raise self._unreadable(key, "no file holds it")
         if getattr(info, "transform_descriptors", None):

@@ -50,7 +50,7 @@ class Trained:
 
 
 def find(checkpoint: Path) -> Trained:
-    """What `checkpoint` holds; the folder above its newest step, or one of its steps, or that step's actor will do.
+    """Find the kind of a trainer's checkpoint; the folder above its steps (the newest), a step, or its actor will do.
 
     Raises:
         BadCheckpoint: nothing that is known.
@@ -160,7 +160,7 @@ def _state(shards: Shards, expected: Expected, progress: Progress) -> Mapping[st
 
 
 def _shapes(stored: TorchDist, names: Names, parameters: Sequence[Slice]) -> dict[str, tuple[int, ...]]:
-    """Of the tensors that will be written; nothing is read."""
+    """Return the shapes of the tensors that will be written; nothing is read."""
     found = {}
     for one in parameters:
         size = stored.sizes[one.key][len(one.leading) :]

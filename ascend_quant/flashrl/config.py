@@ -33,7 +33,7 @@ SHOWN_FAULTS = 3  # of a file
 
 
 class Replica(BaseModel):
-    """One entry of `configs`. Keys that are not fields are kept as they are; FlashRL allows any.
+    """An entry of `configs`. Keys that are not fields are kept as they are; FlashRL allows any.
 
     Attributes:
         fn: a name from `FUNCTIONS`; int8 if absent, as in FlashRL.
@@ -75,7 +75,7 @@ class Replica(BaseModel):
         return FUNCTIONS[self.fn]
 
     def options(self) -> dict[str, Any]:
-        """Those of our plugin in vLLM, `engine.options.Options`.
+        """Return the options of our vLLM plugin, `engine.options.Options`.
 
         Raises:
             ConfigError: the profile is neither here nor on the hub, from which it is downloaded.
@@ -114,7 +114,7 @@ class Config(BaseModel):
     replicas: Annotated[list[Replica], Field(alias="configs", min_length=1)]
 
     def for_replica(self, rank: int) -> Replica:
-        """What data-parallel replica `rank` (from 0) uses."""
+        """Return the entry that data-parallel replica `rank` (from 0) uses."""
         return self.replicas[rank % len(self.replicas)]
 
     def write(self, path: Path) -> None:
@@ -142,7 +142,7 @@ def read(path: Path) -> Config:
 
 
 def explain(error: ValidationError) -> str:
-    """What pydantic found, in a line: which key, what is wrong, what it holds."""
+    """Return pydantic's error in a line: which key, what is wrong, what it holds."""
     found = [(".".join(map(str, each["loc"])), each["msg"], each["input"]) for each in error.errors()]
     said = [f"{where or 'the file':.200}: {what} (it holds {value!r:.200})" for where, what, value in found]
     more = [f"and {len(said) - SHOWN_FAULTS} more"] if len(said) > SHOWN_FAULTS else []
@@ -165,7 +165,7 @@ def check_is_config(path: Path) -> None:
 
 
 def resolve(value: str) -> Config:
-    """What FLASHRL_CONFIG=`value` means: a function, a YAML file, or one on the hub (owner/name, owner/name/path).
+    """Resolve FLASHRL_CONFIG=`value`: a function, a YAML file, or one on the hub (owner/name, owner/name/path).
 
     Raises:
         ConfigError: it is none of these (lists them), or the file cannot be used.

@@ -23,7 +23,7 @@ NO_CHECKPOINT = (
 
 @dataclass(frozen=True)
 class Function:
-    """What one name stands for.
+    """The meaning of one of FlashRL's function names.
 
     Attributes:
         scheme: a name from `ascend_quant.schemes`.

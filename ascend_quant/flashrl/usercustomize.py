@@ -51,7 +51,7 @@ def imports(line: str) -> bool:
 
 
 def length_at(lines: list[str], at: int) -> int:
-    """How many of the lines from `at` on are FlashRL's: 2, 1 or 0."""
+    """Return how many of the lines from `at` on are FlashRL's: 2, 1 or 0."""
     here = [line.rstrip() for line in lines[at : at + 2]]
     for mark in ("", "# "):
         if tuple(here) == (mark + PAIR[0], mark + PAIR[1]):

@@ -26,7 +26,7 @@ class VariableError(ValueError):
 
 @dataclass(frozen=True)
 class Variables:
-    """What the environment says.
+    """The values of FlashRL's environment variables.
 
     Attributes:
         config: for `ascend_quant.flashrl.config.resolve`; None: FlashRL's workflow is not asked for.
@@ -58,7 +58,7 @@ NOTHING_HERE = {"SGLANG_PATCH": "FlashRL then patches SGLang; this project serve
 
 
 def from_environment(environment: Mapping[str, str]) -> Variables:
-    """What `environment` (os.environ) holds.
+    """Read FlashRL's variables from `environment` (os.environ).
 
     Raises:
         VariableError: a value that is not valid, or a variable with FlashRL's prefix that does not exist.

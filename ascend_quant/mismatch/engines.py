@@ -38,12 +38,12 @@ OnProgress = Callable[[str, int, int], None]  # what is going on, how much of it
 
 
 class EngineFailed(RuntimeError):
-    """An engine's process ended without a result; the message holds its last words."""
+    """The failure of an engine whose process ended without a result; the message holds its last words."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What an engine does: it samples, and scores what others have sampled.
+    """The task of an engine: to sample, and to score what others have sampled.
 
     Attributes:
         engine: vLLM's options.
@@ -94,7 +94,7 @@ def run(task: Task, on_progress: OnProgress) -> dict[str, Any]:
 
 
 def _leave_flashrl_out() -> None:
-    """Without FlashRL's variables, for this process and its children: they would make another engine of a BF16 one."""
+    """Unset FlashRL's variables, for this process and its children: they would change a BF16 engine."""
     if found := [name for name in os.environ if name.startswith("FLASHRL_")]:
         logger.warning("the engines do not follow %s: they have the options of this command", ", ".join(found))
         for name in found:
@@ -102,7 +102,7 @@ def _leave_flashrl_out() -> None:
 
 
 def _said(reader: Connection, child: Any) -> Iterator[Any]:
-    """What the process sends, until it has ended: the arguments of OnProgress, and its result."""
+    """Yield what the process sends until it has ended: the arguments of OnProgress, and its result."""
     with suppress(EOFError):
         while reader.poll(POLL_SECONDS) or child.is_alive():
             if reader.poll():
@@ -212,7 +212,7 @@ def of_tokens(tokens: list[int], steps: list[dict]) -> list[float]:
 
 
 def machine() -> dict[str, str]:
-    """What the figures were measured on."""
+    """Return the device and versions that the figures are measured with."""
     import torch
     from vllm import __version__
     from vllm.platforms import current_platform

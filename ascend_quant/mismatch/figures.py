@@ -15,7 +15,7 @@ EDGES = (64, 256, 1024, 4096, 16384)  # positions at which a range ends; the las
 
 
 def figures(sequences: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Those of `Mismatch` over all tokens, the sequences' `Weights`, standard errors, and the KL by position.
+    """Return the `Mismatch` over all tokens, the sequences' `Weights`, standard errors, and the KL by position.
 
     Args:
         sequences: each with the token ids `prompt` and `response`, and the log-probabilities, in nats, of the

@@ -26,12 +26,12 @@ EXACT = SCHEMES["bf16"]
 
 @dataclass(frozen=True)
 class LayerError:
-    """One layer, with e the error that quantization adds to its output y.
+    """The quantization error of one layer, with e the error that is added to its output y.
 
     Attributes:
         name: as `ignore` takes it.
         error: the root mean square over tokens of ||e|| / ||y||.
-        worst: the largest of them.
+        worst: the largest ||e|| / ||y|| of a token.
         share: of the sum of `error` squared over all layers.
         extra_bytes: what it costs to leave the layer in its dtype, over all ranks.
     """
@@ -115,7 +115,7 @@ def mixture(
 
 
 def extra_bytes(weight: torch.Tensor, scheme: Scheme) -> int:
-    """What a weight (.., N, K) takes more in its dtype than resident in a quantized scheme (kernels/storage.py).
+    """Return how many bytes more a weight (.., N, K) takes in its dtype than in a scheme (kernels/storage.py).
 
     Copies of scales that some kernels read in another order or dtype are not counted.
     """

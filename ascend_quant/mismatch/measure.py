@@ -29,14 +29,14 @@ BATCH_TOKENS, BATCH_SEQUENCES = 1024, 128
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured.
+    """The settings of a measurement.
 
     Attributes:
         prompts: a file (see prompts.py); None for the built-in ones.
         ignore: layers that keep their dtype, names and patterns.
         kv_cache: the quantized engine's: auto (BF16), int8 or fp8.
-        max_tokens: sampled a prompt.
-        tokens: sampled in all, at most: prompts are left out, the rest lie evenly over the file.
+        max_tokens: tokens sampled a prompt.
+        tokens: tokens sampled in all, at most: prompts are left out, the rest lie evenly over the file.
         tp: tensor-parallel ranks.
         memory: gpu_memory_utilization; None for vLLM's default.
     """

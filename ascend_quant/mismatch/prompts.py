@@ -48,7 +48,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a model's files say of its tokens.
+    """The vocabulary of a model, as its files tell it.
 
     Attributes:
         size: how many token ids the model knows.

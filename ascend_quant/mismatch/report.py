@@ -148,7 +148,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 
 def _histogram(report: dict[str, Any], axes: Any) -> None:
-    """Of train - rollout; the last bins hold what lies further out than the 99.8 % in the middle."""
+    """Plot the histogram of train - rollout; its end bins hold what is outside of the middle 99.8 %."""
     import numpy as np
 
     names = ["mismatch", *report["parts"], "noise"]

@@ -31,12 +31,12 @@ class Extension:
     """Methods that vLLM adds to its worker class."""
 
     def mismatch_watch(self, scheme: str, every: int) -> None:
-        """From now on, look at each layer that `scheme` quantizes, at every `every`-th token."""
+        """Watch, from now on, each layer that `scheme` quantizes, at every `every`-th token."""
         model, config = self.model_runner.get_model(), self.vllm_config.quant_config
         self.mismatch_layers = layers_of(model, config, get_scheme(scheme), every)
 
     def mismatch_errors(self) -> list[dict[str, Any]]:
-        """What was seen, a layer each (see `Layer.errors`). Looks no more."""
+        """Return the errors seen, a layer each (see `Layer.errors`), and stop watching."""
         found = [layer.errors() for layer in self.mismatch_layers]
         del self.mismatch_layers
         return found
@@ -89,7 +89,7 @@ class Layer(ABC):
 
     @abstractmethod
     def outputs(self, rows: slice, x_MK: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the layer gives for some rows of its inputs, rounded and exact, without bias: float32 (M, N)."""
+        """Return the outputs for some rows of the inputs, rounded and exact, without bias: float32 (M, N)."""
 
     def errors(self) -> dict[str, Any]:
         """End the looking.

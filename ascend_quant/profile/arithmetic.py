@@ -23,7 +23,7 @@ MARGIN = 2.0**-22  # float32 rounding of the bounds below
 
 
 def of_refits(arithmetic: str) -> str:
-    """What a refit with a profile of this arithmetic computes."""
+    """Return the arithmetic in which a refit with a profile of this arithmetic quantizes."""
     return "float32" if arithmetic == "float32" else "bfloat16"
 
 

@@ -83,7 +83,7 @@ class ModelFolder:
 
     @cached_property
     def quantization(self) -> dict | None:
-        """What config.json says about quantization, there or about its language model, or ModelOpt; None if nothing."""
+        """The quantization section of config.json, there or of its language model, or ModelOpt's; None without one."""
         parts = self.config, self.config.get(TEXT) or {}
         said = next((part[key] for part in parts for key in SECTIONS if part.get(key)), None)
         if said is None and (self.folder / MODELOPT).is_file():
@@ -118,31 +118,31 @@ class Checkpoint(ModelFolder):
                 self._file_of[name] = path
 
     def file_of(self, name: str) -> Path:
-        """Where a tensor that there is lies."""
+        """Return the path of the file that holds a tensor of this checkpoint."""
         return self._file_of[name]
 
     @property
     def names(self) -> list[str]:
-        """Of all tensors, in the order of the files."""
+        """The names of all tensors, in the order of the files."""
         return list(self._file_of)
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor that there is; the tensor is not read."""
+        """Return the shape of a tensor of this checkpoint; the tensor is not read."""
         return tuple(self._slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
-        """As safetensors calls it: BF16, I8, F8_E4M3, ..."""
+        """Return the dtype of a tensor as safetensors calls it: BF16, I8, F8_E4M3, ..."""
         return self._slice(name).get_dtype()
 
     def tensor(self, name: str) -> "torch.Tensor":
-        """One tensor, read now."""
+        """Read a tensor."""
         return self._handle(name).get_tensor(name)
 
     def values(self, name: str) -> "torch.Tensor":
-        """One that is not quantized, read now.
+        """Read a tensor that is not quantized.
 
         Raises:
             BadCheckpoint: it is no BF16, F16, F32 or F64, or holds NaN or infinite numbers.
@@ -164,7 +164,7 @@ class Checkpoint(ModelFolder):
 
 
 def _unread(folder: Path) -> str:
-    """What a folder has in place of safetensors files, in words; nothing if it has no weights."""
+    """Say what weights a folder has in place of safetensors files; "" if it has none."""
     others = sorted(path.name for path in folder.glob("*") if path.name.endswith(WEIGHTS))
     return f"; {others[0]} is not read: save the model anew, with transformers' save_pretrained" if others else ""
 

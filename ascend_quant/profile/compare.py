@@ -27,7 +27,7 @@ MAX_RELATIVE = 2.0**-7  # of a scaled parameter, which was rounded to BF16 once 
 
 @dataclass(frozen=True)
 class Reproduced:
-    """How well a rule reproduces a quantized parameter from the BF16 one, with frozen scales.
+    """The accuracy with which a rule reproduces a quantized parameter from the BF16 one, with frozen scales.
 
     Attributes:
         equal: fraction of equal codes, by arithmetic (see `arithmetic`).
@@ -127,7 +127,7 @@ def check_names(reference: Checkpoint, w8a8: W8A8) -> None:
 
 
 def check(result: Comparison, reference: Checkpoint, w8a8: W8A8, name: str, rule: Rule | None) -> None:
-    """One parameter made by its rule, against the checkpoint's; counted in `result`.
+    """Make a parameter by its rule, compare it with the checkpoint's, and count it in `result`.
 
     Raises:
         BadCheckpoint: they are not the same thing.
@@ -173,7 +173,7 @@ def reproduce(name: str, w_NK: torch.Tensor, codes_NK: torch.Tensor, scale_N: to
 
 
 def notes_of(result: Comparison, reference: Checkpoint, w8a8: W8A8) -> dict[str, object]:
-    """Where the profile comes from and how well it reproduces the checkpoint."""
+    """Return where the profile comes from and how well it reproduces the checkpoint."""
     tool = [one.equal[result.profile.arithmetic] for one in result.reproduced]
     here = [one.equal[of_refits(result.profile.arithmetic)] for one in result.reproduced]
     return {
@@ -189,7 +189,7 @@ def notes_of(result: Comparison, reference: Checkpoint, w8a8: W8A8) -> dict[str,
 
 
 def remarks(result: Comparison, w8a8: W8A8) -> Iterator[str]:
-    """What a user should know, one sentence each."""
+    """Yield what a user should know, one sentence each."""
     if poor := result.poor:
         yield (
             f"{len(poor)} of {len(result.reproduced)} quantized parameters have codes that are not the nearest ones, as"

@@ -98,7 +98,7 @@ def _check_pair(rules: Mapping[str, Rule], producer: str, consumer: str, bias: s
 
 
 def _of_vector(rules: Mapping[str, Rule], name: str) -> torch.Tensor | None:
-    """All that a norm or a bias is multiplied with."""
+    """Return the product of all factors of a norm or a bias."""
     rule = rules.get(name, NO_RULE)
     if rule.output_factor is None or rule.input_factor is None:
         return rule.input_factor if rule.output_factor is None else rule.output_factor
@@ -116,7 +116,7 @@ def _cancel(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def _cancel_over_heads(rows_N: torch.Tensor | None, columns_K: torch.Tensor | None) -> bool:
-    """With the heads' size unknown: whether there is one by which each head of rows meets its neighbours of columns."""
+    """Return whether factors cancel for some head size, each head of rows meeting its neighbours of columns."""
     if rows_N is None or columns_K is None or len(columns_K) == len(rows_N):
         return _cancel(rows_N, columns_K)
     groups, rest = divmod(len(columns_K), len(rows_N))

@@ -42,10 +42,10 @@ class Evidence:
         arithmetic: str,
         divisors: Range | None = None,
     ) -> None:
-        """What the codes of a weight tell about the factors of its columns.
+        """Take in what the codes of a weight tell about the smoothing factors of its columns (input channels).
 
         Args:
-            divisors: between what the numbers (N) lie that its rows were divided by; float32 arithmetic only.
+            divisors: the bounds of the numbers (N) that its rows were divided by; float32 arithmetic only.
         """
         for rows in blocks(w_NK):
             w, codes, scale = w_NK[rows].float(), codes_NK[rows], scale_N[rows].unsqueeze(-1)
@@ -67,10 +67,10 @@ class Evidence:
         arithmetic: str,
         columns: Range | None = None,
     ) -> None:
-        """What they tell about the factors of its *rows*, of which there are as many as channels here.
+        """Take in what codes tell about the factors of a weight's *rows*, of which there are as many as channels here.
 
         Args:
-            columns: between what the factors (K) of its columns lie; None for no factor.
+            columns: the bounds of the factors (K) of its columns; None for no factor.
         """
         for rows in blocks(w_NK):
             codes, scale = codes_NK[rows], scale_N[rows].unsqueeze(-1)
@@ -78,7 +78,7 @@ class Evidence:
             self._narrow(ends, codes, magnitudes(codes, scale, arithmetic), dim=1, part=rows)
 
     def add_values(self, w_NK: torch.Tensor, result_NK: torch.Tensor) -> None:
-        """What a weight that was scaled and not quantized tells."""
+        """Take in what a weight tells that was scaled and not quantized."""
         self._narrow((w_NK.float(), w_NK.float()), result_NK, rounded_magnitudes(result_NK), dim=0)
 
     def _narrow(self, w: Range, result: torch.Tensor, size: Range, dim: int, part: slice = slice(None)) -> None:
@@ -105,7 +105,7 @@ class Evidence:
         return result
 
     def gathered(self, pair: Pair) -> "Evidence":
-        """Of the rows of a pair's producer, from that of its consumer's columns."""
+        """Return the evidence of the rows of a pair's producer, gathered from that of its consumer's columns."""
         result = Evidence(self.lower.numel() // pair.groups)
         result.lower = pair.gathered(self.lower).amax(1)
         result.upper = pair.gathered(self.upper).amin(1)
@@ -120,7 +120,7 @@ class Evidence:
 
     @property
     def allows_one(self) -> bool:
-        """Whether no factor at all explains every code."""
+        """True if every code is explained without any factor."""
         return bool(((self.lower <= 1) & (self.upper >= 1)).all())
 
     def range(self, hint: torch.Tensor | None = None) -> Range:

@@ -82,7 +82,7 @@ def load(path: Path) -> Profile:
 
 
 def _read(path: Path) -> Profile:
-    """One of ours."""
+    """Read a profile in our own format."""
     from safetensors import SafetensorError, safe_open
 
     tensors, text = files_of(path)
@@ -137,7 +137,7 @@ def _read_flashrl(path: Path) -> Profile:
 
 
 def entry_at(content: Mapping[str, object], name: str) -> Mapping:
-    """What a FlashRL int8 profile says of one parameter.
+    """Return the entry of one parameter in a FlashRL int8 profile.
 
     Raises:
         BadCheckpoint: something else is there.
@@ -171,7 +171,7 @@ def rule_of(content: Mapping[str, object], name: str) -> Rule:
 
 
 def as_long(found_N: torch.Tensor | None, multiplier_N: torch.Tensor, name: str, what: str) -> torch.Tensor | None:
-    """What was found (N), or None; of another length than output_scale (N) it raises BadCheckpoint."""
+    """Return what was found (N), or None; raise BadCheckpoint if it is of another length than output_scale (N)."""
     if found_N is not None and found_N.shape != multiplier_N.shape:
         rows = f"{len(found_N)} numbers for {len(multiplier_N)} rows in output_scale"
         raise BadCheckpoint(f"{name:.200}: {what} has {rows}")
@@ -188,7 +188,7 @@ def up_factor(content: Mapping[str, object], name: str) -> torch.Tensor | None:
 
 
 def vector(entry: Mapping, key: str, name: str) -> torch.Tensor | None:
-    """One of an entry's numbers, flat and float32; None for 1."""
+    """Return a factor of an entry, flat and float32; None for 1."""
     value = entry[key]
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         found = value.detach().float().flatten()
@@ -207,12 +207,12 @@ def shown(value: object) -> str:
 
 
 def line(said: object) -> str:
-    """In one line that is not long."""
+    """Return what is said in one line of at most 300 characters."""
     return f"{' '.join(str(said).split()):.300}"
 
 
 def _write_flashrl(profile: Profile, path: Path) -> None:
-    """In FlashRL's layout."""
+    """Write a profile in FlashRL's format."""
     content = [name for name, rule in profile.rules.items() if rule.quantized]
     if profile.scheme == "int8":
         content = {name: entry_of(rule) for name, rule in profile.rules.items()}
@@ -222,7 +222,7 @@ def _write_flashrl(profile: Profile, path: Path) -> None:
 
 
 def entry_of(rule: Rule) -> dict[str, object]:
-    """What FlashRL multiplies a parameter with: 1.0 for no factor, (1, K) for matrices.
+    """Return a parameter's entry in FlashRL's format, its multipliers: 1.0 for no factor, (1, K) for matrices.
 
     A row whose scale is 0 has codes 0.
     """

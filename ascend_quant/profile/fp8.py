@@ -49,7 +49,7 @@ def compare_fp8(
 
 
 def check(quantized: Checkpoint, reference: Checkpoint, name: str) -> None:
-    """One parameter is the same in both, but for FP8's rounding."""
+    """Check that a parameter is the same in both checkpoints, but for FP8's rounding."""
     weight = reference.tensor(name)
     if quantized.dtype(name) != FP8:
         if not same(weight, quantized.tensor(name)):
@@ -106,7 +106,7 @@ def find_scale(checkpoint: Checkpoint, name: str) -> tuple[str, str]:
 
 
 def _strategies(checkpoint: Checkpoint, scale_name: str) -> list[str]:
-    """What may share a scale, as config.json and the tensor's name say.
+    """Return how scales may be shared (channel, tensor, block), as config.json and the scale's name say.
 
     Raises:
         BadCheckpoint: config.json does not say it for blocks, or they are not 128x128.

@@ -33,7 +33,7 @@ LAYER = re.compile(r"(?P<layer>.*\.layers\.\d+)\.(?P<rest>.+)\.weight")
 
 @dataclass(frozen=True)
 class Pair:
-    """Two weights, the rows of one feed the columns of the other.
+    """A pair of weights: the rows of the producer feed the columns of the consumer.
 
     Attributes:
         groups: heads of `consumer` that one head of `producer` feeds; 1 without heads.
@@ -46,7 +46,7 @@ class Pair:
     head: int = 1
 
     def spread(self, factor_N: torch.Tensor) -> torch.Tensor:
-        """For each column of the consumer that of its producer's row."""
+        """Return, for each column of the consumer, the factor of the producer's row that feeds it."""
         return factor_N.view(-1, 1, self.head).expand(-1, self.groups, -1).reshape(-1)
 
     def gathered(self, values_K: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ class Group:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """All names, the norm first."""
+        """The names of all weights of the group, the norm first."""
         paired = (name for pair in self.pairs for name in (pair.producer, pair.consumer))
         return (self.norm, *self.anchors, *paired)
 
@@ -98,7 +98,7 @@ def groups_of(names: Iterable[str], shapes: Callable[[str], tuple[int, ...]], co
 
 
 def check_shapes(group: Group, shapes: Callable[[str], tuple[int, ...]]) -> None:
-    """All that a norm (K) feeds has as many columns; raises BadCheckpoint for what has not."""
+    """Check that all that a norm (K) feeds has as many columns; raise BadCheckpoint for what has not."""
     norm = shapes(group.norm)
     for name in (*group.anchors, *(pair.producer for pair in group.pairs)):
         if len(norm) != 1 or len(shapes(name)) != 2 or shapes(name)[1:] != norm:

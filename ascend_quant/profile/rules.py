@@ -19,7 +19,7 @@ ARITHMETICS = ("float32", "bfloat16", "bfloat16_quotient")  # see arithmetic.py
 
 @dataclass(frozen=True)
 class Rule:
-    """What is done with one parameter.
+    """The rule for one parameter: its factors, and its scales where it is quantized.
 
     Attributes:
         quantized: whether it becomes codes; else it keeps its dtype.
@@ -34,7 +34,7 @@ class Rule:
     scale: torch.Tensor | None = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Those of `PARTS` that there are."""
+        """Return the tensors among `PARTS` that the rule has."""
         return {part: tensor for part in PARTS if (tensor := getattr(self, part)) is not None}
 
 

@@ -17,7 +17,7 @@ from ascend_quant.profile.w8a8 import W8A8
 
 @dataclass
 class Solver:
-    """Two checkpoints, and the arithmetic that explained the last group: the next one is tried with it first."""
+    """A solver for the factors of two checkpoints; the arithmetic that explained the last group is tried first."""
 
     reference: Checkpoint
     w8a8: W8A8
@@ -38,7 +38,7 @@ class Solver:
                 yield bias, Rule(False, output_N)
 
     def factors(self, group: Group) -> tuple[torch.Tensor | None, dict[Pair, torch.Tensor | None]]:
-        """What all that the norm feeds is multiplied with (K), and what each pair's producer is divided by (N).
+        """Find the factor of all that the norm feeds (K), and of each pair the divisor of its producer's rows (N).
 
         None for no factor. A producer has both: each is narrowed by the bounds of the other, and when the columns'
         is chosen the rows' once more.
@@ -55,7 +55,7 @@ class Solver:
         return input_K, {pair: found and found.factor() for pair, found in paired.items()}
 
     def with_rows(self, paired: dict[Pair, Evidence | None], columns: Range | None) -> dict[Pair, Evidence | None]:
-        """Each pair's evidence with what its producer tells, the factor of whose columns lies in a range."""
+        """Narrow each pair's evidence by its producer's codes; the factor of its columns lies in a range."""
         return {pair: found and found.narrowed(self.produced(pair, columns)) for pair, found in paired.items()}
 
     def consumer_rules(
@@ -79,20 +79,20 @@ class Solver:
         return ratio
 
     def norm_factor(self, name: str, input_K: torch.Tensor) -> torch.Tensor:
-        """What the norm is multiplied with (K): 1 / input_K, or the plain ratio where that rounds to another number."""
+        """Return the norm's multiplier (K): 1 / input_K, or the plain ratio where that rounds to another number."""
         norm, changed = self.weight(name).float(), self.w8a8.checkpoint.values(name).float()
         rounds_right = (norm / input_K).to(torch.bfloat16) == changed.to(torch.bfloat16)
         return torch.where(rounds_right | (norm == 0), 1 / input_K, changed / norm)
 
     def evidence_of_norm(self, name: str) -> Evidence:
-        """What a norm tells of the factor that it was divided by: little, but enough to tell two BF16 numbers apart."""
+        """Return a norm's evidence of its divisor: little, but enough to tell two BF16 numbers apart."""
         norm, changed = self.weight(name).unsqueeze(0), self.w8a8.checkpoint.values(name).unsqueeze(0)
         evidence = Evidence(norm.shape[1])
         evidence.add_values(norm, changed)
         return evidence.inverse()
 
     def anchored(self, group: Group, arithmetic: str) -> Evidence:
-        """What the weights tell that have the norm's factor and no other."""
+        """Return the evidence of the weights that have the norm's factor and no other."""
         evidence = Evidence(self.reference.shape(group.norm)[0])
         for name in group.anchors:
             weight = self.weight(name)
@@ -103,7 +103,7 @@ class Solver:
         return evidence
 
     def consumed(self, pair: Pair) -> Evidence | None:
-        """What a consumer tells of the factor (N) that its producer's rows are divided by; None for no factor."""
+        """Return a consumer's evidence of the divisor (N) of its producer's rows; None for no factor."""
         if not {pair.consumer, pair.producer} <= self.w8a8.quantized:
             return None
         weight, codes_scale = self.weight(pair.consumer), self.w8a8.codes_and_scale(pair.consumer)
@@ -121,14 +121,14 @@ class Solver:
         return None if unsure and float((evidence.factor() - 1).abs().median()) <= CLOSE else evidence
 
     def produced(self, pair: Pair, columns: Range | None) -> Evidence:
-        """What a producer tells of the same factor, that of its columns lying in a range."""
+        """Return a producer's evidence of the same factor; the factor of its columns lies in a range."""
         evidence = Evidence(self.reference.shape(pair.producer)[0])
         codes_scale = self.w8a8.codes_and_scale(pair.producer)
         evidence.add_row_codes(self.weight(pair.producer), *codes_scale, self.arithmetic, columns)
         return evidence.inverse()
 
     def all_produced(self, paired: Mapping[Pair, Evidence | None], channels: int) -> Evidence:
-        """What producers tell of their columns' factor; in BF16 arithmetic only those whose rows have none."""
+        """Return producers' evidence of their columns' factor; in BF16 arithmetic only of those without row factors."""
         evidence = Evidence(channels)
         for pair, rows in paired.items():
             if pair.producer in self.w8a8.quantized and (rows is None or self.arithmetic == "float32"):

@@ -106,7 +106,7 @@ class Definition:
         return scale.isfinite()
 
     def activation(self, x_MK: torch.Tensor) -> torch.Tensor:
-        """Round activations (M, K) to what the scheme multiplies; by default they stay as they are."""
+        """Quantize and dequantize activations (M, K) as the scheme does; by default they stay as they are."""
         return x_MK
 
     def served(self, codes_NK: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

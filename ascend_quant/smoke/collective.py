@@ -49,7 +49,7 @@ def broadcast(on: On) -> Seen:
 
 
 def _answer(answers: Any, ranks: Sequence[Any]) -> tuple[int, dict[str, Any]]:
-    """What the next rank tells; an error where one has ended without, whose own words are in the log."""
+    """Return the next rank's answer; raise if a rank has ended without one, whose own words are in the log."""
     end = time.monotonic() + WAIT_S
     while True:
         try:

@@ -47,7 +47,7 @@ EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 
 
 @probe("engine.refit", DECIDES, ("cpu", "npu"), True, SECONDS / 2)
 def refit(on: On) -> Seen:
-    """Without graphs."""
+    """Refit an engine without graphs."""
     return refitted(on)
 
 
@@ -81,11 +81,11 @@ def experts(on: On) -> Seen:
 
 
 def refitted(on: On, graphs: bool = False, ranks: int = 1, moe: bool = False) -> Seen:
-    """What is found of an engine that is refitted in buckets, and of a fresh one.
+    """Refit an engine in buckets, and compare it with a fresh one.
 
     Args:
         graphs: whether they capture graphs, as vLLM does by default.
-        ranks: tensor-parallel, each with a device of its own.
+        ranks: tensor-parallel ranks, each with a device of its own.
         moe: a model with experts, which are dealt out whole among several ranks.
 
     Raises:
@@ -144,7 +144,7 @@ def definition_digest(parameters: Sequence[dict], read: Callable[[str], torch.Te
 def digest_problems(
     first: Sequence[dict], receipts: Sequence[dict], loads: Sequence[dict], expected: Sequence[str], whose: str
 ) -> list[str]:
-    """What is wrong with the digests of each rank: of the first load, the refit, and the fresh engine's load."""
+    """Return what is wrong with the digests of each rank: first load, refit, and the fresh engine's load."""
     problems = []
     for rank, (before, receipt, load, wanted) in enumerate(zip(first, receipts, loads, expected, strict=True)):
         found = {
@@ -186,7 +186,7 @@ def need_vllm(on: On) -> None:
 
 @contextmanager
 def checkpoints(on: On, moe: bool = False) -> Iterator[tuple[Path, Path]]:
-    """Those that were given, or small ones made for as long as the block lasts."""
+    """Yield the checkpoints that were given, or small ones made for as long as the block lasts."""
     if on.checkpoints is not None:
         yield on.checkpoints
         return

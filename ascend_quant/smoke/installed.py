@@ -23,7 +23,7 @@ OPERATORS = ("npu_dynamic_quant", "npu_quantize", "npu_quant_matmul", "npu_group
 
 @probe("versions", "what is installed, and on which device", limit_s=15)
 def versions(on: On) -> Seen:
-    """Of torch_npu also the operators as this version declares them."""
+    """Note the installed versions and the device; of torch_npu also the operators as this version declares them."""
     seen = Seen({"device": platform.processor() or platform.machine()})
     if on.device.type != "cpu":
         there = getattr(torch, on.device.type)
@@ -67,7 +67,7 @@ def libraries(on: On) -> Seen:
 
 
 def missing_libraries() -> dict[str, list[str]]:
-    """By the compiled file that needs them; empty where all is there, or no vLLM is installed."""
+    """Return the missing libraries by the compiled file that needs them; empty without any, or without vLLM."""
     found = {}
     for package, pattern in KERNELS.items():
         spec = find_spec(package)

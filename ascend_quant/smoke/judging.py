@@ -35,7 +35,7 @@ class Claim:
     judge: Judge | None = None
 
     def decide(self, results: Results) -> "Decided":
-        """By the results that there are."""
+        """Decide the claim by the results that there are."""
         for name in self.probes:
             if name not in results:
                 return Decided(self, OPEN, why=f"{name} has not run")
@@ -68,7 +68,7 @@ class Decided:
 
 
 def value(results: Results, probe: str, name: str) -> Any:
-    """What a probe has seen; a KeyError where it has not."""
+    """Return a value that a probe has seen; raise KeyError where it has not."""
     return results[probe].values[name]
 
 

@@ -18,7 +18,7 @@ TABLE = "kernel_details.csv"
 
 
 class Profile:
-    """From `start` to `stop`, into a folder."""
+    """A profile of the device's kernels from `start` to `stop`, kept in a folder."""
 
     def __init__(self, device: torch.device, folder: str) -> None:
         self.device, self.folder = device, folder
@@ -48,7 +48,7 @@ def _of_torch(device: torch.device) -> Any:
 
 
 def _of_npu(folder: str) -> Any:
-    """Its tables are made by `kernels_of`: a process of an engine may not start others."""
+    """Return torch_npu's profiler; `kernels_of` makes its tables, as an engine's process may not start others."""
     from torch_npu import profiler
 
     detail = profiler._ExperimentalConfig(
@@ -62,7 +62,7 @@ def _of_npu(folder: str) -> Any:
 
 
 def kernels_of(folder: Path) -> list[dict[str, Any]]:
-    """Of each kernel its name, its calls, their microseconds together, and the core that it ran on.
+    """Return the name of each kernel, its calls, their microseconds together, and the core that it ran on.
 
     Raises:
         FileNotFoundError: the profiler has left no table.

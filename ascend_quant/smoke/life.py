@@ -36,7 +36,7 @@ GROWTH = 64 << 20  # bytes of a device, from the third cycle to the last: vllm-a
     150,
 )
 def sleep(on: On) -> Seen:
-    """With FRACTAL_NZ on; sleep level 2 is refused."""
+    """Let an engine sleep and take a NaN, with FRACTAL_NZ on; sleep level 2 is refused."""
     need_vllm(on)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # what a worker raises comes here as it is
     with checkpoints(On(on.device)) as (start, then):
@@ -87,7 +87,7 @@ def cycles(on: On) -> Seen:
 
 
 def judge_cycles(turns: list[dict[str, Any]], expected: list[str]) -> Seen:
-    """What is wrong with the turns, of which every second one has the same weights."""
+    """Judge the turns, of which every second one has the same weights."""
     seen = Seen({"cycles": len(turns)})
     for number, turn in enumerate(turns):
         wanted = expected[number % 2]

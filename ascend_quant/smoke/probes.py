@@ -43,10 +43,10 @@ class NotPossible(Exception):
 
 @dataclass(frozen=True)
 class On:
-    """Where a probe is carried out.
+    """The device, and the shapes and checkpoints, of a probe.
 
     Attributes:
-        small: shapes for a dry run on a stand-in.
+        small: whether shapes are those of a dry run on a stand-in.
         checkpoints: of one model, which an engine starts from and is refitted to; None for a small one made here.
     """
 
@@ -79,7 +79,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Probe:
-    """One question to this installation.
+    """A probe of this installation, which answers one question.
 
     Attributes:
         decides: what is known once it has run.
@@ -87,7 +87,7 @@ class Probe:
         devices: the kinds of device that it is for.
         slow: whether it starts processes of its own, as an engine.
         limit_s: seconds, after which its process is ended.
-        ranks: devices that it takes.
+        ranks: how many devices it takes.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Probe:
     ranks: int = 1
 
     def lacks(self, there: int) -> str:
-        """What is missing where so many devices are there; "" for nothing."""
+        """Return what is missing where so many devices are there; "" for nothing."""
         return f"{self.ranks} devices are needed, {there} are there" if there < self.ranks else ""
 
 
@@ -120,7 +120,7 @@ def probe(
     limit_s: float = LIMIT_S,
     ranks: int = 1,
 ) -> Callable[[Callable[[On], Seen]], Callable[[On], Seen]]:
-    """Registers a probe."""
+    """Register a probe."""
 
     def register(function: Callable[[On], Seen]) -> Callable[[On], Seen]:
         PROBES[name] = Probe(name, decides, function, devices, slow, limit_s, ranks)
@@ -184,7 +184,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 def differing(found: torch.Tensor, expected: torch.Tensor) -> str:
-    """In what way bits differ; "" where they do not. A NaN is a NaN."""
+    """Return in what way bits differ; "" where they do not. A NaN is a NaN."""
     found, expected = found.cpu().contiguous(), expected.cpu().contiguous()
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return f"{tuple(found.shape)} {found.dtype}, by the definition {tuple(expected.shape)} {expected.dtype}"

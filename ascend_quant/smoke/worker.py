@@ -20,7 +20,7 @@ class Extension:
     """Methods that vLLM adds to its worker class; what they return is plain."""
 
     def smoke_parameters(self) -> list[dict[str, Any]]:
-        """What each of the engine's parameters is made of.
+        """Return how each of the engine's parameters is made.
 
         Returns:
             of each: parts, names in the checkpoint in the order of its rows; weight, its factor in the digest of all;
@@ -37,7 +37,7 @@ class Extension:
         ]
 
     def smoke_formats(self) -> dict[str, int]:
-        """How many parameters there are of each of torch_npu's formats."""
+        """Count the parameters in each of torch_npu's formats."""
         import torch_npu
 
         model = self.model_runner.get_model()

@@ -38,7 +38,7 @@ class Held:
         self.refit = Refit(self.weights)
 
     def write(self, seed: int) -> list[torch.Tensor]:
-        """One refit, with new values, which are returned."""
+        """Carry out a refit with new values, and return them."""
         values = [data.weights(*weight.data.shape, seed=seed) for weight in self.weights]
         with self.refit.session() as session:
             for weight, value in zip(self.weights, values, strict=True):
@@ -56,7 +56,7 @@ class Held:
 
 @probe("operators.refits", "refits move nothing and keep no memory, and captured ACL graphs follow them", ("npu",))
 def refits(on: On) -> Seen:
-    """Of linear layers, plain and in FRACTAL_NZ, and of a mixture of experts, as they are served."""
+    """Refit linear layers, plain and in FRACTAL_NZ, and a mixture of experts, as they are served."""
     seen, (n, k) = Seen(), (96, 64) if on.small else data.SEVEN_B[0]
     x_MK = on.put(data.tokens(16, k, seed=64))
     for nz in (False, True):
@@ -112,7 +112,7 @@ def _refitted(seen: Seen, name: str, held: Held, forward: Forward) -> None:
 
 
 def captured_if_possible(seen: Seen, forward: Forward) -> tuple[Callable[[], None], torch.Tensor | None]:
-    """What replays a captured call, and the output that each replay overwrites; None, and why, without graphs."""
+    """Return a replay of a captured call, and the output it overwrites; None, noting why, without graphs."""
     one = torch.ones(16, device="npu")
     try:
         _captured(lambda: one + 1)
@@ -188,7 +188,7 @@ def c8(on: On) -> Seen:
 
 
 def _off(found: torch.Tensor, query: torch.Tensor, keys: torch.Tensor, scale: float) -> float:
-    """From attention over rounded keys, which are the values too, in float64."""
+    """Return the largest error beside attention over rounded keys, which are the values too, in float64."""
     held = float(torch.tensor(scale, dtype=torch.bfloat16))
     rows = (keys.double() / held).round().clamp(-128, 127) * held
     rows_HTD = rows.repeat_interleave(HEADS // KV_HEADS, 1).transpose(0, 1)

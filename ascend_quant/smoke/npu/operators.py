@@ -31,7 +31,7 @@ TOKENS = (1, 16, 256)
     limit_s=30,
 )
 def rounding(on: On) -> Seen:
-    """By the way that refits take here, fused or plain; and what both rest on."""
+    """Try every magnitude by the way that refits take here, fused or plain; and what both rest on."""
     way = npu_codes.way_of(on.device)
     seen = Seen({"magnitudes by": way.absmax.__name__, "codes by": way.codes.__name__})
     halves = torch.arange(-255, 256).float() / 2
@@ -187,7 +187,7 @@ def grouped_products(on: On) -> Seen:
     "operators.experts", "a W8A8 mixture of experts is the definition's but for rounding, both ways to SwiGLU", ("npu",)
 )
 def experts(on: On) -> Seen:
-    """By npu_dequant_swiglu_quant after a product, and by the fused operator."""
+    """Compute a mixture by npu_dequant_swiglu_quant after a product, and by the fused operator."""
     seen = Seen()
     count, hidden, length, tokens, top = (4, 64, 64, 37, 2) if on.small else (8, 768, 2048, 256, 4)
     w13, w2 = data.weights(count, 2 * hidden, length, seed=53), data.weights(count, length, hidden, seed=54)

@@ -31,7 +31,7 @@ AI_CPU = "AI_CPU"  # as torch_npu's profiler calls it
     ("npu",),
 )
 def refit(on: On) -> Seen:
-    """As many layers as there is room for; the experts' gate and up projections come by themselves."""
+    """Time refits of as many layers as there is room for, and of experts, gate and up in writes of their own."""
     seen = Seen()
     copied = _random(on, 1 << (14 if on.small else 29))  # far more than a cache holds
     target = torch.empty_like(copied)
@@ -49,12 +49,12 @@ def refit(on: On) -> Seen:
 
 
 def _jobs(on: On, source: torch.Tensor) -> list[Job]:
-    """Those of buffers of its own."""
+    """Return the jobs that write a weight into new buffers."""
     return _written(source, data.storage(source.shape, True, on))
 
 
 def _written(source: torch.Tensor, storage: Storage) -> list[Job]:
-    """One write a matrix; of a stack of experts two a matrix."""
+    """Return the jobs that write a weight: one a matrix, two for each matrix of a stack of experts."""
     rows_NK = source.flatten(0, -2)
     stand_in, scale_N = torch.empty(rows_NK.shape, dtype=torch.int8, device="meta"), storage.scale.flatten()
     step = source.shape[-2] if source.dim() == 2 else source.shape[-2] // 2
@@ -74,7 +74,7 @@ def _refit(on: On, jobs: list[Job]) -> None:
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    """Of one call, until the device is idle: the median of rounds of several; what is compiled is so before."""
+    """Time one call until the device is idle: the median of rounds of several, after what is compiled."""
     calls = max(1, min(MOST_CALLS, int(ROUND_MS / max(_took(call, 1), 1e-3))))
     return median(_took(call, calls) for _ in range(ROUNDS))
 
@@ -98,7 +98,7 @@ def _random(on: On, *shape: int) -> torch.Tensor:
 
 @probe("speed.refit_calls", "which kernels a refit runs, where and how long, and how often it waits", ("npu",))
 def refit_calls(on: On) -> Seen:
-    """Of one layer of 7B."""
+    """Profile the refit of one layer of a 7B model."""
     need("acl")
     jobs = [job for shape in data.SEVEN_B for job in _jobs(on, _random(on, *shape))]
     _refit(on, jobs)
@@ -119,7 +119,7 @@ def refit_calls(on: On) -> Seen:
 
 
 def judged(way: str, found: list[dict[str, Any]], said: list[str]) -> Seen:
-    """From the profile's kernels, and what was said of waits."""
+    """Judge by the profile's kernels, and by what was said of waits."""
     seen = Seen({"way": way})
     seen.values["waits"] = sum("synchroniz" in one for one in said)
     seen.values["on the AI CPU"] = [one["name"] for one in found if one["on"] == AI_CPU]
@@ -132,7 +132,7 @@ def judged(way: str, found: list[dict[str, Any]], said: list[str]) -> Seen:
     "speed.linear", "microseconds of 7B's layers in BF16 and in int8, whole and as one of four ranks has them", ("npu",)
 )
 def linear(on: On) -> Seen:
-    """With the quantization of activations; by tokens."""
+    """Time linear layers by tokens, with the quantization of activations."""
     seen = Seen()
     for n, k in [(96, 64)] if on.small else (*data.SEVEN_B, *data.SEVEN_B_OF_4):
         weight = _random(on, n, k)
