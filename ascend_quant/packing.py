@@ -64,13 +64,13 @@ def _sequences(begins: torch.Tensor, tokens: int) -> Sequences:
 
 
 def true_tokens(x_BSHD: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-    """(T, H, D), without what fills rows up."""
+    """Unpad: return the true tokens (T, H, D), without those that fill rows up."""
     x_THD = x_BSHD.reshape(-1, *x_BSHD.shape[2:])
     return x_THD if kept is None else x_THD[kept]
 
 
 def padded_again(x_THD: torch.Tensor, kept: torch.Tensor | None, batch: tuple[int, int]) -> torch.Tensor:
-    """(B, S, H, D), zeros where rows are filled up."""
+    """Pad again: return (B, S, H, D), zeros where rows are filled up."""
     if kept is not None:
         x_THD = x_THD.new_zeros(batch[0] * batch[1], *x_THD.shape[1:]).index_copy(0, kept, x_THD)
     return x_THD.view(*batch, *x_THD.shape[1:])

@@ -173,8 +173,7 @@ class Step:
         return sum(self._product(rows, matrix, reached) for matrix in self.model.mlp())
 
     def _attention(self) -> float:
-        """Return the seconds of attention: keys and values written, the cache read, a prompt's once for all its
-        tokens."""
+        """Return the seconds of attention: keys and values written, the cache read, a prompt's once for all tokens."""
         model, tokens = self.model, self.tokens
         queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
         cached = model.cache_bytes(self.row.cache) / model.layers

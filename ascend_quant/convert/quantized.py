@@ -126,7 +126,7 @@ class Quantized:
         return [group for group in groups if (group.type, group.bits) == ("int", 4)]
 
     def shape(self, name: str) -> tuple[int, int]:
-        """(N, K) of a quantized weight."""
+        """Return the shape (N, K) of a quantized weight."""
         return self.checkpoint.shape(name) if name in self.checkpoint else int4_shape(self.checkpoint, name)
 
     def stored_as(self, name: str) -> str:

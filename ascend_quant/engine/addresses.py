@@ -31,7 +31,7 @@ class Addresses:
             self._kept.append(_Parameter(name, model.get_submodule(layer), leaf, own, own.data))
 
     def moved(self) -> list[str]:
-        """Names of the parameters that have gone, or whose bytes are elsewhere."""
+        """Return the names of parameters that have gone, or whose bytes are elsewhere."""
         return [one.name for one in self._kept if one.has_moved()]
 
     def put_back(self) -> None:

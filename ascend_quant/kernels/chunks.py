@@ -76,7 +76,7 @@ def _absmax(values: torch.Tensor) -> torch.Tensor:
 
 
 def _largest_of(move: Move, source: torch.Tensor, bad: torch.Tensor, rows: int) -> torch.Tensor:
-    """() float32: of the tensor that the matrix is a part of, whose bad elements are counted."""
+    """Return the amax, () float32, of the tensor that the matrix is a part of, whose bad elements are counted."""
     largest = []
     for part in move.whole_tensor(source).split(rows):
         values = move.values(part.to(bad.device))
@@ -174,7 +174,7 @@ def _sums(values_NK: torch.Tensor, first_column: int) -> torch.Tensor:
 
 
 def pairs_of(values_NK: torch.Tensor, first_column: int) -> tuple[torch.Tensor, int]:
-    """(N, J) int16: the bytes of each row two by two, and the number of the first two; filled up with zeros."""
+    """Return rows' bytes two by two, (N, J) int16 filled up with zeros, and the number of the first two."""
     if values_NK.element_size() == 2:
         return values_NK.view(torch.int16), first_column
     bytes_NB, first = oracle.as_bytes(values_NK), first_column * values_NK.element_size()

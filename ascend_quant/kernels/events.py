@@ -9,7 +9,7 @@ import torch
 
 
 class HostCopy:
-    """Begun where it is made: the tensor may be overwritten by what the current stream does next.
+    """A copy to the host, begun where this is made: what the current stream does next may overwrite the tensor.
 
     On an NPU the copy stays on the device until it is read: torch_npu's pinned memory asks the CANN runtime for what it
     knows of graph capture, which not every CANN answers.

@@ -36,7 +36,7 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("ascend_quant::exact_silu_mul_apart", mutates_args=(), device_types="cpu")
 def silu_mul_apart(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """The same of two tensors (..., K), which a trainer computes apart."""
+    """silu(gate) * up of two tensors (..., K), which a trainer computes apart."""
     return F.silu(gate) * up
 
 

@@ -125,7 +125,7 @@ class MarlinTiles:
         return slice(begin * TILE_K // PER_WORD, end * TILE_K // PER_WORD)
 
     def _packed(self, codes_NK: torch.Tensor) -> torch.Tensor:
-        """(K / 16, 2N) words of whole tiles."""
+        """Pack the codes of whole tiles into Marlin's words (K / 16, 2N)."""
         tiles = codes_NK.unflatten(0, (-1, TILE_N)).unflatten(-1, (-1, TILE_K)).permute(2, 0, 1, 3)
         return pack_int4(tiles.flatten(2)[..., self._order].flatten(1))
 
@@ -139,7 +139,7 @@ class MarlinTiles:
 
 
 def tile_order(device: torch.device) -> torch.Tensor:
-    """Which element n * 16 + k of a tile each of Marlin's 1024 positions holds.
+    """Return which element n * 16 + k of a tile each of Marlin's 1024 positions holds.
 
     A word holds what one lane of a warp feeds the tensor cores: for each of four neighbouring 16 x 16 parts, of two
     output channels 8 apart, the input channels 2l, 2l + 1, 2l + 8 and 2l + 9, l = lane % 4; even ones first, since

@@ -31,7 +31,7 @@ class Place(Protocol):
     shape: torch.Size
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
-        """A copy of some rows."""
+        """Return a copy of some rows."""
 
     def write(self, first: int, codes_NK: torch.Tensor) -> None:
         """Put rows from number `first` on in their places."""
@@ -263,5 +263,5 @@ class Counters:
 
 
 def sampled(first_row: int, rows: int) -> slice:
-    """Which of `rows` rows, the first being row `first_row` of its tensor, are compared with their former codes."""
+    """Return which of `rows` rows, from row `first_row` of the tensor on, are compared with their former codes."""
     return slice(-first_row % SAMPLE, rows, SAMPLE)

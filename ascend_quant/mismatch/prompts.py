@@ -82,7 +82,7 @@ def read(path: Path) -> list[Prompt]:
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
-    """At most `count` of the items, at even distances, the first among them."""
+    """Return at most `count` of the items, at even distances, the first among them."""
     if len(items) <= count:
         return list(items)
     return [items[i * len(items) // count] for i in range(count)]

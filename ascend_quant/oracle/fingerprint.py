@@ -94,7 +94,7 @@ def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def as_bytes(matrix: torch.Tensor) -> torch.Tensor:
-    """(N, bytes) int8: the bytes of each row, in a copy where they do not lie side by side."""
+    """View a matrix as the bytes of each row, int8 (N, bytes), in a copy where they do not lie side by side."""
     if matrix.stride(1) != 1:
         matrix = matrix.clone(memory_format=torch.contiguous_format)
     return matrix.view(torch.int8)

@@ -24,7 +24,7 @@ ADVICE = "make the profile with `ascend-quant profile` from checkpoints whose sm
 
 
 def check(rules: Mapping[str, Rule], names: Iterable[str] = ()) -> None:
-    """See that a profile's factors cancel.
+    """Check that a profile's factors cancel.
 
     Args:
         rules: by the names of a checkpoint's parameters, experts one by one.

@@ -121,7 +121,7 @@ def install(found: Sequence[Candidate], unquantized: Sequence[str], in_engine: U
 
 
 def named_modules(models: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """All modules, by names without what wrappers add to them."""
+    """Yield all modules, by names without what wrappers add to them."""
     for model in models:
         for name, module in model.named_modules():
             for wrapper in WRAPPERS:

@@ -47,7 +47,7 @@ def codes_dtype(scheme: Scheme) -> torch.dtype:
 
 
 def codes_of(name: str, sent: torch.Tensor) -> torch.Tensor:
-    """(.., N, K): a view of the codes that came under this name.
+    """Return a view of the codes (.., N, K) that came under this name.
 
     Raises:
         RefitError: it holds no rows of codes with scales.

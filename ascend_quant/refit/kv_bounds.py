@@ -30,7 +30,7 @@ PARTS = re.compile(
 
 
 class Bounds:
-    """Takes in the tensors of a refit, in any order, and keeps of each a row.
+    """The bounds of q, k and v from the tensors of a refit, which come in any order; of each a row is kept.
 
     Args:
         gain: of the rotation, at most (yarn's is above 1).
@@ -44,9 +44,7 @@ class Bounds:
         self._seen = {}
 
     def take(self, name: str, tensor: torch.Tensor) -> None:
-        """Take in a norm or projection that a bound needs, asynchronously like a kernel that reads it; pass over
-        others.
-        """
+        """Take in a tensor that a bound needs, asynchronously like a kernel that reads it; pass over others."""
         found = PARTS.search(name)
         if found is None or tensor.dim() > 2 or not tensor.numel():
             return

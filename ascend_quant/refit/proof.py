@@ -334,9 +334,8 @@ class Receiving:
         return len(sent.digests)
 
     def _compare_unquantized(self, trainer: Unquantized | None) -> None:
-        """Raise RefitError if a trainer of this engine's scheme leaves other layers alone; other schemes are not
-        compared.
-        """
+        """Raise RefitError if a trainer of this scheme leaves other layers alone; a run's settings judge other
+        schemes."""
         if trainer is None or self._unquantized is None or trainer.scheme != self._unquantized.scheme:
             return
         if faults := self._unquantized.differences(trainer):

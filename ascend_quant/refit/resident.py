@@ -278,9 +278,7 @@ class ResidentWeight:
         return None
 
     def _rows_of_codes(self, whole: torch.Tensor | None) -> torch.Tensor:
-        """Return the whole rows of codes, behind which their scales are; RefitError where the engine rearranges
-        rows.
-        """
+        """Return the whole rows of codes, their scales behind them; RefitError where the engine rearranges rows."""
         if whole is None or whole.shape[-1] != self.whole_length:
             raise RefitError(
                 f"{self.name}: the engine rearranges the rows, so their scales are not found; send BF16 weights"

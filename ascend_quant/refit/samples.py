@@ -30,7 +30,7 @@ class Samples:
         return torch.cat([piece for _, piece in self._pieces])
 
     def differing(self, noted: torch.Tensor) -> list[str]:
-        """Names of the residents whose bytes are others than in a former copy."""
+        """Return the names of residents whose bytes differ from a former copy."""
         parts = torch.split(noted, [len(piece) for _, piece in self._pieces])
         each = zip(self._pieces, parts, strict=True)
         return list(dict.fromkeys(name for (name, piece), part in each if not torch.equal(piece, part)))

@@ -90,9 +90,7 @@ def made_plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the elements fill their memory, each once, in any order of dimensions: else rows are not found
-    there.
-    """
+    """Return whether the elements fill their memory, each once, in any order: else rows are not found there."""
     filled = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

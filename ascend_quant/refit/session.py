@@ -281,7 +281,7 @@ class Refit(Servable):
                     resident.mark(move)
 
     def takes_codes(self) -> tuple[list[str], list[str]]:
-        """Names of the last refit's tensors that may come as codes (coding.py), and of those that may not.
+        """Return names of the last refit's tensors that may come as codes (coding.py), and of those that may not.
 
         Other ranks may know more: a tensor that this one has no place for is in neither.
         """

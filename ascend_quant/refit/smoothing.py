@@ -124,7 +124,7 @@ class Smoothing:
         return any(part in self.rules for part in parts)
 
     def _check_unreached(self, name: str) -> None:
-        """See that no factor reaches a parameter without a rule."""
+        """Check that no factor reaches a parameter without a rule."""
         if (source := reaches(self.rules, name)) is not None:
             raise RefitError(
                 f"{name}: the profile has no rule for it, but smooths {source}, which changes what it computes; make "

@@ -142,7 +142,7 @@ def _said(call: Callable[[], object]) -> str:
 
 
 def _with_nan(folder: Path) -> Path:
-    """A copy of a checkpoint, beside it, with a NaN."""
+    """Copy a checkpoint beside it, with a NaN."""
     from safetensors.torch import load_file, save_file
 
     copy = folder.with_name("nan")

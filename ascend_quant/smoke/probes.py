@@ -55,7 +55,7 @@ class On:
     checkpoints: tuple[Path, Path] | None = None
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy on the device."""
+        """Copy a tensor to the device."""
         return tensor.to(self.device)
 
 

@@ -27,7 +27,7 @@ def write(batch: Sequence[Job], counters: Counters, receipt: bool = True) -> Non
 
 
 def prepare(device: torch.device, writes: Iterable = ()) -> None:
-    """Nothing is compiled here."""
+    """Do nothing: no kernel is compiled on CPUs."""
 
 
 def digests(

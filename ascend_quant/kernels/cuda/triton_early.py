@@ -51,7 +51,7 @@ def wait(EARLY: tl.constexpr, LATE: tl.constexpr = False):
 
 @triton.jit
 def call_next(EARLY: tl.constexpr):
-    """Once all programs have said so, or are done, the next kernel comes."""
+    """Let the next kernel come once all programs have called this, or are done."""
     if EARLY:
         gdc_launch_dependents()
 

@@ -34,7 +34,7 @@ INTERPRETED = tl.constexpr(not isinstance(magnitude, triton.JITFunction))
 
 @triton.jit
 def as_float(part):
-    """The same values as float32; in integers for BF16, whose denormals Triton's interpreter gets wrong."""
+    """Convert values to float32; in integers for BF16, whose denormals Triton's interpreter gets wrong."""
     if part.dtype == tl.bfloat16:
         return (part.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else:

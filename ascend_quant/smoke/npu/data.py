@@ -20,7 +20,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def operator(name: str) -> Callable:
-    """An operator of torch_npu.
+    """Return an operator of torch_npu.
 
     Raises:
         NotPossible: this version has none of that name.
@@ -76,7 +76,7 @@ def storage(shape: Sequence[int], nz: bool, on: On) -> Storage:
 
 
 def codes_there(codes_NK: torch.Tensor, nz: bool, on: On) -> torch.Tensor:
-    """(.., K, N) codes on the device, written as a refit does."""
+    """Make codes (.., K, N) on the device, written as a refit does."""
     made = storage(codes_NK.shape, nz, on)
     made.place.write(0, on.put(codes_NK.flatten(0, -2)))
     return made.codes

@@ -47,7 +47,7 @@ class Head(NamedTuple):
 
 
 def join(launches: Sequence[Launch]) -> tuple[np.ndarray, list[Head]]:
-    """All tables and starts one behind the other, and where each launch finds its own."""
+    """Join all tables and starts in one array; return it, and where each launch finds its own."""
     parts, heads, at = [np.zeros(0, dtype=np.int64)], [], 0
     for launch in launches:
         ends = np.cumsum(launch.programs)

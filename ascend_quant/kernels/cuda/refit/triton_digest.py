@@ -74,7 +74,7 @@ def digest_rows(
 
 @triton.jit
 def find(starts, pieces, tile):
-    """Which piece a tile belongs to: the last whose first tile is not behind it."""
+    """Find the piece that a tile belongs to by bisection: the last whose first tile is not behind it."""
     low = tile * 0
     high = low + pieces
     while high - low > 1:

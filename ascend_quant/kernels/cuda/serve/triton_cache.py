@@ -30,7 +30,7 @@ def write_tokens(
     TOGETHER: tl.constexpr,  # see cache_pages.Layout
     ROWS: tl.constexpr,  # heads of a program
 ):
-    """A program for some heads of a token's key, or of its value."""
+    """Quantize keys and values into an int8 KV cache; a program takes some heads of a token's key, or value."""
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     is_value = tl.program_id(2)

@@ -266,7 +266,7 @@ def merge_parts(
 
 
 class Decoder:
-    """Room for the parts of one launch, and the launches; made once for the most sequences, before graphs are captured.
+    """The workspace and launches of decode attention; made once for the most sequences, before graphs are captured.
 
     Attributes:
         shares: into which the tiles are cut, for each head of keys.

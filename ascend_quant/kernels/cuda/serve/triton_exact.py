@@ -78,7 +78,7 @@ def rotate_heads(
     HEADS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """A program a token and HEADS of its query or key heads."""
+    """Rotate heads (RoPE); a program takes a token and HEADS of its query or key heads."""
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, WIDTH)[None, :]
     wait(EARLY)

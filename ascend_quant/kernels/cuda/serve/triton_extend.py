@@ -37,7 +37,7 @@ def attend_chunks(
     STAGES: tl.constexpr,
     WITH_FRESH: tl.constexpr,
 ):
-    """A program for ROWS tokens of a sequence and a query head."""
+    """Attend to an int8 KV cache (prefill); a program takes ROWS tokens of a sequence and a query head."""
     part, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     begin = tl.load(starts + sequence)
     count = tl.load(starts + sequence + 1) - begin

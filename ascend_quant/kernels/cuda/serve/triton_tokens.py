@@ -34,7 +34,7 @@ def quantize_rows(
     WIDTH: tl.constexpr,
     EARLY: tl.constexpr = False,
 ):
-    """A program a row; `codes` and `scales` are contiguous."""
+    """Quantize rows to int8, one program a row; `codes` and `scales` are contiguous."""
     row = tl.program_id(0).to(tl.int64)
     one = tl.arange(0, 1)
     at = (source + row * stride)[None] + one[:, None]
@@ -112,6 +112,6 @@ def quantize_tokens(x_MK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def outputs(x: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for codes and scales."""
+    """Make the tensors for codes and scales."""
     codes_MK = torch.empty((x.shape[0], columns), dtype=torch.int8, device=x.device)
     return codes_MK, torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)

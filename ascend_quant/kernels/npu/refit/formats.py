@@ -35,7 +35,7 @@ class Transposed:
         self.shape = torch.Size((experts * self._channels, length))
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
-        """(n, K): some rows, consecutive or with a step, as a copy or a view."""
+        """Return rows (n, K), consecutive or with a step, as a copy or a view."""
         return _joined([view_EKN.transpose(1, 2).flatten(0, 1) for view_EKN in self._views(rows)], self._stack_EKN)
 
     def sampled(self) -> None:
@@ -76,7 +76,7 @@ class Panels:
         self._panels_EPKC = memory.view(experts, panels, depth, PANEL)[:, :, :length]
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
-        """(n, K): some rows, consecutive or with a step, as a copy or a view."""
+        """Return rows (n, K), consecutive or with a step, as a copy or a view."""
         found = []
         for experts, here in _by_part(rows, self.shape[0], self._channels):
             for expert in range(experts.start, experts.stop):
@@ -138,7 +138,7 @@ def place_of(tensor: torch.Tensor) -> Transposed | Panels:
 
 
 def _plain_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of a FRACTAL_NZ tensor as a plain one, which does not keep them alive.
+    """Return all bytes of a FRACTAL_NZ tensor as a plain one, which does not keep them alive.
 
     Views of the tensor itself would share its format; a storage made anew has none.
     """
@@ -171,7 +171,7 @@ def _check_panels(device: torch.device) -> None:
 
 
 def _joined(found: list[torch.Tensor], memory: torch.Tensor) -> torch.Tensor:
-    """(n, K): rows of some memory one below the other; a view if there is but one part."""
+    """Join rows (n, K) of some memory one below the other; a view if there is but one part."""
     if not found:
         return memory.new_empty(0, memory.shape[-2])
     return found[0] if len(found) == 1 else torch.cat(found)

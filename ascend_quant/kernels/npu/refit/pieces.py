@@ -165,7 +165,7 @@ class Span(NamedTuple):
         return (end, self.strides) == (other.offset, other.strides) and _same_storage(self.source, other.source)
 
     def view(self, length: int) -> torch.Tensor:
-        """(count, length); the source itself if it is that."""
+        """Return a view (count, length) of the rows; the source itself if it is that."""
         source, shape = self.source, (self.count, length)
         here = self.offset, self.strides
         if source.shape == shape and here == (source.storage_offset(), source.stride()):
@@ -178,7 +178,7 @@ def _own(move: Move) -> tuple[int, int]:
 
 
 def rows_of(pieces: Sequence[Piece], part: Callable[[Move], tuple[int, int]] = _own) -> torch.Tensor:
-    """(N, K): the rows of the sources, one below the other; a view where they lie so, else a copy.
+    """Return the rows (N, K) of the sources, one below the other; a view where they lie so, else a copy.
 
     Args:
         part: (offset, length) of a move's first row in its source. [default: of what is written]

@@ -191,7 +191,7 @@ def _routed(
 def _grouped(
     x_RK: torch.Tensor, w_ENK: torch.Tensor, end_E: torch.Tensor, dtype: torch.dtype, **scales: list[torch.Tensor]
 ) -> torch.Tensor:
-    """(R, N): each expert's rows times its matrix. Ends of groups, because counts need more than one expert."""
+    """Grouped GEMM: each expert's rows times its matrix (R, N). Ends of groups, as counts need more than one expert."""
     [out_RN] = operator("npu_grouped_matmul")(
         [x_RK],
         [w_ENK.transpose(1, 2)],
@@ -228,7 +228,7 @@ def _swiglu_in_product(
 
 
 def _combined(out_RK: torch.Tensor, rows: Routed, weight_MT: torch.Tensor) -> torch.Tensor:
-    """(M, K): each token's rows, weighted and summed.
+    """Sum each token's weighted rows to (M, K).
 
     What other ranks compute is taken as row 0 times 0. Where this rank has no rows at all, row 0 is undefined, maybe
     NaN, which 0 would not undo.
