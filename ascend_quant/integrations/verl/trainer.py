@@ -25,7 +25,7 @@ TIMED = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic
 
 
 class RefitTrainer:
-    """Mixed in before verl's trainer class."""
+    """Mixin before verl's trainer class: weight syncs with receipts, each replica's mismatch, start-up times."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.start_up = StartUp()
@@ -39,13 +39,13 @@ class RefitTrainer:
             self.replay_buffer.poll_interval = POLL_SECONDS
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """verl makes workers, models and engines in one long method; what it assigns tells how far it is."""
+        """Mark start-up stages by what verl assigns: it makes workers, models and engines in one long method."""
         super().__setattr__(name, value)
         if name in ASSIGNED:
             self.start_up.mark(ASSIGNED[name], self._seconds_inside(name, value))
 
     def _seconds_inside(self, name: str, value: Any) -> dict[str, float]:
-        """Of the stage whose end is the assignment of `name`, what its processes say."""
+        """Return the seconds of the parts of the stage that the assignment of `name` ends, as its processes say."""
         if name == "reward_loop_manager" and hasattr(self.actor_rollout_wg, "seconds_of_actor"):
             return {"actor": max(self.actor_rollout_wg.seconds_of_actor())}
         if name == "llm_server_manager" and (replicas := value.get_replicas()):
@@ -71,7 +71,7 @@ class RefitTrainer:
         super().on_train_begin()
 
     def prepare_step(self) -> dict[str, Any]:
-        """verl does not time it; in step 1 it waits until the agent loops' processes have started."""
+        """Time `prepare_step`, which verl does not; in step 1 it waits for the agent loops' processes to start."""
         start = time.perf_counter()
         found = super().prepare_step()
         self.prompts_sent = time.perf_counter() - start
@@ -85,7 +85,7 @@ class RefitTrainer:
         return {**super()._consume_sync_metrics(), **self._last_sync(), **self._first_step()}
 
     def _first_step(self) -> dict[str, float]:
-        """The metrics of the start, once, with the table in the log."""
+        """Return the start-up metrics, once, with the table in the log."""
         if STEP in self.start_up.stages:
             return {}
         timed = {name: seconds for name, seconds in self.timing_raw.items() if name in TIMED}
@@ -98,7 +98,7 @@ class RefitTrainer:
         return self.sync_reports.of_last(self._synced(), self.actor_rollout_wg)
 
     def _synced(self) -> list[Any]:
-        """The replicas that are synced at the end of each step: the last manager's."""
+        """Return the replicas that are synced at the end of each step: the last manager's."""
         return self._rollout_server_managers()[-1].get_replicas()
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -120,7 +120,7 @@ class RefitTrainer:
         return several and compared
 
     def _replica_mismatch(self, batch: Any) -> dict[str, float]:
-        """The metrics of the batch's samples, without those that only fill it up."""
+        """Compute each replica's mismatch over the batch's samples, without padding samples."""
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
         fields = ("extra_fields", "rollout_log_probs", "old_log_probs", "response_mask")
         data = transfer_queue.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(fields))

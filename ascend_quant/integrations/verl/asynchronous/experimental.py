@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(config: Any, main: ModuleType, task_runner: str, extended: type) -> None:
-    """One of verl's mains, with our task runner.
+    """Run one of verl's mains with our task runner.
 
     Args:
         config: verl's whole configuration.
@@ -64,7 +64,7 @@ def put(main: ModuleType, name: str, extended: type) -> None:
 
 
 class RefitExperimentalTrainer:
-    """Mixed in before verl's trainer class."""
+    """Mixin before verl's trainer class: actors send digests, each sync reports its metrics."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -75,7 +75,7 @@ class RefitExperimentalTrainer:
         self.effective_sample = EffectiveSample(self.config.algorithm.get("rollout_correction"))
 
     def report_of(self, replicas: Sequence[Any]) -> dict[str, float]:
-        """The metrics of the last sync, which was with these; after the first it is settled what leaves as codes."""
+        """Return the last sync's metrics of these replicas; after the first, settle which weights leave as codes."""
         report = self.sync_reports.of_last(replicas, self.actor_rollout_wg)
         if not self.has_agreed:
             agree_on_codes(self.config, replicas, self.actor_rollout_wg)

@@ -35,8 +35,11 @@ class RefitRollouter(plain_class(getattr(main, ROLLOUTER))):
 
 
 class RefitFullyAsyncTaskRunner(plain_class(getattr(main, RUNNER))):
-    """Ray gives an actor copies of inherited methods, with the names of their module as they were in the driver. So
-    each that creates something is called from here, where it is the module's own."""
+    """verl's task runner, which creates our trainer and rollouter.
+
+    Ray gives an actor copies of inherited methods, with the names of their module as they were in the driver. So each
+    that creates something is called from here, where it is the module's own.
+    """
 
     def _create_trainer(self, config: Any) -> None:
         put(main, TRAINER, RefitFullyAsyncTrainer)

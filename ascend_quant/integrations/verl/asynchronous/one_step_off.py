@@ -15,7 +15,7 @@ RUNNER = "OneStepTaskRunner"
 
 class RefitOneStepTrainer(RefitExperimentalTrainer, OneStepOffRayTrainer):
     def _fit_update_weights(self) -> None:
-        """A step's metrics are of the sync in it, which sends what the step before has trained."""
+        """Add the metrics of this step's sync, which sends the weights that the step before has trained."""
         super()._fit_update_weights()
         if "update_weights" in self.timing_raw:  # not while only the critic warms up
             self.metrics.update(self.report_of(self.llm_server_manager.get_replicas()))

@@ -24,7 +24,7 @@ COMBINED = {  # what is neither here nor alike everywhere is the first one's
 
 
 def merge(replicas: dict[int, list[Receipt | None]], quantizations: dict[int, str | None]) -> Receipt:
-    """One step's metrics.
+    """Merge all workers' receipts into one step's metrics, after checking that replicas that serve alike agree.
 
     Args:
         replicas: receipts by the replica's rank, those of a replica in the order of its workers.
@@ -45,7 +45,7 @@ def merge(replicas: dict[int, list[Receipt | None]], quantizations: dict[int, st
 
 
 def _combine(receipts: list[Receipt]) -> Receipt:
-    """The figures of several as those of one; what one of them does not know, all do not."""
+    """Combine several receipts into one; a figure that one of them lacks is left out."""
     known = set.intersection(*(set(receipt) for receipt in receipts))
     return {
         name: COMBINED.get(name, _first)([receipt[name] for receipt in receipts])

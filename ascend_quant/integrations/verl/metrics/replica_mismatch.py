@@ -19,7 +19,7 @@ FIGURES = ("k1_kl", "k3_kl", "mean_abs", "ess")
 
 
 def ranks_of(extra_fields: Sequence[Mapping[str, Any]]) -> list[int] | None:
-    """Which replica generated each sample; None, which is logged once, if some of them do not tell."""
+    """Return the rank of the replica that generated each sample; None, which is logged once, if some do not tell."""
     ranks = [extra.get(REPLICA) for extra in extra_fields]
     if None in ranks:
         _log_unattributed()
@@ -42,7 +42,7 @@ def replica_mismatch(
     masks: Sequence[torch.Tensor],
     threshold: float,
 ) -> dict[str, float]:
-    """Metrics such as rollout_corr/replica0/k3_kl; a replica that generated nothing in this step has none.
+    """Compute each replica's mismatch, such as rollout_corr/replica0/k3_kl; one that generated nothing has none.
 
     Args:
         ranks: which replica generated each sample.
@@ -67,6 +67,6 @@ def replica_mismatch(
 
 
 def upper_threshold(rollout_correction: dict | None) -> float:
-    """Where verl clips importance weights: 2.0, "2.0", or "0.5_2.0" with a lower one; ours if it is not set."""
+    """Return where verl clips importance weights: 2.0, "2.0", or "0.5_2.0" with a lower one; ours if it is not set."""
     threshold = (rollout_correction or {}).get("rollout_is_threshold")
     return THRESHOLD if threshold is None else float(str(threshold).rpartition("_")[2])

@@ -15,7 +15,7 @@ PREFIX = "start_up/"
 
 
 class StartUp:
-    """The stages of this process's run.
+    """Timer of the start-up stages of this process's run.
 
     Args:
         environment: where STARTED is, set by the launcher or by main_ppo; without it the run begins now.
@@ -35,7 +35,7 @@ class StartUp:
             self._end("driver", now())
 
     def mark(self, stage: str, inside: Mapping[str, float] | None = None) -> None:
-        """A stage ends, for the first time.
+        """Mark the end of a stage; only its first time counts.
 
         Args:
             inside: seconds of its parts, which do not overlap.
@@ -55,13 +55,13 @@ class StartUp:
         return sum(self.stages.values())
 
     def metrics(self) -> dict[str, float]:
-        """Seconds: `start_up/engines`, `start_up/engines/compilation`, .., `start_up/total`."""
+        """Return the seconds as metrics: `start_up/engines`, `start_up/engines/compilation`, .., `start_up/total`."""
         parts = {f"{stage}/{part}": value for stage, parts in self.inside.items() for part, value in parts.items()}
         named = {**self.stages, **parts, "total": self.total}
         return {PREFIX + name.replace(" ", "_"): value for name, value in named.items()}
 
     def table(self) -> str:
-        """A line a stage, with its share; its parts below it."""
+        """Format a table with a line for each stage and its share of the total, its parts below it."""
         lines = ["start to first step, seconds:"]
         for stage, seconds in self.stages.items():
             lines.append(f"  {stage:32}{seconds:9.1f}{100 * seconds / max(self.total, 1e-9):6.0f} %")

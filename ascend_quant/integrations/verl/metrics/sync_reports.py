@@ -61,13 +61,13 @@ def agree_on_codes(config: Any, replicas: Sequence[Any], workers: Any) -> None:
 
 
 class SyncReports:
-    """Of one trainer."""
+    """Collects the metrics of one trainer's weight syncs."""
 
     def __init__(self) -> None:
         self._quantizations: dict[int, str | None] = {}  # by the replica's rank
 
     def of_last(self, replicas: Sequence[Any], workers: Any) -> dict[str, float]:
-        """The metrics of the last sync.
+        """Return the metrics of the last weight sync: the engines' merged receipts and the trainer's own figures.
 
         Args:
             replicas: that were synced.
@@ -85,7 +85,7 @@ class SyncReports:
 
 
 def _quantizations(replicas: Sequence[Any]) -> dict[int, str | None]:
-    """How each replica serves, by its rank, which does not change while it runs; logged."""
+    """Ask each replica how it serves, by its rank, and log it; it does not change while the replica runs."""
     found = ray.get([replica.servers[0].refit_quantization.remote() for replica in replicas])
     quantizations = {replica.replica_rank: asked for replica, asked in zip(replicas, found, strict=True)}
     for rank, quantization in quantizations.items():
@@ -95,7 +95,7 @@ def _quantizations(replicas: Sequence[Any]) -> dict[int, str | None]:
 
 
 def agreed(scheme: Scheme, workers: Iterable[Answer]) -> frozenset[str]:
-    """The names to be sent as codes of a scheme.
+    """Return the names of the parameters that all workers take as codes of a scheme.
 
     Raises:
         RefitError: a worker quantizes to another scheme, or none takes any.

@@ -26,7 +26,7 @@ SENDER_REMOVES_SECONDS = 2  # its shared memory, once it has closed its socket
 
 
 class SenderGone(RefitError):
-    """The trainer process that was sending weights no longer answers."""
+    """Raised when the trainer process that was sending weights no longer answers."""
 
 
 class WatchedSocket:
@@ -79,7 +79,7 @@ class WatchedSocket:
 
 
 class DrainingReceiver(BucketedWeightReceiver):
-    """verl's receiver, whose every message is answered: the last one once its buffer is released.
+    """verl's weight receiver, with every message answered: the last one once its buffer is released.
 
     It needs of verl's only that it takes messages from `self.socket`, so whether a version answers the last message in
     its loop (commit bcb638649a50) or in `_cleanup` (0.9.1) does not matter.
@@ -109,7 +109,7 @@ class DrainingReceiver(BucketedWeightReceiver):
                 socket.close()
 
     def _remove(self, segment: SharedMemory) -> None:
-        """Of a sender that was killed; one that lives removes it, and its error would be hidden by not finding it."""
+        """Unlink the shared memory of a killed sender; a living one removes it, and fails if it does not find it."""
         end, file = time.monotonic() + SENDER_REMOVES_SECONDS, Path("/dev/shm", segment.name)
         while file.exists() and time.monotonic() < end:
             time.sleep(0.05)
@@ -126,7 +126,8 @@ class DrainingReceiver(BucketedWeightReceiver):
             logger.warning("the trainer's shared memory stays mapped until the error is dropped: %s", error)
 
     def _acknowledge_the_rest(self, socket: WatchedSocket) -> None:
-        """After an error in this process: let the sender finish, so that the trainer can receive the error."""
+        """Acknowledge the remaining buckets after an error here: the sender finishes, and the trainer can get the
+        error."""
         with contextlib.suppress(SenderGone):  # the first error is already on its way up
             while socket.owes_reply and not socket.ended:
                 socket.send(b"")

@@ -27,7 +27,7 @@ BESIDE = 1 << 30  # bytes that else come and go: the transport's own, what a ref
 
 
 class RefitHttpServer(vLLMHttpServer):
-    """verl's, whose KV cache wakes up while the trainer goes on: what reads it waits, and is told what failed."""
+    """verl's vLLM server whose KV cache wakes up while the trainer goes on: readers wait, and are told what failed."""
 
     waking = 0.0  # seconds of the wake-up that the last sync waited for
     _cache_stays = False
@@ -39,7 +39,7 @@ class RefitHttpServer(vLLMHttpServer):
         sockets.name_for_engine()
 
     async def refit_receipts(self) -> list[dict[str, float] | None]:
-        """The last refit's metrics of each worker: engine by engine, in the order of their tensor-parallel ranks."""
+        """Return the last refit's metrics of each worker: engine by engine, in the order of tensor-parallel ranks."""
         asked, self._receipts = self._receipts or self._asked_for_receipts(), None
         return [receipt and {**receipt, MEMORY: receipt[MEMORY] + 1e3 * self.waking} for receipt in await asked]
 
@@ -47,16 +47,16 @@ class RefitHttpServer(vLLMHttpServer):
         return asyncio.ensure_future(self._ask_workers("refit_receipt"))
 
     async def _ask_workers(self, method: str) -> list[Any]:
-        """Every worker's answer, engine by engine."""
+        """Call a method on every worker; returns their answers, engine by engine."""
         engines = await compat.ask_every_engine(self.engine, method)
         return [found for workers in engines for found in workers]
 
     async def refit_takes_codes(self) -> list[tuple[str, list[str], list[str]]]:
-        """Of each worker, see `RefitWorkerExtension.refit_takes_codes`."""
+        """Ask each worker which weights it would take as codes, see `RefitWorkerExtension.refit_takes_codes`."""
         return await self._ask_workers("refit_takes_codes")
 
     async def exact_fingerprint(self) -> list[dict[str, str]]:
-        """Every worker's, see `ascend_quant.exact.fingerprint`."""
+        """Return every worker's fingerprint, see `ascend_quant.exact.fingerprint`."""
         return await self._ask_workers("exact_fingerprint")
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
@@ -75,8 +75,8 @@ class RefitHttpServer(vLLMHttpServer):
         await super().sleep()
 
     async def release_kv_cache(self) -> None:
-        """Weights from elsewhere come through buffers on the engine's devices. Where these have room beside it, the
-        cache, empty by now, is not given back and taken again, nor are the weights with it."""
+        """Release the KV cache for a sync from elsewhere, unless the devices have room for the sync's buffers beside
+        it: then the cache, empty by now, is not given back and taken again, nor are the weights with it."""
         self._cache_stays = await self._has_room_beside()
         if not self._cache_stays:
             await super().release_kv_cache()
@@ -98,11 +98,11 @@ class RefitHttpServer(vLLMHttpServer):
             await asyncio.shield(self._cache_wakes)  # a request that is given up does not end it
 
     async def start_up_seconds(self) -> dict[str, float]:
-        """What the parts of the start took in the first worker."""
+        """Return the seconds of each part of the start in the first worker."""
         return (await self.engine.collective_rpc("start_up_seconds"))[0]
 
     async def refit_quantization(self) -> str | None:
-        """How the replica serves: its quantization's options; None if it is not ours."""
+        """Return the options of the replica's quantization, in words; None if it is not ours."""
         return (await self.engine.collective_rpc("refit_quantization"))[0]
 
     async def generate(self, *args: Any, **kwargs: Any) -> TokenOutput:
@@ -122,7 +122,7 @@ class RefitHttpServer(vLLMHttpServer):
 
 
 class PassingOnWorker(CheckpointEngineWorker):
-    """Beside an engine whose trainer is elsewhere: it gets the weights, and sends them on as a trainer here would.
+    """Worker beside an engine whose trainer is elsewhere: gets the weights and sends them on as a local trainer would.
 
     Attributes:
         receiver: of patches; None where none are sent.

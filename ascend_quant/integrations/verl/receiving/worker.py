@@ -80,7 +80,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
             attempts.raise_it()
 
     def refit_receipt(self) -> dict[str, float] | None:
-        """The last complete refit's metrics, for collective_rpc; None where there are no refits."""
+        """Return the last complete refit's metrics, for collective_rpc; None where there are no refits."""
         if not self._built_by_plugin():
             return None
         receipt = refit_of(self.model_runner.model).last_receipt
@@ -94,7 +94,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         return {**receipt.as_metrics(), **own}
 
     def refit_takes_codes(self) -> tuple[str, list[str], list[str]]:
-        """The scheme, what of the last sync this worker would take as codes of it too, and what it would not.
+        """Return the scheme, the last sync's weights that this worker would also take as its codes, and the others.
 
         Who asks will send codes, so the kernels for them are compiled.
         """
@@ -103,20 +103,20 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
         return (self.model_runner.vllm_config.quant_config.scheme.name, *refit.takes_codes())
 
     def refit_free_bytes(self) -> int:
-        """Of this worker's device; 0 where that is none with memory of its own."""
+        """Return the free bytes of this worker's device; 0 where it has no memory of its own (CPU)."""
         device = torch.device(get_device_name())
         return 0 if device.type == "cpu" else torch.get_device_module(device).mem_get_info()[0]
 
     def start_up_seconds(self) -> dict[str, float]:
-        """What the parts of this worker's start took."""
+        """Return the seconds of each part of this worker's start."""
         return start_up.seconds_of(self.model_runner.vllm_config.compilation_config)
 
     def exact_fingerprint(self) -> dict[str, str]:
-        """This process's, to be compared with an exact actor's."""
+        """Return this process's fingerprint, to be compared with an exact actor's."""
         return fingerprint()
 
     def refit_quantization(self) -> str | None:
-        """The options by which this worker quantizes, in words; None where there are no refits."""
+        """Return the options by which this worker quantizes, in words; None where there are no refits."""
         return repr(self.model_runner.vllm_config.quant_config) if self._built_by_plugin() else None
 
     def _built_by_plugin(self) -> bool:
@@ -125,7 +125,7 @@ class RefitWorkerExtension(vLLMColocateWorkerExtension):
 
 
 class UnprovedWorkerExtension(RefitWorkerExtension):
-    """Named to vLLM when the proof is switched off, and the trainer sends no digests."""
+    """Worker extension named to vLLM when the proof is switched off, and the trainer sends no digests."""
 
     refit_wants_proof = False
 

@@ -29,12 +29,12 @@ BUCKET = 4 << 20  # bytes of patches: a third of a 7B's, and 235B's take some 50
 
 @cache
 def own_id() -> int:
-    """Of the senders whose driver this process is."""
+    """Return the random 62-bit id that marks all weight senders driven by this process; made once."""
     return 1 + secrets.randbits(62)
 
 
 def asking_for_a_base(original: Callable) -> Callable:
-    """For `CheckpointEngineManager.build_process_group`."""
+    """Wrap `CheckpointEngineManager.build_process_group`: all ends first agree on the sync that patches build on."""
     is_first = True  # sync of the run: that it is whole needs no warning
 
     def build_process_group(self: Any, rollout: Any) -> None:
@@ -76,7 +76,7 @@ def _cuts_tensors(engine: Any) -> bool:
 
 
 class Patching:
-    """The trainer's end.
+    """The trainer's end of a delta weight sync: whether the next weights leave as patches against the last sync.
 
     Attributes:
         sender: of this rank.
@@ -87,7 +87,7 @@ class Patching:
         self.sender, self.is_asked = sender, False
 
     def against(self, sender: int, number: int) -> None:
-        """The next weights go to engines that all have this sync."""
+        """Make the next weights patches against sync `number` of `sender`, which all receiving engines have."""
         self.sender.agree(sender, number)
         self.is_asked = True
 

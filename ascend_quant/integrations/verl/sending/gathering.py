@@ -38,7 +38,7 @@ ALIGNED = 16  # bytes: each piece may be viewed as any dtype
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor as it leaves, and how much of it each rank has.
+    """Metadata of a tensor as it leaves, and how many of its rows each rank has.
 
     Attributes:
         shape, dtype: of the whole as it leaves.
@@ -54,19 +54,19 @@ class Piece:
 
     @classmethod
     def of(cls, name: str, shape: torch.Size, left: torch.dtype | Scheme, rows: int = 0) -> "Piece":
-        """A rank's piece of a parameter of this shape that leaves as a dtype, or as a scheme's codes."""
+        """Describe a rank's piece of a parameter of this shape that leaves as a dtype, or as a scheme's codes."""
         if isinstance(left, torch.dtype):
             return cls(name, shape, left, None, rows)
         return cls(name, coding.sent_shape(shape), coding.codes_dtype(left), left, rows)
 
     @property
     def filled(self) -> int:
-        """Bytes on each rank, filled-up rows included."""
+        """Number of bytes on each rank, padding rows included."""
         return self.rows * prod(self.shape[1:]) * self.dtype.itemsize
 
     @property
     def bytes(self) -> int:
-        """The same, aligned."""
+        """Number of bytes on each rank, padding rows included, rounded up to a multiple of ALIGNED."""
         return -(-self.filled // ALIGNED) * ALIGNED
 
     @property
@@ -79,7 +79,7 @@ Members = list[tuple[Piece, torch.Tensor]]  # with what this rank has of each
 
 @dataclass(frozen=True)
 class Share:
-    """What this rank has of a group, as it leaves.
+    """This rank's shard of a group of parameters, as it leaves.
 
     Attributes:
         group: of the ranks over which it is sharded; None for tensors that are whole here.
@@ -95,7 +95,7 @@ class Share:
 
 
 def own_share(group: Any, members: Members, device: torch.device) -> Share:
-    """Made of what this rank has; asynchronous, in memory of its own where it is gathered."""
+    """Pack this rank's shards of a group as they leave; asynchronous, in memory of its own where it is gathered."""
     pieces = tuple(piece for piece, _ in members)
     if group is None:
         return Share(None, pieces, torch.empty(0, dtype=torch.uint8), tuple(_made(members)))
@@ -111,7 +111,7 @@ def own_share(group: Any, members: Members, device: torch.device) -> Share:
 
 
 def shares(params: Mapping[str, torch.Tensor], device: torch.device, as_what: AsWhat) -> Iterator[Share]:
-    """What this rank has of the parameters, in their order, group by group.
+    """Yield this rank's shards of the parameters, in their order, group by group.
 
     Args:
         params: by name, the same on every rank; shards of rows (DTensor), or whole tensors, which stay where they are.
@@ -123,7 +123,7 @@ def shares(params: Mapping[str, torch.Tensor], device: torch.device, as_what: As
 
 
 def gathered(parts: Iterable[Share]) -> Iterator[list[NamedTensor]]:
-    """The tensors of all ranks' shares, group by group; a collective: every rank exhausts it.
+    """All-gather the whole tensors of all ranks' shares, group by group; a collective: every rank exhausts it.
 
     Yields:
         Tensors of a group, with memory of their own.
@@ -139,7 +139,7 @@ def gathered(parts: Iterable[Share]) -> Iterator[list[NamedTensor]]:
 
 
 def groups(params: Mapping[str, torch.Tensor], as_what: AsWhat) -> Iterator[tuple[Any, Members]]:
-    """Consecutive parameters that are sharded over the same ranks, AT_ONCE bytes together; with their process group."""
+    """Yield consecutive parameters that share a process group (sharded over the same ranks), AT_ONCE bytes together."""
     members: Members = []
     same, size = None, 0
     for name, param in params.items():
@@ -154,7 +154,7 @@ def groups(params: Mapping[str, torch.Tensor], as_what: AsWhat) -> Iterator[tupl
 
 
 def _piece(name: str, param: torch.Tensor, left: torch.dtype | Scheme) -> tuple[Any, Piece, torch.Tensor]:
-    """Of a parameter, with the ranks that it is sharded over (None if there is nothing to gather) and what is here."""
+    """Return a parameter's process group (None if there is nothing to gather), its piece, and the local shard."""
     local = local_of(param)
     cut = _cut(param) if isinstance(param, DTensor) else []
     if not cut:
@@ -165,12 +165,12 @@ def _piece(name: str, param: torch.Tensor, left: torch.dtype | Scheme) -> tuple[
 
 
 def local_of(param: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a parameter, no part of a graph."""
+    """Return this rank's shard of a parameter (the whole of a plain tensor), detached from autograd."""
     return (param.to_local() if isinstance(param, DTensor) else param).detach()
 
 
 def flat_shards(engine: Any) -> dict[str, torch.Tensor] | None:
-    """The parameters of verl's training engine by the names that it sends; None where verl is to gather them."""
+    """Return the FSDP2 shards of verl's training engine by the names that it sends; None where verl must gather."""
     found = compat.fsdp2_shards(engine)
     if found is not None and (other := [name for name, shard in found.items() if not is_gathered_flat(shard)]):
         tell_of_other_shards(other[0], len(other))
@@ -192,7 +192,7 @@ def is_gathered_flat(param: torch.Tensor) -> bool:
 
 
 def _cut(param: DTensor) -> list[int]:
-    """Dimensions of the mesh over which a parameter is not whole."""
+    """List the device mesh dimensions over which a parameter is sharded, not replicated."""
     return [at for at, placement in enumerate(param.placements) if not isinstance(placement, Replicate)]
 
 
@@ -210,7 +210,7 @@ def _put(members: Members, places: Sequence[torch.Tensor], device: torch.device)
 
 
 def _made(members: Members) -> list[NamedTensor]:
-    """What leaves of tensors that are whole here."""
+    """Round or quantize tensors that are whole on this rank, as they leave."""
     found = []
     for piece, local in members:
         if piece.scheme is None:
@@ -222,7 +222,7 @@ def _made(members: Members) -> list[NamedTensor]:
 
 
 class Gather:
-    """An all-gather that has been started; `whole` waits for it, on the device's stream where it has one."""
+    """An all-gather under way; `whole` waits for it, on the device's stream where it has one."""
 
     def __init__(self, share: Share):
         self._share, self._work = share, None
@@ -232,7 +232,7 @@ class Gather:
             self._work = dist.all_gather_into_tensor(self._all.view(-1), mine, group=share.group, async_op=True)
 
     def whole(self) -> list[NamedTensor]:
-        """The tensors; once."""
+        """Wait for the all-gather and return the whole tensors by name; call it once, since it drops the buffers."""
         pieces, whole = self._share.pieces, [*self._share.whole]
         if self._work is None:
             return whole

@@ -16,7 +16,7 @@ _HERE = "ascend_quant.integrations.verl.sending"
 
 
 def with_answered_sockets_of_this_run(original: Callable) -> Callable:
-    """For `BucketedWeightSender.__init__`: its address is this run's own, its sockets end (zmq_watchdog.py)."""
+    """Wrap `BucketedWeightSender.__init__`: its ZMQ address is this run's own, its sockets end (zmq_watchdog.py)."""
     from ascend_quant.integrations.verl.sending.socket_names import of_this_run
     from ascend_quant.integrations.verl.sending.zmq_watchdog import AnsweredContext
 
@@ -29,7 +29,7 @@ def with_answered_sockets_of_this_run(original: Callable) -> Callable:
 
 
 def with_aligned_chunks(original: Callable) -> Callable:
-    """For `merge_weight_chunks`: chunks that torch cannot view as their dtype are copied to where it can."""
+    """Wrap `merge_weight_chunks`: a chunk at an offset at which torch cannot view it as its dtype is cloned."""
 
     async def aligned(chunks: AsyncIterator[tuple[Any, Any]]) -> AsyncIterator[tuple[Any, Any]]:
         async for meta, chunk in chunks:

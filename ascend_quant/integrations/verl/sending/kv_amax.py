@@ -30,7 +30,7 @@ TOKENS = 512  # of `look_first`, on each rank
 
 
 class Maxima:
-    """Of the passes of one step, on this rank.
+    """The largest |q|, |k| and |v| of each attention layer in the forward passes of one step, on this rank.
 
     Args:
         form: what the cache's scales are.
@@ -47,7 +47,7 @@ class Maxima:
 
     @property
     def has_seen(self) -> bool:
-        """Whether there has been any pass."""
+        """True once a forward pass of this step has been observed."""
         return bool(self._of)
 
     @contextmanager
@@ -63,7 +63,7 @@ class Maxima:
 
     @contextmanager
     def training(self) -> Generator[None]:
-        """The step's update; without a pass before it, it is one."""
+        """Wrap the step's update; where no forward pass came before it in this step, the maxima are taken in it."""
         if self._over:
             with self.taking():
                 yield
@@ -73,7 +73,7 @@ class Maxima:
 
     @torch.no_grad()
     def note(self, module: torch.nn.Module, *qkv_BHSD: torch.Tensor) -> None:
-        """What a layer's attention gets; padding included."""
+        """Update a layer's running maxima with its attention's q, k and v (B, H, S, D); padding included."""
         given = dict(zip("qkv", qkv_BHSD, strict=True))
         dims = (0, 2) if self.form.by_channel else None
         norms = [torch.linalg.vector_norm(given[kind].detach(), torch.inf, dim=dims) for kind in self.form.kinds]
@@ -82,7 +82,7 @@ class Maxima:
         self._of[module] = largest if known is None else torch.maximum(known, largest)
 
     def as_sent(self, model: torch.nn.Module, device: torch.device) -> list[NamedTensor]:
-        """The scales of all layers, of all ranks, by name, and their age; nothing if no rank has seen any.
+        """Return all layers' KV cache scales, over all ranks, by name, and their age; nothing if no rank has seen any.
 
         A collective: every rank calls it.
 
@@ -119,7 +119,7 @@ class Maxima:
         return [*named, (AGE, torch.tensor([max(self.updates - 1, 0)], device=device))]
 
     def _seen_by(self, module: torch.nn.Module) -> torch.Tensor:
-        """(kinds, channels); -1 of an attention that nobody looked at."""
+        """Return an attention's maxima (kinds, channels); -1 where no pass has gone through it."""
         if (found := self._of.get(module)) is not None:
             return found
         channels = module.config.num_key_value_heads * module.head_dim if self.form.by_channel else 1
@@ -127,7 +127,7 @@ class Maxima:
 
     @torch.no_grad()
     def look_first(self, model: torch.nn.Module, device: torch.device) -> None:
-        """A pass over random tokens, others on every rank: what the sync before the first step sends."""
+        """Run a pass over random tokens, others on every rank, for the KV cache scales of the very first sync."""
         rank = dist.get_rank() if dist.is_initialized() else 0
         generator = torch.Generator("cpu").manual_seed(rank)
         size = model.config.get_text_config().vocab_size
@@ -138,14 +138,14 @@ class Maxima:
 
 
 def plain_name(name: str) -> str:
-    """A module's name without what FSDP1, checkpointing and LoRA put into it."""
+    """Strip from a module's name what FSDP1, activation checkpointing and LoRA put into it."""
     for part in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "base_model.model."):
         name = name.replace(part, "")
     return name
 
 
 def looking(original: Callable) -> Callable:
-    """For `AttentionInterface.get_interface`, which every layer asks for its attention at each call."""
+    """Wrap `AttentionInterface.get_interface`, which every layer asks at each call: its attention notes q, k, v."""
 
     def get_interface(self: Any, *args: Any, **kwargs: Any) -> Callable:
         attention = original(self, *args, **kwargs)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 
 class Offloaded:
-    """When one trainer's weights go to the host.
+    """Decides when one trainer's weights are offloaded to the host.
 
     Args:
         stays: whether they are to stay at an update's end: asked then.
@@ -23,7 +23,7 @@ class Offloaded:
 
     @contextmanager
     def updating(self) -> Generator[None]:
-        """An update: at its end a sync is next."""
+        """Mark an update, at whose end a weight sync is next."""
         before, self._updates = self._updates, True
         try:
             yield
@@ -31,7 +31,7 @@ class Offloaded:
             self._updates = before
 
     def before(self, move: Callable) -> Callable:
-        """verl's `engine.to`, that leaves the weights where they are at an update's end."""
+        """Wrap verl's `engine.to`: at an update's end it leaves the weights on the device."""
 
         @functools.wraps(move)
         def to(device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:

@@ -39,7 +39,7 @@ from ascend_quant.schemes import Scheme
 
 
 class SendingTrainingWorker(TrainingWorker):
-    """verl's worker with the model that is trained.
+    """verl's worker of the trained model, extended by our weight sync.
 
     Attributes:
         proves: whether digests follow the weights.
@@ -79,11 +79,12 @@ class SendingTrainingWorker(TrainingWorker):
 
     @functools.cached_property
     def offloaded(self) -> Offloaded:
-        """When the weights go to the host; where verl gathers them, it moves them too."""
+        """Rule of when the weights are offloaded to the host; where verl gathers them, it moves them too."""
         return Offloaded(lambda: self.keeps_weights and flat_shards(self.engine) is not None)
 
     def as_sent(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
-        """The engine's weights as they leave; digests are of them before they become patches."""
+        """Yield the engine's weights as they leave, with KV cache scales and digests; digests are taken before
+        patching."""
         install(hooks.WHEN_WEIGHTS_LEAVE)  # the rollout's module is there by now
         leaving = self._leaving()
         groups = self._gathered(leaving)
@@ -102,7 +103,7 @@ class SendingTrainingWorker(TrainingWorker):
         return sending_groups(groups, self.unquantized, travelling) if self.proves else travelling(groups)
 
     def once_looked_at(self, get_weights: Callable) -> Callable:
-        """verl's `get_per_tensor_param`: a pass before the first of all, where the engine has no other scales."""
+        """Wrap verl's `get_per_tensor_param`: where int8 KV cache scales are unknown, a first pass takes them."""
 
         @functools.wraps(get_weights)
         def get(*args: Any, **kwargs: Any) -> Any:
@@ -114,7 +115,7 @@ class SendingTrainingWorker(TrainingWorker):
         return get
 
     def _scales(self) -> Iterator[list[NamedTensor]]:
-        """Of the KV cache, once the weights have left."""
+        """Yield the KV cache scales; runs once the weights have left."""
         yield self.maxima.as_sent(self.engine.module, own_device())
 
     @functools.wraps(TrainingWorker.infer_batch)
@@ -128,12 +129,12 @@ class SendingTrainingWorker(TrainingWorker):
             return super().train_mini_batch(data)
 
     def _leaving(self) -> Leaving:
-        """How weights leave now."""
+        """Return the wire format in which weights leave now."""
         kept = kept_by(self.engine.module) if self.rounds else ()
         return Leaving(self.rounds, kept, self.scheme, self.coded)
 
     def _gathered(self, leaving: Leaving) -> Iterable[list[NamedTensor]] | None:
-        """The weights in groups, gathered by us; None where verl is to do it."""
+        """Yield the whole weights in groups, all-gathered by us; None where verl is to do it."""
         shards = flat_shards(self.engine)
         if shards is None:
             return None
@@ -141,7 +142,7 @@ class SendingTrainingWorker(TrainingWorker):
         return (leaving.named(self._in_buckets(group)) for group in groups)
 
     def _in_buckets(self, group: Sequence[NamedTensor]) -> Iterator[NamedTensor]:
-        """Each layer's experts in one tensor where a bucket holds it: taken apart, each costs Python on both sides."""
+        """Keep a layer's experts in one tensor if a bucket holds it: taken apart, each costs Python on both sides."""
         model_type = self.engine.model_config.hf_config.model_type
         for name, tensor in group:
             if tensor.nbytes <= self.bucket:
@@ -150,7 +151,7 @@ class SendingTrainingWorker(TrainingWorker):
                 yield from compat.experts_apart([(name, tensor)], model_type)
 
     def send_codes(self, scheme: Scheme, names: Collection[str]) -> None:
-        """From now on these parameters leave as codes of this scheme; their first sync is to wait for no compiler."""
+        """Send these parameters as codes from now on; kernels are compiled here, not in their first sync."""
         self.scheme, self.coded = scheme, names
         coded = Leaving(scheme=scheme, coded=names).as_codes(compat.fsdp2_shards(self.engine) or {})
         coding.prepare(((shard.shape[-1], shard.dtype) for shard in coded.values()), scheme, own_device())
@@ -164,12 +165,12 @@ class SendingTrainingWorker(TrainingWorker):
 
 
 def own_device() -> torch.device:
-    """This process's, with its number."""
+    """Return this process's device with its index."""
     return torch.empty(0, device=get_device_name()).device
 
 
 class SendsWeights:
-    """Mixed in before verl's actor worker class.
+    """Mixin before verl's actor worker class: the worker sends its weights as `SendingTrainingWorker` does.
 
     Attributes:
         share: the most that an engine takes of a device's memory, see `settings.share_of_engine`.
@@ -203,17 +204,17 @@ class SendsWeights:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def seconds_of_actor(self) -> float:
-        """What it took to make the model that is trained, without the reference."""
+        """Return the seconds that it took to make the trained model, without the reference."""
         return self.actor.seconds
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def send_codes(self, scheme: Scheme, names: Collection[str]) -> None:
-        """From now on these parameters leave as codes of this scheme."""
+        """Send these parameters as codes of this scheme from now on."""
         self.actor.send_codes(scheme, frozenset(names))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sent_figures(self) -> Figures:
-        """What the last weight sync took in this process."""
+        """Return bytes and milliseconds of the last weight sync in this process, as metrics."""
         return self.actor.figures.as_metrics()
 
 
@@ -225,7 +226,7 @@ def sends_weights(
     patches: Patches | None = None,
     share: float | None = None,
 ) -> type:
-    """verl's actor worker class, whose training worker is a `SendingTrainingWorker`.
+    """Subclass verl's actor worker class so that its training worker is a `SendingTrainingWorker`.
 
     Args:
         engine_dtype: verl's `rollout.dtype`.
@@ -241,7 +242,7 @@ def sends_weights(
 
 
 def with_weights(get_weights: Callable, as_sent: Callable[[Iterable[NamedTensor]], Iterable[NamedTensor]]) -> Callable:
-    """verl's `get_per_tensor_param`, returning what `as_sent` makes of the weights, and the LoRA settings.
+    """Wrap verl's `get_per_tensor_param`: it returns what `as_sent` makes of the weights, and the LoRA settings.
 
     Adapters alone go as they are: they are verl's own business on both sides.
     """

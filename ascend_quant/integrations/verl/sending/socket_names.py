@@ -14,12 +14,12 @@ DIGITS = 16  # of the node's id; with the whole of it, the path would be longer 
 
 
 def name_for_engine() -> None:
-    """For the processes that will be started from this one."""
+    """Set verl's job id variable to this run's own, for the engine processes that will be started from this one."""
     os.environ[JOB] = _of_this_node(ray.get_runtime_context().get_job_id())
 
 
 def of_this_run(address: str) -> str:
-    """The address that `name_for_engine` leads to, of the one that verl gives a sender on the same host."""
+    """Turn the ZMQ address that verl gives a sender into the one that `name_for_engine` leads to on the same host."""
     if not ray.is_initialized():
         return address
     job = ray.get_runtime_context().get_job_id()

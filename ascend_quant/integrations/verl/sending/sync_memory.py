@@ -39,7 +39,7 @@ _keeps: ContextVar[bool] = ContextVar("whether the trainer keeps what its alloca
 
 @dataclass(frozen=True)
 class Room:
-    """That every rank's device has the memory of an engine free.
+    """States that every rank's device has an engine's memory free, so that the trainer's cache may stay.
 
     Attributes:
         kept: bytes that this rank's allocator holds and nothing uses.
@@ -70,7 +70,7 @@ def find_room(share: float | None) -> Room | None:
 
 
 def _device() -> Any:
-    """torch.cuda, torch.npu: as verl has it. hooks.py, which imports this file, is there before verl's modules are."""
+    """Return torch.cuda or torch.npu, as verl has it; hooks.py, which imports this file, precedes verl's modules."""
     from verl.utils.device import get_torch_device
 
     return get_torch_device()
@@ -87,7 +87,7 @@ def keeping() -> Generator[None]:
 
 
 def with_cache_kept(original: Callable) -> Callable:
-    """For `get_torch_device`."""
+    """Wrap `get_torch_device`: `empty_cache` does nothing while the trainer keeps its allocator's cache in a sync."""
 
     @functools.wraps(original)
     def get_device() -> Any:
@@ -97,7 +97,7 @@ def with_cache_kept(original: Callable) -> Callable:
 
 
 def with_own_stream(original: Callable) -> Callable:
-    """For `get_torch_device`: who waits for the device waits for what this thread has asked it for."""
+    """Wrap `get_torch_device`: `synchronize` waits for this thread's current stream alone, not for the whole device."""
 
     @functools.wraps(original)
     def get_device() -> Any:
@@ -110,7 +110,7 @@ def with_own_stream(original: Callable) -> Callable:
 
 
 class _Otherwise:
-    """A device's module, some of whose functions are others."""
+    """Proxy of a device's module (torch.cuda, ..) in which some functions are replaced."""
 
     def __init__(self, device: Any, **functions: Callable[[], None]) -> None:
         self._device = device
@@ -122,7 +122,7 @@ class _Otherwise:
 
 @asynccontextmanager
 async def waking_early(rollout: Any, room: Room | None) -> AsyncGenerator[None]:
-    """For one sync: verl's adapter of an engine lets it wake up while weights are made, until they are to leave."""
+    """Let an engine wake up while weights are gathered, until the first are to leave; for one sync."""
     early = _EarlyWakeUp(rollout, room)
     rollout.resume, rollout.update_weights = early.resume, early.update_weights
     try:
@@ -133,7 +133,7 @@ async def waking_early(rollout: Any, room: Room | None) -> AsyncGenerator[None]:
 
 
 class _EarlyWakeUp:
-    """An engine's `resume` and `update_weights` in one sync."""
+    """Replaces an engine's `resume` and `update_weights` for one sync: the wake-up overlaps with gathering."""
 
     def __init__(self, rollout: Any, room: Room | None) -> None:
         self._resume, self._update_weights = rollout.resume, rollout.update_weights
@@ -173,7 +173,7 @@ class _EarlyWakeUp:
 
 
 def _first(weights: Iterator[NamedTensor], size: int) -> deque[NamedTensor]:
-    """The first weights, one at least, until they have so many bytes."""
+    """Return the first weights, one at least, until they have `size` bytes."""
     found: deque[NamedTensor] = deque()
     for name, tensor in weights:
         found.append((name, tensor))
@@ -184,6 +184,6 @@ def _first(weights: Iterator[NamedTensor], size: int) -> deque[NamedTensor]:
 
 
 def _each(weights: deque[NamedTensor]) -> Iterator[NamedTensor]:
-    """One after the other, of which none is kept."""
+    """Yield the weights one after the other, keeping a reference to none."""
     while weights:
         yield weights.popleft()

@@ -10,7 +10,7 @@ Figures = dict[str, float]
 
 
 class SentFigures:
-    """Of the last sync in this process.
+    """Bytes and seconds of the last weight sync in this process.
 
     Attributes:
         gathering: seconds of the host in which whole weights were made: gathers started, and waited for as far as the
@@ -24,7 +24,7 @@ class SentFigures:
         self.gathering, self.bytes, self.coded, self.kept = 0.0, 0, 0, 0
 
     def counted(self, groups: Iterable[Sequence[NamedTensor]]) -> Iterator[Sequence[NamedTensor]]:
-        """The groups of a sync, as they are."""
+        """Pass the groups of a sync through unchanged; times their gathering and counts what leaves as codes."""
         self.gathering, self.bytes, self.coded = 0.0, 0, 0
         coming = iter(groups)
         while True:
@@ -37,13 +37,13 @@ class SentFigures:
             yield group
 
     def leaving(self, weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-        """What leaves, as it is."""
+        """Pass what leaves through unchanged; counts its bytes."""
         for name, tensor in weights:
             self.bytes += tensor.nbytes
             yield name, tensor
 
     def as_metrics(self) -> Figures:
-        """By their names in a step's metrics."""
+        """Return the figures under their names in a step's metrics."""
         return {
             "refit/gather_ms": 1e3 * self.gathering,
             "refit/bytes_sent": self.bytes,
@@ -53,5 +53,5 @@ class SentFigures:
 
 
 def of_all(ranks: Sequence[Figures]) -> Figures:
-    """Of a step: those of the rank with the most, for which the others wait."""
+    """Return the maximum of each figure over the ranks: those of the rank for which the others wait."""
     return {name: max(figures[name] for figures in ranks) for name in ranks[0]}

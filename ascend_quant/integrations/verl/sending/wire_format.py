@@ -31,7 +31,7 @@ KEPT_BY_MODEL = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
 
 @dataclass(frozen=True)
 class Leaving:
-    """How a trainer's weights leave.
+    """The wire format of a trainer's weights: dtypes, and which parameters leave as codes.
 
     Attributes:
         rounds: whether what a BF16 engine rounds leaves in BF16.
@@ -45,7 +45,7 @@ class Leaving:
     coded: Collection[str] = frozenset()
 
     def as_what(self, name: str, tensor: torch.Tensor) -> torch.dtype | Scheme:
-        """A parameter's dtype, or the scheme of its codes.
+        """Return the dtype in which a parameter leaves, or the scheme of its codes.
 
         Args:
             tensor: its dtype and shape are read.
@@ -55,11 +55,11 @@ class Leaving:
         return torch.bfloat16 if self.rounds and is_rounded(name, tensor, self.kept) else tensor.dtype
 
     def as_codes(self, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Those of the parameters that leave as codes."""
+        """Return those of the parameters that leave as codes."""
         return {name: param for name, param in params.items() if isinstance(self.as_what(name, param), Scheme)}
 
     def each(self, weights: Iterable[NamedTensor]) -> Iterator[list[NamedTensor]]:
-        """Whole weights as they leave, one by one; what is changed is a new tensor on the same device.
+        """Yield whole weights as they leave, one by one; a changed one is a new tensor on the same device.
 
         Raises:
             RefitError: see `sent.check_sent`.
@@ -72,14 +72,15 @@ class Leaving:
                 yield coded([(name, tensor)], left)
 
     def named(self, weights: Iterable[NamedTensor]) -> list[NamedTensor]:
-        """Weights that leave, under the names by which they do."""
+        """Return leaving weights under the names by which they leave: codes carry their scheme's."""
         if self.scheme is None:
             return [*weights]
         dtype = codes_dtype(self.scheme)
         return [(sent_name(name, self.scheme) if w.dtype == dtype else name, w) for name, w in weights]
 
     def _is_coded(self, name: str, shape: torch.Size) -> bool:
-        """By its own name, or as a stack of experts, if the first one's names are: they are alike."""
+        """Return whether a parameter is coded by its name, or as a stack of experts by the first one's: all are
+        alike."""
         if len(shape) < 3:
             return name in self.coded
         first = torch.empty((1, *shape[1:]), device="meta")
@@ -87,7 +88,7 @@ class Leaving:
 
 
 def is_rounded(name: str, tensor: torch.Tensor, kept: Iterable[str] = ()) -> bool:
-    """Whether this is a float32 matrix that a BF16 engine quantizes or holds in BF16, or all experts' of a layer.
+    """Return whether a float32 matrix, or a layer's stacked experts, is quantized or held in BF16 by a BF16 engine.
 
     Args:
         kept: see `Leaving`.
@@ -101,7 +102,7 @@ def is_rounded(name: str, tensor: torch.Tensor, kept: Iterable[str] = ()) -> boo
 
 
 def kept_by(module: Any) -> list[str]:
-    """What a trainer's model keeps in float32, as parts of names; nothing for one that does not say (Megatron's)."""
+    """List what a trainer's model keeps in float32, as parts of names; empty for one that does not say (Megatron's)."""
     return [part for attribute in KEPT_BY_MODEL for part in getattr(module, attribute, None) or ()]
 
 

@@ -16,7 +16,7 @@ FIRST_ANSWER_SECONDS = 600  # the engine's worker may still be busy with request
 
 
 class ReceiverGone(RefitError):
-    """The engine's worker that was receiving weights no longer answers."""
+    """Raised when the engine's worker that was receiving weights no longer answers."""
 
 
 class AnsweredSocket:
@@ -70,7 +70,7 @@ class AnsweredSocket:
 
 
 class AnsweredContext:
-    """A ZMQ context whose sockets are answered ones."""
+    """A ZMQ context whose sockets are `AnsweredSocket`s."""
 
     def __init__(self, context: zmq.Context, address: str) -> None:
         self._context, self._address = context, address

@@ -26,7 +26,7 @@ FLASH_BY_NAME = ("qwen2_vl", "qwen2_5_vl", "glm4v")  # verl's own attention of t
 
 
 class AttentionError(ValueError):
-    """Settings of the trainer's attention, or of what goes with it, that cannot work."""
+    """Raised for settings of the trainer's attention, or of what goes with it, that cannot work."""
 
 
 def check(config: Any, critic: bool) -> None:
@@ -60,7 +60,7 @@ def check(config: Any, critic: bool) -> None:
 
 
 def without_kernel(attention: str, device: str) -> str | None:
-    """Why FSDP's trainer cannot compute an attention on a device, if it cannot; verl would find out in its workers."""
+    """Return why FSDP's trainer lacks a kernel for an attention on a device, or None; verl finds out in its workers."""
     if device != "npu" or attention in ON_NPUS:
         return None
     return (
@@ -70,7 +70,7 @@ def without_kernel(attention: str, device: str) -> str | None:
 
 
 def without_exchange(attention: str, ranks: int, device: str) -> str | None:
-    """Why an attention cannot compute with Ulysses over so many ranks, if it cannot."""
+    """Return why an attention cannot compute with Ulysses over so many ranks, or None if it can."""
     if ranks == 1 or attention not in WITHOUT_EXCHANGE:
         return None
     instead = f"++{NAME_KEY}={FLASH}" if device == "npu" else WHAT_TO_SET
@@ -99,7 +99,7 @@ def _check_model(actor: Any, model: Any) -> None:
 
 
 def _check_critic(critic: Any) -> None:
-    """verl loads value heads with flash_attention_2, whatever the settings say."""
+    """Raise if a critic lacks flash-attn: verl loads value heads with flash_attention_2, whatever the settings say."""
     if critic.strategy in ("fsdp", "fsdp2") and not _has_flash():
         raise AttentionError(
             f"critic.strategy={critic.strategy}: verl loads a critic with {FLASH}, whatever its settings say, and the "
@@ -108,7 +108,7 @@ def _check_critic(critic: Any) -> None:
 
 
 def _ulysses(role: Any, engine: str) -> int:
-    """Ranks that share a sequence; both places are read, the outer one first."""
+    """Return the number of Ulysses ranks that share a sequence; both places are read, the outer one first."""
     return max(role.get(ULYSSES) or 1, (role.get(engine) or {}).get(ULYSSES) or 1)
 
 
@@ -118,7 +118,7 @@ def _libraries(model: Any) -> list[str]:
 
 
 def _has_flash() -> bool:
-    """Whether transformers finds flash_attention_2: its package, the NPU's functions, or kernels from the hub."""
+    """Return whether transformers finds flash_attention_2: its package, the NPU's functions, or the hub's kernels."""
     return _flash_functions() or find_spec("kernels") is not None
 
 
@@ -127,7 +127,7 @@ def _flash_functions() -> bool:
 
 
 def _model_config(model: Any) -> Any:
-    """The model's own config, of a folder or of the hub; None where there is none to read, which verl will tell."""
+    """Load the model's own config from a folder or the hub; None where there is none to read, which verl will tell."""
     from transformers import AutoConfig
 
     try:

@@ -23,12 +23,12 @@ DO = {
 
 
 def metric(name: str, bypass: bool) -> str:
-    """How verl's log calls a figure of the weights."""
+    """Return the name of a figure of the importance weights in verl's log."""
     return f"actor/{name}" if bypass else name
 
 
 class EffectiveSample:
-    """Looks at each step's metrics.
+    """Warns when a step's metrics have a low effective sample size of the importance weights, or none.
 
     Args:
         correction: verl's `algorithm.rollout_correction`, or None.

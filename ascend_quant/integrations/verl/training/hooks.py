@@ -16,7 +16,8 @@ _HERE = "ascend_quant.integrations.verl.training"
 
 
 def take_log_probs_in_chunks() -> None:
-    """Give verl's module the name that it calls and the flag that it asks, so that whoever has imported it follows."""
+    """Replace verl's `cross_entropy_loss` by ours unless another kernel is there, under the name and flag that verl
+    asks."""
     import verl.utils.torch_functional as module
 
     flags = ("FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", "NPU_CROSS_ENTROPY_LOSS_AVAILABLE")
@@ -26,7 +27,7 @@ def take_log_probs_in_chunks() -> None:
 
 
 def take_log_probs_as_the_engine(words: int | None = None) -> None:
-    """The same, whatever other kernel is there: its sums differ from the engine's in the last bit.
+    """Replace verl's `cross_entropy_loss` by ours in any case: other kernels' sums differ in the last bit.
 
     Args:
         words: that verl lets the engine sample; see `log_probs_of`.
@@ -41,7 +42,7 @@ def take_log_probs_as_the_engine(words: int | None = None) -> None:
 
 
 def divided_in_float32(original: Callable) -> Callable:
-    """For `_scale_logits_by_temperature`: temperatures other than 1 give float32 logits, as in the engine."""
+    """Wrap `_scale_logits_by_temperature`: temperatures other than 1 give float32 logits, as in the engine."""
 
     def scale(logits: torch.Tensor, temperature: torch.Tensor, *, is_unit_temperature: bool) -> torch.Tensor:
         if is_unit_temperature:
@@ -52,7 +53,7 @@ def divided_in_float32(original: Callable) -> Callable:
 
 
 def without_attention(original: Callable) -> Callable:
-    """For `update_model_config`."""
+    """Wrap `update_model_config`: `attn_implementation` is dropped from the overrides that it writes."""
 
     def update(module_config: Any, override_config_kwargs: dict[str, Any]) -> None:
         original(module_config, {k: v for k, v in override_config_kwargs.items() if k != "attn_implementation"})

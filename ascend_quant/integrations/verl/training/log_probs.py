@@ -13,7 +13,7 @@ from ascend_quant.exact import log_probs_of
 def cross_entropy_loss(
     logits_TV: torch.Tensor, labels_T: torch.Tensor, inplace_backward: bool = False, words: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """-log softmax(logits)[label] of each row; called as flash-attn's function of this name.
+    """Compute -log softmax(logits)[label] of each row; called as flash-attn's function of this name.
 
     Args:
         logits_TV: any float dtype; computed with in float32 (float64 in itself).

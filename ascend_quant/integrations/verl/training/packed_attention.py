@@ -68,7 +68,7 @@ def packed_attention(
     compute: Callable[..., torch.Tensor] | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in every layer. Keys and values may have fewer heads than queries.
+    """Compute attention over packed sequences, as transformers calls it. Keys and values may have fewer heads.
 
     Under Ulysses each rank has a part of every row (S / ranks tokens) and all heads; heads are exchanged for tokens
     before the kernel, and back after it.
@@ -123,7 +123,7 @@ def exact(
     window: tuple[int, int],
     scale: float | None,
 ) -> torch.Tensor:
-    """Attention within each sequence, (T, H, D), by an exact engine's kernel.
+    """Compute causal attention within each sequence, (T, H, D), by an exact engine's kernel.
 
     Raises:
         NotImplementedError: a window, or a model that is not causal.
@@ -141,7 +141,7 @@ def varlen(
     window: tuple[int, int],
     scale: float | None,
 ) -> torch.Tensor:
-    """Attention within each sequence, (T, H, D), as torch has it for the device.
+    """Compute attention within each packed sequence, (T, H, D), by torch's kernel for the device.
 
     Args:
         window: how many tokens before and after itself a token sees; -1 is all of them.
@@ -177,7 +177,7 @@ def _one_padded_batch(
     window: tuple[int, int],
     scale: float | None,
 ) -> torch.Tensor:
-    """Each sequence a row of one batch, filled up at its end."""
+    """Compute attention of packed sequences in one right-padded batch, a row for each."""
     place = torch.arange(max(sequences.lengths), device=q.device)
     true_NS = place < sequences.offsets.diff().unsqueeze(1)
 
@@ -191,7 +191,7 @@ def _one_padded_batch(
 
 
 def _seen(true_NS: torch.Tensor, window: tuple[int, int]) -> torch.Tensor:
-    """Which tokens each token of a row sees, (N, 1, S, S); what fills a row up sees itself: nothing would give NaN."""
+    """Return the attention mask (N, 1, S, S), true where a token is seen; padding sees itself, lest softmax is NaN."""
     before, after = (true_NS.shape[1] if side == EVERYTHING else side for side in window)
     place = torch.arange(true_NS.shape[1], device=true_NS.device)
     back = place.unsqueeze(1) - place
@@ -202,7 +202,7 @@ BY_DEVICE = {"cuda": _flash_attention, "cpu": _one_padded_batch}
 
 
 def _from_positions(position_ids: torch.Tensor, batch: tuple[int, int], exchange: bool) -> Sequences:
-    """Of all ranks' tokens, where they are exchanged."""
+    """Find the packed sequences by position ids, those of all Ulysses ranks where heads are exchanged."""
     if exchange:
         position_ids = position_ids.contiguous()
         parts = [torch.empty_like(position_ids) for _ in range(ulysses.get_ulysses_sequence_parallel_world_size())]
@@ -212,14 +212,14 @@ def _from_positions(position_ids: torch.Tensor, batch: tuple[int, int], exchange
 
 
 def _of_one_dtype(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Under autocast its dtype, where norms and rotations have left float32; the kernel is not on autocast's lists."""
+    """Cast to autocast's dtype what norms and rotations have left in float32; the kernel is not on autocast's lists."""
     kind = tensors[0].device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     return [x.to(dtype or x.dtype) for x in tensors]
 
 
 def _all_tokens_of_some_heads(*qkv_BSHD: torch.Tensor) -> list[torch.Tensor]:
-    """Ulysses' exchange, by verl's own functions: (B, S, H, D) to (B, S * ranks, H / ranks, D).
+    """Exchange heads for tokens (Ulysses), by verl's own functions: (B, S, H, D) to (B, S * ranks, H / ranks, D).
 
     Key and value heads that are fewer than the ranks are repeated first, as verl does.
     """

@@ -26,7 +26,7 @@ STRATEGIES = ("fsdp", "fsdp2", "megatron")
 
 
 class FakeQuantization(NamedTuple):
-    """What the actor's layers get.
+    """Settings of QAT: the fake quantization that the actor's layers get.
 
     Attributes:
         scheme: its name.
@@ -42,15 +42,15 @@ class FakeQuantization(NamedTuple):
 
 
 class Served(NamedTuple):
-    """How a rollout replica holds its weights: a scheme's name (or vLLM's name for a quantization that is not ours),
-    and the layers that it ignores."""
+    """The scheme in which a rollout replica holds its weights (or vLLM's name for a quantization that is not ours), and
+    the layers that it ignores."""
 
     scheme: str
     ignore: tuple[str, ...] = ()
 
 
 def wanted(config: Any) -> FakeQuantization | None:
-    """The fake quantization that a run asks for; None if it asks for none.
+    """Return the fake quantization (QAT) that a run asks for; None if it asks for none.
 
     Raises:
         RefitError: it cannot be had, or is not the rollout's.
@@ -75,7 +75,7 @@ def wanted(config: Any) -> FakeQuantization | None:
 
 
 def _exact(config: Any) -> FakeQuantization:
-    """Of an actor that computes the engine's policy."""
+    """Return the settings of an actor that computes the engine's INT8 policy."""
     replicas = _replicas(config) if wants_refits(config) and from_environment(os.environ).config is None else []
     if not replicas:
         raise RefitError(f"{exact_settings.OPTION} needs rollout.quantization={QUANTIZATION}, and no FLASHRL_CONFIG")
@@ -112,7 +112,7 @@ def _check(config: Any, scheme: str) -> None:
 
 
 def _served(config: Any) -> list[Served]:
-    """How each of the rollout's replicas holds its weights, as far as the configuration tells them apart."""
+    """Return how each of the rollout's replicas holds its weights, as far as the configuration tells them apart."""
     rollout = config.actor_rollout_ref.rollout
     if not wants_refits(config):
         return [Served(rollout.get("quantization") or "bf16")]
@@ -123,7 +123,7 @@ def _served(config: Any) -> list[Served]:
 
 
 def _replicas(config: Any) -> list[Options]:
-    """Of each of the rollout's replicas, by our own options."""
+    """Return the options of each of the rollout's replicas, by our own options."""
     options = Options.of(_plain(engine_options(config.actor_rollout_ref.rollout)))
     return [options.of_replica(rank) for rank in range(max(1, len(options.replicas)))]
 

@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 
 def with_fake_quantization(trainer_class: type, wanted: FakeQuantization) -> type:
-    """verl's trainer class, or ours, whose actors have fake-quantized layers."""
+    """Subclass verl's trainer class, or ours, so that its actors have fake-quantized layers."""
     kinds = (QatTrainer,) if wanted.ranks is None else (ExactTrainer, QatTrainer)
     return type(f"Qat{trainer_class.__name__}", (*kinds, trainer_class), {"fake_quantization": wanted})
 
 
 class QatTrainer:
-    """Mixed in before a trainer class."""
+    """Mixin before a trainer class: its actors get fake-quantized layers."""
 
     fake_quantization: FakeQuantization
 
@@ -50,7 +50,7 @@ def fake_quantize_actors(role_worker_mapping: dict[Any, Any], wanted: FakeQuanti
 
 
 def fake_quantizing(worker_class: type, wanted: FakeQuantization) -> type:
-    """verl's worker class of an actor, whose training worker has fake-quantized layers."""
+    """Subclass verl's worker class of an actor so that its training worker has fake-quantized layers."""
     actor = worker_class.actor_worker_cls
     actor = type(f"Qat{actor.__name__}", (QatTrainingWorker, actor), {"fake_quantization": wanted})
     kinds = () if wanted.ranks is None else (exact_worker.ExactRolloutWorker,)
@@ -58,7 +58,7 @@ def fake_quantizing(worker_class: type, wanted: FakeQuantization) -> type:
 
 
 class QatTrainingWorker:
-    """Mixed in before a training worker class."""
+    """Mixin before a training worker class: the model gets fake-quantized layers once its engine has built it."""
 
     fake_quantization: FakeQuantization
 
@@ -69,7 +69,7 @@ class QatTrainingWorker:
             self.counter = exact_worker.Counter(self.engine)
 
     def _with_fake_layers(self, initialize: Callable[[], None]) -> Callable[[], None]:
-        """A training engine's `initialize`, which builds its model, and what gives that fake-quantized layers."""
+        """Wrap a training engine's `initialize`: the model that it builds gets fake-quantized layers."""
 
         @functools.wraps(initialize)
         def initialize_and_apply() -> None:
@@ -84,7 +84,7 @@ class QatTrainingWorker:
 
 
 def apply(engine: Any, wanted: FakeQuantization) -> Applied | exact_worker.Applied:
-    """Fake quantization of what a training engine holds; for Megatron the parts of a model on this rank."""
+    """Apply fake quantization to the model of a training engine; for Megatron, to the model's parts on this rank."""
     if wanted.ranks is not None:
         return exact_worker.apply(engine, wanted.ranks)
     module = engine.module

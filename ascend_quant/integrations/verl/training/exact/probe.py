@@ -22,7 +22,7 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True, "ig
 
 
 class Sampled(NamedTuple):
-    """A sequence from one engine.
+    """A sequence sampled by one engine, with its log-probabilities from decode and from prefill.
 
     Attributes:
         tokens: prompt and answer.
@@ -38,7 +38,7 @@ class Sampled(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """What the three ways have in common.
+    """Result of a probe: decode and the actor, each compared with the engine's prefill.
 
     Attributes:
         engine: decode beside prefill.
@@ -70,7 +70,7 @@ def _said(found: Compared) -> str:
 
 
 def prompts(words: int, longest: int) -> list[list[int]]:
-    """Random ones of SHORTEST tokens to as many as fit, in powers of one ratio.
+    """Generate random prompts of SHORTEST tokens to as many as fit, in a geometric series of lengths.
 
     Args:
         words: of the vocabulary that can be sampled.
@@ -84,18 +84,18 @@ def prompts(words: int, longest: int) -> list[list[int]]:
 
 
 def answer_of(longest: int) -> int:
-    """The tokens that a probe's answer has, where prompt and answer are at most `longest`."""
+    """Return the tokens that a probe's answer has, where prompt and answer are at most `longest`."""
     return max(1, min(ANSWER, longest // 2 - 1))
 
 
 def around(tokens: Sequence[int], place: int, longest: int) -> tuple[list[int], int]:
-    """A prompt and the tokens of an answer that has the context of tokens[place] in its middle, as far as they fit."""
+    """Return a prompt, and the length of an answer that has tokens[place] in its middle, as far as they fit."""
     end = max(1, min(place - ANSWER // 2, longest - 2))
     return list(tokens[:end]), min(ANSWER, longest - 1 - end)
 
 
 def sample(servers: Sequence[Any], asked: Sequence[list[int]], answer: int) -> list[Sampled]:
-    """Every engine's answers to all prompts: first sampled, together in a batch, then computed as prompts.
+    """Return every engine's answers to all prompts: sampled together in a batch, then computed as prompts (prefill).
 
     Args:
         servers: Ray actors of verl's, one an engine.
@@ -117,7 +117,7 @@ def sample(servers: Sequence[Any], asked: Sequence[list[int]], answer: int) -> l
 
 
 def judge(sampled: Sequence[Sampled], ranks: Sequence[list[list[float]] | None]) -> Probed:
-    """Compare.
+    """Compare the engine's decode and the actor's log-probabilities with the engine's prefill.
 
     Args:
         ranks: of each rank of the actor the log-probabilities of every sequence's tokens but the first; None where
@@ -135,7 +135,7 @@ def _generate(server: Any, prompt: list[int], **sampling: Any) -> ray.ObjectRef:
 
 
 def _compared(engine: Sequence[list[float]], trainer: Sequence[list[float]]) -> Compared:
-    """Rows of one length each."""
+    """Compare log-probabilities row by row; rows with one index have one length."""
     sides = [pad_sequence([torch.tensor(row) for row in rows], batch_first=True) for rows in (engine, trainer)]
     mask = pad_sequence([torch.ones(len(row)) for row in engine], batch_first=True)
     return compare(*sides, mask)

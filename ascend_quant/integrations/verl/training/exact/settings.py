@@ -29,7 +29,7 @@ MUST_BE: dict[str, tuple[Any, str]] = {  # below actor_rollout_ref; verl's defau
 
 
 def ranks_of(config: Any) -> int:
-    """The engine's tensor parallel ranks, as which the actor computes.
+    """Return the engine's tensor parallel ranks, as which the actor computes.
 
     Raises:
         RefitError: a setting that cannot be, its value, and what to set in its place.

@@ -29,7 +29,7 @@ WEIGHTS = {"bypass_mode": False, "rollout_is": "token"}  # of verl's algorithm.r
 
 
 class ExactTrainer:
-    """Mixed in before a trainer class that has refits."""
+    """Mixin before a trainer class that has refits: compares the exact actor with the engine, reacts to differences."""
 
     suspect: Unequal | None = None  # whose sequence the next sync's weights are probed with
     told = weighs = False
@@ -77,7 +77,7 @@ class ExactTrainer:
             print(f"exact: probe, {found}", flush=True)  # verl shows no log line of ours below a warning
 
     def _look(self, unequal: float, tokens: float) -> None:
-        """What follows from tokens that differ in an update."""
+        """Act on tokens that differ in an update: report the first, then answer if they are too many."""
         said = (
             f"step {self.global_steps}, {unequal:.0f} of {tokens:.0f} tokens do not have the engine's log-probability"
         )
@@ -91,7 +91,7 @@ class ExactTrainer:
 
     @property
     def _longest(self) -> int:
-        """Tokens of prompt and answer that an engine takes."""
+        """The most tokens of prompt and answer together that an engine takes (`max_model_len`)."""
         return self.config.actor_rollout_ref.rollout.max_model_len
 
     @property
@@ -106,7 +106,7 @@ class ExactTrainer:
             self._weigh()
 
     def _weigh(self) -> None:
-        """From the next step on the trainer computes its own log-probabilities, and weights by token."""
+        """Switch to token weights from the next step on, for which the trainer computes its own log-probabilities."""
         self.weighs = True
         correction = self.config.algorithm.rollout_correction
         with open_dict(correction):

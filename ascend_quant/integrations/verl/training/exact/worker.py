@@ -79,7 +79,7 @@ def apply(engine: Any, ranks: int) -> Applied:
 
 
 class Counter:
-    """Counts in a training engine's micro-batches.
+    """Counts the tokens whose log-probabilities differ from the engine's, in a training engine's micro-batches.
 
     Args:
         engine: verl's; three of its methods are replaced, see training/hooks.py.
@@ -133,7 +133,7 @@ class Counter:
         return found
 
     def _metrics(self, found: Compared) -> dict[str, Metric]:
-        """verl means a sum over its data-parallel ranks."""
+        """Return the counts as metrics, sums scaled up because verl averages them over its data-parallel ranks."""
         ranks = self.engine.get_data_parallel_size()
         return {
             name: Metric(AGGREGATED[name], value * ranks if AGGREGATED[name] == "sum" else value)
@@ -142,21 +142,21 @@ class Counter:
 
 
 class ExactRolloutWorker:
-    """Mixed in before verl's worker of an exact actor: what the trainer asks of it."""
+    """Mixin before verl's worker of an exact actor: answers what the trainer asks of it."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def exact_fingerprint(self) -> dict[str, str]:
-        """This process's, see fingerprint.py."""
+        """Return this process's fingerprint, see fingerprint.py."""
         return fingerprint()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def exact_first_unequal(self) -> Unequal | None:
-        """See `Counter.first`."""
+        """Return the first token since the last sync that differs, see `Counter.first`."""
         return self.actor.counter.first
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def exact_log_probs(self, rows: list[list[int]]) -> list[list[float]] | None:
-        """The actor's log-probabilities of each row's tokens but the first, at temperature 1; every rank computes all.
+        """Compute the actor's log-probabilities of each row's tokens but the first, at temperature 1, on every rank.
 
         Returns:
             None on a rank that shares its sequences with others and is not their first.
