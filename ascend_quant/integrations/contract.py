@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Use:
-    """One name of another package.
+    """Declares the use of one name of another package.
 
     Attributes:
         names: where it may stand: "module", "module:name" or "module:Class.attribute". The first that is there counts.
@@ -31,7 +31,7 @@ class Use:
 
 
 def use(*names: str, arguments: Iterable[str] = (), of_objects: bool = False) -> Use:
-    """A row of a table."""
+    """Create a row of a table of used names."""
     return Use(names, tuple(arguments), of_objects)
 
 

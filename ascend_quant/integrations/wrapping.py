@@ -21,7 +21,7 @@ _told: set[tuple[str, ...]] = set()  # of optional rows that found nothing
 
 @dataclass(frozen=True)
 class Hook:
-    """A row: some functions of another package that are replaced alike.
+    """Row that declares a monkeypatch: functions of another package that are replaced alike.
 
     Attributes:
         targets: "module:function" or "module:Class.method".
@@ -48,7 +48,7 @@ class Hook:
 
 @dataclass(frozen=True)
 class ByHand:
-    """A row: what is replaced otherwise, on single objects that are ours to serve, in a table or among variables.
+    """Row that declares a replacement by hand: on single objects that are ours to serve, in a table or among variables.
 
     Attributes:
         what: in words.
@@ -80,7 +80,7 @@ def install(hooks: Iterable[Hook]) -> None:
 
 
 def _place(hook: Hook, target: str) -> tuple[Any, str, str] | None:
-    """The module or class whose attribute a target is, its name there, and the target; None where it is not there."""
+    """Return a target's module or class, its name there, and the target; None where it is not there."""
     module_name, _, path = target.partition(":")
     *owners, name = path.split(".")
     owner = _module(hook, module_name)

@@ -28,7 +28,7 @@ DECODER_LAYER = re.compile(r"(.*\.)?decoder\.layers\.\d+")
 def unquantized_of(
     models: Sequence[nn.Module], found: Sequence[Candidate], scheme: Scheme, ignore: Sequence[str]
 ) -> tuple[list[str], Unquantized]:
-    """The candidates that keep their dtype, by Megatron's names; and the engine's layers that must, of all ranks.
+    """Return the candidates that keep their dtype, by Megatron's names; and all ranks' engine layers that must.
 
     Layers outside decoder layers (multi-token prediction's) have no name in the engine, and are known by Megatron's.
 
@@ -54,7 +54,7 @@ def unquantized_of(
 def _ignored(
     found: Sequence[Candidate], renamed: dict[nn.Module, list[str]], stacks: dict[str, int], ignored: Ignored
 ) -> set[str]:
-    """Of the candidates, by Megatron's names; a layer of the engine is ignored by its names or by all of Megatron's."""
+    """Return the ignored candidates; a layer of the engine is ignored by its names or by all of Megatron's."""
     layers = layers_of((name for names in renamed.values() for name in names), stacks)
     members: dict[Layer, list[str]] = {}
     for one in found:
@@ -73,14 +73,14 @@ def _ignored(
 
 
 def _stacks(models: Sequence[nn.Module]) -> Iterator[tuple[str, int]]:
-    """How many experts the model's layers have, on all ranks, by the engine's names for them."""
+    """Yield the number of experts of the model's layers, on all ranks, by the engine's names for them."""
     for layer in _decoder_layers(models):
         if layer.config.num_moe_experts:
             yield from ((name, layer.config.num_moe_experts) for name in from_megatron("mlp.experts", _number(layer)))
 
 
 def _renamed(models: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, list[str]]]:
-    """The modules in decoder layers that have names in a checkpoint; embeddings and heads of the model."""
+    """Yield the modules of decoder layers that have names in a checkpoint, and the model's embeddings and heads."""
     for layer in _decoder_layers(models):
         for part, module in layer.named_modules():
             if names := from_megatron(part, _number(layer)):
@@ -97,12 +97,12 @@ def _decoder_layers(models: Sequence[nn.Module]) -> Iterator[nn.Module]:
 
 
 def _number(layer: nn.Module) -> int:
-    """In the whole model, from 0."""
+    """Return a layer's number in the whole model, from 0."""
     return layer.layer_number - 1
 
 
 def _gathered(found: tuple) -> list[tuple]:
-    """Of all ranks."""
+    """Gather an object of all ranks."""
     if not dist.is_initialized():
         return [found]
     everywhere = [None] * dist.get_world_size()

@@ -72,7 +72,7 @@ def _refuse_fused_mlps(models: Sequence[nn.Module]) -> None:
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """Without DistributedDataParallel, Float16Module and the like, which add "module." to names."""
+    """Strip DistributedDataParallel, Float16Module and the like, which add "module." to names."""
     while isinstance(getattr(model, "module", None), nn.Module):
         model = model.module
     return model
@@ -108,7 +108,7 @@ def _weights_of(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
 
 
 def _grouped_weights(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
-    """Both are stacks of (input, output), put together in one matrix; the second's rows are split over ranks."""
+    """Return weight1 and weight2, stacks of (input, output) in one matrix; the second's rows are split over ranks."""
     hidden, experts = module.config.hidden_size, module.num_local_experts
     group = module.tp_group if hasattr(module, "tp_group") else parallel_state.get_expert_tensor_parallel_group()
 
@@ -122,7 +122,7 @@ def _grouped_weights(module: nn.Module, scheme: Scheme) -> dict[str, Weight]:
 
 
 def _group(module: nn.Module) -> dist.ProcessGroup:
-    """The ranks among which a row-parallel layer is split."""
+    """Return the process group of the ranks among which a row-parallel layer is split."""
     for name in ("tp_group", "_tp_group"):  # TransformerEngine's own tp_group is None for experts
         if getattr(module, name, None) is not None:
             return getattr(module, name)

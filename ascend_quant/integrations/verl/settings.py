@@ -139,8 +139,7 @@ def keeps_memory(rollout: Any) -> bool:
 
 
 def share_of_engine(rollout: Any, device: str) -> float | None:
-    """Return an engine's share of device memory (`gpu_memory_utilization`), if the trainer may keep its cache beside
-    it.
+    """Return an engine's share of device memory (`gpu_memory_utilization`), if the trainer may keep a cache beside it.
 
     Args:
         device: verl's `trainer.device`.

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Called by vLLM in every one of its processes; harmless when repeated.
+    """Register the plugin; vLLM calls it in every one of its processes. Harmless when repeated.
 
     Where this vLLM lacks what we need, its other engines start as ever, and `quantization="ascend_quant"` is refused.
     """
@@ -52,7 +52,7 @@ def register() -> None:
 
 
 def put_in_place() -> None:
-    """The quantization method and all that is replaced in vLLM.
+    """Register the quantization method and install the monkeypatches of vLLM.
 
     Raises:
         ImportError, AttributeError: something is not there; then nothing of vLLM has been replaced.
@@ -88,19 +88,19 @@ def put_in_place() -> None:
 
 
 def come_first(methods: list[str]) -> None:
-    """Be asked before vllm-ascend 0.10's own method, which claims every checkpoint that has a quantization_config."""
+    """Put our method before vllm-ascend 0.10's own, which claims every checkpoint that has a quantization_config."""
     methods.remove(NAME)
     methods.insert(0, NAME)
 
 
 def allow(supported: list[str]) -> None:
-    """Be on the platform's list, if it has one: newer vLLMs see to it themselves."""
+    """Add our method to the platform's list of supported ones, if it has one: newer vLLMs see to it themselves."""
     if supported and NAME not in supported:
         supported.append(NAME)
 
 
 class LinesOfVllm(logging.Handler):
-    """Shows a line where vLLM shows its own, unless the root logger shows it already, as in verl's processes."""
+    """Log handler that shows a line where vLLM shows its own, unless the root logger does already, as under verl."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if any(type(one) is logging.StreamHandler and record.levelno >= one.level for one in logging.root.handlers):

@@ -86,7 +86,7 @@ def attach(model: nn.Module, vllm_config: VllmConfig) -> Refit:
 
 
 def _log_summary(refit: Refit, config) -> None:
-    """One line: the scheme, how much is quantized and what is not, what will multiply."""
+    """Log one line: the scheme, how much is quantized and what is not, which kernels multiply."""
     quantized = sum(bool(resident.codes) for resident in refit.residents)
     plain, device = len(refit.residents) - quantized, refit.residents[0].tensor.device
     product = serving_of(config.scheme, device).by if quantized else "as without quantization"
@@ -98,7 +98,7 @@ def _log_summary(refit: Refit, config) -> None:
 
 
 def _smoothing(config, device: torch.device, may_miss: Callable[[str], bool]) -> Smoothing | None:
-    """What the config's profile does with each tensor.
+    """Load the config's profile: how each tensor is smoothed; None without a profile.
 
     Raises:
         BadCheckpoint, RefitError: see `attach`.
@@ -161,7 +161,7 @@ def _take_load_weights(model: nn.Module, refit: Refit, vllm_config: VllmConfig, 
 
 
 def _may_follow(weights: Sequence[NamedTensor], refit: Refit, placeless: Placeless) -> bool:
-    """Whether a bucket may be the last one's rest: of a refit that has closed, since all that has a place had come."""
+    """Return whether a bucket may be the rest of a refit that has closed, since all that has a place had come."""
     closed = refit.why_not_servable() is None and refit.last_receipt is not None
     return closed and all(placeless.is_left_out(name, tensor, refit.plan.entries) for name, tensor in weights)
 
@@ -180,7 +180,7 @@ def _take_compute_logits(model: nn.Module, refit: Refit) -> None:
 
 
 def _take_post_load_pass(model: nn.Module, refit: Refit, dummy: bool) -> None:
-    """vLLM calls `quant_method.process_weights_after_loading(layer)` for every layer; the first one speaks for all."""
+    """Take over vLLM's post-load pass, `quant_method.process_weights_after_loading`: one layer speaks for all."""
 
     def settle() -> None:
         if not prepared:  # before vLLM measures memory and captures graphs; a trainer's first tensors come later

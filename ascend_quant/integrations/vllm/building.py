@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 
 class Building:
-    """True while a part of one kind is being built; parts may hold others."""
+    """Flag that is true while a part of one kind is being built; parts may hold others."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -15,7 +15,7 @@ class Building:
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """While one is."""
+        """Context in which a part is being built."""
         self._depth += 1
         try:
             yield

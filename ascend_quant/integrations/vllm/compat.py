@@ -117,7 +117,7 @@ def routes_by_itself() -> bool:
 def select_experts(
     layer: torch.nn.Module, x: torch.Tensor, router_logits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Routing weights and expert ids (M, T) with vLLM's own torch ops, from float32 logits."""
+    """Route with vLLM's own torch ops: routing weights and expert ids (M, T), from router logits cast to float32."""
     return _select_experts(
         hidden_states=x,
         router_logits=router_logits.float(),
@@ -134,7 +134,7 @@ def select_experts(
 
 
 def samples_with_logprobs(sample: Callable) -> bool:
-    """Whether a sampler's `sample` gives log-probabilities beside the tokens; vLLM 0.10.1's gives tokens alone."""
+    """Return whether a sampler's `sample` returns log-probabilities beside the tokens; vLLM 0.10.1's does not."""
     return "tuple" in str(sample.__annotations__.get("return")).lower()
 
 
@@ -146,12 +146,12 @@ def _knows_orders() -> bool:
 
 
 def in_order(none: torch.Tensor) -> dict[str, Any]:
-    """Arguments by which Marlin's product is told that the input channels are in their order; none from 0.30 on."""
+    """Return the arguments that tell Marlin's product that input channels are in order (g_idx); none from 0.30 on."""
     return {"g_idx": none, "g_idx_sort_indices": none, "is_k_full": True} if _knows_orders() else {}
 
 
 def base_of_passes() -> type:
-    """vLLM's class for passes over graphs."""
+    """Return vLLM's base class of compiler passes over graphs, `InductorPass`."""
     try:
         from vllm.compilation.passes.inductor_pass import InductorPass
     except ImportError:  # older ones have it elsewhere
@@ -167,7 +167,7 @@ def begins_anew() -> bool:
 
 
 def cache_dtypes() -> tuple[str, ...]:
-    """Names of dtypes that vLLM keeps keys and values in."""
+    """Return the names of the KV cache dtypes that vLLM knows."""
     try:
         from vllm.config.cache import CacheDType
     except ImportError:  # vLLM 0.10
@@ -176,7 +176,7 @@ def cache_dtypes() -> tuple[str, ...]:
 
 
 def convolution_as_read(weight: torch.Tensor) -> torch.Tensor:
-    """A gated delta net's convolution (channels, 1, width) as vLLM's kernels read it: packed by vLLM, or itself.
+    """Return a gated delta net's convolution (channels, 1, width) as vLLM's kernels read it: packed by vLLM, or itself.
 
     vLLM's own rule decides: with AMX it always packs, 0.31 does so with AVX512-BF16 alone, 0.32 on ARM as well.
 
@@ -202,7 +202,7 @@ def forgets_towers_outputs(core) -> bool:
 
 
 def has_first_runner(vllm_config) -> bool:
-    """Whether vLLM's first model runner serves the model: on GPUs the second one does, of all models from 0.29 on."""
+    """Return whether vLLM's first model runner serves the model: on GPUs the second one does, for all from 0.29 on."""
     return not getattr(vllm_config, "use_v2_model_runner", False)
 
 
@@ -215,7 +215,7 @@ def is_own_transfer(name: str) -> bool:
 
 
 def generation_error() -> type[Exception]:
-    """What the HTTP server answers with the text of, raised in place of an output: to be asked for there alone."""
+    """Return the exception, raised in place of an output, with whose text the HTTP server answers; for use there."""
     try:
         from vllm.exceptions import GenerationError
     except ImportError:  # before 0.31
@@ -234,6 +234,6 @@ def set_up_logging() -> None:
 
 
 def replica_of(parallel_config) -> int:
-    """Which of vLLM's data-parallel replicas this process belongs to, from 0."""
+    """Return the index, from 0, of the data-parallel replica of vLLM that this process belongs to."""
     # since vLLM 0.14 the rank of a dense model's replica is 0, as if there were no others
     return getattr(parallel_config, "data_parallel_index", parallel_config.data_parallel_rank)

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class AscendQuantConfig(QuantizationConfig):
-    """`quantization="ascend_quant"`.
+    """Quantization config of `quantization="ascend_quant"`.
 
     Args:
         options: fields of `Options`.
@@ -66,12 +66,12 @@ class AscendQuantConfig(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "AscendQuantConfig":
-        """From `quantization_config`; raises ValueError on an option that does not exist."""
+        """Create it from `quantization_config`; raises ValueError on an option that does not exist."""
         return cls(**config)
 
     @property
     def embedding(self) -> type:
-        """The method of embeddings and heads."""
+        """Quantize method of embeddings and heads."""
         return Float32HeadMethod if self.options.lm_head_fp32 else PlainEmbeddingMethod
 
     def make_plain(self, model: torch.nn.Module) -> None:
@@ -79,12 +79,12 @@ class AscendQuantConfig(QuantizationConfig):
         make_plain(model, {**self.PLAIN, UnquantizedEmbeddingMethod: self.embedding})
 
     def buffers_of(self, model: torch.nn.Module) -> Buffers | None:
-        """Those of the scales of a KV cache that is made of the option kv_cache, not of vLLM's dtype: none here."""
+        """Return the scale buffers of a KV cache that the option kv_cache makes without a dtype of vLLM: none here."""
         return None
 
     @classmethod
     def why_no_cache(cls, asked: str) -> str | None:
-        """Why there is no such cache on a platform that vLLM has no dtype for."""
+        """Return why the option kv_cache is not served on a platform for which vLLM has no such dtype."""
         return f"it is not served on {current_platform.device_type} by this version"
 
     def choose(self, rank: int) -> None:

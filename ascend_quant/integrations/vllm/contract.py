@@ -228,7 +228,7 @@ CONTRACT = {
 
 
 def problem_of(feature: str) -> str | None:
-    """What this vLLM lacks for a feature, in words; None if it has all."""
+    """Return what this vLLM lacks for a feature, in words; None if it has all."""
     if not (lacking := missing(CONTRACT[feature])):
         return None
     more = f", and {len(lacking) - 1} more" if len(lacking) > 1 else ""

@@ -28,7 +28,7 @@ def is_drafter(vllm_config: VllmConfig, model_config: Any) -> bool:
 
 @contextmanager
 def building(model_config: Any) -> Iterator[None]:
-    """While it lasts, `is_building` says so; one line tells that this model is not quantized."""
+    """Context in which a drafter is built and `is_building` is true; logs that this model is not quantized."""
     names = ", ".join(getattr(model_config, "architectures", None) or ["a drafter"])
     logger.info("%s drafts: it keeps its own dtype, and no refit changes what it does not share with the model", names)
     with _building.part():
@@ -41,11 +41,11 @@ def is_building() -> bool:
 
 
 def marked(drafter: nn.Module) -> nn.Module:
-    """So that `refit_of` can tell why it has no refits."""
+    """Mark a drafter, so that `refit_of` can tell why it has no refits."""
     drafter.ascend_quant_drafts = True
     return drafter
 
 
 def method_of(layer: nn.Module) -> UnquantizedLinearMethod | None:
-    """vLLM's own method; None where it finds that itself."""
+    """Return vLLM's own linear method for a drafter's layer; None where vLLM finds it itself."""
     return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None

@@ -25,7 +25,7 @@ _followed: list[Variables] = []  # by this process: the first that came
 
 
 def follow_variables() -> bool:
-    """Called in each of vLLM's processes that has a FLASHRL_* variable; whether they configure engines.
+    """Follow FLASHRL_* variables in one of vLLM's processes; returns whether they configure engines.
 
     Raises:
         VariableError: a variable that does not exist, or holds what it may not.
@@ -47,7 +47,7 @@ def follow_variables() -> bool:
 
 
 def configuring(original: Callable) -> Callable:
-    """For `EngineArgs.create_engine_config`: what the variables say comes first."""
+    """Wrap `EngineArgs.create_engine_config`: what the FLASHRL_* variables say is set first."""
 
     def create_engine_config(self, *args, **kwargs):
         # looked up where an engine is made: its workers come here too, and a hub may be slow
@@ -80,12 +80,12 @@ def configure(arguments: Any, config: Config, variables: Variables) -> None:
 
 
 def options_of(variables: Variables) -> dict[str, bool]:
-    """The plugin's options that a variable of their own switches on."""
+    """Return the plugin's options that a variable of their own switches on."""
     return {name: True for name in ("lm_head_fp32", "test_reload") if getattr(variables, name)}
 
 
 def replica_of(arguments: Any, environment: dict[str, str], configs: int) -> int | None:
-    """Which replica this engine is, from 0; None if its cores will be several replicas, which learn it later."""
+    """Return this engine's replica, from 0; None if its cores will be several replicas, which learn it later."""
     if configs == 1:
         return 0
     if REPLICA_OF_VERL in environment:
@@ -103,7 +103,7 @@ def replica_of(arguments: Any, environment: dict[str, str], configs: int) -> int
 
 
 def logged_options(replica: Replica, rank: int, asked: str) -> dict[str, Any]:
-    """The options of one replica; says what is done, and what is not."""
+    """Return the options of one replica; logs what is done, and what is not."""
     logger.info("%s: replica %d uses fn=%s: %s", asked, rank, replica.fn, replica.function.meaning)
     for line in replica.disregarded():
         logger.info("not followed: %s", line)
@@ -111,14 +111,14 @@ def logged_options(replica: Replica, rank: int, asked: str) -> dict[str, Any]:
 
 
 def shared_options(config: Config) -> dict[str, Any]:
-    """Options for engine cores that choose by their own rank."""
+    """Return the options for engine cores, which choose among replicas by their own rank."""
     return {
         "replicas": [logged_options(replica, rank, "FLASHRL_CONFIG") for rank, replica in enumerate(config.replicas)]
     }
 
 
 def override(arguments: Any, options: dict[str, Any], asked: str) -> None:
-    """The plugin's options, where vLLM looks for those of a quantization method that it does not know."""
+    """Put the plugin's options where vLLM looks for those of an unknown quantization method: in `hf_overrides`."""
     overrides = arguments.hf_overrides or {}
     if callable(overrides):
         raise ConfigError(f"{asked} does not go with hf_overrides that is a function: give a dictionary")

@@ -39,7 +39,7 @@ ANOTHER, PLUGINS = "another `quantization`", "VLLM_PLUGINS without ascend_quant"
 
 
 def attaching(original: Callable) -> Callable:
-    """For `initialize_model`: a model of ours is made refittable, and with the first one the rest is put in place.
+    """Wrap `initialize_model`: a model of ours is made refittable; the first one brings the other monkeypatches.
 
     A model that another one builds as its part (the language model of one that sees) is refitted with it, as one; a
     drafter stays vLLM's own.

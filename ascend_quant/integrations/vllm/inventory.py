@@ -60,12 +60,12 @@ def make_plain(model: nn.Module, plain: Mapping[type, type]) -> None:
 
 
 def layer_names(model: nn.Module) -> Iterator[str]:
-    """Of the layers with weights, as `ignore` knows them."""
+    """Yield the names of the layers with weights, as `ignore` knows them."""
     return (_known_as(name, module) for name, module in model.named_modules() if isinstance(module, LAYERS))
 
 
 def unquantized_in(model: nn.Module, residents: Mapping[str, ResidentWeight], scheme: Scheme) -> Unquantized:
-    """The linear layers and experts without codes; none where the scheme has none."""
+    """List the linear layers and experts without codes; none where the scheme has none."""
     coded = {name.rpartition(".")[0] for name, resident in residents.items() if resident.codes}
     plain = {
         _known_as(name, module)
@@ -76,12 +76,12 @@ def unquantized_in(model: nn.Module, residents: Mapping[str, ResidentWeight], sc
 
 
 def _known_as(name: str, module: nn.Module) -> str:
-    """Experts may be a module within the layer that has their name."""
+    """Return the name by which a layer is known: experts may be a module within the layer that has their name."""
     return getattr(module, "layer_name", name) if isinstance(module, EXPERTS_LAYER) else name
 
 
 def number_of_experts(layer: nn.Module) -> int:
-    """How many experts a layer of the model has, on all ranks together, copies not counted."""
+    """Return the number of experts of a layer, on all ranks together, redundant copies not counted."""
     return getattr(layer.moe_config, "num_logical_experts", layer.moe_config.num_experts)
 
 
@@ -90,7 +90,7 @@ def _refuse(name: str, module: nn.Module, why: str) -> None:
 
 
 def residents_of(model: nn.Module) -> dict[str, ResidentWeight]:
-    """Every parameter of the model once (tied ones under their first name); scales belong to their codes."""
+    """Return every parameter of the model once (tied ones under their first name); scales belong to their codes."""
     residents: dict[str, ResidentWeight] = {}
     seen: set[int] = set()
     for prefix, module in model.named_modules():
@@ -140,7 +140,7 @@ def _resident(name: str, leaf: str, module: nn.Module, parameters: dict, model: 
 
 
 def _whole_length(leaf: str, module: nn.Module, length: int) -> int:
-    """K of the unsharded weight."""
+    """Return the row length K of the unsharded weight."""
     if isinstance(module, LinearBase):
         return module.whole_input_size
     parallel = module.moe_config.moe_parallel_config
@@ -148,7 +148,7 @@ def _whole_length(leaf: str, module: nn.Module, length: int) -> int:
 
 
 def _parts(name: str, leaf: str, module: nn.Module, packed: dict[str, list[str]]) -> Iterator[tuple[str, int]]:
-    """(checkpoint name, rows) of each tensor that a parameter is put together from."""
+    """Yield (checkpoint name, rows) of each tensor that a fused parameter is put together from."""
     if isinstance(module, EXPERTS_LAYER) and leaf in ("w13_weight", "w2_weight"):
         yield from _expert_parts(name.rsplit(".", 1)[0], leaf, module)
         return
@@ -175,7 +175,7 @@ def _expert_parts(layer: str, leaf: str, module: nn.Module) -> Iterator[tuple[st
 
 
 def placeless_of(model: nn.Module, residents: Mapping[str, ResidentWeight], vllm_config: VllmConfig) -> Placeless:
-    """What may come to this rank of a model without a place."""
+    """Return the tensors that may come to this rank of a model without a place: a tied head, other ranks' experts."""
     layers = [module for module in model.modules() if isinstance(module, EXPERTS_LAYER)]
     experts = max(map(number_of_experts, layers), default=0)
     split = vllm_config.parallel_config.enable_expert_parallel

@@ -22,7 +22,7 @@ def register(problem: str) -> None:
         return
 
     class RefusingConfig(QuantizationConfig):
-        """Never made: an engine asks for it, and gets the reason."""
+        """Quantization config that is never made: an engine asks for it, and gets the reason as an error."""
 
         @classmethod
         def from_config(cls, config: dict[str, Any]) -> QuantizationConfig:

@@ -20,7 +20,7 @@ from ascend_quant.refit import RefitError
 
 
 def opening(original: Callable) -> Callable:
-    """For `initialize_layerwise_reload`: a refit is opened instead."""
+    """Wrap `initialize_layerwise_reload`: for a model of ours a refit is opened instead."""
 
     def initialize_layerwise_reload(model, *args, **kwargs):
         refit = refit_of_model(model)
@@ -30,7 +30,7 @@ def opening(original: Callable) -> Callable:
 
 
 def closing(original: Callable) -> Callable:
-    """For `finalize_layerwise_reload`: the refit is closed."""
+    """Wrap `finalize_layerwise_reload`: for a model of ours the refit is closed instead."""
 
     def finalize_layerwise_reload(model, *args, **kwargs):
         refit = refit_of_model(model)
@@ -40,7 +40,7 @@ def closing(original: Callable) -> Callable:
 
 
 def opened_first(original: Callable) -> Callable:
-    """For `get_all_weights` of a loader: where weights serve, the first tensor is read before a refit begins.
+    """Wrap a loader's `get_all_weights`: where weights serve, the first tensor is read before a refit begins.
 
     Not so where experts may lie on other data-parallel ranks, whose own engines may have opened theirs.
     """
@@ -62,7 +62,7 @@ def opened_first(original: Callable) -> Callable:
 
 @contextmanager
 def _path_kept(config: Any) -> Generator[None]:
-    """A path that could not be reloaded from is forgotten: the next reload without one reads the former again."""
+    """Restore the config's path if a reload from another fails: the next reload without one reads the former again."""
     former = getattr(config, "model", None), getattr(config, "revision", None)
     try:
         yield
@@ -82,7 +82,7 @@ def knows_kernel_format(original: Callable) -> bool:
 
 
 def reloading(original: Callable) -> Callable:
-    """For such a method of a worker or a runner, or a function that is given the model: that format is refused."""
+    """Wrap a reload method of a worker, a runner, or a function given the model: kernel-format weights are refused."""
 
     def guarded(*args, **kwargs):
         asked = signature(original).bind(*args, **kwargs).arguments

@@ -16,7 +16,7 @@ RELOADS = 2
 
 
 def reloading(original: Callable) -> Callable:
-    """For `EngineCore.__init__`: the option `test_reload` is carried out while nobody waits for the engine yet."""
+    """Wrap `EngineCore.__init__`: the option `test_reload` is carried out while nobody waits for the engine yet."""
 
     def started(self, *args, **kwargs):
         original(self, *args, **kwargs)

@@ -12,7 +12,7 @@ from ascend_quant.integrations.vllm.layers.moe import ExpertsMethod
 
 
 def recording(original: Callable) -> Callable:
-    """For `bind_routed_experts_capturer`: our experts that route by themselves tell the capturer what they chose."""
+    """Wrap `bind_routed_experts_capturer`: our experts that route by themselves tell the capturer what they chose."""
 
     def bind_routed_experts_capturer(model, capturer):
         runners = [one for one in model.modules() if isinstance(getattr(one, "_quant_method", None), ExpertsMethod)]

@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def drawing_in_one_pass(original: Callable) -> Callable:
-    """For `Sampler.sample`: where nothing is filtered our kernel draws."""
+    """Wrap `Sampler.sample`: our kernel draws where logits are float32 and no request is greedy or filters."""
     returns_two = samples_with_logprobs(original)
     compiled = []
 
@@ -51,7 +51,7 @@ def _drawn(logits: torch.Tensor, temperature: torch.Tensor, noise: torch.Tensor)
 
 
 def _noise(logits: torch.Tensor, generators: dict[int, torch.Generator]) -> torch.Tensor:
-    """As vLLM draws it: for all requests at once, and again for those with a seed of their own."""
+    """Draw exponential noise as vLLM does: for all requests at once, then anew for those with their own seed."""
     noise = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     if len(generators) != logits.shape[0]:
         noise.exponential_()

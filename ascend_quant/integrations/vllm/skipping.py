@@ -20,7 +20,7 @@ _loadings: list[Loading] = []  # that run in this process, the innermost last
 
 @contextmanager
 def listening(loading: Loading) -> Iterator[None]:
-    """Inside, what vLLM's loaders skip by design is told to `loading`."""
+    """Context in which `loading` is told what vLLM's loaders skip by design."""
     _loadings.append(loading)
     try:
         yield
@@ -34,7 +34,7 @@ def _skip() -> None:
 
 
 def of_auto_loader(original: Callable) -> Callable:
-    """For `AutoWeightsLoader._can_skip`: of the names that it reads, those that it will not place are told.
+    """Wrap `AutoWeightsLoader._can_skip`: names that the loader reads but will not place are reported.
 
     A prefix that the class ignores "if unexpected" counts too, a suffix does not: every loader ignores biases and
     scales, and a model without the biases that its trainer has computes something else.
@@ -52,7 +52,7 @@ def of_auto_loader(original: Callable) -> Callable:
 
 
 def of_mapper(original: Callable) -> Callable:
-    """For `WeightsMapper._map_name..`: a name that is mapped to nothing is told."""
+    """Wrap `WeightsMapper._map_name..`: a name that is mapped to nothing is reported as skipped."""
 
     def map_name(self, key: str):
         found = original(self, key)
@@ -64,7 +64,7 @@ def of_mapper(original: Callable) -> Callable:
 
 
 def of_spec_layers(original: Callable) -> Callable:
-    """For `get_spec_layer_idx_from_weight_name`: a name of a layer for speculation is told."""
+    """Wrap `get_spec_layer_idx_from_weight_name`: a name of a layer for speculation (MTP) is reported as skipped."""
 
     def get_spec_layer_idx_from_weight_name(config, weight_name: str):
         found = original(config, weight_name)
@@ -76,7 +76,7 @@ def of_spec_layers(original: Callable) -> Callable:
 
 
 def is_missing_stage(module: nn.Module, qualname: str) -> bool:
-    """Whether a name lies in a part of the model that vLLM has not built, such as a tower without its modality."""
+    """Return whether a name lies in a part that vLLM has not built, such as a tower without its modality."""
     for part in qualname.split("."):
         found = module._modules.get(part) if STAGE_MISSING is not None else None
         if found is None:

@@ -19,7 +19,7 @@ SLEEPING_WORKERS = (  # and the deepest sleep after which a refit heals them
 
 
 def reporting_sleep(levels: int) -> Callable[[Callable], Callable]:
-    """For a worker's `sleep`, which `levels` is the deepest of: what tells the refit, and refuses deeper sleep."""
+    """Wrap a worker's `sleep`: the refit is told, and a sleep level deeper than `levels` is refused."""
 
     def make(sleep: Callable) -> Callable:
         def sleep_and_report(self, level: int = 1) -> None:
@@ -40,7 +40,7 @@ def reporting_sleep(levels: int) -> Callable[[Callable], Callable]:
 
 
 def reporting_wake_up(wake_up: Callable) -> Callable:
-    """For a worker's `wake_up`."""
+    """Wrap a worker's `wake_up`: the refit is told which memory is back; weights sleep on without their tag."""
 
     def wake_up_and_report(self, tags: list[str] | None = None) -> None:
         with _weights_asleep(self) if tags is not None and "weights" not in tags else nullcontext():
@@ -77,7 +77,7 @@ def _weights_asleep(worker: Any) -> Generator[None]:
 
 
 def _clear(runner: Any) -> None:
-    """The other half of vLLM's `init_fp8_kv_scales`: no page starts with what lay in its memory."""
+    """Zero the KV cache after a wake-up, the other half of vLLM's `init_fp8_kv_scales`: no page keeps old memory."""
     if runner.cache_config.cache_dtype != "auto":
         for cache in runner.kv_caches:
             if cache is not None:  # vLLM's own loop looks, too

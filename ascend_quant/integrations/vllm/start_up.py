@@ -24,7 +24,7 @@ def add(part: str, seconds: float) -> None:
 
 
 def seconds_of(compilation_config: object) -> dict[str, float]:
-    """Seconds of each part; torch.compile's are taken out of the trial run's or the warm-up's, in which it runs."""
+    """Return the seconds of each part; torch.compile's are taken out of the trial run's or the warm-up's around it."""
     found, left = dict(_seconds), float(getattr(compilation_config, "compilation_time", 0.0) or 0.0)
     if left:
         found["torch.compile"] = left
@@ -36,7 +36,7 @@ def seconds_of(compilation_config: object) -> dict[str, float]:
 
 
 def timed(part: str) -> Callable[[Callable], Callable]:
-    """For a step of a worker (`STEPS`): its seconds are kept, as this part's."""
+    """Wrap a step of a worker (`STEPS`): its seconds are kept as this part's."""
 
     def make(function: Callable) -> Callable:
         def step(*args, **kwargs):

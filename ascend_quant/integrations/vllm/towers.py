@@ -17,7 +17,7 @@ _building = Building()
 
 
 def marking(original: Callable) -> Callable:
-    """For `SupportsMultiModal._mark_tower_model`: while a tower is built, `is_building` says so."""
+    """Wrap `SupportsMultiModal._mark_tower_model`: while a tower is built, `is_building` says so."""
 
     def _mark_tower_model(self, vllm_config, modalities, *, targets=None):
         marked = original(self, vllm_config, modalities, targets=targets)

@@ -5,7 +5,7 @@ from ascend_quant.refit import Refit, RefitError
 
 
 def refit_of(model: object) -> Refit:
-    """The refit state of a vLLM model that runs with `quantization="ascend_quant"`.
+    """Return the refit state of a vLLM model that runs with `quantization="ascend_quant"`.
 
     Raises:
         RefitError: the model was built without it, or drafts for another.
@@ -25,10 +25,10 @@ def refit_of(model: object) -> Refit:
 
 
 def refit_of_model(model: object) -> Refit | None:
-    """The same; None for a model that was built without it."""
+    """Return the refit state of a vLLM model; None for a model that was built without the plugin."""
     return getattr(model, "ascend_quant_refit", None)
 
 
 def refit_of_worker(worker: object) -> Refit | None:
-    """That of the model of one of vLLM's workers; None if it has none, or one that was built without it."""
+    """Return the refit state of a vLLM worker's model; None if it has no model, or one built without the plugin."""
     return refit_of_model(getattr(getattr(worker, "model_runner", None), "model", None))

@@ -41,13 +41,13 @@ PREPARED = "_c8_scales_prepared"  # vllm-ascend's attention derives nothing wher
 
 
 class Scheme(C8Scheme or object):
-    """vllm-ascend's, whose parameters have their full size from the start; they are none of the model's weights."""
+    """vllm-ascend's C8 scheme with parameters of full size from the start; they are none of the model's weights."""
 
     def __init__(self, prefix: str):
         super().__init__({}, prefix)
 
     def create_weights(self, layer: nn.Module) -> None:
-        """Raises RefitError, naming the layer, where C8 would not be right."""
+        """Create C8's buffers; raises RefitError, naming the layer, where C8 would not be right."""
         if why := why_layer_has_none(layer, get_current_vllm_config()):
             raise RefitError(f"{self.prefix}: kv_cache=int8: {why}; set kv_cache=auto")
         super().create_weights(layer)
@@ -88,14 +88,15 @@ def derive(layer: nn.Module, prefix: str) -> None:
 
 
 class C8Method(AscendKVCacheMethod or object):
-    """An attention layer's, in the place of vLLM's method for caches with scales."""
+    """KV cache method of an attention layer, in the place of vLLM's method for caches with scales."""
 
     def __init__(self, prefix: str):
         super().__init__(Scheme(prefix))
 
 
 class C8Buffers:
-    """The scales, offsets and inverses of all attention layers of a model; see `refit.kv_scales.Buffers`.
+    """Scale buffers of the C8 cache of all attention layers of a model: scales, offsets and inverses; see
+    `refit.kv_scales.Buffers`.
 
     Args:
         modules: by their names.
@@ -119,7 +120,8 @@ class C8Buffers:
         return list(self.modules)
 
     def kept(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Scales as the model's dtype holds them, offsets, inverses of those scales: (kinds * own channels) each."""
+        """Return scales as the model's dtype holds them, offsets, inverses of the scales: (kinds * own channels)
+        each."""
         dtype = next(iter(self.modules.values())).k_cache_scale.dtype
         mine = values.view(len(INT8.kinds), self._heads, -1)[:, self._own].flatten().to(dtype).float()
         return [mine, torch.zeros_like(mine), 1 / mine]
@@ -132,7 +134,7 @@ class C8Buffers:
                     place.copy_(part.view(place.shape))
 
     def read(self) -> Mapping[str, Sequence[torch.Tensor]]:
-        """Asks the device once."""
+        """Read all layers' scales, offsets and inverses back, with one copy from the device."""
         groups = [
             [torch.cat([place.flatten().float() for place in places]) for places in _places(layer)]
             for layer in self.modules.values()
@@ -142,7 +144,7 @@ class C8Buffers:
 
 
 def _places(layer: nn.Module) -> list[list[torch.Tensor]]:
-    """Scales, offsets and inverses; each of keys and values."""
+    """Return a layer's scales, offsets and inverses; each of keys and values."""
     names = (
         [f"{kind}_cache_scale" for kind in INT8.kinds],
         [f"{kind}_cache_offset" for kind in INT8.kinds],
@@ -152,7 +154,7 @@ def _places(layer: nn.Module) -> list[list[torch.Tensor]]:
 
 
 def buffers_of(model: nn.Module) -> C8Buffers:
-    """Of a model that has been built with our method."""
+    """Return the scale buffers of a model that has been built with our method."""
     modules = attentions(model, lambda layer: isinstance(getattr(layer, "quant_method", None), C8Method))
     heads = get_current_vllm_config().model_config.get_total_num_kv_heads()
     return C8Buffers(modules, heads, get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())

@@ -19,7 +19,7 @@ DERIVED = "_c8_"
 
 
 def why_not_decoded(layer: nn.Module) -> str | None:
-    """Why decoding from C8's cache is not right for a layer's heads; asked of the device once for each kind.
+    """Return why decoding from C8's cache is wrong for a layer's heads, or None; each kind is tried once.
 
     Args:
         layer: with C8's tensors; their values are left alone.
@@ -44,7 +44,7 @@ def _tried(
 
 
 def scratch(attention: type, heads: int, kv_heads: int, size: int) -> object:
-    """An attention of its own, with nothing but what writing and decoding read."""
+    """Create an attention object with nothing but what writing and decoding read."""
     impl = object.__new__(attention)
     config = SimpleNamespace(cache_config=SimpleNamespace(block_size=BLOCK))
     vars(impl).update(num_heads=heads, num_kv_heads=kv_heads, head_size=size, scale=size**-0.5, vllm_config=config)
@@ -53,7 +53,7 @@ def scratch(attention: type, heads: int, kv_heads: int, size: int) -> object:
 
 
 def largest_error(impl, dtype: torch.dtype, device: torch.device) -> float:
-    """Of one decoded token of each sequence, over the largest expected value."""
+    """Return the largest error of one decoded token of each sequence, relative to the largest expected value."""
     generator = torch.Generator("cpu").manual_seed(0)
     heads, kv_heads, size, tokens = impl.num_heads, impl.num_kv_heads, impl.head_size, sum(LENGTHS)
 
@@ -82,7 +82,7 @@ def largest_error(impl, dtype: torch.dtype, device: torch.device) -> float:
 
 
 def _pages(kv_heads: int, size: int, device: torch.device) -> tuple[SimpleNamespace, tuple[torch.Tensor, torch.Tensor]]:
-    """Blocks of the sequences, in an order that is not theirs, and an empty cache of keys and values."""
+    """Lay out the sequences' blocks, in an order that is not theirs, and an empty cache of keys and values."""
     counts = [-(-length // BLOCK) for length in LENGTHS]
     order = list(range(sum(counts)))[::-1]
     tables = [[order.pop() for _ in range(count)] for count in counts[::-1]][::-1]
@@ -103,7 +103,7 @@ def _pages(kv_heads: int, size: int, device: torch.device) -> tuple[SimpleNamesp
 
 
 def _attention(query_BHD: torch.Tensor, keys_and_values: list[torch.Tensor]) -> torch.Tensor:
-    """(B, heads, D) float64: each token over its own sequence."""
+    """Compute attention of each token over its own sequence in float64, (B, heads, D)."""
     keys, values = (one.repeat_interleave(query_BHD.shape[1] // one.shape[1], dim=1) for one in keys_and_values)
     rows, start = [], 0
     for query_HD, length in zip(query_BHD.double(), LENGTHS, strict=True):

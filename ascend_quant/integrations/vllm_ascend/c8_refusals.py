@@ -11,7 +11,7 @@ DEVICES = ("A2", "A3")
 
 
 def why_engine_has_none(asked: str) -> str | None:
-    """Of the option kv_cache, before anything is built."""
+    """Return why the option kv_cache is not served here, before anything is built; None if it is."""
     if asked != "int8":
         return f"{asked} is not served on NPUs; int8 is, by vllm-ascend's C8"
     if compat.C8Scheme is None:
@@ -21,7 +21,7 @@ def why_engine_has_none(asked: str) -> str | None:
 
 
 def why_layer_has_none(layer: nn.Module, vllm_config: Any) -> str | None:
-    """Of an attention layer, as vLLM has built it."""
+    """Return why an attention layer, as vLLM has built it, cannot be served with C8; None if it can."""
     impl, cache = layer.impl, vllm_config.cache_config
     if type(impl) is not compat.attention_class():
         return f"{type(impl).__name__} (context parallel, perhaps) has no C8"

@@ -49,13 +49,13 @@ else:
     RANKS_FOR_GRAPHS = RANKS_FOR_GRAPHS_0_10
 
     class AscendLinearMethod(quant_config.AscendLinearMethod):
-        """Theirs, made of a scheme."""
+        """vllm-ascend's linear method, made of a scheme."""
 
         def __init__(self, scheme: LinearScheme):
             self.quant_method = scheme
 
     class AscendFusedMoEMethod(quant_config.AscendFusedMoEMethod):
-        """Theirs, made of a scheme; `tid2eid` is unknown to this version."""
+        """vllm-ascend's MoE method, made of a scheme; `tid2eid` is unknown to this version."""
 
         def __init__(self, scheme: ExpertsScheme, moe, tid2eid=None):
             FusedMoEMethodBase.__init__(self, moe)
@@ -63,17 +63,17 @@ else:
 
 
 def attention_class() -> type:
-    """Of attention layers that C8 makes its own."""
+    """Return the class of attention layers that C8 makes its own."""
     return import_module("vllm_ascend.attention.attention_v1").AscendAttentionBackendImpl
 
 
 def device_type() -> str:
-    """The kind of NPU: A2, A3, .."""
+    """Return the kind of NPU: A2, A3, .."""
     return import_module("vllm_ascend.utils").get_ascend_device_type().name
 
 
 class AscendConfig(OwnConfig):
-    """A config that describes no layer: theirs would take ModelSlim's descriptions."""
+    """Quantization config that describes no layer: vllm-ascend's own would take ModelSlim's descriptions."""
 
     def __init__(self):
         QuantizationConfig.__init__(self)  # which theirs leaves out

@@ -31,7 +31,7 @@ from ascend_quant.refit.kv_scales import Buffers
 
 @dataclass(frozen=True)
 class NpuOptions(Options):
-    """The options on an NPU.
+    """Options of the quantization config on an NPU.
 
     Attributes:
         nz: keep linear layers in FRACTAL_NZ.
@@ -41,7 +41,7 @@ class NpuOptions(Options):
 
 
 class NpuQuantConfig(AscendQuantConfig, AscendConfig):
-    """`quantization="ascend_quant"` on an NPU."""
+    """Quantization config of `quantization="ascend_quant"` on an NPU."""
 
     Options = NpuOptions
     PLAIN: ClassVar[dict[type, type]] = {

@@ -19,14 +19,14 @@ from ascend_quant.refit import RefitError
 
 
 class Int8ExpertsScheme(ExpertsScheme):
-    """vllm-ascend's, which finds the weights as its own hook would leave them; nothing is left to be done."""
+    """vllm-ascend's W8A8 scheme for experts, which finds the weights as its own hook leaves them: nothing to do."""
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         after_loading(layer)
 
 
 class Int8NpuExpertsMethod(AscendFusedMoEMethod):
-    """Resident codes (E, K, N) int8 and scales (E, N) of w13 and w2, where and as vllm-ascend's compute has them.
+    """MoE method over resident int8 codes (E, K, N) and scales (E, N) of w13 and w2, as vllm-ascend's compute has them.
 
     Scales are kept exact, in float32. Those that npu_grouped_matmul reads are kept in the model's dtype as well.
     """
@@ -73,7 +73,7 @@ class Int8NpuExpertsMethod(AscendFusedMoEMethod):
         set_weight_attrs(layout.register(layer, name, shape_ENK, codes, scale_EN, copies=copies), attributes)
 
     def _refuse_by_layer(self, layer: nn.Module) -> None:
-        """What vllm-ascend 0.10 would compute as if it were not there; vLLM's config of the experts lacks it too."""
+        """Refuse what vllm-ascend 0.10 would silently leave out; vLLM's config of the experts lacks it too."""
         activation = getattr(layer, "activation", "silu")
         if getattr(activation, "value", activation) != "silu":
             raise RefitError(f"{self.prefix}: experts with activation {activation!r} cannot be served; only 'silu'")

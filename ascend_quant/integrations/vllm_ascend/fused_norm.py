@@ -24,7 +24,7 @@ def is_known(original: Callable) -> bool:
 
 
 def meeting_default_norms(original: Callable) -> Callable:
-    """For the pass's `__init__`, which registers patterns: one more for engines of ours with vllm-ascend's own norm."""
+    """Wrap the fusion pass's `__init__`: it registers one more pattern, vllm-ascend's own norm, for our engines."""
 
     def __init__(self, vllm_config):
         original(self, vllm_config)
@@ -36,7 +36,7 @@ def meeting_default_norms(original: Callable) -> Callable:
 
 
 def _pattern(of_torch_npu: type) -> type:
-    """vllm-ascend's pattern for the norm of torch_npu, with the compiled norm to look for."""
+    """Subclass vllm-ascend's pattern for torch_npu's norm so that it looks for the compiled norm."""
 
     class AddRmsNormWithoutBias(of_torch_npu):
         def get_pattern(self) -> Callable:

@@ -11,14 +11,14 @@ from ascend_quant.kernels.npu.refit.formats import new_codes
 
 
 class Int8LinearScheme(LinearScheme):
-    """vllm-ascend's, which finds the weight as its own hook would leave it; nothing is left to be done."""
+    """vllm-ascend's W8A8 scheme, which finds the weight as its own hook would leave it: nothing is left to be done."""
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         after_loading(layer)
 
 
 class Int8NpuLinearMethod(AscendLinearMethod):
-    """Resident codes `weight` (K, N) int8 and scales `weight_scale` (N) float32.
+    """Linear method over resident codes `weight` (K, N) int8 and scales `weight_scale` (N) float32.
 
     Args:
         nz: keep the codes in FRACTAL_NZ.
@@ -52,6 +52,6 @@ class Int8NpuLinearMethod(AscendLinearMethod):
 
 
 class NpuPlainLinearMethod(FromResident, AscendUnquantizedLinearMethod):
-    """A linear layer that is not quantized."""
+    """Linear method of a layer that is not quantized."""
 
     quant_method = None  # vllm-ascend 0.10's Qwen3 asks its linear layers for their scheme

@@ -15,7 +15,7 @@ from ascend_quant.refit import RefitError
 
 @dataclass(frozen=True)
 class Refusal:
-    """One setting.
+    """Row of the table: one setting that is refused.
 
     Attributes:
         setting: as a user writes it.
@@ -33,7 +33,7 @@ class Refusal:
 
 
 def held(root: object, path: str, default: object = None) -> object:
-    """An attribute of attributes, or an item where there is a dict; the default where the version lacks it."""
+    """Return a nested attribute, or an item where there is a dict; the default where the version lacks it."""
     for name in path.split("."):
         root = root.get(name) if isinstance(root, dict) else getattr(root, name, None)
         if root is None:
@@ -47,7 +47,7 @@ def on(*paths: str) -> Callable[[object], bool]:
 
 
 def in_vllm(*paths: str) -> Callable[[object], bool]:
-    """Whether vLLM's configuration, of the engine that is being built, holds something true at one of these places."""
+    """Return whether vLLM's configuration of the engine being built holds something true at one of these places."""
     return lambda settings: on(*paths)(get_current_vllm_config())
 
 
@@ -57,25 +57,25 @@ def variable(name: str) -> Callable[[object], bool]:
 
 
 def matmul_allreduce(settings: object) -> bool:
-    """0.23 has it in its config, which may overrule the variable; 0.10 has the variable only."""
+    """Return whether matmul_allreduce is on: 0.23 lets the config overrule the variable; 0.10 has the variable only."""
     otherwise = variable("VLLM_ASCEND_ENABLE_MATMUL_ALLREDUCE")(settings)
     return bool(held(settings, "enable_matmul_allreduce", otherwise))
 
 
 def moved_experts(settings: object) -> bool:
-    """Since 0.27 vLLM's own switch is enough with the v2 model runner, and with it alone."""
+    """Return whether experts move (EPLB) by vLLM's own switch: enough since 0.27, with the v2 model runner alone."""
     return in_vllm("use_v2_model_runner")(settings) and in_vllm("parallel_config.enable_eplb")(settings)
 
 
 def sleeps_in_nz(settings: object) -> bool:
-    """0.23 takes its environment variable where the config says nothing; later ones read the config alone."""
+    """Return whether weights in FRACTAL_NZ would sleep or be updated: 0.23's config defaults to its variable."""
     return bool(held(settings, "weight_nz_mode")) and in_vllm(
         "model_config.enable_sleep_mode", "weight_transfer_config"
     )(settings)
 
 
 def shards_further(settings: object) -> bool:
-    """0.30 shards so by default, once there is a second rank to share a prompt."""
+    """Return whether o_proj, embedding or head are sharded over prefill context ranks, 0.30's default from two on."""
     of = on("enable_pcp_o_proj_weight_sharding", "enable_pcp_embedding_lmhead_weight_sharding")
     ranks = held(get_current_vllm_config(), "parallel_config.prefill_context_parallel_size", 1)
     return of(settings) and ranks > 1

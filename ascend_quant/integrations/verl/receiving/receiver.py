@@ -126,8 +126,7 @@ class DrainingReceiver(BucketedWeightReceiver):
             logger.warning("the trainer's shared memory stays mapped until the error is dropped: %s", error)
 
     def _acknowledge_the_rest(self, socket: WatchedSocket) -> None:
-        """Acknowledge the remaining buckets after an error here: the sender finishes, and the trainer can get the
-        error."""
+        """Acknowledge the remaining buckets after an error here, so that the sender ends, and the trainer gets it."""
         with contextlib.suppress(SenderGone):  # the first error is already on its way up
             while socket.owes_reply and not socket.ended:
                 socket.send(b"")

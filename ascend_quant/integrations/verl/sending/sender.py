@@ -83,8 +83,7 @@ class SendingTrainingWorker(TrainingWorker):
         return Offloaded(lambda: self.keeps_weights and flat_shards(self.engine) is not None)
 
     def as_sent(self, weights: Iterable[NamedTensor]) -> Iterable[NamedTensor]:
-        """Yield the engine's weights as they leave, with KV cache scales and digests; digests are taken before
-        patching."""
+        """Yield the engine's weights as they leave, with KV cache scales and digests (taken before patching)."""
         install(hooks.WHEN_WEIGHTS_LEAVE)  # the rollout's module is there by now
         leaving = self._leaving()
         groups = self._gathered(leaving)

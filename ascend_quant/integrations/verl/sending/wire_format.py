@@ -79,8 +79,7 @@ class Leaving:
         return [(sent_name(name, self.scheme) if w.dtype == dtype else name, w) for name, w in weights]
 
     def _is_coded(self, name: str, shape: torch.Size) -> bool:
-        """Return whether a parameter is coded by its name, or as a stack of experts by the first one's: all are
-        alike."""
+        """Return whether a parameter is coded by its name or, as a stack of experts (all alike), by the first one's."""
         if len(shape) < 3:
             return name in self.coded
         first = torch.empty((1, *shape[1:]), device="meta")

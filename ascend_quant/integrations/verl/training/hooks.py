@@ -16,8 +16,8 @@ _HERE = "ascend_quant.integrations.verl.training"
 
 
 def take_log_probs_in_chunks() -> None:
-    """Replace verl's `cross_entropy_loss` by ours unless another kernel is there, under the name and flag that verl
-    asks."""
+    """Replace verl's `cross_entropy_loss` by ours if no other kernel is there: the name that verl calls, and its
+    flag."""
     import verl.utils.torch_functional as module
 
     flags = ("FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", "NPU_CROSS_ENTROPY_LOSS_AVAILABLE")

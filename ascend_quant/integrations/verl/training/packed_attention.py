@@ -68,7 +68,7 @@ def packed_attention(
     compute: Callable[..., torch.Tensor] | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention over packed sequences, as transformers calls it. Keys and values may have fewer heads.
+    """Compute attention over packed sequences, as transformers calls it; keys and values may have fewer heads (GQA).
 
     Under Ulysses each rank has a part of every row (S / ranks tokens) and all heads; heads are exchanged for tokens
     before the kernel, and back after it.

@@ -15,12 +15,12 @@ SPLIT_HEADS = (64,)  # sizes for which FlashAttention 3 walks the keys in other 
 
 
 def one_part(original: Callable) -> Callable:
-    """For FlashAttention's functions: keys are cut into one part, whatever the caller asks."""
+    """Wrap FlashAttention's functions: keys are cut into one part (num_splits=1), whatever the caller asks."""
     return lambda *args, **kwargs: original(*args, **{**kwargs, "num_splits": 1})
 
 
 def scheduling_each_query(original: Callable) -> Callable:
-    """For `cpu_attn_get_scheduler_metadata`: a plan for as many requests as there are queries."""
+    """Wrap `cpu_attn_get_scheduler_metadata`: the plan has as many requests as there are queries."""
 
     def cpu_attn_get_scheduler_metadata(**given: Any) -> torch.Tensor:
         starts, lengths, _ = each_query(given["query_start_loc"], given["seq_lens"])
@@ -31,7 +31,7 @@ def scheduling_each_query(original: Callable) -> Callable:
 
 
 def attending_each_query(original: Callable) -> Callable:
-    """For `cpu_attention_with_kv_cache`, which follows that plan."""
+    """Wrap `cpu_attention_with_kv_cache`: each query is a request of its own, as in that plan."""
 
     def cpu_attention_with_kv_cache(**given: Any) -> None:
         starts, lengths, request = each_query(given["query_start_loc"], given["seq_lens"])
@@ -42,7 +42,7 @@ def attending_each_query(original: Callable) -> Callable:
 
 
 def each_query(starts_R1: torch.Tensor, lengths_R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The queries of R requests as requests of one query each.
+    """Split R requests into requests of one query each.
 
     Args:
         starts_R1: int32, where each request's queries begin among all of them, and the end of the last.

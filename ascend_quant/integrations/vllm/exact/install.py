@@ -69,7 +69,7 @@ def _is_hopper() -> bool:
 
 
 def _why_not(layer: nn.Module) -> str | None:
-    """Why a layer cannot be exact; None where it can, or where its parts are asked."""
+    """Return why a layer cannot be exact; None where it can, or where its parts are asked."""
     if isinstance(layer, RotaryEmbedding | RMSNorm | SiluAndMul) and type(layer) not in METHODS:
         return "its formula is not one that the trainer has"
     if type(layer) is RMSNorm and (not layer.has_weight or layer.variance_size_override is not None):

@@ -13,10 +13,10 @@ ROWS = 512  # at a time: two times 0.3 GiB of float32 for a vocabulary of 152,06
 
 
 def by_torch(original: Callable) -> Callable:
-    """For `compute_token_logprobs`."""
+    """Replace `compute_token_logprobs` by torch's log_softmax of float32 logits."""
 
     def compute_token_logprobs(logits_TV: torch.Tensor, token_ids_TC: torch.Tensor) -> torch.Tensor:
-        """float32 (T, C)."""
+        """Return the log-probabilities of the chosen tokens, float32 (T, C)."""
         rows = zip(logits_TV.split(ROWS), token_ids_TC.to(torch.int64).split(ROWS), strict=True)
         return torch.cat([logits.float().log_softmax(-1).gather(-1, chosen) for logits, chosen in rows])
 
@@ -24,7 +24,7 @@ def by_torch(original: Callable) -> Callable:
 
 
 def divided_by_torch(original: Callable) -> Callable:
-    """For `apply_temperature`: float32 logits, in place; a temperature of 0 asks for the likeliest word."""
+    """Replace `apply_temperature` by torch's division, float32 in place; temperature 0 (greedy) divides by 1."""
 
     def apply_temperature(logits_TV: torch.Tensor, request_T: torch.Tensor, temperature_R: torch.Tensor) -> None:
         temperature_T = temperature_R[request_T.long()]

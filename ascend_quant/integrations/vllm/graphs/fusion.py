@@ -55,7 +55,7 @@ def _without_weights(layer: nn.Module) -> nn.Module:
 
 
 class FuseQuantization(base_of_passes()):
-    """The pass; what it has learned is this process's, for vLLM copies and hashes passes."""
+    """Compiler pass that fuses norms and activations with quantization; stateless itself, for vLLM copies passes."""
 
     def learn(self, model: nn.Module) -> None:
         """Remember how layers compute that a kernel could do along with the codes, but none of their weights."""
@@ -74,7 +74,7 @@ class FuseQuantization(base_of_passes()):
             logger.info("how a graph's activations are quantized, by kernels: %s", text)
 
     def uuid(self) -> str:
-        """By this, caches tell graphs that have been through the pass."""
+        """Return the hash by which compile caches tell graphs that have been through the pass."""
         return self.hash_source(*(path.read_text() for path in SOURCES))
 
     def __repr__(self) -> str:  # older vLLMs hash it
@@ -82,7 +82,7 @@ class FuseQuantization(base_of_passes()):
 
 
 class Fused(NamedTuple):
-    """A layer's arithmetic, and the op that does it together with the quantization of its result."""
+    """Arithmetic of a layer, and the op that does it together with the quantization of its result."""
 
     op: torch._ops.OpOverload
     traced: fx.Graph
@@ -107,7 +107,7 @@ def _fuse(graph: fx.Graph, quantize: fx.Node) -> torch._ops.OpOverload | None:
 
 
 def _fuse_exact(graph: fx.Graph, quantize: fx.Node, value: fx.Node) -> torch._ops.OpOverload | None:
-    """The same where an op of kernels/exact_ops.py computes the argument."""
+    """Fuse a quantization whose argument is computed by an op of kernels/exact_ops.py; None where it is not."""
     exact = value.args[0] if value.target is operator.getitem else value
     op = EXACT.get(exact.target)
     if op is None or not triton_fused_tokens.takes(value.meta["val"].shape[1], value.meta["val"].dtype):
@@ -130,7 +130,7 @@ def _fuse_exact(graph: fx.Graph, quantize: fx.Node, value: fx.Node) -> torch._op
 
 @cache
 def _fusions(key: tuple, columns: int, dtype: torch.dtype) -> list[Fused]:
-    """What a layer may compute whose result has so many columns."""
+    """Return what a layer may compute whose result has so many columns, with the fused op of each."""
     if not triton_fused_tokens.takes(columns, dtype):
         return []
     try:
@@ -155,7 +155,7 @@ def _traced(key: tuple, columns: int, dtype: torch.dtype) -> list[Fused]:
 
 
 def _with_weight(norm: nn.Module, inputs: int) -> Callable:
-    """The layer as a function whose last argument is its weight."""
+    """Turn the layer into a function whose last argument is its weight."""
 
     def function(*arguments):
         norm._parameters["weight"] = arguments[inputs]

@@ -13,14 +13,14 @@ ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)  # the t
 
 
 def trace(function: Callable, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> fx.Graph:
-    """The graph of a function of tensors with these shapes, decomposed as Inductor does."""
+    """Trace a function of tensors with these shapes into an FX graph, decomposed as Inductor does."""
     with torch._guards.tracing(None), unset_fake_temporarily(), FakeTensorMode():
         arguments = [torch.empty(shape, dtype=dtype, device="cpu") for shape in shapes]
         return make_fx(function, decomposition_table=select_decomp_table())(*arguments).graph
 
 
 class Match:
-    """What the nodes of a traced function are in a graph.
+    """Match of a traced function's nodes with those of a graph.
 
     Args:
         traced: from `trace`; its first or only result is looked for.
@@ -39,11 +39,11 @@ class Match:
         self.arguments = [self.places.get(node) for node in traced.find_nodes(op="placeholder")]
 
     def result(self, index: int) -> fx.Node | None:
-        """The node of another result, if the graph has it."""
+        """Return the graph's node of another result of the function, if the graph has it."""
         return self._find(self._results[index])
 
     def computed(self) -> list[fx.Node]:
-        """The nodes in the graph that the function stands for, its arguments not among them."""
+        """List the graph's nodes that the function stands for, without its arguments."""
         return [place for node, place in self.places.items() if node.op != "placeholder"]
 
     def _find(self, node: fx.Node) -> fx.Node | None:
@@ -95,7 +95,7 @@ def _same_op(ours: object, other: object) -> bool:
 
 
 def _arguments(node: fx.Node) -> list:
-    """All arguments in the order of the op's schema, with its defaults."""
+    """List all arguments in the order of the op's schema, with its defaults."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return [*node.args, *node.kwargs.values()]
     rest = node.target._schema.arguments[len(node.args) :]

@@ -20,11 +20,11 @@ ROUNDS_CHANNELS_ALIKE = ("int8_per_token_head",)  # vLLM's names of dtypes; a fl
 
 
 class _Otherwise(Exception):
-    """A model is arranged otherwise than a balance may take for granted; says what, and where."""
+    """Raised where a model is arranged otherwise than a key balance takes for granted; says what, and where."""
 
 
 def follow(model: nn.Module, vllm_config: VllmConfig, residents: Mapping[str, ResidentWeight]) -> KeyBalance | None:
-    """The balance of a model's keys; None where the cache gains nothing by it, such as a BF16 or an fp8 one."""
+    """Return the balance of a model's keys; None where the cache gains nothing by it, such as a BF16 or an fp8 one."""
     if vllm_config.cache_config.cache_dtype not in ROUNDS_CHANNELS_ALIKE:
         return None
     kind = str(getattr(vllm_config.model_config.hf_text_config, "model_type", None))
@@ -42,7 +42,7 @@ def follow(model: nn.Module, vllm_config: VllmConfig, residents: Mapping[str, Re
 
 
 def _names(model: nn.Module) -> Iterator[str]:
-    """Of the layers around vLLM's attentions."""
+    """Yield the names of the layers around vLLM's attentions."""
     for name, module in model.named_modules():
         if isinstance(module, compat.AttentionLayer):
             yield name.rpartition(".")[0]

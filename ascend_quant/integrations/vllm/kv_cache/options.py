@@ -31,11 +31,11 @@ SAME = {"fp8": ("fp8", "fp8_e4m3"), "int8": ("int8_per_token_head",)}  # what a 
 
 
 class KvCacheError(ValueError):
-    """The option kv_cache asks for what this engine does not serve; the message names it and the reason."""
+    """Raised where the option kv_cache asks for what this engine does not serve; names it and the reason."""
 
 
 def configuring(original: Callable) -> Callable:
-    """For `EngineArgs.create_model_config`: an engine of ours gets the cache that the option names.
+    """Wrap `EngineArgs.create_model_config`: an engine of ours gets the cache that the option kv_cache names.
 
     vLLM calls it first when it makes an engine's configuration; the model's has the options, whether they come from
     `hf_overrides` or with the checkpoint.
@@ -53,7 +53,7 @@ def configuring(original: Callable) -> Callable:
 
 
 def asked_for(model_config: Any) -> str | None:
-    """The option of an engine of ours, unless it is auto."""
+    """Return the option kv_cache of an engine of ours, unless it is auto."""
     if model_config.quantization != NAME:
         return None
     for config in (model_config.hf_config, model_config.hf_text_config):
@@ -82,7 +82,7 @@ def configure(arguments: Any, asked: str) -> None:
 
 
 def _dtype(asked: str) -> str | None:
-    """The name of the dtype here; None where nothing but the quantization config makes the cache."""
+    """Return the name of the KV cache dtype here; None where the quantization config alone makes the cache."""
     if _is_dtype():
         return DTYPES[asked]
     return OF_ASCEND if OF_ASCEND in compat.cache_dtypes() else None
@@ -100,7 +100,7 @@ def check_engine(asked: str) -> None:
 
 
 def problem_of_engine(asked: str) -> str | None:
-    """Why this vLLM does not serve it on this device."""
+    """Return why this vLLM does not serve a KV cache on this device; None if it does."""
     if not _is_dtype():
         return get_quantization_config(NAME).why_no_cache(asked)
     if DTYPES[asked] not in compat.cache_dtypes():
@@ -123,7 +123,7 @@ def check_model(asked: str, model_config: Any) -> None:
 
 
 def problem_of_model(asked: str, model_config: Any) -> str | None:
-    """Why it is not right for the model: latent attention, states beside a cache, layers that differ in their cache."""
+    """Return why a KV cache is wrong for the model: MLA, states beside a cache, layers that differ in their cache."""
     if model_config.use_mla:
         return "latent attention (MLA) keeps no keys and values of heads"
     if model_config.is_hybrid or model_config.is_attention_free:

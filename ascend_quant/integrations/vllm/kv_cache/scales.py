@@ -46,7 +46,7 @@ def follow(model: nn.Module, vllm_config: VllmConfig) -> KvScales | None:
 
 
 def attentions(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> dict[str, nn.Module]:
-    """Some of a model's layers, by their names from `layers.` on, without vLLM's own last part."""
+    """Return some of a model's layers, by their names from `layers.` on, without vLLM's own last part (.attn)."""
     named = ((name, module) for name, module in model.named_modules() if wanted(module))
     return {name[max(name.find("layers."), 0) :].removesuffix(".attn"): module for name, module in named}
 
@@ -79,14 +79,14 @@ def _check(model: nn.Module, vllm_config: VllmConfig, layers: Mapping[str, nn.Mo
 
 
 def _bounds(vllm_config: VllmConfig) -> Bounds | None:
-    """What the model's weights say of q, k and v; None if nothing is known."""
+    """Return the bounds of q, k and v that the model's weights imply; None if nothing is known."""
     config = vllm_config.model_config.hf_text_config
     gain = _gain(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
     return None if gain is None or _kind(vllm_config) not in NORM_BEFORE_ATTENTION else Bounds(gain)
 
 
 def _gain(rope: Mapping) -> float | None:
-    """By how much a rotation lengthens, at most; None if it is not known."""
+    """Return the factor by which a rotation (RoPE) lengthens at most; None if it is not known."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "yarn":
         return rope.get("attention_factor") or max(1.0, 0.1 * log(max(rope.get("factor", 1.0), 1.0)) + 1)
@@ -98,7 +98,7 @@ def _kind(vllm_config: VllmConfig) -> str:
 
 
 class Buffers:
-    """Those of the attention layers of one model whose cache is fp8.
+    """Scale buffers of the attention layers of one model whose KV cache is fp8.
 
     Args:
         modules: by their names.
@@ -114,7 +114,7 @@ class Buffers:
         return list(self.modules)
 
     def kept(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The device's and the host's."""
+        """Return the scales as the device's and the host's buffers keep them."""
         return [values.flatten()] * 2
 
     @torch.no_grad()
@@ -138,7 +138,7 @@ class Buffers:
 
 
 def _then_written(original: Callable[..., None], scales: KvScales, name: str) -> Callable[..., None]:
-    """For `process_weights_after_loading` of a layer, which sets its scales to 1."""
+    """Wrap a layer's `process_weights_after_loading`, which sets its KV cache scales to 1: ours are written after."""
 
     @wraps(original)
     def process(*args, **kwargs) -> None:

@@ -33,7 +33,7 @@ def follow(model: nn.Module) -> Callable[[], None]:
 
 
 def _packed(name: str, layer: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """A layer's weight (channels, 1, width), and the packed one that its kernels read from now on; None for neither."""
+    """Pack a layer's weight (channels, 1, width) for its kernels; returns both, or None where none is packed."""
     conv = layer.conv1d
     weight = conv.weight.data
     try:

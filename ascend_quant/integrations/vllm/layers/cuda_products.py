@@ -31,14 +31,14 @@ def register() -> None:
 
 
 def int8_linear(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, dtype) -> torch.Tensor:
-    """The product of int8 codes, (M, N) in `dtype`."""
+    """Multiply int8 codes (cutlass); returns (M, N) in `dtype`."""
     from vllm import _custom_ops as ops
 
     return ops.cutlass_scaled_mm(x_codes_MK, codes_NK.t(), x_scale_M1, scale_N1, dtype, bias_N)
 
 
 def fp8_matmul(x, codes_NK, scale_N, bias_N=None) -> torch.Tensor:
-    """x (..., K) times fp8 codes, with per-token activations, in x's dtype; `bias_N` has x's dtype too."""
+    """Multiply x (..., K) by fp8 codes, with per-token activations, in x's dtype; `bias_N` has x's dtype too."""
     from vllm import _custom_ops as ops
 
     x_codes, x_scale_M1 = ops.scaled_fp8_quant(x.reshape(-1, x.shape[-1]), use_per_token_if_dynamic=True)
@@ -51,14 +51,14 @@ def fp8_matmul(x, codes_NK, scale_N, bias_N=None) -> torch.Tensor:
 
 
 def fp8_block_matmul(x, codes_NK, scale_IJ, bias_N=None) -> torch.Tensor:
-    """The same with a scale for every 128x128 weights and for every 128 activations of a token."""
+    """Multiply x by fp8 codes with a scale for every 128x128 weights and for every 128 activations of a token."""
     out_MN = block_product(x.reshape(-1, x.shape[-1]), codes_NK, scale_IJ)
     out_MN = out_MN if bias_N is None else out_MN + bias_N
     return out_MN.view(*x.shape[:-1], codes_NK.shape[0])
 
 
 def int4_matmul(x, tiles, scale_GN, bias_N=None) -> torch.Tensor:
-    """x times BF16(code * scale), of codes in Marlin's tiles."""
+    """Multiply x by BF16(code * scale), of int4 codes in Marlin's tiles."""
     out_MN = marlin_product(x.reshape(-1, x.shape[-1]), tiles, scale_GN)
     out_MN = out_MN if bias_N is None else out_MN + bias_N  # Marlin would want it in an order of its own
     return out_MN.view(*x.shape[:-1], scale_GN.shape[-1])
@@ -77,7 +77,7 @@ def fp8_product(
     bias_N: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """What vLLM does with fp8 where cutlass cannot: its Triton kernel, whose launcher chooses tiles by M as well."""
+    """Multiply fp8 codes where cutlass cannot: vLLM's Triton kernel, whose launcher chooses tiles by M as well."""
     from vllm.model_executor.layers.quantization.compressed_tensors.triton_scaled_mm import triton_scaled_mm
 
     return triton_scaled_mm(x_codes_MK, codes_NK.t(), x_scale_M1, scale_N1, dtype, bias_N)
@@ -90,7 +90,7 @@ def _(x_codes_MK, codes_NK, x_scale_M1, scale_N1, bias_N, dtype):
 
 @torch.library.custom_op("ascend_quant::block_product", mutates_args=())
 def block_product(x_MK: torch.Tensor, codes_NK: torch.Tensor, scale_IJ: torch.Tensor) -> torch.Tensor:
-    """vLLM's Triton kernel, which takes any N; an op of its own for the same reason."""
+    """Multiply x by fp8 blocks with vLLM's Triton kernel (any N); an op, as its launcher chooses tiles by M."""
     from vllm.model_executor.layers.quantization.utils import fp8_utils
 
     x_codes, x_scale = fp8_utils.per_token_group_quant_fp8(x_MK.contiguous(), BLOCK, use_ue8m0=False)
@@ -104,7 +104,7 @@ def _(x_MK, codes_NK, scale_IJ):
 
 @torch.library.custom_op("ascend_quant::marlin_product", mutates_args=())
 def marlin_product(x_MK: torch.Tensor, tiles: torch.Tensor, scale_GN: torch.Tensor) -> torch.Tensor:
-    """vLLM's Marlin kernel; an op of its own, since it needs a workspace that torch.compile need not see."""
+    """Multiply by int4 tiles with vLLM's Marlin kernel; an op, as torch.compile need not see its workspace."""
     from vllm.model_executor.layers.quantization.utils.marlin_utils import apply_gptq_marlin_linear
     from vllm.scalar_type import scalar_types
 
@@ -144,14 +144,14 @@ def _no_indices(device: torch.device) -> torch.Tensor:
 
 @cache
 def _workspace(device: torch.device) -> torch.Tensor:
-    """Marlin's locks, which its kernels leave as they find them."""
+    """Return the locks of Marlin's kernels, which leave them as they find them; one workspace a device."""
     from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_make_workspace_new
 
     return marlin_make_workspace_new(device, BLOCKS_PER_SM)
 
 
 def fp8_experts(x_MK, weight_MT, expert_MT, w13_codes, w13_scale, w2_codes, w2_scale, local_G=None) -> torch.Tensor:
-    """The mixture of `cuda_serving.experts` with fp8 codes and a scale a row."""
+    """Compute the mixture of `cuda_serving.experts` with fp8 codes and a scale a row."""
     from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
 
     config = fp8_w8a8_moe_quant_config(
@@ -163,7 +163,7 @@ def fp8_experts(x_MK, weight_MT, expert_MT, w13_codes, w13_scale, w2_codes, w2_s
 def fp8_block_experts(
     x_MK, weight_MT, expert_MT, w13_codes, w13_scale, w2_codes, w2_scale, local_G=None
 ) -> torch.Tensor:
-    """The same with a scale a 128x128 block."""
+    """Compute the mixture of `cuda_serving.experts` with fp8 codes and a scale a 128x128 block."""
     from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
 
     config = fp8_w8a8_moe_quant_config(w1_scale=w13_scale, w2_scale=w2_scale, block_shape=[BLOCK, BLOCK])
@@ -171,7 +171,7 @@ def fp8_block_experts(
 
 
 def int4_experts(x_MK, weight_MT, expert_MT, w13_tiles, w13_scale, w2_tiles, w2_scale, local_G=None) -> torch.Tensor:
-    """The same with int4 codes in Marlin's tiles."""
+    """Compute the mixture of `cuda_serving.experts` with int4 codes in Marlin's tiles."""
     from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
     from vllm.scalar_type import scalar_types
 
@@ -200,7 +200,7 @@ def plain_experts(
     w2_EKN: torch.Tensor,
     local_G: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The mixture of experts without quantization, in x's dtype; arguments as in `cuda_serving.experts`."""
+    """Compute the mixture of experts without quantization, in x's dtype; arguments as in `cuda_serving.experts`."""
     return _fused(x_MK, weight_MT, expert_MT, w13_ENK, w2_EKN, local_G, None)
 
 

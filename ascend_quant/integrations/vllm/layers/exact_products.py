@@ -23,7 +23,7 @@ def register() -> None:
 def attention(
     q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, sequences: Sequences, scale: float
 ) -> torch.Tensor:
-    """Causal attention within each sequence, (T, H, D), by the kernel of an exact engine on this device.
+    """Compute causal attention within each sequence, (T, H, D), by the kernel of an exact engine on this device.
 
     Raises:
         NotImplementedError: a device without an exact engine.
@@ -34,7 +34,7 @@ def attention(
 
 
 def route(logits_ME: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """A softmax router's weights, float32, and experts, int32, (M, T), as vLLM routes on this machine."""
+    """Route by softmax as vLLM does on this machine; returns weights, float32, and experts, int32, (M, T)."""
     from ascend_quant.integrations.vllm import compat
 
     if compat.routes_by_itself():
@@ -58,7 +58,7 @@ def _softmax_layer(top_k: int, renormalize: bool) -> SimpleNamespace:
 def cpu_attention(
     q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, sequences: Sequences, scale: float
 ) -> torch.Tensor:
-    """Causal attention within each sequence, (T, H, D), in pages and query by query as in an exact engine.
+    """Compute causal attention within each sequence, (T, H, D), in pages and query by query as in an exact engine.
 
     Args:
         k_THD, v_THD: of as many or fewer heads.
@@ -104,7 +104,7 @@ def cpu_attention(
 
 
 def _pages(lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pages of each sequence, int32 (N, most pages), and where each token lies, int64 (T,)."""
+    """Lay out pages: those of each sequence, int32 (N, most pages), and where each token lies, int64 (T,)."""
     pages = [-(-length // BLOCK) for length in lengths]
     table_NB, slots, first = torch.zeros(len(pages), max(pages), dtype=torch.int32), [], 0
     for row, (length, count) in enumerate(zip(lengths, pages, strict=True)):
@@ -117,7 +117,7 @@ def _pages(lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
 def cuda_attention(
     q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, sequences: Sequences, scale: float
 ) -> torch.Tensor:
-    """The same by FlashAttention 3, which without pages walks the blocks of keys that it walks with pages.
+    """Compute causal attention by FlashAttention 3, which walks the same blocks of keys without pages as with them.
 
     Raises:
         RuntimeError: a GPU without FlashAttention 3, or heads for which decode walks others (exact/install.py).

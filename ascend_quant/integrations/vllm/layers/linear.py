@@ -10,7 +10,8 @@ from ascend_quant.schemes import Scheme
 
 
 class QuantizedLinearMethod(LinearMethodBase):
-    """Resident codes `weight` and scales `weight_scale` of a scheme, on one rank; see kernels/storage.py."""
+    """Linear method over a scheme's resident `weight` (codes) and `weight_scale`, on one rank; see
+    kernels/storage.py."""
 
     def __init__(self, scheme: Scheme):
         self.scheme = scheme

@@ -18,7 +18,7 @@ from ascend_quant.schemes import Scheme
 
 
 class ExpertsMethod(ExpertsMethodBase):
-    """What both kinds share.
+    """Base of the methods for fused experts (MoE), quantized and plain.
 
     Attributes:
         record: told the ids (M, T) of what is routed here, see routed_experts.py; None where nobody asks.
@@ -57,7 +57,7 @@ class ExpertsMethod(ExpertsMethodBase):
 
     @property
     def is_monolithic(self) -> bool:
-        """True: vLLM hands over router logits instead of routed ids."""
+        """True where vLLM hands over router logits instead of routed ids."""
         return not routes_by_itself()
 
     def apply_monolithic(self, layer, x, router_logits, *rest, **rest_by_name):
@@ -68,7 +68,7 @@ class ExpertsMethod(ExpertsMethodBase):
 
 
 class QuantizedExpertsMethod(ExpertsMethod):
-    """Resident codes and scales of w13 and w2, stacked; see kernels/storage.py."""
+    """MoE method over resident codes and scales of w13 and w2, stacked; see kernels/storage.py."""
 
     def __init__(self, moe, prefix: str, scheme: Scheme):
         super().__init__(moe, prefix)
@@ -86,7 +86,7 @@ class QuantizedExpertsMethod(ExpertsMethod):
 
 
 class PlainExpertsMethod(ExpertsMethod):
-    """Experts that keep their dtype (vLLM's own CPU experts keep packed copies, see plain.py)."""
+    """MoE method of experts that keep their dtype (vLLM's own CPU experts keep packed copies, see plain.py)."""
 
     def __init__(self, moe, prefix: str):
         super().__init__(moe, prefix)

@@ -27,11 +27,11 @@ class FromResident:
 
 
 class PlainLinearMethod(FromResident, UnquantizedLinearMethod):
-    """A linear layer that is not quantized."""
+    """Linear method of a layer that is not quantized."""
 
 
 class RouterMethod(PlainLinearMethod):
-    """A mixture of experts' router: on CUDA, few tokens have a kernel of their own, in place of vLLM's product.
+    """Linear method of a mixture of experts' router: on CUDA, few tokens get a kernel of their own, not vLLM's product.
 
     Not where vLLM is to give every batch the same bits: many tokens are multiplied by another kernel, but for `exact`.
     """
@@ -47,11 +47,11 @@ class RouterMethod(PlainLinearMethod):
 
 
 class PlainEmbeddingMethod(FromResident, UnquantizedEmbeddingMethod):
-    """An embedding or a language-model head."""
+    """Method of an embedding or a language-model head."""
 
 
 class Float32HeadMethod(PlainEmbeddingMethod):
-    """A language-model head whose logits are float32; looking tokens up stays as it is, where the two are tied."""
+    """Method of a language-model head with float32 logits; looking tokens up stays as it is, where the two are tied."""
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         logits = kernels_for(x.device).float32_product(x, layer.weight)
@@ -59,5 +59,5 @@ class Float32HeadMethod(PlainEmbeddingMethod):
 
 
 def after_loading(layer: torch.nn.Module) -> None:
-    """vLLM's post-load hook, once a layer: the first call settles the whole model, the rest find nothing to do."""
+    """Handle vLLM's post-load hook of a layer: the first call settles the whole model, the rest find nothing to do."""
     layer.ascend_quant_settle()

@@ -39,7 +39,7 @@ KNOWN = ("vllm", "vllm_ascend", "verl", "ascend_quant")  # packages that write w
 
 
 class Answer(NamedTuple):
-    """The end of one worker's call, and its state behind it.
+    """Result or error of one worker's call, and the worker's state after it.
 
     Attributes:
         refitted: whether its weights are others than before.
@@ -54,7 +54,7 @@ class Answer(NamedTuple):
 
 
 def answered(original: Callable) -> Callable:
-    """`EngineCore.collective_rpc`, of which every worker's end and state are known, whichever of them fails."""
+    """Wrap `EngineCore.collective_rpc`: every worker's end and state are known, whichever of them fails."""
 
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         if not is_ours(self):
@@ -106,7 +106,7 @@ def _answer(method: str | bytes | Callable, worker: object, /, *args: Any, **kwa
 
 @contextmanager
 def _read_to_its_end(model: nn.Module) -> Generator[None]:
-    """Weights that are refused inside are an error at the end alone.
+    """Read an update to its end and raise the first refusal only then.
 
     Their sender broadcasts all of an update, and waits without an end until every tensor is taken off the wire.
     """
@@ -162,8 +162,7 @@ def _abandon_on_all(core: object, why: str, if_open: bool) -> None:
 
 
 def _abandon(worker: object, why: str, if_open: bool) -> None:
-    """One rank's refit has failed, or never began, so it has failed on all: end what is open, so that the next can
-    begin.
+    """Fail what is open of a refit on this rank, since it has failed, or never began, on another: the next can begin.
 
     Args:
         if_open: whether weights that serve go on serving.

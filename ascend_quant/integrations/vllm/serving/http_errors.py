@@ -32,7 +32,7 @@ SECONDS = 0.5  # half of what a probe of Kubernetes waits
 
 
 def telling(original: Callable) -> Callable:
-    """For `__init__` of vLLM's serving classes: they get an engine whose failed requests are errors with the reason."""
+    """Wrap `__init__` of vLLM's serving classes: their engine raises an error for a request failed with a reason."""
     error = compat.generation_error()
 
     def __init__(self, *args, **kwargs):
@@ -44,7 +44,7 @@ def telling(original: Callable) -> Callable:
 
 
 class _Telling:
-    """An engine's client, whose `generate` raises an error for a request that fails with a reason."""
+    """Proxy of an engine's client, whose `generate` raises an error for a request that fails with a reason."""
 
     def __init__(self, client: Any, error: type[Exception]):
         self._client, self._error = client, error
@@ -64,7 +64,7 @@ class _Telling:
 
 
 def answering(original: Callable) -> Callable:
-    """For `build_app`: the application also says why its engine refuses."""
+    """Wrap `build_app`: the application gets a middleware that answers why its engine refuses."""
 
     def build_app(*args, **kwargs):
         app = original(*args, **kwargs)
@@ -76,7 +76,7 @@ def answering(original: Callable) -> Callable:
 
 
 class _Answering:
-    """Stands before an application (ASGI), and answers in its place while its engine refuses."""
+    """ASGI middleware that answers in the application's place while its engine refuses."""
 
     def __init__(self, app: Callable):
         self._app, self._heard = app, None
@@ -101,7 +101,7 @@ class _Answering:
             await _answer({"error": said}, HTTPStatus.CONFLICT)(scope, receive, send)
 
     async def _why(self, client: Any) -> str | None:
-        """Why the engine refuses; None too of one that is dead, of which vLLM tells."""
+        """Return why the engine refuses; None also for a dead one, of which vLLM tells."""
         try:
             (self._heard,) = await asyncio.wait_for(client.collective_rpc(ASKED), SECONDS)
         except TimeoutError:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class State(NamedTuple):
-    """Of a worker's weights.
+    """State of a worker's weights.
 
     Attributes:
         number: how often they came; None if the model is not ours.
@@ -50,7 +50,7 @@ class State(NamedTuple):
 
 
 def state_of_worker(worker: object) -> State:
-    """Runs on every worker."""
+    """Return the state of a worker's weights; runs on every worker."""
     refit = refit_of_worker(worker)
     if refit is None:
         return State()
@@ -59,7 +59,7 @@ def state_of_worker(worker: object) -> State:
 
 
 def state_once_looked_at(worker: object) -> State:
-    """The same, before a request: runs on every worker."""
+    """Look at a worker's weights before a request, then return their state; runs on every worker."""
     refit = refit_of_worker(worker)
     if refit is not None:
         refit.look()
@@ -72,7 +72,7 @@ def is_ours(engine: object) -> bool:
 
 
 def asking(original: Callable) -> Callable:
-    """A method of the core after which the workers are asked whether they may serve."""
+    """Wrap a method of the engine core: after it the workers are asked whether they may serve."""
 
     def method(self, *args, **kwargs):
         if not is_ours(self):
@@ -110,7 +110,7 @@ def note(core: object, states: list[State]) -> None:
 
 
 def state_now(engine: object) -> State:
-    """As it is now of a worker in this process, else as it was after the last call."""
+    """Return the current state of a worker in this process, else the state after the last call."""
     worker = worker_in(engine)
     if worker is not None:
         return state_of_worker(worker)
@@ -119,7 +119,7 @@ def state_now(engine: object) -> State:
 
 
 def _state_for_requests(engine: object) -> State:
-    """The same, once weights that came back from a sleep have been looked at."""
+    """Return the current state, once weights that came back from a sleep have been looked at."""
     state, worker = state_now(engine), worker_in(engine)
     if not state.unseen:
         return state
@@ -130,13 +130,13 @@ def _state_for_requests(engine: object) -> State:
 
 
 def worker_in(engine: object) -> object | None:
-    """The engine's worker if it is in this process."""
+    """Return the engine's worker if it is in this process."""
     driver = getattr(getattr(engine, "model_executor", None), "driver_worker", None)
     return getattr(driver, "worker", None)
 
 
 def ending(original: Callable) -> Callable:
-    """A step of the core, before which the requests in flight end if the engine may not serve."""
+    """Wrap a step of the engine core: before it the requests in flight end if the engine may not serve."""
 
     def step(self):
         state = state_now(self) if is_ours(self) else State()
@@ -155,7 +155,7 @@ def ending(original: Callable) -> Callable:
 
 
 def _in_flight(scheduler: object) -> list:
-    """Requests that the next step would compute, or the one after it; not those that a pause holds back."""
+    """List the requests that the next step, or the one after it, would compute; not those that a pause holds back."""
     pause = getattr(getattr(scheduler, "pause_state", None), "name", "UNPAUSED")
     if pause == "PAUSED_ALL":
         return []
@@ -164,7 +164,7 @@ def _in_flight(scheduler: object) -> list:
 
 
 def _with(outputs: dict[int, EngineCoreOutputs] | None, ended: list, why: str | None) -> dict | None:
-    """The outputs of a step, and the ends of requests, for the client of each."""
+    """Return the outputs of a step with the ends of requests, for the client of each."""
     for request in ended:
         outputs = {} if outputs is None else outputs
         end = EngineCoreOutput(
@@ -178,7 +178,7 @@ def _with(outputs: dict[int, EngineCoreOutputs] | None, ended: list, why: str | 
 
 
 def forgetting(original: Callable) -> Callable:
-    """`EngineCore.add_request`, which no prefix of former weights shall serve."""
+    """Wrap `EngineCore.add_request`: prefixes that former weights have cached are dropped first."""
 
     def add_request(self, *args, **kwargs):
         if is_ours(self) and (state := state_now(self)).number is not None:
@@ -189,7 +189,7 @@ def forgetting(original: Callable) -> Callable:
 
 
 def refusing(original: Callable) -> Callable:
-    """`LLMEngine.add_request`, which raises where the core is in this process and may not serve."""
+    """Wrap `LLMEngine.add_request`: it raises where the core is in this process and may not serve."""
 
     def add_request(self, *args, **kwargs):
         refit = refit_of_worker(worker_in(self))
@@ -203,7 +203,7 @@ def refusing(original: Callable) -> Callable:
 
 
 def _known(core: object) -> int:
-    """The number of the weights that the caches are of."""
+    """Return the number of the weights that the caches belong to."""
     return getattr(core, "ascend_quant_number", 0)
 
 

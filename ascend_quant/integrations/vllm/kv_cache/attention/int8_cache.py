@@ -19,7 +19,7 @@ PAGE = 128  # tokens: a tile of the decode kernel lies in one page
 
 
 class Int8CacheBackend(AttentionBackend):
-    """Chosen by the option kv_cache=int8."""
+    """Attention backend of the option kv_cache=int8."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["int8_per_token_head"]
@@ -70,7 +70,7 @@ class Int8CacheBackend(AttentionBackend):
 
 
 class Int8CacheImpl(AttentionImpl[Int8CacheMetadata]):
-    """A layer's."""
+    """Attention implementation of one layer over the int8 KV cache."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Int8CacheImpl(AttentionImpl[Int8CacheMetadata]):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of (tokens, heads, head), written into `output`; the new tokens are in the cache already."""
+        """Compute attention of (tokens, heads, head) into `output`; the new tokens are in the cache already."""
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("kv_cache=int8: outputs that attention quantizes are not served")
         if attn_metadata is None:  # vLLM measures memory
@@ -146,7 +146,7 @@ class Int8CacheImpl(AttentionImpl[Int8CacheMetadata]):
             extend(*given, self.scale, out, with_fresh=False)
 
     def fresh(self, q, k, v, starts: torch.Tensor, longest: int, out: torch.Tensor) -> None:
-        """Causal attention of new tokens to those of their own sequence, by vLLM's FlashAttention."""
+        """Compute causal attention of new tokens within their own sequence (prefill), by vLLM's FlashAttention."""
         from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func, get_flash_attn_version
 
         flash_attn_varlen_func(

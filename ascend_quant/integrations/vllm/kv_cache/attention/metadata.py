@@ -17,7 +17,7 @@ from ascend_quant.kernels import cache_pages
 
 @dataclass
 class Prefills:
-    """The requests with several new tokens.
+    """Metadata of the requests with several new tokens.
 
     Attributes:
         starts: int32 (count + 1), where each one's tokens begin, from the first of theirs.
@@ -35,7 +35,7 @@ class Prefills:
 
 @dataclass
 class Int8CacheMetadata(AttentionMetadata):
-    """Of a step.
+    """Attention metadata of one step.
 
     Attributes:
         tokens: without what is padded.
@@ -54,7 +54,7 @@ class Int8CacheMetadata(AttentionMetadata):
 
 
 class Int8CacheMetadataBuilder(AttentionMetadataBuilder[Int8CacheMetadata]):
-    """vLLM makes one for a group of layers with one cache; it holds the decode kernel's room for all of them."""
+    """Metadata builder of a group of layers with one cache; holds the decode kernel's workspace for all of them."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
     reorder_batch_threshold: int = 1
@@ -104,5 +104,5 @@ def _prefills(common: Any, decodes: int, decode_tokens: int) -> Prefills:
 
 
 def processors_of(device: torch.device) -> int:
-    """Multiprocessors of a GPU; 4 elsewhere, where the kernels run in Triton's interpreter."""
+    """Return the number of a GPU's multiprocessors; 4 elsewhere, where the kernels run in Triton's interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

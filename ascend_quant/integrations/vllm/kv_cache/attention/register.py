@@ -9,7 +9,7 @@ PATH = "ascend_quant.integrations.vllm.kv_cache.attention.int8_cache.Int8CacheBa
 
 
 def registry() -> Any | None:
-    """vLLM's module with the registry; None where it has none."""
+    """Return vLLM's module with the registry of attention backends; None where it has none."""
     try:
         from vllm.v1.attention.backends import registry as found
     except ImportError:  # vLLM 0.10
@@ -18,14 +18,14 @@ def registry() -> Any | None:
 
 
 def register_attention() -> None:
-    """Called in every one of vLLM's processes; harmless when repeated, and where there is no GPU or no registry."""
+    """Register our attention backend in each of vLLM's processes; no-op when repeated, without GPU or registry."""
     found = registry()
     if current_platform.is_cuda() and found is not None and holder(found) is None:
         found.register_backend(getattr(found.AttentionBackendEnum, NAME), PATH)
 
 
 def holder(found: Any) -> str | None:
-    """Whose class stands in the place; None if it is free."""
+    """Return the path of the class that is registered in our place (CUSTOM); None if it is free."""
     try:
         return getattr(found.AttentionBackendEnum, NAME).get_path()
     except ValueError:
