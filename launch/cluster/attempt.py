@@ -26,7 +26,7 @@ END_SECONDS = 40
 
 
 class Interrupt:
-    """Counts Ctrl-C from now on: the first one ends the run in order, the second one at once.
+    """Counter of Ctrl-C from its creation on: the first one ends the run in order, the second one at once.
 
     SIGTERM and a closed terminal count as one.
     """
@@ -42,7 +42,7 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class Desk:
-    """What all attempts of a run share.
+    """State that all attempts of a run share.
 
     Attributes:
         mine: the numbers of the hosts that this process starts: all, or the own one (--on-this-node).
@@ -60,7 +60,7 @@ class Desk:
 
 
 class Attempt:
-    """One attempt. With `patient` every problem of joining may pass: after a restart, hosts need time to come back."""
+    """One attempt of a run; with `patient` any problem of joining may pass: after a restart, hosts come back late."""
 
     def __init__(self, plan: Plan, desk: Desk, patient: bool) -> None:
         self.plan, self.desk, self.patient = plan, desk, patient
@@ -76,7 +76,7 @@ class Attempt:
         self.gone = False  # all hosts were told to start Ray
 
     def run(self) -> Outcome:
-        """From the first connection to the end of the last process."""
+        """Run the attempt from the first connection to the end of the last process; returns its outcome."""
         self.desk.status.change(joined=0, job="", step=0, doing="reaching the hosts")
         outcome = None
         try:
@@ -91,7 +91,7 @@ class Attempt:
         return replace(outcome, cause=self.progress.cause()) if outcome.code == FAILED else outcome
 
     def turn(self) -> None:
-        """Connections and beats that are due, then all events there are."""
+        """Open the connections and send the heartbeats that are due, then take in all queued events."""
         now = time.monotonic()
         for index in [index for index, moment in self.open_at.items() if moment <= now]:
             del self.open_at[index]
@@ -118,7 +118,7 @@ class Attempt:
         host.channel.send({"run": asdict(self.plan.nodes[index]), **task})
 
     def closed(self, index: int, code: int, errors: str) -> None:
-        """A node process has gone: for ever, or to be started again."""
+        """Handle a closed channel: the host has a final problem, or its node process is started again."""
         host = self.hosts[index]
         why = host.problem or reason(host.address, code, errors)
         if self.gone or not (self.patient or may_pass(code, errors)):
@@ -128,7 +128,7 @@ class Attempt:
             self.open_at[index] = time.monotonic() + AGAIN_SECONDS
 
     def state(self) -> Outcome | None:
-        """The outcome, or None while it goes on."""
+        """Return the outcome, or None while the attempt goes on."""
         if all(host.joined for host in self.counted):
             return verdict(self.hosts, self.progress.job)
         if self.gone:
@@ -144,7 +144,7 @@ class Attempt:
         return not_formed(missing(self.counted, self.plan.nodes[0].ports))
 
     def compare(self) -> Missing:
-        """Before Ray starts: hosts that cannot take part; when all can, they are told to go."""
+        """List the hosts that cannot take part, before Ray starts; when all can, tell them to start it."""
         problems = [(host.address, host.problem) for host in self.mine if host.problem]
         if problems and self.first_problem is None:
             self.first_problem = time.monotonic()
@@ -164,7 +164,7 @@ class Attempt:
 
 
 def not_formed(missing: Missing) -> Outcome:
-    """The cluster did not form: every missing host, and why."""
+    """Return the outcome of a cluster that did not form: every missing host, and why."""
     return Outcome(NOT_FORMED, tuple(f"{address}: {why}" for address, why in missing))
 
 
@@ -199,7 +199,7 @@ def end_hosts(
 
 
 def check(plan: Plan, index: int) -> str | None:
-    """A host whose node process died, or was cut off, may still run what it started: end that, or say so."""
+    """End what a host's dead or cut-off node process may have left running; returns a line on that, or None."""
     address = plan.inventory.hosts[index].address
     count, why = end_on(plan.run, plan.inventory, index, plan.local[index])
     if count is None:

@@ -23,7 +23,7 @@ Missing = list[tuple[str, str]]  # the address, and why
 
 @dataclass
 class HostState:
-    """One host in one attempt. Moments are those of time.monotonic().
+    """State of one host in one attempt. Moments are those of time.monotonic().
 
     Attributes:
         channel: to its node process; None for hosts that another process has started (--on-this-node).
@@ -52,7 +52,7 @@ class HostState:
 
     @property
     def open(self) -> bool:
-        """Whether orders can reach it."""
+        """True while orders can reach its node process."""
         return self.channel is not None and not self.closed
 
     def beat(self) -> None:
@@ -61,23 +61,23 @@ class HostState:
         self.channel.send({"beat": time.time()})
 
     def hear(self) -> None:
-        """It has said something."""
+        """Note that the host has said something: its heartbeat is answered."""
         self.heard, self.waited = time.monotonic(), None
 
     def silent(self) -> str | None:
-        """Why it counts as dead although its channel is open."""
+        """Return why a host counts as dead although its channel is open, or None while it answers."""
         quiet = 0.0 if self.waited is None or not self.open else time.monotonic() - self.waited
         return f"silent for {quiet:.0f} s: it is down, or the network to it is" if quiet >= SILENT_SECONDS else None
 
     def last_words(self) -> str:
-        """What it wrote last, where that is not in the reason already."""
+        """Return the last line that it wrote, where that is not in the reason already."""
         telling = self.last_line and self.last_line not in (self.problem or "")
         return f"; its last words: {self.last_line[:200]}" if telling else ""
 
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How the job ended, Ray's words on that, and when it became known (time.monotonic())."""
+    """End of the Ray job: its status, Ray's message, and when it became known (time.monotonic())."""
 
     status: str
     message: str
@@ -86,7 +86,7 @@ class JobEnd:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended: the exit code, a line for each thing to tell, and why it failed, once that is known."""
+    """Outcome of an attempt: the exit code, a line for each thing to tell, and the cause of a failure, once known."""
 
     code: int
     lines: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class Outcome:
 
 
 class Progress:
-    """Takes events in: the method on_NAME takes the event of that name; launch/nodes/protocol.py lists them.
+    """Handles the events of hosts: method on_NAME takes the event of that name; launch/nodes/protocol.py lists them.
 
     Args:
         counting: the head is one of this process's hosts, so it is known who has joined.
@@ -107,7 +107,7 @@ class Progress:
         self.driver_lines = logs.lines[DRIVER]  # of earlier attempts
 
     def cause(self) -> Cause | None:
-        """Why the run has failed: the driver's exception, else a host that has died, else Ray's words on the job."""
+        """Return why the run failed: the driver's exception, else a host that died, else Ray's words on the job."""
         log = self.logs.folder / f"{DRIVER}.log"
         found = of_log(log, self.driver_lines) if log.exists() else None
         if found is not None and not is_consequence(found.error):
@@ -120,7 +120,7 @@ class Progress:
         return found or (Cause(said[-1], log=str(log)) if said else None)
 
     def take(self, index: int, event: Event) -> None:
-        """One event of one host."""
+        """Dispatch one event of one host to its handler."""
         host = self.hosts[index]
         host.hear()
         fields = {name: value for name, value in event.items() if name != "event"}
@@ -185,14 +185,14 @@ class Progress:
 
 
 def dead(hosts: Sequence[HostState]) -> tuple[str, ...]:
-    """A line for each host that takes part no more."""
+    """Return a line for each host that takes part no more."""
     for host in hosts:
         host.problem = host.problem or host.silent()
     return tuple(f"{host.address}: {host.problem}{host.last_words()}" for host in hosts if host.problem)
 
 
 def verdict(hosts: Sequence[HostState], job: JobEnd | None) -> Outcome | None:
-    """The outcome, or None while the run goes on.
+    """Return the outcome of the run, or None while it goes on.
 
     A job often fails because a host has died a moment ago: before it is told, every host must have answered since.
     """
@@ -208,7 +208,7 @@ def verdict(hosts: Sequence[HostState], job: JobEnd | None) -> Outcome | None:
 
 
 def differing(hosts: Sequence[HostState]) -> Missing:
-    """Hosts whose software or clock is not the head's or the control host's; compared before any Ray is started."""
+    """List hosts whose software is not the head's or whose clock is not the control host's; before Ray starts."""
     head, found = hosts[0], []
     for host in hosts:
         if host.facts is None:
@@ -221,12 +221,12 @@ def differing(hosts: Sequence[HostState]) -> Missing:
 
 
 def missing(hosts: Sequence[HostState], ports: dict[str, int | str]) -> Missing:
-    """Hosts that have not joined."""
+    """List the hosts that have not joined, with the reason."""
     return [(host.address, why(host, hosts[0], ports)) for host in hosts if not host.joined]
 
 
 def why(host: HostState, head: HostState, ports: dict[str, int | str]) -> str:
-    """The reason, as far as it can be known from here."""
+    """Return why a host has not joined, as far as it can be known from here."""
     low, high = worker_range(ports)
     if host.problem or host.passing:
         return host.problem or host.passing

@@ -37,7 +37,7 @@ STEPS = re.compile(r"Total training steps: (\d+)")
 
 
 class Control(Fields):
-    """The process that controls a run: on which machine, its id, and when it started."""
+    """Identity of the process that controls a run: its machine, its id, and when it started."""
 
     host: str
     pid: Annotated[int, Field(ge=1, lt=1 << 31)]
@@ -45,7 +45,7 @@ class Control(Fields):
 
 
 class Told(Fields):
-    """What a record says; the inventory is without variables.
+    """Content of a run's record; the inventory is without variables.
 
     Attributes:
         local: which of the inventory's hosts are the machine that controls the run.
@@ -63,14 +63,14 @@ class Told(Fields):
 
 
 class Record:
-    """The record of one run."""
+    """Record of one run, in its folder."""
 
     def __init__(self, folder: Path, told: Told) -> None:
         self.folder, self.told = folder, told
 
     @classmethod
     def create(cls, plan: Plan, runs: Path = RUNS) -> "Record":
-        """A new record of a run that starts now, controlled by this process.
+        """Create the record of a run that starts now, controlled by this process.
 
         Raises:
             LaunchError: `runs` or the run's folder is there, and another user's.
@@ -91,7 +91,7 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> "Record":
-        """The record in a run's folder.
+        """Load the record in a run's folder.
 
         Raises:
             LaunchError: it is not there, is no record, or others could have written it.
@@ -108,7 +108,7 @@ class Record:
         return cls(folder, told)
 
     def save(self) -> None:
-        """Whole or not at all: `stop` may read it at any time."""
+        """Write the record atomically: `stop` may read it at any time."""
         new = self.folder / f"{FILE}.new"
         with private.open_file(new, "w") as file:
             file.write(self.told.model_dump_json(indent=1, exclude_none=True))
@@ -120,7 +120,7 @@ class Record:
         self.save()
 
     def control(self) -> psutil.Process | None:
-        """The process that controls the run, if it is on this machine and has the id and the start of the record."""
+        """Return the process that controls the run, if it is on this machine and has the record's id and start."""
         told = self.told.control
         try:
             process = psutil.Process(told.pid)
@@ -131,13 +131,13 @@ class Record:
 
 
 def without_variables(inventory: Inventory) -> Inventory:
-    """What `stop` needs of an inventory; values of variables may be secrets."""
+    """Strip an inventory to what `stop` needs of it; values of variables may be secrets."""
     hosts = [host.model_copy(update={"environment": {}}) for host in inventory.hosts]
     return inventory.model_copy(update={"environment": {}, "hosts": hosts})
 
 
 def find(run: str | None, runs: Path = RUNS) -> tuple[Record, list[str]]:
-    """The record of a run, by its id or its folder; without either, that of the only one that has not ended.
+    """Find the record of a run by its id or its folder; without either, that of the only one that has not ended.
 
     Returns:
         The record, and a line for each other one that cannot be taken, where all were looked at.
@@ -162,7 +162,7 @@ def find(run: str | None, runs: Path = RUNS) -> tuple[Record, list[str]]:
 
 
 def folder_of(run: str, runs: Path) -> Path:
-    """The folder of a run by its id, or as it is given: with a slash, it is a path.
+    """Return the folder of a run by its id; an argument with a slash is a path.
 
     Raises:
         LaunchError: there is no record.
@@ -175,7 +175,7 @@ def folder_of(run: str, runs: Path) -> Path:
 
 
 class Logs:
-    """The folder `logs` of a run; restarts append. Only their owner reads them: overrides may hold secrets."""
+    """Log files of a run, in its folder `logs`; restarts append. Only the owner reads them: secrets may be in them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "logs"
@@ -184,7 +184,7 @@ class Logs:
         self.lines: Counter[str] = Counter()  # written so far, by name
 
     def write(self, name: str, line: str) -> None:
-        """A line of `driver` or of a host."""
+        """Append a line to the log of `driver` or of a host."""
         if name not in self.files:
             self.files[name] = private.open_file(self.folder / f"{plain(name)}.log", "a")
         self.files[name].write(line + "\n")
@@ -208,12 +208,12 @@ class Logs:
 
 
 def plain(host: str) -> str:
-    """An address as a file name: IPv6 has colons and may have a percent sign."""
+    """Turn an address into a file name: IPv6 has colons and may have a percent sign."""
     return host.replace(":", "_").replace("%", "_").replace("/", "_")
 
 
 class Status:
-    """The state of a run, for people."""
+    """Live status line of a run, for people."""
 
     def __init__(self, console: Console, hosts: int) -> None:
         self.console, self.hosts = console, hosts
@@ -232,7 +232,7 @@ class Status:
         self.live.stop()
 
     def text(self) -> str:
-        """The status without the time."""
+        """Return the status as one line, without the time."""
         parts = [f"joined {self.joined}/{self.hosts}", self.doing]
         if self.job:
             parts[1] = f"job {self.job}"
@@ -250,11 +250,11 @@ class Status:
             self.say(self.told)
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that stays above the live one."""
         self.console.print(Text(line), soft_wrap=True)
 
     def driver(self, line: str) -> None:
-        """A line of verl's driver; its steps are counted."""
+        """Print a line of verl's driver and count its steps."""
         text = COLOUR.sub("", line)
         self.console.print(Text.from_ansi(line), soft_wrap=True)
         if found := STEPS.search(text):

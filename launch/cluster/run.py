@@ -72,7 +72,7 @@ def run(plan: Plan, restarts: int, here: int | None = None) -> int:
 
 
 def attempts(plan: Plan, desk: Desk, restarts: int) -> Outcome:
-    """The outcome of the last attempt."""
+    """Make attempts until one does not fail or restarts are used up; returns the outcome of the last."""
     outcome = Attempt(plan, desk, patient=False).run()
     for number in range(1, restarts + 1):
         if outcome.code != FAILED:
@@ -85,7 +85,7 @@ def attempts(plan: Plan, desk: Desk, restarts: int) -> Outcome:
 
 
 def tell(cause: Cause | None, desk: Desk) -> None:
-    """Why it failed, for people and for the record; nothing follows that is not of another attempt."""
+    """Report why an attempt failed, to people and in the record."""
     if cause is None:
         return
     desk.record.change(cause=asdict(cause))
@@ -94,7 +94,7 @@ def tell(cause: Cause | None, desk: Desk) -> None:
 
 
 def again(plan: Plan, number: int) -> Plan:
-    """The plan of a restart: the same job, with metrics in a folder of their own, since verl begins the file anew."""
+    """Return the plan of a restart: the same job, with metrics in a folder of their own, as verl truncates the file."""
     head, *workers = plan.nodes
     variables = dict(head.job.environment)
     if METRICS in variables:

@@ -51,7 +51,7 @@ REMOTE_ERRORS = (  # what the shell or Python there write
 
 
 def command(inventory: Inventory, host: int, line: str, local: bool = False) -> list[str]:
-    """The arguments that run a shell line on a host, by its number."""
+    """Return the arguments that run a shell line on a host, by its number: ssh, or bash where it is this machine."""
     if local:
         return ["bash", "-c", line]
     ssh = inventory.ssh_of(inventory.hosts[host])
@@ -62,12 +62,12 @@ def command(inventory: Inventory, host: int, line: str, local: bool = False) -> 
 
 
 def command_of(plan: Plan, index: int) -> list[str]:
-    """The arguments that start the node process of a host."""
+    """Return the arguments that start the node process of a host."""
     return command(plan.inventory, index, plan.start[index], plan.local[index])
 
 
 class Channel:
-    """A node process: orders go in, events come out, put into `events` as (index, event); `closed` is the last."""
+    """Channel to a node process: orders go in; events are put into `events` as (index, event), `closed` as the last."""
 
     def __init__(self, command: list[str], index: int, events: "queue.Queue[tuple[int, Event]]") -> None:
         self.index, self.events = index, events
@@ -78,7 +78,7 @@ class Channel:
         threading.Thread(target=self._read, args=(errors,), daemon=True).start()
 
     def send(self, order: dict[str, Any]) -> None:
-        """One line of JSON; a channel that has closed says so by its last event."""
+        """Send an order as one line of JSON; a channel that has closed says so by its last event."""
         try:
             self.process.stdin.write(json.dumps(order) + "\n")
             self.process.stdin.flush()
@@ -103,7 +103,7 @@ class Channel:
 
 
 def ask(plan: Plan, index: int) -> dict[str, Any]:
-    """The facts of a host, for --dry-run; `chosen` and `problems` are what the run would use, and what stops it.
+    """Ask a host for its facts, for --dry-run; `chosen` and `problems` are what the run would use, and what stops it.
 
     Raises:
         LaunchError: the host did not answer in time (five seconds over ssh).
@@ -151,7 +151,7 @@ def converse(command: list[str], task: dict[str, Any], address: str, seconds: fl
 
 
 def reason(host: str, code: int, stderr: str) -> str:
-    """Why the command on a host ended with `code`."""
+    """Return why the command on a host ended with `code`, in one line."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip() and not line.startswith(("@", "Warning:"))]
     said = lines[-1] if lines else "no message"
     for known in (SSH_ERRORS if code == SSH_FAILED else ()) + REMOTE_ERRORS:

@@ -10,7 +10,7 @@ from launch.plan import Saving
 
 
 def lacking_room(saving: Saving | None) -> list[tuple[str, str]]:
-    """What the disk lacks for them, and what to do; nothing is said where the model is not on this host."""
+    """Return what the disk lacks for checkpoints, and what to do; nothing where the model is not on this host."""
     if saving is None:
         return []
     size = parameters(Path(saving.model)) * saving.parameter_bytes
@@ -27,12 +27,12 @@ def lacking_room(saving: Saving | None) -> list[tuple[str, str]]:
 
 
 def gib(size: int) -> str:
-    """Bytes in GiB, with a digit behind the point where they are few."""
+    """Format bytes in GiB, with a decimal digit below 10 GiB."""
     return f"{size / GIB:.1f}" if size < 10 * GIB else f"{size / GIB:.0f}"
 
 
 def kept(saving: Saving) -> int:
-    """How many checkpoints lie there at the same time; verl saves the last step too.
+    """Return the most checkpoints that lie on disk at the same time; verl saves the last step too.
 
     An old one is removed before a new one is written, but for the only one.
     """
@@ -41,7 +41,7 @@ def kept(saving: Saving) -> int:
 
 
 def steps(saving: Saving) -> int:
-    """The run's steps; those of its epochs are by the rows of the data, 0 where they cannot be read."""
+    """Return the run's steps; those of its epochs are by the rows of the data, 0 where they cannot be read."""
     if saving.steps:
         return saving.steps
     try:
@@ -53,7 +53,7 @@ def steps(saving: Saving) -> int:
 
 
 def parameters(folder: Path) -> int:
-    """How many a model has, by the headers of its safetensors files; 0 where there are none to read."""
+    """Count a model's parameters by the headers of its safetensors files; 0 where there are none to read."""
     from safetensors import SafetensorError  # here: the doctor looks at environments that lack packages, too
 
     try:

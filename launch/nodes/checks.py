@@ -27,17 +27,17 @@ ALLOWED_SECONDS = 5  # that clocks may differ by
 
 
 def compared() -> dict[str, Any]:
-    """What the control host compares between hosts, their software, and the addresses that each has."""
+    """Return what the control host compares between hosts: their software, and the addresses of each."""
     return {"nics": network.nics(), "versions": versions_of(software(os.environ))}
 
 
 def found(kind: str) -> list[int]:
-    """Numbers of the devices of a kind (`npu`, `gpu`, `none`) here; NPUs are counted by their files, as Ray does it."""
+    """Return the numbers of this host's devices of a kind (`npu`, `gpu`, `none`); NPUs by device files, as in Ray."""
     return drivers.npu_numbers() if kind == "npu" else [device.number for device in drivers.devices(kind).found]
 
 
 def chosen(wanted: int | list[int], kind: str, there: list[int]) -> list[int]:
-    """The numbers of the devices that this host's part of the run uses.
+    """Return the numbers of the devices that this host's part of the run uses.
 
     On stack cpu a device is a name only.
 
@@ -59,7 +59,7 @@ def chosen(wanted: int | list[int], kind: str, there: list[int]) -> list[int]:
 
 
 def skew(head: dict[str, str], other: dict[str, str]) -> list[str]:
-    """What differs between two hosts: 'ray 2.60.0, the head has 2.59.0'."""
+    """List the software in which a host differs from the head: 'ray 2.60.0, the head has 2.59.0'."""
     names = [*head, *(name for name in other if name not in head)]
     return [
         f"{name} {other.get(name, 'missing')}, the head has {head.get(name, 'none')}"
@@ -70,24 +70,24 @@ def skew(head: dict[str, str], other: dict[str, str]) -> list[str]:
 
 @dataclass
 class Clock:
-    """The best measurement so far: the one whose question and answer took least."""
+    """Clock offset of a host in seconds, by the best measurement so far: the question and answer that took least."""
 
     offset: float = 0.0
     error: float = float("inf")
 
     def take(self, asked: float, answered: float, theirs: float) -> None:
-        """A question was asked and answered at these times of this clock, and the host's clock then said `theirs`."""
+        """Take a measurement: asked and answered at these times of this clock, when the host's clock said `theirs`."""
         error = (answered - asked) / 2
         if 0 <= error < self.error:
             self.offset, self.error = theirs - (asked + answered) / 2, error
 
     @property
     def known(self) -> bool:
-        """Whether an answer has come."""
+        """True once a measurement has been taken."""
         return self.error < float("inf")
 
     def wrong(self, whose: str = "the control host's") -> str | None:
-        """What is wrong, if the difference is too large whatever the way took; it was compared with `whose` clock."""
+        """Return the clock skew in words if it is too large whatever the way took, else None; `whose` is compared."""
         if abs(self.offset) - self.error <= ALLOWED_SECONDS:
             return None
         ahead = "ahead of" if self.offset > 0 else "behind"
@@ -95,14 +95,14 @@ class Clock:
 
 
 def kernel_kills() -> int:
-    """How many processes this host's kernel has ended for want of memory since it started; 0 if it does not say."""
+    """Return how many processes this host's kernel has OOM-killed since it started; 0 if it does not say."""
     words = Path("/proc/vmstat").read_text().split()
     return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
 
 
 @dataclass
 class Checked:
-    """What the checks chose; None where that could not be done.
+    """Result of the checks: what they chose; None where that could not be done.
 
     Attributes:
         wire: how the host is reached.
@@ -145,7 +145,7 @@ def find(plan: NodePlan) -> tuple[Checked, list[str]]:
 
 
 def put(path: str) -> str:
-    """What to do about a path that is not there."""
+    """Return what to do about a missing path."""
     if not path.endswith(".parquet"):
         return "copy it there, or correct the setting that names it"
     folder = Path(path).parent
@@ -166,7 +166,7 @@ def check(plan: NodePlan) -> Checked:
 
 
 def room(temp_dir: str) -> list[str]:
-    """What is wrong with Ray, and with the place that it writes to."""
+    """List what is wrong with Ray, and with the folder that it writes to."""
     problems = []
     try:
         private.make_folder(Path(temp_dir).parent)

@@ -46,7 +46,7 @@ def run(part: Part) -> int:
 
 @dataclass
 class Members:
-    """The members of a run; hosts are their numbers in the plan."""
+    """Hosts that have joined the run's Ray, and those that were lost, by their numbers in the plan."""
 
     addresses: list[list[str]]
     joined: set[int] = field(default_factory=set)
@@ -67,14 +67,14 @@ class Members:
         return (self.joined, self.lost) != before
 
     def number(self, address: str) -> int | None:
-        """The host that has an address. A run on one host has no others: Ray replaces a loopback address."""
+        """Return the host that has an address. A run on one host has no others: Ray replaces a loopback address."""
         if len(self.addresses) == 1:
             return 0
         return next((host for host, known in enumerate(self.addresses) if address in known), None)
 
 
 class Head:
-    """The head's Ray, asked every two seconds."""
+    """Supervisor of the head's Ray, its members and the job; asks Ray every two seconds."""
 
     def __init__(self, plan: NodePlan, known: Members, ray: RayNode, dashboard: str, emit: Emit, began: float) -> None:
         self.plan, self.members, self.ray, self.dashboard, self.emit = plan, known, ray, dashboard, emit
@@ -85,7 +85,7 @@ class Head:
         self.answered = time.monotonic()
 
     def follow(self, ended: threading.Event) -> int:
-        """Until the job or the run ends; a job that is to end is told so."""
+        """Follow the run until the job or the run ends, and stop a job that is still running; returns the exit code."""
         while not ended.wait(POLL_SECONDS):
             self.ray.check()
             self.pass_on_log()
@@ -112,7 +112,7 @@ class Head:
         return code
 
     def look(self) -> int | None:
-        """One question: of the job first, since workers may leave as soon as it has ended."""
+        """Ask Ray once: of the job first, as workers may leave once it has ended; submit it when all have joined."""
         if self.job is not None and (code := self.look_at_job()) is not None:
             return code
         if self.members.look(nodes(self.dashboard)):
@@ -133,12 +133,12 @@ class Head:
         return (0 if status == "SUCCEEDED" else 1) if over else None
 
     def pass_on_log(self, last: bool = False) -> None:
-        """The driver's new lines, to the control host."""
+        """Send the driver's new log lines to the control host."""
         for line in self.tail.lines(last) if self.tail else []:
             self.emit("log", source="driver", line=line)
 
     def stop_job(self) -> None:
-        """The driver may write its last words."""
+        """Stop the job, letting the driver write its last words."""
         try:
             self.job.stop()
         except ray_node.trouble() as error:
@@ -146,7 +146,7 @@ class Head:
         self.pass_on_log(last=True)
 
     def wait_until_alone(self) -> None:
-        """Workers that ask how the job has ended must get their answer before the head goes, whatever it was told."""
+        """Wait for workers to leave: those that ask how the job has ended get their answer before the head goes."""
         deadline = time.monotonic() + LEAVE_SECONDS
         while time.monotonic() < deadline:
             time.sleep(1)
@@ -159,7 +159,7 @@ class Head:
 
 
 class RunningJob:
-    """One submitted job.
+    """The submitted Ray job.
 
     Args:
         began: when this host began with its part of the run, in seconds since the epoch.
@@ -186,7 +186,7 @@ class RunningJob:
         self.log = temp_dir / "session_latest" / "logs" / f"job-driver-{self.id}.log"
 
     def state(self) -> tuple[str, bool, str]:
-        """Its status, whether that is its last one, and what Ray says about it."""
+        """Return the job's status, whether that is final, and Ray's message."""
         info: Any = self.client.get_job_info(self.id)
         return info.status.value, info.status.is_terminal(), (info.message or "")[-LONGEST_MESSAGE:]
 
@@ -199,13 +199,13 @@ class RunningJob:
 
 
 class Tail:
-    """The new whole lines of a growing file."""
+    """Reader of the new whole lines of a growing file."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.rest = path, 0, b""
 
     def lines(self, last: bool = False) -> list[str]:
-        """The lines since the last look; with `last` also one that has no end yet."""
+        """Return the lines since the last look; with `last` also one that has no end yet."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
@@ -219,7 +219,7 @@ class Tail:
 
 
 def members_of(plan: NodePlan) -> Members:
-    """The members that a plan wants; a name that leads nowhere is an error that says which host it is."""
+    """Resolve the addresses of a plan's members; raises LaunchError with the host whose name leads nowhere."""
     addresses = []
     for member in plan.members:
         try:
@@ -230,7 +230,7 @@ def members_of(plan: NodePlan) -> Members:
 
 
 def nodes(dashboard: str) -> list[Any]:
-    """Ray's nodes, alive and dead. Raises RayStateApiException or requests' errors when it does not answer."""
+    """List Ray's nodes, alive and dead. Raises RayStateApiException or requests' errors when it does not answer."""
     from ray.util.state import list_nodes
 
     return list_nodes(address=dashboard, timeout=ANSWER_SECONDS, raise_on_missing_output=False)

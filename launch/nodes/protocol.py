@@ -34,7 +34,7 @@ SILENT_SECONDS = 60  # a control host beats every two seconds; it or the network
 
 
 def emitter(stream: TextIO, lost: Callable[[], None]) -> Emit:
-    """emit("note", line="..") writes one line; threads may share it. `lost` is called when nobody reads any more."""
+    """Make emit("note", line="..") that writes one line; thread-safe. `lost` is called when nobody reads any more."""
     lock = threading.Lock()
 
     def emit(event: str, **fields: Any) -> None:
@@ -50,7 +50,7 @@ def emitter(stream: TextIO, lost: Callable[[], None]) -> Emit:
 
 
 def parse(line: str) -> Event | None:
-    """The event in a line; None when something else has written to the channel, as a login script may."""
+    """Parse the event in a line; None when something else has written to the channel, as a login script may."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -59,7 +59,8 @@ def parse(line: str) -> Event | None:
 
 
 class Orders:
-    """`go`: Ray may start, open to these `addresses`. `ended`: all of this host's part is to end, and `why`."""
+    """Orders of the control host, as events: `go` (start Ray, open to `addresses`) and `ended` (end all here,
+    `why`)."""
 
     def __init__(self) -> None:
         self.go, self.ended = threading.Event(), threading.Event()
@@ -67,7 +68,7 @@ class Orders:
         self.heard = time.monotonic()
 
     def end(self, why: str) -> None:
-        """The first reason counts."""
+        """Order the end; the first reason counts."""
         if not self.ended.is_set():
             self.why = why
             self.ended.set()
@@ -75,11 +76,11 @@ class Orders:
 
     @property
     def unasked(self) -> bool:
-        """It is to end, and the control host does not know why."""
+        """True where this host's part is to end and the control host does not know why."""
         return self.ended.is_set() and self.why != ASKED
 
     def follow(self, stream: TextIO, emit: Emit) -> None:
-        """Obey what comes from the control host, in threads of its own."""
+        """Start threads that obey the control host, and handle signals as an order to end."""
         signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         for number in signals:
             signal.signal(number, lambda number, _: self.end(f"got {signal.Signals(number).name}"))

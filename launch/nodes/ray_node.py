@@ -44,7 +44,7 @@ CPU_OBJECT_STORE = 500_000_000
 
 
 def start_command(plan: NodePlan, wire: Wire, count: int) -> list[str]:
-    """The command that starts Ray on a host with `count` devices; a worker's names the head as the inventory does."""
+    """Return the `ray start` command of a host with `count` devices; a worker's names the inventory's head."""
     command = ["ray", "start", f"--node-ip-address={wire.address}"]
     if plan.role == "head":
         command += ["--head", f"--port={plan.ports['ray']}", "--include-dashboard=true"]
@@ -62,7 +62,7 @@ def start_command(plan: NodePlan, wire: Wire, count: int) -> list[str]:
 
 
 def resources(stack: str, count: int) -> list[str]:
-    """What Ray shall count on a host: verl asks for NPU or GPU, on stack cpu too for GPU, by name."""
+    """Return the resources that Ray counts on a host: verl asks for NPU or GPU, on stack cpu too for GPU, by name."""
     kind = pins(stack).devices
     if kind == "npu":
         return [f"--resources={json.dumps({'NPU': count})}"]
@@ -73,12 +73,12 @@ def resources(stack: str, count: int) -> list[str]:
 
 
 def joined(address: str, port: int | str) -> str:
-    """HOST:PORT; an IPv6 address in brackets."""
+    """Format HOST:PORT, an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def wait_for_head(plan: NodePlan, ended: threading.Event, deadline: float) -> str | None:
-    """The head's address once Ray's port there can be reached from this host; None when the run is to end.
+    """Wait until Ray's port on the head can be reached; returns the head's address, or None when the run is to end.
 
     Raises:
         LaunchError: it could not be before the deadline (of time.monotonic()).
@@ -99,7 +99,7 @@ def wait_for_head(plan: NodePlan, ended: threading.Event, deadline: float) -> st
 
 
 class RayNode:
-    """Ray's processes on this host.
+    """Handle of Ray's processes on this host.
 
     Args:
         deadline: of joining, in time.monotonic(): until then a start that Ray has given up is tried again. Ray's own
@@ -188,7 +188,7 @@ def remove_folder(plan: NodePlan) -> None:
 
 
 def adopt_token(environment: dict[str, str]) -> None:
-    """This process is a client of the run's Ray from now on, and of no other."""
+    """Make this process a client of the run's Ray from now on, and of no other."""
     for name in OTHER_CLUSTERS:
         os.environ.pop(name, None)
         if name in environment:
@@ -196,14 +196,14 @@ def adopt_token(environment: dict[str, str]) -> None:
 
 
 def client(dashboard: str) -> Any:
-    """Ray's job API at http://HOST:PORT."""
+    """Return a client of Ray's job API at http://HOST:PORT."""
     from ray.job_submission import JobSubmissionClient
 
     return JobSubmissionClient(dashboard)
 
 
 def trouble() -> tuple[type[Exception], ...]:
-    """What Ray's clients raise while Ray is starting, is busy, or has gone."""
+    """Return the exceptions that Ray's clients raise while Ray is starting, is busy, or has gone."""
     from ray.util.state.exception import RayStateApiException
     from requests import RequestException
 
@@ -212,7 +212,7 @@ def trouble() -> tuple[type[Exception], ...]:
 
 @dataclass
 class Part:
-    """One attempt on one host.
+    """This host's part of one attempt.
 
     Attributes:
         environment: of Ray, and so of everything that runs here.
@@ -244,7 +244,7 @@ class Part:
 
 
 def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The whole environment of Ray on this host, and so of all that it starts here; and what is to be said of it."""
+    """Build the whole environment of Ray on this host, and so of all that it starts; and what is to be said of it."""
     values = {
         **plan.values,
         "address": checked.wire.address,
@@ -269,17 +269,17 @@ def variables(plan: NodePlan, checked: Checked, token: str, own: Mapping[str, st
 
 
 def authentication(token: str) -> dict[str, str]:
-    """Ray asks everybody for the token: else whoever reaches its dashboard runs code here."""
+    """Return the variables by which Ray asks everybody for the token: else whoever reaches its dashboard runs code."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
 
 def loopback(checked: Checked) -> dict[str, str]:
-    """On one host all stays on its loopback, TransferQueue too; Ray would put the address of a NIC in its place."""
+    """Return variables that keep a run on one host on its loopback, TransferQueue too; Ray would take a NIC's."""
     return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if ip_address(checked.wire.address).is_loopback else {}
 
 
 def this_python(own: Mapping[str, str]) -> dict[str, str]:
-    """`python` in a job is this interpreter, and imports what is beside these sources."""
+    """Return the variables by which `python` in a job is this interpreter, and imports what is beside these sources."""
     return {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), own.get("PATH", os.defpath)]),
         "PYTHONPATH": with_root(own),

@@ -18,7 +18,7 @@ ANSWER = "ground_truth"
 def lacking(
     files: Iterable[str], columns: Sequence[str], prompt: str = PROMPT, least: Mapping[str, int] | None = None
 ) -> list[str]:
-    """A line for each thing that is wrong with the rows of these parquet files; others, and missing ones, are skipped.
+    """List what is wrong with the rows of these parquet files, a line each; others, and missing ones, are skipped.
 
     Args:
         columns: that each file must have.
@@ -57,7 +57,7 @@ def _lacking(file: str, columns: Sequence[str], prompt: str, least: int) -> list
 
 
 def _type(name: str, found: "pyarrow.DataType", prompt: str) -> Iterator[str]:
-    """What is wrong with a column's type."""
+    """Yield what is wrong with a column's type."""
     from pyarrow import types
 
     if types.is_null(found):
@@ -90,7 +90,7 @@ def _is_text(found: "pyarrow.DataType") -> bool:
 
 
 def _nulls(batches: "Iterable[pyarrow.RecordBatch]", columns: Sequence[str], prompt: str) -> Iterator[str]:
-    """A line for each column with rows that hold nothing: the first of them, counted from 0, and how many there are."""
+    """Yield a line for each column with empty rows: the first of them, counted from 0, and how many there are."""
     first, count, before = dict[str, int](), dict.fromkeys(columns, 0), 0
     for batch in batches:
         for name in columns:
@@ -104,7 +104,7 @@ def _nulls(batches: "Iterable[pyarrow.RecordBatch]", columns: Sequence[str], pro
 
 
 def _empty(column: "pyarrow.Array", name: str, prompt: str) -> list[int]:
-    """The rows that hold null, or no answer, or no message, or one without a role; content may be calls of tools."""
+    """List the rows that hold null, no answer, no message, or one without a role; content may be calls of tools."""
     from pyarrow import compute
 
     rows = set(compute.indices_nonzero(column.is_null()).to_pylist())

@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def own_stdout() -> TextIO:
-    """The channel to the control host; what libraries print goes to stderr from here on."""
+    """Return the channel to the control host; what libraries print goes to stderr from here on."""
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     sys.stdout.flush()
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -61,7 +61,7 @@ def own_stdout() -> TextIO:
 
 
 def first_line(stream: TextIO) -> dict | None:
-    """The task, with a NodePlan for `run` and `facts`; or None when there is none, or it is none of train's."""
+    """Read the task, with a NodePlan for `run` and `facts`; None when there is none, or it is none of train's."""
     try:
         task = json.loads(stream.readline())
         for kind in {"run", "facts"} & task.keys():
@@ -72,14 +72,14 @@ def first_line(stream: TextIO) -> dict | None:
 
 
 def tell_facts(plan: NodePlan, emit: Emit) -> int:
-    """For --dry-run: as `chosen` the wire and the devices of the run, as `problems` what stops it."""
+    """Emit facts for --dry-run: as `chosen` the wire and the devices of the run, as `problems` what stops it."""
     checked, problems = find(plan)
     emit("checked", facts={"chosen": asdict(checked), "problems": problems})
     return DONE
 
 
 def end(run: str, emit: Emit) -> int:
-    """For `stop`: end what a run has started on this host, by the run's id, and nothing else."""
+    """End what a run has started on this host, by the run's id, and nothing else; for `stop`."""
     nodes = [process for process in of_run(run) if is_node(process)]
     end_all(nodes, NODE_SECONDS)  # a node process ends its own in order
     emit("ended", code=0, count=len(nodes) + end_run(run))
@@ -133,7 +133,7 @@ def run_node(plan: NodePlan, token: str, emit: Emit, orders: Orders, meeting: st
 
 
 def judged(code: int, orders: Orders, emit: Emit) -> int:
-    """The exit code; an end that the control host has not asked for is a failure, and it is told the reason."""
+    """Return the exit code; an end that the control host has not asked for is a failure, and it is told the reason."""
     if not orders.unasked:
         return code
     emit("failed", why=f"its part was ended: {orders.why}")
@@ -141,7 +141,7 @@ def judged(code: int, orders: Orders, emit: Emit) -> int:
 
 
 def examine(plan: NodePlan, emit: Emit) -> tuple[dict[str, Any], Checked]:
-    """The facts and the checks; what an earlier attempt of this run has left here is ended first."""
+    """Return the facts and the checks, after ending what an earlier attempt of this run has left here."""
     left = end_run(plan.run)
     if left:
         emit("note", line=f"{left} processes of an earlier attempt of this run were still here: ended")
@@ -149,7 +149,7 @@ def examine(plan: NodePlan, emit: Emit) -> tuple[dict[str, Any], Checked]:
 
 
 def prepare(part: Part, token: str) -> dict[str, str]:
-    """The environment of Ray, and this process as a client of it."""
+    """Prepare the environment of Ray and make this process a client of it; returns the environment."""
     plan = part.plan
     ray_node.make_folder(plan)
     environment, notes = variables(plan, part.checked, token, dict(os.environ))
@@ -164,7 +164,7 @@ def prepare(part: Part, token: str) -> dict[str, str]:
 
 
 def behind_door(part: Part, environment: dict[str, str]) -> dict[str, str]:
-    """The environment with the socket filter, which lets the run's hosts in."""
+    """Add the socket filter, which lets the run's hosts in, to an environment."""
     hosts = part.orders.addresses
     if part.meeting is not None:  # nobody has told the addresses of the others
         hosts = [ip for member in part.plan.members for ip in network.resolve(member)]
@@ -193,7 +193,7 @@ def close(part: Part, code: int) -> None:
 
 
 def session_logs(temp_dir: Path) -> Iterator[tuple[str, str]]:
-    """Names, below Ray's log folder, and texts."""
+    """Yield names, below Ray's log folder, and texts: the end of each file, the newest first."""
     folder = temp_dir / "session_latest" / "logs"
     files = [file for file in folder.rglob("*") if file.is_file() and file.stat().st_size] if folder.exists() else []
     left = ALL

@@ -27,7 +27,7 @@ SECOND = 1.0  # a date names a whole one: its middle is taken, and half of it is
 
 
 def run(part: Part) -> int:
-    """Join, and stay until the end is ordered or, with no control host, the head's job has ended; the exit code."""
+    """Join the head's Ray and stay until the end is ordered or the head's job has ended; returns the exit code."""
     plan, ended = part.plan, part.orders.ended
     head = wait_for_head(plan, ended, part.deadline)
     if head is None:
@@ -41,7 +41,7 @@ def run(part: Part) -> int:
 
 
 def follow(part: Part, head: str) -> int:
-    """Until the control host orders the end, or, with none, the head's job has ended.
+    """Wait until the control host orders the end or, with none, the head's job has ended; returns the exit code.
 
     Raises:
         LaunchError: this host's Ray has ended, or the head has not answered for a while.
@@ -67,7 +67,7 @@ def follow(part: Part, head: str) -> int:
 
 
 def share(file: Path, token: str, versions: dict[str, str]) -> None:
-    """Of the head; an earlier run's file is replaced."""
+    """Leave Ray's token and the head's versions in the meeting file; an earlier run's file is replaced."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as opened:
@@ -75,7 +75,7 @@ def share(file: Path, token: str, versions: dict[str, str]) -> None:
 
 
 def take(file: Path, versions: dict[str, str]) -> str:
-    """Of a worker: the token.
+    """Return the token that the head has left in the meeting file, after comparing versions; called by a worker.
 
     Raises:
         LaunchError: the file is not there (the folder is not shared), is another user's, or the versions differ.
@@ -115,13 +115,13 @@ def compare(host: str, port: int, ended: threading.Event, deadline: float) -> No
 
 
 def measured(asked: float, answered: float, date: str) -> Clock:
-    """This host's clock beside the head's, whose answer was made at `date`."""
+    """Measure this host's clock against the head's, whose answer was made at `date`."""
     way = (answered - asked) / 2
     return Clock(asked + way - (parsedate_to_datetime(date).timestamp() + SECOND / 2), way + SECOND / 2)
 
 
 def date_of(host: str, port: int) -> str:
-    """The Date of an answer, whatever it says otherwise. Raises RequestException when there is none."""
+    """Return the Date header of an answer, whatever it says otherwise. Raises RequestException when there is none."""
     import requests
 
     with requests.Session() as session:
