@@ -59,8 +59,7 @@ def parse(line: str) -> Event | None:
 
 
 class Orders:
-    """Orders of the control host, as events: `go` (start Ray, open to `addresses`) and `ended` (end all here,
-    `why`)."""
+    """Orders of the control host, as events: `go` (start Ray, open to `addresses`), `ended` (end all here, `why`)."""
 
     def __init__(self) -> None:
         self.go, self.ended = threading.Event(), threading.Event()

@@ -17,7 +17,7 @@ Layer = tuple[str, dict[str, str]]  # who says so (recipe, inventory, host, shel
 
 @dataclass(frozen=True)
 class Job:
-    """What the head submits to Ray.
+    """Job that the head submits to Ray.
 
     Attributes:
         entrypoint: the arguments of the node's own interpreter, as ["-m", MODULE, ..].
@@ -32,7 +32,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Saving:
-    """The checkpoints that a run writes.
+    """Checkpoints that a run writes.
 
     Attributes:
         out: the run's folder.
@@ -57,7 +57,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """What a node process does on its host.
+    """Plan of one node process: what it does on its host.
 
     Attributes:
         run: the run's id.
@@ -108,22 +108,22 @@ class NodePlan:
 
     @property
     def temp_dir(self) -> str:
-        """Ray's folder on the host that asks."""
+        """Ray's temporary folder on the host that asks."""
         return str(private.run_folder(self.run))
 
     def to_json(self) -> str:
-        """One line."""
+        """Serialize the plan to one line."""
         return TypeAdapter(NodePlan).dump_json(self).decode()
 
     @classmethod
     def from_json(cls, line: str) -> "NodePlan":
-        """The plan that `to_json` wrote."""
+        """Parse the plan that `to_json` wrote."""
         return TypeAdapter(NodePlan).validate_json(line)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole launch.
+    """Plan of a whole launch.
 
     Attributes:
         recipe: its name.

@@ -26,7 +26,7 @@ Ask = Callable[[Plan, int], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a host says.
+    """Answer of a host to --dry-run.
 
     Attributes:
         wire: how it is reached; words where it is not known.
@@ -44,7 +44,7 @@ class Answer:
 
 
 def ask_all(plan: Plan, ask: Ask) -> list[Answer]:
-    """The answers of all hosts, asked at the same time."""
+    """Ask all hosts at the same time and return their answers."""
 
     def one(node: NodePlan) -> Answer:
         try:
@@ -57,7 +57,7 @@ def ask_all(plan: Plan, ask: Ask) -> list[Answer]:
 
 
 def answer(node: NodePlan, facts: dict[str, Any]) -> Answer:
-    """From what a host chose, and the problems that it found, to the values that it will have."""
+    """Turn what a host chose, and the problems that it found, into the values that it will have."""
     chosen, words = facts["chosen"], unknown(node, None)
     return Answer(
         Wire(**chosen["wire"]) if chosen["wire"] else words.wire,
@@ -67,7 +67,7 @@ def answer(node: NodePlan, facts: dict[str, Any]) -> Answer:
 
 
 def unknown(node: NodePlan, silent: str | None) -> Answer:
-    """Words for what is not known."""
+    """Return an answer with words for what is not known."""
     nic = f"<NIC that carries {node.address}>" if node.nic == "auto" else node.nic
     try:
         address = str(ip_address(node.address))
@@ -80,12 +80,12 @@ def unknown(node: NodePlan, silent: str | None) -> Answer:
 
 
 def joined(numbers: Iterable[int]) -> str:
-    """With commas."""
+    """Join numbers with commas."""
     return ",".join(map(str, numbers))
 
 
 def described(plan: Plan, answers: Sequence[Answer]) -> dict[str, Any]:
-    """The whole plan; `answers` are what the hosts said."""
+    """Describe the whole plan as plain values; `answers` are what the hosts said."""
     return {
         "run": plan.run,
         "recipe": plan.recipe,
@@ -98,7 +98,7 @@ def described(plan: Plan, answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def host(plan: Plan, node: NodePlan, answer: Answer) -> dict[str, Any]:
-    """One host."""
+    """Describe one host of the plan."""
     from launch.cluster.transport import command_of
     from launch.nodes.ray_node import start_command
 
@@ -124,7 +124,7 @@ def host(plan: Plan, node: NodePlan, answer: Answer) -> dict[str, Any]:
 
 
 def environment(node: NodePlan, answer: Answer) -> list[dict[str, str | None]]:
-    """The host's variables, with secrets hidden."""
+    """Describe the host's variables, with secrets hidden."""
     wire = answer.wire
     values = {"address": wire.address, "nic": wire.nic, "family": wire.family}
     values |= {"devices": answer.devices, "places": answer.places}
@@ -140,7 +140,7 @@ def environment(node: NodePlan, answer: Answer) -> list[dict[str, str | None]]:
 
 
 def job(job: Job) -> dict[str, Any]:
-    """The job of the head."""
+    """Describe the head's job."""
     return {
         "entrypoint": ["python", *map(override_shown, job.entrypoint)],
         "files": list(job.files),
@@ -149,7 +149,7 @@ def job(job: Job) -> dict[str, Any]:
 
 
 def text(plan: dict[str, Any]) -> str:
-    """The plan that `described` made; its last lines say what would stop the run."""
+    """Format the plan that `described` made; its last lines say what would stop the run."""
     hosts = plan["hosts"]
     return "\n".join([*_head(plan), *(line for one in hosts for line in _host(one)), *_job(plan["job"]), *_end(hosts)])
 
@@ -194,7 +194,7 @@ def _job(job: dict[str, Any]) -> Iterator[str]:
 
 
 def _end(hosts: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What is in the way, with what to do about it; the same of several hosts stands once."""
+    """Yield what is in the way, with what to do about it; the same of several hosts stands once."""
     found: dict[str, list[str]] = {}
     for host in hosts:
         silent = [f"was not asked what it has: {host['silent']}"] if host["silent"] else []

@@ -48,7 +48,7 @@ TRACKERS = {"tracking": "wandb", "vemlp_wandb": "volcengine_ml_platform"}  # nam
 def job(
     run: str, resolved: Resolved, extra: Sequence[str], layers: Sequence[Layer], restarts: int, paths: Paths
 ) -> Job:
-    """The job; `extra` are the user's own overrides of verl.
+    """Return the job; `extra` are the user's own overrides of verl.
 
     A variable that the recipe hands to verl's processes is left to the hosts' environment where a user has set it, and
     a job that may be restarted goes on from its last checkpoint. Metrics have a folder of the run's own beside the
@@ -66,12 +66,12 @@ def job(
 
 
 def last_value(overrides: Sequence[str], name: str, default: str) -> str:
-    """What the last override says of a key."""
+    """Return what the last override says of a key."""
     return next((one.partition("=")[2] for one in reversed(overrides) if key(one) == name), default)
 
 
 def values(overrides: Sequence[str], ports: Ports) -> dict[str, str]:
-    """The run's own values in the environment table."""
+    """Return the run's own values in the environment table."""
     eager = last_value(overrides, EAGER, "false").lower() == "true"
     return {
         "task_queue": "2" if eager else "1",
@@ -82,7 +82,7 @@ def values(overrides: Sequence[str], ports: Ports) -> dict[str, str]:
 
 
 def expansion(overrides: Sequence[str]) -> str:
-    """Where HCCL's collectives run: on vector cores (AIV), or where HCCL has them by itself ("").
+    """Return where HCCL's collectives run: on vector cores ("AIV"), or where HCCL has them by itself ("").
 
     On vector cores where an engine's ranks share layers. Not where they have whole experts: their tokens are handed on
     by MC2, which hung beside it on an A3 (vllm-ascend issue 14928). Nor between hosts, where CANN promises it for the
@@ -93,7 +93,7 @@ def expansion(overrides: Sequence[str]) -> str:
 
 
 def key(override: str) -> str:
-    """The key of a hydra override: + and ~ before it are not of its name."""
+    """Return the key of a hydra override, without + and ~ before it."""
     return override.partition("=")[0].lstrip("+~")
 
 
@@ -106,7 +106,7 @@ def places(
     data: str | None = None,
     out: str | None = None,
 ) -> Paths:
-    """The paths of a run; what is not given lies in the project's folder, or in the first of inventory.shared.
+    """Return the paths of a run; what is not given lies in the project's folder, or in the first of inventory.shared.
 
     Args:
         local: the head is this machine.
@@ -129,17 +129,17 @@ def _folder(option: str, *folders: str | None) -> str:
 
 
 def working_folder(inventory: Inventory, local: bool) -> str | None:
-    """Where a command that is given no folder reads and writes: here, or where the project is on other hosts."""
+    """Return where a command that is given no folder reads and writes: here, or where the project is on other hosts."""
     return os.getcwd() if local and inventory.image is None else project_of(inventory)
 
 
 def project_of(inventory: Inventory) -> str | None:
-    """The folder of the checkout on the hosts; None is the image's own."""
+    """Return the folder of the checkout on the hosts; None is the image's own."""
     return inventory.project or (str(ROOT) if inventory.image is None else None)
 
 
 def needs(recipe: Recipe, paths: Paths, overrides: Sequence[str] = ()) -> list[str]:
-    """The paths that must be there on each host. A model that is no path is an id of the hub.
+    """List the paths that must be there on each host. A model that is no path is an id of the hub.
 
     Args:
         overrides: verl's settings, of which one names the file of a reward.
@@ -159,19 +159,19 @@ def needs(recipe: Recipe, paths: Paths, overrides: Sequence[str] = ()) -> list[s
 
 
 def columns(overrides: Sequence[str]) -> list[str]:
-    """What verl's data set and rewards read of each row; a data set of the user's own has its own columns."""
+    """List the columns that verl's data set and rewards read; a user's own data set class has its own, so none."""
     if last_value(overrides, "data.custom_cls.path", "null") != "null":
         return []
     return [prompt(overrides), last_value(overrides, "data.reward_fn_key", "data_source"), "reward_model"]
 
 
 def prompt(overrides: Sequence[str]) -> str:
-    """The column of the messages."""
+    """Return the name of the messages' column."""
     return last_value(overrides, "data.prompt_key", "prompt")
 
 
 def least_rows(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> dict[str, int]:
-    """How many rows the file to train on must have, for the run's steps in its epochs: verl drops a batch's remainder.
+    """Return the rows that the file to train on must have for the run's steps: verl drops a batch's remainder.
 
     With fewer than a batch verl finds an empty loader; with fewer than the steps take, the run ends early as done.
     """
@@ -190,7 +190,7 @@ def under(path: str, folders: list[str]) -> bool:
 
 
 def saving(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> Saving | None:
-    """The checkpoints of a run; None where there are none, or a value is not a number, which verl refuses."""
+    """Return the checkpoints of a run; None where there are none, or a value is not a number, which verl refuses."""
     every = _count(last_value(overrides, SAVE, "-1"))
     batch = _count(last_value(overrides, *BATCH))
     if every is None or batch is None:
@@ -209,7 +209,7 @@ def saving(recipe: Recipe, overrides: Sequence[str], paths: Paths) -> Saving | N
 
 
 def parameter_bytes(recipe: Recipe, overrides: Sequence[str]) -> int:
-    """Bytes of a parameter in a checkpoint.
+    """Return the bytes of a parameter in a checkpoint.
 
     FSDP saves weights and Adam's two moments in float32, Megatron BF16 weights, and with the optimizer float32 copies
     and moments.
@@ -229,7 +229,7 @@ def _count(text: str) -> int | None:
 
 
 def imports(recipe: Recipe, overrides: Sequence[str]) -> list[Import]:
-    """What a run will import, each once.
+    """List what a run will import, each once.
 
     Args:
         overrides: verl's settings in the order in which they are given: the recipe's, then the user's.
@@ -258,7 +258,7 @@ def _trainer(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
 
 
 def _flash_attention(overrides: Sequence[str]) -> Iterator[Import]:
-    """verl asks transformers for FlashAttention 2 unless it is told another (workers/config/model.py)."""
+    """Yield FlashAttention 2, for which verl asks transformers unless it is told another (workers/config/model.py)."""
     key = f"{MODEL}.override_config.attn_implementation"
     name = last_value(overrides, key, "flash_attention_2")
     package = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}.get(name)
@@ -267,7 +267,7 @@ def _flash_attention(overrides: Sequence[str]) -> Iterator[Import]:
 
 
 def _megatron(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
-    """verl/workers/engine/megatron and mindspeed; the bridge imports modelopt whatever is trained."""
+    """Yield what verl/workers/engine/megatron and mindspeed import; the bridge imports modelopt whatever is trained."""
     install = f"install it (stack {recipe.stack}: docs/recipes.md), or take a recipe that trains with FSDP2"
     yield Import("megatron.core", "the Megatron trainer", install)
     if _uses_mbridge(recipe, overrides):
@@ -303,14 +303,14 @@ def _rollout(recipe: Recipe, _: Sequence[str]) -> Iterator[Import]:
 
 
 def _checkpoint_engine(recipe: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
-    """What carries weights to engines apart; on NPUs "nccl" is HCCL's, which needs nothing."""
+    """Yield what carries weights to disaggregated engines; on NPUs "nccl" is HCCL's, which needs nothing."""
     key = f"{ROLLOUT}.checkpoint_engine.backend"
     if last_value(overrides, key, "naive") == "nccl" and pins(recipe.stack).devices != "npu":
         yield Import("cupy", f"{key}=nccl", "install it, or leave the setting (or the recipe's rollout.apart) out")
 
 
 def _trackers(_: Recipe, overrides: Sequence[str]) -> Iterator[Import]:
-    """verl/utils/tracking.py; most are named as their modules, and those as their packages."""
+    """Yield verl's loggers (verl/utils/tracking.py); most modules are named as they are, others as their packages."""
     chosen = last_value(overrides, "trainer.logger", "console")
     for name in (part.strip(" '\"") for part in chosen.strip("[]").split(",")):
         if name not in ("console", "file"):

@@ -27,12 +27,12 @@ from launch.variables import without_secrets_in
 
 
 def new_run() -> str:
-    """The id of a run: when it began, and some letters so that two can begin at once."""
+    """Return a new run id: when it began, and some letters so that two can begin at once."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def locals_of(inventory: Inventory) -> list[bool]:
-    """Which hosts are this machine."""
+    """Return for each host whether it is this machine."""
     found = network.nics()
     return [network.is_here(host.address, found) for host in inventory.hosts]
 
@@ -48,7 +48,7 @@ def make(
     shell: Mapping[str, str],
     restarts: int = 0,
 ) -> Plan:
-    """The plan of a run.
+    """Make the plan of a run.
 
     Args:
         run: its id.
@@ -111,7 +111,7 @@ def make(
 def layers_of(
     recipe: Mapping[str, str], inventory: Inventory, host: Host, shell: Mapping[str, str], local: bool
 ) -> list[Layer]:
-    """What the users say of a host's environment, the strongest last."""
+    """Return the users' layers of a host's environment, the strongest last."""
     layers = [
         ("recipe", dict(recipe)),
         ("inventory", inventory.environment),
@@ -122,7 +122,7 @@ def layers_of(
 
 
 def devices_of(host: Host, wanted: int, stack: str, layers: Sequence[Layer]) -> int | list[int]:
-    """The devices of a host that the run uses: how many of those that are there, or their numbers.
+    """Return the devices of a host that the run uses: how many of those that are there, or their numbers.
 
     Raises:
         LaunchError: a user's *_VISIBLE_DEVICES names too few, or not by numbers.
@@ -154,7 +154,7 @@ def notes(
     overrides: Sequence[str],
     restarts: int,
 ) -> list[str]:
-    """What a reader of the plan should know, a line each."""
+    """List what a reader of the plan should know, a line each."""
     lines = [f"importance weights: {told(recipe)}"]
     if unused := [host.address for host in inventory.hosts[recipe.nodes :]]:
         lines.append(f"not used, the recipe wants {recipe.nodes} hosts: {', '.join(unused)}")
@@ -175,7 +175,7 @@ def notes(
 
 
 def problems(recipe: Recipe, inventory: Inventory, paths: Paths) -> list[str]:
-    """Everything that does not go together, a line each, with what to change."""
+    """List everything that does not go together, a line each, with what to change."""
     subjects = (_stack, _hosts, _devices, _shared, _mounted)
     return [problem for subject in subjects for problem in subject(recipe, inventory, paths)]
 
@@ -226,7 +226,7 @@ def _mounted(recipe: Recipe, inventory: Inventory, paths: Paths) -> Iterator[str
 
 
 def _attention(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
-    """Megatron has an attention of its own, whatever is said of transformers'.
+    """List what the trainer's attention lacks; Megatron has its own, whatever is said of transformers'.
 
     Here for every stack: where the entry is verl's own, as on ascend-cann8.5, nothing else looks before it trains.
     """
@@ -240,7 +240,7 @@ def _attention(recipe: Recipe, overrides: Sequence[str]) -> list[str]:
 
 
 def extra_problems(recipe: Recipe, extra: Sequence[str]) -> Iterator[str]:
-    """A line for each that is no setting, or none that a user may give."""
+    """Yield a line for each argument that is no setting, or none that a user may give."""
     for one in extra:
         if one.startswith("-") or not ("=" in one or one.startswith("~")):  # hydra's own options begin with -
             said = without_secrets_in(one)[:200]

@@ -32,7 +32,7 @@ def start_line(
     shm: int = 64,
     devices: Devices = "auto",
 ) -> str:
-    """The line that runs the project's Python with `argv` on a host.
+    """Return the shell line that runs the project's Python with `argv` on a host.
 
     Args:
         host: its number in the inventory.
@@ -47,19 +47,19 @@ def start_line(
 
 
 def container_name(run: str, host: int) -> str:
-    """What the container of a run is called on its host."""
+    """Return the name of a run's container on its host."""
     return f"ascend-quant-{run}-{host}"
 
 
 def marks(run: str) -> list[str]:
-    """By these, in its environment, a process of a run is found; SPT_NOENV leaves the environment readable."""
+    """Return the variables by which a run's processes are found; SPT_NOENV leaves the environment readable."""
     return [f"ASCEND_QUANT_RUN={run}", "SPT_NOENV=1"]
 
 
 def container(
     inventory: Inventory, host: int, argv: Sequence[str], run: str | None, shm: int, devices: Devices = "auto"
 ) -> str:
-    """The `docker run` of a host, as a shell line."""
+    """Return the `docker run` of a host, as a shell line."""
     options = []
     if run:
         options += ["--name", container_name(run, host), "--label", f"ascend-quant.run={run}"]
@@ -79,19 +79,20 @@ def limits(stack: str) -> list[str]:
 
 
 def mounts(inventory: Inventory) -> list[str]:
-    """The binds of every host's container: the driver's, then the inventory's."""
+    """List the bind mounts of every host's container: the driver's, then the inventory's."""
     driver = [f"{ASCEND_DRIVER}:{ASCEND_DRIVER}:ro"] if inventory.stack.startswith("ascend") else []
     return [bind(mount) for mount in [*driver, *inventory.mounts]]
 
 
 def bind(mount: str) -> str:
-    """/host:/container[:ro] as --mount has it."""
+    """Turn /host:/container[:ro] into the form of --mount."""
     source, target, *readonly = mount.split(":")
     return ",".join([f"type=bind,source={source},target={target}", *(["readonly"] if readonly else [])])
 
 
 def of_devices(stack: str, chosen: Devices) -> list[str]:
-    """Options for devices, what their tools read, and the networks between them; the host's shell says what it has."""
+    """Return docker options for devices, their tools' files, and the networks between them, tested by the host's
+    shell."""
     if stack.startswith("ascend"):
         return [
             shlex.join(f"--device={path}" for path in ASCEND_DEVICES),
@@ -104,7 +105,8 @@ def of_devices(stack: str, chosen: Devices) -> list[str]:
 
 
 def npus(chosen: Devices) -> str:
-    """Options for NPUs; the first by their numbers, as a node takes them (launch/nodes/checks.py)."""
+    """Return options for NPUs; of a count, the first by their numbers, as a node takes them
+    (launch/nodes/checks.py)."""
     if isinstance(chosen, list):
         return shlex.join(f"--device=/dev/davinci{number}" for number in chosen)
     first = f" | head -n {chosen}" if isinstance(chosen, int) else ""
@@ -112,5 +114,5 @@ def npus(chosen: Devices) -> str:
 
 
 def if_there(path: str, option: str) -> str:
-    """An option for hosts that have this file; with it, containers of the others would not start."""
+    """Return an option for hosts that have this file: with it, containers of the others would not start."""
     return f"$(test ! -e {path} || echo {option})"

@@ -31,7 +31,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEV
 
 
 def verl_problems(plan: Plan) -> tuple[list[str], str | None]:
-    """What verl would refuse of the job's settings, a line each; and why they could not be asked, if so."""
+    """List what verl would refuse of the job's settings, a line each; and why they could not be checked, if so."""
     stack, here = plan.inventory.stack, installed()
     wanted = verl_of(stack).name
     if here is None or wanted.split()[0] != here:
@@ -42,7 +42,7 @@ def verl_problems(plan: Plan) -> tuple[list[str], str | None]:
 
 
 def asked(overrides: list[str]) -> tuple[list[str], str | None]:
-    """What the verl of this environment says of its settings, and why it could not, if so."""
+    """Ask the verl of this environment what it says of its settings; and why it could not be asked, if so."""
     variables = os.environ | OFFLINE | {"PYTHONPATH": with_root(os.environ)}
     options = {"capture_output": True, "text": True, "errors": "replace", "timeout": SECONDS, "env": variables}
     try:
@@ -55,7 +55,7 @@ def asked(overrides: list[str]) -> tuple[list[str], str | None]:
 
 
 def installed() -> str | None:
-    """The version of verl in this environment."""
+    """Return the version of verl in this environment."""
     try:
         return version("verl")
     except PackageNotFoundError:
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def problems(overrides: list[str]) -> list[str]:
-    """A line for each thing; what cannot be read, or be of another kind, ends it."""
+    """List the problems of overrides, a line each; what cannot be read, or be of another kind, ends the check."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import OverrideType
     from omegaconf import OmegaConf
@@ -94,7 +94,7 @@ def problems(overrides: list[str]) -> list[str]:
 
 
 def composed(overrides: list[str]) -> Any:
-    """verl's configuration, as its main would compose it."""
+    """Compose verl's configuration as its main would."""
     from hydra import compose, initialize_config_module
 
     with initialize_config_module("verl.trainer.config", version_base=None):
@@ -103,14 +103,14 @@ def composed(overrides: list[str]) -> Any:
 
 @cache
 def defaults(engine: tuple[str, ...]) -> dict[str, Any]:
-    """verl's own values, references not looked up."""
+    """Return verl's own values, references not resolved."""
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(composed(list(engine)), resolve=False)
 
 
 def _unknown(given: Iterable[str], tree: dict[str, Any]) -> Iterator[str]:
-    """What verl's configuration has not: hydra would advise to add it, which takes a misspelt one without a word."""
+    """Yield keys that verl's configuration lacks; hydra would advise to add them, silently keeping a misspelt one."""
     there = [key for key, _ in leaves(tree)]
     for key in given:
         if "@" not in key and _at(tree, key) is None and key not in there and not key.startswith(tuple(OPEN)):
@@ -119,7 +119,7 @@ def _unknown(given: Iterable[str], tree: dict[str, Any]) -> Iterator[str]:
 
 
 def _types(keys: Iterable[str], tree: dict[str, Any], made: dict[str, Any]) -> Iterator[str]:
-    """verl's own defaults say of which kind a value is; for most of them nothing else does before it is used."""
+    """Yield values of another kind than verl's default; for most of them nothing else checks before they are used."""
     for key in dict.fromkeys(keys):
         default, value = _at(tree, key), _at(made, key)
         refers = isinstance(default, str) and default.startswith(("${", "???"))
@@ -128,7 +128,7 @@ def _types(keys: Iterable[str], tree: dict[str, Any], made: dict[str, Any]) -> I
 
 
 def _kind(value: Any) -> str:
-    """A file or several, a logger or several are alike; so are 1 and 1.0."""
+    """Return a value's kind in words. A file or several, a logger or several are alike; so are 1 and 1.0."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, bool):
@@ -137,7 +137,7 @@ def _kind(value: Any) -> str:
 
 
 def _shares(made: dict[str, Any]) -> Iterator[str]:
-    """An update is shared out among the workers that hold the same weights: verl finds out after the first rollout."""
+    """Yield a mini-batch that the data-parallel workers cannot share evenly: verl finds out after the first rollout."""
     actor, trainer = _at(made, ACTOR), made["trainer"]
     if actor["strategy"] == "megatron":
         ranks = math.prod(actor["megatron"][f"{kind}_parallel_size"] for kind in MEGATRON)
@@ -151,7 +151,7 @@ def _shares(made: dict[str, Any]) -> Iterator[str]:
 
 
 def _verl(config: Any) -> Iterator[str]:
-    """verl's own checks, those of our main, and names that verl looks up late."""
+    """Yield what verl's own checks find, those of our main, and names that verl looks up late."""
     try:
         from verl.trainer.ppo.utils import need_reference_policy
         from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -170,7 +170,7 @@ def _verl(config: Any) -> Iterator[str]:
 
 
 def _refits(config: Any) -> Iterator[str]:
-    """What our own settings, which verl hands on unread, cannot be together."""
+    """Yield what is inconsistent in our own settings, which verl hands on unread."""
     from ascend_quant.integrations.verl import settings
     from ascend_quant.integrations.verl.training import qat
     from ascend_quant.refit import RefitError
@@ -208,7 +208,7 @@ def _at(tree: Any, key: str) -> Any:
 
 
 def _words(error: BaseException) -> str:
-    """Its message in one line, with its class where that says more."""
+    """Format an error's message in one line, with its class where that says more."""
     words = " ".join(str(error).split())
     return words[:600] if len(words.split()) > 2 else f"{type(error).__name__}: {words}"
 

@@ -15,7 +15,7 @@ COLUMNS = ("recipe", "rollout", "training", "devices", "stack")
 
 
 def row(recipe: Recipe) -> tuple[str, ...]:
-    """A recipe in a line of the table; docs/recipes.md and docs/low_precision.md have the same."""
+    """Return a recipe as a row of the table; docs/recipes.md and docs/low_precision.md have the same."""
     training = f"FP8 {recipe.fp8.recipe}" if recipe.fp8 else "BF16"
     training += f", QAT {recipe.qat}" if recipe.qat else ""
     training = "exact INT8" if recipe.is_exact else training
@@ -26,12 +26,12 @@ def row(recipe: Recipe) -> tuple[str, ...]:
 
 
 def rows() -> list[tuple[str, ...]]:
-    """All recipes."""
+    """Return the table's rows of all recipes."""
     return [row(load(name)) for name in names()]
 
 
 def described(recipe: Recipe, paths: Paths) -> dict[str, Any]:
-    """For `--json`: the recipe, the overrides, the environment and the files beside them."""
+    """Describe a recipe for `--json`: itself, the overrides, the environment and the files beside them."""
     resolved = resolve(recipe, paths)
     return {
         "recipe": tree_shown(recipe.model_dump()),
@@ -43,7 +43,7 @@ def described(recipe: Recipe, paths: Paths) -> dict[str, Any]:
 
 
 def shown(recipe: Recipe, paths: Paths) -> str:
-    """For people: what it is, and a command that a shell takes as it stands, where secrets are in its environment."""
+    """Show a recipe to people: what it is, and a command for a shell whose environment has the secrets."""
     facts = [
         recipe.summary,
         f"{'model:':<10} {recipe.model.place}",
@@ -65,5 +65,5 @@ def shown(recipe: Recipe, paths: Paths) -> str:
 
 
 def _exported(name: str, value: str) -> str:
-    """What the shell's environment has already, or else the recipe's value; a secret is not printed."""
+    """Return the value to export: the shell's own, or else the recipe's; a secret is not printed."""
     return f"${{{name}:?}}" if value and secret(name, value) else f"${{{name}:-{shlex.quote(value)}}}"

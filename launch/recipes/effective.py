@@ -15,7 +15,7 @@ KL = 1e-4  # nats a token, between the policies of an INT8 rollout and its train
 
 
 def effective_share(tokens: int, kl: float, threshold: float) -> float:
-    """The effective sample size of sequences' weights, as a share of the sequences: E[w]^2 / E[w^2] (Kong 1992).
+    """Return the effective sample size of sequences' weights as a share of the sequences: E[w]^2 / E[w^2] (Kong 1992).
 
     The logarithm of a weight is taken as normal: a sum over many tokens, with mean m = -tokens * kl and s^2 = -2 m as
     its variance, as that of ratios whose mean is 1. With w = min(exp(l), c), c the threshold,
@@ -42,12 +42,12 @@ def effective_share(tokens: int, kl: float, threshold: float) -> float:
 
 
 def _log_phi(z: float) -> float:
-    """The logarithm of the standard normal distribution function; far out, the first terms of its expansion."""
+    """Return the log of the standard normal CDF; far out, by the first terms of its asymptotic expansion."""
     return log(erfc(-z / sqrt(2)) / 2) if z > FAR else -z * z / 2 - log(-z * sqrt(2 * pi)) + log1p(-1 / (z * z))
 
 
 def correction_problems(recipe: Recipe) -> Iterator[str]:
-    """What would train as without weights, wait for ever, or lose most of the batch."""
+    """Yield what would train as without weights, wait for ever, or lose most of the batch."""
     correction = recipe.correction
     if correction is None:
         return
@@ -66,7 +66,7 @@ def correction_problems(recipe: Recipe) -> Iterator[str]:
 
 
 def told(recipe: Recipe) -> str:
-    """The correction in words, for people."""
+    """Describe the correction in words, for people."""
     correction = recipe.correction
     if recipe.is_exact:
         return (

@@ -34,13 +34,13 @@ Variables = Annotated[dict[str, str], AfterValidator(variables.checked)]
 
 
 class Fields(BaseModel):
-    """A part of a recipe: no key is unknown, no value is converted, nothing changes later."""
+    """Base of a recipe's parts: no unknown key, no conversion of values, immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Model(Fields):
-    """The model.
+    """Fields of the model.
 
     Attributes:
         hub: its id on the hub; a run may name a folder in its place.
@@ -60,12 +60,12 @@ class Model(Fields):
 
     @property
     def place(self) -> str:
-        """Its id on the hub, or its folder under the data folder."""
+        """Model id on the hub, or the model's folder under the data folder."""
         return self.hub or self.folder
 
 
 class Rollout(Fields):
-    """The engine: vLLM with weights that are re-quantized in place at every step.
+    """Fields of the rollout engine: vLLM with weights that are re-quantized in place at every step.
 
     Attributes:
         scheme: a name from `ascend_quant.schemes`.
@@ -97,7 +97,7 @@ class Rollout(Fields):
 
 
 class Fp8(Fields):
-    """FP8 training by TransformerEngine: slime's --fp8-format, --fp8-recipe and --fp8-param-gather."""
+    """Fields of FP8 training by TransformerEngine: slime's --fp8-format, --fp8-recipe and --fp8-param-gather."""
 
     format: Literal["e4m3", "hybrid"] = "e4m3"
     recipe: Literal["blockwise", "tensorwise", "delayed"] = "blockwise"
@@ -105,7 +105,7 @@ class Fp8(Fields):
 
 
 class Parallel(Fields):
-    """How Megatron spreads the model: devices that share a tensor, a pipeline, a sequence, a layer's experts.
+    """Fields of Megatron's tensor, pipeline, context and expert parallelism: the devices that share each.
 
     `last_stage_layers` is for layers that the stages cannot share out evenly.
     """
@@ -118,7 +118,7 @@ class Parallel(Fields):
 
 
 class Training(Fields):
-    """The trainer.
+    """Fields of the trainer.
 
     Attributes:
         precision: of the products; fp8 needs `fp8` settings or takes their defaults.
@@ -159,7 +159,7 @@ class Correction(Fields):
 
 
 class Data(Fields):
-    """Its files, by whole paths or from the data folder, and what `run.sh data` calls it, if it makes them."""
+    """Fields of the data: files, by whole paths or from the data folder, and their name in `run.sh data`, if any."""
 
     name: Said | None = None
     train: Said
@@ -167,14 +167,14 @@ class Data(Fields):
 
 
 class Memory(Fields):
-    """What the run needs, in GiB: of each device, and of each host."""
+    """Memory that the run needs, in GiB: of each device, and of each host."""
 
     device: Count
     host: Count
 
 
 class Recipe(Fields):
-    """A whole recipe.
+    """Fields of a whole recipe.
 
     Attributes:
         qat: the trainer's forward pass has the weights that the rollout's scheme, which this names, makes of its own;
@@ -205,20 +205,20 @@ class Recipe(Fields):
 
     @property
     def devices(self) -> int:
-        """Devices of the whole run."""
+        """Number of devices of the whole run."""
         return self.nodes * self.devices_per_node
 
     @property
     def is_exact(self) -> bool:
-        """Whether the trainer computes the rollout's policy bit for bit."""
+        """True where the trainer computes the rollout's policy bit for bit."""
         return self.qat == EXACT
 
     @property
     def qat_scheme(self) -> str | None:
-        """The scheme by which the trainer's forward pass rounds; None if it does not."""
+        """Scheme by which the trainer's forward pass is fake-quantized (QAT); None if it is not."""
         return "int8" if self.is_exact else self.qat
 
     @property
     def fp8(self) -> Fp8 | None:
-        """The settings of FP8 training, if that is what it is."""
+        """Settings of FP8 training; None if the precision is another."""
         return (self.training.fp8 or Fp8()) if self.training.precision == "fp8" else None

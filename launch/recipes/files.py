@@ -27,12 +27,12 @@ DEMOS = {"demo": "demo", "study": "bench study"}  # their format and loader are 
 
 
 def names(folder: Path = FOLDER) -> list[str]:
-    """The recipes that can be loaded. A file whose name begins with _ is what others extend."""
+    """List the recipes that can be loaded. A file whose name begins with _ is what others extend."""
     return sorted(file.stem for file in folder.glob("[!_]*.yaml") if file.stem not in DEMOS)
 
 
 def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> Recipe:
-    """The recipe called `name`, or in the file `name` if that ends in .yaml, checked.
+    """Load and check the recipe called `name`, or in the file `name` if that ends in .yaml.
 
     Args:
         changes: values, as YAML, by the dotted keys of a recipe; later ones are laid over earlier ones.
@@ -59,7 +59,7 @@ def load(name: str, folder: Path = FOLDER, changes: Mapping[str, str] | Iterable
 
 
 def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The file's tree, over those that it extends, but for their names; `above` are the files that led here.
+    """Read a file's tree, over those that it extends, but for their names; `above` are the files that led here.
 
     Raises:
         LaunchError: a file is missing, is no YAML mapping, or extends itself.
@@ -81,13 +81,14 @@ def read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _check_correction(file: Path, whole: dict[str, Any], said: dict[str, Any]) -> None:
-    """An inherited correction gives way where nothing is to be corrected; raise LaunchError for one that is `said`."""
+    """Raise LaunchError for a correction that is `said` where nothing is to be corrected; an inherited one gives
+    way."""
     if whole.get("qat") == EXACT and said.get("correction") is not None:
         raise failed(file, [f"correction: {said['correction']} with qat {EXACT}: both policies are one. Leave one out"])
 
 
 def _found(file: Path, base: str) -> Path:
-    """The file of a name that `file` extends; a recipe of the user's may have a shipped one's name, and extend that."""
+    """Find the file of a name that `file` extends; a user's recipe may have a shipped one's name, and extend that."""
     named = f"{base.removesuffix('.yaml')}.yaml"
     places = [place for place in (file.parent / named, FOLDER / named) if place != file]
     if there := next(filter(os.path.isfile, places), None):
@@ -97,7 +98,7 @@ def _found(file: Path, base: str) -> Path:
 
 
 def _files_beside(file: Path, tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree, in which `files` that lie beside the recipe have their whole paths."""
+    """Return the tree with absolute paths for `files` that lie beside the recipe."""
     if not isinstance(files := tree.get("files"), dict):
         return tree
     beside = {name: str(file.parent.absolute() / said) for name, said in files.items() if isinstance(said, str)}
@@ -112,7 +113,7 @@ def _bases(file: Path, said: Any) -> list[str]:
 
 
 def changed(key: str, text: str) -> dict[str, Any]:
-    """("rollout.n", "16") -> {"rollout": {"n": 16}}.
+    """Parse a change into a tree: ("rollout.n", "16") -> {"rollout": {"n": 16}}.
 
     Raises:
         LaunchError: the text cannot be read as YAML, or a number is not plain decimal. It may hold a secret, and is not
@@ -129,7 +130,7 @@ def changed(key: str, text: str) -> dict[str, Any]:
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Both trees in one; where both have a value, it is that of `above`."""
+    """Merge two trees; where both have a value, that of `above` wins."""
     both = dict(below)
     for key, value in above.items():
         nested = isinstance(value, dict) and isinstance(below.get(key), dict)
@@ -138,12 +139,12 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def failed(file: Path, problems: list[str]) -> LaunchError:
-    """The error that lists the problems of a file."""
+    """Return the error that lists the problems of a file."""
     return LaunchError("\n".join(f"{file}: {problem}" for problem in problems))
 
 
 def checked(file: Path, tree: dict[str, Any], model: type[Model], problems: Callable[[Model], Iterable[str]]) -> Model:
-    """What a file's tree says, as the model has it.
+    """Validate a file's tree as the model has it.
 
     Args:
         problems: what does not go together where each field is valid.
@@ -171,7 +172,7 @@ def _line(one: Mapping[str, Any], recipe: type[BaseModel]) -> str:
 
 
 def _value(one: Mapping[str, Any]) -> str:
-    """What was given, cut where it is long; not where it is a secret, or may hold one."""
+    """Return the given value for a message, cut where it is long; not where it is a secret, or may hold one."""
     given, last = one["input"], str(one["loc"][-1])
     if isinstance(given, dict):
         return "a mapping"
@@ -181,19 +182,19 @@ def _value(one: Mapping[str, Any]) -> str:
 
 
 def nearest(name: str, valid: list[str]) -> str:
-    """The three of the valid names that are nearest."""
+    """Return a hint with the three valid names that are nearest."""
     near = difflib.get_close_matches(name, list(dict.fromkeys(valid)), n=3, cutoff=0)
     return f"did you mean {', or '.join(near)}?"
 
 
 def did_you_mean(key: str, valid: list[str]) -> str:
-    """The nearest of the valid keys, if one is near, and all of them."""
+    """Return a hint with the nearest of the valid keys, if one is near, and all of them."""
     near = difflib.get_close_matches(key, valid, n=1)
     return (f"did you mean {near[0]}? " if near else "") + f"Valid keys: {', '.join(valid)}"
 
 
 def valid_keys(model: type[BaseModel], path: list[Any]) -> list[str]:
-    """The keys of the part of a recipe that `path` leads to."""
+    """List the keys of the part of a recipe that `path` leads to."""
     for key in path:
         if isinstance(key, int):  # a place in a list, whose type was found one step before
             continue

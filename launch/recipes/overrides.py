@@ -121,7 +121,7 @@ HARMFUL = {
 
 @dataclass(frozen=True)
 class Resolved:
-    """What to run.
+    """Resolved command of a recipe: what to run.
 
     Attributes:
         main: the module that starts it, for `python -m`.
@@ -137,7 +137,7 @@ class Resolved:
 
 
 def resolve(recipe: Recipe, paths: Paths) -> Resolved:
-    """The command of the verl that the recipe's stack pins."""
+    """Resolve a recipe to the command of the verl that its stack pins."""
     verl = verl_of(recipe.stack)
     tree = settings(recipe) | folders(recipe, paths) | dict(leaves(recipe.verl))
     return Resolved(
@@ -158,7 +158,7 @@ def _plus(key: str) -> str:
 
 
 def refused(recipe: Recipe, keys: Iterable[str]) -> Iterator[str]:
-    """A line for each setting that may not be given by its own name, with what to change."""
+    """Yield a line for each setting that may not be given by its own name, with what to change."""
     own: dict[str, Any] = {key: value for key, value in settings(recipe).items() if key not in CHOICES}
     verl = verl_of(recipe.stack)
     for key in keys:

@@ -16,7 +16,7 @@ from launch.recipes.verl import ACTOR, leaves, verl_of
 
 
 def problems(recipe: Recipe) -> list[str]:
-    """Everything that is wrong with a recipe whose fields are valid one by one."""
+    """List everything that is wrong with a recipe whose fields are valid one by one."""
     subjects = (
         *(_served, _older_verl, _fp8_training, _quantization_aware, _exact, _routing_replay),
         *(_apart, _parallel, _micro_batch, correction_problems, _own_settings, _version),
@@ -25,7 +25,7 @@ def problems(recipe: Recipe) -> list[str]:
 
 
 def _served(recipe: Recipe) -> Iterator[str]:
-    """The engine refuses the same, but only once the trainer has loaded its model."""
+    """Yield schemes and KV caches that the engine would refuse, but only once the trainer has loaded its model."""
     stack, scheme, cache = recipe.stack, recipe.rollout.scheme, recipe.rollout.kv_cache
     on_npus = stack.startswith("ascend")
     if on_npus and scheme not in ("int8", "bf16"):
@@ -35,7 +35,7 @@ def _served(recipe: Recipe) -> Iterator[str]:
 
 
 def _older_verl(recipe: Recipe) -> Iterator[str]:
-    """Where the entry is verl's own, nobody reads our options of the trainer."""
+    """Yield trainer options of ours that nobody reads, where the entry is verl's own."""
     verl, rollout = verl_of(recipe.stack), recipe.rollout
     if verl.worker is None:
         return
@@ -79,7 +79,8 @@ def _quantization_aware(recipe: Recipe) -> Iterator[str]:
 
 
 def _exact(recipe: Recipe) -> Iterator[str]:
-    """Of fields; what settings of verl break, the adapter's training/exact/settings.py says when a run is planned."""
+    """Yield fields that break exactness; verl's settings that do are found by the adapter's
+    training/exact/settings.py."""
     if not recipe.is_exact:
         return
     if recipe.stack.startswith("ascend"):
@@ -126,7 +127,7 @@ def _apart(recipe: Recipe) -> Iterator[str]:
 
 
 def _parallel(recipe: Recipe) -> Iterator[str]:
-    """Devices that no engine would use, since verl counts whole replicas; and what only the other trainer reads."""
+    """Yield devices that no engine would use, as verl counts whole replicas; and what only the other trainer reads."""
     training, backend, ranks = recipe.training, recipe.backend, recipe.rollout.tensor_parallel
     if (generating := recipe.nodes * recipe.rollout.apart or recipe.devices) % ranks:
         yield f"rollout.tensor_parallel: {generating} devices are no multiple of {ranks}"
@@ -140,7 +141,7 @@ def _parallel(recipe: Recipe) -> Iterator[str]:
 
 
 def _micro_batch(recipe: Recipe) -> Iterator[str]:
-    """verl would end the run at the first sequence that does not fit."""
+    """Yield a micro-batch that is shorter than the longest sequence: verl would end the run at the first such one."""
     tree = dict(leaves(recipe.verl))
     longest = recipe.rollout.max_prompt_length + recipe.rollout.max_response_length
     share = recipe.training.parallel.context if recipe.training.parallel else recipe.training.sequence_parallel

@@ -66,7 +66,7 @@ CPU_ADAM = {
 
 @dataclass(frozen=True)
 class Paths:
-    """Where one run finds its model (a folder, or a hub id) and its data, and where it writes."""
+    """Paths of one run: its model (a folder, or a hub id), its data, and where it writes."""
 
     model: str
     data: str
@@ -74,18 +74,19 @@ class Paths:
 
 
 def paths_of(recipe: Recipe, model: str | None, data: str, out: str | None) -> Paths:
-    """The paths of a run; what was not said is the recipe's: its model, which may lie among the data, and its name."""
+    """Return the paths of a run; what was not said is the recipe's: its model, which may lie in the data, and its
+    name."""
     own = recipe.model.hub or f"{data}/{recipe.model.folder}"
     return Paths(model or own, data, out or f"runs/{recipe.name}")
 
 
 def data_files(recipe: Recipe, paths: Paths) -> tuple[str, str]:
-    """The files that are trained on, and those of the validation."""
+    """Return the files that are trained on, and those of the validation."""
     return os.path.join(paths.data, recipe.data.train), os.path.join(paths.data, recipe.data.validation)
 
 
 def folders(recipe: Recipe, paths: Paths) -> dict[str, Any]:
-    """The settings that name files."""
+    """Return the settings that name files."""
     return {
         f"{MODEL}.path": paths.model,
         "data.train_files": data_files(recipe, paths)[0],
@@ -95,7 +96,7 @@ def folders(recipe: Recipe, paths: Paths) -> dict[str, Any]:
 
 
 def settings(recipe: Recipe) -> dict[str, Any]:
-    """All others."""
+    """Return all settings that name no file."""
     return {
         **rollout_settings(recipe),
         **(EXACT_SETTINGS if recipe.is_exact else correction_settings(recipe.correction)),
@@ -107,14 +108,14 @@ def settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def numerics(recipe: Recipe) -> dict[str, str]:
-    """Variables on which results depend: verl hands them to every process, and no shell's value replaces them."""
+    """Return variables on which results depend: verl hands them to every process, over any shell's value."""
     if recipe.fp8 and recipe.fp8.recipe == "blockwise":  # scales in float32, as the rollout's, not powers of two
         return {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}
     return {}
 
 
 def environment(recipe: Recipe) -> dict[str, str]:
-    """Variables of the recipe for every process. HCCL's are for NPUs: one for GPUs may extend another for NPUs."""
+    """Return the recipe's variables for every process, HCCL's for NPUs alone: a GPU recipe may extend one for NPUs."""
     on_npus = recipe.stack.startswith("ascend")
     return numerics(recipe) | {
         name: value for name, value in recipe.environment.items() if on_npus or "HCCL_" not in name
@@ -122,7 +123,7 @@ def environment(recipe: Recipe) -> dict[str, str]:
 
 
 def placement_settings(recipe: Recipe) -> dict[str, Any]:
-    """Those of the devices: the same for trainer and engines, or some of each node for the engines alone."""
+    """Return the settings of the devices: colocated trainer and engines, or some of each node for the engines alone."""
     apart = recipe.rollout.apart
     trainer = {"trainer.nnodes": recipe.nodes, "trainer.n_gpus_per_node": recipe.devices_per_node - apart}
     if not apart:
@@ -139,7 +140,7 @@ def placement_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def updates(recipe: Recipe) -> int | None:
-    """Of a step: its prompts over those of an update; None if that is no whole number."""
+    """Return the optimizer updates in a step, its prompts over an update's; None if that is no whole number."""
     tree = {"data.train_batch_size": 1024, MINI: 256} | dict(leaves(recipe.verl))  # verl's defaults
     batch, mini = tree["data.train_batch_size"], tree[MINI]
     counts = all(isinstance(one, int) and one > 0 for one in (batch, mini))
@@ -147,7 +148,7 @@ def updates(recipe: Recipe) -> int | None:
 
 
 def rollout_settings(recipe: Recipe) -> dict[str, Any]:
-    """Those of the engine."""
+    """Return the settings of the rollout engine."""
     rollout = recipe.rollout
     return {
         "data.max_prompt_length": rollout.max_prompt_length,
@@ -164,12 +165,12 @@ def rollout_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _lacks_graphs(recipe: Recipe) -> bool:
-    """Whether the engine cannot serve the model's int8 experts in graphs; a twin in BF16 is eager too, to compare."""
+    """Return whether the engine cannot serve the model's int8 experts in graphs; its BF16 twin is eager too."""
     return recipe.model.experts and recipe.rollout.expert_parallel < verl_of(recipe.stack).ranks_for_graphs
 
 
 def uses_plugin(recipe: Recipe) -> bool:
-    """Whether our plugin builds the engine. On NPUs it serves no experts in BF16: there BF16 is vllm-ascend's own."""
+    """Return whether our plugin builds the engine; on NPUs BF16 is vllm-ascend's own, as we serve no BF16 experts."""
     return not (recipe.rollout.scheme == "bf16" and recipe.stack.startswith("ascend"))
 
 
@@ -191,7 +192,7 @@ def _quantization(recipe: Recipe) -> dict[str, Any]:
 
 
 def correction_settings(correction: Correction | None) -> dict[str, Any]:
-    """verl's settings of truncated importance sampling. Nothing is rejected or vetoed: that is verl's default."""
+    """Return verl's settings of truncated importance sampling. Nothing is rejected or vetoed: that is verl's default."""
     if correction is None:
         return {f"{CORRECTION}.rollout_is": None}
     weights = {
@@ -216,7 +217,7 @@ def _loss(weights: dict[str, Any]) -> dict[str, Any]:
 
 
 def training_settings(recipe: Recipe) -> dict[str, Any]:
-    """Those of the trainer."""
+    """Return the settings of the trainer."""
     engine = "megatron" if recipe.backend == "megatron" else "fsdp_config"
     return {
         **(_megatron(recipe) if recipe.backend == "megatron" else _fsdp2(recipe)),
@@ -238,7 +239,7 @@ def _fsdp2(recipe: Recipe) -> dict[str, Any]:
 
 
 def _attention(recipe: Recipe) -> dict[str, Any]:
-    """verl's default is transformers' flash_attention_2: torch_npu computes it, and other stacks have no flash-attn.
+    """Return the attention's settings: NPUs keep verl's default, flash_attention_2; other stacks have no flash-attn.
 
     The reference follows the actor.
     """

@@ -49,7 +49,7 @@ UNREAD = {  # by both; and what is read in their place
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """{"a": {"b": 1}} -> ("a.b", 1). An empty mapping is a value."""
+    """Flatten a tree: {"a": {"b": 1}} -> ("a.b", 1). An empty mapping is a value."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, f"{prefix}{key}.")
@@ -58,7 +58,7 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def text(value: Any) -> str:
-    """A value as hydra reads it: a list, a string, a number, true, false or null.
+    """Format a value as hydra reads it: a list, a string, a number, true, false or null.
 
     Raises:
         LaunchError: another kind of value, as YAML's dates are.
@@ -79,7 +79,7 @@ def text(value: Any) -> str:
 
 
 def quoted(value: str) -> str:
-    """In single quotes; backslashes count only before a quote, where hydra, unlike JSON, wants each of them twice."""
+    """Quote in single quotes; backslashes count only before a quote, where hydra, unlike JSON, wants each twice."""
     inner = re.sub(r"(\\*)'", r"\1\1\\'", value)
     slashes = len(inner) - len(inner.rstrip("\\"))
     return f"'{inner}{slashes * chr(92)}'"
@@ -87,7 +87,7 @@ def quoted(value: str) -> str:
 
 @dataclass(frozen=True)
 class Verl:
-    """One version of verl.
+    """Description of one version of verl.
 
     Attributes:
         name: for people.
@@ -110,7 +110,7 @@ class Verl:
     unread: dict[str, tuple[str, ...]] = field(default_factory=lambda: UNREAD)
 
     def lacks(self, key: str) -> str | None:
-        """The part that holds a setting, if this version has no such part."""
+        """Return the part that holds a setting, if this version has no such part."""
         return next((part for part in self.absent if key == part or key.startswith(f"{part}.")), None)
 
 
@@ -131,5 +131,5 @@ COMMIT = Verl(
 
 
 def verl_of(stack: str) -> Verl:
-    """The version of verl that a stack pins."""
+    """Return the version of verl that a stack pins."""
     return COMMIT if stack == "ascend-cann8.5" else RELEASE
